@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What `distribution` means for a host: what starts its workers, how many, options of mpirun, TF_CONFIG. That the hyperparameters and
-errors are those of the SDK, test_sdk2.py shows with the SDK itself."""
+"""What `distribution` means for a host: what starts its workers, how many, options of mpirun, TF_CONFIG. That the
+hyperparameters and errors are those of the SDK, test_sdk2.py shows with the SDK itself."""
 import json
 import os
 
@@ -24,9 +24,11 @@ def is_refused(said, distribution, **fields):
 
 def every_strategy_has_its_runner():
     for distribution, runner in (
-            ({}, "plain"), ({"smdistributed": {"dataparallel": {"enabled": True}}}, "shoal"), ({"pytorchddp": {"enabled": True}}, "shoal"),
+            ({}, "plain"), ({"smdistributed": {"dataparallel": {"enabled": True}}}, "shoal"),
+        ({"pytorchddp": {"enabled": True}}, "shoal"),
             ({"torch_distributed": {"enabled": True}}, "torchrun"), ({"mpi": {"enabled": True}}, "mpi"),
-            ({"parameter_server": {"enabled": True}}, "tensorflow"), ({"multi_worker_mirrored_strategy": {"enabled": True}}, "tensorflow"),
+            ({"parameter_server": {"enabled": True}}, "tensorflow"), ({"multi_worker_mirrored_strategy": {"enabled": True}},
+                                                                      "tensorflow"),
             ({"smdistributed": {"dataparallel": {"enabled": False}}}, "plain"), ({"mpi": {"enabled": False}}, "plain"),
             ({"mpi": {"enabled": False}, "torch_distributed": {"enabled": True}}, "torchrun")):
         expect(launch(distribution).runner == runner, distribution, launch(distribution))
@@ -39,7 +41,8 @@ def workers_are_counted_as_by_the_vendor():
     mpi = {"mpi": {"enabled": True, "processes_per_host": 2}}
     for distribution, gpus, fields, count in (
             (dataparallel, 0, {}, 1), (dataparallel, 8, {}, 8), (dataparallel, 8, {"workers_per_host": 3}, 3), (mpi, 8, {}, 2),
-            ({"mpi": {"enabled": True}}, 0, {}, 1), ({"mpi": {"enabled": False, "processes_per_host": 2}, **dataparallel}, 8, {}, 2),
+            ({"mpi": {"enabled": True}}, 0, {}, 1), ({"mpi": {"enabled": False, "processes_per_host": 2}, **dataparallel}, 8,
+                                                     {}, 2),
             ({}, 8, {}, 1), ({"parameter_server": {"enabled": True}}, 8, {}, 1)):
         found = launch(distribution, gpus, **fields).workers_per_host
         expect(found == count, distribution, gpus, fields, found)
@@ -53,35 +56,45 @@ def options_of_mpirun_are_understood_or_named():
     expect(found.environment == {"A": "1", "B": "two words", "SHOAL_LOG": "info"}, found)
     expect(found.options == ["--bind", "core", "--timeout", "60"] and found.notes == [], found)
     found = launch({"smdistributed": {"dataparallel": {"enabled": True, "custom_mpi_options":
-                                                       "-mca btl ^openib --NCCL_DEBUG INFO -x C=3 --bind-to socket --map-by ppr:2:node -x"}}})
+                                                       "-mca btl ^openib --NCCL_DEBUG INFO -x C=3 --bind-to socket --map-by "
+                                                       "ppr:2:node -x"}}})
     expect(found.environment == {"NCCL_DEBUG": "INFO", "C": "3"} and found.options == [], found)
-    expect(found.notes == ["custom_mpi_options: no mpirun starts the workers, so these mean nothing here: -mca btl ^openib; --bind-to socket; "
+    expect(found.notes == ["custom_mpi_options: no mpirun starts the workers, so these mean nothing here: -mca btl ^openib; "
+                           "--bind-to socket; "
                            "--map-by ppr:2:node; -x"], found)
     expect(launch({"pytorchddp": {"enabled": True}}).notes == [])
 
 
 def what_cannot_be_run_is_refused():
     parameters = {"enabled": True, "parameters": {"partitions": 2}}
-    is_refused("distribution.smdistributed.modelparallel: smdistributed.modelparallel is not served: its parameters are checked and handed "
-               "to the script as mp_parameters, and nothing here splits a model; use smdistributed.dataparallel, or torch_distributed with "
+    is_refused("distribution.smdistributed.modelparallel: smdistributed.modelparallel is not served: its parameters are "
+               "checked and handed "
+               "to the script as mp_parameters, and nothing here splits a model; use smdistributed.dataparallel, or "
+               "torch_distributed with "
                "PyTorch's own sharding", {"smdistributed": {"modelparallel": parameters}, "mpi": {"enabled": True}})
-    is_refused("distribution.pytorchxla: pytorchxla is not served: it needs SageMaker's own training compiler; use torch_distributed",
+    is_refused("distribution.pytorchxla: pytorchxla is not served: it needs SageMaker's own training compiler; use "
+               "torch_distributed",
                {"pytorchxla": {"enabled": True}})
-    is_refused("distribution.instance_groups: groups of instances of several types are not served; leave it out: all hosts run the job",
+    is_refused("distribution.instance_groups: groups of instances of several types are not served; leave it out: all hosts "
+               "run the job",
                {"mpi": {"enabled": True}, "instance_groups": ["a"]})
     is_refused("distribution.multi_worker_mirrored_strategy: Multi Worker Mirrored Strategy is currently only supported with "
-               "dict_keys(['tensorflow']) frameworks but received pytorch", {"multi_worker_mirrored_strategy": {"enabled": True}},
+               "dict_keys(['tensorflow']) frameworks but received pytorch",
+               {"multi_worker_mirrored_strategy": {"enabled": True}},
                framework="pytorch")
     is_refused("distribution.torch_distributed: is for pytorch, and this job's framework is tensorflow",
                {"torch_distributed": {"enabled": True}}, framework="tensorflow")
     is_refused("distribution.smdistributed.modelparallel.parameters: default_partition needs partitions to be set as well",
-               {"smdistributed": {"modelparallel": {"enabled": True, "parameters": {"default_partition": 1}}}, "mpi": {"enabled": True}})
+               {"smdistributed": {"modelparallel": {"enabled": True, "parameters": {"default_partition": 1}}},
+                "mpi": {"enabled": True}})
 
 
 def several_mistakes_are_found_at_once():
     found = mistakes(Job("train.py", distribution={
-        "mpi": {"enabled": "yes", "processes": 2}, "smdistributed": {"dataparalel": {}}, "torch_distributed": True, "gloo": {}}))
-    expect([".".join(place) for place, _ in found] == ["smdistributed.dataparalel", "mpi.enabled", "mpi.processes", "torch_distributed", "gloo"],
+        "mpi": {"enabled": "yes", "processes": 2}, "smdistributed": {"dataparalel": {}}, "torch_distributed": True,
+        "gloo": {}}))
+    expect([".".join(place) for place, _ in found] == ["smdistributed.dataparalel", "mpi.enabled", "mpi.processes",
+                                                       "torch_distributed", "gloo"],
            *found)
 
 
@@ -101,8 +114,10 @@ def hyperparameters_know_their_base():
 
 def tf_config_is_that_of_the_containers():
     hosts = ["algo-1", "algo-2", "algo-3"]
-    cluster = {"master": ["algo-1:2222"], "ps": ["algo-1:2223", "algo-2:2223", "algo-3:2223"], "worker": ["algo-2:2222", "algo-3:2222"]}
-    for host, is_server, task in (("algo-1", False, {"index": 0, "type": "master"}), ("algo-3", False, {"index": 1, "type": "worker"}),
+    cluster = {"master": ["algo-1:2222"], "ps": ["algo-1:2223", "algo-2:2223", "algo-3:2223"],
+               "worker": ["algo-2:2222", "algo-3:2222"]}
+    for host, is_server, task in (("algo-1", False, {"index": 0, "type": "master"}),
+                                  ("algo-3", False, {"index": 1, "type": "worker"}),
                                   ("algo-1", True, {"index": 0, "type": "ps"}), ("algo-3", True, {"index": 2, "type": "ps"})):
         found = tf_config("parameter_server", hosts, host, is_server)
         expect(found == {"cluster": cluster, "environment": "cloud", "task": task}, found)

@@ -13,8 +13,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from jobs import Jobs  # noqa: E402
 from tap import expect, run_cases  # noqa: E402
 
-from shoal.job import (Channel, Checkpoints, Estimator, FileSystemInput, Job, JobError, JSONDeserializer, JSONSerializer,  # noqa: E402
-                       Metric, ModelError, Predictor, PyTorch, ShuffleConfig, TensorFlow, TrainingInput, UnexpectedStatusException,
+from shoal.job import (Channel, Checkpoints, Estimator, FileSystemInput, Job, JobError, JSONDeserializer,  # noqa: E402
+                       JSONSerializer,
+                       Metric, ModelError, Predictor, PyTorch, ShuffleConfig, TensorFlow, TrainingInput,
+                       UnexpectedStatusException,
                        Where, job_read)
 from shoal.job.estimator import TrainingJobAnalytics  # noqa: E402
 from shoal.job.folder import JobFolder  # noqa: E402
@@ -112,7 +114,8 @@ def a_cell_trains_and_its_endpoint_answers():
         out = printed(estimator.fit, "file://data")
         name = estimator.latest_training_job.name
         expect("loss=0.5;" in out and "algo-2" in out and "Training seconds: " in out, out, jobs.told(name))
-        expect(name.startswith("cell-") and estimator.model_data == f"file://{jobs.jobs}/{name}/model.tar.gz", estimator.model_data)
+        expect(name.startswith("cell-") and estimator.model_data == f"file://{jobs.jobs}/{name}/model.tar.gz",
+               estimator.model_data)
         described = estimator.latest_training_job.describe()
         expect(described["TrainingJobStatus"] == "Completed" and described["HyperParameters"]["epochs"] == "2"
                and described["ResourceConfig"] == {"InstanceCount": 2, "InstanceType": "local"}, described)
@@ -121,7 +124,8 @@ def a_cell_trains_and_its_endpoint_answers():
         expect(answer.tolist() == [[12.0, 24.0]], answer)
         other = Predictor(predictor.url, serializer=JSONSerializer(), deserializer=JSONDeserializer())
         said = failure(ModelError, predictor.predict, numpy.zeros((1, 1, 1)))
-        expect(said.startswith("An error occurred (ModelError) when calling the InvokeEndpoint operation: Received server error (500) "
+        expect(said.startswith("An error occurred (ModelError) when calling the InvokeEndpoint operation: Received server "
+                               "error (500) "
                                'from primary with message "') and "too many dimensions" in said, said)
         refused = failure(ModelError, other.predict, "x", initial_args={"ContentType": "application/x-none"})
         expect("application/x-none" in refused and "error (" in refused, refused)
@@ -162,7 +166,8 @@ def a_job_in_the_background_is_stopped():
         estimator.fit(wait=False, job_name="sleeps")
         jobs.wait_for_line("begun", "sleeps")
         expect(estimator.latest_training_job.describe()["TrainingJobStatus"] == "InProgress")
-        expect("there is a job named sleeps already" in failure(Exception, PyTorch("train.py", source_dir="source", **SETTINGS).fit,
+        expect("there is a job named sleeps already" in failure(Exception, PyTorch("train.py", source_dir="source",
+                                                                                   **SETTINGS).fit,
                                                                   wait=False, job_name="sleeps"))
         estimator.latest_training_job.stop()
         with logged() as lines:
@@ -191,9 +196,11 @@ def nothing_starts_with_a_mistake():
 
 def arguments_for_aws_alone_are_named_once():
     with logged() as lines:
-        estimator = PyTorch("train.py", subnets=["a"], volume_size=100, use_spot_instances=True, max_wait=3, tags=[], rules=None,
+        estimator = PyTorch("train.py", subnets=["a"], volume_size=100, use_spot_instances=True, max_wait=3, tags=[],
+                            rules=None,
                             debugger_hook_config=False, disable_profiler=True, **SETTINGS)
-    expect(lines == ["PyTorch: without meaning outside AWS, and ignored: role, volume_size, tags, subnets, use_spot_instances, max_wait"],
+    expect(lines == ["PyTorch: without meaning outside AWS, and ignored: role, volume_size, tags, subnets, "
+                     "use_spot_instances, max_wait"],
            lines)
     expect(estimator.subnets == ["a"] and estimator.max_run == 86400)
     with logged() as lines:
@@ -202,17 +209,21 @@ def arguments_for_aws_alone_are_named_once():
 
 
 def what_is_not_served_is_an_error():
-    for name, value in (("git_config", {"repo": "x"}), ("instance_groups", ["g"]), ("dependencies", ["lib"]), ("training_recipe", "r")):
+    for name, value in (("git_config", {"repo": "x"}), ("instance_groups", ["g"]), ("dependencies", ["lib"]),
+                        ("training_recipe", "r")):
         said = failure(JobError, PyTorch, "train.py", **{name: value}, **SETTINGS)
         expect(said.startswith(f"PyTorch: {name} is not served: "), said)
-    expect(failure(JobError, Estimator, "image").startswith("Estimator: the program of a container is not served: give entry_point"))
+    expect(failure(JobError, Estimator, "image").startswith("Estimator: the program of a container is not served: give "
+                                                            "entry_point"))
 
 
 def all_arguments_reach_the_document():
     estimator = PyTorch(
-        "train.py", source_dir="code", hyperparameters={"a": [1], 2: None}, image_uri="any", instance_count=3, instance_type="ml.c5.xlarge",
+        "train.py", source_dir="code", hyperparameters={"a": [1], 2: None}, image_uri="any", instance_count=3,
+        instance_type="ml.c5.xlarge",
         max_run=60, input_mode="FastFile", output_path="s3://bucket/out", base_job_name="base", model_uri="s3://bucket/model",
-        metric_definitions=[{"Name": "n", "Regex": "(.)"}], checkpoint_s3_uri="s3://bucket/c", checkpoint_local_path="/opt/ml/checkpoints",
+        metric_definitions=[{"Name": "n", "Regex": "(.)"}], checkpoint_s3_uri="s3://bucket/c",
+        checkpoint_local_path="/opt/ml/checkpoints",
         environment={"A": "b"}, max_retry_attempts=2, container_log_level=10, workers_per_host=4, requirements="r.txt",
         where=Where("slurm", options={"partition": "p"}), distribution={"torch_distributed": {"enabled": True}})
     job = estimator.as_job({"x": "s3://bucket/x"})
@@ -220,8 +231,10 @@ def all_arguments_reach_the_document():
         "train.py", base_job_name="base", framework="pytorch", source_dir="code", requirements="r.txt", instance_count=3,
         instance_type="ml.c5.xlarge", workers_per_host=4, distribution={"torch_distributed": {"enabled": True}},
         hyperparameters={"a": [1], "2": None, "sagemaker_container_log_level": 10},
-        channels={"x": Channel("s3://bucket/x", "FastFile"), "model": Channel("s3://bucket/model")}, metric_definitions=[Metric("n", "(.)")],
-        environment={"A": "b"}, max_run=60, restarts=2, checkpoints=Checkpoints("s3://bucket/c", "checkpoints"), output_path="s3://bucket/out",
+        channels={"x": Channel("s3://bucket/x", "FastFile"), "model": Channel("s3://bucket/model")},
+        metric_definitions=[Metric("n", "(.)")],
+        environment={"A": "b"}, max_run=60, restarts=2, checkpoints=Checkpoints("s3://bucket/c", "checkpoints"),
+        output_path="s3://bucket/out",
         where=Where("slurm", options={"partition": "p"})), job)
     job = PyTorch("train.py", image_uri="i:1", role="r", where="sagemaker").as_job()
     expect(job.where == Where("sagemaker", options={"image": "i:1", "role": "r"}) and job.instance_type == "local", job)
@@ -231,15 +244,18 @@ def inputs_become_channels():
     inputs = {"a": "file:///data/a", "b": TrainingInput("s3://bucket/b", distribution="ShardedByS3Key", input_mode="FastFile",
                                                         content_type="text/csv", s3_data_type="ManifestFile",
                                                         shuffle_config=ShuffleConfig(7)),
-              "c": FileSystemInput("fs-1", "EFS", "/train"), "d": FileSystemInput("fs-2", "FSxLustre", "/train"), "e": TrainingInput("x")}
+              "c": FileSystemInput("fs-1", "EFS", "/train"), "d": FileSystemInput("fs-2", "FSxLustre", "/train"),
+              "e": TrainingInput("x")}
     found = channels_of(inputs, "File", {"fs-1": "/mnt/efs/"})
     expect(found == {
-        "a": Channel("file:///data/a"), "b": Channel("s3://bucket/b", "FastFile", "ShardedByS3Key", "ManifestFile", "text/csv", shuffle_seed=7),
+        "a": Channel("file:///data/a"), "b": Channel("s3://bucket/b", "FastFile", "ShardedByS3Key", "ManifestFile", "text/csv",
+                                                     shuffle_seed=7),
         "c": Channel("/mnt/efs/train"), "d": Channel("/train"), "e": Channel("x")}, found)
     expect(channels_of("file://data", "File", {}) == {"training": Channel(f"file://{os.getcwd()}/data")})
     expect(channels_of(None, "File", {}) == {})
     expect(failure(ValueError, channels_of, {"a": 3}, "File", {}).startswith("Cannot format input 3."))
-    expect("attribute_names is not served" in failure(JobError, channels_of, TrainingInput("x", attribute_names=["a"]), "File", {}))
+    expect("attribute_names is not served" in failure(JobError, channels_of, TrainingInput("x", attribute_names=["a"]), "File",
+                                                      {}))
     estimator = PyTorch("train.py", image_uri="any", model_uri="s3://bucket/m")
     expect(failure(ValueError, estimator.as_job, {"model": "x"}) == "Duplicate channel model not allowed.")
 
@@ -258,12 +274,14 @@ def metrics_of_the_definitions_are_the_analytics():
     with notebook() as jobs:
         folder = JobFolder("measured")
         folder.path.mkdir(parents=True)
-        folder.document.write_text(json.dumps({"entry_point": "train.py", "metric_definitions": [{"name": "loss", "regex": "(.)"}]}))
+        folder.document.write_text(json.dumps({"entry_point": "train.py", "metric_definitions": [{"name": "loss",
+                                                                                                  "regex": "(.)"}]}))
         rows = [{"time": 10.0 + step, "host": "algo-1", "rank": 0, "name": name, "value": step / 2, "step": step}
                 for step in range(3) for name in ("loss", "steps_per_second")]
         folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
         expect([row["value"] for row in TrainingJobAnalytics("measured")._rows()] == [0.0, 0.5, 1.0])
-        expect([row["name"] for row in TrainingJobAnalytics("measured", ["steps_per_second"])._rows()] == ["steps_per_second"] * 3)
+        expect([row["name"]
+                for row in TrainingJobAnalytics("measured", ["steps_per_second"])._rows()] == ["steps_per_second"] * 3)
         expect(jobs.jobs == folder.path.parent)
     estimator = PyTorch("train.py", image_uri="any")
     expect(failure(ValueError, lambda: estimator.training_job_analytics) == "Estimator is not associated with a TrainingJob")

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""A job document: read from its three formats, every mistake found with its place, and written and read again without a change."""
+"""A job document: read from its three formats, every mistake found with its place, and written and read again without a
+change."""
 import json
 import pathlib
 import random
@@ -96,7 +97,8 @@ def toml_json_and_python_say_the_same():
 
 def paths_start_at_the_document():
     job = job_read(written("paths.json", json.dumps({
-        "entry_point": "code/train.py", "output_path": "out", "checkpoints": {"uri": "kept"}, "channels": {"a": "data", "b": "s3://bucket/x"}})))
+        "entry_point": "code/train.py", "output_path": "out", "checkpoints": {"uri": "kept"},
+        "channels": {"a": "data", "b": "s3://bucket/x"}})))
     expect(job.entry_point == str(ROOT / "code/train.py"), job)
     expect(job.output_path == str(ROOT / "out") and job.checkpoints.uri == str(ROOT / "kept"), job)
     expect(job.channels["a"].uri == str(ROOT / "data") and job.channels["b"].uri == "s3://bucket/x", job)
@@ -104,7 +106,8 @@ def paths_start_at_the_document():
 
 def what_is_no_document_is_said():
     for name, text, said in (
-            ("broken.json", '{"entry_point": \n"train.py",,}', "broken.json: not JSON: Expecting property name enclosed in double quotes: line 2, column 12"),
+            ("broken.json", '{"entry_point": \n"train.py",,}', "broken.json: not JSON: Expecting property name enclosed in "
+             "double quotes: line 2, column 12"),
             ("list.json", "[1]", "list.json: a job is a table of settings, not [1]"),
             ("job.yaml", "a: 1", "job.yaml: a job document is a file .json, .toml or .py"),
             ("raises.py", "import os\nraise KeyError('x')\n", "raises.py: line 2: KeyError: 'x'"),
@@ -163,7 +166,8 @@ def all_mistakes_of_toml_have_their_lines():
     lines = dict(reversed(line.split(": ")[:2]) for line in told(path) if line.startswith("wrong.toml"))
     expect(lines == {"instance_count": "wrong.toml:4", "instence_type": "wrong.toml:5", "text": "wrong.toml:6",
                      "distribution.smdistributed.dataparalell": "wrong.toml:11", "environment.lines": "wrong.toml:14",
-                     "environment.OMP_NUM_THREADS": "wrong.toml:18", "metric_definitions[1].regex": "wrong.toml:25"}, *told(path))
+                     "environment.OMP_NUM_THREADS": "wrong.toml:18", "metric_definitions[1].regex": "wrong.toml:25"},
+           *told(path))
 
 
 def all_mistakes_of_json_have_their_lines():
@@ -183,7 +187,8 @@ def all_mistakes_of_json_have_their_lines():
         "wrong.json: entry_point: is missing",
         "wrong.json:3: max_run: 0, and the least is 1",
         'wrong.json:6: channels.train.input_mode: needs File or FastFile, not "Fast"; did you mean "FastFile"?',
-        'wrong.json:10: metric_definitions[1].regex: metric "b": "x" has no group, and the number is what the first group matches, as '
+        'wrong.json:10: metric_definitions[1].regex: metric "b": "x" has no group, and the number is what the first group '
+        'matches, as '
         "in loss=([0-9.]+)"], *told(path))
 
 
@@ -201,13 +206,15 @@ def types_are_checked():
     is_wrong('metric_definitions[0].regex: is missing', metric_definitions=[{"Name": "x"}])
     is_wrong('where.hosts[1]: needs text, not 2; write "2"', where={"engine": "hosts", "hosts": ["a", 2]}, instance_count=2)
     is_wrong('hyperparameters.3: a key is text, not 3', hyperparameters={3: 4})
-    is_wrong('channels.a: needs a table with uri, input_mode, distribution, data_type, content_type, compression, record_wrapping, '
+    is_wrong('channels.a: needs a table with uri, input_mode, distribution, data_type, content_type, compression, '
+             'record_wrapping, '
              'shuffle_seed, not 3', channels={"a": 3})
     expect([str(one) for one in problems("job")] == ['a job is a table of settings, not "job"'])
 
 
 def names_are_checked():
-    is_wrong('name: "my_job" is no name of a job: letters, digits and hyphens, none of these at an end; try "my-job"', name="my_job")
+    is_wrong('name: "my_job" is no name of a job: letters, digits and hyphens, none of these at an end; try "my-job"',
+             name="my_job")
     is_wrong('name: "-job" is no name of a job: letters, digits and hyphens, none of these at an end; try "job"', name="-job")
     is_wrong('name: "" is no name of a job: letters, digits and hyphens, none of these at an end', name="")
     is_wrong('base_job_name: 64 characters, and at most 63 are allowed', base_job_name="a" * 64)
@@ -220,7 +227,8 @@ def numbers_are_checked():
     is_wrong("restarts: -1, and the least is 0", restarts=-1)
     is_wrong("max_run: 2419201 seconds, and SageMaker allows 2419200, 28 days", max_run=2419201, where={"engine": "sagemaker"})
     expect(wrong(max_run=2419201) == [])
-    is_wrong('framework: "PyTorch" is not known; pytorch, tensorflow, or leave it out; did you mean "pytorch"?', framework="PyTorch")
+    is_wrong('framework: "PyTorch" is not known; pytorch, tensorflow, or leave it out; did you mean "pytorch"?',
+             framework="PyTorch")
     is_wrong('instance_type: is empty; "local" is this machine', instance_type="")
 
 
@@ -229,8 +237,10 @@ def entry_points_are_checked():
     for entry_point in ("-train.py", "a b.py", "../train.py", "a//b.py", "train.py;ls", "", "träin.py"):
         found = [str(one) for one in problems({**GOOD, "entry_point": entry_point}, files=False)]
         expect(found == [f'entry_point: "{entry_point}" {name}'], entry_point, *found)
-    is_wrong(f'entry_point: "{ROOT}/code/train.py": with source_dir it is a path below that folder', entry_point=f"{ROOT}/code/train.py")
-    is_wrong(f'entry_point: No file named "trian.py" was found in directory "{ROOT}/code". Did you mean "train.py"?', entry_point="trian.py")
+    is_wrong(f'entry_point: "{ROOT}/code/train.py": with source_dir it is a path below that folder',
+             entry_point=f"{ROOT}/code/train.py")
+    is_wrong(f'entry_point: No file named "trian.py" was found in directory "{ROOT}/code". Did you mean "train.py"?',
+             entry_point="trian.py")
     is_wrong(f'source_dir: no folder "{ROOT}/none"', source_dir=str(ROOT / "none"))
     is_wrong(f'entry_point: no file "{ROOT}/none.py"', entry_point=str(ROOT / "none.py"), source_dir=None)
     is_wrong(f'requirements: no file "{ROOT}/code/none.txt"', requirements="none.txt")
@@ -240,11 +250,13 @@ def entry_points_are_checked():
 
 
 def hyperparameters_are_checked():
-    is_wrong("hyperparameters.a: 2501 characters as JSON, and at most 2500 are allowed; put long values into a file of source_dir",
+    is_wrong("hyperparameters.a: 2501 characters as JSON, and at most 2500 are allowed; put long values into a file of "
+             "source_dir",
              hyperparameters={"a": "x" * 2499})
     expect(wrong(hyperparameters={"a": "x" * 2498}) == [])
     is_wrong(f"hyperparameters.{'k' * 257}: its name has 257 characters; 1 to 256 are allowed", hyperparameters={"k" * 257: 1})
-    is_wrong("hyperparameters.when: has no form in JSON: Object of type set is not JSON serializable", hyperparameters={"when": {1}})
+    is_wrong("hyperparameters.when: has no form in JSON: Object of type set is not JSON serializable",
+             hyperparameters={"when": {1}})
     many = {f"h{number}": number for number in range(100)}
     found = wrong(hyperparameters=many)
     expect(len(found) == 1 and found[0].startswith("hyperparameters: 105 are sent, of which 5 say how the job is run"), found)
@@ -261,7 +273,8 @@ def variables_are_checked():
 
 def channels_are_checked():
     is_wrong('channels.a b: no name of a channel: 1 to 64 letters, digits, ".", "-" and "_"', channels={"a b": "s3://bucket/x"})
-    is_wrong("channels: 21 channels, and at most 20 are allowed", channels={f"c{number}": "s3://bucket/x" for number in range(21)})
+    is_wrong("channels: 21 channels, and at most 20 are allowed", channels={f"c{number}": "s3://bucket/x"
+                                                                            for number in range(21)})
     is_wrong("channels.a.input_mode: mode Pipe is not served; FastFile reads on demand, too",
              channels={"a": {"uri": "s3://bucket/x", "input_mode": "Pipe"}})
     is_wrong('channels.a.distribution: needs FullyReplicated or ShardedByS3Key, not "Sharded"; did you mean "ShardedByS3Key"?',
@@ -277,8 +290,10 @@ def channels_are_checked():
 def uris_are_checked():
     for uri, said in (("s3:/bucket/x", '"s3:/bucket/x" is neither a path nor a URI; did you mean "s3://bucket/x"?'),
                       ("S3://bucket/x", '"S3://bucket/x": no scheme of a URI, such as s3 or file, before "://"'),
-                      ("s3://", '"s3://" names no bucket, as s3://bucket/prefix does: 3 to 63 lower-case letters, digits, "." and "-"'),
-                      ("s3://My_bucket/x", '"s3://My_bucket/x" names no bucket, as s3://bucket/prefix does: 3 to 63 lower-case letters, '
+                      ("s3://", '"s3://" names no bucket, as s3://bucket/prefix does: 3 to 63 lower-case letters, digits, "." '
+                       'and "-"'),
+                      ("s3://My_bucket/x", '"s3://My_bucket/x" names no bucket, as s3://bucket/prefix does: 3 to 63 '
+                       'lower-case letters, '
                                            'digits, "." and "-"'),
                       ("file://data/x", '"file://data/x": the path after file:// is absolute, as in file:///data/train'),
                       ("gs://", '"gs://" names nothing after "://"'), ("", "is empty")):
@@ -295,7 +310,8 @@ def metrics_are_checked():
              metric_definitions=[{"Name": "a", "Regex": "loss=(["}])
     is_wrong('metric_definitions[0].regex: metric "a": 501 characters; 1 to 500 are allowed',
              metric_definitions=[{"name": "a", "regex": "(" + "x" * 499 + ")"}])
-    is_wrong('metric_definitions[0].name: 0 characters; 1 to 255 are allowed', metric_definitions=[{"name": "", "regex": "(x)"}])
+    is_wrong('metric_definitions[0].name: 0 characters; 1 to 255 are allowed',
+             metric_definitions=[{"name": "", "regex": "(x)"}])
     one = {"name": "a", "regex": "Train_error=(.*?);"}
     is_wrong("metric_definitions: 41 metrics, and at most 40 are allowed", metric_definitions=[one] * 41)
     expect(wrong(metric_definitions=[one] * 40) == [])
@@ -306,14 +322,16 @@ def places_to_run_are_checked():
     is_wrong('where.engine: "" is not known; known: local, hosts, slurm, kubernetes, sagemaker', where={"engine": ""})
     is_wrong("where.hosts: names 1 hosts, and instance_count is 2", where={"engine": "hosts", "hosts": ["a"]}, instance_count=2)
     is_wrong("where.hosts: names a host twice, or none", where={"engine": "hosts", "hosts": ["a", "a"]}, instance_count=2)
-    is_wrong('where.hosts: names hosts, and engine is "local"; write engine = "hosts", or leave hosts out', where={"hosts": ["a"]})
+    is_wrong('where.hosts: names hosts, and engine is "local"; write engine = "hosts", or leave hosts out',
+             where={"hosts": ["a"]})
     is_wrong('where.engin: unknown key; did you mean "engine"?', where={"engin": "slurm"})
     expect(wrong(where={"engine": "slurm", "options": {"partition": "cpu"}}) == [])
 
 
 def settings_that_exclude_each_other_are_checked():
     mpi = {"mpi": {"enabled": True, "processes_per_host": 4}}
-    is_wrong("distribution.mpi.processes_per_host: 4, and workers_per_host is 2; give one of them", distribution=mpi, workers_per_host=2)
+    is_wrong("distribution.mpi.processes_per_host: 4, and workers_per_host is 2; give one of them", distribution=mpi,
+             workers_per_host=2)
     expect(wrong(distribution=mpi, workers_per_host=4) == [])
     is_wrong("distribution.parameter_server: starts one process on each host, and workers_per_host is 2; leave that out",
              distribution={"parameter_server": {"enabled": True}}, workers_per_host=2)
@@ -351,7 +369,8 @@ def random_uri(chance):
 
 
 def random_channel(chance):
-    return Channel(random_uri(chance), chance.choice(["File", "FastFile"]), chance.choice(["FullyReplicated", "ShardedByS3Key"]),
+    return Channel(random_uri(chance), chance.choice(["File", "FastFile"]), chance.choice(["FullyReplicated",
+                                                                                           "ShardedByS3Key"]),
                    chance.choice(["S3Prefix", "ManifestFile"]), content_type=chance.choice([None, "text/csv"]),
                    shuffle_seed=chance.choice([None, 7]))
 
@@ -365,14 +384,18 @@ def random_job(chance):
     on_hosts = chance.random() < 0.5
     return Job(
         "train.py", name=chance.choice([None, random_name(chance)]), base_job_name=chance.choice([None, random_name(chance)]),
-        framework=chance.choice([None, "pytorch"]), source_dir=chance.choice([None, str(ROOT / "code"), "s3://bucket/c.tar.gz"]),
-        requirements=chance.choice([None, "requirements.txt"]), instance_count=hosts, instance_type=chance.choice(["local", "ml.p4d.24xlarge"]),
+        framework=chance.choice([None, "pytorch"]), source_dir=chance.choice([None, str(ROOT / "code"),
+                                                                              "s3://bucket/c.tar.gz"]),
+        requirements=chance.choice([None, "requirements.txt"]), instance_count=hosts,
+        instance_type=chance.choice(["local", "ml.p4d.24xlarge"]),
         workers_per_host=chance.choice([None, 1]), distribution=chance.choice(DISTRIBUTIONS),
         hyperparameters={random_text(chance): random_value(chance) for _ in range(chance.randrange(4))},
         channels={random_name(chance): random_channel(chance) for _ in range(chance.randrange(3))},
-        metric_definitions=[Metric(random_text(chance), "(" + chance.choice(["a", "[0-9]+", "x|y"]) + ")") for _ in range(chance.randrange(3))],
+        metric_definitions=[Metric(random_text(chance), "(" + chance.choice(["a", "[0-9]+", "x|y"]) + ")")
+                            for _ in range(chance.randrange(3))],
         environment={random_name(chance).lstrip(string.digits) + "_": random_text(chance) for _ in range(chance.randrange(3))},
-        max_run=chance.randrange(1, 10**6), restarts=chance.randrange(3), checkpoints=chance.choice([None, Checkpoints(random_uri(chance))]),
+        max_run=chance.randrange(1, 10**6), restarts=chance.randrange(3),
+        checkpoints=chance.choice([None, Checkpoints(random_uri(chance))]),
         output_path=chance.choice([None, random_uri(chance)]),
         where=Where("hosts", [f"h{number}" for number in range(hosts)]) if on_hosts else
         Where("slurm", options={random_text(chance): random_value(chance)}))
@@ -394,7 +417,8 @@ def no_data_are_too_odd_to_be_told_of():
     """Random changes of a document are read, or refused as mistakes; nothing else is raised."""
     seed = random.randrange(10**9)
     chance = random.Random(seed)
-    odd = [None, True, -1, 0, 3.5, "", "x", "s3://", [], {}, [1], [None], {"enabled": True}, {"a": {"b": None}}, {3: 4}, (), b"x", {"uri": None}]
+    odd = [None, True, -1, 0, 3.5, "", "x", "s3://", [], {}, [1], [None], {"enabled": True}, {"a": {"b": None}}, {3: 4}, (),
+           b"x", {"uri": None}]
     for number in range(2000):
         data = as_data(random_job(chance))
         for _ in range(chance.randrange(1, 4)):

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Our estimators beside those of the SageMaker Python SDK v2 itself: the same cells, run with either, give the same hyperparameters,
-errors and requests. What the SDK lets pass and nobody can mean fails with ours. Nothing here reaches a network."""
+"""Our estimators beside those of the SageMaker Python SDK v2 itself: the same cells, run with either, give the same
+hyperparameters, errors and requests. What the SDK lets pass and nobody can mean fails with ours. Nothing here reaches a
+network."""
 import inspect
 import io
 import itertools
@@ -31,7 +32,8 @@ CODE.mkdir()
 (ROOT / "config.yaml").write_text("SchemaVersion: '1.0'\nSageMaker:\n  PythonSDK:\n    Modules:\n      TelemetryOptOut: true\n")
 for variable in [name for name in os.environ if name.startswith(("AWS_", "SAGEMAKER_"))]:
     del os.environ[variable]
-os.environ.update(SAGEMAKER_USER_CONFIG_OVERRIDE=str(ROOT / "config.yaml"), SAGEMAKER_ADMIN_CONFIG_OVERRIDE=str(ROOT / "config.yaml"),
+os.environ.update(SAGEMAKER_USER_CONFIG_OVERRIDE=str(ROOT / "config.yaml"),
+                  SAGEMAKER_ADMIN_CONFIG_OVERRIDE=str(ROOT / "config.yaml"),
                   SAGEMAKER_SUPPRESS_V2_WARNING="1", AWS_DEFAULT_REGION="us-west-2", AWS_ACCESS_KEY_ID="none",
                   AWS_SECRET_ACCESS_KEY="none", AWS_EC2_METADATA_DISABLED="true", AWS_CONFIG_FILE="/dev/null",
                   AWS_SHARED_CREDENTIALS_FILE="/dev/null", HOME=str(ROOT))
@@ -77,7 +79,8 @@ VENDOR = {"PyTorch": sagemaker.pytorch.PyTorch, "TensorFlow": sagemaker.tensorfl
           "Estimator": sagemaker.estimator.Estimator, "S": SESSION, "CODE": str(CODE)}
 OURS = {"PyTorch": ours.PyTorch, "TensorFlow": ours.TensorFlow, "Estimator": ours.Estimator, "S": None, "CODE": str(CODE)}
 COMMON = "role='arn:aws:iam::1:role/r', instance_count=2, sagemaker_session=S, output_path='s3://bucket/out', source_dir=CODE"
-HYPERPARAMETERS = """{"epochs": 3, "text": "a b", "flag": True, "none": None, "list": [1, "x"], "rate": 1e-3, "nested": {"a": [{}]}, 7: "x"}"""
+HYPERPARAMETERS = """{"epochs": 3, "text": "a b", "flag": True, "none": None, "list": [1, "x"], "rate": 1e-3, "nested": {"a":
+[{}]}, 7: "x"}"""
 
 
 def torch(distribution, more="", kind="ml.p4d.24xlarge", version="2.0.1", py="py310", entry="train.py"):
@@ -86,7 +89,8 @@ def torch(distribution, more="", kind="ml.p4d.24xlarge", version="2.0.1", py="py
 
 
 def tensorflow(distribution, more="", kind="ml.p4d.24xlarge", version="2.11", py="py39"):
-    return (f"TensorFlow(entry_point='train.py', framework_version={version!r}, py_version={py!r}, instance_type={kind!r}, {COMMON}, "
+    return (f"TensorFlow(entry_point='train.py', framework_version={version!r}, py_version={py!r}, instance_type={kind!r}, "
+            f"{COMMON}, "
             f"distribution={distribution}, {more})")
 
 
@@ -108,7 +112,8 @@ def same(cells):
         place = "sagemaker_submit_directory"
         expect(place in theirs and place in mine, cell, theirs, mine)
         theirs.pop(place), mine.pop(place)
-        expect(theirs == mine, cell, "theirs: " + json.dumps(theirs, sort_keys=True), "ours:   " + json.dumps(mine, sort_keys=True))
+        expect(theirs == mine, cell, "theirs: " + json.dumps(theirs, sort_keys=True),
+               "ours:   " + json.dumps(mine, sort_keys=True))
 
 
 def failure(cell, names):
@@ -192,7 +197,8 @@ def errors_of_versions_and_instances_are_the_same():
         itertools.product((torchrun,), ("2.9.0", "1.12"), ("py2", "py3"), ("ml.g5.xlarge", "ml.c5.xlarge"))))
     same_error([
         torch(DATAPARALLEL, version="2.0.1", kind=None), torch(torchrun, version="2.9.0", kind="ml.trn1.32xlarge"),
-        torch(torchrun, kind="ml.c5.xlarge"), torch(torchrun, entry="train.sh"), torch(torchrun, entry="train.sh", kind="ml.c5.xlarge"),
+        torch(torchrun, kind="ml.c5.xlarge"), torch(torchrun, entry="train.sh"),
+        torch(torchrun, entry="train.sh", kind="ml.c5.xlarge"),
         torch(torchrun, "image_uri='i'", entry="train.sh", kind="ml.c5.xlarge"), torch(DATAPARALLEL, kind="ml.p5.48xlarge"),
         torch(DATAPARALLEL, kind="ml.trn1.32xlarge"), torch('{"mpi": {"enabled": True}}', kind="ml.trn1.2xlarge"),
         torch('{"mpi": {"enabled": True}, "torch_distributed": {"enabled": True}}', kind="ml.trn1.2xlarge"),
@@ -205,48 +211,62 @@ def errors_of_versions_and_instances_are_the_same():
 def errors_of_modelparallel_are_the_same():
     wrong = (
         '{"pipeline": "x"}', '{"placement_strategy": "x"}', '{"optimize": 3}', '{"microbatches": 0}', '{"partitions": "2"}',
-        '{"active_microbatches": -1}', '{"auto_partition": "x"}', '{"contiguous": 2}', '{"load_partition": None}', '{"horovod": "yes"}',
+        '{"active_microbatches": -1}', '{"auto_partition": "x"}', '{"contiguous": 2}', '{"load_partition": None}',
+        '{"horovod": "yes"}',
         '{"ddp": 3}', '{"deterministic_server": "x"}', '{"partition_file": 3}', '{"auto_partition": False}',
         '{"default_partition": 2, "partitions": 2}', '{"memory_weight": 1.1}', '{"memory_weight": -0.1}', '{"ddp_port": 3}',
-        '{"ddp_dist_backend": "nccl"}', '{"ddp": True, "ddp_port": -1}', '{"ddp": True, "ddp_port": "x"}', '{"horovod": True, "ddp": True}',
+        '{"ddp_dist_backend": "nccl"}', '{"ddp": True, "ddp_port": -1}', '{"ddp": True, "ddp_port": "x"}',
+        '{"horovod": True, "ddp": True}',
         '{"pipeline": "x", "ddp_port": -1}', "'none.json'", f"'{CODE}/bad.json'")
-    same_error(torch('{"smdistributed": {"modelparallel": {"enabled": True, "parameters": %s}}, "mpi": {"enabled": True}}' % one)
-               for one in wrong)
+    cell = '{"smdistributed": {"modelparallel": {"enabled": True, "parameters": %s}}, "mpi": {"enabled": True}}'
+    same_error(torch(cell % one) for one in wrong)
 
 
 def what_the_sdk_lets_pass_is_an_error():
     """Each of these trains something else than was meant, or stops with an error that says nothing of a distribution."""
     for distribution, said in (
-            ('{"smdistribute": {"dataparallel": {"enabled": True}}}', 'distribution.smdistribute: unknown strategy; did you mean "smdistributed"?'),
-            ('{"dataparallel": {"enabled": True}}', 'distribution.dataparallel: unknown strategy; write "smdistributed": {"dataparallel": ...}'),
-            ('{"horovod": {"enabled": True}}', "distribution.horovod: unknown strategy; known: mpi, multi_worker_mirrored_strategy, "
+            ('{"smdistribute": {"dataparallel": {"enabled": True}}}', 'distribution.smdistribute: unknown strategy; did you '
+             'mean "smdistributed"?'),
+            ('{"dataparallel": {"enabled": True}}', 'distribution.dataparallel: unknown strategy; write "smdistributed": '
+             '{"dataparallel": ...}'),
+            ('{"horovod": {"enabled": True}}', "distribution.horovod: unknown strategy; known: mpi, "
+             "multi_worker_mirrored_strategy, "
                                                "parameter_server, pytorchddp, pytorchxla, smdistributed, torch_distributed"),
-            ('{"mpi": {"enable": True}}', 'distribution.mpi.enable: unknown setting; did you mean "enabled"?\ndistribution.mpi: "enabled" is '
+            ('{"mpi": {"enable": True}}', 'distribution.mpi.enable: unknown setting; did you mean '
+             '"enabled"?\ndistribution.mpi: "enabled" is '
                                           'missing, without which nothing is distributed; write "enabled": true, or false'),
-            ('{"mpi": {"processes_per_host": 2}}', 'distribution.mpi: "enabled" is missing, without which nothing is distributed; write '
+            ('{"mpi": {"processes_per_host": 2}}', 'distribution.mpi: "enabled" is missing, without which nothing is '
+             'distributed; write '
                                                    '"enabled": true, or false'),
             ('{"mpi": True}', 'distribution.mpi: needs a table such as {"enabled": true}, not true'),
             ('{"mpi": None}', 'distribution.mpi: needs a table such as {"enabled": true}, not null'),
             ('"mpi"', 'distribution: needs a table of strategies, not "mpi"'),
             ('["mpi"]', 'distribution: needs a table of strategies, not ["mpi"]'),
             ('{"mpi": {"enabled": "true"}}', 'distribution.mpi.enabled: needs true or false, not "true"'),
-            ('{"mpi": {"enabled": True, "processes_per_host": "8"}}', 'distribution.mpi.processes_per_host: needs a whole number, not "8"'),
-            ('{"mpi": {"enabled": True, "processes_per_host": True}}', "distribution.mpi.processes_per_host: needs a whole number, not true"),
-            ('{"mpi": {"enabled": True, "processes_per_host": 0}}', "distribution.mpi.processes_per_host: needs a positive number, not 0"),
+            ('{"mpi": {"enabled": True, "processes_per_host": "8"}}', 'distribution.mpi.processes_per_host: needs a whole '
+             'number, not "8"'),
+            ('{"mpi": {"enabled": True, "processes_per_host": True}}', "distribution.mpi.processes_per_host: needs a whole "
+             "number, not true"),
+            ('{"mpi": {"enabled": True, "processes_per_host": 0}}', "distribution.mpi.processes_per_host: needs a positive "
+             "number, not 0"),
             ('{"mpi": {"enabled": True, "custom_mpi_options": ["-x", "A=1"]}}',
              'distribution.mpi.custom_mpi_options: needs text, not ["-x", "A=1"]'),
             ('{"mpi": {"enabled": True, "custom_mpi_options": "-x \\"A=1"}}',
              "distribution.mpi.custom_mpi_options: cannot be read: No closing quotation: '-x \"A=1'"),
             ('{"mpi": {"enabled": True}, "torch_distributed": {"enabled": True}}',
-             "distribution.mpi: torch_distributed and mpi are both enabled, and only one of them can start the workers; enable one"),
+             "distribution.mpi: torch_distributed and mpi are both enabled, and only one of them can start the workers; "
+             "enable one"),
             ('{"mpi": {"enabled": True}, "smdistributed": {"dataparallel": {"enabled": True}}}',
-             "distribution.mpi: smdistributed.dataparallel and mpi are both enabled, and only one of them can start the workers; enable one"),
+             "distribution.mpi: smdistributed.dataparallel and mpi are both enabled, and only one of them can start the "
+             "workers; enable one"),
             ('{"torch_distributed": {"enabled": True}, "smdistributed": {"dataparallel": {"enabled": True}}}',
-             "distribution.torch_distributed: smdistributed.dataparallel and torch_distributed are both enabled, and only one of them can "
+             "distribution.torch_distributed: smdistributed.dataparallel and torch_distributed are both enabled, and only one "
+             "of them can "
              "start the workers; enable one"),
             ('{"smdistributed": {}}', "distribution.smdistributed: names no strategy; known: dataparallel, modelparallel"),
             ('{"smdistributed": {"modelparallel": {"enabled": True, "parameters": {"partitions": 2}}}}',
-             'distribution.smdistributed.modelparallel: needs "mpi", or "torch_distributed" since its version 2, to be enabled beside it: '
+             'distribution.smdistributed.modelparallel: needs "mpi", or "torch_distributed" since its version 2, to be '
+             'enabled beside it: '
              "these start its workers")):
         cell = torch(distribution)
         theirs, mine = failure(cell, VENDOR), failure(cell, OURS)
@@ -276,9 +296,11 @@ EXTRA = {"where", "workers_per_host", "requirements"}  # ours alone
 
 
 def parameters(function):
-    """Names and defaults of a function, and of the constructors that its **kwargs reach; the order of those that it names itself."""
+    """Names and defaults of a function, and of the constructors that its **kwargs reach; the order of those that it names
+    itself."""
     owner = function if inspect.isclass(function) else None
-    functions = [vars(one)["__init__"] for one in owner.__mro__ if "__init__" in vars(one) and one is not object] if owner else [function]
+    functions = [vars(one)["__init__"] for one in owner.__mro__ if "__init__" in vars(one)
+                 and one is not object] if owner else [function]
     found, order = {}, []
     for index, one in enumerate(functions):
         listed = [p for p in inspect.signature(one).parameters.values() if p.kind is not p.VAR_KEYWORD and p.name != "self"]
@@ -291,7 +313,8 @@ def parameters(function):
 
 
 def plain(default):
-    """Objects as defaults (serializers) by their class; where ours is None, the class that it stands for is compared elsewhere."""
+    """Objects as defaults (serializers) by their class; where ours is None, the class that it stands for is compared
+    elsewhere."""
     return default if isinstance(default, (str, int, float, bool, tuple, type(None), type(inspect._empty))) else None
 
 
@@ -306,7 +329,8 @@ def arguments_are_the_same():
         pairs.append((getattr(ours.Predictor, name), getattr(sagemaker.predictor.Predictor, name)))
     for mine, theirs in pairs:
         (mine_found, mine_order), (their_found, their_order) = parameters(mine), parameters(theirs)
-        told = f"{mine}: ours {sorted(set(mine_found) - set(their_found) - EXTRA)}, theirs {sorted(set(their_found) - set(mine_found))}"
+        only_mine, only_theirs = set(mine_found) - set(their_found) - EXTRA, set(their_found) - set(mine_found)
+        told = f"{mine}: ours {sorted(only_mine)}, theirs {sorted(only_theirs)}"
         expect(set(mine_found) - EXTRA == set(their_found) - {"is_nova_job"}, told)
         for name in set(their_found) - {"is_nova_job"}:
             expect(plain(mine_found[name]) == plain(their_found[name]), mine, name, mine_found[name], their_found[name])
@@ -315,10 +339,12 @@ def arguments_are_the_same():
 
 
 def unknown_arguments_are_refused():
-    for cell, said in ((torch("None", "instance_typ='x'"), "PyTorch.__init__() got an unexpected keyword argument 'instance_typ'; did you mean "
+    for cell, said in ((torch("None", "instance_typ='x'"), "PyTorch.__init__() got an unexpected keyword argument "
+                        "'instance_typ'; did you mean "
                                                            '"instance_type"?'),
                        (tensorflow("None", "zzz=1"), "TensorFlow.__init__() got an unexpected keyword argument 'zzz'"),
-                       (generic("hyperparameter={}"), "Estimator.__init__() got an unexpected keyword argument 'hyperparameter'; did you mean "
+                       (generic("hyperparameter={}"), "Estimator.__init__() got an unexpected keyword argument "
+                        "'hyperparameter'; did you mean "
                                                       '"hyperparameters"?')):
         mine = failure(cell, OURS)
         expect(isinstance(mine, TypeError) and str(mine) == said, cell, repr(mine))
@@ -326,8 +352,10 @@ def unknown_arguments_are_refused():
 
 def inputs_have_the_same_configuration():
     shuffle = (sagemaker.inputs.ShuffleConfig(7), ours.ShuffleConfig(7))
-    for arguments in ({}, {"distribution": "ShardedByS3Key"}, {"compression": "Gzip", "content_type": "text/csv", "input_mode": "Pipe"},
-                      {"record_wrapping": "RecordIO", "s3_data_type": "ManifestFile"}, {"attribute_names": ["a"], "target_attribute_name": "b"},
+    for arguments in ({}, {"distribution": "ShardedByS3Key"}, {"compression": "Gzip", "content_type": "text/csv",
+                                                               "input_mode": "Pipe"},
+                      {"record_wrapping": "RecordIO", "s3_data_type": "ManifestFile"},
+                      {"attribute_names": ["a"], "target_attribute_name": "b"},
                       {"instance_groups": ["g"]}, {"hub_access_config": {"a": 1}, "model_access_config": {"b": 2}}):
         for seed in (None, *zip(shuffle)):
             theirs = sagemaker.inputs.TrainingInput("s3://b/x", **arguments, **({"shuffle_config": shuffle[0]} if seed else {}))
@@ -357,9 +385,11 @@ def outcome(function, *arguments):
 
 def serializers_write_the_same():
     array = numpy.arange(6, dtype="float32").reshape(2, 3)
-    data = (array, array[0], [[1, 2], [3, 4]], [1, 2], (1, 2), "1,2\n3", {"a": [1, {"b": None}]}, {"a": array}, [], numpy.array([]), 3,
+    data = (array, array[0], [[1, 2], [3, 4]], [1, 2], (1, 2), "1,2\n3", {"a": [1, {"b": None}]}, {"a": array}, [],
+            numpy.array([]), 3,
             ["x", "a,b"], [["x"], ["y"]], b"ab", str(CODE / "good.json"), "/none/none")
-    for name in ("CSVSerializer", "NumpySerializer", "JSONSerializer", "IdentitySerializer", "JSONLinesSerializer", "StringSerializer",
+    for name in ("CSVSerializer", "NumpySerializer", "JSONSerializer", "IdentitySerializer", "JSONLinesSerializer",
+                 "StringSerializer",
                  "LibSVMSerializer", "DataSerializer"):
         theirs, mine = getattr(sagemaker.serializers, name)(), getattr(ours, name)()
         expect(theirs.CONTENT_TYPE == mine.CONTENT_TYPE, name)
@@ -380,7 +410,8 @@ def serializers_write_the_same():
 def deserializers_read_the_same():
     npy = ours.NumpySerializer().serialize(numpy.arange(6).reshape(2, 3))
     for name, content_type, data in (
-            ("BytesDeserializer", "x", b"ab"), ("StringDeserializer", "x", "ä".encode()), ("CSVDeserializer", "text/csv", b'1,"a,b"\n2,c\n'),
+            ("BytesDeserializer", "x", b"ab"), ("StringDeserializer", "x", "ä".encode()),
+        ("CSVDeserializer", "text/csv", b'1,"a,b"\n2,c\n'),
             ("JSONDeserializer", "application/json", b'{"a": [1]}'), ("JSONLinesDeserializer", "x", b"[1]\n{}\n"),
             ("NumpyDeserializer", "application/x-npy", npy), ("NumpyDeserializer", "text/csv", b"1,2\n3,4"),
             ("NumpyDeserializer", "application/json", b"[[1, 2]]"), ("PandasDeserializer", "text/csv", b"a,b\n1,2\n"),
@@ -389,7 +420,10 @@ def deserializers_read_the_same():
         expect(theirs.ACCEPT == mine.ACCEPT, name, theirs.ACCEPT, mine.ACCEPT)
         stream = io.BytesIO(data)
         wanted, got = theirs.deserialize(io.BytesIO(data), content_type), mine.deserialize(stream, content_type)
-        is_same = wanted.equals(got) if hasattr(wanted, "equals") else numpy.array_equal(wanted, got) if "Numpy" in name else wanted == got
+        if "Numpy" in name:
+            is_same = numpy.array_equal(wanted, got)
+        else:
+            is_same = wanted.equals(got) if hasattr(wanted, "equals") else wanted == got
         expect(is_same and type(wanted) is type(got), name, wanted, got)
         expect(stream.closed, name)
     stream = io.BytesIO(b"x")
@@ -399,7 +433,8 @@ def deserializers_read_the_same():
 
 
 def predictors_have_the_same_serializers():
-    for mine, theirs in ((ours.Predictor, sagemaker.predictor.Predictor), (ours.PyTorchPredictor, sagemaker.pytorch.PyTorchPredictor),
+    for mine, theirs in ((ours.Predictor, sagemaker.predictor.Predictor), (ours.PyTorchPredictor,
+                                                                           sagemaker.pytorch.PyTorchPredictor),
                          (ours.TensorFlowPredictor, sagemaker.tensorflow.TensorFlowPredictor)):
         mine, theirs = mine("e"), theirs("e", SESSION)
         for part in ("serializer", "deserializer"):
@@ -410,7 +445,8 @@ def predictors_have_the_same_serializers():
 try:
     run_cases([hyperparameters_are_the_same_for_every_strategy, hyperparameters_of_users_are_the_same,
                hyperparameters_that_are_set_later_are_the_same, errors_of_strategies_are_the_same,
-               errors_of_versions_and_instances_are_the_same, errors_of_modelparallel_are_the_same, what_the_sdk_lets_pass_is_an_error,
+               errors_of_versions_and_instances_are_the_same, errors_of_modelparallel_are_the_same,
+               what_the_sdk_lets_pass_is_an_error,
                a_failed_job_is_told_in_the_same_words, arguments_are_the_same, unknown_arguments_are_refused,
                inputs_have_the_same_configuration, serializers_write_the_same, deserializers_read_the_same,
                predictors_have_the_same_serializers])

@@ -19,7 +19,8 @@ _MODULES = {
     "predictor": ("ModelError", "Predictor", "PyTorchModel", "PyTorchPredictor", "TensorFlowModel", "TensorFlowPredictor"),
     "serializers": (
         "BytesDeserializer", "CSVDeserializer", "CSVSerializer", "DataSerializer", "IdentitySerializer", "JSONDeserializer",
-        "JSONLinesDeserializer", "JSONLinesSerializer", "JSONSerializer", "LibSVMSerializer", "NumpyDeserializer", "NumpySerializer",
+        "JSONLinesDeserializer", "JSONLinesSerializer", "JSONSerializer", "LibSVMSerializer", "NumpyDeserializer",
+        "NumpySerializer",
         "PandasDeserializer", "SparseMatrixSerializer", "StreamDeserializer", "StringDeserializer", "StringSerializer",
         "TorchTensorDeserializer", "TorchTensorSerializer"),
 }

@@ -36,8 +36,9 @@ STRATEGIES: Dict[Place, Strategy] = {
     ("smdistributed", "dataparallel"): Strategy({**_ENABLED, **_MPI_OPTIONS}, "shoal"),
     ("smdistributed", "modelparallel"): Strategy(
         {**_ENABLED, "parameters": (dict, str)}, "mpi",
-        refusal="smdistributed.modelparallel is not served: its parameters are checked and handed to the script as mp_parameters, "
-                "and nothing here splits a model; use smdistributed.dataparallel, or torch_distributed with PyTorch's own sharding"),
+        refusal="smdistributed.modelparallel is not served: its parameters are checked and handed to the script as "
+                "mp_parameters, and nothing here splits a model; use smdistributed.dataparallel, or torch_distributed with "
+                "PyTorch's own sharding"),
     ("pytorchddp",): Strategy({**_ENABLED, **_MPI_OPTIONS}, "shoal", ("pytorch",)),
     ("torch_distributed",): Strategy(_ENABLED, "torchrun", ("pytorch",)),
     ("mpi",): Strategy({**_ENABLED, "processes_per_host": (int,), **_MPI_OPTIONS}, "mpi"),
@@ -61,8 +62,9 @@ OF_THE_RUN = ("sagemaker_submit_directory", "sagemaker_program", "sagemaker_cont
 class Launch:
     """How the workers of each host are started."""
 
-    # "shoal": `shoal run` starts them. "torchrun": the same, and the variables are those of torchrun. "mpi": the same, and those of
-    # Open MPI. "tensorflow": one process on each host, with TF_CONFIG. "plain": one process on each host that knows of no other.
+    # "shoal": `shoal run` starts them. "torchrun": the same, and the variables are those of torchrun. "mpi": the same, and
+    # those of Open MPI. "tensorflow": one process on each host, with TF_CONFIG. "plain": one process on each host that knows of
+    # no other.
     runner: str
     workers_per_host: int
     environment: Dict[str, str] = dataclasses.field(default_factory=dict)  # for every worker
@@ -85,7 +87,8 @@ def strategy_of(distribution: Dict[str, Any]) -> Optional[Place]:
 
 
 def launch_of(job: Job, host_gpus: int = 0) -> Launch:
-    """How the job's workers are started on a host with so many GPUs. Raises ValueError for the first mistake in `distribution`."""
+    """How the job's workers are started on a host with so many GPUs. Raises ValueError for the first mistake in
+    `distribution`."""
     for place, text in mistakes(job):
         raise ValueError(f"{'.'.join(('distribution',) + place)}: {text}")
     place = strategy_of(job.distribution)
@@ -109,14 +112,17 @@ def _workers_per_host(job: Job, host_gpus: int) -> int:
 
 def mistakes(job: Job) -> List[Mistake]:
     """All mistakes in the `distribution` of a job whose other fields have the right types."""
-    asked = Asked(job.distribution, job.framework, instance_type=job.instance_type, entry_point=job.entry_point, image_uri="given")
+    asked = Asked(job.distribution, job.framework, instance_type=job.instance_type, entry_point=job.entry_point,
+                  image_uri="given")
     found = all_mistakes(asked)
     place = strategy_of(job.distribution)
     per_host = _settings(job.distribution, ("mpi",)).get("processes_per_host")
     if job.workers_per_host and per_host and per_host != job.workers_per_host:
-        found.append((("mpi", "processes_per_host"), f"{per_host}, and workers_per_host is {job.workers_per_host}; give one of them"))
+        found.append((("mpi", "processes_per_host"), f"{per_host}, and workers_per_host is {job.workers_per_host}; give "
+                      "one of them"))
     if place and STRATEGIES[place].runner == "tensorflow" and (job.workers_per_host or 1) > 1:
-        found.append((place, f"starts one process on each host, and workers_per_host is {job.workers_per_host}; leave that out"))
+        found.append((place,
+                      f"starts one process on each host, and workers_per_host is {job.workers_per_host}; leave that out"))
     if place and STRATEGIES[place].refusal:
         found.append((place, STRATEGIES[place].refusal or ""))
     return found
@@ -185,7 +191,8 @@ def _mistakes_of_strategy(place: Place, settings: Any, asked: Asked) -> Iterator
         yield place, f"is for {' and '.join(strategy.frameworks)}, and this job's framework is {asked.framework}"
     for key, value in settings.items():
         if key not in strategy.settings:
-            yield place + (str(key),), f"unknown setting{names_like(str(key), strategy.settings) or '; known: ' + ', '.join(strategy.settings)}"
+            near = names_like(str(key), strategy.settings)
+            yield place + (str(key),), f"unknown setting{near or '; known: ' + ', '.join(strategy.settings)}"
         elif not isinstance(value, strategy.settings[key]) or (isinstance(value, bool) and bool not in strategy.settings[key]):
             yield place + (key,), f"needs {_kinds(strategy.settings[key])}, not {said(value)}"
         else:
@@ -211,7 +218,8 @@ def _mistakes_of_combination(distribution: Dict[str, Any]) -> Iterator[Mistake]:
     others = [place for place in enabled if place not in _LAUNCHERS_OF_MODELPARALLEL] if modelparallel in enabled else enabled
     launchers = [place for place in enabled if place not in others]
     if modelparallel in enabled and not launchers:
-        yield modelparallel, 'needs "mpi", or "torch_distributed" since its version 2, to be enabled beside it: these start its workers'
+        yield modelparallel, ('needs "mpi", or "torch_distributed" since its version 2, to be enabled beside it: these start '
+                              'its workers')
     for chosen in (others, launchers):
         if len(chosen) > 1:
             names = " and ".join(".".join(place) for place in chosen)
@@ -247,10 +255,10 @@ def _is_enabled(settings: Dict[str, Any]) -> bool:
 
 # Versions for which the SDK knows a container; it asks only where image_uri names none.
 _DATAPARALLEL_VERSIONS = {
-    "tensorflow": ["2.3", "2.3.1", "2.3.2", "2.4", "2.4.1", "2.4.3", "2.5", "2.5.0", "2.5.1", "2.6", "2.6.0", "2.6.2", "2.6.3", "2.7",
-                   "2.7.1", "2.8", "2.8.0", "2.9", "2.9.1", "2.9.2", "2.10", "2.10.1", "2.11", "2.11.0"],
-    "pytorch": ["1.6", "1.6.0", "1.7", "1.7.1", "1.8", "1.8.0", "1.8.1", "1.9", "1.9.0", "1.9.1", "1.10", "1.10.0", "1.10.2", "1.11",
-                "1.11.0", "1.12", "1.12.0", "1.12.1", "1.13.1", "2.0.0", "2.0.1", "2.1.0", "2.1.2", "2.2.0"],
+    "tensorflow": ["2.3", "2.3.1", "2.3.2", "2.4", "2.4.1", "2.4.3", "2.5", "2.5.0", "2.5.1", "2.6", "2.6.0", "2.6.2", "2.6.3",
+                   "2.7", "2.7.1", "2.8", "2.8.0", "2.9", "2.9.1", "2.9.2", "2.10", "2.10.1", "2.11", "2.11.0"],
+    "pytorch": ["1.6", "1.6.0", "1.7", "1.7.1", "1.8", "1.8.0", "1.8.1", "1.9", "1.9.0", "1.9.1", "1.10", "1.10.0", "1.10.2",
+                "1.11", "1.11.0", "1.12", "1.12.0", "1.12.1", "1.13.1", "2.0.0", "2.0.1", "2.1.0", "2.1.2", "2.2.0"],
 }
 _TORCHRUN_GPU_VERSIONS = ["1.13.1", "2.0.0", "2.0.1", "2.1.0", "2.1.2", "2.2.0", "2.3.0", "2.3.1", "2.4.1", "2.5.1", "2.6.0",
                           "2.7.1", "2.8.0"]
@@ -274,8 +282,8 @@ def vendor_mistakes(asked: Asked) -> Iterator[Mistake]:
         yield from _vendor_torchrun(asked)
     if asked.framework == "pytorch" and "pytorchxla" in chosen:
         yield ("pytorchxla",), (
-            "Distributed training through PyTorch XLA is currently only supported when SageMaker Training Compiler is enabled. To "
-            "learn more, see Enable SageMaker Training Compiler at "
+            "Distributed training through PyTorch XLA is currently only supported when SageMaker Training Compiler is "
+            "enabled. To learn more, see Enable SageMaker Training Compiler at "
             "https://docs.aws.amazon.com/sagemaker/latest/dg/training-compiler-enable.html.")
     yield from _vendor_modelparallel(chosen)
     yield from _vendor_machines(asked)
@@ -304,7 +312,8 @@ def _vendor_trainium(asked: Asked) -> Iterator[Mistake]:
                    f"Please specify one of the following supported distribution strategies: {_TRAINIUM_STRATEGIES} ")
     elif strategies and strategies[0] not in _TRAINIUM_STRATEGIES:
         yield (strategies[0],), (f"Provided distribution strategy {strategies[0]} is not supported for Trainium instances.\n"
-                                 f"Please specify one of the following supported distribution strategies: {_TRAINIUM_STRATEGIES} \n")
+                                 "Please specify one of the following supported distribution strategies: "
+                                 f"{_TRAINIUM_STRATEGIES} \n")
 
 
 def _is_of_family(instance_type: Optional[str], families: Tuple[str, ...]) -> bool:
@@ -363,7 +372,8 @@ def _vendor_torchrun(asked: Asked) -> Iterator[Mistake]:
             text += (f"Provided framework_version {asked.framework_version} is not supported by torch_distributed for instance "
                      f"{asked.instance_type}.\nPlease specify one of the supported framework versions:{versions} \n")
     if not (asked.entry_point or "").endswith(".py"):
-        text += "Unsupported entry point type for the distribution torch_distributed.\nOnly python programs (*.py) are supported."
+        text += ("Unsupported entry point type for the distribution torch_distributed.\n"
+                 "Only python programs (*.py) are supported.")
     if text:
         yield ("torch_distributed",), text
 
@@ -380,7 +390,8 @@ def _vendor_mirrored(asked: Asked) -> Iterator[Mistake]:
                       f"but received {asked.framework_version}")
     others = ["smdistributed", "parameter_server"]
     if any(other in asked.distribution for other in others):
-        yield place, f"Multi Worker Mirrored Strategy is currently not supported with the following distribution strategies: {others}"
+        yield place, ("Multi Worker Mirrored Strategy is currently not supported with the following distribution strategies: "
+                      f"{others}")
 
 
 def _numbers(version: str) -> Tuple[int, ...]:
@@ -400,7 +411,8 @@ def _vendor_modelparallel(chosen: Dict[str, Any]) -> Iterator[Mistake]:
 
 
 _MP_CHOICES = {
-    "pipeline": ["simple", "interleaved", "_only_forward"], "placement_strategy": ["spread", "cluster"], "optimize": ["speed", "memory"],
+    "pipeline": ["simple", "interleaved", "_only_forward"], "placement_strategy": ["spread", "cluster"],
+    "optimize": ["speed", "memory"],
 }
 _MP_NUMBERS = ("microbatches", "partitions", "active_microbatches")
 _MP_SWITCHES = ("auto_partition", "contiguous", "load_partition", "horovod", "ddp", "deterministic_server")
@@ -463,8 +475,8 @@ def mp_parameters(distribution: Dict[str, Any]) -> Optional[Dict[str, Any]]:
 # ------------------------------------------------------------ hyperparameters
 
 def hyperparameters_of(job: Job, base: str = "/opt/ml") -> Dict[str, str]:
-    """What the container gets: names and values as the SDK v2 makes them, each value JSON. `base`: the base folder, in which the
-    source is `code`. Raises ValueError where mp_parameters() does."""
+    """What the container gets: names and values as the SDK v2 makes them, each value JSON. `base`: the base folder, in which
+    the source is `code`. Raises ValueError where mp_parameters() does."""
     values = dict(job.hyperparameters)
     level = values.get("sagemaker_container_log_level", LOG_LEVEL)
     if job.framework == "tensorflow":
@@ -528,8 +540,8 @@ def region() -> str:
 
 # ------------------------------------------------------------ options of mpirun
 
-# How many words follow an option, and what it means to us; no function: nothing to do, as all processes get the whole environment
-# and every line is tagged with its rank anyway.
+# How many words follow an option, and what it means to us; no function: nothing to do, as all processes get the whole
+# environment and every line is tagged with its rank anyway.
 _Meaning = Optional[Callable[[Launch, List[str]], bool]]
 
 
@@ -586,16 +598,17 @@ def _read_mpi_options(text: str, launch: Launch) -> None:
             ignored.append(" ".join([option, *words[:count]]))
         words = words[count:]
     if ignored:
-        launch.notes.append(f"custom_mpi_options: no mpirun starts the workers, so these mean nothing here: {'; '.join(ignored)}")
+        launch.notes.append("custom_mpi_options: no mpirun starts the workers, so these mean nothing here: "
+                            f"{'; '.join(ignored)}")
 
 
 # ------------------------------------------------------------ TF_CONFIG
 
 def tf_config(style: str, hosts: List[str], host: str, is_server: bool = False,
               address: Callable[[str, int], str] = "{}:{}".format) -> Optional[Dict[str, Any]]:
-    """TF_CONFIG of a process on `host`, as SageMaker's TensorFlow containers write it. `is_server`: of the parameter server that runs
-    beside the worker. `address`: where a port of a host is reached, if not at its name. None where the script gets none: a parameter
-    server on one host."""
+    """TF_CONFIG of a process on `host`, as SageMaker's TensorFlow containers write it. `is_server`: of the parameter server
+    that runs beside the worker. `address`: where a port of a host is reached, if not at its name. None where the script gets
+    none: a parameter server on one host."""
     if style == "multi_worker_mirrored_strategy":
         return {"cluster": {"worker": [address(one, 8890) for one in hosts]}, "environment": "cloud",
                 "task": {"index": hosts.index(host), "type": "worker"}}

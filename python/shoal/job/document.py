@@ -89,7 +89,8 @@ class Problem:
 
 
 class JobError(ValueError):
-    """A job that cannot be started as it was written, or what was asked of a job and cannot be done. `problems`: all at once."""
+    """A job that cannot be started as it was written, or what was asked of a job and cannot be done. `problems`: all at
+    once."""
 
     def __init__(self, found: Union[str, List[Problem]]):
         self.problems = [Problem("", found)] if isinstance(found, str) else found

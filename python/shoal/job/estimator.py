@@ -1,5 +1,5 @@
-"""PyTorch, TensorFlow and Estimator with the names and arguments of the SageMaker Python SDK v2, so that a cell of a notebook runs
-with its import changed:
+"""PyTorch, TensorFlow and Estimator with the names and arguments of the SageMaker Python SDK v2, so that a cell of a notebook
+runs with its import changed:
 
     from shoal.job import PyTorch
     estimator = PyTorch(entry_point="train.py", source_dir="code", instance_count=2, instance_type="local", image_uri="any",
@@ -7,9 +7,9 @@ with its import changed:
     estimator.fit("data/train")
     predictor = estimator.deploy(1, "local")
 
-An estimator writes a Job; engines.py starts it where `where` says. Arguments that mean something to AWS alone are accepted, and one
-line of the log names them. What the SDK refuses in `distribution` is a ValueError in its words; what it lets pass and nobody can
-mean is a JobError (a ValueError, too)."""
+An estimator writes a Job; engines.py starts it where `where` says. Arguments that mean something to AWS alone are accepted, and
+one line of the log names them. What the SDK refuses in `distribution` is a ValueError in its words; what it lets pass and
+nobody can mean is a JobError (a ValueError, too)."""
 from __future__ import annotations
 
 import copy
@@ -36,11 +36,13 @@ STAMP_LENGTH = len("-2026-01-31-23-59-59-999")
 
 # Arguments that mean nothing outside AWS.
 AWS_ONLY = (
-    "role", "keep_alive_period_in_seconds", "volume_size", "volume_kms_key", "output_kms_key", "sagemaker_session", "tags", "subnets",
+    "role", "keep_alive_period_in_seconds", "volume_size", "volume_kms_key", "output_kms_key", "sagemaker_session", "tags",
+    "subnets",
     "security_group_ids", "encrypt_inter_container_traffic", "use_spot_instances", "max_wait", "rules", "debugger_hook_config",
     "tensorboard_output_config", "enable_sagemaker_metrics", "enable_network_isolation", "profiler_config", "code_location",
     "training_repository_access_mode", "training_repository_credentials_provider_arn", "enable_infra_check",
-    "disable_output_compression", "enable_remote_debug", "enable_session_tag_chaining", "training_plan", "instance_placement_config",
+    "disable_output_compression", "enable_remote_debug", "enable_session_tag_chaining", "training_plan",
+    "instance_placement_config",
     "compiler_config")
 # Arguments that change what is run, and that Shoal has nothing for: the job would not be the one that was meant.
 NOT_SERVED = {
@@ -58,11 +60,13 @@ RENAMED = {
 }
 # Arguments of deploy() and of the model that it makes which have no meaning here.
 DEPLOY_IGNORED = (
-    "initial_instance_count", "instance_type", "accelerator_type", "use_compiled_model", "wait", "kms_key", "data_capture_config",
+    "initial_instance_count", "instance_type", "accelerator_type", "use_compiled_model", "wait", "kms_key",
+    "data_capture_config",
     "tags", "serverless_inference_config", "async_inference_config", "volume_size", "model_data_download_timeout",
     "container_startup_health_check_timeout", "inference_recommendation_id", "explainer_config")
 MODEL_IGNORED = ("role", "image_uri", "vpc_config_override", "vpc_config", "dependencies",
-                 "framework_version", "py_version", "model_kms_key", "enable_network_isolation", "container_log_level", "code_location")
+                 "framework_version", "py_version", "model_kms_key", "enable_network_isolation", "container_log_level",
+                 "code_location")
 
 
 class UnexpectedStatusException(ValueError):
@@ -108,7 +112,8 @@ class TrainingJob:
         status, job = self.status(), self.job()
         ended = status.status in ("Completed", "Failed", "Stopped")
         found = {
-            "TrainingJobName": self.name, "TrainingJobStatus": status.status if ended or status.status == "Stopping" else "InProgress",
+            "TrainingJobName": self.name, "TrainingJobStatus": status.status if ended or status.status == "Stopping"
+            else "InProgress",
             "SecondaryStatus": status.status, "FailureReason": status.failure_reason, "CreationTime": status.created,
             "TrainingStartTime": status.started, "TrainingEndTime": status.ended,
             "HyperParameters": distributions.hyperparameters_of(job), "Environment": job.environment,
@@ -124,13 +129,13 @@ class TrainingJob:
 
 def _check_status(status: Status) -> None:
     if status.status == "Stopped":
-        logger.warning("Job ended with status 'Stopped' rather than 'Completed'. This could mean the job timed out or stopped early "
-                       "for some other reason: Consider checking whether it completed as you expect.")
+        logger.warning("Job ended with status 'Stopped' rather than 'Completed'. This could mean the job timed out or stopped "
+                       "early for some other reason: Consider checking whether it completed as you expect.")
     elif status.status != "Completed":
         reason = status.failure_reason or "(No reason provided)"
         kind = CapacityError if "CapacityError" in reason else UnexpectedStatusException
-        raise kind(f"Error for Training job {status.name}: {status.status}. Reason: {reason}. Check troubleshooting guide for common "
-                   f"errors: {TROUBLESHOOTING}", ["Completed", "Stopped"], status.status)
+        raise kind(f"Error for Training job {status.name}: {status.status}. Reason: {reason}. Check troubleshooting guide for "
+                   f"common errors: {TROUBLESHOOTING}", ["Completed", "Stopped"], status.status)
 
 
 class TrainingJobAnalytics:
@@ -163,8 +168,8 @@ class TrainingJobAnalytics:
 # ------------------------------------------------------------ estimators
 
 class EstimatorBase:
-    """What all estimators have. `where`: an engine's name, or Where(...); nothing: this machine. `workers_per_host` and `requirements`
-    are those of the document; these three are not the SDK's."""
+    """What all estimators have. `where`: an engine's name, or Where(...); nothing: this machine. `workers_per_host` and
+    `requirements` are those of the document; these three are not the SDK's."""
 
     framework: Optional[str] = None
     model_cls: Type[Model] = Model
@@ -175,22 +180,27 @@ class EstimatorBase:
 
     def __init__(self, role: Any = None, instance_count: Optional[int] = None, instance_type: Optional[str] = None,
                  keep_alive_period_in_seconds: Any = None, volume_size: Any = 30, volume_kms_key: Any = None,
-                 max_run: int = 24 * 60 * 60, input_mode: str = "File", output_path: Optional[str] = None, output_kms_key: Any = None,
+                 max_run: int = 24 * 60 * 60, input_mode: str = "File", output_path: Optional[str] = None,
+                 output_kms_key: Any = None,
                  base_job_name: Optional[str] = None, sagemaker_session: Any = None, tags: Any = None, subnets: Any = None,
                  security_group_ids: Any = None, model_uri: Optional[str] = None, model_channel_name: str = "model",
                  metric_definitions: Optional[List[Dict[str, str]]] = None, encrypt_inter_container_traffic: Any = None,
                  use_spot_instances: Any = False, max_wait: Any = None, checkpoint_s3_uri: Optional[str] = None,
                  checkpoint_local_path: Optional[str] = None, rules: Any = None, debugger_hook_config: Any = None,
-                 tensorboard_output_config: Any = None, enable_sagemaker_metrics: Any = None, enable_network_isolation: Any = None,
+                 tensorboard_output_config: Any = None, enable_sagemaker_metrics: Any = None,
+                 enable_network_isolation: Any = None,
                  profiler_config: Any = None, disable_profiler: Any = None, environment: Optional[Dict[str, str]] = None,
                  max_retry_attempts: Optional[int] = None, source_dir: Optional[str] = None, git_config: Any = None,
                  hyperparameters: Optional[Dict[str, Any]] = None, container_log_level: int = logging.INFO,
-                 code_location: Any = None, entry_point: Optional[str] = None, dependencies: Any = None, instance_groups: Any = None,
+                 code_location: Any = None, entry_point: Optional[str] = None, dependencies: Any = None,
+                 instance_groups: Any = None,
                  training_repository_access_mode: Any = None, training_repository_credentials_provider_arn: Any = None,
                  enable_infra_check: Any = None, container_entry_point: Any = None, container_arguments: Any = None,
-                 disable_output_compression: Any = False, enable_remote_debug: Any = None, enable_session_tag_chaining: Any = None,
+                 disable_output_compression: Any = False, enable_remote_debug: Any = None,
+                 enable_session_tag_chaining: Any = None,
                  training_plan: Any = None, instance_placement_config: Any = None,
-                 where: Union[None, str, Where] = None, workers_per_host: Optional[int] = None, requirements: Optional[str] = None,
+                 where: Union[None, str, Where] = None, workers_per_host: Optional[int] = None,
+                 requirements: Optional[str] = None,
                  **kwargs: Any):
         given = {name: value for name, value in locals().items() if name not in ("self", "kwargs", "__class__")}
         self._take(given, kwargs)
@@ -214,7 +224,8 @@ class EstimatorBase:
         for name, value in given.items():
             if name not in ("hyperparameters", "enable_network_isolation"):
                 setattr(self, name, value)
-        ignored = [name for name in AWS_ONLY if given.get(name) not in (None, False) and (name, given[name]) != ("volume_size", 30)]
+        ignored = [name for name in AWS_ONLY if given.get(name) not in (None, False)
+                   and (name, given[name]) != ("volume_size", 30)]
         if ignored:
             logger.warning("%s: without meaning outside AWS, and ignored: %s", type(self).__name__, ", ".join(ignored))
 
@@ -227,7 +238,8 @@ class EstimatorBase:
     def hyperparameters(self) -> Dict[str, str]:
         """What is sent, as JSON each; how the job is run is among it from fit() on."""
         sent = distributions.hyperparameters_of(self.as_job())
-        return sent if self._current_job_name else {name: value for name, value in sent.items() if name not in distributions.OF_THE_RUN}
+        return sent if self._current_job_name else {name: value for name, value in sent.items()
+                                                    if name not in distributions.OF_THE_RUN}
 
     def training_image_uri(self, region: Optional[str] = None) -> Optional[str]:
         return self.image_uri
@@ -255,7 +267,8 @@ class EstimatorBase:
 
     def _name_make(self) -> str:
         now = time.time()
-        base = self.base_job_name or re.sub(r"[^a-zA-Z0-9]+", "-", pathlib.Path(self.entry_point or "").stem).strip("-") or "job"
+        script = pathlib.Path(self.entry_point or "").stem
+        base = self.base_job_name or re.sub(r"[^a-zA-Z0-9]+", "-", script).strip("-") or "job"
         stamp = time.strftime("-%Y-%m-%d-%H-%M-%S", time.gmtime(now)) + f"-{int(now * 1000) % 1000:03d}"
         return base[:reading.NAME_MAX - STAMP_LENGTH].rstrip("-") + stamp
 
@@ -268,9 +281,11 @@ class EstimatorBase:
                 raise ValueError(f"Duplicate channel {self.model_channel_name} not allowed.")
             channels[self.model_channel_name] = Channel(whole_uri(self.model_uri))
         return Job(
-            entry_point=self.entry_point, name=self._current_job_name, base_job_name=self.base_job_name, framework=self.framework,
+            entry_point=self.entry_point, name=self._current_job_name, base_job_name=self.base_job_name,
+            framework=self.framework,
             source_dir=self.source_dir and _path(self.source_dir), requirements=self.requirements,
-            instance_count=1 if self.instance_count is None else self.instance_count, instance_type=self.instance_type or "local",
+            instance_count=1 if self.instance_count is None else self.instance_count,
+            instance_type=self.instance_type or "local",
             workers_per_host=self.workers_per_host, distribution=copy.deepcopy(self.distribution),
             hyperparameters=self._sent_hyperparameters(), channels=channels,
             metric_definitions=[Metric(one.get("Name"), one.get("Regex")) for one in self.metric_definitions or []],
@@ -298,7 +313,8 @@ class EstimatorBase:
         return Checkpoints(whole_uri(self.checkpoint_s3_uri), path[len(BASE) + 1:] if path.startswith(BASE + "/") else path)
 
     @classmethod
-    def attach(cls, training_job_name: str, sagemaker_session: Any = None, model_channel_name: str = "model") -> "EstimatorBase":
+    def attach(cls, training_job_name: str, sagemaker_session: Any = None,
+               model_channel_name: str = "model") -> "EstimatorBase":
         """An estimator of a job that was started before, by whomever. Waits for its end, without logs."""
         from . import engines
         training_job = TrainingJob(engines.folder_find(training_job_name).name)
@@ -319,7 +335,8 @@ class EstimatorBase:
         checkpoints = job.checkpoints
         fields = dict(
             entry_point=job.entry_point, source_dir=job.source_dir, hyperparameters=hyperparameters, container_log_level=level,
-            image_uri=job.where.options.get("image", "attached"), instance_count=job.instance_count, instance_type=job.instance_type,
+            image_uri=job.where.options.get("image", "attached"), instance_count=job.instance_count,
+            instance_type=job.instance_type,
             max_run=job.max_run, output_path=job.output_path, base_job_name=job.base_job_name, model_uri=model and model.uri,
             model_channel_name=model_channel_name, environment=job.environment or None, max_retry_attempts=job.restarts or None,
             metric_definitions=[{"Name": one.name, "Regex": one.regex} for one in job.metric_definitions] or None,
@@ -343,8 +360,8 @@ class EstimatorBase:
         """Where model.tar.gz is; None where the script has left no model."""
         if self.latest_training_job is not None:
             return self.latest_training_job.status().model
-        logger.warning("No finished training job found associated with this estimator. Please make sure this estimator is only used "
-                       "for building workflow config")
+        logger.warning("No finished training job found associated with this estimator. Please make sure this estimator is "
+                       "only used for building workflow config")
         return os.path.join(self.output_path or "", self._current_job_name or "", "output", "model.tar.gz")
 
     @property
@@ -361,13 +378,15 @@ class EstimatorBase:
         latest = self._latest()
         model = latest.status().model
         if model is None:
-            raise JobError(f"job {latest.name} has left no model ({latest.status().status}): a script leaves it in the folder that "
-                           "SM_MODEL_DIR names")
+            raise JobError(f"job {latest.name} has left no model ({latest.status().status}): a script leaves it in the folder "
+                           "that SM_MODEL_DIR names")
         return self.model_cls(model, entry_point or self.entry_point, source_dir or self.source_dir, name or self.base_job_name,
                               predictor_cls, env, model_server_workers)
 
-    def deploy(self, initial_instance_count: Any = None, instance_type: Any = None, serializer: Any = None, deserializer: Any = None,
-               accelerator_type: Any = None, endpoint_name: Optional[str] = None, use_compiled_model: Any = False, wait: Any = True,
+    def deploy(self, initial_instance_count: Any = None, instance_type: Any = None, serializer: Any = None,
+               deserializer: Any = None,
+               accelerator_type: Any = None, endpoint_name: Optional[str] = None, use_compiled_model: Any = False,
+               wait: Any = True,
                model_name: Optional[str] = None, kms_key: Any = None, data_capture_config: Any = None, tags: Any = None,
                serverless_inference_config: Any = None, async_inference_config: Any = None, volume_size: Any = None,
                model_data_download_timeout: Any = None, container_startup_health_check_timeout: Any = None,
@@ -409,7 +428,8 @@ class Framework(EstimatorBase):
                          checkpoint_s3_uri=checkpoint_s3_uri, checkpoint_local_path=checkpoint_local_path,
                          enable_sagemaker_metrics=enable_sagemaker_metrics, **kwargs)
 
-    def _distribute(self, distribution: Optional[Dict[str, Any]], framework_version: Optional[str], py_version: Optional[str]) -> None:
+    def _distribute(self, distribution: Optional[Dict[str, Any]], framework_version: Optional[str],
+                    py_version: Optional[str]) -> None:
         """Checks versions and `distribution` as the SDK does, then as it does not."""
         self.framework_version, self.py_version = framework_version, py_version
         asked = distributions.Asked(distribution or {}, self.framework, framework_version, py_version, self.image_uri,
@@ -434,8 +454,10 @@ class PyTorch(Framework):
     framework = "pytorch"
     model_cls = PyTorchModel
 
-    def __init__(self, entry_point: Optional[str] = None, framework_version: Optional[str] = None, py_version: Optional[str] = None,
-                 source_dir: Optional[str] = None, hyperparameters: Optional[Dict[str, Any]] = None, image_uri: Optional[str] = None,
+    def __init__(self, entry_point: Optional[str] = None, framework_version: Optional[str] = None,
+                 py_version: Optional[str] = None,
+                 source_dir: Optional[str] = None, hyperparameters: Optional[Dict[str, Any]] = None,
+                 image_uri: Optional[str] = None,
                  distribution: Optional[Dict[str, Any]] = None, compiler_config: Any = None, training_recipe: Any = None,
                  recipe_overrides: Any = None, **kwargs: Any):
         for name, value in (("training_recipe", training_recipe), ("recipe_overrides", recipe_overrides)):
@@ -488,7 +510,8 @@ def _note_compiler(estimator: Framework, compiler_config: Any) -> None:
 class Estimator(EstimatorBase):
     """Trains any script. There is no container here to take a program from, so `entry_point` is needed."""
 
-    def __init__(self, image_uri: str, role: Any = None, instance_count: Optional[int] = None, instance_type: Optional[str] = None,
+    def __init__(self, image_uri: str, role: Any = None, instance_count: Optional[int] = None,
+                 instance_type: Optional[str] = None,
                  disable_profiler: Any = False, **kwargs: Any):
         self.image_uri = image_uri
         super().__init__(role, instance_count, instance_type, disable_profiler=disable_profiler, **kwargs)

@@ -1,5 +1,5 @@
-"""What fit() is given: TrainingInput and FileSystemInput, with the names and the `config` of sagemaker.inputs, and what channels
-become of them."""
+"""What fit() is given: TrainingInput and FileSystemInput, with the names and the `config` of sagemaker.inputs, and what
+channels become of them."""
 from __future__ import annotations
 
 import dataclasses
@@ -47,7 +47,8 @@ class TrainingInput:
             if source.get(key):
                 raise JobError(f"TrainingInput: {name} is not served; leave it out")
         return Channel(whole_uri(source["S3Uri"]), self.config.get("InputMode") or input_mode,
-                       source.get("S3DataDistributionType", "FullyReplicated"), source["S3DataType"], self.config.get("ContentType"),
+                       source.get("S3DataDistributionType", "FullyReplicated"), source["S3DataType"],
+                       self.config.get("ContentType"),
                        self.config.get("CompressionType"), self.config.get("RecordWrapperType"),
                        self.config.get("ShuffleConfig", {}).get("Seed"))
 
@@ -58,7 +59,8 @@ class FileSystemInput:
     def __init__(self, file_system_id: str, file_system_type: str, directory_path: str, file_system_access_mode: str = "ro",
                  content_type: Optional[str] = None):
         if file_system_type not in FILE_SYSTEM_TYPES:
-            raise ValueError(f"Unrecognized file system type: {file_system_type}. Valid values: {', '.join(FILE_SYSTEM_TYPES)}.")
+            raise ValueError(f"Unrecognized file system type: {file_system_type}. Valid values: "
+                             f"{', '.join(FILE_SYSTEM_TYPES)}.")
         if file_system_access_mode not in FILE_SYSTEM_MODES:
             raise ValueError(f"Unrecognized file system access mode: {file_system_access_mode}. "
                              f"Valid values: {', '.join(FILE_SYSTEM_MODES)}.")

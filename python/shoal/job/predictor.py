@@ -1,8 +1,8 @@
 """Who asks an endpoint: Predictor and its kinds, and Model, which makes an endpoint of a model.tar.gz. Names and arguments are
 those of the SageMaker Python SDK v2.
 
-An endpoint is a process of serve.py that ends with the process that has deployed it. There it is found by its name, from elsewhere
-by its URL."""
+An endpoint is a process of serve.py that ends with the process that has deployed it. There it is found by its name, from
+elsewhere by its URL."""
 from __future__ import annotations
 
 import re
@@ -57,8 +57,8 @@ class Predictor:
 
     def _endpoint(self) -> Any:
         if self.endpoint_name not in _endpoints:
-            raise JobError(f'no endpoint "{self.endpoint_name}": this process has not deployed it, or has deleted it; the endpoint '
-                           "of another process is asked by its URL")
+            raise JobError(f'no endpoint "{self.endpoint_name}": this process has not deployed it, or has deleted it; the '
+                           f"endpoint of another process is asked by its URL")
         return _endpoints[self.endpoint_name]
 
     @property
@@ -134,7 +134,8 @@ class Model:
     predictor_cls: Type[Predictor] = Predictor
 
     def __init__(self, model_data: str, entry_point: Optional[str] = None, source_dir: Optional[str] = None,
-                 name: Optional[str] = None, predictor_cls: Optional[Type[Predictor]] = None, env: Optional[Dict[str, str]] = None,
+                 name: Optional[str] = None, predictor_cls: Optional[Type[Predictor]] = None,
+                 env: Optional[Dict[str, str]] = None,
                  model_server_workers: Optional[int] = None):
         self.model_data, self.entry_point, self.source_dir, self.name = model_data, entry_point, source_dir, name
         self.env, self.model_server_workers = env, model_server_workers

@@ -177,7 +177,8 @@ def _is_required(field: dataclasses.Field) -> bool:
 def _without(data: Any, found: Dict[Place, str]) -> Any:
     """Data less what has a mistake, so that the rest can be looked at."""
     data = copy.deepcopy(data)
-    for place in sorted((place for place in found if place), key=lambda place: [str(key).zfill(9) for key in place], reverse=True):
+    for place in sorted((place for place in found if place), key=lambda place: [str(key).zfill(9) for key in place],
+                        reverse=True):
         inside = data
         for key in place[:-1]:
             inside = inside[key]
@@ -246,8 +247,8 @@ def _check_entry_point(job: Job, source: Source) -> Iterator[Mistake]:
     if job.source_dir and os.path.isabs(job.entry_point):
         yield ("entry_point",), f'"{job.entry_point}": with source_dir it is a path below that folder'
     elif not re.fullmatch(ENTRY_POINT, name) or ".." in name:
-        yield ("entry_point",), (f'"{name}" is no name of a script: letters, digits, ".", "_", "+" and "-", which is not the first '
-                                 'of a name, and no ".."')
+        yield ("entry_point",), (f'"{name}" is no name of a script: letters, digits, ".", "_", "+" and "-", which is not the '
+                                 f'first of a name, and no ".."')
     if job.source_dir is not None and not job.source_dir:
         yield ("source_dir",), "is empty; leave it out: the entry point is then a file of its own"
     for field in ("source_dir", "entry_point"):
@@ -264,8 +265,8 @@ def _check_hyperparameters(job: Job, source: Source) -> Iterator[Mistake]:
     if not wrong and not distribution.mistakes(job):
         sent = distribution.hyperparameters_of(job)
         if len(sent) > HYPERPARAMETERS_MAX:
-            yield ("hyperparameters",), (f"{len(sent)} are sent, of which {len(sent) - len(job.hyperparameters)} say how the job is "
-                                         f"run, and at most {HYPERPARAMETERS_MAX} are allowed")
+            yield ("hyperparameters",), (f"{len(sent)} are sent, of which {len(sent) - len(job.hyperparameters)} say how the "
+                                         f"job is run, and at most {HYPERPARAMETERS_MAX} are allowed")
 
 
 def _mistakes_of_hyperparameter(key: str, value: Any) -> Iterator[str]:
@@ -277,7 +278,8 @@ def _mistakes_of_hyperparameter(key: str, value: Any) -> Iterator[str]:
     if not key or len(key) > HYPERPARAMETER_NAME_MAX:
         yield f"its name has {len(key)} characters; 1 to {HYPERPARAMETER_NAME_MAX} are allowed"
     if length > HYPERPARAMETER_MAX:
-        yield f"{length} characters as JSON, and at most {HYPERPARAMETER_MAX} are allowed; put long values into a file of source_dir"
+        yield (f"{length} characters as JSON, and at most {HYPERPARAMETER_MAX} are allowed; put long values into a file of "
+               "source_dir")
 
 
 def _check_environment(job: Job, source: Source) -> Iterator[Mistake]:
@@ -285,7 +287,8 @@ def _check_environment(job: Job, source: Source) -> Iterator[Mistake]:
         yield ("environment",), f"{len(job.environment)} variables, and at most {VARIABLES_MAX} are allowed"
     for name, value in job.environment.items():
         if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name) or len(name) > VARIABLE_MAX:
-            yield ("environment", name), (f"no name of a variable: letters, digits and _, no digit first, at most {VARIABLE_MAX} "
+            yield ("environment", name), (f"no name of a variable: letters, digits and _, no digit first, at most "
+                                          f"{VARIABLE_MAX} "
                                           "characters")
         elif len(value) > VARIABLE_MAX:
             yield ("environment", name), f"{len(value)} characters, and at most {VARIABLE_MAX} are allowed"
@@ -337,7 +340,8 @@ def _mistakes_of_uri(place: Place, uri: str) -> Iterator[Mistake]:
     elif not mark:
         near = re.match(r"(s3|file|gs|https?):?/", uri, re.I)
         if near and not uri.startswith("/"):
-            yield place, f'"{uri}" is neither a path nor a URI; did you mean "{near[1].lower()}://{uri[near.end():].lstrip("/")}"?'
+            better = f"{near[1].lower()}://{uri[near.end():].lstrip('/')}"
+            yield place, f'"{uri}" is neither a path nor a URI; did you mean "{better}"?'
     elif not re.fullmatch(r"[a-z][a-z0-9+.\-]*", scheme):
         yield place, f'"{uri}": no scheme of a URI, such as s3 or file, before "://"'
     elif scheme == "file" and not rest.startswith("/"):
@@ -408,12 +412,14 @@ def _check_script(job: Job, source: Source) -> Iterator[Mistake]:
     is_package = (folder / "setup.py").is_file() and (folder / job.entry_point).is_dir()
     if not is_package and not (folder / job.entry_point).is_file():
         # The words are the SDK's.
-        yield ("entry_point",), f'No file named "{job.entry_point}" was found in directory "{folder}".' + _files_like(job, folder)
+        text = f'No file named "{job.entry_point}" was found in directory "{folder}".'
+        yield ("entry_point",), text + _files_like(job, folder)
     yield from _mistakes_of_requirements(job, folder)
 
 
 def _files_like(job: Job, folder: pathlib.Path) -> str:
-    return distribution.names_like(job.entry_point, [one.name for one in folder.iterdir() if one.is_file()]).replace("; did", " Did")
+    names = [one.name for one in folder.iterdir() if one.is_file()]
+    return distribution.names_like(job.entry_point, names).replace("; did", " Did")
 
 
 def _mistakes_of_requirements(job: Job, folder: pathlib.Path) -> Iterator[Mistake]:
