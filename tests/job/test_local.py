@@ -85,7 +85,7 @@ def script_finds_what_the_contract_promises():
               "SM_OUTPUT_DATA_DIR": f"{base}/output/data", "SM_INPUT_DIR": f"{base}/input", "SM_LOG_LEVEL": "20",
               "SM_INPUT_CONFIG_DIR": f"{base}/input/config", "SM_MODULE_DIR": f"{base}/code", "SM_MODULE_NAME": "train",
               "SM_USER_ENTRY_POINT": "train.py", "SM_NETWORK_INTERFACE_NAME": interface, "SM_IS_HETERO": "false",
-              "SM_OUTPUT_INTERMEDIATE_DIR": f"{base}/output/intermediate", "SM_NUM_CPUS": str(len(os.sched_getaffinity(0))),
+              "SM_OUTPUT_INTERMEDIATE_DIR": f"{base}/output/intermediate", "SM_NUM_CPUS": str(max(1, len(os.sched_getaffinity(0)) // 2)),
               "SM_USER_ARGS": json.dumps(told["arguments"], separators=(",", ":")), "SM_INSTANCE_GROUPS": '["homogeneousCluster"]',
               "SM_CURRENT_INSTANCE_GROUP": "homogeneousCluster", "SM_RESOURCE_CONFIG": None, "SM_TRAINING_ENV": None, "SM_HPS": None,
               "TRAINING_JOB_NAME": "job", "SM_NUM_NEURONS": "0", "SM_FRAMEWORK_MODULE": ""}

@@ -33,6 +33,7 @@ EXIT_AGENT = 125  # the agent could not do its work, as that of `shoal run` itse
 KILL_AFTER_S = 10.0  # how much longer than its grace time a runner may take before all of its group is killed
 DRAIN_S = 2.0  # how long what the workers left running may hold our pipe when they have ended
 LINE_MAX = 1 << 16
+CHECKPOINTS_S = 600.0  # until the last checkpoints are at their place
 IGNORED = ("__pycache__", ".git")
 REMOTE = "s3", "gs", "http", "https", "hdfs", "az"
 
@@ -129,7 +130,10 @@ def _source_copy(job: Job, folder: pathlib.Path) -> None:
 
 def _source_download(uri: str, path: pathlib.Path) -> pathlib.Path:
     from shoal.job import channels
-    channels.file_bring(uri, path)
+    try:
+        channels.file_bring(uri, path)
+    except RuntimeError as error:
+        raise AgentError(f"source_dir ({uri}): {error}") from error
     return path
 
 
@@ -220,34 +224,40 @@ def _channel_link(channel: Any, folder: pathlib.Path) -> None:
 class Cause:
     """Finds in what the workers write why they failed: the report of `shoal run`, and the last line of a traceback."""
 
-    FIRST = re.compile(r"^shoal run: rank (\d+) (?:\(pid \d+\) )?failed first: (.*)$")
+    FIRST = re.compile(r"^shoal run: rank (\d+) (?:\(pid \d+\) )?(?:on \S+ )?failed first: (.*)$")
+    LOST = re.compile(r"^shoal run: (host \d+ \(.*\) (?:is lost|has ended the run|could not start its workers).*)$")
     ELSEWHERE = re.compile(r"^shoal run: (the rank to blame is on another host.*)$")
     SAID = re.compile(r"^shoal run: (.*)$")
     ERROR = re.compile(r"^(?:(\d+)\| |\[rank(\d+)\]: *)?((?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)(?:: .*)?)$")
 
-    def __init__(self) -> None:
+    def __init__(self, own_ranks: range):
+        self.own_ranks = own_ranks
         self.first: Optional[Tuple[str, str]] = None  # rank, how it ended
-        self.errors: Dict[str, str] = {}  # of each rank, the last
+        self.errors: Dict[str, str] = {}  # of each rank, the last before the report
+        self.lost: Optional[str] = None
         self.said: Optional[str] = None
-        self.is_secondary = False
+        self.is_secondary = False  # another host tells more
 
     def hear(self, line: str) -> None:
-        first, error = self.FIRST.match(line), self.ERROR.match(line)
+        first, lost, error, said = (pattern.match(line) for pattern in (self.FIRST, self.LOST, self.ERROR, self.SAID))
         if first:
             self.first = (first.group(1), first.group(2))
+            self.is_secondary = int(first.group(1)) not in self.own_ranks
+        elif lost:
+            self.lost = lost.group(1)
         elif self.ELSEWHERE.match(line):
             self.is_secondary = True
         elif error and not self.first:
             self.errors[error.group(1) or error.group(2) or ""] = error.group(3)
-        elif self.SAID.match(line):
-            self.said = self.SAID.match(line).group(1)  # type: ignore[union-attr]
+        elif said:
+            self.said = said.group(1)
 
     def text(self, program: str, ending: str) -> str:
         if self.first:
             rank, how = self.first
             error = self.errors.get(rank)
             return f"rank {rank} {how}" + (f": {error}" if error else "")
-        error = next(iter(self.errors.values()), None) or (self.said if program == "shoal run" else None)
+        error = self.lost or next(iter(self.errors.values()), None) or (self.said if program == "shoal run" else None)
         return f"{program} {ending}" + (f": {error}" if error else "")
 
 
@@ -299,6 +309,8 @@ class Agent:
         self.base = folder.base(place.host)
         self.is_stopping = False
         self.is_preparing = True  # then a signal ends all at once; later the workers have their grace time
+        self.is_whole = False  # the script has ended by itself, so that its files are whole
+        self.checkpoints: Any = None
         self.python = sys.executable
         self.container = Container(self.base, job, place.host, place.hosts, {}, contract.gpu_count(),
                                    str(job.where.options.get("interface") or contract.interface_name()), place.meet)
@@ -342,6 +354,9 @@ class Agent:
         self.tell(status="Downloading")
         job, container = self.job, self.container
         self.launch = launch_of(job)
+        for note in self.launch.notes:
+            self.say(note)
+            self.tell(note=note)
         self.base.mkdir(parents=True, exist_ok=True)
         contract.folders_make(container)
         source_bring(job, container.code)
@@ -371,10 +386,27 @@ class Agent:
 
     def _checkpoints_bring(self) -> None:
         """Without a place in the document checkpoints are kept in the job's folder, which outlives an attempt."""
-        checkpoints = self.job.checkpoints
-        if checkpoints is None and not self.container.checkpoints.exists():
+        place = self.job.checkpoints
+        if place is None:
             self.folder.checkpoints.mkdir(exist_ok=True)
-            self.container.checkpoints.symlink_to(self.folder.checkpoints)
+            if not self.container.checkpoints.exists():
+                self.container.checkpoints.symlink_to(self.folder.checkpoints)
+            return
+        from shoal.job import checkpoints
+        self.checkpoints = checkpoints.Synchronizer(self.base / place.local_path, place.uri, self.say, self.place.host)
+        try:
+            self.checkpoints.start()
+        except RuntimeError as error:
+            raise AgentError(f"checkpoints ({place.uri}): {error}") from error
+
+    def _checkpoints_finish(self) -> None:
+        """The last ones become safe; where that fails, the job has ended as it has, and everybody is told."""
+        try:
+            if self.checkpoints:
+                self.checkpoints.finish(CHECKPOINTS_S, complete=self.is_whole)
+        except RuntimeError as error:
+            self.say(str(error))
+            self.tell(note=str(error))
 
     # -- the workers --
 
@@ -404,20 +436,30 @@ class Agent:
         command = RUNNERS[self.launch.runner](self)
         self.is_preparing = False
         self.tell(status="Training")
-        cause = Cause()
+        workers = self.launch.workers_per_host
+        cause = Cause(range(self.place.index * workers, (self.place.index + 1) * workers))
         with open(self.folder.log(self.place.host), "ab", buffering=0) as log:
             lines = Lines(log, [cause.hear], self.say)
-            training = Training(command, self.container.code, self.environment(), lines, self.job)
-            code = training.run(lambda: self.is_stopping, self.wake_reading)
+            with self._data_view() as view:
+                training = Training(view.command(command), self.container.code, self.environment(), lines, self.job, view.pass_fds)
+                code = training.run(lambda: self.is_stopping, self.wake_reading)
+        self.is_whole = code >= 0 and not training.was_killed
         return self._ending_of(code, training, cause, command)
+
+    def _data_view(self) -> Any:
+        """Brings the objects of FastFile channels when the workers open them."""
+        if not any(channel.input_mode == "FastFile" for channel in self.job.channels.values()):
+            return NoView()
+        from shoal.job import fastfile
+        return fastfile.View(self.base / "input/data", self.say)
 
     def _ending_of(self, code: int, training: "Training", cause: Cause, command: List[str]) -> Ending:
         if training.is_over_time:
             return Ending("Failed", EXIT_TIME_LIMIT, f"time limit: the script ran longer than max_run, {self.job.max_run} s")
+        if code == 0 and not self.is_stopping:
+            return Ending("Completed")
         if self.is_stopping:
             return Ending("Stopped", processes.exit_code(code), "stopped on request")
-        if code == 0:
-            return Ending("Completed")
         program = self.job.entry_point if self.launch.runner in ALONE else "shoal run"
         own = contract.failure_read(self.container)
         return Ending("Failed", processes.exit_code(code), own or cause.text(program, processes.ending_text(code)), cause.is_secondary)
@@ -425,6 +467,7 @@ class Agent:
     # -- after --
 
     def _finish(self, ending: Ending) -> Ending:
+        self._checkpoints_finish()
         try:
             if ending.status == "Failed" and self.container.output.is_dir():
                 contract.failure_write(self.container, ending.reason or "")
@@ -435,17 +478,34 @@ class Agent:
         return ending
 
 
+class NoView:
+    """As fastfile.View, where no channel has that mode."""
+
+    pass_fds: Tuple[int, ...] = ()
+
+    def __enter__(self) -> "NoView":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+    def command(self, words: List[str]) -> List[str]:
+        return words
+
+
 class Training:
     """The runner's process and all that waits for it: what it writes, the time limit, the way from SIGTERM to SIGKILL."""
 
-    def __init__(self, command: List[str], cwd: pathlib.Path, environment: Mapping[str, str], lines: Lines, job: Job):
+    def __init__(self, command: List[str], cwd: pathlib.Path, environment: Mapping[str, str], lines: Lines, job: Job,
+                 pass_fds: Tuple[int, ...]):
         self.lines, self.job = lines, job
-        self.is_over_time = False
+        self.is_over_time = self.was_killed = False
         self.kill_at: Optional[float] = None
         self.drain_until: Optional[float] = None
         try:
             self.process = subprocess.Popen(command, cwd=cwd, env=dict(environment), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                            stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=processes.end_with_parent)
+                                            stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=processes.end_with_parent,
+                                            pass_fds=pass_fds)
         except OSError as error:
             raise AgentError(f"cannot start {command[0]}: {error.strerror}") from error
         self.end_at = time.monotonic() + job.max_run
@@ -495,6 +555,7 @@ class Training:
             processes.group_signal(self.process.pid, signal.SIGTERM)
             self.kill_at = now + self.job.stop_grace + KILL_AFTER_S
         if self.kill_at is not None and now >= self.kill_at:
+            self.was_killed = True
             processes.group_signal(self.process.pid, signal.SIGKILL)
 
     def _clean(self) -> None:

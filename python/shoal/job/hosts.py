@@ -194,6 +194,9 @@ class Member(Runner):
         self.first_other: Optional[Other] = None
         self.lost: Optional[str] = None
 
+    def _cores_of(self, index: int) -> List[int]:
+        return []  # the machine is ours alone
+
     def _status_change(self, **fields: Any) -> None:
         """The status of the job is written by one host; each writes its own state."""
         self.status = dataclasses.replace(self.status, **fields)

@@ -167,7 +167,7 @@ class Runner:
             self._host_start(index, ["127.0.0.1", port], self._host_environment(index))
 
     def _host_start(self, index: int, meet: List[Any], environment: Dict[str, str]) -> None:
-        place = {"index": index, "hosts": self.status.hosts, "meet": meet}
+        place = {"index": index, "hosts": self.status.hosts, "meet": meet, "cores": self._cores_of(index)}
         process = subprocess.Popen(processes.python_module("shoal.job.local", str(self.folder.path), json.dumps(place)),
                                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env=environment,
                                    preexec_fn=processes.end_with_parent)
@@ -185,6 +185,12 @@ class Runner:
             each = gpus // count
             environment[CUDA_VISIBLE_DEVICES] = ",".join(names[index * each:(index + 1) * each])
         return environment
+
+    def _cores_of(self, index: int) -> List[int]:
+        """The hosts divide the cores, too, as each binds its workers to its own: nothing where they do not suffice."""
+        cores, count = sorted(os.sched_getaffinity(0)), len(self.status.hosts)
+        each = len(cores) // count
+        return cores[index * each:(index + 1) * each] if count > 1 and each >= self.status.workers_per_host else []
 
     def _hosts_watch(self) -> None:
         tick_at = time.monotonic()
@@ -226,6 +232,8 @@ class Runner:
         if "attempt" in report:
             self._status_change(attempt=max(self.status.attempt, report["attempt"]))
             self._event("again", host.name, attempt=report["attempt"])
+        if "note" in report:
+            self._event("note", host.name, text=report["note"])
         if "status" in report:
             host.status = report["status"]
             self._event(host.status, host.name)
@@ -343,6 +351,8 @@ def _agent_main(folder: JobFolder, place: Dict[str, Any]) -> int:
         except OSError:  # the runner is gone; SIGTERM comes
             pass
 
+    if place["cores"]:
+        os.sched_setaffinity(0, place["cores"])
     job = job_read(folder)
     ending = Agent(folder, job, Place(place["index"], place["hosts"], tuple(place["meet"])), tell, lambda: bool(sys.stdin.readline())).run()
     tell(ending=dataclasses.asdict(ending))

@@ -9,7 +9,7 @@ import time
 from typing import List, Optional
 from urllib.parse import unquote, urlparse
 
-from shoal.job import contract, reading
+from shoal.job import contract, distribution, reading
 from shoal.job.document import Job, JobError, as_data
 from shoal.job.folder import JobFolder, Status, file_replace, host_names
 
@@ -51,7 +51,7 @@ def folder_create(job: Job, jobs: Optional[pathlib.Path] = None) -> JobFolder:
         paths_complete(job)
         file_replace(folder.document, json.dumps(as_data(job), indent=1) + "\n")
         folder.status_write(Status(job.name, created=time.time(), hosts=host_names(job.instance_count), engine=job.where.engine,
-                                   workers_per_host=job.workers_per_host or 1))
+                                   workers_per_host=_workers_per_host(job)))
         (folder.path / "hosts").mkdir()
         folder.events.touch()
     except OSError as error:
@@ -59,6 +59,12 @@ def folder_create(job: Job, jobs: Optional[pathlib.Path] = None) -> JobFolder:
         shutil.rmtree(folder.path, ignore_errors=True)
         raise EngineError(text) from error
     return folder
+
+
+def _workers_per_host(job: Job) -> int:
+    """As far as this machine can tell."""
+    gpus = contract.gpu_count() // (job.instance_count if job.where.engine == "local" else 1)
+    return distribution.launch_of(job, gpus).workers_per_host
 
 
 def _existing(path: pathlib.Path) -> pathlib.Path:
@@ -111,10 +117,8 @@ def _output_copy(job: Job, archive: pathlib.Path) -> str:
     uri = f"{job.output_path.rstrip('/')}/{job.name}/output/{archive.name}"
     parsed = urlparse(uri)
     if parsed.scheme not in ("", "file"):
-        from shoal.job import channels
-        channels.file_send(archive, uri)
-        return uri
-    target = pathlib.Path(unquote(parsed.path))
+        return _output_send(archive, uri)
+    target = pathlib.Path(unquote(parsed.path) if parsed.scheme else uri)
     unfinished = target.with_name(f".{target.name}.unfinished")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -125,3 +129,13 @@ def _output_copy(job: Job, archive: pathlib.Path) -> str:
         text = f"cannot copy {archive.name} to {target}: {error.strerror}{contract.space_text(_existing(target), error)}"
         raise contract.ContractError(text) from error
     return target.as_uri()
+
+
+def _output_send(archive: pathlib.Path, uri: str) -> str:
+    from shoal.job import storage
+    try:
+        store, key = storage.store_open(uri)
+        store.put(archive, key)
+    except storage.StorageError as error:
+        raise contract.ContractError(f"cannot copy {archive.name} to {uri}: {error}") from error
+    return uri
