@@ -51,6 +51,7 @@ test: build/torch/bin/python3 build/torch/deepspeed
 	@$(MAKE) --no-print-directory build/sphinx/bin/python3 || echo "without it the tests of site and manual pages are skipped"
 	@$(MAKE) --no-print-directory build/job/bin/python3 || echo "without it the tests of training jobs with data in S3 are skipped"
 	@$(MAKE) --no-print-directory build/inference/bin/python3 || echo "without it the endpoint is not compared with the vendor's"
+	@$(MAKE) --no-print-directory build/sdk3/bin/python3 || echo "without it the tests with SageMaker's SDK v3 are skipped"
 	@$(MAKE) --no-print-directory build/toolkit/bin/python3 || echo "without it the tests with SageMaker's toolkit are skipped"
 	@dev/deps.sh aarch64 || echo "without them the build for aarch64 is skipped"
 	@$(MAKE) --no-print-directory build/sdk2/bin/python3 || echo "without it our estimators are not compared with those of SageMaker's SDK"
@@ -92,13 +93,17 @@ build/inference/bin/python3:
 	@echo "installing the vendor's server for models at build/inference"
 	@rm -rf build/inference && python3 -m venv build/inference
 	@build/inference/bin/pip install --quiet sagemaker-inference==1.10.1 'setuptools<81' || { rm -rf build/inference; exit 1; }
+	@touch $@
+
 # The SageMaker Python SDK v2, with which tests compare our estimators.
 build/sdk2/bin/python3: dev/sdk2-requirements.txt
 	@echo "installing SageMaker's SDK v2 at build/sdk2"
 	@rm -rf build/sdk2 && python3 -m venv build/sdk2
 	@build/sdk2/bin/pip install --quiet --requirement dev/sdk2-requirements.txt || { rm -rf build/sdk2; exit 1; }
+	@touch $@
+
 # SageMaker's training toolkit, for the tests that train with it, and an sshd that it starts in containers of theirs. Of what the
-# toolkit asks for, only what training needs is installed.
+# toolkit and the SDK below ask for, only what training needs is installed.
 TOOLKIT = sagemaker-training==5.1.4 sagemaker-pytorch-training==3.0.0
 build/toolkit/bin/python3: dev/toolkit-requirements.txt build/torch/bin/python3
 	@echo "installing SageMaker's training toolkit at build/toolkit"
@@ -107,6 +112,16 @@ build/toolkit/bin/python3: dev/toolkit-requirements.txt build/torch/bin/python3
 	 build/toolkit/bin/pip install --quiet --no-deps $(TOOLKIT) && \
 	 dev/sshd.sh build/toolkit/sshd || { rm -rf build/toolkit; exit 1; }
 	@ls -d $(CURDIR)/build/torch/lib/python3*/site-packages > $$(ls -d build/toolkit/lib/python3*/site-packages)/torch.pth
+	@touch $@
+
+# SageMaker's Python SDK v3, for the tests that make a job with it.
+SDK3 = sagemaker-train==1.27.0 sagemaker-core==2.27.0 pandas
+build/sdk3/bin/python3: dev/sdk3-requirements.txt build/torch/bin/python3
+	@echo "installing SageMaker's SDK v3 at build/sdk3"
+	@rm -rf build/sdk3 && python3 -m venv build/sdk3
+	@build/sdk3/bin/pip install --quiet --requirement dev/sdk3-requirements.txt && \
+	 build/sdk3/bin/pip install --quiet --no-deps $(SDK3) || { rm -rf build/sdk3; exit 1; }
+	@ls -d $(CURDIR)/build/torch/lib/python3*/site-packages > $$(ls -d build/sdk3/lib/python3*/site-packages)/torch.pth
 	@touch $@
 
 bench-hosts: build build/torch/bin/python3
