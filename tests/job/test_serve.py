@@ -21,7 +21,7 @@ sys.path[:0] = [str(TOP / "tests/multi"), str(TOP / "python")]
 
 import numpy  # noqa: E402
 from shoal.job import serve, serving  # noqa: E402
-from stores import S3, message, wait_for  # noqa: E402
+from stores import CREDENTIALS, S3, message, wait_for  # noqa: E402
 from tap import Skip, expect, run_cases  # noqa: E402
 
 JSON, CSV, NPY, NPZ = "application/json", "text/csv", "application/x-npy", "application/x-npz"
@@ -391,6 +391,37 @@ def the_vendors_server_gives_the_same_answers():
         expect(len(theirs) == len(ours) == 7 and ours == theirs, ours, theirs)
 
 
+CLIENT = """
+import sys
+import numpy
+from sagemaker.local import LocalSession
+from sagemaker.local.local_session import LocalSagemakerRuntimeClient
+from sagemaker.pytorch.model import PyTorchPredictor
+session = LocalSession()
+session.sagemaker_runtime_client = LocalSagemakerRuntimeClient({"local": {"serving_port": int(sys.argv[1])}})
+answer = PyTorchPredictor("endpoint", sagemaker_session=session).predict(numpy.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]))
+print(type(answer).__name__, answer.tolist())
+"""
+DOCKER = """#!/bin/sh
+[ "$1" = info ] || echo '[{"Endpoints": {"docker": {"Host": "unix:///nowhere"}}}]'
+"""
+
+
+def the_vendors_client_asks_this_endpoint():
+    """As a cell does that calls predictor.predict: it sends and asks for .npy. It wants to see a docker."""
+    if not SDK2.exists():
+        raise Skip(f"there is no {SDK2}: `make build/sdk2/bin/python3` makes it")
+    with tempfile.TemporaryDirectory() as folder:
+        (pathlib.Path(folder) / "docker").write_text(DOCKER)
+        os.chmod(f"{folder}/docker", 0o755)
+        (pathlib.Path(folder) / "config.yaml").write_text("SchemaVersion: '1.0'\nSageMaker: {PythonSDK: {Modules: {TelemetryOptOut: true}}}\n")
+        environment = {**os.environ, **CREDENTIALS, "PATH": f"{folder}:{os.environ['PATH']}", "HOME": folder,
+                       "SAGEMAKER_USER_CONFIG_OVERRIDE": f"{folder}/config.yaml"}
+        done = subprocess.run([SDK2, "-W", "ignore", "-c", CLIENT, url().rsplit(":", 1)[1]], capture_output=True, text=True, timeout=240,
+                              env=environment)
+        expect(done.returncode == 0 and done.stdout.splitlines()[-1] == f"ndarray {SUMS}", done.stdout, done.stderr)
+
+
 # ---- what cannot start ----
 
 def start_fails(files, text, **more):
@@ -530,6 +561,7 @@ run_cases([
     ping_answers,
     what_a_client_does_wrong_is_told_apart,
     an_error_of_the_script_tells_where_and_no_path,
+    the_vendors_client_asks_this_endpoint,
     ping_is_answered_while_a_prediction_runs,
     a_worker_that_dies_is_replaced,
     sigterm_answers_what_runs_and_ends,
