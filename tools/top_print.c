@@ -275,10 +275,10 @@ static void comm_print(const struct top_look *look, size_t comm_at, FILE *out)
             at->rank, at->size, at->world_rank, shoal_status_name(at->status));
     fprintf(out,
             ",\"operations\":%" PRIu64 ",\"bytes\":%" PRIu64 ",\"sent_bytes\":%" PRIu64
-            ",\"waited_us\":%.3f,\"operations_per_s\":%.3f,\"bytes_per_s\":%.3f,\"came_last\":%" PRIu64 ",\"late_us\":%.3f,\"called\":%" PRIu64
-            ",\"under_way\":%d",
-            at->operations, at->bytes, at->sent_bytes, at->waited_us, comm->operations_per_s, comm->bytes_per_s, at->came_last, at->late_us, at->called,
-            at->under_way);
+            ",\"waited_us\":%.3f,\"operations_per_s\":%.3f,\"bytes_per_s\":%.3f,\"came_last\":%" PRIu64
+            ",\"late_us\":%.3f,\"called\":%" PRIu64 ",\"under_way\":%d",
+            at->operations, at->bytes, at->sent_bytes, at->waited_us, comm->operations_per_s, comm->bytes_per_s, at->came_last,
+            at->late_us, at->called, at->under_way);
     us_print(out, "idle_us", at->idle_us);
     if (at->under_way) {
         text_print(out, ",\"operation\":", operation_name(comm, name));

@@ -739,8 +739,8 @@ struct shoal_watched {
     /* Messages from the network that the rank's endpoint rejected, when an operation was last under way for 0.1 s. They count
      * for all its communicators together, because strangers name none. */
     uint64_t rejected;
-    /* How long threads of the program were blocked in collectives, sends, receives and waits that have ended: communication that
-     * nothing hides. Summed over threads and over all communicators of the context, up to the newest operation here. */
+    /* How long threads of the program were blocked in collectives, sends, receives and waits that have ended: communication
+     * that nothing hides. Summed over threads and over all communicators of the context, up to the newest operation here. */
     double waited_us;
     uint64_t sent_bytes; /* bytes that the communicator handed to the network, as shoal_comm_traffic counts them */
 };

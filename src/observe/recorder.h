@@ -84,7 +84,7 @@ struct shoal_flight {
     _Atomic uint64_t bytes;                           /* of operations that ended: of their larger operands */
     _Atomic uint64_t came_last;                       /* operations that this rank came last to */
     _Atomic uint64_t late;                            /* ticks, over those operations */
-    _Atomic uint64_t waited;                          /* ticks that threads of the program waited, in all communicators */
+    _Atomic uint64_t waited;                          /* ticks in which threads of the program waited, in all communicators */
     _Atomic uint64_t sent;                            /* bytes that the communicator handed to the network */
 
     _Alignas(SHOAL_CACHE_PAIR) _Atomic int32_t waits_for; /* 1 + the rank that this one has said it waits for; 0: none */
