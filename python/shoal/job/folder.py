@@ -4,6 +4,8 @@
         job.json            the document, with the defaults filled in
         status.json         how the job stands: struct Status; replaced as a whole
         logs/HOST.log       what the workers of a host wrote, a line each, as `shoal run` prefixes it
+        traces/             the flight recorders of the workers, for `shoal trace`
+        tensorboard/HOST/   the metrics for TensorBoard, where that is installed
         metrics.jsonl       one number a line: {"time", "host", "rank", "name", "value", "step"}
         events.jsonl        what happened, a line each: {"time", "host", "what", ...}
         hosts/HOST/         that host's base folder, /opt/ml of the container contract
@@ -89,6 +91,8 @@ class JobFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.events = self.path / "events.jsonl"
         self.logs = self.path / "logs"
+        self.traces = self.path / "traces"
+        self.tensorboard = self.path / "tensorboard"
         self.model = self.path / "model.tar.gz"
         self.output = self.path / "output.tar.gz"
         self.checkpoints = self.path / "checkpoints"

@@ -1,0 +1,600 @@
+"""The numbers of a job: those that its metric definitions find in the log, and what Shoal and the kernel tell of each rank while it
+trains. The job takes no part: `shoal top` reads the memory in which the ranks record their operations anyway, /proc has the rest.
+
+    agent of a host --> LogMetrics.line(...)  --.
+                    --> Sampler, a thread     --+--> Record --> metrics.jsonl, tensorboard/HOST
+
+    watch.py, report.py <-- Reader <-- metrics.jsonl
+
+`python3 -m shoal.job.metrics FOLDER HOST PID` samples from a process of its own: the ranks that PID has started."""
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+
+import shoal
+from shoal.job.document import Metric
+from shoal.job.folder import JobFolder
+
+LINE_MAX = 8192  # characters of a line that are looked at: some expressions take long on long lines
+INTERVAL_S = 1.0
+CLOSE_S = 600.0  # so long every sample is kept, then the means of LATER_S
+LATER_S = 10.0
+DUMP_S = 30.0  # between two copies of the flight recorders
+POINTS_MAX = 2000  # that a series keeps; neighbours are merged beyond
+
+Say = Callable[[str], None]
+
+# What Sampler writes: name -> (meaning, unit). Those of "host/" have no rank.
+SHOAL_METRICS: Dict[str, Tuple[str, str]] = {
+    "shoal/steps_per_s": ("Steps per second, where the rank's operations repeat", "1/s"),
+    "shoal/operations_per_s": ("Operations that ended", "1/s"),
+    "shoal/bytes_per_s": ("Bytes of their larger operands", "B/s"),
+    "shoal/network_bytes_per_s": ("Bytes that the rank handed to the network", "B/s"),
+    "shoal/exposed": ("Communication that nothing hides: share of the time in which threads of the rank were blocked in Shoal", ""),
+    "shoal/came_last": ("Share of the operations to which the rank came last", ""),
+    "shoal/late_s": ("How long after the first rank it came then, on average", "s"),
+    "shoal/cpu": ("Processor time of the process, in cores", ""),
+    "shoal/memory_bytes": ("Resident memory of the process", "B"),
+    "host/cpu": ("Processors of the host that are busy", ""),
+    "host/memory_available_bytes": ("Memory of the host that is free, or can be made so", "B"),
+    "host/received_bytes_per_s": ("Bytes that the host's network interfaces received", "B/s"),
+    "host/sent_bytes_per_s": ("Bytes that they sent", "B/s"),
+}
+
+
+@dataclasses.dataclass
+class Value:
+    """A number. A value that is not finite is null in the file."""
+
+    name: str
+    value: float
+    rank: Optional[int] = None
+    step: Optional[int] = None
+
+
+def shoal_command() -> str:
+    """The command `shoal`: the one that started us, else the one of this package, else the one on PATH. Raises FileNotFoundError."""
+    named = os.environ.get("SHOAL_COMMAND")
+    if named:
+        return named
+    try:
+        return str(shoal.command_path())
+    except FileNotFoundError:
+        found = shutil.which("shoal")
+        if found:
+            return found
+        raise
+
+
+def stderr_say(text: str) -> None:
+    print(f"shoal job: {text}", file=sys.stderr, flush=True)
+
+
+# ---- writing ----
+
+class Record:
+    """Keeps the numbers of a host. Any thread. Where the disk is full it says so once, and the job goes on without."""
+
+    def __init__(self, folder: JobFolder, host: str, say: Say = stderr_say):
+        self.folder, self.host, self.say = folder, host, say
+        self.lock = threading.Lock()
+        self.file: Any = None
+        self.is_broken = False
+        self.board = Board(folder, host, say)
+
+    def add(self, values: Sequence[Value], now: Optional[float] = None) -> None:
+        now = round(time.time() if now is None else now, 3)
+        lines = "".join(json.dumps({"time": now, "host": self.host, "rank": value.rank, "name": value.name,
+                                    "value": value.value if math.isfinite(value.value) else None, "step": value.step}) + "\n"
+                        for value in values)
+        with self.lock:
+            if not values or self.is_broken:
+                return
+            try:
+                if self.file is None:
+                    self.file = open(self.folder.metrics, "ab", buffering=0)
+                self.file.write(lines.encode())  # one write, so that lines of several hosts do not mix
+                self.board.add(values, now)
+            except OSError as error:
+                self.is_broken = True
+                self.say(f"cannot keep metrics of {self.host}: {error.strerror}: {self.folder.metrics}; the job goes on without")
+
+    def close(self) -> None:
+        with self.lock:
+            if self.file is not None:
+                self.file.close()
+                self.file = None
+            self.board.close()
+
+
+class Board:
+    """Writes for TensorBoard, where tensorboardX or PyTorch with tensorboard is installed. SHOAL_JOB_TENSORBOARD=no: never."""
+
+    def __init__(self, folder: JobFolder, host: str, say: Say):
+        self.path, self.say = folder.tensorboard / host, say
+        self.writer: Any = None
+        self.is_tried = os.environ.get("SHOAL_JOB_TENSORBOARD", "") == "no"
+        self.steps: Dict[str, int] = collections.defaultdict(int)
+
+    def add(self, values: Sequence[Value], now: float) -> None:
+        if not self.is_tried:
+            self.is_tried = True
+            self.writer = self._open()
+        for value in values if self.writer else ():
+            tag = value.name if value.rank is None else f"{value.name}/rank {value.rank}"
+            step = self.steps[tag] if value.step is None else value.step
+            self.steps[tag] = step + 1
+            self.writer.add_scalar(tag, value.value, step, now)
+
+    def _open(self) -> Any:
+        try:
+            try:
+                from tensorboardX import SummaryWriter  # type: ignore
+            except ImportError:
+                import importlib.util
+                if not importlib.util.find_spec("tensorboard") or not importlib.util.find_spec("torch"):
+                    return None
+                from torch.utils.tensorboard import SummaryWriter  # type: ignore
+            return SummaryWriter(str(self.path), flush_secs=5)
+        except Exception as error:  # whatever is wrong with that package, training goes on
+            self.say(f"nothing is written for TensorBoard: {type(error).__name__}: {error}")
+            return None
+
+    def close(self) -> None:
+        if self.writer:
+            self.writer.close()
+            self.writer = None
+
+
+# ---- from the log ----
+
+# What launchers write before a worker's line: `shoal run`, mpirun with tags, the toolkit's mpirun, torchrun.
+PREFIX = re.compile(r"^(?:(\d+)\| |\[\d+,(?:mpirank:)?(\d+)(?:,[^\]]*)?\]<std(?:out|err)>: ?|\[(?:default|rank)(\d+)\]: ?)")
+
+
+def rank_of(text: str) -> Optional[int]:
+    """The rank that a launcher has put before the line."""
+    found = PREFIX.match(text)
+    return int(found.group(1) or found.group(2) or found.group(3)) if found else None
+
+
+class LogMetrics:
+    """Finds the numbers that metric definitions name. A regular expression matches anywhere in a line, as often as it does; its first
+    group, or the whole match where it has none, is the number. Raises ValueError for an expression that does not compile."""
+
+    def __init__(self, definitions: Iterable[Metric], folder: JobFolder, say: Say = stderr_say):
+        self.folder, self.say = folder, say
+        self.definitions = [(metric.name, _compiled(metric)) for metric in definitions]
+        self.records: Dict[str, Record] = {}
+        self.steps: Dict[Tuple[str, Optional[int], str], int] = collections.defaultdict(int)
+        self.told: set = set()
+
+    def line(self, host: str, rank: Optional[int], text: str) -> None:
+        """A line of stdout or stderr. rank: nothing where only a launcher's prefix tells it, if any."""
+        if not self.definitions:
+            return
+        text = text[:LINE_MAX]
+        rank = rank_of(text) if rank is None else rank
+        values = [value for name, regex in self.definitions for value in self._values(host, rank, name, regex, text)]
+        if values:
+            if host not in self.records:
+                self.records[host] = Record(self.folder, host, self.say)
+            self.records[host].add(values)
+
+    def _values(self, host: str, rank: Optional[int], name: str, regex: "re.Pattern[str]", text: str) -> Iterable[Value]:
+        for match in regex.finditer(text):
+            number = match.group(1 if regex.groups else 0)
+            try:
+                value = float(number)
+            except (TypeError, ValueError):
+                self._tell(name, number)
+                continue
+            key = (host, rank, name)
+            yield Value(name, value, rank, self.steps[key])
+            self.steps[key] += 1
+
+    def _tell(self, name: str, number: Optional[str]) -> None:
+        if name not in self.told:
+            self.told.add(name)
+            self.say(f"metric {name}: {number!r} is no number: ignored, and so are others like it")
+
+    def close(self) -> None:
+        for record in self.records.values():
+            record.close()
+
+
+def _compiled(metric: Metric) -> "re.Pattern[str]":
+    try:
+        return re.compile(metric.regex)
+    except re.error as error:
+        raise ValueError(f"metric {metric.name}: the regular expression {metric.regex!r} does not compile: {error}") from error
+
+
+# ---- from outside ----
+
+def trace_environment(folder: JobFolder, host: str) -> Dict[str, str]:
+    """Variables with which workers leave their flight recorders in the job's folder when they end or fail. Makes the folder."""
+    folder.traces.mkdir(exist_ok=True)
+    path = str(folder.traces / f"{host}.%r")
+    return {"SHOAL_TRACE_FILE": path, "SHOAL_RECORDER_FILE": path}
+
+
+def step_length(calls: Sequence[Any]) -> Optional[int]:
+    """After how many calls their sequence repeats: the least length that three repetitions at the end confirm."""
+    count = len(calls)
+    for length in range(1, count // 3 + 1):
+        tail = calls[count - 3 * length:]
+        if len(tail) >= 6 and tail[:length] == tail[length:2 * length] == tail[2 * length:]:
+            return length
+    return None
+
+
+def calls_of(lines: Iterable[str]) -> Dict[Tuple[int, str], List[Tuple[Any, ...]]]:
+    """The calls of each (process, communicator) of a flight recorder's lines, messages left out."""
+    calls: Dict[Tuple[int, str], List[Tuple[Any, ...]]] = collections.defaultdict(list)
+    for line in lines:
+        try:
+            record = json.loads(line)
+            if record["kind"] not in ("send", "receive", "drain", "barrier", "exchange"):
+                calls[record["pid"], record["comm_id"]].append(tuple(record[key] for key in ("kind", "count", "type", "op", "root")))
+        except (ValueError, KeyError, TypeError):  # half a line
+            continue
+    return calls
+
+
+@dataclasses.dataclass
+class Counters:
+    """Sums of a rank's process since its start."""
+
+    operations: float = 0
+    bytes: float = 0
+    sent_bytes: float = 0
+    waited_s: float = 0
+    came_last: float = 0
+    late_s: float = 0
+    cpu_s: float = 0
+    at: float = 0
+
+
+def counters_of(process: Mapping[str, Any], cpu_s: float, at: float) -> Counters:
+    comms = process["communicators"]
+    return Counters(sum(comm["operations"] for comm in comms), sum(comm["bytes"] for comm in comms),
+                    sum(comm["sent_bytes"] for comm in comms), max((comm["waited_us"] for comm in comms), default=0) / 1e6,
+                    sum(comm["came_last"] for comm in comms), sum(comm["late_us"] for comm in comms) / 1e6, cpu_s, at)
+
+
+def rates(now: Counters, before: Counters) -> Dict[str, float]:
+    """Metrics of the time between two looks. A sum that fell, as when a communicator was freed, tells nothing."""
+    span = now.at - before.at
+    delta = {field.name: max(getattr(now, field.name) - getattr(before, field.name), 0.0) for field in dataclasses.fields(Counters)}
+    found = {"shoal/operations_per_s": delta["operations"] / span, "shoal/bytes_per_s": delta["bytes"] / span,
+             "shoal/network_bytes_per_s": delta["sent_bytes"] / span, "shoal/exposed": delta["waited_s"] / span,
+             "shoal/cpu": delta["cpu_s"] / span}
+    if delta["operations"]:
+        found["shoal/came_last"] = min(delta["came_last"] / delta["operations"], 1.0)
+    if delta["came_last"]:
+        found["shoal/late_s"] = delta["late_s"] / delta["came_last"]
+    return found
+
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def _stat_of(pid: int) -> Optional[List[str]]:
+    """Fields of /proc/PID/stat from the state on."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = _stat_of(pid)
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S if fields else 0.0
+
+
+def is_started_by(pid: int, ancestor: int) -> bool:
+    for _ in range(64):
+        if pid == ancestor:
+            return True
+        fields = _stat_of(pid)
+        pid = int(fields[1]) if fields else 0
+        if pid <= 1:
+            return False
+    return False
+
+
+class HostLook:
+    """What the kernel counts for the whole host. Rates are those since the look before."""
+
+    def __init__(self) -> None:
+        self.before: Optional[Tuple[float, float, int, int]] = None
+
+    def values(self, at: float) -> List[Value]:
+        received, sent = network_bytes(pathlib.Path("/proc/net/dev").read_text())
+        now = (at, _busy_seconds(), received, sent)
+        before, self.before = self.before, now
+        found = [Value("host/memory_available_bytes", _memory_available())]
+        if before and at > before[0]:
+            span = at - before[0]
+            found += [Value("host/cpu", max(now[1] - before[1], 0) / span), Value("host/received_bytes_per_s", max(received - before[2], 0) / span),
+                      Value("host/sent_bytes_per_s", max(sent - before[3], 0) / span)]
+        return found
+
+
+def network_bytes(text: str) -> Tuple[int, int]:
+    """Bytes received and sent by all interfaces of /proc/net/dev but the loopback."""
+    received = sent = 0
+    for line in text.splitlines()[2:]:
+        name, _, rest = line.partition(":")
+        fields = rest.split()
+        if name.strip() != "lo" and len(fields) >= 9:
+            received, sent = received + int(fields[0]), sent + int(fields[8])
+    return received, sent
+
+
+def _busy_seconds() -> float:
+    with open("/proc/stat") as file:
+        user, nice, system, _, _, irq, softirq, steal = map(int, file.readline().split()[1:9])
+    return (user + nice + system + irq + softirq + steal) / TICKS_PER_S
+
+
+def _memory_available() -> float:
+    with open("/proc/meminfo") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024.0
+    return math.nan
+
+
+class Sampler:
+    """Looks at the ranks that process `pid` has started, on a thread, until they have ended or stop() is called. `shoal`: the command."""
+
+    def __init__(self, folder: JobFolder, host: str, pid: int, shoal: str, interval_s: float = INTERVAL_S, say: Say = stderr_say):
+        self.folder, self.host, self.pid, self.shoal, self.interval_s, self.say = folder, host, pid, shoal, interval_s, say
+        self.record = Record(folder, host, say)
+        self.before: Dict[int, Counters] = {}
+        self.mine: Dict[int, bool] = {}
+        self.step: Dict[int, int] = {}  # of a process: how many operations its steps have
+        self.host_look = HostLook()
+        self.is_stopped = threading.Event()
+        self.top: Optional["subprocess.Popen[str]"] = None
+        self.began = self.dumped_at = time.monotonic()
+        self.due_at = 0.0
+        self.thread = threading.Thread(target=self.run, name="shoal-metrics", daemon=True)
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def stop(self) -> None:
+        """Returns when the thread has ended."""
+        self.is_stopped.set()
+        top = self.top
+        if top:
+            top.terminate()
+        self.thread.join(timeout=10)
+
+    def run(self) -> None:
+        """`shoal top` ends when no rank is there, not yet or no more: then it is asked again."""
+        try:
+            while not self.is_stopped.is_set() and (_stat_of(self.pid) or ["Z"])[0] != "Z":
+                self._look()
+                self.is_stopped.wait(self.interval_s)
+        except Exception as error:  # metrics end nobody's training
+            self.say(f"no more metrics of {self.host}: {type(error).__name__}: {error}")
+        finally:
+            self.record.close()
+
+    def _look(self) -> None:
+        command = [self.shoal, "top", "--format", "json", "--interval", str(self.interval_s), str(self.pid)]
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as self.top:
+            assert self.top.stdout
+            try:
+                for line in self.top.stdout:
+                    if self.is_stopped.is_set():
+                        break
+                    self.take(json.loads(line))
+            finally:
+                self.top.kill()
+
+    def take(self, look: Mapping[str, Any]) -> None:
+        """One look of `shoal top`."""
+        at = look["unix_us"] / 1e6
+        mine = [process for process in look["processes"] if self._is_mine(process["pid"])]
+        if time.monotonic() - self.dumped_at > (DUMP_S if self.step else 5 * self.interval_s):
+            self._dump()
+        if not mine or at < self.due_at:
+            return
+        self.due_at = at + (0 if time.monotonic() - self.began < CLOSE_S else LATER_S) - self.interval_s / 2
+        values = [value for process in mine for value in self._process_values(process, at)]
+        self.record.add(values + self.host_look.values(at), at)
+
+    def _is_mine(self, pid: int) -> bool:
+        """Hosts that are emulated on one machine see each other's ranks."""
+        if pid not in self.mine:
+            self.mine[pid] = is_started_by(pid, self.pid)
+        return self.mine[pid]
+
+    def _process_values(self, process: Mapping[str, Any], at: float) -> List[Value]:
+        pid, rank = process["pid"], process["world_rank"]
+        now, before = counters_of(process, cpu_seconds(pid), at), self.before.get(pid)
+        self.before[pid] = now
+        values = [Value("shoal/memory_bytes", process["memory_bytes"], rank)]
+        if before and at > before.at:
+            found = rates(now, before)
+            values += [Value(name, value, rank) for name, value in found.items()]
+            if pid in self.step:
+                values.append(Value("shoal/steps_per_s", found["shoal/operations_per_s"] / self.step[pid], rank))
+        return values
+
+    def _dump(self) -> None:
+        """Keeps the flight recorders as they are now, for a job that ends without a word, and looks for steps in them."""
+        self.dumped_at = time.monotonic()
+        done = subprocess.run([self.shoal, "top", "--dump", str(self.pid)], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+        lines = [line for line in done.stdout.splitlines() if _pid_in(line, self.mine)]
+        if not lines:
+            return
+        self._find_steps(lines)
+        try:
+            self.folder.traces.mkdir(exist_ok=True)
+            part = self.folder.traces / f".{self.host}.live"
+            part.write_text("\n".join(lines) + "\n")
+            os.replace(part, self.folder.traces / f"{self.host}.live")
+        except OSError as error:
+            self.say(f"cannot keep a trace of {self.host}: {error.strerror}")
+
+    def _find_steps(self, lines: List[str]) -> None:
+        longest: Dict[int, int] = collections.defaultdict(int)
+        for (pid, _), calls in calls_of(lines).items():
+            length = step_length(calls)
+            if length and len(calls) > longest[pid]:
+                longest[pid] = len(calls)
+                self.step[pid] = length
+
+
+PID = re.compile(r'"pid":(\d+)')
+
+
+def _pid_in(line: str, mine: Mapping[int, bool]) -> bool:
+    found = PID.search(line)
+    return bool(found and mine.get(int(found.group(1))))
+
+
+# ---- reading ----
+
+class Series:
+    """The values of a metric of one rank, by time. Neighbours are merged where there are many."""
+
+    def __init__(self) -> None:
+        self.points: List[Tuple[float, float]] = []
+        self.last: Tuple[float, float] = (0.0, math.nan)
+        self.count = 0
+        self.each = 1  # values in a point
+        self.open: List[Tuple[float, float]] = []
+
+    def add(self, at: float, value: float) -> None:
+        self.last = (at, value)
+        self.count += 1
+        self.open.append((at, value))
+        if len(self.open) < self.each:
+            return
+        self.points.append(_mean(self.open))
+        self.open = []
+        if len(self.points) > POINTS_MAX:
+            self.points = [_mean(self.points[i:i + 2]) for i in range(0, len(self.points), 2)]
+            self.each *= 2
+
+    def recent(self, count: int) -> List[float]:
+        return [value for _, value in self.points[-count:] if math.isfinite(value)]
+
+    def mean(self) -> float:
+        values = [value for _, value in self.points if math.isfinite(value)]
+        return sum(values) / len(values) if values else math.nan
+
+
+def _mean(points: Sequence[Tuple[float, float]]) -> Tuple[float, float]:
+    return points[-1][0], sum(value for _, value in points) / len(points)
+
+
+Key = Tuple[str, str, Optional[int]]  # name, host, rank
+
+
+class Reader:
+    """Reads metrics.jsonl as it grows."""
+
+    def __init__(self, folder: JobFolder):
+        self.path = folder.metrics
+        self.offset = 0
+        self.series: Dict[Key, Series] = {}
+
+    def read(self) -> bool:
+        """Takes what has come since. False: nothing has."""
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(self.offset)
+                data = file.read()
+        except FileNotFoundError:
+            return False
+        end = data.rfind(b"\n") + 1  # the rest is a line that somebody is writing
+        self.offset += end
+        for line in data[:end].splitlines():
+            self._take(line)
+        return end > 0
+
+    def _take(self, line: bytes) -> None:
+        try:
+            record = json.loads(line)
+            key = (str(record["name"]), str(record["host"]), record["rank"])
+            value, at = record["value"], float(record["time"])
+            value = math.nan if value is None else float(value)
+        except (ValueError, KeyError, TypeError):  # a line that a full disk has cut
+            return
+        self.series.setdefault(key, Series()).add(at, value)
+
+    def names(self) -> List[str]:
+        """Those of the script first, in the order in which they came; then ours."""
+        seen = list(dict.fromkeys(name for name, _, _ in self.series))
+        order = list(SHOAL_METRICS)
+        return [name for name in seen if name not in order] + [name for name in order if name in seen]
+
+    def of(self, name: str) -> Dict[Tuple[str, Optional[int]], Series]:
+        found = {(host, rank): series for (its, host, rank), series in self.series.items() if its == name}
+        return dict(sorted(found.items(), key=lambda item: (-1 if item[0][1] is None else item[0][1], item[0][0])))
+
+    def last(self, name: str, rank: Optional[int]) -> Optional[float]:
+        found = [series.last for (its, _, of), series in self.series.items() if its == name and of == rank]
+        return max(found)[1] if found else None
+
+
+# ---- for Prometheus: https://prometheus.io/docs/instrumenting/exposition_formats ----
+
+def prometheus_text(folder: JobFolder, reader: Reader) -> str:
+    """The newest value of each metric. Metrics of the log have the name that the document gives them as a label."""
+    status = folder.status()
+    lines = ["# HELP shoal_job_status 1 for the status that the job has.", "# TYPE shoal_job_status gauge",
+             f"shoal_job_status{_labels(job=folder.name, status=status.status)} 1",
+             "# HELP shoal_job_attempts How often all workers were started again.", "# TYPE shoal_job_attempts gauge",
+             f"shoal_job_attempts{_labels(job=folder.name)} {status.attempt}"]
+    is_log_begun = False
+    for name in reader.names():
+        ours = SHOAL_METRICS.get(name)
+        metric = "shoal_job_" + name.replace("shoal/", "").replace("/", "_") if ours else "shoal_job_metric"
+        if ours or not is_log_begun:
+            lines += [f"# HELP {metric} {ours[0] if ours else 'Metrics of the log, as the job document defines them.'}", f"# TYPE {metric} gauge"]
+            is_log_begun = is_log_begun or not ours
+        for (host, rank), series in reader.of(name).items():
+            labels = {"job": folder.name, "host": host, **({} if rank is None else {"rank": str(rank)}), **({} if ours else {"name": name})}
+            lines.append(f"{metric}{_labels(**labels)} {_number(series.last[1])}")
+    return "\n".join(lines) + "\n"
+
+
+def _labels(**labels: str) -> str:
+    def escaped(text: str) -> str:
+        return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return "{" + ",".join(f'{key}="{escaped(value)}"' for key, value in labels.items()) + "}"
+
+
+def _number(value: float) -> str:
+    return "NaN" if math.isnan(value) else "+Inf" if value == math.inf else "-Inf" if value == -math.inf else repr(value)
+
+
+def main(words: Sequence[str]) -> int:
+    path = pathlib.Path(words[0])
+    Sampler(JobFolder(path.name, path.parent), words[1], int(words[2]), shoal_command()).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

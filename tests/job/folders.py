@@ -1,0 +1,122 @@
+"""Folders of jobs as a real one leaves them, made by code; and a browser to look at pages with. Times are fixed: 2026-11-23, 10:00 UTC."""
+import contextlib
+import json
+import math
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(TOP / "tests/multi"))
+sys.path.insert(0, str(TOP / "python"))
+from shoal.job.document import Job, Metric, as_data  # noqa: E402
+from shoal.job.folder import JobFolder, Status  # noqa: E402
+from tap import Skip, expect  # noqa: E402
+
+BEGAN = 1795428000.0
+os.environ.setdefault("SHOAL_COMMAND", str(TOP / "build/shoal"))
+
+
+def use_job_python():
+    """Goes on with the interpreter that has the packages of dev/job-requirements.txt, where it is made."""
+    python = os.environ.get("SHOAL_TEST_JOB_PYTHON", str(TOP / "build/job/bin/python3"))
+    if os.access(python, os.X_OK) and sys.executable != python and not os.environ.get("SHOAL_TEST_IN_JOB_PYTHON"):
+        os.environ["SHOAL_TEST_IN_JOB_PYTHON"] = "yes"
+        os.execv(python, [python, *sys.argv])
+
+
+@contextlib.contextmanager
+def jobs():
+    """A folder for jobs that goes away."""
+    with tempfile.TemporaryDirectory(prefix="shoal-watch-") as place:
+        yield pathlib.Path(place)
+
+
+def job(place, name="fashion", status="Completed", hosts=2, workers=2, seconds=120, failure=None, traced=True):
+    """A job that has trained for so many seconds. Rank 3 is slow."""
+    folder = JobFolder(name, place)
+    folder.create()
+    names = [f"algo-{index + 1}" for index in range(hosts)]
+    document = Job(entry_point="train.py", name=name, source_dir="src", framework="pytorch", instance_count=hosts, workers_per_host=workers,
+                   distribution={"smdistributed": {"dataparallel": {"enabled": True}}},
+                   hyperparameters={"epochs": 16, "lr": 0.05, "note": "<b>a & b</b>", "api_key": "hunter2"},
+                   metric_definitions=[Metric("train:loss", r"loss=([\d.]+)")])
+    folder.document.write_text(json.dumps(as_data(document)))
+    ended = BEGAN + seconds + 5 if status in ("Completed", "Failed", "Stopped") else None
+    folder.status_write(Status(name, status, BEGAN - 3, BEGAN, ended, 0, names, workers, os.getpid(), "machine",
+                               exit_code=None if ended is None else 1 if failure else 0, failure_reason=failure,
+                               model=f"file://{folder.model}" if status == "Completed" else None))
+    numbers(folder, names, workers, seconds)
+    for index, host in enumerate(names):
+        folder.log(host).write_text("".join(f"{index * workers}| epoch {second // 8 + 1} loss={2.3 * math.exp(-second / 40):.4f} <tag>\n"
+                                            for second in range(seconds)))
+        folder.event("Training", host)
+    if traced:
+        traces(folder, names, workers)
+    return folder
+
+
+def numbers(folder, names, workers, seconds, first=0):
+    lines = []
+    for second in range(first, first + seconds):
+        for rank in range(len(names) * workers):
+            slow = rank == 3
+            values = {"shoal/steps_per_s": 41 + rank % 2, "shoal/operations_per_s": 330 + 8 * rank, "shoal/bytes_per_s": 4.1e8 + 1e6 * second,
+                      "shoal/network_bytes_per_s": 9.5e7, "shoal/exposed": 0.05 if slow else 0.18 + 0.03 * math.sin(second / 9 + rank),
+                      "shoal/came_last": 0.7 if slow else 0.1, "shoal/late_s": 0.0041 if slow else 0.0003,
+                      "shoal/cpu": 0.98 + 0.02 * math.sin(second), "shoal/memory_bytes": (600 + rank) * 2 ** 20}
+            lines += [record(second, names[rank // workers], rank, name, value) for name, value in values.items()]
+        for host in names:
+            lines += [record(second, host, None, "host/cpu", 2.1), record(second, host, None, "host/memory_available_bytes", 3e10)]
+        lines.append(record(second, names[0], 0, "train:loss", 2.3 * math.exp(-second / 40), second))
+    with open(folder.metrics, "a") as file:
+        file.write("".join(lines))
+
+
+def record(second, host, rank, name, value, step=None):
+    return json.dumps({"time": BEGAN + second, "host": host, "rank": rank, "name": name, "value": value, "step": step}) + "\n"
+
+
+def traces(folder, names, workers, steps=20, tensors=5):
+    """Flight recorders: steps of so many all-reduces that overlap, then a barrier. Rank 3 comes last."""
+    folder.traces.mkdir()
+    size = len(names) * workers
+    for rank in range(size):
+        lines, sequence = [], 0
+        for step in range(steps):
+            for tensor in range(tensors + 1):
+                sequence += 1
+                posted = int(1e9 + step * 25e6 + tensor * 3e6 + (1.5e6 if rank == 3 else rank * 1e5))
+                arrived = int(1e9 + step * 25e6 + tensor * 3e6 + 1.5e6)
+                kind, count = ("barrier", 0) if tensor == tensors else ("all-reduce", 1 << (16 + tensor))
+                lines.append(json.dumps({
+                    "comm": "world", "comm_id": "00000000000000aa", "rank": rank, "size": size, "world_rank": rank, "host": names[rank // workers],
+                    "pid": 1000 + rank, "record": sequence - 1, "sequence": sequence, "kind": kind, "algorithm": "ring", "count": count, "type": "FLOAT32",
+                    "op": "SUM", "root": -1, "tag": 0, "status": "SHOAL_OK", "last_rank": 3, "late_us": 1500.0, "step": -1, "peer": -1, "clock": "boot",
+                    "ns_per_tick": 1.0, "posted_ticks": posted, "arrived_ticks": arrived, "done_ticks": arrived + 2_000_000 + 900_000 * tensor,
+                    "unix_us": int(BEGAN * 1e6) + posted // 1000}))
+        (folder.traces / f"{names[rank // workers]}.{rank}").write_text("\n".join(lines) + "\n")
+
+
+# ---- a browser ----
+
+def chromium():
+    """The command, or a reason to skip."""
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if not found:
+        raise Skip("no chromium: dev/deps.sh test installs it")
+    return found
+
+
+def browse(url, *words, timeout=100):
+    """Runs headless Chromium on the URL; its stdout and stderr. No request leaves the machine."""
+    with tempfile.TemporaryDirectory(prefix="shoal-browser-") as profile:
+        command = [chromium(), "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-extensions",
+                   "--disable-background-networking", "--disable-component-update", "--disable-sync", f"--user-data-dir={profile}",
+                   "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", *words, url]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL)
+        expect(done.returncode == 0, f"chromium: exit code {done.returncode}", done.stderr[-2000:])
+        return done.stdout, done.stderr

@@ -1,0 +1,230 @@
+#!/usr/bin/env python3
+"""A job watched while it runs: the server's answers, the page in a browser, the table in a terminal."""
+import contextlib
+import http.client
+import json
+import os
+import pathlib
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import folders  # noqa: E402
+from folders import BEGAN, TOP, expect  # noqa: E402
+from shoal.job import watch  # noqa: E402
+from shoal.job.metrics import Reader  # noqa: E402
+from tap import run_cases  # noqa: E402
+
+PATIENCE_S = 60  # for what takes moments
+
+
+@contextlib.contextmanager
+def served(folder):
+    server = watch.Server(watch.View(folder), 0)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def ask(server, path, **headers):
+    """(status, type, body)"""
+    connection = http.client.HTTPConnection(*server.server_address, timeout=PATIENCE_S)
+    try:
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.getheader("Content-Type"), answer.read().decode()
+    finally:
+        connection.close()
+
+
+def end(folder, name="Completed"):
+    status = folder.status()
+    status.status, status.ended, status.exit_code = name, BEGAN + 200, 0
+    folder.status_write(status)
+
+
+class Events:
+    """A browser's part of server-sent events."""
+
+    def __init__(self, server):
+        self.connection = http.client.HTTPConnection(*server.server_address, timeout=PATIENCE_S)
+        self.connection.request("GET", "/events")
+        self.answer = self.connection.getresponse()
+        expect(self.answer.getheader("Content-Type") == "text/event-stream; charset=utf-8" or
+               self.answer.getheader("Content-Type") == "text/event-stream", self.answer.getheaders())
+
+    def next(self):
+        """(event, data), or None at the end of the stream."""
+        name, data = "message", None
+        while True:
+            line = self.answer.readline().decode()
+            if not line:
+                return None
+            if line == "\n" and data is not None:
+                return name, data
+            if line.startswith("event: "):
+                name = line[7:].strip()
+            if line.startswith("data: "):
+                data = json.loads(line[6:])
+
+    def until(self, section, what):
+        """The section's HTML once it says so."""
+        while True:
+            event = self.next()
+            expect(event, f"the stream ended before {what}")
+            if event[1].get("id") == section and what in event[1]["html"]:
+                return event[1]["html"]
+
+
+def a_browser_is_told_what_changes():
+    with folders.jobs() as place:
+        folder = folders.job(place, status="Training", seconds=10)
+        with served(folder) as server:
+            code, kind, page = ask(server, "/")
+            expect(code == 200 and kind == "text/html; charset=utf-8" and 'id="curves"' in page and "EventSource" in page, code, kind)
+            events = Events(server)
+            first = [events.next()[1]["id"] for _ in range(7)]
+            expect(first == ["head", "ranks", "curves", "timeline", "events", "settings", "logs"], first)
+            folders.numbers(folder, ["algo-1", "algo-2"], 2, 5, first=10)
+            expect("14 s" in events.until("curves", "14 s"), "")
+            with open(folder.log("algo-1"), "a") as log:
+                log.write("0| a new line\n")
+            events.until("logs", "a new line")
+            end(folder)
+            events.until("head", "Completed")
+            while (event := events.next())[0] != "end":
+                pass
+            expect(events.next() is None, event)
+
+
+def the_server_answers_this_machine_alone():
+    with folders.jobs() as place:
+        with served(folders.job(place, seconds=3, traced=False)) as server:
+            expect(server.server_address[0] == "127.0.0.1", server.server_address)
+            port = server.server_address[1]
+            for host, code in ((f"127.0.0.1:{port}", 200), (f"localhost:{port}", 200), ("localhost", 200), (f"evil.example:{port}", 403), ("evil.example", 403),
+                               (f"127.0.0.1.evil.example:{port}", 403)):
+                for path in ("/", "/metrics", "/events"):
+                    expect(ask(server, path, Host=host)[0] == code, host, path)
+            expect(ask(server, "/nothing")[0] == 404 and ask(server, "/../../etc/passwd")[0] == 404, "a path")
+            code, kind, text = ask(server, "/metrics")
+            expect(code == 200 and kind.startswith("text/plain; version=0.0.4") and 'shoal_job_status{job="fashion",status="Completed"} 1' in text, kind, text)
+
+
+def a_browser_that_goes_harms_nobody():
+    with folders.jobs() as place:
+        folder = folders.job(place, status="Training", seconds=3, traced=False)
+        with served(folder) as server:
+            for _ in range(5):
+                events = Events(server)
+                events.next()
+                events.connection.sock.close() if events.connection.sock else events.answer.close()
+            expect(ask(server, "/")[0] == 200, "")
+
+
+def the_table_has_the_room_of_its_terminal():
+    with folders.jobs() as place:
+        folder = folders.job(place, status="Failed", failure="rank 3 died", seconds=20, traced=False)
+        reader = Reader(folder)
+        reader.read()
+        wide = watch.table(folder.status(), reader, "http://x/", 200, 50)
+        lines = wide.splitlines()
+        expect(lines[0].startswith("fashion: Failed, 25 s; 2 hosts") and lines[1] == "failure: rank 3 died", wide)
+        row = next(line for line in lines if line.startswith("    3 algo-2"))
+        expect(row.split()[2:] == ["42", "354", "409", "MiB/s", "90.6", "MiB/s", "5", "%", "70", "%", "4.1", "ms", "0.983", "603", "MiB"], row)
+        expect(lines[-1].startswith("metrics: train:loss 1.4"), lines[-1])
+        narrow = watch.table(folder.status(), reader, "http://x/", 40, 5)
+        expect(len(narrow.splitlines()) == 4 and max(map(len, narrow.splitlines())) <= 40, narrow)
+
+
+def command(folder, *words, stdout=subprocess.PIPE):
+    """`shoal job watch` as a process of its own."""
+    code = "import pathlib, sys; from shoal.job import watch, folder; place = pathlib.Path(sys.argv[1]); " \
+           "sys.exit(watch.main(folder.JobFolder(place.name, place.parent), *map(int, sys.argv[2:])))"
+    return subprocess.Popen([sys.executable, "-c", code, folder.path, *map(str, words)], stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE,
+                            text=True, env={**os.environ, "PYTHONPATH": str(TOP / "python")})
+
+
+def the_command_ends_with_the_job():
+    with folders.jobs() as place:
+        for name, code in (("Completed", 0), ("Failed", 1), ("Stopped", 3)):
+            folder = folders.job(place, name=name, status=name, seconds=3, traced=False)
+            watching = command(folder)
+            out, err = watching.communicate(timeout=PATIENCE_S)
+            expect(watching.returncode == code and out.startswith(f"{name}: {name}") and "    3 algo-2" in out, watching.returncode, out, err)
+            expect(re.match(rf"http://127.0.0.1:\d+/ shows {name} in a browser", err), err)
+
+
+def ctrl_c_ends_the_command_and_not_the_job():
+    with folders.jobs() as place:
+        folder = folders.job(place, status="Training", seconds=3, traced=False)
+        main, other = pty.openpty()
+        watching = command(folder, stdout=other)
+        os.close(other)
+        told, until = "", time.monotonic() + PATIENCE_S
+        while told.count("fashion: Training") < 2 and time.monotonic() < until:  # drawn over
+            if select.select([main], [], [], 1)[0]:
+                told += os.read(main, 65536).decode()
+        expect(told.count("\033[H\033[2J") >= 2 and told.count("fashion: Training") >= 2, told)
+        watching.send_signal(signal.SIGINT)
+        _, err = watching.communicate(timeout=PATIENCE_S)
+        os.close(main)
+        expect(watching.returncode == 0 and "Traceback" not in err and folder.status().status == "Training", watching.returncode, err)
+
+
+def a_port_in_use_is_told():
+    with folders.jobs() as place:
+        folder = folders.job(place, seconds=3, traced=False)
+        with served(folder) as server:
+            port = server.server_address[1]
+            watching = command(folder, port)
+            _, err = watching.communicate(timeout=PATIENCE_S)
+            expect(watching.returncode == 2 and err.startswith(f"shoal job watch: cannot listen at port {port} of 127.0.0.1: Address already in use"), err)
+            expect(len(err.splitlines()) == 1, err)
+        watching = command(folder, 99999)
+        _, err = watching.communicate(timeout=PATIENCE_S)
+        expect(watching.returncode == 2 and "0 to 65535, not 99999" in err, err)
+
+
+def a_real_browser_shows_changes():
+    """Chromium loads the page and takes an event that comes after it; then the job ends, so that its virtual time does."""
+    folders.chromium()
+    with folders.jobs() as place:
+        folder = folders.job(place, status="Training", seconds=10)
+        with served(folder) as server:
+            asked = threading.Event()
+            original = watch.Handler._events
+
+            def events(handler):
+                asked.set()
+                original(handler)
+
+            def change():
+                asked.wait(PATIENCE_S)
+                folders.numbers(folder, ["algo-1", "algo-2"], 2, 55, first=10)
+                time.sleep(1.5 * watch.INTERVAL_S)
+                end(folder)
+            watch.Handler._events = events
+            thread = threading.Thread(target=change)
+            thread.start()
+            try:
+                out, err = folders.browse(server.url, "--dump-dom", "--virtual-time-budget=20000", "--timeout=20000")
+            finally:
+                watch.Handler._events = original
+                asked.set()
+                thread.join()
+        expect("1 min 4 s" in out and "The job has ended." in out and "Completed" in out, out[:200], out[-600:], err)
+
+
+if __name__ == "__main__":
+    run_cases([a_browser_is_told_what_changes, the_server_answers_this_machine_alone, a_browser_that_goes_harms_nobody,
+               the_table_has_the_room_of_its_terminal, the_command_ends_with_the_job, ctrl_c_ends_the_command_and_not_the_job,
+               a_port_in_use_is_told, a_real_browser_shows_changes])
