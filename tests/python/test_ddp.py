@@ -252,6 +252,79 @@ def no_sync(world):
         compare(model.module, alone)
 
 
+def no_sync_between(world):
+    """A backward pass averages when its own forward pass was made outside no_sync(), whichever was made since."""
+    for is_local_first in (False, True):
+        model = ours(seeded(plain))
+        x, y = (share(world, tensor).chunk(2) for tensor in batch())
+        synced = loss_of(model, x[0], y[0])
+        with model.no_sync():
+            local = loss_of(model, x[1], y[1])
+        alone, own = seeded(plain), seeded(plain)
+        parts = [tuple(tensor.chunk(world.size)[rank].chunk(2) for tensor in batch()) for rank in range(world.size)]
+        sum(loss_of(alone, *(halves[0] for halves in part)) / world.size for part in parts).backward()
+        for loss in (local, synced) if is_local_first else (synced, local):
+            loss.backward()
+            if loss is synced and not is_local_first:
+                compare(model.module, alone)
+        if is_local_first:
+            sum(loss_of(alone, *(halves[1] for halves in part)) / world.size for part in parts).backward()
+            compare(model.module, alone)
+        else:
+            loss_of(own, x[1], y[1]).backward()
+            for mine, average, added in zip(*(each.parameters() for each in (model.module, alone, own))):
+                close(mine.grad, average.grad + added.grad, 1e-5, "the pass inside no_sync() averaged")
+
+
+class Listed(nn.Module):
+    """Whose output is a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(12, 4), nn.Linear(12, 4)
+
+    def forward(self, x):
+        return [self.first(x), self.second(x)]
+
+
+def no_sync_of_lists(world):
+    """Each output tells which forward pass it is of."""
+    model, alone = ours(seeded(Listed)), seeded(Listed)
+    x, _ = batch()
+    synced = model(share(world, x))
+    with model.no_sync():
+        local = model(share(world, x))
+    sum(each.square().mean() for each in synced).backward()
+    sum(each.square().mean() for each in alone(x)).backward()
+    compare(model.module, alone)
+    model.zero_grad()
+    sum(each.square().mean() for each in local).backward()
+    message_of(RuntimeError, sum(model.module(x)).sum().backward, "model.module(x)")
+
+
+def no_sync_with_more(world):
+    """One loss of outputs inside and outside of no_sync() is averaged. A penalty gives a gradient to a parameter that the forward
+    pass has not used, before the backward pass comes to its outputs."""
+    for is_synced_first in (False, True):
+        model, alone = ours(seeded(plain)), seeded(plain)
+        x, y = (share(world, tensor) for tensor in batch())
+        if is_synced_first:
+            loss = loss_of(model, x, y)
+        with model.no_sync():
+            other = loss_of(model, x * 2, y)
+        if not is_synced_first:
+            loss = loss_of(model, x, y)
+        (loss + other).backward()
+        (loss_of(alone, *batch()) + loss_of(alone, batch()[0] * 2, batch()[1])).backward()
+        compare(model.module, alone)
+    model, own = ours(seeded(Branches), find_unused_parameters=True), seeded(Branches)
+    with model.no_sync():
+        outputs = loss_of(model, x, y)
+    (outputs + model.module.never.weight.square().sum()).backward()
+    (loss_of(own, x, y) + own.never.weight.square().sum()).backward()
+    compare(model.module, own)
+
+
 def adds_to_averages(world):
     """Without zero_grad the gradients of a second step come on top of the average, as in torch's class."""
     model, theirs = ours(seeded(plain)), nn.parallel.DistributedDataParallel(seeded(plain))
@@ -534,6 +607,11 @@ def backwards_without_forward(world):
     one.backward()
     message_of(RuntimeError, two.backward, "4.", "two forward passes", "no_sync()")
     message_of(RuntimeError, lambda: model.module(x).sum().backward(), "model.module(x)")
+    with model.no_sync():
+        losses = [loss_of(model, x, y) for _ in range(2)]
+    for loss in losses:
+        loss.backward()
+    message_of(RuntimeError, lambda: model.module(x).sum().backward(), "model.module(x)")
     model.zero_grad()
     loss_of(model, x, y).backward()  # nothing is lost
     alone = seeded(plain)
@@ -760,7 +838,8 @@ def hooks_broken_backward(world):
 CASES = [model_case(*row) for row in MODELS.items()]
 CASES += [form_case(name, options, to_none, **optimizing) for name, options, to_none, optimizing in FORMS]
 CASES += [Case(body.__name__, body, sizes=(1, 2)) for body in (
-    begins_as_rank_0, no_sync, adds_to_averages, keeps_gradients, unused, several_models, two_forwards_one_backward, static_graph_with_segments,
+    begins_as_rank_0, no_sync, no_sync_between, no_sync_of_lists, no_sync_with_more, adds_to_averages, keeps_gradients, unused,
+    several_models, two_forwards_one_backward, static_graph_with_segments,
     complex_gradients, hooks_of_others, ignored, compiled, made_and_dropped,
     saved_and_copied, what_others_read, backwards_without_forward, missing_gradient, different_models, sparse_gradient,
     changed_static_graph, wrong_arguments, hooks_with_other_buckets, hooks_wrong_use)]

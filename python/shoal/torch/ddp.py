@@ -32,7 +32,9 @@ from . import _communicator, _gradients
 MIB = 1 << 20
 BUFFER_MIB = 25
 BROADCAST_BYTES = 250 * MIB  # of parameters and buffers in one go, as torch's
-IDLE, LOCAL, OPEN = range(3)  # no forward pass waits for its backward pass; one that averages nothing; one that averages
+# No forward pass waits for its backward pass; one that averages; one that averages nothing, and whose outputs hold no tensor that
+# could tell where its backward pass begins.
+IDLE, OPEN, LOCAL = range(3)
 PAST = ("a forward pass through the wrapper goes before each backward pass: was a second backward pass made after two forward "
         "passes, or the wrapped module called directly (model.module(x) instead of model(x))? Use no_sync() for backward passes "
         "that shall only add to the gradients of this rank")
@@ -47,7 +49,11 @@ class _Steps:
         self.is_renewed = False
         self.is_static = is_static  # each step has the hooks of the first one, of which a parameter may have several
         self._state, self._finished, self._order_of_first = IDLE, 0, None
+        self._is_begun = False  # the reducer waits for gradients
         self._expected = None  # how often each parameter's hook fires in a step of a static graph, once known
+        # Graph tasks under way: all; those that began at outputs of a step, or of a forward pass inside no_sync(); and those that
+        # gave a parameter a gradient outside of both, with its name.
+        self._tasks, self._whole_tasks, self._local_tasks, self._past = set(), set(), set(), {}
         self._clear()
         self._nodes = [self._hook(index, parameter) for index, parameter in enumerate(parameters)]
 
@@ -56,7 +62,6 @@ class _Steps:
         self._ready_count = 0
         self._fired = [0] * len(self._parameters)
         self._order = {}  # parameters whose hooks fired, by the last time
-        self._tasks, self._whole_tasks = set(), set()
 
     def _hook(self, index, parameter):
         """On the node that accumulates, after the hooks of others: what they did to the gradient is averaged, too. The tensor holds
@@ -74,19 +79,25 @@ class _Steps:
 
     # ---- Forward ----
 
-    def open(self, is_synced, division=None):
-        """Before a backward pass. division: see expect_uneven."""
+    def open(self, is_synced, is_watched, division=None):
+        """Before a backward pass. is_watched: its outputs will tell where it begins. division: see expect_uneven."""
         if division is not None:
             self.expect_uneven(division)
         if self._state == OPEN and self._ready_count:
             self.reducer.begin()  # raises, as the backward pass has not ended or failed
         if not is_synced:
-            self._state = LOCAL
+            if not is_watched:
+                self._state = LOCAL
             return
         if torch._C._current_graph_task_id() < 0:  # in a backward pass a checkpoint makes its forward pass again
             self._clear()
+            self._forget_tasks()
         self.reducer.begin()
-        self._state = OPEN
+        self._state, self._is_begun = OPEN, True
+
+    def _forget_tasks(self):
+        for tasks in (self._tasks, self._whole_tasks, self._local_tasks, self._past):
+            tasks.clear()
 
     def _renew(self):
         """All ranks, at the end of the first step, from the order that rank 0 saw in it. Gradients stay where they are until the
@@ -119,27 +130,37 @@ class _Steps:
         if not self.is_renewed:
             self._renew()
 
-    def watch(self, outputs):
-        """The first gradient of a backward pass is that of an output."""
+    def watch(self, outputs, is_synced):
+        """The first gradient of a backward pass is that of an output: it tells whether the pass averages, whichever forward passes
+        were made since."""
         steps = weakref.ref(self)
 
         def began(_):
             alive = steps()
-            if alive is not None and alive._state == OPEN:
-                alive._queue(is_whole=True)
+            if alive is not None:
+                alive._began(is_synced)
         for tensor in outputs:
             if tensor.requires_grad and tensor.grad_fn is not None:
                 tensor.register_hook(began)
+
+    def _began(self, is_synced):
+        """A pass through outputs of both kinds averages, as in torch's class."""
+        if is_synced and self._is_begun:
+            self._state = OPEN
+            self._local_tasks.discard(self._queue(self._whole_tasks))
+        elif not is_synced and torch._C._current_graph_task_id() not in self._whole_tasks:
+            self._queue(self._local_tasks)
 
     # ---- Backward ----
 
     def accumulated(self, index):
         """The gradient of a parameter has been added up, for this backward pass or one segment of a checkpoint."""
-        if self._state == LOCAL:
+        if self._state == LOCAL or self._local_tasks:
             return
-        if self._state == IDLE:
-            raise RuntimeError(f"shoal: the gradient of {self._names[index]} became ready outside a step: {PAST}")
-        self._queue(is_whole=False)
+        task = self._queue()
+        if self._state == IDLE:  # an error, unless an output inside no_sync() comes later: told at the end of the pass
+            self._past.setdefault(task, self._names[index])
+            return
         self._fired[index] += 1
         if self.is_static:
             self._order.pop(index, None)
@@ -148,14 +169,24 @@ class _Steps:
                 return
         self._mark(index)
 
-    def _queue(self, is_whole):
-        """Asks for a call at the end of this graph task: of the whole backward pass, or of a reentrant checkpoint's segment."""
+    def _queue(self, *kinds):
+        """Asks for a call at the end of this graph task: of the whole backward pass, or of a reentrant checkpoint's segment. Returns
+        the task, which is noted in sets of its kinds."""
         task = torch._C._current_graph_task_id()
-        if is_whole:
-            self._whole_tasks.add(task)
+        for kind in kinds:
+            kind.add(task)
         if task not in self._tasks:
             self._tasks.add(task)
             Variable._execution_engine.queue_callback(_gradients.BackwardEnd(self, task))
+        return task
+
+    def _leave(self, task):
+        """The task is over. Returns whether it began at outputs of a step, and at outputs of a forward pass inside no_sync(), and
+        the name of a parameter that it gave a gradient outside of both."""
+        kinds = task in self._whole_tasks, task in self._local_tasks, self._past.pop(task, None)
+        for tasks in (self._tasks, self._whole_tasks, self._local_tasks):
+            tasks.discard(task)
+        return kinds
 
     def _mark(self, index):
         if self._ready[index]:
@@ -190,10 +221,10 @@ class _Steps:
     # ---- The end of backward ----
 
     def backward_ended(self, task):
-        is_whole = task in self._whole_tasks
-        self._tasks.discard(task)
-        self._whole_tasks.discard(task)
-        if self._state != OPEN:
+        is_whole, is_local, past = self._leave(task)
+        if past and not is_local:
+            raise RuntimeError(f"shoal: the gradient of {past} became ready outside a step: {PAST}")
+        if self._state != OPEN or is_local:
             return
         if is_whole and self._is_for_parameters():
             self._finish()
@@ -205,15 +236,14 @@ class _Steps:
         return any(self._fired) or self._options["allows_unused"]
 
     def backward_broke(self, task):
-        self._tasks.discard(task)
-        self._whole_tasks.discard(task)
-        if self._state == OPEN:
+        _, is_local, _ = self._leave(task)
+        if self._state == OPEN and not is_local:
             self.reducer.fail(_native.ERR_ABORTED, "an exception ended the backward pass")
 
     def _finish(self):
         """Only now a missing gradient is known to be missing. What .grad holds is averaged where the backward pass gave nothing: it
         was left there by a no_sync() or by the step before."""
-        self._state = IDLE
+        self._state, self._is_begun = IDLE, False
         if self.is_static:
             self._finish_static()
         if self._options["allows_unused"]:
@@ -380,8 +410,10 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
             self._open(is_synced, outputs)
 
     def _open(self, is_synced, outputs):
-        self._steps.open(is_synced, self._division() if self._join_config.enable else None)
-        self._steps.watch(torchs._find_tensors(outputs))
+        tensors = list(torchs._find_tensors(outputs))
+        is_watched = bool(tensors) and not any(tensor.requires_grad and tensor.grad_fn is None for tensor in tensors)
+        self._steps.open(is_synced, is_watched, self._division() if self._join_config.enable else None)
+        self._steps.watch(tensors, is_synced)
 
     # ---- Saved and copied ----
 
