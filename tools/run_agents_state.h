@@ -1,5 +1,5 @@
-/* What the files of run_agents.h share: run_agents.c holds both sides together, run_agents_hub.c is host 0's side, run_agents_join.c
- * that of the other hosts. One thread. */
+/* What the files of run_agents.h share: run_agents.c holds both sides together, run_agents_hub.c is host 0's side, and
+ * run_agents_join.c that of the other hosts. One thread. */
 #ifndef SHOAL_TOOLS_RUN_AGENTS_STATE_H
 #define SHOAL_TOOLS_RUN_AGENTS_STATE_H
 
