@@ -129,8 +129,8 @@ static void trouble_say(struct run *run, int code, int signal)
     run_agents_say(run->agents, &message);
 }
 
-/* asked: how often one host was, this or another. Where the engine tells each host itself, as mpirun does, each also hears of the
- * others, before or after: that is no second time. */
+/* asked: how often one host was, this or another. Where the engine tells each host itself, as mpirun does, each also hears of
+ * the others, before or after: that is no second time. */
 static void end_begin(struct run *run, int signal, int asked)
 {
     if (asked <= run->stops)

@@ -5,8 +5,8 @@
  *     run.c   --run_agents_say: TROUBLE, ENDED, TOLD-->   hub, here or on host 0
  *             <--run_agents_next: START, STOP, TELL, VERDICT, REFUSED--
  *
- * A host that loses host 0 is told STOP and VERDICT of its own agent. With one host there is a hub and no socket. One thread; it
- * never blocks but to look a name up. */
+ * A host that loses host 0 is told STOP and VERDICT of its own agent. With one host there is a hub and no socket. One thread;
+ * it never blocks but to look a name up. */
 #ifndef SHOAL_TOOLS_RUN_AGENTS_H
 #define SHOAL_TOOLS_RUN_AGENTS_H
 

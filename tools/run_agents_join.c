@@ -78,8 +78,8 @@ bool run_agents_look_up(struct run_agents *agents)
 
 /* ---- the other hosts ---- */
 
-/* The next port or address; after the last one, a pause. Other ports than the first are tried where something else is at it, and
- * from time to time. */
+/* The next port or address; after the last one, a pause. Other ports than the first are tried where something else is at it
+ * and from time to time. */
 static void search_go_on(struct run_search *search, int ports)
 {
     if (++search->at < search->count)

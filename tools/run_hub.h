@@ -3,9 +3,9 @@
  * and what time it is, and hands messages to a function. With one host it decides the same way.
  *
  *     MEETING --all hosts are here--> RUNNING --TROUBLE of a host, or one is lost--> STOPPING
- *                                        |                                              | all hosts have said ENDED, or are lost
+ *                                        |                                              | all hosts have said ENDED or are lost
  *                                        | all hosts have said ENDED                    v
- *                                        |                                           TELLING  asks the host of the rank to blame
+ *                                        |                                           TELLING  asks the host of the blamed rank
  *                                        v                                              |
  *                                      OVER <---VERDICT to all-------------------------'|
  *                                                                                       '--> RUNNING: START again (--restarts)
