@@ -140,7 +140,7 @@ size_t run_frame_build(const struct run_message *message, unsigned char frame[RU
 enum run_parsed { RUN_PARSED_FRAME, RUN_PARSED_MORE, RUN_PARSED_BAD };
 
 /* Reads the frame at the begin of bytes: *used_out of them. Its numbers are within the limits of their fields, its texts end
- * and have no control characters (but for the ends of lines and tabs in tails). MORE: it is not complete yet. BAD: no agent says
+ * and have no control characters (but ends of lines and tabs in tails). MORE: it is not complete yet. BAD: no agent says
  * that; before_member: only what a stranger may say (HELLO, PROOF, and from host 0 CHALLENGE, REFUSED) is good. */
 enum run_parsed run_frame_parse(const unsigned char *bytes, size_t count, bool before_member, struct run_message *message_out,
                                 size_t *used_out);
