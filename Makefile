@@ -16,6 +16,8 @@ WORKERS ?= 2
 TORCH ?= 2.13.0
 DEEPSPEED ?= 0.19.8
 IMPI ?= 2021.19.0
+KUBEFLOW ?= 0.5.0
+KUBEFLOW_API ?= 2.3.0
 
 # What Python in a checkout needs to know.
 FROM_PYTHON = PYTHONPATH=$(CURDIR)/python SHOAL_LIBRARY=$(CURDIR)/build/libshoal.so
@@ -53,6 +55,7 @@ test: build/torch/bin/python3 build/torch/deepspeed
 	@$(MAKE) --no-print-directory build/inference/bin/python3 || echo "without it the endpoint is not compared with the vendor's"
 	@$(MAKE) --no-print-directory build/sdk3/bin/python3 || echo "without it the tests with SageMaker's SDK v3 are skipped"
 	@$(MAKE) --no-print-directory build/toolkit/bin/python3 || echo "without it the tests with SageMaker's toolkit are skipped"
+	@$(MAKE) --no-print-directory build/kubeflow/bin/python3 || echo "without it the proofs that Kubeflow takes our manifests are skipped"
 	@dev/deps.sh aarch64 || echo "without them the build for aarch64 is skipped"
 	@$(MAKE) --no-print-directory build/sdk2/bin/python3 || echo "without it our estimators are not compared with those of SageMaker's SDK"
 	@dev/test.py $(ARGS)
@@ -123,6 +126,11 @@ build/sdk3/bin/python3: dev/sdk3-requirements.txt build/torch/bin/python3
 	 build/sdk3/bin/pip install --quiet --no-deps $(SDK3) || { rm -rf build/sdk3; exit 1; }
 	@ls -d $(CURDIR)/build/torch/lib/python3*/site-packages > $$(ls -d build/sdk3/lib/python3*/site-packages)/torch.pth
 	@touch $@
+# Kubeflow's own models of what `shoal job` writes for it, for tests.
+build/kubeflow/bin/python3:
+	@echo "installing Kubeflow's client $(KUBEFLOW) at build/kubeflow"
+	@rm -rf build/kubeflow && python3 -m venv build/kubeflow
+	@build/kubeflow/bin/pip install --quiet kubeflow==$(KUBEFLOW) kubeflow-trainer-api==$(KUBEFLOW_API) || { rm -rf build/kubeflow; exit 1; }
 
 bench-hosts: build build/torch/bin/python3
 	@dev/deps.sh bench

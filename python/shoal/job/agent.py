@@ -227,8 +227,9 @@ class Cause:
     FIRST = re.compile(r"^shoal run: rank (\d+) (?:\(pid \d+\) )?(?:on \S+ )?failed first: (.*)$")
     LOST = re.compile(r"^shoal run: (host \d+ \(.*\) (?:is lost|has ended the run|could not start its workers).*)$")
     ELSEWHERE = re.compile(r"^shoal run: (the rank to blame is on another host.*)$")
+    BLAMED = re.compile(r"^shoal run: the ranks say: .* is broken(?: by|:) rank (\d+) \(process ")
     SAID = re.compile(r"^shoal run: (.*)$")
-    ERROR = re.compile(r"^(?:(\d+)\| |\[rank(\d+)\]: *)?((?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)(?:: .*)?)$")
+    ERROR = re.compile(r"^(?:(\d+)\| )?(?:\[rank(\d+)\]: *)?((?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)(?:: .*)?)$")
 
     def __init__(self, own_ranks: range):
         self.own_ranks = own_ranks
@@ -240,9 +241,11 @@ class Cause:
 
     def hear(self, line: str) -> None:
         first, lost, error, said = (pattern.match(line) for pattern in (self.FIRST, self.LOST, self.ERROR, self.SAID))
+        for of_rank in (first, self.BLAMED.match(line)):
+            if of_rank and int(of_rank.group(1)) not in self.own_ranks:
+                self.is_secondary = True
         if first:
             self.first = (first.group(1), first.group(2))
-            self.is_secondary = int(first.group(1)) not in self.own_ranks
         elif lost:
             self.lost = lost.group(1)
         elif self.ELSEWHERE.match(line):

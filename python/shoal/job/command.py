@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence
 from shoal.job import engines, processes, reading
 from shoal.job.document import Job, JobError, as_data
 from shoal.job.folder import ENDED, Status, jobs_folder
+from shoal.job.places import name_make
 
 EXIT_COMPLETED, EXIT_FAILED, EXIT_USAGE, EXIT_STOPPED = 0, 1, 2, 3
 EXIT_OF = {"Completed": EXIT_COMPLETED, "Failed": EXIT_FAILED, "Stopped": EXIT_STOPPED}
@@ -75,6 +76,8 @@ def check(words: argparse.Namespace) -> int:
 
 def run(words: argparse.Namespace) -> int:
     job = document_read(words)
+    if words.write:
+        return manifests_write(job, words.write)
     folder = engines.job_start(job, host_index=words.host_index)
     if words.detach:
         print_status(engines.job_status(folder), words.format) if words.format == "json" else print(folder.name)
@@ -87,6 +90,16 @@ def run(words: argparse.Namespace) -> int:
         print_status(status, "json")
     ending_say(status, folder)
     return EXIT_OF[status.status]
+
+
+def manifests_write(job: Job, path: str) -> int:
+    from shoal.job import kubernetes
+    if job.where.engine != "kubernetes":
+        raise JobError(f'--write is for the engine "kubernetes", and this job\'s is "{job.where.engine}"')
+    job.name = job.name or name_make(job)
+    kubernetes.write(job, pathlib.Path(path))
+    say(f"{path}: kubectl create -f {path} starts the job {job.name}")
+    return 0
 
 
 class StopOnSignal:
@@ -232,6 +245,7 @@ def parser_make() -> Parser:
     has_document(running)
     running.add_argument("--name", help="the job's name (default: that of the document, else made from the entry point and the time)")
     running.add_argument("--host-index", type=int, metavar="I", help='engine "hosts": which host this machine is, from 0')
+    running.add_argument("--write", metavar="YAML", help='engine "kubernetes": write the manifests and start nothing')
     running.add_argument("--detach", action="store_true", help="print the name and return while the job goes on")
     running.add_argument("--quiet", action="store_true", help="do not show what the workers write")
     has_format(command("list", list_jobs, "Prints all jobs, the newest first.", is_named=False))

@@ -31,7 +31,7 @@ class NoSuchJob(EngineError):
 def engine_of(name: str) -> Any:
     """The module of an engine. It has start(job, folder), which returns when the job is under way or raises EngineError;
     stop(folder), which asks for the end; and lost_reason(folder, status): why a job that has not said how it ended runs no more,
-    or None."""
+    or None. Where nobody writes the status while the job runs, refresh(folder, status) makes a new one."""
     if name not in ENGINES:
         raise EngineError(f"there is no engine {name!r}: known are {', '.join(ENGINES)}")
     return importlib.import_module(f"shoal.job.{name}")
@@ -72,7 +72,10 @@ def job_status(folder: JobFolder) -> Status:
     status = folder.status()
     if status.status in ENDED:
         return status
-    reason = engine_of(status.engine).lost_reason(folder, status)
+    engine = engine_of(status.engine)
+    if hasattr(engine, "refresh"):
+        return _refreshed(folder, status, engine.refresh(folder, status))
+    reason = engine.lost_reason(folder, status)
     if reason is None or folder.status().status in ENDED:  # it may have ended between our two looks
         return folder.status()
     status = dataclasses.replace(status, status="Failed", ended=time.time(), exit_code=1, failure_reason=contract.failure_text(reason))
@@ -82,6 +85,14 @@ def job_status(folder: JobFolder) -> Status:
     except OSError:  # a full disk, a folder of somebody else: it is true nevertheless
         pass
     return status
+
+
+def _refreshed(folder: JobFolder, before: Status, now: Status) -> Status:
+    """For engines whose hosts do not write the status themselves."""
+    if now != before:
+        folder.status_write(now)
+        folder.event(now.status, reason=now.failure_reason)
+    return now
 
 
 def job_stop(folder: JobFolder) -> None:

@@ -310,6 +310,10 @@ class Member(Runner):
             return Ending("Failed", code or 1, f"{host}: {reason}" if len(self.status.hosts) > 1 else reason)
         return Ending("Failed", 1, self.lost) if self.lost else own
 
+    def _below(self) -> str:
+        """Where each host keeps its own, that of the first is at the usual place."""
+        return "" if self.is_shared or self.index == 0 else f"{self.name}/"
+
     def _hosts_to_pack(self) -> List[str]:
         return self.status.hosts if self.is_shared else [self.name]
 

@@ -316,6 +316,9 @@ class Runner:
         name = f"{self.first.name}: " if len(self.hosts) > 1 else ""
         return Ending("Failed", self.first.ending.exit_code or 1, f"{name}{self.first.ending.reason}")
 
+    def _below(self) -> str:
+        return ""
+
     def _hosts_to_pack(self) -> List[str]:
         return self.status.hosts
 
@@ -324,7 +327,7 @@ class Runner:
         try:
             if ending.status == "Completed":
                 self._status_change(status="Uploading")
-            model = result_keep(self.job, self.folder, self._hosts_to_pack(), with_model=ending.status != "Failed")
+            model = result_keep(self.job, self.folder, self._hosts_to_pack(), with_model=ending.status != "Failed", below=self._below())
         except (ContractError, OSError) as error:
             text = agent.os_text(error) if isinstance(error, OSError) else str(error)
             if ending.status == "Completed":

@@ -96,9 +96,9 @@ def job_read(folder: JobFolder) -> Job:
 
 # ---- the result ----
 
-def result_keep(job: Job, folder: JobFolder, hosts: List[str], with_model: bool) -> Optional[str]:
-    """Packs model.tar.gz and output.tar.gz from the folders of these hosts and copies them to output_path. Returns the URI of the
-    model; nothing when the script has left no file in a model folder."""
+def result_keep(job: Job, folder: JobFolder, hosts: List[str], with_model: bool, below: str = "") -> Optional[str]:
+    """Packs model.tar.gz and output.tar.gz from the folders of these hosts and copies them to output_path, `below` its usual place.
+    Returns the URI of the model; nothing when the script has left no file in a model folder."""
     model = contract.model_files({host: folder.base(host) / "model" for host in hosts}) if with_model else {}
     output = contract.output_files({host: folder.base(host) / "output/data" for host in hosts})
     if model:
@@ -106,15 +106,15 @@ def result_keep(job: Job, folder: JobFolder, hosts: List[str], with_model: bool)
     if output:
         contract.archive_write(output, folder.output)
     archives = [archive for archive, files in ((folder.model, model), (folder.output, output)) if files]
-    kept = [_output_copy(job, archive) for archive in archives]
+    kept = [_output_copy(job, archive, below) for archive in archives]
     return kept[0] if model else None
 
 
-def _output_copy(job: Job, archive: pathlib.Path) -> str:
+def _output_copy(job: Job, archive: pathlib.Path, below: str) -> str:
     """To OUTPUT_PATH/NAME/output, where the platform puts it."""
     if not job.output_path:
         return archive.as_uri()
-    uri = f"{job.output_path.rstrip('/')}/{job.name}/output/{archive.name}"
+    uri = f"{job.output_path.rstrip('/')}/{job.name}/output/{below}{archive.name}"
     parsed = urlparse(uri)
     if parsed.scheme not in ("", "file"):
         return _output_send(archive, uri)

@@ -1,0 +1,50 @@
+#!/usr/bin/env python3
+"""Jobs that train with PyTorch and the backend "shoal" over two hosts; tests/python/with_torch.py starts this where PyTorch is."""
+import re
+
+from jobs import DATA_PARALLEL, Jobs, names_in
+from tap import expect, run_cases
+
+TRAIN = """
+    import argparse, os
+    import torch, torch.distributed as dist
+    import shoal.torch
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int)
+    steps = parser.parse_args().steps
+    dist.init_process_group("shoal")
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(1 + dist.get_rank())
+    for step in range(steps):
+        loss = model(torch.randn(16, 8)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if os.environ.get("FAILS") == str(dist.get_rank()) and step == 1:
+            raise ValueError("a bad sample")
+    print("weights", sum(parameter.double().sum().item() for parameter in model.parameters()), flush=True)
+    if dist.get_rank() == 0:
+        torch.save(model.module.state_dict(), os.path.join(os.environ["SM_MODEL_DIR"], "model.pt"))
+    dist.destroy_process_group()
+"""
+
+
+def hosts_train_the_same_model():
+    with Jobs() as jobs:
+        jobs.run(TRAIN, instance_count=2, workers_per_host=2, distribution=DATA_PARALLEL, hyperparameters={"steps": 3})
+        weights = re.findall(r"\| weights (\S+)$", jobs.out, re.M)
+        expect(len(weights) == 4 and len(set(weights)) == 1, jobs.out, jobs.err)
+        expect(names_in(jobs.folder() / "model.tar.gz") == ["model.pt"])
+
+
+def rank_that_fails_ends_all_hosts_and_is_named():
+    with Jobs() as jobs:
+        status = jobs.run(TRAIN, instance_count=2, workers_per_host=2, distribution=DATA_PARALLEL, hyperparameters={"steps": 1000},
+                          environment={"FAILS": "3"}, code=1)
+        expect(status["failure_reason"] == "algo-2: rank 3 exited with code 1: ValueError: a bad sample", status, jobs.told())
+        jobs.wait_for_silence()
+
+
+run_cases([hosts_train_the_same_model, rank_that_fails_ends_all_hosts_and_is_named])
