@@ -143,7 +143,7 @@ def the_class_refuses_what_it_does_not_know():
     code, out, err = call(SDK, "-c", REFUSED, timeout=SDK_S, env={**os.environ, "PYTHONPATH": str(TOP / "python")})
     for told in ("greater than or equal to 1", "Extra inputs are not permitted", "Input should be a valid list",
                  "process_count_per_node=2 run_options=None False\n"):
-        expect(code == 0 and told in out, told, out, err)
+        expect(code == 0 and told in out, told, code, out, err)
 
 
 def why_not():
