@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Input channels: the names and bytes of S3 as boto3 lists them, over HTTP; shards, manifests, a shared cache; each fault one clear error."""
+"""Input channels: the names and bytes of S3 as boto3 lists them, over HTTP; shards, manifests, a shared cache; each fault one
+clear error."""
 import http.server
 import io
 import json
@@ -46,8 +47,8 @@ def program(body, job, environment=None, prefix=()):
     """Python code in a process of its own, with `job`."""
     lead = f"import sys; sys.path[:0] = {sys.path[:2]!r}\nimport os, pathlib\njob = pathlib.Path({str(job)!r})\n"
     lead += "from shoal.job import channels, fetching\nfrom shoal.job.document import Channel\n"
-    return subprocess.Popen([*prefix, sys.executable, "-c", lead + body], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                            stdin=subprocess.DEVNULL, env={**os.environ, **(environment or {})})
+    return subprocess.Popen([*prefix, sys.executable, "-c", lead + body], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            text=True, stdin=subprocess.DEVNULL, env={**os.environ, **(environment or {})})
 
 
 def ended(process, code=0):
@@ -59,7 +60,8 @@ def ended(process, code=0):
 # ---- names and bytes ----
 
 def put_tree():
-    for key in ("tree/a.csv", "tree/deep/er/b.bin", "tree/with space+plus%41.txt", "tree/ünïcode-日本.txt", "tree/empty", "tree-extra/y"):
+    for key in ("tree/a.csv", "tree/deep/er/b.bin", "tree/with space+plus%41.txt", "tree/ünïcode-日本.txt", "tree/empty",
+                "tree-extra/y"):
         s3.put(key, b"" if key == "tree/empty" else None)
     for number in range(20):
         s3.put(f"tree/many/{number:03d}")
@@ -131,7 +133,8 @@ def a_seed_shuffles_shards_on_all_hosts_alike():
         s3.put(f"shuffled/{number:02d}")
     with job_folder(2) as job:
         def shares(seed):
-            return [sorted(bring("s3://data/shuffled/", job, host, 2, distribution="ShardedByS3Key", shuffle_seed=seed)[0]) for host in range(2)]
+            more = {"distribution": "ShardedByS3Key", "shuffle_seed": seed}
+            return [sorted(bring("s3://data/shuffled/", job, host, 2, **more)[0]) for host in range(2)]
         first, second = shares(7)
         expect(len(first) == len(second) == 6 and len({*first, *second}) == 12, first, second)
         expect(shares(7) == [first, second] and shares(8) != [first, second], shares(8))
@@ -156,7 +159,8 @@ def a_wrong_manifest_is_one_error():
     s3.put("listed/a")
     cases = {"not-json": (b"[", "is not JSON"), "no-prefix": (b'["a"]', "does not begin with a prefix"),
              "number": (b'[{"prefix": "s3://data/listed/"}, 3]', "has the entry 3"),
-             "missing": (b'[{"prefix": "s3://data/listed/"}, "a", "x", "y"]', "names s3://data/listed/x and 1 more, which is not there")}
+             "missing": (b'[{"prefix": "s3://data/listed/"}, "a", "x", "y"]',
+                         "names s3://data/listed/x and 1 more, which is not there")}
     with job_folder() as job:
         for name, (body, text) in cases.items():
             s3.put(f"manifests/{name}", body)
@@ -229,12 +233,13 @@ def a_killed_download_goes_on_where_it_was():
     body = os.urandom(4 * MiB)
     s3.put("killed/blob", body)
     with job_folder() as job:
-        fetch = "fetching.PART_BYTES = 1 << 17\nchannels.channel_bring(Channel('s3://data/killed/'), job / 'hosts/algo-1/input/data/training', 0, 1, print)\n"
+        fetch = ("fetching.PART_BYTES = 1 << 17\n"
+                 "channels.channel_bring(Channel('s3://data/killed/'), job / 'hosts/algo-1/input/data/training', 0, 1, print)\n")
         s3.proxy.forget()
         s3.proxy.chunk_pause_s = 0.05
         process = program(fetch, job)
         try:
-            wait_for(lambda: any(path.read_text().count("[") > 3 for path in job.glob("cache/objects/*/*.done")), "parts that are done")
+            wait_for(lambda: any(path.read_text().count("[") > 3 for path in job.glob("cache/objects/*/*.done")), "done parts")
         finally:
             process.send_signal(signal.SIGKILL)
             process.communicate(timeout=60)
@@ -293,7 +298,8 @@ def an_object_that_vanishes_is_one_error():
 
 def missing_data_are_one_error():
     with job_folder() as job:
-        expect(failure("s3://data/nothing/", job) == "no object lies at s3://data/nothing/: the key of an object has to begin with this text")
+        text = failure("s3://data/nothing/", job)
+        expect(text == "no object lies at s3://data/nothing/: the key of an object has to begin with this text", text)
         expect("there is no such bucket" in failure("s3://no-such-bucket/x", job))
         expect("names no bucket" in failure("s3://", job))
 
@@ -372,7 +378,8 @@ def a_full_disk_is_one_error():
 def names_that_cannot_be_files_are_one_error():
     import fsspec
     memory = fsspec.filesystem("memory")
-    cases = {"up": (["up/../../x"], "makes no name of a file"), "twice": (["twice/a//b", "twice/a/b"], "would both be the file a/b"),
+    cases = {"up": (["up/../../x"], "makes no name of a file"),
+             "twice": (["twice/a//b", "twice/a/b"], "would both be the file a/b"),
              "both": (["both/a", "both/a/b"], "would be a file and")}
     for name, (keys, text) in cases.items():
         named = [(channels._name(key, name), storage.Item(key, 1)) for key in keys]
@@ -403,7 +410,8 @@ def progress_is_a_bar_on_a_terminal_and_lines_elsewhere():
     progress.drawn -= 1
     progress.draw()
     progress.end()
-    expect("channel train [" in terminal.getvalue() and " 25 % of 2.0 kB, " in terminal.getvalue() and "/s" in terminal.getvalue(), terminal.getvalue())
+    shown = terminal.getvalue()
+    expect("channel train [" in shown and " 25 % of 2.0 kB, " in shown and "/s" in shown, shown)
     expect(len(said) == 1 and said[0].startswith("channel train: 2 objects, 500 bytes in "), said)
     plain = fetching.Progress("channel train", 2, 2000, said)
     plain.terminal = None

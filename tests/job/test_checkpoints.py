@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checkpoints at a URI while a job trains: whole sets whatever ends the writer, brought back at the start; and what a job leaves behind."""
+"""Checkpoints at a URI while a job trains: whole sets whatever ends the writer, brought back at the start; and what a job
+leaves behind."""
 import contextlib
 import json
 import os
@@ -44,8 +45,9 @@ class Run:
         """Waits until the manifest has these files and no others."""
         def has():
             entries = manifest(self.sync)
-            return entries is not None and {name: entry["size"] for name, entry in entries.items()} == {
-                name: len(data) for name, data in wanted.items()} and all(entry["key"] == name for name, entry in entries.items())
+            sizes = {name: len(data) for name, data in wanted.items()}
+            return entries is not None and {name: entry["size"] for name, entry in entries.items()} == sizes and all(
+                entry["key"] == name for name, entry in entries.items())
         wait_for(has, f"the set {sorted(wanted)}")
 
     def finish(self, **more):

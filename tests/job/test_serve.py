@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The endpoint: /ping, /invocations and the functions of the vendor's containers; the same answers as its own server gives from the same
-archive; errors that tell a client what failed and no path of this machine."""
+"""The endpoint: /ping, /invocations and the functions of the vendor's containers; the same answers as its own server gives from
+the same archive; errors that tell a client what failed and no path of this machine."""
 import io
 import json
 import os
@@ -163,7 +163,8 @@ def the_types_of_the_containers_come_and_go():
 
 
 def the_first_type_of_accept_that_can_be_written_is_taken():
-    for accept, wanted in (("image/png, text/csv;q=0.9", CSV), ("text/csv;q=0.1, application/x-npy", NPY), ("application/json; charset=utf-8", JSON)):
+    for accept, wanted in (("image/png, text/csv;q=0.9", CSV), ("text/csv;q=0.1, application/x-npy", NPY),
+                           ("application/json; charset=utf-8", JSON)):
         status, _, answered = ask(url(), npy(ROWS), NPY, accept)
         expect((status, answered) == (200, wanted), accept, status, answered)
 
@@ -267,9 +268,11 @@ def output_fn(prediction, accept):
 def transform_fn_stands_alone():
     with tempfile.TemporaryDirectory() as folder:
         script = "def model_fn(model_dir): return 2\ndef transform_fn(model, data, content_type, accept): return data * model\n"
-        expect(handler_of(script, folder).answer(b"xy", {"content-type": "application/octet-stream", "accept": "text/x"}) == (b"xyxy", "text/x"))
+        answer = handler_of(script, folder).answer(b"xy", {"content-type": "application/octet-stream", "accept": "text/x"})
+        expect(answer == (b"xyxy", "text/x"), answer)
         text = message(handler_of, script + "def predict_fn(data, model): pass\n", folder)
-        expect(text == "Cannot use transform_fn implementation in conjunction with input_fn, predict_fn, and/or output_fn implementation", text)
+        expect(text == "Cannot use transform_fn implementation in conjunction with input_fn, predict_fn, and/or output_fn "
+                       "implementation", text)
 
 
 def what_a_function_returns_becomes_a_body():
@@ -376,10 +379,10 @@ def the_vendors_server_gives_the_same_answers():
         model.mkdir()
         serve.archive_unpack(archive, model)
         lines = "".join(json.dumps([body.hex(), content_type, accept]) + "\n" for body, content_type, accept in REQUESTS)
-        environment = {**os.environ, "SAGEMAKER_BASE_DIR": folder, "SAGEMAKER_PROGRAM": "inference.py", "SAGEMAKER_SUBMIT_DIRECTORY": str(model / "code"),
-                       "PYTHONPATH": str(model / "code")}
-        done = subprocess.run([INFERENCE, "-W", "ignore", "-c", VENDOR, str(model)], input=lines, capture_output=True, text=True, timeout=120,
-                              env=environment)
+        environment = {**os.environ, "SAGEMAKER_BASE_DIR": folder, "SAGEMAKER_PROGRAM": "inference.py",
+                       "SAGEMAKER_SUBMIT_DIRECTORY": str(model / "code"), "PYTHONPATH": str(model / "code")}
+        done = subprocess.run([INFERENCE, "-W", "ignore", "-c", VENDOR, str(model)], input=lines, capture_output=True, text=True,
+                              timeout=120, env=environment)
         expect(done.returncode == 0, done.stdout, done.stderr)
         theirs = [bytes.fromhex(json.loads(line)) for line in done.stdout.splitlines() if line.startswith('"')]
         handler = serving.Handler(model)
@@ -414,11 +417,12 @@ def the_vendors_client_asks_this_endpoint():
     with tempfile.TemporaryDirectory() as folder:
         (pathlib.Path(folder) / "docker").write_text(DOCKER)
         os.chmod(f"{folder}/docker", 0o755)
-        (pathlib.Path(folder) / "config.yaml").write_text("SchemaVersion: '1.0'\nSageMaker: {PythonSDK: {Modules: {TelemetryOptOut: true}}}\n")
+        (pathlib.Path(folder) / "config.yaml").write_text(
+            "SchemaVersion: '1.0'\nSageMaker: {PythonSDK: {Modules: {TelemetryOptOut: true}}}\n")
         environment = {**os.environ, **CREDENTIALS, "PATH": f"{folder}:{os.environ['PATH']}", "HOME": folder,
                        "SAGEMAKER_USER_CONFIG_OVERRIDE": f"{folder}/config.yaml"}
-        done = subprocess.run([SDK2, "-W", "ignore", "-c", CLIENT, url().rsplit(":", 1)[1]], capture_output=True, text=True, timeout=240,
-                              env=environment)
+        done = subprocess.run([SDK2, "-W", "ignore", "-c", CLIENT, url().rsplit(":", 1)[1]], capture_output=True, text=True,
+                              timeout=240, env=environment)
         expect(done.returncode == 0 and done.stdout.splitlines()[-1] == f"ndarray {SUMS}", done.stdout, done.stderr)
 
 
@@ -465,9 +469,10 @@ def what_cannot_be_served_is_one_error():
         taken.bind(("127.0.0.1", 0))
         taken.listen(1)
         port = taken.getsockname()[1]
-        cases = [([str(archive), "--port", str(port)], f"port {port} of 127.0.0.1 is in use: end the program that has it, or choose another"),
+        cases = [([str(archive), "--port", str(port)], f"port {port} of 127.0.0.1 is in use: end the program that has it, or "),
                  ([str(archive), "--port", "0", "--address", "203.0.113.1"], "cannot listen at 203.0.113.1, port 0: Cannot assign"),
-                 ([f"{folder}/none.tar.gz", "--port", "0"], "there is no "), (["no-such-job", "--port", "0"], "there is no job no-such-job below"),
+                 ([f"{folder}/none.tar.gz", "--port", "0"], "there is no "),
+                 (["no-such-job", "--port", "0"], "there is no job no-such-job below"),
                  (["empty-job", "--port", "0"], "the job empty-job has no model.tar.gz"),
                  ([str(archive), "--port", "0", "--workers", "0"], "--workers 0: at least 1"),
                  ([str(archive), "--port", "0", "--source-dir", folder, "--entry-point", "none.py"], "there is no none.py in source_dir")]
@@ -498,14 +503,16 @@ def a_job_is_served_by_its_name_with_several_workers():
         s3.client.upload_file(str(archive), "data", "job/output/model.tar.gz")
         job = pathlib.Path(folder) / "jobs/trained"
         job.mkdir(parents=True)
-        (job / "status.json").write_text(json.dumps({"name": "trained", "status": "Completed", "model": "s3://data/job/output/model.tar.gz"}))
+        status = {"name": "trained", "status": "Completed", "model": "s3://data/job/output/model.tar.gz"}
+        (job / "status.json").write_text(json.dumps(status))
         source = pathlib.Path(folder) / "source"
         source.mkdir()
         (source / "mine.py").write_text(SCRIPT)
         (source / "helper.py").write_text(HELPER)
         environment = {**os.environ, "SHOAL_JOBS": f"{folder}/jobs", "PYTHONPATH": str(TOP / "python"), "TMPDIR": folder}
-        process = subprocess.Popen([sys.executable, "-m", "shoal.job.serve", "trained", "--port", "0", "--workers", "2", "--source-dir", str(source),
-                                    "--entry-point", "mine.py"], stderr=subprocess.PIPE, text=True, env=environment, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen([sys.executable, "-m", "shoal.job.serve", "trained", "--port", "0", "--workers", "2",
+                                    "--source-dir", str(source), "--entry-point", "mine.py"], stderr=subprocess.PIPE, text=True,
+                                   env=environment, stdin=subprocess.DEVNULL)
         try:
             line = process.stderr.readline()
             address = line.split("shoal job serve: ")[1].split("/invocations")[0]

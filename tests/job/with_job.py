@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""with_job.py PROGRAM [ARGUMENT ...]: runs a test program with the interpreter that has what training jobs use. Without one it says why,
-which counts as skipped."""
+"""with_job.py PROGRAM [ARGUMENT ...]: runs a test program with the interpreter that has what training jobs use. Without one it
+says why, which counts as skipped."""
 import os
 import pathlib
 import subprocess

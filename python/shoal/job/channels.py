@@ -2,7 +2,8 @@
 
     document: Channel("s3://bucket/train")  -->  listing  -->  fetching.Cache  -->  hosts/algo-1/input/data/training/...
 
-A channel's folder comes to stand whole or not at all: it is built beside its place and renamed. Local data are linked, not copied."""
+A channel's folder comes to stand whole or not at all: it is built beside its place and renamed. Local data are linked, not
+copied."""
 from __future__ import annotations
 
 import contextlib
@@ -26,8 +27,8 @@ class ChannelError(StorageError):
 
 
 def channel_bring(channel: Channel, folder: pathlib.Path, host_index: int, host_count: int, say: Say) -> None:
-    """Fills `folder`. `say` gets a line now and then. Raises StorageError; then nothing half-written is in `folder`, and what has come
-    stays in the cache for the next time."""
+    """Fills `folder`. `say` gets a line now and then. Raises StorageError; then nothing half-written is in `folder`, and what
+    has come stays in the cache for the next time."""
     _check(channel)
     folder = folder.absolute()
     path = local_path(channel.uri)
@@ -78,7 +79,8 @@ def _check(channel: Channel) -> None:
     if channel.distribution not in ("FullyReplicated", "ShardedByS3Key"):
         raise ChannelError(f"distribution {channel.distribution} is not served: use FullyReplicated or ShardedByS3Key")
     if channel.compression not in (None, "None"):
-        raise ChannelError(f"compression {channel.compression} belongs to the mode Pipe: unpack in the script, or store the data unpacked")
+        raise ChannelError(f"compression {channel.compression} belongs to the mode Pipe: unpack in the script, or store the "
+                           "data unpacked")
     if channel.record_wrapping not in (None, "None"):
         raise ChannelError(f"record wrapping {channel.record_wrapping} belongs to the mode Pipe")
 
@@ -102,7 +104,8 @@ def _without_markers(store: Store, items: List[Item]) -> List[Item]:
     """An empty object whose key ends in a slash stands for a folder."""
     for item in items:
         if item.key.endswith("/") and item.size:
-            raise ChannelError(f"{store.uri(item.key)} has {item.size:,} bytes and the name of a folder: no file can be made of it")
+            raise ChannelError(f"{store.uri(item.key)} has {item.size:,} bytes and the name of a folder: no file can be made "
+                               "of it")
     return [item for item in items if not item.key.endswith("/")]
 
 
@@ -127,7 +130,8 @@ def _manifest_listing(uri: str) -> Tuple[Store, List[Named]]:
     if missing:
         more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
         raise ChannelError(f"the manifest {uri} names {store.uri(missing[0])}{more}, which is not there")
-    return store, sorted(((name.lstrip("/"), there[key]) for name, key in zip(names, wanted)), key=lambda one: one[1].key.encode())
+    named = [(name.lstrip("/"), there[key]) for name, key in zip(names, wanted)]
+    return store, sorted(named, key=lambda one: one[1].key.encode())
 
 
 def _list_from(store: Store, start: str, wanted: List[str]) -> str:
@@ -166,8 +170,8 @@ def _check_names(store: Store, named: List[Named]) -> None:
             folders.setdefault("/".join(parts[:end]), item)
     for name in seen:
         if name in folders:
-            raise ChannelError(f"{store.uri(seen[name].key)} would be a file and, for {store.uri(folders[name].key)}, a folder: "
-                               "choose a prefix that holds one of them")
+            raise ChannelError(f"{store.uri(seen[name].key)} would be a file and, for {store.uri(folders[name].key)}, a "
+                               "folder: choose a prefix that holds one of them")
 
 
 def _share(channel: Channel, named: List[Named], host_index: int, host_count: int) -> List[Named]:

@@ -5,9 +5,9 @@
         last.pt               --->         last.pt
                                            .shoal/algo-1.json                    the manifest: which objects are one set
 
-A set is what the folder held at one time when nothing in it was being written. Objects of a set are never overwritten: the new version
-of a file that the set has goes to `.shoal/` first, the manifest is replaced, and only then the plain name. So whoever reads by the
-manifest, as `start` does, gets all files of one set or an error, whenever the writer was killed."""
+A set is what the folder held at one time when nothing in it was being written. Objects of a set are never overwritten: the new
+version of a file that the set has goes to `.shoal/` first, the manifest is replaced, and only then the plain name. So whoever
+reads by the manifest, as `start` does, gets all files of one set or an error, whenever the writer was killed."""
 from __future__ import annotations
 
 import contextlib
@@ -29,6 +29,7 @@ SETTLE_S = 1.0  # a file is complete when it has not changed for so long
 FILES_AT_ONCE = 8
 LAST_TRIES = 3
 PATIENCE_S = 60.0  # after that, what has settled is a set although another file is being written
+Rename = Tuple[pathlib.Path, pathlib.Path]
 UNFINISHED = (".tmp", ".part", ".partial", ".incomplete")
 
 
@@ -89,7 +90,8 @@ class Manifest:
             self.entries = {name: Entry(**entry) for name, entry in data["files"].items()}
             self.time = float(data["time"])
         except (ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{self.store.uri(self.key)} is no manifest of checkpoints ({error}): remove it to start without") from error
+            raise CheckpointError(f"{self.store.uri(self.key)} is no manifest of checkpoints ({error}): "
+                                  "remove it to start without") from error
         return True
 
     def write(self) -> None:
@@ -100,10 +102,11 @@ class Manifest:
 
 
 class Synchronizer:
-    """Keeps the files below `local` at `uri`: `start` brings the last set back and begins, `finish` copies what is left and ends.
+    """Keeps the files below `local` at `uri`: `start` brings the last set back and begins, `finish` copies what is left and
+    ends.
 
-    Several hosts may share a URI, each with a `host` of its own; then all get the files of all. What a host has brought back or written
-    and removes is removed there, too."""
+    Several hosts may share a URI, each with a `host` of its own; then all get the files of all. What a host has brought back or
+    written and removes is removed there, too."""
 
     def __init__(self, local: pathlib.Path, uri: str, say: Say, host: str = "algo-1", interval_s: float = INTERVAL_S):
         self.local, self.uri, self.say, self.host, self.interval_s = local, uri, say, host, interval_s
@@ -152,8 +155,8 @@ class Synchronizer:
                 lost[name] = f"{self.store.uri(join(self.top, entry.key))} {'has changed' if item else 'is gone'}"
         missing = [text for name, text in lost.items() if name not in found]
         if missing:
-            raise CheckpointError(f"the last set of checkpoints is not whole: {missing[0]} since {self.store.uri(own)}*.json was written: "
-                                  "put it back, or remove these manifests to start with what is there")
+            raise CheckpointError(f"the last set of checkpoints is not whole: {missing[0]} since {self.store.uri(own)}*.json "
+                                  "was written: put it back, or remove these manifests to start with what is there")
         return found
 
     def _adopt(self, items: List[Item]) -> Dict[str, Tuple[Item, int]]:
@@ -172,7 +175,7 @@ class Synchronizer:
         if wrong:
             raise CheckpointError(f"{self.store.uri(wrong.key)} makes no name of a file below {self.local}")
         progress = Progress("checkpoints", len(wanted), sum(item.size for item, _ in wanted.values()), self.say)
-        ready: List[Tuple[pathlib.Path, pathlib.Path]] = []
+        ready: List[Rename] = []
         try:
             with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
                 futures = [pool.submit(self._bring_one, item, self.local / name, mtime_ns, progress)
@@ -201,7 +204,7 @@ class Synchronizer:
             return False
         return bool(mtime_ns) and (status.st_size, status.st_mtime_ns) == (item.size, mtime_ns)
 
-    def _bring_one(self, item: Item, place: pathlib.Path, mtime_ns: int, progress: Progress) -> List[Tuple[pathlib.Path, pathlib.Path]]:
+    def _bring_one(self, item: Item, place: pathlib.Path, mtime_ns: int, progress: Progress) -> List[Rename]:
         """Returns what has to be renamed."""
         if self._is_same(place, item, mtime_ns):
             progress.add(item.size, is_new=False)
@@ -222,19 +225,21 @@ class Synchronizer:
     # -- out --
 
     def finish(self, deadline_s: float, complete: bool = True) -> None:
-        """Copies what is left and ends. `complete`: the script has ended by itself, so that every file is whole; else only files that have
-        not changed for a while are. Raises CheckpointError when the last set is not safe within the deadline; the one before it is."""
+        """Copies what is left and ends. `complete`: the script has ended by itself, so that every file is whole; else only
+        files that have not changed for a while are. Raises CheckpointError when the last set is not safe within the deadline;
+        the one before it is."""
         if self.thread is None:
             return
         self.is_complete = complete
         self.ending.set()
         self.thread.join(max(deadline_s, 0.0))
         if self.thread.is_alive():
-            raise CheckpointError(f"the last checkpoints are not at {self.uri}: {self.copying or 'copying'} has not ended within "
-                                  f"{deadline_s:g} s; {self._last_text()}")
+            raise CheckpointError(f"the last checkpoints are not at {self.uri}: {self.copying or 'copying'} has not ended "
+                                  f"within {deadline_s:g} s; {self._last_text()}")
         self.thread = None
         if self.failure:
-            raise CheckpointError(f"the last checkpoints are not at {self.uri}: {self.failure}; {self._last_text()}") from self.failure
+            text = f"the last checkpoints are not at {self.uri}: {self.failure}; {self._last_text()}"
+            raise CheckpointError(text) from self.failure
 
     def _last_text(self) -> str:
         if not self.manifest.time:
@@ -376,8 +381,8 @@ def _mark(path: pathlib.Path) -> Optional[Mark]:
 # ---- what a job leaves behind ----
 
 def upload(path: pathlib.Path, uri: str) -> str:
-    """Copies a file, or the files below a folder, into the folder `uri`, under its own name. Each comes to stand whole. Returns its URI.
-    Raises StorageError."""
+    """Copies a file, or the files below a folder, into the folder `uri`, under its own name. Each comes to stand whole. Returns
+    its URI. Raises StorageError."""
     store, key = store_open(uri)
     target = join(key, path.name)
     if not path.exists():

@@ -1,15 +1,15 @@
-"""FastFile: the files of a channel are there with their names and sizes before the script starts; the bytes of each come when it is
-opened first, and stay.
+"""FastFile: the files of a channel are there with their names and sizes before the script starts; the bytes of each come when
+it is opened first, and stay.
 
-    worker: open("train/0001.jpg") --> the kernel asks --> View: is it a placeholder? bring the object, put it in place --> "go on"
+    worker: open("train/0001.jpg") --> the kernel asks --> View: a placeholder? bring the object, put it in place --> "go on"
 
-This needs neither root nor FUSE: the workers run below a seccomp filter (filtered.py) that makes the kernel ask before a file is opened
-for reading. So it holds for every program that a worker runs, whatever it is written in. An object that cannot be brought is an error
-of the open: EIO, or ENOSPC for a full disk, and a line in the log.
+This needs neither root nor FUSE: the workers run below a seccomp filter (filtered.py) that makes the kernel ask before a file
+is opened for reading. So it holds for every program that a worker runs, whatever it is written in. An object that cannot be
+brought is an error of the open: EIO, or ENOSPC for a full disk, and a line in the log.
 
-Limits. An object comes whole when it is opened first. Files opened through io_uring, and processes outside the job, see placeholders:
-they have the sticky bit ("T" in ls -l) and no bytes, and only root can read them. Where the kernel has no such filter (before 5.5, or
-a container that forbids it) why_not() says so, and channels.py brings everything before the start."""
+Limits. An object comes whole when it is opened first. Files opened through io_uring, and processes outside the job, see
+placeholders: they have the sticky bit ("T" in ls -l) and no bytes, and only root can read them. Where the kernel has no such
+filter (before 5.5, or a container that forbids it) why_not() says so, and channels.py brings everything before the start."""
 from __future__ import annotations
 
 import dataclasses
@@ -44,6 +44,7 @@ ANSWER = struct.Struct("=QqiI")  # struct seccomp_notif_resp
 GO_ON = 1
 RECEIVE = 0xC0002100 | NOTICE.size << 16
 SEND = 0xC0002101 | ANSWER.size << 16
+OUR_WANT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 SAID_MAX = 20
 PROBE_TIMEOUT_S = 60
 
@@ -121,7 +122,8 @@ class View:
         with View(base / "input/data", say) as view:
             subprocess.Popen(view.command(words), pass_fds=view.pass_fds)
 
-    Where no channel has mode FastFile, the words stay as they are and nothing runs. The caller has to be an ancestor of the command."""
+    Where no channel has mode FastFile, the words stay as they are and nothing runs. The caller has to be an ancestor of the
+    command."""
 
     def __init__(self, data: pathlib.Path, say: Say):
         self.say = say
@@ -202,18 +204,21 @@ class View:
         except OSError:  # who asked is gone, or was interrupted
             return
         number, pid, _, call, _, _, *arguments = NOTICE.unpack(notice)
-        wanted = self._wanted_of(pid, call, arguments)
+        error, wanted = 0, None
+        try:
+            wanted = self._wanted_of(pid, call, arguments)
+        except OSError as failure:  # the kernel will say what is wrong with the path; but a want of ours opens no placeholder
+            error = failure.errno if failure.errno in OUR_WANT else 0
+        except (ValueError, OverflowError):
+            pass
         if wanted is None:
-            _answer(listener, number, 0)
+            _answer(listener, number, error or 0)
         else:
             self.pool.submit(self._fill, listener, number, wanted)
 
     def _wanted_of(self, pid: int, call: int, arguments: List[int]) -> Optional[Wanted]:
-        try:
-            at, address = (AT_FDCWD, arguments[0]) if call == self.calls.open else (arguments[0] & 0xFFFFFFFF, arguments[1])
-            status = os.stat(_path_seen(pid, at, _text_read(pid, address)))
-        except (OSError, ValueError, OverflowError):  # the kernel will say what is wrong with it
-            return None
+        at, address = (AT_FDCWD, arguments[0]) if call == self.calls.open else (arguments[0] & 0xFFFFFFFF, arguments[1])
+        status = os.stat(_path_seen(pid, at, _text_read(pid, address)))
         return self.wanted.get((status.st_dev, status.st_ino)) if _is_placeholder(status) else None
 
     def _fill(self, listener: int, number: int, wanted: Wanted) -> None:
@@ -225,7 +230,7 @@ class View:
                 self.brought.append(wanted.item)
         except Stopped:
             error = errno.EIO
-        except (StorageError, OSError) as failure:
+        except Exception as failure:  # whatever it is, who asked must not wait for ever
             error = errno.ENOSPC if isinstance(failure, FullError) else errno.EIO
             self._say_failure(wanted, failure)
         _answer(listener, number, error)
@@ -288,8 +293,8 @@ def _probe(folder: pathlib.Path) -> Optional[str]:
     view = View(place.parent, lambda _: None)
     view.add([Wanted(place, Item("probe", 5), Cache(folder / "cache", _Probe()))])
     with view:
-        done = subprocess.run(view.command(["cat", str(place)]), pass_fds=view.pass_fds, capture_output=True, timeout=PROBE_TIMEOUT_S,
-                              stdin=subprocess.DEVNULL)
+        done = subprocess.run(view.command(["cat", str(place)]), pass_fds=view.pass_fds, capture_output=True,
+                              timeout=PROBE_TIMEOUT_S, stdin=subprocess.DEVNULL)
     if done.stdout == b"there":
         return None
     lines = done.stderr.decode("utf-8", "replace").strip().splitlines()

@@ -1,11 +1,12 @@
 """Objects of a store as files of a cache on this machine, each brought once, however many processes and hosts of a job want it.
 
     CACHE/objects/ab/abcd...         an object, whole; the name is the digest of its URI, size and version
-    CACHE/objects/ab/abcd....part    on its way; whoever brings it holds its lock (flock), the others wait or do another meanwhile
+    CACHE/objects/ab/abcd....part    on its way; whoever brings it holds its lock (flock), the others wait
     CACHE/objects/ab/abcd....done    which parts of a large one are in .part, a line each
 
-A process that is killed leaves .part and .done behind, and the next one goes on from there: the version is part of the name, and S3 is
-asked for this version only (If-Match). A part that does not have its length, or whose object has changed, never becomes an object."""
+A process that is killed leaves .part and .done behind, and the next one goes on from there: the version is part of the name,
+and S3 is asked for this version only (If-Match). A part that does not have its length, or whose object has changed, never
+becomes an object."""
 from __future__ import annotations
 
 import contextlib
@@ -59,7 +60,8 @@ def bytes_text(count: float) -> str:
 
 
 class Progress:
-    """How much has come: a bar on a terminal, else a line every ten seconds; `end` says the sum. `add` may be called by any thread."""
+    """How much has come: a bar on a terminal, else a line every ten seconds; `end` says the sum. `add` may be called by any
+    thread."""
 
     def __init__(self, what: str, objects: int, size: int, say: Say, terminal: Optional[TextIO] = None):
         self.what, self.objects, self.size, self.say = what, objects, size, say
@@ -95,7 +97,8 @@ class Progress:
         part = min(self.bytes / self.size, 1.0) if self.size else 1.0
         width = max(min(shutil.get_terminal_size().columns - len(self.what) - 50, 40), 10)
         full = int(part * width)
-        return f"{self.what} [{'#' * full}{'.' * (width - full)}] {100 * part:3.0f} % of {bytes_text(self.size)}, {self.rate(now)}"
+        bar = "#" * full + "." * (width - full)
+        return f"{self.what} [{bar}] {100 * part:3.0f} % of {bytes_text(self.size)}, {self.rate(now)}"
 
     def end(self) -> None:
         if self.terminal:
@@ -125,7 +128,8 @@ class Cache:
         return self.folder / "objects" / digest[:2] / digest
 
     def bring_all(self, items: Sequence[Item], progress: Progress) -> None:
-        """Returns when every object is there. On an error what has come stays for the next time, but for a full disk: then the parts go."""
+        """Returns when every object is there. On an error what has come stays for the next time, but for a full disk: then the
+        parts go."""
         with local_errors(self.folder):
             missing = self._look(items, progress)
             self._check_space(missing)
@@ -179,7 +183,7 @@ class Cache:
         if not missing:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        needed = sum(item.size for item in missing) - sum(_blocks_bytes(self.path(item).with_suffix(".part")) for item in missing)
+        needed = sum(item.size - _blocks_bytes(self.path(item).with_suffix(".part")) for item in missing)
         room = os.statvfs(self.folder)
         free = room.f_bavail * room.f_frsize
         if needed + SPARE_BYTES > free:
@@ -304,7 +308,7 @@ class Cache:
 
         self.store.read(item, start, end, take)
         if at != end:
-            raise StorageError(f"{self.store.uri(item.key)}: bytes {start:,} to {end:,} were asked for, and {at - start:,} came")
+            raise StorageError(f"{self.store.uri(item.key)}: {end - start:,} bytes were asked for, and {at - start:,} came")
 
     def _drop_parts(self) -> None:
         for part in list(self.begun):
@@ -347,6 +351,6 @@ def local_errors(path: Any) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise FullError(f"no space is left on the disk of {error.filename or path}: make room there, or name another folder with "
-                            "SHOAL_CACHE") from error
+            raise FullError(f"no space is left on the disk of {error.filename or path}: make room there, or name another "
+                            "folder with SHOAL_CACHE") from error
         raise StorageError(f"{error.strerror or error}: {error.filename or path}") from error

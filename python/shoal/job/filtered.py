@@ -1,5 +1,6 @@
-"""python3 filtered.py SOCKET -- COMMAND...: becomes COMMAND, whose opens of files (and those of all that it starts) wait for an answer
-from fastfile.View at the other end of SOCKET. Needs no right: a seccomp filter with user notification, Linux 5.5 or later.
+"""python3 filtered.py SOCKET -- COMMAND...: becomes COMMAND, whose opens of files (and those of all that it starts) wait for an
+answer from fastfile.View at the other end of SOCKET. Needs no right: a seccomp filter with user notification, Linux 5.5 or
+later.
 
 Run as a file of its own, with Python's standard library only, so that it starts fast and needs no path to be set."""
 from __future__ import annotations
@@ -36,7 +37,8 @@ OFFSET_NUMBER, OFFSET_ARCH, OFFSET_ARGUMENTS = 0, 4, 16
 
 
 class Instruction(ctypes.Structure):
-    _fields_ = [("code", ctypes.c_uint16), ("jump_true", ctypes.c_uint8), ("jump_false", ctypes.c_uint8), ("k", ctypes.c_uint32)]
+    _fields_ = [("code", ctypes.c_uint16), ("jump_true", ctypes.c_uint8), ("jump_false", ctypes.c_uint8),
+                ("k", ctypes.c_uint32)]
 
 
 class Program(ctypes.Structure):
@@ -75,12 +77,13 @@ def filter_install(calls: Calls) -> int:
     is_locked = False
     flags = NEW_LISTENER | SPEC_ALLOW | WAIT_KILLABLE
     while True:
-        listener = libc.syscall(ctypes.c_long(calls.seccomp), ctypes.c_ulong(SET_MODE_FILTER), ctypes.c_ulong(flags), ctypes.byref(program))
+        listener = libc.syscall(ctypes.c_long(calls.seccomp), ctypes.c_ulong(SET_MODE_FILTER), ctypes.c_ulong(flags),
+                                ctypes.byref(program))
         if listener >= 0:
             return int(listener)
         number = ctypes.get_errno()
         if number == errno.EACCES and not is_locked:
-            libc.prctl(ctypes.c_int(PR_SET_NO_NEW_PRIVS), ctypes.c_ulong(1), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0))
+            libc.prctl(ctypes.c_int(PR_SET_NO_NEW_PRIVS), *(ctypes.c_ulong(word) for word in (1, 0, 0, 0)))
             is_locked = True
         elif number == errno.EINVAL and flags & WAIT_KILLABLE:
             flags &= ~WAIT_KILLABLE

@@ -2,7 +2,8 @@
 
     model.tar.gz --> a folder of its own --> one process, or a supervisor and --workers processes that share the socket
 
-serving.py has what a request meets. `start` is the same for deploy(): it returns when the model is loaded, with the port that it got."""
+serving.py has what a request meets. `start` is the same for deploy(): it returns when the model is loaded, with the port that
+it got."""
 from __future__ import annotations
 
 import argparse
@@ -106,7 +107,8 @@ def _member_check(archive: pathlib.Path, member: tarfile.TarInfo, top: str) -> N
         raise ServeError(f"{archive} holds {member.name}, which does not stay below the model's folder: pack it anew")
 
 
-def code_put(model: pathlib.Path, entry_point: Optional[str], source_dir: Optional[str], folder: pathlib.Path) -> Optional[pathlib.Path]:
+def code_put(model: pathlib.Path, entry_point: Optional[str], source_dir: Optional[str],
+             folder: pathlib.Path) -> Optional[pathlib.Path]:
     """The folder with the script: that of the arguments, in a copy; nothing for the model's own."""
     if source_dir:
         source = local_path(source_dir)
@@ -160,8 +162,8 @@ def run_worker(listener: socket.socket, handler: serving.Handler, options: argpa
 # ---- several processes ----
 
 class Supervisor:
-    """Starts the workers, and again one that ends by itself. Ends all when it is asked to, when `parent` has ended, when a worker cannot
-    load the model, and when workers end too often."""
+    """Starts the workers, and again one that ends by itself. Ends all when it is asked to, when `parent` has ended, when a
+    worker cannot load the model, and when workers end too often."""
 
     def __init__(self, command: List[str], listener: socket.socket, options: argparse.Namespace):
         self.command, self.listener, self.options = command, listener, options
@@ -191,7 +193,8 @@ class Supervisor:
             self._send(signal.SIGKILL)
 
     def _start(self) -> None:
-        worker = subprocess.Popen(self.command, pass_fds=(self.listener.fileno(),), stdin=subprocess.DEVNULL, preexec_fn=_end_with_parent)
+        worker = subprocess.Popen(self.command, pass_fds=(self.listener.fileno(),), stdin=subprocess.DEVNULL,
+                                  preexec_fn=_end_with_parent)
         self.workers[worker.pid] = worker
         if self.kill_at is not None:
             worker.terminate()
@@ -204,8 +207,8 @@ class Supervisor:
         if code == EXIT_NOT_LOADED:
             self._give_up(f"the model cannot be loaded (pid {pid}): the endpoint ends")
         elif len(self.restarts) > RESTARTS_MAX:
-            self._give_up(f"a worker (pid {pid}) {_ending_text(code)}, the {len(self.restarts)}th within {RESTARTS_WITHIN_S:.0f} s: "
-                          "the endpoint ends")
+            self._give_up(f"a worker (pid {pid}) {_ending_text(code)}, the {len(self.restarts)}th within "
+                          f"{RESTARTS_WITHIN_S:.0f} s: the endpoint ends")
         else:
             say(f"a worker (pid {pid}) {_ending_text(code)}: another takes its place")
             self._start()
@@ -242,9 +245,11 @@ def say(text: str) -> None:
 
 
 def parser_make() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="shoal job serve", description="An endpoint for a trained model: POST /invocations, GET /ping.")
+    parser = argparse.ArgumentParser(prog="shoal job serve",
+                                     description="An endpoint for a trained model: POST /invocations, GET /ping.")
     parser.add_argument("model", metavar="NAME|MODEL", help="a job's name, a model.tar.gz, a folder, or a URI")
-    parser.add_argument("--port", type=int, default=int(os.environ.get("SAGEMAKER_BIND_TO_PORT", "8080")), help="0 takes a free one (8080)")
+    port = int(os.environ.get("SAGEMAKER_BIND_TO_PORT", "8080"))
+    parser.add_argument("--port", type=int, default=port, help=f"0 takes a free one ({port})")
     parser.add_argument("--address", default="127.0.0.1", help="where to listen; 0.0.0.0 for all interfaces (127.0.0.1)")
     parser.add_argument("--workers", type=int, default=1, help="processes, each with the model (1)")
     parser.add_argument("--entry-point", help="the script with model_fn and the others, in place of the model's own")
@@ -291,11 +296,14 @@ def _serve(options: argparse.Namespace) -> int:
     _packages_check()
     if options.code is not None:  # a worker of a supervisor
         model = pathlib.Path(options.model)
-        return run_worker(socket.socket(fileno=options.socket), serving.Handler(model, options.entry_point, pathlib.Path(options.code)), options)
+        handler = serving.Handler(model, options.entry_point, pathlib.Path(options.code))
+        return run_worker(socket.socket(fileno=options.socket), handler, options)
     listener = socket.socket(fileno=options.socket) if options.socket is not None else listen(options.address, options.port)
     with listener, model_unpacked(options.model) as model, tempfile.TemporaryDirectory(prefix="shoal-serve-") as name:
         code = code_put(model, options.entry_point, options.source_dir, pathlib.Path(name)) or model / "code"
-        program = os.path.basename(options.entry_point) if options.entry_point and not options.source_dir else options.entry_point
+        program = options.entry_point
+        if program and not options.source_dir:  # it has been copied into the folder of the script
+            program = os.path.basename(program)
         _requirements_tell(code)
         address, port = listener.getsockname()[:2]
         say(f"http://{f'[{address}]' if ':' in address else address}:{port}/invocations, once the model is loaded")
@@ -330,7 +338,8 @@ def listen(address: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         listener.close()
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-            raise ServeError(f"port {port} of {address} is in use: end the program that has it, or choose another with --port") from error
+            raise ServeError(f"port {port} of {address} is in use: end the program that has it, or choose another with "
+                             "--port") from error
         raise ServeError(f"cannot listen at {address}, port {port}: {getattr(error, 'strerror', None) or error}") from error
     return listener
 
@@ -374,8 +383,9 @@ def start(model_data: str, entry_point: Optional[str] = None, source_dir: Option
     variables = {**os.environ, **(environment or {})}
     variables["PYTHONPATH"] = os.pathsep.join(filter(None, [here, variables.get("PYTHONPATH")]))
     with listener:
-        process = subprocess.Popen([sys.executable, "-m", "shoal.job.serve", model_data, *words], pass_fds=(listener.fileno(),), env=variables,
-                                   stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen([sys.executable, "-m", "shoal.job.serve", model_data, *words],
+                                   pass_fds=(listener.fileno(),), env=variables, stdin=subprocess.DEVNULL, stdout=log,
+                                   stderr=log, start_new_session=True)
         endpoint = Endpoint(f"http://127.0.0.1:{listener.getsockname()[1]}", process, log)
     try:
         _wait_until_loaded(endpoint.url, process, timeout_s)

@@ -3,11 +3,11 @@
     body -> input_fn(data, content_type) -> predict_fn(data, model) -> output_fn(prediction, accept) -> answer
             \\______________ transform_fn(model, data, content_type, accept) in place of the three ______________/
 
-The functions come from the module SAGEMAKER_PROGRAM (inference.py without it) in the folder code/ of the model; those that it lacks are
-the containers' defaults. One prediction runs at a time, on a thread of its own, so that /ping is answered meanwhile.
+The functions come from the module SAGEMAKER_PROGRAM (inference.py without it) in the folder code/ of the model; those that it
+lacks are the containers' defaults. One prediction runs at a time, on a thread of its own, so that /ping is answered meanwhile.
 
-Differences from the containers: a request that is wrong is answered 400, 406, 413 or 415, theirs 500; pickled objects in .npy and .npz
-are refused; an error is JSON, with paths of this machine only where `show_errors` is set."""
+Differences from the containers: a request that is wrong is answered 400, 406, 413 or 415, theirs 500; pickled objects in .npy
+and .npz are refused; an error is JSON, with paths of this machine only where `show_errors` is set."""
 from __future__ import annotations
 
 import asyncio
@@ -32,7 +32,8 @@ INPUTS = (JSON, CSV, NPY, NPZ)
 OUTPUTS = (JSON, CSV, NPY)
 BODY_BYTES_MAX = 64 << 20
 NAMES = ("model_fn", "input_fn", "predict_fn", "output_fn", "transform_fn", "pre_model_fn", "model_warmup_fn")
-ARGUMENTS = {"model_fn": 1, "input_fn": 2, "predict_fn": 2, "output_fn": 2, "transform_fn": 4, "pre_model_fn": 1, "model_warmup_fn": 2}
+ARGUMENTS = {"model_fn": 1, "input_fn": 2, "predict_fn": 2, "output_fn": 2, "transform_fn": 4, "pre_model_fn": 1,
+             "model_warmup_fn": 2}
 PATH_TEXT = re.compile(r"(?<![\w.])/(?:[\w.+@-]+/)+([\w.+@-]*)")
 
 
@@ -86,7 +87,8 @@ def decode(body: Any, content_type: str) -> Any:
         raise
     except Exception as error:  # numpy and zipfile have many
         raise RequestError(400, "MalformedBody", f"the body is not {content_type}: {error}") from error
-    raise RequestError(415, "UnsupportedContentType", f"Content-Type {content_type or '(none)'} is not understood: send one of {', '.join(INPUTS)}")
+    raise RequestError(415, "UnsupportedContentType",
+                       f"Content-Type {content_type or '(none)'} is not understood: send one of {', '.join(INPUTS)}")
 
 
 def _npz(body: bytes) -> Any:
@@ -145,7 +147,8 @@ def default_model_fn(model_dir: str) -> Any:
     """TorchScript."""
     path = os.path.join(model_dir, "model.pt")
     if not os.path.exists(path):
-        raise ServeError("the model has no model.pt, and the script has no model_fn(model_dir): write one, or save the model with torch.jit")
+        raise ServeError("the model has no model.pt, and the script has no model_fn(model_dir): write one, or save the model "
+                         "with torch.jit")
     import torch
     return torch.jit.load(path, map_location=_device()).eval()
 
@@ -197,14 +200,16 @@ class Handler:
         self.code = code or model_dir / "code"
         self.program = program or os.environ.get("SAGEMAKER_PROGRAM") or "inference.py"
         self.functions: Dict[str, Callable[..., Any]] = {
-            "model_fn": default_model_fn, "input_fn": default_input_fn, "predict_fn": default_predict_fn, "output_fn": default_output_fn}
+            "model_fn": default_model_fn, "input_fn": default_input_fn, "predict_fn": default_predict_fn,
+            "output_fn": default_output_fn}
         self.model: Any = None
 
     def load(self) -> None:
         """Raises ServeError, or FunctionError when the script raises."""
         own = self._own_functions()
         if "transform_fn" in own and {"input_fn", "predict_fn", "output_fn"} & set(own):
-            raise ServeError("Cannot use transform_fn implementation in conjunction with input_fn, predict_fn, and/or output_fn implementation")
+            raise ServeError("Cannot use transform_fn implementation in conjunction with input_fn, predict_fn, and/or "
+                             "output_fn implementation")
         self.functions.update(own)
         context = Context(str(self.model_dir))
         if "pre_model_fn" in own:
@@ -217,7 +222,8 @@ class Handler:
         path = self.code / self.program
         if not path.is_file():
             if self.program != "inference.py":
-                raise ServeError(f"there is no {self.program} in the model's code: entry_point and SAGEMAKER_PROGRAM name a file there")
+                raise ServeError(f"there is no {self.program} in the model's code: entry_point and SAGEMAKER_PROGRAM name a "
+                                 "file there")
             return {}
         sys.path.insert(0, str(self.code))
         if path.parent != self.code:
@@ -294,7 +300,8 @@ def _result(result: Any, accept: str) -> Tuple[bytes, str]:
     try:
         return json.dumps(result).encode(), content_type
     except (TypeError, ValueError) as error:
-        raise FunctionError("output_fn", TypeError(f"it returned {type(result).__name__}: return bytes or text, or that and its type")) from error
+        wrong = TypeError(f"it returned {type(result).__name__}: return bytes or text, or that and its type")
+        raise FunctionError("output_fn", wrong) from error
 
 
 # ---- errors ----
@@ -376,6 +383,7 @@ async def _body(request: Any, bytes_max: int) -> bytes:
     async for piece in request.stream():
         size += len(piece)
         if size > bytes_max:
-            raise RequestError(413, "BodyTooLarge", f"the body is larger than {bytes_max:,} bytes: send less at a time, or start with --max-bytes")
+            raise RequestError(413, "BodyTooLarge",
+                               f"the body is larger than {bytes_max:,} bytes: send less at a time, or start with --max-bytes")
         pieces.append(piece)
     return b"".join(pieces)

@@ -1,11 +1,11 @@
-"""Stores of objects, by URI: a local folder, S3 through s3fs, anything else that fsspec opens. channels.py, checkpoints.py and serve.py
-see this interface and never a package behind it.
+"""Stores of objects, by URI: a local folder, S3 through s3fs, anything else that fsspec opens. channels.py, checkpoints.py and
+serve.py see this interface and never a package behind it.
 
     store, key = store_open("s3://bucket/train")
     for item in store.list(key): store.read(item, 0, item.size, take)
 
-An `Item` is an object as it was when it was listed. `read` gives the bytes of that version or raises ChangedError. Every method raises
-StorageError, whose text is one line that says what failed and what to do. Objects may be used from several threads."""
+An `Item` is an object as it was when it was listed. `read` gives the bytes of that version or raises ChangedError. Every method
+raises StorageError, whose text is one line that says what failed and what to do. Objects may be used from several threads."""
 from __future__ import annotations
 
 import contextlib
@@ -40,7 +40,8 @@ class FullError(StorageError):
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-    """An object, as it was when it was listed. `version` is what changes with its bytes, empty where the store has no such thing."""
+    """An object, as it was when it was listed. `version` is what changes with its bytes, empty where the store has no such
+    thing."""
 
     key: str
     size: int
@@ -218,7 +219,8 @@ def changed(store: Store, item: Item) -> ChangedError:
 # ---- elsewhere ----
 
 class FsspecStore(Store):
-    """What fsspec opens: gs, abfs, hdfs, http, memory, ... An object is read from its beginning; only S3 has ranges of one version."""
+    """What fsspec opens: gs, abfs, hdfs, http, memory, ... An object is read from its beginning; only S3 has ranges of one
+    version."""
 
     has_ranges = False
 
@@ -232,7 +234,8 @@ class FsspecStore(Store):
         return f"{self.scheme}://{key}"
 
     def _item(self, key: str, info: Dict[str, Any]) -> Item:
-        names = ("ETag", "etag", "md5Hash", "generation", "checksum", "LastModified", "last_modified", "mtime", "updated", "created")
+        names = ("ETag", "etag", "md5Hash", "generation", "checksum", "LastModified", "last_modified", "mtime", "updated",
+                 "created")
         name = next((name for name in names if info.get(name)), "")
         value = info.get(name, "")  # a time may come as a number or as a datetime
         return Item(key, int(info["size"] or 0), f"{name}={value.timestamp() if hasattr(value, 'timestamp') else value}")
@@ -307,7 +310,8 @@ class FsspecStore(Store):
         except StorageError:
             raise
         except ImportError as error:
-            raise StorageError(f"{self.scheme}:// needs a package that is not installed ({error}): pip install 'shoal[job]'") from error
+            raise StorageError(f"{self.scheme}:// needs a package that is not installed ({error}): "
+                               "pip install 'shoal[job]'") from error
         except Exception as error:  # each package has its own
             if item and (isinstance(error, FileNotFoundError) or _code(error) in ("PreconditionFailed", "412")):
                 raise changed(self, item) from error
@@ -315,8 +319,9 @@ class FsspecStore(Store):
 
 
 class S3Store(FsspecStore):
-    """S3 and what speaks its language. Keys are BUCKET/KEY. The endpoint is that of AWS_ENDPOINT_URL_S3; credentials are found as by the
-    AWS command line. Listing and reading use S3's own calls: exact keys, and ranges of the version that was listed (If-Match)."""
+    """S3 and what speaks its language. Keys are BUCKET/KEY. The endpoint is that of AWS_ENDPOINT_URL_S3; credentials are found
+    as by the AWS command line. Listing and reading use S3's own calls: exact keys, and ranges of the version that was listed
+    (If-Match)."""
 
     has_ranges = True
 
@@ -327,7 +332,8 @@ class S3Store(FsspecStore):
 
     def _call(self, call: str, key: str, **arguments: Any) -> Dict[str, Any]:
         bucket, _, name = key.partition("/")
-        return self.fs.call_s3(call, Bucket=bucket, **({"Key": name} if call != "list_objects_v2" else {"Prefix": name}), **arguments)
+        named = {"Prefix": name} if call == "list_objects_v2" else {"Key": name}
+        return self.fs.call_s3(call, Bucket=bucket, **named, **arguments)
 
     def list(self, prefix: str) -> List[Item]:
         bucket = prefix.split("/", 1)[0]
@@ -400,8 +406,8 @@ def _code(error: BaseException) -> str:
     return ""
 
 
-CREDENTIALS = ("no credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give the machine a role; "
-               "FSSPEC_S3_ANON=true for a public bucket")
+CREDENTIALS = ("no credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give the "
+               "machine a role; FSSPEC_S3_ANON=true for a public bucket")
 
 
 def _reason(error: BaseException) -> str:
@@ -412,7 +418,8 @@ def _reason(error: BaseException) -> str:
         return "there is no such bucket"
     if isinstance(error, PermissionError):
         return f"access is denied ({code or error}): check the credentials and what they may do"
-    if kind in ("EndpointConnectionError", "ConnectTimeoutError", "ConnectionClosedError") or isinstance(error, ConnectionError):
+    unreached = ("EndpointConnectionError", "ConnectTimeoutError", "ConnectionClosedError")
+    if kind in unreached or isinstance(error, ConnectionError):
         return f"the store cannot be reached: {error}"
     if isinstance(error, FileNotFoundError):
         return "nothing is there"
