@@ -1,4 +1,4 @@
-"""S3 for tests: moto's server over HTTP behind a proxy that counts requests, slows answers down and breaks connections."""
+"""S3 for tests: moto's server over HTTP behind a proxy that counts requests and can hold answers back."""
 import contextlib
 import logging
 import os
@@ -22,8 +22,8 @@ class Proxy:
     def __init__(self, port):
         self.behind = port
         self.requests = []
-        self.chunk_pause_s = 0.0  # before each piece of an answer
         self.answer_bytes = 0  # that went to clients
+        self.hold_after = None  # when so many have gone, the others wait until this is None
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=256)
         self.port = self.listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -55,8 +55,8 @@ class Proxy:
                 data = server.recv(1 << 16)
                 if not data:
                     break
-                if self.chunk_pause_s:
-                    time.sleep(self.chunk_pause_s)
+                while self.hold_after is not None and self.answer_bytes >= self.hold_after:
+                    time.sleep(0.01)
                 client.sendall(data)
                 self.answer_bytes += len(data)
         _shut(client)
@@ -142,7 +142,7 @@ def message(function, *arguments, **more):
     raise AssertionError("no error came")
 
 
-def wait_for(condition, what, deadline_s=60):
+def wait_for(condition, what, deadline_s=120):
     until = time.monotonic() + deadline_s
     while not condition():
         if time.monotonic() > until:

@@ -236,14 +236,14 @@ def a_killed_download_goes_on_where_it_was():
         fetch = ("fetching.PART_BYTES = 1 << 17\n"
                  "channels.channel_bring(Channel('s3://data/killed/'), job / 'hosts/algo-1/input/data/training', 0, 1, print)\n")
         s3.proxy.forget()
-        s3.proxy.chunk_pause_s = 0.05
+        s3.proxy.hold_after = 2 * MiB
         process = program(fetch, job)
         try:
             wait_for(lambda: any(path.read_text().count("[") > 3 for path in job.glob("cache/objects/*/*.done")), "done parts")
         finally:
             process.send_signal(signal.SIGKILL)
             process.communicate(timeout=60)
-            s3.proxy.chunk_pause_s = 0.0
+            s3.proxy.hold_after = None
         expect(not channel_folder(job).exists())
         done = sum(path.read_text().count("[") for path in job.glob("cache/objects/*/*.done"))
         s3.proxy.forget()

@@ -291,6 +291,7 @@ def a_deadline_is_kept_and_the_set_before_is_named():
     storage.S3Store.put = slow
     try:
         run.write("model", b"second")
+        wait_for(lambda: run.sync.copying == "model", "the beginning of a copy")
         began = time.monotonic()
         text = message(run.sync.finish, 0.5)
         expect(time.monotonic() - began < 20)
