@@ -16,8 +16,8 @@ from shoal.job.document import Job, Metric, as_data  # noqa: E402
 from shoal.job.folder import JobFolder, Status  # noqa: E402
 from tap import Skip, expect  # noqa: E402
 
+SHOAL = os.path.abspath(os.environ.setdefault("SHOAL_COMMAND", str(TOP / "build/shoal")))
 BEGAN = 1795428000.0
-os.environ.setdefault("SHOAL_COMMAND", str(TOP / "build/shoal"))
 
 
 def use_job_python():

@@ -23,7 +23,7 @@ import types
 from typing import Any, BinaryIO, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from urllib.parse import unquote, urlparse
 
-from shoal.job import contract, distribution, processes
+from shoal.job import contract, distribution, metrics, processes
 from shoal.job.contract import Container, ContractError
 from shoal.job.document import Job
 from shoal.job.folder import JobFolder
@@ -418,6 +418,8 @@ class Agent:
                      "PYTHONUNBUFFERED": "1", **self.launch.environment}
         if len(self.place.hosts) > 1 and self.job.where.engine == "local":
             variables.setdefault("SHOAL_HOST_ID", self.place.host)
+        for name, value in metrics.trace_environment(self.folder, self.place.host).items():
+            variables.setdefault(name, value)
         library = pathlib.Path(processes.shoal_command()).parent / "libshoal.so"
         if library.is_file():  # a build folder's, of the same build as the command
             variables.setdefault("SHOAL_LIBRARY", str(library))
@@ -441,10 +443,12 @@ class Agent:
         self.tell(status="Training")
         workers = self.launch.workers_per_host
         cause = Cause(range(self.place.index * workers, (self.place.index + 1) * workers))
-        with open(self.folder.log(self.place.host), "ab", buffering=0) as log:
-            lines = Lines(log, [cause.hear], self.say)
+        with open(self.folder.log(self.place.host), "ab", buffering=0) as log, \
+                metrics.Watching(self.job.metric_definitions, self.folder, self.place.host, self.say) as watching:
+            lines = Lines(log, [cause.hear, watching.line], self.say)
             with self._data_view() as view:
                 training = Training(view.command(command), self.container.code, self.environment(), lines, self.job, view.pass_fds)
+                watching.look_at(training.process.pid)
                 code = training.run(lambda: self.is_stopping, self.wake_reading)
         self.is_whole = code >= 0 and not training.was_killed
         return self._ending_of(code, training, cause, command)

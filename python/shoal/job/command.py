@@ -204,7 +204,11 @@ def report(words: argparse.Namespace) -> int:
     from shoal.job import report as reports
     folder = engines.folder_find(words.name)
     path = pathlib.Path(words.output or f"{folder.name}.html")
-    reports.report_write(folder, path)
+    try:
+        reports.report_write(folder, path)
+    except OSError as error:
+        say(f"cannot write {path}: {error.strerror}")
+        return EXIT_FAILED
     print(path)
     return 0
 

@@ -472,6 +472,35 @@ def _pid_in(line: str, mine: Mapping[int, bool]) -> bool:
     return bool(found and mine.get(int(found.group(1))))
 
 
+class Watching:
+    """What an agent does for the metrics of its host, while the workers run: lines of the log go through line(), and the ranks that a
+    process starts are looked at. A context manager."""
+
+    def __init__(self, definitions: Iterable[Metric], folder: JobFolder, host: str, say: Say = stderr_say):
+        self.folder, self.host, self.say = folder, host, say
+        self.log = LogMetrics(definitions, folder, say)
+        self.sampler: Optional[Sampler] = None
+
+    def __enter__(self) -> "Watching":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self.sampler:
+            self.sampler.stop()
+        self.log.close()
+
+    def line(self, text: str) -> None:
+        self.log.line(self.host, None, text)
+
+    def look_at(self, pid: int) -> None:
+        try:
+            self.sampler = Sampler(self.folder, self.host, pid, shoal_command(), say=self.say)
+        except FileNotFoundError as error:
+            self.say(f"the ranks are not looked at: {error}")
+            return
+        self.sampler.start()
+
+
 # ---- reading ----
 
 class Series:

@@ -1,0 +1,257 @@
+#!/usr/bin/env python3
+"""Numbers of a job: from the log, from what Shoal and the kernel tell of its ranks, and on to Prometheus and TensorBoard."""
+import json
+import math
+import os
+import pathlib
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import folders  # noqa: E402
+folders.use_job_python()
+os.environ.setdefault("SHOAL_JOB_TENSORBOARD", "no")
+from folders import SHOAL, TOP, Metric, Skip, expect  # noqa: E402
+from shoal.job import metrics  # noqa: E402
+from shoal.job.metrics import LogMetrics, Reader, Sampler, Value  # noqa: E402
+from tap import run_cases  # noqa: E402
+
+PATIENCE_S = 60
+EXAMPLE = pathlib.Path(SHOAL).parent / "examples/fashion_mnist"
+DATA = pathlib.Path("/usr/share/datasets/fashion-mnist")
+
+
+def lines_of(folder):
+    return [json.loads(line) for line in folder.metrics.read_text().splitlines()] if folder.metrics.exists() else []
+
+
+def empty(place):
+    return folders.job(place, seconds=0, traced=False)
+
+
+def found(*lines, regex=r"loss=([^ ]+)", host="algo-1", rank=None):
+    """(rank, name, value, step) of what a definition finds in lines, and what was said."""
+    with folders.jobs() as place:
+        folder, said = empty(place), []
+        log = LogMetrics([Metric("loss", regex)], folder, said.append)
+        for line in lines:
+            log.line(host, rank, line)
+        log.close()
+        return [(record["rank"], record["name"], record["value"], record["step"]) for record in lines_of(folder)], said
+
+
+def numbers_are_found_anywhere_in_a_line():
+    expect(found("3| epoch 1 loss=0.5 acc=1", "3| loss=0.25") == ([(3, "loss", 0.5, 0), (3, "loss", 0.25, 1)], []), "with the prefix of shoal run")
+    expect(found("[1,mpirank:7,algo-2]<stdout>:loss=1e-3")[0] == [(7, "loss", 0.001, 0)], "the toolkit's")
+    expect(found("[1,2]<stderr>: loss=4")[0] == [(2, "loss", 4.0, 0)], "mpirun's")
+    expect(found("[rank1]: loss=4")[0] == found("[default1]: loss=4")[0] == [(1, "loss", 4.0, 0)], "torchrun's")
+    expect(found("loss=4")[0] == [(None, "loss", 4.0, 0)], "no prefix")
+    expect(found("5| loss=4", rank=2)[0] == [(2, "loss", 4.0, 0)], "the caller knows")
+    expect(found("0| loss=1 loss=2 loss=3")[0] == [(0, "loss", 1.0, 0), (0, "loss", 2.0, 1), (0, "loss", 3.0, 2)], "several in a line")
+    expect(found("0| loss: 7", regex=r"loss: \d+")[0] == [] and found("0| 7 apples", regex=r"\d+(?= apples)")[0] == [(0, "loss", 7.0, 0)], "no group")
+    expect(found("0| step (12)", regex=r"step \((\d+)\)|epoch (\d+)")[0] == [(0, "loss", 12.0, 0)], "a group that is not there")
+
+
+def what_is_no_number_is_told_once():
+    numbers, said = found("0| loss=none", "0| loss=", "0| loss=bad", "0| loss=1.5")
+    expect(numbers == [(0, "loss", 1.5, 0)] and said == ["metric loss: 'none' is no number: ignored, and so are others like it"], numbers, said)
+    numbers, said = found("0| epoch 3", regex=r"step (\d+)|epoch 3")  # matched without its group
+    expect(numbers == [] and said == ["metric loss: None is no number: ignored, and so are others like it"], numbers, said)
+    numbers, said = found("0| loss=nan", "0| loss=inf", "0| loss=2")
+    expect([value for _, _, value, _ in numbers] == [None, None, 2.0] and said == [], numbers, said)
+
+
+def an_expression_that_does_not_compile_is_named():
+    with folders.jobs() as place:
+        try:
+            LogMetrics([Metric("good", "x"), Metric("bad", "loss=([")], empty(place))
+        except ValueError as error:
+            expect(str(error).startswith("metric bad: the regular expression 'loss=([' does not compile: unterminated"), error)
+        else:
+            raise AssertionError("no error")
+
+
+def a_long_line_is_looked_at_to_its_limit():
+    expect(found("0| " + "x" * 200_000 + "loss=1")[0] == [], "beyond the limit")
+    expect(found("0| loss=1 " + "x" * 200_000)[0] == [(0, "loss", 1.0, 0)], "before it")
+
+
+def a_full_disk_ends_nothing():
+    with folders.jobs() as place:
+        folder, said = empty(place), []
+        folder.metrics.unlink()
+        folder.metrics.symlink_to("/dev/full")
+        record = metrics.Record(folder, "algo-1", said.append)
+        for _ in range(3):
+            record.add([Value("loss", 1.0)])
+        record.close()
+        expect(len(said) == 1 and said[0].startswith("cannot keep metrics of algo-1: No space left on device") and "goes on" in said[0], said)
+
+
+def writers_do_not_mix_lines():
+    with folders.jobs() as place:
+        folder = empty(place)
+        records = [metrics.Record(folder, f"algo-{index}") for index in range(4)]
+        threads = [threading.Thread(target=lambda record=record: [record.add([Value("a", 1.0, 0, step), Value("b", 2.0, 1, step)]) for step in range(300)])
+                   for record in records]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        reader = Reader(folder)
+        expect(reader.read() and len(lines_of(folder)) == 2400 and all(series.count == 300 for series in reader.series.values()), reader.series)
+        expect(not reader.read(), "nothing new")
+        with open(folder.metrics, "a") as file:
+            file.write('{"time": 1, "host": "h", "rank": 0, "name": "x", "value": 7, "step": nu')
+        expect(not reader.read(), "half a line")
+        with open(folder.metrics, "a") as file:
+            file.write('ll}\ngarbage\n{"time": null}\n')
+        expect(reader.read() and reader.last("x", 0) == 7.0, reader.series)
+
+
+def a_series_stays_small():
+    series = metrics.Series()
+    for at in range(100_000):
+        series.add(float(at), float(at))
+    expect(len(series.points) <= metrics.POINTS_MAX and series.count == 100_000 and series.last == (99_999.0, 99_999.0), len(series.points))
+    expect(abs(series.mean() - 50_000) < 100 and series.points == sorted(series.points), series.mean())
+
+
+def steps_are_found_in_what_repeats():
+    expect(metrics.step_length("abcabcabc") == 3 and metrics.step_length("xyzaabaabaab") == 3, "a period")
+    expect(metrics.step_length("aaaaaaa") == 2 or metrics.step_length("aaaaaaa") == 1, metrics.step_length("aaaaaaa"))
+    expect(metrics.step_length("abcdefgh") is None and metrics.step_length("") is None and metrics.step_length("ab") is None, "none")
+
+
+def rates_are_of_the_time_between_two_looks():
+    before = metrics.Counters(100, 1000, 10, 1.0, 5, 0.5, 3.0, 50.0)
+    now = metrics.Counters(300, 5000, 30, 1.5, 105, 0.7, 5.0, 52.0)
+    expect(metrics.rates(now, before) == {"shoal/operations_per_s": 100, "shoal/bytes_per_s": 2000, "shoal/network_bytes_per_s": 10,
+                                          "shoal/exposed": 0.25, "shoal/cpu": 1.0, "shoal/came_last": 0.5, "shoal/late_s": (0.7 - 0.5) / 100}, "")
+    again = metrics.rates(metrics.Counters(0, 0, 0, 0, 0, 0, 0, 54.0), now)  # its communicators were freed
+    expect(all(value == 0 for value in again.values()) and "shoal/late_s" not in again, again)
+    text = "Inter-|\n face |\n    lo: 5 0 0 0 0 0 0 0 6 0\n  eth0: 100 1 0 0 0 0 0 0 200 2 0\n  eth1:7 1 0 0 0 0 0 0 9 2 0\n"
+    expect(metrics.network_bytes(text) == (107, 209), metrics.network_bytes(text))
+
+
+def prometheus_reads_the_page():
+    with folders.jobs() as place:
+        folder = folders.job(place, seconds=20, traced=False)
+        metrics.Record(folder, 'algo-"1\\').add([Value("a\nb", math.nan, 1), Value("train:loss", 0.25, 0)], folders.BEGAN + 30)
+        reader = Reader(folder)
+        reader.read()
+        text = metrics.prometheus_text(folder, reader)
+        try:
+            from prometheus_client.parser import text_string_to_metric_families
+        except ImportError as error:
+            raise Skip("no prometheus_client: make build/job/bin/python3 installs it") from error
+        families = {family.name: family for family in text_string_to_metric_families(text)}
+        expect(all(family.type == "gauge" and family.documentation for family in families.values()), families)
+        cpu = {(sample.labels["host"], sample.labels["rank"]): sample.value for sample in families["shoal_job_cpu"].samples}
+        expect(sorted(cpu) == [("algo-1", "0"), ("algo-1", "1"), ("algo-2", "2"), ("algo-2", "3")], cpu)
+        own = {(sample.labels["name"], sample.labels["host"]): sample.value for sample in families["shoal_job_metric"].samples}
+        expect(own["train:loss", 'algo-"1\\'] == 0.25 and math.isnan(own["a\nb", 'algo-"1\\']), own)
+        expect([(sample.labels["status"], sample.value) for sample in families["shoal_job_status"].samples] == [("Completed", 1.0)], families)
+
+
+def events_of(path):
+    """The events of a file of TensorBoard: records of length, sum, data, sum."""
+    from tensorboardX.proto import event_pb2
+    data, at = path.read_bytes(), 0
+    while at < len(data):
+        (length,) = struct.unpack_from("<Q", data, at)
+        yield event_pb2.Event.FromString(data[at + 12:at + 12 + length])
+        at += length + 16
+
+
+def tensorboard_reads_what_is_written():
+    try:
+        import tensorboardX  # noqa: F401
+    except ImportError as error:
+        raise Skip("no tensorboardX: make build/job/bin/python3 installs it") from error
+    with folders.jobs() as place:
+        folder = empty(place)
+        os.environ["SHOAL_JOB_TENSORBOARD"] = ""
+        try:
+            record = metrics.Record(folder, "algo-1")
+            for step in range(3):
+                record.add([Value("train:loss", 1.0 / (step + 1), 0, step), Value("host/cpu", 2.5)], folders.BEGAN + step)
+            record.close()
+        finally:
+            os.environ["SHOAL_JOB_TENSORBOARD"] = "no"
+        (path,) = (folder.tensorboard / "algo-1").glob("events.out.tfevents.*")
+        told = [(event.step, value.tag, value.simple_value, event.wall_time) for event in events_of(path) for value in event.summary.value]
+        losses = [(step, value) for step, tag, value, _ in told if "loss" in tag]
+        expect([step for step, _ in losses] == [0, 1, 2] and abs(losses[2][1] - 1 / 3) < 1e-6, told)
+        expect([(step, value, at) for step, tag, value, at in told if tag == "host/cpu"] == [(step, 2.5, folders.BEGAN + step) for step in range(3)], told)
+
+
+# ---- a job that runs ----
+
+def ranks_are_looked_at_from_outside():
+    """Two emulated hosts of two ranks each on one machine: each sampler keeps what its host's ranks do."""
+    probe = pathlib.Path(SHOAL).parent / "tests/multi/top_probe"
+    if not probe.exists():
+        raise Skip(f"there is no {probe}: build it")
+    with folders.jobs() as place:
+        folder, said = empty(place), []
+        run = subprocess.Popen([SHOAL, "run", "-n", "2", probe, "busy"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+        other = subprocess.Popen([SHOAL, "run", "-n", "2", probe, "busy"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+        sampler = Sampler(folder, "algo-1", run.pid, SHOAL, interval_s=0.2, say=said.append)
+        sampler.start()
+        try:
+            reader, until = Reader(folder), time.monotonic() + PATIENCE_S
+            while time.monotonic() < until and not (len(reader.of("shoal/steps_per_s")) == 2 and (folder.traces / "algo-1.live").exists()):
+                time.sleep(0.1)
+                reader.read()
+        finally:
+            for process in (run, other):
+                process.send_signal(signal.SIGTERM)
+                process.wait(timeout=PATIENCE_S)
+        sampler.thread.join(timeout=PATIENCE_S)
+        expect(not sampler.thread.is_alive() and not said, said)
+        reader.read()
+        expect(set(reader.of("shoal/cpu")) == {("algo-1", 0), ("algo-1", 1)}, reader.series.keys())
+        mean = {name: {rank: series.mean() for (_, rank), series in reader.of(name).items()} for name in reader.names()}
+        for rank in (0, 1):
+            # one all-reduce of 256 KiB a step
+            expect(mean["shoal/operations_per_s"][rank] > 1 and mean["shoal/bytes_per_s"][rank] > 1e5, mean)
+            expect(mean["shoal/memory_bytes"][rank] > 1e6 and 0 <= mean["shoal/cpu"][rank] < 3, mean)
+        expect(mean["shoal/exposed"][0] > mean["shoal/exposed"][1] > 0 and mean["shoal/came_last"][1] > mean["shoal/came_last"][0], mean)
+        expect(mean["shoal/network_bytes_per_s"][0] == 0 and mean["host/memory_available_bytes"][None] > 1e7, mean)
+
+
+def a_job_has_its_numbers_and_its_page():
+    """A real one: Fashion-MNIST on two workers, through `shoal job`."""
+    import jobs
+    from shoal.job import report
+    from shoal.job.folder import JobFolder
+    if not EXAMPLE.exists() or not DATA.is_dir():
+        raise Skip(f"{EXAMPLE} or {DATA} is not there: make build, dev/deps.sh demo")
+    with jobs.Jobs() as made:
+        made.run(f'import os\nos.execv({str(EXAMPLE)!r}, ["fashion_mnist", "--epochs", "1", "--limit", "4000", "--hidden", "64"])\n', workers_per_host=2,
+                 distribution=jobs.DATA_PARALLEL, metric_definitions=[{"name": "train:loss", "regex": "loss +([0-9.]+)"}])
+        folder = JobFolder("job", made.jobs)
+        reader = Reader(folder)
+        reader.read()
+        expect(reader.last("train:loss", 0) is not None and reader.last("train:loss", 0) < 2.3, folder.metrics.read_text()[-500:], made.log())
+        expect(sorted(path.name for path in folder.traces.glob("algo-1.[01]")) == ["algo-1.0", "algo-1.1"], list(folder.traces.glob("*")))
+        text = report.report_write(folder, made.root / "page.html").read_text()
+        expect("train:loss" in text and 'class="running"' in text and "Completed" in text, text[-3000:])
+        code, out, err = made.call("report", "job", "-o", made.root / "again.html")
+        expect((code, out, err) == (0, f"{made.root / 'again.html'}\n", "") and (made.root / "again.html").stat().st_size > 10_000, code, out, err)
+        code, out, err = made.call("report", "job", "-o", made.root / "no/again.html")
+        expect((code, err) == (1, f"shoal job: cannot write {made.root / 'no/again.html'}: No such file or directory\n"), code, err)
+        code, out, err = made.call("watch", "job")
+        expect(code == 0 and out.startswith("job: Completed") and "train:loss" in out, code, out, err)
+
+
+if __name__ == "__main__":
+    run_cases([numbers_are_found_anywhere_in_a_line, what_is_no_number_is_told_once, an_expression_that_does_not_compile_is_named,
+               a_long_line_is_looked_at_to_its_limit, a_full_disk_ends_nothing, writers_do_not_mix_lines, a_series_stays_small,
+               steps_are_found_in_what_repeats, rates_are_of_the_time_between_two_looks, prometheus_reads_the_page, tensorboard_reads_what_is_written,
+               ranks_are_looked_at_from_outside, a_job_has_its_numbers_and_its_page])
