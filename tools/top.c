@@ -186,6 +186,9 @@ static void look_show(const struct top_look *look, const struct request *request
     fflush(stdout);
 }
 
+/* One look of so many is at all processes of the host, and finds those that have begun meanwhile. */
+#define LOOKS_AT_ALL 10
+
 /* Shows looks until there are none. The first one of this host is only to compare with, or to say why there is nothing. */
 static int watch(const struct request *request)
 {
@@ -195,12 +198,14 @@ static int watch(const struct request *request)
     struct top_look before = {.process_count = 0}, look = before;
     char job[17];
     bool is_shown = false;
+    unsigned looks = 0;
     int code = is_here ? top_look_take(&target, &before) : 0;
     if (!code && target.pid)
         target_of_look(&before, &target, job);
     while (!code) {
         if (is_shown || !request->file)
             pause_for(interval_ms);
+        target.known = ++looks % LOOKS_AT_ALL ? &before : NULL;
         if (look_next(request, &target, &before, &look) != 0) {
             code = !is_shown; /* else it has ended: that line says so */
             break;

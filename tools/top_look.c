@@ -250,12 +250,31 @@ static bool processes_read(struct top_look *look)
     return filling.has_memory;
 }
 
-int top_look_take(const struct top_target *target, struct top_look *look_out)
+static bool known_read(struct top_look *look, const struct top_look *known)
+{
+    struct filling filling = {look, true};
+    for (size_t i = 0; i < known->process_count && filling.has_memory; i++)
+        filling.has_memory = process_add(&filling, known->processes[i].pid);
+    return filling.has_memory;
+}
+
+static void look_begin(struct top_look *look)
 {
     struct timespec now;
-    memset(look_out, 0, sizeof *look_out);
+    memset(look, 0, sizeof *look);
     clock_gettime(CLOCK_MONOTONIC, &now);
-    look_out->at_s = (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+    look->at_s = (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+int top_look_take(const struct top_target *target, struct top_look *look_out)
+{
+    look_begin(look_out);
+    if (target->known && known_read(look_out, target->known) && processes_want(look_out, target)) {
+        processes_keep(look_out);
+        return 0;
+    }
+    top_look_fini(look_out);
+    look_begin(look_out);
     if (!processes_read(look_out))
         return memory_fail();
     if (!processes_want(look_out, target))

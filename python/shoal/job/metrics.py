@@ -31,7 +31,7 @@ LINE_MAX = 8192  # characters of a line that are looked at: some expressions tak
 INTERVAL_S = 1.0
 CLOSE_S = 600.0  # so long every sample is kept, then the means of LATER_S
 LATER_S = 10.0
-DUMP_S = 30.0  # between two copies of the flight recorders
+DUMP_S = 300.0  # between two copies of the flight recorders; the first ones follow sooner, each after twice the time
 POINTS_MAX = 2000  # that a series keeps; neighbours are merged beyond
 
 Say = Callable[[str], None]
@@ -372,6 +372,7 @@ class Sampler:
         self.is_stopped = threading.Event()
         self.top: Optional["subprocess.Popen[str]"] = None
         self.began = self.dumped_at = time.monotonic()
+        self.dump_after_s = 5 * interval_s
         self.due_at = 0.0
         self.thread = threading.Thread(target=self.run, name="shoal-metrics", daemon=True)
 
@@ -413,7 +414,7 @@ class Sampler:
         """One look of `shoal top`."""
         at = look["unix_us"] / 1e6
         mine = [process for process in look["processes"] if self._is_mine(process["pid"])]
-        if time.monotonic() - self.dumped_at > (DUMP_S if self.step else 5 * self.interval_s):
+        if time.monotonic() - self.dumped_at > self.dump_after_s:
             self._dump()
         if not mine or at < self.due_at:
             return
@@ -442,6 +443,7 @@ class Sampler:
     def _dump(self) -> None:
         """Keeps the flight recorders as they are now, for a job that ends without a word, and looks for steps in them."""
         self.dumped_at = time.monotonic()
+        self.dump_after_s = min(2 * self.dump_after_s, DUMP_S)
         done = subprocess.run([self.shoal, "top", "--dump", str(self.pid)], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
         lines = [line for line in done.stdout.splitlines() if _pid_in(line, self.mine)]
         if not lines:
