@@ -222,10 +222,12 @@ static void comm_ignore(void *arg, const struct shoal_watched *watched)
 static int nothing_fail(const struct top_look *look, const struct top_target *target)
 {
     char error[400] = "";
-    if (look->note[0]) {
+    /* A note is about any process of the host: what was asked for comes first. */
+    const enum shoal_status status =
+        target->pid ? shoal_watch(target->pid, comm_ignore, NULL, error, sizeof error) : SHOAL_PENDING;
+    if (look->note[0] && status == SHOAL_PENDING && !target->job) {
         fprintf(stderr, "shoal top: %s\n", look->note);
     } else if (target->pid) {
-        const enum shoal_status status = shoal_watch(target->pid, comm_ignore, NULL, error, sizeof error);
         fprintf(stderr, "shoal top: %s%s\n", error, status == SHOAL_PENDING ? ", nor has a process that it has started" : "");
     } else if (target->job) {
         fprintf(stderr, "shoal top: no process that may be looked at belongs to a job %s (shoal top lists the jobs)\n",
