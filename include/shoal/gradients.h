@@ -18,7 +18,7 @@
  *
  * It is in learning order:
  *     1 parameters and layouts   2 making a reducer   3 a step   4 views   5 when something fails   6 what a step did
- *     7 are replicas equal?
+ *     7 are replicas equal?   8 checkpoints
  *
  * The rules of shoal.h hold here, too: statuses, outputs named *_out, struct_bytes and *_INIT. All ranks must make the same
  * reducers in the same order and run the same steps; within a step, gradients may become ready in any order on any rank.
@@ -356,6 +356,27 @@ SHOAL_API uint64_t shoal_bytes_hash(const void *data, size_t bytes);
  * computes). OK when all ranks gave the same. ERR_MISMATCH names the first parameter that differs and the ranks that have not
  * what most have; the reducer stays usable. Call it every so many steps: it costs an all-reduce of 16 bytes a parameter. */
 SHOAL_CALL shoal_reducer_compare(struct shoal_reducer *reducer, const uint64_t *hashes);
+
+/* ---- 8. Checkpoints ------------------------------------------------------------------------------------------------------ */
+
+/* With INT8 a rank keeps the *residuals* of its part of the buffers: what quantizing has cut off, which the next step adds. A
+ * job that goes on from a checkpoint reaches the same bits as one that was not interrupted when each rank has saved three things
+ * between two steps and takes them back: the model with its optimizer, the layout (shoal_gradient_layout_print; give it in
+ * options.layout, as residuals begin at zero with each new layout) and its residuals. */
+
+/* Bytes of the residuals of this rank with the present layout. 0 where none are kept: without INT8, with forgets_error, on one
+ * host, for NULL. */
+SHOAL_API size_t shoal_reducer_residual_bytes(const struct shoal_reducer *reducer);
+
+/* Writes them; a local call, between steps. Other bytes on each rank. ERR_ARGUMENT: bytes is less than
+ * shoal_reducer_residual_bytes; ERR_STATE inside a step. */
+SHOAL_CALL shoal_reducer_export_residuals(const struct shoal_reducer *reducer, void *state, size_t bytes);
+
+/* A collective call, between steps: takes what the same rank has exported, with the same layout, in a world of as many ranks and
+ * hosts. bytes 0 where the reducer keeps none. ERR_ARGUMENT on every rank where a single one cannot take its own; there the
+ * message says why: they are of another layout, world, rank or place, or damaged. Then nothing has changed, on any rank.
+ * ERR_STATE inside a step. Otherwise the reducer's failure. */
+SHOAL_CALL shoal_reducer_import_residuals(struct shoal_reducer *reducer, const void *state, size_t bytes);
 
 #ifdef __cplusplus
 }

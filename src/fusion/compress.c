@@ -505,6 +505,22 @@ uint64_t fusion_compressor_wire_bytes(const struct shoal_reducer *reducer)
     return bytes;
 }
 
+struct fusion_residuals fusion_compressed_residuals(const struct shoal_reducer *reducer, size_t buffer)
+{
+    const struct fusion_compressed *compressed = reducer->slots[buffer].compressed;
+    if (!compressed || !compressed->sent_error)
+        return (struct fusion_residuals){NULL, NULL, 0, 0};
+    return (struct fusion_residuals){compressed->sent_error, compressed->sum_error, compressed->part, compressed->piece};
+}
+
+void fusion_compressor_place(const struct shoal_reducer *reducer, int32_t *host_out, int32_t *local_rank_out)
+{
+    if (!reducer->compressor)
+        return;
+    *host_out = reducer->compressor->host;
+    *local_rank_out = reducer->compressor->local_rank;
+}
+
 uint64_t fusion_compressed_network_bytes(const struct shoal_reducer *reducer, size_t buffer)
 {
     const struct fusion_compressed *compressed = reducer->slots[buffer].compressed;

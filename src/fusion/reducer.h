@@ -239,6 +239,16 @@ bool fusion_compressor_failure(const struct shoal_reducer *reducer, struct shoal
 void fusion_compressor_abort(const struct shoal_reducer *reducer);
 uint64_t fusion_compressor_wire_bytes(const struct shoal_reducer *reducer);
 
+/* The errors of quantizing a buffer, for a checkpoint. sent NULL: none are kept. */
+struct fusion_residuals {
+    float *sent, *sum;
+    size_t sent_count, sum_count; /* elements */
+};
+struct fusion_residuals fusion_compressed_residuals(const struct shoal_reducer *reducer, size_t buffer);
+
+/* Whose they are. Leaves both as they are where nothing is compressed. */
+void fusion_compressor_place(const struct shoal_reducer *reducer, int32_t *host_out, int32_t *local_rank_out);
+
 /* Payload of a buffer that this rank sends to other hosts. */
 uint64_t fusion_compressed_network_bytes(const struct shoal_reducer *reducer, size_t buffer);
 

@@ -694,6 +694,131 @@ static void compare_body(struct world *world)
     close_job(&job);
 }
 
+/* ---- Residuals in a checkpoint ------------------------------------------------------------------------------------------- */
+
+#define SAVED ((size_t)3)
+#define SAVED_MOST ((size_t)20000)
+
+static const struct shoal_parameter saved_parameters[SAVED] = {
+    {5000, SHOAL_FLOAT32, "first"}, {300, SHOAL_FLOAT32, "second"}, {SAVED_MOST, SHOAL_FLOAT32, "third"}};
+
+static struct shoal_reducer *saved_create(struct world *world, struct shoal_comm *comm, size_t buffer_bytes,
+                                          enum shoal_compression compression, const struct shoal_gradient_layout *layout)
+{
+    struct shoal_reducer_options options = SHOAL_REDUCER_OPTIONS_INIT;
+    struct shoal_reducer *reducer = NULL;
+    options.buffer_bytes = buffer_bytes;
+    options.rank_bytes = 1024;
+    options.compression = compression;
+    options.layout = layout;
+    options.keeps_layout = 1;
+    OK(world, shoal_reducer_create(world->context, comm, saved_parameters, SAVED, &options, &reducer));
+    return reducer;
+}
+
+/* Other gradients in each step. Returns a hash of the averages. */
+static uint64_t saved_step(struct world *world, struct shoal_reducer *reducer, uint64_t step)
+{
+    static float values[SAVED_MOST];
+    uint64_t random = 1000 * step + (uint64_t)world->rank, hash = 0;
+    OK(world, shoal_reducer_begin(reducer, SHOAL_STEP_REDUCE));
+    for (size_t p = 0; p < SAVED; p++) {
+        for (size_t i = 0; i < saved_parameters[p].count; i++)
+            values[i] = (float)((double)(reference_random(&random) >> 11) / 0x1p53 - 0.5);
+        memcpy(shoal_reducer_view(reducer, p), values, saved_parameters[p].count * sizeof *values);
+        OK(world, shoal_reducer_ready(reducer, p, shoal_reducer_view(reducer, p), saved_parameters[p].count));
+    }
+    OK(world, shoal_reducer_finish(reducer, NULL));
+    for (size_t p = 0; p < SAVED; p++)
+        hash = hash * 31 + shoal_bytes_hash(shoal_reducer_view(reducer, p), saved_parameters[p].count * sizeof *values);
+    return hash;
+}
+
+static uint64_t saved_steps(struct world *world, struct shoal_reducer *reducer, uint64_t from, uint64_t to)
+{
+    uint64_t hash = 0;
+    for (uint64_t step = from; step < to; step++)
+        hash = hash * 31 + saved_step(world, reducer, step);
+    return hash;
+}
+
+/* Steps after a checkpoint give the bits that they give without one, and others where residuals are left out. */
+static void resumed_body(struct world *world)
+{
+    struct shoal_reducer *whole = saved_create(world, world->comm, 1 << 20, SHOAL_COMPRESS_INT8, NULL);
+    (void)saved_steps(world, whole, 0, 3);
+    const size_t bytes = shoal_reducer_residual_bytes(whole);
+    char *state = malloc(bytes);
+    CHECK(world, state && bytes > sizeof(float) * SAVED_MOST / 4, "residuals of %zu bytes", bytes);
+    OK(world, shoal_reducer_export_residuals(whole, state, bytes));
+    struct shoal_reducer *resumed =
+        saved_create(world, world->comm, 1 << 20, SHOAL_COMPRESS_INT8, shoal_reducer_layout(whole));
+    struct shoal_reducer *without =
+        saved_create(world, world->comm, 1 << 20, SHOAL_COMPRESS_INT8, shoal_reducer_layout(whole));
+    OK(world, shoal_reducer_import_residuals(resumed, state, bytes));
+    const uint64_t expected = saved_steps(world, whole, 3, 6);
+    CHECK(world, saved_steps(world, resumed, 3, 6) == expected, "other bits than without the checkpoint");
+    CHECK(world, saved_steps(world, without, 3, 6) != expected, "residuals change nothing");
+    free(state);
+    shoal_reducer_free(whole);
+    shoal_reducer_free(resumed);
+    shoal_reducer_free(without);
+}
+
+static void refuse_residuals(struct world *world, struct shoal_reducer *reducer, const void *state, size_t bytes,
+                             const char *said)
+{
+    expect_last(world, shoal_reducer_import_residuals(reducer, state, bytes), SHOAL_ERR_ARGUMENT, said);
+}
+
+/* Residuals of something else. A refusal changes nothing, on any rank. */
+static void residuals_refused_body(struct world *world)
+{
+    struct shoal_comm *pair;
+    struct shoal_reducer *whole = saved_create(world, world->comm, 1 << 20, SHOAL_COMPRESS_INT8, NULL);
+    (void)saved_steps(world, whole, 0, 1);
+    const size_t bytes = shoal_reducer_residual_bytes(whole);
+    char *all = calloc((size_t)world->size, bytes), *own = calloc(1, bytes);
+    CHECK(world, all && own, "no memory");
+    expect_last(world, shoal_reducer_export_residuals(whole, own, bytes - 1), SHOAL_ERR_ARGUMENT, "there is room for");
+    OK(world, shoal_reducer_export_residuals(whole, own, bytes));
+    OK(world, shoal_allgather(world->comm, own, all, bytes, SHOAL_UINT8, NULL));
+    refuse_residuals(world, whole, all + bytes * (size_t)((world->rank + 1) % world->size), bytes, "each rank takes its own");
+    refuse_residuals(world, whole, own, bytes - 1, "cut short");
+    refuse_residuals(world, whole, NULL, 0, "cut short, or none");
+    all[0] = 0;
+    refuse_residuals(world, whole, all, bytes, "these are no residuals");
+    memcpy(all, own, bytes);
+    all[8]++;
+    refuse_residuals(world, whole, all, bytes, "of another version");
+    memcpy(all, own, bytes);
+    all[bytes - 1] ^= world->rank == 2;
+    refuse_residuals(world, whole, all, bytes, world->rank == 2 ? "damaged" : "rank 2 was given none that it can take");
+    OK(world, shoal_reducer_begin(whole, SHOAL_STEP_REDUCE));
+    expect_last(world, shoal_reducer_import_residuals(whole, own, bytes), SHOAL_ERR_STATE, "inside a step");
+    expect_last(world, shoal_reducer_export_residuals(whole, own, bytes), SHOAL_ERR_STATE, "inside a step");
+    struct shoal_reducer *other = saved_create(world, world->comm, 8 << 10, SHOAL_COMPRESS_INT8, NULL);
+    refuse_residuals(world, other, own, bytes, "of another layout");
+    shoal_reducer_free(other);
+    other = saved_create(world, world->comm, 1 << 20, SHOAL_COMPRESS_BFLOAT16, NULL);
+    CHECK(world, shoal_reducer_residual_bytes(other) == 0, "residuals without int8");
+    OK(world, shoal_reducer_export_residuals(other, NULL, 0));
+    OK(world, shoal_reducer_import_residuals(other, NULL, 0));
+    refuse_residuals(world, other, own, bytes, "this reducer keeps none");
+    shoal_reducer_free(other);
+    OK(world, shoal_comm_split(world->comm, world->rank % 2, 0, NULL, &pair));
+    other = saved_create(world, pair, 1 << 20, SHOAL_COMPRESS_INT8, NULL);
+    refuse_residuals(world, other, own, bytes, "a world of 4 ranks on 2 hosts, this one has 2 ranks on 2: leave");
+    shoal_reducer_free(other);
+    shoal_comm_free(pair);
+    shoal_reducer_free(whole);
+    other = saved_create(world, world->comm, 1 << 20, SHOAL_COMPRESS_INT8, NULL);
+    OK(world, shoal_reducer_import_residuals(other, own, bytes)); /* what was refused before is what is wrong */
+    shoal_reducer_free(other);
+    free(all);
+    free(own);
+}
+
 static void unequal_hosts_body(struct world *world)
 {
     struct job job;
@@ -966,11 +1091,14 @@ int main(void)
     world_run(&(struct world_options){"reducer_counts_what_is_sent, 2 hosts", 4, NULL, wire_body, &none});
     world_run(&(struct world_options){"reducer_counts_what_is_sent, 2 hosts, bfloat16", 4, NULL, wire_body, &bfloat16});
     world_run(&(struct world_options){"reducer_counts_what_is_sent, 2 hosts, int8", 4, NULL, wire_body, &int8});
+    world_run(&(struct world_options){"reducer_resumes_with_residuals, 2 hosts", 4, NULL, resumed_body, NULL});
+    world_run(&(struct world_options){"reducer_refuses_residuals_of_others", 4, NULL, residuals_refused_body, NULL});
     world_run(&(struct world_options){"reducer_refuses_unequal_hosts", 3, NULL, unequal_hosts_body, NULL});
     world_run(&(struct world_options){"reducer_a_rank_dies_in_mid_step, 2 hosts, int8", 4, NULL, killed_body, &int8});
     world_divide(1);
     world_run(&(struct world_options){"reducer_counts_what_is_sent, 4 hosts", 4, NULL, wire_body, &none});
     world_run(&(struct world_options){"reducer_counts_what_is_sent, 4 hosts, int8", 4, NULL, wire_body, &int8});
+    world_run(&(struct world_options){"reducer_resumes_with_residuals, 4 hosts", 4, NULL, resumed_body, NULL});
     world_run(&(struct world_options){"reducer_steps_are_exact, 4 hosts, bfloat16", 4, NULL, steps_body, &bfloat16});
     world_divide(0);
     world_run(&(struct world_options){"reducer_steps_are_exact, one host, int8", 2, NULL, steps_body, &int8});

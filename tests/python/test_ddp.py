@@ -709,6 +709,76 @@ def compression(world):
         dist.all_gather(others, mine)
         expect(all(torch.equal(other, others[0]) for other in others), kind, "differs between ranks")
     hooks_between_hosts(world)
+    resumed(world)
+    hooks_resumed(world)
+
+
+def several_steps(world, model, optimizer, steps):
+    for step in steps:
+        optimizer.zero_grad()
+        loss_of(model, *(share(world, tensor) for tensor in batch(step))).backward()
+        optimizer.step()
+
+
+def through_file(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def resumed(world):
+    """Training that goes on from a checkpoint gives the bits of training that was not interrupted; without what int8 has cut off it
+    does not."""
+    def make(options):
+        model = ours(seeded(plain), **options)
+        return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for options in ({"compression": "int8"}, {"compression": "int8", "bucket_cap_mb": 0.0005}):
+        model, optimizer = make(options)
+        several_steps(world, model, optimizer, range(3))
+        saved = through_file([model.state_dict(), optimizer.state_dict(), model.gradient_state_dict()])
+        several_steps(world, model, optimizer, range(3, 6))
+        for is_complete in (True, False):
+            other, other_optimizer = make(options)
+            other.load_state_dict(saved[0])
+            other_optimizer.load_state_dict(saved[1])
+            if is_complete:
+                other.load_gradient_state_dict(saved[2])
+            several_steps(world, other, other_optimizer, range(3, 6))
+            same = all(torch.equal(*pair) for pair in zip(model.parameters(), other.parameters()))
+            expect(same == is_complete, "resumed, other bits" if is_complete else "what int8 has cut off changes nothing")
+    kept = saved[2]
+    message_of(ValueError, lambda: other.load_gradient_state_dict({}), "no gradient_state_dict")
+    message_of(ValueError, lambda: ours(seeded(Shared)).load_gradient_state_dict(kept), "another model")
+    message_of(RuntimeError, lambda: ours(seeded(plain), compression="bf16").load_gradient_state_dict(kept), "keeps none")
+    loss = loss_of(other, *(share(world, tensor) for tensor in batch()))
+    message_of(RuntimeError, lambda: other.load_gradient_state_dict(kept), "between steps")
+    loss.backward()
+
+
+def hooks_resumed(world):
+    """The same with a hook. DDP makes no new buckets after the first step with find_unused_parameters."""
+    from shoal.torch import hooks
+    models = []
+
+    def make(state=None):
+        models.append(hooks.State())
+        if state:
+            models[-1].load_state_dict(state)
+        model = theirs_with("int8_hook", seeded(plain), models[-1], find_unused_parameters=True, bucket_cap_mb=0.0005)
+        return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model, optimizer = make()
+    several_steps(world, model, optimizer, range(3))
+    saved = through_file([model.state_dict(), optimizer.state_dict(), models[0].state_dict()])
+    several_steps(world, model, optimizer, range(3, 6))
+    for is_complete in (True, False):
+        other, other_optimizer = make(saved[2] if is_complete else None)
+        other.load_state_dict(saved[0])
+        other_optimizer.load_state_dict(saved[1])
+        several_steps(world, other, other_optimizer, range(3, 6))
+        same = all(torch.equal(*pair) for pair in zip(model.parameters(), other.parameters()))
+        expect(same == is_complete, "resumed, other bits" if is_complete else "what int8 has cut off changes nothing")
+    message_of(ValueError, lambda: hooks.State().load_state_dict({}), "no state_dict of hooks.State")
 
 
 def hooks_between_hosts(world):

@@ -96,6 +96,10 @@ class Reducer:
         """Whether the tensor can be the gradient of this parameter."""
         return self._forms[index] == (tensor.numel(), tensor.dtype)
 
+    def forms(self):
+        """Of all parameters: their elements and types, as a checkpoint keeps them."""
+        return [f"{count} {dtype}" for count, dtype in self._forms]
+
     def zeros_from(self, index):
         """Gradients of this and all later parameters."""
         return [torch.zeros(count, dtype=dtype) for count, dtype in self._forms[index:]]
@@ -134,6 +138,17 @@ class Reducer:
         """struct shoal_step_stats of the last step, or None."""
         stats = _native.StepStats()
         return stats if self._library.reducer_stats(self._address, ctypes.byref(stats)) == OK else None
+
+    def residuals(self):
+        """What int8 has cut off on this rank, as bytes: between steps."""
+        state = torch.empty(self._library.reducer_residual_bytes(self._address), dtype=torch.uint8)
+        self._check(self._library.reducer_export_residuals(self._address, state.data_ptr(), state.numel()))
+        return state
+
+    def take_residuals(self, state):
+        """All ranks, each its own, between steps."""
+        state = state.detach().to("cpu", torch.uint8).contiguous()
+        self._check(self._library.reducer_import_residuals(self._address, state.data_ptr(), state.numel()))
 
     def _check(self, status):
         if status == OK:

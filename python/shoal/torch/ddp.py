@@ -15,6 +15,7 @@ adds into it and nothing is copied. docs/python.md says more.
 """
 from __future__ import annotations
 
+import ctypes
 import functools
 import warnings
 import weakref
@@ -31,6 +32,7 @@ from . import _communicator, _gradients
 
 MIB = 1 << 20
 BUFFER_MIB = 25
+ORDER, RESIDUALS = "shoal order", "shoal residuals"  # keys of gradient_state_dict
 BROADCAST_BYTES = 250 * MIB  # of parameters and buffers in one go, as torch's
 # No forward pass waits for its backward pass; one that averages; one that averages nothing, and whose outputs hold no tensor that
 # could tell where its backward pass begins.
@@ -109,6 +111,26 @@ class _Steps:
     def _make_again(self):
         self.reducer = _gradients.Reducer(self._communicator, self._names, self._parameters, order=self._order_of_first,
                                           **self._options)
+
+    # ---- Checkpoints ----
+
+    def state(self):
+        order = torch.tensor(list(self._order_of_first or ()), dtype=torch.int64)
+        return {ORDER: order, RESIDUALS: self.reducer.residuals()}
+
+    def load(self, state):
+        """All ranks. The layout of a step decides where sums are rounded, and is that of the saved order."""
+        count = len(self._parameters)
+        order, residuals = state[ORDER].tolist(), state[RESIDUALS]
+        if self._is_begun:
+            raise RuntimeError("shoal: a forward pass waits for its backward pass: call load_gradient_state_dict between steps")
+        if order and sorted(order) != list(range(count)):
+            raise ValueError(f"shoal: this gradient state is of another model: it has {len(order)} parameters, here are {count}")
+        if order:
+            self._order_of_first = self._communicator.numbers_of_first((ctypes.c_uint32 * count)(*order))
+            self._make_again()
+            self.is_renewed = True
+        self.reducer.take_residuals(residuals)
 
     # ---- Uneven numbers of batches ----
 
@@ -430,6 +452,17 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
         self.process_group = _group_of(None, None)
         torch.nn.Module.__setstate__(self, state)
         self._begin()
+
+    def gradient_state_dict(self):
+        """What the next step needs to reach the same bits as without an interruption, beside the module and its optimizer: the order
+        of gradients in the buffers, and what int8 has cut off on this rank. Each rank saves its own, between steps."""
+        return self._steps.state()
+
+    def load_gradient_state_dict(self, state):
+        """All ranks, each its own, between steps, with as many ranks on as many hosts."""
+        if not {ORDER, RESIDUALS} <= set(state):
+            raise ValueError(f"shoal: this is no gradient_state_dict: it has no \"{ORDER}\" or no \"{RESIDUALS}\"")
+        self._steps.load(state)
 
     # ---- What torch's class can do besides ----
 

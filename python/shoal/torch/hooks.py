@@ -18,6 +18,7 @@ from .. import _native
 from . import _communicator, _gradients
 
 MIB = 1 << 20
+BUCKETS, RESIDUALS = "shoal buckets", "shoal residuals"  # keys of state_dict
 
 
 class State:
@@ -27,6 +28,7 @@ class State:
     def __init__(self, process_group=None):
         self.process_group = process_group
         self._compression = self._communicator = self._reducer = None
+        self._saved = None  # of load_state_dict, until buckets come that it is of
         self._known = set()  # ids of the model's parameters
         self._buckets, self._futures, self._marked = [], [], 0  # of the step under way; so many of them the reducer has
 
@@ -109,6 +111,28 @@ class State:
             self._reducer.ready(index, tensor)
         return marked
 
+    # ---- Checkpoints ----
+
+    def state_dict(self):
+        """What int8 has cut off on this rank, for the buckets that DDP has now. Each rank saves its own, between steps."""
+        if not self._reducer:
+            return {BUCKETS: [], RESIDUALS: torch.empty(0, dtype=torch.uint8)}
+        return {BUCKETS: self._reducer.forms(), RESIDUALS: self._reducer.residuals()}
+
+    def load_state_dict(self, state):
+        """All ranks, each its own, before a step. It is taken where DDP's buckets become those that it was saved of: at once where
+        they are never made anew (find_unused_parameters), else after the first step."""
+        if not {BUCKETS, RESIDUALS} <= set(state):
+            raise ValueError(f"shoal: this is no state_dict of hooks.State: it has no \"{BUCKETS}\" or no \"{RESIDUALS}\"")
+        self._saved = state if state[BUCKETS] else None
+        if self._reducer:
+            self._take_saved(self._reducer)
+
+    def _take_saved(self, reducer):
+        if self._saved and reducer.forms() == self._saved[BUCKETS]:
+            reducer.take_residuals(self._saved[RESIDUALS])
+            self._saved = None
+
     def _make_reducer(self):
         group = self.process_group or torch.distributed.group.WORLD
         timeout = _communicator.timeouts.get(f"torch.{group.group_name}")
@@ -117,11 +141,13 @@ class State:
             self._communicator = _gradients.Communicator(store, group.rank(), group.size(), timeout, "gradients")
         count = len(self._buckets)
         longest = max(tensor.numel() * tensor.element_size() for tensor in self._buckets)
-        return _gradients.Reducer(
+        reducer = _gradients.Reducer(
             self._communicator, [f"bucket {index}" for index in range(count)], self._buckets,
             order=(ctypes.c_uint32 * count)(*range(count)), results_in_views=0, buffer_bytes=min(max(longest, 1), 25 * MIB),
             first_buffer_bytes=min(max(longest, 1), MIB), compression=_gradients.COMPRESSIONS[self._compression],
             timeout_ms=_communicator.milliseconds(timeout))
+        self._take_saved(reducer)
+        return reducer
 
 
 def _average(state, bucket, compression):
