@@ -394,9 +394,18 @@ INTERRUPTED = (
 )
 
 
-def interrupt_within(function, seconds):
-    """SIGINT to this process, so long after this thread was seen inside the function: one that comes before the call would find
-    nothing to interrupt. The list gets the time when it was sent."""
+def is_under_way():
+    """Whether an operation of this process is, as its flight recorder tells."""
+    from shoal import _native
+    found = []
+    told = _native.WatchFn(lambda _, watched: found.append(watched.contents.under_way))
+    _native.load().watch(os.getpid(), told, None, None, 0)
+    return any(found)
+
+
+def interrupt_within(function, seconds, is_posting):
+    """SIGINT to this process, so long after this thread was seen inside the function, and an operation of it was under way: one
+    that comes before would find nothing to interrupt. The list gets the time when it was sent."""
     sent_at, thread = [], threading.get_ident()
 
     def is_inside():
@@ -406,7 +415,7 @@ def interrupt_within(function, seconds):
         return frame is not None
 
     def send():
-        while not is_inside():
+        while not is_inside() or (is_posting and not is_under_way()):
             time.sleep(0.0005)
         time.sleep(seconds)
         sent_at.append(time.monotonic())
@@ -415,9 +424,9 @@ def interrupt_within(function, seconds):
     return sent_at
 
 
-def interrupted(function, seconds):
-    """Calls what waits, and returns how long after Ctrl-C it was left."""
-    sent_at = interrupt_within(function, seconds)
+def interrupted(function, seconds, is_posting=True):
+    """Calls what waits, and returns how long after Ctrl-C it was left. is_posting: it waits for an operation that it posts."""
+    sent_at = interrupt_within(function, seconds, is_posting)
     try:
         function()
     except KeyboardInterrupt:
@@ -426,7 +435,7 @@ def interrupted(function, seconds):
 
 
 def interrupted_case(name, waiting, late):
-    """Soon after the call, and later."""
+    """As soon as the operation is posted, and later."""
     def body(world):
         only_shoal()
         store, took = distributed_c10d._get_default_store(), []
@@ -435,7 +444,7 @@ def interrupted_case(name, waiting, late):
         for turn in range(3 * INTERRUPTIONS_MAX):
             tensor = torch.ones(100)
             if world.rank == 0:
-                took.append(interrupted(lambda: waiting(tensor), (0.03, 0.1, 0.4)[turn % 3]))
+                took.append(interrupted(lambda: waiting(tensor), (0, 0.1, 0.4)[turn % 3]))
                 del tensor
                 store.set(f"interrupted {turn}", "enough" if turn + 1 >= 3 * INTERRUPTIONS and is_prompt() else "yes")
             else:
@@ -454,7 +463,7 @@ def interrupted_while_joining(world):
     only_shoal()
     store = distributed_c10d._get_default_store()
     if world.rank == 0:
-        took = interrupted(lambda: dist.new_group(timeout=datetime.timedelta(seconds=20)), 0.4)
+        took = interrupted(lambda: dist.new_group(timeout=datetime.timedelta(seconds=20)), 0.4, is_posting=False)
         expect(took < WITHIN_S / 2, f"it took {took:.2f} s")
         store.set("interrupted", "yes")
         still_works(world)
