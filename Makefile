@@ -3,6 +3,7 @@
 #   make demo    trains the Fashion-MNIST example with two workers
 #   make demo-torch   trains a network with PyTorch, two workers, backend "shoal"
 #   make test    builds in several ways and runs every test
+#   make demo-job   a SageMaker notebook's cell: data on a local S3 server, two hosts, report page, endpoint
 #   make bench   measures every collective beside Intel MPI, Open MPI and MPICH
 #   make bench-hosts  over emulated hosts, beside Open MPI and Gloo
 #   make bench-torch  PyTorch's back-end, beside Gloo and DeepSpeed
@@ -16,13 +17,11 @@ WORKERS ?= 2
 TORCH ?= 2.13.0
 DEEPSPEED ?= 0.19.8
 IMPI ?= 2021.19.0
-KUBEFLOW ?= 0.5.0
-KUBEFLOW_API ?= 2.3.0
 
 # What Python in a checkout needs to know.
 FROM_PYTHON = PYTHONPATH=$(CURDIR)/python SHOAL_LIBRARY=$(CURDIR)/build/libshoal.so
 
-.PHONY: all build demo demo-torch test bench bench-hosts bench-torch docs check deps clean
+.PHONY: all build demo demo-torch demo-job test bench bench-hosts bench-torch docs check deps clean
 
 all: build
 
@@ -48,16 +47,16 @@ demo-torch: build build/torch/bin/python3
 	@dev/deps.sh python
 	$(FROM_PYTHON) build/shoal run -n $(WORKERS) build/torch/bin/python3 examples/torch/fashion_mnist/train.py $(ARGS)
 
+demo-job: build build/job/bin/python3
+	@dev/deps.sh demo
+	@PYTHONPATH=$(CURDIR)/python:$(CURDIR)/python/smdistributed SHOAL_LIBRARY=$(CURDIR)/build/libshoal.so \
+	 PATH=$(CURDIR)/build:$$PATH build/job/bin/python3 examples/job/demo.py
+
 test: build/torch/bin/python3 build/torch/deepspeed
 	@dev/deps.sh build demo test
 	@$(MAKE) --no-print-directory build/sphinx/bin/python3 || echo "without it the tests of site and manual pages are skipped"
-	@$(MAKE) --no-print-directory build/job/bin/python3 || echo "without it the tests of training jobs with data in S3 are skipped"
-	@$(MAKE) --no-print-directory build/inference/bin/python3 || echo "without it the endpoint is not compared with the vendor's"
-	@$(MAKE) --no-print-directory build/sdk3/bin/python3 || echo "without it the tests with SageMaker's SDK v3 are skipped"
-	@$(MAKE) --no-print-directory build/toolkit/bin/python3 || echo "without it the tests with SageMaker's toolkit are skipped"
-	@$(MAKE) --no-print-directory build/kubeflow/bin/python3 || echo "without it the proofs that Kubeflow takes our manifests are skipped"
+	@$(MAKE) --no-print-directory --keep-going $(BESIDE:%=build/%/bin/python3) || echo "what needs these is skipped"
 	@dev/deps.sh aarch64 || echo "without them the build for aarch64 is skipped"
-	@$(MAKE) --no-print-directory build/sdk2/bin/python3 || echo "without it our estimators are not compared with those of SageMaker's SDK"
 	@dev/test.py $(ARGS)
 
 bench: build build/impi
@@ -83,54 +82,10 @@ build/torch/bin/python3:
 build/torch/deepspeed: build/torch/bin/python3
 	@build/torch/bin/pip install --quiet deepspeed==$(DEEPSPEED) && touch $@ || echo "no DeepSpeed $(DEEPSPEED) from pip: without its engines and its all-reduce"
 
-# For training jobs: data in S3 (tests have moto's server), the endpoint. It sees the packages of build/torch.
-build/job/bin/python3: dev/job-requirements.txt build/torch/bin/python3
-	@echo "installing what training jobs use at build/job"
-	@rm -rf build/job && python3 -m venv build/job
-	@build/job/bin/pip install --quiet --requirement dev/job-requirements.txt || { rm -rf build/job; exit 1; }
-	@ls -d $(CURDIR)/build/torch/lib/python3*/site-packages > $$(ls -d build/job/lib/python3*/site-packages)/torch.pth
-	@touch $@
-
-# The vendor's server for models, beside which the endpoint is tested. It needs pkg_resources, which setuptools has lost.
-build/inference/bin/python3:
-	@echo "installing the vendor's server for models at build/inference"
-	@rm -rf build/inference && python3 -m venv build/inference
-	@build/inference/bin/pip install --quiet sagemaker-inference==1.10.1 'setuptools<81' || { rm -rf build/inference; exit 1; }
-	@touch $@
-
-# The SageMaker Python SDK v2, with which tests compare our estimators.
-build/sdk2/bin/python3: dev/sdk2-requirements.txt
-	@echo "installing SageMaker's SDK v2 at build/sdk2"
-	@rm -rf build/sdk2 && python3 -m venv build/sdk2
-	@build/sdk2/bin/pip install --quiet --requirement dev/sdk2-requirements.txt || { rm -rf build/sdk2; exit 1; }
-	@touch $@
-
-# SageMaker's training toolkit, for the tests that train with it, and an sshd that it starts in containers of theirs. Of what the
-# toolkit and the SDK below ask for, only what training needs is installed.
-TOOLKIT = sagemaker-training==5.1.4 sagemaker-pytorch-training==3.0.0
-build/toolkit/bin/python3: dev/toolkit-requirements.txt build/torch/bin/python3
-	@echo "installing SageMaker's training toolkit at build/toolkit"
-	@rm -rf build/toolkit && python3 -m venv build/toolkit
-	@build/toolkit/bin/pip install --quiet --requirement dev/toolkit-requirements.txt && \
-	 build/toolkit/bin/pip install --quiet --no-deps $(TOOLKIT) && \
-	 dev/sshd.sh build/toolkit/sshd || { rm -rf build/toolkit; exit 1; }
-	@ls -d $(CURDIR)/build/torch/lib/python3*/site-packages > $$(ls -d build/toolkit/lib/python3*/site-packages)/torch.pth
-	@touch $@
-
-# SageMaker's Python SDK v3, for the tests that make a job with it.
-SDK3 = sagemaker-train==1.27.0 sagemaker-core==2.27.0 pandas
-build/sdk3/bin/python3: dev/sdk3-requirements.txt build/torch/bin/python3
-	@echo "installing SageMaker's SDK v3 at build/sdk3"
-	@rm -rf build/sdk3 && python3 -m venv build/sdk3
-	@build/sdk3/bin/pip install --quiet --requirement dev/sdk3-requirements.txt && \
-	 build/sdk3/bin/pip install --quiet --no-deps $(SDK3) || { rm -rf build/sdk3; exit 1; }
-	@ls -d $(CURDIR)/build/torch/lib/python3*/site-packages > $$(ls -d build/sdk3/lib/python3*/site-packages)/torch.pth
-	@touch $@
-# Kubeflow's own models of what `shoal job` writes for it, for tests.
-build/kubeflow/bin/python3:
-	@echo "installing Kubeflow's client $(KUBEFLOW) at build/kubeflow"
-	@rm -rf build/kubeflow && python3 -m venv build/kubeflow
-	@build/kubeflow/bin/pip install --quiet kubeflow==$(KUBEFLOW) kubeflow-trainer-api==$(KUBEFLOW_API) || { rm -rf build/kubeflow; exit 1; }
+# What training jobs use and what tests run beside Shoal: a virtual environment for each dev/venv/NAME.txt.
+BESIDE = job inference kubeflow sdk2 sdk3 toolkit
+$(BESIDE:%=build/%/bin/python3): build/%/bin/python3: dev/venv/%.txt build/torch/bin/python3
+	@dev/venv.sh $*
 
 bench-hosts: build build/torch/bin/python3
 	@dev/deps.sh bench

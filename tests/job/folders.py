@@ -21,7 +21,7 @@ BEGAN = 1795428000.0
 
 
 def use_job_python():
-    """Goes on with the interpreter that has the packages of dev/job-requirements.txt, where it is made."""
+    """Goes on with the interpreter that has the packages of dev/venv/job.txt, where it is made."""
     python = os.environ.get("SHOAL_TEST_JOB_PYTHON", str(TOP / "build/job/bin/python3"))
     if os.access(python, os.X_OK) and sys.executable != python and not os.environ.get("SHOAL_TEST_IN_JOB_PYTHON"):
         os.environ["SHOAL_TEST_IN_JOB_PYTHON"] = "yes"

@@ -19,5 +19,5 @@ if not INTERPRETER.exists():
 # Found, not imported: a package that is there and cannot be imported is a failure.
 found = "import importlib.util, sys; sys.exit(not all(importlib.util.find_spec(name) for name in ('s3fs', 'moto', 'uvicorn')))"
 if subprocess.run([INTERPRETER, "-c", found]).returncode:
-    skip(f"{INTERPRETER} lacks packages of dev/job-requirements.txt")
+    skip(f"{INTERPRETER} lacks packages of dev/venv/job.txt")
 os.execv(INTERPRETER, [str(INTERPRETER), *sys.argv[1:]])

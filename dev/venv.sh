@@ -1,0 +1,24 @@
+#!/bin/sh
+# venv.sh NAME: makes build/NAME, a virtual environment of dev/venv/NAME.txt and, without what these ask for, of dev/venv/NAME.alone.txt:
+# software that tests run beside Shoal, or that training jobs use. Leaves none behind that is half made.
+set -eu
+
+name=$1
+folder=build/$name
+cd "$(dirname "$0")/.."
+echo "installing $(sed -n '1s/^# //p' "dev/venv/$name.txt" | cut -d. -f1 | cut -c1-100) at $folder"
+trap 'code=$?; [ $code = 0 ] || rm -rf "$folder"' EXIT
+rm -rf "$folder"
+python3 -m venv "$folder"
+"$folder/bin/pip" install --quiet --requirement "dev/venv/$name.txt"
+if [ -e "dev/venv/$name.alone.txt" ]; then
+    "$folder/bin/pip" install --quiet --no-deps --requirement "dev/venv/$name.alone.txt"
+fi
+case $name in
+job | sdk3 | toolkit) # scripts that train
+    echo "$PWD"/build/torch/lib/python3*/site-packages >"$(echo "$folder"/lib/python3*/site-packages)/torch.pth" ;;
+esac
+case $name in
+toolkit) dev/sshd.sh "$folder/sshd" ;; # it starts one in containers of its own
+esac
+touch "$folder/bin/python3"
