@@ -46,7 +46,7 @@ def job_runs_from_document_to_model():
         expect((folder / "hosts/algo-1/output/success").is_file() and not (folder / "hosts/algo-1/output/failure").exists())
         left = sorted(entry.name for entry in folder.iterdir())
         expect(left == ["checkpoints", "events.jsonl", "hosts", "job.json", "logs", "model.tar.gz", "output.tar.gz", "runner.log",
-                        "status.json"], left)
+                        "status.json", "traces"], left)
         expect(not (folder / "runner.log").read_text(), (folder / "runner.log").read_text())
 
 

@@ -631,6 +631,11 @@ def _plain(agent: "Agent") -> List[str]:
     return agent.command
 
 
+def _by_tensorflow(agent: "Agent") -> List[str]:
+    raise AgentError(f"distribution.{agent.launch.tf_config}: TensorFlow's own strategies are not started yet, as TF_CONFIG needs a free "
+                     "port of every host; smdistributed.dataparallel and mpi start workers")
+
+
 RUNNERS: Dict[str, Callable[["Agent"], List[str]]] = {
-    "shoal": _by_shoal, "torchrun": _by_torchrun, "mpi": _by_mpi, "tensorflow": _plain, "plain": _plain}
-ALONE = ("plain", "tensorflow")  # runners of one process, which is not `shoal run`
+    "shoal": _by_shoal, "torchrun": _by_torchrun, "mpi": _by_mpi, "tensorflow": _by_tensorflow, "plain": _plain}
+ALONE = ("plain",)  # runners of one process, which is not `shoal run`
