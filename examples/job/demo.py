@@ -41,7 +41,8 @@ def main():
     server.stop()
     jobs = sorted(pathlib.Path(os.environ["SHOAL_JOBS"]).iterdir())
     if jobs:
-        subprocess.run([sys.executable, "-m", "shoal.job", "report", jobs[-1].name], check=True)
+        print("report: ", end="", flush=True)
+        subprocess.run([sys.executable, "-m", "shoal.job", "report", jobs[-1].name, "-o", str(jobs[-1] / "report.html")], check=True)
     print(f"{time.monotonic() - begun:.0f} s in all")
     sys.exit(code)
 
