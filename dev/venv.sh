@@ -1,6 +1,7 @@
 #!/bin/sh
 # venv.sh NAME: makes build/NAME, a virtual environment of dev/venv/NAME.txt and, without what these ask for, of dev/venv/NAME.alone.txt:
-# software that tests run beside Shoal, or that training jobs use. Leaves none behind that is half made.
+# software that tests run beside Shoal, or that training jobs use. Python compiles what is imported, not all there is: half the time.
+# Leaves none behind that is half made.
 set -eu
 
 name=$1
@@ -10,9 +11,9 @@ echo "installing $(sed -n '1s/^# //p' "dev/venv/$name.txt" | cut -d. -f1 | cut -
 trap 'code=$?; [ $code = 0 ] || rm -rf "$folder"' EXIT
 rm -rf "$folder"
 python3 -m venv "$folder"
-"$folder/bin/pip" install --quiet --requirement "dev/venv/$name.txt"
+"$folder/bin/pip" install --quiet --no-compile --requirement "dev/venv/$name.txt"
 if [ -e "dev/venv/$name.alone.txt" ]; then
-    "$folder/bin/pip" install --quiet --no-deps --requirement "dev/venv/$name.alone.txt"
+    "$folder/bin/pip" install --quiet --no-compile --no-deps --requirement "dev/venv/$name.alone.txt"
 fi
 case $name in
 job | sdk3 | toolkit) # scripts that train

@@ -289,6 +289,7 @@ def rates(now: Counters, before: Counters) -> Dict[str, float]:
     return found
 
 
+STALE_S = 1.0  # a look that is older has waited
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -416,7 +417,8 @@ class Sampler:
         mine = [process for process in look["processes"] if self._is_mine(process["pid"])]
         if time.monotonic() - self.dumped_at > self.dump_after_s:
             self._dump()
-        if not mine or at < self.due_at:
+        # A look that waited while the recorders were copied is none of now, and what the kernel counts is read now.
+        if not mine or at < self.due_at or time.time() - at > STALE_S:
             return
         self.due_at = at + (0 if time.monotonic() - self.began < CLOSE_S else LATER_S) - self.interval_s / 2
         values = [value for process in mine for value in self._process_values(process, at)]
