@@ -360,7 +360,7 @@ SHOAL_CALL shoal_reducer_compare(struct shoal_reducer *reducer, const uint64_t *
 /* ---- 8. Checkpoints ------------------------------------------------------------------------------------------------------ */
 
 /* With INT8 a rank keeps the *residuals* of its part of the buffers: what quantizing has cut off, which the next step adds. A
- * job that goes on from a checkpoint reaches the same bits as one that was not interrupted when each rank has saved three things
+ * job that goes on from a checkpoint reaches the same bits as one that was not interrupted when each rank saves three things
  * between two steps and takes them back: the model with its optimizer, the layout (shoal_gradient_layout_print; give it in
  * options.layout, as residuals begin at zero with each new layout) and its residuals. */
 
@@ -372,8 +372,8 @@ SHOAL_API size_t shoal_reducer_residual_bytes(const struct shoal_reducer *reduce
  * shoal_reducer_residual_bytes; ERR_STATE inside a step. */
 SHOAL_CALL shoal_reducer_export_residuals(const struct shoal_reducer *reducer, void *state, size_t bytes);
 
-/* A collective call, between steps: takes what the same rank has exported, with the same layout, in a world of as many ranks and
- * hosts. bytes 0 where the reducer keeps none. ERR_ARGUMENT on every rank where a single one cannot take its own; there the
+/* A collective call, between steps: takes what the same rank has exported, with the same layout, in a world of as many ranks
+ * and hosts. bytes 0 where the reducer keeps none. ERR_ARGUMENT on every rank where one of them cannot take its own; there the
  * message says why: they are of another layout, world, rank or place, or damaged. Then nothing has changed, on any rank.
  * ERR_STATE inside a step. Otherwise the reducer's failure. */
 SHOAL_CALL shoal_reducer_import_residuals(struct shoal_reducer *reducer, const void *state, size_t bytes);

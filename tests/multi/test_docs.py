@@ -185,7 +185,7 @@ def lists_hold_all_pages_and_the_list_of_each_page_is_short():
     for path in TOP.glob("examples/**/*.[ch]"):
         expect(f'href="{path.relative_to(TOP / "examples")}.html"' in text, path)
     links = page("index.html").partition('<div class="sidebar-tree">')[2].partition("</aside>")[0].count("<a ")
-    expect(10 < links < 70, links)
+    expect(10 < links < 80, links)  # pages of the docs, of commands and headers; no figures, no decisions
 
 
 def every_record_has_a_table_and_a_plot():

@@ -19,7 +19,7 @@ CLEAN = {name: value for name, value in os.environ.items() if not name.startswit
 BUILD_TIMEOUT_S = 400
 UNREACHABLE = ("Could not find a version that satisfies", "No matching distribution", "Failed to establish a new connection")
 
-SOURCES = {".py", ".cpp", ".h"}
+SOURCES = {".py", ".cpp", ".h", ".css"}
 PACKAGE = {"bin/shoal", "lib/libshoal.so.0",
            *(f"include/shoal/{path.name}" for path in (TOP / "include/shoal").glob("*.h")),
            *(str(path.relative_to(TOP / "python/shoal")) for path in (TOP / "python/shoal").rglob("*")
