@@ -248,7 +248,9 @@ def a_killed_download_goes_on_where_it_was():
         done = sum(path.read_text().count("[") for path in job.glob("cache/objects/*/*.done"))
         s3.proxy.forget()
         out = ended(program(fetch, job))
-        expect(len(s3.proxy.gets("blob")) == 32 - done and "were there" in out, done, s3.proxy.gets(), out)
+        expect(f"{fetching.bytes_text(done << 17)} of them were there" in out, done, out)
+        # A request of the process that was killed may come to the proxy after forget().
+        expect(32 - done <= len(s3.proxy.gets("blob")) < 32, done, s3.proxy.gets())
         expect(files_below(channel_folder(job)) == {"blob": body})
         expect([name for name in cached(job) if "." in name] == [], cached(job))
 
