@@ -105,20 +105,20 @@ def a_stopped_process_is_told_and_how_it_goes_on():
 
 
 def rates_and_lateness_are_told():
+    def is_busy(mine, look):
+        return all(world(process)["operations"] > 100 and world(process)["operations_per_s"] > 5 for process in mine.values())
+
     with Job("busy") as job:
-        time.sleep(0.5)
-        mine, look = job.look(str(job.pids[0]), "--interval", "0.5")
+        mine, look = job.look_until(is_busy, str(job.pids[0]), "--interval", "0.5")
         for process in mine.values():
             comm = world(process)
-            expect(comm["operations_per_s"] > 5 and comm["operations"] > 100, comm)
             expect(abs(comm["bytes_per_s"] - 262144 * comm["operations_per_s"]) < 2 * 262144, comm)
         late, early = world(mine[1]), world(mine[0])
         expect(late["came_last"] > early["came_last"] and late["late_us"] / late["came_last"] > 1000, late, early)
         expect(look["interval_s"] >= 0.5, look["interval_s"])
         expect(early["waited_us"] > 1000 * late["came_last"] and early["waited_us"] > late["waited_us"] > 0, late, early)
         expect(early["sent_bytes"] == late["sent_bytes"] == 0, late, early)
-        again, _ = job.look(str(job.pids[0]))
-        expect(world(again[0])["operations"] > early["operations"], again, early)
+        job.look_until(lambda again, _: world(again[0])["operations"] > early["operations"], str(job.pids[0]))
 
 
 def bytes_on_the_network_are_told():
