@@ -6,6 +6,7 @@
 #   make demo-job   a SageMaker notebook's cell: data on a local S3 server, two hosts, report page, endpoint
 #   make bench   measures every collective beside Intel MPI, Open MPI and MPICH
 #   make bench-hosts  over emulated hosts, beside Open MPI and Gloo
+#   bench/bench_step.py  training steps over emulated hosts and through PyTorch, beside Gloo
 #   make bench-torch  PyTorch's back-end, beside Gloo and DeepSpeed
 #   make build   the command at build/shoal, the libraries beside it
 #   make docs    the site at build/docs/html/index.html (manual, docs/, commands, examples, figures) and manual pages, by Sphinx

@@ -1,0 +1,208 @@
+#!/usr/bin/env python3
+"""Measures training steps over emulated hosts (tests/hosts/cluster.py): `shoal bench step` of each profile, on hosts of one rank
+whose links are shaped, beside the bound that no engine goes below (docs/performance.md, "Training steps").
+
+Suites:
+  bound    steps as long that the wire takes 0.9 of the backward pass: step over (bound + one buffer's own time), and how much
+           of the wire is hidden
+  tied     GPT-2 and BERT-large with the wire as long as the backward pass, optimizers run under what is still on the wire
+  int8     one tensor of 16 MiB or 64 MiB, all ready at once: the bandwidth of int8 over that of no compression
+  torch    the same profiles through PyTorch (bench/torch_step.py): torch's DistributedDataParallel on Gloo and on Shoal, and
+           Shoal's own subclass, in turns, over the shaped hosts with the wire as long as the backward pass
+  torch-local  the same with two ranks of this machine and a backward pass as long as Gloo's step with nothing to hide behind,
+           each rank sleeping (as where a GPU computes) or computing on a core of its own
+
+Each line of docs/figures/step-hosts.jsonl is what one run tells, with the suite, the round and the rate.
+The CPU is free: ranks sleep until a gradient is ready. Hosts share this machine's cores: on two cores four hosts at 2 Gbit/s
+each way are near to what the kernel carries.
+"""
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests/hosts"))
+
+import cluster as emulated  # noqa: E402
+
+BYTES = {"resnet50": 102228128, "gpt2": 497759232, "bert-large": 1344904432}
+STEPS = {"resnet50": 8, "gpt2": 4, "bert-large": 3}
+LIMIT_S = 900
+MIB = 1 << 20
+SUITES = ("bound", "tied", "int8", "torch", "torch-local")
+CONTESTANTS = ["gloo", "shoal", "shoal-ddp"]
+TORCH_PYTHON = ROOT / "build/torch/bin/python3"
+ENVIRONMENT = {"GLOO_SOCKET_IFNAME": emulated.INTERFACE, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "python"),
+               "SHOAL_LIBRARY": str(ROOT / "build/libshoal.so")}
+
+
+def wire_ms(size, rate_gbit, hosts):
+    return 2 * (hosts - 1) / hosts * size * 8e-6 / rate_gbit
+
+
+class Bench:
+    def __init__(self, options):
+        self.options = options
+        self.rows = []
+
+    def say(self, text):
+        print(f"# {text}", file=sys.stderr, flush=True)
+
+    def run(self, suite, number, rate, words):
+        """One run; adds its row."""
+        hosts = self.options.hosts
+        command = [str(self.options.shoal), "bench", "step", "--format", "json", "--rate", f"{rate}gbit", "--timeout", "300",
+                   *map(str, words)]
+        self.say(f"round {number + 1}: {suite}, {rate} Gbit/s: {' '.join(command[5:])}")
+        with emulated.Cluster(hosts, f"{rate}gbit") as cluster:
+            with emulated.Job(cluster, emulated.Layout(f"{hosts}x1"), command, {}).start() as job:
+                if not job.wait(LIMIT_S, emulated.GRACE_S) or job.failed():
+                    sys.exit(f"bench_step: failed: {' '.join(command)}\n{job.told()}")
+                told = [json.loads(line) for line in job.ranks[0].output().splitlines() if line.startswith("{")]
+        self.rows.append({"suite": suite, "round": number, **told[-1]})
+        return told[-1]
+
+    # ---- suites ----
+
+    def bound(self, number):
+        for rate in self.options.rates:
+            for profile in self.options.profiles:
+                backward = wire_ms(BYTES[profile], rate, self.options.hosts) / 0.9
+                self.run("bound", number, rate, ["--profile", profile, "--backward", round(backward), "--steps", STEPS[profile]])
+
+    def tied(self, number):
+        for rate in self.options.rates:
+            for profile in (name for name in self.options.profiles if name != "resnet50"):
+                backward = round(wire_ms(BYTES[profile], rate, self.options.hosts))
+                for optimizer in ("after", "buffers"):
+                    self.run("tied", number, rate, ["--profile", profile, "--backward", backward, "--steps", STEPS[profile],
+                                                    "--optimizer", optimizer])
+
+    def int8(self, number):
+        with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
+            for mib in (16, 64):
+                profile = Path(folder, f"{mib}MiB.json")
+                profile.write_text(json.dumps([{"name": "one", "elements": mib * MIB // 4, "ready": 1.0}]))
+                for word in ("none", "int8"):
+                    self.run("int8", number, 1, ["--profile", profile, "--backward", 0, "--steps", 20 * 16 // mib,
+                                                 "--compress", word, "--views"])
+
+    def torch_step(self, suite, number, scene, profile, backward, *words):
+        """The step of each contestant, in rotated order. scene: (rate, layout)."""
+        rate, layout = scene
+        found = {}
+        turn = number % len(CONTESTANTS)
+        for contestant in CONTESTANTS[turn:] + CONTESTANTS[:turn]:
+            told = self.torch_run(contestant, rate, layout, profile, backward, *words)
+            self.rows.append({"suite": suite, "round": number, "profile": profile, "rate_gbit_s": rate, **told})
+            found[contestant] = told["step_ms"]
+        return found
+
+    def torch_run(self, contestant, rate, layout, profile, backward, *words):
+        self.say(f"{contestant}, {profile}, backward pass of {backward} ms, hosts {layout}, {rate or 'no'} Gbit/s")
+        with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
+            file = Path(folder, "profile.json")
+            file.write_text(subprocess.run([self.options.shoal, "sim", "step", "--profile", profile, "--print-profile"], check=True,
+                                           capture_output=True, text=True).stdout)
+            command = list(map(str, [TORCH_PYTHON, ROOT / "bench/torch_step.py", contestant, file, "--backward", backward,
+                                     "--steps", STEPS[profile], *words]))
+            parts = emulated.Layout(layout)
+            with emulated.Cluster(len(parts.sizes), f"{rate}gbit" if rate else "") as cluster:
+                with emulated.Job(cluster, parts, command, ENVIRONMENT).start() as job:
+                    if not job.wait(LIMIT_S, emulated.GRACE_S) or job.failed():
+                        sys.exit(f"bench_step: failed: {' '.join(command)}\n{job.told()}")
+                    return next(json.loads(line) for line in job.ranks[0].output().splitlines() if line.startswith("{"))
+
+    def torch(self, number):
+        for profile in self.options.profiles:
+            rate = self.options.rates[0]
+            backward = round(wire_ms(BYTES[profile], rate, self.options.hosts))
+            self.torch_step("torch", number, (rate, f"{self.options.hosts}x1"), profile, backward)
+
+    def torch_local(self, number):
+        for profile in self.options.profiles:
+            backward = round(self.torch_step("torch-alone", number, (0, "1x2"), profile, 0)["gloo"])
+            self.torch_step("torch-local", number, (0, "1x2"), profile, backward)
+            self.torch_step("torch-local-busy", number, (0, "1x2"), profile, backward, "--busy")
+
+    # ---- what is printed ----
+
+    def torch_table(self):
+        """Times of each contestant over that of torch's on Shoal, round by round."""
+        of = {}
+        for row in self.rows:
+            if row["suite"].startswith("torch"):
+                of.setdefault((row["suite"], row["profile"]), {}).setdefault(row["round"], {})[row["contestant"]] = row
+        for (suite, profile), rounds in of.items():
+            text = []
+            for name in CONTESTANTS:
+                ratios = sorted(found[name]["step_ms"] / found["shoal"]["step_ms"] for found in rounds.values())
+                middle = statistics.median(found[name]["step_ms"] for found in rounds.values())
+                text.append(f"{name} {middle:.0f} ms, {statistics.median(ratios):.2f} ({ratios[0]:.2f} .. {ratios[-1]:.2f})")
+            backward = statistics.median(found["shoal"]["backward_ms"] for found in rounds.values())
+            print(f"{suite}, {profile}, backward pass {backward:.0f} ms: {'; '.join(text)}")
+
+    def table(self):
+        """Medians of the rounds, and their spread."""
+        self.torch_table()
+        lines = [("suite", "profile", "Gbit/s", "", "backward ms", "bound ms", "step ms", "over bound", "hidden")]
+        seen = {}
+        for row in (row for row in self.rows if not row["suite"].startswith("torch")):
+            word = row["compress"] if row["suite"] == "int8" else row["optimizer"]
+            seen.setdefault((row["suite"], row["profile"], row["rate_gbit_s"], word), []).append(row)
+        for (suite, profile, rate, word), rows in seen.items():
+            def middle(name, scale=1):
+                return statistics.median(row[name] for row in rows) / scale
+
+            def spread(name):
+                values = sorted(row[name] for row in rows)
+                return f"{values[0]:.3f} .. {values[-1]:.3f}" if len(values) > 1 else f"{values[0]:.3f}"
+            lines.append((suite, profile, f"{rate:g}", word, f"{middle('asked_backward_us', 1e3):.0f}", f"{middle('bound_us', 1e3):.0f}",
+                          f"{middle('step_us', 1e3):.0f}", spread("over_bound"), spread("hidden")))
+        widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+        for line in lines:
+            print("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip())
+        for size in sorted({row["bytes"] for row in self.rows if row["suite"] == "int8"}):
+            ratios = self.ratios(size)
+            print(f"int8, {size // MIB} MiB: {statistics.median(ratios):.2f} times the bandwidth ({min(ratios):.2f} .. {max(ratios):.2f})")
+
+    def ratios(self, size):
+        of = {(row["round"], row["compress"]): row["step_us"] for row in self.rows if row["suite"] == "int8" and row["bytes"] == size}
+        return [of[number, "none"] / of[number, "int8"] for number in sorted({number for number, _ in of})]
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"{', '.join(SUITES)} (all)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--rates", type=lambda text: [float(word) if "." in word else int(word) for word in text.split(",")],
+                        default=[1, 2], help="in Gbit/s (1,2)")
+    parser.add_argument("--profiles", type=lambda text: text.split(","), default=list(BYTES), help="(resnet50,gpt2,bert-large)")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs/figures/step-hosts.jsonl")
+    parser.add_argument("--shoal", type=Path, default=ROOT / "build/shoal")
+    options = parser.parse_args()
+    options.suites = options.suites or list(SUITES)
+    for word in options.suites:
+        if word not in SUITES:
+            parser.error(f"no suite {word}: {', '.join(SUITES)}")
+    return options
+
+
+def main():
+    options = arguments()
+    emulated.require()
+    bench = Bench(options)
+    for number in range(options.rounds):
+        for suite in options.suites:
+            getattr(bench, suite.replace("-", "_"))(number)
+            options.out.write_text("".join(json.dumps(row) + "\n" for row in bench.rows))
+    bench.table()
+
+
+if __name__ == "__main__":
+    main()
