@@ -308,6 +308,19 @@ static void check_time(struct fault_test *test, const struct fault_scene *scene,
                  (long long)most_ms);
 }
 
+/* Whether a warning names the victim in the state that the scene leaves it in. A wait may have begun before the signal came: then a
+ * later warning tells it. */
+static bool is_victim_named(const char *log, const struct fault_scene *scene, const char *name)
+{
+    for (const char *line = strstr(log, "has waited"); line; line = strstr(line + 1, "has waited")) {
+        const char *end = strchr(line, '\n'), *found = strstr(line, name);
+        const char *state = found && scene->how == FAULT_STOP ? strstr(found, "stopped") : found;
+        if (end && found && found < end && state && state < end)
+            return true;
+    }
+    return false;
+}
+
 /* The warning comes before the end, from each rank, and names the victim; of messages, a rank may wait for one that waits
  * itself. */
 static void check_warnings(struct fault_test *test, const struct fault_scene *scene)
@@ -317,12 +330,11 @@ static void check_warnings(struct fault_test *test, const struct fault_scene *sc
     int warned = 0, named = 0;
     snprintf(name, sizeof name, "rank %d (process %d", scene->victim, (int)test->shared->results[scene->victim].pid);
     for (int r = 0; r < scene->size; r++) {
-        const char *line = r == scene->victim ? NULL : strstr(test->shared->results[r].log, "has waited");
-        const char *end = line ? strchr(line, '\n') : NULL;
-        const char *found = end ? strstr(line, name) : NULL;
-        const char *state = found && scene->how == FAULT_STOP ? strstr(found, "stopped") : found;
-        warned += line != NULL;
-        named += found && found < end && state && state < end;
+        const char *log = test->shared->results[r].log;
+        if (r == scene->victim)
+            continue;
+        warned += strstr(log, "has waited") != NULL;
+        named += is_victim_named(log, scene, name);
     }
     fault_expect(test, warned == scene->size - 1 && named >= wanted, "%d ranks warned, %d of them of %s%s)", warned, named,
                  name, scene->how == FAULT_STOP ? ", stopped" : "");
@@ -346,7 +358,7 @@ static void play_once(struct fault_test *test)
     struct fault_job job = {
         .size = scene->size, .body = body, .parameters = scene, .settings = is_stalled(scene) ? settings : NULL};
     snprintf(deadline, sizeof deadline, "SHOAL_TIMEOUT_MS=%u", deadline_of(scene));
-    snprintf(warning, sizeof warning, "SHOAL_WARN_MS=%u", deadline_of(scene) / 3);
+    snprintf(warning, sizeof warning, "SHOAL_WARN_MS=%u", deadline_of(scene) / 5);
     job.killed_by[scene->victim] = scene->how == FAULT_KILL ? SIGKILL : 0;
     job.exits_with[scene->victim] = scene->how == FAULT_EXIT ? FAULT_EXIT_CODE : 0;
     if (!fault_run(test, &job))

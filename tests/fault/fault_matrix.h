@@ -23,7 +23,7 @@ struct fault_scene {
     bool is_apart;                 /* not in place */
     size_t large;         /* elements of the larger operand, DURING; 0: 16 Mi, 4 Mi posted, 1 Mi where a deadline ends it */
     unsigned within_ms;   /* DURING: when, at most; 0: 150 */
-    unsigned deadline_ms; /* of stalled victims; 0: FAULT_DEADLINE_MS. A third of it passes before the warning */
+    unsigned deadline_ms; /* of stalled victims; 0: FAULT_DEADLINE_MS. A fifth of it passes before the warning */
 };
 
 /* One of an all-reduce in place. */
