@@ -3,6 +3,7 @@
 
   dependencies  a module includes only modules below it (docs/architecture.md draws them)
   contracts other modules include a module's contract headers only, and these include no header of the module's own files
+  parts     fields of a part of the engine are named in that part's files only
   names     no two files below src/ have one name; what modules call shoal_WORD_... begins with a WORD of their own
   settings  src/comm/settings.c collects the settings that modules declare
   public    tools, examples see the public header only; tools also the headers of ALSO_FOR_TOOLS
@@ -49,6 +50,12 @@ ALLOWED = {
 # Modules that show only these headers. The other headers are for the module's own files, and for tests.
 CONTRACTS = {
     "engine": {"engine/engine.h", "engine/engine_settings.h", "engine/layout.h", "engine/progress.h"},
+}
+# Parts of the engine that lie in struct shoal_engine: their fields, and the files that may name them. What is on the way of a small
+# operation is asked inline, in engine_state.h.
+PARTS = {
+    "intake": {"engine/engine.c", "engine/engine_state.h"},
+    "runner": {"engine/runner.c", "engine/engine_state.h"},
 }
 found = []
 
@@ -103,6 +110,15 @@ def check_contracts():
         for name in sorted(contract):
             if not (TOP / "src" / name).exists():
                 say(TOP / "dev/check.py", 1, "contracts", f"there is no {name}: take it out of the table")
+
+
+def check_parts():
+    for path in sources("src") + sources("tests"):
+        place = path.relative_to(TOP / "src").as_posix() if path.is_relative_to(TOP / "src") else ""
+        for number, line in lines_of(path):
+            match = re.search(r"engine->(" + "|".join(PARTS) + r")\b", line)
+            if match and place not in PARTS[match.group(1)]:
+                say(path, number, "parts", f"engine->{match.group(1)} is for {', '.join(sorted(PARTS[match.group(1)]))}: ask by a function of {match.group(1)}.h")
 
 
 def without_comments(text):
@@ -241,7 +257,7 @@ def check_figures():
         say(readme.README, line, "figures", mend)
 
 
-CHECKS = (check_dependencies, check_contracts, check_names, check_settings, check_public, check_symbols, check_headers, check_python, check_native, check_figures, check_words)
+CHECKS = (check_dependencies, check_contracts, check_parts, check_names, check_settings, check_public, check_symbols, check_headers, check_python, check_native, check_figures, check_words)
 
 
 def main():

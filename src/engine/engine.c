@@ -89,11 +89,11 @@ static void start_record(struct shoal_engine *engine, struct shoal_request *requ
 static void push_queue(struct shoal_engine *engine, struct shoal_request *request)
 {
     request->next = NULL;
-    if (engine->queue_tail && engine->queue_head)
-        engine->queue_tail->next = request;
+    if (engine->intake.queue_tail && engine->intake.queue_head)
+        engine->intake.queue_tail->next = request;
     else
-        engine->queue_head = request;
-    engine->queue_tail = request;
+        engine->intake.queue_head = request;
+    engine->intake.queue_tail = request;
 }
 
 /* The only rank of its communicator has all it needs: part 0 of its input is part 0 of its output. */
@@ -112,7 +112,7 @@ static void run_alone(struct shoal_engine *engine, struct shoal_request *request
     }
     request->record->arrived = request->posted_ticks;
     request->record->algorithm = shoal_engine_alone;
-    engine->done_sequence = engine->agreed_sequence = engine->told_sequence = request->sequence;
+    engine->intake.done_sequence = engine->intake.agreed_sequence = engine->intake.told_sequence = request->sequence;
     shoal_request_complete(request, SHOAL_OK);
 }
 
@@ -223,7 +223,7 @@ void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *cal
             shoal_request_complete(request, status);
         return;
     }
-    request->sequence = engine->next_sequence++;
+    request->sequence = engine->intake.next_sequence++;
     start_record(engine, request);
     if (engine->size == 1) {
         run_alone(engine, request);
@@ -319,12 +319,13 @@ enum shoal_status shoal_engine_start(struct shoal_engine *engine, const struct s
 /* Tells the others how far this rank is done with their records. They may be waiting to reuse them. */
 static void engine_tell(struct shoal_engine *engine)
 {
-    const uint64_t told = engine->agreed_sequence < engine->done_sequence ? engine->agreed_sequence : engine->done_sequence;
-    if (told == engine->told_sequence)
+    const struct shoal_intake *intake = &engine->intake;
+    const uint64_t told = intake->agreed_sequence < intake->done_sequence ? intake->agreed_sequence : intake->done_sequence;
+    if (told == intake->told_sequence)
         return;
-    SHOAL_ASSERT((int64_t)(told - engine->told_sequence) >
+    SHOAL_ASSERT((int64_t)(told - engine->intake.told_sequence) >
                  0); /* peers reuse what they were told is done: it is never taken back */
-    engine->told_sequence = told;
+    engine->intake.told_sequence = told;
     engine->ops->complete(engine->transport, told);
     engine->must_flush = true;
 }
@@ -333,18 +334,18 @@ static void engine_tell(struct shoal_engine *engine)
  * and the engine is broken. */
 static bool agree_up_to(struct shoal_engine *engine, uint64_t last)
 {
-    while (engine->agreed_sequence < last) {
-        const uint64_t sequence = engine->agreed_sequence + 1;
-        const struct shoal_peer_set *peer_set = engine->met[sequence % SHOAL_ANNOUNCEMENTS];
+    while (engine->intake.agreed_sequence < last) {
+        const uint64_t sequence = engine->intake.agreed_sequence + 1;
+        const struct shoal_peer_set *peer_set = engine->intake.met[sequence % SHOAL_ANNOUNCEMENTS];
         for (int i = 0; i < shoal_engine_heard_count(engine, peer_set); i++) {
             const int r = shoal_peer_set_heard(peer_set, i);
             if (r == engine->rank)
                 continue;
             const struct shoal_announcement *other = engine->ops->arrival(engine->transport, r, sequence);
-            if (!other || !shoal_engine_check_past_call(engine, &engine->called[sequence % SHOAL_ANNOUNCEMENTS], other))
+            if (!other || !shoal_engine_check_past_call(engine, &engine->intake.called[sequence % SHOAL_ANNOUNCEMENTS], other))
                 return false;
         }
-        engine->agreed_sequence = sequence;
+        engine->intake.agreed_sequence = sequence;
     }
     return true;
 }
@@ -352,9 +353,9 @@ static bool agree_up_to(struct shoal_engine *engine, uint64_t last)
 /* The number of operations completed by all ranks that see the request's announcement. */
 static uint64_t find_completed_by_all(struct shoal_engine *engine, const struct shoal_peer_set *peer_set)
 {
-    agree_up_to(engine, engine->done_sequence);
+    agree_up_to(engine, engine->intake.done_sequence);
     engine_tell(engine);
-    uint64_t least = engine->told_sequence;
+    uint64_t least = engine->intake.told_sequence;
     for (int i = 0; i < (peer_set ? peer_set->met.count : engine->size); i++) {
         const int r = peer_set ? peer_set->met.at[i] : i;
         const uint64_t done = r != engine->rank ? engine->ops->completed(engine->transport, r) : least;
@@ -368,15 +369,15 @@ static bool may_announce(struct shoal_engine *engine, const struct shoal_request
 {
     const size_t bytes = request->in_rounds ? request->bytes : request->payload_bytes;
     const uint64_t kept = bytes > SHOAL_PAYLOAD_INLINE ? SHOAL_PAYLOADS : SHOAL_ANNOUNCEMENTS;
-    if (engine->active_count == SHOAL_ACTIVE_MAX)
+    if (engine->intake.active_count == SHOAL_ACTIVE_MAX)
         return false;
-    if (!request->peer_set && request->sequence - engine->completed_by_all <= kept)
+    if (!request->peer_set && request->sequence - engine->intake.completed_by_all <= kept)
         return true;
     const uint64_t completed = find_completed_by_all(engine, request->peer_set);
     if (engine->is_broken) /* then the request is gone */
         return false;
     if (!request->peer_set)
-        engine->completed_by_all = completed;
+        engine->intake.completed_by_all = completed;
     return request->sequence - completed <= kept;
 }
 
@@ -461,7 +462,7 @@ static void engine_announce(struct shoal_engine *engine, struct shoal_request *r
     const struct shoal_call *call = &request->call;
     struct shoal_announcement *arrival = &request->arrival;
     SHOAL_ASSERT(request->state == SHOAL_REQUEST_QUEUED);
-    SHOAL_ASSERT(engine->active_count <= SHOAL_ACTIVE_MAX);
+    SHOAL_ASSERT(engine->intake.active_count <= SHOAL_ACTIVE_MAX);
     arrival->descriptor = (struct shoal_descriptor){
         .sequence = request->sequence,
         .count = call->count,
@@ -477,8 +478,8 @@ static void engine_announce(struct shoal_engine *engine, struct shoal_request *r
         locate_operands(engine, request, arrival);
         arrival->descriptor.hints = SHOAL_HINT_PLANNED | shoal_trial_hint(engine, request);
     }
-    engine->called[request->sequence % SHOAL_ANNOUNCEMENTS] = arrival->descriptor;
-    engine->met[request->sequence % SHOAL_ANNOUNCEMENTS] = request->peer_set;
+    engine->intake.called[request->sequence % SHOAL_ANNOUNCEMENTS] = arrival->descriptor;
+    engine->intake.met[request->sequence % SHOAL_ANNOUNCEMENTS] = request->peer_set;
     engine->ops->arrive(engine->transport, arrival, find_payload(engine, request), request->payload_bytes,
                         find_receivers(engine, request));
     if (SHOAL_UNLIKELY(engine->hosts > 1) && is_with_notices(call))
@@ -510,23 +511,23 @@ static bool engine_meet(struct shoal_engine *engine, struct shoal_request *reque
 static bool announce_queued(struct shoal_engine *engine)
 {
     bool did = false;
-    while (!engine->is_broken && engine->queue_head) {
-        struct shoal_request *request = engine->queue_head;
+    while (!engine->is_broken && engine->intake.queue_head) {
+        struct shoal_request *request = engine->intake.queue_head;
         if (SHOAL_UNLIKELY(engine->hosts > 1) && (!request->is_direct || request->in_rounds) && !request->peer_set &&
             !engine_meet(engine, request))
             return true;
         if (!may_announce(engine, request))
             break;
-        engine->queue_head = request->next;
+        engine->intake.queue_head = request->next;
         request->next = NULL;
-        if (engine->active_head)
-            engine->active_tail->next = request;
+        if (engine->intake.active_head)
+            engine->intake.active_tail->next = request;
         else
-            engine->active_head = request;
-        engine->active_tail = request;
-        if (!engine->start_next && !request->is_direct)
-            engine->start_next = request;
-        engine->active_count++;
+            engine->intake.active_head = request;
+        engine->intake.active_tail = request;
+        if (!engine->intake.start_next && !request->is_direct)
+            engine->intake.start_next = request;
+        engine->intake.active_count++;
         engine_announce(engine, request);
         did = true;
     }
@@ -596,7 +597,7 @@ static bool have_all_arrived(struct shoal_engine *engine, struct shoal_request *
     if (request->needed == SHOAL_NEEDED_ALL) {
         if (!agree_up_to(engine, request->sequence - 1))
             return false;
-        engine->agreed_sequence = request->sequence;
+        engine->intake.agreed_sequence = request->sequence;
     }
     engine_blame(engine, request);
     return true;
@@ -610,7 +611,7 @@ static bool advance_rounds(struct shoal_engine *engine, struct shoal_request *re
         return did;
     request->next_missing = engine->size;
     if (agree_up_to(engine, request->sequence - 1))
-        engine->agreed_sequence = request->sequence;
+        engine->intake.agreed_sequence = request->sequence;
     if (engine->is_broken)
         return true;
     engine_blame(engine, request);
@@ -624,7 +625,7 @@ static bool advance_rounds(struct shoal_engine *engine, struct shoal_request *re
 static bool start_arrived(struct shoal_engine *engine)
 {
     bool did = false;
-    for (struct shoal_request *request = engine->active_head; request; request = request->next) {
+    for (struct shoal_request *request = engine->intake.active_head; request; request = request->next) {
         if (request->state != SHOAL_REQUEST_ANNOUNCED)
             continue;
         if (SHOAL_UNLIKELY(request->in_rounds != NULL)) {
@@ -659,16 +660,16 @@ static bool start_arrived(struct shoal_engine *engine)
 static bool retire_done(struct shoal_engine *engine)
 {
     bool did = false;
-    while (engine->active_head && engine->active_head->state == SHOAL_REQUEST_DONE &&
+    while (engine->intake.active_head && engine->intake.active_head->state == SHOAL_REQUEST_DONE &&
            shoal_engine_is_flushed(engine)) { /* no thread may make progress afterwards */
-        struct shoal_request *request = engine->active_head;
-        engine->active_head = request->next;
-        if (engine->start_next == request)
-            engine->start_next = request->next;
-        SHOAL_ASSERT(engine->active_count > 0);
-        SHOAL_ASSERT((int64_t)(request->sequence - engine->done_sequence) > 0); /* operations end in order */
-        engine->active_count--;
-        engine->done_sequence = request->sequence;
+        struct shoal_request *request = engine->intake.active_head;
+        engine->intake.active_head = request->next;
+        if (engine->intake.start_next == request)
+            engine->intake.start_next = request->next;
+        SHOAL_ASSERT(engine->intake.active_count > 0);
+        SHOAL_ASSERT((int64_t)(request->sequence - engine->intake.done_sequence) > 0); /* operations end in order */
+        engine->intake.active_count--;
+        engine->intake.done_sequence = request->sequence;
         engine_tell(engine);
         if (request->cached) {
             shoal_trial_learn(request);
@@ -677,8 +678,8 @@ static bool retire_done(struct shoal_engine *engine)
         shoal_request_complete(request, SHOAL_OK);
         did = true;
     }
-    if (SHOAL_UNLIKELY(engine->done_sequence - engine->told_sequence > UNCOMPARED_MAX)) {
-        agree_up_to(engine, engine->done_sequence);
+    if (SHOAL_UNLIKELY(engine->intake.done_sequence - engine->intake.told_sequence > UNCOMPARED_MAX)) {
+        agree_up_to(engine, engine->intake.done_sequence);
         engine_tell(engine);
     }
     return did;
@@ -689,11 +690,11 @@ static bool retire_done(struct shoal_engine *engine)
 static bool progress_once(struct shoal_engine *engine)
 {
     bool did = false;
-    if (engine->queue_head)
+    if (engine->intake.queue_head)
         did |= announce_queued(engine);
-    if (engine->active_head) {
+    if (engine->intake.active_head) {
         did |= start_arrived(engine);
-        if (!engine->is_broken && (engine->runner.active || engine->start_next))
+        if (!engine->is_broken && (shoal_runner_is_busy(engine) || engine->intake.start_next))
             did |= shoal_engine_run_chunks(engine);
         if (!engine->is_broken)
             did |= retire_done(engine);
@@ -701,10 +702,93 @@ static bool progress_once(struct shoal_engine *engine)
     /* Messages that no receive waits for yet are taken too, now and then: their senders may wait for room. */
     if (engine->message_count || (!did && ++engine->idle_turns % MESSAGES_EVERY == 0))
         did |= shoal_p2p_progress(engine);
-    if (engine->queue_head) /* posted by a callback, or held back until operations ended */
+    if (engine->intake.queue_head) /* posted by a callback, or held back until operations ended */
         did |= announce_queued(engine);
     return did;
 }
+
+/* ---- For the engine's other files ---------------------------------------------------------------------------------------- */
+
+void shoal_intake_init(struct shoal_engine *engine, uint64_t start)
+{
+    struct shoal_intake *intake = &engine->intake;
+    intake->next_sequence = start + 1;
+    intake->done_sequence = intake->agreed_sequence = intake->told_sequence = intake->completed_by_all = start;
+}
+
+struct shoal_request *shoal_intake_first(const struct shoal_engine *engine)
+{
+    return engine->intake.active_head ? engine->intake.active_head : engine->intake.queue_head;
+}
+
+struct shoal_request *shoal_intake_next(const struct shoal_engine *engine, const struct shoal_request *request)
+{
+    return request->next || request->state == SHOAL_REQUEST_QUEUED ? request->next : engine->intake.queue_head;
+}
+
+struct shoal_request *shoal_intake_first_announced(const struct shoal_engine *engine)
+{
+    return engine->intake.active_head;
+}
+
+bool shoal_intake_is_alone(const struct shoal_engine *engine, const struct shoal_request *request)
+{
+    return engine->intake.active_head == request && !request->next;
+}
+
+struct shoal_request *shoal_intake_next_to_start(struct shoal_engine *engine)
+{
+    struct shoal_request *request = engine->intake.start_next;
+    while (request && (request->state == SHOAL_REQUEST_DONE ||
+                       (request->state == SHOAL_REQUEST_RUNNING && request->chunks_started == request->chunk_count)))
+        request = request->next;
+    engine->intake.start_next = request;
+    return request && request->state == SHOAL_REQUEST_RUNNING ? request : NULL;
+}
+
+struct shoal_request *shoal_intake_drop(struct shoal_engine *engine)
+{
+    struct shoal_intake *intake = &engine->intake;
+    struct shoal_request *const first = shoal_intake_first(engine);
+    if (intake->active_head)
+        intake->active_tail->next = intake->queue_head;
+    intake->active_head = intake->queue_head = intake->start_next = NULL;
+    intake->active_count = 0;
+    return first;
+}
+
+uint64_t shoal_intake_done(const struct shoal_engine *engine)
+{
+    return engine->intake.done_sequence;
+}
+
+uint64_t shoal_intake_told(const struct shoal_engine *engine)
+{
+    return engine->intake.told_sequence;
+}
+
+uint64_t shoal_intake_first_queued(const struct shoal_engine *engine)
+{
+    return engine->intake.queue_head ? engine->intake.queue_head->sequence : engine->intake.next_sequence;
+}
+
+const struct shoal_descriptor *shoal_intake_called(const struct shoal_engine *engine, uint64_t sequence)
+{
+    return &engine->intake.called[sequence % SHOAL_ANNOUNCEMENTS];
+}
+
+const struct shoal_peer_set *shoal_intake_met(const struct shoal_engine *engine, uint64_t sequence)
+{
+    return engine->intake.met[sequence % SHOAL_ANNOUNCEMENTS];
+}
+
+void shoal_intake_leave(struct shoal_engine *engine)
+{
+    if (engine->intake.told_sequence < engine->intake.done_sequence)
+        engine->ops->complete(engine->transport, engine->intake.done_sequence);
+}
+
+/* ---- Progress ------------------------------------------------------------------------------------------------------------ */
 
 bool shoal_engine_progress(struct shoal_engine *engine)
 {

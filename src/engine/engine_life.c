@@ -108,8 +108,7 @@ enum shoal_status shoal_engine_create(const struct shoal_engine_options *options
     engine->kept_bytes = SHOAL_KEPT_BYTES;
     engine->part_bytes = shoal_select_part_bytes(options->settings->chunk_bytes, engine->size, engine->hosts);
     engine->slot_bytes = shoal_select_slot_bytes(options->settings->chunk_bytes, engine->size, engine->hosts);
-    engine->next_sequence = start + 1;
-    engine->done_sequence = engine->agreed_sequence = engine->told_sequence = engine->completed_by_all = start;
+    shoal_intake_init(engine, start);
     const enum shoal_status status = engine_allocate(engine, options->flights);
     if (status != SHOAL_OK) {
         shoal_engine_destroy(engine);
@@ -123,7 +122,7 @@ enum shoal_status shoal_engine_create(const struct shoal_engine_options *options
 static void engine_give_up(struct shoal_engine *engine)
 {
     struct shoal_failure failure;
-    shoal_engine_begin_failure(engine, engine->active_head, SHOAL_ERR_PEER_LOST, engine->rank, &failure);
+    shoal_engine_begin_failure(engine, shoal_intake_first_announced(engine), SHOAL_ERR_PEER_LOST, engine->rank, &failure);
     snprintf(failure.text, sizeof failure.text,
              "rank %d (process %d on %s) freed the communicator %s with operations under way", engine->rank, failure.pid,
              failure.host, engine->name);
@@ -139,9 +138,7 @@ void shoal_engine_close(struct shoal_engine *engine)
 {
     if (shoal_engine_is_busy(engine) && !engine->is_broken && !shoal_engine_settle(engine, true))
         engine_give_up(engine);
-    /* Whoever needs no more of this rank may go on; what was not compared yet nobody compares here any more. */
-    if (engine->told_sequence < engine->done_sequence)
-        engine->ops->complete(engine->transport, engine->done_sequence);
+    shoal_intake_leave(engine);
 }
 
 bool shoal_engine_is_quiet(struct shoal_engine *engine, int *rank_out)
@@ -228,7 +225,7 @@ void shoal_engine_traffic(const struct shoal_engine *engine, struct shoal_traffi
 bool shoal_engine_uses(const struct shoal_engine *engine, shoal_location location)
 {
     const uint64_t segment = shoal_location_segment(location);
-    for (const struct shoal_request *request = engine->active_head; request; request = request->next) {
+    for (const struct shoal_request *request = shoal_intake_first_announced(engine); request; request = request->next) {
         if (shoal_location_segment(request->arrival.input) == segment ||
             shoal_location_segment(request->arrival.output) == segment)
             return true;

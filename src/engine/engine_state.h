@@ -14,6 +14,7 @@
 #include "engine/engine.h"
 #include "engine/engine_settings.h"
 #include "engine/failure.h"
+#include "engine/intake.h"
 #include "engine/mismatch.h"
 #include "engine/p2p.h"
 #include "engine/runner.h"
@@ -141,18 +142,8 @@ struct shoal_engine {
     size_t slot_bytes; /* and of all of it */
     const struct shoal_clock_anchor *anchor;
 
-    uint64_t next_sequence;
-    uint64_t done_sequence;                          /* all up to it are done */
-    uint64_t agreed_sequence;                        /* of all up to it every rank's call was seen, and is the same */
-    uint64_t told_sequence;                          /* what peers were told: both of the above */
-    uint64_t completed_by_all;                       /* what was last known of all peers */
-    struct shoal_request *queue_head, *queue_tail;   /* not yet announced */
-    struct shoal_request *active_head, *active_tail; /* announced or running, in order */
-    struct shoal_request *start_next;                /* the first active one with chunks to start */
-    unsigned active_count;
-    void **addresses;                                      /* [SHOAL_ACTIVE_MAX][2 * size] */
-    struct shoal_descriptor called[SHOAL_ANNOUNCEMENTS];   /* own calls of late, by sequence */
-    const struct shoal_peer_set *met[SHOAL_ANNOUNCEMENTS]; /* and their peer sets */
+    struct shoal_intake intake;
+    void **addresses; /* [SHOAL_ACTIVE_MAX][2 * size] */
     struct shoal_peer_set *peer_sets;
     uint8_t *nobody;      /* [size] of zeros */
     char *rounds_scratch; /* [SHOAL_PAYLOAD_MAX] what a round sends, put together */
@@ -223,7 +214,13 @@ static inline bool shoal_engine_is_flushed_to(const struct shoal_engine *engine,
 
 static inline bool shoal_engine_is_busy(const struct shoal_engine *engine)
 {
-    return engine->active_head || engine->queue_head || engine->message_count;
+    return engine->intake.active_head || engine->intake.queue_head || engine->message_count;
+}
+
+/* Whether chunks are under way. */
+static inline bool shoal_runner_is_busy(const struct shoal_engine *engine)
+{
+    return engine->runner.active > 0;
 }
 
 /* Wakes sleeping peers if anything was published since the last call. */

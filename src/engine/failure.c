@@ -249,7 +249,7 @@ static void complete_list(struct shoal_request *list, enum shoal_status status)
 /* Peers that stopped in the middle may go on to write there: shoal_comm_free takes care of it. */
 static void note_exposed(struct shoal_engine *engine)
 {
-    for (const struct shoal_request *request = engine->active_head; request; request = request->next) {
+    for (const struct shoal_request *request = shoal_intake_first_announced(engine); request; request = request->next) {
         if (request->state == SHOAL_REQUEST_QUEUED || request->is_direct)
             continue;
         if (request->arrival.output)
@@ -276,16 +276,13 @@ static void log_broken(struct shoal_engine *engine, const struct shoal_failure *
 
 static void break_with(struct shoal_engine *engine, const struct shoal_failure *failure)
 {
-    struct shoal_request *active = engine->active_head, *queued = engine->queue_head;
     note_exposed(engine);
+    struct shoal_request *const all = shoal_intake_drop(engine);
     engine->blame->failure = *failure;
     engine->is_broken = true;
-    engine->active_head = engine->queue_head = engine->start_next = NULL;
-    engine->active_count = 0;
     shoal_engine_drop_chunks(engine);
     log_broken(engine, failure);
-    complete_list(active, failure->status);
-    complete_list(queued, failure->status);
+    complete_list(all, failure->status);
     shoal_p2p_fail(engine, failure->status);
     atomic_store_explicit(&engine->recorder.flight->status, (int32_t)failure->status, memory_order_relaxed);
     write_recorder(engine);
@@ -316,7 +313,7 @@ static bool fail_unmet_in(struct shoal_engine *engine, uint64_t sequence)
     for (int r = 0; r < engine->size; r++) {
         const struct shoal_announcement *other =
             shoal_engine_is_local(engine, r) ? NULL : engine->ops->arrival(engine->transport, r, sequence);
-        if (other && !shoal_engine_check_past_call(engine, &engine->called[sequence % SHOAL_ANNOUNCEMENTS], other))
+        if (other && !shoal_engine_check_past_call(engine, shoal_intake_called(engine, sequence), other))
             return engine->is_broken;
     }
     return false;
@@ -327,8 +324,8 @@ static bool fail_unmet_in(struct shoal_engine *engine, uint64_t sequence)
  * call counts. */
 static bool fail_unmet(struct shoal_engine *engine)
 {
-    const uint64_t next = engine->queue_head ? engine->queue_head->sequence : engine->next_sequence;
-    for (uint64_t sequence = engine->told_sequence + 1; engine->hosts > 1 && sequence < next; sequence++) {
+    const uint64_t next = shoal_intake_first_queued(engine);
+    for (uint64_t sequence = shoal_intake_told(engine) + 1; engine->hosts > 1 && sequence < next; sequence++) {
         if (fail_unmet_in(engine, sequence))
             return true;
     }
@@ -344,23 +341,16 @@ static struct shoal_request *failure_earlier(struct shoal_request *a, struct sho
     return b->deadline_ns < a->deadline_ns ? b : a;
 }
 
-static struct shoal_request *first_call(const struct shoal_engine *engine)
-{
-    return engine->active_head ? engine->active_head : engine->queue_head;
-}
-
 static struct shoal_request *failure_oldest(struct shoal_engine *engine)
 {
-    return failure_earlier(first_call(engine), shoal_p2p_oldest(engine));
+    return failure_earlier(shoal_intake_first(engine), shoal_p2p_oldest(engine));
 }
 
 /* The request whose deadline comes first: each operation has its own, also behind others. */
 static struct shoal_request *most_urgent(struct shoal_engine *engine)
 {
     struct shoal_request *urgent = shoal_p2p_oldest(engine);
-    for (struct shoal_request *request = engine->active_head; request; request = request->next)
-        urgent = failure_earlier(urgent, request);
-    for (struct shoal_request *request = engine->queue_head; request; request = request->next)
+    for (struct shoal_request *request = shoal_intake_first(engine); request; request = shoal_intake_next(engine, request))
         urgent = failure_earlier(urgent, request);
     return urgent;
 }
@@ -408,7 +398,7 @@ static int end_of_chain(struct shoal_engine *engine, int peer)
  * heard late. */
 static uint64_t first_open(const struct shoal_engine *engine)
 {
-    uint64_t least = engine->done_sequence;
+    uint64_t least = shoal_intake_done(engine);
     for (int r = 0; r < engine->size; r++) {
         const bool is_asked = r != engine->rank && shoal_engine_is_local(engine, r);
         const uint64_t done = is_asked ? engine->ops->completed(engine->transport, r) : least;
@@ -487,13 +477,9 @@ bool shoal_engine_wait_is_for(struct shoal_engine *engine, const struct shoal_en
 
 struct shoal_request *shoal_engine_awaited(struct shoal_engine *engine)
 {
-    for (struct shoal_request *request = engine->active_head; request; request = request->next) {
+    for (struct shoal_request *request = shoal_intake_first(engine); request; request = shoal_intake_next(engine, request)) {
         if (shoal_request_is_awaited(request))
-            return first_call(engine);
-    }
-    for (struct shoal_request *request = engine->queue_head; request; request = request->next) {
-        if (shoal_request_is_awaited(request))
-            return first_call(engine);
+            return shoal_intake_first(engine);
     }
     return shoal_p2p_awaited(engine);
 }
@@ -631,7 +617,7 @@ static int say_blocked(struct shoal_engine *engine, uint64_t stalled_ns)
  * program may do other work meanwhile. */
 static void say_wait(struct shoal_engine *engine, uint64_t now_ns)
 {
-    struct shoal_request *request = first_call(engine);
+    struct shoal_request *request = shoal_intake_first(engine);
     const uint64_t stalled_ns = now_ns - engine->blame->progress_ns;
     if (stalled_ns < SAY_AGAIN_NS || now_ns - engine->blame->said_ns < SAY_AGAIN_NS)
         return;
@@ -652,7 +638,7 @@ void shoal_engine_go_on(struct shoal_engine *engine)
 {
     if (!engine->is_wait_said || engine->is_broken)
         return;
-    engine->ops->say_waits_for(engine->transport, engine->done_sequence + 1, -1);
+    engine->ops->say_waits_for(engine->transport, shoal_intake_done(engine) + 1, -1);
     shoal_recorder_note_wait(&engine->recorder, -1, 0);
     engine->is_wait_said = false;
 }
@@ -664,7 +650,8 @@ static void fail_late(struct shoal_engine *engine, struct shoal_request *request
     if (shoal_engine_settle(engine, true))
         return;
     /* Calls run in order: the first one tells whom all wait for. */
-    int rank = name_missing(engine, failure_is_message(request->call.kind) ? request : first_call(engine), what, sizeof what);
+    struct shoal_request *const first = failure_is_message(request->call.kind) ? request : shoal_intake_first(engine);
+    int rank = name_missing(engine, first, what, sizeof what);
     const bool is_deadlock = shoal_engine_find_deadlock(engine, what, sizeof what);
     rank = is_deadlock ? -1 : rank;
     shoal_engine_begin_failure(engine, request, SHOAL_ERR_TIMEOUT, rank, &failure);
@@ -717,7 +704,7 @@ static int failure_first_lost(struct shoal_engine *engine, const struct shoal_re
 static struct shoal_request *find_blocked(struct shoal_engine *engine, struct shoal_failure *found, int *rank_out)
 {
     const struct shoal_transport_ops *ops = engine->ops;
-    struct shoal_request *call = first_call(engine);
+    struct shoal_request *call = shoal_intake_first(engine);
     int rank = call ? failure_first_lost(engine, call, found, is_held_up_by) : -1;
     if (call && rank < 0)
         rank = failure_first_lost(engine, call, found, failure_is_out_of_reach);
@@ -738,9 +725,10 @@ static struct shoal_request *find_blocked(struct shoal_engine *engine, struct sh
 /* Changes whenever anything moves. */
 static uint64_t progress_mark(const struct shoal_engine *engine)
 {
-    uint64_t mark = shoal_runner_mark(engine, engine->done_sequence);
-    if (engine->active_head)
-        mark = (mark * 31 + (uint64_t)engine->active_head->next_missing) * 31 + (uint64_t)engine->active_head->round;
+    uint64_t mark = shoal_runner_mark(engine, shoal_intake_done(engine));
+    const struct shoal_request *first = shoal_intake_first_announced(engine);
+    if (first)
+        mark = (mark * 31 + (uint64_t)first->next_missing) * 31 + (uint64_t)first->round;
     return mark * 31 + shoal_p2p_mark(engine);
 }
 
@@ -751,7 +739,7 @@ static uint64_t progress_mark(const struct shoal_engine *engine)
 
 static bool is_perhaps_under_way(struct shoal_engine *engine, const struct shoal_request *request, int rank)
 {
-    const bool is_blocked = request != first_call(engine) || is_held_up_by(engine, request, rank);
+    const bool is_blocked = request != shoal_intake_first(engine) || is_held_up_by(engine, request, rank);
     const uint64_t now_ns = shoal_engine_now_ns(engine), mark = progress_mark(engine);
     if (shoal_engine_is_local(engine, rank))
         return false;
@@ -799,19 +787,13 @@ static bool failure_excuse(const struct shoal_engine *engine, struct shoal_reque
     return given_ns > 0;
 }
 
-static bool excuse_list(const struct shoal_engine *engine, struct shoal_request *first, uint64_t away_ns)
-{
-    bool is_given = false;
-    for (struct shoal_request *request = first; request; request = request->next)
-        is_given |= failure_excuse(engine, request, away_ns);
-    return is_given;
-}
-
 void shoal_engine_excuse(struct shoal_engine *engine, uint64_t away_ns)
 {
-    bool is_given = excuse_list(engine, engine->active_head, away_ns);
-    is_given |= excuse_list(engine, engine->queue_head, away_ns);
-    is_given |= excuse_list(engine, shoal_p2p_first(engine), away_ns);
+    bool is_given = false;
+    for (struct shoal_request *request = shoal_intake_first(engine); request; request = shoal_intake_next(engine, request))
+        is_given |= failure_excuse(engine, request, away_ns);
+    for (struct shoal_request *request = shoal_p2p_first(engine); request; request = request->next)
+        is_given |= failure_excuse(engine, request, away_ns);
     if (is_given)
         engine->blame->progress_ns = 0; /* nobody is slow yet */
 }

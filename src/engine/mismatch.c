@@ -65,7 +65,7 @@ struct view {
 static const struct shoal_descriptor *call_of(const struct shoal_engine *engine, int rank, uint64_t sequence)
 {
     if (rank == engine->rank)
-        return &engine->called[sequence % SHOAL_ANNOUNCEMENTS];
+        return shoal_intake_called(engine, sequence);
     const struct shoal_announcement *arrival = engine->ops->arrival(engine->transport, rank, sequence);
     return arrival ? &arrival->descriptor : NULL;
 }
@@ -104,7 +104,7 @@ static int lowest_other(const struct view *view)
 
 static struct view look_at_calls(const struct shoal_engine *engine, uint64_t sequence)
 {
-    const struct shoal_peer_set *peer_set = engine->met[sequence % SHOAL_ANNOUNCEMENTS];
+    const struct shoal_peer_set *peer_set = shoal_intake_met(engine, sequence);
     struct view view = {.named = -1};
     for (int r = 0; r < engine->size; r++) {
         const struct shoal_descriptor *call = call_of(engine, r, sequence);
@@ -160,7 +160,7 @@ static void append_group(struct shoal_engine *engine, uint64_t sequence, const s
 
 static const struct shoal_request *find_request(const struct shoal_engine *engine, uint64_t sequence)
 {
-    const struct shoal_request *request = engine->active_head;
+    const struct shoal_request *request = shoal_intake_first_announced(engine);
     while (request && request->sequence != sequence)
         request = request->next;
     return request;

@@ -535,14 +535,7 @@ static size_t find_shift(const struct shoal_engine *engine, const struct shoal_r
 static bool run_start_chunks(struct shoal_engine *engine)
 {
     bool did = false;
-    while (engine->start_next) {
-        struct shoal_request *request = engine->start_next;
-        if (request->state == SHOAL_REQUEST_ANNOUNCED)
-            return did;
-        if (request->state == SHOAL_REQUEST_DONE || request->chunks_started == request->chunk_count) {
-            engine->start_next = request->next;
-            continue;
-        }
+    for (struct shoal_request *request; (request = shoal_intake_next_to_start(engine)) != NULL; did = true) {
         struct shoal_chunk *chunk = &engine->runner.chunks[engine->runner.next % engine->depth];
         if (chunk->request)
             return did;
@@ -555,7 +548,6 @@ static bool run_start_chunks(struct shoal_engine *engine)
         chunk->first = request->chunks_started++ * request->chunk_elements;
         engine->runner.next++;
         engine->runner.active++;
-        did = true;
     }
     return did;
 }
@@ -574,7 +566,7 @@ void shoal_engine_drop_chunks(struct shoal_engine *engine)
 void shoal_engine_start_early(struct shoal_engine *engine, struct shoal_request *request)
 {
     struct shoal_chunk chunk = {.request = request};
-    const bool is_alone = engine->active_head == request && !request->next && !engine->runner.active;
+    const bool is_alone = shoal_intake_is_alone(engine, request) && !engine->runner.active;
     if (!is_alone || !request->call.count || (request->call.layout && request->call.layout->notices) ||
         !shoal_engine_guess_plan(engine, request))
         return;

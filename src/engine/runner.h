@@ -20,7 +20,7 @@ struct shoal_chunk {
     bool is_packed;              /* the last of it is for the step at hand, which could not be taken yet */
 };
 
-/* The chunks under way. runner.c alone reads and writes it, but for `active`. */
+/* The chunks under way. runner.c alone reads and writes it (dev/check.py looks). */
 struct shoal_runner {
     struct shoal_chunk chunks[SHOAL_DEPTH_MAX];
     struct shoal_packed *left_packed[SHOAL_DEPTH_MAX]; /* when the engine broke: it may be on its way */

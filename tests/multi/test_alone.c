@@ -82,7 +82,7 @@ static void memory_taken_back_is_out_of_reach(struct world *world)
     struct shoal_transport *transport = comm->engine->transport;
     if (world->rank == 1) {
         enum shoal_status error = SHOAL_OK;
-        const struct shoal_announcement *arrival = transport->ops->arrival(transport, 0, comm->engine->done_sequence);
+        const struct shoal_announcement *arrival = transport->ops->arrival(transport, 0, shoal_intake_done(comm->engine));
         float *theirs = transport->ops->reach(transport, 0, arrival->output, FLOATS * sizeof(float), &error);
         CHECK(world, theirs && transport->ops->enter(transport), "no reach");
         world->board[1] = (uint64_t)getpid();
