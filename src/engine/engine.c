@@ -96,13 +96,27 @@ static void push_queue(struct shoal_engine *engine, struct shoal_request *reques
     engine->intake.queue_tail = request;
 }
 
-/* The only rank of its communicator has all it needs: part 0 of its input is part 0 of its output. */
-static void run_alone(struct shoal_engine *engine, struct shoal_request *request)
+static void push_active(struct shoal_engine *engine, struct shoal_request *request)
+{
+    request->next = NULL;
+    if (engine->intake.active_head)
+        engine->intake.active_tail->next = request;
+    else
+        engine->intake.active_head = request;
+    engine->intake.active_tail = request;
+    engine->intake.active_count++;
+}
+
+/* ---- The only rank of its communicator ----------------------------------------------------------------------------------- */
+
+/* Part 0 of its input is part 0 of its output. Inline, for it is all that most small calls do. */
+static inline __attribute__((always_inline)) void copy_alone(struct shoal_engine *engine, const struct shoal_request *request,
+                                                             size_t begin, size_t end)
 {
     const struct shoal_call *call = &request->call;
-    const size_t element = request->element_bytes, count = request->shape->is_empty ? 0 : shoal_call_length(call, 0, 0, 0);
-    for (size_t at = 0, run; at < count; at += run) {
-        run = count - at;
+    const size_t element = request->element_bytes;
+    for (size_t at = begin, run; at < end; at += run) {
+        run = end - at;
         const void *from = shoal_call_address(call, 0, element, SHOAL_OPERAND_INPUT, 0, at, &run);
         void *const to = shoal_call_address(call, 0, element, SHOAL_OPERAND_OUTPUT, 0, at, &run);
         if (call->op == SHOAL_SCALED_SUM)
@@ -110,10 +124,75 @@ static void run_alone(struct shoal_engine *engine, struct shoal_request *request
         else if (to != from)
             memcpy(to, from, run * element);
     }
+}
+
+static size_t count_alone(const struct shoal_request *request)
+{
+    return request->shape->is_empty ? 0 : shoal_call_length(&request->call, 0, 0, 0);
+}
+
+/* Between host memory all is there at once. */
+static void run_alone(struct shoal_engine *engine, struct shoal_request *request)
+{
+    copy_alone(engine, request, 0, count_alone(request));
     request->record->arrived = request->posted_ticks;
     request->record->algorithm = shoal_engine_alone;
     engine->intake.done_sequence = engine->intake.agreed_sequence = engine->intake.told_sequence = request->sequence;
     shoal_request_complete(request, SHOAL_OK);
+}
+
+/* With an operand on a device, or behind such a call. */
+static void begin_alone(struct shoal_engine *engine, struct shoal_request *request)
+{
+    request->is_direct = true;
+    request->needed = engine->rank;
+    request->arrival.input = request->arrival.output = 0;
+    request->chunk_elements = engine->settings->chunk_bytes / request->element_bytes;
+    request->chunk_count = (count_alone(request) + request->chunk_elements - 1) / request->chunk_elements;
+    request->chunks_done = 0;
+    request->record->algorithm = shoal_engine_alone;
+    request->state = SHOAL_REQUEST_RUNNING;
+    push_active(engine, request);
+}
+
+static void post_alone(struct shoal_engine *engine, struct shoal_request *request)
+{
+    const uintptr_t is_rare = (uintptr_t)request->call.layout | (uintptr_t)engine->intake.active_head; /* one test for both */
+    if (SHOAL_UNLIKELY(is_rare) && (engine->intake.active_head || shoal_call_is_on_device(&request->call)))
+        begin_alone(engine, request);
+    else
+        run_alone(engine, request);
+}
+
+/* The next range of the request, when it is ready. */
+static bool advance_alone(struct shoal_engine *engine, struct shoal_request *request)
+{
+    const size_t begin = request->chunks_done * request->chunk_elements;
+    const size_t end = shoal_min_size(begin + request->chunk_elements, count_alone(request));
+    if (!shoal_runner_is_ready(engine, request, SHOAL_OPERAND_INPUT, begin, end) ||
+        !shoal_runner_is_ready(engine, request, SHOAL_OPERAND_OUTPUT, begin, end))
+        return false;
+    copy_alone(engine, request, begin, end);
+    shoal_runner_release(request, SHOAL_OPERAND_INPUT, begin, end);
+    shoal_runner_release(request, SHOAL_OPERAND_OUTPUT, begin, end);
+    request->chunks_done++;
+    return true;
+}
+
+static bool progress_alone(struct shoal_engine *engine)
+{
+    bool did = false;
+    for (struct shoal_request *request = engine->intake.active_head; request; request = request->next) {
+        while (request->chunks_done < request->chunk_count && advance_alone(engine, request))
+            did = true;
+        if (request->state == SHOAL_REQUEST_DONE || request->chunks_done < request->chunk_count)
+            continue;
+        request->record->arrived = request->posted_ticks;
+        request->state = SHOAL_REQUEST_DONE;
+        engine->intake.agreed_sequence = request->sequence;
+        did = true;
+    }
+    return did;
 }
 
 /* ---- What a call is made of ---------------------------------------------------------------------------------------------- */
@@ -129,7 +208,7 @@ static size_t count_given(const struct shoal_engine *engine, const struct shoal_
     const struct shoal_layout *layout = request->call.layout;
     if (!request->shape->is_input_cut)
         return shoal_call_length(&request->call, engine->rank, from, 0);
-    if (!layout || layout->tensors)
+    if (!layout || shoal_layout_is_even(layout))
         return request->call.count * (size_t)engine->size;
     return layout->given_at[engine->size - 1] + layout->given[engine->size - 1]; /* in a row */
 }
@@ -159,7 +238,7 @@ struct shoal_selection shoal_engine_selection(const struct shoal_engine *engine,
                                     .bytes = request->bytes,
                                     .payload_bytes = most_payload_bytes(engine, request),
                                     .direct_bytes = engine->settings->direct_bytes,
-                                    .is_uneven = request->call.layout && !request->call.layout->tensors,
+                                    .is_uneven = request->call.layout && !shoal_layout_is_even(request->call.layout),
                                     .sends_cheaply = engine->transport->sends_cheaply,
                                     .tuning = engine->tuning};
 }
@@ -226,7 +305,7 @@ void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *cal
     request->sequence = engine->intake.next_sequence++;
     start_record(engine, request);
     if (engine->size == 1) {
-        run_alone(engine, request);
+        post_alone(engine, request);
         return;
     }
     const struct shoal_selection selection = shoal_engine_selection(engine, request);
@@ -371,6 +450,8 @@ static bool may_announce(struct shoal_engine *engine, const struct shoal_request
     const uint64_t kept = bytes > SHOAL_PAYLOAD_INLINE ? SHOAL_PAYLOADS : SHOAL_ANNOUNCEMENTS;
     if (engine->intake.active_count == SHOAL_ACTIVE_MAX)
         return false;
+    if (request->is_direct && !shoal_runner_is_ready(engine, request, SHOAL_OPERAND_INPUT, 0, request->call.count))
+        return false; /* the data leave with the announcement */
     if (!request->peer_set && request->sequence - engine->intake.completed_by_all <= kept)
         return true;
     const uint64_t completed = find_completed_by_all(engine, request->peer_set);
@@ -393,11 +474,12 @@ static void locate_operands(struct shoal_engine *engine, const struct shoal_requ
     const bool is_overwritten = call->input == call->output && kind->shape.is_input_cut && kind->shape.is_output_cut;
     if (call->layout && call->layout->tensors)
         return;
-    if (kind->is_input_reached && !is_overwritten && shoal_shape_gives(&kind->shape, rank, call->root))
+    if (kind->is_input_reached && !is_overwritten && !shoal_call_device(call, SHOAL_OPERAND_INPUT) &&
+        shoal_shape_gives(&kind->shape, rank, call->root))
         arrival->input =
             engine->ops->locate(engine->transport, call->input, shoal_call_input_bytes(call, rank, size, element, rank));
-    if (kind->is_output_reached && (!call->layout || call->layout->is_taken_in_row) &&
-        shoal_shape_takes(&kind->shape, rank, call->root))
+    if (kind->is_output_reached && !shoal_call_device(call, SHOAL_OPERAND_OUTPUT) &&
+        (!call->layout || call->layout->is_taken_in_row) && shoal_shape_takes(&kind->shape, rank, call->root))
         arrival->output =
             engine->ops->locate(engine->transport, call->output, shoal_call_output_bytes(call, rank, size, element, rank));
 }
@@ -423,7 +505,7 @@ static const void *find_payload(struct shoal_engine *engine, const struct shoal_
         return NULL;
     if (is_with_notices(call))
         return pick_local_notices(engine, call->layout);
-    return call->layout && call->layout->tensors ? shoal_engine_pack(engine, request) : call->input;
+    return call->layout && call->layout->given_scratch ? shoal_engine_pack(engine, request) : call->input;
 }
 
 /* Values that must agree and have no field of their own. */
@@ -486,6 +568,8 @@ static void engine_announce(struct shoal_engine *engine, struct shoal_request *r
         send_notices(engine, request);
     engine->must_flush = true;
     request->state = SHOAL_REQUEST_ANNOUNCED;
+    if (request->is_direct && SHOAL_UNLIKELY(call->layout != NULL))
+        shoal_runner_release(request, SHOAL_OPERAND_INPUT, 0, call->count);
     if (!request->is_direct && engine->hosts == 1)
         shoal_engine_start_early(engine, request);
 }
@@ -519,15 +603,9 @@ static bool announce_queued(struct shoal_engine *engine)
         if (!may_announce(engine, request))
             break;
         engine->intake.queue_head = request->next;
-        request->next = NULL;
-        if (engine->intake.active_head)
-            engine->intake.active_tail->next = request;
-        else
-            engine->intake.active_head = request;
-        engine->intake.active_tail = request;
+        push_active(engine, request);
         if (!engine->intake.start_next && !request->is_direct)
             engine->intake.start_next = request;
-        engine->intake.active_count++;
         engine_announce(engine, request);
         did = true;
     }
@@ -607,7 +685,7 @@ static bool have_all_arrived(struct shoal_engine *engine, struct shoal_request *
 static bool advance_rounds(struct shoal_engine *engine, struct shoal_request *request)
 {
     const bool did = shoal_engine_advance_rounds(engine, request);
-    if (engine->is_broken || request->round < request->peer_set->rounds.count)
+    if (engine->is_broken || request->round <= request->peer_set->rounds.count)
         return did;
     request->next_missing = engine->size;
     if (agree_up_to(engine, request->sequence - 1))
@@ -636,12 +714,15 @@ static bool start_arrived(struct shoal_engine *engine)
         }
         if (!have_all_arrived(engine, request))
             return did || engine->is_broken;
-        did = true;
         if (request->is_direct) {
+            if (!shoal_runner_is_ready(engine, request, SHOAL_OPERAND_OUTPUT, 0, request->call.count))
+                return did;
+            did = true;
             shoal_engine_finish_direct(engine, request);
             request->state = SHOAL_REQUEST_DONE;
             continue;
         }
+        did = true;
         const enum shoal_status status = shoal_engine_prepare(engine, request);
         if (status != SHOAL_OK) {
             fail_to_prepare(engine, request, status);
@@ -661,7 +742,8 @@ static bool retire_done(struct shoal_engine *engine)
 {
     bool did = false;
     while (engine->intake.active_head && engine->intake.active_head->state == SHOAL_REQUEST_DONE &&
-           shoal_engine_is_flushed(engine)) { /* no thread may make progress afterwards */
+           shoal_engine_is_flushed(engine) && /* no thread may make progress afterwards */
+           shoal_runner_is_over(engine, engine->intake.active_head)) {
         struct shoal_request *request = engine->intake.active_head;
         engine->intake.active_head = request->next;
         if (engine->intake.start_next == request)
@@ -690,10 +772,11 @@ static bool retire_done(struct shoal_engine *engine)
 static bool progress_once(struct shoal_engine *engine)
 {
     bool did = false;
+    engine->awaits_device = false;
     if (engine->intake.queue_head)
         did |= announce_queued(engine);
     if (engine->intake.active_head) {
-        did |= start_arrived(engine);
+        did |= SHOAL_UNLIKELY(engine->size == 1) ? progress_alone(engine) : start_arrived(engine);
         if (!engine->is_broken && (shoal_runner_is_busy(engine) || engine->intake.start_next))
             did |= shoal_engine_run_chunks(engine);
         if (!engine->is_broken)

@@ -72,6 +72,9 @@ SHOAL_MUST_USE enum shoal_status shoal_engine_start(struct shoal_engine *engine,
 
 /* Whether a callback of this engine is running, so that it must not be freed. */
 bool shoal_engine_is_in_callback(const struct shoal_engine *engine);
+/* The most bytes of a whole, or of each part, that the engine asks a device for at once (device/device.h). Constant: any
+ * thread. */
+size_t shoal_engine_range_bytes(const struct shoal_engine *engine);
 /* Ranks of the host that has most. Constant: any thread. */
 int shoal_engine_most_locals(const struct shoal_engine *engine);
 /* The failure that broke the engine; NULL while it is whole. Valid as long as the engine. */

@@ -47,7 +47,7 @@ enum shoal_status shoal_engine_prepare_rounds(struct shoal_engine *engine, struc
 static void *result_of(const struct shoal_request *request)
 {
     const struct shoal_layout *layout = request->call.layout;
-    return layout ? layout->taken_scratch : request->call.output;
+    return layout && layout->taken_scratch ? layout->taken_scratch : request->call.output;
 }
 
 static size_t part_bytes(const struct shoal_request *request)
@@ -68,8 +68,6 @@ static void rounds_reduce(struct shoal_engine *engine, const struct shoal_reques
 static void sum_here(struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_ranks *here = &request->peer_set->rounds.local;
-    if (request->call.layout)
-        shoal_engine_pack(engine, request);
     for (int i = 0; i < here->count; i++)
         engine->sources[i] = shoal_engine_given_by(engine, request, here->at[i]);
     rounds_reduce(engine, request, request->call.op == SHOAL_AVG ? SHOAL_SUM : request->call.op, here->count);
@@ -103,8 +101,6 @@ static void rounds_put_part(const struct shoal_request *request, int part, const
 static void gather_here(struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_ranks *here = &request->peer_set->rounds.local;
-    if (request->call.layout)
-        shoal_engine_pack(engine, request);
     for (int i = 0; i < here->count; i++)
         rounds_put_part(request, here->at[i], shoal_engine_given_by(engine, request, here->at[i]));
 }
@@ -194,12 +190,12 @@ static bool end_round(struct shoal_engine *engine, struct shoal_request *request
     return true;
 }
 
-/* To the tensors of a call that has several. */
+/* To the tensors of a call that has several, or to the device. */
 static void give_result(const struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_call *call = &request->call;
     const int parts = request->shape->is_output_cut ? engine->size : 1;
-    for (int part = 0; part < parts && call->layout && request->bytes; part++)
+    for (int part = 0; part < parts && result_of(request) != call->output && request->bytes; part++)
         shoal_call_unpack(call, engine->rank, request->element_bytes, part, call->count,
                           (const char *)result_of(request) + (size_t)part * part_bytes(request));
 }
@@ -216,6 +212,10 @@ bool shoal_engine_advance_rounds(struct shoal_engine *engine, struct shoal_reque
         request->has_sent = false;
         did = true;
     }
+    if (request->round > rounds->count || !shoal_runner_is_ready(engine, request, SHOAL_OPERAND_OUTPUT, 0, request->call.count))
+        return did;
     give_result(engine, request);
-    return did;
+    shoal_runner_release(request, SHOAL_OPERAND_OUTPUT, 0, request->call.count);
+    request->round++;
+    return true;
 }

@@ -69,15 +69,15 @@ struct shoal_request {
             size_t payload_bytes;                    /* what this rank publishes beside its announcement */
             bool is_direct;                          /* no plan: data travel beside the records */
             const struct shoal_algorithm *in_rounds; /* and between hosts in rounds, by that entry; NULL: at once */
-            int round;                               /* of them; -1: the ranks of this host are waited for */
-            bool has_sent;                           /* what the round sends */
-            int needed; /* who must arrive: SHOAL_NEEDED_ALL (of the peer set), one peer, or (the own rank) nobody */
+            int round; /* of them; -1: the ranks of this host are waited for; their number: the result has come; more: given */
+            bool has_sent; /* what the round sends */
+            int needed;    /* who must arrive: SHOAL_NEEDED_ALL (of the peer set), one peer, or (the own rank) nobody */
             const struct shoal_peer_set *peer_set; /* NULL: all ranks */
             int next_missing;                      /* the lowest rank that has not been seen to arrive */
             int next_expected;                     /* and the lowest whose data have not been asked for */
             struct shoal_cached_plan *cached;
-            uint32_t early_steps;              /* of the first chunk, which ran before all had arrived */
-            struct shoal_trial *stores;        /* rank 0: what its time says something about, NULL: nothing */
+            uint32_t early_steps;       /* of the first chunk, which ran before all had arrived */
+            struct shoal_trial *stores; /* rank 0: what its time says something about, NULL: nothing */
             uint32_t stores_use;
             void **inputs; /* [size] addresses here, NULL where not shared */
             void **outputs;
@@ -167,6 +167,7 @@ struct shoal_engine {
     struct shoal_recorder recorder;
     struct shoal_record spare;       /* of requests under way so long that the recorder has gone round */
     const struct shoal_record *last; /* of the last operation that was done, NULL before */
+    bool awaits_device;              /* in its last turn something of this rank was not ready on its device */
     bool must_flush;                 /* something was published since the last flush */
     bool is_in_progress;             /* callbacks, which run inside, may post */
     bool is_wait_said;               /* others were told whom this rank waits for; failure.c */
@@ -221,6 +222,19 @@ static inline bool shoal_engine_is_busy(const struct shoal_engine *engine)
 static inline bool shoal_runner_is_busy(const struct shoal_engine *engine)
 {
     return engine->runner.active > 0;
+}
+
+/* Whether the range of an own operand may be touched; false: it lies on a device and is not ready yet. */
+static inline bool shoal_runner_is_ready(struct shoal_engine *engine, const struct shoal_request *request,
+                                         enum shoal_operand operand, size_t begin, size_t end)
+{
+    return SHOAL_LIKELY(!request->call.layout) || shoal_runner_is_range_ready(engine, request, operand, begin, end);
+}
+
+/* Whether a request that has done all its work is over: its device has taken away the output. */
+static inline bool shoal_runner_is_over(struct shoal_engine *engine, const struct shoal_request *request)
+{
+    return SHOAL_LIKELY(!request->call.layout) || shoal_runner_is_taken(engine, request);
 }
 
 /* Wakes sleeping peers if anything was published since the last call. */
@@ -302,6 +316,7 @@ void shoal_engine_free_kept(struct shoal_engine *engine);
 
 /* engine_rounds.c: direct operations over several hosts, in rounds. Before the request is announced; then, until it is done. */
 SHOAL_MUST_USE enum shoal_status shoal_engine_prepare_rounds(struct shoal_engine *engine, struct shoal_request *request);
+/* Done when `round` is more than their number. */
 bool shoal_engine_advance_rounds(struct shoal_engine *engine, struct shoal_request *request);
 
 static inline bool shoal_engine_is_local(const struct shoal_engine *engine, int rank)

@@ -379,14 +379,14 @@ static int waited_for_by(struct shoal_engine *engine, int rank)
     return said < 0 ? -1 : said & ~SHOAL_WAIT_BLOCKED;
 }
 
-/* The rank that is waited for may have published that it waits for another, and so on. A statement from before a rank was
- * stopped is out of date. */
+/* The rank that is waited for may have published that it waits for another, and so on, or for itself: for its device. A
+ * statement from before a rank was stopped is out of date. */
 static int end_of_chain(struct shoal_engine *engine, int peer)
 {
     int end = peer;
     for (int i = 0; i < engine->size; i++) {
         const int next = waited_for_by(engine, end);
-        if (next < 0 || next == engine->rank || shoal_engine_is_stopped(engine, end))
+        if (next < 0 || next == end || next == engine->rank || shoal_engine_is_stopped(engine, end))
             return end;
         end = next;
     }
@@ -426,6 +426,7 @@ struct shoal_engine_wait shoal_engine_look(const struct shoal_engine *engine, st
     struct shoal_engine_wait wait = {.request = request, .first_open = first_open(engine)};
     int step;
     wait.is_any_behind = is_any_behind(engine, wait.first_open);
+    wait.is_for_device = shoal_runner_find_unready(engine, request) >= 0;
     shoal_runner_find_step(engine, request, &step, &wait.peer);
     if (failure_is_message(request->call.kind))
         wait.peer = request->call.root;
@@ -468,6 +469,8 @@ static bool is_waited_for(struct shoal_engine *engine, const struct shoal_engine
 /* It has not arrived, or has not taken what was sent, or is the peer of the request's step. */
 bool shoal_engine_wait_is_for(struct shoal_engine *engine, const struct shoal_engine_wait *wait, int rank)
 {
+    if (wait->is_for_device)
+        return rank == engine->rank;
     if (wait->peer >= 0 || shoal_request_is_message(wait->request))
         return rank == wait->peer;
     if (shoal_runner_is_leaving(engine, wait->request))
@@ -510,6 +513,8 @@ static void failure_append_rank(struct shoal_engine *engine, int rank, int neare
     engine->ops->peer_name(engine->transport, rank, &name);
     engine->ops->describe(engine->transport, rank, state, sizeof state);
     shoal_engine_append(text, bytes, "rank %d (process %d on %s, %s", rank, name.pid, name.host, state);
+    if (rank == engine->rank || waited_for_by(engine, rank) == rank)
+        shoal_engine_append(text, bytes, "; its own operand is not ready on its device");
     if (nearest != rank)
         shoal_engine_append(text, bytes, "; rank %d waits for it", nearest);
     shoal_engine_append(text, bytes, ")");

@@ -66,6 +66,7 @@ struct shoal_engine_wait {
     int peer;            /* the one rank whose message or step it waits for, -1: it is not one */
     uint64_t first_open; /* the first operation that some rank of this host has not completed */
     bool is_any_behind;  /* some rank of this host has not called it */
+    bool is_for_device;  /* an operand of this rank is not ready on its device: it waits for itself */
 };
 struct shoal_engine_wait shoal_engine_look(const struct shoal_engine *engine, struct shoal_request *request);
 /* Whether the wait is for that rank itself. */

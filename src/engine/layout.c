@@ -117,10 +117,61 @@ struct shoal_layout *shoal_layout_of_parts(int size, const size_t *given, const 
     return layout;
 }
 
+/* As make_scratch does, for each operand on its own. */
+static bool make_device_scratch(struct shoal_layout *layout, struct shoal_call call, int rank, int size)
+{
+    const size_t element = shoal_type_bytes(call.type);
+    if (layout->tensors) /* it has */
+        return true;
+    call.layout = layout;
+    const size_t given_bytes = shoal_call_input_bytes(&call, rank, size, element, rank);
+    if (given_bytes > SHOAL_PAYLOAD_MAX)
+        return true;
+    if (layout->device[SHOAL_OPERAND_INPUT])
+        layout->given_scratch = malloc(given_bytes + 1);
+    if (layout->device[SHOAL_OPERAND_OUTPUT])
+        layout->taken_scratch = malloc(shoal_call_output_bytes(&call, rank, size, element, rank) + 1);
+    return !layout->device[SHOAL_OPERAND_INPUT] == !layout->given_scratch &&
+           !layout->device[SHOAL_OPERAND_OUTPUT] == !layout->taken_scratch;
+}
+
+static void drop_devices(struct shoal_layout *layout)
+{
+    for (size_t i = 0; i < SHOAL_COUNT_OF(layout->device); i++) {
+        if (layout->device[i])
+            layout->device[i]->ops->drop(layout->device[i]);
+    }
+}
+
+bool shoal_layout_put_on_device(struct shoal_call *call, int rank, int size, struct shoal_device_operand *input,
+                                struct shoal_device_operand *output)
+{
+    struct shoal_layout *layout = call->layout ? call->layout : calloc(1, sizeof *layout);
+    if (!layout)
+        return false;
+    layout->device[SHOAL_OPERAND_INPUT] = input;
+    layout->device[SHOAL_OPERAND_OUTPUT] = output;
+    if (make_device_scratch(layout, *call, rank, size)) {
+        layout->is_taken_in_row |= !call->layout;
+        free(layout->tensors); /* the device knows them */
+        layout->tensors = NULL;
+        call->layout = layout;
+        return true;
+    }
+    free(layout->given_scratch);
+    free(layout->taken_scratch);
+    layout->given_scratch = layout->taken_scratch = NULL;
+    layout->device[SHOAL_OPERAND_INPUT] = layout->device[SHOAL_OPERAND_OUTPUT] = NULL;
+    if (layout != call->layout)
+        free(layout);
+    return false;
+}
+
 void shoal_layout_free(struct shoal_layout *layout)
 {
     if (!layout)
         return;
+    drop_devices(layout);
     free(layout->tensors);
     free(layout->starts);
     free(layout->given_scratch);
@@ -151,15 +202,25 @@ static size_t find_tensor(const struct shoal_layout *layout, size_t at)
     return low;
 }
 
+/* Behind the last element there may be nothing. */
+static char *device_address(const struct shoal_device_operand *device, int part, size_t at, size_t *run)
+{
+    static char nothing;
+    return *run ? device->ops->address(device, part, at, run) : &nothing;
+}
+
 char *shoal_call_address(const struct shoal_call *call, int rank, size_t element_bytes, enum shoal_operand operand, int part,
                          size_t at, size_t *run)
 {
     const struct shoal_layout *layout = call->layout;
     const bool is_input = operand == SHOAL_OPERAND_INPUT;
-    if (!layout || !layout->tensors) {
-        char *base = is_input ? (char *)(uintptr_t)call->input : call->output;
-        return base + (shoal_call_part_at(call, rank, operand, rank, part) + at) * element_bytes;
-    }
+    char *const whole = is_input ? (char *)(uintptr_t)call->input : call->output;
+    if (SHOAL_LIKELY(!layout))
+        return whole + ((size_t)part * call->count + at) * element_bytes;
+    if (layout->device[operand])
+        return device_address(layout->device[operand], part, at, run);
+    if (!layout->tensors)
+        return whole + (shoal_call_part_at(call, rank, operand, rank, part) + at) * element_bytes;
     const size_t t = find_tensor(layout, at);
     const struct shoal_tensor *tensor = &layout->tensors[t];
     char *base = is_input ? (char *)(uintptr_t)tensor->input : tensor->output;
@@ -178,7 +239,7 @@ static size_t end_of_parts(const size_t *counts, const size_t *at, int size)
 size_t shoal_call_input_bytes(const struct shoal_call *call, int rank, int size, size_t element_bytes, int owner)
 {
     const struct shoal_layout *layout = call->layout;
-    if (!layout)
+    if (!layout || (shoal_layout_is_even(layout) && !layout->tensors))
         return call->count * (size_t)(shoal_collective_traits(call->kind)->shape.is_input_cut ? size : 1) * element_bytes;
     if (layout->tensors)
         return 0;
@@ -192,7 +253,7 @@ size_t shoal_call_input_bytes(const struct shoal_call *call, int rank, int size,
 size_t shoal_call_output_bytes(const struct shoal_call *call, int rank, int size, size_t element_bytes, int owner)
 {
     const struct shoal_layout *layout = call->layout;
-    if (!layout)
+    if (!layout || (shoal_layout_is_even(layout) && !layout->tensors))
         return call->count * (size_t)(shoal_collective_traits(call->kind)->shape.is_output_cut ? size : 1) * element_bytes;
     if (layout->tensors)
         return 0;

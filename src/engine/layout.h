@@ -1,11 +1,13 @@
 /* Where the elements of a call's operands lie in memory.
  *
  * Algorithms count the elements of a whole, or of each part, from 0; this file knows where they are. Most calls have operands
- * in a row: no layout is needed then. A struct shoal_layout describes the others: parts of different lengths and places, or
- * several tensors, which count as one vector (in each part: one after the other). Constant once made; any thread. */
+ * in a row: no layout is needed then. A struct shoal_layout describes the others: parts of different lengths and places,
+ * several tensors, which count as one vector (in each part: one after the other), or operands on a device. Constant once made;
+ * any thread, but for what device/device.h says of those. */
 #ifndef SHOAL_ENGINE_LAYOUT_H
 #define SHOAL_ENGINE_LAYOUT_H
 
+#include "device/device.h"
 #include "plan/collective_type.h"
 
 /* All-to-all with parts of different lengths: what a rank tells each other one, beside its announcement. */
@@ -21,8 +23,11 @@ struct shoal_layout {
     struct shoal_tensor *tensors;
     size_t *starts; /* [tensor_count + 1]: element of a part where each begins */
     size_t tensor_count;
-    char *given_scratch; /* scratch: what is given, and what is taken, in a row; NULL where it would not fit beside a record */
+    /* Of tensors and of operands on a device: what is given, and what is taken, in a row; NULL where it would not fit beside a
+     * record, or where the operand lies in a row itself. */
+    char *given_scratch;
     char *taken_scratch;
+    struct shoal_device_operand *device[2]; /* the input, the output (enum shoal_operand); NULL: in host memory */
     /* Parts of different lengths, [size] each; NULL: equal, or the operand is a whole. */
     size_t *given; /* elements for each rank */
     size_t *given_at;
@@ -57,13 +62,36 @@ struct shoal_layout *shoal_layout_of_tensors(enum shoal_collective_type kind, en
                                              const struct shoal_tensor *tensors, size_t tensor_count);
 struct shoal_layout *shoal_layout_of_parts(int size, const size_t *given, const size_t *given_at, const size_t *taken,
                                            const size_t *taken_at, bool has_notices);
+/* The call's operands lie on a device: NULL for one that is in host memory, or that the rank does not have. They are dropped
+ * with the layout. Several tensors count as one vector there, too: the device knows where they lie, and all that the rank has
+ * of both operands must be there. False: no memory; nothing has changed. */
+SHOAL_MUST_USE bool shoal_layout_put_on_device(struct shoal_call *call, int rank, int size, struct shoal_device_operand *input,
+                                               struct shoal_device_operand *output);
+/* Drops operands on a device. NULL is allowed. */
 void shoal_layout_free(struct shoal_layout *layout);
+
+/* Whether parts are equally long. */
+static inline bool shoal_layout_is_even(const struct shoal_layout *layout)
+{
+    return !layout->given && !layout->taken;
+}
+
+/* An operand of the call on a device; NULL: it is in host memory. */
+static inline struct shoal_device_operand *shoal_call_device(const struct shoal_call *call, enum shoal_operand operand)
+{
+    return SHOAL_LIKELY(!call->layout) ? NULL : call->layout->device[operand];
+}
+
+static inline bool shoal_call_is_on_device(const struct shoal_call *call)
+{
+    return SHOAL_UNLIKELY(call->layout != NULL) && (call->layout->device[0] || call->layout->device[1]);
+}
 
 /* Elements of what goes from one rank to another; this rank is one of the two, or lengths are the same on all ranks. */
 static inline size_t shoal_call_length(const struct shoal_call *call, int rank, int from, int to)
 {
     const struct shoal_layout *layout = call->layout;
-    if (SHOAL_LIKELY(!layout) || layout->tensors)
+    if (SHOAL_LIKELY(!layout) || shoal_layout_is_even(layout))
         return call->count;
     if (layout->given && (from == rank || !layout->taken))
         return layout->given[to];
@@ -75,14 +103,15 @@ static inline size_t shoal_call_part_at(const struct shoal_call *call, int rank,
                                         int part)
 {
     const struct shoal_layout *layout = call->layout;
-    if (SHOAL_LIKELY(!layout))
+    if (SHOAL_LIKELY(!layout) || shoal_layout_is_even(layout))
         return (size_t)part * call->count;
     if (operand == SHOAL_OPERAND_INPUT)
         return !layout->given ? 0 : owner != rank && layout->peer_at ? layout->peer_at[owner] : layout->given_at[part];
     return !layout->taken ? 0 : owner == rank ? layout->taken_at[part] : layout->taken_row[part];
 }
 
-/* The address of element `at` of a part of an own operand. *run becomes at most the elements that follow it in a row. */
+/* The address of element `at` of a part of an own operand; on a device it must be ready. *run becomes at most the elements
+ * that follow it in a row. */
 char *shoal_call_address(const struct shoal_call *call, int rank, size_t element_bytes, enum shoal_operand operand, int part,
                          size_t at, size_t *run);
 

@@ -113,11 +113,11 @@ static void became_owner(struct shoal_progress *progress)
 static void note_busy(struct shoal_progress *progress)
 {
     struct shoal_engine **link = &progress->busy;
-    bool is_on_hosts = false;
+    unsigned silent = 0;
     while (*link) {
         struct shoal_engine *engine = *link;
         if (shoal_engine_is_busy(engine)) {
-            is_on_hosts |= engine->hosts > 1;
+            silent |= (engine->hosts > 1 ? SILENT_NETWORK : 0u) | (engine->awaits_device ? SILENT_DEVICE : 0u);
             link = &engine->busy_next;
         } else {
             engine->is_listed = false;
@@ -125,7 +125,7 @@ static void note_busy(struct shoal_progress *progress)
         }
     }
     atomic_store_explicit(&progress->is_busy, progress->busy != NULL, memory_order_relaxed);
-    atomic_store_explicit(&progress->is_remote_busy, is_on_hosts, memory_order_relaxed);
+    atomic_store_explicit(&progress->silent, silent, memory_order_relaxed);
 }
 
 void shoal_progress_lock(struct shoal_progress *progress)
@@ -416,6 +416,20 @@ static uint64_t check_if_due(struct shoal_progress *progress, uint64_t now_ns)
 #define BACKOFF_SHARE 16      /* woken by the network only */
 #define DEAF_BACKOFF_SHARE 64 /* by the doorbell only */
 
+static bool waits_for_silent(const struct shoal_progress *progress, unsigned what)
+{
+    return (atomic_load_explicit(&progress->silent, memory_order_relaxed) & what) != 0;
+}
+
+/* A copy of a device that ends wakes nobody. Copies take some ten microseconds each. */
+#define DEVICE_NAP_NS UINT64_C(50000)
+
+static uint64_t nap_length(const struct shoal_progress *progress, uint64_t left_ns)
+{
+    const bool is_nap = waits_for_silent(progress, SILENT_DEVICE);
+    return is_nap && left_ns > DEVICE_NAP_NS ? DEVICE_NAP_NS : left_ns;
+}
+
 static uint64_t backoff_length(uint64_t waited_ns, uint64_t share, uint64_t left_ns)
 {
     uint64_t backoff_ns = waited_ns / share > BACKOFF_MIN_NS ? waited_ns / share : BACKOFF_MIN_NS;
@@ -431,7 +445,7 @@ static void back_off_at(struct shoal_progress *progress, const struct shoal_wait
     const bool may_wait = source->ops->may_wait(source->arg);
     shoal_progress_unlock(progress);
     if (may_wait)
-        source->ops->wait(source->arg, backoff_length(waited_ns, BACKOFF_SHARE, left_ns));
+        source->ops->wait(source->arg, nap_length(progress, backoff_length(waited_ns, BACKOFF_SHARE, left_ns)));
 }
 
 /* Messages that came before the doorbell was armed wake nobody. Where the network is polled a backoff is short, and the next
@@ -453,7 +467,7 @@ static bool drain_before_sleep(struct shoal_progress *progress, bool is_backoff)
  * sleeper does not hear the doorbell of this host, nor the other sources. */
 static const struct shoal_wait_source *find_descriptor(const struct shoal_progress *progress)
 {
-    if (!atomic_load_explicit(&progress->is_remote_busy, memory_order_relaxed))
+    if (!waits_for_silent(progress, SILENT_NETWORK))
         return NULL;
     /* acquire: pairs with shoal_progress_add_source. */
     const unsigned count = atomic_load_explicit(&progress->source_count, memory_order_acquire);
@@ -469,7 +483,7 @@ static void sleep_at_doorbell(struct shoal_progress *progress, struct shoal_requ
                               uint64_t left_ns)
 {
     const struct shoal_doorbell *doorbell = &progress->doorbell;
-    const bool is_backoff = atomic_load_explicit(&progress->is_remote_busy, memory_order_relaxed);
+    const bool is_backoff = waits_for_silent(progress, SILENT_NETWORK | SILENT_DEVICE);
     if (is_backoff)
         doorbell->ops->doze_briefly(doorbell->arg);
     else
@@ -477,8 +491,9 @@ static void sleep_at_doorbell(struct shoal_progress *progress, struct shoal_requ
     /* The last look: whatever is published after it rings the doorbell. */
     if (drive_once(progress) != IDLE || drain_before_sleep(progress, is_backoff) || is_over(progress, request))
         return;
-    const bool must_back_off = is_backoff || atomic_load_explicit(&progress->is_remote_busy, memory_order_relaxed);
-    doorbell->ops->sleep_for(doorbell->arg, must_back_off ? backoff_length(waited_ns, DEAF_BACKOFF_SHARE, left_ns) : left_ns);
+    const bool must_back_off = is_backoff || waits_for_silent(progress, SILENT_NETWORK);
+    const uint64_t sleep_ns = must_back_off ? backoff_length(waited_ns, DEAF_BACKOFF_SHARE, left_ns) : left_ns;
+    doorbell->ops->sleep_for(doorbell->arg, nap_length(progress, sleep_ns));
 }
 
 static void sleep_once(struct shoal_progress *progress, struct shoal_request *request, uint64_t idle_since_ns, uint64_t now_ns,

@@ -8,6 +8,9 @@
 #include "engine/engine_state.h"
 #include "engine/progress.h"
 
+/* As bits. */
+enum silent { SILENT_NETWORK = 1, SILENT_DEVICE = 2 };
+
 struct shoal_progress {
     pthread_mutex_t lock;
     _Atomic(uintptr_t) owner; /* thread that holds the lock */
@@ -29,8 +32,8 @@ struct shoal_progress {
     uint64_t yield_ns;
     atomic_int waiters;
     atomic_int sleepers;
-    atomic_bool is_busy;        /* operations were under way when the lock was last released */
-    atomic_bool is_remote_busy; /* some of them with remote ranks */
+    atomic_bool is_busy; /* operations were under way when the lock was last released */
+    atomic_uint silent;  /* enum silent: what they wait for that may come without a ring */
     uint64_t next_check_ns;
     _Atomic uint64_t next_core_ns; /* when a wait checks its core again; UINT64_MAX: never */
     unsigned core_meetings;        /* consecutive checks that found another rank on this rank's core */

@@ -12,19 +12,21 @@ const void *shoal_engine_pack(struct shoal_engine *engine, const struct shoal_re
 {
     const struct shoal_call *call = &request->call;
     const int parts = request->shape->is_input_cut ? engine->size : 1;
-    const size_t part_bytes = call->count * request->element_bytes;
-    for (int part = 0; part < parts; part++)
-        shoal_call_pack(call, engine->rank, request->element_bytes, part, call->count,
-                        call->layout->given_scratch + (size_t)part * part_bytes);
+    for (int part = 0; part < parts; part++) {
+        const size_t at = shoal_call_part_at(call, engine->rank, SHOAL_OPERAND_INPUT, engine->rank, part);
+        const size_t count = shoal_call_length(call, engine->rank, engine->rank, part);
+        shoal_call_pack(call, engine->rank, request->element_bytes, part, count,
+                        call->layout->given_scratch + at * request->element_bytes);
+    }
     return call->layout->given_scratch;
 }
 
-/* For a coalesced call the caller has already packed this rank's input into scratch memory. */
+/* What is not in a row was packed when it was announced. */
 const char *shoal_engine_given_by(struct shoal_engine *engine, const struct shoal_request *request, int from)
 {
+    const struct shoal_layout *layout = request->call.layout;
     if (from == engine->rank)
-        return request->call.layout && request->call.layout->tensors ? request->call.layout->given_scratch
-                                                                     : request->call.input;
+        return layout && layout->given_scratch ? layout->given_scratch : request->call.input;
     const size_t bytes = shoal_engine_payload_bytes(engine, request, from);
     return bytes ? engine->ops->payload(engine->transport, from, request->sequence, bytes) : NULL;
 }
@@ -43,14 +45,14 @@ static size_t own_part_at(const struct shoal_engine *engine, const struct shoal_
 static void reduce_payloads(struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_call *call = &request->call;
-    const bool has_tensors = call->layout && call->layout->tensors;
+    const bool is_apart = call->layout && call->layout->taken_scratch;
     const size_t at = own_part_at(engine, request), count = shoal_call_length(call, engine->rank, 0, engine->rank);
-    void *const dest = has_tensors ? call->layout->taken_scratch : call->output;
+    void *const dest = is_apart ? call->layout->taken_scratch : call->output;
     for (int r = 0; r < engine->size; r++)
         engine->sources[r] = shoal_engine_given_by(engine, request, r) + at;
     engine->kernels->reduce[call->type][call->op](&dest, 1, engine->sources, engine->size, count,
                                                   shoal_engine_argument(engine, call), SHOAL_STORES_CACHED);
-    if (has_tensors)
+    if (is_apart)
         shoal_call_unpack(call, engine->rank, request->element_bytes, 0, count, dest);
 }
 
@@ -79,17 +81,88 @@ void shoal_engine_finish_direct(struct shoal_engine *engine, struct shoal_reques
     request->record->done = request->record->arrived; /* to within some nanoseconds, for one reading of the clock less */
     if (!request->bytes || !shoal_shape_takes(shape, engine->rank, request->call.root))
         return;
-    const bool gives = shoal_shape_gives(shape, engine->rank, request->call.root);
-    if (gives && request->call.layout && request->call.layout->tensors)
-        shoal_engine_pack(engine, request);
-    if (shape->is_reduced) {
+    if (shape->is_reduced)
         reduce_payloads(engine, request);
-        return;
-    }
-    for (int from = 0; from < engine->size; from++) {
+    for (int from = 0; from < engine->size && !shape->is_reduced; from++) {
         if (shoal_shape_gives(shape, from, request->call.root))
             copy_payload(engine, request, from);
     }
+    if (SHOAL_UNLIKELY(request->call.layout != NULL))
+        shoal_runner_release(request, SHOAL_OPERAND_OUTPUT, 0, request->call.count);
+}
+
+/* ---- Operands on a device ------------------------------------------------------------------------------------------------ */
+
+bool shoal_runner_is_range_ready(struct shoal_engine *engine, const struct shoal_request *request, enum shoal_operand operand,
+                                 size_t begin, size_t end)
+{
+    const struct shoal_device_operand *device = shoal_call_device(&request->call, operand);
+    if (!device || begin == end || device->ops->is_ready(device, begin, end))
+        return true;
+    engine->awaits_device = true;
+    return false;
+}
+
+bool shoal_runner_is_taken(struct shoal_engine *engine, const struct shoal_request *request)
+{
+    const struct shoal_device_operand *device = shoal_call_device(&request->call, SHOAL_OPERAND_OUTPUT);
+    if (!device || device->ops->is_finished(device))
+        return true;
+    engine->awaits_device = true;
+    return false;
+}
+
+void shoal_runner_release(const struct shoal_request *request, enum shoal_operand operand, size_t begin, size_t end)
+{
+    struct shoal_device_operand *device = shoal_call_device(&request->call, operand);
+    if (device && begin < end)
+        device->ops->release(device, begin, end);
+}
+
+/* The operands of a request that are on a device, as bits. */
+static uint8_t find_on_device(const struct shoal_request *request)
+{
+    const struct shoal_layout *layout = request->call.layout;
+    if (SHOAL_LIKELY(!layout))
+        return 0;
+    return (uint8_t)((layout->device[SHOAL_OPERAND_INPUT] != NULL) << SHOAL_OPERAND_INPUT |
+                     (layout->device[SHOAL_OPERAND_OUTPUT] != NULL) << SHOAL_OPERAND_OUTPUT);
+}
+
+static size_t chunk_end(const struct shoal_chunk *chunk)
+{
+    const struct shoal_request *request = chunk->request;
+    return chunk->first + shoal_min_size(request->call.count - chunk->first, request->chunk_elements);
+}
+
+/* Whether the chunk's range of those operands is ready, as bits. */
+static bool are_ready(struct shoal_engine *engine, struct shoal_chunk *chunk, unsigned operands)
+{
+    bool are_all = true;
+    for (unsigned operand = SHOAL_OPERAND_INPUT; operand <= SHOAL_OPERAND_OUTPUT; operand++) {
+        if (!(chunk->unready & operands & 1u << operand))
+            continue;
+        if (shoal_runner_is_ready(engine, chunk->request, (enum shoal_operand)operand, chunk->first, chunk_end(chunk)))
+            chunk->unready &= (uint8_t) ~(1u << operand);
+        else
+            are_all = false;
+    }
+    return are_all;
+}
+
+/* The own operands that a step names, staging buffers among them, as bits. */
+static unsigned find_own(const struct shoal_engine *engine, const struct shoal_plan *plan, const struct shoal_step *step)
+{
+    const struct shoal_block *blocks = &plan->blocks[step->first_block];
+    unsigned own = 0;
+    for (unsigned i = 0; i < (unsigned)step->source_count + step->dest_count; i++)
+        own |= blocks[i].rank == engine->rank ? 1u << blocks[i].operand : 0;
+    return own;
+}
+
+static bool can_touch(struct shoal_engine *engine, struct shoal_chunk *chunk, const struct shoal_step *step)
+{
+    return SHOAL_LIKELY(!chunk->unready) || are_ready(engine, chunk, find_own(engine, &chunk->request->cached->plan, step));
 }
 
 /* ---- Plans --------------------------------------------------------------------------------------------------------------- */
@@ -467,9 +540,13 @@ static bool run_step(struct shoal_engine *engine, struct shoal_chunk *chunk, uns
         engine->must_flush = true;
         return true;
     case SHOAL_STEP_REDUCE:
+        if (!can_touch(engine, chunk, step))
+            return false;
         run_reduce(engine, chunk, slot, step);
         return true;
     case SHOAL_STEP_PUT:
+        if (!can_touch(engine, chunk, step))
+            return false;
         status = run_put(engine, chunk, slot, step);
         engine->must_flush = true;
         break;
@@ -494,6 +571,10 @@ static void end_chunk(struct shoal_engine *engine, struct shoal_chunk *chunk, un
     for (int r = 0; r < engine->size; r++)
         base[r] += request->cached->plan.signals_in[r];
     packed_free(&chunk->packed);
+    if (SHOAL_UNLIKELY(request->call.layout != NULL)) {
+        shoal_runner_release(request, SHOAL_OPERAND_INPUT, chunk->first, chunk_end(chunk));
+        shoal_runner_release(request, SHOAL_OPERAND_OUTPUT, chunk->first, chunk_end(chunk));
+    }
     chunk->request = NULL;
     engine->runner.active--;
     if (++request->chunks_done == request->chunk_count)
@@ -512,6 +593,8 @@ static bool run_chunk(struct shoal_engine *engine, struct shoal_chunk *chunk, un
     }
     const bool did = chunk->step != before;
     if (engine->is_broken || chunk->step < plan->step_count || !run_is_locally_complete(engine, slot))
+        return did;
+    if (SHOAL_UNLIKELY(chunk->unready) && !are_ready(engine, chunk, ~0u)) /* no step named it */
         return did;
     end_chunk(engine, chunk, slot);
     return true;
@@ -543,6 +626,7 @@ static bool run_start_chunks(struct shoal_engine *engine)
         SHOAL_ASSERT(!chunk->packed);
         chunk->request = request;
         chunk->is_packed = false;
+        chunk->unready = find_on_device(request);
         chunk->shift = find_shift(engine, request);
         chunk->step = request->chunks_started ? 0 : request->early_steps;
         chunk->first = request->chunks_started++ * request->chunk_elements;
@@ -565,7 +649,7 @@ void shoal_engine_drop_chunks(struct shoal_engine *engine)
  * buffer only, and nobody reads it before a signal says so. */
 void shoal_engine_start_early(struct shoal_engine *engine, struct shoal_request *request)
 {
-    struct shoal_chunk chunk = {.request = request};
+    struct shoal_chunk chunk = {.request = request, .unready = find_on_device(request)};
     const bool is_alone = shoal_intake_is_alone(engine, request) && !engine->runner.active;
     if (!is_alone || !request->call.count || (request->call.layout && request->call.layout->notices) ||
         !shoal_engine_guess_plan(engine, request))
@@ -614,6 +698,64 @@ static const struct shoal_chunk *oldest_chunk(const struct shoal_engine *engine,
     return NULL;
 }
 
+static bool is_unready(const struct shoal_request *request, enum shoal_operand operand, size_t begin, size_t end)
+{
+    const struct shoal_device_operand *device = shoal_call_device(&request->call, operand);
+    return device && begin < end && !device->ops->is_ready(device, begin, end);
+}
+
+/* Its data have come and only the place for its result is missing. */
+static bool has_all_come(const struct shoal_engine *engine, const struct shoal_request *request)
+{
+    return request->in_rounds ? request->round == request->peer_set->rounds.count : request->next_missing == engine->size;
+}
+
+/* The first operand that the oldest chunk cannot go on without. */
+static int find_unready_of_chunk(const struct shoal_engine *engine, const struct shoal_request *request)
+{
+    const struct shoal_chunk *chunk = oldest_chunk(engine, request);
+    if (!chunk || !chunk->unready)
+        return -1;
+    const struct shoal_plan *plan = &request->cached->plan;
+    const struct shoal_step *step = chunk->step < plan->step_count ? &plan->steps[chunk->step] : NULL;
+    const unsigned wanted = chunk->unready & (step ? find_own(engine, plan, step) : ~0u);
+    for (unsigned operand = SHOAL_OPERAND_INPUT; operand <= SHOAL_OPERAND_OUTPUT; operand++) {
+        if (wanted & 1u << operand && is_unready(request, (enum shoal_operand)operand, chunk->first, chunk_end(chunk)))
+            return (int)operand;
+    }
+    return -1;
+}
+
+static int find_unready_alone(const struct shoal_request *request)
+{
+    const size_t begin = request->chunks_done * request->chunk_elements;
+    const size_t end = shoal_min_size(begin + request->chunk_elements, request->call.count);
+    return is_unready(request, SHOAL_OPERAND_INPUT, begin, end)    ? SHOAL_OPERAND_INPUT
+           : is_unready(request, SHOAL_OPERAND_OUTPUT, begin, end) ? SHOAL_OPERAND_OUTPUT
+                                                                   : -1;
+}
+
+int shoal_runner_find_unready(const struct shoal_engine *engine, const struct shoal_request *request)
+{
+    const struct shoal_call *call = &request->call;
+    if (SHOAL_LIKELY(!shoal_call_is_on_device(call)))
+        return -1;
+    switch (request->state) {
+    case SHOAL_REQUEST_QUEUED:
+        return request->is_direct && is_unready(request, SHOAL_OPERAND_INPUT, 0, call->count) ? SHOAL_OPERAND_INPUT : -1;
+    case SHOAL_REQUEST_ANNOUNCED:
+        return request->is_direct && has_all_come(engine, request) && is_unready(request, SHOAL_OPERAND_OUTPUT, 0, call->count)
+                   ? SHOAL_OPERAND_OUTPUT
+                   : -1;
+    case SHOAL_REQUEST_RUNNING:
+        return engine->size == 1 ? find_unready_alone(request) : find_unready_of_chunk(engine, request);
+    case SHOAL_REQUEST_DONE:
+        break;
+    }
+    const struct shoal_device_operand *output = shoal_call_device(call, SHOAL_OPERAND_OUTPUT);
+    return output && !output->ops->is_finished(output) ? SHOAL_OPERAND_OUTPUT : -1;
+}
+
 void shoal_runner_find_step(const struct shoal_engine *engine, const struct shoal_request *request, int *step_out,
                             int *peer_out)
 {
@@ -629,6 +771,8 @@ bool shoal_runner_is_leaving(const struct shoal_engine *engine, const struct sho
 {
     const struct shoal_chunk *chunk = oldest_chunk(engine, request);
     const struct shoal_plan *plan = chunk ? &request->cached->plan : NULL;
+    if (shoal_runner_find_unready(engine, request) >= 0)
+        return false;
     if (!chunk || chunk->step == plan->step_count)
         return chunk || request->state == SHOAL_REQUEST_DONE;
     const struct shoal_step *step = &plan->steps[chunk->step];

@@ -4,6 +4,7 @@
 #ifndef SHOAL_ENGINE_RUNNER_H
 #define SHOAL_ENGINE_RUNNER_H
 
+#include "plan/plan.h"
 #include "transport/transport.h"
 
 struct shoal_engine;
@@ -18,6 +19,7 @@ struct shoal_chunk {
     uint32_t step;
     struct shoal_packed *packed; /* what was put together for its puts */
     bool is_packed;              /* the last of it is for the step at hand, which could not be taken yet */
+    uint8_t unready;             /* bit 1 << enum shoal_operand: own operands on a device that were not found ready yet */
 };
 
 /* The chunks under way. runner.c alone reads and writes it (dev/check.py looks). */
@@ -53,6 +55,17 @@ void shoal_engine_finish_direct(struct shoal_engine *engine, struct shoal_reques
 const char *shoal_engine_given_by(struct shoal_engine *engine, const struct shoal_request *request, int from);
 /* The contiguous input of a direct operation. For a coalesced call it is packed into the layout's scratch memory. */
 const void *shoal_engine_pack(struct shoal_engine *engine, const struct shoal_request *request);
+
+/* ---- Operands on a device (device/device.h): ready or not yet ------------------------------------------------------------ */
+
+/* See the inline functions of engine_state.h. */
+bool shoal_runner_is_range_ready(struct shoal_engine *engine, const struct shoal_request *request, enum shoal_operand operand,
+                                 size_t begin, size_t end);
+bool shoal_runner_is_taken(struct shoal_engine *engine, const struct shoal_request *request);
+/* Releases the range, where the operand is on a device. */
+void shoal_runner_release(const struct shoal_request *request, enum shoal_operand operand, size_t begin, size_t end);
+/* The own operand on a device that the request waits for, SHOAL_OPERAND_INPUT or _OUTPUT; -1: it waits for none. */
+int shoal_runner_find_unready(const struct shoal_engine *engine, const struct shoal_request *request);
 
 /* ---- What it waits for, for failure.c ------------------------------------------------------------------------------------ */
 

@@ -102,7 +102,7 @@ uint8_t shoal_trial_hint(struct shoal_engine *engine, struct shoal_request *requ
         return 0;
     if (strcmp(engine->settings->stores, "streaming") == 0)
         return SHOAL_HINT_STREAMING;
-    if (is_in_place_shared(request))
+    if (is_in_place_shared(request) || shoal_call_is_on_device(&request->call)) /* whose time would count, too */
         return 0;
     request->stores = trial_of(engine, request);
     if (!request->stores)
