@@ -15,6 +15,7 @@
 #include "reference.h"
 #include "seeds.h"
 #include "sim/sim.h"
+#include "sim/sim_device.h"
 
 #define RANKS_MAX 512
 #define CALLS_MAX 24
@@ -37,6 +38,7 @@ struct rank_of_world {
     struct shoal_request requests[CALLS_MAX];
     struct doing doings[CALLS_MAX]; /* of a program */
     struct areas areas;
+    struct sim_device *device; /* NULL: all operands are in host memory */
     bool is_gone;
 };
 
@@ -45,6 +47,8 @@ struct world {
     struct shoal_sim *sim;
     struct shoal_settings settings;
     struct shoal_tuning tuning;
+    uint64_t device_random;
+    size_t device_pace; /* a device copies in one of so many turns */
     struct rank_of_world ranks[RANKS_MAX];
     unsigned failures_logged;
     char last_line[1400];
@@ -114,6 +118,30 @@ static struct world *open_world(const struct shoal_sim_options *weather, const c
     return world;
 }
 
+/* Every rank has a device from now on; which operands lie there is drawn by seed. */
+static void open_devices(struct world *world, uint64_t seed)
+{
+    world->device_random = seed;
+    world->device_pace = 1 + reference_below(&world->device_random, 30);
+    for (int r = 0; r < world->size; r++) {
+        world->ranks[r].device = sim_device_open(seed * 31 + (uint64_t)r, shoal_engine_range_bytes(world->ranks[r].engine));
+        assert_non_null(world->ranks[r].device);
+    }
+}
+
+/* The engine is gone: it has dropped all operands, whatever has become of their operations. */
+static void close_device(struct world *world, int r)
+{
+    struct sim_device *device = world->ranks[r].device;
+    if (!device)
+        return;
+    const char *breach = sim_device_breach(device);
+    if (breach)
+        fail_msg("the engine of rank %d broke the device's contract: %s", r, breach);
+    assert_int_equal(sim_device_open_count(device), 0);
+    sim_device_close(device);
+}
+
 static void close_world(struct world *world)
 {
     const char *breach = shoal_sim_breach(world->sim);
@@ -121,6 +149,7 @@ static void close_world(struct world *world)
         fail_msg("the engine broke the transport's contract: %s", breach);
     for (int r = 0; r < world->size; r++) {
         shoal_engine_destroy(world->ranks[r].engine);
+        close_device(world, r);
         shoal_log_fini(&world->ranks[r].log);
         for (int i = 0; i < 2; i++) {
             free(world->ranks[r].areas.plain[i]);
@@ -191,6 +220,29 @@ static bool advance(struct world *world)
     return events > 0;
 }
 
+/* Devices are slow, and not all at once. */
+static void turn_devices(struct world *world)
+{
+    for (int r = 0; r < world->size; r++) {
+        if (world->ranks[r].device && !world->ranks[r].is_gone && !reference_below(&world->device_random, world->device_pace))
+            sim_device_advance(world->ranks[r].device);
+    }
+}
+
+/* A copy on any device; false: there is none to be made. */
+static bool advance_devices(struct world *world)
+{
+    const int first = (int)reference_below(&world->device_random, (size_t)world->size);
+    for (int i = 0; i < world->size; i++) {
+        const struct rank_of_world *rank = &world->ranks[(first + i) % world->size];
+        if (!rank->device || rank->is_gone || !sim_device_advance(rank->device))
+            continue;
+        shoal_sim_advance_to(world->sim, shoal_sim_now_ns(world->sim) + reference_below(&world->device_random, 50000));
+        return true;
+    }
+    return false;
+}
+
 /* Until all requests are done or the virtual time has passed. Returns whether they are. */
 static bool drive(struct world *world, int count, uint64_t until_ns)
 {
@@ -201,9 +253,10 @@ static bool drive(struct world *world, int count, uint64_t until_ns)
             check_round(world);
             next_check_ns = before_ns + 10 * TICK_NS;
         }
+        turn_devices(world);
         if (progress_round(world))
             continue;
-        if (!advance(world))
+        if (!advance(world) && !advance_devices(world))
             shoal_sim_advance_to(world->sim, before_ns + 10 * TICK_NS);
     }
     return all_done(world, count);
@@ -306,6 +359,18 @@ static void post_exchange(struct shoal_engine *engine, const struct exchange_sid
     assert_int_equal(shoal_engine_post_group(engine, calls, count, request), SHOAL_OK);
 }
 
+/* Three of four operands that the rank has. Both of several tensors, which are packed there, and of operations in place. */
+static void put_on_device(struct world *world, int r, const struct operation *operation, struct shoal_call *call)
+{
+    const struct shoal_shape *shape = &shoal_collective_traits(call->kind)->shape;
+    const unsigned given = shoal_shape_gives(shape, r, call->root) ? 1u << SHOAL_OPERAND_INPUT : 0;
+    const unsigned taken = shoal_shape_takes(shape, r, call->root) ? 1u << SHOAL_OPERAND_OUTPUT : 0;
+    unsigned drawn = (unsigned)reference_below(&world->device_random, 4) | (unsigned)reference_below(&world->device_random, 4);
+    if (drawn && (operation->form == FORM_TENSORS || operation->place != PLACE_APART))
+        drawn = given | taken;
+    sim_device_take(world->ranks[r].device, call, r, world->size, drawn & (given | taken));
+}
+
 static void post_item(struct world *world, const struct program *program, int r, int i)
 {
     struct rank_of_world *rank = &world->ranks[r];
@@ -321,7 +386,9 @@ static void post_item(struct world *world, const struct program *program, int r,
         return;
     }
     doing->operation = operation_prepare(&program->operations[i], &team, &rank->areas, begin);
-    const struct shoal_call call = call_of(&doing->operation);
+    struct shoal_call call = call_of(&doing->operation);
+    if (rank->device)
+        put_on_device(world, r, &doing->operation.operation, &call);
     shoal_engine_post(rank->engine, &call, &rank->requests[i]);
 }
 
@@ -346,6 +413,7 @@ static void post_in_turns(struct world *world, const struct program *program, ui
             post_item(world, program, r, next[r]++);
         for (size_t turns = reference_below(&random, most_turns); turns > 0; turns--) {
             progress_round(world);
+            turn_devices(world);
             shoal_sim_advance(world->sim);
         }
     }
@@ -375,12 +443,16 @@ static const char *const many_slots[] = {"SHOAL_CHUNK_BYTES=4096", "SHOAL_DEPTH=
                                          "SHOAL_COUNTER_START=4294967290", NULL};
 static const char *const preset[] = {NULL};
 
+static bool has_devices; /* in the programs that are run from now on */
+
 /* host: NULL, or the host of each rank. */
 static uint64_t run_program_on(uint64_t seed, const uint16_t *host, int size, int count, const char *const *overrides)
 {
     const struct shoal_sim_options weather = {.seed = seed, .size = size, .delay_ns_max = seed % 3 ? TICK_NS : 0, .host = host};
     struct world *world = open_world(&weather, overrides);
     const struct program program = draw_program(seed, size, count);
+    if (has_devices)
+        open_devices(world, seed);
     if (seed / 2 % 2)
         post_in_turns(world, &program, seed);
     else
@@ -573,6 +645,231 @@ static void engine_same_seed_same_trace(void **state)
         assert_int_equal(hash, run_program(seed, 4, CALLS_MAX, small_chunks));
         assert_int_not_equal(hash, run_program(seed + 100, 4, CALLS_MAX, small_chunks));
     }
+}
+
+/* ---- Operands on devices ---- */
+
+static void assert_all_failed(struct world *world, const struct program *program, enum shoal_status status, int blamed,
+                              uint64_t seed);
+static bool has_any_failed(struct world *world, int count, enum shoal_status status);
+
+/* On one host, on one with little inlined, over several, by every algorithm. */
+static void run_on_devices(uint64_t seed, bool is_apart)
+{
+    static const char *const *const settings[] = {small_chunks, one_slot, many_slots, preset};
+    const int size = 2 + (int)(seed % 7), hosts = 2 + (int)(seed / 7 % 3);
+    const char *const overrides[] = {"SHOAL_CHUNK_BYTES=4096", seed % 2 ? "SHOAL_DEPTH=1" : "SHOAL_DEPTH=4",
+                                     tuning[seed / 3 % SHOAL_COUNT_OF(tuning)], NULL};
+    uint16_t host[RANKS_MAX];
+    draw_hosts(seed, size, hosts < size ? hosts : size, host);
+    run_program_on(seed, is_apart ? host : NULL, size, CALLS_MAX,
+                   seed % 3 == 0 && is_apart ? overrides : settings[seed % SHOAL_COUNT_OF(settings)]);
+}
+
+static void engine_runs_programs_on_devices_exactly(void **state)
+{
+    (void)state;
+    const struct seeds seeds = seeds_of(140, 28);
+    has_devices = true;
+    for (uint64_t seed = seeds.first; seed < seeds.end; seed++)
+        run_on_devices(seed, false);
+    for (uint64_t seed = seeds.first; seed < seeds.end; seed++)
+        run_on_devices(seed, true);
+    has_devices = false;
+}
+
+/* Larger than what a device keeps in host memory at once. */
+static void engine_goes_round_in_a_devices_memory(void **state)
+{
+    static const char *const settings[] = {"SHOAL_CHUNK_BYTES=4096", "SHOAL_DIRECT_BYTES=0", "SHOAL_DEPTH=3", NULL};
+    (void)state;
+    size_t reuses = 0;
+    for (uint64_t seed = 1; seed <= 10; seed++) {
+        const struct shoal_sim_options weather = {.seed = seed, .size = 2 + (int)(seed % 3), .delay_ns_max = TICK_NS};
+        struct world *world = open_world(&weather, settings);
+        const struct program program = draw_program(seed, world->size, 3);
+        open_devices(world, seed);
+        post_program(world, &program);
+        assert_true(drive(world, 3, 3600 * SHOAL_NS_PER_S));
+        assert_results(world, &program, seed);
+        for (int r = 0; r < world->size; r++)
+            reuses += sim_device_reuses(world->ranks[r].device);
+        close_world(world);
+    }
+    assert_true(reuses > 50);
+}
+
+/* Calls of float32 on devices, input filled with the rank, on those ranks whose bit is set. */
+static struct shoal_call device_call(struct world *world, int r, enum shoal_collective_type kind, size_t count, unsigned ranks)
+{
+    const struct shoal_shape *shape = &shoal_collective_traits(kind)->shape;
+    float *input = (float *)(void *)world->ranks[r].areas.plain[0];
+    struct shoal_call call = {.kind = kind, .type = SHOAL_FLOAT32, .op = SHOAL_SUM, .count = count, .timeout_ms = 15000};
+    for (size_t i = 0; i < count * (shape->is_input_cut ? (size_t)world->size : 1); i++)
+        input[i] = (float)r;
+    call.input = shoal_shape_gives(shape, r, 0) ? input : NULL;
+    call.output = world->ranks[r].areas.plain[1];
+    if (ranks & 1u << r)
+        sim_device_take(world->ranks[r].device, &call, r, world->size,
+                        1u << SHOAL_OPERAND_OUTPUT | (call.input ? 1u << SHOAL_OPERAND_INPUT : 0));
+    return call;
+}
+
+/* The only rank copies range by range; what is called next, in host memory, ends after it. */
+static void engine_runs_alone_on_a_device(void **state)
+{
+    (void)state;
+    const struct shoal_sim_options weather = {.seed = 1, .size = 1};
+    struct world *world = open_world(&weather, one_slot);
+    const struct shoal_call barrier = {.kind = SHOAL_COLLECTIVE_BARRIER};
+    open_devices(world, 5);
+    sim_device_stop(world->ranks[0].device, 1u << SHOAL_OPERAND_OUTPUT);
+    struct shoal_call call = device_call(world, 0, SHOAL_COLLECTIVE_ALLREDUCE, 100000, 1);
+    call.op = SHOAL_SCALED_SUM;
+    call.scale = 3;
+    memset(world->ranks[0].areas.plain[0], 0, 400000);
+    ((float *)(void *)world->ranks[0].areas.plain[0])[99999] = 2;
+    post(world, 0, 0, &call);
+    post(world, 0, 1, &barrier);
+    assert_false(drive(world, 2, SHOAL_NS_PER_S));
+    assert_int_equal(status_of(world, 0, 1), SHOAL_PENDING);
+    sim_device_stop(world->ranks[0].device, 0);
+    assert_true(drive(world, 2, 2 * SHOAL_NS_PER_S));
+    const float *output = (const float *)(const void *)world->ranks[0].areas.plain[1];
+    assert_true(output[99999] == 6 && output[99998] == 0);
+    close_world(world);
+}
+
+/* One operation waits for the device of rank 1; what does not need it goes on, on all ranks. */
+static void engine_goes_on_while_a_device_is_late(void **state)
+{
+    (void)state;
+    const struct shoal_sim_options weather = {.seed = 3, .size = 3, .delay_ns_max = TICK_NS};
+    struct world *world = open_world(&weather, preset);
+    open_devices(world, 7);
+    sim_device_stop(world->ranks[1].device, 1u << SHOAL_OPERAND_INPUT);
+    for (int r = 0; r < 3; r++) {
+        const struct shoal_call late = device_call(world, r, SHOAL_COLLECTIVE_ALLREDUCE, 5000, 2);
+        const struct shoal_call next = {.kind = SHOAL_COLLECTIVE_ALLREDUCE,
+                                        .type = SHOAL_INT32,
+                                        .op = SHOAL_SUM,
+                                        .count = 5000,
+                                        .input = world->ranks[r].areas.shared[0],
+                                        .output = world->ranks[r].areas.shared[1]};
+        char *const spare = world->ranks[r].areas.plain[0] + 400000;
+        const struct shoal_call send = {
+            .kind = SHOAL_COLLECTIVE_SEND, .type = SHOAL_INT32, .root = (r + 1) % 3, .count = 4, .input = spare};
+        const struct shoal_call receive = {
+            .kind = SHOAL_COLLECTIVE_RECV, .type = SHOAL_INT32, .root = (r + 2) % 3, .count = 4, .output = spare + 64};
+        memset(world->ranks[r].areas.shared[0], r == 2, 20000);
+        post(world, r, 0, &late);
+        post(world, r, 1, &next);
+        post(world, r, 2, r == 1 ? &receive : &send);
+        post(world, r, 3, r == 1 ? &send : &receive);
+    }
+    assert_false(drive(world, 2, SHOAL_NS_PER_S));
+    for (int r = 0; r < 3; r++) {
+        const int32_t *sum = (const int32_t *)(const void *)world->ranks[r].areas.shared[1];
+        assert_int_equal(status_of(world, r, 0), SHOAL_PENDING);
+        assert_int_equal(world->ranks[r].requests[1].state, SHOAL_REQUEST_DONE); /* and ends in its turn */
+        assert_int_equal(sum[4999], 0x01010101);
+        assert_int_equal(status_of(world, r, 2), SHOAL_OK);
+        assert_int_equal(status_of(world, r, 3), SHOAL_OK);
+    }
+    assert_true(world->ranks[1].engine->awaits_device);
+    assert_false(world->ranks[0].engine->awaits_device);
+    sim_device_stop(world->ranks[1].device, 0);
+    assert_true(drive(world, 4, 2 * SHOAL_NS_PER_S));
+    for (int r = 0; r < 3; r++) {
+        assert_int_equal(status_of(world, r, 0), SHOAL_OK);
+        assert_int_equal(status_of(world, r, 1), SHOAL_OK);
+        assert_true(((const float *)(const void *)world->ranks[r].areas.plain[1])[4999] == 3);
+    }
+    close_world(world);
+}
+
+/* A device that stops is named by all ranks, whoever of them gives up first: with a plan, beside the announcements, in rounds;
+ * when the input does not come, or the output has no place. A rank on another host may not have heard why its rank waits. */
+static void blame_device(uint64_t seed, const uint16_t *host, enum shoal_collective_type kind, size_t count, unsigned stopped)
+{
+    const struct shoal_sim_options weather = {.seed = seed, .size = 4, .delay_ns_max = TICK_NS, .host = host};
+    struct world *world = open_world(&weather, preset);
+    const int stuck = (int)(seed % 4), first = (int)(seed / 4 % 4);
+    open_devices(world, seed);
+    sim_device_stop(world->ranks[stuck].device, stopped);
+    for (int r = 0; r < 4; r++) {
+        struct shoal_call call = device_call(world, r, kind, count, 15);
+        call.timeout_ms = r == first ? 15000 : 20000;
+        post(world, r, 0, &call);
+    }
+    drive(world, 1, 21 * SHOAL_NS_PER_S);
+    for (int r = 0; r < 4; r++) {
+        const struct shoal_failure *failure = shoal_engine_failure(world->ranks[r].engine);
+        if (!failure && status_of(world, r, 0) == SHOAL_OK)
+            continue; /* it needed nothing of that device */
+        char name[120];
+        const bool is_heard = failure && (!host || host[failure->reporter] == host[stuck]);
+        snprintf(name, sizeof name, "rank %d (process %d on sim-%d, running%s", stuck, 1000 + stuck, host ? host[stuck] : 0,
+                 is_heard ? "; its own operand is not ready on its device" : "");
+        if (!failure || failure->status != SHOAL_ERR_TIMEOUT || failure->rank != stuck || !strstr(failure->text, name))
+            fail_msg("seed %llu: rank %d says \"%s\", not \"%s\"", (unsigned long long)seed, r,
+                     failure ? failure->text : "nothing", name);
+    }
+    close_world(world);
+}
+
+static void engine_names_a_device_that_stops(void **state)
+{
+    static const uint16_t hosts[] = {0, 0, 1, 1};
+    static const size_t counts[] = {4, 5000};
+    (void)state;
+    for (uint64_t seed = 0; seed < 16; seed++) {
+        for (int i = 0; i < 8; i++)
+            blame_device(seed, i & 1 ? hosts : NULL, SHOAL_COLLECTIVE_ALLREDUCE, counts[i >> 1 & 1],
+                         1u << (i & 4 ? SHOAL_OPERAND_OUTPUT : SHOAL_OPERAND_INPUT));
+    }
+}
+
+static void engine_drops_devices_operands_at_a_failure(void **state)
+{
+    (void)state;
+    int hit = 0;
+    for (uint64_t seed = 1; seed <= 90; seed++) {
+        const int size = 2 + (int)(seed % 6), count = 12, victim = (int)(seed * 5 % (uint64_t)size);
+        uint16_t host[RANKS_MAX];
+        draw_hosts(seed, size, size > 2 ? 2 : 1, host);
+        const struct shoal_sim_options weather = {
+            .seed = seed, .size = size, .delay_ns_max = TICK_NS, .detect_ns = 5 * TICK_NS, .host = seed % 4 < 2 ? NULL : host};
+        struct world *world = open_world(&weather, seed % 2 ? small_chunks : one_slot);
+        const struct program program = draw_program(seed, size, count);
+        uint64_t random = seed * 77;
+        open_devices(world, seed);
+        post_program(world, &program);
+        for (size_t turns = reference_below(&random, 300); turns > 0; turns--) {
+            progress_round(world);
+            turn_devices(world);
+            shoal_sim_advance(world->sim);
+        }
+        const enum shoal_status wanted[] = {SHOAL_ERR_PEER_LOST, SHOAL_ERR_ABORTED, SHOAL_ERR_TIMEOUT};
+        const enum shoal_status status = wanted[seed % 3];
+        if (status == SHOAL_ERR_PEER_LOST)
+            shoal_sim_kill(world->sim, victim);
+        else if (status == SHOAL_ERR_ABORTED)
+            shoal_engine_abort(world->ranks[victim].engine);
+        else
+            shoal_sim_drop_next(world->sim, victim, (victim + 1) % size);
+        world->ranks[victim].is_gone = status == SHOAL_ERR_PEER_LOST;
+        if (!drive(world, count, shoal_sim_now_ns(world->sim) + (TIMEOUT_MS + 2000) * TICK_NS))
+            fail_msg("seed %llu: somebody waits for ever", (unsigned long long)seed);
+        assert_all_failed(world, &program, status, -1, seed);
+        hit += has_any_failed(world, count, status);
+        for (int r = 0; r < size; r++) {
+            if (r != victim || status != SHOAL_ERR_PEER_LOST)
+                assert_int_equal(sim_device_open_count(world->ranks[r].device), 0);
+        }
+        close_world(world);
+    }
+    assert_true(hit > 40);
 }
 
 /* ---- Sends and receives ---- */
@@ -1504,6 +1801,12 @@ int main(void)
         cmocka_unit_test(engine_runs_many_hosts),
         cmocka_unit_test(engine_runs_with_64_ranks),
         cmocka_unit_test(engine_same_seed_same_trace),
+        cmocka_unit_test(engine_runs_programs_on_devices_exactly),
+        cmocka_unit_test(engine_goes_round_in_a_devices_memory),
+        cmocka_unit_test(engine_runs_alone_on_a_device),
+        cmocka_unit_test(engine_goes_on_while_a_device_is_late),
+        cmocka_unit_test(engine_names_a_device_that_stops),
+        cmocka_unit_test(engine_drops_devices_operands_at_a_failure),
         cmocka_unit_test(engine_delivers_messages_exactly),
         cmocka_unit_test(engine_does_not_read_a_senders_memory_after_a_failure),
         cmocka_unit_test(engine_packs_a_put_once),

@@ -1,0 +1,340 @@
+#include "sim/sim_device.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "reference.h"
+
+enum stage { ABSENT, READY, WRITTEN, GONE };
+
+struct unit {
+    enum stage stage;
+    size_t released; /* elements of it */
+};
+
+struct operand {
+    struct shoal_device_operand base; /* first */
+    struct sim_device *device;
+    struct operand *next;
+    struct shoal_call host; /* the call as if all were in host memory; the input owns its layout */
+    enum shoal_operand which;
+    int rank;
+    int parts;
+    size_t element;
+    size_t count; /* elements of the longest part */
+    size_t unit_elements;
+    size_t unit_count, slot_count; /* unit u lies in slot u % slot_count */
+    size_t first;                  /* all units before it are gone */
+    struct unit *units;
+    char *ring;
+};
+
+struct sim_device {
+    uint64_t random;
+    size_t range_bytes;
+    size_t reuses;
+    unsigned stopped;
+    struct operand *operands;
+    char breach[200];
+};
+
+SHOAL_PRINTF(2, 3) static void device_breach(struct sim_device *device, const char *format, ...)
+{
+    va_list args;
+    if (device->breach[0])
+        return;
+    va_start(args, format);
+    vsnprintf(device->breach, sizeof device->breach, format, args);
+    va_end(args);
+}
+
+/* ---- Units --------------------------------------------------------------------------------------------------------------- */
+
+static size_t part_length(const struct operand *operand, int part)
+{
+    const bool is_input = operand->which == SHOAL_OPERAND_INPUT;
+    return shoal_call_length(&operand->host, operand->rank, is_input ? operand->rank : part, is_input ? part : operand->rank);
+}
+
+static size_t unit_end(const struct operand *operand, size_t unit)
+{
+    return shoal_min_size((unit + 1) * operand->unit_elements, operand->count);
+}
+
+static char *unit_row(const struct operand *operand, size_t unit, int part)
+{
+    const size_t row = unit % operand->slot_count * (size_t)operand->parts + (size_t)part;
+    return operand->ring + row * operand->unit_elements * operand->element;
+}
+
+static void wipe(struct operand *operand, size_t unit)
+{
+    memset(unit_row(operand, unit, 0), 0xFF, (size_t)operand->parts * operand->unit_elements * operand->element);
+}
+
+static void copy_unit(struct operand *operand, size_t unit)
+{
+    const size_t begin = unit * operand->unit_elements;
+    for (int part = 0; part < operand->parts; part++) {
+        const size_t end = shoal_min_size(unit_end(operand, unit), part_length(operand, part));
+        for (size_t at = begin, run; at < end; at += run) {
+            run = end - at;
+            char *there = shoal_call_address(&operand->host, operand->rank, operand->element, operand->which, part, at, &run);
+            char *here = unit_row(operand, unit, part) + (at - begin) * operand->element;
+            if (operand->which == SHOAL_OPERAND_INPUT)
+                memcpy(here, there, run * operand->element);
+            else
+                memcpy(there, here, run * operand->element);
+        }
+    }
+}
+
+static bool is_place_free(const struct operand *operand, size_t unit)
+{
+    return unit < operand->slot_count || operand->units[unit - operand->slot_count].stage == GONE;
+}
+
+static bool can_move(const struct operand *operand, size_t unit)
+{
+    const enum stage stage = operand->units[unit].stage;
+    return (stage == ABSENT && is_place_free(operand, unit)) || stage == WRITTEN;
+}
+
+static void move(struct operand *operand, size_t unit)
+{
+    struct unit *at = &operand->units[unit];
+    if (at->stage == WRITTEN) {
+        copy_unit(operand, unit);
+        wipe(operand, unit);
+        at->stage = GONE;
+        return;
+    }
+    if (operand->which == SHOAL_OPERAND_INPUT)
+        copy_unit(operand, unit);
+    operand->device->reuses += unit >= operand->slot_count;
+    at->stage = READY;
+}
+
+/* Any of those that can move, each as likely as the others. */
+bool sim_device_advance(struct sim_device *device)
+{
+    struct operand *found = NULL;
+    size_t found_unit = 0, seen = 0;
+    for (struct operand *operand = device->operands; operand; operand = operand->next) {
+        while (operand->first < operand->unit_count && operand->units[operand->first].stage == GONE)
+            operand->first++;
+        const size_t end = shoal_min_size(operand->first + operand->slot_count, operand->unit_count);
+        for (size_t unit = operand->first; unit < end && !(device->stopped & 1u << operand->which); unit++) {
+            if (!can_move(operand, unit) || reference_below(&device->random, ++seen))
+                continue;
+            found = operand;
+            found_unit = unit;
+        }
+    }
+    if (found)
+        move(found, found_unit);
+    return found != NULL;
+}
+
+/* ---- What the engine asks ------------------------------------------------------------------------------------------------ */
+
+static struct operand *operand_of(const struct shoal_device_operand *base)
+{
+    return (struct operand *)(uintptr_t)base;
+}
+
+static bool operand_is_ready(const struct shoal_device_operand *base, size_t begin, size_t end)
+{
+    struct operand *operand = operand_of(base);
+    if ((end - begin) * operand->element > operand->device->range_bytes)
+        device_breach(operand->device, "asked for %zu elements of %zu bytes at once", end - begin, operand->element);
+    end = shoal_min_size(end, operand->count);
+    for (size_t unit = begin / operand->unit_elements; begin < end && unit * operand->unit_elements < end; unit++) {
+        if (operand->units[unit].stage > READY)
+            device_breach(operand->device, "asked for elements %zu to %zu when they were released", begin, end);
+        if (operand->units[unit].stage != READY)
+            return false;
+    }
+    return true;
+}
+
+static char *operand_address(const struct shoal_device_operand *base, int part, size_t at, size_t *run)
+{
+    struct operand *operand = operand_of(base);
+    const size_t unit = at / operand->unit_elements, begin = unit * operand->unit_elements;
+    if (operand->units[unit].stage != READY || part >= operand->parts)
+        device_breach(operand->device, "touched element %zu of part %d, which is not ready", at, part);
+    *run = shoal_min_size(*run, unit_end(operand, unit) - at);
+    return unit_row(operand, unit, part) + (at - begin) * operand->element;
+}
+
+static void release_unit(struct operand *operand, size_t unit, size_t elements)
+{
+    struct unit *at = &operand->units[unit];
+    const size_t length = unit_end(operand, unit) - unit * operand->unit_elements;
+    at->released += elements;
+    if (at->stage != READY || at->released > length)
+        device_breach(operand->device, "released %zu of %zu elements of unit %zu at stage %d", at->released, length, unit,
+                      (int)at->stage);
+    if (at->released < length)
+        return;
+    at->stage = operand->which == SHOAL_OPERAND_INPUT ? GONE : WRITTEN;
+    if (at->stage == GONE)
+        wipe(operand, unit);
+}
+
+static void operand_release(struct shoal_device_operand *base, size_t begin, size_t end)
+{
+    struct operand *operand = operand_of(base);
+    end = shoal_min_size(end, operand->count);
+    for (size_t at = begin, until; at < end; at = until) {
+        until = shoal_min_size(end, (at / operand->unit_elements + 1) * operand->unit_elements);
+        release_unit(operand, at / operand->unit_elements, until - at);
+    }
+}
+
+static bool operand_is_finished(const struct shoal_device_operand *base)
+{
+    const struct operand *operand = operand_of(base);
+    for (size_t unit = operand->first; unit < operand->unit_count; unit++) {
+        if (operand->units[unit].stage < WRITTEN)
+            device_breach(operand->device, "asked for the end before all was released");
+        if (operand->units[unit].stage != GONE)
+            return false;
+    }
+    return true;
+}
+
+static void operand_drop(struct shoal_device_operand *base)
+{
+    struct operand *operand = operand_of(base), **link = &operand->device->operands;
+    while (*link != operand)
+        link = &(*link)->next;
+    *link = operand->next;
+    shoal_layout_free(operand->host.layout);
+    free(operand->units);
+    free(operand->ring);
+    free(operand);
+}
+
+static const struct shoal_device_ops operand_ops = {.is_ready = operand_is_ready,
+                                                    .address = operand_address,
+                                                    .release = operand_release,
+                                                    .is_finished = operand_is_finished,
+                                                    .drop = operand_drop};
+
+/* ---- Life ---------------------------------------------------------------------------------------------------------------- */
+
+struct sim_device *sim_device_open(uint64_t seed, size_t range_bytes)
+{
+    struct sim_device *device = calloc(1, sizeof *device);
+    if (device)
+        *device = (struct sim_device){.random = seed, .range_bytes = range_bytes};
+    return device;
+}
+
+void sim_device_close(struct sim_device *device)
+{
+    while (device && device->operands)
+        operand_drop(&device->operands->base);
+    free(device);
+}
+
+/* As long as the range that the engine may ask for begins anywhere in a unit, it has a place. */
+static void draw_units(struct operand *operand)
+{
+    uint64_t *random = &operand->device->random;
+    const size_t range = operand->device->range_bytes / operand->element;
+    operand->unit_elements = 1 + reference_below(random, reference_below(random, 2) ? 300 : 3000);
+    operand->unit_count = (operand->count + operand->unit_elements - 1) / operand->unit_elements;
+    operand->slot_count = range / operand->unit_elements + 2 + reference_below(random, 3);
+    if (operand->slot_count > operand->unit_count)
+        operand->slot_count = operand->unit_count ? operand->unit_count : 1;
+}
+
+static struct shoal_device_operand *open_operand(struct sim_device *device, const struct shoal_call *call, int rank, int size,
+                                                 enum shoal_operand which, struct shoal_layout *layout)
+{
+    const struct shoal_shape *shape = &shoal_collective_traits(call->kind)->shape;
+    struct operand *operand = calloc(1, sizeof *operand);
+    if (!operand)
+        abort();
+    *operand = (struct operand){.base = {&operand_ops},
+                                .device = device,
+                                .next = device->operands,
+                                .host = *call,
+                                .which = which,
+                                .rank = rank,
+                                .parts = 1,
+                                .element = shoal_type_bytes(call->type)};
+    operand->host.layout = layout;
+    if (which == SHOAL_OPERAND_INPUT ? shape->is_input_cut : shape->is_output_cut)
+        operand->parts = size;
+    for (int part = 0; part < operand->parts; part++)
+        operand->count = shoal_max_size(operand->count, part_length(operand, part));
+    draw_units(operand);
+    const size_t bytes = operand->slot_count * (size_t)operand->parts * operand->unit_elements * operand->element;
+    operand->units = calloc(operand->unit_count + 1, sizeof *operand->units);
+    operand->ring = aligned_alloc(SHOAL_CACHE_LINE, shoal_round_up(bytes, SHOAL_CACHE_LINE));
+    if (!operand->units || !operand->ring)
+        abort();
+    memset(operand->ring, 0xFF, bytes);
+    device->operands = operand;
+    return &operand->base;
+}
+
+/* One of its own for each operand. */
+static struct shoal_layout *copy_layout(const struct shoal_call *call, int size)
+{
+    const struct shoal_layout *all = call->layout;
+    struct shoal_layout *copy = NULL;
+    if (all && all->tensors)
+        copy = shoal_layout_of_tensors(call->kind, call->type, size, all->tensors, all->tensor_count);
+    else if (all)
+        copy = shoal_layout_of_parts(size, all->given, all->given_at, all->taken, all->taken_at, false);
+    if (all && !copy)
+        abort();
+    return copy;
+}
+
+void sim_device_take(struct sim_device *device, struct shoal_call *call, int rank, int size, unsigned operands)
+{
+    struct shoal_device_operand *taken[2] = {NULL, NULL};
+    for (unsigned which = SHOAL_OPERAND_INPUT; which <= SHOAL_OPERAND_OUTPUT; which++) {
+        if (operands & 1u << which)
+            taken[which] = open_operand(device, call, rank, size, (enum shoal_operand)which, copy_layout(call, size));
+    }
+    if (!taken[0] && !taken[1])
+        return;
+    if (taken[0])
+        call->input = NULL;
+    if (taken[1])
+        call->output = NULL;
+    if (!shoal_layout_put_on_device(call, rank, size, taken[0], taken[1]))
+        abort();
+}
+
+void sim_device_stop(struct sim_device *device, unsigned operands)
+{
+    device->stopped = operands;
+}
+
+int sim_device_open_count(const struct sim_device *device)
+{
+    int count = 0;
+    for (const struct operand *operand = device->operands; operand; operand = operand->next)
+        count++;
+    return count;
+}
+
+size_t sim_device_reuses(const struct sim_device *device)
+{
+    return device->reuses;
+}
+
+const char *sim_device_breach(const struct sim_device *device)
+{
+    return device->breach[0] ? device->breach : NULL;
+}
