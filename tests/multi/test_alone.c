@@ -10,6 +10,7 @@
 
 #include "comm/context.h"
 #include "engine/engine_state.h"
+#include "engine/progress_state.h"
 #include "multi_world.h"
 
 #define SENDS 100
@@ -350,6 +351,78 @@ static void survivors_agree_without_a_rank_that_has_ended(struct world *world)
     _exit(0); /* the communicator cannot be finalized any more */
 }
 
+/* An input on a device that is ready when its rank has slept a few times for it. */
+#define NAPS 5
+
+static const struct shoal_doorbell_ops *doorbell;
+static const struct shoal_engine *napping; /* its engine */
+static unsigned naps;                     /* while it waits for the device, not for the other rank */
+static uint64_t longest_nap_ns;
+static float late_input[FLOATS];
+
+static void note_sleep(void *arg, uint64_t timeout_ns)
+{
+    if (napping->awaits_device && naps++ < NAPS)
+        longest_nap_ns = timeout_ns > longest_nap_ns ? timeout_ns : longest_nap_ns;
+    doorbell->sleep_for(arg, timeout_ns);
+}
+
+static bool late_is_ready(const struct shoal_device_operand *operand, size_t begin, size_t end)
+{
+    (void)operand, (void)begin, (void)end;
+    return naps >= NAPS;
+}
+
+static char *late_address(const struct shoal_device_operand *operand, int part, size_t at, size_t *run)
+{
+    (void)operand, (void)part, (void)run;
+    return (char *)&late_input[at];
+}
+
+static void late_release(struct shoal_device_operand *operand, size_t begin, size_t end)
+{
+    (void)operand, (void)begin, (void)end;
+}
+
+static void late_drop(struct shoal_device_operand *operand)
+{
+    (void)operand;
+}
+
+/* A copy that ends on a device wakes nobody: whoever waits for one looks again soon. */
+static void waits_for_a_device_are_short(struct world *world)
+{
+    static const struct shoal_device_ops late_ops = {
+        .is_ready = late_is_ready, .address = late_address, .release = late_release, .drop = late_drop};
+    static float output[FLOATS];
+    struct shoal_device_operand late = {&late_ops};
+    struct shoal_progress *progress = world->context->progress;
+    struct shoal_doorbell_ops noting = *progress->doorbell.ops;
+    doorbell = progress->doorbell.ops;
+    napping = world->comm->engine;
+    noting.sleep_for = note_sleep;
+    for (size_t count = 1; count <= FLOATS && world->rank == 0; count *= FLOATS) {
+        struct shoal_call call = {
+            .kind = SHOAL_COLLECTIVE_ALLREDUCE, .type = SHOAL_FLOAT32, .op = SHOAL_SUM, .count = count, .output = output};
+        const struct shoal_batch batch = {.calls = &call, .count = 1};
+        naps = 0;
+        longest_nap_ns = 0;
+        late_input[count - 1] = 3;
+        progress->doorbell.ops = &noting;
+        CHECK(world, shoal_layout_put_on_device(&call, 0, world->size, &late, NULL), "no memory");
+        OK(world, shoal_engine_run(world->comm->engine, &batch));
+        progress->doorbell.ops = doorbell;
+        CHECK(world, naps >= NAPS && longest_nap_ns <= 50000, "%u naps, the longest of %llu ns", naps,
+              (unsigned long long)longest_nap_ns);
+        CHECK(world, output[count - 1] == 3 + 1, "%zu: the sum is %g", count, (double)output[count - 1]);
+    }
+    for (size_t count = 1; count <= FLOATS && world->rank == 1; count *= FLOATS) {
+        late_input[count - 1] = 1;
+        OK(world, shoal_allreduce(world->comm, late_input, output, count, SHOAL_FLOAT32, SHOAL_SUM, NULL));
+    }
+    OK(world, shoal_barrier(world->comm, NULL));
+}
+
 int main(void)
 {
     static const char *const limited[] = {"SHOAL_MEMORY_LIMIT=16M", NULL};
@@ -358,6 +431,7 @@ int main(void)
                                       small_sends_do_not_wait_for_their_receives, NULL});
     world_run(&(struct world_options){"split_that_one_rank_cannot_make_fails_everywhere", 3, limited,
                                       split_that_one_rank_cannot_make_fails_everywhere, NULL});
+    world_run(&(struct world_options){"waits_for_a_device_are_short", 2, NULL, waits_for_a_device_are_short, NULL});
     world_run(&(struct world_options){"survivors_agree_without_a_rank_that_has_ended", 4, NULL,
                                       survivors_agree_without_a_rank_that_has_ended, NULL});
     world_run(&(struct world_options){"a_communicator_costs_kilobytes_until_it_is_used", 3, NULL,

@@ -12,10 +12,12 @@
 #include <dlfcn.h>
 #include <pthread.h>
 
+#include "comm/context.h"
 #include "memory_store.h"
 #include "operations.h"
 #include "reference.h"
 #include "thread_checks.h"
+#include "thread_device.h"
 
 #define RANKS_MAX 4
 #define BYTES ((size_t)600000)
@@ -324,6 +326,100 @@ static void threads_callbacks_that_post(void **state)
     run_world(3, callbacks_body);
 }
 
+/* ---- Operands on devices ------------------------------------------------------------------------------------------------- */
+
+static const enum shoal_collective_type device_kinds[] = {SHOAL_COLLECTIVE_ALLREDUCE, SHOAL_COLLECTIVE_ALLGATHER,
+                                                          SHOAL_COLLECTIVE_REDUCE_SCATTER, SHOAL_COLLECTIVE_BROADCAST};
+
+/* One call under way, its operands on devices that are threads. */
+struct device_call {
+    enum shoal_collective_type kind;
+    size_t count;
+    int given_parts, taken_parts;
+    float *input, *output;
+    struct thread_device *devices[2]; /* NULL: in host memory, or there is none */
+    struct shoal_request *request;
+};
+
+/* What rank r gives as element i of its part for rank `part`. */
+static float device_value(int r, int part, size_t i)
+{
+    return (float)(i % 11 + (size_t)(7 * r + 3 * part));
+}
+
+static float device_wanted(const struct rank *rank, const struct device_call *call, int part, size_t i)
+{
+    float sum = 0;
+    for (int r = 0; r < rank->size; r++)
+        sum += device_value(r, call->given_parts > 1 ? rank->rank : 0, i);
+    return shoal_collective_traits(call->kind)->shape.is_reduced ? sum : device_value(call->taken_parts > 1 ? part : 0, 0, i);
+}
+
+/* bits: whether input, output are on a device. */
+static void begin_device_call(struct rank *rank, struct device_call *call, unsigned bits, unsigned pause_us)
+{
+    const struct shoal_shape *shape = &shoal_collective_traits(call->kind)->shape;
+    const bool gives = shoal_shape_gives(shape, rank->rank, 0);
+    call->given_parts = shape->is_input_cut ? rank->size : 1;
+    call->taken_parts = shape->is_output_cut ? rank->size : 1;
+    call->input = malloc(call->count * (size_t)call->given_parts * sizeof(float));
+    call->output = malloc(call->count * (size_t)call->taken_parts * sizeof(float));
+    CHECK(rank, call->input && call->output, "no memory");
+    for (size_t i = 0; i < call->count * (size_t)call->given_parts; i++)
+        call->input[i] = device_value(rank->rank, (int)(i / call->count), i % call->count);
+    struct shoal_call asked = {.kind = call->kind, .type = SHOAL_FLOAT32, .op = SHOAL_SUM, .count = call->count};
+    call->devices[0] =
+        gives && bits & 1 ? thread_device_open(call->input, false, call->given_parts, call->count, pause_us) : NULL;
+    call->devices[1] = bits & 2 ? thread_device_open(call->output, true, call->taken_parts, call->count, pause_us) : NULL;
+    asked.input = gives && !call->devices[0] ? call->input : NULL;
+    asked.output = call->devices[1] ? NULL : call->output;
+    CHECK(rank,
+          shoal_layout_put_on_device(&asked, rank->rank, rank->size,
+                                     call->devices[0] ? thread_device_operand(call->devices[0]) : NULL,
+                                     call->devices[1] ? thread_device_operand(call->devices[1]) : NULL),
+          "no memory");
+    const struct shoal_batch batch = {.calls = &asked, .count = 1};
+    OK(rank, shoal_engine_start(rank->comm->engine, &batch, &call->request));
+}
+
+static void end_device_call(struct rank *rank, struct device_call *call)
+{
+    OK(rank, shoal_request_wait(call->request, SHOAL_FOREVER));
+    shoal_request_free(call->request);
+    for (size_t i = 0; i < call->count * (size_t)call->taken_parts; i++) {
+        const float wanted = device_wanted(rank, call, (int)(i / call->count), i % call->count);
+        CHECK(rank, call->output[i] == wanted, "element %zu of collective %d is %g, not %g", i, (int)call->kind,
+              (double)call->output[i], (double)wanted);
+    }
+    for (int i = 0; i < 2; i++)
+        thread_device_close(call->devices[i]);
+    free(call->input);
+    free(call->output);
+}
+
+/* Two at a time, of all sizes. */
+static void devices_body(struct rank *rank)
+{
+    static const size_t counts[] = {5, 1000, 40000, 200000};
+    for (unsigned turn = 0; turn < 16; turn++) {
+        struct device_call calls[2];
+        for (unsigned i = 0; i < 2; i++) {
+            calls[i] = (struct device_call){.kind = device_kinds[(turn + i) % 4], .count = counts[turn / 4]};
+            begin_device_call(rank, &calls[i], (turn + i + (unsigned)rank->rank) % 4 ? 3 : turn % 4,
+                              (turn * 37 + i * 11) % 300);
+        }
+        for (unsigned i = 0; i < 2; i++)
+            end_device_call(rank, &calls[turn % 2 ? i : 1 - i]);
+    }
+}
+
+static void threads_operands_on_devices(void **state)
+{
+    (void)state;
+    run_world(2, devices_body);
+    run_world(3, devices_body);
+}
+
 struct destroyer {
     struct rank *rank;
     atomic_bool is_done;
@@ -611,6 +707,7 @@ int main(void)
         cmocka_unit_test(threads_messages),
         cmocka_unit_test(threads_async),
         cmocka_unit_test(threads_callbacks_that_post),
+        cmocka_unit_test(threads_operands_on_devices),
         cmocka_unit_test(threads_context_is_not_destroyed_in_a_callback),
         cmocka_unit_test(threads_wait_that_runs_out_loses_nothing),
         cmocka_unit_test(threads_post_that_waits),
