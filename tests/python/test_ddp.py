@@ -4,6 +4,7 @@ batch; each error; saved, copied and inspected as torch's."""
 import copy
 import io
 import os
+import time
 import warnings
 import weakref
 
@@ -626,16 +627,17 @@ def missing_gradient(world):
     message_of(RuntimeError, loss_of(model, x, y).backward, "never.weight", "rank")
 
 
+class Breaks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise ValueError("on purpose")
+
+
 def broken_backward(world):
-    class Breaks(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, gradient):
-            raise ValueError("on purpose")
-
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
@@ -905,6 +907,101 @@ def hooks_broken_backward(world):
         message_of(RuntimeError, loss.backward, "an exception ended the backward pass", "rank 0")
 
 
+class BreaksAt(nn.Module):
+    """Its backward pass breaks on one rank, before all gradients or after those of the last layer."""
+
+    def __init__(self, at_output):
+        super().__init__()
+        self.at_output, self.is_breaking = at_output, False
+        self.first, self.second = nn.Linear(12, 12), nn.Linear(12, 4)
+
+    def forward(self, x):
+        hidden = self.first(x)
+        if self.is_breaking and not self.at_output:
+            hidden = Breaks.apply(hidden)
+        outputs = self.second(hidden)
+        return Breaks.apply(outputs) if self.is_breaking and self.at_output else outputs
+
+
+BUCKETS = ({}, {"bucket_cap_mb": 0.0001, "find_unused_parameters": True})  # one in the first step, or several in each
+
+
+def hooks_broken_at(world, step, at_output, options):
+    """The backward pass of one step breaks on rank 0: others are told long before the deadline, also where a bucket comes late or the
+    buckets are new."""
+    model = theirs_with("int8_hook", seeded(lambda: BreaksAt(at_output)), **options)
+    x, y = (share(world, tensor) for tensor in batch())
+    for _ in range(step):
+        loss_of(model, x, y).backward()
+    model.module.is_breaking = world.rank == 0
+    loss, begin = loss_of(model, x, y), time.monotonic()
+    if world.rank == 0:
+        message_of(ValueError, loss.backward, "on purpose")
+    else:
+        message_of(RuntimeError, loss.backward, "an exception ended the backward pass", "rank 0")
+    expect(time.monotonic() - begin < ranks.GROUP_TIMEOUT.total_seconds() / 2, "told late")
+
+
+def hooks_broken_early(world):
+    """In the first step, in the second, whose buckets may be new, and in the third."""
+    for step in range(3):
+        for at_output in (True, False):
+            for options in BUCKETS:
+                hooks_broken_at(world, step, at_output, options)
+
+
+def hooks_broken_otherwise(world):
+    """Inside no_sync() it is the rank's own affair, and steps go on. After the last bucket torch's class refuses the next step."""
+    model = theirs_with("int8_hook", seeded(plain))
+    x, y = (share(world, tensor) for tensor in batch())
+
+    def breaks(_):
+        raise ValueError("on purpose")
+    for _ in range(3):
+        loss_of(model, x, y).backward()
+        with model.no_sync():
+            loss = loss_of(model, x, y)
+        if world.rank == 0:
+            handle = model.module[0].weight.register_hook(breaks)
+            message_of(ValueError, loss.backward, "on purpose")
+            handle.remove()
+    x = x.clone().requires_grad_()
+    loss = loss_of(model, x, y)
+    if world.rank == 0:
+        x.register_hook(breaks)
+        message_of(ValueError, loss.backward, "on purpose")
+        return
+
+    def two_steps():
+        loss.backward()
+        loss_of(model, x, y).backward()
+    begin = time.monotonic()
+    message_of(RuntimeError, two_steps, "an exception ended the backward pass", "rank 0")
+    expect(time.monotonic() - begin < ranks.GROUP_TIMEOUT.total_seconds() / 2, "told late")
+
+
+def hooks_compiled(world):
+    """The hook that finds the model, and the one that watches it, are in nobody's way. Dynamo looks into the Python shim, and cannot
+    trace it, where the whole of torch's class is compiled."""
+    from shoal.torch import hooks
+    for compiles_all in (True, False) if world.shim == "c++" else (False,):
+        torch._dynamo.reset()
+        inner = seeded(plain)
+        state = hooks.State()
+        model = nn.parallel.DistributedDataParallel(inner if compiles_all else torch.compile(inner, backend="aot_eager"))
+        model.register_comm_hook(state, hooks.bf16_hook)
+        other = nn.parallel.DistributedDataParallel(seeded(plain))
+        faster = torch.compile(model, backend="aot_eager") if compiles_all else model
+        watched = []
+        state._backward_began, began = lambda: (watched.append(1), began()), state._backward_began
+        for step in range(3):
+            for each in (faster, other):
+                each.zero_grad()
+                loss_of(each, *(share(world, tensor) for tensor in batch(step))).backward()
+        expect(len(watched) > 3, "the outputs of the model are not watched:", len(watched))
+        close(*(torch.cat([each.grad.flatten() for each in one.parameters()]) for one in (inner, other)), 1e-5, "compiled")
+
+
 CASES = [model_case(*row) for row in MODELS.items()]
 CASES += [form_case(name, options, to_none, **optimizing) for name, options, to_none, optimizing in FORMS]
 CASES += [Case(body.__name__, body, sizes=(1, 2)) for body in (
@@ -913,7 +1010,8 @@ CASES += [Case(body.__name__, body, sizes=(1, 2)) for body in (
     complex_gradients, hooks_of_others, ignored, compiled, made_and_dropped,
     saved_and_copied, what_others_read, backwards_without_forward, missing_gradient, different_models, sparse_gradient,
     changed_static_graph, wrong_arguments, hooks_with_other_buckets, hooks_wrong_use)]
-CASES += [Case(body.__name__, body, sizes=(2, 3)) for body in (hooks_on_one_host, hooks_with_join, hooks_broken_backward, join, join_throws)]
+CASES += [Case(body.__name__, body, sizes=(2, 3)) for body in (hooks_on_one_host, hooks_with_join, hooks_broken_backward, hooks_broken_early,
+                                                       hooks_broken_otherwise, hooks_compiled, join, join_throws)]
 CASES += [Case("broken_backward", broken_backward, sizes=(2, 3))]
 CASES += [Case("compression", compression, sizes=(2,), init=False, fresh=True)]
 CASES += [Case("rank_ends", rank_ends, sizes=(2, 3), fresh=True, ends=(1,))]

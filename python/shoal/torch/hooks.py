@@ -8,11 +8,17 @@ Inside a host gradients keep their precision; between hosts float32 gradients tr
 adds in the next step what quantizing has cut off in this one. Each bucket of DDP is a parameter of a reducer
 (include/shoal/gradients.h): the hook marks it, and the hook of a step's last bucket waits for all of them, when nothing is left to
 compute. docs/python.md says more.
+
+An exception that ends a backward pass is told to the other ranks at once. They may wait in one of two places, which both fail: in
+the reducer of the buckets, or, where that is made (anew) at the end of a step, in a meeting that comes before it.
 """
 import ctypes
+import weakref
 
 import torch
 from torch.autograd import Variable
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.parallel import distributed as torchs
 
 from .. import _native
 from . import _communicator, _gradients
@@ -23,20 +29,24 @@ BUCKETS, RESIDUALS = "shoal buckets", "shoal residuals"  # keys of state_dict
 
 class State:
     """What a hook keeps from step to step: its communicator, and what int8 has cut off. Each model has one of its own, given to
-    register_comm_hook. process_group: that of the model; the default group where it is None."""
+    register_comm_hook. All ranks make it together. process_group: that of the model; the default group where it is None."""
 
     def __init__(self, process_group=None):
         self.process_group = process_group
-        self._compression = self._communicator = self._reducer = None
+        self._communicator, self._timeout = _join(process_group)
+        self._meeting = _gradients.Reducer(self._communicator, ["buckets"], [torch.zeros(1)], results_in_views=0,
+                                           timeout_ms=_communicator.milliseconds(self._timeout))
+        self._compression = self._reducer = None
         self._saved = None  # of load_state_dict, until buckets come that it is of
         self._known = set()  # ids of the model's parameters
         self._buckets, self._futures, self._marked = [], [], 0  # of the step under way; so many of them the reducer has
+        self._task = -1  # the graph task that tells its end
+        _find_model(self)
 
     def average(self, bucket, compression):
         """A future of the bucket's average, which is written into the bucket."""
         self._check(bucket, compression)
-        if not self._buckets and torch._C._current_graph_task_id() >= 0:  # a rank that has joined is in no backward pass
-            Variable._execution_engine.queue_callback(_gradients.BackwardEnd(self, None))
+        self._backward_began()
         self._buckets.append(bucket.buffer())
         self._futures.append(torch.futures.Future())
         future = self._futures[-1]
@@ -47,12 +57,38 @@ class State:
             self._finish()
         return future
 
+    # ---- Where a backward pass begins and ends ----
+
+    @torch._disable_dynamo
+    def watch(self, model, _, outputs):
+        """A hook of the model's forward pass. The gradient of an output comes before all buckets: in the first step DDP has one
+        bucket only, which is full at the end."""
+        if not (torch.is_grad_enabled() and model.require_backward_grad_sync):
+            return
+        state = weakref.ref(self)
+
+        def began(_):
+            alive = state()
+            if alive is not None:
+                alive._backward_began()
+        for tensor in torchs._find_tensors(outputs):
+            if tensor.requires_grad and tensor.grad_fn is not None:
+                tensor.register_hook(began)
+
+    def _backward_began(self):
+        task = torch._C._current_graph_task_id()
+        if task >= 0 and task != self._task:  # a rank that has joined is in no backward pass
+            self._task = task
+            Variable._execution_engine.queue_callback(_gradients.BackwardEnd(self, task))
+
     def backward_ended(self, _):
         pass
 
     def backward_broke(self, _):
-        if self._buckets and self._reducer:
-            self._reducer.fail(_native.ERR_ABORTED, "an exception ended the backward pass")
+        """Also after the last bucket: torch's class then refuses every later step on this rank."""
+        for reducer in (self._reducer, self._meeting):
+            if reducer:
+                reducer.fail(_native.ERR_ABORTED, "an exception ended the backward pass")
 
     def _check(self, bucket, compression):
         tensor = bucket.buffer()
@@ -66,8 +102,7 @@ class State:
                                "make a State for each")
         self._compression = compression
         if bucket.index() != len(self._buckets):
-            if self._reducer:
-                self._reducer.begin()  # raises the cause, where the backward pass before this one has failed
+            (self._reducer or self._meeting).begin()  # raises the cause, where the backward pass before this one has failed
             raise RuntimeError(f"shoal: bucket {bucket.index()} came where bucket {len(self._buckets)} was expected: did an exception "
                                "end a backward pass, or do two models share a hooks.State? Make the module and its State again")
         if self._reducer and id(bucket.parameters()[0]) not in self._known:
@@ -98,6 +133,7 @@ class State:
     def _mark_anew(self):
         """All ranks make a new reducer in the same step, as their buckets are the same. Buckets that the old one has are averaged by
         it; the new one is given copies of them. Returns what was marked."""
+        self._meet()
         averaged = self._marked
         if averaged:
             rest = self._reducer.zeros_from(averaged)
@@ -110,6 +146,13 @@ class State:
         for index, tensor in enumerate(marked):
             self._reducer.ready(index, tensor)
         return marked
+
+    def _meet(self):
+        """Before all ranks make a reducer: raises the cause where one of them does not come."""
+        zero = torch.zeros(1)
+        self._meeting.begin()
+        self._meeting.ready(0, zero)
+        self._meeting.finish()
 
     # ---- Checkpoints ----
 
@@ -134,20 +177,40 @@ class State:
             self._saved = None
 
     def _make_reducer(self):
-        group = self.process_group or torch.distributed.group.WORLD
-        timeout = _communicator.timeouts.get(f"torch.{group.group_name}")
-        if not self._communicator:
-            store = torch.distributed.distributed_c10d._get_process_group_store(group)
-            self._communicator = _gradients.Communicator(store, group.rank(), group.size(), timeout, "gradients")
         count = len(self._buckets)
         longest = max(tensor.numel() * tensor.element_size() for tensor in self._buckets)
         reducer = _gradients.Reducer(
             self._communicator, [f"bucket {index}" for index in range(count)], self._buckets,
             order=(ctypes.c_uint32 * count)(*range(count)), results_in_views=0, buffer_bytes=min(max(longest, 1), 25 * MIB),
             first_buffer_bytes=min(max(longest, 1), MIB), compression=_gradients.COMPRESSIONS[self._compression],
-            timeout_ms=_communicator.milliseconds(timeout))
+            timeout_ms=_communicator.milliseconds(self._timeout))
         self._take_saved(reducer)
         return reducer
+
+
+def _join(group):
+    """A communicator of the group's ranks, and the group's timeout."""
+    group = group or torch.distributed.group.WORLD
+    if not group:
+        raise RuntimeError("shoal: there is no process group yet: call torch.distributed.init_process_group before hooks.State()")
+    timeout = _communicator.timeouts.get(f"torch.{group.group_name}")
+    store = torch.distributed.distributed_c10d._get_process_group_store(group)
+    return _gradients.Communicator(store, group.rank(), group.size(), timeout, "gradients"), timeout
+
+
+def _find_model(state):
+    """Nobody tells a State its model. So each module is looked at that is called, until it is the one that the State was given to."""
+    wanted = weakref.ref(state)
+
+    @torch._disable_dynamo
+    def called(module, _):
+        alive = wanted()
+        is_found = isinstance(module, torchs.DistributedDataParallel) and any(each is alive for _, each in module._comm_hooks)
+        if alive is None or is_found:
+            handle.remove()
+        if alive is not None and is_found:
+            module.register_forward_hook(alive.watch)
+    handle = register_module_forward_pre_hook(called)
 
 
 def _average(state, bucket, compression):
