@@ -1,0 +1,159 @@
+"""Collectives on tensors: eagerly, inside tf.function, and under a GradientTape."""
+from __future__ import annotations
+
+import enum
+
+import tensorflow as tf
+
+from shoal import _native
+
+from . import _operations, _world
+
+SHAPE_NUMBERS = 9  # rank, and the first dimensions, which ranks compare before they gather
+
+
+class ReduceOp(enum.IntEnum):
+    AVERAGE = _native.AVG
+    SUM = _native.SUM
+    MIN = _native.MIN
+    MAX = _native.MAX
+    PRODUCT = _native.PROD
+
+
+class Compression:
+    """How tensors travel. none: as they are. fp16, bf16, int8: gradients of float32 travel so between hosts, and keep their precision
+    inside a host; a tensor that is given to allreduce itself is cast before and back after (fp16 and bf16)."""
+    none, fp16, bf16, int8 = "none", "fp16", "bf16", "int8"
+
+
+_CASTS = {"fp16": tf.float16, "bf16": tf.bfloat16}
+
+
+def allreduce(tensor, op: ReduceOp = ReduceOp.AVERAGE, compression: str = Compression.none, name: str | None = None):
+    """A tensor like this one: op over those of all ranks, which must have the same shape. IndexedSlices are gathered: SUM and
+    AVERAGE only."""
+    _world.current()
+    if isinstance(tensor, tf.IndexedSlices):
+        return _allreduce_slices(tensor, op, compression, name)
+    tensor = tf.convert_to_tensor(tensor)
+    narrow = _cast_of(tensor, compression)
+    result = _operations.allreduce([tf.cast(tensor, narrow)], int(op), name)[0]
+    return tf.cast(result, tensor.dtype)
+
+
+def grouped_allreduce(tensors, op: ReduceOp = ReduceOp.AVERAGE, compression: str = Compression.none, name: str | None = None):
+    """A list of tensors in one operation for each type."""
+    _world.current()
+    tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    cast = [tf.cast(tensor, _cast_of(tensor, compression)) for tensor in tensors]
+    results = [None] * len(tensors)
+    for indices in _by_type(cast):
+        group = _operations.allreduce([cast[i] for i in indices], int(op), name)
+        for i, result in zip(indices, group):
+            results[i] = tf.cast(result, tensors[i].dtype)
+    return results
+
+
+def broadcast(tensor, root_rank: int = 0, name: str | None = None):
+    """root_rank's tensor on every rank."""
+    _check_root(root_rank)
+    return _operations.broadcast([tf.convert_to_tensor(tensor)], root_rank, name)[0]
+
+
+def allgather(tensor, name: str | None = None):
+    """Those of all ranks one after the other, along the first dimension, in which they may differ."""
+    tensor = _with_rows(tensor)
+    rows = _gathered_shapes(tensor, name)[:, 1]
+    return _operations.allgather_rows(tensor, rows, name)
+
+
+def reducescatter(tensor, op: ReduceOp = ReduceOp.SUM, name: str | None = None):
+    """This rank's rows of the reduced tensor. Where rows cannot be divided evenly, the first ranks have one more."""
+    size = _world.size()
+    tensor = _with_rows(tensor)
+    rows = tf.shape(tensor, tf.int64)[0]
+    shares = rows // size + tf.cast(tf.range(size, dtype=tf.int64) < rows % size, tf.int64)
+    return _operations.reduce_scatter_rows(tensor, shares, int(op), name)
+
+
+def alltoall(tensor, splits=None, name: str | None = None):
+    """Rows to every rank: the first splits[0] to rank 0, and so on; without splits as many to each. Returns the rows from all ranks, in
+    the order of ranks; with splits, (rows, how many came from each rank)."""
+    size = _world.size()
+    tensor = _with_rows(tensor)
+    if splits is None:
+        if tensor.shape[0] is not None and tensor.shape[0] % size:
+            raise ValueError(f"shoal: {tensor.shape[0]} rows cannot be divided evenly among {size} ranks: give splits")
+        sent = tf.fill([size], tf.shape(tensor, tf.int64)[0] // size)
+    else:
+        sent = tf.cast(tf.convert_to_tensor(splits), tf.int64)
+    ones = tf.ones([size], tf.int64)
+    received = _operations.alltoall_rows(sent, ones, ones, name and f"{name}_splits")
+    received.set_shape([size])
+    result = _operations.alltoall_rows(tensor, sent, received, name)
+    return result if splits is None else (result, received)
+
+
+def barrier() -> None:
+    """Waits for all ranks."""
+    _world.current()
+    return _operations.barrier()
+
+
+def _cast_of(tensor, compression):
+    if compression not in ("none", *_CASTS):
+        raise ValueError(f"shoal: a tensor cannot be compressed as {compression!r}: none, fp16 and bf16 can be had; int8 is for gradients")
+    return _CASTS[compression] if compression != "none" and tensor.dtype in (tf.float32, tf.float64) else tensor.dtype
+
+
+def _allreduce_slices(slices, op, compression, name):
+    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+        raise NotImplementedError("shoal: tf.IndexedSlices can be summed and averaged only: convert them with tf.convert_to_tensor")
+    values, indices = gather_slices(slices, name)
+    if op == ReduceOp.AVERAGE:
+        values = values / tf.cast(_world.size(), values.dtype)
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+def gather_slices(slices, name=None):
+    """(values, indices) of all ranks."""
+    values = tf.convert_to_tensor(slices.values)
+    rows = _gathered_shapes(values, name)[:, 1]
+    return (_operations.allgather_rows(values, rows, name and f"{name}_values"),
+            _operations.allgather_rows(slices.indices, rows, name and f"{name}_indices"))
+
+
+def _by_type(tensors):
+    """Lists of indices."""
+    groups = {}
+    for i, tensor in enumerate(tensors):
+        groups.setdefault(tensor.dtype, []).append(i)
+    return groups.values()
+
+
+def _check_root(root_rank):
+    if not 0 <= root_rank < _world.size():
+        raise ValueError(f"shoal: root_rank is {root_rank}, but ranks are 0 to {_world.size() - 1}")
+
+
+def _with_rows(tensor):
+    _world.current()
+    tensor = tf.convert_to_tensor(tensor)
+    return tf.reshape(tensor, [1]) if tensor.shape.rank == 0 else tensor
+
+
+def _gathered_shapes(tensor, name):
+    """Of all ranks: their tensors' ranks and dimensions, as rows of numbers, which may differ in the first dimension only."""
+    rank, shape = tf.rank(tensor), tf.shape(tensor, tf.int64)
+    shape = shape[:SHAPE_NUMBERS - 1]
+    own = tf.concat([[tf.cast(rank, tf.int64)], shape, tf.zeros([SHAPE_NUMBERS - 1 - tf.size(shape)], tf.int64)], 0)
+    own.set_shape([SHAPE_NUMBERS])
+    shapes = _operations.stack(own, _world.size(), name and f"{name}_shapes")
+    compared = tf.concat([shapes[:, :1], shapes[:, 2:]], 1)
+    differs = tf.reduce_any(tf.not_equal(compared, compared[:1]), 1)
+    other = tf.argmax(tf.cast(differs, tf.int32))
+    check = tf.debugging.Assert(tf.logical_not(tf.reduce_any(differs)), [
+        f"shoal: tensors that are gathered{f' as {name}' if name else ''} may differ in the first dimension only: rank 0 has "
+        "(dimensions, then the length of each)", shapes[0], "but rank", other, "has", shapes[other]], summarize=SHAPE_NUMBERS)
+    with tf.control_dependencies([check] if check is not None else []):
+        return tf.identity(shapes)

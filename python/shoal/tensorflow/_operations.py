@@ -1,0 +1,164 @@
+"""The operations of libshoal_tensorflow.so in TensorFlow: starts and finishes as functions of tensors, and their gradients."""
+from __future__ import annotations
+
+import ctypes
+import functools
+import types
+
+import tensorflow as tf
+
+import shoal
+from shoal import _native
+
+OLDEST = (2, 16)  # with Keras 3
+LIBRARY = "libshoal_tensorflow.so"
+ERROR_BYTES = 1024
+
+
+def check_version(version: str) -> None:
+    """Raises ImportError for a TensorFlow that is too old. One that is too new lacks a function of the C API, which load() tells."""
+    numbers = tuple(int(part) for part in version.split(".")[:2])
+    if numbers < OLDEST:
+        raise ImportError(f"shoal.tensorflow needs TensorFlow {OLDEST[0]}.{OLDEST[1]} or newer, and this is {version}: "
+                          f"pip install 'tensorflow>={OLDEST[0]}.{OLDEST[1]}'")
+
+
+@functools.lru_cache(maxsize=None)
+def load() -> types.SimpleNamespace:
+    """The operations as TensorFlow makes functions of them, and the functions in C beside them. ImportError says what is wrong."""
+    check_version(tf.__version__)
+    _native.load()  # the operations find it loaded, wherever it lies
+    path = shoal.library_path().parent / LIBRARY
+    try:
+        operations = tf.load_op_library(str(path))
+        library = ctypes.CDLL(str(path))
+    except (tf.errors.OpError, OSError) as error:
+        raise ImportError(f"shoal.tensorflow: the operations cannot be loaded from {path}: {error}") from None
+    library.shoal_tensorflow_problem.restype = ctypes.c_char_p
+    problem = library.shoal_tensorflow_problem().decode()
+    if problem:
+        raise ImportError(f"shoal.tensorflow: TensorFlow {tf.__version__} does not take the operations of {path}: {problem}")
+    library.shoal_tensorflow_set_world.argtypes = ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p
+    library.shoal_tensorflow_set_world.restype = ctypes.c_bool
+    library.shoal_tensorflow_averager_create.argtypes = (
+        ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)
+    library.shoal_tensorflow_averager_create.restype = ctypes.c_int64
+    library.shoal_tensorflow_averager_free.argtypes = (ctypes.c_int64,)
+    library.shoal_tensorflow_averager_free.restype = None
+    _register_gradients()
+    return types.SimpleNamespace(of=operations, library=library)
+
+
+# ---- Operations: each has started when the function returns, in a graph when its start has run --------------------------------
+
+
+def finish(pending, handle, name=None):
+    """The results of a start. In a graph others run meanwhile; eagerly the call waits."""
+    return load().of.shoal_finish(pending=pending, handle=handle, name=name)
+
+
+def allreduce(tensors, operator: int, name=None, world=0):
+    """Tensors of one type; a list like it."""
+    started = load().of.shoal_allreduce_start(inputs=tensors, operator=operator, world=world, name=name)
+    return finish(started.pending, started.handle, name and f"{name}_finish")
+
+
+def broadcast(tensors, root: int, name=None, world=0):
+    started = load().of.shoal_broadcast_start(inputs=tensors, root=root, world=world, name=name)
+    return finish(started.pending, started.handle, name and f"{name}_finish")
+
+
+def stack(tensor, size, name=None, world=0):
+    """Of all ranks, which have one shape: a new first dimension."""
+    started = load().of.shoal_allgather_start(input=tensor, rows=tf.zeros([0], tf.int64), world=world, name=name)
+    result = finish([started.pending], started.handle, name and f"{name}_finish")[0]
+    result.set_shape(tf.TensorShape([size]).concatenate(tensor.shape))
+    return result
+
+
+def allgather_rows(tensor, rows, name=None, world=0):
+    """rows: of each rank."""
+    started = load().of.shoal_allgather_start(input=tensor, rows=rows, world=world, name=name)
+    return _rows_of(finish([started.pending], started.handle, name and f"{name}_finish")[0], tensor)
+
+
+def reduce_scatter_rows(tensor, rows, operator: int, name=None, world=0):
+    started = load().of.shoal_reduce_scatter_start(input=tensor, rows=rows, operator=operator, world=world, name=name)
+    return _rows_of(finish([started.pending], started.handle, name and f"{name}_finish")[0], tensor)
+
+
+def alltoall_rows(tensor, splits, received_splits, name=None, world=0):
+    started = load().of.shoal_alltoall_start(input=tensor, splits=splits, received_splits=received_splits, world=world, name=name)
+    return _rows_of(finish([started.pending], started.handle, name and f"{name}_finish")[0], tensor)
+
+
+def _rows_of(result, tensor):
+    """Says of a result with an unknown number of rows what is known of it."""
+    if tensor.shape.rank is not None:
+        result.set_shape(tf.TensorShape([None]).concatenate(tensor.shape[1:]))
+    return result
+
+
+def barrier(world=0):
+    return load().of.shoal_barrier(world=world)
+
+
+# ---- Gradients: of the sum of all ranks' losses --------------------------------------------------------------------------------
+
+
+def _register_gradients():
+    for name, function in (("ShoalFinish", _of_finish), ("ShoalAllreduceStart", _of_allreduce),
+                           ("ShoalBroadcastStart", _of_broadcast), ("ShoalAllgatherStart", _of_allgather),
+                           ("ShoalReduceScatterStart", _of_reduce_scatter), ("ShoalAlltoallStart", _of_alltoall)):
+        try:
+            tf.RegisterGradient(name)(function)
+        except KeyError:  # this module was imported anew
+            pass
+
+
+def _of_finish(op, *gradients):
+    """The pending tensors are the results."""
+    return [*gradients, None]
+
+
+def _world_of(op):
+    return op.get_attr("world")
+
+
+def _size_of(world):
+    from . import _world
+    return _world.size_of(world)
+
+
+def _of_allreduce(op, *gradients):
+    operator = op.get_attr("operator")
+    if operator not in (_native.SUM, _native.AVG):
+        raise NotImplementedError("shoal: an all-reduce has a gradient with ReduceOp.SUM and ReduceOp.AVERAGE only")
+    return allreduce(list(gradients[:-1]), operator, world=_world_of(op))
+
+
+def _of_broadcast(op, *gradients):
+    from . import _world
+    sums = allreduce(list(gradients[:-1]), _native.SUM, world=_world_of(op))
+    if _world.rank_of(_world_of(op)) == op.get_attr("root"):
+        return sums
+    return [tf.zeros_like(one) for one in sums]
+
+
+def _of_allgather(op, gradient, _):
+    world, rows = _world_of(op), op.inputs[1]
+    if rows.shape.num_elements() == 0:  # stacked
+        return [tf.squeeze(reduce_scatter_rows(gradient, tf.ones([_size_of(world)], tf.int64), _native.SUM, world=world), 0), None]
+    return [reduce_scatter_rows(gradient, rows, _native.SUM, world=world), None]
+
+
+def _of_reduce_scatter(op, gradient, _):
+    operator, world = op.get_attr("operator"), _world_of(op)
+    if operator not in (_native.SUM, _native.AVG):
+        raise NotImplementedError("shoal: a reduce-scatter has a gradient with ReduceOp.SUM and ReduceOp.AVERAGE only")
+    gathered = allgather_rows(gradient, op.inputs[1], world=world)
+    return [gathered / _size_of(world) if operator == _native.AVG else gathered, None]
+
+
+def _of_alltoall(op, gradient, _):
+    return [alltoall_rows(gradient, op.inputs[2], op.inputs[1], world=_world_of(op)), None, None]

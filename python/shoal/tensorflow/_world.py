@@ -1,0 +1,128 @@
+"""The job that this process is a rank of: a context and a communicator of the C library, made by init()."""
+from __future__ import annotations
+
+import ctypes
+
+import tensorflow as tf
+
+from shoal import _native
+
+from . import _operations
+
+UINT32_MAX = 2**32 - 1
+
+# As the operations map them (operations/world.c).
+_CLASSES = {
+    _native.ERR_ARGUMENT: tf.errors.InvalidArgumentError, _native.ERR_MEMORY: tf.errors.ResourceExhaustedError,
+    _native.ERR_UNSUPPORTED: tf.errors.UnimplementedError, _native.ERR_TIMEOUT: tf.errors.DeadlineExceededError,
+    _native.ERR_PEER_LOST: tf.errors.AbortedError, _native.ERR_ABORTED: tf.errors.AbortedError,
+    _native.ERR_MISMATCH: tf.errors.FailedPreconditionError, _native.ERR_STATE: tf.errors.FailedPreconditionError,
+    _native.ERR_AUTH: tf.errors.PermissionDeniedError,
+}
+
+_current = None  # World, between init() and shutdown()
+_on_shutdown = []  # functions
+
+
+class World:
+    def __init__(self, context, comm, place):
+        self.context, self.comm, self.place = context, comm, place
+        library = _native.load()
+        self.rank, self.size = library.comm_rank(comm), library.comm_size(comm)
+
+
+def error_of(status, text):
+    """TensorFlow's exception for a status."""
+    return _CLASSES.get(status, tf.errors.InternalError)(None, None, f"shoal: {text}")
+
+
+def init(timeout_s: float | None = None) -> None:
+    """Joins the job that the launcher started this process for; alone, where none did. Every rank calls it, once. timeout_s: of
+    each operation, in place of SHOAL_TIMEOUT_MS."""
+    global _current
+    if _current is not None:
+        raise RuntimeError("init() called more than once. shoal.tensorflow is already initialized.")
+    operations, library = _operations.load(), _native.load()
+    context, comm = _native.create_context(), ctypes.c_void_p()
+    limit = 0 if timeout_s is None else max(1, min(UINT32_MAX - 1, round(timeout_s * 1000)))
+    options = _native.CommOptions(name=b"tensorflow", timeout_ms=limit)
+    status = library.comm_create(context, ctypes.byref(options), ctypes.byref(comm))
+    if status != _native.OK:
+        error = error_of(status, f"this process cannot join the job: {_native.error_of(status, context)}")
+        library.context_destroy(context)
+        raise error
+    place = _native.Place()
+    library.comm_place(comm, library.comm_rank(comm), ctypes.byref(place))
+    operations.library.shoal_tensorflow_set_world(0, context, comm)
+    _current = World(context, comm, place)
+
+
+def shutdown() -> None:
+    """Leaves the job, when every rank has called it. Optional. Afterwards init() may be called again."""
+    global _current
+    world = current()
+    for function in _on_shutdown:
+        function()
+    library = _native.load()
+    status = library.comm_finalize(world.comm)
+    error = None
+    if status != _native.OK:
+        error = error_of(status, f"the job did not end in good order: {_native.error_of(status, world.context, world.comm)}")
+    _current = None
+    _operations.load().library.shoal_tensorflow_set_world(0, None, None)
+    library.comm_free(world.comm)
+    library.context_destroy(world.context)
+    if error:
+        raise error
+
+
+def on_shutdown(function) -> None:
+    _on_shutdown.append(function)
+
+
+def is_initialized() -> bool:
+    return _current is not None
+
+
+def current() -> World:
+    if _current is None:
+        raise RuntimeError("shoal.tensorflow is not initialized: call init() first")
+    return _current
+
+
+def rank() -> int:
+    """Of this process in the job."""
+    return current().rank
+
+
+def size() -> int:
+    """Ranks of the job."""
+    return current().size
+
+
+def local_rank() -> int:
+    """Of this process among those of its host."""
+    return current().place.local_rank
+
+
+def local_size() -> int:
+    """Ranks on this host."""
+    return current().place.local_size
+
+
+def cross_rank() -> int:
+    """Of this host among those of the job."""
+    return current().place.host
+
+
+def cross_size() -> int:
+    """Hosts of the job."""
+    return current().place.hosts
+
+
+def size_of(world: int) -> int:
+    return size()
+
+
+def rank_of(world: int) -> int:
+    return rank()

@@ -1,0 +1,32 @@
+/* Averages the gradients of a step by the gradient engine (shoal/gradients.h), fed by operations.
+ *
+ *     gradient_start of parameter i   ->  its buffer, in any order, on any thread; the last of the step's begins the end
+ *     a buffer is averaged            ->  the job of each of its parameters is done: finishes go on while others are under way
+ *
+ * Each has a thread, which waits for the end of a step. Python makes one for each list of variables, on all ranks alike. */
+#ifndef SHOAL_TENSORFLOW_AVERAGER_H
+#define SHOAL_TENSORFLOW_AVERAGER_H
+
+#include <shoal/gradients.h>
+
+#include "job.h"
+#include "tf_api.h"
+
+#define AVERAGERS_MAX 4096
+
+/* Makes one with the options of a reducer; this fills in what calls back. A collective call, as shoal_reducer_create is. Returns
+ * its number, or -1 with the reason in error. */
+__attribute__((visibility("default"))) int64_t shoal_tensorflow_averager_create(int world,
+                                                                                const struct shoal_parameter *parameters,
+                                                                                size_t parameter_count,
+                                                                                const struct shoal_reducer_options *options,
+                                                                                char *error, size_t error_bytes);
+
+/* Ends one in which no step is under way, once nothing of it runs. */
+__attribute__((visibility("default"))) void shoal_tensorflow_averager_free(int64_t number);
+
+/* The kernel of a start: attributes reducer (the averager's number), index (of the parameter), marks (how many gradients this rank
+ * has in the step). */
+void gradient_start(void *kernel, TF_OpKernelContext *context);
+
+#endif

@@ -1,0 +1,24 @@
+#!/usr/bin/env python3
+"""with_tensorflow.py PROGRAM [ARGUMENT ...]: runs a test program with the interpreter that has TensorFlow. Without one it says why,
+which counts as skipped."""
+import os
+import pathlib
+import subprocess
+import sys
+
+INTERPRETER = pathlib.Path(__file__).resolve().parents[2] / "build/tensorflow/bin/python3"
+
+
+def skip(reason):
+    print(f"1..0 # SKIP {reason}")
+    sys.exit(0)
+
+
+if not INTERPRETER.exists():
+    skip(f"there is no {INTERPRETER}: `make test` makes it")
+# Found, not imported: that takes seconds, and a TensorFlow that is there and cannot be imported is a failure.
+found = "import importlib.util, sys; sys.exit(not importlib.util.find_spec('tensorflow'))"
+if subprocess.run([INTERPRETER, "-c", found]).returncode:
+    skip(f"{INTERPRETER} has no TensorFlow")
+os.environ.update(TF_CPP_MIN_LOG_LEVEL="2", CUDA_VISIBLE_DEVICES="", TF_ENABLE_ONEDNN_OPTS="0")
+os.execv(INTERPRETER, [str(INTERPRETER), *sys.argv[1:]])
