@@ -80,7 +80,7 @@ class Ranks:
         return [codes[rank] for rank in range(len(self.pids))]
 
     def told(self):
-        return "\n".join(f"rank {rank} ended with {code}:\n{text[-6000:]}"
+        return "\n".join(f"rank {rank} ended with {code}:\n{text[-4000:]}"
                          for rank, (code, text) in enumerate(zip(self.codes, self.texts)))
 
 

@@ -8,7 +8,10 @@ import shoal.tensorflow as shoal
 from shoal.tensorflow import ReduceOp
 from tap import run_cases
 
+tf.get_logger().setLevel("ERROR")  # functions are traced anew for each type
+
 REDUCED = [tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int8, tf.uint8, tf.int32, tf.int64]
+MOVED = [*REDUCED, tf.int16, tf.uint16, tf.uint32, tf.uint64, tf.bool, tf.complex64, tf.complex128]
 
 
 def same(got, wanted):
@@ -22,21 +25,237 @@ def numbers(rank, shape, dtype=tf.float32):
     return tf.cast(tf.reshape(tf.range(count) % 5 + rank, shape), dtype)
 
 
+def ranks():
+    return range(shoal.size())
+
+
 def eager_and_graph(function):
     """Calls it both ways."""
     yield function()
     yield tf.function(function)()
 
 
+def refuses(error, words, function):
+    """That it raises, and what is said."""
+    try:
+        function()
+    except error as told:
+        assert all(word in str(told) for word in words), told
+    else:
+        raise AssertionError(f"no {error}")
+
+
+# ---- Results ----
+
+
 def allreduce_sums_every_type(rank):
-    size = shoal.size()
     for dtype in REDUCED:
-        wanted = sum(numbers(r, [7, 3], tf.int32) for r in range(size)).numpy()
+        wanted = sum(numbers(r, [7, 3], tf.int32) for r in ranks()).numpy()
         for got in eager_and_graph(lambda: shoal.allreduce(numbers(rank, [7, 3], dtype), ReduceOp.SUM)):
             assert got.dtype == dtype and got.shape == [7, 3]
             same(tf.cast(got, tf.int32), wanted)
 
 
-run_cases([case for size in (2, 3) for case in forked.Cases(size, [
-    allreduce_sums_every_type,
-], shoal.init, shoal.shutdown).report()])
+def allreduce_has_every_operator(rank):
+    every = np.stack([numbers(r, [5]).numpy() for r in ranks()])
+    for op, wanted in ((ReduceOp.AVERAGE, every.mean(0, dtype=np.float32)), (ReduceOp.MIN, every.min(0)), (ReduceOp.MAX, every.max(0)),
+                       (ReduceOp.PRODUCT, every.prod(0))):
+        np.testing.assert_allclose(shoal.allreduce(numbers(rank, [5]), op), wanted, rtol=1e-6)
+    same(shoal.allreduce(tf.constant(float(rank))), sum(ranks()) / shoal.size())
+
+
+def large_and_empty_tensors_arrive(rank):
+    for shape in ([3_000_001], [0], [4, 0, 2], []):
+        for got in eager_and_graph(lambda: shoal.allreduce(numbers(rank, shape), ReduceOp.SUM)):
+            same(got, sum(numbers(r, shape) for r in ranks()))
+
+
+def allreduce_casts_where_asked(rank):
+    for compression in (shoal.Compression.fp16, shoal.Compression.bf16):
+        got = shoal.allreduce(numbers(rank, [9]), ReduceOp.SUM, compression)
+        assert got.dtype == tf.float32
+        same(got, sum(numbers(r, [9]) for r in ranks()))
+    same(shoal.oob_allreduce(tf.constant([4.0 * rank])), [4.0 * sum(ranks()) / shoal.size()])
+    refuses(ValueError, ["int8"], lambda: shoal.allreduce(tf.ones([1]), compression="int8"))
+
+
+def slices_are_gathered(rank):
+    slices = tf.IndexedSlices(numbers(rank, [rank + 1, 2]), tf.range(rank + 1), tf.constant([4, 2]))
+    for got in eager_and_graph(lambda: tf.convert_to_tensor(shoal.allreduce(slices, ReduceOp.SUM))):
+        same(got, sum(tf.pad(numbers(r, [r + 1, 2]), [[0, 3 - r], [0, 0]]) for r in ranks()))
+    refuses(NotImplementedError, ["IndexedSlices"], lambda: shoal.allreduce(slices, ReduceOp.MAX))
+
+
+def groups_keep_their_order(rank):
+    def tensors(r):
+        return [numbers(r, [3]), numbers(r, [2, 2], tf.int32), numbers(r + 1, [1]), numbers(r, [], tf.float64)]
+    for got in eager_and_graph(lambda: shoal.grouped_allreduce(tensors(rank), ReduceOp.SUM)):
+        for i, one in enumerate(got):
+            same(one, sum(tensors(r)[i] for r in ranks()))
+
+
+def broadcast_moves_every_type(rank):
+    for dtype in MOVED:
+        for got in eager_and_graph(lambda: shoal.broadcast(tf.cast(numbers(rank, [3, 2], tf.int32), dtype), shoal.size() - 1)):
+            assert got.dtype == dtype
+            same(got, tf.cast(numbers(shoal.size() - 1, [3, 2], tf.int32), dtype))
+    refuses(ValueError, ["root_rank is 7"], lambda: shoal.broadcast(tf.ones([1]), 7))
+
+
+def allgather_joins_rows_of_different_lengths(rank):
+    for dtype in (tf.float32, tf.bool, tf.complex64):
+        wanted = np.concatenate([tf.cast(numbers(r, [2 * r, 3], tf.int32), dtype) for r in ranks()])
+        for got in eager_and_graph(lambda: shoal.allgather(tf.cast(numbers(rank, [2 * rank, 3], tf.int32), dtype))):
+            same(got, wanted)
+    same(shoal.allgather(tf.constant(rank)), list(ranks()))
+    shape = tf.function(shoal.allgather, input_signature=[tf.TensorSpec([None, 3])]).get_concrete_function().output_shapes
+    assert shape.as_list() == [None, 3], shape
+
+
+def ragged_shapes_are_told_on_every_rank(rank):
+    refuses(tf.errors.InvalidArgumentError, ["first dimension only: that of rank 0 has the shape [2, 3], that of rank 1 [2, 4]"],
+            lambda: shoal.allgather(tf.ones([2, 3 + (rank == 1)])))
+    refuses(tf.errors.InvalidArgumentError, ['"scores"', "that of rank 0 has the shape [1, 1, 1, 1, 1, 1, 1, 1, ...], that of rank 1 [1]"],
+            tf.function(lambda: shoal.allgather(tf.ones([1] if rank == 1 else [1] * 9), name="scores")))
+
+
+def reducescatter_divides_rows(rank):
+    for rows in (6, 7, 1):
+        every = sum(numbers(r, [rows, 2]) for r in ranks())
+        shares = [rows // shoal.size() + (r < rows % shoal.size()) for r in ranks()]
+        begin = sum(shares[:rank])
+        for got in eager_and_graph(lambda: shoal.reducescatter(numbers(rank, [rows, 2]))):
+            same(got, every[begin:begin + shares[rank]])
+
+
+def alltoall_exchanges_rows(rank):
+    size = shoal.size()
+    same(shoal.alltoall(tf.range(2 * size) + 100 * rank), [100 * r + 2 * rank + i for r in ranks() for i in range(2)])
+
+    def uneven():
+        rows = tf.concat([tf.fill([to], 10 * rank + to) for to in ranks()], 0)
+        return shoal.alltoall(rows, splits=list(ranks()))
+    for got, received in eager_and_graph(uneven):
+        same(got, [10 * r + rank for r in ranks() for _ in range(rank)])
+        same(received, [rank] * size)
+    refuses(ValueError, ["divided evenly"], lambda: shoal.alltoall(tf.range(size + 1)))
+    refuses(tf.errors.InvalidArgumentError, ["splits add up to"], lambda: shoal.alltoall(tf.range(size), splits=[0] * size))
+
+
+def barrier_waits_in_a_graph_too(rank):
+    shoal.barrier()
+
+    @tf.function
+    def both():
+        shoal.barrier()
+        return shoal.allreduce(tf.constant(1.0), ReduceOp.SUM)
+    same(both(), shoal.size())
+
+
+def objects_go_round(rank):
+    assert shoal.allgather_object({"rank": rank}) == [{"rank": r} for r in ranks()]
+    assert shoal.broadcast_object([rank, "x" * 1000 * rank], 1) == [1, "x" * 1000]
+
+
+# ---- Graphs ----
+
+
+def many_operations_overlap_in_one_function(rank):
+    @tf.function
+    def step(x):
+        sums = [shoal.allreduce(x + float(i), ReduceOp.SUM) for i in range(40)]
+        shoal.allreduce(x, ReduceOp.SUM)  # pruned: its start runs all the same
+        return tf.add_n(sums)
+    for _ in range(20):
+        x = numbers(rank, [50_000])
+        every = sum(numbers(r, [50_000]) for r in ranks())
+        same(step(x), 40 * every + shoal.size() * sum(range(40)))
+
+
+def loops_run_in_order(rank):
+    @tf.function
+    def powers(x):
+        for _ in tf.range(10):
+            x = shoal.allreduce(x, ReduceOp.MAX) + 1.0
+        return x
+    same(powers(tf.constant([float(rank)])), [shoal.size() - 1 + 10.0])
+
+
+def results_are_not_written_again(rank):
+    """What one step returned stays, whatever the next ones do."""
+    step = tf.function(lambda x: shoal.allreduce(x, ReduceOp.SUM))
+    kept = [step(tf.fill([1000], float(i))) for i in range(20)]
+    for i, one in enumerate(kept):
+        same(one, np.full([1000], i * shoal.size()))
+
+
+# ---- Gradients ----
+
+
+def gradients_of(function, x):
+    def compute():
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = function(x)
+        return tape.gradient(loss, x)
+    return list(eager_and_graph(compute))
+
+
+def operations_have_gradients(rank):
+    size, x = shoal.size(), tf.reshape(tf.range(6.0), [6, 1])
+    weights = tf.reshape(tf.range(6.0) * (rank + 1), [6, 1])
+    every = sum(np.arange(6.0)[:, None] * (r + 1) for r in ranks())
+    for op, divisor in ((ReduceOp.SUM, 1), (ReduceOp.AVERAGE, size)):
+        for got in gradients_of(lambda x: tf.reduce_sum(weights * shoal.allreduce(x, op)), x):
+            np.testing.assert_allclose(got, every / divisor, rtol=1e-6)
+    for got in gradients_of(lambda x: tf.reduce_sum(weights * shoal.broadcast(x, 1)), x):
+        same(got, every if rank == 1 else 0 * every)
+    long = tf.tile(weights, [size, 1])
+    for got in gradients_of(lambda x: tf.reduce_sum(long * shoal.allgather(x)), x):
+        same(got, every)
+    share = weights[:6 // size]
+    for got in gradients_of(lambda x: tf.reduce_sum(share * shoal.reducescatter(x)), x):
+        same(got, np.concatenate([np.arange(6.0)[:6 // size, None] * (r + 1) for r in ranks()]))
+    for got in gradients_of(lambda x: tf.reduce_sum(weights * shoal.alltoall(x)), x):
+        n = 6 // size
+        same(got, np.concatenate([np.arange(6.0)[rank * n:(rank + 1) * n, None] * (r + 1) for r in ranks()]))
+    refuses((NotImplementedError, LookupError), ["gradient"],
+            lambda: gradients_of(lambda x: tf.reduce_sum(shoal.allreduce(x, ReduceOp.MAX)), x))
+
+
+def second_gradients_are_right(rank):
+    x = tf.constant(2.0)
+    with tf.GradientTape() as outer:
+        outer.watch(x)
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            y = shoal.allreduce(x, ReduceOp.SUM) ** 2
+        first = inner.gradient(y, x)
+    same(first, 4.0 * shoal.size() ** 2)
+    same(outer.gradient(first, x), 2.0 * shoal.size() ** 2)
+
+
+# ---- The job ----
+
+
+def places_are_told(rank):
+    assert (shoal.rank(), shoal.local_rank(), shoal.local_size(), shoal.cross_rank(), shoal.cross_size()) == (
+        rank, rank, shoal.size(), 0, 1)
+    refuses(RuntimeError, ["init() called more than once"], shoal.init)
+
+
+def it_can_begin_again(rank):
+    shoal.shutdown()
+    assert not shoal.is_initialized()
+    refuses(RuntimeError, ["call init() first"], lambda: shoal.allreduce(tf.ones([1])))
+    shoal.init()
+    same(shoal.allreduce(tf.ones([1]), ReduceOp.SUM), [shoal.size()])
+
+
+CASES = [allreduce_sums_every_type, allreduce_has_every_operator, large_and_empty_tensors_arrive, allreduce_casts_where_asked,
+         slices_are_gathered, groups_keep_their_order, broadcast_moves_every_type, allgather_joins_rows_of_different_lengths,
+         ragged_shapes_are_told_on_every_rank, reducescatter_divides_rows, alltoall_exchanges_rows, barrier_waits_in_a_graph_too,
+         objects_go_round, many_operations_overlap_in_one_function, loops_run_in_order, results_are_not_written_again,
+         operations_have_gradients, second_gradients_are_right, places_are_told, it_can_begin_again]
+FEW = [allreduce_sums_every_type, allreduce_has_every_operator, reducescatter_divides_rows, operations_have_gradients]
+run_cases([case for size, some in ((3, CASES), (2, FEW)) for case in forked.Cases(size, some, shoal.init, shoal.shutdown).report()])

@@ -2,9 +2,23 @@
 
     import shoal.tensorflow as shoal
     shoal.init()
+    tape = shoal.DistributedGradientTape(tape)               # its gradients are averages over all ranks
+    shoal.broadcast_variables(model.variables, root_rank=0)
 
-docs/tensorflow.md is the manual."""
+`shoal.tensorflow.keras` is for model.fit. docs/tensorflow.md is the manual."""
 from ._collectives import (  # noqa: F401
-    Compression, ReduceOp, allgather, allreduce, alltoall, barrier, broadcast, grouped_allreduce, reducescatter)
+    Compression, ReduceOp, allgather, allreduce, alltoall, barrier, broadcast, grouped_allreduce, oob_allreduce, reducescatter)
 from ._world import (  # noqa: F401
     cross_rank, cross_size, init, is_initialized, local_rank, local_size, rank, shutdown, size)
+from .data import shard, sharded_indices  # noqa: F401
+from .tape import DistributedGradientTape  # noqa: F401
+from .variables import allgather_object, broadcast_object, broadcast_variables  # noqa: F401
+
+
+def __getattr__(name):
+    """Keras is imported where it is used."""
+    if name in ("DistributedOptimizer", "keras"):
+        import importlib
+        keras = importlib.import_module(".keras", __name__)
+        return keras if name == "keras" else keras.DistributedOptimizer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -77,7 +77,7 @@ def stack(tensor, size, name=None, world=0):
 
 
 def allgather_rows(tensor, rows, name=None, world=0):
-    """rows: of each rank."""
+    """rows: of each rank, as one number or as the tensor's rank and its first dimensions, which are compared."""
     started = load().of.shoal_allgather_start(input=tensor, rows=rows, world=world, name=name)
     return _rows_of(finish([started.pending], started.handle, name and f"{name}_finish")[0], tensor)
 
@@ -149,6 +149,8 @@ def _of_allgather(op, gradient, _):
     world, rows = _world_of(op), op.inputs[1]
     if rows.shape.num_elements() == 0:  # stacked
         return [tf.squeeze(reduce_scatter_rows(gradient, tf.ones([_size_of(world)], tf.int64), _native.SUM, world=world), 0), None]
+    if rows.shape.rank == 2:
+        rows = rows[:, 1]
     return [reduce_scatter_rows(gradient, rows, _native.SUM, world=world), None]
 
 

@@ -86,9 +86,9 @@ static enum shoal_status check_used(struct averager *averager)
         if (averager->gradients[i].output || !shoal_reducer_is_used(averager->reducer, i))
             continue;
         snprintf(text, sizeof text,
-                 "the gradient of %s (variable %zu of %zu) is None on rank %d, but another rank has one: compute the same loss from "
-                 "the same variables on every rank",
-                 averager->gradients[i].name, i, averager->count, averager->rank);
+                 "the gradient of %s is None on rank %d, but another rank has one: compute the same loss from the same variables on "
+                 "every rank",
+                 averager->gradients[i].name, averager->rank);
         shoal_reducer_fail(averager->reducer, SHOAL_ERR_MISMATCH, text);
         return SHOAL_ERR_MISMATCH;
     }
@@ -277,8 +277,8 @@ static struct averager *create(const struct world *world, const struct shoal_par
     return NULL;
 }
 
-static bool start(struct averager *averager, const struct world *world, const struct shoal_parameter *parameters,
-                  const struct shoal_reducer_options *options, char *error, size_t error_bytes)
+static enum shoal_status start(struct averager *averager, const struct world *world, const struct shoal_parameter *parameters,
+                               const struct shoal_reducer_options *options, char *error, size_t error_bytes)
 {
     struct shoal_reducer_options chosen = *options;
     chosen.keeps_layout = 1;
@@ -293,21 +293,23 @@ static bool start(struct averager *averager, const struct world *world, const st
         struct shoal_failure failure = SHOAL_FAILURE_INIT;
         const bool is_known = shoal_last_failure(world->context, NULL, &failure) == SHOAL_OK && failure.text[0];
         snprintf(error, error_bytes, "%s", is_known ? failure.text : shoal_status_text(status));
-        return false;
+        return status;
     }
     if (pthread_create(&averager->thread, NULL, end_steps, averager) == 0)
-        return true;
+        return SHOAL_OK;
     snprintf(error, error_bytes, "no thread can be had");
-    return false;
+    return SHOAL_ERR_SYSTEM;
 }
 
+/* Its number, -1 where there is no more room. */
 static int64_t enlist(struct averager *averager)
 {
+    int64_t number = -1;
     pthread_rwlock_wrlock(&table_lock);
-    const bool has_room = averagers_made < AVERAGERS_MAX;
-    if (has_room)
-        averagers[averagers_made++] = averager;
-    const int64_t number = has_room ? averagers_made - 1 : -1;
+    if (averagers_made < AVERAGERS_MAX) {
+        number = averagers_made++;
+        averagers[number] = averager;
+    }
     pthread_rwlock_unlock(&table_lock);
     return number;
 }
@@ -325,24 +327,28 @@ static void stop(struct averager *averager)
 int64_t shoal_tensorflow_averager_create(int world_number, const struct shoal_parameter *parameters, size_t parameter_count,
                                          const struct shoal_reducer_options *options, char *error, size_t error_bytes)
 {
+    enum shoal_status status = SHOAL_ERR_MEMORY;
     const struct world *const world = world_enter(world_number);
     if (!world) {
         snprintf(error, error_bytes, "there is no communicator: shoal.tensorflow.init() was not called, or shutdown() was");
-        return -1;
+        return -SHOAL_ERR_STATE;
     }
     struct averager *const averager = create(world, parameters, parameter_count);
-    const bool is_made = averager && start(averager, world, parameters, options, error, error_bytes);
+    snprintf(error, error_bytes, "no memory for %zu gradients", parameter_count);
+    if (averager)
+        status = start(averager, world, parameters, options, error, error_bytes);
     world_leave();
-    if (!averager)
-        snprintf(error, error_bytes, "no memory for %zu gradients", parameter_count);
-    const int64_t number = is_made ? enlist(averager) : -1;
-    if (is_made && number < 0) {
-        stop(averager);
-        snprintf(error, error_bytes, "this process has averaged the gradients of %d lists of variables, which is the most", AVERAGERS_MAX);
-    }
-    if (!is_made)
+    if (status != SHOAL_OK) {
         destroy(averager);
-    return number;
+        return -(int64_t)status;
+    }
+    const int64_t number = enlist(averager);
+    if (number >= 0)
+        return number;
+    stop(averager);
+    snprintf(error, error_bytes, "this process has averaged the gradients of %d lists of variables, which is the most",
+             AVERAGERS_MAX);
+    return -SHOAL_ERR_UNSUPPORTED;
 }
 
 void shoal_tensorflow_averager_free(int64_t number)

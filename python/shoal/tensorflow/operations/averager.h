@@ -15,7 +15,7 @@
 #define AVERAGERS_MAX 4096
 
 /* Makes one with the options of a reducer; this fills in what calls back. A collective call, as shoal_reducer_create is. Returns
- * its number, or -1 with the reason in error. */
+ * its number, or a status below zero with the reason in error. */
 __attribute__((visibility("default"))) int64_t shoal_tensorflow_averager_create(int world,
                                                                                 const struct shoal_parameter *parameters,
                                                                                 size_t parameter_count,

@@ -1,6 +1,7 @@
 /* Kernels of the collectives. Inputs are described in operations.c. */
 #include "collectives.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -180,6 +181,59 @@ static bool gather_equal(struct call *call, struct shoal_request **request_out, 
     return true;
 }
 
+/* "[2, 3]" for a tensor's rank and its first dimensions; "..." stands for what is not there. */
+static void print_shape(const int64_t *numbers, int64_t columns, char *text, size_t bytes)
+{
+    size_t length = (size_t)snprintf(text, bytes, "[");
+    for (int64_t i = 0; i < numbers[0] && length + 32 < bytes; i++) {
+        length += (size_t)snprintf(text + length, bytes - length, i ? ", " : "");
+        if (i + 1 == columns) {
+            length += (size_t)snprintf(text + length, bytes - length, "...");
+            break;
+        }
+        length += (size_t)snprintf(text + length, bytes - length, "%lld", (long long)numbers[i + 1]);
+    }
+    snprintf(text + length, bytes - length, "]");
+}
+
+/* Every rank sees the shapes of all, so all refuse the same. */
+static bool check_shapes(struct call *call, const struct shaped *shapes)
+{
+    const int64_t columns = shapes->dims[1], *const first = integers_of(shapes);
+    for (int r = 1; r < call->world->size; r++) {
+        const int64_t *const other = first + r * columns;
+        char one[256], another[256];
+        if (first[0] == other[0] && memcmp(first + 2, other + 2, (size_t)(columns - 2) * sizeof *first) == 0)
+            continue;
+        print_shape(first, columns, one, sizeof one);
+        print_shape(other, columns, another, sizeof another);
+        return call_refuse(call, TF_INVALID_ARGUMENT,
+                           "tensors that are gathered may differ in the first dimension only: that of rank 0 has the shape %s, that "
+                           "of rank %d %s",
+                           one, r, another);
+    }
+    return true;
+}
+
+/* The rows of each rank from a vector of them, or from a matrix of shapes. */
+static bool read_rows_or_shapes(struct call *call, const struct shaped *vector, size_t elements_per_row, struct rows *rows)
+{
+    const size_t size = (size_t)call->world->size;
+    if (vector->rank != 2)
+        return read_rows(call, vector, elements_per_row, rows);
+    if (vector->dims[0] != (int64_t)size || vector->dims[1] < 2)
+        return call_refuse(call, TF_INVALID_ARGUMENT, "%lld shapes were given for %zu ranks", (long long)vector->dims[0], size);
+    rows->counts = calloc(size, sizeof *rows->counts);
+    if (!rows->counts)
+        return call_refuse(call, TF_RESOURCE_EXHAUSTED, "no memory");
+    for (size_t i = 0; i < size; i++) {
+        const int64_t count = integers_of(vector)[(int64_t)i * vector->dims[1] + 1];
+        rows->counts[i] = (size_t)count * elements_per_row;
+        rows->total += count;
+    }
+    return check_shapes(call, vector);
+}
+
 static bool gather_rows(struct call *call, const struct shaped *vector, struct rows *rows, struct shoal_request **request_out,
                         enum shoal_status *status_out)
 {
@@ -187,12 +241,11 @@ static bool gather_rows(struct call *call, const struct shaped *vector, struct r
     if (!input_rows(call, &input))
         return false;
     const struct elements per_row = elements_moved(input.type, row_bytes(&input));
-    if (!read_rows(call, vector, per_row.count, rows))
+    if (!read_rows_or_shapes(call, vector, per_row.count, rows))
         return false;
-    const int64_t told = integers_of(vector)[call->world->rank];
-    if (told != input.dims[0])
-        return call_refuse(call, TF_INVALID_ARGUMENT, "rank %d has %lld rows, not %lld", call->world->rank,
-                           (long long)input.dims[0], (long long)told);
+    if (rows->counts[call->world->rank] != per_row.count * (size_t)input.dims[0])
+        return call_refuse(call, TF_INVALID_ARGUMENT, "rank %d has %lld rows, and was said to have another number", call->world->rank,
+                           (long long)input.dims[0]);
     if (!output_rows(call, &input, rows->total, &output))
         return false;
     const struct shoal_options options = options_for(output.bytes);

@@ -92,7 +92,8 @@ static const struct operation operations[] = {
      shape_of_start,
      broadcast_start,
      NULL},
-    /* rows: of each rank; without any, all ranks have tensors of one shape, which the result has one after the other. */
+    /* rows: of each rank, as one number or as the tensor's rank and its first dimensions, which must agree but for the first. Without
+     * any, all ranks have tensors of one shape, which the result has one after the other. */
     {"ShoalAllgatherStart",
      {"input: T", "rows: int64"},
      {"pending: T", "handle: int64"},

@@ -1,0 +1,143 @@
+"""Gradients of lists of variables, averaged by the gradient engine (include/shoal/gradients.h)."""
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+import re
+
+import tensorflow as tf
+
+from shoal import _native
+
+from . import _collectives, _operations, _world
+from ._collectives import Compression, ReduceOp
+
+_TYPES = {tf.float32: _native.FLOAT32, tf.float64: _native.FLOAT64, tf.float16: _native.FLOAT16, tf.bfloat16: _native.BFLOAT16}
+_COMPRESSIONS = {"none": _native.COMPRESS_NONE, "fp16": _native.COMPRESS_FLOAT16, "bf16": _native.COMPRESS_BFLOAT16,
+                 "int8": _native.COMPRESS_INT8}
+BUFFER_MIB = 25
+
+_numbers = itertools.count()
+_averagers = {}  # by what makes them the same
+
+
+class Settings:
+    """How gradients are averaged; checked once, so that a wrong one is told where it is written."""
+
+    def __init__(self, op=ReduceOp.AVERAGE, compression=Compression.none, sparse_as_dense=False, buffer_mib=BUFFER_MIB):
+        if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+            raise ValueError(f"shoal: gradients can be averaged or summed (ReduceOp.AVERAGE, ReduceOp.SUM), and op is {op!r}")
+        if compression not in _COMPRESSIONS:
+            raise ValueError(f"shoal: compression is {compression!r}, and must be one of Compression.{', Compression.'.join(_COMPRESSIONS)}")
+        if not buffer_mib > 0:
+            raise ValueError(f"shoal: buffers of {buffer_mib} MiB cannot hold gradients")
+        self.op, self.compression, self.sparse_as_dense = ReduceOp(op), compression, bool(sparse_as_dense)
+        self.buffer_bytes = int(buffer_mib * (1 << 20))
+
+    def key(self):
+        return int(self.op), self.compression, self.buffer_bytes
+
+
+def average(gradients, variables, settings):
+    """The gradients of all ranks, averaged or summed: those of variables that have one. All ranks call it with the same variables in
+    the same order. None stays None where it is None on every rank, and fails on every rank where it is not."""
+    gradients, variables = list(gradients), list(variables)
+    if len(gradients) != len(variables):
+        raise ValueError(f"shoal: {len(gradients)} gradients were given for {len(variables)} variables")
+    if _world.size() == 1:
+        return gradients
+    if settings.sparse_as_dense:
+        gradients = [tf.convert_to_tensor(one) if isinstance(one, tf.IndexedSlices) else one for one in gradients]
+    is_sparse = [isinstance(one, tf.IndexedSlices) for one in gradients]
+    results = list(gradients)
+    dense = [i for i, sparse in enumerate(is_sparse) if not sparse]
+    if dense:
+        averager = _averager_of([variables[i] for i in dense], [gradients[i] for i in dense], settings)
+        for i, result in zip(dense, averager([gradients[i] for i in dense])):
+            results[i] = result
+    for i, sparse in enumerate(is_sparse):
+        if sparse:
+            results[i] = _collectives.allreduce(gradients[i], settings.op, name=_node_name(name_of(variables[i])))
+    return results
+
+
+def name_of(variable):
+    return getattr(variable, "path", None) or variable.name
+
+
+def _name_on_all_ranks(index, variable):
+    """Ranks compare it. Keras numbers what it names, in each process on its own: a rank that made another model first has other numbers."""
+    return f"variable {index}, {re.sub(r'_[0-9]+(?=/|$)', '', name_of(variable))}"
+
+
+def _node_name(name):
+    """As a node of a graph may be called."""
+    return "shoal_" + re.sub(r"[^A-Za-z0-9_.\-]", "_", name.split(":")[0])
+
+
+def _number_of(variable):
+    """Another one for each variable: addresses may come again."""
+    number = getattr(variable, "_shoal_number", None)
+    if number is None:
+        number = variable._shoal_number = next(_numbers)
+    return number
+
+
+def _type_of(variable, gradient):
+    dtype = tf.as_dtype(variable.dtype if gradient is None else gradient.dtype)
+    if dtype not in _TYPES:
+        raise TypeError(f"shoal: the gradient of {name_of(variable)} is of {dtype.name}, but gradients of float32, float64, float16 and "
+                        "bfloat16 can be averaged")
+    return _TYPES[dtype]
+
+
+def _averager_of(variables, gradients, settings):
+    types = tuple(_type_of(*pair) for pair in zip(variables, gradients))
+    key = tuple(map(_number_of, variables)), types, settings.key()
+    if key not in _averagers:
+        _averagers[key] = _Averager(variables, types, settings)
+    return _averagers[key]
+
+
+class _Averager:
+    """struct averager of operations/averager.h; made by all ranks together."""
+
+    def __init__(self, variables, types, settings):
+        self.names = [name_of(variable) for variable in variables]
+        parameters = (_native.Parameter * len(variables))(*(
+            (math.prod(map(int, variable.shape)), kind, _name_on_all_ranks(i, variable).encode())
+            for i, (variable, kind) in enumerate(zip(variables, types))))
+        options = _native.ReducerOptions(name=b"gradients", op=int(settings.op), compression=_COMPRESSIONS[settings.compression],
+                                         buffer_bytes=settings.buffer_bytes)
+        error = ctypes.create_string_buffer(_operations.ERROR_BYTES)
+        self.number = _operations.load().library.shoal_tensorflow_averager_create(
+            0, ctypes.byref(parameters), len(variables), ctypes.byref(options), error, len(error))
+        if self.number < 0:
+            raise _world.error_of(-self.number, error.value.decode(errors="replace"))
+        self._compiled = tf.function(self._average, autograph=False)
+
+    def __call__(self, gradients):
+        return self._compiled(gradients) if tf.executing_eagerly() else self._average(gradients)
+
+    def _average(self, gradients):
+        """Starts from the last variable to the first, as a backward pass makes them: each start waits for the one before it."""
+        marks = sum(gradient is not None for gradient in gradients)
+        started = [None] * len(gradients)
+        for i in reversed(range(len(gradients))):
+            if gradients[i] is not None:
+                started[i] = _operations.load().of.shoal_gradient_start(
+                    input=gradients[i], reducer=self.number, index=i, marks=marks, name=_node_name(self.names[i]))
+        return [one and _operations.finish([one.pending], one.handle)[0] for one in started]
+
+    def free(self):
+        _operations.load().library.shoal_tensorflow_averager_free(self.number)
+
+
+def _free_all():
+    for averager in _averagers.values():
+        averager.free()
+    _averagers.clear()
+
+
+_world.on_shutdown(_free_all)

@@ -1,0 +1,263 @@
+#!/usr/bin/env python3
+"""Gradients that are averaged over 2 ranks: a tape, dense and sparse, eagerly and inside tf.function; what ranks do wrong."""
+import numpy as np
+import tensorflow as tf
+
+import forked
+import shoal.tensorflow as shoal
+from shoal.tensorflow import Compression, ReduceOp
+from tap import expect, run_cases
+
+tf.get_logger().setLevel("ERROR")
+STEPS = 5
+
+
+def problem():
+    """Weights, and samples with targets of all ranks."""
+    random = np.random.default_rng(7)
+    weights = [(random.normal(size=shape) / np.sqrt(shape[0])).astype(np.float32) for shape in ([6, 500], [500], [500, 300], [300, 3])]
+    return weights, random.normal(size=[16, 6]).astype(np.float32), random.normal(size=[16, 3]).astype(np.float32)
+
+
+def loss_of(variables, x, y):
+    hidden = tf.tanh(tf.tanh(x @ variables[0] + variables[1]) @ variables[2])
+    return tf.reduce_mean((hidden @ variables[3] - y) ** 2)
+
+
+def train(step_of, x, y, dtype=tf.float32):
+    variables = [tf.Variable(weight, dtype=dtype, name=f"weight{i}") for i, weight in enumerate(problem()[0])]
+    x, y = tf.cast(x, dtype), tf.cast(y, dtype)
+    step = step_of(variables)
+    for _ in range(STEPS):
+        for variable, gradient in zip(variables, step(x, y)):
+            variable.assign_sub(tf.cast(0.1, dtype) * gradient)
+    return [tf.cast(variable, tf.float32).numpy() for variable in variables]
+
+
+def plain(variables):
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = loss_of(variables, x, y)
+        return tape.gradient(loss, variables)
+    return step
+
+
+def averaged(**options):
+    def step_of(variables):
+        def step(x, y):
+            with shoal.DistributedGradientTape(tf.GradientTape(), **options) as tape:
+                loss = loss_of(variables, x, y)
+            return tape.gradient(loss, variables)
+        return step
+    return step_of
+
+
+def share(rank, array):
+    return array[rank * 8:(rank + 1) * 8]
+
+
+def training_equals_that_of_one_process(rank):
+    _, x, y = problem()
+    wanted = train(plain, x, y)
+    for kind in (averaged(), lambda variables: tf.function(averaged()(variables)), averaged(buffer_mib=0.01),
+                 lambda variables: tf.function(averaged(buffer_mib=0.01)(variables))):
+        for got, one in zip(train(kind, share(rank, x), share(rank, y)), wanted):
+            np.testing.assert_allclose(got, one, rtol=1e-4, atol=1e-6)
+
+
+def every_type_is_averaged(rank):
+    _, x, y = problem()
+    for dtype, tolerance in ((tf.float64, 1e-5), (tf.float16, 0.05), (tf.bfloat16, 0.3)):
+        wanted = train(plain, x, y, dtype)
+        for got, one in zip(train(lambda variables: tf.function(averaged()(variables)), share(rank, x), share(rank, y), dtype), wanted):
+            np.testing.assert_allclose(got, one, rtol=tolerance, atol=tolerance)
+
+
+def all_ranks_have_the_same_bits(rank):
+    _, x, y = problem()
+    own = train(lambda variables: tf.function(averaged()(variables)), share(rank, x), share(rank, y))
+    for theirs in shoal.allgather_object(own):
+        assert all((a == b).all() for a, b in zip(own, theirs))
+
+
+def compressed_gradients_are_close(rank):
+    """On one host they keep their precision; the option is accepted, and the same on all ranks."""
+    _, x, y = problem()
+    wanted = train(plain, x, y)
+    for compression in (Compression.fp16, Compression.bf16, Compression.int8):
+        for got, one in zip(train(averaged(compression=compression), share(rank, x), share(rank, y)), wanted):
+            np.testing.assert_allclose(got, one, rtol=1e-4, atol=1e-6)
+
+
+def sums_are_not_divided(rank):
+    x = tf.Variable([1.0, 2.0])
+    with shoal.DistributedGradientTape(tf.GradientTape(), op=ReduceOp.SUM) as tape:
+        loss = tf.reduce_sum(x) * float(rank + 1)
+    assert tape.gradient(loss, x).numpy().tolist() == [3.0, 3.0]
+
+
+def slices_are_gathered_or_made_dense(rank):
+    table, scale = tf.Variable(np.arange(12.0).reshape(6, 2)), tf.Variable(2.0, dtype=tf.float64)
+    rows = [[0, 1, 1], [1, 5]][rank]
+
+    def gradients(**options):
+        with shoal.DistributedGradientTape(tf.GradientTape(), **options) as tape:
+            loss = tf.reduce_sum(tf.gather(table, rows)) * scale
+        return tape.gradient(loss, [table, scale])
+    for compute in (gradients, tf.function(gradients)):
+        sparse, of_scale = compute()
+        assert isinstance(sparse, tf.IndexedSlices) and sparse.indices.numpy().tolist() == [0, 1, 1, 1, 5]
+        dense, _ = compute(sparse_as_dense=True)
+        assert not isinstance(dense, tf.IndexedSlices)
+        wanted = np.zeros([6, 2])
+        for row in (0, 1, 1, 1, 5):
+            wanted[row] += 1.0
+        np.testing.assert_array_equal(tf.convert_to_tensor(sparse), wanted)
+        np.testing.assert_array_equal(dense, wanted)
+        assert float(of_scale) == sum(float(tf.reduce_sum(tf.gather(table, r))) for r in ([0, 1, 1], [1, 5])) / 2
+
+
+def what_no_rank_uses_stays_none(rank):
+    used, unused = tf.Variable(1.0), tf.Variable([1.0, 1.0])
+    for _ in range(2):
+        with shoal.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = used * float(rank)
+        one, none = tape.gradient(loss, [used, unused])
+        assert float(one) == 0.5 and none is None
+
+
+def nested_sources_keep_their_shape(rank):
+    sources = {"a": tf.Variable(1.0), "b": [tf.Variable(2.0)]}
+    with tf.GradientTape(persistent=True) as tape:
+        loss = (sources["a"] + 3 * sources["b"][0]) * (rank + 1.0)
+    for _ in range(2):
+        got = shoal.DistributedGradientTape(tape).gradient(loss, sources)
+        assert float(got["a"]) == 1.5 and float(got["b"][0]) == 4.5
+    assert float(shoal.DistributedGradientTape(tape).gradient(loss, sources["a"])) == 1.5
+
+
+def two_tapes_in_one_function_keep_apart(rank):
+    first, second = tf.Variable([1.0]), tf.Variable([1.0])
+
+    @tf.function
+    def step():
+        with tf.GradientTape(persistent=True) as tape:
+            one, two = first * (rank + 1.0), second * (rank + 3.0)
+            three = one * 2.0
+        tape = shoal.DistributedGradientTape(tape)
+        return tape.gradient(one, first), tape.gradient(two, second), tape.gradient(three, first)
+    for _ in range(10):
+        assert [float(one[0]) for one in step()] == [1.5, 3.5, 3.0]
+
+
+def variables_are_broadcast(rank):
+    variables = [tf.Variable([1.0 * rank, 2.0]), tf.Variable(rank + 5), tf.Variable(rank == 1)]
+    shoal.broadcast_variables(variables, 1)
+    assert [variable.numpy().tolist() for variable in variables] == [[1.0, 2.0], 6, True]
+    try:
+        shoal.broadcast_variables([variables[0], tf.Variable(tf.zeros([2 + rank]), name="odd")])
+    except tf.errors.InvalidArgumentError as error:
+        assert "variable 1 differs: odd:0 of float32 (2,) on rank 0, odd:0 of float32 (3,) on rank 1" in str(error), error
+    else:
+        raise AssertionError("variables of different shapes")
+
+
+def wrong_settings_are_told(rank):
+    for options, words in (({"op": ReduceOp.MAX}, "ReduceOp.AVERAGE, ReduceOp.SUM"), ({"compression": "gzip"}, "Compression.none"),
+                           ({"buffer_mib": 0}, "buffers of 0 MiB")):
+        try:
+            shoal.DistributedGradientTape(tf.GradientTape(), **options)
+        except ValueError as error:
+            assert words in str(error), error
+        else:
+            raise AssertionError(options)
+
+
+def data_sets_are_divided(rank):
+    data = tf.data.Dataset.range(7)
+    assert list(shoal.shard(data).as_numpy_iterator()) == [[0, 2, 4], [1, 3, 5]][rank]
+    assert list(shoal.shard(data, "pad").as_numpy_iterator()) == [[0, 2, 4, 6], [1, 3, 5, 0]][rank]
+    assert list(shoal.shard(data, "keep").as_numpy_iterator()) == [[0, 2, 4, 6], [1, 3, 5]][rank]
+    order = list(shoal.sharded_indices(5000, epoch=3, seed=1, tail="keep").as_numpy_iterator())
+    every = sum(shoal.allgather_object(order), [])
+    assert sorted(every) == list(range(5000)) and order != sorted(order) and len(order) == 2500
+    try:
+        shoal.shard(data.filter(lambda x: x > 2))
+    except ValueError as error:
+        assert "length of the data set is not known" in str(error)
+    else:
+        raise AssertionError("a data set of unknown length")
+
+
+# ---- What ends a job: one of its own each ----
+
+
+def fails(body, *words, ranks=(0, 1)):
+    """That these ranks end with an error that has these words."""
+    told = forked.Ranks(2, body)
+    for rank in ranks:
+        lines = told.texts[rank]
+        expect(told.codes[rank] == 1 and all(word in lines for word in words), words, told.told())
+
+
+def lonely_none(rank):
+    shoal.init(timeout_s=60)
+    kernel, bias = tf.Variable([1.0, 2.0], name="kernel"), tf.Variable(0.5, name="bias")
+    for _ in range(3):
+        with shoal.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = tf.reduce_sum(kernel) * 2.0
+            if rank == 0:
+                loss += bias
+        tape.gradient(loss, [kernel, bias])
+
+
+def a_gradient_that_is_none_on_one_rank_is_named():
+    fails(lonely_none, "FailedPreconditionError", "the gradient of variable 1, bias:0 is None on rank 1")
+
+
+def other_variables(rank):
+    shoal.init(timeout_s=60)
+    kernel = tf.Variable(tf.ones([2 + rank]), name="kernel")
+    with shoal.DistributedGradientTape(tf.GradientTape()) as tape:
+        loss = tf.reduce_sum(kernel)
+    tape.gradient(loss, [kernel])
+
+
+def variables_of_other_shapes_are_named():
+    fails(other_variables, "FailedPreconditionError", "parameter 0 differs: rank 0 has 2 elements of float32 (variable 0, kernel:0), rank 1 has 3")
+
+
+def unequal_counts(rank):
+    shoal.init(timeout_s=60)
+    shoal.allreduce(tf.ones([4 + rank]))
+
+
+def an_allreduce_of_other_shapes_is_told():
+    fails(unequal_counts, "FailedPreconditionError", "all-reduce")
+
+
+def ends_early(rank):
+    shoal.init(timeout_s=60)
+    kernel = tf.Variable([1.0], name="kernel")
+
+    @tf.function
+    def step():
+        with shoal.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = tf.reduce_sum(kernel)
+        return tape.gradient(loss, [kernel])
+    for number in range(1000):
+        if rank == 1 and number == 5:
+            import os
+            os._exit(9)
+        step()
+
+
+def a_rank_that_ends_is_named():
+    fails(ends_early, "AbortedError", "rank 1", ranks=[0])
+
+
+CASES = [training_equals_that_of_one_process, every_type_is_averaged, all_ranks_have_the_same_bits, compressed_gradients_are_close,
+         sums_are_not_divided, slices_are_gathered_or_made_dense, what_no_rank_uses_stays_none, nested_sources_keep_their_shape,
+         two_tapes_in_one_function_keep_apart, variables_are_broadcast, wrong_settings_are_told, data_sets_are_divided]
+run_cases([*forked.Cases(2, CASES, shoal.init, shoal.shutdown).report(), a_gradient_that_is_none_on_one_rank_is_named,
+           variables_of_other_shapes_are_named, an_allreduce_of_other_shapes_is_told, a_rank_that_ends_is_named])

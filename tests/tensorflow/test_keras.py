@@ -1,0 +1,252 @@
+#!/usr/bin/env python3
+"""Keras's model.fit on 2 ranks, and the names of SageMaker's library: a script like the vendor's trains as one process does."""
+import os
+import sys
+import tempfile
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import forked
+import shoal.tensorflow as plain_shoal
+import shoal.tensorflow.keras as shoal
+from tap import expect, run_cases
+
+# smdistributed/ is that package; a checkout's has its parent in the path.
+sys.path.insert(0, str(forked.TOP / "python"))
+import smdistributed.dataparallel.tensorflow as sdp  # noqa: E402
+import smdistributed.dataparallel.tensorflow.keras as sdp_keras  # noqa: E402
+
+tf.get_logger().setLevel("ERROR")
+SAMPLES, BATCH, EPOCHS = 64, 16, 3  # BATCH: of all ranks
+
+
+def data():
+    random = np.random.default_rng(3)
+    x = random.normal(size=[SAMPLES, 8]).astype(np.float32)
+    return x, (x[:, :1] * 2 - x[:, 1:2] > 0).astype(np.float32)
+
+
+def model_of(seed=5, dtype=None):
+    keras.utils.set_random_seed(seed)
+    return keras.Sequential([keras.layers.Input([8]), keras.layers.Dense(16, activation="tanh", dtype=dtype),
+                             keras.layers.Dense(1, dtype=dtype)])
+
+
+def share(array):
+    """A rank's samples, so that the ranks' n-th batches together are the n-th of one process."""
+    per_rank = BATCH // shoal.size()
+    blocks = array.reshape([-1, shoal.size(), per_rank, *array.shape[1:]])
+    return blocks[:, shoal.rank()].reshape([-1, *array.shape[1:]])
+
+
+def weights_of(model):
+    return [np.asarray(weight) for weight in model.get_weights()]
+
+
+def fit(model, optimizer, x, y, batch, callbacks=(), epochs=EPOCHS, **options):
+    model.compile(optimizer=optimizer, loss=keras.losses.BinaryCrossentropy(from_logits=True), **options)
+    return model.fit(x, y, batch_size=batch, epochs=epochs, shuffle=False, verbose=0, callbacks=list(callbacks))
+
+
+def close(got, wanted, tolerance=1e-4):
+    for one, other in zip(got, wanted):
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
+
+
+OPTIMIZERS = {"sgd": lambda: keras.optimizers.SGD(0.3, momentum=0.9), "adam": lambda: keras.optimizers.Adam(0.02),
+              "clipped": lambda: keras.optimizers.SGD(0.3, global_clipnorm=0.1)}
+
+
+def fit_equals_one_process(rank):
+    x, y = data()
+    for name, make in OPTIMIZERS.items():
+        one = model_of()
+        fit(one, make(), x, y, BATCH)
+        ours = model_of()
+        fit(ours, shoal.DistributedOptimizer(make()), share(x), share(y), BATCH // shoal.size())
+        close(weights_of(ours), weights_of(one)), name
+
+
+def ranks_that_began_apart_are_made_equal(rank):
+    x, y = data()
+    _ = [keras.layers.Dense(2) for _ in range(rank)]  # so that names differ between ranks
+    ours = model_of(seed=rank)
+    optimizer = shoal.DistributedOptimizer(keras.optimizers.Adam(0.02))
+    fit(ours, optimizer, share(x), share(y), BATCH // shoal.size(), [shoal.callbacks.BroadcastGlobalVariablesCallback(0)])
+    for theirs in plain_shoal.allgather_object(weights_of(ours)):
+        for a, b in zip(weights_of(ours), theirs):
+            np.testing.assert_array_equal(a, b)
+    one = model_of(seed=0)
+    fit(one, keras.optimizers.Adam(0.02), x, y, BATCH)
+    close(weights_of(ours), weights_of(one))
+
+
+def metrics_are_averaged(rank):
+    x, y = data()
+    seen = []
+    after = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(logs["loss"]))
+    history = fit(model_of(), shoal.DistributedOptimizer(keras.optimizers.SGD(0.1)), share(x), share(y), BATCH // shoal.size(),
+                  [shoal.callbacks.MetricAverageCallback(), after], metrics=["mae"]).history
+    one = fit(model_of(), keras.optimizers.SGD(0.1), x, y, BATCH, metrics=["mae"]).history
+    np.testing.assert_allclose(history["loss"], one["loss"], rtol=1e-4)
+    np.testing.assert_allclose(history["mae"], one["mae"], rtol=1e-4)
+    assert seen == history["loss"], (seen, history)
+
+
+def the_learning_rate_warms_up(rank):
+    x, y = data()
+    rates = []
+    warmup = shoal.callbacks.LearningRateWarmupCallback(0.4, warmup_epochs=2)
+    watch = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: rates.append(
+        float(keras.ops.convert_to_numpy(watch.model.optimizer.learning_rate))))
+    fit(model_of(), shoal.DistributedOptimizer(keras.optimizers.SGD(0.4)), share(x), share(y), BATCH // shoal.size(), [warmup, watch], 3)
+    steps = SAMPLES // BATCH
+    wanted = [0.2 * (1 + min(i / steps + 1 / steps, 2) / 2) for i in range(2 * steps)]
+    np.testing.assert_allclose(rates[:2 * steps], wanted, rtol=1e-5)
+    np.testing.assert_allclose(rates[2 * steps:], 0.4, rtol=1e-5)
+
+
+def mixed_precision_scales_outside(rank):
+    """A gradient that is not finite on one rank makes all ranks leave out the step."""
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        x, y = data()
+        ours = model_of()
+        optimizer = shoal.DistributedOptimizer(keras.optimizers.SGD(0.1))
+        assert isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        first = share(x).copy()
+        first[0] = np.inf if rank == 1 else first[0]
+        fit(ours, optimizer, first, share(y), BATCH // shoal.size(), epochs=1)
+        assert ours.optimizer is optimizer
+        assert all(np.isfinite(one).all() for one in weights_of(ours))
+        for theirs in plain_shoal.allgather_object([float(np.asarray(optimizer.dynamic_scale)), *weights_of(ours)]):
+            close(theirs[1:], weights_of(ours), 0)
+            assert theirs[0] == float(np.asarray(optimizer.dynamic_scale)) < 2.0**15, theirs[0]
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+def embeddings_train_sparsely(rank):
+    x, y = np.arange(SAMPLES).reshape([-1, 1]) % 10, data()[1]
+
+    def model():
+        keras.utils.set_random_seed(1)
+        return keras.Sequential([keras.layers.Input([1]), keras.layers.Embedding(10, 4), keras.layers.Flatten(), keras.layers.Dense(1)])
+    one = model()
+    fit(one, keras.optimizers.SGD(0.5), x, y, BATCH)
+    for as_dense in (False, True):
+        ours = model()
+        fit(ours, shoal.DistributedOptimizer(keras.optimizers.SGD(0.5), sparse_as_dense=as_dense), share(x), share(y), BATCH // shoal.size())
+        close(weights_of(ours), weights_of(one))
+
+
+def several_steps_in_one_call_run(rank):
+    x, y = data()
+    one, ours = model_of(), model_of()
+    fit(one, keras.optimizers.SGD(0.3), x, y, BATCH)
+    fit(ours, shoal.DistributedOptimizer(keras.optimizers.SGD(0.3)), share(x), share(y), BATCH // shoal.size(), steps_per_execution=2)
+    close(weights_of(ours), weights_of(one))
+
+
+def a_saved_model_is_a_plain_one(rank):
+    x, y = data()
+    ours = model_of()
+    fit(ours, shoal.DistributedOptimizer(keras.optimizers.Adam(0.02)), share(x), share(y), BATCH // shoal.size(), epochs=1)
+    with tempfile.TemporaryDirectory() as folder:
+        ours.save(os.path.join(folder, "model.keras"))
+        loaded = keras.models.load_model(os.path.join(folder, "model.keras"))
+    assert type(loaded.optimizer) is keras.optimizers.Adam
+    close(weights_of(loaded), weights_of(ours), 0)
+
+
+def wrong_optimizers_are_told(rank):
+    for wrong, error, words in (("sgd", TypeError, "keras.optimizers.get()"),
+                                (shoal.DistributedOptimizer(keras.optimizers.SGD()), ValueError, "called on it twice")):
+        try:
+            shoal.DistributedOptimizer(wrong)
+        except error as told:
+            assert words in str(told), told
+        else:
+            raise AssertionError(wrong)
+
+
+# ---- The vendor's names ----
+
+
+def a_script_of_the_vendors_trains(rank):
+    """As its examples are written for Keras 3: a custom loop with a tape, and broadcast after the first batch."""
+    x, y = data()
+    one, ours = model_of(), model_of(seed=rank)
+    fit(one, keras.optimizers.Adam(0.01), x, y, BATCH)
+    loss, optimizer = keras.losses.BinaryCrossentropy(from_logits=True), keras.optimizers.Adam(0.01)
+    ours.set_weights(model_of().get_weights())
+
+    @tf.function
+    def training_step(images, labels, first_batch):
+        with tf.GradientTape() as tape:
+            value = loss(labels, ours(sdp.overlap(images), training=True))
+        tape = sdp.DistributedGradientTape(tape)
+        optimizer.apply_gradients(zip(tape.gradient(value, ours.trainable_variables), ours.trainable_variables))
+        if first_batch:
+            sdp.broadcast_variables(ours.variables, root_rank=0)
+            sdp.broadcast_variables(optimizer.variables, root_rank=0)
+        return sdp.oob_allreduce(value)
+    dataset = tf.data.Dataset.from_tensor_slices((share(x), share(y))).batch(BATCH // sdp.size())
+    for _ in range(EPOCHS):
+        for batch, (images, labels) in enumerate(dataset):
+            value = training_step(images, labels, batch == 0)
+    assert len({float(one) for one in plain_shoal.allgather_object(float(value))}) == 1
+    close(weights_of(ours), weights_of(one))
+
+
+def the_vendors_names_do_what_they_say(rank):
+    assert (sdp.rank(), sdp.size(), sdp.local_rank(), sdp.local_size()) == (rank, 2, rank, 2) == (
+        sdp_keras.rank(), sdp_keras.size(), sdp_keras.local_rank(), sdp_keras.local_size())
+    for op, wanted in ((sdp.ReduceOp.AVERAGE, 0.5), (sdp.ReduceOp.SUM, 1.0), (sdp.ReduceOp.MIN, 0.0), (sdp.ReduceOp.MAX, 1.0)):
+        got = sdp.allreduce(tf.constant([float(rank)]), param_index=0, num_params=1, compression=sdp.Compression.fp16, op=op)
+        assert got.numpy().tolist() == [wanted] and got.dtype == tf.float32
+    assert sdp.broadcast(tf.constant(rank), root_rank=1).numpy() == 1
+    assert sdp.DistributedOptimizer is sdp_keras.DistributedOptimizer
+    optimizer = sdp.DistributedOptimizer(keras.optimizers.SGD(), bucket_cap_mb=1)
+    assert optimizer._shoal.buffer_bytes == 1 << 20 and optimizer._shoal.sparse_as_dense
+    for wrong, error, words in (
+            (sdp.init, RuntimeError, "init() called more than once. smdistributed.dataparallel is already initialized."),
+            (lambda: sdp.DistributedGradientTape(tf.GradientTape(), device_dense="/gpu:0"), ValueError, "not supported"),
+            (lambda: sdp.DistributedGradientTape(tf.GradientTape(), op=sdp.ReduceOp.SUM), ValueError, "not supported"),
+            (lambda: sdp.oob_allreduce(tf.ones([1]), op=sdp.ReduceOp.MIN), ValueError, "not supported"),
+            (lambda: sdp.allreduce(tf.ones([1]), 3, 3), ValueError, "param_index is 3"),
+            (lambda: sdp.DistributedOptimizer(keras.optimizers.SGD(), bucket_cap_mb=1e-5), ValueError, "multiple of 128"),
+            (lambda: sdp.broadcast_global_variables(0), RuntimeError, "broadcast_variables(model.variables, root_rank)")):
+        try:
+            wrong()
+        except error as told:
+            assert words in str(told), told
+        else:
+            raise AssertionError(words)
+
+
+# ---- A worker that dies ----
+
+
+def dies_in_fit(rank):
+    shoal.init()
+    x, y = data()
+
+    def die(batch, logs):
+        if rank == 1 and batch == 2:
+            os._exit(9)
+    fit(model_of(), shoal.DistributedOptimizer(keras.optimizers.SGD(0.1)), share(x), share(y), BATCH // shoal.size(),
+        [keras.callbacks.LambdaCallback(on_train_batch_end=die)], epochs=1000)
+
+
+def a_worker_that_dies_in_fit_is_named():
+    told = forked.Ranks(2, dies_in_fit)
+    expect(told.codes == [1, 9] and "AbortedError" in told.texts[0] and "rank 1" in told.texts[0] and "shoal" in told.texts[0], told.told())
+
+
+CASES = [fit_equals_one_process, ranks_that_began_apart_are_made_equal, metrics_are_averaged, the_learning_rate_warms_up,
+         mixed_precision_scales_outside, embeddings_train_sparsely, several_steps_in_one_call_run, a_saved_model_is_a_plain_one,
+         wrong_optimizers_are_told, a_script_of_the_vendors_trains, the_vendors_names_do_what_they_say]
+run_cases([*forked.Cases(2, CASES, sdp.init, sdp.shutdown).report(), a_worker_that_dies_in_fit_is_named])
