@@ -246,6 +246,26 @@ static inline void shoal_engine_flush(struct shoal_engine *engine)
     engine->ops->flush(engine->transport);
 }
 
+/* How far a collective is, for those who ask what it waits for. */
+enum shoal_phase {
+    SHOAL_PHASE_QUEUED,
+    SHOAL_PHASE_MEETING,
+    SHOAL_PHASE_IN_ROUNDS,
+    SHOAL_PHASE_RUNNING,
+    SHOAL_PHASE_LEAVING,
+    SHOAL_PHASE_END
+};
+
+static inline enum shoal_phase shoal_request_phase(const struct shoal_request *request)
+{
+    static const enum shoal_phase phases[] = {[SHOAL_REQUEST_QUEUED] = SHOAL_PHASE_QUEUED,
+                                              [SHOAL_REQUEST_ANNOUNCED] = SHOAL_PHASE_MEETING,
+                                              [SHOAL_REQUEST_RUNNING] = SHOAL_PHASE_RUNNING,
+                                              [SHOAL_REQUEST_DONE] = SHOAL_PHASE_LEAVING};
+    const bool is_in_rounds = request->state == SHOAL_REQUEST_ANNOUNCED && request->in_rounds;
+    return is_in_rounds ? SHOAL_PHASE_IN_ROUNDS : phases[request->state];
+}
+
 /* Any thread. */
 static inline enum shoal_status shoal_request_status(struct shoal_request *request)
 {

@@ -446,24 +446,48 @@ static bool may_be_held_back(const struct shoal_engine *engine, const struct sho
     return wait->request->sequence >= wait->first_open + kept;
 }
 
-/* Whether a peer keeps the request from going on: it has not arrived or, where the request is held back until older records may
- * be reused, it has not done with them. */
-static bool is_waited_for(struct shoal_engine *engine, const struct shoal_engine_wait *wait, int peer)
+/* Ranks of this host that have not come to the first open operation are waited for before all others. */
+static bool is_behind_or_absent(struct shoal_engine *engine, const struct shoal_engine_wait *wait, int peer)
+{
+    if (wait->is_any_behind && shoal_engine_is_local(engine, peer))
+        return is_behind(engine, wait->first_open, peer);
+    return !engine->ops->arrival(engine->transport, peer, wait->request->sequence);
+}
+
+static bool is_met_by(struct shoal_engine *engine, const struct shoal_engine_wait *wait, int peer)
+{
+    if (waits_for_one(engine, wait->request) && !may_be_held_back(engine, wait))
+        return peer == wait->request->needed;
+    return is_behind_or_absent(engine, wait, peer);
+}
+
+static bool is_next_of_rounds(struct shoal_engine *engine, const struct shoal_engine_wait *wait, int peer)
+{
+    (void)engine;
+    return peer == wait->request->next_missing;
+}
+
+/* Held back until older records may be reused. */
+static bool holds_back(struct shoal_engine *engine, const struct shoal_engine_wait *wait, int peer)
 {
     const struct shoal_request *request = wait->request;
-    if (peer == engine->rank || !shoal_peer_set_has(request->peer_set, peer))
-        return false;
-    if (request->in_rounds && request->state == SHOAL_REQUEST_ANNOUNCED)
-        return peer == request->next_missing;
-    if (waits_for_one(engine, request) && !may_be_held_back(engine, wait))
-        return peer == request->needed;
-    const bool is_queued = request->state == SHOAL_REQUEST_QUEUED;
-    if (wait->is_any_behind && (shoal_engine_is_local(engine, peer) || is_queued))
-        return is_behind(engine, wait->first_open, peer);
-    if (!is_queued)
-        return !engine->ops->arrival(engine->transport, peer, request->sequence);
     const uint64_t kept = request->payload_bytes > SHOAL_PAYLOAD_INLINE ? SHOAL_PAYLOADS : SHOAL_ANNOUNCEMENTS;
+    if (wait->is_any_behind)
+        return is_behind(engine, wait->first_open, peer);
     return engine->ops->completed(engine->transport, peer) + kept < request->sequence;
+}
+
+/* Whether a peer keeps the request from going on. */
+static bool is_waited_for(struct shoal_engine *engine, const struct shoal_engine_wait *wait, int peer)
+{
+    static bool (*const in_phase[SHOAL_PHASE_END])(struct shoal_engine *, const struct shoal_engine_wait *, int) = {
+        [SHOAL_PHASE_QUEUED] = holds_back,           [SHOAL_PHASE_MEETING] = is_met_by,
+        [SHOAL_PHASE_IN_ROUNDS] = is_next_of_rounds, [SHOAL_PHASE_RUNNING] = is_behind_or_absent,
+        [SHOAL_PHASE_LEAVING] = is_behind_or_absent,
+    };
+    if (peer == engine->rank || !shoal_peer_set_has(wait->request->peer_set, peer))
+        return false;
+    return in_phase[shoal_request_phase(wait->request)](engine, wait, peer);
 }
 
 /* It has not arrived, or has not taken what was sent, or is the peer of the request's step. */
@@ -667,24 +691,44 @@ static void fail_late(struct shoal_engine *engine, struct shoal_request *request
     shoal_engine_fail(engine, &failure);
 }
 
+static bool may_hold_back(const struct shoal_engine *engine, const struct shoal_request *call, int peer)
+{
+    (void)engine, (void)call, (void)peer;
+    return true;
+}
+
+static bool is_needed_and_absent(const struct shoal_engine *engine, const struct shoal_request *call, int peer)
+{
+    return (call->needed == SHOAL_NEEDED_ALL || call->needed == peer) &&
+           !engine->ops->arrival(engine->transport, peer, call->sequence);
+}
+
+static bool is_next_in_rounds(const struct shoal_engine *engine, const struct shoal_request *call, int peer)
+{
+    (void)engine;
+    return peer == call->next_missing;
+}
+
+static bool holds_up_nothing(const struct shoal_engine *engine, const struct shoal_request *call, int peer)
+{
+    (void)engine, (void)call, (void)peer;
+    return false;
+}
+
 /* Whether the call waits for a lost rank. A remote rank may have done its part and left, as its completions are heard late. A
  * rank that waits for it publishes so, and others hear that. */
 static bool is_held_up_by(struct shoal_engine *engine, const struct shoal_request *call, int peer)
 {
+    static bool (*const in_phase[SHOAL_PHASE_END])(const struct shoal_engine *, const struct shoal_request *, int) = {
+        [SHOAL_PHASE_QUEUED] = may_hold_back,        [SHOAL_PHASE_MEETING] = is_needed_and_absent,
+        [SHOAL_PHASE_IN_ROUNDS] = is_next_in_rounds, [SHOAL_PHASE_RUNNING] = shoal_runner_is_step_for,
+        [SHOAL_PHASE_LEAVING] = holds_up_nothing,
+    };
     if (shoal_engine_is_local(engine, peer))
         return true;
     if (shoal_runner_is_leaving(engine, call) && engine->ops->is_sending && engine->ops->is_sending(engine->transport, peer))
         return true;
-    if (!shoal_peer_set_has(call->peer_set, peer))
-        return false;
-    if (call->state == SHOAL_REQUEST_RUNNING)
-        return shoal_runner_is_step_for(engine, call, peer);
-    if (call->in_rounds && call->state == SHOAL_REQUEST_ANNOUNCED)
-        return peer == call->next_missing;
-    if (call->state == SHOAL_REQUEST_QUEUED)
-        return true;
-    return call->state == SHOAL_REQUEST_ANNOUNCED && (call->needed == SHOAL_NEEDED_ALL || call->needed == peer) &&
-           !engine->ops->arrival(engine->transport, peer, call->sequence);
+    return shoal_peer_set_has(call->peer_set, peer) && in_phase[shoal_request_phase(call)](engine, call, peer);
 }
 
 /* Whether a lost rank of the call's was cut off, or this rank was: then those it waits for may be out of reach as well, which

@@ -704,12 +704,6 @@ static bool is_unready(const struct shoal_request *request, enum shoal_operand o
     return device && begin < end && !device->ops->is_ready(device, begin, end);
 }
 
-/* Its data have come and only the place for its result is missing. */
-static bool has_all_come(const struct shoal_engine *engine, const struct shoal_request *request)
-{
-    return request->in_rounds ? request->round == request->peer_set->rounds.count : request->next_missing == engine->size;
-}
-
 /* The first operand that the oldest chunk cannot go on without. */
 static int find_unready_of_chunk(const struct shoal_engine *engine, const struct shoal_request *request)
 {
@@ -735,25 +729,53 @@ static int find_unready_alone(const struct shoal_request *request)
                                                                    : -1;
 }
 
+static int find_unready_running(const struct shoal_engine *engine, const struct shoal_request *request)
+{
+    return engine->size == 1 ? find_unready_alone(request) : find_unready_of_chunk(engine, request);
+}
+
+/* What travels beside an announcement. */
+static int find_unready_input(const struct shoal_engine *engine, const struct shoal_request *request)
+{
+    (void)engine;
+    const bool is_unready_now = request->is_direct && is_unready(request, SHOAL_OPERAND_INPUT, 0, request->call.count);
+    return is_unready_now ? SHOAL_OPERAND_INPUT : -1;
+}
+
+/* All has come, and only the place for the result is missing. */
+static int find_unready_place(const struct shoal_request *request, bool has_all_come)
+{
+    const bool is_unready_now = has_all_come && is_unready(request, SHOAL_OPERAND_OUTPUT, 0, request->call.count);
+    return is_unready_now ? SHOAL_OPERAND_OUTPUT : -1;
+}
+
+static int find_unready_met(const struct shoal_engine *engine, const struct shoal_request *request)
+{
+    return find_unready_place(request, request->is_direct && request->next_missing == engine->size);
+}
+
+static int find_unready_in_rounds(const struct shoal_engine *engine, const struct shoal_request *request)
+{
+    (void)engine;
+    return find_unready_place(request, request->round == request->peer_set->rounds.count);
+}
+
+static int find_unfinished(const struct shoal_engine *engine, const struct shoal_request *request)
+{
+    const struct shoal_device_operand *output = shoal_call_device(&request->call, SHOAL_OPERAND_OUTPUT);
+    (void)engine;
+    return output && !output->ops->is_finished(output) ? SHOAL_OPERAND_OUTPUT : -1;
+}
+
 int shoal_runner_find_unready(const struct shoal_engine *engine, const struct shoal_request *request)
 {
-    const struct shoal_call *call = &request->call;
-    if (SHOAL_LIKELY(!shoal_call_is_on_device(call)))
-        return -1;
-    switch (request->state) {
-    case SHOAL_REQUEST_QUEUED:
-        return request->is_direct && is_unready(request, SHOAL_OPERAND_INPUT, 0, call->count) ? SHOAL_OPERAND_INPUT : -1;
-    case SHOAL_REQUEST_ANNOUNCED:
-        return request->is_direct && has_all_come(engine, request) && is_unready(request, SHOAL_OPERAND_OUTPUT, 0, call->count)
-                   ? SHOAL_OPERAND_OUTPUT
-                   : -1;
-    case SHOAL_REQUEST_RUNNING:
-        return engine->size == 1 ? find_unready_alone(request) : find_unready_of_chunk(engine, request);
-    case SHOAL_REQUEST_DONE:
-        break;
-    }
-    const struct shoal_device_operand *output = shoal_call_device(call, SHOAL_OPERAND_OUTPUT);
-    return output && !output->ops->is_finished(output) ? SHOAL_OPERAND_OUTPUT : -1;
+    static int (*const in_phase[SHOAL_PHASE_END])(const struct shoal_engine *, const struct shoal_request *) = {
+        [SHOAL_PHASE_QUEUED] = find_unready_input,        [SHOAL_PHASE_MEETING] = find_unready_met,
+        [SHOAL_PHASE_IN_ROUNDS] = find_unready_in_rounds, [SHOAL_PHASE_RUNNING] = find_unready_running,
+        [SHOAL_PHASE_LEAVING] = find_unfinished,
+    };
+    const bool is_on_device = shoal_call_is_on_device(&request->call);
+    return SHOAL_LIKELY(!is_on_device) ? -1 : in_phase[shoal_request_phase(request)](engine, request);
 }
 
 void shoal_runner_find_step(const struct shoal_engine *engine, const struct shoal_request *request, int *step_out,
