@@ -120,6 +120,26 @@ class Jobs:
         self.wait_for(lambda: not self.processes(), "the end of all processes of the job", name)
 
 
+def where(**options):
+    """The engine "hosts", where all machines are this one."""
+    return {"engine": "hosts", "options": {"address": "127.0.0.1", **options}}
+
+
+class Machines:
+    """`shoal job run` on so many machines. on_machine(index): its own variables."""
+
+    def __init__(self, jobs, document, count, words=lambda index: ["--host-index", str(index)], of_machine=lambda index: {}):
+        self.commands = [subprocess.Popen([SHOAL, "job", "run", document, *words(index)],
+                                          env={**jobs.environment, **of_machine(index)}, stdout=subprocess.PIPE,
+                                          stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
+                         for index in range(count)]
+
+    def wait(self):
+        """(exit code, stdout, stderr) of each."""
+        outputs = [command.communicate(timeout=RUN_S) for command in self.commands]
+        return [(command.returncode, *output) for command, output in zip(self.commands, outputs)]
+
+
 def names_in(archive):
     """The names in an archive, sorted."""
     done = subprocess.run(["tar", "tzf", archive], capture_output=True, text=True, check=True)

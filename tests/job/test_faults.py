@@ -69,12 +69,6 @@ def script_that_ignores_the_end_is_killed():
         expect_failed(jobs, r"^time limit", 124)
 
 
-def strategies_of_tensorflow_are_refused():
-    with Jobs() as jobs:
-        jobs.run("print('never')", distribution={"multi_worker_mirrored_strategy": {"enabled": True}}, framework="tensorflow", code=1)
-        expect_failed(jobs, r"distribution.multi_worker_mirrored_strategy: TensorFlow's own strategies are not started yet", 125)
-
-
 def script_without_a_model_is_told():
     with Jobs() as jobs:
         status = jobs.run("print('nothing')")
@@ -242,9 +236,8 @@ def full_disk_at_the_start_is_told():
 
 
 run_cases([script_that_raises_is_named_with_its_rank, script_that_is_killed_is_named, own_failure_file_of_a_script_is_the_reason,
-           script_that_hangs_is_ended_at_the_time_limit, script_that_ignores_the_end_is_killed, strategies_of_tensorflow_are_refused,
-           script_without_a_model_is_told,
-           stop_gives_the_script_its_time, interrupted_command_stops_the_job, killed_runner_is_found_out,
+           script_that_hangs_is_ended_at_the_time_limit, script_that_ignores_the_end_is_killed,
+           script_without_a_model_is_told, stop_gives_the_script_its_time, interrupted_command_stops_the_job, killed_runner_is_found_out,
            pid_of_another_process_is_no_runner, host_lost_in_the_middle_ends_the_job, host_that_cannot_begin_ends_the_job,
            name_is_used_once, port_in_use_is_told_and_leaves_nothing, missing_data_is_told,
            requirements_that_cannot_be_installed_are_told, full_disk_while_packing_is_told, full_disk_at_the_start_is_told])

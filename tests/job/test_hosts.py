@@ -7,7 +7,7 @@ import signal
 import subprocess
 
 from shoal.job import processes
-from jobs import DATA_PARALLEL, RUN_S, SHOAL, Jobs, names_in
+from jobs import DATA_PARALLEL, RUN_S, SHOAL, Jobs, Machines, names_in, where
 from tap import expect, run_cases
 
 WAIT = "import time\nprint('begun', flush=True)\ntime.sleep(600)\n"
@@ -16,24 +16,6 @@ RANKS = """
     print("I am", *(os.environ[name] for name in ("RANK", "WORLD_SIZE", "GROUP_RANK", "SM_CURRENT_HOST")))
     open(os.path.join(os.environ["SM_MODEL_DIR"], "of-" + os.environ["RANK"]), "w").write("x")
 """
-
-
-def where(**options):
-    return {"engine": "hosts", "options": {"address": "127.0.0.1", **options}}
-
-
-class Machines:
-    """`shoal job run` on so many machines. on_machine(index): its own variables."""
-
-    def __init__(self, jobs, document, count, words=lambda index: ["--host-index", str(index)], of_machine=lambda index: {}):
-        self.commands = [subprocess.Popen([SHOAL, "job", "run", document, *words(index)], env={**jobs.environment, **of_machine(index)},
-                                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
-                         for index in range(count)]
-
-    def wait(self):
-        """(exit code, stdout, stderr) of each."""
-        outputs = [command.communicate(timeout=RUN_S) for command in self.commands]
-        return [(command.returncode, *output) for command, output in zip(self.commands, outputs)]
 
 
 def machines_are_joined_in_a_shared_folder():

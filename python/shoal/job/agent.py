@@ -23,7 +23,7 @@ import types
 from typing import Any, BinaryIO, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from urllib.parse import unquote, urlparse
 
-from shoal.job import contract, distribution, metrics, processes
+from shoal.job import cluster, contract, distribution, metrics, processes
 from shoal.job.contract import Container, ContractError
 from shoal.job.document import Job
 from shoal.job.folder import JobFolder
@@ -606,8 +606,9 @@ def _with_variables(variables: Mapping[str, str], command: List[str]) -> List[st
     return ["/bin/sh", "-c", "".join(f'export {name}="{value}"; ' for name, value in variables.items()) + 'exec "$@"', "sh", *command]
 
 
-def _by_shoal(agent: "Agent", variables: Mapping[str, str] = {}) -> List[str]:
+def _by_shoal(agent: "Agent", variables: Mapping[str, str] = {}, first_words: Sequence[str] = ()) -> List[str]:
     place, job, launch = agent.place, agent.job, agent.launch
+    command = [*first_words, *agent.command]
     words = [processes.shoal_command(), "run", "-n", str(launch.workers_per_host), "--grace", str(job.stop_grace), *launch.options]
     if job.restarts:
         words += ["--restarts", str(job.restarts)]
@@ -616,7 +617,7 @@ def _by_shoal(agent: "Agent", variables: Mapping[str, str] = {}) -> List[str]:
     else:
         address = f"[{place.meet[0]}]" if ":" in place.meet[0] else place.meet[0]
         words += ["--hosts", str(len(place.hosts)), "--host-index", str(place.index), "--meet", f"{address}:{place.meet[1]}"]
-    return [*words, "--", *(_with_variables(variables, agent.command) if variables else agent.command)]
+    return [*words, "--", *(_with_variables(variables, command) if variables else command)]
 
 
 def _by_torchrun(agent: "Agent") -> List[str]:
@@ -632,8 +633,8 @@ def _plain(agent: "Agent") -> List[str]:
 
 
 def _by_tensorflow(agent: "Agent") -> List[str]:
-    raise AgentError(f"distribution.{agent.launch.tf_config}: TensorFlow's own strategies are not started yet, as TF_CONFIG needs a free "
-                     "port of every host; smdistributed.dataparallel and mpi start workers")
+    """One process on each host, which tells the others its ports before it starts the script with TF_CONFIG."""
+    return _by_shoal(agent, first_words=[agent.python, "-c", cluster.BEGIN, agent.launch.tf_config or ""])
 
 
 RUNNERS: Dict[str, Callable[["Agent"], List[str]]] = {

@@ -1,0 +1,317 @@
+"""One host's processes of TensorFlow's own strategies: the command of `shoal run`, which starts it once on each host.
+
+    host 0: binds its ports, listens at MASTER_PORT <-- its ports, proof of SHOAL_SECRET -- host 1: binds its ports
+                                                     -- address and ports of all hosts ->
+            starts the script with TF_CONFIG                                                starts the script with TF_CONFIG
+
+A port stays bound here, but nobody listens at it here, until the job ends: the kernel gives it to no other, and TensorFlow's
+server, which sets SO_REUSEADDR as this does, may listen there.
+
+With parameter_server each host has a server, too, as SageMaker's TensorFlow containers have it: a process of its own that runs
+no script. Servers are needed until the master, which is the script of the first host, has ended: host 0 keeps the connections
+of the others open until then."""
+from __future__ import annotations
+
+import dataclasses
+import hmac
+import json
+import os
+import pathlib
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+
+from shoal.job import distribution, processes
+
+# How a Python begins this, whatever lies in the script's folder, where it is started.
+BEGIN = "import sys; sys.path[:] = [path for path in sys.path if path]; from shoal.job import cluster; cluster.main(sys.argv[1:])"
+SERVE = "--serve"  # instead of a style: the process of a parameter server
+MEET_S = 120.0  # until all hosts have said their ports; `shoal run` starts them at one time
+TALK_S = 10.0  # for each word of one who has connected
+LINE_MAX = 1 << 20
+PORT_OF_SERVER = 2223  # as distribution.tf_config has it; all others are those of scripts
+
+
+class ClusterError(Exception):
+    """The hosts cannot be joined. One line."""
+
+
+@dataclasses.dataclass
+class Member:
+    """What the hosts tell each other."""
+
+    address: str
+    ports: List[int]  # of the script, and of the parameter server where there is one
+
+
+@dataclasses.dataclass
+class Meeting:
+    """Where this host stands, from the variables of `shoal run`."""
+
+    style: str
+    index: int
+    hosts: int
+    address: str
+    port: int
+    secret: bytes
+
+    @classmethod
+    def of(cls, style: str, environment: Mapping[str, str]) -> "Meeting":
+        return cls(style, int(environment["RANK"]), int(environment["WORLD_SIZE"]), environment["MASTER_ADDR"],
+                   int(environment["MASTER_PORT"]), _secret(environment))
+
+    def proof(self, *words: str) -> str:
+        return hmac.new(self.secret, "\0".join(("shoal.job.cluster", self.style, *words)).encode(), "sha256").hexdigest()
+
+
+def _secret(environment: Mapping[str, str]) -> bytes:
+    """As the workers' own: without one everybody proves the same."""
+    path = environment.get("SHOAL_SECRET_FILE")
+    text = environment.get("SHOAL_SECRET") or (pathlib.Path(path).read_text().strip() if path else "")
+    return text.encode()
+
+
+# ---- ports ----
+
+def port_hold(family: int) -> socket.socket:
+    """A free port of all addresses of this host, kept from all who do not name it."""
+    held = socket.socket(family)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", 0))
+    return held
+
+
+def address_text(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+# ---- the hosts meet ----
+
+def meet(meeting: Meeting, ports: List[int]) -> Tuple[List[Member], List[socket.socket]]:
+    """All hosts in their order, and what stays open: host 0's connections to the others, theirs to host 0."""
+    if meeting.hosts == 1:
+        return [Member("127.0.0.1", ports)], []
+    return _meet_as_first(meeting, ports) if meeting.index == 0 else _meet_as_other(meeting, ports)
+
+
+def family_of(address: str) -> int:
+    try:
+        return int(socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][0])
+    except OSError as error:
+        raise ClusterError(f"{address}, where the hosts meet, is no name or address: {error}") from error
+
+
+def _meet_as_first(meeting: Meeting, ports: List[int]) -> Tuple[List[Member], List[socket.socket]]:
+    where = address_text(meeting.address, meeting.port)
+    try:
+        listener = socket.create_server((meeting.address, meeting.port), family=family_of(meeting.address), backlog=128)
+    except OSError as error:
+        raise ClusterError(f"cannot listen at {where} (MASTER_ADDR, MASTER_PORT), where the hosts meet: {error}") from error
+    found: Dict[int, Tuple[Member, socket.socket, str]] = {}
+    with listener:
+        deadline = time.monotonic() + MEET_S
+        while len(found) < meeting.hosts - 1:
+            listener.settimeout(max(deadline - time.monotonic(), 0.001))
+            try:
+                connection, _ = listener.accept()
+            except socket.timeout:
+                missing = [str(index) for index in range(1, meeting.hosts) if index not in found]
+                raise ClusterError(f"host {', '.join(missing)} has not told its ports within {MEET_S:.0f} s at {where}; a firewall "
+                                   "that lets no host reach that port does this") from None
+            _member_take(meeting, connection, len(ports), found)
+    own = found[1][1].getsockname()[0]
+    members = [Member(own, ports), *(found[index][0] for index in range(1, meeting.hosts))]
+    answer = json.dumps([dataclasses.asdict(member) for member in members])
+    for index in range(1, meeting.hosts):
+        _, connection, nonce = found[index]
+        _send(connection, {"members": answer, "proof": meeting.proof("first", nonce, answer)})
+    return members, [found[index][1] for index in range(1, meeting.hosts)]
+
+
+def _member_take(meeting: Meeting, connection: socket.socket, ports: int,
+                 found: Dict[int, Tuple[Member, socket.socket, str]]) -> None:
+    """Who does not know the secret, or says nothing, is no host of this job."""
+    connection.settimeout(TALK_S)
+    nonce = secrets.token_hex(16)
+    try:
+        _send(connection, {"nonce": nonce})
+        told = _receive(connection)
+        said = json.dumps([told["index"], told["ports"]])
+        if not hmac.compare_digest(meeting.proof("other", nonce, told["nonce"], said), told["proof"]):
+            raise ValueError("another secret")
+        if not 0 < int(told["index"]) < meeting.hosts or len(told["ports"]) != ports:
+            raise ValueError("no host of this job")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        print(f"shoal job: refused a connection to {address_text(meeting.address, meeting.port)}: {error}", file=sys.stderr)
+        connection.close()
+        return
+    found[int(told["index"])] = (Member(connection.getpeername()[0], told["ports"]), connection, told["nonce"])
+
+
+def _meet_as_other(meeting: Meeting, ports: List[int]) -> Tuple[List[Member], List[socket.socket]]:
+    where = address_text(meeting.address, meeting.port)
+    connection = _connect(meeting, time.monotonic() + MEET_S)
+    connection.settimeout(MEET_S)
+    nonce, said = secrets.token_hex(16), json.dumps([meeting.index, ports])
+    try:
+        theirs = _receive(connection)["nonce"]
+        _send(connection, {"index": meeting.index, "ports": ports, "nonce": nonce,
+                           "proof": meeting.proof("other", theirs, nonce, said)})
+        told = _receive(connection)
+        if not hmac.compare_digest(meeting.proof("first", nonce, told["members"]), told["proof"]):
+            raise ValueError("it knows another SHOAL_SECRET")
+        members = [Member(**one) for one in json.loads(told["members"])]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ClusterError(f"host 0 at {where} has not told where the other hosts are: {error or type(error).__name__}") from error
+    return members, [connection]
+
+
+def _connect(meeting: Meeting, deadline: float) -> socket.socket:
+    """Host 0 may begin to listen later."""
+    while True:
+        try:
+            return socket.create_connection((meeting.address, meeting.port), timeout=max(deadline - time.monotonic(), 0.1))
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                where = address_text(meeting.address, meeting.port)
+                raise ClusterError(f"cannot reach host 0 at {where} within {MEET_S:.0f} s: {error}") from error
+            time.sleep(0.05)
+
+
+def _send(connection: socket.socket, message: Dict[str, Any]) -> None:
+    connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _receive(connection: socket.socket) -> Dict[str, Any]:
+    """One line, byte by byte: nothing of what follows is taken."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = connection.recv(1)
+        if not byte or len(line) > LINE_MAX:
+            raise ValueError("the connection was closed" if not byte else "too long a line")
+        line += byte
+    told = json.loads(line)
+    if not isinstance(told, dict):
+        raise ValueError("no message of ours")
+    return told
+
+
+# ---- TF_CONFIG ----
+
+def configs_of(style: str, index: int, members: List[Member]) -> Tuple[Optional[str], Optional[str]]:
+    """TF_CONFIG of the script and of the parameter server of a host; nothing where there is none."""
+    hosts = [str(number) for number in range(len(members))]
+
+    def address(host: str, port: int) -> str:
+        member = members[int(host)]
+        return address_text(member.address, member.ports[1 if port == PORT_OF_SERVER else 0])
+
+    script = distribution.tf_config(style, hosts, hosts[index], address=address)
+    server = None
+    if style == "parameter_server":
+        server = distribution.tf_config(style, hosts, hosts[index], is_server=True, address=address)
+    return script and json.dumps(script), server and json.dumps(server)
+
+
+# ---- the processes ----
+
+class Processes:
+    """The script, and the parameter server beside it."""
+
+    def __init__(self, script: List[str], configs: Tuple[Optional[str], Optional[str]]):
+        self.is_stopping = False
+        self.wake, wake_writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_writing, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # `shoal run` sends them to all processes of the worker
+            signal.signal(number, self._stop)
+        self.server = configs[1] and self._start([sys.executable, "-c", BEGIN, SERVE], configs[1])
+        self.script = self._start(script, configs[0])
+
+    def _stop(self, *_: Any) -> None:
+        self.is_stopping = True
+
+    def _start(self, command: List[str], config: Optional[str]) -> "subprocess.Popen[bytes]":
+        environment = {**os.environ, **({"TF_CONFIG": config} if config else {})}
+        return subprocess.Popen(command, env=environment, preexec_fn=processes.end_with_parent)
+
+    def script_wait(self) -> int:
+        """Until the script has ended; Popen.returncode. A server that ends before is the end of the script, too."""
+        self._wait_until(lambda: self.script.poll() is not None, None)
+        return self.script.returncode
+
+    def master_wait(self, connection: socket.socket) -> None:
+        """Until host 0 has closed the connection: its script has ended, and needs no server any more."""
+        connection.setblocking(True)
+        self._wait_until(lambda: False, connection)
+
+    def _wait_until(self, is_over: Callable[[], bool], connection: Optional[socket.socket]) -> None:
+        while not is_over():
+            if self.server and self.server.poll() is not None and not self.is_stopping:
+                self._end(self.script)
+                raise ClusterError(f"the parameter server of this host {processes.ending_text(self.server.returncode)}")
+            readable, _, _ = select.select([self.wake, *([connection] if connection else [])], [], [])
+            if self.wake in readable:
+                os.read(self.wake, 4096)
+            if connection in readable or (self.is_stopping and connection):
+                return
+
+    def close(self) -> None:
+        if self.server:
+            self._end(self.server)
+
+    def _end(self, process: "subprocess.Popen[bytes]") -> None:
+        """A server has nothing to save."""
+        process.kill()
+        process.wait()
+
+
+def run(style: str, script: List[str]) -> int:
+    """Popen.returncode of this host's script."""
+    meeting = Meeting.of(style, os.environ)
+    family = family_of(meeting.address)
+    held = [port_hold(family) for _ in range(2 if style == "parameter_server" else 1)]
+    members, connections = meet(meeting, [one.getsockname()[1] for one in held])
+    running = Processes(script, configs_of(style, meeting.index, members))
+    try:
+        code = running.script_wait()
+        if code == 0 and running.server and meeting.index:
+            running.master_wait(connections[0])
+    finally:
+        running.close()
+        for one in [*held, *connections]:
+            one.close()
+    return code
+
+
+def serve() -> None:
+    """A parameter server, as SageMaker's TensorFlow containers start it: without GPUs, which are the script's."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    config = json.loads(os.environ["TF_CONFIG"])
+    try:
+        import tensorflow
+    except ImportError as error:
+        raise ClusterError(f"distribution.parameter_server: the server needs TensorFlow for {sys.executable}: {error}") from error
+    spec = tensorflow.train.ClusterSpec(config["cluster"])
+    tensorflow.distribute.Server(spec, job_name="ps", task_index=config["task"]["index"]).join()
+
+
+def main(words: List[str]) -> None:
+    """Ends as the script does, by the same signal, too."""
+    try:
+        if words == [SERVE]:
+            serve()
+            return
+        code = run(words[0], words[1:])
+    except (ClusterError, OSError) as error:
+        sys.exit(f"shoal job: {error}")
+    if code < 0:
+        if -code not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    sys.exit(processes.exit_code(code))
