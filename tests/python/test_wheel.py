@@ -20,10 +20,10 @@ BUILD_TIMEOUT_S = 400
 UNREACHABLE = ("Could not find a version that satisfies", "No matching distribution", "Failed to establish a new connection")
 
 SOURCES = {".py", ".cpp", ".h", ".css"}
-PACKAGE = {"bin/shoal", "lib/libshoal.so.0",
+PACKAGE = {"bin/shoal", "lib/libshoal.so.0", "lib/libshoal_tensorflow.so",
            *(f"include/shoal/{path.name}" for path in (TOP / "include/shoal").glob("*.h")),
            *(str(path.relative_to(TOP / "python/shoal")) for path in (TOP / "python/shoal").rglob("*")
-             if path.suffix in SOURCES)}
+             if path.suffix in SOURCES and path.parent.name != "operations")}
 BUNDLED = {"lib/libfabric.so.1", "lib/libfabric/libefa-fi.so", "lib/libfabric/libverbs-fi.so", "lib/libsodium.so",
            "licenses/libfabric.txt", "licenses/libsodium.txt"}
 MACHINES = ("x86_64", "aarch64")  # for which there are libraries to carry

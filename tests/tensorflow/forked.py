@@ -1,5 +1,5 @@
-"""Ranks for tests of shoal.tensorflow, forked from the test program once it has imported TensorFlow, which costs seconds. Nothing of
-TensorFlow or Shoal may have run before."""
+"""Ranks for tests of shoal.tensorflow, forked from the test program once it has imported TensorFlow, which costs seconds.
+Nothing of TensorFlow or Shoal may have run before."""
 import os
 import pathlib
 import signal
@@ -85,8 +85,8 @@ class Ranks:
 
 
 class Cases:
-    """Functions of a rank that one job runs in order; report() gives a case for run_cases for each, which passes when every rank
-    came to its end. Words after the program's name choose those whose names contain one."""
+    """Functions of a rank that one job runs in order; report() gives a case for run_cases for each, which passes when every
+    rank came to its end. Words after the program's name choose those whose names contain one."""
 
     def __init__(self, size, functions, begin, end=lambda: None):
         words = sys.argv[1:]

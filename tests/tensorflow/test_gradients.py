@@ -15,7 +15,8 @@ STEPS = 5
 def problem():
     """Weights, and samples with targets of all ranks."""
     random = np.random.default_rng(7)
-    weights = [(random.normal(size=shape) / np.sqrt(shape[0])).astype(np.float32) for shape in ([6, 500], [500], [500, 300], [300, 3])]
+    shapes = [6, 500], [500], [500, 300], [300, 3]
+    weights = [(random.normal(size=shape) / np.sqrt(shape[0])).astype(np.float32) for shape in shapes]
     return weights, random.normal(size=[16, 6]).astype(np.float32), random.normal(size=[16, 3]).astype(np.float32)
 
 
@@ -69,7 +70,8 @@ def every_type_is_averaged(rank):
     _, x, y = problem()
     for dtype, tolerance in ((tf.float64, 1e-5), (tf.float16, 0.05), (tf.bfloat16, 0.3)):
         wanted = train(plain, x, y, dtype)
-        for got, one in zip(train(lambda variables: tf.function(averaged()(variables)), share(rank, x), share(rank, y), dtype), wanted):
+        ours = train(lambda variables: tf.function(averaged()(variables)), share(rank, x), share(rank, y), dtype)
+        for got, one in zip(ours, wanted):
             np.testing.assert_allclose(got, one, rtol=tolerance, atol=tolerance)
 
 
@@ -163,7 +165,8 @@ def variables_are_broadcast(rank):
 
 
 def wrong_settings_are_told(rank):
-    for options, words in (({"op": ReduceOp.MAX}, "ReduceOp.AVERAGE, ReduceOp.SUM"), ({"compression": "gzip"}, "Compression.none"),
+    for options, words in (({"op": ReduceOp.MAX}, "ReduceOp.AVERAGE, ReduceOp.SUM"),
+                           ({"compression": "gzip"}, "Compression.none"),
                            ({"buffer_mib": 0}, "buffers of 0 MiB")):
         try:
             shoal.DistributedGradientTape(tf.GradientTape(), **options)
@@ -224,7 +227,8 @@ def other_variables(rank):
 
 
 def variables_of_other_shapes_are_named():
-    fails(other_variables, "FailedPreconditionError", "parameter 0 differs: rank 0 has 2 elements of float32 (variable 0, kernel:0), rank 1 has 3")
+    fails(other_variables, "FailedPreconditionError",
+          "parameter 0 differs: rank 0 has 2 elements of float32 (variable 0, kernel:0), rank 1 has 3")
 
 
 def unequal_counts(rank):
@@ -256,8 +260,8 @@ def a_rank_that_ends_is_named():
     fails(ends_early, "AbortedError", "rank 1", ranks=[0])
 
 
-CASES = [training_equals_that_of_one_process, every_type_is_averaged, all_ranks_have_the_same_bits, compressed_gradients_are_close,
-         sums_are_not_divided, slices_are_gathered_or_made_dense, what_no_rank_uses_stays_none, nested_sources_keep_their_shape,
-         two_tapes_in_one_function_keep_apart, variables_are_broadcast, wrong_settings_are_told, data_sets_are_divided]
+CASES = [training_equals_that_of_one_process, every_type_is_averaged, all_ranks_have_the_same_bits,
+         compressed_gradients_are_close, sums_are_not_divided, slices_are_gathered_or_made_dense, what_no_rank_uses_stays_none,
+         nested_sources_keep_their_shape, two_tapes_in_one_function_keep_apart, variables_are_broadcast, wrong_settings_are_told, data_sets_are_divided]
 run_cases([*forked.Cases(2, CASES, shoal.init, shoal.shutdown).report(), a_gradient_that_is_none_on_one_rank_is_named,
            variables_of_other_shapes_are_named, an_allreduce_of_other_shapes_is_told, a_rank_that_ends_is_named])

@@ -49,17 +49,17 @@ def refuses(error, words, function):
 
 
 def allreduce_sums_every_type(rank):
-    for dtype in REDUCED:
-        wanted = sum(numbers(r, [7, 3], tf.int32) for r in ranks()).numpy()
-        for got in eager_and_graph(lambda: shoal.allreduce(numbers(rank, [7, 3], dtype), ReduceOp.SUM)):
+    wanted = sum(numbers(r, [7, 3], tf.int32) for r in ranks()).numpy()
+    for every in eager_and_graph(lambda: [shoal.allreduce(numbers(rank, [7, 3], dtype), ReduceOp.SUM) for dtype in REDUCED]):
+        for dtype, got in zip(REDUCED, every):
             assert got.dtype == dtype and got.shape == [7, 3]
             same(tf.cast(got, tf.int32), wanted)
 
 
 def allreduce_has_every_operator(rank):
     every = np.stack([numbers(r, [5]).numpy() for r in ranks()])
-    for op, wanted in ((ReduceOp.AVERAGE, every.mean(0, dtype=np.float32)), (ReduceOp.MIN, every.min(0)), (ReduceOp.MAX, every.max(0)),
-                       (ReduceOp.PRODUCT, every.prod(0))):
+    for op, wanted in ((ReduceOp.AVERAGE, every.mean(0, dtype=np.float32)), (ReduceOp.MIN, every.min(0)),
+                       (ReduceOp.MAX, every.max(0)), (ReduceOp.PRODUCT, every.prod(0))):
         np.testing.assert_allclose(shoal.allreduce(numbers(rank, [5]), op), wanted, rtol=1e-6)
     same(shoal.allreduce(tf.constant(float(rank))), sum(ranks()) / shoal.size())
 
@@ -95,8 +95,10 @@ def groups_keep_their_order(rank):
 
 
 def broadcast_moves_every_type(rank):
-    for dtype in MOVED:
-        for got in eager_and_graph(lambda: shoal.broadcast(tf.cast(numbers(rank, [3, 2], tf.int32), dtype), shoal.size() - 1)):
+    def broadcast_all():
+        return [shoal.broadcast(tf.cast(numbers(rank, [3, 2], tf.int32), dtype), shoal.size() - 1) for dtype in MOVED]
+    for every in eager_and_graph(broadcast_all):
+        for dtype, got in zip(MOVED, every):
             assert got.dtype == dtype
             same(got, tf.cast(numbers(shoal.size() - 1, [3, 2], tf.int32), dtype))
     refuses(ValueError, ["root_rank is 7"], lambda: shoal.broadcast(tf.ones([1]), 7))
@@ -113,9 +115,11 @@ def allgather_joins_rows_of_different_lengths(rank):
 
 
 def ragged_shapes_are_told_on_every_rank(rank):
-    refuses(tf.errors.InvalidArgumentError, ["first dimension only: that of rank 0 has the shape [2, 3], that of rank 1 [2, 4]"],
+    refuses(tf.errors.InvalidArgumentError,
+            ["first dimension only: that of rank 0 has the shape [2, 3], that of rank 1 [2, 4]"],
             lambda: shoal.allgather(tf.ones([2, 3 + (rank == 1)])))
-    refuses(tf.errors.InvalidArgumentError, ['"scores"', "that of rank 0 has the shape [1, 1, 1, 1, 1, 1, 1, 1, ...], that of rank 1 [1]"],
+    refuses(tf.errors.InvalidArgumentError,
+            ['"scores"', "that of rank 0 has the shape [1, 1, 1, 1, 1, 1, 1, 1, ...], that of rank 1 [1]"],
             tf.function(lambda: shoal.allgather(tf.ones([1] if rank == 1 else [1] * 9), name="scores")))
 
 
@@ -238,6 +242,12 @@ def second_gradients_are_right(rank):
 # ---- The job ----
 
 
+def old_versions_are_refused(rank):
+    from shoal.tensorflow import _operations
+    _operations.check_version(tf.__version__)
+    refuses(ImportError, ["needs TensorFlow 2.16 or newer, and this is 2.9.3"], lambda: _operations.check_version("2.9.3"))
+
+
 def places_are_told(rank):
     assert (shoal.rank(), shoal.local_rank(), shoal.local_size(), shoal.cross_rank(), shoal.cross_size()) == (
         rank, rank, shoal.size(), 0, 1)
@@ -254,8 +264,10 @@ def it_can_begin_again(rank):
 
 CASES = [allreduce_sums_every_type, allreduce_has_every_operator, large_and_empty_tensors_arrive, allreduce_casts_where_asked,
          slices_are_gathered, groups_keep_their_order, broadcast_moves_every_type, allgather_joins_rows_of_different_lengths,
-         ragged_shapes_are_told_on_every_rank, reducescatter_divides_rows, alltoall_exchanges_rows, barrier_waits_in_a_graph_too,
-         objects_go_round, many_operations_overlap_in_one_function, loops_run_in_order, results_are_not_written_again,
-         operations_have_gradients, second_gradients_are_right, places_are_told, it_can_begin_again]
+         ragged_shapes_are_told_on_every_rank, reducescatter_divides_rows, alltoall_exchanges_rows,
+         barrier_waits_in_a_graph_too, objects_go_round, many_operations_overlap_in_one_function, loops_run_in_order,
+         results_are_not_written_again, operations_have_gradients, second_gradients_are_right, old_versions_are_refused, places_are_told,
+         it_can_begin_again]
 FEW = [allreduce_sums_every_type, allreduce_has_every_operator, reducescatter_divides_rows, operations_have_gradients]
-run_cases([case for size, some in ((3, CASES), (2, FEW)) for case in forked.Cases(size, some, shoal.init, shoal.shutdown).report()])
+run_cases([case for size, some in ((3, CASES), (2, FEW))
+           for case in forked.Cases(size, some, shoal.init, shoal.shutdown).report()])

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""with_tensorflow.py PROGRAM [ARGUMENT ...]: runs a test program with the interpreter that has TensorFlow. Without one it says why,
-which counts as skipped."""
+"""with_tensorflow.py PROGRAM [ARGUMENT ...]: runs a test program with the interpreter that has TensorFlow. Without one it says
+why, which counts as skipped."""
 import os
 import pathlib
 import subprocess

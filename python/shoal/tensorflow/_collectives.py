@@ -21,8 +21,8 @@ class ReduceOp(enum.IntEnum):
 
 
 class Compression:
-    """How tensors travel. none: as they are. fp16, bf16, int8: gradients of float32 travel so between hosts, and keep their precision
-    inside a host; a tensor that is given to allreduce itself is cast before and back after (fp16 and bf16)."""
+    """How tensors travel. none: as they are. fp16, bf16, int8: gradients of float32 travel so between hosts, and keep their
+    precision inside a host; a tensor that is given to allreduce itself is cast before and back after (fp16 and bf16)."""
     none, fp16, bf16, int8 = "none", "fp16", "bf16", "int8"
 
 
@@ -81,8 +81,8 @@ def reducescatter(tensor, op: ReduceOp = ReduceOp.SUM, name: str | None = None):
 
 
 def alltoall(tensor, splits=None, name: str | None = None):
-    """Rows to every rank: the first splits[0] to rank 0, and so on; without splits as many to each. Returns the rows from all ranks, in
-    the order of ranks; with splits, (rows, how many came from each rank)."""
+    """Rows to every rank: the first splits[0] to rank 0, and so on; without splits as many to each. Returns the rows from all
+    ranks, in the order of ranks; with splits, (rows, how many came from each rank)."""
     size = _world.size()
     tensor = _with_rows(tensor)
     if splits is None:
@@ -106,13 +106,15 @@ def barrier() -> None:
 
 def _cast_of(tensor, compression):
     if compression not in ("none", *_CASTS):
-        raise ValueError(f"shoal: a tensor cannot be compressed as {compression!r}: none, fp16 and bf16 can be had; int8 is for gradients")
+        raise ValueError(f"shoal: a tensor cannot be compressed as {compression!r}: none, fp16 and bf16 can be had; int8 "
+                         "is for gradients")
     return _CASTS[compression] if compression != "none" and tensor.dtype in (tf.float32, tf.float64) else tensor.dtype
 
 
 def _allreduce_slices(slices, op, compression, name):
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
-        raise NotImplementedError("shoal: tf.IndexedSlices can be summed and averaged only: convert them with tf.convert_to_tensor")
+        raise NotImplementedError("shoal: tf.IndexedSlices can be summed and averaged only: tf.convert_to_tensor makes them "
+                                  "dense")
     values, indices = gather_slices(slices, name)
     if op == ReduceOp.AVERAGE:
         values = values / tf.cast(_world.size(), values.dtype)
@@ -147,8 +149,8 @@ def _with_rows(tensor):
 
 
 def _gathered_shapes(tensor, name):
-    """The tensors' ranks and dimensions on all ranks, as rows of numbers. The all-gather refuses those that differ in more than the
-    first dimension."""
+    """The tensors' ranks and dimensions on all ranks, as rows of numbers. The all-gather refuses those that differ in more than
+    the first dimension."""
     rank, shape = tf.rank(tensor), tf.shape(tensor, tf.int64)
     shape = shape[:SHAPE_NUMBERS - 1]
     own = tf.concat([[tf.cast(rank, tf.int64)], shape, tf.zeros([SHAPE_NUMBERS - 1 - tf.size(shape)], tf.int64)], 0)

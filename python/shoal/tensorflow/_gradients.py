@@ -29,7 +29,8 @@ class Settings:
         if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
             raise ValueError(f"shoal: gradients can be averaged or summed (ReduceOp.AVERAGE, ReduceOp.SUM), and op is {op!r}")
         if compression not in _COMPRESSIONS:
-            raise ValueError(f"shoal: compression is {compression!r}, and must be one of Compression.{', Compression.'.join(_COMPRESSIONS)}")
+            raise ValueError(f"shoal: compression is {compression!r}, and must be one of Compression."
+                             f"{', Compression.'.join(_COMPRESSIONS)}")
         if not buffer_mib > 0:
             raise ValueError(f"shoal: buffers of {buffer_mib} MiB cannot hold gradients")
         self.op, self.compression, self.sparse_as_dense = ReduceOp(op), compression, bool(sparse_as_dense)
@@ -40,8 +41,8 @@ class Settings:
 
 
 def average(gradients, variables, settings):
-    """The gradients of all ranks, averaged or summed: those of variables that have one. All ranks call it with the same variables in
-    the same order. None stays None where it is None on every rank, and fails on every rank where it is not."""
+    """The gradients of all ranks, averaged or summed: those of variables that have one. All ranks call it with the same
+    variables in the same order. None stays None where it is None on every rank, and fails on every rank where it is not."""
     gradients, variables = list(gradients), list(variables)
     if len(gradients) != len(variables):
         raise ValueError(f"shoal: {len(gradients)} gradients were given for {len(variables)} variables")
@@ -67,7 +68,8 @@ def name_of(variable):
 
 
 def _name_on_all_ranks(index, variable):
-    """Ranks compare it. Keras numbers what it names, in each process on its own: a rank that made another model first has other numbers."""
+    """Ranks compare it. Keras numbers what it names, in each process on its own: a rank that made another model first has other
+    numbers."""
     return f"variable {index}, {re.sub(r'_[0-9]+(?=/|$)', '', name_of(variable))}"
 
 
@@ -87,8 +89,8 @@ def _number_of(variable):
 def _type_of(variable, gradient):
     dtype = tf.as_dtype(variable.dtype if gradient is None else gradient.dtype)
     if dtype not in _TYPES:
-        raise TypeError(f"shoal: the gradient of {name_of(variable)} is of {dtype.name}, but gradients of float32, float64, float16 and "
-                        "bfloat16 can be averaged")
+        raise TypeError(f"shoal: the gradient of {name_of(variable)} is of {dtype.name}, but gradients of float32, float64, "
+                        "float16 and bfloat16 can be averaged")
     return _TYPES[dtype]
 
 
@@ -108,8 +110,8 @@ class _Averager:
         parameters = (_native.Parameter * len(variables))(*(
             (math.prod(map(int, variable.shape)), kind, _name_on_all_ranks(i, variable).encode())
             for i, (variable, kind) in enumerate(zip(variables, types))))
-        options = _native.ReducerOptions(name=b"gradients", op=int(settings.op), compression=_COMPRESSIONS[settings.compression],
-                                         buffer_bytes=settings.buffer_bytes)
+        options = _native.ReducerOptions(name=b"gradients", op=int(settings.op), buffer_bytes=settings.buffer_bytes,
+                                         compression=_COMPRESSIONS[settings.compression])
         error = ctypes.create_string_buffer(_operations.ERROR_BYTES)
         self.number = _operations.load().library.shoal_tensorflow_averager_create(
             0, ctypes.byref(parameters), len(variables), ctypes.byref(options), error, len(error))

@@ -16,7 +16,8 @@ ERROR_BYTES = 1024
 
 
 def check_version(version: str) -> None:
-    """Raises ImportError for a TensorFlow that is too old. One that is too new lacks a function of the C API, which load() tells."""
+    """Raises ImportError for a TensorFlow that is too old. One that is too new lacks a function of the C API, which load()
+    tells."""
     numbers = tuple(int(part) for part in version.split(".")[:2])
     if numbers < OLDEST:
         raise ImportError(f"shoal.tensorflow needs TensorFlow {OLDEST[0]}.{OLDEST[1]} or newer, and this is {version}: "
@@ -25,7 +26,8 @@ def check_version(version: str) -> None:
 
 @functools.lru_cache(maxsize=None)
 def load() -> types.SimpleNamespace:
-    """The operations as TensorFlow makes functions of them, and the functions in C beside them. ImportError says what is wrong."""
+    """The operations as TensorFlow makes functions of them, and the functions in C beside them. ImportError says what is
+    wrong."""
     check_version(tf.__version__)
     _native.load()  # the operations find it loaded, wherever it lies
     path = shoal.library_path().parent / LIBRARY
@@ -49,7 +51,7 @@ def load() -> types.SimpleNamespace:
     return types.SimpleNamespace(of=operations, library=library)
 
 
-# ---- Operations: each has started when the function returns, in a graph when its start has run --------------------------------
+# ---- Operations: each has started when the function returns, in a graph when its start has run ---------------------------
 
 
 def finish(pending, handle, name=None):
@@ -88,7 +90,8 @@ def reduce_scatter_rows(tensor, rows, operator: int, name=None, world=0):
 
 
 def alltoall_rows(tensor, splits, received_splits, name=None, world=0):
-    started = load().of.shoal_alltoall_start(input=tensor, splits=splits, received_splits=received_splits, world=world, name=name)
+    started = load().of.shoal_alltoall_start(
+        input=tensor, splits=splits, received_splits=received_splits, world=world, name=name)
     return _rows_of(finish([started.pending], started.handle, name and f"{name}_finish")[0], tensor)
 
 
@@ -103,7 +106,7 @@ def barrier(world=0):
     return load().of.shoal_barrier(world=world)
 
 
-# ---- Gradients: of the sum of all ranks' losses --------------------------------------------------------------------------------
+# ---- Gradients: of the sum of all ranks' losses ----------------------------------------------------------------------------
 
 
 def _register_gradients():
@@ -148,7 +151,8 @@ def _of_broadcast(op, *gradients):
 def _of_allgather(op, gradient, _):
     world, rows = _world_of(op), op.inputs[1]
     if rows.shape.num_elements() == 0:  # stacked
-        return [tf.squeeze(reduce_scatter_rows(gradient, tf.ones([_size_of(world)], tf.int64), _native.SUM, world=world), 0), None]
+        one_each = tf.ones([_size_of(world)], tf.int64)
+        return [tf.squeeze(reduce_scatter_rows(gradient, one_each, _native.SUM, world=world), 0), None]
     if rows.shape.rank == 2:
         rows = rows[:, 1]
     return [reduce_scatter_rows(gradient, rows, _native.SUM, world=world), None]

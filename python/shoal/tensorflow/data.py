@@ -15,9 +15,10 @@ ERROR_BYTES = 256
 
 
 def shard(dataset: tf.data.Dataset, tail: str = "drop") -> tf.data.Dataset:
-    """This rank's elements: every size-th from its rank on. All ranks must do as many steps, so with tail="drop" the last elements,
-    which cannot be divided evenly, are left out; with "pad" ranks that would have one less repeat from the beginning, "keep" gives
-    the first ranks one more, as an evaluation wants it. Shard before batch and after a shuffle whose seed all ranks share."""
+    """This rank's elements: every size-th from its rank on. All ranks must do as many steps, so with tail="drop" the last
+    elements, which cannot be divided evenly, are left out; with "pad" ranks that would have one less repeat from the beginning,
+    "keep" gives the first ranks one more, as an evaluation wants it. Shard before batch and after a shuffle whose seed all
+    ranks share."""
     _check_tail(tail)
     size, rank = _world.size(), _world.rank()
     shares = dataset.shard(size, rank)

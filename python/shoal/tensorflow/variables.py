@@ -9,15 +9,16 @@ from . import _collectives, _gradients, _operations, _world
 
 
 def broadcast_variables(variables, root_rank: int = 0) -> None:
-    """Gives each variable root_rank's value. They are matched by their place in the list; where shapes or types differ, every rank
-    raises what names the first one that does. Inside tf.function too, where they are not compared before."""
+    """Gives each variable root_rank's value. They are matched by their place in the list; where shapes or types differ, every
+    rank raises what names the first one that does. Inside tf.function too, where they are not compared before."""
     _collectives._check_root(root_rank)
     variables = list(variables)
     if tf.executing_eagerly():
         _compare(variables)
     values = [tf.convert_to_tensor(variable) for variable in variables]
     for indices in _collectives._by_type(values):
-        for i, value in zip(indices, _operations.broadcast([values[i] for i in indices], root_rank, "shoal_broadcast_variables")):
+        received = _operations.broadcast([values[i] for i in indices], root_rank, "shoal_broadcast_variables")
+        for i, value in zip(indices, received):
             variables[i].assign(value)
 
 
@@ -44,8 +45,9 @@ def _compare(variables):
         for i, (first, other) in enumerate(zip(forms[0], theirs)):
             if first[1] != other[1]:
                 raise tf.errors.InvalidArgumentError(None, None, (
-                    f"shoal: variable {i} differs: {first[0]} of {first[1]} on rank 0, {other[0]} of {other[1]} on rank {rank}: build the "
-                    "same model on every rank"))
+                    f"shoal: variable {i} differs: {first[0]} of {first[1]} on rank 0, {other[0]} of {other[1]} on rank "
+                    f"{rank}: build the same model on every rank"))
         if len(theirs) != len(forms[0]):
             raise tf.errors.InvalidArgumentError(None, None, (
-                f"shoal: rank 0 broadcasts {len(forms[0])} variables and rank {rank} {len(theirs)}: build the same model on every rank"))
+                f"shoal: rank 0 broadcasts {len(forms[0])} variables and rank {rank} {len(theirs)}: build the same model on "
+                "every rank"))

@@ -15,8 +15,8 @@ from .._world import init, is_initialized, local_rank, local_size, rank, shutdow
 from ..variables import broadcast_object, broadcast_variables  # noqa: F401
 
 if keras.backend.backend() != "tensorflow":
-    raise ImportError(f"shoal.tensorflow.keras: Keras runs on {keras.backend.backend()} here: set KERAS_BACKEND=tensorflow before it is "
-                      "imported")
+    raise ImportError(f"shoal.tensorflow.keras: Keras runs on {keras.backend.backend()} here: set KERAS_BACKEND=tensorflow before "
+                      "it is imported")
 
 from . import callbacks  # noqa: E402,F401
 
@@ -40,12 +40,12 @@ class _Distributed:
 
 def DistributedOptimizer(optimizer, compression=Compression.none, sparse_as_dense=False, op=ReduceOp.AVERAGE,
                          buffer_mib=_gradients.BUFFER_MIB):
-    """The optimizer, which from now on averages gradients over all ranks before it applies them; saved models have it as the plain
-    one. Under the policy mixed_float16 it is wrapped in a LossScaleOptimizer, as model.compile would do: all ranks then find the same
-    gradients finite, and skip the same steps."""
+    """The optimizer, which from now on averages gradients over all ranks before it applies them; saved models have it as the
+    plain one. Under the policy mixed_float16 it is wrapped in a LossScaleOptimizer, as model.compile would do: all ranks then
+    find the same gradients finite, and skip the same steps."""
     if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise TypeError(f"shoal: DistributedOptimizer takes an optimizer of Keras 3, and was given a {type(optimizer).__name__}; "
-                        "keras.optimizers.get() makes one of a name")
+        raise TypeError(f"shoal: DistributedOptimizer takes an optimizer of Keras 3, and was given a "
+                        f"{type(optimizer).__name__}; keras.optimizers.get() makes one of a name")
     if isinstance(optimizer, _Distributed):
         raise ValueError("shoal: this optimizer averages gradients already: DistributedOptimizer was called on it twice")
     settings = _gradients.Settings(op, compression, sparse_as_dense, buffer_mib)

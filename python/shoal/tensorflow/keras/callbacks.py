@@ -9,8 +9,8 @@ from ..variables import allgather_object, broadcast_variables
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
-    """Gives the model and its optimizer the state of root_rank: when training begins, as far as it is built by then, and after the
-    first batch, which builds the rest."""
+    """Gives the model and its optimizer the state of root_rank: when training begins, as far as it is built by then, and after
+    the first batch, which builds the rest."""
 
     def __init__(self, root_rank: int = 0):
         super().__init__()
@@ -47,8 +47,8 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):
-    """Multiplies initial_lr with multiplier, a number or a function of the epoch, from start_epoch on and before end_epoch: at each
-    epoch's begin, and with staircase=False at each batch, where the epoch has a fraction."""
+    """Multiplies initial_lr with multiplier, a number or a function of the epoch, from start_epoch on and before end_epoch: at
+    each epoch's begin, and with staircase=False at each batch, where the epoch has a fraction."""
 
     def __init__(self, initial_lr, multiplier, start_epoch=0, end_epoch=None, staircase=True, steps_per_epoch=None):
         super().__init__()
@@ -82,8 +82,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Raises the learning rate from initial_lr / size() to initial_lr during the first epochs (Goyal et al., 2017): initial_lr is that for
-    the global batch."""
+    """Raises the learning rate from initial_lr / size() to initial_lr during the first epochs (Goyal et al., 2017): initial_lr
+    is that for the global batch."""
 
     def __init__(self, initial_lr, warmup_epochs=5, steps_per_epoch=None, verbose=0):
         def multiplier(epoch):

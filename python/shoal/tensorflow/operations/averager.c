@@ -85,10 +85,11 @@ static enum shoal_status check_used(struct averager *averager)
         char text[400];
         if (averager->gradients[i].output || !shoal_reducer_is_used(averager->reducer, i))
             continue;
-        snprintf(text, sizeof text,
-                 "the gradient of %s is None on rank %d, but another rank has one: compute the same loss from the same variables on "
-                 "every rank",
-                 averager->gradients[i].name, averager->rank);
+        snprintf(
+            text, sizeof text,
+            "the gradient of %s is None on rank %d, but another rank has one: compute the same loss from the same variables on "
+            "every rank",
+            averager->gradients[i].name, averager->rank);
         shoal_reducer_fail(averager->reducer, SHOAL_ERR_MISMATCH, text);
         return SHOAL_ERR_MISMATCH;
     }
@@ -167,10 +168,11 @@ static bool claim(struct call *call, struct averager *averager, struct gradient 
         return false;
     if (gradient->output) {
         char text[400];
-        snprintf(text, sizeof text,
-                 "rank %d: the gradient of %s came twice before the step's other gradients: an exception ended a step, or two tapes "
-                 "average the same variables at once",
-                 averager->rank, gradient->name);
+        snprintf(
+            text, sizeof text,
+            "rank %d: the gradient of %s came twice before the step's other gradients: an exception ended a step, or two tapes "
+            "average the same variables at once",
+            averager->rank, gradient->name);
         shoal_reducer_fail(averager->reducer, SHOAL_ERR_STATE, text);
         return refuse_reducers(call, averager, SHOAL_ERR_STATE);
     }

@@ -14,19 +14,17 @@
 
 #define AVERAGERS_MAX 4096
 
-/* Makes one with the options of a reducer; this fills in what calls back. A collective call, as shoal_reducer_create is. Returns
- * its number, or a status below zero with the reason in error. */
-__attribute__((visibility("default"))) int64_t shoal_tensorflow_averager_create(int world,
-                                                                                const struct shoal_parameter *parameters,
-                                                                                size_t parameter_count,
-                                                                                const struct shoal_reducer_options *options,
-                                                                                char *error, size_t error_bytes);
+/* Makes one with the options of a reducer; this fills in what calls back. A collective call, as shoal_reducer_create is.
+ * Returns its number, or a status below zero with the reason in error. */
+__attribute__((visibility("default"))) int64_t
+shoal_tensorflow_averager_create(int world, const struct shoal_parameter *parameters, size_t parameter_count,
+                                 const struct shoal_reducer_options *options, char *error, size_t error_bytes);
 
 /* Ends one in which no step is under way, once nothing of it runs. */
 __attribute__((visibility("default"))) void shoal_tensorflow_averager_free(int64_t number);
 
-/* The kernel of a start: attributes reducer (the averager's number), index (of the parameter), marks (how many gradients this rank
- * has in the step). */
+/* The kernel of a start: attributes reducer (the averager's number), index (of the parameter), marks (how many gradients this
+ * rank has in the step). */
 void gradient_start(void *kernel, TF_OpKernelContext *context);
 
 #endif

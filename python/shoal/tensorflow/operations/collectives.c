@@ -7,8 +7,8 @@
 
 #include "kernel.h"
 
-/* Operations up to so many bytes are waited for where they are posted, for up to a millisecond: the thread that would be woken for
- * the result costs more than the operation. */
+/* Operations up to so many bytes are waited for where they are posted, for up to a millisecond: the thread that would be woken
+ * for the result costs more than the operation. */
 #define INLINE_BYTES ((size_t)16 << 10)
 #define INLINE_MS 1
 
@@ -77,9 +77,10 @@ static enum shoal_status post_broadcast(const struct call *call, const struct op
     const int root = (int)call->kernel->root;
     const struct shoal_tensor *const first = operands->tensors;
     if (operands->count == 1)
-        return shoal_broadcast_post(call->world->comm, first->input, first->output, first->count, operands->type, root, &options,
-                                    request_out);
-    return shoal_broadcast_coalesced_post(call->world->comm, first, operands->count, operands->type, root, &options, request_out);
+        return shoal_broadcast_post(call->world->comm, first->input, first->output, first->count, operands->type, root,
+                                    &options, request_out);
+    return shoal_broadcast_coalesced_post(call->world->comm, first, operands->count, operands->type, root, &options,
+                                          request_out);
 }
 
 static void start_same_shape(const struct kernel *kernel, TF_OpKernelContext *context, bool reduces)
@@ -176,8 +177,8 @@ static bool gather_equal(struct call *call, struct shoal_request **request_out, 
         return false;
     const struct elements elements = elements_moved(input.type, input.bytes);
     const struct shoal_options options = options_for(output.bytes);
-    *status_out = shoal_allgather_post(call->world->comm, input.data, output.data, elements.count, elements.type, &options,
-                                       request_out);
+    *status_out =
+        shoal_allgather_post(call->world->comm, input.data, output.data, elements.count, elements.type, &options, request_out);
     return true;
 }
 
@@ -207,10 +208,11 @@ static bool check_shapes(struct call *call, const struct shaped *shapes)
             continue;
         print_shape(first, columns, one, sizeof one);
         print_shape(other, columns, another, sizeof another);
-        return call_refuse(call, TF_INVALID_ARGUMENT,
-                           "tensors that are gathered may differ in the first dimension only: that of rank 0 has the shape %s, that "
-                           "of rank %d %s",
-                           one, r, another);
+        return call_refuse(
+            call, TF_INVALID_ARGUMENT,
+            "tensors that are gathered may differ in the first dimension only: that of rank 0 has the shape %s, that "
+            "of rank %d %s",
+            one, r, another);
     }
     return true;
 }
@@ -244,8 +246,8 @@ static bool gather_rows(struct call *call, const struct shaped *vector, struct r
     if (!read_rows_or_shapes(call, vector, per_row.count, rows))
         return false;
     if (rows->counts[call->world->rank] != per_row.count * (size_t)input.dims[0])
-        return call_refuse(call, TF_INVALID_ARGUMENT, "rank %d has %lld rows, and was said to have another number", call->world->rank,
-                           (long long)input.dims[0]);
+        return call_refuse(call, TF_INVALID_ARGUMENT, "rank %d has %lld rows, and was said to have another number",
+                           call->world->rank, (long long)input.dims[0]);
     if (!output_rows(call, &input, rows->total, &output))
         return false;
     const struct shoal_options options = options_for(output.bytes);
@@ -268,7 +270,8 @@ void allgather_start(void *kernel, TF_OpKernelContext *context)
     call_end(&call);
 }
 
-static bool scatter_rows(struct call *call, struct rows *rows, struct shoal_request **request_out, enum shoal_status *status_out)
+static bool scatter_rows(struct call *call, struct rows *rows, struct shoal_request **request_out,
+                         enum shoal_status *status_out)
 {
     struct shaped vector, input, output;
     struct elements elements;

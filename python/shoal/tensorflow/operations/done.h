@@ -1,7 +1,8 @@
-/* The end of an asynchronous kernel, kept for later. TensorFlow gives a kernel the address of a std::function<void()> that dies when
- * the kernel returns, so a kernel that is done later has to copy it. Done here in C, by what libstdc++ makes of a std::function,
- * which is part of its binary interface: the same since GCC 4.5, and in every TensorFlow for Linux that pip installs. A
- * C++ compiler would write the same layout into a program. done_copy checks what it finds before it relies on it. */
+/* The end of an asynchronous kernel, kept for later. TensorFlow gives a kernel the address of a std::function<void()> that dies
+ * when the kernel returns, so a kernel that is done later has to copy it. Done here in C, by what libstdc++ makes of a
+ * std::function, which is part of its binary interface: the same since GCC 4.5, and in every TensorFlow for Linux that pip
+ * installs. A C++ compiler would write the same layout into a program. done_copy checks what it finds before it relies on it.
+ * */
 #ifndef SHOAL_TENSORFLOW_DONE_H
 #define SHOAL_TENSORFLOW_DONE_H
 

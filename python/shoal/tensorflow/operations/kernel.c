@@ -48,8 +48,9 @@ bool call_begin(struct call *call, const struct kernel *kernel, TF_OpKernelConte
         return call_refuse(call, TF_RESOURCE_EXHAUSTED, "no memory");
     call->world = world_enter(kernel->world);
     if (!call->world)
-        return call_refuse(call, TF_FAILED_PRECONDITION, "there is no communicator: shoal.tensorflow.init() was not called, or "
-                                                         "shutdown() was");
+        return call_refuse(call, TF_FAILED_PRECONDITION,
+                           "there is no communicator: shoal.tensorflow.init() was not called, or "
+                           "shutdown() was");
     return true;
 }
 

@@ -1,4 +1,5 @@
-/* Makes the operations known to TensorFlow, when the library is loaded. Python reads with shoal_tensorflow_problem whether it did. */
+/* Makes the operations known to TensorFlow, when the library is loaded. Python reads with shoal_tensorflow_problem whether it
+ * did. */
 #include <stdio.h>
 
 #include "averager.h"
@@ -60,7 +61,8 @@ static void shape_unknown(TF_ShapeInferenceContext *context, TF_Status *status)
 
 /* ---- Operations ---------------------------------------------------------------------------------------------------------- */
 
-#define ANY "{float, double, half, bfloat16, int8, uint8, int16, uint16, int32, uint32, int64, uint64, bool, complex64, complex128}"
+#define ANY \
+    "{float, double, half, bfloat16, int8, uint8, int16, uint16, int32, uint32, int64, uint64, bool, complex64, complex128}"
 #define REDUCED "{float, double, half, bfloat16, int8, uint8, int32, int64}"
 #define REAL "{float, double, half, bfloat16}"
 
@@ -92,8 +94,8 @@ static const struct operation operations[] = {
      shape_of_start,
      broadcast_start,
      NULL},
-    /* rows: of each rank, as one number or as the tensor's rank and its first dimensions, which must agree but for the first. Without
-     * any, all ranks have tensors of one shape, which the result has one after the other. */
+    /* rows: of each rank, as one number or as the tensor's rank and its first dimensions, which must agree but for the first.
+     * Without any, all ranks have tensors of one shape, which the result has one after the other. */
     {"ShoalAllgatherStart",
      {"input: T", "rows: int64"},
      {"pending: T", "handle: int64"},
@@ -154,9 +156,10 @@ static void define(const struct operation *operation, TF_Status *status)
 
 static void provide(const struct operation *operation, TF_Status *status)
 {
-    TF_KernelBuilder *const builder = operation->compute ?
-        tf.NewKernelBuilder(operation->name, "CPU", kernel_create, operation->compute, kernel_delete) :
-        tf.NewAsyncKernelBuilder(operation->name, "CPU", kernel_create, operation->compute_async, kernel_delete);
+    TF_KernelBuilder *const builder =
+        operation->compute
+            ? tf.NewKernelBuilder(operation->name, "CPU", kernel_create, operation->compute, kernel_delete)
+            : tf.NewAsyncKernelBuilder(operation->name, "CPU", kernel_create, operation->compute_async, kernel_delete);
     tf.RegisterKernelBuilder(operation->name, builder, status);
 }
 
@@ -170,7 +173,8 @@ __attribute__((constructor)) static void register_operations(void)
         if (tf.GetCode(status) == TF_OK)
             provide(&operations[i], status);
         if (tf.GetCode(status) != TF_OK)
-            snprintf(problem, sizeof problem, "TensorFlow does not take the operation %s: %s", operations[i].name, tf.Message(status));
+            snprintf(problem, sizeof problem, "TensorFlow does not take the operation %s: %s", operations[i].name,
+                     tf.Message(status));
     }
     tf.DeleteStatus(status);
 }

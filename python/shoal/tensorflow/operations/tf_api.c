@@ -16,8 +16,8 @@ static bool find(void *library, const char *name, void *function, char *error, s
         memcpy(function, &symbol, sizeof symbol);
         return true;
     }
-    snprintf(error, error_bytes, "%s has no function %s: this TensorFlow is too old for these operations, or too new", FRAMEWORK,
-             name);
+    snprintf(error, error_bytes, "%s has no function %s: this TensorFlow is too old for these operations, or too new",
+             FRAMEWORK, name);
     return false;
 }
 
@@ -29,7 +29,7 @@ bool tf_api_load(char *error, size_t error_bytes)
         return false;
     }
     /* The handle is kept: what is found in it is used until the process ends. */
-#define TF_API_FIND(result, name, arguments)                              \
+#define TF_API_FIND(result, name, arguments)                               \
     if (!find(library, "TF_" #name, (void *)&tf.name, error, error_bytes)) \
         return false;
     TF_API_LIST(TF_API_FIND)

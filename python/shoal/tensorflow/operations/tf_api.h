@@ -1,6 +1,6 @@
-/* TensorFlow's C API as far as operations need it (tensorflow/c/ops.h, kernels.h, tf_tensor.h, tf_status.h), declared here and looked
- * up in the running process. So the library is built without TensorFlow, and one build of it serves every version that has
- * these functions. */
+/* TensorFlow's C API as far as operations need it (tensorflow/c/ops.h, kernels.h, tf_tensor.h, tf_status.h), declared here and
+ * looked up in the running process. So the library is built without TensorFlow, and one build of it serves every version that
+ * has these functions. */
 #ifndef SHOAL_TENSORFLOW_TF_API_H
 #define SHOAL_TENSORFLOW_TF_API_H
 
@@ -56,50 +56,49 @@ typedef void (*tf_compute_async_fn)(void *kernel, TF_OpKernelContext *context, T
 typedef void (*tf_delete_fn)(void *kernel);
 
 /* Result, name without TF_, arguments. */
-#define TF_API_LIST(X)                                                                                                      \
-    X(TF_Status *, NewStatus, (void))                                                                                       \
-    X(void, DeleteStatus, (TF_Status *))                                                                                    \
-    X(void, SetStatus, (TF_Status *, int code, const char *text))                                                           \
-    X(int, GetCode, (const TF_Status *))                                                                                    \
-    X(const char *, Message, (const TF_Status *))                                                                           \
-    X(TF_Tensor *, NewTensor,                                                                                               \
-      (int type, const int64_t *dims, int rank, void *data, size_t bytes, tf_deallocator deallocator, void *arg))           \
-    X(void, DeleteTensor, (TF_Tensor *))                                                                                    \
-    X(int, TensorType, (const TF_Tensor *))                                                                                 \
-    X(int, NumDims, (const TF_Tensor *))                                                                                    \
-    X(int64_t, Dim, (const TF_Tensor *, int index))                                                                         \
-    X(size_t, TensorByteSize, (const TF_Tensor *))                                                                          \
-    X(void *, TensorData, (const TF_Tensor *))                                                                              \
-    X(size_t, DataTypeSize, (int type))                                                                                     \
-    X(TF_OpDefinitionBuilder *, NewOpDefinitionBuilder, (const char *name))                                                 \
-    X(void, OpDefinitionBuilderAddInput, (TF_OpDefinitionBuilder *, const char *text))                                      \
-    X(void, OpDefinitionBuilderAddOutput, (TF_OpDefinitionBuilder *, const char *text))                                     \
-    X(void, OpDefinitionBuilderAddAttr, (TF_OpDefinitionBuilder *, const char *text))                                       \
-    X(void, OpDefinitionBuilderSetIsStateful, (TF_OpDefinitionBuilder *, bool))                                             \
-    X(void, OpDefinitionBuilderSetShapeInferenceFunction, (TF_OpDefinitionBuilder *, tf_shape_fn))                          \
-    X(void, RegisterOpDefinition, (TF_OpDefinitionBuilder *, TF_Status *))                                                  \
-    X(int64_t, ShapeInferenceContextNumInputs, (TF_ShapeInferenceContext *))                                                \
-    X(void, ShapeInferenceContextGetInput, (TF_ShapeInferenceContext *, int index, TF_ShapeHandle *, TF_Status *))          \
-    X(void, ShapeInferenceContextSetOutput, (TF_ShapeInferenceContext *, int index, TF_ShapeHandle *, TF_Status *))         \
-    X(void, ShapeInferenceContextSetUnknownShape, (TF_ShapeInferenceContext *, TF_Status *))                                \
-    X(TF_ShapeHandle *, ShapeInferenceContextScalar, (TF_ShapeInferenceContext *))                                          \
-    X(TF_ShapeHandle *, NewShapeHandle, (void))                                                                             \
-    X(void, DeleteShapeHandle, (TF_ShapeHandle *))                                                                          \
-    X(TF_KernelBuilder *, NewKernelBuilder,                                                                                 \
-      (const char *name, const char *device, tf_create_fn, tf_compute_fn, tf_delete_fn))                                    \
-    X(TF_KernelBuilder *, NewAsyncKernelBuilder,                                                                            \
-      (const char *name, const char *device, tf_create_fn, tf_compute_async_fn, tf_delete_fn))                              \
-    X(void, RegisterKernelBuilder, (const char *name, TF_KernelBuilder *, TF_Status *))                                     \
-    X(TF_StringView, OpKernelConstruction_GetName, (TF_OpKernelConstruction *))                                             \
-    X(bool, OpKernelConstruction_HasAttr, (TF_OpKernelConstruction *, const char *name, TF_Status *))                       \
-    X(void, OpKernelConstruction_GetAttrInt64, (TF_OpKernelConstruction *, const char *name, int64_t *value, TF_Status *))  \
-    X(void, OpKernelConstruction_Failure, (TF_OpKernelConstruction *, TF_Status *))                                         \
-    X(int, NumInputs, (TF_OpKernelContext *))                                                                               \
-    X(void, GetInput, (TF_OpKernelContext *, int index, TF_Tensor **, TF_Status *))                                         \
-    X(void, SetOutput, (TF_OpKernelContext *, int index, const TF_Tensor *, TF_Status *))                                   \
-    X(TF_Tensor *, AllocateOutput,                                                                                          \
-      (TF_OpKernelContext *, int index, int type, const int64_t *dims, int rank, size_t bytes, TF_Status *))                \
-    X(void, OpKernelContext_Failure, (TF_OpKernelContext *, TF_Status *))                                                   \
+#define TF_API_LIST(X)                                                                                                         \
+    X(TF_Status *, NewStatus, (void))                                                                                          \
+    X(void, DeleteStatus, (TF_Status *))                                                                                       \
+    X(void, SetStatus, (TF_Status *, int code, const char *text))                                                              \
+    X(int, GetCode, (const TF_Status *))                                                                                       \
+    X(const char *, Message, (const TF_Status *))                                                                              \
+    X(TF_Tensor *, NewTensor,                                                                                                  \
+      (int type, const int64_t *dims, int rank, void *data, size_t bytes, tf_deallocator deallocator, void *arg))              \
+    X(void, DeleteTensor, (TF_Tensor *))                                                                                       \
+    X(int, TensorType, (const TF_Tensor *))                                                                                    \
+    X(int, NumDims, (const TF_Tensor *))                                                                                       \
+    X(int64_t, Dim, (const TF_Tensor *, int index))                                                                            \
+    X(size_t, TensorByteSize, (const TF_Tensor *))                                                                             \
+    X(void *, TensorData, (const TF_Tensor *))                                                                                 \
+    X(size_t, DataTypeSize, (int type))                                                                                        \
+    X(TF_OpDefinitionBuilder *, NewOpDefinitionBuilder, (const char *name))                                                    \
+    X(void, OpDefinitionBuilderAddInput, (TF_OpDefinitionBuilder *, const char *text))                                         \
+    X(void, OpDefinitionBuilderAddOutput, (TF_OpDefinitionBuilder *, const char *text))                                        \
+    X(void, OpDefinitionBuilderAddAttr, (TF_OpDefinitionBuilder *, const char *text))                                          \
+    X(void, OpDefinitionBuilderSetIsStateful, (TF_OpDefinitionBuilder *, bool))                                                \
+    X(void, OpDefinitionBuilderSetShapeInferenceFunction, (TF_OpDefinitionBuilder *, tf_shape_fn))                             \
+    X(void, RegisterOpDefinition, (TF_OpDefinitionBuilder *, TF_Status *))                                                     \
+    X(int64_t, ShapeInferenceContextNumInputs, (TF_ShapeInferenceContext *))                                                   \
+    X(void, ShapeInferenceContextGetInput, (TF_ShapeInferenceContext *, int index, TF_ShapeHandle *, TF_Status *))             \
+    X(void, ShapeInferenceContextSetOutput, (TF_ShapeInferenceContext *, int index, TF_ShapeHandle *, TF_Status *))            \
+    X(void, ShapeInferenceContextSetUnknownShape, (TF_ShapeInferenceContext *, TF_Status *))                                   \
+    X(TF_ShapeHandle *, ShapeInferenceContextScalar, (TF_ShapeInferenceContext *))                                             \
+    X(TF_ShapeHandle *, NewShapeHandle, (void))                                                                                \
+    X(void, DeleteShapeHandle, (TF_ShapeHandle *))                                                                             \
+    X(TF_KernelBuilder *, NewKernelBuilder, (const char *name, const char *device, tf_create_fn, tf_compute_fn, tf_delete_fn)) \
+    X(TF_KernelBuilder *, NewAsyncKernelBuilder,                                                                               \
+      (const char *name, const char *device, tf_create_fn, tf_compute_async_fn, tf_delete_fn))                                 \
+    X(void, RegisterKernelBuilder, (const char *name, TF_KernelBuilder *, TF_Status *))                                        \
+    X(TF_StringView, OpKernelConstruction_GetName, (TF_OpKernelConstruction *))                                                \
+    X(bool, OpKernelConstruction_HasAttr, (TF_OpKernelConstruction *, const char *name, TF_Status *))                          \
+    X(void, OpKernelConstruction_GetAttrInt64, (TF_OpKernelConstruction *, const char *name, int64_t *value, TF_Status *))     \
+    X(void, OpKernelConstruction_Failure, (TF_OpKernelConstruction *, TF_Status *))                                            \
+    X(int, NumInputs, (TF_OpKernelContext *))                                                                                  \
+    X(void, GetInput, (TF_OpKernelContext *, int index, TF_Tensor **, TF_Status *))                                            \
+    X(void, SetOutput, (TF_OpKernelContext *, int index, const TF_Tensor *, TF_Status *))                                      \
+    X(TF_Tensor *, AllocateOutput,                                                                                             \
+      (TF_OpKernelContext *, int index, int type, const int64_t *dims, int rank, size_t bytes, TF_Status *))                   \
+    X(void, OpKernelContext_Failure, (TF_OpKernelContext *, TF_Status *))                                                      \
     X(void, RunAsyncOpKernelDoneCallback, (TF_AsyncOpKernelDoneCallback *))
 
 struct tf_api {

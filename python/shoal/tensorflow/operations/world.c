@@ -64,8 +64,8 @@ void world_failure_text(int64_t number, enum shoal_status status, char *text, si
     struct shoal_failure failure = SHOAL_FAILURE_INIT;
     const struct world *world = world_enter(number);
     const bool is_known = world && shoal_last_failure(world->context, world->comm, &failure) == SHOAL_OK && failure.text[0];
-    const bool is_told = is_known ||
-        (world && shoal_last_failure(world->context, NULL, &failure) == SHOAL_OK && failure.text[0] && failure.status == status);
+    const bool is_told = is_known || (world && shoal_last_failure(world->context, NULL, &failure) == SHOAL_OK &&
+                                      failure.text[0] && failure.status == status);
     snprintf(text, bytes, "%s", is_told ? failure.text : shoal_status_text(status));
     if (world)
         world_leave();

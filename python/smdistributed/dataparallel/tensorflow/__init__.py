@@ -64,7 +64,8 @@ def local_rank():
 
 
 def allreduce(tensor, param_index, num_params, compression=Compression.none, op=ReduceOp.AVERAGE):
-    """A new tensor: op over those of all ranks. The two numbers, a tensor's place among a step's gradients, are not needed here."""
+    """A new tensor: op over those of all ranks. The two numbers, a tensor's place among a step's gradients, are not needed
+    here."""
     if not 0 <= param_index < num_params:
         raise ValueError(f"param_index is {param_index}, and must be 0 or more and less than num_params, {num_params}")
     return _shoal.allreduce(tensor, _shoal.ReduceOp(op), compression)
@@ -96,8 +97,8 @@ def broadcast_global_variables(root_rank):
 
 
 def overlap(tensor):
-    """The tensor itself. It marked places in models that XLA compiles, for reductions to begin there; here they begin as gradients are
-    ready."""
+    """The tensor itself. It marked places in models that XLA compiles, for reductions to begin there; here they begin as
+    gradients are ready."""
     return tf.identity(tensor)
 
 
@@ -108,8 +109,8 @@ def DistributedGradientTape(gradtape, device_dense="", device_sparse="", compres
     return _shoal.DistributedGradientTape(gradtape, compression, sparse_as_dense)
 
 
-def DistributedOptimizer(optimizer, name=None, use_locking=False, device_dense="", device_sparse="", compression=Compression.none,
-                         sparse_as_dense=True, op=ReduceOp.AVERAGE, bucket_cap_mb=BUCKET_CAP_MB):
+def DistributedOptimizer(optimizer, name=None, use_locking=False, device_dense="", device_sparse="",
+                         compression=Compression.none, sparse_as_dense=True, op=ReduceOp.AVERAGE, bucket_cap_mb=BUCKET_CAP_MB):
     """name and use_locking are of TensorFlow 1 and change nothing."""
     _expect_no_devices(device_dense, device_sparse)
     _expect_average("DistributedOptimizer", op)
