@@ -163,6 +163,18 @@ def check_settings():
         say(*declared[name], "settings", f"add {name} to {collection.name}, which collects the tables")
 
 
+LOGS = r'shoal_log_(?:line|fail|is_on)\((?:[^";]*?)"([a-z]+)"'
+
+
+def check_logs():
+    """SHOAL_LOG takes the names that lines of the log begin with, no others."""
+    log = TOP / "src/base/log.c"
+    taken = set(re.findall(r'"(\w+)"', re.search(r"modules\[\] = \{(.*?)\}", log.read_text(), re.S).group(1)))
+    used = {name for path in sources("src") for name in re.findall(LOGS, path.read_text())}
+    for name in sorted(taken ^ used):
+        say(log, 10, "logs", f"{'no line begins with' if name in taken else 'add'} {name} in the list of modules")
+
+
 # Compiled into the command as well: they need libc only, auth.c libsodium at run time (decision 22).
 ALSO_FOR_TOOLS = {"topology/limits.h", "bootstrap/auth.h"}
 
@@ -257,7 +269,7 @@ def check_figures():
         say(readme.README, line, "figures", mend)
 
 
-CHECKS = (check_dependencies, check_contracts, check_parts, check_names, check_settings, check_public, check_symbols, check_headers, check_python, check_native, check_figures, check_words)
+CHECKS = (check_dependencies, check_contracts, check_parts, check_names, check_settings, check_logs, check_public, check_symbols, check_headers, check_python, check_native, check_figures, check_words)
 
 
 def main():

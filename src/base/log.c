@@ -7,7 +7,8 @@
 #include <unistd.h>
 
 static const char *const levels[] = {"warn", "info", "debug", NULL};
-static const char *const modules[] = {"bootstrap", "comm", "engine", "fabric", "hosts", "observe", "shm", NULL};
+static const char *const modules[] = {"bootstrap",  "comm",   "engine",  "fabric", "hosts",
+                                      "membership", "memory", "observe", "shm",    NULL};
 
 #define OF(field) offsetof(struct shoal_log_settings, field)
 static const struct shoal_setting settings_of_logs[] = {
