@@ -1,0 +1,1 @@
+"""What Horovod's names need for any framework."""

@@ -1,0 +1,265 @@
+"""Which operation is next: ranks post tensors by name, in any order, and agree on those that all have posted.
+
+A controller serves one set of ranks. Its thread goes from round to round while this rank has requests: in a round each rank tells
+all others which requests it has (one all-gather of a small block), and every rank finds by the same rule which of them all have,
+in which order they are executed, and which differ between ranks. So a rank that has posted nothing holds up the others' requests
+without a message, and nothing is lost where two ranks post in different order.
+
+    rank 0: a b      round: all have b         executed: b
+    rank 1: b   c    waiting: a (rank 0), c (rank 1)
+
+A rank that has joined takes part in all-reduces with zeros. Nothing here knows a framework: an executor gathers blocks and moves
+tensors."""
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+
+from .errors import HorovodInternalError
+
+ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER = "allreduce", "allgather", "broadcast", "alltoall", "reducescatter"
+BARRIER, JOIN, END = "barrier", "join", "end"
+BLOCK_BYTES = 1024  # of a rank's requests in the first all-gather of a round; more go in a second one
+LENGTH_BYTES = 4
+PAUSE_S, PAUSE_MAX_S = 100e-6, 5e-3  # between two rounds that found nothing
+STALL_S = 60  # requests that ranks do not all have are told on stderr then
+DUPLICATE = ("Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is currently "
+             "being processed. If you want to request another tensor, use a different tensor name. The tensor is \"{}\"")
+
+
+class Request:
+    """One operation of this rank. forms: a [type, shape] for each tensor; more: what else must be known to all ranks."""
+
+    def __init__(self, kind, name, forms=(), must_agree=(), splits=(), payload=None):
+        self.kind, self.name, self.payload = kind, name, payload
+        self.forms, self.must_agree, self.splits = list(forms), list(must_agree), list(splits)
+        self.result = self.error = None
+        self._done = threading.Event()
+        self.posted_s = time.monotonic()
+
+    def told(self):
+        """What the other ranks hear of it."""
+        return [self.kind, self.name, self.forms, self.must_agree, self.splits]
+
+    def finish(self, result=None, error=None):
+        self.result, self.error, self.payload = result, error, None
+        self._done.set()
+
+    def is_done(self):
+        return self._done.is_set()
+
+    def wait(self):
+        self._done.wait()
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+class Told:
+    """A request of another rank, or of this one, as it was told."""
+
+    def __init__(self, fields):
+        self.kind, self.name, self.forms, self.must_agree, self.splits = fields
+
+
+class Controller:
+    """executor: gather(bytes) -> a list of them, of all ranks, which have the same length; execute(batch), a list of
+    (kind, {rank: Told}, Request or None) whose ranks agree, in order, which finishes the requests."""
+
+    def __init__(self, rank, size, executor):
+        self.rank, self.size = rank, size
+        self._executor = executor
+        self._pending, self._changed = {}, threading.Condition()
+        self._counters = {}  # of requests without a name
+        self._failure = None
+        self._last_joined = []  # ranks whose request to join came up in the latest round that had one
+        self._warned_s = 0.0
+        self._thread = threading.Thread(target=self._serve, name="shoal-horovod", daemon=True)
+        self._thread.start()
+
+    def name_of(self, kind, name):
+        """A name, made up from the number of the call where the program gives none."""
+        if name:
+            return f"{kind}.{name}"
+        with self._changed:
+            self._counters[kind] = self._counters.get(kind, -1) + 1
+            return f"{kind}.noname.{self._counters[kind]}"
+
+    def post(self, request):
+        with self._changed:
+            if self._failure is not None:
+                raise self._failure
+            if request.name in self._pending:
+                raise ValueError(DUPLICATE.format(request.name))
+            if request.kind == JOIN:
+                request.must_agree = [self._counters]
+            self._pending[request.name] = request
+            self._changed.notify()
+        return request
+
+    def end(self):
+        """All ranks; requests that are pending fail."""
+        try:
+            self.post(Request(END, END)).wait()
+        except (HorovodInternalError, ValueError):
+            pass  # another rank is gone already
+        self._thread.join()
+
+    # ---- The thread ----
+
+    def _serve(self):
+        try:
+            pause = PAUSE_S
+            while self._wait_for_requests():
+                has_progress = self._round()
+                if has_progress is None:
+                    self._fail(HorovodInternalError("Horovod has been shut down. This was caused by a call of shutdown() on all "
+                                                    "ranks while the operation was pending."))
+                    return
+                pause = PAUSE_S if has_progress else min(2 * pause, PAUSE_MAX_S)
+                if not has_progress:
+                    time.sleep(pause)
+        except BaseException as error:
+            self._fail(HorovodInternalError(str(error)))
+
+    def _wait_for_requests(self):
+        with self._changed:
+            while not self._pending:
+                self._changed.wait()
+        return True
+
+    def _fail(self, error):
+        with self._changed:
+            self._failure, pending, self._pending = error, self._pending, {}
+        for request in pending.values():
+            request.finish(error=error)
+
+    def _round(self):
+        """Returns whether something was executed; None at the end."""
+        with self._changed:
+            own = list(self._pending.values())
+        told = self._exchange([request.told() for request in own])
+        joined = {rank for rank, requests in enumerate(told) if JOIN in requests}
+        news = sorted(joined - set(self._joined_before()))
+        if news:
+            self._last_joined = news
+        self._joined = joined
+        if all(END in requests for requests in told):
+            self._take(END).finish()
+            return None
+        if len(joined) == self.size:
+            self._finish_join(told)
+            return True
+        names = ready(told, joined)
+        if not names:
+            self._warn(told, joined)
+            return False
+        self._execute(names, told, joined)
+        return True
+
+    def _joined_before(self):
+        return getattr(self, "_joined", ())
+
+    def _exchange(self, requests):
+        """Those of all ranks, by name."""
+        text = json.dumps(requests).encode()
+        room = BLOCK_BYTES - LENGTH_BYTES
+        blocks = self._executor.gather(len(text).to_bytes(LENGTH_BYTES, "little") + text[:room].ljust(room, b" "))
+        lengths = [int.from_bytes(block[:LENGTH_BYTES], "little") for block in blocks]
+        texts = [block[LENGTH_BYTES:] for block in blocks]
+        if max(lengths) > room:
+            texts = self._executor.gather(text.ljust(max(lengths), b" "))
+        return [{fields[1]: Told(fields) for fields in json.loads(text)} for text in texts]
+
+    def _take(self, name):
+        with self._changed:
+            return self._pending.pop(name, None)
+
+    def _finish_join(self, told):
+        """Names that calls make up go on alike on all ranks."""
+        with self._changed:
+            for requests in told:
+                for kind, number in requests[JOIN].must_agree[0].items():
+                    self._counters[kind] = max(number, self._counters.get(kind, -1))
+        self._joined = set()
+        self._take(JOIN).finish(max(self._last_joined))
+
+    def _execute(self, names, told, joined):
+        batch = []
+        for name in names:
+            requests = {rank: told[rank][name] for rank in range(self.size) if name in told[rank]}
+            request = self._take(name)
+            fault = fault_of(requests, joined)
+            if fault and request:
+                request.finish(error=HorovodInternalError(f"{fault} (tensor {name})"))
+            elif not fault:
+                batch.append((next(iter(requests.values())).kind, requests, request))
+        try:
+            if batch:
+                self._executor.execute(batch)
+        except BaseException as error:
+            for _, _, request in batch:
+                if request and not request.is_done():
+                    request.finish(error=HorovodInternalError(str(error)))
+            raise
+
+    def _warn(self, told, joined):
+        """Ranks that wait for each other's tensors."""
+        now = time.monotonic()
+        with self._changed:
+            oldest = min((request.posted_s for request in self._pending.values()), default=now)
+        if now - max(oldest, self._warned_s) < STALL_S:
+            return
+        self._warned_s = now
+        for name in told[self.rank]:
+            absent = [rank for rank in range(self.size) if rank not in joined and name not in told[rank]]
+            if absent and name != JOIN:
+                print(f"shoal: rank {self.rank} waits for {name}, which ranks {', '.join(map(str, absent))} have not posted for "
+                      f"{now - oldest:.0f} s", file=sys.stderr)
+
+
+def ready(told, joined):
+    """The names that all ranks but those that joined have posted, in the order of the first of these."""
+    names = {name: None for requests in told for name in requests if name not in (JOIN, END)}
+    return [name for name in names if all(name in requests or rank in joined for rank, requests in enumerate(told))]
+
+
+def fault_of(requests, joined):
+    """Why ranks cannot do this together, or "". requests: by rank. The same text on every rank."""
+    first_rank, first = next(iter(requests.items()))
+    absent = joined - set(requests)
+    if absent and first.kind not in (ALLREDUCE, BARRIER):
+        return f"{first.kind} is not supported with Join: rank {min(absent)} has joined"
+    for rank, other in requests.items():
+        fault = _difference(first, other)
+        if fault:
+            return f"{fault[0]}: One rank had {fault[1]}, but another rank had {fault[2]}: ranks {first_rank} and {rank}"
+    if first.kind == ALLTOALL:
+        return _fault_of_splits(requests)
+    return ""
+
+
+def _difference(one, other):
+    """(what, of one, of the other), or None."""
+    if one.kind != other.kind:
+        return "Mismatched operations", f"operation {one.kind}", f"operation {other.kind}"
+    if len(one.forms) != len(other.forms):
+        return "Mismatched number of tensors in a group", f"{len(one.forms)} tensors", f"{len(other.forms)}"
+    for (type1, shape1), (type2, shape2) in zip(one.forms, other.forms):
+        if type1 != type2:
+            return "Mismatched data types", f"type {type1}", f"type {type2}"
+        skip = 1 if one.kind in (ALLGATHER, ALLTOALL) else 0  # first dimensions may differ
+        if len(shape1) != len(shape2) or shape1[skip:] != shape2[skip:]:
+            return f"Mismatched {one.kind} tensor shapes", f"shape {shape1}", f"shape {shape2}"
+    if one.must_agree != other.must_agree:
+        return f"Mismatched {one.kind} arguments", str(one.must_agree), str(other.must_agree)
+    return None
+
+
+def _fault_of_splits(requests):
+    for rank, told in requests.items():
+        if sum(told.splits) > told.forms[0][1][0]:
+            return f"Sum of splits entries is greater than the first dimension of the tensor on rank {rank}"
+    return ""

@@ -1,0 +1,35 @@
+"""How tensors travel: as they are, or as float16."""
+import torch
+
+
+class Compressor:
+    """compress(tensor) -> (what travels, context); decompress(what came, context) -> a tensor."""
+
+    @staticmethod
+    def compress(tensor):
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor, ctx):
+        return tensor
+
+
+class NoneCompressor(Compressor):
+    pass
+
+
+class FP16Compressor(Compressor):
+    """Of floating point."""
+
+    @staticmethod
+    def compress(tensor):
+        return (tensor.to(torch.float16) if tensor.is_floating_point() else tensor), tensor.dtype
+
+    @staticmethod
+    def decompress(tensor, ctx):
+        return tensor.to(ctx) if ctx.is_floating_point else tensor
+
+
+class Compression:
+    none = NoneCompressor
+    fp16 = FP16Compressor
