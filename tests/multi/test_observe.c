@@ -62,9 +62,17 @@ static void late_rank_is_named(struct world *world)
     float x = 1;
     struct shoal_operation operation = {.struct_bytes = sizeof operation};
     OK(world, shoal_barrier(world->comm, NULL));
+    struct shoal_request *request;
+    for (int r = 0; world->rank == 1 && r < world->size; r++) {
+        while (r != 1 && !((volatile uint64_t *)world->board)[r]) /* the others have called, however long that took them */
+            usleep(1000);
+    }
     if (world->rank == 1)
         usleep(100000);
-    OK(world, shoal_allreduce(world->comm, &x, &x, 1, SHOAL_FLOAT32, SHOAL_SUM, NULL));
+    OK(world, shoal_allreduce_post(world->comm, &x, &x, 1, SHOAL_FLOAT32, SHOAL_SUM, NULL, &request));
+    ((volatile uint64_t *)world->board)[world->rank] = 1;
+    OK(world, shoal_request_wait(request, SHOAL_FOREVER));
+    shoal_request_free(request);
     OK(world, shoal_last_operation(world->comm, &operation));
     CHECK(world, operation.last_rank == 1, "rank %d was named", operation.last_rank);
     CHECK(world, operation.late_us > 50e3 && operation.late_us < 5e6, "late by %.0f us", operation.late_us);
@@ -190,6 +198,7 @@ int main(void)
     static const char *files[] = {"SHOAL_LOG=info", log_file, recorder_file, NULL};
     world_run(&(struct world_options){"recorder_keeps_the_last_operations", 2, NULL, recorder_keeps_the_last_operations, NULL});
     world_run(&(struct world_options){"late_rank_is_named", 3, NULL, late_rank_is_named, NULL});
+    memset(world_board(), 0, 4 * sizeof(uint64_t));
     world_run(&(struct world_options){"memory_is_counted", 2, NULL, memory_is_counted, NULL});
     world_run(&(struct world_options){"registered_memory_is_shared", 3, NULL, registered_memory_is_shared, NULL});
     if (!mkdtemp(folder))
