@@ -303,18 +303,33 @@ def children_of(pid):
     return [int(word) for word in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def read_until(screen, pattern, text):
+    """What a terminal was told, up to this, or with None to its end."""
+    end = time.monotonic() + 60
+    while not (pattern and re.search(pattern, text)) and time.monotonic() < end:
+        if select.select([screen], [], [], 0.2)[0]:
+            try:
+                text += os.read(screen, 4096).decode()
+            except OSError:  # nobody has it open any more
+                break
+    return text
+
+
 def a_killed_worker_is_named_by_the_others():
+    screen, terminal = pty.openpty()  # on which it tells that they are in the steps
     process = subprocess.Popen([SHOAL, "bench", "step", "--profile", SMALL, "--backward", "300", "--steps", "1000", "-n", "3"],
-                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=terminal, text=True)
+    os.close(terminal)
     try:
-        end = time.monotonic() + 20
-        while len(children_of(process.pid)) < 3 and time.monotonic() < end:
-            time.sleep(0.05)
-        time.sleep(2)  # they are in the steps by then; if not, it is a worker that ended while they met
+        err = read_until(screen, r"step ([2-9]|\d\d+) of 1000", "")
         os.kill(children_of(process.pid)[1], signal.SIGKILL)
-        out, err = process.communicate(timeout=60)
+        err = read_until(screen, None, err)
+        out, _ = process.communicate(timeout=60)
     finally:
         process.kill()
+        process.wait()
+        os.close(screen)
+    err = err.replace("\x1b[K", "\n").replace("\r", "\n")
     expect(process.returncode == 137 and "rank 1" in err and "was ended by signal 9" in err, process.returncode, out, err)
     told = [line for line in err.splitlines() if re.match(r"shoal bench: rank [02]: SHOAL_ERR_PEER_LOST: ", line)]
     expect(len(told) == 2, err)
