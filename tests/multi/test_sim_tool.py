@@ -123,7 +123,7 @@ def long_predictions_say_what_they_are_at():
     process = subprocess.Popen([SHOAL, *LONG], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=terminal)
     text, end = "", time.monotonic() + 60
     try:
-        while "2 s so far" not in text and time.monotonic() < end:
+        while len(set(re.findall(r"\), (\d+) s so far", text))) < 2 and time.monotonic() < end:
             if select.select([screen], [], [], 0.2)[0]:
                 text += os.read(screen, 4096).decode()
     finally:
@@ -131,7 +131,8 @@ def long_predictions_say_what_they_are_at():
         process.wait()
         os.close(terminal)
         os.close(screen)
-    expect("\r\x1b[Kshoal sim: 256 hosts, 1 GiB (row 1 of 1), 1 s so far" in text and "2 s so far" in text, repr(text))
+    told = re.findall(r"\r\x1b\[Kshoal sim: 256 hosts, 1 GiB \(row 1 of 1\), (\d+) s so far", text)  # a machine that stalls leaves some out
+    expect(len(set(told)) > 1 and 0 < int(told[0]) and sorted(told, key=int) == told, repr(text))
 
 
 def model_explains_itself():
