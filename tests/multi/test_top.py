@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import pathlib
 import pty
 import re
 import signal
@@ -391,20 +392,23 @@ def wait_for(is_right):
     raise AssertionError("it did not happen")
 
 
+def lines_in(folder):
+    """Whole lines of all its files."""
+    return sum(path.read_bytes().count(b"\n") for path in pathlib.Path(folder).glob("*"))
+
+
 def a_signal_writes_the_recorders():
     """A rank that waits in Shoal writes, and so does one that does not call it. Both live on, and a second signal writes again."""
     with tempfile.TemporaryDirectory(prefix="shoal-top-") as folder, Job("late", SHOAL_DUMP_SIGNAL="USR2", TMPDIR=folder) as job:
         kept = os.path.join(folder, f"shoal-{os.geteuid()}")
         job.look_until(lambda mine, look: world(mine[0])["called"] == 101, str(job.pids[0]))
         os.kill(job.run.pid, signal.SIGUSR2)
-        wait_for(lambda: os.path.exists(kept) and len(os.listdir(kept)) == 2 and
-                 all(os.stat(os.path.join(kept, name)).st_size > 40000 for name in os.listdir(kept)))
+        wait_for(lambda: lines_in(kept) == 201)
         code, out, err = call("sh", "-c", f"{SHOAL} trace --json -o /dev/null {kept}/*")
         sums = json.loads(out)
         expect(code == 0 and sums["records"] == 201 and sums["failed"][0]["ranks_without_record"] == [1], out, err)
-        sizes = sum(os.stat(os.path.join(kept, name)).st_size for name in os.listdir(kept))
         os.kill(job.pids[1], signal.SIGUSR2)
-        wait_for(lambda: sum(os.stat(os.path.join(kept, name)).st_size for name in os.listdir(kept)) > sizes + 40000)
+        wait_for(lambda: lines_in(kept) == 301)
         expect(job.look(str(job.pids[0]))[1]["held_up_by"]["pid"] == job.pids[1], "the job lives")
 
 
@@ -413,7 +417,7 @@ def a_signal_is_heeded_when_the_context_that_asked_first_has_gone():
     with tempfile.TemporaryDirectory(prefix="shoal-top-") as folder, Job("contexts", 1, SHOAL_DUMP_SIGNAL="USR2", TMPDIR=folder) as job:
         kept = os.path.join(folder, f"shoal-{os.geteuid()}")
         os.kill(job.pids[0], signal.SIGUSR2)
-        wait_for(lambda: os.path.exists(kept) and [os.stat(os.path.join(kept, name)).st_size > 20000 for name in os.listdir(kept)] == [True])
+        wait_for(lambda: lines_in(kept) == 100 and len(os.listdir(kept)) == 1)
         os.kill(job.pids[0], signal.SIGUSR1)
         out, _ = job.run.communicate(timeout=30)
         expect(job.run.returncode == 0 and out.endswith("0| lives\n"), job.run.returncode, out)
