@@ -74,8 +74,8 @@ static void survive_a_jump(struct world *world)
 
 enum { PROCESS_OF = 0, WAITS = 8, HAS_GONE_ON };
 
-#define PATIENCE_MS 3000
-#define STOP_MS 5000
+#define PATIENCE_MS 6000 /* ten times what lies between, as the machine may stand still, too */
+#define STOP_MS 8000
 
 /* Stops both ranks for longer than their deadline, as a job control or the machine would. A process of its own, nobody's. */
 static void stop_all_for_a_while(struct world *world)
