@@ -56,9 +56,8 @@ demo-job: build build/job/bin/python3
 test: build/torch/bin/python3 build/torch/deepspeed
 	@dev/deps.sh build demo test
 	@$(MAKE) --no-print-directory build/sphinx/bin/python3 || echo "without it the tests of site and manual pages are skipped"
-	@$(MAKE) --no-print-directory --keep-going $(BESIDE:%=build/%/bin/python3) || echo "what needs these is skipped"
 	@dev/deps.sh aarch64 || echo "without them the build for aarch64 is skipped"
-	@dev/test.py $(ARGS)
+	@dev/test.py --install 'make --no-print-directory --keep-going $(BESIDE:%=build/%/bin/python3) || echo "what needs these is skipped"' $(ARGS)
 
 bench: build build/impi
 	@dev/deps.sh bench

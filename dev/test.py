@@ -6,6 +6,7 @@
   dev/test.py -k engine          only tests whose name contains "engine"
   dev/test.py -v                 print the output of every test
   dev/test.py --profile          say at the end where the time went
+  dev/test.py --install COMMAND  run a command meanwhile, for which the tests of the build "python" wait
 """
 import argparse
 import collections
@@ -278,17 +279,41 @@ class Plan:
     def __init__(self, options, total):
         self.options, self.total = options, total
         self.alone, self.beside, self.waiting = collections.deque(), collections.deque(), collections.deque()
+        names = list(self.options.builds or BUILDS)
+        late = [name for name in names if name == "python" and self.options.install]
+        self.makers = [[name for name in names if name not in late], *([late] if late else [])]  # each has a lane
+        self.making = len(self.makers)
         self.is_complete = False  # nothing is added any more
         self.changed = threading.Condition()
+        self.first_is_made = threading.Event()
 
-    def make_builds(self):
+    def make_builds(self, names):
         try:
-            for number, name in enumerate(self.options.builds or BUILDS):
-                self.make_build(name, is_beside=number > 0)
+            if names != self.makers[0]:
+                self.install()
+            for number, name in enumerate(names):
+                self.make_build(name, is_beside=number > 0 or names != self.makers[0])
+                self.first_is_made.set()
         finally:
+            self.first_is_made.set()
             with self.changed:
-                self.is_complete = True
+                self.making -= 1
+                self.is_complete |= not self.making
                 self.changed.notify_all()
+
+    def install(self):
+        """What the tests of the build that comes next use; its folder is that of the first build, which is made by then."""
+        start = time.time()
+        process = subprocess.Popen([*STEPPING_BACK, "sh", "-c", self.options.install], stdin=subprocess.DEVNULL, cwd=TOP, start_new_session=True)
+        BUILDING.add(process.pid)
+        _, status, usage = os.wait4(process.pid, 0)
+        BUILDING.discard(process.pid)
+        process.returncode = os.waitstatus_to_exitcode(status)  # so that its destructor does not look for it
+        print(f"# installed: {time.time() - start:.0f} s beside tests", flush=True)
+        with self.changed:
+            self.total.spent.append((time.time() - start, usage.ru_utime + usage.ru_stime, "install"))
+        if self.makers[0]:
+            self.first_is_made.wait()
 
     def make_build(self, name, is_beside):
         reason = why_impossible(name)
@@ -324,8 +349,8 @@ class Plan:
 
     def run(self):
         queues = self.alone, self.beside, self.waiting
-        with concurrent.futures.ThreadPoolExecutor(1 + LANES_BESIDE + LANES_WAITING) as pool:
-            meanwhile = [pool.submit(self.make_builds),
+        with concurrent.futures.ThreadPoolExecutor(self.making + LANES_BESIDE + LANES_WAITING) as pool:
+            meanwhile = [*(pool.submit(self.make_builds, names) for names in self.makers),
                          *(pool.submit(self.run_all, *queues[1:]) for _ in range(LANES_BESIDE)),
                          *(pool.submit(self.run_all, self.waiting) for _ in range(LANES_WAITING))]
             try:
@@ -353,6 +378,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("builds", nargs="*", metavar="BUILD", help=f"{', '.join(BUILDS)}; all if none is named")
     parser.add_argument("-k", default="", metavar="TEXT", help="only tests whose name contains TEXT")
+    parser.add_argument("--install", metavar="COMMAND", help="a command to run meanwhile, for which the tests of python wait")
     parser.add_argument("--profile", action="store_true", help="at the end: seconds, CPU seconds and cores of every build and test")
     parser.add_argument("-v", "--verbose", action="store_true", help="print the output of every test")
     options = parser.parse_args()

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Tests of the front door, dev/test.py and the Makefile: all that happens before a test runs."""
+import argparse
 import importlib.util
 import os
 import pathlib
@@ -114,6 +115,30 @@ def tables_of_the_readme_are_the_records():
         expect(code == 1 and "dev/readme.py" in out, "a block without an end is not told", code, out)
 
 
+def tests_of_python_wait_for_what_is_installed():
+    """The other builds and their tests do not: the command ends when they have been reported."""
+    with tempfile.TemporaryDirectory() as folder:
+        dev, order = dev_test(folder), []
+        dev.BUILDS = dict.fromkeys(("plain", "python", "clang"), ("build", "cc", []))
+        dev.why_impossible = lambda name: None
+        dev.build = lambda name, is_beside: (order.append(f"build {name}") or True, 0, 0)
+        dev.tests_of = lambda name, pattern: [{"name": "one", "priority": 0, "is_parallel": False, "suite": ["unit"], "timeout": 1}]
+        dev.run_timed = lambda test, directory: (0, "ok 1 - case", 0, 0)
+
+        def report(name, test, result, options, total):
+            order.append(f"test {name}")
+            if {"test plain", "test clang"} <= set(order):
+                (pathlib.Path(folder) / "go").touch()
+        dev.report = report
+        install = "for i in $(seq 3000); do [ -e go ] && exec touch installed; sleep 0.02; done"
+        total = dev.Count()
+        dev.Plan(argparse.Namespace(builds=[], k="", install=install), total).run()
+        expect((pathlib.Path(folder) / "installed").exists() and order[-2:] == ["build python", "test python"] and len(order) == 6, order)
+        order.clear()
+        dev.Plan(argparse.Namespace(builds=["python"], k="", install="false"), total).run()
+        expect(order == ["build python", "test python"], order)
+
+
 if __name__ == "__main__":
-    run_cases([tables_of_the_readme_are_the_records, a_name_that_two_modules_share_is_found, a_dependency_that_comes_later_is_found,
+    run_cases([tests_of_python_wait_for_what_is_installed, tables_of_the_readme_are_the_records, a_name_that_two_modules_share_is_found, a_dependency_that_comes_later_is_found,
                the_demo_for_torch_installs_no_deepspeed])
