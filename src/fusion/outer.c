@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "fusion/outer.h"
+#include "fusion/reducer.h"
 
 uint64_t outer_now_ns(void)
 {
@@ -50,9 +51,39 @@ static void describe_fragment(const struct shoal_outer *outer, int index, char *
 /* A reducer begins its text with its own name and its operation, in numbers of its own. The rest is for people. */
 static const char *cause_of(const struct shoal_failure *cause, const char *text)
 {
-    const char *operation = cause && *cause->operation ? strstr(text, cause->operation) : NULL;
+    const char *operation = *cause->operation ? strstr(text, cause->operation) : NULL;
     const char *rest = operation ? operation + strlen(cause->operation) : text;
     return operation && strncmp(rest, ": ", 2) == 0 ? rest + 2 : text;
+}
+
+static void describe_failure(struct shoal_outer *outer, int fragment, const struct shoal_failure *cause, const char *text)
+{
+    struct shoal_failure *failure = &outer->failure;
+    *failure->operation = 0;
+    if (fragment >= 0)
+        describe_fragment(outer, fragment, failure->operation, sizeof failure->operation);
+    snprintf(failure->text, sizeof failure->text, "%s, step %" PRIu64 "%s%s: %.350s", outer->name, outer->step,
+             fragment >= 0 ? ", " : "", failure->operation, cause_of(cause, text));
+}
+
+/* Whether another rank has passed it on: then it begins as all failures of struct shoal_outer do. */
+static bool is_passed_on(const struct shoal_outer *outer, const char *text)
+{
+    const size_t length = strlen(outer->name);
+    return strncmp(text, outer->name, length) == 0 && strncmp(text + length, ", step ", 7) == 0;
+}
+
+/* Where several fragments are under way, another rank may wait for one that is whole but for this rank, which now gives up. */
+static void pass_on(struct shoal_outer *outer)
+{
+    struct shoal_reducer *reducers[SHOAL_OUTER_FRAGMENTS_MAX];
+    for (size_t f = 0; f < SHOAL_OUTER_FRAGMENTS_MAX; f++)
+        reducers[f] = outer->fragments[f].reducer;
+    fusion_pass_on(reducers, SHOAL_OUTER_FRAGMENTS_MAX, &outer->failure);
+    struct shoal_failure unread = SHOAL_FAILURE_INIT;
+    shoal_comm_abort(outer->control);
+    if (shoal_last_failure(outer->context, outer->control, &unread) != SHOAL_OK)
+        return; /* asking makes the abort the cause, before a free could be */
 }
 
 enum shoal_status outer_fail(struct shoal_outer *outer, enum shoal_status status, int fragment,
@@ -61,15 +92,12 @@ enum shoal_status outer_fail(struct shoal_outer *outer, enum shoal_status status
     struct shoal_failure *failure = &outer->failure;
     if (failure->status != SHOAL_OK)
         return failure->status;
-    if (cause)
-        *failure = *cause;
+    *failure = *cause;
     failure->status = status;
     failure->sequence = outer->step;
-    *failure->operation = 0;
-    if (fragment >= 0)
-        describe_fragment(outer, fragment, failure->operation, sizeof failure->operation);
-    snprintf(failure->text, sizeof failure->text, "%s, step %" PRIu64 "%s%s: %.350s", outer->name, outer->step,
-             fragment >= 0 ? ", " : "", failure->operation, cause_of(cause, text));
+    if (!is_passed_on(outer, text))
+        describe_failure(outer, fragment, cause, text);
+    pass_on(outer);
     return shoal_report(outer->context, status, "fusion", failure->text);
 }
 

@@ -118,7 +118,7 @@ int outer_first_due(const struct shoal_outer *outer);
 enum shoal_status outer_refuse(const struct shoal_outer *outer, enum shoal_status status, const char *format, ...)
     FUSION_PRINTF(3, 4);
 
-/* The first cause stays: outer has failed. cause may be NULL. fragment < 0: none. Returns the status. */
+/* The first cause stays: outer has failed, and all fragments with it, on every rank. fragment < 0: none. Returns the status. */
 enum shoal_status outer_fail(struct shoal_outer *outer, enum shoal_status status, int fragment,
                              const struct shoal_failure *cause, const char *text);
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "fusion/outer.h"
+#include "fusion/reducer.h"
 
 /* ---- Where ranks are ----------------------------------------------------------------------------------------------------- */
 
@@ -57,18 +58,43 @@ static enum shoal_status compare_records(struct shoal_outer *outer, const struct
     return SHOAL_OK;
 }
 
+/* Nobody else is known to be at fault. */
+static enum shoal_status own_failed(struct shoal_outer *outer, enum shoal_status status, int fragment)
+{
+    struct shoal_failure cause = SHOAL_FAILURE_INIT;
+    char text[FUSION_TEXT_MAX];
+    snprintf(text, sizeof text, "rank %d could not post its part: %s", outer->rank, shoal_status_name(status));
+    cause.rank = cause.reporter = outer->rank;
+    return outer_fail(outer, status, fragment, &cause, text);
+}
+
 static enum shoal_status reducer_failed(struct shoal_outer *outer, enum shoal_status status, uint32_t index)
 {
     struct shoal_failure cause = SHOAL_FAILURE_INIT;
     const bool is_known = shoal_reducer_failure(outer->fragments[index].reducer, &cause) == SHOAL_OK;
-    return outer_fail(outer, status, (int)index, is_known ? &cause : NULL, is_known ? cause.text : "the exchange was refused");
+    return is_known ? outer_fail(outer, status, (int)index, &cause, cause.text) : own_failed(outer, status, (int)index);
 }
 
+/* What a rank has passed on, from the first fragment that brings it. */
+static bool take_cause(const struct shoal_outer *outer, int from, struct shoal_failure *cause)
+{
+    bool is_taken = false;
+    for (uint32_t f = 0; f < outer->options.fragments && !is_taken; f++) {
+        struct shoal_reducer *reducer = outer->fragments[f].reducer;
+        is_taken = reducer && fusion_take_cause(reducer, from, cause);
+    }
+    return is_taken;
+}
+
+/* A rank that has aborted control has passed on the cause before. */
 static enum shoal_status control_failed(struct shoal_outer *outer, enum shoal_status status, int fragment)
 {
     struct shoal_failure cause = SHOAL_FAILURE_INIT;
     const bool is_known = shoal_last_failure(outer->context, outer->control, &cause) == SHOAL_OK;
-    return outer_fail(outer, status, fragment, is_known ? &cause : NULL, is_known ? cause.text : "ranks could not meet");
+    if (is_known && cause.status == SHOAL_ERR_ABORTED && cause.rank >= 0 && cause.rank != outer->rank &&
+        take_cause(outer, cause.rank, &cause))
+        status = cause.status;
+    return is_known ? outer_fail(outer, status, fragment, &cause, cause.text) : own_failed(outer, status, fragment);
 }
 
 /* A rank that knows the cause from the reducer may have freed everything already, and control only tells that it did. So the

@@ -288,6 +288,16 @@ void fusion_note(struct shoal_reducer *reducer, enum shoal_status status, const 
 /* The reducer's failure, once it is known what the other ranks say. Without the lock, not in a completion. */
 enum shoal_status fusion_failure_status(struct shoal_reducer *reducer);
 
+/* One of several reducers of the same ranks has failed, or what they belong to: the others fail with this cause, here and on
+ * all ranks, so that no rank blames the one that frees them. Those that are NULL, or have failed, are left out. All notices
+ * leave before the first abort, within a second in all; status and text of each are the cause's. count: at most 64. Without
+ * locks. */
+void fusion_pass_on(struct shoal_reducer *const *reducers, size_t count, const struct shoal_failure *cause);
+
+/* The cause that a rank has passed on, or the reducer's own failure, as *cause. False: neither has come, and *cause is as it
+ * was. */
+bool fusion_take_cause(struct shoal_reducer *reducer, int from, struct shoal_failure *cause);
+
 /* Logs, makes it this thread's last failure, and returns status: for refusals that leave the reducer as it was. */
 enum shoal_status fusion_refuse(const struct shoal_reducer *reducer, enum shoal_status status, const char *format, ...)
     FUSION_PRINTF(3, 4);

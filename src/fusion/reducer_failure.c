@@ -1,5 +1,6 @@
 /* How a fault of one rank reaches the others: it sends them a line on a communicator of its own, then aborts the one of the
  * buffers, so that what they wait for ends. A rank whose operation was aborted takes that line from the rank that aborted. */
+#include <assert.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -60,11 +61,15 @@ static void fill_notice(struct fusion_notice *notice, const struct shoal_failure
     snprintf(notice->text, sizeof notice->text, "%.*s", (int)sizeof notice->text - 1, failure->text);
 }
 
-static void send_notice(struct shoal_reducer *reducer, const struct fusion_notice *notice)
+static uint64_t sent_until_ns(void)
+{
+    return fusion_now_ns() + NOTICE_SEND_MS * UINT64_C(1000000);
+}
+
+static void send_notice(struct shoal_reducer *reducer, const struct fusion_notice *notice, uint64_t until_ns)
 {
     struct shoal_request **requests = calloc((size_t)reducer->size, sizeof *requests);
     struct shoal_options options = SHOAL_OPTIONS_INIT;
-    const uint64_t until_ns = fusion_now_ns() + NOTICE_SEND_MS * UINT64_C(1000000);
     options.timeout_ms = NOTICE_SEND_MS;
     for (int peer = 0; requests && peer < reducer->size; peer++) {
         if (peer != reducer->rank && shoal_send_post(reducer->notice, notice, sizeof *notice, SHOAL_UINT8, peer, NOTICE_TAG,
@@ -138,7 +143,7 @@ static bool find_cause(struct shoal_reducer *reducer, struct shoal_failure *caus
 static void relay(struct shoal_reducer *reducer)
 {
     fill_notice(&reducer->sent, &reducer->failure);
-    send_notice(reducer, &reducer->sent);
+    send_notice(reducer, &reducer->sent, sent_until_ns());
     shoal_comm_abort(reducer->comm);
     fusion_compressor_abort(reducer);
 }
@@ -179,7 +184,7 @@ static void settle_failure(struct shoal_reducer *reducer, bool is_own)
         relay(reducer);
 }
 
-static void publish(struct shoal_reducer *reducer, bool is_own)
+static enum shoal_status publish_quietly(struct shoal_reducer *reducer, bool is_own)
 {
     settle_failure(reducer, is_own);
     fusion_lock(reducer);
@@ -187,6 +192,12 @@ static void publish(struct shoal_reducer *reducer, bool is_own)
     const enum shoal_status status = reducer->failure.status;
     pthread_cond_broadcast(&reducer->changed);
     fusion_unlock(reducer);
+    return status;
+}
+
+static void publish(struct shoal_reducer *reducer, bool is_own)
+{
+    const enum shoal_status status = publish_quietly(reducer, is_own);
     if (shoal_report(reducer->context, status, "fusion", reducer->failure.text) == SHOAL_OK)
         return;
 }
@@ -207,7 +218,7 @@ static bool claim_fault(struct shoal_reducer *reducer, enum shoal_status status,
 
 static enum shoal_status tell_others(struct shoal_reducer *reducer)
 {
-    send_notice(reducer, &reducer->sent);
+    send_notice(reducer, &reducer->sent, sent_until_ns());
     shoal_comm_abort(reducer->comm);
     fusion_compressor_abort(reducer);
     publish(reducer, true);
@@ -228,6 +239,61 @@ enum shoal_status fusion_fail(struct shoal_reducer *reducer, enum shoal_status s
     reducer->is_own_fault |= is_first; /* nobody else settles it */
     fusion_unlock(reducer);
     return is_first ? tell_others(reducer) : fusion_failure_status(reducer);
+}
+
+static bool claim_cause(struct shoal_reducer *reducer, const struct shoal_failure *cause)
+{
+    fusion_lock(reducer);
+    const bool is_first = claim(reducer, cause->status);
+    if (is_first) {
+        const uint64_t step = reducer->failure.sequence;
+        reducer->failure = *cause;
+        reducer->failure.sequence = step;
+        reducer->is_own_fault = true;
+        fill_notice(&reducer->sent, &reducer->failure);
+    }
+    fusion_unlock(reducer);
+    return is_first;
+}
+
+void fusion_pass_on(struct shoal_reducer *const *reducers, size_t count, const struct shoal_failure *cause)
+{
+    const uint64_t until_ns = sent_until_ns();
+    uint64_t claimed = 0;
+    assert(count <= 64);
+    for (size_t i = 0; i < count; i++) {
+        if (reducers[i] && claim_cause(reducers[i], cause)) {
+            claimed |= UINT64_C(1) << i;
+            send_notice(reducers[i], &reducers[i]->sent, until_ns);
+        }
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (!reducers[i])
+            continue;
+        if (claimed >> i & 1) {
+            shoal_comm_abort(reducers[i]->comm);
+            fusion_compressor_abort(reducers[i]);
+            (void)publish_quietly(reducers[i], true);
+            continue;
+        }
+        fusion_lock(reducers[i]);
+        fusion_tell_late(reducers[i]); /* one that could not post in a completion has told nobody yet */
+        fusion_unlock(reducers[i]);
+    }
+}
+
+bool fusion_take_cause(struct shoal_reducer *reducer, int from, struct shoal_failure *cause)
+{
+    struct fusion_notice notice;
+    if (fusion_failed(reducer) != SHOAL_OK)
+        return shoal_reducer_failure(reducer, cause) == SHOAL_OK;
+    if (!take_notice(reducer, from, &notice))
+        return false;
+    cause->status = (enum shoal_status)notice.status;
+    cause->rank = notice.rank;
+    keep(cause->operation, sizeof cause->operation, notice.operation);
+    keep(cause->text, sizeof cause->text, notice.text);
+    return true;
 }
 
 void fusion_post_failed(struct shoal_reducer *reducer, enum shoal_status status, const char *operation)
