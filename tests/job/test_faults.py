@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import zipfile
 
 from jobs import DATA_PARALLEL, SHOAL, Jobs, names_in
 from tap import Skip, call, expect, run_cases
@@ -183,6 +184,32 @@ def missing_data_is_told():
         expect(code == 2 and "channels.training" in err and str(data) in err, code, out, err)
 
 
+def wheel_make(path):
+    """A wheel with one module: what pip needs of it."""
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr("shoal_test_extra.py", "A = 'installed'")
+        wheel.writestr("shoal_test_extra-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: shoal-test-extra\nVersion: 1.0\n")
+        wheel.writestr("shoal_test_extra-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\n"
+                                                               "Tag: py3-none-any\n")
+        wheel.writestr("shoal_test_extra-1.0.dist-info/RECORD", "")
+
+
+def requirements_are_installed_for_the_job_alone():
+    with Jobs() as jobs:
+        if subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True).returncode:
+            raise Skip(f"{sys.executable} has no pip")
+        wheel_make(jobs.write("requirements.txt", "./shoal_test_extra-1.0-py3-none-any.whl\n").with_name(
+            "shoal_test_extra-1.0-py3-none-any.whl"))
+        jobs.environment["PIP_NO_INDEX"] = "1"
+        jobs.run("""
+            import shoal, shoal_test_extra, sys
+            print(shoal_test_extra.A, sys.prefix, shoal.__name__)
+        """, distribution=DATA_PARALLEL)
+        place = jobs.folder() / "hosts/algo-1/environment"
+        expect(f"installed {place} shoal\n" in jobs.log(), jobs.told())
+        expect(subprocess.run([sys.executable, "-c", "import shoal_test_extra"], capture_output=True).returncode, "it stays there")
+
+
 def requirements_that_cannot_be_installed_are_told():
     with Jobs() as jobs:
         if subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True).returncode:
@@ -240,4 +267,5 @@ run_cases([script_that_raises_is_named_with_its_rank, script_that_is_killed_is_n
            script_without_a_model_is_told, stop_gives_the_script_its_time, interrupted_command_stops_the_job, killed_runner_is_found_out,
            pid_of_another_process_is_no_runner, host_lost_in_the_middle_ends_the_job, host_that_cannot_begin_ends_the_job,
            name_is_used_once, port_in_use_is_told_and_leaves_nothing, missing_data_is_told,
+           requirements_are_installed_for_the_job_alone,
            requirements_that_cannot_be_installed_are_told, full_disk_while_packing_is_told, full_disk_at_the_start_is_told])

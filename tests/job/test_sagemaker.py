@@ -8,7 +8,12 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import types
+import unittest.mock
 
+from shoal.job import sagemaker as engine
+from shoal.job.folder import JobFolder, Status
+from shoal.job.places import EngineError
 from tap import Skip, call, expect, run_cases
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
@@ -180,6 +185,35 @@ def without_an_sdk_it_says_what_to_install():
     expect("v2 as where.options says, and it is not installed: pip install 'sagemaker<3'" in out, out, err)
 
 
+def stop_asks_sagemaker_for_the_end():
+    """What boto3's client is called with, and what is made of its answers and refusals."""
+    calls = []
+
+    def answer(**words):
+        calls.append(words)
+        if words["TrainingJobName"] == "refused":
+            raise RuntimeError("AccessDenied")
+        return {}
+
+    def client(service):
+        expect(service == "sagemaker", service)
+        return types.SimpleNamespace(stop_training_job=answer)
+
+    with tempfile.TemporaryDirectory() as place, unittest.mock.patch.dict(sys.modules, boto3=types.SimpleNamespace(client=client)):
+        for name, engine_id, state in (("first", "first-of-aws", "Stopping"), ("own", None, "Stopping"), ("bad", "refused", "Training")):
+            folder = JobFolder(name, pathlib.Path(place))
+            folder.create()
+            folder.status_write(Status(name, status="Training", engine="sagemaker", engine_id=engine_id))
+            try:
+                engine.stop(folder)
+                expect(state == "Stopping", name)
+            except EngineError as error:
+                told = "SageMaker does not answer stop_training_job for refused: RuntimeError: AccessDenied"
+                expect(name == "bad" and str(error) == told, error)
+            expect(folder.status().status == state, folder.status())
+    expect(calls == [{"TrainingJobName": name} for name in ("first-of-aws", "own", "refused")], calls)
+
+
 def case(function, sdk):
     run = functools.partial(function, sdk)
     run.__name__ = f"{function.__name__}_{sdk}"
@@ -193,7 +227,8 @@ server = Server()
 try:
     of_both = (the_document_becomes_a_training_job, all_that_cannot_be_sent_is_said_at_once)
     cases = [*(case(function, sdk) for function in of_both for sdk in SDKS),
-             what_the_service_refuses_is_said_and_nothing_is_left, without_an_sdk_it_says_what_to_install]
+             what_the_service_refuses_is_said_and_nothing_is_left, without_an_sdk_it_says_what_to_install,
+             stop_asks_sagemaker_for_the_end]
     run_cases([one for one in cases if not sys.argv[1:] or one.__name__ in sys.argv[1:]])
 finally:
     server.close()
