@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import pathlib
+import subprocess
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
@@ -188,7 +189,8 @@ def nothing_starts_with_a_mistake():
         estimator = PyTorch("train.py", source_dir="source", **SETTINGS, distribution={
             "smdistributed": {"modelparallel": {"enabled": True, "parameters": {"partitions": 2}}}, "mpi": {"enabled": True}})
         expect(json.loads(estimator.hyperparameters()["mp_parameters"]) == {"partitions": 2})
-        expect("smdistributed.modelparallel is not served" in failure(JobError, estimator.fit))
+        expect("distribution.smdistributed.modelparallel.parameters.partitions: 2 is not served, as nothing here splits a model: leave "
+               "it out, or write 1" in failure(JobError, estimator.fit))
         expect(not jobs.jobs.exists())
 
 
@@ -209,8 +211,7 @@ def arguments_for_aws_alone_are_named_once():
 
 
 def what_is_not_served_is_an_error():
-    for name, value in (("git_config", {"repo": "x"}), ("instance_groups", ["g"]), ("dependencies", ["lib"]),
-                        ("training_recipe", "r")):
+    for name, value in (("instance_groups", ["g"]), ("training_recipe", "r")):
         said = failure(JobError, PyTorch, "train.py", **{name: value}, **SETTINGS)
         expect(said.startswith(f"PyTorch: {name} is not served: "), said)
     expect(failure(JobError, Estimator, "image").startswith("Estimator: the program of a container is not served: give "
@@ -220,7 +221,7 @@ def what_is_not_served_is_an_error():
 def all_arguments_reach_the_document():
     estimator = PyTorch(
         "train.py", source_dir="code", hyperparameters={"a": [1], 2: None}, image_uri="any", instance_count=3,
-        instance_type="ml.c5.xlarge",
+        instance_type="ml.c5.xlarge", dependencies=["lib", pathlib.Path("more")],
         max_run=60, input_mode="FastFile", output_path="s3://bucket/out", base_job_name="base", model_uri="s3://bucket/model",
         metric_definitions=[{"Name": "n", "Regex": "(.)"}], checkpoint_s3_uri="s3://bucket/c",
         checkpoint_local_path="/opt/ml/checkpoints",
@@ -229,7 +230,7 @@ def all_arguments_reach_the_document():
     job = estimator.as_job({"x": "s3://bucket/x"})
     expect(job == Job(
         "train.py", base_job_name="base", framework="pytorch", source_dir="code", requirements="r.txt", instance_count=3,
-        instance_type="ml.c5.xlarge", workers_per_host=4, distribution={"torch_distributed": {"enabled": True}},
+        dependencies=["lib", "more"], instance_type="ml.c5.xlarge", workers_per_host=4, distribution={"torch_distributed": {"enabled": True}},
         hyperparameters={"a": [1], "2": None, "sagemaker_container_log_level": 10},
         channels={"x": Channel("s3://bucket/x", "FastFile"), "model": Channel("s3://bucket/model")},
         metric_definitions=[Metric("n", "(.)")],
@@ -238,6 +239,103 @@ def all_arguments_reach_the_document():
         where=Where("slurm", options={"partition": "p"})), job)
     job = PyTorch("train.py", image_uri="i:1", role="r", where="sagemaker").as_job()
     expect(job.where == Where("sagemaker", options={"image": "i:1", "role": "r"}) and job.instance_type == "local", job)
+
+
+def dependencies_lie_beside_the_source():
+    script = "import own, helper, words.more; print('found', own.A, helper.A, words.more.A)"
+    with notebook(script):
+        for name, text in (("own.py", "A = 1"), ("../lib/helper.py", "A = 2"), ("../lib/words/more.py", "A = 3"),
+                           ("../lib/words/__pycache__/old.pyc", "")):
+            path = pathlib.Path("code", name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        pathlib.Path("source/train.py").rename("code/train.py")
+        told = io.StringIO()
+        with contextlib.redirect_stdout(told):
+            estimator = PyTorch("train.py", source_dir="code", dependencies=["lib/helper.py", "lib/words/"], instance_count=2,
+                                distribution={"smdistributed": {"dataparallel": {"enabled": True}}}, **SETTINGS)
+            estimator.fit()
+        expect(told.getvalue().count("found 1 2 3") == 2, told.getvalue())
+        code = estimator.latest_training_job.folder.base("algo-2") / "code"
+        expect(sorted(path.name for path in (code / "words").iterdir()) == ["more.py"], list(code.rglob("*")))
+        pathlib.Path("x/words").mkdir(parents=True)
+        wrong = PyTorch("train.py", source_dir="code", dependencies=["lib/none", "lib/words", "x/words", "s3://b/x"], **SETTINGS)
+        said = failure(JobError, wrong.fit)
+        for line in ('dependencies[0]: no file or folder "', 'dependencies[2]: "x/words" and "lib/words" would both be words beside',
+                     'dependencies[3]: "s3://b/x": needs a folder or file of this machine'):
+            expect(line in said, line, said)
+        pathlib.Path("own.py").write_text("")
+        said = failure(UnexpectedStatusException, PyTorch("train.py", source_dir="code", dependencies=["own.py"], **SETTINGS).fit)
+        expect("own.py would replace own.py, which the source or another dependency has: rename one" in said, said)
+
+
+def git(*words):
+    identity = {f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    return subprocess.run(["git", *words], check=True, capture_output=True, text=True, cwd="repository",
+                          env={**os.environ, **identity, "GIT_CONFIG_GLOBAL": "/dev/null"}).stdout.strip()
+
+
+def repository_make():
+    """Three commits: one, two on the branch that a clone gets, three on the branch side. Returns the first."""
+    pathlib.Path("repository/src").mkdir(parents=True)
+    pathlib.Path("repository/shared").mkdir()
+    pathlib.Path("repository/shared/helper.py").write_text("A = 'helped'")
+    git("init", "--quiet", "--initial-branch", "trunk")
+    for version in ("one", "two", "three"):
+        if version == "three":
+            git("checkout", "--quiet", "-b", "side")
+        pathlib.Path("repository/src/train.py").write_text(f"import helper\nprint('version {version}', helper.A)\n")
+        git("add", "-A")
+        git("commit", "--quiet", "-m", version)
+    git("checkout", "--quiet", "trunk")
+    return git("rev-parse", "trunk~1")
+
+
+def fitted(config, **more):
+    """What the job of a repository printed."""
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
+        estimator = PyTorch("train.py", source_dir="src", dependencies=["shared/helper.py"], git_config=config, **SETTINGS, **more)
+        estimator.fit()
+    return told.getvalue(), estimator
+
+
+def git_config_names_the_source():
+    with notebook() as jobs:
+        first = repository_make()
+        url = pathlib.Path("repository").resolve().as_uri()
+        for config, version in (({"repo": "repository"}, "two"), ({"repo": url, "branch": "side"}, "three"),
+                                ({"repo": url, "branch": "side", "commit": first, "2FA_enabled": False}, "one")):
+            told, estimator = fitted(config)
+            expect(f"version {version} helped\n" in told, config, told)
+        job = estimator.latest_training_job.job()
+        expect(job.source_dir == str(estimator.latest_training_job.folder.path / "source/src"), job)
+        expect(not [path for path in jobs.jobs.iterdir() if path.name.startswith(".")], list(jobs.jobs.iterdir()))
+
+
+def mistakes_of_git_config_are_told():
+    with notebook() as jobs:
+        repository_make()
+        for config, text in (
+                ({}, "Please provide a repo for git_config."), ({"repo": 3}, "'repo' must be a string."),
+                ({"repo": "repository", "tag": "x"}, "git_config: unknown key tag; known: repo, branch, commit"),
+                ({"repo": "repository", "token": "s3cret"}, "git_config: token is not taken: a job's folder would keep credentials"),
+                ({"repo": "repository", "2FA_enabled": True}, "git_config: 2FA_enabled is not taken"),
+                ({"repo": "https://me:s3cret@host/x"}, "git_config: repo holds credentials (USER:PASSWORD@): leave them out"),
+                ({"repo": "--upload-pack=x"}, 'git_config: repo is "--upload-pack=x", which names nothing'),
+                ({"repo": "ext::sh -c x"}, "git_config: cannot clone ext::sh -c x: fatal: transport 'ext' not allowed"),
+                ({"repo": "nowhere"}, "git_config: cannot clone nowhere: fatal: repository 'nowhere' does not exist"),
+                ({"repo": "repository", "branch": "none"}, "git_config: cannot clone repository: "),
+                ({"repo": "repository", "commit": "0123456"}, "git_config: cannot check out commit 0123456 of repository: ")):
+            said = failure(JobError, PyTorch("train.py", source_dir="src", git_config=config or {"branch": "x"}, **SETTINGS).fit)
+            expect(said.startswith(text) and "s3cret" not in said, config, said)
+        for arguments, text in (({"source_dir": "none"}, "Source directory does not exist in the repo."),
+                                ({"source_dir": "shared"}, "Entry point does not exist in the repo."),
+                                ({"source_dir": "../code"}, "git_config: ../code leads out of the repository"),
+                                ({"source_dir": "src", "dependencies": ["x"]}, "Dependency x does not exist in the repo.")):
+            said = failure(JobError, PyTorch("train.py", git_config={"repo": "repository"}, **arguments, **SETTINGS).fit)
+            expect(said == text, arguments, said)
+        expect(not list(jobs.jobs.iterdir()), list(jobs.jobs.iterdir()))
 
 
 def inputs_become_channels():
@@ -289,5 +387,6 @@ def metrics_of_the_definitions_are_the_analytics():
 
 run_cases([a_cell_trains_and_its_endpoint_answers, a_failed_job_is_told_as_by_the_sdk, a_job_in_the_background_is_stopped,
            nothing_starts_with_a_mistake, arguments_for_aws_alone_are_named_once, what_is_not_served_is_an_error,
-           all_arguments_reach_the_document, inputs_become_channels, an_estimator_is_a_document,
+           all_arguments_reach_the_document, dependencies_lie_beside_the_source, git_config_names_the_source,
+           mistakes_of_git_config_are_told, inputs_become_channels, an_estimator_is_a_document,
            metrics_of_the_definitions_are_the_analytics])

@@ -225,6 +225,8 @@ def numbers_are_checked():
     is_wrong("instance_count: 0, and the least is 1", instance_count=0)
     is_wrong("workers_per_host: -1, and the least is 1", workers_per_host=-1)
     is_wrong("restarts: -1, and the least is 0", restarts=-1)
+    is_wrong("stop_grace: -1, and the least is 0", stop_grace=-1)
+    expect(wrong(stop_grace=0) == [])
     is_wrong("max_run: 2419201 seconds, and SageMaker allows 2419200, 28 days", max_run=2419201, where={"engine": "sagemaker"})
     expect(wrong(max_run=2419201) == [])
     is_wrong('framework: "PyTorch" is not known; pytorch, tensorflow, or leave it out; did you mean "pytorch"?',

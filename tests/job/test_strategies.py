@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 
-from shoal.job import cluster, processes
+from shoal.job import agent, cluster, processes
 from jobs import Jobs, Machines, names_in, where
 from tap import expect, run_cases
 
@@ -140,6 +140,51 @@ def server_without_tensorflow_is_told():
         expect(re.match(r"algo-\d: rank \d exited with (code|status) 1", status["failure_reason"]), status)
 
 
+MODEL_PARALLEL = {"smdistributed": {"modelparallel": {"enabled": True, "parameters": {"partitions": 1, "microbatches": 4}}}}
+
+
+def parameters_of_modelparallel_reach_the_script():
+    script = """
+        import os, sys
+        print("told", os.environ["SM_HP_MP_PARAMETERS"], sys.argv[1:], [name in os.environ for name in (
+              "OMPI_COMM_WORLD_RANK", "TORCHELASTIC_RUN_ID")], "of", os.environ["WORLD_SIZE"])
+    """
+    for beside, variables in (({"mpi": {"enabled": True, "processes_per_host": 2}}, "[True, False]"),
+                              ({"torch_distributed": {"enabled": True}, "mpi": {"enabled": False, "processes_per_host": 2}},
+                               "[False, True]")):
+        with Jobs() as jobs:
+            jobs.run(script, distribution={**MODEL_PARALLEL, **beside}, framework="pytorch")
+            told = """told {"microbatches":4,"partitions":1} ['--mp_parameters', 'microbatches=4,partitions=1'] """
+            expect(jobs.out.count(f"{told}{variables} of 2") == 2, jobs.out, jobs.err)
+            expect("there is no package smdistributed.modelparallel here" in jobs.told(), jobs.told())
+
+
+def parameters_that_split_a_model_are_refused():
+    parameters = {"partitions": 2, "pipeline": "simple", "tensor_parallel_degree": 4, "shard_optimizer_state": True}
+    distribution = {"smdistributed": {"modelparallel": {"enabled": True, "parameters": parameters}}, "mpi": {"enabled": True}}
+    with Jobs() as jobs:
+        code, out, err = jobs.call("run", jobs.document("print('never')", distribution=distribution))
+        for name, value, whole in (("partitions", "2", "1"), ("tensor_parallel_degree", "4", "1"),
+                                   ("shard_optimizer_state", "true", "false")):
+            expect(f"distribution.smdistributed.modelparallel.parameters.{name}: {value} is not served, as nothing here splits a model: "
+                   f"leave it out, or write {whole};" in err, name, err)
+        expect(code == 2 and not jobs.jobs.exists(), code, out, err)
+
+
+def mpi4py_that_no_mpirun_starts_is_refused():
+    mpi = {"mpi": {"enabled": True, "processes_per_host": 2}}
+    with Jobs() as jobs:
+        jobs.write("words/inner.py", "if True:\n    from mpi4py import MPI\n")
+        status = jobs.run("import words.inner", distribution=mpi, code=1)
+        expect(re.match(r"distribution.mpi: words/inner.py imports mpi4py, and each of the 2 workers would be alone in its "
+                        r"MPI_COMM_WORLD, .*: use Shoal or torch.distributed in the script, or start it by mpirun itself",
+                        status["failure_reason"]), status)
+    with Jobs() as jobs:
+        jobs.run("try:\n    import mpi4py\nexcept ImportError:\n    pass\nprint('trained')", distribution=mpi)
+        jobs.write("inner.py", "import mpi4py_stubs, mpi4python\nfrom . import mpi4py")
+        expect(agent.mpi4py_import(jobs.root / "source") is None, "another package")
+
+
 def held_port_is_given_to_no_other():
     """TensorFlow's server and Python's set SO_REUSEADDR, and may listen; who asks for any port does not get it."""
     with cluster.port_hold(socket.AF_INET) as held:
@@ -181,6 +226,8 @@ def strangers_are_refused():
 
 CASES = [workers_of_the_mirrored_strategy_reach_each_other, parameter_servers_serve_until_the_master_has_ended,
          machines_without_a_common_folder_find_each_other, parameter_server_on_one_host_is_one_script,
-         script_of_a_strategy_that_fails_is_named, server_without_tensorflow_is_told, held_port_is_given_to_no_other,
+         script_of_a_strategy_that_fails_is_named, server_without_tensorflow_is_told,
+         parameters_of_modelparallel_reach_the_script, parameters_that_split_a_model_are_refused,
+         mpi4py_that_no_mpirun_starts_is_refused, held_port_is_given_to_no_other,
          strangers_are_refused]
 run_cases(CASES)

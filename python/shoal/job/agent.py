@@ -8,6 +8,7 @@ An agent is a process of its own and does nothing for other hosts; local.py and 
 on the main thread only. SIGTERM and SIGINT ask it to stop: the workers get SIGTERM and `stop_grace` seconds."""
 from __future__ import annotations
 
+import ast
 import dataclasses
 import os
 import pathlib
@@ -36,6 +37,14 @@ LINE_MAX = 1 << 16
 CHECKPOINTS_S = 600.0  # until the last checkpoints are at their place
 IGNORED = ("__pycache__", ".git")
 REMOTE = "s3", "gs", "http", "https", "hdfs", "az"
+
+
+def say(line: str) -> None:
+    """To stderr, which may be a file on a full disk: that ends nobody's training."""
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except OSError:
+        pass
 
 
 class AgentError(Exception):
@@ -110,6 +119,25 @@ def local_path(uri: str) -> Optional[pathlib.Path]:
 
 
 def _source_copy(job: Job, folder: pathlib.Path) -> None:
+    _source_copy_own(job, folder)
+    for dependency in job.dependencies:
+        _dependency_copy(pathlib.Path(dependency), folder)
+
+
+def _dependency_copy(place: pathlib.Path, folder: pathlib.Path) -> None:
+    """Beside the source, under its own name."""
+    target = folder / place.name
+    if target.exists():
+        raise AgentError(f"dependencies: {place} would replace {place.name}, which the source or another dependency has: rename one")
+    if place.is_dir():
+        shutil.copytree(place, target, ignore=shutil.ignore_patterns(*IGNORED))
+    elif place.is_file():
+        shutil.copy(place, target)
+    else:
+        raise AgentError(f"dependencies: there is no {place}")
+
+
+def _source_copy_own(job: Job, folder: pathlib.Path) -> None:
     if not job.source_dir:
         source = pathlib.Path(job.entry_point)
         if not source.is_file():
@@ -152,6 +180,28 @@ def entry_point_of(job: Job) -> str:
     return job.entry_point if job.source_dir else pathlib.Path(job.entry_point).name
 
 
+def mpi4py_import(code: pathlib.Path) -> Optional[pathlib.Path]:
+    """The first file of the source that imports mpi4py whatever happens: an import inside `try` can do without."""
+    for path in sorted(code.rglob("*.py")):
+        try:
+            tree = ast.parse(path.read_bytes())
+        except (SyntaxError, ValueError, OSError):  # Python will tell, if it ever reads the file
+            continue
+        if _imports(tree, "mpi4py"):
+            return path.relative_to(code)
+    return None
+
+
+def _imports(tree: ast.AST, package: str) -> bool:
+    if isinstance(tree, ast.Try):
+        return any(_imports(one, package) for one in [*tree.orelse, *tree.finalbody])
+    names = [alias.name for alias in tree.names] if isinstance(tree, ast.Import) else []
+    if isinstance(tree, ast.ImportFrom) and not tree.level:
+        names = [tree.module or ""]
+    return any(name.split(".")[0] == package for name in names) or any(
+        _imports(one, package) for one in ast.iter_child_nodes(tree))
+
+
 def requirements_of(job: Job, code: pathlib.Path) -> Optional[pathlib.Path]:
     """The file of requirements, if it asks for anything."""
     path = code / (job.requirements or "requirements.txt")
@@ -186,37 +236,15 @@ def requirements_install(requirements: pathlib.Path, folder: pathlib.Path, run: 
 # ---- data ----
 
 def channels_bring(container: Container, place: Place, say: Callable[[str], None]) -> None:
+    from shoal.job import channels
     for name, channel in container.job.channels.items():
         folder = container.channel(name)
         try:
-            _channel_bring(channel, folder, place, say)
+            channels.channel_bring(channel, folder, place.index, len(place.hosts), say)
         except (OSError, ValueError, RuntimeError) as error:
             text = os_text(error) if isinstance(error, OSError) else str(error)
             full = contract.space_text(container.base, error) if isinstance(error, OSError) else ""
             raise AgentError(f"channel {name} ({channel.uri}): {text}{full}") from error
-
-
-def _channel_bring(channel: Any, folder: pathlib.Path, place: Place, say: Callable[[str], None]) -> None:
-    try:
-        from shoal.job import channels
-    except ImportError:
-        _channel_link(channel, folder)
-        return
-    channels.channel_bring(channel, folder, place.index, len(place.hosts), say)
-
-
-def _channel_link(channel: Any, folder: pathlib.Path) -> None:
-    source = local_path(channel.uri)
-    if source is None or not source.exists():
-        raise FileNotFoundError(2, "there is no such file or folder", channel.uri)
-    if folder.is_symlink():
-        folder.unlink()
-    if source.is_dir():
-        folder.symlink_to(source.resolve())
-        return
-    folder.mkdir(exist_ok=True)
-    (folder / source.name).unlink(missing_ok=True)
-    (folder / source.name).symlink_to(source.resolve())
 
 
 # ---- what the workers write ----
@@ -337,7 +365,7 @@ class Agent:
 
     def say(self, text: str) -> None:
         """One line about this host."""
-        print(f"shoal job: {self.place.host}: {text}", file=sys.stderr, flush=True)
+        say(f"shoal job: {self.place.host}: {text}")
 
     def _signals_take(self) -> None:
         self.wake_reading, wake_writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -366,6 +394,7 @@ class Agent:
         job.entry_point = entry_point_of(job)
         container.hyperparameters = contract.hyperparameters_read(distribution.hyperparameters_of(job, str(self.base)))
         self.command = contract.command_of(container.code, job.entry_point, contract.arguments_of(container.hyperparameters))
+        self._mpi4py_refuse()
         requirements = requirements_of(job, container.code)
         if requirements:
             self.say(f"installing {requirements.name}")
@@ -374,6 +403,15 @@ class Agent:
         channels_bring(container, self.place, self.say)
         self._checkpoints_bring()
         contract.config_write(container)
+
+    def _mpi4py_refuse(self) -> None:
+        """No mpirun starts the workers, so that each would be alone in its MPI, and train apart in silence."""
+        workers = self.launch.workers_per_host * len(self.place.hosts)
+        path = mpi4py_import(self.container.code) if self.launch.runner == "mpi" and workers > 1 else None
+        if path:
+            raise AgentError(f"distribution.mpi: {path} imports mpi4py, and each of the {workers} workers would be alone in its "
+                             "MPI_COMM_WORLD, as `shoal run` starts them and no mpirun: use Shoal or torch.distributed in the script, or "
+                             "start it by mpirun itself (`mpirun -n N python3 ...`), where Shoal's ranks find each other, too")
 
     def _call(self, command: List[str], cwd: pathlib.Path) -> Tuple[int, str]:
         """Runs a helper to its end, or to ours."""

@@ -35,10 +35,7 @@ _MPI_OPTIONS = {"custom_mpi_options": (str,)}
 STRATEGIES: Dict[Place, Strategy] = {
     ("smdistributed", "dataparallel"): Strategy({**_ENABLED, **_MPI_OPTIONS}, "shoal"),
     ("smdistributed", "modelparallel"): Strategy(
-        {**_ENABLED, "parameters": (dict, str)}, "mpi",
-        refusal="smdistributed.modelparallel is not served: its parameters are checked and handed to the script as "
-                "mp_parameters, and nothing here splits a model; use smdistributed.dataparallel, or torch_distributed with "
-                "PyTorch's own sharding"),
+        {**_ENABLED, "parameters": (dict, str)}, "mpi"),  # or torchrun: as the strategy beside it says
     ("pytorchddp",): Strategy({**_ENABLED, **_MPI_OPTIONS}, "shoal", ("pytorch",)),
     ("torch_distributed",): Strategy(_ENABLED, "torchrun", ("pytorch",)),
     ("mpi",): Strategy({**_ENABLED, "processes_per_host": (int,), **_MPI_OPTIONS}, "mpi"),
@@ -48,6 +45,7 @@ STRATEGIES: Dict[Place, Strategy] = {
                                                                           "training compiler; use torch_distributed"),
 }
 # Strategies that may stand beside another one that is enabled: they choose how its processes are started.
+_MODELPARALLEL: Place = ("smdistributed", "modelparallel")
 _LAUNCHERS_OF_MODELPARALLEL = (("mpi",), ("torch_distributed",))
 SMDISTRIBUTED_STRATEGIES = ["dataparallel", "modelparallel"]  # as the SDK prints them
 
@@ -99,6 +97,11 @@ def launch_of(job: Job, host_gpus: int = 0) -> Launch:
     if strategy.runner == "tensorflow":
         return Launch("tensorflow", 1, tf_config=place[0])
     launch = Launch(strategy.runner, _workers_per_host(job, host_gpus))
+    if place == _MODELPARALLEL:
+        place = next(beside for beside in _LAUNCHERS_OF_MODELPARALLEL if _is_enabled(_settings(job.distribution, beside)))
+        launch.runner = STRATEGIES[place].runner
+        launch.notes.append("smdistributed.modelparallel: the script gets its parameters (SM_HP_MP_PARAMETERS, --mp_parameters); there "
+                            "is no package smdistributed.modelparallel here, which a script may import")
     _read_mpi_options(_settings(job.distribution, place).get("custom_mpi_options", ""), launch)
     return launch
 
@@ -125,7 +128,30 @@ def mistakes(job: Job) -> List[Mistake]:
                       f"starts one process on each host, and workers_per_host is {job.workers_per_host}; leave that out"))
     if place and STRATEGIES[place].refusal:
         found.append((place, STRATEGIES[place].refusal or ""))
+    if place == _MODELPARALLEL:
+        found += _parameters_not_served(job.distribution)
     return found
+
+
+# Parameters of smdistributed.modelparallel, of its versions 1 and 2, that split a model or its state over ranks, and the values
+# with which they do not.
+_WHOLE: Dict[str, Tuple[Any, ...]] = {
+    **dict.fromkeys(("partitions", "pipeline_parallel_degree", "tensor_parallel_degree", "expert_parallel_degree",
+                     "context_parallel_degree", "sharded_data_parallel_degree", "hybrid_shard_degree"), (1,)),
+    **dict.fromkeys(("shard_optimizer_state", "offload_activations", "sm_activation_offloading", "horovod"), (False,)),
+}
+
+
+def _parameters_not_served(distribution: Dict[str, Any]) -> Iterator[Mistake]:
+    try:
+        parameters = mp_parameters(distribution) or {}
+    except ValueError:
+        return  # told already
+    for name, value in parameters.items():
+        if name in _WHOLE and value not in _WHOLE[name]:
+            yield _MODELPARALLEL + ("parameters", name), (
+                f"{said(value)} is not served, as nothing here splits a model: leave it out, or write {said(_WHOLE[name][0])}; for a "
+                "model that is too large for one worker use torch_distributed with PyTorch's own sharding")
 
 
 @dataclasses.dataclass
@@ -214,7 +240,7 @@ def _mistakes_of_setting(place: Place, value: Any) -> Iterator[Mistake]:
 def _mistakes_of_combination(distribution: Dict[str, Any]) -> Iterator[Mistake]:
     """Of two strategies the SDK or the container chooses one, and says nothing."""
     enabled = [place for place in STRATEGIES if _is_enabled(_settings(distribution, place))]
-    modelparallel = ("smdistributed", "modelparallel")
+    modelparallel = _MODELPARALLEL
     others = [place for place in enabled if place not in _LAUNCHERS_OF_MODELPARALLEL] if modelparallel in enabled else enabled
     launchers = [place for place in enabled if place not in others]
     if modelparallel in enabled and not launchers:
@@ -399,7 +425,7 @@ def _numbers(version: str) -> Tuple[int, ...]:
 
 
 def _vendor_modelparallel(chosen: Dict[str, Any]) -> Iterator[Mistake]:
-    place: Place = ("smdistributed", "modelparallel")
+    place = _MODELPARALLEL
     if not isinstance(chosen.get("smdistributed"), dict) or place[1] not in chosen["smdistributed"]:
         return
     parameters = _settings(chosen, place).get("parameters", {})

@@ -56,6 +56,7 @@ class Job:
     framework: Optional[str] = None  # "pytorch", "tensorflow" or nothing
     source_dir: Optional[str] = None
     requirements: Optional[str] = None  # below source_dir; requirements.txt where that exists
+    dependencies: List[str] = dataclasses.field(default_factory=list)  # folders and files copied beside the source
     instance_count: int = 1
     instance_type: str = "local"
     workers_per_host: Optional[int] = None  # nothing: as the distribution says, else the host's GPUs, else 1

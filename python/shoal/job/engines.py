@@ -37,13 +37,17 @@ def engine_of(name: str) -> Any:
     return importlib.import_module(f"shoal.job.{name}")
 
 
-def job_start(job: Job, jobs: Optional[pathlib.Path] = None, host_index: Optional[int] = None) -> JobFolder:
+def job_start(job: Job, jobs: Optional[pathlib.Path] = None, host_index: Optional[int] = None,
+              clone: Optional[pathlib.Path] = None) -> JobFolder:
     """Starts a job whose document has no mistakes; with the engine "hosts" the part of this machine, which is host `host_index` where
-    nothing else says so. Raises EngineError; then it is as if the job had never been."""
+    nothing else says so. `clone`: as folder_create() has it. Raises EngineError; then it is as if the job had never been."""
     engine = engine_of(job.where.engine)
     if job.where.engine == "hosts":
+        if clone:
+            raise EngineError('git_config: with the engine "hosts" each machine would clone by itself, and perhaps another commit: clone '
+                              "the repository where all machines see it, and name its folder as source_dir")
         return engine.take_part(job, jobs, host_index)
-    folder = folder_create(job, jobs)
+    folder = folder_create(job, jobs, clone)
     try:
         engine.start(job, folder)
     except BaseException:

@@ -19,13 +19,14 @@ import os
 import pathlib
 import re
 import sys
+import tempfile
 import time
 from typing import Any, Dict, Iterator, List, Optional, Type, Union
 
 from . import distribution as distributions
-from . import reading
+from . import reading, repository
 from .document import Channel, Checkpoints, Job, JobError, Metric, Problem, Where, as_data
-from .folder import JobFolder, Status
+from .folder import JobFolder, Status, jobs_folder
 from .inputs import channels_of, whole_uri
 from .predictor import Model, Predictor, PyTorchModel, TensorFlowModel
 
@@ -46,9 +47,7 @@ AWS_ONLY = (
     "compiler_config")
 # Arguments that change what is run, and that Shoal has nothing for: the job would not be the one that was meant.
 NOT_SERVED = {
-    "git_config": "clone the repository, and name its folder as source_dir",
     "instance_groups": "all hosts of a job are of one kind; give instance_count and instance_type",
-    "dependencies": "put these folders into source_dir",
     "container_entry_point": "give entry_point", "container_arguments": "give hyperparameters",
     "training_recipe": "give entry_point", "recipe_overrides": "give hyperparameters",
 }
@@ -125,6 +124,14 @@ class TrainingJob:
     def job(self) -> Job:
         """The document of the job."""
         return reading.job_of(json.loads(self.folder.document.read_text(encoding="utf-8")), files=False)
+
+
+def _start(job: Job, clone: Optional[pathlib.Path] = None) -> JobFolder:
+    found = reading.problems(as_data(job))
+    if found:
+        raise JobError(found)
+    from . import engines
+    return engines.job_start(job, clone=clone)
 
 
 def _check_status(status: Status) -> None:
@@ -252,15 +259,23 @@ class EstimatorBase:
             logger.warning("fit: without meaning outside AWS, and ignored: experiment_config")
         self._prepare_for_training(job_name)
         job = self.as_job(inputs)
-        found = reading.problems(as_data(job))
-        if found:
-            raise JobError(found)
-        from . import engines
-        folder = engines.job_start(job)
+        folder = self._start(job)
         self.latest_training_job = TrainingJob(folder.name)
         self.jobs.append(self.latest_training_job)
         if wait:
             self.latest_training_job.wait(logs=logs)
+
+    def _start(self, job: Job) -> JobFolder:
+        """With git_config the clone becomes part of the job's folder."""
+        if not self.git_config:
+            return _start(job)
+        jobs = jobs_folder()
+        jobs.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".clone-", dir=jobs) as place:
+            clone = pathlib.Path(place).resolve() / "source"
+            repository.clone(self.git_config, clone)
+            repository.paths_into(job, clone)
+            return _start(job, clone)
 
     def _prepare_for_training(self, job_name: Optional[str] = None) -> None:
         self._current_job_name = job_name or self._name_make()
@@ -284,6 +299,7 @@ class EstimatorBase:
             entry_point=self.entry_point, name=self._current_job_name, base_job_name=self.base_job_name,
             framework=self.framework,
             source_dir=self.source_dir and _path(self.source_dir), requirements=self.requirements,
+            dependencies=[_path(path) for path in self.dependencies or []],
             instance_count=1 if self.instance_count is None else self.instance_count,
             instance_type=self.instance_type or "local",
             workers_per_host=self.workers_per_host, distribution=copy.deepcopy(self.distribution),
@@ -334,7 +350,8 @@ class EstimatorBase:
         model = job.channels.get(model_channel_name)
         checkpoints = job.checkpoints
         fields = dict(
-            entry_point=job.entry_point, source_dir=job.source_dir, hyperparameters=hyperparameters, container_log_level=level,
+            entry_point=job.entry_point, source_dir=job.source_dir, dependencies=job.dependencies or None,
+            hyperparameters=hyperparameters, container_log_level=level,
             image_uri=job.where.options.get("image", "attached"), instance_count=job.instance_count,
             instance_type=job.instance_type,
             max_run=job.max_run, output_path=job.output_path, base_job_name=job.base_job_name, model_uri=model and model.uri,
@@ -380,6 +397,8 @@ class EstimatorBase:
         if model is None:
             raise JobError(f"job {latest.name} has left no model ({latest.status().status}): a script leaves it in the folder "
                            "that SM_MODEL_DIR names")
+        if self.git_config:  # the script lies in the job's folder
+            entry_point, source_dir = entry_point or latest.job().entry_point, source_dir or latest.job().source_dir
         return self.model_cls(model, entry_point or self.entry_point, source_dir or self.source_dir, name or self.base_job_name,
                               predictor_cls, env, model_server_workers)
 

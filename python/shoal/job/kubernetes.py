@@ -115,8 +115,10 @@ def _source(job: Job) -> Dict[str, str]:
     files: Dict[str, bytes] = {}
     if "://" not in (job.source_dir or job.entry_point):
         files["source.tar.gz"] = _archive(job)
-        inside.source_dir = f"file://{MOUNT}/source.tar.gz"
+        inside.source_dir, inside.dependencies = f"file://{MOUNT}/source.tar.gz", []
         inside.entry_point = job.entry_point if job.source_dir else pathlib.Path(job.entry_point).name
+    elif job.dependencies:
+        raise EngineError("dependencies lie on this machine, and the source does not: put them where source_dir is")
     files["job.json"] = json.dumps(as_data(inside), indent=1).encode()
     return {name: base64.b64encode(data).decode() for name, data in sorted(files.items())}
 
@@ -125,14 +127,23 @@ def _archive(job: Job) -> bytes:
     packed = io.BytesIO()
     place = pathlib.Path(job.source_dir or job.entry_point)
     with tarfile.open(fileobj=packed, mode="w:gz", dereference=True) as tar:
-        for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
-            if path.is_file() and not {".git", "__pycache__"} & set(path.parts):
-                tar.add(path, arcname=str(path.relative_to(place)) if place.is_dir() else path.name)
+        _archive_add(tar, place, place if place.is_dir() else place.parent)
+        for dependency in map(pathlib.Path, job.dependencies):
+            _archive_add(tar, dependency, dependency.parent)
     data = packed.getvalue()
     if len(data) > SOURCE_MAX:
         raise EngineError(f"{place} has {len(data) >> 10} KiB when packed, and at most {SOURCE_MAX >> 10} can go with a job: put it into the "
                           "image or at an URL such as s3://..., and name that in source_dir")
     return data
+
+
+def _archive_add(tar: tarfile.TarFile, place: pathlib.Path, top: pathlib.Path) -> None:
+    for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
+        name = path.relative_to(top)
+        if path.is_file() and not {".git", "__pycache__"} & set(name.parts):
+            if str(name) in tar.getnames():
+                raise EngineError(f"{path} would replace {name}, which the source or another dependency has: rename one")
+            tar.add(path, arcname=str(name))
 
 
 # ---- YAML ----

@@ -157,7 +157,7 @@ class Runner:
         try:
             write(*words, **more)
         except OSError as error:
-            print(f"shoal job: {agent.os_text(error)}{contract.space_text(self.folder.path, error)}", file=sys.stderr, flush=True)
+            agent.say(f"shoal job: {agent.os_text(error)}{contract.space_text(self.folder.path, error)}")
 
     # -- hosts --
 

@@ -9,7 +9,7 @@ import time
 from typing import List, Optional
 from urllib.parse import unquote, urlparse
 
-from shoal.job import contract, distribution, reading
+from shoal.job import contract, distribution, reading, repository
 from shoal.job.document import Job, JobError, as_data
 from shoal.job.folder import JobFolder, Status, file_replace, host_names
 
@@ -37,8 +37,9 @@ def name_make(job: Job) -> str:
     return f"{words[:NAME_MAX - 1 - len(stamp)].rstrip('-')}-{stamp}"
 
 
-def folder_create(job: Job, jobs: Optional[pathlib.Path] = None) -> JobFolder:
-    """Makes the job's folder with the document and a first status. Whole, or not at all."""
+def folder_create(job: Job, jobs: Optional[pathlib.Path] = None, clone: Optional[pathlib.Path] = None) -> JobFolder:
+    """Makes the job's folder with the document and a first status. Whole, or not at all. `clone`: a folder where the job's source
+    lies; it moves into the job's folder."""
     job.name = job.name or name_make(job)
     folder = JobFolder(job.name, jobs)
     try:
@@ -48,6 +49,9 @@ def folder_create(job: Job, jobs: Optional[pathlib.Path] = None) -> JobFolder:
     except OSError as error:
         raise EngineError(f"cannot make {folder.path}: {error.strerror}{contract.space_text(_existing(folder.path), error)}") from error
     try:
+        if clone:
+            shutil.move(str(clone), str(folder.path / "source"))
+            repository.paths_moved(job, clone, folder.path / "source")
         paths_complete(job)
         file_replace(folder.document, json.dumps(as_data(job), indent=1) + "\n")
         folder.status_write(Status(job.name, created=time.time(), hosts=host_names(job.instance_count), engine=job.where.engine,
@@ -77,6 +81,7 @@ def paths_complete(job: Job) -> None:
         job.source_dir = _absolute(job.source_dir)
     else:
         job.entry_point = _absolute(job.entry_point)
+    job.dependencies = [_absolute(path) for path in job.dependencies]
     for channel in job.channels.values():
         channel.uri = _absolute(channel.uri)
     if job.checkpoints:

@@ -229,7 +229,8 @@ def _check_names(job: Job, source: Source) -> Iterator[Mistake]:
 
 
 def _check_numbers(job: Job, source: Source) -> Iterator[Mistake]:
-    for field, least in (("instance_count", 1), ("workers_per_host", 1), ("max_run", 1), ("restarts", 0)):
+    for field, least in (("instance_count", 1), ("workers_per_host", 1), ("max_run", 1), ("stop_grace", 0),
+                         ("restarts", 0)):
         value = getattr(job, field)
         if value is not None and value < least:
             yield (field,), f"{value}, and the least is {least}"
@@ -417,6 +418,20 @@ def _check_script(job: Job, source: Source) -> Iterator[Mistake]:
     yield from _mistakes_of_requirements(job, folder)
 
 
+def _check_dependencies(job: Job, source: Source) -> Iterator[Mistake]:
+    names: Dict[str, str] = {}
+    for number, path in enumerate(job.dependencies):
+        place = ("dependencies", number)
+        if "://" in path:
+            yield place, f'"{path}": needs a folder or file of this machine'
+        elif not (source.folder / path).exists():
+            yield place, f'no file or folder "{source.folder / path}"'
+        name = os.path.basename(os.path.normpath(path))
+        if name in names:
+            yield place, f'"{path}" and "{names[name]}" would both be {name} beside the source; rename one'
+        names.setdefault(name, path)
+
+
 def _files_like(job: Job, folder: pathlib.Path) -> str:
     names = [one.name for one in folder.iterdir() if one.is_file()]
     return distribution.names_like(job.entry_point, names).replace("; did", " Did")
@@ -445,7 +460,7 @@ def local_path(uri: str) -> Optional[str]:
 
 _CHECKS = (_check_names, _check_numbers, _check_entry_point, _check_hyperparameters, _check_environment, _check_channels,
            _check_places, _check_metrics, _check_where, _check_distribution)
-_FILE_CHECKS = (_check_script, _check_data)
+_FILE_CHECKS = (_check_script, _check_dependencies, _check_data)
 
 
 def _with_whole_paths(job: Job, folder: pathlib.Path) -> Job:
@@ -458,6 +473,7 @@ def _with_whole_paths(job: Job, folder: pathlib.Path) -> Job:
     if job.source_dir is None:
         changed.entry_point = whole(job.entry_point) or ""
     changed.source_dir = whole(job.source_dir)
+    changed.dependencies = [whole(path) or "" for path in job.dependencies]
     changed.channels = {name: dataclasses.replace(one, uri=whole(one.uri)) for name, one in job.channels.items()}
     if job.checkpoints:
         changed.checkpoints = dataclasses.replace(job.checkpoints, uri=whole(job.checkpoints.uri))

@@ -144,6 +144,8 @@ def _mistakes_for_v3(job: Job) -> Iterator[Problem]:
     for name in OF_TENSORFLOW:
         if job.distribution.get(name, {}).get("enabled"):
             yield Problem(f"distribution.{name}", "cannot be started by SDK v3: install SDK v2")
+    if job.dependencies:
+        yield Problem("dependencies", "are for SDK v2: put these folders into source_dir, or install SDK v2")
     if not job.source_dir:
         yield Problem("source_dir", "is missing, and SDK v3 takes a folder and the entry point in it")
 
@@ -166,7 +168,8 @@ def estimator_arguments(job: Job) -> Dict[str, Any]:
     same = ("role", "encrypt_inter_container_traffic", "subnets", "security_group_ids", "volume_size", "tags")
     versions = ("framework_version", "py_version") if job.framework else ()  # the plain estimator has neither
     return _given({
-        "entry_point": job.entry_point, "source_dir": job.source_dir, "image_uri": options.get("image"),
+        "entry_point": job.entry_point, "source_dir": job.source_dir, "dependencies": job.dependencies or None,
+        "image_uri": options.get("image"),
         "instance_count": job.instance_count, "instance_type": job.instance_type, "distribution": job.distribution,
         "hyperparameters": hyperparameters, "environment": job.environment, "max_run": job.max_run,
         "max_retry_attempts": job.restarts or None, "output_path": job.output_path, "base_job_name": job.base_job_name,
