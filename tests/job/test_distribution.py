@@ -67,9 +67,9 @@ def options_of_mpirun_are_understood_or_named():
 
 def what_cannot_be_run_is_refused():
     parameters = {"enabled": True, "parameters": {"partitions": 2}}
-    is_refused("distribution.smdistributed.modelparallel.parameters.partitions: 2 is not served, as nothing here splits a model: "
-               "leave it out, or write 1; for a model that is too large for one worker use torch_distributed with PyTorch's own "
-               "sharding", {"smdistributed": {"modelparallel": parameters}, "mpi": {"enabled": True}})
+    is_refused("distribution.smdistributed.modelparallel.parameters.partitions: 2 is not served, as nothing here splits "
+               "a model: leave it out, or write 1; for a model that is too large for one worker use torch_distributed with "
+               "PyTorch's own sharding", {"smdistributed": {"modelparallel": parameters}, "mpi": {"enabled": True}})
     is_refused("distribution.pytorchxla: pytorchxla is not served: it needs SageMaker's own training compiler; use "
                "torch_distributed",
                {"pytorchxla": {"enabled": True}})

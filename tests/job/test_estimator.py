@@ -189,8 +189,8 @@ def nothing_starts_with_a_mistake():
         estimator = PyTorch("train.py", source_dir="source", **SETTINGS, distribution={
             "smdistributed": {"modelparallel": {"enabled": True, "parameters": {"partitions": 2}}}, "mpi": {"enabled": True}})
         expect(json.loads(estimator.hyperparameters()["mp_parameters"]) == {"partitions": 2})
-        expect("distribution.smdistributed.modelparallel.parameters.partitions: 2 is not served, as nothing here splits a model: leave "
-               "it out, or write 1" in failure(JobError, estimator.fit))
+        expect("distribution.smdistributed.modelparallel.parameters.partitions: 2 is not served, as nothing here "
+               "splits a model: leave it out, or write 1" in failure(JobError, estimator.fit))
         expect(not jobs.jobs.exists())
 
 
@@ -230,7 +230,8 @@ def all_arguments_reach_the_document():
     job = estimator.as_job({"x": "s3://bucket/x"})
     expect(job == Job(
         "train.py", base_job_name="base", framework="pytorch", source_dir="code", requirements="r.txt", instance_count=3,
-        dependencies=["lib", "more"], instance_type="ml.c5.xlarge", workers_per_host=4, distribution={"torch_distributed": {"enabled": True}},
+        dependencies=["lib", "more"], instance_type="ml.c5.xlarge", workers_per_host=4,
+        distribution={"torch_distributed": {"enabled": True}},
         hyperparameters={"a": [1], "2": None, "sagemaker_container_log_level": 10},
         channels={"x": Channel("s3://bucket/x", "FastFile"), "model": Channel("s3://bucket/model")},
         metric_definitions=[Metric("n", "(.)")],
@@ -259,13 +260,16 @@ def dependencies_lie_beside_the_source():
         code = estimator.latest_training_job.folder.base("algo-2") / "code"
         expect(sorted(path.name for path in (code / "words").iterdir()) == ["more.py"], list(code.rglob("*")))
         pathlib.Path("x/words").mkdir(parents=True)
-        wrong = PyTorch("train.py", source_dir="code", dependencies=["lib/none", "lib/words", "x/words", "s3://b/x"], **SETTINGS)
+        wrong = PyTorch("train.py", source_dir="code", dependencies=["lib/none", "lib/words", "x/words", "s3://b/x"],
+                        **SETTINGS)
         said = failure(JobError, wrong.fit)
-        for line in ('dependencies[0]: no file or folder "', 'dependencies[2]: "x/words" and "lib/words" would both be words beside',
+        for line in ('dependencies[0]: no file or folder "',
+                     'dependencies[2]: "x/words" and "lib/words" would both be words beside',
                      'dependencies[3]: "s3://b/x": needs a folder or file of this machine'):
             expect(line in said, line, said)
         pathlib.Path("own.py").write_text("")
-        said = failure(UnexpectedStatusException, PyTorch("train.py", source_dir="code", dependencies=["own.py"], **SETTINGS).fit)
+        said = failure(UnexpectedStatusException, PyTorch("train.py", source_dir="code",
+                                                          dependencies=["own.py"], **SETTINGS).fit)
         expect("own.py would replace own.py, which the source or another dependency has: rename one" in said, said)
 
 
@@ -295,7 +299,8 @@ def fitted(config, **more):
     """What the job of a repository printed."""
     told = io.StringIO()
     with contextlib.redirect_stdout(told):
-        estimator = PyTorch("train.py", source_dir="src", dependencies=["shared/helper.py"], git_config=config, **SETTINGS, **more)
+        estimator = PyTorch("train.py", source_dir="src", dependencies=["shared/helper.py"], git_config=config,
+                            **SETTINGS, **more)
         estimator.fit()
     return told.getvalue(), estimator
 
@@ -319,7 +324,8 @@ def mistakes_of_git_config_are_told():
         for config, text in (
                 ({}, "Please provide a repo for git_config."), ({"repo": 3}, "'repo' must be a string."),
                 ({"repo": "repository", "tag": "x"}, "git_config: unknown key tag; known: repo, branch, commit"),
-                ({"repo": "repository", "token": "s3cret"}, "git_config: token is not taken: a job's folder would keep credentials"),
+                ({"repo": "repository", "token": "s3cret"},
+                 "git_config: token is not taken: a job's folder would keep credentials"),
                 ({"repo": "repository", "2FA_enabled": True}, "git_config: 2FA_enabled is not taken"),
                 ({"repo": "https://me:s3cret@host/x"}, "git_config: repo holds credentials (USER:PASSWORD@): leave them out"),
                 ({"repo": "--upload-pack=x"}, 'git_config: repo is "--upload-pack=x", which names nothing'),
@@ -327,7 +333,8 @@ def mistakes_of_git_config_are_told():
                 ({"repo": "nowhere"}, "git_config: cannot clone nowhere: fatal: repository 'nowhere' does not exist"),
                 ({"repo": "repository", "branch": "none"}, "git_config: cannot clone repository: "),
                 ({"repo": "repository", "commit": "0123456"}, "git_config: cannot check out commit 0123456 of repository: ")):
-            said = failure(JobError, PyTorch("train.py", source_dir="src", git_config=config or {"branch": "x"}, **SETTINGS).fit)
+            said = failure(JobError, PyTorch("train.py", source_dir="src", git_config=config or {"branch": "x"},
+                                             **SETTINGS).fit)
             expect(said.startswith(text) and "s3cret" not in said, config, said)
         for arguments, text in (({"source_dir": "none"}, "Source directory does not exist in the repo."),
                                 ({"source_dir": "shared"}, "Entry point does not exist in the repo."),

@@ -199,8 +199,10 @@ def stop_asks_sagemaker_for_the_end():
         expect(service == "sagemaker", service)
         return types.SimpleNamespace(stop_training_job=answer)
 
-    with tempfile.TemporaryDirectory() as place, unittest.mock.patch.dict(sys.modules, boto3=types.SimpleNamespace(client=client)):
-        for name, engine_id, state in (("first", "first-of-aws", "Stopping"), ("own", None, "Stopping"), ("bad", "refused", "Training")):
+    with tempfile.TemporaryDirectory() as place, unittest.mock.patch.dict(
+            sys.modules, boto3=types.SimpleNamespace(client=client)):
+        for name, engine_id, state in (("first", "first-of-aws", "Stopping"), ("own", None, "Stopping"),
+                                       ("bad", "refused", "Training")):
             folder = JobFolder(name, pathlib.Path(place))
             folder.create()
             folder.status_write(Status(name, status="Training", engine="sagemaker", engine_id=engine_id))

@@ -126,7 +126,8 @@ def parameter_server_on_one_host_is_one_script():
 
 
 def script_of_a_strategy_that_fails_is_named():
-    script = "import os\nif os.environ['SM_CURRENT_HOST'] == 'algo-2': raise ValueError('no data')\nimport time; time.sleep(600)"
+    script = ("import os\nif os.environ['SM_CURRENT_HOST'] == 'algo-2': raise ValueError('no data')\n"
+              "import time; time.sleep(600)")
     with Jobs() as jobs:
         status = jobs.run(script, instance_count=2, distribution=MIRRORED, framework="tensorflow", code=1)
         expect(re.match(r"algo-2: rank 1 exited with (code|status) 1: ValueError: no data$", status["failure_reason"]), status)
@@ -136,7 +137,8 @@ def server_without_tensorflow_is_told():
     with Jobs() as jobs:
         with_tensorflow(jobs, "raise ImportError('there is none')")
         status = jobs.run("import time; time.sleep(600)", instance_count=2, distribution=PARAMETER_SERVER, code=1)
-        expect("distribution.parameter_server: the server needs TensorFlow for " in jobs.log() + jobs.log(host="algo-2"), jobs.told())
+        expect("distribution.parameter_server: the server needs TensorFlow for " in
+               jobs.log() + jobs.log(host="algo-2"), jobs.told())
         expect(re.match(r"algo-\d: rank \d exited with (code|status) 1", status["failure_reason"]), status)
 
 
@@ -166,8 +168,8 @@ def parameters_that_split_a_model_are_refused():
         code, out, err = jobs.call("run", jobs.document("print('never')", distribution=distribution))
         for name, value, whole in (("partitions", "2", "1"), ("tensor_parallel_degree", "4", "1"),
                                    ("shard_optimizer_state", "true", "false")):
-            expect(f"distribution.smdistributed.modelparallel.parameters.{name}: {value} is not served, as nothing here splits a model: "
-                   f"leave it out, or write {whole};" in err, name, err)
+            expect(f"distribution.smdistributed.modelparallel.parameters.{name}: {value} is not served, as nothing here "
+                   f"splits a model: leave it out, or write {whole};" in err, name, err)
         expect(code == 2 and not jobs.jobs.exists(), code, out, err)
 
 
@@ -216,7 +218,8 @@ def strangers_are_refused():
         cluster.meet(cluster.Meeting(first.style, 1, 2, "127.0.0.1", port, b"wrong"), [2])
         expect(False, "another secret was taken")
     except cluster.ClusterError as error:
-        expect(re.match(r"host 0 at 127.0.0.1:\d+ has not told where the other hosts are: the connection was closed", str(error)), error)
+        expect(re.match(r"host 0 at 127.0.0.1:\d+ has not told where the other hosts are: the connection was closed",
+                        str(error)), error)
     members, connections = cluster.meet(cluster.Meeting(first.style, 1, 2, "127.0.0.1", port, b"right"), [2])
     thread.join(60)
     expect(members == told[0][0] == [cluster.Member("127.0.0.1", [1]), cluster.Member("127.0.0.1", [2])], members, told)

@@ -29,7 +29,8 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 from shoal.job import distribution, processes
 
 # How a Python begins this, whatever lies in the script's folder, where it is started.
-BEGIN = "import sys; sys.path[:] = [path for path in sys.path if path]; from shoal.job import cluster; cluster.main(sys.argv[1:])"
+BEGIN = ("import sys; sys.path[:] = [path for path in sys.path if path]; "
+         "from shoal.job import cluster; cluster.main(sys.argv[1:])")
 SERVE = "--serve"  # instead of a style: the process of a parameter server
 MEET_S = 120.0  # until all hosts have said their ports; `shoal run` starts them at one time
 TALK_S = 10.0  # for each word of one who has connected
@@ -121,8 +122,8 @@ def _meet_as_first(meeting: Meeting, ports: List[int]) -> Tuple[List[Member], Li
                 connection, _ = listener.accept()
             except socket.timeout:
                 missing = [str(index) for index in range(1, meeting.hosts) if index not in found]
-                raise ClusterError(f"host {', '.join(missing)} has not told its ports within {MEET_S:.0f} s at {where}; a firewall "
-                                   "that lets no host reach that port does this") from None
+                raise ClusterError(f"host {', '.join(missing)} has not told its ports within {MEET_S:.0f} s at {where}; "
+                                   "a firewall that lets no host reach that port does this") from None
             _member_take(meeting, connection, len(ports), found)
     own = found[1][1].getsockname()[0]
     members = [Member(own, ports), *(found[index][0] for index in range(1, meeting.hosts))]
@@ -167,7 +168,8 @@ def _meet_as_other(meeting: Meeting, ports: List[int]) -> Tuple[List[Member], Li
             raise ValueError("it knows another SHOAL_SECRET")
         members = [Member(**one) for one in json.loads(told["members"])]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ClusterError(f"host 0 at {where} has not told where the other hosts are: {error or type(error).__name__}") from error
+        raise ClusterError(f"host 0 at {where} has not told where the other hosts are: "
+                           f"{error or type(error).__name__}") from error
     return members, [connection]
 
 
@@ -296,7 +298,8 @@ def serve() -> None:
     try:
         import tensorflow
     except ImportError as error:
-        raise ClusterError(f"distribution.parameter_server: the server needs TensorFlow for {sys.executable}: {error}") from error
+        raise ClusterError(f"distribution.parameter_server: the server needs TensorFlow for "
+                           f"{sys.executable}: {error}") from error
     spec = tensorflow.train.ClusterSpec(config["cluster"])
     tensorflow.distribute.Server(spec, job_name="ps", task_index=config["task"]["index"]).join()
 

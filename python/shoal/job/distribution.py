@@ -100,8 +100,8 @@ def launch_of(job: Job, host_gpus: int = 0) -> Launch:
     if place == _MODELPARALLEL:
         place = next(beside for beside in _LAUNCHERS_OF_MODELPARALLEL if _is_enabled(_settings(job.distribution, beside)))
         launch.runner = STRATEGIES[place].runner
-        launch.notes.append("smdistributed.modelparallel: the script gets its parameters (SM_HP_MP_PARAMETERS, --mp_parameters); there "
-                            "is no package smdistributed.modelparallel here, which a script may import")
+        launch.notes.append("smdistributed.modelparallel: the script gets its parameters (SM_HP_MP_PARAMETERS, "
+                            "--mp_parameters); there is no package smdistributed.modelparallel here, which a script may import")
     _read_mpi_options(_settings(job.distribution, place).get("custom_mpi_options", ""), launch)
     return launch
 
@@ -150,8 +150,8 @@ def _parameters_not_served(distribution: Dict[str, Any]) -> Iterator[Mistake]:
     for name, value in parameters.items():
         if name in _WHOLE and value not in _WHOLE[name]:
             yield _MODELPARALLEL + ("parameters", name), (
-                f"{said(value)} is not served, as nothing here splits a model: leave it out, or write {said(_WHOLE[name][0])}; for a "
-                "model that is too large for one worker use torch_distributed with PyTorch's own sharding")
+                f"{said(value)} is not served, as nothing here splits a model: leave it out, or write {said(_WHOLE[name][0])}; "
+                "for a model that is too large for one worker use torch_distributed with PyTorch's own sharding")
 
 
 @dataclasses.dataclass

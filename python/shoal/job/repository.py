@@ -1,5 +1,5 @@
-"""The source of a job from a repository: `git_config` of the SDK's estimators. The words of mistakes that the SDK finds, too, are
-its own. Credentials are git's business (an SSH key, a credential helper): a document would keep them in clear text."""
+"""The source of a job from a repository: `git_config` of the SDK's estimators. The words of mistakes that the SDK finds,
+too, are its own. Credentials are git's business (an SSH key, a credential helper): a document would keep them in clear text."""
 from __future__ import annotations
 
 import os
@@ -28,17 +28,18 @@ def config_check(config: Any) -> Dict[str, str]:
         if key in CREDENTIALS:
             if key == "2FA_enabled" and value is False:
                 continue
-            raise JobError(f"git_config: {key} is not taken: a job's folder would keep credentials in clear text. Leave it out, and "
-                           "let git find them: an SSH key, or a credential helper")
+            raise JobError(f"git_config: {key} is not taken: a job's folder would keep credentials in clear text. "
+                           "Leave it out, and let git find them: an SSH key, or a credential helper")
         if key not in KEYS:
-            raise JobError(f"git_config: unknown key {key}" + (distribution.names_like(str(key), KEYS) or f"; known: {', '.join(KEYS)}"))
+            raise JobError(f"git_config: unknown key {key}" + (
+                distribution.names_like(str(key), KEYS) or f"; known: {', '.join(KEYS)}"))
         if not isinstance(value, str):
             raise JobError(f"'{key}' must be a string.")
         if not value or value.startswith("-"):
             raise JobError(f'git_config: {key} is "{value}", which names nothing')
     if re.match(r"https?://[^/]*@", config["repo"]) or re.match(r"ssh://[^/@]*:[^/@]*@", config["repo"]):
-        raise JobError("git_config: repo holds credentials (USER:PASSWORD@): leave them out, and let git find them: an SSH key, or a "
-                       "credential helper")
+        raise JobError("git_config: repo holds credentials (USER:PASSWORD@): leave them out, and let git find them: "
+                       "an SSH key, or a credential helper")
     return {key: config[key] for key in KEYS if key in config}
 
 
