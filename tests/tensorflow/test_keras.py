@@ -11,7 +11,7 @@ import tensorflow as tf
 import forked
 import shoal.tensorflow as plain_shoal
 import shoal.tensorflow.keras as shoal
-from tap import expect, run_cases
+from tap import call, expect, run_cases
 
 # smdistributed/ is that package; a checkout's has its parent in the path.
 sys.path.insert(0, str(forked.TOP / "python"))
@@ -254,7 +254,34 @@ def a_worker_that_dies_in_fit_is_named():
     expect(told.codes == [1, 9] and all(word in told.texts[0] for word in ("AbortedError", "shoal:", "rank 1")), told.told())
 
 
+# ---- Programs of their own ----
+
+PRELUDE = """
+import tensorflow as tf
+model = tf.keras.Sequential([tf.keras.layers.Input([3]), tf.keras.layers.Dense(1)])
+loss_fn = tf.keras.losses.MeanSquaredError()
+dataset = tf.data.Dataset.from_tensor_slices((tf.random.normal([300, 3]), tf.random.normal([300, 1])))
+"""
+FINALE = """
+weights = [weight.tolist() for weight in model.get_weights()]
+assert all(theirs == weights for theirs in shoal.allgather_object(weights))
+print("trained", number + 1, "steps")
+"""
+
+
+def the_manuals_loop_trains_under_shoal_run():
+    """It ends as programs do, without shutdown()."""
+    loop = (forked.TOP / "docs/tensorflow.md").read_text().split("```python\n")[1].split("```")[0]
+    with tempfile.TemporaryDirectory() as folder:
+        script = os.path.join(folder, "train.py")
+        with open(script, "w") as file:
+            file.write(PRELUDE + loop + FINALE)
+        code, out, err = call(os.environ["SHOAL_COMMAND"], "run", "-n", "2", sys.executable, script, timeout=forked.TIMEOUT_S)
+    expect(code == 0 and out.count("trained 3 steps") == 2, code, out, err)
+
+
 CASES = [fit_equals_one_process, ranks_that_began_apart_are_made_equal, metrics_are_averaged, the_learning_rate_warms_up,
          mixed_precision_scales_outside, embeddings_train_sparsely, several_steps_in_one_call_run, a_saved_model_is_a_plain_one,
          wrong_optimizers_are_told, a_script_of_the_vendors_trains, the_vendors_names_do_what_they_say]
-run_cases([*forked.Cases(2, CASES, sdp.init, sdp.shutdown).report(), a_worker_that_dies_in_fit_is_named])
+run_cases([*forked.Cases(2, CASES, sdp.init, sdp.shutdown).report(), a_worker_that_dies_in_fit_is_named,
+           the_manuals_loop_trains_under_shoal_run])
