@@ -321,7 +321,8 @@ static void memory_is_unmapped_though_the_link_was_full(struct world *world)
     CHECK(world, world->rank == 1 || (passed > 10 && passed < PIECES && endpoint->peers[0]->unsaid_count > 0),
           "%d pieces were passed, %zu could not be taken back", passed, endpoint->peers[0]->unsaid_count);
     come_to(world, 1);
-    for (int i = 0; i < 10000 && (i < 10 || endpoint->peers[0]->mapped_count || endpoint->peers[0]->unsaid_count); i++) {
+    const double start = seconds();
+    for (int i = 0; seconds() - start < LONG_S && (i < 10 || endpoint->peers[0]->mapped_count || endpoint->peers[0]->unsaid_count); i++) {
         shoal_shm_endpoint_drain(endpoint);
         usleep(100);
     }
