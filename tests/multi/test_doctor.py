@@ -382,10 +382,10 @@ def hosts_are_asked_about_the_first_one():
 def hosts_that_do_not_answer_are_told_with_the_reason():
     with Via() as via:
         began = time.monotonic()
-        findings = via.findings("localhost", "fails1", "hangs1", "junk1", "hangs2", words=["--timeout", "8"])
-        ended_before(2 * 8, began)  # what two hosts take, one after the other
-        for host, why in (("fails1", "exit code 255: cannot reach fails1"), ("hangs1", "no end within 8 s (--timeout): knock, knock"),
-                          ("junk1", "exit code 0: welcome"), ("hangs2", "no end within 8 s")):
+        findings = via.findings("localhost", "fails1", "hangs1", "junk1", "hangs2", words=["--timeout", "15"])
+        ended_before(2 * 15, began)  # what two hosts take, one after the other
+        for host, why in (("fails1", "exit code 255: cannot reach fails1"), ("hangs1", "no end within 15 s (--timeout): knock, knock"),
+                          ("junk1", "exit code 0: welcome"), ("hangs2", "no end within 15 s")):
             told_of = of_host(findings, host)
             expect(len(told_of) == 1 and why in told_of[0]["found"] and told_of[0]["level"] == "error", host, *findings)
         expect(of_host(findings, "localhost", "version") and not of_host(findings, "localhost"), *findings)
@@ -397,7 +397,7 @@ def hosts_that_do_not_answer_are_told_with_the_reason():
 
 def what_a_host_leaves_running_does_not_spoil_its_answer():
     with Via() as via:
-        findings = via.findings("localhost", "leaves1", words=["--timeout", "4"])
+        findings = via.findings("localhost", "leaves1", words=["--timeout", "10"])
         expect(not of_host(findings, "leaves1") and of_host(findings, "leaves1", "version"), *findings)
 
 
