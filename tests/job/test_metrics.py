@@ -192,6 +192,16 @@ def tensorboard_reads_what_is_written():
 
 # ---- a job that runs ----
 
+def means(reader):
+    return {name: {rank: series.mean() for (_, rank), series in reader.of(name).items()} for name in reader.names()}
+
+
+def rank_1_is_late(mean):
+    """As it is in the probe; what the machine's stalls do to the other rank counts less with every sample."""
+    exposed, last = mean.get("shoal/exposed", {}), mean.get("shoal/came_last", {})
+    return len(exposed) == len(last) == 2 and exposed[0] > exposed[1] > 0 and last[1] > last[0]
+
+
 def ranks_are_looked_at_from_outside():
     """Two emulated hosts of two ranks each on one machine: each sampler keeps what its host's ranks do."""
     probe = pathlib.Path(SHOAL).parent / "tests/multi/top_probe"
@@ -205,7 +215,8 @@ def ranks_are_looked_at_from_outside():
         sampler.start()
         try:
             reader, until = Reader(folder), time.monotonic() + PATIENCE_S
-            while time.monotonic() < until and not (len(reader.of("shoal/steps_per_s")) == 2 and (folder.traces / "algo-1.live").exists()):
+            while time.monotonic() < until and not (len(reader.of("shoal/steps_per_s")) == 2 and (folder.traces / "algo-1.live").exists() and
+                                                    rank_1_is_late(means(reader))):
                 time.sleep(0.1)
                 reader.read()
         finally:
@@ -216,12 +227,12 @@ def ranks_are_looked_at_from_outside():
         expect(not sampler.thread.is_alive() and not said, said)
         reader.read()
         expect(set(reader.of("shoal/cpu")) == {("algo-1", 0), ("algo-1", 1)}, reader.series.keys())
-        mean = {name: {rank: series.mean() for (_, rank), series in reader.of(name).items()} for name in reader.names()}
+        mean = means(reader)
         for rank in (0, 1):
             # one all-reduce of 256 KiB a step
             expect(mean["shoal/operations_per_s"][rank] > 1 and mean["shoal/bytes_per_s"][rank] > 1e5, mean)
             expect(mean["shoal/memory_bytes"][rank] > 1e6 and 0 <= mean["shoal/cpu"][rank] < 3, mean)
-        expect(mean["shoal/exposed"][0] > mean["shoal/exposed"][1] > 0 and mean["shoal/came_last"][1] > mean["shoal/came_last"][0], mean)
+        expect(rank_1_is_late(mean), mean)
         expect(mean["shoal/network_bytes_per_s"][0] == 0 and mean["host/memory_available_bytes"][None] > 1e7, mean)
 
 
