@@ -162,7 +162,7 @@ static bool is_ended(int fd)
 {
     char bytes[512];
     ssize_t got;
-    while ((got = recv(fd, bytes, sizeof bytes, 0)) > 0)
+    while ((got = recv(fd, bytes, sizeof bytes, 0)) > 0 || (got < 0 && errno == EINTR)) /* as after a stop */
         continue;
     return got == 0 || errno == ECONNRESET;
 }
