@@ -1,0 +1,99 @@
+#include "device/gpu.h"
+
+#include <stdlib.h>
+
+#include "device/cuda/cuda_error.h"
+#include "device/cuda/cuda_library.h"
+
+struct shoal_gpu {
+    struct shoal_log *log;
+    struct shoal_cuda_calls calls;
+    int version;
+    int count;
+    struct shoal_gpu_device devices[SHOAL_GPU_DEVICES_MAX];
+};
+
+/* An attribute that the driver does not know is 0. */
+static int gpu_attribute(const struct shoal_gpu *gpu, int attribute, shoal_cu_device device)
+{
+    int value = 0;
+    return gpu->calls.device_attribute(&value, attribute, device) == SHOAL_CU_SUCCESS ? value : 0;
+}
+
+static enum shoal_status gpu_look(struct shoal_gpu *gpu, int index)
+{
+    struct shoal_gpu_device *device = &gpu->devices[index];
+    const struct shoal_cuda_calls *calls = &gpu->calls;
+    char doing[64];
+    snprintf(doing, sizeof doing, "looking at device %d", index);
+    shoal_cu_result result = calls->device_get(&device->handle, index);
+    if (result != SHOAL_CU_SUCCESS)
+        return shoal_cuda_fail(gpu->log, calls, "cuDeviceGet", result, doing);
+    result = calls->device_name(device->name, sizeof device->name, device->handle);
+    if (result != SHOAL_CU_SUCCESS)
+        return shoal_cuda_fail(gpu->log, calls, "cuDeviceGetName", result, doing);
+    result = calls->device_pci(device->pci, sizeof device->pci, device->handle);
+    if (result != SHOAL_CU_SUCCESS)
+        return shoal_cuda_fail(gpu->log, calls, "cuDeviceGetPCIBusId", result, doing);
+    const int handle = device->handle;
+    device->major = gpu_attribute(gpu, SHOAL_CU_DEVICE_MAJOR, handle);
+    device->minor = gpu_attribute(gpu, SHOAL_CU_DEVICE_MINOR, handle);
+    device->can_register = gpu_attribute(gpu, SHOAL_CU_DEVICE_HOST_REGISTER, handle) != 0;
+    device->has_value_waits = calls->memory_ops && gpu_attribute(gpu, SHOAL_CU_DEVICE_STREAM_MEMORY_64, handle) != 0;
+    device->has_dma_buf = calls->range_export && gpu_attribute(gpu, SHOAL_CU_DEVICE_DMA_BUF, handle) != 0;
+    device->is_prohibited = gpu_attribute(gpu, SHOAL_CU_DEVICE_COMPUTE_MODE, handle) == SHOAL_CU_COMPUTE_MODE_PROHIBITED;
+    return SHOAL_OK;
+}
+
+static enum shoal_status gpu_look_at_all(struct shoal_gpu *gpu)
+{
+    const shoal_cu_result result = gpu->calls.device_count(&gpu->count);
+    if (result != SHOAL_CU_SUCCESS)
+        return shoal_cuda_fail(gpu->log, &gpu->calls, "cuDeviceGetCount", result, "counting devices");
+    if (gpu->count == 0)
+        return shoal_cuda_fail(gpu->log, &gpu->calls, "cuDeviceGetCount", SHOAL_CU_NO_DEVICE, "counting devices");
+    if (gpu->count > SHOAL_GPU_DEVICES_MAX)
+        return shoal_log_fail(
+            gpu->log, SHOAL_ERR_UNSUPPORTED, "gpu",
+            "the CUDA driver shows %d devices, and Shoal knows at most %d: name fewer in CUDA_VISIBLE_DEVICES", gpu->count,
+            SHOAL_GPU_DEVICES_MAX);
+    for (int i = 0; i < gpu->count; i++)
+        SHOAL_TRY(gpu_look(gpu, i));
+    return SHOAL_OK;
+}
+
+enum shoal_status shoal_gpu_open(struct shoal_log *log, struct shoal_gpu **gpu_out)
+{
+    struct shoal_gpu *gpu = calloc(1, sizeof *gpu);
+    if (!gpu)
+        return shoal_log_fail(log, SHOAL_ERR_MEMORY, "gpu", "no memory for the list of devices");
+    gpu->log = log;
+    enum shoal_status status = shoal_cuda_library_open(log, &gpu->calls, &gpu->version);
+    if (status == SHOAL_OK)
+        status = gpu_look_at_all(gpu);
+    if (status == SHOAL_OK)
+        *gpu_out = gpu;
+    else
+        shoal_gpu_close(gpu);
+    return status;
+}
+
+void shoal_gpu_close(struct shoal_gpu *gpu)
+{
+    free(gpu);
+}
+
+int shoal_gpu_count(const struct shoal_gpu *gpu)
+{
+    return gpu->count;
+}
+
+const struct shoal_gpu_device *shoal_gpu_at(const struct shoal_gpu *gpu, int index)
+{
+    return &gpu->devices[index];
+}
+
+int shoal_gpu_driver_version(const struct shoal_gpu *gpu)
+{
+    return gpu->version;
+}

@@ -1,0 +1,193 @@
+/* The GPU driver: what is found, and what is said where there is none or it is of no use. Over the stand-in of
+ * tests/mock/cuda. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <dlfcn.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "comm/settings.h"
+#include "device/cuda/cuda_abi.h"
+#include "device/gpu.h"
+#include "mock_cuda.h"
+#include "quiet_log.h"
+
+static struct {
+    void (*set_version)(int version);
+    void (*set_devices)(int count);
+    void (*hide)(const char *name);
+    void (*refuse)(const char *name, int nth, int result);
+    void (*reset)(void);
+} mock;
+
+static void find(void *library, const char *name, void *function_out)
+{
+    void *found = dlsym(library, name);
+    assert_non_null(found);
+    memcpy(function_out, &found, sizeof found);
+}
+
+static void load_mock(void)
+{
+    void *library = dlopen(MOCK_CUDA, RTLD_NOW | RTLD_LOCAL);
+    assert_non_null(library);
+    find(library, "mock_cuda_set_version", &mock.set_version);
+    find(library, "mock_cuda_set_devices", &mock.set_devices);
+    find(library, "mock_cuda_hide", &mock.hide);
+    find(library, "mock_cuda_fail", &mock.refuse);
+    find(library, "mock_cuda_reset", &mock.reset);
+    mock.reset();
+}
+
+static void expect_failure(enum shoal_status wanted, const char *first, const char *second)
+{
+    struct shoal_gpu *gpu = NULL;
+    char text[SHOAL_LOG_TEXT_MAX] = "";
+    assert_int_equal(shoal_gpu_open(&quiet, &gpu), wanted);
+    assert_null(gpu);
+    assert_int_equal(shoal_log_last_error(&quiet, text, sizeof text), wanted);
+    if (!strstr(text, first) || !strstr(text, second))
+        fail_msg("'%s' and '%s' are not both in: %s", first, second, text);
+}
+
+/* Before the stand-in is loaded: in a child, so that a driver of this machine is not in the way of the other cases. */
+static void without_a_driver_it_is_said_what_to_install(void **state)
+{
+    struct shoal_gpu *gpu = NULL;
+    char text[SHOAL_LOG_TEXT_MAX] = "";
+    void *real = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    (void)state;
+    if (real) {
+        print_message("this machine has a CUDA driver\n");
+        skip();
+    }
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        const enum shoal_status status = shoal_gpu_open(&quiet, &gpu);
+        const bool is_told = shoal_log_last_error(&quiet, text, sizeof text) == SHOAL_ERR_UNSUPPORTED &&
+                             strstr(text, "no CUDA driver") && strstr(text, "install NVIDIA's driver");
+        _exit(status == SHOAL_ERR_UNSUPPORTED && !gpu && is_told ? 0 : 1);
+    }
+    int ended;
+    assert_int_equal(waitpid(child, &ended, 0), child);
+    assert_true(WIFEXITED(ended) && WEXITSTATUS(ended) == 0);
+}
+
+static void devices_are_found(void **state)
+{
+    struct shoal_gpu *gpu = NULL;
+    (void)state;
+    load_mock();
+    assert_int_equal(shoal_gpu_open(&quiet, &gpu), SHOAL_OK);
+    assert_int_equal(shoal_gpu_count(gpu), 2);
+    assert_int_equal(shoal_gpu_driver_version(gpu), 12040);
+    const struct shoal_gpu_device *second = shoal_gpu_at(gpu, 1);
+    assert_string_equal(second->name, "Stand-in 1");
+    assert_string_equal(second->pci, "0000:02:00.0");
+    assert_int_equal(second->major, 8);
+    assert_true(second->can_register && second->has_value_waits);
+    assert_false(second->has_dma_buf || second->is_prohibited);
+    shoal_gpu_close(gpu);
+}
+
+static void an_old_driver_is_refused(void **state)
+{
+    (void)state;
+    load_mock();
+    mock.set_version(11060);
+    expect_failure(SHOAL_ERR_UNSUPPORTED, "it serves CUDA 11.6", "install driver 515 or newer");
+    mock.set_version(11070);
+    struct shoal_gpu *gpu = NULL;
+    assert_int_equal(shoal_gpu_open(&quiet, &gpu), SHOAL_OK);
+    shoal_gpu_close(gpu);
+}
+
+/* Each entry point is hidden in turn: the needed ones are named, the others missed by nobody. */
+static void a_missing_entry_point_is_named(void **state)
+{
+    static const struct {
+        const char *name;
+        bool is_needed;
+    } rows[] = {
+#define ROW(member, name, version, need, signature) {name, SHOAL_CUDA_##need},
+        SHOAL_CUDA_CALL_LIST(ROW)
+#undef ROW
+    };
+    (void)state;
+    for (size_t i = 0; i < SHOAL_COUNT_OF(rows); i++) {
+        struct shoal_gpu *gpu = NULL;
+        char text[128];
+        load_mock();
+        mock.hide(rows[i].name);
+        snprintf(text, sizeof text, "has no %s as of", rows[i].name);
+        if (rows[i].is_needed) {
+            expect_failure(SHOAL_ERR_UNSUPPORTED, text, "install the driver again");
+            continue;
+        }
+        assert_int_equal(shoal_gpu_open(&quiet, &gpu), SHOAL_OK);
+        assert_int_equal(shoal_gpu_at(gpu, 0)->has_value_waits, strcmp(rows[i].name, "cuStreamBatchMemOp") != 0);
+        shoal_gpu_close(gpu);
+    }
+}
+
+static void a_refusal_has_the_name_of_the_driver_and_advice(void **state)
+{
+    static const struct {
+        int result;
+        enum shoal_status status;
+        const char *name, *advice;
+    } rows[] = {
+        {SHOAL_CU_NO_DEVICE, SHOAL_ERR_UNSUPPORTED, "CUDA_ERROR_NO_DEVICE", "CUDA_VISIBLE_DEVICES"},
+        {SHOAL_CU_NOT_PERMITTED, SHOAL_ERR_SYSTEM, "CUDA_ERROR_NOT_PERMITTED", "permissions of /dev/nvidia*"},
+        {SHOAL_CU_STUB_LIBRARY, SHOAL_ERR_UNSUPPORTED, "CUDA_ERROR_STUB_LIBRARY", "LD_LIBRARY_PATH"},
+        {SHOAL_CU_SYSTEM_DRIVER_MISMATCH, SHOAL_ERR_SYSTEM, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "reboot"},
+        {SHOAL_CU_SYSTEM_NOT_READY, SHOAL_ERR_SYSTEM, "CUDA_ERROR_SYSTEM_NOT_READY", "fabricmanager"},
+        {SHOAL_CU_OUT_OF_MEMORY, SHOAL_ERR_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "free device memory"},
+        {12345, SHOAL_ERR_SYSTEM, "error 12345", "dmesg"},
+    };
+    (void)state;
+    for (size_t i = 0; i < SHOAL_COUNT_OF(rows); i++) {
+        load_mock();
+        mock.refuse("cuInit", 1, rows[i].result);
+        expect_failure(rows[i].status, rows[i].name, rows[i].advice);
+    }
+}
+
+static void a_device_that_fails_is_named(void **state)
+{
+    (void)state;
+    load_mock();
+    mock.refuse("cuDeviceGetPCIBusId", 2, SHOAL_CU_ECC_UNCORRECTABLE);
+    expect_failure(SHOAL_ERR_SYSTEM, "looking at device 1: cuDeviceGetPCIBusId", "CUDA_ERROR_ECC_UNCORRECTABLE");
+}
+
+static void no_device_and_too_many_are_refused(void **state)
+{
+    (void)state;
+    load_mock();
+    mock.set_devices(0);
+    expect_failure(SHOAL_ERR_UNSUPPORTED, "CUDA_ERROR_NO_DEVICE", "CUDA_VISIBLE_DEVICES");
+    mock.set_devices(SHOAL_GPU_DEVICES_MAX + 1);
+    expect_failure(SHOAL_ERR_UNSUPPORTED, "shows 65 devices", "at most 64");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(without_a_driver_it_is_said_what_to_install),
+        cmocka_unit_test(devices_are_found),
+        cmocka_unit_test(an_old_driver_is_refused),
+        cmocka_unit_test(a_missing_entry_point_is_named),
+        cmocka_unit_test(a_refusal_has_the_name_of_the_driver_and_advice),
+        cmocka_unit_test(a_device_that_fails_is_named),
+        cmocka_unit_test(no_device_and_too_many_are_refused),
+    };
+    return cmocka_run_group_tests_name("gpu", tests, open_log, close_log);
+}
