@@ -316,6 +316,8 @@ def _reducescatter_async(tensors, name, op, process_set, prescale, postscale, fi
     for tensor in tensors:
         if isinstance(tensor, torch.Tensor) and tensor.dim() == 0:
             raise ValueError("shoal: a scalar cannot be scattered: reducescatter needs a tensor with a first dimension")
+    if op == Adasum:
+        raise NotImplementedError("shoal: there is no Adasum: use op=hvd.Average or hvd.Sum")
     if op not in (Average, Sum):
         raise ValueError("shoal: reducescatter takes op=hvd.Average or hvd.Sum")
     return _post(kinds.REDUCESCATTER, name, tensors, process_set, finish, None, [op, float(prescale), float(postscale)])

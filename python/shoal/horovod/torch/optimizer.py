@@ -234,6 +234,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     kind = type(base.__name__, (base,), {**added, "_shoal_base": base})
     wrapped = kind.__new__(kind)
     wrapped.__dict__.update(optimizer.__dict__)
+    wrapped._parameter_names = names  # which programs look into
     wrapped.backward_passes_per_step = backward_passes_per_step
     wrapped._shoal_begin(gradients)
     return wrapped
