@@ -204,7 +204,7 @@ def fails(body, *words, ranks=(0, 1)):
 
 
 def lonely_none(rank):
-    shoal.init(timeout_s=60)
+    shoal.init(timeout_s=150)
     kernel, bias = tf.Variable([1.0, 2.0], name="kernel"), tf.Variable(0.5, name="bias")
     for _ in range(3):
         with shoal.DistributedGradientTape(tf.GradientTape()) as tape:
@@ -219,7 +219,7 @@ def a_gradient_that_is_none_on_one_rank_is_named():
 
 
 def other_variables(rank):
-    shoal.init(timeout_s=60)
+    shoal.init(timeout_s=150)
     kernel = tf.Variable(tf.ones([2 + rank]), name="kernel")
     with shoal.DistributedGradientTape(tf.GradientTape()) as tape:
         loss = tf.reduce_sum(kernel)
@@ -232,7 +232,7 @@ def variables_of_other_shapes_are_named():
 
 
 def unequal_counts(rank):
-    shoal.init(timeout_s=60)
+    shoal.init(timeout_s=150)
     shoal.allreduce(tf.ones([4 + rank]))
 
 
@@ -241,7 +241,7 @@ def an_allreduce_of_other_shapes_is_told():
 
 
 def ends_early(rank):
-    shoal.init(timeout_s=60)
+    shoal.init(timeout_s=150)
     kernel = tf.Variable([1.0], name="kernel")
 
     @tf.function
@@ -262,6 +262,7 @@ def a_rank_that_ends_is_named():
 
 CASES = [training_equals_that_of_one_process, every_type_is_averaged, all_ranks_have_the_same_bits,
          compressed_gradients_are_close, sums_are_not_divided, slices_are_gathered_or_made_dense, what_no_rank_uses_stays_none,
-         nested_sources_keep_their_shape, two_tapes_in_one_function_keep_apart, variables_are_broadcast, wrong_settings_are_told, data_sets_are_divided]
+         nested_sources_keep_their_shape, two_tapes_in_one_function_keep_apart, variables_are_broadcast,
+         wrong_settings_are_told, data_sets_are_divided]
 run_cases([*forked.Cases(2, CASES, shoal.init, shoal.shutdown).report(), a_gradient_that_is_none_on_one_rank_is_named,
            variables_of_other_shapes_are_named, an_allreduce_of_other_shapes_is_told, a_rank_that_ends_is_named])

@@ -71,13 +71,14 @@ def optimizers():
 
 def fit_equals_one_process(rank):
     x, y = data()
-    for one, other in zip(optimizers(), optimizers()):
+    for steps, one, other in zip((1, 2), optimizers(), optimizers()):
         wanted, ours = alone(model_of, one, x, y), model_of()
-        fit(ours, shoal.DistributedOptimizer(other), share(x), share(y), BATCH // shoal.size())
+        optimizer = shoal.DistributedOptimizer(other)
+        fit(ours, optimizer, share(x), share(y), BATCH // shoal.size(), steps_per_execution=steps)
         close(weights_of(ours), wanted)
 
 
-def ranks_that_began_apart_are_made_equal(rank):
+def ranks_that_began_apart_are_made_equal_and_save_plain_models(rank):
     x, y = data()
     _ = [keras.layers.Dense(2) for _ in range(rank)]  # so that names differ between ranks
     ours = model_of(seed=rank)
@@ -87,6 +88,11 @@ def ranks_that_began_apart_are_made_equal(rank):
         for a, b in zip(weights_of(ours), theirs):
             np.testing.assert_array_equal(a, b)
     close(weights_of(ours), alone(lambda: model_of(seed=0), keras.optimizers.Adam(0.02), x, y))
+    with tempfile.TemporaryDirectory() as folder:
+        ours.save(os.path.join(folder, "model.keras"))
+        loaded = keras.models.load_model(os.path.join(folder, "model.keras"))
+    assert type(loaded.optimizer) is keras.optimizers.Adam
+    close(weights_of(loaded), weights_of(ours), 0)
 
 
 def metrics_are_averaged(rank):
@@ -143,31 +149,9 @@ def embeddings_train_sparsely(rank):
         keras.utils.set_random_seed(1)
         return keras.Sequential([keras.layers.Input([1]), keras.layers.Embedding(10, 4), keras.layers.Flatten(),
                                  keras.layers.Dense(1)])
-    wanted = alone(model, keras.optimizers.SGD(0.5), x, y)
-    for as_dense in (False, True):
-        ours = model()
-        optimizer = shoal.DistributedOptimizer(keras.optimizers.SGD(0.5), sparse_as_dense=as_dense)
-        fit(ours, optimizer, share(x), share(y), BATCH // shoal.size())
-        close(weights_of(ours), wanted)
-
-
-def several_steps_in_one_call_run(rank):
-    x, y = data()
-    wanted, ours = alone(model_of, keras.optimizers.SGD(0.3), x, y), model_of()
-    optimizer = shoal.DistributedOptimizer(keras.optimizers.SGD(0.3))
-    fit(ours, optimizer, share(x), share(y), BATCH // shoal.size(), steps_per_execution=2)
-    close(weights_of(ours), wanted)
-
-
-def a_saved_model_is_a_plain_one(rank):
-    x, y = data()
-    ours = model_of()
-    fit(ours, shoal.DistributedOptimizer(keras.optimizers.Adam(0.02)), share(x), share(y), BATCH // shoal.size(), epochs=1)
-    with tempfile.TemporaryDirectory() as folder:
-        ours.save(os.path.join(folder, "model.keras"))
-        loaded = keras.models.load_model(os.path.join(folder, "model.keras"))
-    assert type(loaded.optimizer) is keras.optimizers.Adam
-    close(weights_of(loaded), weights_of(ours), 0)
+    ours = model()
+    fit(ours, shoal.DistributedOptimizer(keras.optimizers.SGD(0.5)), share(x), share(y), BATCH // shoal.size())
+    close(weights_of(ours), alone(model, keras.optimizers.SGD(0.5), x, y))
 
 
 def wrong_optimizers_are_told(rank):
@@ -280,8 +264,8 @@ def the_manuals_loop_trains_under_shoal_run():
     expect(code == 0 and out.count("trained 3 steps") == 2, code, out, err)
 
 
-CASES = [fit_equals_one_process, ranks_that_began_apart_are_made_equal, metrics_are_averaged, the_learning_rate_warms_up,
-         mixed_precision_scales_outside, embeddings_train_sparsely, several_steps_in_one_call_run, a_saved_model_is_a_plain_one,
-         wrong_optimizers_are_told, a_script_of_the_vendors_trains, the_vendors_names_do_what_they_say]
+CASES = [fit_equals_one_process, ranks_that_began_apart_are_made_equal_and_save_plain_models, metrics_are_averaged,
+         the_learning_rate_warms_up, mixed_precision_scales_outside, embeddings_train_sparsely, wrong_optimizers_are_told,
+         a_script_of_the_vendors_trains, the_vendors_names_do_what_they_say]
 run_cases([*forked.Cases(2, CASES, sdp.init, sdp.shutdown).report(), a_worker_that_dies_in_fit_is_named,
            the_manuals_loop_trains_under_shoal_run])

@@ -30,14 +30,15 @@ def without_tensorflow_it_says_so():
 
 def a_function_that_is_missing_is_named():
     told = problem(os.environ["SHOAL_OLD_FRAMEWORK"])
-    expect(told == "libtensorflow_framework.so.2 has no function TF_DeleteStatus: this TensorFlow is too old for these operations, "
-           "or too new", told)
+    expect(told == "libtensorflow_framework.so.2 has no function TF_DeleteStatus: this TensorFlow is too old for these "
+           "operations, or too new", told)
 
 
 def it_needs_no_tensorflow_to_be_linked():
     code, out, err = call("readelf", "--dynamic", LIBRARY.with_name("libshoal_tensorflow.so"))
     needed = [line.split("[")[1].rstrip("]") for line in out.splitlines() if "(NEEDED)" in line]
-    expect(code == 0 and "libshoal.so.0" in needed and not any("tensorflow" in one or "stdc++" in one for one in needed), needed, err)
+    foreign = [one for one in needed if "tensorflow" in one or "stdc++" in one]
+    expect(code == 0 and "libshoal.so.0" in needed and not foreign, needed, err)
 
 
 run_cases([without_tensorflow_it_says_so, a_function_that_is_missing_is_named, it_needs_no_tensorflow_to_be_linked])

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Operations of shoal.tensorflow on 2 and 3 ranks: results, shapes, gradients, eagerly and inside tf.function."""
+"""Operations of shoal.tensorflow on 3 ranks: results, shapes, gradients, eagerly and inside tf.function."""
 import numpy as np
 import tensorflow as tf
 
@@ -266,8 +266,6 @@ CASES = [allreduce_sums_every_type, allreduce_has_every_operator, large_and_empt
          slices_are_gathered, groups_keep_their_order, broadcast_moves_every_type, allgather_joins_rows_of_different_lengths,
          ragged_shapes_are_told_on_every_rank, reducescatter_divides_rows, alltoall_exchanges_rows,
          barrier_waits_in_a_graph_too, objects_go_round, many_operations_overlap_in_one_function, loops_run_in_order,
-         results_are_not_written_again, operations_have_gradients, second_gradients_are_right, old_versions_are_refused, places_are_told,
-         it_can_begin_again]
-FEW = [allreduce_sums_every_type, allreduce_has_every_operator, reducescatter_divides_rows, operations_have_gradients]
-run_cases([case for size, some in ((3, CASES), (2, FEW))
-           for case in forked.Cases(size, some, shoal.init, shoal.shutdown).report()])
+         results_are_not_written_again, operations_have_gradients, second_gradients_are_right, old_versions_are_refused,
+         places_are_told, it_can_begin_again]
+run_cases(forked.Cases(3, CASES, shoal.init, shoal.shutdown).report())
