@@ -55,7 +55,10 @@ static size_t build_request(const struct sharing *sharing, unsigned char *at)
 
 static int torch_receive(int fd, void *data, size_t bytes)
 {
-    const ssize_t got = recv(fd, data, bytes, MSG_WAITALL);
+    ssize_t got;
+    do
+        got = recv(fd, data, bytes, MSG_WAITALL);
+    while (got < 0 && errno == EINTR); /* a stop ends a wait that has a limit */
     return got == (ssize_t)bytes ? 0 : got < 0 ? errno : ECONNRESET;
 }
 

@@ -3,10 +3,13 @@
 Prints TAP. SHOAL_PROBE names launcher_probe. Exit code 0: none failed, 1: some did."""
 import os
 import pathlib
+import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
+import time
 
 from torch.distributed import TCPStore
 
@@ -67,6 +70,34 @@ def a_rank_without_libsodium_goes_without_a_secret_or_says_what_to_install():
         expect(last.returncode == 1 and "install libsodium23 on this host" in text, last.returncode, text)
 
 
+def state_of(process):
+    return pathlib.Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def ranks_that_are_stopped_while_the_store_is_silent_get_its_answer():
+    """A stop ends a wait at a socket that has a limit, as if a signal had come."""
+    with socket.socket() as store:
+        store.bind(("127.0.0.1", 0))
+        store.listen()
+        store.settimeout(60)
+        ranks = [start(rank, store.getsockname()[1]) for rank in range(2)]
+        connections = [store.accept()[0] for _ in ranks]
+        for connection in connections:
+            expect(connection.recv(4096), "no question came")
+        time.sleep(0.2)  # they wait for the answer by then, as a rule
+        for rank in ranks:
+            rank.send_signal(signal.SIGSTOP)
+            while state_of(rank) not in "TZ":
+                time.sleep(0.01)
+            rank.send_signal(signal.SIGCONT)
+        for connection in connections:
+            connection.sendall(struct.pack("=Q", 32) + b"s" * 32)
+        told = "".join(out + err for out, err in [rank.communicate(timeout=60) for rank in ranks])
+        for connection in connections:
+            connection.close()
+        expect([rank.returncode for rank in ranks] == [0, 0] and told.count("with a secret") == 2, told)
+
+
 def without_a_store_ranks_join_without_a_secret():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -81,6 +112,6 @@ def torchrun_hands_one_out():
     expect(done.returncode == 0 and done.stdout.count("with a secret") == 2, done.returncode, done.stdout, done.stderr)
 
 
-run_cases([a_secret_comes_from_the_store, a_rank_that_took_another_secret_is_refused,
+run_cases([ranks_that_are_stopped_while_the_store_is_silent_get_its_answer, a_secret_comes_from_the_store, a_rank_that_took_another_secret_is_refused,
            a_rank_without_libsodium_goes_without_a_secret_or_says_what_to_install,
            without_a_store_ranks_join_without_a_secret, torchrun_hands_one_out])
