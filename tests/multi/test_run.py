@@ -166,11 +166,17 @@ def secret_is_drawn_once_per_run():
 
 def port_is_free_and_differs_between_runs():
     code = ("import os,socket,time\nfirst=int(os.environ['MASTER_PORT'])\nprint(first,flush=True)\n"
-            "for port in range(first,first+17):\n socket.socket().bind(('127.0.0.1',port))\ntime.sleep(0.5)")
-    runs = [start("-n", "1", sys.executable, "-c", code) for _ in range(4)]
-    done = [finish(process) for process in runs]
+            "for port in range(first,first+17):\n socket.socket().bind(('127.0.0.1',port))\n"
+            "while not os.path.exists(sys.argv[1]): time.sleep(0.02)")
+    with tempfile.TemporaryDirectory() as folder:
+        gate = os.path.join(folder, "gate")
+        runs = [start("-n", "1", sys.executable, "-c", "import sys;" + code, gate) for _ in range(4)]
+        ports = [process.stdout.readline() for process in runs]  # all of them run at once
+        with open(gate, "w"):
+            pass
+        done = [finish(process) for process in runs]
     equal([d.code for d in done], [0] * 4)
-    equal(len({d.out for d in done}), 4)
+    equal(len(set(ports)), 4)
 
 
 def default_count_is_cores():
