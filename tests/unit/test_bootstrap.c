@@ -338,6 +338,8 @@ static void bootstrap_is_not_disturbed_by_a_flood(void **state)
     for (int r = 0; r < RANKS_MAX - 1; r++)
         assert_int_equal(pthread_create(&threads[r], NULL, run_rank, &ranks[r]), 0);
     usleep(500000);
+    for (int ms = 0; ms < LATE_MS && atomic_load(&flood.connections) <= 10; ms++)
+        usleep(1000);
     assert_int_equal(pthread_create(&last, NULL, run_rank, &ranks[RANKS_MAX - 1]), 0);
     pthread_join(last, NULL);
     for (int r = 0; r < RANKS_MAX - 1; r++)
