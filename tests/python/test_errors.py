@@ -394,15 +394,6 @@ INTERRUPTED = (
 )
 
 
-def is_under_way():
-    """Whether an operation of this process is, as its flight recorder tells."""
-    from shoal import _native
-    found = []
-    told = _native.WatchFn(lambda _, watched: found.append(watched.contents.under_way))
-    _native.load().watch(os.getpid(), told, None, None, 0)
-    return any(found)
-
-
 def interrupt_within(function, seconds, is_posting):
     """SIGINT to this process, so long after this thread was seen inside the function, and an operation of it was under way: one
     that comes before would find nothing to interrupt. The list gets the time when it was sent."""
@@ -415,7 +406,7 @@ def interrupt_within(function, seconds, is_posting):
         return frame is not None
 
     def send():
-        while not is_inside() or (is_posting and not is_under_way()):
+        while not is_inside() or (is_posting and not ranks.is_under_way()):
             time.sleep(0.0005)
         time.sleep(seconds)
         sent_at.append(time.monotonic())

@@ -74,10 +74,13 @@ def interrupt_in_a_synchronous_call(world):
         interrupted, tensor = [], torch.ones(100000)
 
         def interrupt():
+            while not ranks.is_under_way():
+                time.sleep(0.001)
+            time.sleep(0.3)
             interrupted.append(time.monotonic())
             os.kill(os.getpid(), signal.SIGINT)
 
-        threading.Timer(0.3, interrupt).start()
+        threading.Thread(target=interrupt, daemon=True).start()
         try:
             dist.all_reduce(tensor)
             raise AssertionError("the all-reduce ended before the other rank came")
