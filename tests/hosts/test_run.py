@@ -291,7 +291,7 @@ def signalled(number, index):
 def signalled_on_all():
     """As mpirun and srun do: that is one signal, and no second Ctrl-C. Workers that save a checkpoint and end with 0 are fine."""
     script = 'trap "sleep 0.5; echo saved; exit 0" INT; echo "' + READY + '"; while :; do sleep 0.1; done'
-    with Cluster(2) as cluster, waiting(cluster, 2, 2, ["sh", "-c", script]) as job:
+    with Cluster(2) as cluster, waiting(cluster, 2, 2, ["sh", "-c", script], ["--grace", "30"]) as job:
         for agent in job.agents:
             os.kill(agent.pid, signal.SIGINT)
         ended(cluster, job, 0, r"^shoal run: ended by signal 2 \(Interrupt\) on h[12]; all workers ended with code 0$")
@@ -410,10 +410,24 @@ def late_host():
             ended(cluster, job, 0)
 
 
+def wait_for_meeting(agent):
+    """Until it heeds SIGINT and its connection to host 0 is there; then a second to say who it is."""
+    end = time.monotonic() + JOINED_S
+    while time.monotonic() < end:
+        status = Path(f"/proc/{agent.pid}/status").read_text()
+        heeded = sum(int(re.search(rf"^{name}:\s*(\w+)", status, re.M)[1], 16) for name in ("SigCgt", "SigBlk"))
+        connections = [line.split() for line in Path(f"/proc/{agent.pid}/net/tcp").read_text().splitlines()[1:]]
+        if heeded >> signal.SIGINT - 1 & 1 and any(state == "01" for _, _, _, state, *_ in connections):
+            time.sleep(1)
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"host {agent.number} has no connection: {agent.output()}")
+
+
 def interrupted_meeting():
     with Cluster(3) as cluster:
         with Hosts(cluster, [], MEEK, by_options(cluster, 3, 1), count=2) as job:
-            time.sleep(1)
+            wait_for_meeting(job.agents[1])
             job.agents[1].signal(signal.SIGINT)
             job.wait(ENDED_S)
             expect(job.agents[1].code == 130, job.told())
