@@ -52,7 +52,7 @@ struct shoal_gradient_layout_options {
     int ranks;                 /* among which each buffer is divided; 1 to 4,096 */
     size_t buffer_bytes;       /* a buffer grows up to so much; 0: 25 MiB */
     size_t first_buffer_bytes; /* the first one of each type; 0: 1 MiB */
-    size_t rank_bytes;         /* but each rank owns at least so much of a buffer; 0: 64 KiB */
+    size_t rank_bytes;         /* but each rank owns at least so much of a buffer; 0: buffer_bytes / ranks, from 8 to 64 KiB */
     const uint32_t *order;     /* all parameters in the order in which they become ready, such as shoal_reducer_order gave;
                                   NULL: the reverse of their numbers, as frameworks register parameters in the order of use */
 };

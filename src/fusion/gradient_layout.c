@@ -8,7 +8,8 @@
 
 #define BUFFER_BYTES ((size_t)25 << 20)
 #define FIRST_BUFFER_BYTES ((size_t)1 << 20)
-#define RANK_BYTES ((size_t)64 << 10)
+#define RANK_BYTES_MAX ((size_t)64 << 10)
+#define RANK_BYTES_MIN ((size_t)8 << 10)
 #define RANKS_MAX 4096
 
 /* ---- What each way of making one shares ---------------------------------------------------------------------------------- */
@@ -275,6 +276,17 @@ static size_t or_default(size_t value, size_t otherwise)
     return value ? value : otherwise;
 }
 
+/* What each rank owns of a full buffer, within limits: many ranks get shorter shares rather than fewer, longer buffers, which the
+ * backward pass hides less of (decision 24). */
+static size_t rank_bytes_of(const struct shoal_gradient_layout_options *options)
+{
+    const int ranks = options->ranks > 0 ? options->ranks : 1;
+    const size_t share = or_default(options->buffer_bytes, BUFFER_BYTES) / (size_t)ranks;
+    if (options->rank_bytes)
+        return fusion_min(options->rank_bytes, SIZE_MAX / RANKS_MAX);
+    return share < RANK_BYTES_MIN ? RANK_BYTES_MIN : fusion_min(share, RANK_BYTES_MAX);
+}
+
 enum shoal_status shoal_gradient_layout_create(const struct shoal_parameter *parameters, size_t parameter_count,
                                                const struct shoal_gradient_layout_options *options,
                                                struct shoal_gradient_layout **layout_out, char *error, size_t error_bytes)
@@ -297,8 +309,7 @@ enum shoal_status shoal_gradient_layout_create(const struct shoal_parameter *par
     const struct limits limits = {or_default(options->buffer_bytes, BUFFER_BYTES),
                                   fusion_min(or_default(options->first_buffer_bytes, FIRST_BUFFER_BYTES),
                                              or_default(options->buffer_bytes, BUFFER_BYTES)),
-                                  fusion_min(or_default(options->rank_bytes, RANK_BYTES), SIZE_MAX / RANKS_MAX) *
-                                      (size_t)(unsigned)options->ranks};
+                                  rank_bytes_of(options) * (size_t)(unsigned)options->ranks};
     FUSION_TRY(fusion_layout_open(parameters, parameter_count, options->ranks, &layout, error, error_bytes));
     enum shoal_status status;
     uint32_t *order = take_order(options->order, parameter_count, &status, error, error_bytes);
