@@ -2,6 +2,8 @@
 Nothing of TensorFlow or Shoal may have run before."""
 import os
 import pathlib
+import random
+import secrets
 import signal
 import socket
 import sys
@@ -14,19 +16,20 @@ TIMEOUT_S = 330  # of a job: generous, because other work shares the machine
 
 
 def free_port():
-    """Which nobody is given for a connection of their own, as it lies below the range of those."""
+    """Below those that the kernel gives to connections. Another job may take it at the same time: SHOAL_JOB_ID tells them apart."""
     lowest = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    for port in range(lowest // 2 + os.getpid() % (lowest // 4), lowest):
+    for _ in range(1000):
+        port = random.randrange(lowest // 2, lowest)
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
                 return port
             except OSError:
                 continue
-    raise AssertionError(f"no port up to {lowest} is free")
+    raise AssertionError(f"no port from {lowest // 2} to {lowest} is free")
 
 
-def become(rank, size, port, body, log):
+def become(rank, size, port, job, body, log):
     """A rank, until it ends."""
     code = 1
     try:
@@ -34,7 +37,7 @@ def become(rank, size, port, body, log):
         os.dup2(file, 1)
         os.dup2(file, 2)
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size),
-                          MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+                          MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), SHOAL_JOB_ID=job)
         body(rank)
         code = 0
     except SystemExit as end:
@@ -51,7 +54,7 @@ class Ranks:
     """What each rank of a job ended with, and what it printed."""
 
     def __init__(self, size, body, timeout_s=TIMEOUT_S):
-        port = free_port()
+        port, job = free_port(), secrets.token_hex(8)
         sys.stdout.flush()
         with tempfile.TemporaryDirectory(prefix="shoal-tensorflow-") as folder:
             logs = [pathlib.Path(folder, f"rank{rank}") for rank in range(size)]
@@ -59,7 +62,7 @@ class Ranks:
             for rank in range(size):
                 self.pids.append(os.fork())
                 if self.pids[-1] == 0:
-                    become(rank, size, port, body, logs[rank])
+                    become(rank, size, port, job, body, logs[rank])
             self.codes = self._wait(time.monotonic() + timeout_s)
             self.texts = [log.read_text(errors="replace") if log.exists() else "" for log in logs]
 
