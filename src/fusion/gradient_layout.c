@@ -276,8 +276,8 @@ static size_t or_default(size_t value, size_t otherwise)
     return value ? value : otherwise;
 }
 
-/* What each rank owns of a full buffer, within limits: many ranks get shorter shares rather than fewer, longer buffers, which the
- * backward pass hides less of (decision 24). */
+/* What each rank owns of a full buffer, within limits: many ranks get shorter shares rather than fewer, longer buffers, of
+ * which the backward pass hides less (decision 24). */
 static size_t rank_bytes_of(const struct shoal_gradient_layout_options *options)
 {
     const int ranks = options->ranks > 0 ? options->ranks : 1;
