@@ -136,7 +136,8 @@ void shoal_engine_finalize(struct shoal_engine *engine)
 
 void shoal_engine_close(struct shoal_engine *engine)
 {
-    if (shoal_engine_is_busy(engine) && !engine->is_broken && !shoal_engine_settle(engine, true))
+    if (shoal_engine_is_busy(engine) && !engine->is_broken && !shoal_engine_heed_failure(engine) /* an abort just before */ &&
+        !shoal_engine_settle(engine, true))
         engine_give_up(engine);
     shoal_intake_leave(engine);
 }

@@ -80,10 +80,7 @@ static void pass_on(struct shoal_outer *outer)
     for (size_t f = 0; f < SHOAL_OUTER_FRAGMENTS_MAX; f++)
         reducers[f] = outer->fragments[f].reducer;
     fusion_pass_on(reducers, SHOAL_OUTER_FRAGMENTS_MAX, &outer->failure);
-    struct shoal_failure unread = SHOAL_FAILURE_INIT;
     shoal_comm_abort(outer->control);
-    if (shoal_last_failure(outer->context, outer->control, &unread) != SHOAL_OK)
-        return; /* asking makes the abort the cause, before a free could be */
 }
 
 enum shoal_status outer_fail(struct shoal_outer *outer, enum shoal_status status, int fragment,

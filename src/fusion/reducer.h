@@ -289,9 +289,9 @@ void fusion_note(struct shoal_reducer *reducer, enum shoal_status status, const 
 enum shoal_status fusion_failure_status(struct shoal_reducer *reducer);
 
 /* One of several reducers of the same ranks has failed, or what they belong to: the others fail with this cause, here and on
- * all ranks, so that no rank blames the one that frees them. Those that are NULL, or have failed, are left out. All notices
- * leave before the first abort, within a second in all; status and text of each are the cause's. count: at most 64. Without
- * locks. */
+ * all ranks, so that no rank blames the one that frees them. Those that are NULL, or have told of a failure, are left out. All
+ * notices leave before the first abort, within a second in all; status and text of each are the cause's. count: at most 64.
+ * Without locks. */
 void fusion_pass_on(struct shoal_reducer *const *reducers, size_t count, const struct shoal_failure *cause);
 
 /* The cause that a rank has passed on, or the reducer's own failure, as *cause. False: neither has come, and *cause is as it

@@ -184,9 +184,8 @@ static void settle_failure(struct shoal_reducer *reducer, bool is_own)
         relay(reducer);
 }
 
-static enum shoal_status publish_quietly(struct shoal_reducer *reducer, bool is_own)
+static enum shoal_status mark_told(struct shoal_reducer *reducer)
 {
-    settle_failure(reducer, is_own);
     fusion_lock(reducer);
     reducer->is_told = true;
     const enum shoal_status status = reducer->failure.status;
@@ -197,7 +196,8 @@ static enum shoal_status publish_quietly(struct shoal_reducer *reducer, bool is_
 
 static void publish(struct shoal_reducer *reducer, bool is_own)
 {
-    const enum shoal_status status = publish_quietly(reducer, is_own);
+    settle_failure(reducer, is_own);
+    const enum shoal_status status = mark_told(reducer);
     if (shoal_report(reducer->context, status, "fusion", reducer->failure.text) == SHOAL_OK)
         return;
 }
@@ -241,14 +241,17 @@ enum shoal_status fusion_fail(struct shoal_reducer *reducer, enum shoal_status s
     return is_first ? tell_others(reducer) : fusion_failure_status(reducer);
 }
 
+/* A failure that a completion has noted and nobody has settled is claimed, too: the reducer may be freed before anybody settles
+ * it, and no rank would be told. */
 static bool claim_cause(struct shoal_reducer *reducer, const struct shoal_failure *cause)
 {
     fusion_lock(reducer);
-    const bool is_first = claim(reducer, cause->status);
+    const bool is_first = claim(reducer, cause->status) || (!reducer->is_told && !reducer->is_own_fault && !reducer->must_tell);
     if (is_first) {
         const uint64_t step = reducer->failure.sequence;
         reducer->failure = *cause;
         reducer->failure.sequence = step;
+        atomic_store_explicit(&reducer->failed, (int)cause->status, memory_order_release);
         reducer->is_own_fault = true;
         fill_notice(&reducer->sent, &reducer->failure);
     }
@@ -273,7 +276,7 @@ void fusion_pass_on(struct shoal_reducer *const *reducers, size_t count, const s
         if (claimed >> i & 1) {
             shoal_comm_abort(reducers[i]->comm);
             fusion_compressor_abort(reducers[i]);
-            (void)publish_quietly(reducers[i], true);
+            (void)mark_told(reducers[i]); /* not settled: the cause's notice may be read already, and there is no second one */
             continue;
         }
         fusion_lock(reducers[i]);
