@@ -1,11 +1,18 @@
 /* GPUs through their vendor's driver, which is loaded at run time: the library is built and runs without one. Other modules see
  * this header only and no vendor's type; a second vendor is a second table of entry points behind it. Implemented over the CUDA
- * driver API (cuda/cuda_abi.h). Set-up only; any thread, each object by one thread at a time. Never call it from the engine or
- * with its lock held: a driver takes locks that the program may hold while it waits for us. */
+ * driver API (cuda/cuda_abi.h).
+ *
+ *     gpu     the driver and its devices
+ *     port    one communicator's way to one device: two streams of its own, a ring each (device/device_ring.h), and events that
+ *             join them to the caller's stream
+ *
+ * Any thread, each object by one thread at a time. Never call any of it from the engine or with the progress engine's lock: a
+ * driver takes locks that the program may hold while it waits for us. */
 #ifndef SHOAL_DEVICE_GPU_H
 #define SHOAL_DEVICE_GPU_H
 
 #include "base/log.h"
+#include "device/device_ring.h"
 
 #define SHOAL_GPU_DEVICES_MAX 64
 
@@ -22,6 +29,33 @@ struct shoal_gpu_device {
 
 struct shoal_gpu; /* a loaded driver and its devices */
 
+/* ---- Pointers ------------------------------------------------------------------------------------------------------------ */
+
+/* How pointers are told from each other: a question to the driver. No device memory exists in a process before it has loaded
+ * the driver and started it; so this needs the driver loaded, and starts nothing. */
+typedef int (*shoal_gpu_ask_fn)(unsigned count, int *attributes, void **values, unsigned long long at);
+
+/* The driver's answer, where the process has loaded the driver; on a machine that has devices it is loaded here. NULL: there
+ * is none. Cheap, silent, any thread. */
+shoal_gpu_ask_fn shoal_gpu_look(void);
+
+enum shoal_gpu_memory {
+    SHOAL_GPU_MEMORY_HOST,   /* or nothing that the driver knows */
+    SHOAL_GPU_MEMORY_DEVICE, /* of one device */
+    SHOAL_GPU_MEMORY_MANAGED /* moves between host and devices */
+};
+
+struct shoal_gpu_pointer {
+    enum shoal_gpu_memory memory;
+    int device;    /* as the driver counts them */
+    void *context; /* that made it; NULL: the driver does not say */
+};
+
+/* What the memory at a pointer is. Any thread. */
+struct shoal_gpu_pointer shoal_gpu_classify(shoal_gpu_ask_fn ask, const void *at);
+
+/* ---- The driver ---------------------------------------------------------------------------------------------------------- */
+
 /* Loads the driver and looks at its devices. No device is touched: contexts are made later. ERR_UNSUPPORTED (no driver, one
  * older than CUDA 11.7, one that lacks an entry point, no device), ERR_SYSTEM (no permission, the driver refuses),
  * ERR_MEMORY; each with the driver's name for the error and what to do. The driver stays loaded for the life of the process:
@@ -35,5 +69,57 @@ int shoal_gpu_count(const struct shoal_gpu *gpu);
 const struct shoal_gpu_device *shoal_gpu_at(const struct shoal_gpu *gpu, int index);
 /* As CUDA counts: 12040 is 12.4. */
 int shoal_gpu_driver_version(const struct shoal_gpu *gpu);
+
+/* The context in which the memory is used with the caller's stream: that of the stream; with a special stream the memory's
+ * own, or the caller's current one, or the primary one of the memory's device. ERR_ARGUMENT: the stream is none, is of another
+ * device, or of a context other than the memory's. `name` is the operand's, for messages. */
+SHOAL_MUST_USE enum shoal_status shoal_gpu_find_context(struct shoal_gpu *gpu, const struct shoal_gpu_pointer *pointer,
+                                                        void *stream, const char *name, void **context_out);
+
+/* ---- Ports --------------------------------------------------------------------------------------------------------------- */
+
+struct shoal_gpu_port;
+
+struct shoal_gpu_port_options {
+    void *context;
+    unsigned slots; /* of each ring */
+    size_t slot_bytes;
+    uint64_t counter_start;
+    void *memory; /* shoal_gpu_port_bytes, aligned to a page, which keeps its pages; shared with nobody who could end it */
+};
+
+/* Memory that a port needs. */
+size_t shoal_gpu_port_bytes(unsigned slots, size_t slot_bytes);
+/* Makes streams and events and registers the memory. ERR_UNSUPPORTED (the device cannot use host memory), ERR_MEMORY,
+ * ERR_SYSTEM; nothing is left then. */
+SHOAL_MUST_USE enum shoal_status shoal_gpu_port_open(struct shoal_gpu *gpu, const struct shoal_gpu_port_options *options,
+                                                     struct shoal_gpu_port **port_out);
+/* Whether its streams have run all that was put on them, or never will. Does not wait. */
+bool shoal_gpu_port_is_idle(const struct shoal_gpu_port *port);
+/* All its operands have been dropped. False: its streams are not idle, which is logged; then they are left, and the memory is
+ * still registered and must stay for ever. */
+bool shoal_gpu_port_close(struct shoal_gpu_port *port);
+
+const void *shoal_gpu_port_context(const struct shoal_gpu_port *port);
+struct shoal_device_ring *shoal_gpu_port_ring(struct shoal_gpu_port *port, bool is_inward);
+
+/* Whether work can be put on the caller's stream. ERR_UNSUPPORTED: it is being captured into a graph. */
+SHOAL_MUST_USE enum shoal_status shoal_gpu_port_check(struct shoal_gpu_port *port, void *stream);
+
+/* One operand of a call: where it passes through, and where its elements lie on the device. */
+struct shoal_gpu_transfer {
+    struct shoal_device_ring_operand *operand; /* NULL: the call has none on the device */
+    /* The address of element `at` of a part. *run becomes at most the elements from there that lie in a row; 0: the part has
+     * ended. */
+    unsigned long long (*find)(const void *arg, int part, size_t at, size_t *run);
+    const void *arg;
+};
+
+/* Puts the copies of a call on the port's streams: after all that is on the caller's stream now; and what comes on that later
+ * runs after them. The operands' units have been reserved, by calls of this thread that no other post came between. May wait
+ * where the driver's queues are full: the engine must be making progress on another thread, and must know the operands
+ * already. ERR_*: the driver refused; the ring must be let go. */
+SHOAL_MUST_USE enum shoal_status shoal_gpu_port_post(struct shoal_gpu_port *port, const struct shoal_gpu_transfer *input,
+                                                     const struct shoal_gpu_transfer *output, void *stream);
 
 #endif

@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -26,6 +27,19 @@ static struct {
     void (*reset)(void);
 } mock;
 
+/* What a process may open here is none of a test's business: the files of a driver are as a case says. */
+static enum { FILES_NONE, FILES_OPEN, FILES_DENIED } driver_files;
+
+int __real_access(const char *path, int mode);
+int __wrap_access(const char *path, int mode);
+int __wrap_access(const char *path, int mode)
+{
+    if (strncmp(path, "/dev/nvidia", 11) != 0 && strcmp(path, "/dev/dxg") != 0)
+        return __real_access(path, mode);
+    errno = driver_files == FILES_DENIED ? EACCES : ENOENT;
+    return driver_files == FILES_OPEN || (driver_files == FILES_DENIED && mode == F_OK) ? 0 : -1;
+}
+
 static void find(void *library, const char *name, void *function_out)
 {
     void *found = dlsym(library, name);
@@ -43,6 +57,7 @@ static void load_mock(void)
     find(library, "mock_cuda_fail", &mock.refuse);
     find(library, "mock_cuda_reset", &mock.reset);
     mock.reset();
+    driver_files = FILES_OPEN;
 }
 
 static void expect_failure(enum shoal_status wanted, const char *first, const char *second)
@@ -160,6 +175,18 @@ static void a_refusal_has_the_name_of_the_driver_and_advice(void **state)
     }
 }
 
+static void without_permission_it_is_said_which_file(void **state)
+{
+    static const int results[] = {SHOAL_CU_NO_DEVICE, SHOAL_CU_NOT_PERMITTED, SHOAL_CU_UNKNOWN};
+    (void)state;
+    for (size_t i = 0; i < SHOAL_COUNT_OF(results); i++) {
+        load_mock();
+        driver_files = FILES_DENIED;
+        mock.refuse("cuInit", 1, results[i]);
+        expect_failure(SHOAL_ERR_SYSTEM, "CUDA_ERROR_", "this user may not open /dev/nvidiactl: join the group that owns it");
+    }
+}
+
 static void a_device_that_fails_is_named(void **state)
 {
     (void)state;
@@ -186,6 +213,7 @@ int main(void)
         cmocka_unit_test(an_old_driver_is_refused),
         cmocka_unit_test(a_missing_entry_point_is_named),
         cmocka_unit_test(a_refusal_has_the_name_of_the_driver_and_advice),
+        cmocka_unit_test(without_permission_it_is_said_which_file),
         cmocka_unit_test(a_device_that_fails_is_named),
         cmocka_unit_test(no_device_and_too_many_are_refused),
     };

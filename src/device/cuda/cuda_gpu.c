@@ -1,17 +1,8 @@
-#include "device/gpu.h"
+#include "device/cuda/cuda_gpu.h"
 
 #include <stdlib.h>
 
-#include "device/cuda/cuda_error.h"
 #include "device/cuda/cuda_library.h"
-
-struct shoal_gpu {
-    struct shoal_log *log;
-    struct shoal_cuda_calls calls;
-    int version;
-    int count;
-    struct shoal_gpu_device devices[SHOAL_GPU_DEVICES_MAX];
-};
 
 /* An attribute that the driver does not know is 0. */
 static int gpu_attribute(const struct shoal_gpu *gpu, int attribute, shoal_cu_device device)
@@ -80,6 +71,10 @@ enum shoal_status shoal_gpu_open(struct shoal_log *log, struct shoal_gpu **gpu_o
 
 void shoal_gpu_close(struct shoal_gpu *gpu)
 {
+    for (int i = 0; gpu && i < gpu->count; i++) {
+        if (gpu->primary[i])
+            (void)gpu->calls.primary_release(gpu->devices[i].handle); /* a driver that shuts down refuses */
+    }
     free(gpu);
 }
 

@@ -114,3 +114,19 @@ enum shoal_status shoal_cuda_library_open(struct shoal_log *log, struct shoal_cu
     *version_out = version;
     return SHOAL_OK;
 }
+
+int (*shoal_cuda_library_look(bool may_load))(unsigned, int *, void **, shoal_cu_address)
+{
+    struct shoal_cuda_calls calls = {.pointer_attributes = NULL};
+    struct finder finder = {NULL, NULL};
+    void *library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE | (may_load ? 0 : RTLD_NOLOAD));
+    const bool has_finder = library && (cuda_symbol(library, "cuGetProcAddress_v2", &finder.find_new) ||
+                                        cuda_symbol(library, "cuGetProcAddress", &finder.find_old));
+    for (size_t i = 0; has_finder && i < SHOAL_COUNT_OF(entries); i++) {
+        void *const found =
+            entries[i].offset == offsetof(struct shoal_cuda_calls, pointer_attributes) ? cuda_find(&finder, &entries[i]) : NULL;
+        if (found)
+            memcpy(&calls.pointer_attributes, &found, sizeof found);
+    }
+    return calls.pointer_attributes;
+}

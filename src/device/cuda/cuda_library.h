@@ -10,4 +10,8 @@
 SHOAL_MUST_USE enum shoal_status shoal_cuda_library_open(struct shoal_log *log, struct shoal_cuda_calls *calls_out,
                                                          int *version_out);
 
+/* cuPointerGetAttributes of the driver that the process has loaded; NULL: it has none. may_load: then it is loaded. Starts
+ * nothing, says nothing. */
+int (*shoal_cuda_library_look(bool may_load))(unsigned count, int *attributes, void **values, shoal_cu_address at);
+
 #endif

@@ -1,86 +1,78 @@
 /* How the stand-in starts, what it says of its devices, and where its entry points are. */
-#include "mock_cuda.h"
-
 #include <stdio.h>
 #include <string.h>
 
-#include "device/cuda/cuda_abi.h"
+#include "mock_driver.h"
 
-#define API __attribute__((visibility("default")))
-#define VERSION 12040
-#define DEVICES 2
+struct mock_driver mock = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+static const char *hidden;
 
-static struct {
-    int version, devices;
-    bool is_started;
-    const char *hidden;
-    const char *failing; /* the entry point whose call number `nth` fails */
-    int nth, result;
-} mock = {.version = VERSION, .devices = DEVICES};
+/* ---- Life ---------------------------------------------------------------------------------------------------------------- */
 
-API void mock_cuda_set_version(int version)
+/* A child has the driver's memory, but neither its threads nor its lock's owner. */
+static void mock_forked(void)
 {
-    mock.version = version;
+    pthread_mutex_init(&mock.lock, NULL);
+    pthread_cond_init(&mock.changed, NULL);
+    mock_schedule_forked();
+    mock_callback_forked();
+    mock.is_forked |= mock.is_started;
 }
 
-API void mock_cuda_set_devices(int count)
+__attribute__((constructor)) static void mock_begin(void)
 {
-    mock.devices = count;
+    mock_modes_reset();
+    pthread_atfork(NULL, NULL, mock_forked);
 }
 
-API void mock_cuda_hide(const char *name)
+MOCK_API void mock_cuda_reset(void)
 {
-    mock.hidden = name;
+    pthread_mutex_lock(&mock.lock);
+    mock_schedule_reset();
+    mock_contexts_reset();
+    mock_modules_reset();
+    mock_memory_reset();
+    mock_calls_reset();
+    mock_modes_reset();
+    hidden = NULL;
+    mock.is_started = mock.is_forked = false;
+    mock.epoch++;
+    pthread_mutex_unlock(&mock.lock);
 }
 
-API void mock_cuda_fail(const char *name, int nth, int result)
+MOCK_API void mock_cuda_hide(const char *name)
 {
-    mock.failing = name;
-    mock.nth = nth;
-    mock.result = result;
+    pthread_mutex_lock(&mock.lock);
+    hidden = name;
+    pthread_mutex_unlock(&mock.lock);
 }
 
-API void mock_cuda_reset(void)
+/* ---- The driver and its devices ------------------------------------------------------------------------------------------ */
+
+MOCK_API shoal_cu_result cuDriverGetVersion(int *version);
+MOCK_API shoal_cu_result cuDriverGetVersion(int *version)
 {
-    memset(&mock, 0, sizeof mock);
-    mock.version = VERSION;
-    mock.devices = DEVICES;
+    return mock_driver_version(version);
 }
 
-/* Each entry point begins with this. */
-static shoal_cu_result mock_enter(const char *name)
+shoal_cu_result mock_driver_version(int *version)
 {
-    const bool is_counted = mock.failing && strcmp(name, mock.failing) == 0;
-    if (is_counted && --mock.nth == 0)
-        return mock.result;
-    if (!mock.is_started && strcmp(name, "cuInit") != 0 && strcmp(name, "cuDriverGetVersion") != 0)
-        return SHOAL_CU_NOT_INITIALIZED;
+    ENTER("cuDriverGetVersion", MOCK_ANYTIME);
+    *version = mock.modes.version;
     return SHOAL_CU_SUCCESS;
 }
 
-#define ENTER(name)                                        \
-    do {                                                   \
-        const shoal_cu_result entered_ = mock_enter(name); \
-        if (entered_ != SHOAL_CU_SUCCESS)                  \
-            return entered_;                               \
-    } while (0)
-
-API shoal_cu_result cuDriverGetVersion(int *version);
-API shoal_cu_result cuDriverGetVersion(int *version)
+shoal_cu_result mock_init(unsigned flags)
 {
-    ENTER("cuDriverGetVersion");
-    *version = mock.version;
-    return SHOAL_CU_SUCCESS;
-}
-
-static shoal_cu_result mock_init(unsigned flags)
-{
-    ENTER("cuInit");
+    ENTER("cuInit", MOCK_ANYTIME);
+    if (flags)
+        return SHOAL_CU_INVALID_VALUE;
     mock.is_started = true;
-    return flags ? SHOAL_CU_INVALID_VALUE : SHOAL_CU_SUCCESS;
+    return SHOAL_CU_SUCCESS;
 }
 
-static shoal_cu_result mock_error_name(shoal_cu_result result, const char **name)
+/* Harmless wherever it is called. */
+shoal_cu_result mock_error_name(shoal_cu_result result, const char **name)
 {
     switch (result) {
 #define NAMED(word, number)          \
@@ -95,101 +87,111 @@ static shoal_cu_result mock_error_name(shoal_cu_result result, const char **name
     }
 }
 
-static shoal_cu_result mock_device_count(int *count)
+shoal_cu_result mock_device_count(int *count)
 {
-    ENTER("cuDeviceGetCount");
-    *count = mock.devices;
+    ENTER("cuDeviceGetCount", 0);
+    *count = mock.modes.devices;
     return SHOAL_CU_SUCCESS;
 }
 
-static shoal_cu_result mock_device_get(shoal_cu_device *device, int ordinal)
+shoal_cu_result mock_device_get(shoal_cu_device *device, int ordinal)
 {
-    ENTER("cuDeviceGet");
-    if (ordinal < 0 || ordinal >= mock.devices)
+    ENTER("cuDeviceGet", 0);
+    if (ordinal < 0 || ordinal >= mock.modes.devices)
         return SHOAL_CU_INVALID_DEVICE;
-    *device = ordinal + 100; /* so that nobody takes one for the other */
+    *device = MOCK_FIRST_DEVICE + ordinal;
     return SHOAL_CU_SUCCESS;
 }
 
-static shoal_cu_result mock_device_name(char *name, int bytes, shoal_cu_device device)
+shoal_cu_result mock_device_name(char *name, int bytes, shoal_cu_device device)
 {
-    ENTER("cuDeviceGetName");
-    snprintf(name, (size_t)bytes, "Stand-in %d", device - 100);
-    return SHOAL_CU_SUCCESS;
-}
-
-static shoal_cu_result mock_device_pci(char *name, int bytes, shoal_cu_device device)
-{
-    ENTER("cuDeviceGetPCIBusId");
-    snprintf(name, (size_t)bytes, "0000:%02x:00.0", device - 99);
-    return SHOAL_CU_SUCCESS;
-}
-
-static shoal_cu_result mock_device_attribute(int *value, int attribute, shoal_cu_device device)
-{
-    ENTER("cuDeviceGetAttribute");
-    if (device < 100 || device >= 100 + mock.devices)
+    ENTER("cuDeviceGetName", 0);
+    const int number = mock_device_number(device);
+    if (number < 0)
         return SHOAL_CU_INVALID_DEVICE;
-    *value = attribute == SHOAL_CU_DEVICE_MAJOR                                                            ? 8
-             : attribute == SHOAL_CU_DEVICE_HOST_REGISTER || attribute == SHOAL_CU_DEVICE_STREAM_MEMORY_64 ? 1
-                                                                                                           : 0;
+    snprintf(name, (size_t)bytes, "Stand-in %d", number);
     return SHOAL_CU_SUCCESS;
 }
 
-/* The rest of the table is there, as in a real driver, and does nothing yet. */
-static shoal_cu_result mock_unsupported(void)
+shoal_cu_result mock_device_pci(char *name, int bytes, shoal_cu_device device)
 {
-    return SHOAL_CU_NOT_SUPPORTED;
+    ENTER("cuDeviceGetPCIBusId", 0);
+    const int number = mock_device_number(device);
+    if (number < 0)
+        return SHOAL_CU_INVALID_DEVICE;
+    snprintf(name, (size_t)bytes, "0000:%02x:00.0", number + 1);
+    return SHOAL_CU_SUCCESS;
 }
 
-static void *mock_address(void (*function)(void))
+shoal_cu_result mock_device_attribute(int *value, int attribute, shoal_cu_device device)
 {
-    void *address;
-    memcpy(&address, &function, sizeof address);
-    return address;
+    ENTER("cuDeviceGetAttribute", 0);
+    if (mock_device_number(device) < 0)
+        return SHOAL_CU_INVALID_DEVICE;
+    switch (attribute) {
+    case SHOAL_CU_DEVICE_MAJOR:
+        *value = 8;
+        break;
+    case SHOAL_CU_DEVICE_HOST_REGISTER:
+        *value = 1;
+        break;
+    case SHOAL_CU_DEVICE_STREAM_MEMORY_64:
+        *value = mock.modes.values;
+        break;
+    default:
+        *value = 0;
+        break;
+    }
+    return SHOAL_CU_SUCCESS;
 }
 
-static const struct {
+/* ---- Entry points -------------------------------------------------------------------------------------------------------- */
+
+/* What the newest CUDA has under a base name, where its signature is another than ours: whoever gets it has asked for the wrong
+ * version. */
+static shoal_cu_result mock_other_signature(void)
+{
+    mock_fault("an entry point was called with the signature of another CUDA version");
+    return SHOAL_CU_INVALID_VALUE;
+}
+
+static const struct entry {
     const char *name;
     int version; /* since when there is one with this signature */
     void (*function)(void);
-} served[] = {
-    {"cuInit", 2000, (void (*)(void))mock_init},
-    {"cuDriverGetVersion", 2020, (void (*)(void))cuDriverGetVersion},
-    {"cuGetErrorName", 6000, (void (*)(void))mock_error_name},
-    {"cuDeviceGetCount", 2000, (void (*)(void))mock_device_count},
-    {"cuDeviceGet", 2000, (void (*)(void))mock_device_get},
-    {"cuDeviceGetName", 2000, (void (*)(void))mock_device_name},
-    {"cuDeviceGetPCIBusId", 4010, (void (*)(void))mock_device_pci},
-    {"cuDeviceGetAttribute", 2000, (void (*)(void))mock_device_attribute},
+} entries[] = {
+#define ENTRY(member, name, version, need, signature) {name, version, (void (*)(void))mock_##member},
+    SHOAL_CUDA_CALL_LIST(ENTRY) MOCK_CUDA_EXTRA_LIST(ENTRY)
+#undef ENTRY
+        {"cuCtxGetDevice", 13000, (void (*)(void))mock_other_signature},
+    {"cuStreamGetCtx", 12050, (void (*)(void))mock_other_signature},
+    {"cuCtxCreate", 11040, (void (*)(void))mock_other_signature},
 };
 
-static const struct {
-    const char *name;
-    int version;
-} known[] = {
-#define KNOWN(member, name, version, need, signature) {name, version},
-    SHOAL_CUDA_CALL_LIST(KNOWN)
-#undef KNOWN
-};
-
-API shoal_cu_result cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *why);
-API shoal_cu_result cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *why)
+/* The newest of that name up to a version. */
+static const struct entry *find_entry(const char *name, int version)
 {
+    const struct entry *found = NULL;
+    for (size_t i = 0; i < SHOAL_COUNT_OF(entries); i++) {
+        const bool fits = strcmp(entries[i].name, name) == 0 && entries[i].version <= version;
+        if (fits && (!found || entries[i].version > found->version))
+            found = &entries[i];
+    }
+    return found;
+}
+
+/* An unknown name succeeds, with NULL. */
+MOCK_API shoal_cu_result cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *why);
+MOCK_API shoal_cu_result cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *why)
+{
+    ENTER("cuGetProcAddress", MOCK_ANYTIME);
+    const bool is_hidden = (hidden && strcmp(name, hidden) == 0) || version > mock.modes.version;
+    const struct entry *entry = is_hidden ? NULL : find_entry(name, version);
     *function = NULL;
-    *why = 1; /* no such symbol; the call itself succeeds */
+    *why = entry ? 0 : 1;
     if (flags != SHOAL_CU_PROC_LEGACY_STREAM)
         return SHOAL_CU_INVALID_VALUE;
-    if (mock.hidden && strcmp(name, mock.hidden) == 0)
-        return SHOAL_CU_SUCCESS;
-    for (size_t i = 0; i < SHOAL_COUNT_OF(known) && !*function; i++) {
-        if (strcmp(known[i].name, name) == 0 && known[i].version <= version && version <= mock.version)
-            *function = mock_address((void (*)(void))mock_unsupported);
-    }
-    for (size_t i = 0; i < SHOAL_COUNT_OF(served) && *function; i++) {
-        if (strcmp(served[i].name, name) == 0 && served[i].version <= version)
-            *function = mock_address(served[i].function);
-    }
-    *why = *function ? 0 : 1;
+    if (entry)
+        memcpy(function, &entry->function, sizeof *function);
     return SHOAL_CU_SUCCESS;
 }

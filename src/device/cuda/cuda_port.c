@@ -1,0 +1,355 @@
+/* One communicator's way to one device: two streams of its own, with a ring each, joined to the caller's stream by events. */
+#include <stdlib.h>
+
+#include "device/cuda/cuda_gpu.h"
+
+struct shoal_gpu_port {
+    struct shoal_gpu *gpu;
+    shoal_cu_context context;
+    int device;
+    char *memory;
+    shoal_cu_address memory_on_device;
+    size_t bytes;
+    bool is_registered;
+    struct shoal_device_ring rings[2]; /* outward, inward */
+    shoal_cu_stream streams[2];
+    shoal_cu_event begun;    /* what the caller's stream had when a call was posted */
+    shoal_cu_event ended[2]; /* what ours have, after it */
+};
+
+static enum shoal_status port_fail(const struct shoal_gpu_port *port, const char *call, shoal_cu_result result,
+                                   const char *doing)
+{
+    char text[256];
+    snprintf(text, sizeof text, "%s (device %d)", doing, port->device);
+    return shoal_cuda_fail(port->gpu->log, &port->gpu->calls, call, result, text);
+}
+
+/* Returns from the function that names the call when the driver refuses. */
+#define PORT_CALL(port, member, name, doing, ...)                                    \
+    do {                                                                             \
+        const shoal_cu_result port_result_ = (port)->gpu->calls.member(__VA_ARGS__); \
+        if (port_result_ != SHOAL_CU_SUCCESS)                                        \
+            return port_fail(port, name, port_result_, doing);                       \
+    } while (0)
+
+static enum shoal_status port_enter(const struct shoal_gpu_port *port)
+{
+    PORT_CALL(port, context_push, "cuCtxPushCurrent", "entering a context", port->context);
+    return SHOAL_OK;
+}
+
+static void port_exit(const struct shoal_gpu_port *port)
+{
+    shoal_cu_context popped;
+    (void)port->gpu->calls.context_pop(&popped);
+}
+
+/* ---- Making and ending --------------------------------------------------------------------------------------------------- */
+
+size_t shoal_gpu_port_bytes(unsigned slots, size_t slot_bytes)
+{
+    return 2 * shoal_device_ring_bytes(slots, slot_bytes);
+}
+
+static enum shoal_status register_memory(struct shoal_gpu_port *port)
+{
+    char doing[200];
+    snprintf(
+        doing, sizeof doing,
+        "registering %zu bytes of host memory with the driver (a smaller SHOAL_GPU_UNIT_BYTES needs less; a container's or "
+        "WSL's limits may leave less)",
+        port->bytes);
+    PORT_CALL(port, host_register, "cuMemHostRegister", doing, port->memory, port->bytes,
+              SHOAL_CU_REGISTER_PORTABLE | SHOAL_CU_REGISTER_DEVICEMAP);
+    port->is_registered = true;
+    PORT_CALL(port, host_address, "cuMemHostGetDevicePointer", "asking for the device's address of host memory",
+              &port->memory_on_device, port->memory, 0);
+    return SHOAL_OK;
+}
+
+/* Another thread of the program may be capturing a graph, which must not make these calls fail. */
+static enum shoal_status port_fill(struct shoal_gpu_port *port)
+{
+    for (int i = 0; i < 2; i++) {
+        PORT_CALL(port, stream_create, "cuStreamCreateWithPriority", "making a stream", &port->streams[i],
+                  SHOAL_CU_STREAM_NON_BLOCKING, 0);
+        PORT_CALL(port, event_create, "cuEventCreate", "making an event", &port->ended[i], SHOAL_CU_EVENT_NO_TIMING);
+    }
+    PORT_CALL(port, event_create, "cuEventCreate", "making an event", &port->begun, SHOAL_CU_EVENT_NO_TIMING);
+    return register_memory(port);
+}
+
+/* What a driver that shuts down refuses cannot be mended. */
+static void port_empty(struct shoal_gpu_port *port)
+{
+    const struct shoal_cuda_calls *calls = &port->gpu->calls;
+    if (port->is_registered)
+        (void)calls->host_unregister(port->memory);
+    if (port->begun)
+        (void)calls->event_destroy(port->begun);
+    for (int i = 0; i < 2; i++) {
+        if (port->ended[i])
+            (void)calls->event_destroy(port->ended[i]);
+        if (port->streams[i])
+            (void)calls->stream_destroy(port->streams[i]);
+    }
+}
+
+static enum shoal_status port_make(struct shoal_gpu_port *port)
+{
+    int mode = SHOAL_CU_CAPTURE_MODE_RELAXED;
+    SHOAL_TRY(port_enter(port));
+    const bool is_exchanged = port->gpu->calls.capture_mode(&mode) == SHOAL_CU_SUCCESS;
+    const enum shoal_status status = port_fill(port);
+    if (status != SHOAL_OK)
+        port_empty(port);
+    if (is_exchanged)
+        (void)port->gpu->calls.capture_mode(&mode);
+    port_exit(port);
+    return status;
+}
+
+static enum shoal_status check_device(struct shoal_gpu *gpu, int number)
+{
+    const struct shoal_gpu_device *device = shoal_gpu_at(gpu, number);
+    if (device->can_register && device->has_value_waits)
+        return SHOAL_OK;
+    return shoal_log_fail(gpu->log, SHOAL_ERR_UNSUPPORTED, "gpu",
+                          "device %d (%s) cannot %s: copy tensors to host memory before the call", number, device->name,
+                          device->can_register ? "wait for values in memory on a stream"
+                                               : "copy to and from host memory that is registered");
+}
+
+enum shoal_status shoal_gpu_port_open(struct shoal_gpu *gpu, const struct shoal_gpu_port_options *options,
+                                      struct shoal_gpu_port **port_out)
+{
+    int device = 0;
+    SHOAL_TRY(shoal_cuda_find_device(gpu, options->context, &device));
+    SHOAL_TRY(check_device(gpu, device));
+    struct shoal_gpu_port *port = calloc(1, sizeof *port);
+    if (!port)
+        return shoal_log_fail(gpu->log, SHOAL_ERR_MEMORY, "gpu", "no memory for the way to device %d", device);
+    port->gpu = gpu;
+    port->context = options->context;
+    port->device = device;
+    port->memory = options->memory;
+    port->bytes = shoal_gpu_port_bytes(options->slots, options->slot_bytes);
+    for (int i = 0; i < 2; i++)
+        shoal_device_ring_init(&port->rings[i], i == 1, options->slots, options->slot_bytes, options->counter_start,
+                               port->memory + (size_t)i * (port->bytes / 2));
+    const enum shoal_status status = port_make(port);
+    if (status == SHOAL_OK)
+        *port_out = port;
+    else
+        free(port);
+    return status;
+}
+
+/* A context that has failed answers with its error, and runs nothing any more. */
+static bool is_idle(const struct shoal_gpu_port *port)
+{
+    return port->gpu->calls.stream_query(port->streams[0]) != SHOAL_CU_NOT_READY &&
+           port->gpu->calls.stream_query(port->streams[1]) != SHOAL_CU_NOT_READY;
+}
+
+bool shoal_gpu_port_is_idle(const struct shoal_gpu_port *port)
+{
+    if (port_enter(port) != SHOAL_OK) /* destroyed by the program, and all that was made in it */
+        return true;
+    const bool is_over = is_idle(port);
+    port_exit(port);
+    return is_over;
+}
+
+bool shoal_gpu_port_close(struct shoal_gpu_port *port)
+{
+    bool is_over = true;
+    if (port_enter(port) == SHOAL_OK) {
+        is_over = is_idle(port);
+        if (is_over)
+            port_empty(port);
+        else
+            shoal_log_line(
+                port->gpu->log, SHOAL_LOG_WARN, "gpu",
+                "device %d has not ended its copies: %zu bytes of host memory stay registered until the process ends",
+                port->device, port->bytes);
+        port_exit(port);
+    }
+    free(port);
+    return is_over;
+}
+
+const void *shoal_gpu_port_context(const struct shoal_gpu_port *port)
+{
+    return port->context;
+}
+
+struct shoal_device_ring *shoal_gpu_port_ring(struct shoal_gpu_port *port, bool is_inward)
+{
+    return &port->rings[is_inward];
+}
+
+/* ---- Putting work on the streams ----------------------------------------------------------------------------------------- */
+
+/* One of the two streams while a call is posted to it. A write goes to the driver with the wait of the next unit; by then no
+ * more is needed of it than that of all units but one. */
+struct poster {
+    struct shoal_gpu_port *port;
+    const struct shoal_gpu_transfer *transfer;
+    shoal_cu_stream stream;
+    uint64_t next; /* unit */
+    unsigned count;
+    union shoal_cu_memory_op ops[2];
+};
+
+static struct shoal_device_ring_operand *operand_of(const struct poster *poster)
+{
+    return poster->transfer->operand;
+}
+
+static bool has_more(const struct poster *poster)
+{
+    return operand_of(poster) && poster->next < operand_of(poster)->units;
+}
+
+static enum shoal_status flush_ops(struct poster *poster)
+{
+    const unsigned count = poster->count;
+    poster->count = 0;
+    if (count)
+        PORT_CALL(poster->port, memory_ops, "cuStreamBatchMemOp", "posting waits and writes", poster->stream, count,
+                  poster->ops, 0);
+    return SHOAL_OK;
+}
+
+static void add_op(struct poster *poster, unsigned operation, const struct shoal_device_ring_counter *counter, uint64_t value)
+{
+    const struct shoal_gpu_port *port = poster->port;
+    union shoal_cu_memory_op *op = &poster->ops[poster->count++];
+    *op = (union shoal_cu_memory_op){.bytes = {0}};
+    op->value.operation = operation;
+    op->value.address = port->memory_on_device + (shoal_cu_address)((const char *)counter - port->memory);
+    op->value.value = value;
+    op->value.flags = operation == SHOAL_CU_OP_WAIT_64 ? SHOAL_CU_WAIT_GEQ : 0;
+}
+
+static enum shoal_status copy_run(const struct poster *poster, char *host, shoal_cu_address device, size_t bytes)
+{
+    const struct shoal_gpu_port *port = poster->port;
+    if (operand_of(poster)->ring->is_inward)
+        PORT_CALL(port, copy_to_host, "cuMemcpyDtoHAsync", "copying an input", host, device, bytes, poster->stream);
+    else
+        PORT_CALL(port, copy_to_device, "cuMemcpyHtoDAsync", "copying an output", device, host, bytes, poster->stream);
+    return SHOAL_OK;
+}
+
+static enum shoal_status copy_unit(const struct poster *poster, const struct shoal_device_ring_unit *unit)
+{
+    const struct shoal_device_ring_operand *operand = operand_of(poster);
+    const struct shoal_gpu_transfer *transfer = poster->transfer;
+    for (int part = 0; part < operand->parts; part++) {
+        for (size_t at = unit->begin, run; at < unit->end; at += run) {
+            run = unit->end - at;
+            const shoal_cu_address device = transfer->find(transfer->arg, part, at, &run);
+            if (!run)
+                break;
+            SHOAL_TRY(copy_run(poster, shoal_device_ring_at(operand, part, at), device, run * operand->element));
+        }
+    }
+    return SHOAL_OK;
+}
+
+/* The next unit: see the picture in device/device_ring.h. */
+static enum shoal_status post_unit(struct poster *poster)
+{
+    const struct shoal_device_ring_operand *operand = operand_of(poster);
+    const struct shoal_device_ring *ring = operand->ring;
+    const struct shoal_device_ring_unit unit = shoal_device_ring_unit(operand, poster->next++);
+    if (!ring->is_inward || !unit.is_first_use)
+        add_op(poster, SHOAL_CU_OP_WAIT_64, &ring->by_engine[unit.slot], ring->is_inward ? unit.number - 1 : unit.number);
+    SHOAL_TRY(flush_ops(poster));
+    SHOAL_TRY(copy_unit(poster, &unit));
+    add_op(poster, SHOAL_CU_OP_WRITE_64, &ring->by_stream[unit.slot], unit.number);
+    return has_more(poster) ? SHOAL_OK : flush_ops(poster);
+}
+
+/* Whether the inward stream's next unit comes before the outward one's. Streams may share a queue of the device, where what
+ * comes behind a wait waits, too: so inputs lead by as many units as the ring has slots, less one, and no more. A unit of an
+ * input then waits for none of the outputs behind it, and the engine has the inputs that it needs for each output. */
+static bool is_inward_next(const struct poster *in, const struct poster *out)
+{
+    if (!has_more(in) || !has_more(out))
+        return has_more(in);
+    return in->next < out->next + operand_of(in)->ring->slots - 1;
+}
+
+static enum shoal_status post_units(struct poster *in, struct poster *out)
+{
+    while (has_more(in) || has_more(out))
+        SHOAL_TRY(post_unit(is_inward_next(in, out) ? in : out));
+    return SHOAL_OK;
+}
+
+static enum shoal_status begin_after(const struct shoal_gpu_port *port, const struct poster *poster)
+{
+    if (operand_of(poster))
+        PORT_CALL(port, stream_wait_event, "cuStreamWaitEvent", "ordering a stream after the caller's", poster->stream,
+                  port->begun, 0);
+    return SHOAL_OK;
+}
+
+static enum shoal_status end_before(const struct shoal_gpu_port *port, const struct poster *poster, shoal_cu_stream stream,
+                                    shoal_cu_event ended)
+{
+    if (!operand_of(poster))
+        return SHOAL_OK;
+    PORT_CALL(port, event_record, "cuEventRecord", "marking the end of a call", ended, poster->stream);
+    PORT_CALL(port, stream_wait_event, "cuStreamWaitEvent", "ordering the caller's stream after a call", stream, ended, 0);
+    return SHOAL_OK;
+}
+
+static enum shoal_status post_call(struct shoal_gpu_port *port, struct poster *in, struct poster *out, shoal_cu_stream stream)
+{
+    PORT_CALL(port, event_record, "cuEventRecord", "marking the caller's stream", port->begun, stream);
+    SHOAL_TRY(begin_after(port, in));
+    SHOAL_TRY(begin_after(port, out));
+    SHOAL_TRY(post_units(in, out));
+    SHOAL_TRY(end_before(port, in, stream, port->ended[1]));
+    return end_before(port, out, stream, port->ended[0]);
+}
+
+enum shoal_status shoal_gpu_port_post(struct shoal_gpu_port *port, const struct shoal_gpu_transfer *input,
+                                      const struct shoal_gpu_transfer *output, void *stream)
+{
+    struct poster in = {.port = port, .transfer = input, .stream = port->streams[1]};
+    struct poster out = {.port = port, .transfer = output, .stream = port->streams[0]};
+    SHOAL_TRY(port_enter(port));
+    const enum shoal_status status = post_call(port, &in, &out, shoal_cuda_stream(stream));
+    port_exit(port);
+    return status;
+}
+
+static enum shoal_status check_capture(const struct shoal_gpu_port *port, shoal_cu_stream stream)
+{
+    int capture = SHOAL_CU_CAPTURE_NONE;
+    const shoal_cu_result result = port->gpu->calls.stream_is_capturing(stream, &capture);
+    if (result == SHOAL_CU_SUCCESS && capture == SHOAL_CU_CAPTURE_NONE)
+        return SHOAL_OK;
+    if (result != SHOAL_CU_SUCCESS && result != SHOAL_CU_STREAM_CAPTURE_IMPLICIT)
+        return port_fail(port, "cuStreamIsCapturing", result, "looking at options.stream");
+    return shoal_log_fail(
+        port->gpu->log, SHOAL_ERR_UNSUPPORTED, "gpu",
+        "options.stream %s: the values that a ring counts by cannot be played again; leave this call out of the "
+        "graph",
+        result == SHOAL_CU_SUCCESS ? "is being captured into a graph"
+                                   : "is the legacy stream while another one is being captured into a graph");
+}
+
+enum shoal_status shoal_gpu_port_check(struct shoal_gpu_port *port, void *stream)
+{
+    SHOAL_TRY(port_enter(port));
+    const enum shoal_status status = check_capture(port, shoal_cuda_stream(stream));
+    port_exit(port);
+    return status;
+}

@@ -1,0 +1,202 @@
+#include "device/device_ring.h"
+
+#include <stdlib.h>
+
+#include "base/assert.h"
+
+/* ---- The ring ------------------------------------------------------------------------------------------------------------ */
+
+static size_t counter_bytes(unsigned slots)
+{
+    return shoal_round_up(2 * slots * sizeof(struct shoal_device_ring_counter), SHOAL_PAGE);
+}
+
+size_t shoal_device_ring_bytes(unsigned slots, size_t slot_bytes)
+{
+    return shoal_round_up(counter_bytes(slots) + slots * slot_bytes, SHOAL_PAGE);
+}
+
+void shoal_device_ring_init(struct shoal_device_ring *ring, bool is_inward, unsigned slots, size_t slot_bytes, uint64_t start,
+                            void *memory)
+{
+    *ring = (struct shoal_device_ring){.is_inward = is_inward,
+                                       .slots = slots,
+                                       .slot_bytes = slot_bytes,
+                                       .start = start,
+                                       .by_stream = memory,
+                                       .by_engine = (struct shoal_device_ring_counter *)memory + slots,
+                                       .data = (char *)memory + counter_bytes(slots)};
+    for (unsigned slot = 0; slot < slots; slot++) {
+        atomic_init(&ring->by_stream[slot].value, start);
+        atomic_init(&ring->by_engine[slot].value, start);
+    }
+}
+
+/* Rows begin at cache lines where that leaves a row any. */
+static size_t row_elements(size_t slot_bytes, int parts, size_t element)
+{
+    const size_t row = slot_bytes / (size_t)parts;
+    return (row >= SHOAL_CACHE_LINE ? row / SHOAL_CACHE_LINE * SHOAL_CACHE_LINE : row) / element;
+}
+
+/* A range touches a unit more than it fills. */
+static size_t units_of_range(size_t slot_bytes, int parts, size_t element, size_t range_elements)
+{
+    const size_t unit = row_elements(slot_bytes, parts, element);
+    return (range_elements + unit - 1) / unit + 1;
+}
+
+unsigned shoal_device_ring_slots(size_t slot_bytes, size_t range_bytes, int parts, size_t part_range_bytes)
+{
+    const size_t whole = units_of_range(slot_bytes, 1, 1, range_bytes);
+    const size_t cut = units_of_range(slot_bytes, parts, 1, part_range_bytes);
+    return (unsigned)shoal_max_size(whole, cut) + 2;
+}
+
+/* release: as in ring_release. The engine alone writes these counters, and under the lock, so none is overwritten. */
+void shoal_device_ring_let_go(struct shoal_device_ring *ring)
+{
+    for (unsigned slot = 0; slot < ring->slots && !ring->is_let_go; slot++) {
+        _Atomic uint64_t *const done = &ring->by_engine[slot].value;
+        const uint64_t value = atomic_load_explicit(done, memory_order_relaxed);
+        atomic_store_explicit(done, value + SHOAL_DEVICE_RING_FAR_AHEAD, memory_order_release);
+    }
+    ring->is_let_go = true;
+}
+
+/* ---- What the engine asks ------------------------------------------------------------------------------------------------ */
+
+static struct shoal_device_ring_operand *ring_operand_of(const struct shoal_device_operand *base)
+{
+    return (struct shoal_device_ring_operand *)(uintptr_t)base;
+}
+
+/* acquire: what the stream has copied, or has taken, comes before. */
+static bool has_reached(const struct shoal_device_ring *ring, const struct shoal_device_ring_unit *unit, uint64_t number)
+{
+    const uint64_t value = atomic_load_explicit(&ring->by_stream[unit->slot].value, memory_order_acquire);
+    return (int64_t)(value - number) >= 0;
+}
+
+static bool ring_is_ready(const struct shoal_device_operand *base, size_t begin, size_t end)
+{
+    const struct shoal_device_ring_operand *operand = ring_operand_of(base);
+    const struct shoal_device_ring *ring = operand->ring;
+    end = shoal_min_size(end, operand->count);
+    for (uint64_t u = begin / operand->unit_elements; u * operand->unit_elements < end; u++) {
+        const struct shoal_device_ring_unit unit = shoal_device_ring_unit(operand, u);
+        if (!has_reached(ring, &unit, ring->is_inward ? unit.number : unit.number - 1))
+            return false;
+    }
+    return true;
+}
+
+static char *ring_address(const struct shoal_device_operand *base, int part, size_t at, size_t *run)
+{
+    const struct shoal_device_ring_operand *operand = ring_operand_of(base);
+    *run = shoal_min_size(*run, operand->unit_elements - at % operand->unit_elements);
+    return shoal_device_ring_at(operand, part, at);
+}
+
+/* release: what the engine has written, and that it has read, comes before. */
+static void release_unit(struct shoal_device_ring_operand *operand, uint64_t number, size_t elements)
+{
+    const struct shoal_device_ring_unit unit = shoal_device_ring_unit(operand, number);
+    size_t *released = &operand->released[unit.slot];
+    *released += elements;
+    SHOAL_ASSERT(*released <= unit.end - unit.begin);
+    if (*released < unit.end - unit.begin)
+        return;
+    *released = 0;
+    operand->units_released++;
+    if (!operand->ring->is_let_go)
+        atomic_store_explicit(&operand->ring->by_engine[unit.slot].value, unit.number, memory_order_release);
+}
+
+static void ring_release(struct shoal_device_operand *base, size_t begin, size_t end)
+{
+    struct shoal_device_ring_operand *operand = ring_operand_of(base);
+    end = shoal_min_size(end, operand->count);
+    for (size_t at = begin, until; at < end; at = until) {
+        const uint64_t unit = at / operand->unit_elements;
+        until = shoal_min_size(end, (size_t)(unit + 1) * operand->unit_elements);
+        release_unit(operand, unit, until - at);
+    }
+}
+
+/* A stream takes units in order. */
+static bool ring_is_finished(const struct shoal_device_operand *base)
+{
+    const struct shoal_device_ring_operand *operand = ring_operand_of(base);
+    if (!operand->units)
+        return true;
+    const struct shoal_device_ring_unit last = shoal_device_ring_unit(operand, operand->units - 1);
+    return has_reached(operand->ring, &last, last.number);
+}
+
+static void ring_drop(struct shoal_device_operand *base)
+{
+    struct shoal_device_ring_operand *operand = ring_operand_of(base);
+    if (operand->units_released < operand->units)
+        shoal_device_ring_let_go(operand->ring);
+    shoal_device_ring_leave(operand);
+}
+
+static const struct shoal_device_ops ring_ops = {.is_ready = ring_is_ready,
+                                                 .address = ring_address,
+                                                 .release = ring_release,
+                                                 .is_finished = ring_is_finished,
+                                                 .drop = ring_drop};
+
+/* ---- Operands ------------------------------------------------------------------------------------------------------------ */
+
+struct shoal_device_ring_operand *shoal_device_ring_open(struct shoal_device_ring *ring, int parts, int most_parts,
+                                                         size_t count, size_t element)
+{
+    struct shoal_device_ring_operand *operand = calloc(1, sizeof *operand + ring->slots * sizeof operand->released[0]);
+    if (!operand)
+        return NULL;
+    operand->base.ops = &ring_ops;
+    operand->ring = ring;
+    atomic_init(&operand->holders, 2);
+    operand->parts = parts;
+    operand->element = element;
+    operand->count = count;
+    operand->unit_elements = row_elements(ring->slot_bytes, most_parts, element);
+    operand->row_bytes = operand->unit_elements * element;
+    return operand;
+}
+
+void shoal_device_ring_reserve(struct shoal_device_ring_operand *operand)
+{
+    operand->first = operand->ring->reserved;
+    operand->units = (operand->count + operand->unit_elements - 1) / operand->unit_elements;
+    operand->ring->reserved += operand->units;
+}
+
+void shoal_device_ring_leave(struct shoal_device_ring_operand *operand)
+{
+    /* acq_rel: what the other holder did with it comes before its end. */
+    if (operand && atomic_fetch_sub_explicit(&operand->holders, 1, memory_order_acq_rel) == 1)
+        free(operand);
+}
+
+struct shoal_device_ring_unit shoal_device_ring_unit(const struct shoal_device_ring_operand *operand, uint64_t unit)
+{
+    const struct shoal_device_ring *ring = operand->ring;
+    const uint64_t at = operand->first + unit;
+    const size_t begin = (size_t)unit * operand->unit_elements;
+    return (struct shoal_device_ring_unit){.slot = (unsigned)(at % ring->slots),
+                                           .begin = begin,
+                                           .end = shoal_min_size(begin + operand->unit_elements, operand->count),
+                                           .number = ring->start + at / ring->slots + 1,
+                                           .is_first_use = at < ring->slots};
+}
+
+char *shoal_device_ring_at(const struct shoal_device_ring_operand *operand, int part, size_t at)
+{
+    const struct shoal_device_ring *ring = operand->ring;
+    const size_t slot = (operand->first + at / operand->unit_elements) % ring->slots;
+    return ring->data + slot * ring->slot_bytes + (size_t)part * operand->row_bytes +
+           at % operand->unit_elements * operand->element;
+}

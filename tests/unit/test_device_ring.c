@@ -1,0 +1,234 @@
+/* The ring of units between a device's stream and the engine: what each may do when, whatever the counters start at. The stream
+ * is played by hand. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "device/device_ring.h"
+#include "reference.h"
+
+#define SLOT ((size_t)1024)
+
+struct bench {
+    struct shoal_device_ring ring;
+    struct shoal_device_ring_operand *operand;
+    char *memory;
+    uint64_t next; /* the unit that the stream comes to */
+};
+
+static struct bench open_bench(bool is_inward, unsigned slots, uint64_t start)
+{
+    struct bench bench = {.next = 0};
+    bench.memory = aligned_alloc(SHOAL_PAGE, shoal_device_ring_bytes(slots, SLOT));
+    assert_non_null(bench.memory);
+    shoal_device_ring_init(&bench.ring, is_inward, slots, SLOT, start, bench.memory);
+    return bench;
+}
+
+static void open_operand(struct bench *bench, int parts, size_t count)
+{
+    bench->operand = shoal_device_ring_open(&bench->ring, parts, parts, count, sizeof(uint32_t));
+    assert_non_null(bench->operand);
+    shoal_device_ring_reserve(bench->operand);
+    bench->next = 0;
+}
+
+static const struct shoal_device_operand *seen(const struct bench *bench)
+{
+    return &bench->operand->base;
+}
+
+static void drop(struct bench *bench)
+{
+    shoal_device_ring_leave(bench->operand);
+    bench->operand->base.ops->drop(&bench->operand->base);
+}
+
+static void close_bench(struct bench *bench)
+{
+    free(bench->memory);
+}
+
+static uint64_t done_of(const struct bench *bench, unsigned slot)
+{
+    return atomic_load(&bench->ring.by_engine[slot].value);
+}
+
+/* A device's comparison. */
+static bool is_over(const struct bench *bench, unsigned slot, uint64_t value)
+{
+    return (int64_t)(done_of(bench, slot) - value) >= 0;
+}
+
+/* The stream does its next unit, if it need not wait; inward it writes the elements' numbers, outward it checks them. */
+static bool play_stream(struct bench *bench)
+{
+    const struct shoal_device_ring_operand *operand = bench->operand;
+    if (bench->next == operand->units)
+        return false;
+    const struct shoal_device_ring_unit unit = shoal_device_ring_unit(operand, bench->next);
+    if (!is_over(bench, unit.slot, bench->ring.is_inward ? unit.number - 1 : unit.number))
+        return false;
+    for (int part = 0; part < operand->parts; part++) {
+        for (size_t at = unit.begin; at < unit.end; at++) {
+            const uint32_t value = (uint32_t)(at * 16 + (size_t)part);
+            uint32_t *const place = (uint32_t *)(void *)shoal_device_ring_at(operand, part, at);
+            if (bench->ring.is_inward)
+                *place = value;
+            else
+                assert_int_equal(*place, value);
+        }
+    }
+    atomic_store(&bench->ring.by_stream[unit.slot].value, unit.number);
+    bench->next++;
+    return true;
+}
+
+/* The engine reads or writes all elements of a range. */
+static void touch(const struct bench *bench, size_t begin, size_t end)
+{
+    for (int part = 0; part < bench->operand->parts; part++) {
+        for (size_t at = begin, run; at < end; at += run) {
+            run = end - at;
+            uint32_t *const from = (uint32_t *)(void *)seen(bench)->ops->address(seen(bench), part, at, &run);
+            assert_true(run > 0);
+            for (size_t i = 0; i < run; i++) {
+                const uint32_t value = (uint32_t)((at + i) * 16 + (size_t)part);
+                if (bench->ring.is_inward)
+                    assert_int_equal(from[i], value);
+                else
+                    from[i] = value;
+            }
+        }
+    }
+}
+
+/* An operand passes through in ranges of that many elements, and is done. */
+static void pass_through(struct bench *bench, int parts, size_t count, size_t range)
+{
+    open_operand(bench, parts, count);
+    for (size_t begin = 0; begin < count; begin += range) {
+        const size_t end = shoal_min_size(begin + range, count);
+        while (!seen(bench)->ops->is_ready(seen(bench), begin, end))
+            assert_true(play_stream(bench)); /* else the range has no place */
+        touch(bench, begin, end);
+        bench->operand->base.ops->release(&bench->operand->base, begin, end);
+    }
+    while (play_stream(bench)) {
+    }
+    assert_true(seen(bench)->ops->is_finished(seen(bench)));
+    drop(bench);
+    assert_false(bench->ring.is_let_go);
+}
+
+/* Of all widths and lengths, one after the other in one ring. */
+static void pass_many(bool is_inward, uint64_t start)
+{
+    uint64_t random = 5 + start + is_inward;
+    for (int world = 1; world <= 9; world++) {
+        const size_t range_bytes = 64 + reference_below(&random, 3000), part_bytes = 64 + reference_below(&random, 700);
+        struct bench bench = open_bench(is_inward, shoal_device_ring_slots(SLOT, range_bytes, world, part_bytes), start);
+        for (int i = 0; i < 40; i++) {
+            const bool is_cut = reference_below(&random, 2);
+            const size_t most = (is_cut ? part_bytes : range_bytes) / sizeof(uint32_t);
+            pass_through(&bench, is_cut ? world : 1, reference_below(&random, 4000), 1 + reference_below(&random, most));
+        }
+        close_bench(&bench);
+    }
+}
+
+static void device_ring_every_range_has_its_place(void **state)
+{
+    static const uint64_t starts[] = {0, 1, INT64_MAX - 3, (uint64_t)INT64_MAX + 1, UINT64_MAX - 2};
+    (void)state;
+    for (size_t i = 0; i < SHOAL_COUNT_OF(starts); i++) {
+        pass_many(true, starts[i]);
+        pass_many(false, starts[i]);
+    }
+}
+
+static void device_ring_input_is_ready_when_it_was_copied(void **state)
+{
+    struct bench bench = open_bench(true, 3, 7);
+    (void)state;
+    open_operand(&bench, 1, 700); /* 256 a unit */
+    assert_false(seen(&bench)->ops->is_ready(seen(&bench), 0, 1));
+    assert_true(play_stream(&bench));
+    assert_true(seen(&bench)->ops->is_ready(seen(&bench), 0, 256));
+    assert_false(seen(&bench)->ops->is_ready(seen(&bench), 255, 257));
+    bench.operand->base.ops->release(&bench.operand->base, 0, 200);
+    assert_int_equal(done_of(&bench, 0), 7);
+    bench.operand->base.ops->release(&bench.operand->base, 200, 256);
+    assert_int_equal(done_of(&bench, 0), 8);
+    drop(&bench);
+    close_bench(&bench);
+}
+
+static void device_ring_output_waits_for_its_place(void **state)
+{
+    struct bench bench = open_bench(false, 2, 0);
+    (void)state;
+    open_operand(&bench, 1, 700);
+    assert_true(seen(&bench)->ops->is_ready(seen(&bench), 0, 512));
+    assert_false(seen(&bench)->ops->is_ready(seen(&bench), 512, 700)); /* in the place of the first unit */
+    assert_false(play_stream(&bench));
+    touch(&bench, 0, 256);
+    bench.operand->base.ops->release(&bench.operand->base, 0, 256);
+    assert_true(play_stream(&bench));
+    assert_true(seen(&bench)->ops->is_ready(seen(&bench), 512, 700));
+    assert_false(seen(&bench)->ops->is_finished(seen(&bench)));
+    drop(&bench);
+    close_bench(&bench);
+}
+
+/* Whatever a stream waits for, now or in a million uses of a slot. */
+static void device_ring_dropped_early_lets_streams_go(void **state)
+{
+    static const uint64_t starts[] = {0, INT64_MAX - 1, UINT64_MAX - 1};
+    (void)state;
+    for (size_t i = 0; i < SHOAL_COUNT_OF(starts); i++) {
+        for (int is_inward = 0; is_inward < 2; is_inward++) {
+            struct bench bench = open_bench(is_inward, 2, starts[i]);
+            open_operand(&bench, 1, 5000);
+            bench.operand->base.ops->drop(&bench.operand->base);
+            assert_true(bench.ring.is_let_go);
+            for (unsigned slot = 0; slot < 2; slot++)
+                assert_true(is_over(&bench, slot, starts[i] + 1000000));
+            shoal_device_ring_let_go(&bench.ring); /* again: nothing changes */
+            assert_true(is_over(&bench, 0, starts[i] + 1000000));
+            shoal_device_ring_leave(bench.operand);
+            close_bench(&bench);
+        }
+    }
+}
+
+/* Another operand of a ring that was let go is still released by the engine: no counter goes back. */
+static void device_ring_let_go_stays_so(void **state)
+{
+    struct bench bench = open_bench(false, 4, 0);
+    (void)state;
+    open_operand(&bench, 1, 256);
+    shoal_device_ring_let_go(&bench.ring);
+    bench.operand->base.ops->release(&bench.operand->base, 0, 256);
+    assert_true(is_over(&bench, 0, 1000000));
+    drop(&bench);
+    close_bench(&bench);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(device_ring_every_range_has_its_place),
+        cmocka_unit_test(device_ring_input_is_ready_when_it_was_copied),
+        cmocka_unit_test(device_ring_output_waits_for_its_place),
+        cmocka_unit_test(device_ring_dropped_early_lets_streams_go),
+        cmocka_unit_test(device_ring_let_go_stays_so),
+    };
+    return cmocka_run_group_tests_name("device_ring", tests, NULL, NULL);
+}
