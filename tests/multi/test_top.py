@@ -65,7 +65,7 @@ class Job:
 
 
 def world(process):
-    (comm,) = process["communicators"]
+    (comm,) = (comm for comm in process["communicators"] if comm["name"] == "world")
     return comm
 
 

@@ -1,13 +1,12 @@
 /* A job to look at. After 100 all-reduces of 1,024 floats each rank prints "ready", and then, until a signal ends it:
  *   late      rank 1 stays out of the last all-reduce, of 1,000 floats, that the others have called
- *   busy      all-reduces of 256 KiB; rank 1 sleeps for 2 ms before each
+ *   busy      all-reduces of 256 KiB; rank 1 comes to each 2 ms after rank 0
  *   receive   rank 0 receives from rank 1, which sends nothing; rank 1 waits for a signal
  *   mismatch  rank 1 gives 65,535 floats, the others 65,536; then the program ends with exit code 3
  *   fork      like late, and each rank has a child that has its descriptors
  *   handler   like late, and the program has a handler for SIGUSR2
  *   contexts  another context came first and has gone; after SIGUSR1 the program destroys its own one, sends itself SIGUSR2,
- * and
- *             prints "lives" */
+ *             and prints "lives" */
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -38,12 +37,25 @@ static void wait_for_signal(void)
         pause();
 }
 
+/* Rank 0 tells rank 1 on a communicator of its own when it has posted, so that rank 1 comes last however busy the machine is. */
 static int run_busy(struct shoal_comm *comm)
 {
     const struct timespec nap = {0, 2000000};
-    while (sum(comm, 65536) == SHOAL_OK) {
-        if (shoal_comm_rank(comm) == 1)
-            nanosleep(&nap, NULL);
+    struct shoal_comm *side;
+    struct shoal_request *request = NULL;
+    enum shoal_status status = shoal_comm_split(comm, 0, 0, NULL, &side);
+    while (status == SHOAL_OK && shoal_comm_rank(comm) == 1) {
+        status = shoal_recv(side, data, 1, SHOAL_UINT8, 0, 1, NULL);
+        nanosleep(&nap, NULL);
+        if (status == SHOAL_OK)
+            status = sum(comm, 65536);
+    }
+    while (status == SHOAL_OK) {
+        const uint8_t token = 1;
+        status = shoal_allreduce_post(comm, data, data, 65536, SHOAL_FLOAT32, SHOAL_SUM, NULL, &request);
+        if (status == SHOAL_OK && (status = shoal_send(side, &token, 1, SHOAL_UINT8, 1, 1, NULL)) == SHOAL_OK)
+            status = shoal_request_wait(request, SHOAL_FOREVER);
+        shoal_request_free(request);
     }
     return 3;
 }
