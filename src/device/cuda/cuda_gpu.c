@@ -38,18 +38,19 @@ static enum shoal_status gpu_look(struct shoal_gpu *gpu, int index)
 
 static enum shoal_status gpu_look_at_all(struct shoal_gpu *gpu)
 {
-    const shoal_cu_result result = gpu->calls.device_count(&gpu->count);
+    int count = 0;
+    const shoal_cu_result result = gpu->calls.device_count(&count);
     if (result != SHOAL_CU_SUCCESS)
         return shoal_cuda_fail(gpu->log, &gpu->calls, "cuDeviceGetCount", result, "counting devices");
-    if (gpu->count == 0)
+    if (count == 0)
         return shoal_cuda_fail(gpu->log, &gpu->calls, "cuDeviceGetCount", SHOAL_CU_NO_DEVICE, "counting devices");
-    if (gpu->count > SHOAL_GPU_DEVICES_MAX)
+    if (count > SHOAL_GPU_DEVICES_MAX)
         return shoal_log_fail(
             gpu->log, SHOAL_ERR_UNSUPPORTED, "gpu",
-            "the CUDA driver shows %d devices, and Shoal knows at most %d: name fewer in CUDA_VISIBLE_DEVICES", gpu->count,
+            "the CUDA driver shows %d devices, and Shoal knows at most %d: name fewer in CUDA_VISIBLE_DEVICES", count,
             SHOAL_GPU_DEVICES_MAX);
-    for (int i = 0; i < gpu->count; i++)
-        SHOAL_TRY(gpu_look(gpu, i));
+    while (gpu->count < count)
+        SHOAL_TRY(gpu_look(gpu, gpu->count++));
     return SHOAL_OK;
 }
 
