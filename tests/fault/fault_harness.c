@@ -306,6 +306,20 @@ static int rank_of(const struct fault_shared *shared, int size, pid_t pid)
     return -1;
 }
 
+/* Where a rank is that did not end: its threads as the kernel sees them, and as a debugger does where there is one. */
+static void print_place(int rank, pid_t pid)
+{
+    char command[512];
+    snprintf(command, sizeof command,
+             "for t in /proc/%d/task/*; do echo \"# rank %d left: $(cat $t/comm $t/wchan $t/syscall; grep -E 'State|TracerPid' "
+             "$t/status)\" | tr '\\n' ' '; echo; done 2>/dev/null; command -v gdb >/dev/null && timeout 60 gdb -p %d -batch -ex "
+             "'thread apply all bt 24' 2>&1 | grep -E '^(Thread|#|ptrace)' | sed 's/^/# /'",
+             (int)pid, rank, (int)pid);
+    fflush(stdout);
+    if (system(command) != 0)
+        printf("# no debugger says where rank %d is\n", rank);
+}
+
 /* Stopped ranks go on when all others have ended. False when the time ran out. */
 static bool reap_all(const struct fault_job *job, struct fault_shared *shared)
 {
@@ -333,6 +347,10 @@ static bool reap_all(const struct fault_job *job, struct fault_shared *shared)
             stopped -= is_stopped[r];
             is_stopped[r] = false;
         }
+    }
+    for (int r = 0; r < job->size && left > 0; r++) {
+        if (kill(shared->results[r].pid, 0) == 0)
+            print_place(r, shared->results[r].pid);
     }
     for (int r = 0; r < job->size && left > 0; r++)
         kill(shared->results[r].pid, SIGKILL);
