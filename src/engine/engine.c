@@ -332,6 +332,14 @@ static enum shoal_status post_batch(struct shoal_engine *engine, const struct sh
     return SHOAL_OK;
 }
 
+/* Nothing was posted. */
+static enum shoal_status drop_batch(const struct shoal_batch *batch, enum shoal_status status)
+{
+    for (size_t i = 0; i < batch->count; i++)
+        shoal_layout_free(batch->calls[i].layout);
+    return status;
+}
+
 enum shoal_status shoal_engine_run(struct shoal_engine *engine, const struct shoal_batch *batch)
 {
     struct shoal_progress *progress = engine->progress;
@@ -349,18 +357,11 @@ enum shoal_status shoal_engine_run(struct shoal_engine *engine, const struct sho
     shoal_progress_wake(progress);
     shoal_progress_unlock(progress);
     if (status != SHOAL_OK)
-        return status;
+        return drop_batch(batch, status);
     const enum shoal_status done = shoal_progress_wait(progress, &request, UINT64_MAX);
     if (batch->is_group)
         shoal_progress_note_waited(progress, begin_ticks);
     return done;
-}
-
-/* Nothing was posted. */
-static enum shoal_status drop_batch(const struct shoal_batch *batch, enum shoal_status status)
-{
-    shoal_layout_free(batch->calls->layout);
-    return status;
 }
 
 enum shoal_status shoal_engine_start(struct shoal_engine *engine, const struct shoal_batch *batch,
@@ -385,7 +386,7 @@ enum shoal_status shoal_engine_start(struct shoal_engine *engine, const struct s
     shoal_progress_unlock(progress);
     if (status != SHOAL_OK) {
         free(request);
-        return status;
+        return drop_batch(batch, status);
     }
     *request_out = request;
     if (!batch->wait_ms || shoal_request_wait(request, batch->wait_ms) == SHOAL_PENDING)

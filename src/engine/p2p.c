@@ -5,6 +5,9 @@
  *                -> reachable: the receiver copies and answers TAKEN
  *                -> otherwise: the receiver answers GO when it is ready, the sender streams DATA
  *
+ * An operand on a device is ready a part at a time (device/device.h). A GO says how far the sender may stream, and more of them
+ * follow: so what comes always has its place, and no message keeps back those behind it in the queue.
+ *
  * What comes before its receive is kept: the data of small messages, the ASK of large ones. Everything runs under the progress
  * engine's lock. */
 #include <stdlib.h>
@@ -25,7 +28,9 @@ enum phase {
     UNMATCHED,    /* receive */
     COPYING,      /* receive: from the sender's memory */
     TO_ANSWER,    /* receive: GO or TAKEN not yet queued */
-    FILLING,      /* receive: DATA expected */
+    FILLING,      /* receive: DATA expected, and perhaps another GO to be queued */
+    PLACING,      /* receive: of a small message that came before its device was ready for it */
+    TAKING,       /* receive: by its device */
     DRAINING,     /* drain: until it is the oldest */
     PHASE_END
 };
@@ -38,7 +43,7 @@ struct unexpected {
     char data[];
 };
 
-#define COPY_BYTES ((size_t)1 << 20)
+#define COPY_BYTES ((size_t)1 << 20) /* of memory, or asked of a device, at once */
 #define UNEXPECTED_MAX 4096 /* messages kept; then the queues fill and the senders wait */
 
 struct shoal_p2p {
@@ -46,7 +51,8 @@ struct shoal_p2p {
     struct unexpected *unexpected_head, *unexpected_tail;
     unsigned unexpected_count;
     uint64_t next_id;
-    bool is_full[]; /* [size], while progress goes through the list: the queue to that peer takes no more */
+    bool has_unready; /* while progress goes through the list: a small send is not ready on its device */
+    bool is_full[];   /* [size], meanwhile: the queue to that peer takes no more */
 };
 
 static enum phase phase_of(const struct shoal_request *request)
@@ -67,6 +73,48 @@ static bool is_receive(const struct shoal_request *request)
 static int peer_of(const struct shoal_request *request)
 {
     return request->call.root;
+}
+
+static bool is_small(const struct shoal_request *request)
+{
+    return request->bytes <= SHOAL_EAGER_BYTES;
+}
+
+/* ---- Bytes of an operand, whole elements of it --------------------------------------------------------------------------- */
+
+static enum shoal_operand operand_of(const struct shoal_request *request)
+{
+    return is_send(request) ? SHOAL_OPERAND_INPUT : SHOAL_OPERAND_OUTPUT;
+}
+
+static bool is_message_ready(struct shoal_engine *engine, const struct shoal_request *request, size_t offset, size_t bytes)
+{
+    const size_t element = request->element_bytes;
+    return shoal_runner_is_ready(engine, request, operand_of(request), offset / element, (offset + bytes) / element);
+}
+
+static void release(const struct shoal_request *request, size_t offset, size_t bytes)
+{
+    const size_t element = request->element_bytes;
+    shoal_runner_release(request, operand_of(request), offset / element, (offset + bytes) / element);
+}
+
+/* *bytes becomes at most those that lie in a row from there. */
+static char *address_of(const struct shoal_engine *engine, const struct shoal_request *request, size_t offset, size_t *bytes)
+{
+    const size_t element = request->element_bytes;
+    size_t run = *bytes / element;
+    char *const at =
+        shoal_call_address(&request->call, engine->rank, element, operand_of(request), 0, offset / element, &run);
+    *bytes = run * element;
+    return at;
+}
+
+/* As much as a device may be asked for. */
+static size_t part_after(const struct shoal_engine *engine, const struct shoal_request *request, size_t offset)
+{
+    const size_t most = shoal_min_size(COPY_BYTES, shoal_engine_range_bytes(engine)) / sizeof(uint64_t) * sizeof(uint64_t);
+    return shoal_min_size(request->bytes - offset, most);
 }
 
 /* ---- The list of requests ------------------------------------------------------------------------------------------------ */
@@ -103,6 +151,13 @@ static struct shoal_request *find_by_id(struct shoal_p2p *p2p, int peer, uint64_
             return request;
     }
     return NULL;
+}
+
+/* A send that an answer is for. */
+static struct shoal_request *find_asked(struct shoal_p2p *p2p, int peer, uint64_t id)
+{
+    struct shoal_request *const asked = find_by_id(p2p, peer, id, AWAIT_ANSWER);
+    return asked ? asked : find_by_id(p2p, peer, id, STREAMING);
 }
 
 static struct shoal_request *find_receive(struct shoal_p2p *p2p, int peer, int tag)
@@ -148,23 +203,64 @@ static void take_large(struct shoal_engine *engine, struct shoal_request *reques
         request->message.phase = COPYING;
 }
 
-/* A part at a time, so that other operations move on. PENDING: a failure was published, after which the sender may have freed
- * its memory; shoal_engine_check takes the failure up. */
+/* A part at a time, so that other operations move on. PENDING: it is not ready on its device; or a failure was published, after
+ * which the sender may have freed its memory; shoal_engine_check takes the failure up. */
 static enum shoal_status copy_part(struct shoal_engine *engine, struct shoal_request *request)
 {
-    const size_t offset = request->message.offset, bytes = shoal_min_size(request->bytes - offset, COPY_BYTES);
-    void *const to = (char *)request->call.output + offset;
+    const size_t begin = request->message.offset, end = begin + part_after(engine, request, begin);
+    if (!is_message_ready(engine, request, begin, end - begin))
+        return SHOAL_PENDING;
     if (engine->ops->enter && !engine->ops->enter(engine->transport))
         return SHOAL_PENDING;
-    engine->kernels->copy(&to, 1, (const char *)request->message.source + offset, bytes, SHOAL_STORES_CACHED);
+    for (size_t at = begin, bytes; at < end; at += bytes) {
+        bytes = end - at;
+        void *const to = address_of(engine, request, at, &bytes);
+        engine->kernels->copy(&to, 1, (const char *)request->message.source + at, bytes, SHOAL_STORES_CACHED);
+    }
     if (engine->ops->leave)
         engine->ops->leave(engine->transport);
-    request->message.offset += bytes;
-    if (request->message.offset < request->bytes)
+    release(request, begin, end - begin);
+    request->message.offset = end;
+    if (end < request->bytes)
         return SHOAL_OK;
     request->message.phase = TO_ANSWER;
     request->message.is_copied = true;
     return SHOAL_OK;
+}
+
+static enum shoal_status advance_taking(struct shoal_engine *engine, struct shoal_request *request)
+{
+    if (!shoal_runner_is_over(engine, request))
+        return SHOAL_PENDING;
+    p2p_finish(engine, request, SHOAL_OK);
+    return SHOAL_OK;
+}
+
+/* All has come. */
+static void end_receive(struct shoal_engine *engine, struct shoal_request *request)
+{
+    request->message.phase = TAKING;
+    (void)advance_taking(engine, request);
+}
+
+static enum shoal_status advance_placing(struct shoal_engine *engine, struct shoal_request *request)
+{
+    const struct shoal_call *call = &request->call;
+    if (!is_message_ready(engine, request, 0, request->bytes))
+        return SHOAL_PENDING;
+    shoal_call_unpack(call, engine->rank, request->element_bytes, 0, call->count, call->layout->taken_scratch);
+    release(request, 0, request->bytes);
+    end_receive(engine, request);
+    return SHOAL_OK;
+}
+
+static void take_small(struct shoal_engine *engine, struct shoal_request *request, const void *data)
+{
+    const bool is_on_device = shoal_call_is_on_device(&request->call);
+    if (request->bytes)
+        memcpy(is_on_device ? request->call.layout->taken_scratch : request->call.output, data, request->bytes);
+    request->message.phase = is_on_device ? PLACING : TAKING;
+    (void)(is_on_device ? advance_placing : advance_taking)(engine, request);
 }
 
 /* A message meets its receive. */
@@ -181,9 +277,7 @@ static void match(struct shoal_engine *engine, struct shoal_request *request, co
         take_large(engine, request, packet);
         return;
     }
-    if (request->bytes)
-        memcpy(request->call.output, data, request->bytes);
-    p2p_finish(engine, request, SHOAL_OK);
+    take_small(engine, request, data);
 }
 
 /* False when there is no room: the packet stays in its queue. */
@@ -223,27 +317,38 @@ static bool p2p_take_message(struct shoal_engine *engine, int peer, const struct
     return true;
 }
 
+/* Of what was granted, so its place is ready. */
 static void take_data(struct shoal_engine *engine, int peer, const struct shoal_packet *packet)
 {
     struct shoal_request *receive = find_by_id(engine->p2p, peer, packet->id, FILLING);
-    if (!receive || packet->offset > receive->bytes || packet->bytes > receive->bytes - packet->offset)
+    const size_t granted = receive ? receive->message.granted : 0, end = packet->offset + packet->bytes;
+    if (!receive || packet->offset > granted || packet->bytes > granted - packet->offset ||
+        (packet->offset | packet->bytes) % receive->element_bytes)
         return;
-    memcpy((char *)receive->call.output + packet->offset, packet + 1, packet->bytes);
+    for (size_t at = packet->offset, bytes; at < end; at += bytes) {
+        bytes = end - at;
+        char *const to = address_of(engine, receive, at, &bytes);
+        memcpy(to, (const char *)(packet + 1) + (at - packet->offset), bytes);
+    }
+    release(receive, packet->offset, packet->bytes);
     receive->message.offset += packet->bytes;
     if (receive->message.offset == receive->bytes)
-        p2p_finish(engine, receive, SHOAL_OK);
+        end_receive(engine, receive);
 }
 
 static void p2p_take_answer(struct shoal_engine *engine, int peer, const struct shoal_packet *packet)
 {
-    struct shoal_request *send = find_by_id(engine->p2p, peer, packet->id, AWAIT_ANSWER);
+    struct shoal_request *send = find_asked(engine->p2p, peer, packet->id);
     if (!send)
         return;
-    send->record->arrived = shoal_clock_ticks();
-    if (packet->kind == TAKEN)
+    if (phase_of(send) == AWAIT_ANSWER)
+        send->record->arrived = shoal_clock_ticks();
+    if (packet->kind == TAKEN) {
         p2p_finish(engine, send, SHOAL_OK);
-    else
-        send->message.phase = STREAMING;
+        return;
+    }
+    send->message.phase = STREAMING;
+    send->message.granted = shoal_max_size(send->message.granted, shoal_min_size(packet->offset, send->bytes));
 }
 
 /* False when the packet cannot be taken now. */
@@ -303,24 +408,38 @@ static enum shoal_status p2p_push(struct shoal_engine *engine, const struct shoa
     return engine->ops->push(engine->transport, peer_of(request), &packet, data);
 }
 
+/* Data on a device are put together first. */
+static const void *find_small(struct shoal_engine *engine, const struct shoal_request *request)
+{
+    return shoal_call_is_on_device(&request->call) ? shoal_engine_pack(engine, request) : request->call.input;
+}
+
 static enum shoal_status p2p_announce(struct shoal_engine *engine, struct shoal_request *request)
 {
-    if (request->bytes <= SHOAL_EAGER_BYTES)
+    if (is_small(request))
         return p2p_push(engine, request, (struct shoal_packet){.kind = EAGER, .bytes = (uint32_t)request->bytes},
-                        request->call.input);
-    const shoal_location location = engine->ops->locate(engine->transport, request->call.input, request->bytes);
+                        find_small(engine, request));
+    const shoal_location location = shoal_call_is_on_device(&request->call)
+                                        ? 0
+                                        : engine->ops->locate(engine->transport, request->call.input, request->bytes);
     return p2p_push(engine, request, (struct shoal_packet){.kind = ASK, .location = location}, NULL);
 }
 
+/* As far as the receiver has granted. */
 static enum shoal_status stream(struct shoal_engine *engine, struct shoal_request *request)
 {
-    while (request->message.offset < request->bytes) {
-        const size_t bytes = shoal_min_size(request->bytes - request->message.offset, SHOAL_PACKET_BYTES_MAX);
-        const struct shoal_packet packet = {.kind = DATA, .bytes = (uint32_t)bytes, .offset = request->message.offset};
-        SHOAL_TRY(p2p_push(engine, request, packet, (const char *)request->call.input + request->message.offset));
-        request->message.offset += bytes;
+    struct shoal_p2p_state *message = &request->message;
+    while (message->offset < message->granted) {
+        size_t bytes = shoal_min_size(message->granted - message->offset, SHOAL_PACKET_BYTES_MAX);
+        if (!is_message_ready(engine, request, message->offset, bytes))
+            return SHOAL_PENDING;
+        const char *from = address_of(engine, request, message->offset, &bytes);
+        const struct shoal_packet packet = {.kind = DATA, .bytes = (uint32_t)bytes, .offset = message->offset};
+        SHOAL_TRY(p2p_push(engine, request, packet, from));
+        release(request, message->offset, bytes);
+        message->offset += bytes;
     }
-    return SHOAL_OK;
+    return message->offset < request->bytes ? SHOAL_PENDING : SHOAL_OK;
 }
 
 /* ---- Moving on ----------------------------------------------------------------------------------------------------------- */
@@ -340,12 +459,21 @@ static void p2p_leave(struct shoal_engine *engine, struct shoal_request *request
     (void)advance_leaving(engine, request);
 }
 
+/* What keeps it back keeps back later ones: to that peer, or of the same tag to that peer. */
 static enum shoal_status advance_announcement(struct shoal_engine *engine, struct shoal_request *request)
 {
-    SHOAL_TRY(p2p_announce(engine, request));
+    if (is_small(request) && !is_message_ready(engine, request, 0, request->bytes)) {
+        engine->p2p->has_unready = true;
+        return SHOAL_PENDING;
+    }
+    const enum shoal_status status = p2p_announce(engine, request);
+    engine->p2p->is_full[peer_of(request)] = status == SHOAL_PENDING;
+    SHOAL_TRY(status);
     request->message.phase = AWAIT_ANSWER;
-    if (request->bytes <= SHOAL_EAGER_BYTES)
-        p2p_leave(engine, request);
+    if (!is_small(request))
+        return SHOAL_OK;
+    release(request, 0, request->bytes);
+    p2p_leave(engine, request);
     return SHOAL_OK;
 }
 
@@ -356,13 +484,33 @@ static enum shoal_status advance_stream(struct shoal_engine *engine, struct shoa
     return SHOAL_OK;
 }
 
+/* Memory has a place for all of it. */
+static enum shoal_status grant(struct shoal_engine *engine, struct shoal_request *request)
+{
+    struct shoal_p2p_state *message = &request->message;
+    const bool is_on_device = shoal_call_is_on_device(&request->call);
+    const size_t bytes = is_on_device ? part_after(engine, request, message->granted) : request->bytes - message->granted;
+    if (!is_message_ready(engine, request, message->granted, bytes))
+        return SHOAL_PENDING;
+    SHOAL_TRY(p2p_push(engine, request, (struct shoal_packet){.kind = GO, .offset = message->granted + bytes}, NULL));
+    message->granted += bytes;
+    return SHOAL_OK;
+}
+
+static enum shoal_status advance_filling(struct shoal_engine *engine, struct shoal_request *request)
+{
+    return request->message.granted < request->bytes ? grant(engine, request) : SHOAL_PENDING;
+}
+
 static enum shoal_status advance_answer(struct shoal_engine *engine, struct shoal_request *request)
 {
-    const bool is_copied = request->message.is_copied;
-    SHOAL_TRY(p2p_push(engine, request, (struct shoal_packet){.kind = is_copied ? TAKEN : GO}, NULL));
+    if (request->message.is_copied) {
+        SHOAL_TRY(p2p_push(engine, request, (struct shoal_packet){.kind = TAKEN}, NULL));
+        end_receive(engine, request);
+        return SHOAL_OK;
+    }
+    SHOAL_TRY(grant(engine, request));
     request->message.phase = FILLING;
-    if (is_copied)
-        p2p_finish(engine, request, SHOAL_OK);
     return SHOAL_OK;
 }
 
@@ -378,8 +526,9 @@ static enum shoal_status advance_drain(struct shoal_engine *engine, struct shoal
  * NULL: a packet ends the phase. */
 typedef enum shoal_status (*advance_fn)(struct shoal_engine *engine, struct shoal_request *request);
 static const advance_fn advances[PHASE_END] = {
-    [TO_ANNOUNCE] = advance_announcement, [STREAMING] = advance_stream, [LEAVING] = advance_leaving, [COPYING] = copy_part,
-    [TO_ANSWER] = advance_answer,         [DRAINING] = advance_drain};
+    [TO_ANNOUNCE] = advance_announcement, [STREAMING] = advance_stream, [LEAVING] = advance_leaving,
+    [COPYING] = copy_part,                [TO_ANSWER] = advance_answer, [FILLING] = advance_filling,
+    [PLACING] = advance_placing,          [TAKING] = advance_taking,    [DRAINING] = advance_drain};
 
 static enum shoal_status advance(struct shoal_engine *engine, struct shoal_request *request)
 {
@@ -395,24 +544,43 @@ static void fail_push(struct shoal_engine *engine, struct shoal_request *request
     shoal_engine_fail(engine, &failure);
 }
 
-/* In the order posted: a send to a peer that cannot be announced now keeps later ones to that peer back. */
+/* Whether an earlier small one of the same tag is not ready. */
+static bool follows_unready(const struct shoal_p2p *p2p, const struct shoal_request *request)
+{
+    const struct shoal_request *earlier = p2p->head;
+    while (earlier != request && (phase_of(earlier) != TO_ANNOUNCE || peer_of(earlier) != peer_of(request) ||
+                                  earlier->call.tag != request->call.tag))
+        earlier = earlier->next;
+    return earlier != request;
+}
+
+static bool is_kept_back(const struct shoal_p2p *p2p, const struct shoal_request *request)
+{
+    return phase_of(request) == TO_ANNOUNCE &&
+           (p2p->is_full[peer_of(request)] || (p2p->has_unready && follows_unready(p2p, request)));
+}
+
+static void begin_pass(struct shoal_engine *engine)
+{
+    if (!engine->p2p)
+        return;
+    memset(engine->p2p->is_full, 0, (size_t)engine->size * sizeof *engine->p2p->is_full);
+    engine->p2p->has_unready = false;
+}
+
+/* In the order posted. */
 bool shoal_p2p_progress(struct shoal_engine *engine)
 {
     bool did = p2p_drain(engine);
     struct shoal_request *next;
-    if (engine->p2p)
-        memset(engine->p2p->is_full, 0, (size_t)engine->size * sizeof *engine->p2p->is_full);
+    begin_pass(engine);
     for (struct shoal_request *request = engine->is_broken || !engine->p2p ? NULL : engine->p2p->head; request;
          request = next) {
         next = request->next;
-        const bool is_unannounced = phase_of(request) == TO_ANNOUNCE;
-        const int peer = peer_of(request);
-        if (is_unannounced && engine->p2p->is_full[peer])
+        if (is_kept_back(engine->p2p, request))
             continue;
         const size_t offset = request->message.offset;
         const enum shoal_status status = advance(engine, request);
-        if (is_unannounced && status == SHOAL_PENDING)
-            engine->p2p->is_full[peer] = true;
         if (engine->is_broken)
             return true; /* a callback may have broken it: the list is gone */
         did |= status == SHOAL_OK || (status == SHOAL_PENDING && request->message.offset != offset);
@@ -448,7 +616,7 @@ enum shoal_status shoal_p2p_post(struct shoal_engine *engine, struct shoal_reque
 {
     if (!has_tables(engine))
         return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for messages");
-    request->record->algorithm = request->bytes <= SHOAL_EAGER_BYTES ? shoal_engine_eager : shoal_engine_asked;
+    request->record->algorithm = is_small(request) ? shoal_engine_eager : shoal_engine_asked;
     request->sequence = request->record->sequence = ++engine->p2p->next_id;
     request->message = (struct shoal_p2p_state){
         .id = is_send(request) ? request->sequence : 0,
@@ -486,11 +654,39 @@ struct shoal_request *shoal_p2p_awaited(struct shoal_engine *engine)
     return request;
 }
 
+/* The bytes that a phase needs of the operand, from *offset_out; 0: it needs none. */
+static size_t find_wanted(const struct shoal_engine *engine, const struct shoal_request *request, size_t *offset_out)
+{
+    const struct shoal_p2p_state *message = &request->message;
+    const enum phase phase = phase_of(request);
+    const bool is_asking = phase == FILLING || (phase == TO_ANSWER && !message->is_copied);
+    *offset_out = is_asking ? message->granted : message->offset;
+    if (phase == STREAMING)
+        return shoal_min_size(message->granted - message->offset, SHOAL_PACKET_BYTES_MAX);
+    if (is_asking && message->offset < message->granted) /* what was granted has not come */
+        return 0;
+    if (is_asking || phase == COPYING)
+        return part_after(engine, request, *offset_out);
+    return phase == PLACING || (phase == TO_ANNOUNCE && is_small(request)) ? request->bytes : 0;
+}
+
+bool shoal_p2p_is_unready(const struct shoal_engine *engine, const struct shoal_request *request)
+{
+    const struct shoal_device_operand *device = shoal_call_device(&request->call, operand_of(request));
+    size_t offset;
+    if (!device)
+        return false;
+    if (phase_of(request) == TAKING)
+        return !device->ops->is_finished(device);
+    const size_t bytes = find_wanted(engine, request, &offset), element = request->element_bytes;
+    return bytes && !device->ops->is_ready(device, offset / element, (offset + bytes) / element);
+}
+
 uint64_t shoal_p2p_mark(const struct shoal_engine *engine)
 {
     uint64_t mark = engine->message_count;
     for (const struct shoal_request *r = engine->p2p ? engine->p2p->head : NULL; r; r = r->next)
-        mark = mark * 31 + r->message.offset + (uint64_t)r->message.phase;
+        mark = mark * 31 + r->message.offset + r->message.granted + (uint64_t)r->message.phase;
     return mark;
 }
 

@@ -16,6 +16,7 @@ struct shoal_p2p_state {
     uint64_t id;        /* of a large message, given by its sender: packets name it */
     const void *source; /* the sender's memory, as this process reaches it */
     size_t offset;      /* bytes that have been copied, sent or received */
+    size_t granted;     /* bytes that the sender may stream so far, as the receiver said */
     int phase;
     bool is_copied; /* a receive: from the sender's memory, so that it answers that it has taken the message */
 };
@@ -32,6 +33,8 @@ struct shoal_request *shoal_p2p_first(const struct shoal_engine *engine);
 struct shoal_request *shoal_p2p_oldest(struct shoal_engine *engine);
 /* The first one that a thread waits for, no drain; NULL: none. */
 struct shoal_request *shoal_p2p_awaited(struct shoal_engine *engine);
+/* Whether it waits for this rank's device. */
+bool shoal_p2p_is_unready(const struct shoal_engine *engine, const struct shoal_request *request);
 /* Changes whenever a message moves. */
 uint64_t shoal_p2p_mark(const struct shoal_engine *engine);
 /* Appends "; a message with tag 7 ..." where a receive waits and its peer has sent something else. */

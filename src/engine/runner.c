@@ -774,8 +774,12 @@ int shoal_runner_find_unready(const struct shoal_engine *engine, const struct sh
         [SHOAL_PHASE_IN_ROUNDS] = find_unready_in_rounds, [SHOAL_PHASE_RUNNING] = find_unready_running,
         [SHOAL_PHASE_LEAVING] = find_unfinished,
     };
-    const bool is_on_device = shoal_call_is_on_device(&request->call);
-    return SHOAL_LIKELY(!is_on_device) ? -1 : in_phase[shoal_request_phase(request)](engine, request);
+    if (SHOAL_LIKELY(!shoal_call_is_on_device(&request->call)))
+        return -1;
+    if (!shoal_request_is_message(request))
+        return in_phase[shoal_request_phase(request)](engine, request);
+    const bool is_send = request->call.kind == SHOAL_COLLECTIVE_SEND;
+    return !shoal_p2p_is_unready(engine, request) ? -1 : is_send ? SHOAL_OPERAND_INPUT : SHOAL_OPERAND_OUTPUT;
 }
 
 void shoal_runner_find_step(const struct shoal_engine *engine, const struct shoal_request *request, int *step_out,

@@ -343,7 +343,14 @@ static void end_call(void *arg, enum shoal_status status)
         operation_spoil(&doing->operation);
 }
 
-static void post_exchange(struct shoal_engine *engine, const struct exchange_side *side, struct shoal_request *request)
+/* Three of four. */
+static void put_message_on_device(struct world *world, int r, struct shoal_call *call)
+{
+    const unsigned operand = 1u << (call->kind == SHOAL_COLLECTIVE_SEND ? SHOAL_OPERAND_INPUT : SHOAL_OPERAND_OUTPUT);
+    sim_device_take(world->ranks[r].device, call, r, world->size, reference_below(&world->device_random, 4) ? operand : 0);
+}
+
+static void post_exchange(struct world *world, int r, const struct exchange_side *side, struct shoal_request *request)
 {
     struct shoal_message messages[EXCHANGE_MESSAGES_MAX];
     struct shoal_call calls[EXCHANGE_MESSAGES_MAX];
@@ -356,7 +363,9 @@ static void post_exchange(struct shoal_engine *engine, const struct exchange_sid
                                        .input = messages[i].is_send ? messages[i].buffer : NULL,
                                        .output = messages[i].is_send ? NULL : messages[i].buffer,
                                        .count = messages[i].count};
-    assert_int_equal(shoal_engine_post_group(engine, calls, count, request), SHOAL_OK);
+    for (size_t i = 0; i < count && world->ranks[r].device; i++)
+        put_message_on_device(world, r, &calls[i]);
+    assert_int_equal(shoal_engine_post_group(world->ranks[r].engine, calls, count, request), SHOAL_OK);
 }
 
 /* Three of four operands that the rank has. Both of several tensors, which are packed there, and of operations in place. */
@@ -382,7 +391,7 @@ static void post_item(struct world *world, const struct program *program, int r,
     doing->is_exchange = program->is_exchange[i];
     if (doing->is_exchange) {
         doing->exchange = exchange_prepare(&program->exchanges[i], &team, &rank->areas, begin);
-        post_exchange(rank->engine, &doing->exchange, &rank->requests[i]);
+        post_exchange(world, r, &doing->exchange, &rank->requests[i]);
         return;
     }
     doing->operation = operation_prepare(&program->operations[i], &team, &rank->areas, begin);
@@ -898,47 +907,141 @@ static void post_messages(struct world *world, uint64_t seed)
             const size_t count = message_count(seed, step), slot = (size_t)step - 1;
             const struct reference given = reference_input(SHOAL_INT64, r, (uint64_t)step);
             char *from = message_memory(world, r, slot, seed), *to = message_memory(world, r, slot + 2, seed);
-            const struct shoal_call send = {.kind = SHOAL_COLLECTIVE_SEND,
-                                            .type = SHOAL_INT64,
-                                            .root = (r + step) % size,
-                                            .tag = step,
-                                            .count = count,
-                                            .input = from};
-            const struct shoal_call receive = {.kind = SHOAL_COLLECTIVE_RECV,
-                                               .type = SHOAL_INT64,
-                                               .root = (r + size - step) % size,
-                                               .tag = step,
-                                               .count = count,
-                                               .output = to};
+            struct shoal_call send = {.kind = SHOAL_COLLECTIVE_SEND,
+                                      .type = SHOAL_INT64,
+                                      .root = (r + step) % size,
+                                      .tag = step,
+                                      .count = count,
+                                      .input = from};
+            struct shoal_call receive = {.kind = SHOAL_COLLECTIVE_RECV,
+                                         .type = SHOAL_INT64,
+                                         .root = (r + size - step) % size,
+                                         .tag = step,
+                                         .count = count,
+                                         .output = to};
             reference_fill(&given, from, count);
             memset(to, 0xA5, MESSAGE_ROOM);
+            if (world->ranks[r].device) {
+                put_message_on_device(world, r, &send);
+                put_message_on_device(world, r, &receive);
+            }
             post(world, r, step * 2 - 2, r % 2 ? &send : &receive);
             post(world, r, step * 2 - 1, r % 2 ? &receive : &send);
         }
     }
 }
 
+static void assert_delivered(struct world *world, uint64_t seed)
+{
+    for (int r = 0; r < world->size; r++) {
+        for (int step = 1; step <= 2; step++) {
+            const int from = (r + world->size - step) % world->size;
+            const struct reference wanted = reference_input(SHOAL_INT64, from, (uint64_t)step);
+            const char *memory = message_memory(world, r, (size_t)step + 1, seed);
+            assert_int_equal(status_of(world, r, step * 2 - 2), SHOAL_OK);
+            assert_int_equal(status_of(world, r, step * 2 - 1), SHOAL_OK);
+            assert_int_equal(reference_compare(&wanted, memory, message_count(seed, step)), -1);
+        }
+    }
+}
+
+static void deliver_messages(uint64_t seed, bool is_on_devices)
+{
+    const struct shoal_sim_options weather = {
+        .seed = seed, .size = 3 + (int)(seed % 4), .delay_ns_max = seed % 4 ? TICK_NS : 0};
+    struct world *world = open_world(&weather, preset);
+    if (is_on_devices)
+        open_devices(world, seed);
+    post_messages(world, seed);
+    if (!drive(world, 4, 10 * SHOAL_NS_PER_S))
+        fail_msg("seed %llu: messages did not arrive", (unsigned long long)seed);
+    assert_delivered(world, seed);
+    close_world(world);
+}
+
 static void engine_delivers_messages_exactly(void **state)
 {
     (void)state;
     const struct seeds seeds = seeds_of(60, 20);
-    for (uint64_t seed = seeds.first; seed < seeds.end; seed++) {
-        const struct shoal_sim_options weather = {
-            .seed = seed, .size = 3 + (int)(seed % 4), .delay_ns_max = seed % 4 ? TICK_NS : 0};
+    for (uint64_t seed = seeds.first; seed < seeds.end; seed++)
+        deliver_messages(seed, false);
+}
+
+static void engine_delivers_messages_of_devices_exactly(void **state)
+{
+    (void)state;
+    const struct seeds seeds = seeds_of(60, 20);
+    for (uint64_t seed = seeds.first; seed < seeds.end; seed++)
+        deliver_messages(seed, true);
+}
+
+/* A message of float32 between ranks 0 and 1, on the devices of those ranks whose bit is set. */
+static struct shoal_call device_message(struct world *world, int r, size_t count, int tag, unsigned ranks)
+{
+    struct shoal_call call = {.kind = r ? SHOAL_COLLECTIVE_RECV : SHOAL_COLLECTIVE_SEND,
+                              .type = SHOAL_FLOAT32,
+                              .root = !r,
+                              .tag = tag,
+                              .count = count,
+                              .timeout_ms = 15000};
+    *(r ? &call.output : (void **)(uintptr_t)&call.input) = world->ranks[r].areas.plain[0] + (size_t)tag * MESSAGE_ROOM;
+    if (ranks & 1u << r)
+        sim_device_take(world->ranks[r].device, &call, r, world->size, 3u & (r ? 2u : 1u));
+    return call;
+}
+
+/* What waits for a device keeps back what has its tag, and nothing else; large ones that come in pieces stop no queue. */
+static void engine_passes_a_message_that_waits_for_a_device(void **state)
+{
+    static const int tags[] = {1, 1, 2, 3};
+    (void)state;
+    for (int i = 0; i < 8; i++) {
+        const struct shoal_sim_options weather = {.seed = 3 + (uint64_t)i, .size = 2, .delay_ns_max = TICK_NS};
+        const int stuck = i & 1;
+        const size_t count = i & 2 ? 11000 : 100; /* in pieces, beside the record */
         struct world *world = open_world(&weather, preset);
-        post_messages(world, seed);
-        if (!drive(world, 4, 10 * SHOAL_NS_PER_S))
-            fail_msg("seed %llu: messages did not arrive", (unsigned long long)seed);
-        for (int r = 0; r < world->size; r++) {
-            for (int step = 1; step <= 2; step++) {
-                const int from = (r + world->size - step) % world->size;
-                const struct reference wanted = reference_input(SHOAL_INT64, from, (uint64_t)step);
-                const char *memory = message_memory(world, r, (size_t)step + 1, seed);
-                assert_int_equal(status_of(world, r, step * 2 - 2), SHOAL_OK);
-                assert_int_equal(status_of(world, r, step * 2 - 1), SHOAL_OK);
-                assert_int_equal(reference_compare(&wanted, memory, message_count(seed, step)), -1);
+        open_devices(world, 9);
+        sim_device_stop(world->ranks[stuck].device, stuck ? 2 : 1);
+        for (int r = 0; r < 2; r++) {
+            for (int m = 0; m < 4; m++) {
+                struct shoal_call call = device_message(world, r, m == 3 ? 11000 : count, tags[m], m ? 0 : 1u << stuck);
+                if (!r)
+                    memset((char *)(uintptr_t)(m ? call.input : world->ranks[0].areas.plain[0] + MESSAGE_ROOM), 1 + m % 2, 8);
+                post(world, r, m, &call);
             }
         }
+        assert_false(drive(world, 4, SHOAL_NS_PER_S));
+        for (int r = 0; r < 2; r++) {
+            assert_int_equal(status_of(world, r, 2), SHOAL_OK);
+            assert_int_equal(status_of(world, r, 3), SHOAL_OK);
+        }
+        assert_int_equal(status_of(world, stuck, 0), SHOAL_PENDING);
+        sim_device_stop(world->ranks[stuck].device, 0);
+        assert_true(drive(world, 4, 2 * SHOAL_NS_PER_S));
+        close_world(world);
+    }
+}
+
+static void engine_names_a_device_that_a_message_waits_for(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 8; i++) {
+        const struct shoal_sim_options weather = {.seed = 3 + (uint64_t)i, .size = 2, .delay_ns_max = TICK_NS};
+        const int stuck = i & 1;
+        struct world *world = open_world(&weather, preset);
+        open_devices(world, 9);
+        sim_device_stop(world->ranks[stuck].device, stuck ? 2 : 1);
+        for (int r = 0; r < 2; r++) {
+            struct shoal_call call = device_message(world, r, i & 2 ? 11000 : 100, 1, i & 4 ? 3 : 1u << stuck);
+            call.timeout_ms = r == stuck ? 15000 : 20000; /* which names the rank, and cannot know more */
+            post(world, r, 0, &call);
+        }
+        drive(world, 1, 21 * SHOAL_NS_PER_S);
+        const struct shoal_failure *failure = shoal_engine_failure(world->ranks[stuck].engine);
+        assert_non_null(failure);
+        assert_int_equal(failure->status, SHOAL_ERR_TIMEOUT);
+        if (failure->rank != stuck || !strstr(failure->text, "its own operand is not ready on its device"))
+            fail_msg("case %d: \"%s\"", i, failure->text);
         close_world(world);
     }
 }
@@ -1808,6 +1911,9 @@ int main(void)
         cmocka_unit_test(engine_names_a_device_that_stops),
         cmocka_unit_test(engine_drops_devices_operands_at_a_failure),
         cmocka_unit_test(engine_delivers_messages_exactly),
+        cmocka_unit_test(engine_delivers_messages_of_devices_exactly),
+        cmocka_unit_test(engine_passes_a_message_that_waits_for_a_device),
+        cmocka_unit_test(engine_names_a_device_that_a_message_waits_for),
         cmocka_unit_test(engine_does_not_read_a_senders_memory_after_a_failure),
         cmocka_unit_test(engine_packs_a_put_once),
         cmocka_unit_test(engine_lost_event_ends_in_timeout_everywhere),
