@@ -1,4 +1,5 @@
 """Cases of a test program in Python: each prints one TAP line."""
+import os
 import subprocess
 import sys
 import traceback
@@ -8,12 +9,19 @@ class Skip(Exception):
     pass
 
 
+def costs():
+    """Seconds on the clock, and of processors, here and in children that have ended."""
+    times = os.times()
+    return times.elapsed, sum(times[:4])
+
+
 def run_cases(cases):
     """Runs functions; a case passes when it returns, fails when it raises, is skipped when it raises Skip. Exits."""
     print(f"1..{len(cases)}")
     failed = 0
     for number, case in enumerate(cases, 1):
         name = case.__name__
+        began_s, began_cpu_s = costs()
         try:
             case()
             print(f"ok {number} - {name}", flush=True)
@@ -23,6 +31,8 @@ def run_cases(cases):
             failed += 1
             print(f"not ok {number} - {name}")
             print("# " + traceback.format_exc().replace("\n", "\n# "), flush=True)
+        ended_s, ended_cpu_s = costs()
+        print(f"# {name} took {ended_s - began_s:.1f} s, CPU {ended_cpu_s - began_cpu_s:.1f} s", flush=True)
     sys.exit(1 if failed else 0)
 
 
