@@ -23,6 +23,8 @@ from torch._C import _distributed_c10d as c10d
 from .. import _native
 from .._native import ERR_ARGUMENT, OK, PENDING, UINT8
 from ._communicator import BackendError, milliseconds, timed_out
+from ._operands import (Operands, are_equal_lengths, check_equal, check_gathered, check_none, check_own_part, check_pairs, check_parts,
+                        check_root, check_tensor, check_types, moved, only, only_list, reduction, split_counts)
 
 SLICE_MS = 50
 CALLS_END_S = 10  # what other threads post ends far sooner; else the communicator is rather kept
@@ -31,23 +33,6 @@ STOP_S = 5
 IS_BACKEND = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)  # else the shim is a whole group
 Base = c10d.Backend if IS_BACKEND else dist.ProcessGroup
 NoSharedMemory = getattr(torch, "OutOfMemoryError", MemoryError)
-
-_BESIDE = 'Write init_process_group("cpu:shoal,cuda:nccl") to have NCCL for tensors of GPUs' + (
-    "." if IS_BACKEND else ', and install a C++ compiler: before torch 2.14 the shim in Python cannot stand beside NCCL.')
-_TYPES = {torch.float32: _native.FLOAT32, torch.float64: _native.FLOAT64, torch.bfloat16: _native.BFLOAT16,
-          torch.float16: _native.FLOAT16, torch.int64: _native.INT64, torch.int32: _native.INT32, torch.int8: _native.INT8,
-          torch.uint8: UINT8}
-
-
-def _operators(**names):
-    """Shoal's operators by torch's, as far as this version of torch has them."""
-    return {getattr(dist.ReduceOp, name): operator for name, operator in names.items() if hasattr(dist.ReduceOp, name)}
-
-
-_OPERATORS = _operators(SUM=_native.SUM, AVG=_native.AVG, MIN=_native.MIN, MAX=_native.MAX, PRODUCT=_native.PROD,
-                        BAND=_native.BITAND, BOR=_native.BITOR, BXOR=_native.BITXOR, PREMUL_SUM=_native.SCALED_SUM)
-_BOOL_OPERATORS = _operators(SUM=_native.MAX, MAX=_native.MAX, BOR=_native.BITOR, PRODUCT=_native.MIN, MIN=_native.MIN,
-                             BAND=_native.BITAND, BXOR=_native.BITXOR)
 
 
 # ---- The process: the groups in it, and memory that it shares ----------------------------------------------------------------
@@ -93,79 +78,20 @@ def _free(owner, context, address):
         _native.load().mem_free(context, address)
 
 
-# ---- Types and operators -----------------------------------------------------------------------------------------------------
-
-
-def _moved(dtype):
-    """The type in which elements travel where they are only moved: a type of Shoal, and how many of it make one element."""
-    return (_TYPES[dtype], 1) if dtype in _TYPES else (UINT8, torch.empty((), dtype=dtype).element_size())
-
-
-def _reduced(dtype, reduce_op):
-    """The type, operator and scale of Shoal for a reduction of torch. TypeError where there is none."""
-    kind = reduce_op.op
-    if dtype is torch.bool:
-        type_, operator = UINT8, _BOOL_OPERATORS.get(kind)
-    else:
-        type_, operator = _TYPES.get(dtype), _OPERATORS.get(kind)
-    if type_ is None or operator is None:
-        raise TypeError(f"shoal: {kind.name} of {dtype} is not supported. There are SUM, AVG, MIN, MAX, PRODUCT, PREMUL_SUM of "
-                        "float32, float64, bfloat16, float16, int64, int32, int8 and uint8, for integers BAND, BOR and BXOR "
-                        "too, and bool without AVG and PREMUL_SUM: convert the tensor first")
-    return type_, operator, reduce_op.__getstate__()[1] if operator == _native.SCALED_SUM else 1.0
-
-
-def _error(failure, place=""):
-    """The exception of torch's users for a ShoalError."""
-    return (ValueError if failure.status == ERR_ARGUMENT else BackendError)(f"{timed_out(failure.status)}{failure}{place}")
-
-
 # ---- Work --------------------------------------------------------------------------------------------------------------------
 
 
 class Work(dist.Work):
-    """One operation: its operands, which live until it is done, and its request.
+    """One operation: its operands, which live until it is done, and its request. inputs: the tensors whose shapes a profile shows."""
 
-    The addresses of operands are asked of reads(), writes() and updates(). They make one flat copy of tensors that do not lie
-    in memory as one vector; what was written to it is copied back when the operation is done.
-    """
-
-    def __init__(self, group, result):
+    def __init__(self, group, result, inputs=()):
         super().__init__()
-        self.request = ctypes.c_void_p()
+        self.request, self.operands, self.title, self.inputs = ctypes.c_void_p(), Operands(), "", inputs
         self._group, self._result, self._library = group, result, group.library
-        self._operands, self.copies_back = [], []
-        self.title, self.inputs = "", []  # of a profile: the operation's name and the tensors whose shapes it shows
         self._error = self._future = None
 
     def __del__(self):
         self._library.request_free(self.request)
-
-    def reads(self, *tensors):
-        return self._address(tensors, is_read=True, is_written=False)
-
-    def writes(self, *tensors):
-        return self._address(tensors, is_read=False, is_written=True)
-
-    def updates(self, *tensors):
-        return self._address(tensors, is_read=True, is_written=True)
-
-    def _address(self, tensors, is_read, is_written):
-        _check(tensors)
-        if is_read:
-            self.inputs += tensors
-        if not _is_one_vector(tensors):
-            counts = [tensor.numel() for tensor in tensors]
-            flat = torch.empty(sum(counts), dtype=tensors[0].dtype)
-            pieces = [(tensor.detach(), piece.view(tensor.shape)) for tensor, piece in zip(tensors, flat.split(counts))]
-            if is_read:
-                for tensor, piece in pieces:
-                    piece.copy_(tensor)
-            if is_written:
-                self.copies_back += pieces
-            tensors = (flat,)
-        self._operands.append(tensors)
-        return tensors[0].data_ptr()
 
     # The interface for Python callers. C++ calls wait and get_future alone.
 
@@ -230,14 +156,12 @@ class Work(dist.Work):
                 return
             if status == OK:
                 try:
-                    with torch.inference_mode():  # so that tensors of inference may be written to, too
-                        for tensor, piece in self.copies_back:
-                            tensor.copy_(piece)
+                    self.operands.bring_back()
                 except RuntimeError as error:  # such as a tensor that is expanded
                     self._error = error
             else:
-                self._error = group.error(_native.error_of(status, comm=group.comm))
-            self._operands = self.copies_back = ()
+                self._error = group.error(self.title, _native.error_of(status, comm=group.comm))
+            self.operands.let_go()
             group.running.discard(self)
 
 
@@ -272,27 +196,6 @@ class WorkOfMany(dist.Work):
     def get_future(self):
         """A future of the outputs of all works, in their order."""
         return torch.futures.collect_all([work.get_future() for work in self._works]).then(lambda _: self.result())
-
-
-def _check(tensors):
-    for tensor in tensors:
-        if not tensor.is_cpu:
-            raise ValueError(f"shoal: this tensor is on {tensor.device}, and Shoal moves the memory of the CPU. " + _BESIDE)
-        if tensor.layout is not torch.strided:
-            raise TypeError(f"shoal: tensors of layout {tensor.layout} are not supported: use to_dense() first")
-        if tensor.dtype is not tensors[0].dtype:
-            raise ValueError(f"shoal: one operation was given tensors of {tensors[0].dtype} and of {tensor.dtype}")
-
-
-def _is_one_vector(tensors):
-    """Do they lie one behind another?"""
-    end = tensors[0].data_ptr()
-    for tensor in tensors:
-        is_plain = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
-        if not is_plain or (tensor.data_ptr() != end and tensor.numel()):
-            return False
-        end += tensor.numel() * tensor.element_size()
-    return True
 
 
 class Resolver:
@@ -362,8 +265,7 @@ def _resolver():
 
 # The names that the shim in C++ gives to operations, where they differ from those in the C library.
 _TITLES = {"allreduce": "all_reduce", "allreduce_coalesced": "all_reduce_coalesced", "allgather": "all_gather",
-           "allgatherv": "all_gather", "allgather_coalesced": "all_gather_coalesced", "reduce_scatterv": "reduce_scatter",
-           "alltoallv": "all_to_all"}
+           "allgatherv": "all_gather", "reduce_scatterv": "reduce_scatter"}
 _is_profiling = getattr(torch.autograd, "_profiler_enabled", lambda: False)
 _Record = getattr(torch._C._profiler, "_RecordFunctionFast", None)
 
@@ -406,9 +308,10 @@ class Group(Base):
 
     # ---- Posting
 
-    def _post(self, call, work, options, *operands, scale=1.0):
-        """Posts shoal_<call>_post for a Work whose operands have been asked for; waits where the caller wants it."""
-        work.title = "shoal:" + _TITLES.get(call, call)
+    def _post(self, call, work, options, *operands, scale=1.0, title=None):
+        """Posts shoal_<call>_post for a Work whose operands have been asked for; waits where the caller wants it. title: that of the
+        shim in C++, where it does not follow from the call."""
+        work.title = "shoal:" + (title or _TITLES.get(call, call))
         with _profiled(work):
             return self._post_and_wait(call, work, options, *operands, scale=scale)
 
@@ -424,14 +327,14 @@ class Group(Base):
             status = getattr(self.library, call + "_post")(comm, *operands, ctypes.byref(told), ctypes.byref(work.request))
             if status != OK:
                 self.running.discard(work)
-                raise self.error(_native.error_of(status, self.context, None if status == ERR_ARGUMENT else comm))
+                raise self.error(work.title, _native.error_of(status, self.context, None if status == ERR_ARGUMENT else comm))
         finally:
             self._leave()
         if self._coalesced is not None:
             self._coalesced.append(work)
         if waits:
             work.wait()
-        elif work.copies_back:
+        elif work.operands.has_copies:
             work.get_future()  # so that they are copied also where nobody waits
         return work
 
@@ -439,7 +342,7 @@ class Group(Base):
         """The communicator, which is not freed before _leave()."""
         with self.lock:
             if self.comm is None:
-                raise BackendError(f"shoal: group \"{self.label}\" was destroyed")
+                raise BackendError(f"shoal: group {self.label} was destroyed")
             self._calls += 1
             return self.comm
 
@@ -448,11 +351,12 @@ class Group(Base):
             self._calls -= 1
             self._left.notify_all()
 
-    def error(self, failure):
+    def error(self, title, failure):
         """The exception for a ShoalError, with the rank in the job where that is another than in the group."""
         known = 0 <= failure.rank < len(self.ranks) and self.ranks[failure.rank] != failure.rank
         place = f" (rank {failure.rank} of group {self.label} is rank {self.ranks[failure.rank]} of the job)" if known else ""
-        return _error(failure, place)
+        kind = ValueError if failure.status == ERR_ARGUMENT else BackendError
+        return kind(f"{title}: {timed_out(failure.status)}{failure}{place}")
 
     def _sweep(self):
         """Lets go of operations that are done and that nobody waited for."""
@@ -463,142 +367,173 @@ class Group(Base):
     # ---- Collectives. Arguments are checked here where Shoal, which sees only addresses and counts, cannot.
 
     def broadcast(self, tensors, opts=c10d.BroadcastOptions()):
-        (tensor,) = tensors
-        work = Work(self, tensors)
-        type_, width = _moved(tensor.dtype)
-        memory = work.updates(tensor) if opts.rootRank == self.rank() else work.writes(tensor)
-        work.inputs = tensors
-        return self._post("broadcast", work, opts, memory, memory, tensor.numel() * width, type_, opts.rootRank)
+        tensor = only(tensors)
+        root = check_root(opts.rootRank, self.size())
+        work = Work(self, tensors, tensors)
+        type_, width = moved(tensor.dtype)
+        memory = work.operands.output(tensor, has_contents=root == self.rank())
+        return self._post("broadcast", work, opts, memory, memory, tensor.numel() * width, type_, root)
 
     def allreduce(self, tensors, opts=c10d.AllreduceOptions()):
-        (tensor,) = tensors
-        work = Work(self, tensors)
-        type_, operator, scale = _reduced(tensor.dtype, opts.reduceOp)
-        memory = work.updates(tensor)
+        tensor = only(tensors)
+        type_, operator, scale = reduction(tensor.dtype, opts.reduceOp)
+        work = Work(self, tensors, tensors)
+        memory = work.operands.output(tensor, has_contents=True)
         return self._post("allreduce", work, opts, memory, memory, tensor.numel(), type_, operator, scale=scale)
 
     def allreduce_coalesced(self, tensors, opts=c10d.AllreduceCoalescedOptions()):
-        work = Work(self, tensors)
-        type_, operator, scale = _reduced(_dtype(tensors), opts.reduceOp)
-        memories = [work.updates(tensor) for tensor in tensors]
+        if not tensors:
+            raise ValueError("shoal: no tensors to reduce")
+        check_types(tensors, tensors[0].dtype)
+        type_, operator, scale = reduction(tensors[0].dtype, opts.reduceOp)
+        work = Work(self, tensors, tensors)
+        memories = [work.operands.output(tensor, has_contents=True) for tensor in tensors]
         entries = _entries(memories, memories, [tensor.numel() for tensor in tensors])
         return self._post("allreduce_coalesced", work, opts, entries, len(entries), type_, operator, scale=scale)
 
     def reduce(self, tensors, opts=c10d.ReduceOptions()):
-        (tensor,) = tensors
-        work = Work(self, tensors)
-        type_, operator, scale = _reduced(tensor.dtype, opts.reduceOp)
-        memory = work.updates(tensor) if opts.rootRank == self.rank() else work.reads(tensor)
-        return self._post("reduce", work, opts, memory, memory, tensor.numel(), type_, operator, opts.rootRank, scale=scale)
+        tensor = only(tensors)
+        type_, operator, scale = reduction(tensor.dtype, opts.reduceOp)
+        root = check_root(opts.rootRank, self.size())
+        work = Work(self, tensors, tensors)
+        memory = work.operands.output(tensor, has_contents=True) if root == self.rank() else work.operands.input(tensor)
+        return self._post("reduce", work, opts, memory, memory, tensor.numel(), type_, operator, root, scale=scale)
 
     def allgather(self, output_lists, inputs, opts=c10d.AllgatherOptions()):
-        (outputs,), (tensor,) = output_lists, inputs
-        work = Work(self, outputs)
-        counts = self._parts(outputs, tensor, "all_gather")
-        type_, width = _moved(tensor.dtype)
-        given, taken = work.reads(tensor), work.writes(*outputs)
-        if len(set(counts)) == 1:
-            return self._post("allgather", work, opts, given, taken, counts[0] * width, type_)
-        counts = _native.counts([count * width for count in counts])
+        outputs, tensor = only_list(output_lists, "outputs"), only(inputs)
+        check_parts(outputs, tensor.dtype, self.size())
+        check_own_part(outputs, self.rank(), tensor, "input", "output")
+        work = Work(self, outputs, inputs)
+        type_, width = moved(tensor.dtype)
+        given, taken = work.operands.input(tensor), work.operands.output(*outputs)
+        if are_equal_lengths(outputs):
+            return self._post("allgather", work, opts, given, taken, tensor.numel() * width, type_)
+        counts = _native.counts([output.numel() * width for output in outputs])
         return self._post("allgatherv", work, opts, given, taken, counts, None, type_)
 
     def all_gather_single(self, output, tensor, opts=c10d.AllgatherOptions()):
         return self.all_gather_single_coalesced([output], [tensor], opts)
 
     def all_gather_single_coalesced(self, outputs, inputs, opts=c10d.AllgatherOptions()):
-        return self._gather_each([[output] for output in outputs], inputs, outputs, opts)
+        check_pairs(outputs, inputs)
+        for output, tensor in zip(outputs, inputs):
+            check_gathered(output, tensor, self.size())
+        title = "all_gather_into_tensor" if len(inputs) == 1 else "all_gather_into_tensor_coalesced"
+        return self._gather_each(title, [[output] for output in outputs], inputs, outputs, opts)
 
     def allgather_coalesced(self, output_lists, inputs, opts=c10d.AllgatherOptions()):
-        if len(output_lists) != self.size() or any(len(outputs) != len(inputs) for outputs in output_lists):
-            raise ValueError(f"shoal: all_gather_coalesced takes {self.size()} lists of {len(inputs)} outputs, not "
-                             f"{[len(outputs) for outputs in output_lists]}")
-        return self._gather_each(list(zip(*output_lists)), inputs, [tensor for part in output_lists for tensor in part], opts)
+        if not inputs or len(output_lists) != self.size():
+            raise ValueError(f"shoal: {len(output_lists)} lists of outputs of {len(inputs)} inputs for {self.size()} ranks")
+        for outputs in output_lists:
+            if len(outputs) != len(inputs):
+                raise ValueError(f"shoal: a list of {len(outputs)} outputs for {len(inputs)} inputs")
+        rows = list(zip(*output_lists))
+        for row, tensor in zip(rows, inputs):
+            check_tensor(tensor)
+            check_parts(row, tensor.dtype, self.size())
+            check_equal(row, tensor)
+        title = "all_gather" if len(inputs) == 1 else "all_gather_coalesced"
+        return self._gather_each(title, rows, inputs, [tensor for part in output_lists for tensor in part], opts)
 
-    def _gather_each(self, output_lists, inputs, result, opts):
-        work = Work(self, result)
-        _dtype(inputs[:1])
-        self._check_whole(output_lists, inputs, "all_gather")
-        given, taken = [work.reads(tensor) for tensor in inputs], [work.writes(*outputs) for outputs in output_lists]
+    def _gather_each(self, title, output_lists, inputs, result, opts):
+        work = Work(self, result, inputs)
+        given = [work.operands.input(tensor) for tensor in inputs]
+        taken = [work.operands.output(*outputs) for outputs in output_lists]
         if len(inputs) == 1:
-            type_, width = _moved(inputs[0].dtype)
-            return self._post("allgather", work, opts, given[0], taken[0], inputs[0].numel() * width, type_)
+            type_, width = moved(inputs[0].dtype)
+            return self._post("allgather", work, opts, given[0], taken[0], inputs[0].numel() * width, type_, title=title)
         lengths = [tensor.numel() * tensor.element_size() for tensor in inputs]  # as bytes: they may have different types
-        return self._post("allgather_coalesced", work, opts, _entries(given, taken, lengths), len(lengths), UINT8)
+        return self._post("allgather_coalesced", work, opts, _entries(given, taken, lengths), len(lengths), UINT8, title=title)
 
     def reduce_scatter(self, outputs, input_lists, opts=c10d.ReduceScatterOptions()):
-        (tensor,), (inputs,) = outputs, input_lists
-        work = Work(self, outputs)
-        counts = self._parts(inputs, tensor, "reduce_scatter")
-        type_, operator, scale = _reduced(tensor.dtype, opts.reduceOp)
-        given, taken = work.reads(*inputs), work.writes(tensor)
-        if len(set(counts)) == 1:
-            return self._post("reduce_scatter", work, opts, given, taken, counts[0], type_, operator, scale=scale)
-        return self._post("reduce_scatterv", work, opts, given, taken, _native.counts(counts), type_, operator, scale=scale)
+        inputs, tensor = only_list(input_lists, "inputs"), only(outputs)
+        check_parts(inputs, tensor.dtype, self.size())
+        check_own_part(inputs, self.rank(), tensor, "output", "input")
+        type_, operator, scale = reduction(tensor.dtype, opts.reduceOp)
+        work = Work(self, outputs, inputs)
+        given, taken = work.operands.input(*inputs), work.operands.output(tensor)
+        if are_equal_lengths(inputs):
+            return self._post("reduce_scatter", work, opts, given, taken, tensor.numel(), type_, operator, scale=scale)
+        counts = _native.counts([part.numel() for part in inputs])
+        return self._post("reduce_scatterv", work, opts, given, taken, counts, type_, operator, scale=scale)
 
     def reduce_scatter_single(self, output, tensor, opts=c10d.ReduceScatterOptions()):
         return self.reduce_scatter_single_coalesced([output], [tensor], opts)
 
     def reduce_scatter_single_coalesced(self, outputs, inputs, opts=c10d.ReduceScatterOptions()):
-        work = Work(self, outputs)
-        type_, operator, scale = _reduced(_dtype([*outputs, *inputs]), opts.reduceOp)
-        self._check_whole([[tensor] for tensor in inputs], outputs, "reduce_scatter")
-        given, taken = [work.reads(tensor) for tensor in inputs], [work.writes(output) for output in outputs]
+        check_pairs(outputs, inputs)
+        check_types(inputs, inputs[0].dtype)
+        for output, tensor in zip(outputs, inputs):
+            check_gathered(tensor, output, self.size())
+        type_, operator, scale = reduction(inputs[0].dtype, opts.reduceOp)
+        work = Work(self, outputs, inputs)
+        given = [work.operands.input(tensor) for tensor in inputs]
+        taken = [work.operands.output(output) for output in outputs]
         if len(outputs) == 1:
             return self._post("reduce_scatter", work, opts, given[0], taken[0], outputs[0].numel(), type_, operator,
-                              scale=scale)
+                              scale=scale, title="reduce_scatter_tensor")
         entries = _entries(given, taken, [tensor.numel() for tensor in outputs])
-        return self._post("reduce_scatter_coalesced", work, opts, entries, len(entries), type_, operator, scale=scale)
+        return self._post("reduce_scatter_coalesced", work, opts, entries, len(entries), type_, operator, scale=scale,
+                          title="reduce_scatter_tensor_coalesced")
 
     def gather(self, output_lists, inputs, opts=c10d.GatherOptions()):
-        (tensor,), outputs = inputs, output_lists[0] if output_lists else []
-        work = Work(self, outputs)
-        type_, width = _moved(tensor.dtype)
-        given, taken = work.reads(tensor), None
-        if opts.rootRank == self.rank():
-            self._check_whole([outputs], inputs, "gather")
-            taken = work.writes(*outputs)
-        return self._post("gather", work, opts, given, taken, tensor.numel() * width, type_, opts.rootRank)
+        tensor, root = only(inputs), check_root(opts.rootRank, self.size())
+        outputs = self._parts_of_root(output_lists, tensor, root, "outputs")
+        work = Work(self, outputs, inputs)
+        type_, width = moved(tensor.dtype)
+        given, taken = work.operands.input(tensor), work.operands.output(*outputs) if outputs else None
+        return self._post("gather", work, opts, given, taken, tensor.numel() * width, type_, root)
 
     def scatter(self, outputs, input_lists, opts=c10d.ScatterOptions()):
-        (tensor,), inputs = outputs, input_lists[0] if input_lists else []
-        work = Work(self, outputs)
-        type_, width = _moved(tensor.dtype)
-        given, taken = None, work.writes(tensor)
-        if opts.rootRank == self.rank():
-            self._check_whole([inputs], outputs, "scatter")
-            given = work.reads(*inputs)
-        return self._post("scatter", work, opts, given, taken, tensor.numel() * width, type_, opts.rootRank)
+        tensor, root = only(outputs), check_root(opts.rootRank, self.size())
+        inputs = self._parts_of_root(input_lists, tensor, root, "inputs")
+        work = Work(self, outputs, inputs)
+        type_, width = moved(tensor.dtype)
+        given, taken = work.operands.input(*inputs) if inputs else None, work.operands.output(tensor)
+        return self._post("scatter", work, opts, given, taken, tensor.numel() * width, type_, root)
+
+    def _parts_of_root(self, lists, one, root, what):
+        """The list that the root has of a tensor for each rank; others have none."""
+        if root != self.rank():
+            check_none(lists, root, what)
+            return []
+        if len(lists) != 1:
+            raise ValueError(f"shoal: the root needs one list of {what}, not {len(lists)}")
+        check_parts(lists[0], one.dtype, self.size())
+        check_equal(lists[0], one)
+        return lists[0]
 
     def all_to_all_single(self, output, tensor, output_splits, input_splits, opts=c10d.AllToAllOptions()):
-        counts = self._split(output, output_splits), self._split(tensor, input_splits)
-        return self._exchange([output], [tensor], *counts, opts)
+        check_types([output, tensor], tensor.dtype)
+        gives, takes = split_counts(tensor, input_splits, self.size()), split_counts(output, output_splits, self.size())
+        return self._exchange("all_to_all_single", [output], [tensor], takes, gives, opts)
 
     def alltoall(self, outputs, inputs, opts=c10d.AllToAllOptions()):
-        if len(outputs) != self.size() or len(inputs) != self.size():
-            raise ValueError(f"shoal: all_to_all takes a tensor for each of {self.size()} ranks, not {len(inputs)} and "
-                             f"{len(outputs)}")
-        return self._exchange(outputs, inputs, *([tensor.numel() for tensor in tensors] for tensors in (outputs, inputs)), opts)
+        if not inputs:
+            raise ValueError("shoal: no inputs")
+        check_parts(inputs, inputs[0].dtype, self.size())
+        check_parts(outputs, inputs[0].dtype, self.size())
+        takes, gives = ([tensor.numel() for tensor in tensors] for tensors in (outputs, inputs))
+        return self._exchange("all_to_all", outputs, inputs, takes, gives, opts)
 
-    def _exchange(self, outputs, inputs, output_counts, input_counts, opts):
-        work = Work(self, outputs)
-        type_, width = _moved(_dtype([*outputs, *inputs]))
-        given, taken = work.reads(*inputs), work.writes(*outputs)
-        input_counts, output_counts = (_native.counts([count * width for count in counts])
-                                       for counts in (input_counts, output_counts))
-        return self._post("alltoallv", work, opts, given, input_counts, None, taken, output_counts, None, type_)
+    def _exchange(self, title, outputs, inputs, takes, gives, opts):
+        work = Work(self, outputs, inputs)
+        type_, width = moved(inputs[0].dtype)
+        given, taken = work.operands.input(*inputs), work.operands.output(*outputs)
+        gives, takes = (_native.counts([count * width for count in counts]) for counts in (gives, takes))
+        return self._post("alltoallv", work, opts, given, gives, None, taken, takes, None, type_, title=title)
 
     def send(self, tensors, peer, tag=0):
-        (tensor,) = tensors
-        work = Work(self, tensors)
-        type_, width = _moved(tensor.dtype)
-        return self._post("send", work, None, work.reads(tensor), tensor.numel() * width, type_, peer, tag)
+        tensor = only(tensors)
+        work = Work(self, tensors, tensors)
+        type_, width = moved(tensor.dtype)
+        return self._post("send", work, None, work.operands.input(tensor), tensor.numel() * width, type_, peer, tag)
 
     def recv(self, tensors, peer, tag=0):
-        (tensor,) = tensors
-        work = Work(self, tensors)
-        type_, width = _moved(tensor.dtype)
-        work.inputs = tensors
-        return self._post("recv", work, None, work.writes(tensor), tensor.numel() * width, type_, peer, tag)
+        tensor = only(tensors)
+        work = Work(self, tensors, tensors)
+        type_, width = moved(tensor.dtype)
+        return self._post("recv", work, None, work.operands.output(tensor), tensor.numel() * width, type_, peer, tag)
 
     def recv_anysource(self, tensors, tag=0):
         raise NotImplementedError("shoal: a receive from any rank is not supported: give recv() its src")
@@ -621,32 +556,6 @@ class Group(Base):
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
-
-    def _parts(self, parts, own, name):
-        """Counts of a list that has a tensor for each rank, where this rank's other operand is `own`."""
-        counts = [part.numel() for part in parts]
-        _check([own, *parts])
-        if len(counts) != self.size() or counts[self.rank()] != own.numel():
-            raise ValueError(f"shoal: {name} takes a list of {self.size()} tensors, one for each rank, of which number "
-                             f"{self.rank()} has {own.numel()} elements as the other tensor; the list has {counts} elements")
-        return counts
-
-    def _check_whole(self, wholes, parts, name):
-        """Has each whole (one tensor, or one for each rank) as many elements as one such part of each rank?"""
-        for whole, part in zip(wholes, parts):
-            _check([part, *whole])
-            if not whole or any(tensor.numel() * len(whole) != part.numel() * self.size() for tensor in whole):
-                raise ValueError(f"shoal: {name} among {self.size()} ranks takes parts of one length; the tensor for all has "
-                                 f"{[tensor.numel() for tensor in whole]} elements, the tensor for one {part.numel()}")
-
-    def _split(self, tensor, splits):
-        """Elements for each rank, from lengths along dimension 0 (none: even ones)."""
-        length = tensor.size(0) if tensor.dim() else 1
-        if not splits and length % self.size() == 0:
-            splits = [length // self.size()] * self.size()
-        if len(splits) != self.size() or sum(splits) != length or min(splits) < 0:
-            raise ValueError(f"shoal: {length} rows cannot be split among {self.size()} ranks as {splits or 'even parts'}")
-        return [split * (tensor.numel() // max(1, length)) for split in splits]
 
     # ---- What torch asks of a group beside
 
@@ -713,13 +622,6 @@ class Group(Base):
                 return
             if self._left.wait_for(lambda: not self._calls, CALLS_END_S):
                 self.library.comm_free(comm)
-
-
-def _dtype(tensors):
-    if not tensors:
-        raise ValueError("shoal: a collective was given no tensor")
-    _check(tensors)
-    return tensors[0].dtype
 
 
 def _entries(given, taken, counts):

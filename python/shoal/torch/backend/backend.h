@@ -36,7 +36,7 @@ class ShoalBackend : public Poster {
         return start(c10d::OpType::BROADCAST, "shoal:broadcast", tensors, o, std::move(operands),
                      [&](auto *comm, auto *options, auto *out) {
                          return shoal_broadcast_post(comm, memory, memory, moved.count(tensor.numel()), moved.type,
-                                                     root(o.rootRank), options, out);
+                                                     checked_root(o.rootRank), options, out);
                      });
     }
 
@@ -83,7 +83,7 @@ class ShoalBackend : public Poster {
         return start(c10d::OpType::REDUCE, "shoal:reduce", tensors, o, std::move(operands), reduced.scale,
                      [&](auto *comm, auto *options, auto *out) {
                          return shoal_reduce_post(comm, memory, is_root ? memory : nullptr, count(tensor), reduced.type,
-                                                  reduced.op, root(o.rootRank), options, out);
+                                                  reduced.op, checked_root(o.rootRank), options, out);
                      });
     }
 
@@ -165,19 +165,20 @@ class ShoalBackend : public Poster {
     {
         const Tensor &input = only(inputs);
         const Moved moved(input.scalar_type());
+        const int root = checked_root(o.rootRank);
         Operands operands;
         void *source = operands.input(input), *dest = nullptr;
-        if (o.rootRank == rank_) {
+        if (root == rank_) {
             TORCH_CHECK_VALUE(outputs.size() == 1, "shoal: the root needs one list of outputs, not ", outputs.size());
             check_parts(outputs[0], input.scalar_type());
             check_equal(outputs[0], input);
             dest = operands.output(outputs[0]);
         } else {
-            TORCH_CHECK_VALUE(outputs.empty() || outputs[0].empty(), "shoal: only the root, rank ", o.rootRank, ", has outputs");
+            TORCH_CHECK_VALUE(outputs.empty() || outputs[0].empty(), "shoal: only the root, rank ", root, ", has outputs");
         }
         return start(c10d::OpType::GATHER, "shoal:gather", inputs, o, std::move(operands),
                      [&](auto *comm, auto *options, auto *out) {
-                         return shoal_gather_post(comm, source, dest, moved.count(input.numel()), moved.type, root(o.rootRank),
+                         return shoal_gather_post(comm, source, dest, moved.count(input.numel()), moved.type, root,
                                                   options, out);
                      });
     }
@@ -186,20 +187,21 @@ class ShoalBackend : public Poster {
     {
         const Tensor &output = only(outputs);
         const Moved moved(output.scalar_type());
+        const int root = checked_root(o.rootRank);
         Operands operands;
         void *dest = operands.output(output), *source = nullptr;
-        if (o.rootRank == rank_) {
+        if (root == rank_) {
             TORCH_CHECK_VALUE(inputs.size() == 1, "shoal: the root needs one list of inputs, not ", inputs.size());
             check_parts(inputs[0], output.scalar_type());
             check_equal(inputs[0], output);
             source = operands.input(inputs[0]);
         } else {
-            TORCH_CHECK_VALUE(inputs.empty() || inputs[0].empty(), "shoal: only the root, rank ", o.rootRank, ", has inputs");
+            TORCH_CHECK_VALUE(inputs.empty() || inputs[0].empty(), "shoal: only the root, rank ", root, ", has inputs");
         }
-        return start(c10d::OpType::SCATTER, "shoal:scatter", o.rootRank == rank_ ? at::TensorList(inputs[0]) : at::TensorList(),
+        return start(c10d::OpType::SCATTER, "shoal:scatter", root == rank_ ? at::TensorList(inputs[0]) : at::TensorList(),
                      o, std::move(operands), [&](auto *comm, auto *options, auto *out) {
                          return shoal_scatter_post(comm, source, dest, moved.count(output.numel()), moved.type,
-                                                   root(o.rootRank), options, out);
+                                                   root, options, out);
                      });
     }
 
@@ -333,7 +335,7 @@ class ShoalBackend : public Poster {
 
     Ref<c10d::Work> recvAnysource(Tensors &, int) override
     {
-        TORCH_CHECK_NOT_IMPLEMENTED(false, "shoal: a receive has to name its source; one from any rank is not served");
+        TORCH_CHECK_NOT_IMPLEMENTED(false, "shoal: a receive from any rank is not supported: give recv() its src");
     }
 
     // ---- memory ----
@@ -389,7 +391,7 @@ class ShoalBackend : public Poster {
         return static_cast<size_t>(tensor.numel());
     }
 
-    int root(int64_t rank) const
+    int checked_root(int64_t rank) const
     {
         TORCH_CHECK_VALUE(rank >= 0 && rank < size_, "shoal: there is no rank ", rank, " in a group of ", size_);
         return static_cast<int>(rank);

@@ -1,4 +1,5 @@
 // Tensors as the library wants them: what is refused, what is copied to lie in one vector, and what is copied back.
+// _operands.py does the same for the shim in Python: test_shims_alike.py holds both to one table of texts and numbers of copies.
 #pragma once
 
 #include <algorithm>
@@ -7,6 +8,8 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
+
+#include "types.h"
 
 namespace {
 
@@ -18,15 +21,15 @@ void check_tensor(const Tensor &tensor)
     TORCH_CHECK_VALUE(tensor.defined(), "shoal: a tensor is not defined");
     TORCH_CHECK_VALUE(tensor.is_cpu(), "shoal: a tensor is on ", tensor.device(),
                       ", but this back-end serves CPU tensors; for both write init_process_group(\"cpu:shoal,cuda:nccl\")");
-    TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, "shoal: a tensor is sparse; only dense tensors can be sent");
+    TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, "shoal: a tensor is sparse; only dense tensors can be sent: use to_dense() first");
 }
 
 void check_types(const Tensors &tensors, at::ScalarType type)
 {
     for (const Tensor &tensor : tensors) {
         check_tensor(tensor);
-        TORCH_CHECK_TYPE(tensor.scalar_type() == type, "shoal: the tensors of one call have different types, ", type, " and ",
-                         tensor.scalar_type());
+        TORCH_CHECK_TYPE(tensor.scalar_type() == type, "shoal: the tensors of one call have different types, ", name_of(type),
+                         " and ", name_of(tensor.scalar_type()));
     }
 }
 
@@ -45,7 +48,8 @@ bool is_plain(const Tensor &tensor)
 
 Tensor plain(const Tensor &tensor)
 {
-    return tensor.resolve_conj().resolve_neg().contiguous();
+    at::NoGradGuard no_grad;
+    return is_plain(tensor) ? tensor : at::empty(tensor.sizes(), tensor.options()).copy_(tensor);
 }
 
 // Whether tensors lie one behind another; those without elements lie anywhere.
@@ -146,7 +150,7 @@ class Operands {
         int64_t at = 0;
         for (const Tensor &tensor : tensors) {
             if (has_contents)
-                row.narrow(0, at, tensor.numel()).copy_(tensor.reshape(-1));
+                row.narrow(0, at, tensor.numel()).view(tensor.sizes()).copy_(tensor);
             at += tensor.numel();
         }
         return row;

@@ -1,14 +1,23 @@
-// torch's types and operators as the library's.
+// torch's types and operators as the library's. _operands.py does the same for the shim in Python.
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/Types.hpp>
+#include <torch/csrc/utils/pybind.h>
 
 #include <shoal/shoal.h>
 
 namespace {
+
+// As users write it: torch.int16.
+std::string name_of(at::ScalarType type)
+{
+    pybind11::gil_scoped_acquire gil;
+    return pybind11::str(pybind11::cast(type));
+}
 
 std::optional<shoal_type> arithmetic_type(at::ScalarType type)
 {
@@ -80,13 +89,14 @@ shoal_op truth_operator(shoal_op op)
 Reduced reduction(at::ScalarType scalar, const c10d::ReduceOp &op)
 {
     const std::optional<shoal_type> type = arithmetic_type(scalar);
-    TORCH_CHECK_TYPE(type, "shoal: cannot reduce tensors of ", scalar,
-                     "; float32, float64, bfloat16, float16, int64, int32, int8, uint8 and bool can be reduced");
+    TORCH_CHECK_TYPE(type, "shoal: cannot reduce tensors of ", name_of(scalar),
+                     "; float32, float64, bfloat16, float16, int64, int32, int8, uint8 and bool can be reduced: convert the tensor "
+                     "first");
     Reduced reduced{*type, operator_of(op)};
     if (scalar == at::kBool)
         reduced.op = truth_operator(reduced.op);
     TORCH_CHECK_TYPE(!at::isFloatingType(scalar) || reduced.op < SHOAL_BITAND || reduced.op == SHOAL_SCALED_SUM,
-                     "shoal: the bitwise operators are for integers and bool, not for ", scalar);
+                     "shoal: the bitwise operators are for integers and bool, not for ", name_of(scalar));
     if (reduced.op == SHOAL_SCALED_SUM) {
         const auto *factor = dynamic_cast<const c10d::NCCLPreMulSumSupplement *>(op.supplement_.get());
         TORCH_CHECK_VALUE(factor, "shoal: PREMUL_SUM comes without its factor");

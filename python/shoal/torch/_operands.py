@@ -1,0 +1,212 @@
+"""Tensors and operators as the library wants them, for the shim in Python: what is refused, in which words, what is copied to lie
+in one vector, and what is copied back.
+
+The shim in C++ does the same in backend/operands.h and backend/types.h, where a function of the same task has the same name.
+tests/python/test_shims_alike.py holds both to one table of texts and numbers of copies: who changes one changes the other."""
+import torch
+import torch.distributed as dist
+
+from .. import _native
+
+_TYPES = {torch.float32: _native.FLOAT32, torch.float64: _native.FLOAT64, torch.bfloat16: _native.BFLOAT16,
+          torch.float16: _native.FLOAT16, torch.int64: _native.INT64, torch.int32: _native.INT32, torch.int8: _native.INT8,
+          torch.uint8: _native.UINT8, torch.bool: _native.UINT8}
+
+
+def _operators(**names):
+    """Shoal's operators by torch's, as far as this version of torch has them."""
+    return {getattr(dist.ReduceOp, name): operator for name, operator in names.items() if hasattr(dist.ReduceOp, name)}
+
+
+_OPERATORS = _operators(SUM=_native.SUM, AVG=_native.AVG, MIN=_native.MIN, MAX=_native.MAX, PRODUCT=_native.PROD,
+                        BAND=_native.BITAND, BOR=_native.BITOR, BXOR=_native.BITXOR, PREMUL_SUM=_native.SCALED_SUM)
+_BITWISE = (_native.BITAND, _native.BITOR, _native.BITXOR)
+_TRUTH = {_native.SUM: _native.MAX, _native.PROD: _native.MIN}  # a truth value is a byte of 0 or 1: a sum is "or", a product "and"
+
+
+# ---- Types and operators -----------------------------------------------------------------------------------------------------
+
+
+def moved(dtype):
+    """The type in which elements travel where they are only moved: a type of Shoal, and how many of it make one element."""
+    return (_TYPES[dtype], 1) if dtype in _TYPES else (_native.UINT8, torch.empty((), dtype=dtype).element_size())
+
+
+def reduction(dtype, reduce_op):
+    """The type, operator and scale of Shoal for a reduction of torch. TypeError where there is none."""
+    if dtype not in _TYPES:
+        raise TypeError(f"shoal: cannot reduce tensors of {dtype}; float32, float64, bfloat16, float16, int64, int32, int8, uint8 "
+                        "and bool can be reduced: convert the tensor first")
+    operator = _OPERATORS.get(reduce_op.op)
+    if operator is None:
+        raise ValueError("shoal: this is no operator of a reduction")
+    if dtype is torch.bool:
+        operator = _truth_operator(operator)
+    if dtype.is_floating_point and operator in _BITWISE:
+        raise TypeError(f"shoal: the bitwise operators are for integers and bool, not for {dtype}")
+    return _TYPES[dtype], operator, reduce_op.__getstate__()[1] if operator == _native.SCALED_SUM else 1.0
+
+
+def _truth_operator(operator):
+    if operator in (_native.AVG, _native.SCALED_SUM):
+        raise TypeError("shoal: bool tensors have no average and no scaled sum")
+    return _TRUTH.get(operator, operator)
+
+
+# ---- What is refused ---------------------------------------------------------------------------------------------------------
+
+
+def check_tensor(tensor):
+    if not tensor.is_cpu:
+        raise ValueError(f"shoal: a tensor is on {tensor.device}, but this back-end serves CPU tensors; for both write "
+                         'init_process_group("cpu:shoal,cuda:nccl")')
+    if tensor.layout is not torch.strided:
+        raise ValueError("shoal: a tensor is sparse; only dense tensors can be sent: use to_dense() first")
+
+
+def check_types(tensors, dtype):
+    for tensor in tensors:
+        check_tensor(tensor)
+        if tensor.dtype is not dtype:
+            raise TypeError(f"shoal: the tensors of one call have different types, {dtype} and {tensor.dtype}")
+
+
+def only(tensors):
+    if len(tensors) != 1:
+        raise ValueError(f"shoal: one tensor is wanted here, not {len(tensors)}")
+    check_tensor(tensors[0])
+    return tensors[0]
+
+
+def only_list(lists, what):
+    if len(lists) != 1:
+        raise ValueError(f"shoal: one list of {what} is wanted here, not {len(lists)}")
+    return lists[0]
+
+
+def check_root(root, size):
+    if not 0 <= root < size:
+        raise ValueError(f"shoal: there is no rank {root} in a group of {size}")
+    return root
+
+
+def check_parts(parts, dtype, size):
+    """Is there one of that type for each rank?"""
+    if len(parts) != size:
+        raise ValueError(f"shoal: a list of {len(parts)} tensors for {size} ranks")
+    check_types(parts, dtype)
+
+
+def check_own_part(parts, rank, whole, one, list_of):
+    """Has this rank's part of the list as many elements as its other tensor? one, list_of: what the two are."""
+    if parts[rank].numel() != whole.numel():
+        raise ValueError(f"shoal: the {one} has {whole.numel()} elements, but this rank's part of the {list_of} "
+                         f"{parts[rank].numel()}")
+
+
+def are_equal_lengths(tensors):
+    return all(tensor.numel() == tensors[0].numel() for tensor in tensors)
+
+
+def check_equal(parts, one):
+    if not are_equal_lengths([one, *parts]):
+        raise ValueError("shoal: the tensors of the list must have as many elements as this rank's, "
+                         f"{one.numel()}")
+
+
+def check_gathered(whole, part, size):
+    check_types([whole, part], part.dtype)
+    if whole.numel() != part.numel() * size:
+        raise ValueError(f"shoal: the larger tensor must have {size} times the elements of the smaller, but has {whole.numel()} "
+                         f"to {part.numel()}")
+
+
+def check_none(lists, root, what):
+    """Nothing is given where the root alone has something."""
+    if lists and lists[0]:
+        raise ValueError(f"shoal: only the root, rank {root}, has {what}")
+
+
+def check_pairs(outputs, inputs):
+    if not inputs or len(outputs) != len(inputs):
+        raise ValueError(f"shoal: {len(outputs)} outputs for {len(inputs)} inputs")
+
+
+def split_counts(tensor, splits, size):
+    """Elements in each rank's part of a tensor that is cut along its first dimension; no splits: into equal parts."""
+    rows = tensor.size(0) if tensor.dim() else 1
+    if not splits:
+        if rows % size:
+            raise ValueError(f"shoal: a tensor of {rows} rows cannot be cut into {size} equal parts")
+        return [tensor.numel() // size] * size
+    if len(splits) != size:
+        raise ValueError(f"shoal: {len(splits)} splits for {size} ranks")
+    for split in splits:
+        if split < 0:
+            raise ValueError(f"shoal: a split of {split} rows")
+    if sum(splits) != rows:
+        raise ValueError(f"shoal: the splits add up to {sum(splits)} rows, but the tensor has {rows}")
+    return [split * (tensor.numel() // max(1, rows)) for split in splits]
+
+
+# ---- Operands ----------------------------------------------------------------------------------------------------------------
+
+
+def _is_plain(tensor):
+    """Does memory hold the elements as they are, in their order?"""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _is_row(tensors):
+    """Do they lie one behind another? Those without elements lie anywhere."""
+    end = None
+    for tensor in tensors:
+        if not tensor.numel():
+            continue
+        if not _is_plain(tensor) or (end is not None and tensor.data_ptr() != end):
+            return False
+        end = tensor.data_ptr() + tensor.numel() * tensor.element_size()
+    return True
+
+
+class Operands:
+    """The operands of one call, which keep their memory until let_go(): in the order that the library wants, whatever the tensors
+    are like. Where they are not so, copies serve; bring_back() writes to the tensors what arrived in copies."""
+
+    def __init__(self):
+        self._alive, self._copies = [], []
+
+    def input(self, *tensors):
+        return self._address(tensors, has_contents=True, is_output=False)
+
+    def output(self, *tensors, has_contents=False):
+        return self._address(tensors, has_contents, is_output=True)
+
+    @property
+    def has_copies(self):
+        return bool(self._copies)
+
+    def bring_back(self):
+        with torch.inference_mode():  # so that tensors of inference may be written to, too
+            for tensor, piece in self._copies:
+                tensor.copy_(piece)
+
+    def let_go(self):
+        self._alive, self._copies = [], []
+
+    def _address(self, tensors, has_contents, is_output):
+        if not _is_row(tensors):
+            tensors = [self._flat(tensors, has_contents, is_output)]
+        self._alive += tensors
+        return next((tensor.data_ptr() for tensor in tensors if tensor.numel()), None)
+
+    def _flat(self, tensors, has_contents, is_output):
+        counts = [tensor.numel() for tensor in tensors]
+        flat = torch.empty(sum(counts), dtype=tensors[0].dtype)
+        pieces = [(tensor.detach(), piece.view(tensor.shape)) for tensor, piece in zip(tensors, flat.split(counts))]
+        if has_contents:
+            for tensor, piece in pieces:
+                piece.copy_(tensor)
+        if is_output:
+            self._copies += pieces
+        return flat
