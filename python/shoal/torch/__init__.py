@@ -109,7 +109,7 @@ def join(store, rank, size, timeout, name, ranks):
 
 
 _LATER = {"DistributedDataParallel": "ddp", "LocalSGD": "outer", "DiLoCo": "outer", "DistributedSampler": "sampler",
-          "divide_batch": "sampler", "hooks": "hooks"}
+          "SyncBatchNorm": "norm", "convert_sync_batchnorm": "norm", "divide_batch": "sampler", "hooks": "hooks"}
 
 
 def __getattr__(name):

@@ -28,7 +28,7 @@ from torch.distributed.algorithms.join import Join, Joinable
 from torch.nn.parallel import distributed as torchs
 
 from .. import _native
-from . import _communicator, _gradients
+from . import _communicator, _gradients, norm
 
 MIB = 1 << 20
 BUFFER_MIB = 25
@@ -380,6 +380,7 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
         self.broadcast_bucket_size = BROADCAST_BYTES
         self._use_python_reducer = self._delay_all_reduce_all_params = False
         self._delay_all_reduce_params, self._comm_hooks, self._lazy_init_ran = [], [], True
+        self._is_batch_seen = False
 
     def _begin(self):
         """A collective call. The reducer compares the parameters of all ranks."""
@@ -405,11 +406,27 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
 
     def forward(self, *inputs, **kwargs):
         with torch.autograd.profiler.record_function("DistributedDataParallel.forward"):
+            if not self._is_batch_seen:
+                self._tell_small_batch(inputs, kwargs)
             self._before_forward()
             with self._inside_ddp_forward():  # so that torch.compile divides the module's graph
                 outputs = self.module(*inputs, **kwargs)
             self._after_forward(outputs)
             return outputs
+
+    @torch._disable_dynamo
+    def _tell_small_batch(self, inputs, kwargs):
+        """Once, at the first batch in training: where batch norm is of this worker's samples alone, and these are few."""
+        if not self.module.training:
+            return
+        self._is_batch_seen = True
+        first_batch = next((one for one in (*inputs, *kwargs.values()) if torch.is_tensor(one) and one.dim()), None)
+        local = norm.local_norms(self.module) if self.process_group.size() > 1 and first_batch is not None else []
+        if local and len(first_batch) < norm.SMALL_BATCH and self.process_group.rank() == 0:
+            warnings.warn(f"shoal: rank 0 of {self.process_group.size()} has {len(first_batch)} samples in its batch, and batch norm in "
+                          f"{len(local)} layers, such as \"{local[0]}\", takes mean and variance of these alone, which is rough below "
+                          f"{norm.SMALL_BATCH}: write model = shoal.torch.convert_sync_batchnorm(model) before "
+                          "DistributedDataParallel(model), or give each worker more samples", stacklevel=4)
 
     @torch._disable_dynamo
     def _before_forward(self):
