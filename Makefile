@@ -83,7 +83,7 @@ build/torch/deepspeed: build/torch/bin/python3
 	@build/torch/bin/pip install --quiet deepspeed==$(DEEPSPEED) && touch $@ || echo "no DeepSpeed $(DEEPSPEED) from pip: without its engines and its all-reduce"
 
 # What training jobs use and what tests run beside Shoal: a virtual environment for each dev/venv/NAME.txt.
-BESIDE = job inference kubeflow sdk2 sdk3 tensorflow toolkit
+BESIDE = job inference kubeflow sdk2 sdk3 tensorflow toolkit trainers
 $(BESIDE:%=build/%/bin/python3): build/%/bin/python3: dev/venv/%.txt build/torch/bin/python3
 	@dev/venv.sh $*
 

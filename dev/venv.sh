@@ -16,7 +16,7 @@ if [ -e "dev/venv/$name.alone.txt" ]; then
     "$folder/bin/pip" install --quiet --no-compile --no-deps --requirement "dev/venv/$name.alone.txt"
 fi
 case $name in
-job | sdk3 | toolkit) # scripts that train
+job | sdk3 | toolkit | trainers) # scripts that train
     echo "$PWD"/build/torch/lib/python3*/site-packages >"$(echo "$folder"/lib/python3*/site-packages)/torch.pth" ;;
 esac
 case $name in

@@ -1,12 +1,16 @@
 #!/usr/bin/env python3
-"""with_torch.py PROGRAM [ARGUMENT ...]: runs a test program with the interpreter that has PyTorch. Without one it says why, which
-counts as skipped."""
+"""with_torch.py [--in NAME] PROGRAM [ARGUMENT ...]: runs a test program with the interpreter that has PyTorch, that of build/torch
+or of build/NAME. Without one it says why, which counts as skipped."""
 import os
 import pathlib
 import subprocess
 import sys
 
-INTERPRETER = pathlib.Path(__file__).resolve().parents[2] / "build/torch/bin/python3"
+NAME = "torch"
+if sys.argv[1] == "--in":
+    NAME = sys.argv[2]
+    del sys.argv[1:3]
+INTERPRETER = pathlib.Path(__file__).resolve().parents[2] / f"build/{NAME}/bin/python3"
 
 
 def skip(reason):

@@ -1,0 +1,173 @@
+#!/usr/bin/env python3
+"""What stands above torch, switched to Shoal by one line (docs/python.md): Accelerate, Hugging Face Trainer, Lightning. Each trains
+on two ranks; losses and parameters are those of one process that trains in plain PyTorch on the whole batch."""
+import os
+import tempfile
+import warnings
+
+import ranks
+import torch
+import torch.distributed as dist
+from ranks import Case, expect
+
+os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+# Before ranks are forked: an import costs seconds.
+import accelerate  # noqa: E402
+import lightning  # noqa: E402
+import transformers  # noqa: E402
+from lightning.pytorch.strategies import DDPStrategy  # noqa: E402
+
+SAMPLES, STEPS, FEATURES, RATE = 8, 5, 6, 0.1
+NEAR = 1e-5
+
+
+def samples():
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(SAMPLES, FEATURES, generator=generator)
+    return torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True).tanh())
+
+
+def network():
+    torch.manual_seed(2)
+    return torch.nn.Sequential(torch.nn.Linear(FEATURES, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+
+
+def alone(model, loss_of, whole):
+    """Losses of one process in plain PyTorch, each step on all samples; the model is trained."""
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=RATE), []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = loss_of(model, whole)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def squares(model, batch):
+    return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+
+
+def same(losses, model, expected, reference, near=NEAR):
+    expect(len(losses) == len(expected), losses, expected)
+    expect(all(abs(one - other) <= near for one, other in zip(losses, expected)), losses, expected)
+    expect(losses[-1] < losses[0], "nothing was learnt", losses)
+    for (name, one), other in zip(model.named_parameters(), reference.parameters()):
+        expect(torch.allclose(one, other, rtol=0, atol=NEAR), f"{name} differs from one process's", one, other)
+    expect(dist.get_backend() == "shoal", dist.get_backend())
+
+
+def mean_over_ranks(loss):
+    loss = loss.detach().clone()
+    dist.all_reduce(loss, dist.ReduceOp.AVG)
+    return loss.item()
+
+
+def accelerate_trains_as_one_process(world):
+    reference, data, losses = network(), samples(), []
+    expected = alone(reference, squares, data.tensors)
+
+    dist.init_process_group("shoal")
+    accelerator = accelerate.Accelerator(cpu=True)
+    model = network()
+    loader = torch.utils.data.DataLoader(data, batch_size=SAMPLES // world.size)
+    model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=RATE), loader)
+    for _ in range(STEPS):
+        for batch in loader:
+            optimizer.zero_grad()
+            loss = squares(model, batch)
+            accelerator.backward(loss)
+            optimizer.step()
+            losses.append(accelerator.gather(loss.detach()).mean().item())
+    accelerator.wait_for_everyone()
+    expect(accelerator.num_processes == world.size and hasattr(model, "module"), "the model is not wrapped")
+    same(losses, accelerator.unwrap_model(model), expected, reference)
+
+
+def gpt():
+    torch.manual_seed(2)
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        n_layer=1, n_head=2, n_embd=16, vocab_size=32, n_positions=12, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        bos_token_id=0, eos_token_id=0))
+
+
+class Texts(torch.utils.data.Dataset):
+    """Rows of numbers as texts of one length."""
+
+    def __init__(self):
+        self.rows = torch.randint(32, (SAMPLES, 12), generator=torch.Generator().manual_seed(1))
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        return {"input_ids": self.rows[index], "labels": self.rows[index]}
+
+
+def trainer_trains_as_one_process(world):
+    """Trainer divides by all tokens of a batch, also by the first of each text, which nothing predicts."""
+    reference, texts = gpt(), Texts()
+    expected = alone(reference, lambda model, rows: model(input_ids=rows, labels=rows, num_items_in_batch=rows.numel()).loss,
+                     texts.rows)
+
+    dist.init_process_group("shoal")
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = transformers.TrainingArguments(
+            folder, use_cpu=True, num_train_epochs=STEPS, per_device_train_batch_size=SAMPLES // world.size, max_grad_norm=0.0,
+            logging_steps=1, report_to=[], save_strategy="no", disable_tqdm=True, dataloader_num_workers=0)
+        model = gpt()
+        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+        trainer = transformers.Trainer(model, arguments, train_dataset=texts, optimizers=(
+            optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)))
+        trainer.train()
+    expect(arguments.world_size == world.size, arguments.world_size)
+    losses = [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
+    same(losses, model, expected, reference, near=2e-4)  # which it rounds
+
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.network, self.losses = network(), []
+
+    def training_step(self, batch, _):
+        loss = squares(self.network, batch)
+        self.losses.append(mean_over_ranks(loss))
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=RATE)
+
+
+def lightning_trains_as_one_process(world):
+    reference, data = network(), samples()
+    expected = alone(reference, squares, data.tensors)
+
+    module = Module()
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = lightning.Trainer(
+            accelerator="cpu", devices=world.size, strategy=DDPStrategy(process_group_backend="shoal"), max_epochs=STEPS,
+            default_root_dir=folder, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+            enable_model_summary=False, log_every_n_steps=1)
+        trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=SAMPLES // world.size))
+    expect(trainer.world_size == world.size and trainer.global_step == STEPS, trainer.world_size, trainer.global_step)
+    same(module.losses, module.network, expected, reference)
+
+
+def accelerate_refuses_the_name(world):
+    """What docs/python.md warns of: the name of a back-end that Accelerate does not know."""
+    from accelerate.utils import InitProcessGroupKwargs
+    try:
+        accelerate.Accelerator(cpu=True, kwargs_handlers=[InitProcessGroupKwargs(backend="shoal")])
+    except ValueError as error:
+        expect("shoal" in str(error), error)
+        return
+    raise AssertionError("Accelerate takes the name now: say so in docs/python.md")
+
+
+warnings.filterwarnings("ignore")
+CASES = [Case(body.__name__, body, sizes=(2,), init=False, fresh=True) for body in (
+    accelerate_trains_as_one_process, trainer_trains_as_one_process, lightning_trains_as_one_process, accelerate_refuses_the_name)]
+
+if __name__ == "__main__":
+    ranks.run(CASES)
