@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""TensorFlow and PyTorch in one process, each over Shoal: in either order, at one time, and after one has ended."""
+import contextlib
+import sys
+
+import tensorflow as tf
+
+import forked
+from tap import Skip, expect, run_cases
+
+# Behind TensorFlow's own packages, so that numpy is TensorFlow's.
+sys.path += [str(folder) for folder in forked.TOP.glob("build/torch/lib/python3*/site-packages")]
+with contextlib.suppress(ModuleNotFoundError):
+    import torch
+    import torch.distributed as dist
+
+    import shoal.torch  # noqa: F401
+import shoal.tensorflow  # noqa: E402
+
+
+def begin_tensorflow():
+    shoal.tensorflow.init()
+
+
+def begin_torch():
+    dist.init_process_group("shoal")
+
+
+def both_work():
+    for length in (10, 100_000):
+        of_torch = torch.ones(length)
+        work = dist.all_reduce(of_torch, async_op=True)
+        of_tensorflow = shoal.tensorflow.allreduce(tf.ones([length]), op=shoal.tensorflow.ReduceOp.SUM)
+        work.wait()
+        expect(of_torch[-1].item() == 2 and float(of_tensorflow[-1]) == 2, of_torch, of_tensorflow)
+
+
+def begun(*order):
+    def body(rank):
+        for begin in order:
+            begin()
+        both_work()
+        expect(shoal.tensorflow.rank() == dist.get_rank() == rank and shoal.tensorflow.size() == dist.get_world_size())
+        shoal.tensorflow.shutdown()
+        of_torch = torch.ones(10)
+        dist.all_reduce(of_torch)  # has a context of its own
+        expect(of_torch[0].item() == 2, of_torch)
+        dist.destroy_process_group()
+    return body
+
+
+def begun_twice(rank):
+    """Each says it in its own words, and goes on."""
+    begin_tensorflow()
+    begin_torch()
+    for begin, kind, words in ((begin_tensorflow, RuntimeError, "already initialized"), (begin_torch, ValueError, "twice")):
+        try:
+            begin()
+            raise AssertionError("it began twice")
+        except kind as error:
+            expect(words in str(error), error)
+    both_work()
+
+
+def fails_in_one(rank):
+    """Ranks that disagree in TensorFlow leave PyTorch's groups alone."""
+    begin_tensorflow()
+    begin_torch()
+    try:
+        shoal.tensorflow.allreduce(tf.ones([3 + rank]), op=shoal.tensorflow.ReduceOp.SUM)
+        raise AssertionError("ragged shapes were reduced")
+    except tf.errors.OpError as error:
+        expect("rank" in str(error), error)
+    of_torch = torch.ones(10)
+    dist.all_reduce(of_torch)
+    expect(of_torch[0].item() == 2, of_torch)
+
+
+def case_of(name, body):
+    def case():
+        if "torch" not in sys.modules:
+            raise Skip("there is no build/torch: `make test` makes it")
+        ranks = forked.Ranks(2, body)
+        expect(ranks.codes == [0, 0], ranks.told())
+    case.__name__ = name
+    return case
+
+
+CASES = [case_of("tensorflow_before_torch", begun(begin_tensorflow, begin_torch)),
+         case_of("torch_before_tensorflow", begun(begin_torch, begin_tensorflow)),
+         case_of("each_tells_that_it_was_begun_twice", begun_twice),
+         case_of("a_failure_in_one_leaves_the_other", fails_in_one)]
+
+if __name__ == "__main__":
+    run_cases(CASES)
