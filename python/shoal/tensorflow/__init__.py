@@ -16,7 +16,10 @@ from .variables import allgather_object, broadcast_object, broadcast_variables  
 
 
 def __getattr__(name):
-    """Keras is imported where it is used."""
+    """Keras and strategies are imported where they are used."""
+    if name == "distribute":
+        import importlib
+        return importlib.import_module(".distribute", __name__)
     if name in ("DistributedOptimizer", "keras"):
         import importlib
         keras = importlib.import_module(".keras", __name__)

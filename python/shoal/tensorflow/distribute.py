@@ -1,0 +1,83 @@
+"""TensorFlow's own strategies beside Shoal: their addresses come from the job, and Shoal's operations work in the same loop.
+
+    shoal.init()
+    strategy = shoal.distribute.MultiWorkerMirroredStrategy()     # before anything that TensorFlow computes
+
+TensorFlow's gRPC carries what the strategy sends, Shoal what is sent through Shoal."""
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import socket
+
+import tensorflow as tf
+
+from shoal import _native
+
+from . import _world
+
+ROW_BYTES = 256  # of an address, as text
+
+
+def set_tf_config() -> dict:
+    """Every rank: writes TF_CONFIG, in which each rank of the job is a worker, and returns it. One that the launcher wrote stays,
+    if it means this job."""
+    world, given = _world.current(), os.environ.get("TF_CONFIG")
+    if given:
+        return _checked(given, world)
+    with _listener() as taken:  # held until all ranks have chosen, so that those of one host choose different ports
+        workers = _gathered(world, f"{_own_address(world)}:{taken.getsockname()[1]}")
+    config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": world.rank}}
+    os.environ["TF_CONFIG"] = json.dumps(config)
+    return config
+
+
+def MultiWorkerMirroredStrategy(**options) -> tf.distribute.MultiWorkerMirroredStrategy:
+    """Every rank, after init() and before anything that TensorFlow computes: its strategy over the ranks of the job."""
+    config = set_tf_config()
+    try:
+        return tf.distribute.MultiWorkerMirroredStrategy(**options)
+    except RuntimeError as error:
+        raise RuntimeError(f"shoal: rank {config['task']['index']} cannot make a MultiWorkerMirroredStrategy: {error}. Make it right "
+                           "after shoal.tensorflow.init(), before anything that TensorFlow computes") from error
+
+
+def _checked(given, world):
+    try:
+        config = json.loads(given)
+        workers, task = config["cluster"]["worker"], config["task"]
+        means = len(workers), task["type"], task["index"]
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"shoal: rank {world.rank} of {world.size} has a TF_CONFIG that names no cluster of workers and no task: "
+                         f"{given}. Unset it, and one is made from the job") from None
+    if means != (world.size, "worker", world.rank):
+        raise ValueError(f"shoal: rank {world.rank} of {world.size} has a TF_CONFIG of {means[1]} {means[2]} among {means[0]} workers: "
+                         "unset it, and one is made from the job")
+    return config
+
+
+def _listener():
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # TensorFlow takes the port right afterwards
+    listener.bind(("", 0))
+    return listener
+
+
+def _own_address(world):
+    """By which the other ranks' hosts reach this one: that of the way to host 0."""
+    if world.place.hosts == 1:
+        return "127.0.0.1"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        way.connect((os.environ.get("MASTER_ADDR") or socket.gethostname(), 9))  # sends nothing
+        own = way.getsockname()[0]
+    return own if not own.startswith("127.") else socket.gethostbyname(socket.gethostname())
+
+
+def _gathered(world, text):
+    """Those of all ranks. Not through TensorFlow, which a strategy wants not to have computed yet."""
+    own, every = ctypes.create_string_buffer(text.encode(), ROW_BYTES), ctypes.create_string_buffer(ROW_BYTES * world.size)
+    status = _native.load().allgather(world.comm, own, every, ROW_BYTES, _native.UINT8, None)
+    if status != _native.OK:
+        raise _world.error_of(status, f"the addresses of workers were not exchanged: {_native.error_of(status, comm=world.comm)}")
+    return [every.raw[rank * ROW_BYTES:(rank + 1) * ROW_BYTES].rstrip(b"\0").decode() for rank in range(world.size)]
