@@ -98,6 +98,16 @@ def trains_as_one(world):
             expect(torch.allclose(ours, theirs, rtol=1e-12, atol=1e-14), options)
 
 
+def norm_over_all_ranks(world):
+    hvd = begun()
+    whole = torch.arange(12.0).view(6, 2).square()
+    alone, mine = torch.nn.BatchNorm1d(2), hvd.SyncBatchNorm(2)
+    part = slice(world.rank * 6 // world.size, (world.rank + 1) * 6 // world.size)
+    expect(torch.allclose(mine(whole[part]), alone(whole)[part], atol=1e-5), "output")
+    expect(torch.allclose(mine.running_var, alone.running_var), mine.running_var, alone.running_var)
+    raises(ValueError, lambda: hvd.SyncBatchNorm(2, process_set=hvd.ProcessSet([0])), "over all ranks")
+
+
 def ended(body):
     """The next case may have another number of ranks."""
     def run(world):
@@ -106,7 +116,7 @@ def ended(body):
     return run
 
 
-CASES = [Case(body.__name__, ended(body), sizes=(1, 2, 3)) for body in (any_order, uneven, joins, trains_as_one)]
+CASES = [Case(body.__name__, ended(body), sizes=(1, 2, 3)) for body in (any_order, uneven, joins, trains_as_one, norm_over_all_ranks)]
 CASES += [Case("mismatches", ended(mismatches), sizes=(2,)), Case("sets", ended(sets), sizes=(2, 3))]
 
 if __name__ == "__main__":

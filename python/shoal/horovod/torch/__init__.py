@@ -20,3 +20,4 @@ from ._world import (  # noqa: F401
 from .compression import Compression  # noqa: F401
 from .functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters  # noqa: F401
 from .optimizer import DistributedOptimizer  # noqa: F401
+from .sync_batch_norm import SyncBatchNorm  # noqa: F401
