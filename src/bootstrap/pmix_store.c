@@ -16,7 +16,7 @@
  * "shoal/x/3" is rank 3's, a key that ends without a number rank 0's. A value can be read as soon as it was put (the server
  * fetches it, no fence). */
 #define RETRY_MS 10
-#define FAREWELL_S 1
+#define FAREWELL_S 5
 /* Time a server may take beyond the wait it was asked for, and time it may take to end. */
 #define ANSWER_MS 10000
 #define FINALIZE_MS 5000
