@@ -51,6 +51,16 @@ static bool is_large_for_sockets(const struct shoal_selection *selection, const 
            selection->bytes >= RING_BLOCK * (size_t)selection->hosts;
 }
 
+/* A block of the mesh is a chunk's share of one host: of so many hosts it is so short that the processor's part of each message
+ * takes longer than the wire. Halving sends fewer and longer ones; where hosts are no power of two it sends more bytes. */
+#define HALVING_HOSTS 256
+
+static bool is_for_many_hosts(const struct shoal_selection *selection, const struct shoal_view *view, int root)
+{
+    (void)view, (void)root;
+    return selection->hosts >= HALVING_HOSTS && (selection->hosts & (selection->hosts - 1)) == 0;
+}
+
 /* For entries that only tuning overrides choose. */
 static bool is_never(const struct shoal_selection *selection, const struct shoal_view *view, int root)
 {
@@ -75,6 +85,7 @@ static bool is_never(const struct shoal_selection *selection, const struct shoal
     }
 #define BY_OVERRIDE "several hosts, by a tuning override"
 #define RING_WHEN "3 to 16 hosts over TCP, from 256 KiB per host"
+#define HALVING_WHEN "256 or more hosts, a power of two"
 #define DIRECT_WHEN "up to SHOAL_DIRECT_BYTES per giver"
 #define ROUNDS_WHEN "several hosts, up to SHOAL_DIRECT_BYTES per host, where that halves the records"
 
@@ -91,10 +102,10 @@ static const struct shoal_algorithm entries[] = {
      is_small_for_hosts, "more than 8 hosts, below 64 KiB", "log2(H)*n sent and received per host, in log2 H crossings"},
     {SHOAL_COLLECTIVE_ALLREDUCE, "ring", SHOAL_WHERE_HOSTS, HOSTS("ring"), shoal_ring_build, false, is_large_for_sockets,
      RING_WHEN, "2(H-1)/H*n sent and received per host, to and from one each, in 2(H-1) crossings"},
+    {SHOAL_COLLECTIVE_ALLREDUCE, "halving", SHOAL_WHERE_HOSTS, HOSTS("halving"), shoal_halving_build, false, is_for_many_hosts,
+     HALVING_WHEN, "2(H-1)/H*n sent and received per host, in 2*log2 H crossings; H not a power of two: n more"},
     {SHOAL_COLLECTIVE_ALLREDUCE, "mesh", SHOAL_WHERE_HOSTS, HOSTS("mesh"), shoal_mesh_build, false, NULL, "several hosts",
      "2(H-1)/H*n sent and received per host, in 2 crossings"},
-    {SHOAL_COLLECTIVE_ALLREDUCE, "halving", SHOAL_WHERE_HOSTS, HOSTS("halving"), shoal_halving_build, false, is_never,
-     BY_OVERRIDE, "2(H-1)/H*n sent and received per host, in 2*log2 H crossings; H not a power of two: n more"},
     {SHOAL_COLLECTIVE_REDUCE, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, DIRECT_WHEN,
      "n written per rank, p*n read by root"},
     {SHOAL_COLLECTIVE_REDUCE, "at-root", SHOAL_WHERE_ONE_HOST, VARIANTS("at-root"), shoal_reduce_at_root_build, false,
@@ -338,12 +349,16 @@ enum shoal_reach shoal_select_reach(const struct shoal_view *view, enum shoal_co
 
 /* ---- Chunks -------------------------------------------------------------------------------------------------------------- */
 
-/* Up to so many ranks a block between hosts is large enough: 5 KiB and more of a chunk of 256 KiB. */
-#define RANKS_OF_A_CHUNK 256
+/* Up to so many ranks a block between hosts is long enough: 2 KiB and more of a chunk of 256 KiB. More ranks have chunks eight
+ * times as long, for the same reason, and from 2,049 ranks on their length grows with the ranks. */
+#define RANKS_OF_A_CHUNK 128
+#define CHUNKS_OF_MANY 8
+#define RANKS_OF_LONGER_CHUNKS 256
 
 size_t shoal_select_part_bytes(size_t chunk_bytes, int size, int hosts)
 {
-    const size_t chunks = hosts > 1 ? ((size_t)size + RANKS_OF_A_CHUNK - 1) / RANKS_OF_A_CHUNK : 1;
+    const size_t grown = ((size_t)size + RANKS_OF_LONGER_CHUNKS - 1) / RANKS_OF_LONGER_CHUNKS;
+    const size_t chunks = hosts > 1 && size > RANKS_OF_A_CHUNK ? shoal_max_size(CHUNKS_OF_MANY, grown) : 1;
     return shoal_max_size(chunk_bytes * chunks, (size_t)size * SHOAL_CACHE_LINE);
 }
 
