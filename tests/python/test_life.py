@@ -107,6 +107,8 @@ def debug_detail(world):
     text = INIT + """
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
 model(torch.ones(2, 3)).sum().backward()
+import time
+time.sleep(1)  # a thread of torch's Gloo that frees a tensor while Python ends aborts the process
 """
     results = start(world.shim, 2, text, TORCH_DISTRIBUTED_DEBUG="DETAIL")
     expect(all(code == 0 for _, _, code in results), *results)
