@@ -143,14 +143,24 @@ static enum shoal_status choose_nic(struct shoal_context *context, struct shoal_
 
 /* ---- Meeting ------------------------------------------------------------------------------------------------------------- */
 
+static struct shoal_fabric_share share_of(const struct shoal_member *members, int size, int rank)
+{
+    struct shoal_fabric_share share = {.ranks = shoal_members_count_local(members, size, rank)};
+    for (int r = 0; r < rank; r++)
+        share.rank += members[r].host == members[rank].host;
+    return share;
+}
+
 /* One endpoint serves all worlds of a context. */
-static enum shoal_status open_network(struct shoal_context *context, const struct shoal_nic *nic)
+static enum shoal_status open_network(struct shoal_context *context, const struct shoal_nic *nic,
+                                      struct shoal_fabric_share share)
 {
     const struct shoal_network_options options = {.log = &context->log,
                                                   .settings = &context->settings.fabric,
                                                   .ports = context->settings.bootstrap.ports,
                                                   .memory = context->memory,
-                                                  .nic = nic};
+                                                  .nic = nic,
+                                                  .share = share};
     struct shoal_network *network;
     enum shoal_status status = SHOAL_OK;
     pthread_mutex_lock(&context->opening);
@@ -291,7 +301,7 @@ static enum shoal_status join_hosts(struct shoal_context *context, struct shoal_
     struct shoal_nic nic;
     struct shoal_membership *membership;
     SHOAL_TRY(choose_nic(context, bootstrap, timeout_ms, members, &nic));
-    SHOAL_TRY(open_network(context, &nic));
+    SHOAL_TRY(open_network(context, &nic, share_of(members, bootstrap->size, bootstrap->rank)));
     shoal_bootstrap_end_phase(bootstrap, "network");
     SHOAL_TRY(meet_at_addresses(context, bootstrap, timeout_ms, places, members));
     const struct shoal_membership_options options = {

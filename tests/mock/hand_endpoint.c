@@ -165,9 +165,10 @@ void shoal_fabric_library_close(struct shoal_fabric_library *library)
 }
 
 void shoal_fabric_providers_find_best(const struct shoal_fabric_library *library, const struct shoal_nic *nic,
-                                      const char *wanted, struct shoal_fabric_provider providers_out[SHOAL_FABRIC_PROVIDERS])
+                                      const char *wanted, struct shoal_fabric_share share,
+                                      struct shoal_fabric_provider providers_out[SHOAL_FABRIC_PROVIDERS])
 {
-    (void)library, (void)nic, (void)wanted;
+    (void)library, (void)nic, (void)wanted, (void)share;
     providers_out[0] = (struct shoal_fabric_provider){.name = "by hand", .way = SHOAL_FABRIC_WRITES};
 }
 

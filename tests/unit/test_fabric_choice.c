@@ -109,6 +109,37 @@ static void fabric_takes_the_best_provider_of_the_machine(void **state)
     shoal_fabric_library_close(&library);
 }
 
+/* A p4d host: four adapters, one of which is listed twice. */
+static void fabric_adapters_are_divided_among_the_ranks(void **state)
+{
+    static const char *const adapters[] = {"rdmap16s27-rdm", "rdmap32s27-rdm", "rdmap144s27-rdm", "rdmap160s27-rdm"};
+    static const struct {
+        int ranks, taken[8]; /* adapter of each rank */
+    } hosts[] = {{0, {0}}, {1, {0}}, {2, {0, 2}}, {3, {0, 1, 2}}, {4, {0, 1, 2, 3}}, {8, {0, 0, 1, 1, 2, 2, 3, 3}}};
+    const struct shoal_nic nic = nic_at("10.0.0.5");
+    struct shoal_fabric_provider providers[SHOAL_FABRIC_PROVIDERS];
+    struct shoal_fabric_library library;
+    struct heard heard = {""};
+    (void)state;
+    assert_int_equal(open_library(MOCK_FABRIC, &library, &heard), SHOAL_OK);
+    setenv("SHOAL_MOCK_FABRIC", "p4d", 1);
+    for (size_t i = 0; i < SHOAL_COUNT_OF(hosts); i++) {
+        for (int rank = 0; rank < hosts[i].ranks || rank == 0; rank++) {
+            const struct shoal_fabric_share share = {rank, hosts[i].ranks};
+            shoal_fabric_providers_find_best(&library, &nic, "", share, providers);
+            assert_int_equal(providers[0].adapters, 4);
+            if (!strstr(providers[0].text, adapters[hosts[i].taken[rank]]) || !strstr(providers[0].text, "one of 4"))
+                fail_msg("rank %d of %d: %s", rank, hosts[i].ranks, providers[0].text);
+            shoal_fabric_providers_free(&library, providers);
+            shoal_fabric_providers_find_best(&library, &nic, "tcp", share, providers);
+            assert_non_null(strstr(providers[2].text, "on eth0; progress"));
+            shoal_fabric_providers_free(&library, providers);
+        }
+    }
+    unsetenv("SHOAL_MOCK_FABRIC");
+    shoal_fabric_library_close(&library);
+}
+
 static void fabric_library_says_what_is_wrong_with_the_file(void **state)
 {
     (void)state;
@@ -232,6 +263,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fabric_takes_the_best_provider_of_the_machine),
+        cmocka_unit_test(fabric_adapters_are_divided_among_the_ranks),
         cmocka_unit_test(fabric_library_says_what_is_wrong_with_the_file),
         cmocka_unit_test(fabric_filter_counts_only_providers_that_have_an_adapter),
         cmocka_unit_test(fabric_filter_is_undone_with_one_line),

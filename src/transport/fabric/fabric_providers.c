@@ -146,13 +146,54 @@ static bool is_on(const struct fi_info *info, const struct shoal_nic *nic)
     return !has_ip_address(info) || shoal_nic_has_address(nic, info->src_addr);
 }
 
-/* Takes the first one of that name on that interface out of the list, and frees the others. */
-static struct fi_info *keep_one(const struct shoal_fabric_library *library, struct fi_info *list, const char *name,
-                                const struct shoal_nic *nic)
+static const struct fi_info *find_usable(const struct fi_info *list, const char *name, const struct shoal_nic *nic)
 {
     const struct fi_info *one = provider_find_named(list, name);
     while (one && nic && !is_on(one, nic))
         one = provider_find_named(one->next, name);
+    return one;
+}
+
+/* ---- Several adapters ---------------------------------------------------------------------------------------------------- */
+
+/* libfabric calls an adapter a domain. It may list one several times, in forms that it likes less and less. */
+static bool is_same_adapter(const struct fi_info *a, const struct fi_info *b)
+{
+    const char *one = a->domain_attr->name, *other = b->domain_attr->name;
+    return one == other || (one && other && strcmp(one, other) == 0);
+}
+
+static bool is_listed_before(const struct fi_info *first, const struct fi_info *one, const char *name,
+                             const struct shoal_nic *nic)
+{
+    const struct fi_info *other = first;
+    while (other != one && !is_same_adapter(other, one))
+        other = find_usable(other->next, name, nic);
+    return other != one;
+}
+
+/* The best form of adapter number `number`, or the last one's; how many there are. NULL: 0. */
+static const struct fi_info *find_adapter(const struct fi_info *list, const char *name, const struct shoal_nic *nic, int number,
+                                          int *count_out)
+{
+    const struct fi_info *first = find_usable(list, name, nic), *found = NULL;
+    *count_out = 0;
+    for (const struct fi_info *one = first; one; one = find_usable(one->next, name, nic)) {
+        if (is_listed_before(first, one, name, nic))
+            continue;
+        found = *count_out <= number ? one : found;
+        ++*count_out;
+    }
+    return found;
+}
+
+/* Takes the rank's one of that name on that interface out of the list, and frees the others. */
+static struct fi_info *keep_one(const struct shoal_fabric_library *library, struct fi_info *list, const char *name,
+                                const struct shoal_nic *nic, struct shoal_fabric_share share, int *adapters_out)
+{
+    const struct fi_info *one = find_adapter(list, name, nic, 0, adapters_out);
+    if (share.ranks > 1)
+        one = find_adapter(list, name, nic, share.rank * *adapters_out / share.ranks, adapters_out);
     struct fi_info *kept = one ? library->dupinfo(one) : NULL;
     library->freeinfo(list);
     return kept;
@@ -171,14 +212,17 @@ static void provider_describe(struct shoal_fabric_provider *provider)
     const struct fi_info *info = provider->info;
     const uint64_t modes = (uint64_t)info->domain_attr->mr_mode;
     const char *domain = info->domain_attr->name;
-    snprintf(provider->text, sizeof provider->text, "%s%s%s%s%s; progress is %s",
+    char others[48] = "";
+    if (provider->adapters > 1)
+        snprintf(others, sizeof others, ", one of %d that ranks divide", provider->adapters);
+    snprintf(provider->text, sizeof provider->text, "%s%s%.80s%s%s%s; progress is %s",
              provider->way == SHOAL_FABRIC_WRITES ? "writes into peers' memory" : "sends", domain ? " on " : "",
-             domain ? domain : "", modes & FI_MR_LOCAL ? "; what it sends must be registered" : "",
+             domain ? domain : "", others, modes & FI_MR_LOCAL ? "; what it sends must be registered" : "",
              modes & FI_MR_PROV_KEY ? "; it chooses keys" : "",
              info->domain_attr->data_progress == FI_PROGRESS_AUTO ? "automatic" : "made by polling");
 }
 
-static void find_one(const struct shoal_fabric_library *library, const struct shoal_nic *nic,
+static void find_one(const struct shoal_fabric_library *library, const struct shoal_nic *nic, struct shoal_fabric_share share,
                      struct shoal_fabric_provider *provider)
 {
     int error;
@@ -190,7 +234,7 @@ static void find_one(const struct shoal_fabric_library *library, const struct sh
         explain_rejection(library, error, provider);
         return;
     }
-    provider->info = keep_one(library, list, provider->name, nic);
+    provider->info = keep_one(library, list, provider->name, nic, share, &provider->adapters);
     if (!provider->info) {
         shoal_nic_print(nic, name);
         snprintf(provider->text, sizeof provider->text, "has no endpoint on %s", name);
@@ -205,12 +249,13 @@ void shoal_fabric_providers_find(const struct shoal_fabric_library *library, con
 {
     for (int i = 0; i < SHOAL_FABRIC_PROVIDERS; i++) {
         providers_out[i] = row_of(i);
-        find_one(library, nic, &providers_out[i]);
+        find_one(library, nic, (struct shoal_fabric_share){0}, &providers_out[i]);
     }
 }
 
 void shoal_fabric_providers_find_best(const struct shoal_fabric_library *library, const struct shoal_nic *nic,
-                                      const char *wanted, struct shoal_fabric_provider providers_out[SHOAL_FABRIC_PROVIDERS])
+                                      const char *wanted, struct shoal_fabric_share share,
+                                      struct shoal_fabric_provider providers_out[SHOAL_FABRIC_PROVIDERS])
 {
     bool is_found = false;
     for (int i = 0; i < SHOAL_FABRIC_PROVIDERS; i++) {
@@ -219,7 +264,7 @@ void shoal_fabric_providers_find_best(const struct shoal_fabric_library *library
         const bool is_meant = wanted[0] ? strcmp(wanted, provider->name) == 0 : !provider->is_on_request;
         if (!is_meant || is_found)
             continue;
-        find_one(library, nic, provider);
+        find_one(library, nic, share, provider);
         is_found = provider->way != SHOAL_FABRIC_REJECTED;
     }
 }

@@ -5,6 +5,7 @@
 
 #include "topology/nic.h"
 #include "transport/fabric/fabric_library.h"
+#include "transport/fabric/fabric_settings.h"
 
 enum shoal_fabric_way { SHOAL_FABRIC_REJECTED, SHOAL_FABRIC_SENDS, SHOAL_FABRIC_WRITES };
 
@@ -13,6 +14,7 @@ struct shoal_fabric_provider {
     enum shoal_fabric_way way;
     bool is_on_request;   /* taken only when SHOAL_PROVIDER names it */
     bool is_over_tcp;     /* its endpoint listens for TCP connections at its address */
+    int adapters;         /* through which it offers the same */
     char text[240];       /* what it offers, or why it was rejected */
     struct fi_info *info; /* NULL where rejected; the caller frees it with the library's freeinfo */
 };
@@ -23,9 +25,10 @@ struct shoal_fabric_provider {
  * otherwise (efa) are not bound to it. */
 void shoal_fabric_providers_find(const struct shoal_fabric_library *library, const struct shoal_nic *nic,
                                  struct shoal_fabric_provider providers_out[SHOAL_FABRIC_PROVIDERS]);
-/* The same, but asks only until the one that shoal_fabric_providers_choose will take is found. */
+/* The same for a rank of several, but asks only until the one that shoal_fabric_providers_choose will take is found. */
 void shoal_fabric_providers_find_best(const struct shoal_fabric_library *library, const struct shoal_nic *nic,
-                                      const char *wanted, struct shoal_fabric_provider providers_out[SHOAL_FABRIC_PROVIDERS]);
+                                      const char *wanted, struct shoal_fabric_share share,
+                                      struct shoal_fabric_provider providers_out[SHOAL_FABRIC_PROVIDERS]);
 void shoal_fabric_providers_free(const struct shoal_fabric_library *library,
                                  struct shoal_fabric_provider providers[SHOAL_FABRIC_PROVIDERS]);
 

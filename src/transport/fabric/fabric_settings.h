@@ -11,4 +11,10 @@ struct shoal_fabric_settings {
 };
 extern const struct shoal_setting_table shoal_fabric_setting_table;
 
+/* Which of the ranks of its host a process is: several adapters are divided among them, neighbours together, as they are bound
+ * to neighbouring cores. All zeros: it takes the first one. */
+struct shoal_fabric_share {
+    int rank, ranks;
+};
+
 #endif

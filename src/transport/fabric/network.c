@@ -116,7 +116,8 @@ static enum shoal_status network_open_endpoint(struct shoal_network *network, co
     char reason[1200];
     uint16_t low, high;
     (void)shoal_setting_parse_ports(options->ports, &low, &high); /* checked when settings were read */
-    shoal_fabric_providers_find_best(&network->library, options->nic, options->settings->provider, network->providers);
+    shoal_fabric_providers_find_best(&network->library, options->nic, options->settings->provider, options->share,
+                                     network->providers);
     network->provider = shoal_fabric_providers_choose(network->providers, options->settings->provider, reason, sizeof reason);
     if (!network->provider)
         return shoal_log_fail(network->log, SHOAL_ERR_UNSUPPORTED, "fabric", "%s", reason);

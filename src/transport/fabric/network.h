@@ -132,9 +132,10 @@ struct shoal_network_channel {
 struct shoal_network_options {
     struct shoal_log *log;
     const struct shoal_fabric_settings *settings;
-    const char *ports;           /* SHOAL_PORTS */
-    struct shoal_memory *memory; /* where sources lie; it must outlive the network. NULL: none are registered */
-    const struct shoal_nic *nic; /* NULL: whatever the provider takes */
+    const char *ports;               /* SHOAL_PORTS */
+    struct shoal_memory *memory;     /* where sources lie; it must outlive the network. NULL: none are registered */
+    const struct shoal_nic *nic;     /* NULL: whatever the provider takes */
+    struct shoal_fabric_share share; /* of several adapters */
 };
 
 /* Stands between a network and its endpoint where a test has put one there: it hears what the endpoint hears and hands it on
