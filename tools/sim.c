@@ -56,7 +56,7 @@ static const char help_text[] =
     "    shoal sim allreduce --hosts 16 --bytes 1K-1G --factor 8 --algorithm ring\n"
     "    shoal sim --explain-model --rate 10gbit --latency 50us\n"
     "\n"
-    "Environment: SHOAL_CHUNK_BYTES, SHOAL_DEPTH, SHOAL_DIRECT_BYTES and SHOAL_ALGORITHMS count as in a run.\n"
+    "Environment: SHOAL_CHUNK_BYTES, SHOAL_DEPTH, SHOAL_INLINE_BYTES and SHOAL_ALGORITHMS count as in a run.\n"
     "\n"
     "Exit codes: 0 success, 1 failure, 2 the arguments make no sense.\n";
 

@@ -66,7 +66,7 @@ static const char help_text[] =
     "    shoal sim step --profile resnet50,bert-large,gpt2 --backward 120,400,250 --rate 100gbit --plot efficiency.svg\n"
     "    shoal sim step --profile gpt2 --print-profile > mine.json\n"
     "\n"
-    "Environment: SHOAL_CHUNK_BYTES, SHOAL_DEPTH, SHOAL_DIRECT_BYTES and SHOAL_ALGORITHMS count as in a run.\n"
+    "Environment: SHOAL_CHUNK_BYTES, SHOAL_DEPTH, SHOAL_INLINE_BYTES and SHOAL_ALGORITHMS count as in a run.\n"
     "\n"
     "Exit codes: 0 success, 1 failure, 2 the arguments or a profile make no sense.\n";
 

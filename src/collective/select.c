@@ -86,11 +86,11 @@ static bool is_never(const struct shoal_selection *selection, const struct shoal
 #define BY_OVERRIDE "several hosts, by a tuning override"
 #define RING_WHEN "3 to 16 hosts over TCP, from 256 KiB per host"
 #define HALVING_WHEN "256 or more hosts, a power of two"
-#define DIRECT_WHEN "up to SHOAL_DIRECT_BYTES per giver"
-#define ROUNDS_WHEN "several hosts, up to SHOAL_DIRECT_BYTES per host, where that halves the records"
+#define DIRECT_WHEN "up to SHOAL_INLINE_BYTES per giver"
+#define ROUNDS_WHEN "several hosts, up to SHOAL_INLINE_BYTES per host, where that halves the records"
 
 static const struct shoal_algorithm entries[] = {
-    {SHOAL_COLLECTIVE_ALLREDUCE, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, "up to 1/4 to 1 of SHOAL_DIRECT_BYTES",
+    {SHOAL_COLLECTIVE_ALLREDUCE, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, "up to 1/4 to 1 of SHOAL_INLINE_BYTES",
      "n written, p*n read per rank; one exchange"},
     {SHOAL_COLLECTIVE_ALLREDUCE, "rounds", SHOAL_WHERE_HOSTS, HOSTS("rounds"), NULL, false, NULL, ROUNDS_WHEN,
      "log2(H)*n sent and received per rank, in log2 H crossings; H not a power of two: 2 more"},
@@ -202,7 +202,7 @@ const struct shoal_tuning_override *shoal_select_next_override(const struct shoa
  * ranks have a plan that needs one exchange more, and whose staging buffer has more room than there is beside the records. */
 size_t shoal_select_direct_limit(const struct shoal_selection *selection)
 {
-    const size_t limit = selection->direct_bytes;
+    const size_t limit = selection->inline_bytes;
     if (selection->kind != SHOAL_COLLECTIVE_ALLREDUCE)
         return limit;
     if (selection->size <= 2)
@@ -265,7 +265,7 @@ static int ranks_per_host(const struct shoal_selection *selection)
 
 size_t shoal_select_rounds_limit(const struct shoal_selection *selection)
 {
-    return selection->direct_bytes / (size_t)ranks_per_host(selection);
+    return selection->inline_bytes / (size_t)ranks_per_host(selection);
 }
 
 /* A crossing costs about as much as two records that the processor sends, unless these cost next to nothing. */

@@ -44,7 +44,7 @@ struct shoal_selection {
     int hosts;            /* 0: one */
     size_t bytes;         /* of the larger operand, all parts */
     size_t payload_bytes; /* what the rank that gives most would publish beside its announcement */
-    size_t direct_bytes;  /* the setting */
+    size_t inline_bytes;  /* the setting */
     bool is_uneven;       /* operands are in parts of different lengths */
     bool sends_cheaply;   /* over several hosts: a record costs far less than the way to a host and back */
     const struct shoal_tuning *tuning;

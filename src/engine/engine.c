@@ -237,7 +237,7 @@ struct shoal_selection shoal_engine_selection(const struct shoal_engine *engine,
                                     .hosts = engine->hosts,
                                     .bytes = request->bytes,
                                     .payload_bytes = most_payload_bytes(engine, request),
-                                    .direct_bytes = engine->settings->direct_bytes,
+                                    .inline_bytes = engine->settings->inline_bytes,
                                     .is_uneven = request->call.layout && !shoal_layout_is_even(request->call.layout),
                                     .sends_cheaply = engine->transport->sends_cheaply,
                                     .tuning = engine->tuning};

@@ -7,7 +7,7 @@
 struct shoal_engine_settings {
     uint64_t chunk_bytes;
     uint64_t depth;
-    uint64_t direct_bytes;
+    uint64_t inline_bytes;
     uint64_t counter_start;
     char stores[SHOAL_SETTING_TEXT_MAX];
     uint64_t spin_us;

@@ -670,7 +670,7 @@ static void describe_measure(struct inquiry *inquiry)
                                                   .bytes = inquiry->count * inquiry->element * parts,
                                                   .payload_bytes = inquiry->count * inquiry->element *
                                                                    (inquiry->entry->shape.is_input_cut ? ranks : 1),
-                                                  .direct_bytes = inquiry->settings.engine.direct_bytes,
+                                                  .inline_bytes = inquiry->settings.engine.inline_bytes,
                                                   .tuning = &inquiry->tuning};
 }
 

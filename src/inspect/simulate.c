@@ -159,7 +159,7 @@ static void simulate_measure(struct inquiry *inquiry)
                                                 .hosts = asked->hosts,
                                                 .bytes = part_bytes * parts,
                                                 .payload_bytes = part_bytes * (inquiry->entry->shape.is_input_cut ? ranks : 1),
-                                                .direct_bytes = inquiry->settings.engine.direct_bytes,
+                                                .inline_bytes = inquiry->settings.engine.inline_bytes,
                                                 .tuning = &inquiry->tuning};
 }
 

@@ -29,7 +29,7 @@ struct scene {
 #define AHEAD_COUNT ((size_t)1 << 20)
 #define LARGE ((size_t)300000)
 #define SMALL ((size_t)1024) /* as DIRECT: one more is too much for most calls */
-#define DIRECT "SHOAL_DIRECT_BYTES=4096"
+#define DIRECT "SHOAL_INLINE_BYTES=4096"
 
 /* ---- The calls ----------------------------------------------------------------------------------------------------------- */
 

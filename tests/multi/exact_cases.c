@@ -78,7 +78,7 @@ static size_t parts_of(enum operation_kind kind, int size)
 }
 
 /* The bytes that one rank may give beside its announcement. */
-static size_t direct_bytes(enum operation_kind kind, int size)
+static size_t inline_bytes(enum operation_kind kind, int size)
 {
     const size_t shared = 2 * DIRECT_BYTES / (size_t)size;
     if (kind != OPERATION_ALLREDUCE || size == 1)
@@ -93,7 +93,7 @@ static void run_small(struct world *world, const struct areas *areas, struct ope
 {
     const size_t element = shoal_type_bytes(operation.type);
     const size_t parts = operation_row(operation.kind)->is_input_cut ? (size_t)world->size : 1; /* that one rank gives */
-    const size_t inside = INLINE_BYTES / element / parts, beside = direct_bytes(operation.kind, world->size) / element / parts;
+    const size_t inside = INLINE_BYTES / element / parts, beside = inline_bytes(operation.kind, world->size) / element / parts;
     const size_t counts[] = {0, 1, 3, inside, inside + 1, beside - 1, beside, beside + 1};
     for (size_t i = 0; i < COUNT_OF(counts) * WAYS; i++) {
         operation.count = counts[i / WAYS];

@@ -24,8 +24,8 @@
 static const int sizes[] = {2, 3, 4, 7};
 static const char *const settings[][4] = {
     {NULL},
-    {"SHOAL_CHUNK_BYTES=4096", "SHOAL_DEPTH=2", "SHOAL_DIRECT_BYTES=2048", NULL},
-    {"SHOAL_DIRECT_BYTES=0", "SHOAL_CHUNK_BYTES=8192", NULL},
+    {"SHOAL_CHUNK_BYTES=4096", "SHOAL_DEPTH=2", "SHOAL_INLINE_BYTES=2048", NULL},
+    {"SHOAL_INLINE_BYTES=0", "SHOAL_CHUNK_BYTES=8192", NULL},
     {"SHOAL_STORES=streaming", "SHOAL_SPIN_US=0", "SHOAL_YIELD_US=0", NULL},
 };
 #define WORLDS (COUNT_OF(sizes) * COUNT_OF(settings))

@@ -247,7 +247,7 @@ def explain_knows_every_collective():
 
 
 def explain_tells_the_limit_of_the_direct_way():
-    share = "(up to 1/4 to 1 of SHOAL_DIRECT_BYTES)\n"
+    share = "(up to 1/4 to 1 of SHOAL_INLINE_BYTES)\n"
     for ranks, limit in ((4, 8192), (8, 4096), (64, 4096)):
         at, above = (explain("allreduce", "-n", ranks, "--rank", "0", "--bytes", limit + more) for more in (0, 4))
         expect(f"direct, because a giver has {limit} bytes, no more than direct's {limit} {share}" in at, at)
@@ -257,7 +257,7 @@ def explain_tells_the_limit_of_the_direct_way():
     expect("one-shot-staged, because a giver has 8196 bytes, more than direct's 8192; 2 ranks, nothing shared, up to 64 KiB\n"
            in above, above)
     expect("no more than direct's 16384 (" in explain("allreduce", "--hosts", "2", "--bytes", "16K"))
-    env = {**os.environ, "SHOAL_DIRECT_BYTES": "100"}
+    env = {**os.environ, "SHOAL_INLINE_BYTES": "100"}
     expect("a giver has 96 bytes, no more than direct's 100 (" in explain("broadcast", "--bytes", "96", env=env))
     expect("a giver has 100 bytes, no more than direct's 100 (" in explain("allgather", "--bytes", "200", env=env))
     expect("a giver has 208 bytes, more than direct's 100 (" in explain("alltoall", "--bytes", "208", env=env))
@@ -345,7 +345,7 @@ def overrides(text):
 
 
 def explain_follows_the_rules():
-    env = {**overrides("all-reduce=direct,reduce=owners@64K-128K,gather=copies"), "SHOAL_DIRECT_BYTES": "0"}
+    env = {**overrides("all-reduce=direct,reduce=owners@64K-128K,gather=copies"), "SHOAL_INLINE_BYTES": "0"}
     expect("algorithm owners-staged, because of the tuning override SHOAL_ALGORITHMS:2\n" in explain("reduce", "--bytes", "64K", env=env))
     expect("algorithm owners-staged, because of the tuning override SHOAL_ALGORITHMS:2\n" in explain("reduce", "--bytes", "128K", env=env))
     expect("algorithm at-root-staged, because a giver has " in explain("reduce", "--bytes", "65532", env=env))

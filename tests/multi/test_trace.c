@@ -195,7 +195,7 @@ static void trace_body(struct world *world)
 
 int main(void)
 {
-    static const char *const settings[] = {"SHOAL_CHUNK_BYTES=4096", "SHOAL_DEPTH=3", "SHOAL_DIRECT_BYTES=0", NULL};
+    static const char *const settings[] = {"SHOAL_CHUNK_BYTES=4096", "SHOAL_DEPTH=3", "SHOAL_INLINE_BYTES=0", NULL};
     for (int size = 2; size <= 4; size++) {
         char name[64];
         snprintf(name, sizeof name, "the steps that run are those of the printed plan, %d ranks", size);

@@ -446,9 +446,9 @@ static void assert_results(struct world *world, const struct program *program, u
     }
 }
 
-static const char *const small_chunks[] = {"SHOAL_CHUNK_BYTES=4096", "SHOAL_DEPTH=3", "SHOAL_DIRECT_BYTES=2048", NULL};
-static const char *const one_slot[] = {"SHOAL_CHUNK_BYTES=4096", "SHOAL_DEPTH=1", "SHOAL_DIRECT_BYTES=0", NULL};
-static const char *const many_slots[] = {"SHOAL_CHUNK_BYTES=4096", "SHOAL_DEPTH=16", "SHOAL_DIRECT_BYTES=4096",
+static const char *const small_chunks[] = {"SHOAL_CHUNK_BYTES=4096", "SHOAL_DEPTH=3", "SHOAL_INLINE_BYTES=2048", NULL};
+static const char *const one_slot[] = {"SHOAL_CHUNK_BYTES=4096", "SHOAL_DEPTH=1", "SHOAL_INLINE_BYTES=0", NULL};
+static const char *const many_slots[] = {"SHOAL_CHUNK_BYTES=4096", "SHOAL_DEPTH=16", "SHOAL_INLINE_BYTES=4096",
                                          "SHOAL_COUNTER_START=4294967290", NULL};
 static const char *const preset[] = {NULL};
 
@@ -491,7 +491,7 @@ static void engine_runs_random_programs_exactly(void **state)
 static void engine_runs_all_reduces_in_one_exchange_exactly(void **state)
 {
     static const char *const settings[] = {"SHOAL_ALGORITHMS=all-reduce=one-shot", "SHOAL_CHUNK_BYTES=4096",
-                                           "SHOAL_DIRECT_BYTES=0", NULL};
+                                           "SHOAL_INLINE_BYTES=0", NULL};
     (void)state;
     const struct seeds seeds = seeds_of(50, 14);
     for (uint64_t seed = seeds.first; seed < seeds.end; seed++)
@@ -561,7 +561,7 @@ static void engine_stages_before_others_have_arrived(void **state)
 /* Small operations write round a slot, and never beyond it. */
 static void engine_goes_round_in_a_slot(void **state)
 {
-    static const char *const settings[] = {"SHOAL_DIRECT_BYTES=0", "SHOAL_DEPTH=2", "SHOAL_CHUNK_BYTES=32K", NULL};
+    static const char *const settings[] = {"SHOAL_INLINE_BYTES=0", "SHOAL_DEPTH=2", "SHOAL_CHUNK_BYTES=32K", NULL};
     const struct shoal_sim_options weather = {.seed = 1, .size = 2, .delay_ns_max = TICK_NS};
     const size_t bytes = shoal_round_up(EARLY_COUNT * sizeof(float), SHOAL_CACHE_LINE), places = ((size_t)64 << 10) / bytes;
     (void)state;
@@ -690,7 +690,7 @@ static void engine_runs_programs_on_devices_exactly(void **state)
 /* Larger than what a device keeps in host memory at once. */
 static void engine_goes_round_in_a_devices_memory(void **state)
 {
-    static const char *const settings[] = {"SHOAL_CHUNK_BYTES=4096", "SHOAL_DIRECT_BYTES=0", "SHOAL_DEPTH=3", NULL};
+    static const char *const settings[] = {"SHOAL_CHUNK_BYTES=4096", "SHOAL_INLINE_BYTES=0", "SHOAL_DEPTH=3", NULL};
     (void)state;
     size_t reuses = 0;
     for (uint64_t seed = 1; seed <= 10; seed++) {
@@ -1334,7 +1334,7 @@ static struct world *run_odd(const struct shoal_sim_options *weather, size_t cou
 static void engine_mismatch_names_the_odd_rank(void **state)
 {
     static const uint16_t hosts[] = {0, 0, 0, 1, 1, 1, 2, 2};
-    static const char *const direct[] = {"SHOAL_DIRECT_BYTES=8192", NULL}, *const planned[] = {"SHOAL_DIRECT_BYTES=0", NULL};
+    static const char *const direct[] = {"SHOAL_INLINE_BYTES=8192", NULL}, *const planned[] = {"SHOAL_INLINE_BYTES=0", NULL};
     (void)state;
     for (uint64_t seed = 0; seed < 64; seed++) {
         const int odd = (int)(seed % 8);

@@ -338,7 +338,7 @@ static void expect_choice(const char *text, enum shoal_collective_type kind, int
                                         : shoal_tuning_load(&tuning, text, error, sizeof error),
                      SHOAL_OK);
     const struct shoal_selection selection = {
-        .kind = kind, .size = size, .bytes = bytes, .payload_bytes = bytes, .direct_bytes = 1024, .tuning = &tuning};
+        .kind = kind, .size = size, .bytes = bytes, .payload_bytes = bytes, .inline_bytes = 1024, .tuning = &tuning};
     const struct shoal_view view = {.size = size, .shape = &shoal_collective_traits(kind)->shape};
     const struct shoal_algorithm *rounds, *entry = shoal_select_is_direct(&selection, &rounds)
                                                        ? shoal_select_find(kind, "direct")
@@ -361,7 +361,7 @@ static void rules_choose_by_bytes(void **state)
     expect_choice(text, SHOAL_COLLECTIVE_REDUCE, 8, 1 << 20, "at-root");
     expect_choice(text, SHOAL_COLLECTIVE_REDUCE, 8, (1 << 20) + 1, "owners"); /* the table's */
     expect_choice(text, SHOAL_COLLECTIVE_ALLREDUCE, 8, 16, "direct");
-    expect_choice(text, SHOAL_COLLECTIVE_REDUCE, 8, 16, "at-root"); /* a tuning override comes before SHOAL_DIRECT_BYTES */
+    expect_choice(text, SHOAL_COLLECTIVE_REDUCE, 8, 16, "at-root"); /* a tuning override comes before SHOAL_INLINE_BYTES */
 }
 
 static void rules_choose_by_ranks(void **state)
@@ -381,7 +381,7 @@ static void rules_fall_through_where_direct_cannot_serve(void **state)
 {
     static const char text[] = "reduce=direct,reduce=at-root@-64K";
     (void)state;
-    expect_choice(text, SHOAL_COLLECTIVE_REDUCE, 8, SHOAL_PAYLOAD_MAX, "direct"); /* more than SHOAL_DIRECT_BYTES */
+    expect_choice(text, SHOAL_COLLECTIVE_REDUCE, 8, SHOAL_PAYLOAD_MAX, "direct"); /* more than SHOAL_INLINE_BYTES */
     expect_choice(text, SHOAL_COLLECTIVE_REDUCE, 8, SHOAL_PAYLOAD_MAX + 1, "at-root");
     expect_choice(text, SHOAL_COLLECTIVE_REDUCE, 8, 65537, "owners");
     expect_choice("reduce=owners", SHOAL_COLLECTIVE_REDUCE, 8, 0, "direct"); /* nothing to do is always done so */
@@ -410,7 +410,7 @@ static void expect_over_hosts(const char *text, const struct case_of_hosts *want
                                                   .hosts = wanted->hosts,
                                                   .bytes = wanted->bytes,
                                                   .payload_bytes = wanted->bytes,
-                                                  .direct_bytes = 1024,
+                                                  .inline_bytes = 1024,
                                                   .tuning = &tuning};
         const struct shoal_view view = {.size = 4, .shared_input = shared[i % 2], .shared_output = shared[i / 2]};
         const struct shoal_algorithm *rounds, *entry;
@@ -585,7 +585,7 @@ static void rules_change_what_runs(void **state)
           {OPERATION_REDUCE, 16383, "at-root-staged"},
           {OPERATION_REDUCE, 16384, "owners-staged"},
           {OPERATION_SCATTER, 3, "copies-staged"}}},
-        {SETTINGS("SHOAL_ALGORITHMS=all-reduce=direct,all-to-all=direct", "SHOAL_DIRECT_BYTES=0"),
+        {SETTINGS("SHOAL_ALGORITHMS=all-reduce=direct,all-to-all=direct", "SHOAL_INLINE_BYTES=0"),
          {{OPERATION_ALLREDUCE, MOST, "direct"},
           {OPERATION_ALLREDUCE, MOST + 1, "one-shot-staged"},
           {OPERATION_ALLTOALL, MOST / 2, "direct"},
