@@ -306,24 +306,57 @@ static int rank_of(const struct fault_shared *shared, int size, pid_t pid)
     return -1;
 }
 
-/* Where a rank is that did not end: its threads as the kernel sees them, and as a debugger does where there is one. */
+/* Where a rank is that did not end: its threads as the kernel sees them and whoever traces it, and as a debugger does where there
+ * is one. */
 static void print_place(int rank, pid_t pid)
 {
-    char command[512];
+    char command[768];
     snprintf(command, sizeof command,
-             "for t in /proc/%d/task/*; do echo \"# rank %d left: $(cat $t/comm $t/wchan $t/syscall; grep -E 'State|TracerPid' "
+             "tracer=$(awk '/TracerPid/{print $2}' /proc/%d/status); for t in /proc/%d/task/* /proc/$tracer/task/*; do echo "
+             "\"# rank %d left: $t $(cat $t/comm $t/wchan $t/syscall; grep -E 'State|TracerPid|SigPnd|ShdPnd|SigBlk' "
              "$t/status)\" | tr '\\n' ' '; echo; done 2>/dev/null; command -v gdb >/dev/null && timeout 60 gdb -p %d -batch -ex "
              "'thread apply all bt 24' 2>&1 | grep -E '^(Thread|#|ptrace)' | sed 's/^/# /'",
-             (int)pid, rank, (int)pid);
+             (int)pid, (int)pid, rank, (int)pid);
     fflush(stdout);
     if (system(command) != 0)
         printf("# no debugger says where rank %d is\n", rank);
+}
+
+static bool is_traced(pid_t pid)
+{
+    char path[64], line[128];
+    int tracer = 0;
+    snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
+    FILE *file = fopen(path, "re");
+    while (file && fgets(line, sizeof line, file) && sscanf(line, "TracerPid: %d", &tracer) != 1)
+        continue;
+    if (file)
+        fclose(file);
+    return tracer > 0;
+}
+
+/* When a process ends LeakSanitizer stops its threads by ptrace, and waits for ever where the signal for that was lost: seen of
+ * gcc 12's in processes that had been stopped and went on. Another signal wakes it; who is not traced any more by then is stopped
+ * and goes on as the others do. */
+static void wake_tracers(const struct fault_shared *shared, int size, uint64_t *at_ns)
+{
+    if (fault_now_ns() < *at_ns)
+        return;
+    *at_ns = fault_now_ns() + 5000 * FAULT_MS;
+    for (int r = 0; r < size; r++) {
+        const pid_t pid = shared->results[r].pid;
+        siginfo_t unused;
+        const bool is_left = waitid(P_PID, (id_t)pid, &unused, WEXITED | WNOHANG | WNOWAIT) == 0;
+        if (is_left && is_traced(pid) && kill(pid, SIGSTOP) == 0)
+            printf("# rank %d is traced where it ends: another signal to stop\n", r);
+    }
 }
 
 /* Stopped ranks go on when all others have ended. False when the time ran out. */
 static bool reap_all(const struct fault_job *job, struct fault_shared *shared)
 {
     const uint64_t limit_ns = fault_now_ns() + (job->limit_ms ? job->limit_ms : 20000) * FAULT_MS * FAULT_SLOW;
+    uint64_t traced_ns = fault_now_ns() + 10000 * FAULT_MS * FAULT_SLOW;
     bool is_stopped[FAULT_RANKS_MAX] = {0};
     int left = job->size, stopped = 0;
     while (left > 0 && fault_now_ns() < limit_ns) {
@@ -339,6 +372,7 @@ static bool reap_all(const struct fault_job *job, struct fault_shared *shared)
             shared->results[rank].end = status;
             left--;
         } else if (pid <= 0) {
+            wake_tracers(shared, job->size, &traced_ns);
             fault_sleep_ms(2);
         }
         for (int r = 0; r < job->size && left && left == stopped; r++) {
