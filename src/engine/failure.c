@@ -850,7 +850,7 @@ void shoal_engine_excuse(struct shoal_engine *engine, uint64_t away_ns)
 /* Between two looks at whom a slow operation waits for. */
 #define WARN_AGAIN_NS SHOAL_NS_PER_S
 
-uint64_t shoal_engine_check(struct shoal_engine *engine)
+uint64_t shoal_engine_check(struct shoal_engine *engine, uint64_t now_ns)
 {
     struct shoal_blame *blame = engine->blame;
     const uint64_t every_ns = 100 * SHOAL_NS_PER_MS;
@@ -866,7 +866,7 @@ uint64_t shoal_engine_check(struct shoal_engine *engine)
     struct shoal_request *request = failure_oldest(engine);
     if (!request)
         return every_ns;
-    const uint64_t now_ns = shoal_engine_now_ns(engine), mark = progress_mark(engine);
+    const uint64_t mark = progress_mark(engine);
     struct shoal_request *urgent = most_urgent(engine);
     if (now_ns >= urgent->deadline_ns) {
         fail_late(engine, urgent);

@@ -29,8 +29,10 @@ size_t shoal_blame_bytes(int size);
 /* ---- Checking ------------------------------------------------------------------------------------------------------------ */
 
 /* Checks deadlines, failures on other ranks, and whether peers live; makes system calls. Call it every few milliseconds while
- * operations are under way. Returns the nanoseconds until it wants to be called again. */
-uint64_t shoal_engine_check(struct shoal_engine *engine);
+ * operations are under way. now_ns: the time up to which absences were excused, by which deadlines are judged: a rank that is
+ * stopped after the excuse must not find its deadline passed before the next one. Returns the nanoseconds until it wants to be
+ * called again. */
+uint64_t shoal_engine_check(struct shoal_engine *engine, uint64_t now_ns);
 
 /* This rank did not run for away_ns, or its clock jumped (UINT64_MAX). Operations under way get that much more time, at most
  * their timeout from now. Each request is excused at least eight times, and until the excuses sum up to its timeout. 0 only

@@ -319,7 +319,7 @@ static uint64_t check_all(struct shoal_progress *progress)
     excuse_absence(progress);
     poll_sources(progress);
     for (struct shoal_engine *engine = progress->busy; engine; engine = engine->busy_next) {
-        const uint64_t wanted_ns = shoal_engine_check(engine);
+        const uint64_t wanted_ns = shoal_engine_check(engine, progress->anchor.ns);
         shoal_engine_flush(engine);
         again_ns = wanted_ns < again_ns ? wanted_ns : again_ns;
     }

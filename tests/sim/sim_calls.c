@@ -273,7 +273,7 @@ static void check_group(struct group *group)
         const struct shoal_comm *comm = group->comms[r];
         if (!comm || comm->context->is_dead)
             continue;
-        (void)shoal_engine_check(comm->engine);
+        (void)shoal_engine_check(comm->engine, shoal_engine_now_ns(comm->engine));
         shoal_engine_flush(comm->engine);
     }
 }

@@ -204,7 +204,7 @@ static void check_round(struct world *world)
     for (int r = 0; r < world->size; r++) {
         if (world->ranks[r].is_gone)
             continue;
-        shoal_engine_check(world->ranks[r].engine);
+        shoal_engine_check(world->ranks[r].engine, shoal_engine_now_ns(world->ranks[r].engine));
         shoal_engine_flush(world->ranks[r].engine);
     }
 }
@@ -1886,7 +1886,7 @@ static void engine_mismatch_found_at_a_peers_end_is_the_cause(void **state)
     shoal_sim_kill(world->sim, 1);
     world->ranks[1].is_gone = true;
     shoal_sim_advance_to(world->sim, shoal_sim_now_ns(world->sim) + 10 * TICK_NS);
-    shoal_engine_check(engine);
+    shoal_engine_check(engine, shoal_engine_now_ns(engine));
     assert_true(engine->is_broken);
     assert_int_equal(shoal_engine_failure(engine)->status, SHOAL_ERR_MISMATCH);
     close_world(world);

@@ -32,6 +32,7 @@ struct counts {
     atomic_int naps; /* at the doorbell */
     atomic_int long_naps;
     atomic_int polls;
+    int stops_at; /* the poll in which the process stands still for longer than a request's time; 0: none */
     atomic_int waits; /* at the source */
     atomic_bool has_descriptor;
 };
@@ -81,7 +82,8 @@ static const struct shoal_doorbell_ops doorbell_ops = {.ring = doorbell_do_nothi
 static bool source_poll(void *arg)
 {
     struct counts *counts = arg;
-    atomic_fetch_add(&counts->polls, 1);
+    if (atomic_fetch_add(&counts->polls, 1) + 1 == counts->stops_at)
+        nanosleep(&(struct timespec){1, 200000000}, NULL);
     return false;
 }
 
@@ -370,6 +372,27 @@ static void add_source(struct world *world, bool has_descriptor)
     shoal_progress_unlock(world->progress);
 }
 
+/* The second poll of a turn lies between the excuse for absences and the look at deadlines. */
+static void a_stop_after_the_excuse_is_excused_by_the_next(void **state)
+{
+    struct world *world = open_world();
+    struct shoal_request request = {.done_fn = NULL};
+    (void)state;
+    world->counts.stops_at = 2;
+    add_source(world, false);
+    post_barrier_for(world, 0, 900, &request);
+    shoal_progress_poll(world->progress);
+    assert_int_equal(atomic_load(&world->counts.polls), 2);
+    assert_int_equal(shoal_request_status(&request), SHOAL_PENDING);
+    shoal_progress_poll(world->progress);
+    assert_int_equal(shoal_request_status(&request), SHOAL_PENDING);
+    const uint64_t start_ns = shoal_clock_ns();
+    while (shoal_request_status(&request) == SHOAL_PENDING && shoal_clock_ns() - start_ns < 60 * SHOAL_NS_PER_S)
+        shoal_progress_poll(world->progress);
+    assert_int_equal(shoal_request_status(&request), SHOAL_ERR_TIMEOUT);
+    close_world(world);
+}
+
 static void wait_sources_are_polled_in_each_turn(void **state)
 {
     struct world *world = open_world();
@@ -452,7 +475,7 @@ static void rejected_messages_are_recorded_at_a_check(void **state)
     recorder->rejections = &rejections;
     rejections.counts[SHOAL_REJECTED_FORGED] = 4;
     rejections.counts[SHOAL_REJECTED_EARLY] = 1;
-    (void)shoal_engine_check(world->engines[0]);
+    (void)shoal_engine_check(world->engines[0], shoal_clock_ns());
     assert_int_equal(atomic_load(&recorder->flight->rejected), 5);
     close_world(world);
 }
@@ -466,6 +489,7 @@ int main(void)
         cmocka_unit_test(progress_does_not_list_an_engine_that_closes),
         cmocka_unit_test(deadlines_pass_with_a_counter_of_another_rate),
         cmocka_unit_test(absences_are_not_excused_for_ever),
+        cmocka_unit_test(a_stop_after_the_excuse_is_excused_by_the_next),
         cmocka_unit_test(wait_sources_are_polled_in_each_turn),
         cmocka_unit_test(waits_for_remote_ranks_sleep_at_a_descriptor),
         cmocka_unit_test(waits_for_local_ranks_sleep_at_the_doorbell),
