@@ -11,7 +11,7 @@
 #include "base/clock.h"
 #include "comm/settings.h"
 #include "engine/engine_state.h"
-#include "sim/sim.h"
+#include "sim/sim_transport.h"
 
 #define RANKS_PER_HOST 8
 #define COUNT 512 /* float32 of an operand */

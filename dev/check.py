@@ -4,7 +4,7 @@
   dependencies  a module includes only modules below it (docs/architecture.md draws them)
   contracts other modules include a module's contract headers only, and these include no header of the module's own files
   parts     fields of a part of the engine are named in that part's files only
-  names     no two files below src/ have one name; what modules call shoal_WORD_... begins with a WORD of their own
+  names     no two C files have one name (third_party keeps its own); what modules call shoal_WORD_... begins with a WORD of their own
   settings  src/comm/settings.c collects the settings that modules declare
   public    tools, examples see the public header only; tools also the headers of ALSO_FOR_TOOLS
   symbols   src/shoal.map lists exactly what the headers in include/shoal declare, and what a built library exports
@@ -133,15 +133,22 @@ def names_of(path):
             yield number, match.group(1)
 
 
-def check_names():
-    """A backtrace and a search are to say which module is meant."""
-    files, owners = {}, {}
-    for path in sources("src"):
+CODE = ("include", "src", "tools", "examples", "python", "tests", "bench")
+
+
+def check_files():
+    """A backtrace and a search are to say which file is meant."""
+    files = {}
+    for path in (path for folder in CODE for path in sources(folder)):
         other = files.setdefault(path.name, path)
         if other != path:
             say(path, 1, "names", f"{other.relative_to(TOP)} has this name, too: rename one of them")
-        if path.suffix != ".h":
-            continue
+
+
+def check_names():
+    """... and which module."""
+    owners = {}
+    for path in (path for path in sources("src") if path.suffix == ".h"):
         module = module_of(path.relative_to(TOP / "src").as_posix())
         for number, name in names_of(path):
             word = name.split("_")[1]
@@ -269,7 +276,7 @@ def check_figures():
         say(readme.README, line, "figures", mend)
 
 
-CHECKS = (check_dependencies, check_contracts, check_parts, check_names, check_settings, check_logs, check_public, check_symbols, check_headers, check_python, check_native, check_figures, check_words)
+CHECKS = (check_dependencies, check_contracts, check_parts, check_files, check_names, check_settings, check_logs, check_public, check_symbols, check_headers, check_python, check_native, check_figures, check_words)
 
 
 def main():

@@ -3,7 +3,7 @@
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H
 
-#include "network.h"
+#include "layers.h"
 
 /* The values that must be the same for training to go on where it stood, and how far it had come. */
 struct checkpoint_header {

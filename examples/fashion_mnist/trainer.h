@@ -4,7 +4,7 @@
 #define TRAINER_H
 
 #include "dataset.h"
-#include "network.h"
+#include "layers.h"
 
 struct trainer {
     struct shoal_context *context;

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "fusion/outer.h"
+#include "fusion/outer_steps.h"
 #include "fusion/reducer.h"
 
 uint64_t outer_now_ns(void)

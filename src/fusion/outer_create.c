@@ -6,7 +6,7 @@
 
 #include "fusion/hash.h"
 #include "fusion/lists.h"
-#include "fusion/outer.h"
+#include "fusion/outer_steps.h"
 
 #define CALL "shoal_outer_create"
 

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "fusion/outer.h"
+#include "fusion/outer_steps.h"
 #include "fusion/reducer.h"
 
 /* ---- Where ranks are ----------------------------------------------------------------------------------------------------- */

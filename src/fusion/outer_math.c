@@ -1,6 +1,6 @@
 /* The arithmetic of outer steps: one pass over memory each. 16-bit parameters are computed with in float32, a block at a time,
  * and rounded once. */
-#include "fusion/outer.h"
+#include "fusion/outer_steps.h"
 
 #define BLOCK ((size_t)1024)
 

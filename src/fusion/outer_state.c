@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "fusion/hash.h"
-#include "fusion/outer.h"
+#include "fusion/outer_steps.h"
 
 #define CALL "shoal_outer_import"
 #define VERSION 1

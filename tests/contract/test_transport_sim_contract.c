@@ -5,7 +5,7 @@
 
 #include <cmocka.h>
 
-#include "sim/sim.h"
+#include "sim/sim_transport.h"
 #include "transport_contract.h"
 
 #define SHARED_MAX 8

@@ -51,16 +51,30 @@ def dev_check(top):
     return module
 
 
-def names_found(**headers):
-    """What the check says of headers, by module__file; the text of each."""
+def check_found(rule, files):
+    """What one check says of files; the text of each, by path."""
     with tempfile.TemporaryDirectory() as folder:
-        for name, text in headers.items():
-            path = pathlib.Path(folder) / "src" / f"{name.replace('__', '/')}.h"
+        for name, text in files.items():
+            path = pathlib.Path(folder) / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         check = dev_check(folder)
-        check.check_names()
+        getattr(check, rule)()
         return check.found
+
+
+def names_found(**headers):
+    """What the check says of headers, by module__file; the text of each."""
+    return check_found("check_names", {f"src/{name.replace('__', '/')}.h": text for name, text in headers.items()})
+
+
+def two_files_of_one_name_are_found():
+    files = dict.fromkeys(("include/shoal/a.h", "src/first/b.h", "tests/b.c", "tools/c.c", "third_party/x/c.c", "bench/b.py", "dev/b.py"), "")
+    expect(check_found("check_files", files) == [])
+    for one, other in (("src/first/b.h", "src/second/b.h"), ("include/shoal/a.h", "src/first/a.h"), ("tools/c.c", "python/x/c.c"),
+                       ("tests/b.c", "bench/b.c"), ("tools/c.c", "examples/x/c.c")):
+        found = check_found("check_files", {**files, other: ""})
+        expect(len(found) == 1 and one in found[0] and other in found[0], other, found)
 
 
 def a_name_that_two_modules_share_is_found():
@@ -70,8 +84,6 @@ def a_name_that_two_modules_share_is_found():
                  "enum shoal_one_kind { SHOAL_ONE };\n", "SHOAL_MUST_USE enum shoal_status shoal_one_more(int x,\n    int y);\n"):
         found = names_found(first__a=own, second__b="\n" + text)
         expect(len(found) == 1 and found[0].startswith("src/second/b.h:2: names: shoal_one_") and "first" in found[0], text, found)
-    found = names_found(first__a=own, second__a="int shoal_two_get(void);\n")
-    expect(len(found) == 1 and "src/second/a.h" in found[0] and "src/first/a.h" in found[0], found)
 
 
 def make_in_a_fresh_checkout(target):
@@ -140,5 +152,6 @@ def tests_of_python_wait_for_what_is_installed():
 
 
 if __name__ == "__main__":
-    run_cases([tests_of_python_wait_for_what_is_installed, tables_of_the_readme_are_the_records, a_name_that_two_modules_share_is_found, a_dependency_that_comes_later_is_found,
+    run_cases([tests_of_python_wait_for_what_is_installed, tables_of_the_readme_are_the_records, a_name_that_two_modules_share_is_found,
+               two_files_of_one_name_are_found, a_dependency_that_comes_later_is_found,
                the_demo_for_torch_installs_no_deepspeed])

@@ -11,7 +11,7 @@
 
 #include "engine/engine_state.h"
 #include "reference.h"
-#include "sim/sim.h"
+#include "sim/sim_transport.h"
 
 #define RANKS_MAX 16
 #define MEMORIES_MAX 64

@@ -14,7 +14,7 @@
 #include "operations.h"
 #include "reference.h"
 #include "seeds.h"
-#include "sim/sim.h"
+#include "sim/sim_transport.h"
 #include "sim/sim_device.h"
 
 #define RANKS_MAX 512

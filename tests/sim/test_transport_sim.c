@@ -8,7 +8,7 @@
 #include <cmocka.h>
 
 #include "plan/collective_type.h"
-#include "sim/sim.h"
+#include "sim/sim_transport.h"
 
 #define DELAY_NS UINT64_C(1000000)
 

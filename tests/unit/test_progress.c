@@ -12,7 +12,7 @@
 #include "base/clock.h"
 #include "comm/settings.h"
 #include "engine/progress_state.h"
-#include "sim/sim.h"
+#include "sim/sim_transport.h"
 #include "transport/shm/shm_endpoint.h"
 
 #define PAIRS 50

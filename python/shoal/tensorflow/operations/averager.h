@@ -9,7 +9,7 @@
 
 #include <shoal/gradients.h>
 
-#include "job.h"
+#include "tf_job.h"
 #include "tf_api.h"
 
 #define AVERAGERS_MAX 4096

@@ -4,7 +4,7 @@
 
 #include <shoal/shoal.h>
 
-#include "job.h"
+#include "tf_job.h"
 #include "tf_api.h"
 #include "world.h"
 

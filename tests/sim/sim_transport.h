@@ -15,8 +15,8 @@
  * completes the operation, so that the address sanitizer finds who reads it later.
  *
  * One thread drives all ranks; only `abort` may come from another thread or a signal handler. */
-#ifndef SHOAL_TESTS_SIM_SIM_H
-#define SHOAL_TESTS_SIM_SIM_H
+#ifndef SHOAL_TESTS_SIM_SIM_TRANSPORT_H
+#define SHOAL_TESTS_SIM_SIM_TRANSPORT_H
 
 #include "base/ranks.h"
 #include "transport/transport.h"

@@ -2,8 +2,8 @@
  * OpenBLAS. Layer l turns rows of width[l] into rows of width[l + 1]. It knows nothing of other workers: gradients are sums
  * over this worker's rows, divided by the size of the whole batch, so that adding them over the workers gives the batch's mean.
  * One thread. */
-#ifndef NETWORK_H
-#define NETWORK_H
+#ifndef LAYERS_H
+#define LAYERS_H
 
 #include "train_fault.h"
 #include "train_options.h"

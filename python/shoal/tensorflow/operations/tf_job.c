@@ -1,5 +1,5 @@
 /* Jobs: see the header. */
-#include "job.h"
+#include "tf_job.h"
 
 #include <pthread.h>
 #include <stdio.h>

@@ -3,8 +3,8 @@
  * Each fragment has a reducer, whose gradients are pseudo-gradients; they are computed straight into its buffers, and averages
  * stay there. Beside each exchange the ranks tell each other where they are (struct outer_record, on `control`), so that ranks
  * in different steps find out before anything is applied. One thread at a time. */
-#ifndef SHOAL_FUSION_OUTER_H
-#define SHOAL_FUSION_OUTER_H
+#ifndef SHOAL_FUSION_OUTER_STEPS_H
+#define SHOAL_FUSION_OUTER_STEPS_H
 
 #include "fusion/gradient_kernels.h"
 #include "fusion/parameters.h"

@@ -1,4 +1,4 @@
-#include "network.h"
+#include "layers.h"
 
 #include <cblas.h>
 #include <math.h>

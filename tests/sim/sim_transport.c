@@ -1,4 +1,4 @@
-#include "sim/sim.h"
+#include "sim/sim_transport.h"
 
 #include <stdarg.h>
 #include <stdatomic.h>

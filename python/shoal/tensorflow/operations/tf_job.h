@@ -8,8 +8,8 @@
  * pruned from a graph, or never comes, is freed with it. A thread of this library's own ends jobs and runs what waited for
  * them, so neither TensorFlow's code nor the release of large tensors runs under Shoal's progress lock. Functions may be called
  * from any thread. */
-#ifndef SHOAL_TENSORFLOW_JOB_H
-#define SHOAL_TENSORFLOW_JOB_H
+#ifndef SHOAL_TENSORFLOW_TF_JOB_H
+#define SHOAL_TENSORFLOW_TF_JOB_H
 
 #include <shoal/shoal.h>
 
