@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """What `shoal sim` predicts, on record: a table, a plot and all numbers at docs/figures/sim-NAME.{md,svg,jsonl}.
 
-  dev/sim.py              every suite; the largest takes some minutes
-  dev/sim.py allreduce    only that one
-  dev/sim.py measured     what was measured over emulated hosts (bench/bench.py 'hosts-*') beside what is predicted for them;
+  bench/bench_sim.py              every suite; the largest takes some minutes
+  bench/bench_sim.py allreduce    only that one
+  bench/bench_sim.py measured     what was measured over emulated hosts (bench/bench.py 'hosts-*') beside what is predicted for them;
                           exit code 1 where they are more than 15 % apart
 
 Predictions are the same on every machine: a figure changes when an algorithm, a default or the model does.
@@ -59,7 +59,7 @@ def model_text(row):
 def page(name, title, command, rows):
     head = ["hosts", "size", "time", "algbw GB/s", "busbw GB/s", "of the wire's bound", "sending", "working", "messaging",
             "waiting", "chunks simulated", "algorithm"]
-    lines = [f"# {title}, predicted", "", f"`{command}`, by `dev/sim.py {name}`", "", f"![times](sim-{name}.svg)", "",
+    lines = [f"# {title}, predicted", "", f"`{command}`, by `bench/bench_sim.py {name}`", "", f"![times](sim-{name}.svg)", "",
              model_text(rows[0]), "", "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     return "\n".join(lines + [row_text(row) for row in rows] + [
         "", "Shares are of the time: of the busiest adapter (sending), of the ranks (working, messaging, waiting). Pieces that",
@@ -203,7 +203,7 @@ def compare():
     shaped = [record for record in records if "unshaped" not in record["suite"]]
     unshaped = [point["wire"]["one_gb_s"] for record in records if "unshaped" in record["suite"] for point in record["points"]]
     if not shaped or not unshaped:
-        sys.exit("dev/sim.py: docs/figures lacks some bench-hosts-*.jsonl: run `make bench-hosts`")
+        sys.exit("bench/bench_sim.py: docs/figures lacks some bench-hosts-*.jsonl: run `make bench-hosts`")
     models = [Model(record, statistics.median(unshaped)) for record in shaped]
     message_us = min(model.message_most_us() for model in models)
     rows = [row for record, model in zip(shaped, models) for row in compare_suite(record, model, message_us)]
@@ -211,7 +211,7 @@ def compare():
     head = ["suite", "bytes", "algorithm", "measured us (least .. most of rounds)", "predicted us", "predicted / measured",
             "CPU us measured", "predicted", "latency us", "pause us", "Gbit/s"]
     table = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|", *map(comparison_text, rows)]
-    text = ["# What `shoal sim` predicts beside what was measured", "", "`dev/sim.py measured`, from `make bench-hosts`", "",
+    text = ["# What `shoal sim` predicts beside what was measured", "", "`bench/bench_sim.py measured`, from `make bench-hosts`", "",
             NOTE, "", f"CPU time of a message and side {message_us:.2f} us, stack {one['stack_gb_s']:.2f} GB/s, "
             f"burst {one['burst_bytes']} bytes, {one['cores']} cores.", ""]
     (FIGURES / "sim-measured.md").write_text("\n".join([*text, *table, ""]))
@@ -228,7 +228,7 @@ def main():
         print(__doc__)
         return 0 if "--help" in names else 2
     if not SHOAL.exists():
-        sys.exit("dev/sim.py: build/shoal is not there: run `make build`")
+        sys.exit("bench/bench_sim.py: build/shoal is not there: run `make build`")
     return max(record(name) for name in names)
 
 
