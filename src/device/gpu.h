@@ -67,6 +67,10 @@ void shoal_gpu_close(struct shoal_gpu *gpu);
 int shoal_gpu_count(const struct shoal_gpu *gpu);
 /* index < shoal_gpu_count. Valid as long as gpu. */
 const struct shoal_gpu_device *shoal_gpu_at(const struct shoal_gpu *gpu, int index);
+/* How a device reaches the memory of another one, as the driver says. It names no link, but over NVLink atomic operations on a
+ * peer's memory are native, and over PCIe they are not. */
+enum shoal_gpu_reach { SHOAL_GPU_REACH_NONE, SHOAL_GPU_REACH_PCIE, SHOAL_GPU_REACH_NVLINK };
+enum shoal_gpu_reach shoal_gpu_reach(const struct shoal_gpu *gpu, int index, int peer);
 /* As CUDA counts: 12040 is 12.4. */
 int shoal_gpu_driver_version(const struct shoal_gpu *gpu);
 

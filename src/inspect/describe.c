@@ -9,7 +9,9 @@
 #include "bootstrap/bootstrap.h"
 #include "bootstrap/lookup.h"
 #include "comm/members.h"
+#include "inspect/describe_gpus.h"
 #include "topology/limits.h"
+#include "topology/links.h"
 #include "topology/nic.h"
 #include "transport/fabric/fabric.h"
 
@@ -198,7 +200,9 @@ void shoal_print_topology(FILE *out)
     fprintf(out, "kernels              ");
     for (int i = 0; shoal_kernels_at(i); i++)
         fprintf(out, " %s%s", shoal_kernels_at(i)->name, i == 0 ? " (chosen)" : "");
-    fprintf(out, "\ntransports            shared memory within a host, libfabric between hosts (`shoal info --providers`)\n");
+    fputc('\n', out);
+    shoal_describe_gpus(SHOAL_LINKS_SYS, out);
+    fprintf(out, "transports            shared memory within a host, libfabric between hosts (`shoal info --providers`)\n");
 }
 
 /* The heads of the columns that shoal_tuning_print fills. */

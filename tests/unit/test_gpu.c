@@ -19,6 +19,7 @@
 #include "quiet_log.h"
 
 static struct {
+    bool (*set)(const char *modes);
     void (*set_version)(int version);
     void (*set_devices)(int count);
     void (*hide)(const char *name);
@@ -58,6 +59,7 @@ static void load_mock(void)
     driver_files = FILES_OPEN;
     void *library = dlopen(MOCK_CUDA, RTLD_NOW | RTLD_LOCAL);
     assert_non_null(library);
+    find(library, "mock_cuda_set", &mock.set);
     find(library, "mock_cuda_set_version", &mock.set_version);
     find(library, "mock_cuda_set_devices", &mock.set_devices);
     find(library, "mock_cuda_hide", &mock.hide);
@@ -98,6 +100,26 @@ static void devices_are_found(void **state)
     assert_int_equal(second->major, 8);
     assert_true(second->can_register && second->has_value_waits);
     assert_false(second->has_dma_buf || second->is_prohibited);
+    shoal_gpu_close(gpu);
+}
+
+/* The stand-in joins neighbours by NVLink; the others reach each other over PCIe. */
+static void reach_is_what_the_driver_says(void **state)
+{
+    struct shoal_gpu *gpu = NULL;
+    (void)state;
+    load_mock();
+    assert_true(mock.set("devices=4,nvlink=2"));
+    assert_int_equal(shoal_gpu_open(&quiet, &gpu), SHOAL_OK);
+    assert_int_equal(shoal_gpu_reach(gpu, 0, 0), SHOAL_GPU_REACH_NONE);
+    assert_int_equal(shoal_gpu_reach(gpu, 0, 1), SHOAL_GPU_REACH_NVLINK);
+    assert_int_equal(shoal_gpu_reach(gpu, 1, 2), SHOAL_GPU_REACH_PCIE);
+    mock.refuse("cuDeviceGetP2PAttribute", 1, SHOAL_CU_INVALID_VALUE);
+    assert_int_equal(shoal_gpu_reach(gpu, 0, 1), SHOAL_GPU_REACH_PCIE);
+    mock.refuse("cuDeviceCanAccessPeer", 1, SHOAL_CU_INVALID_DEVICE);
+    assert_int_equal(shoal_gpu_reach(gpu, 0, 1), SHOAL_GPU_REACH_NONE);
+    assert_true(mock.set("peers=0"));
+    assert_int_equal(shoal_gpu_reach(gpu, 0, 1), SHOAL_GPU_REACH_NONE);
     shoal_gpu_close(gpu);
 }
 
@@ -199,6 +221,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(without_a_driver_it_is_said_what_to_install),
         cmocka_unit_test(devices_are_found),
+        cmocka_unit_test(reach_is_what_the_driver_says),
         cmocka_unit_test(an_old_driver_is_refused),
         cmocka_unit_test(a_missing_entry_point_is_named),
         cmocka_unit_test(a_refusal_has_the_name_of_the_driver_and_advice),

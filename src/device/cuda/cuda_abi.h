@@ -95,6 +95,7 @@ enum { SHOAL_CU_OP_WAIT_32 = 1, SHOAL_CU_OP_WRITE_32 = 2, SHOAL_CU_OP_WAIT_64 = 
 enum { SHOAL_CU_BATCH_MAX = 255 }; /* operations in one cuStreamBatchMemOp */
 enum { SHOAL_CU_LOCATION_DEVICE = 1, SHOAL_CU_ALLOCATION_PINNED = 1, SHOAL_CU_ACCESS_READ_WRITE = 3 };
 enum { SHOAL_CU_IPC_LAZY_PEER_ACCESS = 1 };
+enum { SHOAL_CU_PEER_NATIVE_ATOMICS = 3 }; /* cuDeviceGetP2PAttribute */
 
 /* Streams that have no object: what the value 0 means depends on how the caller was compiled, so we never pass it. */
 #define SHOAL_CU_STREAM_LEGACY ((shoal_cu_stream)(uintptr_t)1)
@@ -204,6 +205,8 @@ struct shoal_cu_access {
     X(write_value, "cuStreamWriteValue64", 11070, OPTIONAL,                                                                  \
       (shoal_cu_stream stream, shoal_cu_address address, uint64_t value, unsigned flags))                                    \
     X(peer_can_access, "cuDeviceCanAccessPeer", 4000, OPTIONAL, (int *can, shoal_cu_device device, shoal_cu_device peer))    \
+    X(peer_attribute, "cuDeviceGetP2PAttribute", 8000, OPTIONAL,                                                             \
+      (int *value, int attribute, shoal_cu_device device, shoal_cu_device peer))                                             \
     X(peer_enable, "cuCtxEnablePeerAccess", 4000, OPTIONAL, (shoal_cu_context peer, unsigned flags))                         \
     X(address_range, "cuMemGetAddressRange", 3020, OPTIONAL, (shoal_cu_address * base, size_t * bytes, shoal_cu_address at)) \
     X(ipc_export, "cuIpcGetMemHandle", 4010, OPTIONAL, (struct shoal_cu_ipc_handle * handle, shoal_cu_address at))           \

@@ -89,6 +89,20 @@ const struct shoal_gpu_device *shoal_gpu_at(const struct shoal_gpu *gpu, int ind
     return &gpu->devices[index];
 }
 
+enum shoal_gpu_reach shoal_gpu_reach(const struct shoal_gpu *gpu, int index, int peer)
+{
+    const struct shoal_cuda_calls *calls = &gpu->calls;
+    const int one = gpu->devices[index].handle, other = gpu->devices[peer].handle;
+    int can_access = 0, has_atomics = 0;
+    if (index == peer || !calls->peer_can_access || calls->peer_can_access(&can_access, one, other) != SHOAL_CU_SUCCESS ||
+        !can_access)
+        return SHOAL_GPU_REACH_NONE;
+    if (calls->peer_attribute &&
+        calls->peer_attribute(&has_atomics, SHOAL_CU_PEER_NATIVE_ATOMICS, one, other) != SHOAL_CU_SUCCESS)
+        has_atomics = 0;
+    return has_atomics ? SHOAL_GPU_REACH_NVLINK : SHOAL_GPU_REACH_PCIE;
+}
+
 int shoal_gpu_driver_version(const struct shoal_gpu *gpu)
 {
     return gpu->version;

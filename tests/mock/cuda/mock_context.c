@@ -253,6 +253,16 @@ shoal_cu_result mock_peer_can_access(int *can, shoal_cu_device device, shoal_cu_
     return SHOAL_CU_SUCCESS;
 }
 
+shoal_cu_result mock_peer_attribute(int *value, int attribute, shoal_cu_device device, shoal_cu_device peer)
+{
+    ENTER("cuDeviceGetP2PAttribute", 0);
+    const int one = mock_device_number(device), other = mock_device_number(peer), joined = mock.modes.nvlink;
+    if (one < 0 || other < 0 || one == other)
+        return SHOAL_CU_INVALID_DEVICE;
+    *value = attribute == SHOAL_CU_PEER_NATIVE_ATOMICS && mock.modes.peers && joined && one / joined == other / joined;
+    return SHOAL_CU_SUCCESS;
+}
+
 shoal_cu_result mock_peer_enable(shoal_cu_context peer, unsigned flags)
 {
     ENTER("cuCtxEnablePeerAccess", MOCK_CURRENT);

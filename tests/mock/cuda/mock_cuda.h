@@ -71,6 +71,7 @@ void mock_cuda_reset(void);
  *     version=12040   of the driver, and up to which entry points are found
  *     memory=16384    MiB of each device
  *     peers=1         devices reach each other's memory
+ *     nvlink=0        so many neighbours are joined by NVLink, if they reach each other; 0: none are
  *     values=1        streams wait for values in memory
  *     seed=1          of all that is random
  *     late=0          a copy runs last of what can run, and then up to so many microseconds later

@@ -32,6 +32,7 @@ static const struct mode {
     MODE(version, 0, 99990),
     MODE(memory, 1, 1 << 20),
     MODE(peers, 0, 1),
+    MODE(nvlink, 0, MOCK_DEVICES_MAX),
     MODE(values, 0, 1),
     MODE(seed, 0, 1 << 30),
     MODE(late, 0, 1000000),

@@ -1,0 +1,282 @@
+#include "topology/links.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define VENDOR_NVIDIA 0x10de
+#define CLASS_DISPLAY 0x03 /* graphics (0x0300) and compute only (0x0302) alike */
+
+/* ---- Files --------------------------------------------------------------------------------------------------------------- */
+
+static bool links_read_line(const char *path, char *text, size_t bytes)
+{
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return false;
+    const bool is_read = fgets(text, (int)bytes, file) != NULL;
+    fclose(file);
+    if (is_read)
+        text[strcspn(text, "\n")] = 0;
+    return is_read;
+}
+
+static long links_read_number(const char *folder, const char *name, long otherwise)
+{
+    char path[PATH_MAX], text[64], *end;
+    const int length = snprintf(path, sizeof path, "%s/%s", folder, name);
+    if (length >= (int)sizeof path || !links_read_line(path, text, sizeof text))
+        return otherwise;
+    const long number = strtol(text, &end, 0);
+    return end == text ? otherwise : number;
+}
+
+/* ---- One device ---------------------------------------------------------------------------------------------------------- */
+
+/* "0000:10:1c.0" */
+static bool is_pci_id(const char *text, size_t length)
+{
+    unsigned domain, bus, device, function;
+    int used = 0;
+    return sscanf(text, "%x:%x:%x.%x%n", &domain, &bus, &device, &function, &used) == 4 && (size_t)used == length;
+}
+
+/* The NUMA node is stated by the PCI device; a device that it carries, as virtio has them, states none. `real` is cut up to
+ * where it was found. */
+static int find_node(char *real)
+{
+    for (char *slash = real + strlen(real); slash && slash > real; slash = strrchr(real, '/')) {
+        *slash = 0;
+        const long node = links_read_number(real, "numa_node", -2);
+        if (node > -2)
+            return (int)node;
+    }
+    return -1;
+}
+
+/* The last component of a path that is a PCI id. */
+static void find_pci(const char *path, char pci_out[24])
+{
+    *pci_out = 0;
+    for (const char *at = path; *at; at += strspn(at, "/")) {
+        const size_t length = strcspn(at, "/");
+        if (is_pci_id(at, length) && length < 24)
+            snprintf(pci_out, 24, "%.*s", (int)length, at);
+        at += length;
+    }
+}
+
+/* Where the link of sysfs leads. False: nowhere, or to a device that is on no bus. */
+static bool find_place(const char *sys, const char *link, struct shoal_link_place *place_out)
+{
+    char root[PATH_MAX], real[PATH_MAX];
+    if (!realpath(sys, root) || !realpath(link, real))
+        return false;
+    const size_t length = strlen(root);
+    if (strncmp(real, root, length) != 0 || strncmp(real + length, "/devices/", 9) != 0)
+        return false;
+    const char *path = real + length + 9;
+    *place_out = (struct shoal_link_place){.node = -1};
+    if (strlen(path) < sizeof place_out->path)
+        strcpy(place_out->path, path);
+    find_pci(path, place_out->pci);
+    place_out->node = find_node(real);
+    return place_out->pci[0] != 0;
+}
+
+/* ---- Reading ------------------------------------------------------------------------------------------------------------- */
+
+static bool links_join(char path[PATH_MAX], const char *sys, const char *folder, const char *name, const char *last)
+{
+    return snprintf(path, PATH_MAX, "%s/%s/%s%s", sys, folder, name, last) < PATH_MAX;
+}
+
+static bool is_gpu(const char *device)
+{
+    return links_read_number(device, "vendor", 0) == VENDOR_NVIDIA &&
+           links_read_number(device, "class", 0) >> 16 == CLASS_DISPLAY;
+}
+
+static int compare_gpus(const void *left, const void *right)
+{
+    const struct shoal_link_place *a = left, *b = right;
+    return strcmp(a->pci, b->pci);
+}
+
+static int compare_adapters(const void *left, const void *right)
+{
+    const struct shoal_link_adapter *a = left, *b = right;
+    const int by_pci = strcmp(a->place.pci, b->place.pci);
+    return by_pci ? by_pci : strcmp(a->name, b->name);
+}
+
+static void read_gpus(const char *sys, struct shoal_links *links)
+{
+    char path[PATH_MAX];
+    DIR *folder = links_join(path, sys, "bus/pci", "devices", "") ? opendir(path) : NULL;
+    for (const struct dirent *entry; folder && links->gpus < SHOAL_LINKS_GPUS_MAX && (entry = readdir(folder));) {
+        if (links_join(path, sys, "bus/pci/devices", entry->d_name, "") && is_gpu(path))
+            links->gpus += find_place(sys, path, &links->gpu[links->gpus]);
+    }
+    if (folder)
+        closedir(folder);
+    qsort(links->gpu, (size_t)links->gpus, sizeof links->gpu[0], compare_gpus);
+}
+
+static void read_adapters(const char *sys, const char *kind, struct shoal_links *links)
+{
+    char path[PATH_MAX];
+    DIR *folder = links_join(path, sys, "class", kind, "") ? opendir(path) : NULL;
+    for (const struct dirent *entry; folder && links->adapters < SHOAL_LINKS_ADAPTERS_MAX && (entry = readdir(folder));) {
+        struct shoal_link_adapter *adapter = &links->adapter[links->adapters];
+        if (entry->d_name[0] == '.' || strlen(entry->d_name) >= sizeof adapter->name)
+            continue;
+        strcpy(adapter->name, entry->d_name);
+        char device[SHOAL_LINKS_NAME_MAX + 16];
+        snprintf(device, sizeof device, "%s/%s", kind, adapter->name);
+        links->adapters += links_join(path, sys, "class", device, "/device") && find_place(sys, path, &adapter->place);
+    }
+    if (folder)
+        closedir(folder);
+    qsort(links->adapter, (size_t)links->adapters, sizeof links->adapter[0], compare_adapters);
+}
+
+void shoal_links_read(const char *sys, struct shoal_links *links_out)
+{
+    memset(links_out, 0, sizeof *links_out);
+    read_gpus(sys, links_out);
+    read_adapters(sys, "infiniband", links_out);
+    if (!links_out->adapters)
+        read_adapters(sys, "net", links_out);
+}
+
+int shoal_links_find_gpu(const struct shoal_links *links, const char *pci)
+{
+    char small[24];
+    size_t length = 0;
+    for (; pci[length] && length < sizeof small - 1; length++)
+        small[length] = (char)tolower((unsigned char)pci[length]);
+    small[length] = 0;
+    for (int i = 0; i < links->gpus; i++)
+        if (strcmp(links->gpu[i].pci, small) == 0)
+            return i;
+    return -1;
+}
+
+/* ---- Classes ------------------------------------------------------------------------------------------------------------- */
+
+/* What the two paths have in common ends in a bridge, or in a root complex ("pci0000:10"), or above both. */
+static enum shoal_link links_of_paths(const char *one, const char *other)
+{
+    enum shoal_link link = SHOAL_LINK_UNKNOWN;
+    while (*one) {
+        const size_t length = strcspn(one, "/");
+        if (strncmp(one, other, length) != 0 || (other[length] != '/' && other[length] != 0))
+            break;
+        if (is_pci_id(one, length))
+            link = SHOAL_LINK_SWITCH;
+        else if (strncmp(one, "pci", 3) == 0 && link == SHOAL_LINK_UNKNOWN)
+            link = SHOAL_LINK_ROOT;
+        one += length + (one[length] == '/');
+        other += length + (other[length] == '/');
+    }
+    return link;
+}
+
+static enum shoal_link link_of(const struct shoal_link_place *one, const struct shoal_link_place *other)
+{
+    if (!one->path[0] || !other->path[0])
+        return SHOAL_LINK_UNKNOWN;
+    if (one->node >= 0 && other->node >= 0 && one->node != other->node)
+        return SHOAL_LINK_SOCKETS;
+    const enum shoal_link link = links_of_paths(one->path, other->path);
+    return link != SHOAL_LINK_UNKNOWN || one->node != other->node ? link : SHOAL_LINK_NODE;
+}
+
+enum shoal_link shoal_links_between(const struct shoal_links *links, int gpu, int peer)
+{
+    if (gpu < 0 || peer < 0)
+        return SHOAL_LINK_UNKNOWN;
+    if (gpu == peer)
+        return SHOAL_LINK_SELF;
+    return links->is_nvlink[gpu][peer] ? SHOAL_LINK_NVLINK : link_of(&links->gpu[gpu], &links->gpu[peer]);
+}
+
+enum shoal_link shoal_links_to_adapter(const struct shoal_links *links, int gpu, int adapter)
+{
+    return gpu < 0 || adapter < 0 ? SHOAL_LINK_UNKNOWN : link_of(&links->gpu[gpu], &links->adapter[adapter].place);
+}
+
+/* ---- The nearest adapter ------------------------------------------------------------------------------------------------- */
+
+struct nearest {
+    enum shoal_link link;
+    uint64_t adapters; /* a bit for each that is so near */
+};
+
+static struct nearest find_nearest(const struct shoal_links *links, int gpu)
+{
+    struct nearest nearest = {SHOAL_LINK_UNKNOWN, 0};
+    for (int i = 0; i < links->adapters; i++) {
+        const enum shoal_link link = shoal_links_to_adapter(links, gpu, i);
+        if (link < nearest.link)
+            nearest = (struct nearest){link, 0};
+        if (link == nearest.link)
+            nearest.adapters |= UINT64_C(1) << i;
+    }
+    return nearest;
+}
+
+static int links_pick(uint64_t adapters, int number)
+{
+    while (number-- > 0)
+        adapters &= adapters - 1;
+    return adapters ? __builtin_ctzll(adapters) : -1;
+}
+
+int shoal_links_choose_adapter(const struct shoal_links *links, int gpu)
+{
+    const struct nearest own = find_nearest(links, gpu);
+    int sharers = 0, before = 0;
+    for (int peer = 0; peer < links->gpus; peer++) {
+        const struct nearest other = find_nearest(links, peer);
+        const bool is_sharer = other.link == own.link && other.adapters == own.adapters;
+        before += is_sharer && peer < gpu;
+        sharers += is_sharer;
+    }
+    return links_pick(own.adapters, sharers ? before * __builtin_popcountll(own.adapters) / sharers : 0);
+}
+
+/* ---- Words --------------------------------------------------------------------------------------------------------------- */
+
+void shoal_links_print_cores(const char *sys, int node, char *text, size_t bytes)
+{
+    char path[PATH_MAX];
+    *text = 0;
+    if (node >= 0 && snprintf(path, sizeof path, "%s/devices/system/node/node%d/cpulist", sys, node) < (int)sizeof path &&
+        !links_read_line(path, text, bytes))
+        *text = 0;
+}
+
+static const char *const link_texts[SHOAL_LINKS][2] = {
+    [SHOAL_LINK_SELF] = {"itself", "-"},
+    [SHOAL_LINK_NVLINK] = {"NVLink", "nvlink"},
+    [SHOAL_LINK_SWITCH] = {"one PCIe switch", "switch"},
+    [SHOAL_LINK_ROOT] = {"one root complex", "root"},
+    [SHOAL_LINK_NODE] = {"one NUMA node", "node"},
+    [SHOAL_LINK_SOCKETS] = {"across sockets", "sockets"},
+    [SHOAL_LINK_UNKNOWN] = {"unknown", "?"},
+};
+
+const char *shoal_link_text(enum shoal_link link)
+{
+    return link_texts[link][0];
+}
+
+const char *shoal_link_word(enum shoal_link link)
+{
+    return link_texts[link][1];
+}
