@@ -125,7 +125,7 @@ static void fabric_adapters_are_divided_among_the_ranks(void **state)
     setenv("SHOAL_MOCK_FABRIC", "p4d", 1);
     for (size_t i = 0; i < SHOAL_COUNT_OF(hosts); i++) {
         for (int rank = 0; rank < hosts[i].ranks || rank == 0; rank++) {
-            const struct shoal_fabric_share share = {rank, hosts[i].ranks};
+            const struct shoal_fabric_share share = {.rank = rank, .ranks = hosts[i].ranks};
             shoal_fabric_providers_find_best(&library, &nic, "", share, providers);
             assert_int_equal(providers[0].adapters, 4);
             if (!strstr(providers[0].text, adapters[hosts[i].taken[rank]]) || !strstr(providers[0].text, "one of 4"))
@@ -135,6 +135,32 @@ static void fabric_adapters_are_divided_among_the_ranks(void **state)
             assert_non_null(strstr(providers[2].text, "on eth0; progress"));
             shoal_fabric_providers_free(&library, providers);
         }
+    }
+    unsetenv("SHOAL_MOCK_FABRIC");
+    shoal_fabric_library_close(&library);
+}
+
+/* A name that begins like an adapter's is none; with a name that is not offered the ranks divide as without. */
+static void fabric_the_adapter_near_a_gpu_is_taken(void **state)
+{
+    static const struct {
+        const char *adapter, *taken;
+    } cases[] = {{"rdmap32s27", "rdmap32s27-rdm"}, {"rdmap160s27", "rdmap160s27-rdm"}, {"rdmap32s27-rdm", "rdmap32s27-rdm"},
+                 {"rdmap32s2", "rdmap144s27-rdm"}, {"mlx5_0", "rdmap144s27-rdm"},      {NULL, "rdmap144s27-rdm"}};
+    const struct shoal_nic nic = nic_at("10.0.0.5");
+    struct shoal_fabric_provider providers[SHOAL_FABRIC_PROVIDERS];
+    struct shoal_fabric_library library;
+    struct heard heard = {""};
+    (void)state;
+    assert_int_equal(open_library(MOCK_FABRIC, &library, &heard), SHOAL_OK);
+    setenv("SHOAL_MOCK_FABRIC", "p4d", 1);
+    for (size_t i = 0; i < SHOAL_COUNT_OF(cases); i++) {
+        const struct shoal_fabric_share share = {.rank = 1, .ranks = 2, .adapter = cases[i].adapter};
+        shoal_fabric_providers_find_best(&library, &nic, "", share, providers);
+        assert_int_equal(providers[0].adapters, 4);
+        if (!strstr(providers[0].text, cases[i].taken) || !strstr(providers[0].text, "one of 4"))
+            fail_msg("near %s: %s", cases[i].adapter, providers[0].text);
+        shoal_fabric_providers_free(&library, providers);
     }
     unsetenv("SHOAL_MOCK_FABRIC");
     shoal_fabric_library_close(&library);
@@ -264,6 +290,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fabric_takes_the_best_provider_of_the_machine),
         cmocka_unit_test(fabric_adapters_are_divided_among_the_ranks),
+        cmocka_unit_test(fabric_the_adapter_near_a_gpu_is_taken),
         cmocka_unit_test(fabric_library_says_what_is_wrong_with_the_file),
         cmocka_unit_test(fabric_filter_counts_only_providers_that_have_an_adapter),
         cmocka_unit_test(fabric_filter_is_undone_with_one_line),

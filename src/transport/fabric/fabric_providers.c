@@ -187,6 +187,20 @@ static const struct fi_info *find_adapter(const struct fi_info *list, const char
     return found;
 }
 
+/* The best form of the adapter that the kernel calls so: a domain has its name, with or without an ending such as "-rdm". */
+static const struct fi_info *find_named_adapter(const struct fi_info *list, const char *name, const struct shoal_nic *nic,
+                                                const char *adapter)
+{
+    const size_t length = strlen(adapter);
+    const struct fi_info *one = find_usable(list, name, nic);
+    for (; one; one = find_usable(one->next, name, nic)) {
+        const char *domain = one->domain_attr->name;
+        if (domain && strncmp(domain, adapter, length) == 0 && (domain[length] == 0 || domain[length] == '-'))
+            break;
+    }
+    return one;
+}
+
 /* Takes the rank's one of that name on that interface out of the list, and frees the others. */
 static struct fi_info *keep_one(const struct shoal_fabric_library *library, struct fi_info *list, const char *name,
                                 const struct shoal_nic *nic, struct shoal_fabric_share share, int *adapters_out)
@@ -194,6 +208,8 @@ static struct fi_info *keep_one(const struct shoal_fabric_library *library, stru
     const struct fi_info *one = find_adapter(list, name, nic, 0, adapters_out);
     if (share.ranks > 1)
         one = find_adapter(list, name, nic, share.rank * *adapters_out / share.ranks, adapters_out);
+    const struct fi_info *named = share.adapter ? find_named_adapter(list, name, nic, share.adapter) : NULL;
+    one = named ? named : one;
     struct fi_info *kept = one ? library->dupinfo(one) : NULL;
     library->freeinfo(list);
     return kept;
