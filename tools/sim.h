@@ -47,7 +47,16 @@ enum sim_model_option {
     SIM_OPTION_BURST_RATE,
     SIM_OPTION_PAUSE,
     SIM_OPTION_CORES,
-    SIM_OPTION_ONE_MACHINE
+    SIM_OPTION_ONE_MACHINE,
+    SIM_OPTION_PCIE,
+    SIM_OPTION_SWITCH,
+    SIM_OPTION_SWITCH_GPUS,
+    SIM_OPTION_SWITCH_ADAPTERS,
+    SIM_OPTION_NVLINK,
+    SIM_OPTION_UNIT,
+    SIM_OPTION_RING,
+    SIM_OPTION_COPY,
+    SIM_OPTION_HOST_MEMORY
 };
 #define SIM_MODEL_OPTIONS                                                                                                      \
     {"--rate", SIM_OPTION_RATE, "RATE"}, {"--latency", SIM_OPTION_LATENCY, "TIME"},                                            \
@@ -55,9 +64,13 @@ enum sim_model_option {
         {"--memory", SIM_OPTION_MEMORY, "RATE"}, {"--signal-us", SIM_OPTION_SIGNAL, "US"},                                     \
         {"--header", SIM_OPTION_HEADER, "SIZE"}, {"--frame", SIM_OPTION_FRAME, "SIZE"}, {"--burst", SIM_OPTION_BURST, "SIZE"}, \
         {"--burst-rate", SIM_OPTION_BURST_RATE, "RATE"}, {"--pause", SIM_OPTION_PAUSE, "TIME"},                                \
-        {"--cores", SIM_OPTION_CORES, "N"},                                                                                    \
+        {"--cores", SIM_OPTION_CORES, "N"}, {"--one-machine", SIM_OPTION_ONE_MACHINE, NULL},                                   \
+        {"--pcie", SIM_OPTION_PCIE, "LINK"}, {"--pcie-switch", SIM_OPTION_SWITCH, "LINK"},                                     \
+        {"--switch-gpus", SIM_OPTION_SWITCH_GPUS, "N"}, {"--switch-adapters", SIM_OPTION_SWITCH_ADAPTERS, NULL},               \
+        {"--nvlink", SIM_OPTION_NVLINK, "LINK"}, {"--unit", SIM_OPTION_UNIT, "SIZE"}, {"--ring", SIM_OPTION_RING, "SIZE"},     \
+        {"--copy-us", SIM_OPTION_COPY, "US"},                                                                                  \
     {                                                                                                                          \
-        "--one-machine", SIM_OPTION_ONE_MACHINE, NULL                                                                          \
+        "--host-memory", SIM_OPTION_HOST_MEMORY, "RATE"                                                                        \
     }
 
 /* Read the value of the option just read; false when one line about it has been printed. sim_model_apply leaves other options
@@ -76,7 +89,10 @@ struct sim_field {
 void sim_fields_print(const struct sim_field *fields, size_t count, bool is_json);
 
 /* Those of the model, as fields and in lines that begin with '#'. Returns how many fields there are. */
-enum { SIM_MODEL_FIELDS_MAX = 16 };
+enum { SIM_MODEL_FIELDS_MAX = 24 };
+#define SIM_GPU_FIELDS                                                                             \
+    "pcie_gb_s,switch_gb_s,switch_gpus,switch_adapters,nvlink_gb_s,unit_bytes,ring_bytes,copy_us," \
+    "host_memory_gb_s"
 size_t sim_model_fields(const struct shoal_simulation *model, size_t hosts, struct sim_field *fields_out);
 void sim_parameters_print(const struct shoal_simulation *model);
 

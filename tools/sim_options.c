@@ -61,6 +61,43 @@ static bool time_read(const struct tool_args *args, double *us_out)
     return tool_quantity_read(args, time_units, "a time such as 30us, 1.5ms or 0.2, which is microseconds", us_out);
 }
 
+/* What one GPU's link carries each way, by the link's generation. docs/performance.md says where the numbers come from. */
+struct link {
+    const char *name;
+    double gb_s;
+};
+static const struct link pcie_links[] = {{"gen3", 12}, {"gen4", 24}, {"gen5", 55}, {NULL, 0}};
+static const struct link nvlink_links[] = {{"gen2", 120}, {"gen3", 160}, {"gen4", 320}, {NULL, 0}};
+
+/* The name of a link, or a rate. */
+static bool link_read(const struct tool_args *args, const struct link *links, const char *takes, double *gb_s_out)
+{
+    for (; links->name; links++) {
+        if (!strcmp(args->value, links->name)) {
+            *gb_s_out = links->gb_s;
+            return true;
+        }
+    }
+    return tool_quantity_read(args, memory_units, takes, gb_s_out) && (*gb_s_out > 0 || tool_value_fail(args, takes));
+}
+
+static bool pcie_read(const struct tool_args *args, double *gb_s_out)
+{
+    return link_read(args, pcie_links, "gen3, gen4 or gen5 (of 16 lanes), or bytes per second above 0, such as 24GB/s",
+                     gb_s_out);
+}
+
+static bool nvlink_read(const struct tool_args *args, double *gb_s_out)
+{
+    return link_read(args, nvlink_links, "gen2, gen3 or gen4 (V100, A100, H100), or bytes per second above 0, such as 160GB/s",
+                     gb_s_out);
+}
+
+static bool host_memory_read(const struct tool_args *args, double *gb_s_out)
+{
+    return memory_read(args, gb_s_out) && (*gb_s_out > 0 || tool_value_fail(args, "bytes per second above 0"));
+}
+
 /* No CPU time at all is said by 0. */
 static bool stack_read(const struct tool_args *args, double *gb_s_out)
 {
@@ -181,6 +218,33 @@ bool sim_format_read(const struct tool_args *args, enum sim_format *format_out)
     return tool_value_fail(args, "table, json or csv");
 }
 
+static bool gpu_model_apply(int id, const struct tool_args *args, struct shoal_simulation *question)
+{
+    switch (id) {
+    case SIM_OPTION_PCIE:
+        return pcie_read(args, &question->pcie_gb_s);
+    case SIM_OPTION_SWITCH:
+        return pcie_read(args, &question->switch_gb_s);
+    case SIM_OPTION_SWITCH_GPUS:
+        return sim_count_read(args, 1, &question->switch_gpus);
+    case SIM_OPTION_SWITCH_ADAPTERS:
+        question->switch_adapters = 1;
+        return true;
+    case SIM_OPTION_NVLINK:
+        return nvlink_read(args, &question->nvlink_gb_s);
+    case SIM_OPTION_UNIT:
+        return tool_size_read(args, &question->unit_bytes);
+    case SIM_OPTION_RING:
+        return tool_size_read(args, &question->ring_bytes);
+    case SIM_OPTION_COPY:
+        return time_read(args, &question->copy_us);
+    case SIM_OPTION_HOST_MEMORY:
+        return host_memory_read(args, &question->host_memory_gb_s);
+    default:
+        return true;
+    }
+}
+
 bool sim_model_apply(int id, const struct tool_args *args, struct shoal_simulation *question)
 {
     switch (id) {
@@ -212,7 +276,7 @@ bool sim_model_apply(int id, const struct tool_args *args, struct shoal_simulati
         question->one_machine = 1;
         return true;
     default:
-        return true;
+        return gpu_model_apply(id, args, question);
     }
 }
 

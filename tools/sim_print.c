@@ -21,6 +21,26 @@ static double share_of_bound(const struct shoal_simulated *answer)
     return answer->time_us > 0 ? answer->bound_us / answer->time_us : 0;
 }
 
+static void gpus_print(const struct shoal_simulation *model)
+{
+    char unit[24], ring[24], gpus[32] = "all of a host", below[96] = "no switch is a limit", memory[64] = "";
+    if (model->switch_gpus)
+        snprintf(gpus, sizeof gpus, "%zu GPUs", model->switch_gpus);
+    if (model->switch_gb_s > 0)
+        snprintf(below, sizeof below, "switches %g GB/s each way for %s%s", model->switch_gb_s, gpus,
+                 model->switch_adapters ? " and their adapters" : "");
+    if (model->host_memory_gb_s > 0)
+        snprintf(memory, sizeof memory, "; memory of a host %g GB/s in all", model->host_memory_gb_s);
+    if (model->pcie_gb_s > 0)
+        printf("#   GPUs: PCIe %g GB/s each way, %s,\n#   units of %s, ring of %s, %g us before a copy", model->pcie_gb_s,
+               below, sim_size_print((double)model->unit_bytes, unit),
+               model->ring_bytes ? sim_size_print((double)model->ring_bytes, ring) : "a chunk and three units", model->copy_us);
+    if (model->nvlink_gb_s > 0)
+        printf("; NVLink %g GB/s each way", model->nvlink_gb_s);
+    if (model->pcie_gb_s > 0 || *memory)
+        printf("%s%s\n", model->pcie_gb_s > 0 ? "" : "#   ", model->pcie_gb_s > 0 ? memory : memory + 2);
+}
+
 void sim_parameters_print(const struct shoal_simulation *model)
 {
     char frame[24], burst[24], cores[48] = "a core for each rank", stack[64] = "bytes cost no CPU time";
@@ -38,6 +58,7 @@ void sim_parameters_print(const struct shoal_simulation *model)
                model->burst_gbit_s);
     else if (model->burst_bytes)
         printf("#   after a pause %s go in no time\n", sim_size_print((double)model->burst_bytes, burst));
+    gpus_print(model);
 }
 
 void sim_header_print(const struct sim_options *options)
@@ -45,34 +66,38 @@ void sim_header_print(const struct sim_options *options)
     const struct shoal_simulation *question = &options->question;
     if (options->format == SIM_CSV)
         puts("collective,hosts,ranks,bytes,dtype,operands,algorithm,time_us,algbw_gb_s,busbw_gb_s,bound_us,share_of_bound,"
-             "sent_bytes,received_bytes,sending,receiving,working,messaging,waiting,chunks,chunks_simulated,chunk_us,"
+             "sent_bytes,received_bytes,sending,receiving,working,messaging,waiting,copying,chunks,chunks_simulated,chunk_us,"
              "rate_gbit_s,latency_us,message_us,stack_gb_s,memory_gb_s,signal_us,header_bytes,frame_bytes,cores,"
-             "burst_bytes,burst_gbit_s,pause_us,one_machine");
+             "burst_bytes,burst_gbit_s,pause_us,one_machine," SIM_GPU_FIELDS);
     if (options->format != SIM_TABLE)
         return;
     printf("# shoal %s, %s predicted, %zu rank%s per host, %s, %s operands\n", shoal_version(), question->collective,
            question->ranks_per_host, question->ranks_per_host == 1 ? "" : "s", tool_type_name(question->type),
            question->shared ? "shared" : "plain");
     sim_parameters_print(question);
-    puts(
-        "# of bound: the time the wire alone needs, over the time; sent: payload, per host; sending: of the busiest adapter's\n"
-        "#   time; working, messaging, waiting: of the ranks' time; chunks: simulated of all; GB = 10^9");
-    printf("%6s %6s %10s %14s %8s %8s %8s %10s %8s %8s %9s %8s %11s  algorithm\n", "hosts", "ranks", "size", "time us", "algbw",
-           "busbw", "of bound", "sent", "sending", "working", "messaging", "waiting", "chunks");
+    puts("# of bound: the time the wire alone needs, or the way to GPUs, over the time; sent: payload, per host; sending: of "
+         "the\n"
+         "#   busiest adapter's time; working, messaging, waiting: of the ranks' time; copying: of the busiest way to GPUs;\n"
+         "#   chunks: simulated of all; GB = 10^9");
+    printf("%6s %6s %10s %14s %8s %8s %8s %10s %8s %8s %9s %8s%s %11s  algorithm\n", "hosts", "ranks", "size", "time us",
+           "algbw", "busbw", "of bound", "sent", "sending", "working", "messaging", "waiting",
+           question->pcie_gb_s > 0 ? "  copying" : "", "chunks");
     fflush(stdout);
 }
 
 static void table_print(const struct sim_options *options, const struct sim_row *row)
 {
     const struct shoal_simulated *answer = &row->answer;
-    char size[24], sent[24], bound[16] = "-", chunks[48];
+    char size[24], sent[24], bound[16] = "-", chunks[48], copying[16] = "";
     if (answer->bound_us > 0)
         snprintf(bound, sizeof bound, "%.1f%%", 100 * share_of_bound(answer));
+    if (options->question.pcie_gb_s > 0)
+        snprintf(copying, sizeof copying, " %7.1f%%", 100 * answer->copying);
     snprintf(chunks, sizeof chunks, "%zu/%zu", answer->chunks_simulated, answer->chunks);
-    printf("%6zu %6zu %10s %14.2f %8.3f %8.3f %8s %10s %7.1f%% %7.1f%% %8.1f%% %7.1f%% %11s  %s\n", row->hosts,
+    printf("%6zu %6zu %10s %14.2f %8.3f %8.3f %8s %10s %7.1f%% %7.1f%% %8.1f%% %7.1f%%%s %11s  %s\n", row->hosts,
            row->hosts * options->question.ranks_per_host, sim_size_print((double)answer->bytes, size), answer->time_us,
            answer->algbw_gb_s, answer->busbw_gb_s, bound, sim_size_print(answer->sent_bytes, sent), 100 * answer->sending,
-           100 * answer->working, 100 * answer->messaging, 100 * answer->waiting, chunks, answer->algorithm);
+           100 * answer->working, 100 * answer->messaging, 100 * answer->waiting, copying, chunks, answer->algorithm);
 }
 
 /* As spreadsheets read it. */
@@ -119,12 +144,21 @@ size_t sim_model_fields(const struct shoal_simulation *model, size_t hosts, stru
         {"burst_gbit_s", NULL, model->burst_gbit_s},
         {"pause_us", NULL, model->pause_us},
         {"one_machine", NULL, model->one_machine},
+        {"pcie_gb_s", NULL, model->pcie_gb_s},
+        {"switch_gb_s", NULL, model->switch_gb_s},
+        {"switch_gpus", NULL, (double)model->switch_gpus},
+        {"switch_adapters", NULL, model->switch_adapters},
+        {"nvlink_gb_s", NULL, model->nvlink_gb_s},
+        {"unit_bytes", NULL, (double)model->unit_bytes},
+        {"ring_bytes", NULL, (double)model->ring_bytes},
+        {"copy_us", NULL, model->copy_us},
+        {"host_memory_gb_s", NULL, model->host_memory_gb_s},
     };
     memcpy(fields_out, fields, sizeof fields);
     return sizeof fields / sizeof fields[0];
 }
 
-enum { RESULT_FIELDS = 22 };
+enum { RESULT_FIELDS = 23 };
 
 static void record_print(const struct sim_options *options, const struct sim_row *row)
 {
@@ -150,6 +184,7 @@ static void record_print(const struct sim_options *options, const struct sim_row
         {"working", NULL, answer->working},
         {"messaging", NULL, answer->messaging},
         {"waiting", NULL, answer->waiting},
+        {"copying", NULL, answer->copying},
         {"chunks", NULL, (double)answer->chunks},
         {"chunks_simulated", NULL, (double)answer->chunks_simulated},
         {"chunk_us", NULL, answer->chunk_us},
@@ -247,6 +282,12 @@ void sim_model_print(const struct shoal_simulation *model)
         "    With --burst it has a token bucket each way, full at first: tokens come at --rate, and bytes that find some do "
         "not\n"
         "    wait. With --one-machine all ranks take turns on the same --cores.\n"
-        "    Not in it: other traffic, losses, caches, a memory bus that ranks share, the time to sleep and to wake.\n"
+        "    With --host-memory the ranks of a host, and their copies, share its memory. With --pcie copy engines move "
+        "operands\n"
+        "    through a ring of --unit long units in host memory, each way by itself, while ranks and network work on others;\n"
+        "    with --nvlink each unit of a slice is reduced among the GPUs before and gathered after, and one rank of each "
+        "host\n"
+        "    stands for all, at its share of adapter, switch and memory.\n"
+        "    Not in it: other traffic, losses, caches, the time to sleep and to wake.\n"
         "    Once the time from chunk to chunk has settled to 0.2% the rest is taken to go on so; --every-chunk does not.");
 }

@@ -37,8 +37,11 @@ static const char help_text[] =
     "    --stack RATE             what a core moves into or out of the network; 0: the adapter does it alone (0)\n"
     "    --memory RATE            what a rank reads and writes in all (5GB/s); a copy reads and writes\n"
     "    --signal-us US           a signal to a rank of the same host (0.2)\n"
-    "    --header, --frame SIZE, --burst SIZE, --burst-rate RATE, --pause TIME, --cores N, --one-machine\n"
-    "                             as in shoal sim --help, which explains the model\n"
+    "    --header, --frame SIZE, --burst SIZE, --burst-rate RATE, --pause TIME, --cores N, --one-machine,\n"
+    "    --pcie, --pcie-switch LINK, --switch-gpus N, --switch-adapters, --nvlink LINK, --unit, --ring SIZE, --copy-us US,\n"
+    "    --host-memory RATE       as in shoal sim --help, which explains the model; gradients on GPUs (--pcie) are copied "
+    "into\n"
+    "                             buffers by them: that takes no time here\n"
     "    --format table|json|csv  json: one object per line (table)\n"
     "    --plot FILE              also draw the efficiency over the number of workers, as SVG\n"
     "    --print-profile          print the profiles as files have them, and end\n"
@@ -56,7 +59,8 @@ static const char help_text[] =
     "    at bound   the efficiency of the shortest possible step on this network: no gradient can be summed before it is "
     "ready,\n"
     "               and all that becomes ready after it must cross the wire\n"
-    "    wire/sum   the share of the time for summing all buffers that the wire needs; the rest are memory, messages, latency\n"
+    "    wire/sum   the share of the time for summing all buffers that the wire needs, or the way to GPUs; the rest are\n"
+    "               memory, messages, latency\n"
     "    limit      what would shorten the step most if it took no time: wire, hosts (memory and messages inside a host, and\n"
     "               latency), copies; order: to sum what is ready at once; backward: there is nothing to gain\n"
     "    ready late the tensor whose readiness makes the bound, and the bytes that must cross the wire after it\n"
@@ -281,7 +285,7 @@ static double step_us(const struct scene *scene, enum sim_step_limit without)
                                  .costs = costs,
                                  .backward_us = options->backward_us[scene->row->profile],
                                  .in_flight_bytes = options->flight_bytes};
-    if (!options->has_views && without != SIM_STEP_COPIES)
+    if (!options->has_views && options->question.pcie_gb_s <= 0 && without != SIM_STEP_COPIES)
         replay.copy_us_per_byte = 2e-3 / options->question.memory_gb_s;
     for (size_t b = 0; costs && b < scene->count; b++) {
         const struct step_cost *cost = &scene->costs[b];

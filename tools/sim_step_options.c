@@ -166,6 +166,7 @@ static bool options_finish(struct sim_step_options *options, const struct lists 
         options->forward_us[p] = options->backward_us[p] / 2;
     if (lists->forward.value && !times_read(&lists->forward, 0, options->profile_count, options->forward_us))
         return false;
+    options->question.shared = options->question.pcie_gb_s <= 0; /* as the buffers are in host memory */
     if (!options->flight_bytes)
         options->flight_bytes = FLIGHT_BUFFERS * (options->buffer_bytes ? options->buffer_bytes : BUFFER_BYTES);
     return sim_hosts_read(lists->hosts.value ? &lists->hosts : &all_hosts, lists->factor, &options->hosts);
@@ -178,7 +179,6 @@ bool sim_step_options_parse(int argc, char **argv, struct sim_step_options *opti
     *options_out = (struct sim_step_options){.question = SHOAL_SIMULATION_INIT};
     options_out->question.collective = "allreduce";
     options_out->question.ranks_per_host = 8;
-    options_out->question.shared = 1; /* the buffers are so */
     while (args.at < argc && !options_out->help) {
         const int id = tool_option_next(&args, options_known);
         if (id == TOOL_OPTION_BAD || (id > 0 && !option_apply(id, &args, options_out, &lists)))

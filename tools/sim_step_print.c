@@ -25,10 +25,14 @@ static void header_of_table(const struct sim_step_options *options)
         sim_size_print((double)options->buffer_bytes, buffer);
     printf("# shoal %s, steps predicted, %zu rank%s per host, buffers of up to %s, %s under way, gradients are %s\n",
            shoal_version(), options->question.ranks_per_host, options->question.ranks_per_host == 1 ? "" : "s", buffer,
-           sim_size_print((double)options->flight_bytes, flight), options->has_views ? "made in them" : "copied in and out");
+           sim_size_print((double)options->flight_bytes, flight),
+           options->question.pcie_gb_s > 0 ? "on GPUs"
+           : options->has_views            ? "made in them"
+                                           : "copied in and out");
     sim_parameters_print(&options->question);
     puts("# efficiency: (forward + backward) / (forward + step); at bound: of the shortest possible step on this wire;\n"
-         "#   wire/sum: share of the wire in the time for summing all buffers; limit: what would shorten the step most\n"
+         "#   wire/sum: share of the wire, or the way to GPUs, in the time for summing all buffers; limit: what would shorten "
+         "the step most\n"
          "#   (shoal sim step --help); times in milliseconds");
 }
 
@@ -39,7 +43,7 @@ void sim_step_header_print(const struct sim_step_options *options)
              "bound_us,"
              "bound_efficiency,bound_tensor,bound_ready,bound_tail_bytes,sum_us,wire_us,limit,algorithm,views,rate_gbit_s,"
              "latency_us,message_us,stack_gb_s,memory_gb_s,signal_us,header_bytes,frame_bytes,cores,burst_bytes,burst_gbit_s,"
-             "pause_us,one_machine");
+             "pause_us,one_machine," SIM_GPU_FIELDS);
     if (options->format == SIM_TABLE)
         header_of_table(options);
 }

@@ -659,11 +659,22 @@ struct shoal_simulation {
     double burst_gbit_s;         /* how fast bytes go that find tokens; 0: in no time */
     double pause_us;             /* since adapters sent all they could: so long buckets have filled; 0: they are full */
     int one_machine;             /* are hosts emulated on one machine? cores then counts its cores, which all ranks share */
+    double pcie_gb_s;            /* between each rank's GPU, on which its operands lie, and host memory, each way at the same
+                                  * time; 0: operands are in host memory */
+    double switch_gb_s;          /* between a PCIe switch and host memory, each way, for all below it; 0: none is a limit */
+    size_t switch_gpus;          /* below each switch; 0: all of a host */
+    int switch_adapters;         /* are the adapters below the switches, too, divided among them? */
+    double nvlink_gb_s;          /* of each GPU to the others of its host, each way: all-reduces are then reduced and gathered
+                                  * among them, and only slices leave GPUs. 0: there is none */
+    size_t unit_bytes;           /* of a copy between GPU and host memory */
+    size_t ring_bytes;           /* of host memory, each way, that holds such units; 0: room for a chunk and three units */
+    double copy_us;              /* before a copy's first byte */
+    double host_memory_gb_s;     /* what all ranks of a host read and write, with their copies; 0: memory_gb_s alone limits */
 };
 #define SHOAL_SIMULATION_INIT                                                                                                \
     {                                                                                                                        \
         sizeof(struct shoal_simulation), 0, 2, 1, 1 << 20, SHOAL_FLOAT32, 0, 0, 0, 25, 30, 2, 0, 5, 0.2, 64, 65536, 0, 0, 0, \
-            0, 0                                                                                                             \
+            0, 0, 0, 0, 0, 0, 0, 1 << 20, 0, 7, 0                                                                            \
     }
 
 /* The answer of shoal_simulate. Initialize with SHOAL_SIMULATED_INIT. Shares are fractions of time_us, as means over the
@@ -675,7 +686,7 @@ struct shoal_simulated {
     double time_us;        /* from the call, on all ranks at once, to the last rank's end */
     double algbw_gb_s;     /* bytes over time */
     double busbw_gb_s;     /* what the memory or wire of one rank carries of that, as `shoal bench` counts */
-    double bound_us;       /* the least time in which an adapter can carry what must cross it; 0 on one host */
+    double bound_us;       /* the least time in which adapters, and the ways to GPUs, can carry what must cross them */
     double sent_bytes;     /* payload of the host that sends most */
     double received_bytes;
     double sending;   /* least share of time that the busiest sending adapter is busy */
@@ -686,10 +697,11 @@ struct shoal_simulated {
     size_t chunks;
     size_t chunks_simulated; /* the rest is assumed to go on at the same pace */
     double chunk_us;         /* from one chunk to the next, where not all were simulated; else 0 */
+    double copying;          /* least share of time that the busiest of the ways to and from GPUs is busy; 0: no GPUs */
 };
-#define SHOAL_SIMULATED_INIT                                                           \
-    {                                                                                  \
-        sizeof(struct shoal_simulated), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
+#define SHOAL_SIMULATED_INIT                                                              \
+    {                                                                                     \
+        sizeof(struct shoal_simulated), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
     }
 
 /* Predicts how long a call would take on machines that need not exist. Runs the library's own plans, with the chunks, slots and

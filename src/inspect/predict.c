@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "inspect/predict_copiers.h"
 #include "inspect/predict_script.h"
 #include "inspect/predict_wire.h"
 
@@ -49,6 +50,7 @@ struct machine {
     struct shoal_cast cast;
     struct shoal_events events;
     struct shoal_wire wire;
+    struct shoal_copiers copies;
     unsigned places; /* of a rank: the slots, and one for meeting */
     uint64_t chunks; /* fewer than there are, once times have settled */
     struct rank *ranks;
@@ -61,12 +63,18 @@ struct machine {
     size_t finished_capacity;
     uint64_t finished_by_all;
     uint64_t started_most;
+    uint64_t ahead; /* chunks that copies are ahead of those */
     uint64_t skipped;
     uint64_t skipped_ps;
     uint64_t chunk_ps;
     uint64_t end_ps;
     enum shoal_status status;
 };
+
+static uint64_t most(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
 
 static struct place *predict_place_of(struct machine *machine, int rank, unsigned slot)
 {
@@ -145,6 +153,99 @@ static void call_rank(struct machine *machine, int rank)
     shoal_events_push(&machine->events, machine->events.now_ps, (uint32_t)rank);
 }
 
+/* ---- Operands on GPUs ---------------------------------------------------------------------------------------------------- */
+
+static bool is_on_gpu(const struct machine *machine)
+{
+    return machine->model->unit_bytes != 0;
+}
+
+/* Of an operand, from its beginning up to the end of a chunk. */
+static uint64_t bytes_up_to(struct machine *machine, int rank, bool is_in, uint64_t chunks)
+{
+    const uint64_t all = *shoal_copiers_bytes(&machine->copies, rank, is_in);
+    return shoal_min_size(all, chunks * shoal_cast_bytes(&machine->cast, rank, is_in, machine->cast.chunk_elements));
+}
+
+/* So that a chunk, or all that travels beside an announcement, has its place wherever it begins in a unit, and two units more
+ * come meanwhile; or what was asked for, if that is more. */
+static uint64_t ring_units(struct machine *machine, int rank, bool is_in)
+{
+    const uint64_t all = *shoal_copiers_bytes(&machine->copies, rank, is_in);
+    const uint64_t range = machine->cast.chunks ? bytes_up_to(machine, rank, is_in, 1) : all;
+    const uint64_t least = shoal_copiers_units(&machine->copies, range) + 3;
+    return shoal_max_size(least, machine->model->ring_bytes / machine->model->unit_bytes);
+}
+
+/* Whether the units that an act needs have come, or their places are free. */
+static bool is_at_hand(struct machine *machine, int rank, const struct place *place, bool is_meeting, bool is_in)
+{
+    const uint64_t all = *shoal_copiers_bytes(&machine->copies, rank, is_in);
+    const uint64_t end = is_meeting ? all : bytes_up_to(machine, rank, is_in, place->chunk + 1);
+    const uint64_t room = is_in ? 0 : ring_units(machine, rank, false);
+    return shoal_copiers_units(&machine->copies, end) <= shoal_copiers_done(&machine->copies, rank, is_in) + room;
+}
+
+static bool can_begin(struct machine *machine, int rank, unsigned slot, const struct shoal_act *act)
+{
+    const struct place *place = predict_place_of(machine, rank, slot);
+    const bool is_meeting = slot == meeting_slot(machine);
+    if (!is_on_gpu(machine) || !act->needs)
+        return true;
+    return (!(act->needs & SHOAL_ACT_NEEDS_INPUT) || is_at_hand(machine, rank, place, is_meeting, true)) &&
+           (!(act->needs & SHOAL_ACT_NEEDS_OUTPUT) || is_at_hand(machine, rank, place, is_meeting, false));
+}
+
+/* Chunks that the rank has done, from the first on without a gap. */
+static uint64_t done_in_order(struct machine *machine, int rank)
+{
+    uint64_t chunk = machine->ranks[rank].started;
+    for (unsigned slot = 0; slot < machine->asked->depth; slot++) {
+        const struct place *place = predict_place_of(machine, rank, slot);
+        if (place->is_used && place->chunk < chunk)
+            chunk = place->chunk;
+    }
+    return chunk;
+}
+
+/* What was read makes room for more, what was written leaves. */
+static void predict_allow_copies(struct machine *machine, int rank)
+{
+    const uint64_t chunks = done_in_order(machine, rank), unit = machine->model->unit_bytes;
+    const uint64_t written = bytes_up_to(machine, rank, false, chunks);
+    if (!is_on_gpu(machine))
+        return;
+    shoal_copiers_allow(&machine->copies, rank, true,
+                        bytes_up_to(machine, rank, true, chunks) / unit + ring_units(machine, rank, true));
+    if (machine->ranks[rank].has_met && chunks == machine->chunks)
+        shoal_copiers_allow(&machine->copies, rank, false,
+                            shoal_copiers_units(&machine->copies, *shoal_copiers_bytes(&machine->copies, rank, false)));
+    else if (machine->cast.chunks)
+        shoal_copiers_allow(&machine->copies, rank, false, written / unit);
+}
+
+/* Chunks that are left out are not copied. */
+static void leave_out_copies(struct machine *machine, uint64_t chunks)
+{
+    for (int rank = 0; is_on_gpu(machine) && rank < machine->cast.size; rank++) {
+        for (int is_in = 0; is_in <= 1; is_in++)
+            *shoal_copiers_bytes(&machine->copies, rank, is_in) -=
+                chunks * shoal_cast_bytes(&machine->cast, rank, is_in, machine->cast.chunk_elements);
+    }
+}
+
+/* How many chunks the copies are ahead of the ranks, at most. */
+static uint64_t chunks_ahead(struct machine *machine)
+{
+    uint64_t ahead = 0;
+    for (int rank = 0; is_on_gpu(machine) && rank < machine->cast.size; rank++) {
+        const uint64_t chunk = shoal_cast_bytes(&machine->cast, rank, true, machine->cast.chunk_elements);
+        const uint64_t ring = (ring_units(machine, rank, true) + 1) * machine->model->unit_bytes;
+        ahead = chunk ? shoal_max_size(ahead, ring / chunk + 1) : ahead;
+    }
+    return ahead;
+}
+
 /* ---- Settling ------------------------------------------------------------------------------------------------------------ */
 
 /* Room for what is known of each chunk, as far as chunks have come. */
@@ -196,7 +297,7 @@ static uint64_t settled_ps(const struct machine *machine, uint64_t window)
  * chunks left out whole windows. */
 static void settle(struct machine *machine)
 {
-    const uint64_t depth = machine->asked->depth, begun = machine->started_most + 1;
+    const uint64_t depth = machine->asked->depth, begun = machine->started_most + 1 + machine->ahead;
     if (machine->asked->is_whole || machine->skipped || machine->finished_by_all < FIRST_DEPTHS * depth)
         return;
     for (uint64_t window = depth; window <= WINDOW_DEPTHS * depth && begun + window <= machine->chunks; window += depth) {
@@ -208,6 +309,7 @@ static void settle(struct machine *machine)
         machine->chunk_ps = window_ps / window;
         machine->skipped = windows * window;
         machine->chunks -= machine->skipped;
+        leave_out_copies(machine, machine->skipped);
         return;
     }
 }
@@ -251,6 +353,17 @@ static uint64_t act_ps(const struct machine *machine, const struct place *place,
     if (act->kind == SHOAL_ACT_WORK)
         return shoal_bytes_ps(bytes, machine->model->memory_ps);
     return act->kind == SHOAL_ACT_SEND ? message_ps(machine->model, 1, bytes) : machine->model->signal_ps;
+}
+
+/* All ranks of a host share its memory. */
+static uint64_t work_ps_of(struct machine *machine, int rank, const struct place *place, const struct shoal_act *act)
+{
+    const uint64_t own_ps = act_ps(machine, place, act), now_ps = machine->events.now_ps;
+    const int host = shoal_cast_host(&machine->cast, rank);
+    if (act->kind != SHOAL_ACT_WORK || machine->model->host_ps <= 0)
+        return own_ps;
+    const uint64_t passed_at = shoal_copiers_pass_memory(&machine->copies, host, predict_bytes_of(machine, place, act));
+    return most(own_ps, passed_at - now_ps);
 }
 
 static void predict_increment_counter(struct machine *machine, int rank, int peer, unsigned slot)
@@ -303,12 +416,14 @@ static void end_script(struct machine *machine, int rank, unsigned slot)
     machine->end_ps = machine->events.now_ps;
     if (slot == meeting_slot(machine)) {
         own->has_met = true;
+        predict_allow_copies(machine, rank);
         return;
     }
     for (unsigned i = 0; i < part->heard; i++)
         machine->counters[rank][(size_t)slot * part->heard + i] -= (int32_t)part->owed[i];
     own->done++;
     finish_chunk(machine, place->chunk);
+    predict_allow_copies(machine, rank);
 }
 
 /* Runs what is at a place until it has to wait, or the rank is busy. */
@@ -321,7 +436,9 @@ static void run_place(struct machine *machine, int rank, unsigned slot)
         const bool is_wait = act->kind == SHOAL_ACT_WAIT;
         if (is_wait && *counter_of(machine, rank, act->peer, slot) < (int32_t)act->value)
             return;
-        const uint64_t work_ps = is_wait ? 0 : act_ps(machine, place, act);
+        if (!can_begin(machine, rank, slot, act))
+            return;
+        const uint64_t work_ps = is_wait ? 0 : work_ps_of(machine, rank, place, act);
         if (work_ps) {
             begin_work(machine, rank, work_ps);
             return;
@@ -441,6 +558,17 @@ static void end_receiving(struct machine *machine, int host)
     shoal_wire_push(&machine->wire, &rank->inbox, number);
 }
 
+/* The operation is over when the last output is on its GPU. */
+static void end_copying(struct machine *machine, int event)
+{
+    int rank;
+    if (!shoal_copiers_run(&machine->copies, event, &rank))
+        return;
+    if (shoal_copiers_are_over(&machine->copies, rank))
+        machine->end_ps = most(machine->end_ps, machine->events.now_ps);
+    call_rank(machine, rank);
+}
+
 static void run_event(struct machine *machine, int id)
 {
     const int size = machine->cast.size, hosts = machine->asked->hosts;
@@ -448,8 +576,10 @@ static void run_event(struct machine *machine, int id)
         wake_rank(machine, id);
     else if (id < size + hosts)
         end_sending(machine, id - size);
-    else
+    else if (id < size + 2 * hosts)
         end_receiving(machine, id - size - hosts);
+    else
+        end_copying(machine, id);
 }
 
 /* A rank that has not finished when nothing more happens waits for what never comes. */
@@ -458,12 +588,14 @@ static enum shoal_status predict_run(struct machine *machine)
     uint32_t id;
     for (int rank = 0; rank < machine->cast.size; rank++) {
         predict_place_of(machine, rank, meeting_slot(machine))->is_used = true;
+        predict_allow_copies(machine, rank);
         call_rank(machine, rank);
     }
     while (machine->status == SHOAL_OK && shoal_events_pop(&machine->events, &id))
         run_event(machine, (int)id);
     for (int rank = 0; rank < machine->cast.size; rank++) {
-        if (!machine->ranks[rank].has_met || machine->ranks[rank].done != machine->chunks)
+        const bool is_copied = !is_on_gpu(machine) || shoal_copiers_are_over(&machine->copies, rank);
+        if (!machine->ranks[rank].has_met || machine->ranks[rank].done != machine->chunks || !is_copied)
             predict_fail(machine, SHOAL_ERR_INTERNAL);
     }
     return machine->status;
@@ -496,14 +628,25 @@ static enum shoal_status set_up(struct machine *machine)
     SHOAL_TRY(shoal_cast_init(&machine->cast, machine->asked));
     machine->chunks = machine->cast.chunks;
     SHOAL_TRY(predict_allocate(machine));
-    SHOAL_TRY(shoal_events_init(&machine->events, (uint32_t)(size + 2 * hosts)));
-    return shoal_wire_init(&machine->wire, machine->model, hosts, &machine->events, size);
+    SHOAL_TRY(shoal_events_init(&machine->events, (uint32_t)(size + 2 * hosts + SHOAL_COPY_STAGES * size)));
+    SHOAL_TRY(shoal_wire_init(&machine->wire, machine->model, hosts, &machine->events, size));
+    SHOAL_TRY(
+        shoal_copiers_init(&machine->copies, machine->model, size, machine->cast.local, &machine->events, size + 2 * hosts));
+    machine->wire.copies = machine->model->is_adapter_below ? &machine->copies : NULL;
+    for (int rank = 0; rank < size; rank++) {
+        for (int is_in = 0; is_in <= 1; is_in++)
+            *shoal_copiers_bytes(&machine->copies, rank, is_in) =
+                shoal_cast_bytes(&machine->cast, rank, is_in, machine->asked->count);
+    }
+    machine->ahead = chunks_ahead(machine);
+    return SHOAL_OK;
 }
 
 static void tear_down(struct machine *machine)
 {
     for (int rank = 0; machine->counters && rank < machine->cast.size; rank++)
         free(machine->counters[rank]);
+    shoal_copiers_fini(&machine->copies);
     shoal_wire_fini(&machine->wire);
     shoal_events_fini(&machine->events);
     free(machine->lacking_ps);
@@ -528,11 +671,6 @@ static void add_load(struct shoal_load *sum, const struct shoal_load *load)
     sum->heard_bytes += load->heard_bytes;
 }
 
-static uint64_t most(uint64_t a, uint64_t b)
-{
-    return a > b ? a : b;
-}
-
 static void add_host(const struct machine *machine, const struct shoal_load *load, struct shoal_forecast *forecast)
 {
     const struct shoal_model *model = machine->model;
@@ -545,6 +683,47 @@ static void add_host(const struct machine *machine, const struct shoal_load *loa
     forecast->receiving_ps_most = most(forecast->receiving_ps_most, (uint64_t)shoal_adapter_ps(model, (double)heard));
 }
 
+/* What a rank moves one way, with what its adapter moves the same way. */
+static uint64_t switch_bytes(const struct machine *machine, int rank, bool is_in)
+{
+    const struct shoal_load *load = &machine->cast.loads[rank];
+    const uint64_t copied = shoal_cast_bytes(&machine->cast, rank, is_in, machine->asked->count);
+    const uint64_t messages = is_in ? load->hears : load->sends, bytes = is_in ? load->heard_bytes : load->sent_bytes;
+    return copied + (machine->model->is_adapter_below ? bytes + messages * machine->model->header_bytes : 0);
+}
+
+static uint64_t link_ps(const struct machine *machine, int rank, bool is_in)
+{
+    const struct shoal_model *model = machine->model;
+    const uint64_t bytes = shoal_cast_bytes(&machine->cast, rank, is_in, machine->asked->count);
+    return shoal_bytes_ps(bytes, model->pcie_ps) + shoal_copiers_units(&machine->copies, bytes) * model->copy_ps;
+}
+
+static uint64_t nvlink_ps(const struct machine *machine, int rank)
+{
+    const size_t count = machine->asked->count;
+    const uint64_t moved =
+        shoal_cast_bytes(&machine->cast, rank, true, count) + shoal_cast_bytes(&machine->cast, rank, false, count);
+    return shoal_bytes_ps(moved * (uint64_t)(machine->model->gpus - 1), machine->model->nvlink_ps);
+}
+
+static uint64_t copying_ps_most(const struct machine *machine)
+{
+    const struct shoal_cast *cast = &machine->cast;
+    const int below = (cast->local + machine->copies.switches - 1) / machine->copies.switches;
+    uint64_t busiest_ps = 0;
+    for (int is_in = 0; is_on_gpu(machine) && is_in <= 1; is_in++) {
+        uint64_t bytes = 0;
+        for (int rank = 0; rank < cast->size; rank++) {
+            bytes = rank % cast->local % below ? bytes : 0; /* the first one below a switch */
+            bytes += switch_bytes(machine, rank, is_in);
+            busiest_ps = most(busiest_ps, shoal_bytes_ps(bytes, machine->model->switch_ps));
+            busiest_ps = most(busiest_ps, most(link_ps(machine, rank, is_in), nvlink_ps(machine, rank)));
+        }
+    }
+    return busiest_ps;
+}
+
 static void sum_up(struct machine *machine, struct shoal_forecast *forecast)
 {
     const struct shoal_cast *cast = &machine->cast;
@@ -555,6 +734,7 @@ static void sum_up(struct machine *machine, struct shoal_forecast *forecast)
             add_load(&load, &cast->loads[host * cast->local + i]);
         add_host(machine, &load, forecast);
     }
+    forecast->copying_ps_most = copying_ps_most(machine);
     forecast->time_ps = machine->end_ps + machine->skipped_ps;
     forecast->chunk_ps = machine->chunk_ps;
     forecast->chunks = cast->chunks;

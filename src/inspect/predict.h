@@ -11,11 +11,17 @@
  *            is on its way for the latency, then waits until the adapter there has received what came before. Between
  *            adapters there is room for all. An adapter may have a token bucket each way, as cloud hosts and traffic shapers
  *            do: tokens come at its rate until the bucket is full, and bytes that find tokens go as fast as the line.
+ *   GPUs     where operands lie on them, copy engines move them through host memory in units, each way by itself and at the
+ *            same time: at the rate of the rank's own PCIe link, and of what it shares, a switch and the host's memory. The
+ *            adapters' traffic may take the same switches. A step that reads the rank's input waits until the units of its
+ *            chunk have come, one that writes the output until their places are free. Where NVLink joins GPUs, one rank of each
+ *            host stands for all: it moves a slice, at its share of adapter, switch and memory, and each unit is reduced over
+ *            NVLink before and gathered after.
  *   engine   as src/engine/runner.c has it: chunks take slots in order, a slot is free again when what was put from it has
  *            left, the oldest chunk goes first until it has to wait; a rank hears messages between its rounds.
  *
- * What is not in it: other traffic, lost frames, caches, memory that ranks share, sleeping and waking, and that ranks which
- * wait awake take cores from others. */
+ * What is not in it: other traffic, lost frames, caches, what adapters read and write of memory, sleeping and waking, and that
+ * ranks which wait awake take cores from others. */
 #ifndef SHOAL_INSPECT_PREDICT_H
 #define SHOAL_INSPECT_PREDICT_H
 
@@ -35,9 +41,19 @@ struct shoal_model {
     double line_ps;      /* per byte that finds tokens */
     double memory_ps;    /* per byte read or written */
     double stack_ps;     /* CPU per byte that is sent, and per byte that is heard */
+    double pcie_ps;      /* per byte between a GPU and host memory, one way; 0: operands are in host memory */
+    double switch_ps;    /* per byte up or down at a switch, for all below it; 0: it is no limit */
+    double nvlink_ps;    /* per byte that a GPU sends and receives */
+    double host_ps;      /* per byte that the ranks of a host read and write, and their copies; 0: it is no limit */
+    uint64_t copy_ps;    /* before a copy's first byte */
+    size_t unit_bytes;   /* of a copy; 0 where there are none */
+    size_t ring_bytes;   /* of host memory that holds units, each way; 0: as much as a ring needs */
+    int switch_ranks;    /* below a switch; 0: all of a host */
+    int gpus;            /* of a host, joined by NVLink, for which each rank stands; 1: they are not */
     size_t header_bytes;
     size_t frame_bytes;
-    int cores; /* of a host, or of the one machine */
+    int cores;             /* of a host, or of the one machine */
+    bool is_adapter_below; /* of the ranks' switches */
     bool is_one_machine;
 };
 
@@ -75,6 +91,7 @@ struct shoal_forecast {
     uint64_t heard_bytes_most; /* of a host */
     uint64_t sending_ps_most;  /* that a host's adapter needs, with headers */
     uint64_t receiving_ps_most;
+    uint64_t copying_ps_most; /* that a GPU's PCIe or NVLink, or a switch needs, each way by itself */
 };
 
 /* ERR_MEMORY; what a builder says of machines that its entry does not serve. */

@@ -26,10 +26,15 @@ static enum shoal_status append_work(struct shoal_script *script, uint64_t full_
 {
     struct shoal_act *before = script->count ? &script->acts[script->count - 1] : NULL;
     if (!before || before->kind != SHOAL_ACT_WORK)
-        return script_append(script, (struct shoal_act){SHOAL_ACT_WORK, 0, 0, {full_bytes, last_bytes}});
+        return script_append(script, (struct shoal_act){.kind = SHOAL_ACT_WORK, .bytes = {full_bytes, last_bytes}});
     before->bytes[SHOAL_LENGTH_FULL] += full_bytes;
     before->bytes[SHOAL_LENGTH_LAST] += last_bytes;
     return SHOAL_OK;
+}
+
+static struct shoal_act send_of(int peer, uint64_t full_bytes, uint64_t last_bytes)
+{
+    return (struct shoal_act){.kind = SHOAL_ACT_SEND, .peer = (uint16_t)peer, .bytes = {full_bytes, last_bytes}};
 }
 
 /* To a rank of this host or elsewhere. */
@@ -37,12 +42,12 @@ static enum shoal_status append_increment(const struct shoal_cast *cast, struct 
 {
     const bool is_local = shoal_cast_host(cast, rank) == shoal_cast_host(cast, peer);
     return script_append(script,
-                         (struct shoal_act){is_local ? SHOAL_ACT_INCREMENT : SHOAL_ACT_SEND, (uint16_t)peer, 0, {0, 0}});
+                         (struct shoal_act){.kind = is_local ? SHOAL_ACT_INCREMENT : SHOAL_ACT_SEND, .peer = (uint16_t)peer});
 }
 
 static enum shoal_status append_wait(struct shoal_script *script, int peer, uint32_t value)
 {
-    return script_append(script, (struct shoal_act){SHOAL_ACT_WAIT, (uint16_t)peer, value, {0, 0}});
+    return script_append(script, (struct shoal_act){.kind = SHOAL_ACT_WAIT, .peer = (uint16_t)peer, .value = value});
 }
 
 /* ---- From blocks to bytes ------------------------------------------------------------------------------------------------ */
@@ -62,6 +67,28 @@ static size_t block_bytes(const struct shoal_case *asked, struct shoal_block blo
     return length * asked->element_bytes;
 }
 
+/* Which of the own operands a step touches. */
+static uint8_t step_needs(const struct shoal_plan *plan, const struct shoal_step *step)
+{
+    uint8_t needs = 0;
+    for (uint32_t i = 0; i < (uint32_t)step->source_count + step->dest_count; i++) {
+        const struct shoal_block *block = &plan->blocks[step->first_block + i];
+        if (block->rank == plan->rank && block->operand == SHOAL_OPERAND_INPUT)
+            needs |= SHOAL_ACT_NEEDS_INPUT;
+        if (block->rank == plan->rank && block->operand == SHOAL_OPERAND_OUTPUT)
+            needs |= SHOAL_ACT_NEEDS_OUTPUT;
+    }
+    return needs;
+}
+
+/* What is needed counts for the act that was appended or grew. */
+static enum shoal_status note_needs(enum shoal_status status, struct shoal_script *script, uint8_t needs)
+{
+    if (status == SHOAL_OK && script->count)
+        script->acts[script->count - 1].needs |= needs;
+    return status;
+}
+
 /* A copy to itself, as happens in place, is not asked about: operands are apart. */
 static enum shoal_status script_append_step(const struct shoal_cast *cast, struct shoal_script *script,
                                             const struct shoal_plan *plan, const struct shoal_step *step,
@@ -73,9 +100,9 @@ static enum shoal_status script_append_step(const struct shoal_cast *cast, struc
     const size_t operands = (size_t)step->source_count + step->dest_count;
     switch ((enum shoal_step_kind)step->kind) {
     case SHOAL_STEP_REDUCE:
-        return append_work(script, operands * full, operands * last);
+        return note_needs(append_work(script, operands * full, operands * last), script, step_needs(plan, step));
     case SHOAL_STEP_PUT:
-        return script_append(script, (struct shoal_act){SHOAL_ACT_SEND, step->peer, 0, {full, last}});
+        return note_needs(script_append(script, send_of(step->peer, full, last)), script, step_needs(plan, step));
     case SHOAL_STEP_SIGNAL:
         return append_increment(cast, script, plan->rank, step->peer);
     case SHOAL_STEP_WAIT:
@@ -123,8 +150,7 @@ static enum shoal_status script_meet(struct shoal_cast *cast, const uint8_t *pee
     for (int i = 1; i < cast->size; i++) {
         const int peer = (rank + i) % cast->size;
         if (peers[peer])
-            SHOAL_TRY(script_append(
-                script, (struct shoal_act){SHOAL_ACT_SEND, (uint16_t)peer, 0, {SHOAL_RECORD_BYTES, SHOAL_RECORD_BYTES}}));
+            SHOAL_TRY(script_append(script, send_of(peer, SHOAL_RECORD_BYTES, SHOAL_RECORD_BYTES)));
     }
     for (int peer = 0; peer < cast->size; peer++) {
         if (!is_peer_set(cast, peers, rank, peer))
@@ -161,7 +187,7 @@ static enum shoal_status give_directly(struct shoal_cast *cast, int rank)
         const int peer = (rank + i) % cast->size;
         note_heard(cast, rank, peer);
         if (shoal_cast_host(cast, rank) != shoal_cast_host(cast, peer))
-            SHOAL_TRY(script_append(script, (struct shoal_act){SHOAL_ACT_SEND, (uint16_t)peer, 0, {sent, sent}}));
+            SHOAL_TRY(script_append(script, send_of(peer, sent, sent)));
     }
     return SHOAL_OK;
 }
@@ -203,7 +229,7 @@ static enum shoal_status append_round(struct shoal_cast *cast, int rank, const s
     struct shoal_script *script = &cast->ranks[rank].meet;
     const uint64_t sent = SHOAL_RECORD_BYTES + round_bytes(asked, round->held);
     for (int i = 0; i < round->to.count; i++)
-        SHOAL_TRY(script_append(script, (struct shoal_act){SHOAL_ACT_SEND, round->to.at[i], 0, {sent, sent}}));
+        SHOAL_TRY(script_append(script, send_of(round->to.at[i], sent, sent)));
     if (round->from < 0)
         return SHOAL_OK;
     note_heard(cast, rank, round->from);
@@ -252,6 +278,7 @@ static void count_chunks(struct shoal_cast *cast, const struct shoal_plan *plan,
         return;
     const size_t chunk = shoal_select_chunk(asked->entry, plan, asked->chunk_bytes, asked->element_bytes);
     cast->chunks = (asked->count + chunk - 1) / chunk;
+    cast->chunk_elements = chunk;
     elements[SHOAL_LENGTH_FULL] = shoal_min_size(chunk, asked->count);
     elements[SHOAL_LENGTH_LAST] = asked->count - (cast->chunks - 1) * chunk;
 }
@@ -309,6 +336,8 @@ enum shoal_status shoal_cast_init(struct shoal_cast *cast, const struct shoal_ca
         SHOAL_TRY(!asked->entry                                ? build_direct(cast, rank)
                   : shoal_algorithm_is_in_rounds(asked->entry) ? build_rounds(cast, rank)
                                                                : build_planned(cast, rank));
+        if (!cast->chunks && cast->ranks[rank].meet.count) /* all data travel beside the announcements */
+            cast->ranks[rank].meet.acts[0].needs = SHOAL_ACT_NEEDS_INPUT | SHOAL_ACT_NEEDS_OUTPUT;
         script_trim(&cast->ranks[rank].meet);
         script_trim(&cast->ranks[rank].chunk);
     }
@@ -325,6 +354,14 @@ void shoal_cast_fini(struct shoal_cast *cast)
     free(cast->ranks);
     free(cast->index);
     free(cast->loads);
+}
+
+size_t shoal_cast_bytes(const struct shoal_cast *cast, int rank, bool is_input, size_t elements)
+{
+    const struct shoal_shape *shape = cast->asked->view.shape;
+    const bool has_it = is_input ? shoal_shape_gives(shape, rank, 0) : shoal_shape_takes(shape, rank, 0);
+    const bool is_cut = is_input ? shape->is_input_cut : shape->is_output_cut;
+    return has_it ? elements * cast->asked->element_bytes * (is_cut ? (size_t)cast->size : 1) : 0;
 }
 
 /* ---- Loads --------------------------------------------------------------------------------------------------------------- */

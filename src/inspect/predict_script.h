@@ -20,8 +20,12 @@ enum shoal_act_kind {
 /* A chunk, and the last one, which may be shorter. */
 enum shoal_length { SHOAL_LENGTH_FULL, SHOAL_LENGTH_LAST, SHOAL_LENGTHS };
 
+/* What of the rank's own operands on a GPU an act touches. */
+enum shoal_act_needs { SHOAL_ACT_NEEDS_INPUT = 1, SHOAL_ACT_NEEDS_OUTPUT = 2 };
+
 struct shoal_act {
     uint8_t kind;
+    uint8_t needs;
     uint16_t peer;
     uint32_t value;                /* wait: as in plans */
     uint64_t bytes[SHOAL_LENGTHS]; /* work: read and written; send: sent */
@@ -45,6 +49,7 @@ struct shoal_cast {
     int size;
     int local; /* ranks of a host */
     size_t chunks;
+    size_t chunk_elements;           /* of a whole, or of each part */
     struct shoal_script_part *ranks; /* [size] */
     uint16_t *index;          /* index[rank * size + peer]: 1 + the peer's place among those that rank hears from; 0: none */
     struct shoal_load *loads; /* [size], filled by shoal_cast_load */
@@ -61,6 +66,9 @@ static inline int shoal_cast_host(const struct shoal_cast *cast, int rank)
 {
     return rank / cast->local;
 }
+
+/* Bytes of a rank's operand that `elements` of a whole, or of each part, are; 0: it has no such operand. */
+size_t shoal_cast_bytes(const struct shoal_cast *cast, int rank, bool is_input, size_t elements);
 
 /* Where a counter of `rank` that `peer` increments stands among its counters. */
 static inline uint16_t shoal_cast_index(const struct shoal_cast *cast, int rank, int peer)

@@ -95,13 +95,20 @@ static uint64_t pass(const struct shoal_model *model, struct shoal_bucket *bucke
     return later(carried_at, bucket->full_at - shoal_min_size(bucket->full_at, model->burst_ps));
 }
 
+/* An adapter below the switch of a rank's GPU reads host memory through it, and writes through it. */
+static uint64_t pass_switch(struct shoal_wire *wire, int rank, bool is_up, uint64_t from_ps, size_t frame, uint64_t passed_at)
+{
+    return wire->copies ? later(passed_at, shoal_copiers_pass_switch(wire->copies, rank, is_up, from_ps, frame)) : passed_at;
+}
+
 /* Receiving begins when the first bit is there, and when all that came before has been received; it does not end before the
  * last bit is there. Frames come in the order in which they were sent, from wherever: the latency is the same everywhere. */
-static uint64_t wire_receive(struct shoal_wire *wire, int host, size_t frame, uint64_t left_at)
+static uint64_t wire_receive(struct shoal_wire *wire, int host, int rank, size_t frame, uint64_t left_at)
 {
     struct shoal_adapter *adapter = &wire->adapters[host];
     const uint64_t comes_at = wire->events->now_ps + wire->model->latency_ps;
-    const uint64_t passed_at = pass(wire->model, &adapter->in, later(adapter->received_at, comes_at), frame);
+    const uint64_t from_ps = later(adapter->received_at, comes_at);
+    const uint64_t passed_at = pass_switch(wire, rank, true, from_ps, frame, pass(wire->model, &adapter->in, from_ps, frame));
     adapter->received_at = later(passed_at, left_at + wire->model->latency_ps);
     return adapter->received_at;
 }
@@ -122,14 +129,16 @@ static void wire_send_frame(struct shoal_wire *wire, int host)
     struct shoal_flow *waiting = &wire->flows[flow];
     struct shoal_wire_message *message = &wire->messages[waiting->waiting.head - 1];
     const size_t frame = shoal_min_size(message->left, wire->model->frame_bytes);
-    const uint64_t left_at = pass(wire->model, &adapter->out, wire->events->now_ps, frame);
+    const uint64_t now_ps = wire->events->now_ps;
+    const uint64_t left_at =
+        pass_switch(wire, message->from, false, now_ps, frame, pass(wire->model, &adapter->out, now_ps, frame));
     const int to = (int)(flow % (uint32_t)wire->hosts);
 
     adapter->first_flow = waiting->next;
     adapter->is_sending = true;
     shoal_events_push(wire->events, left_at, (uint32_t)(wire->first_event + host));
     message->left -= frame;
-    message->heard_at = wire_receive(wire, to, frame, left_at);
+    message->heard_at = wire_receive(wire, to, message->to, frame, left_at);
     adapter->is_last_frame = message->left == 0;
     if (adapter->is_last_frame) {
         adapter->leaving_rank = message->from;

@@ -3,8 +3,9 @@
 #ifndef SHOAL_INSPECT_PREDICT_WIRE_H
 #define SHOAL_INSPECT_PREDICT_WIRE_H
 
-#include "inspect/predict_events.h"
 #include "inspect/predict.h"
+#include "inspect/predict_copiers.h"
+#include "inspect/predict_events.h"
 
 #define SHOAL_NO_MESSAGE UINT32_MAX
 
@@ -57,7 +58,8 @@ struct shoal_wire {
     struct shoal_wire_message *messages;
     uint32_t message_count;
     uint32_t message_capacity;
-    uint32_t unused; /* 1 + the first of a list */
+    uint32_t unused;              /* 1 + the first of a list */
+    struct shoal_copiers *copies; /* whose switches frames pass, too; NULL: none */
 };
 
 SHOAL_MUST_USE enum shoal_status shoal_wire_init(struct shoal_wire *wire, const struct shoal_model *model, int hosts,

@@ -14,6 +14,8 @@
 
 /* The size of a question from before there were token buckets. */
 #define SIMULATION_BYTES_LEAST offsetof(struct shoal_simulation, burst_bytes)
+/* That of an answer from before there were GPUs. */
+#define SIMULATED_BYTES_LEAST offsetof(struct shoal_simulated, copying)
 
 struct inquiry {
     const struct shoal_simulation *simulation;
@@ -24,6 +26,7 @@ struct inquiry {
     struct shoal_tuning tuning;
     struct shoal_case asked;
     bool is_cut;
+    size_t slices; /* ranks of a host that NVLink joins, for which one stands; 1: it joins none */
 };
 
 /* ---- Questions that make no sense ---------------------------------------------------------------------------------------- */
@@ -68,6 +71,14 @@ static enum shoal_status check_bounds(const struct inquiry *inquiry)
         {"burst_bytes", (double)simulation->burst_bytes, 1, (double)BYTES_MOST, true},
         {"burst_gbit_s", simulation->burst_gbit_s, simulation->rate_gbit_s, RATE_MOST, true},
         {"pause_us", simulation->pause_us, 0, US_MOST, false},
+        {"pcie_gb_s", simulation->pcie_gb_s, RATE_LEAST, RATE_MOST, true},
+        {"switch_gb_s", simulation->switch_gb_s, RATE_LEAST, RATE_MOST, true},
+        {"switch_gpus", (double)simulation->switch_gpus, 1, SHOAL_PLAN_RANKS_MAX, true},
+        {"nvlink_gb_s", simulation->nvlink_gb_s, RATE_LEAST, RATE_MOST, true},
+        {"unit_bytes", (double)simulation->unit_bytes, 4096, 1 << 30, false},
+        {"ring_bytes", (double)simulation->ring_bytes, 4096, (double)BYTES_MOST, true},
+        {"copy_us", simulation->copy_us, 0, US_MOST, false},
+        {"host_memory_gb_s", simulation->host_memory_gb_s, RATE_LEAST, RATE_MOST, true},
     };
     for (size_t i = 0; i < SHOAL_COUNT_OF(bounds); i++) {
         const struct bound *bound = &bounds[i];
@@ -99,6 +110,25 @@ static enum shoal_status check_call(const struct inquiry *inquiry)
     return SHOAL_OK;
 }
 
+/* Numbers about GPUs say nothing where operands are not on them. */
+static enum shoal_status check_gpus(const struct inquiry *inquiry)
+{
+    const struct shoal_simulation *simulation = inquiry->simulation;
+    const bool has_links = simulation->switch_gb_s > 0 || simulation->nvlink_gb_s > 0;
+    if (has_links && simulation->pcie_gb_s <= 0)
+        return refuse(inquiry, SHOAL_ERR_ARGUMENT, "switch_gb_s and nvlink_gb_s are about GPUs: pcie_gb_s must be given, too");
+    if (simulation->switch_gb_s <= 0 && (simulation->switch_gpus || simulation->switch_adapters))
+        return refuse(inquiry, SHOAL_ERR_ARGUMENT, "switch_gpus and switch_adapters need switch_gb_s");
+    if (simulation->pcie_gb_s > 0 && simulation->shared)
+        return refuse(inquiry, SHOAL_ERR_ARGUMENT, "shared is set, but ranks of a host cannot map operands on GPUs");
+    if (simulation->nvlink_gb_s > 0 && inquiry->kind != SHOAL_COLLECTIVE_ALLREDUCE)
+        return refuse(inquiry, SHOAL_ERR_ARGUMENT, "nvlink_gb_s is given, but only all-reduces go over NVLink");
+    if (simulation->nvlink_gb_s > 0 && simulation->cores && simulation->cores < simulation->ranks_per_host)
+        return refuse(inquiry, SHOAL_ERR_ARGUMENT, "cores is %zu, but with nvlink_gb_s each of %zu ranks needs its own",
+                      simulation->cores, simulation->ranks_per_host);
+    return SHOAL_OK;
+}
+
 static enum shoal_status configure(struct inquiry *inquiry)
 {
     char error[600];
@@ -119,34 +149,62 @@ static uint64_t ps_of(double us)
     return (uint64_t)(us * (double)SHOAL_PS_PER_US + 0.5);
 }
 
-/* Without a bucket nothing is faster than the rate. */
-static struct shoal_model model_of(const struct shoal_simulation *simulation)
+/* Of what ranks of a host share, one that stands for several has its part. */
+static void model_gpus(const struct inquiry *inquiry, struct shoal_model *model)
 {
-    const double wire_ps = ps_per_byte(simulation->rate_gbit_s / 8);
-    const uint64_t burst_ps = shoal_bytes_ps(simulation->burst_bytes, wire_ps), pause_ps = ps_of(simulation->pause_us);
+    const struct shoal_simulation *simulation = inquiry->simulation;
+    const size_t local = simulation->ranks_per_host, slices = inquiry->slices;
+    const size_t below = simulation->switch_gpus && simulation->switch_gpus < local ? simulation->switch_gpus : local;
+    model->gpus = (int)slices;
+    model->host_ps = ps_per_byte(simulation->host_memory_gb_s) * (double)slices;
+    if (simulation->pcie_gb_s <= 0)
+        return;
+    model->pcie_ps = ps_per_byte(simulation->pcie_gb_s);
+    model->switch_ps = ps_per_byte(simulation->switch_gb_s) * (double)(slices > 1 ? below : 1);
+    model->switch_ranks = slices > 1 ? 1 : (int)below;
+    model->is_adapter_below = simulation->switch_adapters;
+    model->nvlink_ps = ps_per_byte(simulation->nvlink_gb_s);
+    model->copy_ps = ps_of(simulation->copy_us);
+    model->unit_bytes = simulation->unit_bytes;
+    model->ring_bytes = simulation->ring_bytes;
+}
+
+/* Without a bucket nothing is faster than the rate. */
+static struct shoal_model model_of(const struct inquiry *inquiry)
+{
+    const struct shoal_simulation *simulation = inquiry->simulation;
+    const double shares = (double)inquiry->slices, wire_ps = ps_per_byte(simulation->rate_gbit_s / 8) * shares;
+    const uint64_t burst_ps = shoal_bytes_ps(simulation->burst_bytes / inquiry->slices, wire_ps);
+    const uint64_t pause_ps = ps_of(simulation->pause_us);
     const size_t ranks = simulation->ranks_per_host * (simulation->one_machine ? simulation->hosts : 1);
-    return (struct shoal_model){.latency_ps = ps_of(simulation->latency_us),
+    struct shoal_model model = {.latency_ps = ps_of(simulation->latency_us),
                                 .message_ps = ps_of(simulation->message_us),
                                 .signal_ps = ps_of(simulation->signal_us),
                                 .burst_ps = burst_ps,
                                 .lacking_ps = pause_ps && pause_ps < burst_ps ? burst_ps - pause_ps : 0,
                                 .wire_ps = wire_ps,
-                                .line_ps = simulation->burst_bytes ? ps_per_byte(simulation->burst_gbit_s / 8) : wire_ps,
+                                .line_ps = wire_ps,
                                 .memory_ps = ps_per_byte(simulation->memory_gb_s),
                                 .stack_ps = ps_per_byte(simulation->stack_gb_s),
                                 .header_bytes = simulation->header_bytes,
                                 .frame_bytes = simulation->frame_bytes,
                                 .cores = (int)(simulation->cores ? simulation->cores : ranks),
                                 .is_one_machine = simulation->one_machine};
+    if (simulation->burst_bytes)
+        model.line_ps = ps_per_byte(simulation->burst_gbit_s / 8) * shares;
+    model_gpus(inquiry, &model);
+    return model;
 }
 
-/* Parts are equal: what is left over belongs to none. */
+/* Parts are equal: what is left over belongs to none. Of slices, which are equal, one is simulated. */
 static void simulate_measure(struct inquiry *inquiry)
 {
     const struct shoal_simulation *simulation = inquiry->simulation;
-    const size_t ranks = simulation->hosts * simulation->ranks_per_host, parts = inquiry->is_cut ? ranks : 1;
+    inquiry->slices = simulation->nvlink_gb_s > 0 ? simulation->ranks_per_host : 1;
+    const size_t ranks = simulation->hosts * (simulation->ranks_per_host / inquiry->slices);
+    const size_t parts = (inquiry->is_cut ? ranks : 1) * inquiry->slices;
     struct shoal_case *asked = &inquiry->asked;
-    asked->model = model_of(simulation);
+    asked->model = model_of(inquiry);
     asked->hosts = (int)simulation->hosts;
     asked->element_bytes = shoal_type_bytes(simulation->type);
     asked->count = inquiry->entry->shape.is_empty ? 0 : simulation->bytes / asked->element_bytes / parts;
@@ -157,7 +215,7 @@ static void simulate_measure(struct inquiry *inquiry)
     asked->selection = (struct shoal_selection){.kind = inquiry->kind,
                                                 .size = (int)ranks,
                                                 .hosts = asked->hosts,
-                                                .bytes = part_bytes * parts,
+                                                .bytes = part_bytes * (parts / inquiry->slices),
                                                 .payload_bytes = part_bytes * (inquiry->entry->shape.is_input_cut ? ranks : 1),
                                                 .inline_bytes = inquiry->settings.engine.inline_bytes,
                                                 .tuning = &inquiry->tuning};
@@ -178,7 +236,7 @@ static double carried(enum shoal_collective_type kind, double members)
 }
 
 /* In an all-to-all every rank has an operand of its own to send. */
-static double bound_us(const struct inquiry *inquiry)
+static double wire_bound_us(const struct inquiry *inquiry)
 {
     const struct shoal_simulation *simulation = inquiry->simulation;
     const double operands = inquiry->kind == SHOAL_COLLECTIVE_ALLTOALL ? (double)simulation->ranks_per_host : 1;
@@ -209,19 +267,22 @@ static void find_shares(const struct inquiry *inquiry, const struct shoal_foreca
     answer->messaging = rank_us(inquiry, message_ps) / time_us;
     const double busy = answer->working + answer->messaging;
     answer->waiting = busy < 1 ? 1 - busy : 0;
+    answer->copying = (double)forecast->copying_ps_most / (double)SHOAL_PS_PER_US / time_us;
 }
 
 static void simulate_fill_in(const struct inquiry *inquiry, const struct shoal_forecast *forecast,
                              struct shoal_simulated *answer)
 {
     const double time_us = (double)forecast->time_ps / (double)SHOAL_PS_PER_US;
-    answer->bytes = inquiry->asked.selection.bytes;
+    const double slices = (double)inquiry->slices, copying_us = (double)forecast->copying_ps_most / (double)SHOAL_PS_PER_US;
+    const double wire_us = wire_bound_us(inquiry);
+    answer->bytes = inquiry->asked.selection.bytes * inquiry->slices;
     answer->time_us = time_us;
     answer->algbw_gb_s = time_us > 0 ? (double)answer->bytes / time_us * 1e-3 : 0;
-    answer->busbw_gb_s = answer->algbw_gb_s * carried(inquiry->kind, inquiry->asked.view.size);
-    answer->bound_us = bound_us(inquiry);
-    answer->sent_bytes = (double)forecast->sent_bytes_most;
-    answer->received_bytes = (double)forecast->heard_bytes_most;
+    answer->busbw_gb_s = answer->algbw_gb_s * carried(inquiry->kind, inquiry->asked.view.size * slices);
+    answer->bound_us = wire_us > copying_us ? wire_us : copying_us;
+    answer->sent_bytes = (double)forecast->sent_bytes_most * slices;
+    answer->received_bytes = (double)forecast->heard_bytes_most * slices;
     answer->chunks = forecast->chunks;
     answer->chunks_simulated = forecast->chunks_run;
     answer->chunk_us = (double)forecast->chunk_ps / (double)SHOAL_PS_PER_US;
@@ -248,6 +309,19 @@ static enum shoal_status predict(struct inquiry *inquiry, struct shoal_simulated
     return SHOAL_OK;
 }
 
+/* GPUs of one host need neither CPUs nor network: each reduces its slice, unit by unit, then gathers. */
+static enum shoal_status predict_nvlink(const struct inquiry *inquiry, struct shoal_simulated *answer)
+{
+    const struct shoal_model *model = &inquiry->asked.model;
+    const uint64_t slice = inquiry->asked.selection.bytes, units = (slice + model->unit_bytes - 1) / model->unit_bytes;
+    const uint64_t moved_ps = shoal_bytes_ps(slice * (inquiry->slices - 1), model->nvlink_ps);
+    const struct shoal_forecast forecast = {.time_ps = 2 * (moved_ps + units * model->copy_ps),
+                                            .copying_ps_most = 2 * moved_ps};
+    answer->algorithm = "nvlink";
+    simulate_fill_in(inquiry, &forecast, answer);
+    return SHOAL_OK;
+}
+
 /* As all ranks would choose. Over one rank, or of nothing, there is nothing to plan. */
 static enum shoal_status choose_and_predict(struct inquiry *inquiry, struct shoal_simulated *answer)
 {
@@ -258,10 +332,12 @@ static enum shoal_status choose_and_predict(struct inquiry *inquiry, struct shoa
     memset(input, simulation->shared && inquiry->entry->is_input_reached, sizeof input);
     memset(output, simulation->shared && inquiry->entry->is_output_reached, sizeof output);
     for (int rank = 0; rank < ranks; rank++)
-        host[rank] = (uint16_t)((size_t)rank / simulation->ranks_per_host);
+        host[rank] = (uint16_t)((size_t)rank / (simulation->ranks_per_host / inquiry->slices));
     inquiry->asked.view =
         (struct shoal_view){ranks, inquiry->asked.hosts > 1 ? host : NULL, input, output, &inquiry->entry->shape};
     const struct shoal_selection *selection = &inquiry->asked.selection;
+    if (inquiry->slices > 1 && ranks == 1)
+        return predict_nvlink(inquiry, answer);
     if (ranks > 1 && !shoal_select_is_direct(selection, &inquiry->asked.entry))
         inquiry->asked.entry = shoal_select_plan(selection, &inquiry->asked.view, 0, NULL);
     return predict(inquiry, answer);
@@ -271,6 +347,7 @@ static enum shoal_status simulate(struct inquiry *inquiry, struct shoal_simulate
 {
     SHOAL_TRY(check_bounds(inquiry));
     SHOAL_TRY(check_call(inquiry));
+    SHOAL_TRY(check_gpus(inquiry));
     SHOAL_TRY(configure(inquiry));
     simulate_measure(inquiry);
     return choose_and_predict(inquiry, answer);
@@ -284,7 +361,7 @@ enum shoal_status shoal_simulate(const struct shoal_simulation *simulation, FILE
     if (!simulation || simulation->struct_bytes < SIMULATION_BYTES_LEAST)
         return refuse(&inquiry, SHOAL_ERR_ARGUMENT,
                       "the question is NULL, or its struct_bytes is not set: use SHOAL_SIMULATION_INIT");
-    if (!simulated_out || simulated_out->struct_bytes < sizeof *simulated_out)
+    if (!simulated_out || simulated_out->struct_bytes < SIMULATED_BYTES_LEAST)
         return refuse(&inquiry, SHOAL_ERR_ARGUMENT,
                       "the struct to be filled is NULL, or its struct_bytes is not set: use SHOAL_SIMULATED_INIT");
     memcpy(&whole, simulation, shoal_min_size(simulation->struct_bytes, sizeof whole));
@@ -293,7 +370,9 @@ enum shoal_status shoal_simulate(const struct shoal_simulation *simulation, FILE
     inquiry.is_cut = inquiry.entry->shape.is_input_cut || inquiry.entry->shape.is_output_cut;
     const enum shoal_status status = simulate(&inquiry, &answer);
     shoal_tuning_fini(&inquiry.tuning);
-    if (status == SHOAL_OK)
-        *simulated_out = answer;
-    return status;
+    if (status != SHOAL_OK)
+        return status;
+    answer.struct_bytes = simulated_out->struct_bytes;
+    memcpy(simulated_out, &answer, shoal_min_size(answer.struct_bytes, sizeof answer));
+    return SHOAL_OK;
 }

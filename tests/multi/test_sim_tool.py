@@ -80,6 +80,25 @@ def bursts_and_one_machine_are_asked_for():
     expect(re.search(r"\b4 KiB +34\.00 us", out) and re.search(r"\b64 KiB +493\.26 us", out), out)  # 2 + 2 + 30, what is beyond
 
 
+def gpus_are_asked_for():
+    words = ("allreduce", "--ranks-per-host", "8", "--bytes", "16M", "--rate", "400gbit")
+    usual, gen4, gen3, switch, adapters, slices, host = (objects(*words, *more.split())[0] for more in (
+        "", "--pcie gen4", "--pcie 12GB/s", "--pcie gen3 --pcie-switch gen3 --switch-gpus 4",
+        "--pcie gen3 --pcie-switch gen3 --switch-gpus 4 --switch-adapters", "--pcie gen3 --nvlink gen3",
+        "--pcie gen3 --host-memory 20GB/s"))
+    times = [row["time_us"] for row in (slices, usual, gen4, gen3, switch, adapters)]
+    expect(times == sorted(times) and host["time_us"] > gen3["time_us"], times, host)
+    expect([gen3[name] for name in ("pcie_gb_s", "switch_gb_s", "unit_bytes", "copy_us")] == [12, 0, 1 << 20, 7], gen3)
+    expect([slices[name] for name in ("nvlink_gb_s", "ranks", "bytes")] == [160, 16, 16 << 20], slices)
+    expect(usual["copying"] == 0 and 0 < gen3["copying"] < 1, usual, gen3)
+    text = sim(*words, *"--pcie gen3 --pcie-switch 13GB/s --switch-gpus 2 --nvlink gen4 --unit 256K --ring 8M --copy-us 3".split())
+    for said in ("GPUs: PCIe 12 GB/s each way, switches 13 GB/s each way for 2 GPUs,", "units of 256 KiB, ring of 8 MiB, 3 us",
+                 "NVLink 320 GB/s each way", " copying "):
+        expect(said in text, said, text)
+    expect("copying" not in sim(*words).splitlines()[-2] and "memory of a host 99 GB/s" in sim(*words, "--host-memory", "99GB/s"))
+    expect(max(map(len, text.splitlines()[:8])) <= 128, text)
+
+
 def algorithms_are_chosen_by_name_and_by_the_environment():
     words = ("allreduce", "--hosts", "16", "--bytes", "1M")
     expect(objects(*words)[0]["algorithm"] == "mesh")
@@ -160,6 +179,20 @@ def what_makes_no_sense_is_refused():
     refused("allreduce", "--burst", "some", about="a size")
     refused("allreduce", "--pause", "long", about="a time")
     refused("allreduce", "--memory", "5", about="bytes per second")
+    for link, about in (("gen6", "gen3, gen4 or gen5"), ("pcie", "gen3, gen4 or gen5"), ("0GB/s", "above 0"), ("12", "GB/s")):
+        refused("allreduce", "--pcie", link, about=about)
+        refused("allreduce", "--pcie", "gen3", "--pcie-switch", link, about=about)
+    for link, about in (("gen5", "gen2, gen3 or gen4 (V100, A100, H100)"), ("0GB/s", "above 0"), ("fast", "gen2, gen3")):
+        refused("allreduce", "--pcie", "gen3", "--nvlink", link, about=about)
+    refused("allreduce", "--nvlink", "gen3", about="pcie_gb_s must be given")
+    refused("broadcast", "--pcie", "gen3", "--nvlink", "gen3", about="only all-reduces go over NVLink")
+    refused("allreduce", "--pcie", "gen3", "--switch-gpus", "0", about="1 to 4096")
+    refused("allreduce", "--pcie", "gen3", "--switch-gpus", "2", about="need switch_gb_s")
+    refused("allreduce", "--pcie", "gen3", "--unit", "8", about="unit_bytes is 8, but may be 4096 to")
+    refused("allreduce", "--pcie", "gen3", "--ring", "much", about="a size")
+    refused("allreduce", "--pcie", "gen3", "--copy-us", "soon", about="a time")
+    refused("allreduce", "--pcie", "gen3", "--operands", "shared", about="cannot map operands on GPUs")
+    refused("allreduce", "--host-memory", "0GB/s", about="above 0")
     refused("allreduce", "--operands", "soft", about="plain or shared")
     for name, about in (("ringg", "--algorithm: allreduce has no 'ringg'; did you mean ring? It has direct, rounds"),
                         ("sort", "--algorithm: allreduce has no 'sort'; it has direct, rounds")):
@@ -171,5 +204,5 @@ def what_makes_no_sense_is_refused():
 
 
 run_cases([lists_and_ranges_are_asked_in_turn, formats_agree, units_say_the_same_in_other_words,
-           bursts_and_one_machine_are_asked_for, algorithms_are_chosen_by_name_and_by_the_environment, plots_are_drawings,
+           bursts_and_one_machine_are_asked_for, gpus_are_asked_for, algorithms_are_chosen_by_name_and_by_the_environment, plots_are_drawings,
            unwritable_plots_are_told_before_the_work, long_predictions_say_what_they_are_at, model_explains_itself, what_makes_no_sense_is_refused])

@@ -86,6 +86,17 @@ def a_single_buffer_takes_what_its_all_reduce_takes():
     expect(abs(copied["step_us"] - row["step_us"] - 2 * 2 * 4194304 / 5e3) < 1e-3, copied, row)  # in and out, read and written
 
 
+def gradients_on_gpus_pass_pcie():
+    one = ROOT / "one.json"
+    one.write_text('[{"name": "all", "elements": 1048576, "ready": 1}]')
+    words = ("--hosts", "2", "--ranks-per-host", "4", "--rate", "10gbit", "--pcie", "gen3")
+    for more in ((), ("--nvlink", "gen3")):
+        (row,) = predicted("--profile", one, "--backward", "50", *words, *more)
+        code, out, err = call(SHOAL, "sim", "allreduce", "--bytes", "4M", "--format", "json", *words, *more)
+        expect(abs(row["exposed_us"] - json.loads(out)["time_us"]) < 1e-3 and row["pcie_gb_s"] == 12, row, out, err)
+    expect("gradients are on GPUs" in sim("--profile", one, "--backward", "50", *words))
+
+
 def late_tensors_bound_the_step_and_are_named():
     words = ("--hosts", "4", "--ranks-per-host", "1", "--rate", "1gbit")
     (row,) = predicted("--profile", "gpt2", "--backward", "5973", *words)
@@ -375,7 +386,7 @@ def help_teaches():
 
 
 if __name__ == "__main__":
-    run_cases([efficiency_is_of_as_many_single_workers, many_hosts_lose_little, a_single_buffer_takes_what_its_all_reduce_takes,
+    run_cases([efficiency_is_of_as_many_single_workers, many_hosts_lose_little, gradients_on_gpus_pass_pcie, a_single_buffer_takes_what_its_all_reduce_takes,
                late_tensors_bound_the_step_and_are_named, forms_of_prediction_agree, longer_backward_passes_hide_more,
                names_from_files_are_quoted, profiles_are_printed_as_files_have_them, plots_of_efficiency_are_drawings,
                predictions_that_make_no_sense_are_refused, every_rank_reports_its_step, every_way_of_a_step_gives_the_averages,

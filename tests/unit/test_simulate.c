@@ -14,6 +14,7 @@
 
 #include "alloc_limit.h"
 #include "collective/select.h"
+#include "inspect/predict_copiers.h"
 #include "inspect/predict_script.h"
 #include "inspect/predict_wire.h"
 
@@ -393,6 +394,217 @@ static void events_come_by_time_then_by_order(void **state)
     shoal_events_fini(&events);
 }
 
+/* ---- Copies by themselves ------------------------------------------------------------------------------------------------ */
+
+struct engines {
+    struct shoal_model model;
+    struct shoal_events events;
+    struct shoal_copiers copies;
+};
+
+/* A frame takes a microsecond on a link and on a switch, before each copy there is another one. A unit is two frames. Two hosts
+ * of four ranks, two below each switch; each rank has `frames` each way. */
+static void engines_open(struct engines *engines, int gpus, unsigned frames)
+{
+    engines->model = (struct shoal_model){.pcie_ps = (double)US / FRAME,
+                                          .switch_ps = (double)US / FRAME,
+                                          .nvlink_ps = (double)US / FRAME / 8,
+                                          .copy_ps = US,
+                                          .unit_bytes = 2 * FRAME,
+                                          .frame_bytes = FRAME,
+                                          .switch_ranks = 2,
+                                          .gpus = gpus};
+    assert_int_equal(shoal_events_init(&engines->events, 8 * SHOAL_COPY_STAGES), SHOAL_OK);
+    assert_int_equal(shoal_copiers_init(&engines->copies, &engines->model, 8, 4, &engines->events, 0), SHOAL_OK);
+    for (int rank = 0; rank < 8; rank++) {
+        *shoal_copiers_bytes(&engines->copies, rank, true) = (uint64_t)frames * FRAME;
+        *shoal_copiers_bytes(&engines->copies, rank, false) = (uint64_t)frames * FRAME;
+    }
+}
+
+static void engines_close(struct engines *engines)
+{
+    shoal_copiers_fini(&engines->copies);
+    shoal_events_fini(&engines->events);
+}
+
+/* The next unit that is done: of that rank, then. */
+static void assert_copied(struct engines *engines, int rank, uint64_t us)
+{
+    uint32_t id;
+    int copied = -1;
+    while (copied < 0 && shoal_events_pop(&engines->events, &id))
+        if (!shoal_copiers_run(&engines->copies, (int)id, &copied))
+            copied = -1;
+    assert_int_equal(copied, rank);
+    assert_int_equal(engines->events.now_ps / US, us);
+}
+
+/* Each way by itself; a unit more only when there is room for it; the last one is short. */
+static void copies_go_both_ways_at_once(void **state)
+{
+    struct engines engines;
+    (void)state;
+    engines_open(&engines, 1, 5);
+    shoal_copiers_allow(&engines.copies, 0, true, 1);
+    shoal_copiers_allow(&engines.copies, 0, false, 9);
+    assert_copied(&engines, 0, 3);
+    assert_copied(&engines, 0, 3);
+    assert_int_equal(shoal_copiers_done(&engines.copies, 0, true), 1);
+    assert_copied(&engines, 0, 6); /* outward, as inward no more was allowed */
+    assert_int_equal(shoal_copiers_done(&engines.copies, 0, true), 1);
+    assert_false(shoal_copiers_are_over(&engines.copies, 0));
+    shoal_copiers_allow(&engines.copies, 0, true, 3);
+    assert_copied(&engines, 0, 8); /* outward, a frame */
+    assert_copied(&engines, 0, 9);
+    assert_copied(&engines, 0, 11);
+    assert_true(shoal_copiers_are_over(&engines.copies, 0));
+    engines_close(&engines);
+}
+
+/* Ranks 0 and 1 share one, rank 2 has another of its host, rank 4 one of another host. */
+static void copies_take_turns_at_a_switch(void **state)
+{
+    static const int ranks[] = {0, 1, 2, 4};
+    struct engines engines;
+    (void)state;
+    engines_open(&engines, 1, 4);
+    for (size_t i = 0; i < SHOAL_COUNT_OF(ranks); i++)
+        shoal_copiers_allow(&engines.copies, ranks[i], true, 1);
+    assert_copied(&engines, 2, 3);
+    assert_copied(&engines, 4, 3);
+    assert_copied(&engines, 0, 4); /* four frames, one after the other */
+    assert_copied(&engines, 1, 5);
+    engines_close(&engines);
+}
+
+/* Of 3 GPUs each moves two slices' worth over NVLink: a quarter of a microsecond for a frame. */
+static void copies_are_reduced_before_and_gathered_after(void **state)
+{
+    struct engines engines;
+    (void)state;
+    engines_open(&engines, 3, 2);
+    shoal_copiers_allow(&engines.copies, 0, true, 1);
+    assert_copied(&engines, 0, 1); /* reduced, at 1.5 */
+    assert_int_equal(shoal_copiers_done(&engines.copies, 0, true), 0);
+    assert_copied(&engines, 0, 4); /* in host memory, at 4.5 */
+    assert_int_equal(shoal_copiers_done(&engines.copies, 0, true), 1);
+    shoal_copiers_allow(&engines.copies, 0, false, 1);
+    assert_copied(&engines, 0, 7);
+    assert_false(shoal_copiers_are_over(&engines.copies, 0));
+    assert_copied(&engines, 0, 9); /* gathered */
+    assert_true(shoal_copiers_are_over(&engines.copies, 0));
+    engines_close(&engines);
+}
+
+/* ---- GPUs on paper ------------------------------------------------------------------------------------------------------- */
+
+#define GB 1e-3 /* microseconds for a byte at 1 GB/s */
+
+/* Only PCIe counts. */
+static struct shoal_simulation with_gpus(struct shoal_simulation question, double pcie_gb_s)
+{
+    question = without_cpu(question);
+    question.rate_gbit_s = 1e6;
+    question.latency_us = question.copy_us = 0;
+    question.pcie_gb_s = pcie_gb_s;
+    return question;
+}
+
+/* A rank that is alone waits for all of its input, copies, and then lets all of its output go. */
+static void simulate_one_gpu_copies_in_and_out(void **state)
+{
+    struct shoal_simulation question = with_gpus(question_of("allreduce", 1, 1, 4 * MIB), 10);
+    const double way_us = 4.0 * MIB * GB / 10;
+    (void)state;
+    assert_near(time_us(&question), 2 * way_us, 1e-4);
+    question.copy_us = 7;
+    assert_near(time_us(&question), 2 * (way_us + 4 * 7), 1e-4);
+    question.unit_bytes = 2 * MIB;
+    assert_near(time_us(&question), 2 * (way_us + 2 * 7), 1e-4);
+    question.copy_us = 0;
+    question.switch_gb_s = 5;
+    assert_near(time_us(&question), 4 * way_us, 1e-4);
+    question.switch_gb_s = 20;
+    assert_near(time_us(&question), 2 * way_us, 1e-4);
+    question.host_memory_gb_s = 2.5;
+    assert_near(time_us(&question), (4 + 8 + 4) * way_us, 1e-4); /* written, read and written, read */
+}
+
+/* Units come in while others go out: the whole takes one way, and what fills and empties the pipeline. */
+static void simulate_large_operands_tend_to_pcie(void **state)
+{
+    struct shoal_simulation question = with_gpus(question_of("allreduce", 1, 4, 256 * MIB), 10);
+    const double way_us = 256.0 * MIB * GB / 10, unit_us = 1.0 * MIB * GB / 10;
+    (void)state;
+    struct shoal_simulated answer = ask(&question);
+    assert_near(answer.bound_us, way_us, 1e-9);
+    assert_true(answer.time_us >= way_us && answer.time_us <= way_us + 4 * unit_us);
+    assert_near(answer.copying, way_us / answer.time_us, 1e-9);
+    question.switch_gb_s = 10;
+    question.switch_gpus = 2;
+    answer = ask(&question);
+    assert_near(answer.bound_us, 2 * way_us, 1e-9);
+    assert_true(answer.time_us >= 2 * way_us && answer.time_us <= 2 * way_us + 10 * unit_us);
+    question.switch_gpus = 0; /* all four below one */
+    assert_near(time_us(&question), 4 * way_us, 0.03);
+    question.switch_gpus = 1;
+    assert_near(time_us(&question), way_us, 0.02);
+}
+
+/* A p4d: slices of an eighth leave the GPUs, two GPUs and an adapter share a switch. On many hosts each adapter sends nearly
+ * half of the vector, so 3/4 of it pass each switch each way: 25 MiB in 1.6 ms, and the network alone would take 1.05. */
+static void simulate_slices_and_their_adapters_share_switches(void **state)
+{
+    struct shoal_simulation question = with_gpus(question_of("allreduce", 4, 8, 1024 * MIB), 12);
+    const double n = 1024.0 * MIB;
+    (void)state;
+    question.rate_gbit_s = 400;
+    question.nvlink_gb_s = 160;
+    assert_near(ask(&question).bound_us, 2 * 3.0 / 4 * n * GB / 50, 1e-6);
+    question.switch_gb_s = 12;
+    question.switch_gpus = 2;
+    assert_near(ask(&question).bound_us, 2 * 3.0 / 4 * n * GB / 50, 1e-6); /* a quarter at 12 GB/s is less */
+    question.switch_adapters = 1;
+    const struct shoal_simulated answer = ask(&question);
+    assert_near(answer.bound_us, (0.25 + 2 * 3.0 / 4 / 4) * n * GB / 12, 1e-4);
+    assert_near(answer.time_us, answer.bound_us, 0.1);
+    assert_near(answer.sent_bytes, 2 * 3.0 / 4 * n, 1e-4);
+    assert_near(answer.busbw_gb_s, answer.algbw_gb_s * 2 * 31 / 32, 1e-9);
+    assert_int_equal(answer.bytes, question.bytes);
+}
+
+static void simulate_nvlink_alone_needs_no_host(void **state)
+{
+    struct shoal_simulation question = with_gpus(question_of("allreduce", 1, 8, 64 * MIB), 12);
+    (void)state;
+    question.nvlink_gb_s = 100;
+    question.copy_us = 3;
+    const struct shoal_simulated answer = ask(&question);
+    assert_string_equal(answer.algorithm, "nvlink");
+    assert_near(answer.time_us, 2 * 7.0 / 8 * 64 * MIB * GB / 100 + 2 * 8 * 3, 1e-6);
+}
+
+/* What ranks read and write in all, whoever does it: each adds two halves and writes them to both. */
+static void simulate_ranks_share_memory(void **state)
+{
+    struct shoal_simulation question = without_cpu(question_of("allreduce", 1, 2, 64 * MIB));
+    (void)state;
+    question.shared = 1;
+    question.host_memory_gb_s = 10;
+    assert_near(time_us(&question), 4 * 64.0 * MIB * GB / 10, 0.01);
+}
+
+/* Small ones travel beside the announcements, which wait for them. */
+static void simulate_small_operands_pass_pcie_twice(void **state)
+{
+    struct shoal_simulation question = question_of("allreduce", 2, 1, 1024);
+    const double us = time_us(&question);
+    (void)state;
+    question.pcie_gb_s = 10;
+    assert_near(time_us(&question), us + 2 * (7 + 1024 * GB / 10), 1e-6);
+}
+
 /* ---- Everything that can be asked ---------------------------------------------------------------------------------------- */
 
 static void simulate_ends_and_is_never_faster_than_the_wire(void **state)
@@ -414,6 +626,32 @@ static void simulate_ends_and_is_never_faster_than_the_wire(void **state)
                 assert_true(answer.time_us >= answer.bound_us);
                 assert_true(answer.sending <= 1 && answer.receiving <= 1);
                 assert_true(answer.working >= 0 && answer.messaging >= 0 && answer.working + answer.messaging <= 1.000001);
+            }
+        }
+    }
+}
+
+/* Units shorter and longer than chunks, rings of any length; with every collective, so with parts and roots. */
+static void simulate_ends_with_gpus(void **state)
+{
+    static const size_t hosts[] = {1, 2, 5}, units[] = {4096, 65536 + 4, MIB, 64 * MIB};
+    (void)state;
+    for (int kind = SHOAL_COLLECTIVE_ALLREDUCE; kind <= SHOAL_COLLECTIVE_BARRIER; kind++) {
+        for (size_t i = 0; i < SHOAL_COUNT_OF(hosts) * SHOAL_COUNT_OF(units); i++) {
+            const size_t host = hosts[i % SHOAL_COUNT_OF(hosts)], local = 1 + i % 4;
+            for (size_t bytes = 480; bytes <= 12 * MIB; bytes *= 27) {
+                struct shoal_simulation question =
+                    question_of(shoal_collective_traits((enum shoal_collective_type)kind)->name, host, local, bytes);
+                question.pcie_gb_s = 12;
+                question.switch_gb_s = i % 2 ? 15 : 0;
+                question.switch_gpus = i % 2 ? 1 + i % 3 : 0;
+                question.switch_adapters = i % 4 == 3;
+                question.unit_bytes = units[i / SHOAL_COUNT_OF(hosts)];
+                question.ring_bytes = i % 5 == 4 ? 3 * MIB : 0;
+                question.host_memory_gb_s = i % 3 ? 30 : 0;
+                const struct shoal_simulated answer = ask(&question);
+                assert_true(answer.time_us >= answer.bound_us);
+                assert_true(answer.copying >= 0 && answer.copying <= 1);
             }
         }
     }
@@ -482,6 +720,55 @@ static void simulate_parameters_count_in_their_direction(void **state)
         worse.header_bytes *= i == 7 ? 4096 : 1;
         if (!(time_us(&worse) > us * 1.01))
             fail_msg("parameter %zu: %g us, not more than %g", i, time_us(&worse), us);
+    }
+}
+
+static void simulate_gpus_count_in_their_direction(void **state)
+{
+    struct shoal_simulation usual = question_of("allreduce", 4, 4, 32 * MIB);
+    (void)state;
+    usual.rate_gbit_s = 400;
+    usual.memory_gb_s = 100;
+    assert_true(usual.pcie_gb_s == 0);
+    const double plain_us = time_us(&usual);
+    usual.pcie_gb_s = 12;
+    const double us = time_us(&usual);
+    assert_true(us > 1.01 * plain_us);
+    for (size_t i = 0; i < 6; i++) {
+        struct shoal_simulation worse = usual;
+        worse.pcie_gb_s /= i == 0 ? 2 : 1;
+        worse.switch_gb_s = i == 1 || i == 2 ? 12 : 0;
+        worse.switch_gpus = i == 2 ? 2 : 0;
+        worse.host_memory_gb_s = i == 3 ? 50 : 0;
+        worse.copy_us *= i == 4 ? 20 : 1;
+        worse.unit_bytes = i == 5 ? 32 * MIB : MIB; /* nothing overlaps */
+        if (!(time_us(&worse) > us * 1.01))
+            fail_msg("parameter %zu: %g us, not more than %g", i, time_us(&worse), us);
+    }
+    usual.nvlink_gb_s = 160;
+    const double slices_us = time_us(&usual);
+    assert_true(slices_us < us);
+    usual.nvlink_gb_s = 2;
+    assert_true(time_us(&usual) > slices_us * 1.01);
+    usual.switch_gb_s = 12;
+    const double below_us = time_us(&usual);
+    usual.switch_adapters = 1;
+    assert_true(time_us(&usual) >= below_us);
+}
+
+static void simulate_more_bytes_on_gpus_take_longer(void **state)
+{
+    double before[2] = {0, 0};
+    (void)state;
+    for (size_t bytes = 64; bytes <= 256 * MIB; bytes *= 4) {
+        struct shoal_simulation question = question_of("allreduce", 4, 8, bytes);
+        question.pcie_gb_s = 12;
+        for (int i = 0; i < 2; i++) {
+            const double us = time_us(&question);
+            assert_true(us >= before[i]);
+            before[i] = us;
+            question.nvlink_gb_s = 160;
+        }
     }
 }
 
@@ -558,6 +845,31 @@ static void simulate_goes_on_as_it_began(void **state)
     }
 }
 
+static void simulate_goes_on_as_it_began_with_gpus(void **state)
+{
+    static const char *const collectives[] = {"allreduce", "broadcast", "reducescatter", "allgather"};
+    static const size_t units[] = {MIB / 4, MIB, 3 * MIB};
+    (void)state;
+    for (size_t i = 0; i < SHOAL_COUNT_OF(collectives); i++) {
+        struct shoal_simulation question = question_of(collectives[i], 3, 2, 200 * MIB + 6 * 12344);
+        question.rate_gbit_s = 100;
+        question.pcie_gb_s = 12;
+        for (size_t unit = 0; unit < SHOAL_COUNT_OF(units); unit++) {
+            question.unit_bytes = units[unit];
+            assert_settles(question);
+        }
+        question.switch_gb_s = 12;
+        question.switch_adapters = 1;
+        question.host_memory_gb_s = 60;
+        assert_settles(question);
+    }
+    struct shoal_simulation slices = question_of("allreduce", 4, 8, 1024 * MIB);
+    slices.pcie_gb_s = 12;
+    slices.nvlink_gb_s = 160;
+    slices.rate_gbit_s = 400;
+    assert_settles(slices);
+}
+
 /* ---- Questions of another version ---------------------------------------------------------------------------------------- */
 
 /* A program that was built before there were buckets has nothing where a new one has them. */
@@ -571,6 +883,21 @@ static void simulate_takes_a_shorter_question(void **state)
     assert_near(time_us(&question), us, 0);
     question.struct_bytes--;
     struct shoal_simulated answer = SHOAL_SIMULATED_INIT;
+    assert_int_equal(shoal_simulate(&question, NULL, &answer), SHOAL_ERR_ARGUMENT);
+}
+
+/* One that was built before there were GPUs has no room for what they add. */
+static void simulate_fills_a_shorter_answer(void **state)
+{
+    const struct shoal_simulation question = question_of("allreduce", 3, 2, MIB);
+    struct shoal_simulated answer = SHOAL_SIMULATED_INIT;
+    (void)state;
+    answer.struct_bytes = offsetof(struct shoal_simulated, copying);
+    answer.copying = 17;
+    assert_int_equal(shoal_simulate(&question, NULL, &answer), SHOAL_OK);
+    assert_near(answer.time_us, time_us(&question), 0);
+    assert_true(answer.copying == 17 && answer.struct_bytes == offsetof(struct shoal_simulated, copying));
+    answer.struct_bytes--;
     assert_int_equal(shoal_simulate(&question, NULL, &answer), SHOAL_ERR_ARGUMENT);
 }
 
@@ -647,6 +974,43 @@ static void simulate_refuses_models_that_make_no_sense(void **state)
     assert_refused(&question, "SHOAL_DEPTH is 99, but may be 1 to 16\n");
 }
 
+static void simulate_refuses_gpus_that_make_no_sense(void **state)
+{
+    struct shoal_simulation usual = question_of("allreduce", 2, 8, 4096), question = usual;
+    (void)state;
+    question.pcie_gb_s = -1;
+    assert_refused(&question, "pcie_gb_s is -1, but may be 0.01 to 1000000, or 0\n");
+    question = usual;
+    question.nvlink_gb_s = 160;
+    assert_refused(&question, "switch_gb_s and nvlink_gb_s are about GPUs: pcie_gb_s must be given, too\n");
+    usual.pcie_gb_s = 12;
+    question = usual;
+    question.unit_bytes = 0;
+    assert_refused(&question, "unit_bytes is 0, but may be 4096 to 1073741824\n");
+    question = usual;
+    question.ring_bytes = 7;
+    assert_refused(&question, "ring_bytes is 7, but may be 4096 to 1.099511628e+12, or 0\n");
+    question = usual;
+    question.copy_us = NAN;
+    assert_refused(&question, "copy_us is nan, but may be 0 to 10000000\n");
+    question = usual;
+    question.host_memory_gb_s = INFINITY;
+    assert_refused(&question, "host_memory_gb_s is inf, but may be 0.01 to 1000000, or 0\n");
+    question = usual;
+    question.switch_gpus = 2;
+    assert_refused(&question, "switch_gpus and switch_adapters need switch_gb_s\n");
+    question = usual;
+    question.shared = 1;
+    assert_refused(&question, "shared is set, but ranks of a host cannot map operands on GPUs\n");
+    question = usual;
+    question.nvlink_gb_s = 160;
+    question.collective = "broadcast";
+    assert_refused(&question, "nvlink_gb_s is given, but only all-reduces go over NVLink\n");
+    question.collective = "allreduce";
+    question.cores = 7;
+    assert_refused(&question, "cores is 7, but with nvlink_gb_s each of 8 ranks needs its own\n");
+}
+
 static void simulate_survives_every_failed_allocation(void **state)
 {
     static const char *const settings[] = {"SHOAL_ALGORITHMS=all-reduce=ring,reduce=mesh", NULL};
@@ -676,6 +1040,21 @@ int main(void)
         cmocka_unit_test(wire_tokens_come_at_the_rate),
         cmocka_unit_test(wire_is_never_faster_than_the_line),
         cmocka_unit_test(wire_receives_through_a_bucket),
+        cmocka_unit_test(copies_go_both_ways_at_once),
+        cmocka_unit_test(copies_take_turns_at_a_switch),
+        cmocka_unit_test(copies_are_reduced_before_and_gathered_after),
+        cmocka_unit_test(simulate_one_gpu_copies_in_and_out),
+        cmocka_unit_test(simulate_large_operands_tend_to_pcie),
+        cmocka_unit_test(simulate_slices_and_their_adapters_share_switches),
+        cmocka_unit_test(simulate_nvlink_alone_needs_no_host),
+        cmocka_unit_test(simulate_ranks_share_memory),
+        cmocka_unit_test(simulate_small_operands_pass_pcie_twice),
+        cmocka_unit_test(simulate_ends_with_gpus),
+        cmocka_unit_test(simulate_gpus_count_in_their_direction),
+        cmocka_unit_test(simulate_more_bytes_on_gpus_take_longer),
+        cmocka_unit_test(simulate_goes_on_as_it_began_with_gpus),
+        cmocka_unit_test(simulate_fills_a_shorter_answer),
+        cmocka_unit_test(simulate_refuses_gpus_that_make_no_sense),
         cmocka_unit_test(simulate_one_message_takes_the_sum_of_its_parts),
         cmocka_unit_test(simulate_a_burst_does_not_wait_for_the_rate),
         cmocka_unit_test(simulate_a_burst_is_gained_once),

@@ -154,14 +154,16 @@ class Question(Sized):
 
 
 @begins(hosts=2, ranks_per_host=1, bytes=1048576, rate_gbit_s=25, latency_us=30, message_us=2, memory_gb_s=5, signal_us=0.2,
-        header_bytes=64, frame_bytes=65536)
+        header_bytes=64, frame_bytes=65536, unit_bytes=1048576, copy_us=7)
 class Simulation(Sized):
     _fields_ = [("struct_bytes", c_size_t), ("collective", c_char_p), ("hosts", c_size_t), ("ranks_per_host", c_size_t),
                 ("bytes", c_size_t), ("type", c_int), ("shared", c_int), ("every_chunk", c_int),
                 ("settings", POINTER(c_char_p)), ("rate_gbit_s", c_double), ("latency_us", c_double), ("message_us", c_double),
                 ("stack_gb_s", c_double), ("memory_gb_s", c_double), ("signal_us", c_double), ("header_bytes", c_size_t),
                 ("frame_bytes", c_size_t), ("cores", c_size_t), ("burst_bytes", c_size_t), ("burst_gbit_s", c_double),
-                ("pause_us", c_double), ("one_machine", c_int)]
+                ("pause_us", c_double), ("one_machine", c_int), ("pcie_gb_s", c_double), ("switch_gb_s", c_double),
+                ("switch_gpus", c_size_t), ("switch_adapters", c_int), ("nvlink_gb_s", c_double), ("unit_bytes", c_size_t),
+                ("ring_bytes", c_size_t), ("copy_us", c_double), ("host_memory_gb_s", c_double)]
 
 
 @begins()
@@ -170,7 +172,7 @@ class Simulated(Sized):
                 ("algbw_gb_s", c_double), ("busbw_gb_s", c_double), ("bound_us", c_double), ("sent_bytes", c_double),
                 ("received_bytes", c_double), ("sending", c_double), ("receiving", c_double), ("working", c_double),
                 ("messaging", c_double), ("waiting", c_double), ("chunks", c_size_t), ("chunks_simulated", c_size_t),
-                ("chunk_us", c_double)]
+                ("chunk_us", c_double), ("copying", c_double)]
 
 
 class Watched(Structure):
