@@ -5,6 +5,7 @@
   contracts other modules include a module's contract headers only, and these include no header of the module's own files
   parts     fields of a part of the engine are named in that part's files only
   names     no two C files have one name (third_party keeps its own); what modules call shoal_WORD_... begins with a WORD of their own
+  lengths   no function is longer than LINES_MAX, from its first line to its brace
   settings  src/comm/settings.c collects the settings that modules declare
   public    tools, examples see the public header only; tools also the headers of ALSO_FOR_TOOLS
   symbols   src/shoal.map lists exactly what the headers in include/shoal declare, and what a built library exports
@@ -157,6 +158,30 @@ def check_names():
                 say(path, number, "names", f"{name} is of {module}, but \"shoal_{word}\" belongs to {owner[0]} ({owner[1]}): give it another word")
 
 
+LINES_MAX = 44
+BEFORE_A_FUNCTION = re.compile(r"$|\}|#|/\*| \*|.*(;|\*/|\\)$")
+
+
+def functions_of(path):
+    """(line, lines) of the functions that a file defines, as clang-format lays them out."""
+    lines, begin = path.read_text().splitlines(), None
+    for number, line in enumerate(lines):
+        if line == "{":
+            begin = number
+            while begin and not BEFORE_A_FUNCTION.match(lines[begin - 1]):
+                begin -= 1
+        elif line == "}" and begin is not None:
+            yield begin + 1, number - begin + 1
+            begin = None
+
+
+def check_lengths():
+    for path in (path for folder in CODE for path in sources(folder)):
+        for number, length in functions_of(path):
+            if length > LINES_MAX:
+                say(path, number, "lengths", f"this function has {length} lines, more than {LINES_MAX}: give its pieces names")
+
+
 def check_settings():
     """A module declares the settings that it reads; what the collection leaves out would be no setting."""
     collection = TOP / "src/comm/settings.c"
@@ -276,7 +301,7 @@ def check_figures():
         say(readme.README, line, "figures", mend)
 
 
-CHECKS = (check_dependencies, check_contracts, check_parts, check_files, check_names, check_settings, check_logs, check_public, check_symbols, check_headers, check_python, check_native, check_figures, check_words)
+CHECKS = (check_dependencies, check_contracts, check_parts, check_files, check_names, check_lengths, check_settings, check_logs, check_public, check_symbols, check_headers, check_python, check_native, check_figures, check_words)
 
 
 def main():

@@ -110,10 +110,36 @@ static int parse_hidden(const char *text, struct train_options *options, struct 
                      HIDDEN_LAYERS_MAX, text);
 }
 
+static int parse_count(int letter, const char *text, struct train_options *options, struct fault *fault)
+{
+    static const struct {
+        int letter;
+        const char *name;
+        long long min, max;
+    } counts[] = {
+        {'e', "epochs", 1, 100000},   {'b', "batch", 1, 1000000}, {'s', "seed", 0, INT64_MAX},
+        {'n', "limit", 1, 100000000}, {'t', "threads", 1, 1024},
+    };
+    long long number = 0;
+    size_t at = 0;
+    while (counts[at].letter != letter)
+        at++;
+    int status = parse_number(counts[at].name, text, counts[at].min, counts[at].max, &number, fault);
+    if (letter == 'e')
+        options->epochs = (int)number;
+    else if (letter == 'b')
+        options->batch = (uint32_t)number;
+    else if (letter == 's')
+        options->seed = (uint64_t)number;
+    else if (letter == 'n')
+        options->limit = (uint32_t)number;
+    else
+        options->threads = (int)number;
+    return status;
+}
+
 static int parse_option(int letter, const char *text, struct train_options *options, struct fault *fault)
 {
-    long long number = 0;
-    int status = 0;
     switch (letter) {
     case 'd':
         options->data = text;
@@ -136,25 +162,11 @@ static int parse_option(int letter, const char *text, struct train_options *opti
     case 'g':
         return parse_compression(text, &options->compression, fault);
     case 'e':
-        status = parse_number("epochs", text, 1, 100000, &number, fault);
-        options->epochs = (int)number;
-        return status;
     case 'b':
-        status = parse_number("batch", text, 1, 1000000, &number, fault);
-        options->batch = (uint32_t)number;
-        return status;
     case 's':
-        status = parse_number("seed", text, 0, INT64_MAX, &number, fault);
-        options->seed = (uint64_t)number;
-        return status;
     case 'n':
-        status = parse_number("limit", text, 1, 100000000, &number, fault);
-        options->limit = (uint32_t)number;
-        return status;
     case 't':
-        status = parse_number("threads", text, 1, 1024, &number, fault);
-        options->threads = (int)number;
-        return status;
+        return parse_count(letter, text, options, fault);
     default:
         options->help = true;
         return 0;

@@ -267,7 +267,8 @@ static void engine_measure(struct shoal_engine *engine, struct shoal_request *re
 
 /* ---- Taking calls -------------------------------------------------------------------------------------------------------- */
 
-void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *call, struct shoal_request *request)
+/* Everything of a request that a call tells, or that nobody has done yet. */
+static void fill_request(struct shoal_engine *engine, const struct shoal_call *call, struct shoal_request *request)
 {
     request->engine = engine;
     request->progress = engine->progress;
@@ -288,20 +289,20 @@ void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *cal
     engine_measure(engine, request);
     atomic_store_explicit(&request->awaited, 0, memory_order_relaxed);
     atomic_store_explicit(&request->status, SHOAL_PENDING, memory_order_relaxed);
-    if (!engine->is_in_progress) /* a callback's post finds out soon enough; lists are being walked */
-        shoal_engine_heed_failure(engine);
-    if (engine->is_broken) {
-        shoal_request_complete(request, shoal_engine_failure(engine)->status);
-        return;
-    }
-    if (shoal_request_is_message(request)) {
-        request->sequence = 0;
-        start_record(engine, request);
-        const enum shoal_status status = shoal_p2p_post(engine, request);
-        if (status != SHOAL_OK)
-            shoal_request_complete(request, status);
-        return;
-    }
+}
+
+static void post_message(struct shoal_engine *engine, struct shoal_request *request)
+{
+    request->sequence = 0;
+    start_record(engine, request);
+    const enum shoal_status status = shoal_p2p_post(engine, request);
+    if (status != SHOAL_OK)
+        shoal_request_complete(request, status);
+}
+
+static void post_collective(struct shoal_engine *engine, struct shoal_request *request)
+{
+    const struct shoal_call *call = &request->call;
     request->sequence = engine->intake.next_sequence++;
     start_record(engine, request);
     if (engine->size == 1) {
@@ -315,6 +316,19 @@ void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *cal
                              : request->is_direct  ? shoal_engine_payload_bytes(engine, request, engine->rank)
                                                    : 0;
     push_queue(engine, request);
+}
+
+void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *call, struct shoal_request *request)
+{
+    fill_request(engine, call, request);
+    if (!engine->is_in_progress) /* a callback's post finds out soon enough; lists are being walked */
+        shoal_engine_heed_failure(engine);
+    if (engine->is_broken)
+        shoal_request_complete(request, shoal_engine_failure(engine)->status);
+    else if (shoal_request_is_message(request))
+        post_message(engine, request);
+    else
+        post_collective(engine, request);
 }
 
 /* ---- Running batches ----------------------------------------------------------------------------------------------------- */

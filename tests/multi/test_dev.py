@@ -86,6 +86,16 @@ def a_name_that_two_modules_share_is_found():
         expect(len(found) == 1 and found[0].startswith("src/second/b.h:2: names: shoal_one_") and "first" in found[0], text, found)
 
 
+def a_function_that_is_too_long_is_found():
+    def function(lines):
+        return "#define X \\\n    1\n\n/* What it does. */\nstatic int f(int a,\n             int b)\n{\n" + "    a++;\n" * (lines - 4) + "}\n"
+
+    for path in ("src/base/a.c", "tools/a.h", "tests/unit/a.c", "bench/a.c", "examples/x/a.c", "python/x/a.c"):
+        expect(check_found("check_lengths", {path: function(44) + "\n" + function(44)}) == [])
+        found = check_found("check_lengths", {path: "\n" + function(45)})
+        expect(len(found) == 1 and found[0].startswith(f"{path}:6: lengths: this function has 45 lines"), found)
+
+
 def make_in_a_fresh_checkout(target):
     with tempfile.TemporaryDirectory() as folder:
         for name in ("Makefile", "docs/sphinx/requirements.txt"):
@@ -153,5 +163,5 @@ def tests_of_python_wait_for_what_is_installed():
 
 if __name__ == "__main__":
     run_cases([tests_of_python_wait_for_what_is_installed, tables_of_the_readme_are_the_records, a_name_that_two_modules_share_is_found,
-               two_files_of_one_name_are_found, a_dependency_that_comes_later_is_found,
+               two_files_of_one_name_are_found, a_function_that_is_too_long_is_found, a_dependency_that_comes_later_is_found,
                the_demo_for_torch_installs_no_deepspeed])

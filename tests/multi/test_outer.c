@@ -493,51 +493,67 @@ static void expect_refused(struct job *job, enum shoal_status status, const char
     open_job(job, job->world, &plain);
 }
 
+/* Rank 2, which is_odd, differs from the others or is wrong; every rank is told. */
+static void refuse_parameters(struct job *job, bool is_odd)
+{
+    job->parameters[6] = (struct shoal_parameter){is_odd ? 256 : 257, SHOAL_FLOAT32, "head"};
+    expect_refused(job, SHOAL_ERR_MISMATCH,
+                   "parameter 6 differs: rank 0 has 257 elements of float32 (head), rank 2 has 256 elements of float32 (head)");
+    job->parameters[5].type = is_odd ? SHOAL_INT32 : SHOAL_FLOAT32;
+    expect_refused(job, SHOAL_ERR_ARGUMENT, "rank 2: parameter 5 (layer5) has type 5 (int32)");
+    put(model.types[7], job->memory[7], 1000, is_odd ? 1 : 2);
+    put(model.types[9], job->memory[9], 10, job->world->rank);
+    expect_refused(job, SHOAL_ERR_MISMATCH,
+                   "parameter 7 (layer7) does not have the same values on all ranks: rank 2 differs from most");
+    free(job->memory[4]);
+    job->memory[4] = is_odd ? NULL : calloc(counts[4], 8);
+    expect_refused(job, SHOAL_ERR_ARGUMENT, "rank 2: the memory of parameter 4 (layer4) is NULL");
+}
+
+static void refuse_divisions(struct job *job, bool is_odd)
+{
+    uint32_t division[PARAMETERS] = {0};
+    division[3] = is_odd;
+    job->options.fragment_of = division;
+    expect_refused(job, SHOAL_ERR_MISMATCH, "options differ: the division into fragments is ");
+    division[3] = is_odd ? 2 : 0;
+    job->options.fragment_of = division;
+    expect_refused(job, SHOAL_ERR_ARGUMENT,
+                   "rank 2: options->fragment_of puts parameter 3 (layer3) into fragment 2, there are 2");
+}
+
+static void refuse_options(struct job *job, bool is_odd)
+{
+    job->options.every = is_odd ? 8 : 4;
+    expect_refused(job, SHOAL_ERR_MISMATCH, "options differ: every is 4 on rank 0, 8 on rank 2");
+    job->options.lr = is_odd ? 0.7 : 0.5;
+    expect_refused(job, SHOAL_ERR_MISMATCH, "options differ: lr is 0.5 on rank 0, 0.7 on rank 2");
+    job->options.every = is_odd ? 0 : 4;
+    expect_refused(job, SHOAL_ERR_ARGUMENT, "rank 2: options->every is 0");
+    job->options.fragments = is_odd ? 5 : 4;
+    expect_refused(job, SHOAL_ERR_ARGUMENT, "rank 2: options->fragments must be 1 to every");
+    job->options.delay = is_odd ? 4 : 3;
+    expect_refused(job, SHOAL_ERR_ARGUMENT, "rank 2: options->delay must be below every");
+    job->options.lr = is_odd ? -1 : 1;
+    expect_refused(job, SHOAL_ERR_ARGUMENT, "rank 2: options->lr must be above 0");
+    job->options.momentum = is_odd ? 1 : 0;
+    expect_refused(job, SHOAL_ERR_ARGUMENT, "rank 2: options->momentum must be");
+    job->options.mixing = is_odd ? -0.5 : 0;
+    expect_refused(job, SHOAL_ERR_ARGUMENT, "rank 2: options->mixing must be");
+    job->options.compression = is_odd ? (enum shoal_compression)7 : SHOAL_COMPRESS_NONE;
+    expect_refused(job, SHOAL_ERR_ARGUMENT, "rank 2: options->compression is none of");
+    job->options.struct_bytes = is_odd ? 8 : sizeof job->options;
+    expect_refused(job, SHOAL_ERR_ARGUMENT, "rank 2: options->struct_bytes is not set");
+}
+
 static void arguments_body(struct world *world)
 {
     const bool is_odd = world->rank == 2;
-    uint32_t division[PARAMETERS] = {0};
     struct job job;
     open_job(&job, world, &plain);
-    job.parameters[6] = (struct shoal_parameter){is_odd ? 256 : 257, SHOAL_FLOAT32, "head"};
-    expect_refused(&job, SHOAL_ERR_MISMATCH,
-                   "parameter 6 differs: rank 0 has 257 elements of float32 (head), rank 2 has 256 elements of float32 (head)");
-    job.parameters[5].type = is_odd ? SHOAL_INT32 : SHOAL_FLOAT32;
-    expect_refused(&job, SHOAL_ERR_ARGUMENT, "rank 2: parameter 5 (layer5) has type 5 (int32)");
-    job.options.every = is_odd ? 8 : 4;
-    expect_refused(&job, SHOAL_ERR_MISMATCH, "options differ: every is 4 on rank 0, 8 on rank 2");
-    job.options.lr = is_odd ? 0.7 : 0.5;
-    expect_refused(&job, SHOAL_ERR_MISMATCH, "options differ: lr is 0.5 on rank 0, 0.7 on rank 2");
-    division[3] = is_odd;
-    job.options.fragment_of = division;
-    expect_refused(&job, SHOAL_ERR_MISMATCH, "options differ: the division into fragments is ");
-    division[3] = is_odd ? 2 : 0;
-    job.options.fragment_of = division;
-    expect_refused(&job, SHOAL_ERR_ARGUMENT,
-                   "rank 2: options->fragment_of puts parameter 3 (layer3) into fragment 2, there are 2");
-    job.options.every = is_odd ? 0 : 4;
-    expect_refused(&job, SHOAL_ERR_ARGUMENT, "rank 2: options->every is 0");
-    job.options.fragments = is_odd ? 5 : 4;
-    expect_refused(&job, SHOAL_ERR_ARGUMENT, "rank 2: options->fragments must be 1 to every");
-    job.options.delay = is_odd ? 4 : 3;
-    expect_refused(&job, SHOAL_ERR_ARGUMENT, "rank 2: options->delay must be below every");
-    job.options.lr = is_odd ? -1 : 1;
-    expect_refused(&job, SHOAL_ERR_ARGUMENT, "rank 2: options->lr must be above 0");
-    job.options.momentum = is_odd ? 1 : 0;
-    expect_refused(&job, SHOAL_ERR_ARGUMENT, "rank 2: options->momentum must be");
-    job.options.mixing = is_odd ? -0.5 : 0;
-    expect_refused(&job, SHOAL_ERR_ARGUMENT, "rank 2: options->mixing must be");
-    job.options.compression = is_odd ? (enum shoal_compression)7 : SHOAL_COMPRESS_NONE;
-    expect_refused(&job, SHOAL_ERR_ARGUMENT, "rank 2: options->compression is none of");
-    job.options.struct_bytes = is_odd ? 8 : sizeof job.options;
-    expect_refused(&job, SHOAL_ERR_ARGUMENT, "rank 2: options->struct_bytes is not set");
-    put(model.types[7], job.memory[7], 1000, is_odd ? 1 : 2);
-    put(model.types[9], job.memory[9], 10, world->rank);
-    expect_refused(&job, SHOAL_ERR_MISMATCH,
-                   "parameter 7 (layer7) does not have the same values on all ranks: rank 2 differs from most");
-    free(job.memory[4]);
-    job.memory[4] = is_odd ? NULL : calloc(counts[4], 8);
-    expect_refused(&job, SHOAL_ERR_ARGUMENT, "rank 2: the memory of parameter 4 (layer4) is NULL");
+    refuse_parameters(&job, is_odd);
+    refuse_divisions(&job, is_odd);
+    refuse_options(&job, is_odd);
     OK(world, create(&job)); /* all that was refused has left the world's communicator as it was */
     step(&job);
     close_job(&job);

@@ -751,10 +751,8 @@ static void resumed_body(struct world *world)
     char *state = malloc(bytes);
     CHECK(world, state && bytes > sizeof(float) * SAVED_MOST / 4, "residuals of %zu bytes", bytes);
     OK(world, shoal_reducer_export_residuals(whole, state, bytes));
-    struct shoal_reducer *resumed =
-        saved_create(world, world->comm, 1 << 20, SHOAL_COMPRESS_INT8, shoal_reducer_layout(whole));
-    struct shoal_reducer *without =
-        saved_create(world, world->comm, 1 << 20, SHOAL_COMPRESS_INT8, shoal_reducer_layout(whole));
+    struct shoal_reducer *resumed = saved_create(world, world->comm, 1 << 20, SHOAL_COMPRESS_INT8, shoal_reducer_layout(whole));
+    struct shoal_reducer *without = saved_create(world, world->comm, 1 << 20, SHOAL_COMPRESS_INT8, shoal_reducer_layout(whole));
     OK(world, shoal_reducer_import_residuals(resumed, state, bytes));
     const uint64_t expected = saved_steps(world, whole, 3, 6);
     CHECK(world, saved_steps(world, resumed, 3, 6) == expected, "other bits than without the checkpoint");
@@ -771,17 +769,11 @@ static void refuse_residuals(struct world *world, struct shoal_reducer *reducer,
     expect_last(world, shoal_reducer_import_residuals(reducer, state, bytes), SHOAL_ERR_ARGUMENT, said);
 }
 
-/* Residuals of something else. A refusal changes nothing, on any rank. */
-static void residuals_refused_body(struct world *world)
+/* Residuals of this reducer: another rank's, cut short, damaged, or at the wrong time. */
+static void refuse_damaged_residuals(struct world *world, struct shoal_reducer *whole, const char *own, size_t bytes)
 {
-    struct shoal_comm *pair;
-    struct shoal_reducer *whole = saved_create(world, world->comm, 1 << 20, SHOAL_COMPRESS_INT8, NULL);
-    (void)saved_steps(world, whole, 0, 1);
-    const size_t bytes = shoal_reducer_residual_bytes(whole);
-    char *all = calloc((size_t)world->size, bytes), *own = calloc(1, bytes);
-    CHECK(world, all && own, "no memory");
-    expect_last(world, shoal_reducer_export_residuals(whole, own, bytes - 1), SHOAL_ERR_ARGUMENT, "there is room for");
-    OK(world, shoal_reducer_export_residuals(whole, own, bytes));
+    char *all = calloc((size_t)world->size, bytes), *room = calloc(1, bytes);
+    CHECK(world, all && room, "no memory");
     OK(world, shoal_allgather(world->comm, own, all, bytes, SHOAL_UINT8, NULL));
     refuse_residuals(world, whole, all + bytes * (size_t)((world->rank + 1) % world->size), bytes, "each rank takes its own");
     refuse_residuals(world, whole, own, bytes - 1, "cut short");
@@ -796,7 +788,15 @@ static void residuals_refused_body(struct world *world)
     refuse_residuals(world, whole, all, bytes, world->rank == 2 ? "damaged" : "rank 2 was given none that it can take");
     OK(world, shoal_reducer_begin(whole, SHOAL_STEP_REDUCE));
     expect_last(world, shoal_reducer_import_residuals(whole, own, bytes), SHOAL_ERR_STATE, "inside a step");
-    expect_last(world, shoal_reducer_export_residuals(whole, own, bytes), SHOAL_ERR_STATE, "inside a step");
+    expect_last(world, shoal_reducer_export_residuals(whole, room, bytes), SHOAL_ERR_STATE, "inside a step");
+    free(all);
+    free(room);
+}
+
+/* Residuals of a reducer for reducers that are made otherwise. */
+static void refuse_others_residuals(struct world *world, const char *own, size_t bytes)
+{
+    struct shoal_comm *pair;
     struct shoal_reducer *other = saved_create(world, world->comm, 8 << 10, SHOAL_COMPRESS_INT8, NULL);
     refuse_residuals(world, other, own, bytes, "of another layout");
     shoal_reducer_free(other);
@@ -811,11 +811,24 @@ static void residuals_refused_body(struct world *world)
     refuse_residuals(world, other, own, bytes, "a world of 4 ranks on 2 hosts, this one has 2 ranks on 2: leave");
     shoal_reducer_free(other);
     shoal_comm_free(pair);
+}
+
+/* Residuals of something else. A refusal changes nothing, on any rank. */
+static void residuals_refused_body(struct world *world)
+{
+    struct shoal_reducer *whole = saved_create(world, world->comm, 1 << 20, SHOAL_COMPRESS_INT8, NULL);
+    (void)saved_steps(world, whole, 0, 1);
+    const size_t bytes = shoal_reducer_residual_bytes(whole);
+    char *own = calloc(1, bytes);
+    CHECK(world, own, "no memory");
+    expect_last(world, shoal_reducer_export_residuals(whole, own, bytes - 1), SHOAL_ERR_ARGUMENT, "there is room for");
+    OK(world, shoal_reducer_export_residuals(whole, own, bytes));
+    refuse_damaged_residuals(world, whole, own, bytes);
+    refuse_others_residuals(world, own, bytes);
     shoal_reducer_free(whole);
-    other = saved_create(world, world->comm, 1 << 20, SHOAL_COMPRESS_INT8, NULL);
-    OK(world, shoal_reducer_import_residuals(other, own, bytes)); /* what was refused before is what is wrong */
-    shoal_reducer_free(other);
-    free(all);
+    whole = saved_create(world, world->comm, 1 << 20, SHOAL_COMPRESS_INT8, NULL);
+    OK(world, shoal_reducer_import_residuals(whole, own, bytes)); /* nothing was wrong with these */
+    shoal_reducer_free(whole);
     free(own);
 }
 
@@ -835,11 +848,8 @@ static void expect_refused(struct job *job, enum shoal_status status, const char
     close_job(job);
 }
 
-static void lists_body(struct world *world)
+static void refuse_parameters(struct world *world, bool is_odd)
 {
-    const bool is_odd = world->rank == 2;
-    struct shoal_gradient_layout *layout;
-    struct shoal_gradient_layout_options wanted = SHOAL_GRADIENT_LAYOUT_OPTIONS_INIT;
     struct job job;
     open_job(&job, world, 13);
     job.parameters[17] = (struct shoal_parameter){is_odd ? 11 : 10, SHOAL_FLOAT32, "head"};
@@ -852,6 +862,11 @@ static void lists_body(struct world *world)
     open_job(&job, world, 13);
     job.parameters[5].type = is_odd ? SHOAL_INT32 : SHOAL_FLOAT32;
     expect_refused(&job, SHOAL_ERR_ARGUMENT, "rank 2: parameter 5 (layer5) has type 5 (int32)");
+}
+
+static void refuse_options(struct world *world, bool is_odd)
+{
+    struct job job;
     open_job(&job, world, 13);
     job.options.buffer_bytes = is_odd ? 4096 : 8192;
     expect_refused(&job, SHOAL_ERR_MISMATCH, "options differ: buffer_bytes is 8192 on rank 0, 4096 on rank 2");
@@ -864,6 +879,13 @@ static void lists_body(struct world *world)
     open_job(&job, world, 13);
     job.options.struct_bytes = is_odd ? 8 : job.options.struct_bytes;
     expect_refused(&job, SHOAL_ERR_ARGUMENT, "rank 2: options->struct_bytes is not set");
+}
+
+static void refuse_layouts(struct world *world, bool is_odd)
+{
+    struct shoal_gradient_layout *layout;
+    struct shoal_gradient_layout_options wanted = SHOAL_GRADIENT_LAYOUT_OPTIONS_INIT;
+    struct job job;
     open_job(&job, world, 13);
     wanted.ranks = world->size + is_odd;
     OK(world, shoal_gradient_layout_create(job.parameters, PARAMETERS, &wanted, &layout, NULL, 0));
@@ -883,6 +905,14 @@ static void lists_body(struct world *world)
         order[i] = is_odd ? PARAMETERS - 1 - i : i;
     job.options.order = order;
     expect_refused(&job, SHOAL_ERR_MISMATCH, "layouts differ: that of rank 0 has hash");
+}
+
+/* Rank 2, which is_odd, differs from the others or is wrong; every rank is told. */
+static void lists_body(struct world *world)
+{
+    refuse_parameters(world, world->rank == 2);
+    refuse_options(world, world->rank == 2);
+    refuse_layouts(world, world->rank == 2);
 }
 
 /* Lists of different lengths. */
@@ -1054,12 +1084,13 @@ static void killed_body(struct world *world)
     _exit(0); /* the world's communicator is broken, too */
 }
 
-int main(void)
+/* What world_options.arg points to. */
+static const enum shoal_compression float16 = SHOAL_COMPRESS_FLOAT16, bfloat16 = SHOAL_COMPRESS_BFLOAT16,
+                                    int8 = SHOAL_COMPRESS_INT8, none = SHOAL_COMPRESS_NONE;
+
+static void run_on_one_host(void)
 {
-    static const enum shoal_compression float16 = SHOAL_COMPRESS_FLOAT16, bfloat16 = SHOAL_COMPRESS_BFLOAT16,
-                                        int8 = SHOAL_COMPRESS_INT8, none = SHOAL_COMPRESS_NONE;
-    static const char *const fault_names[] = {"marked twice",   "a part marked twice", "never marked",
-                                              "marked in half", "a callback fails",    "the caller gives up"};
+    world_divide(0);
     world_run(&(struct world_options){"reducer_steps_are_exact, 2 ranks", 2, NULL, steps_body, NULL});
     world_run(&(struct world_options){"reducer_steps_are_exact, 4 ranks", 4, NULL, steps_body, NULL});
     world_run(&(struct world_options){"reducer_steps_are_exact, 1 rank", 1, NULL, steps_body, NULL});
@@ -1075,6 +1106,15 @@ int main(void)
     world_run(&(struct world_options){"reducer_lists_that_differ", 4, NULL, lists_body, NULL});
     world_run(&(struct world_options){"reducer_lists_of_other_lengths", 2, NULL, length_body, NULL});
     world_run(&(struct world_options){"reducer_refusals_change_nothing", 2, NULL, refusals_body, NULL});
+    world_run(&(struct world_options){"reducer_steps_are_exact, one host, int8", 2, NULL, steps_body, &int8});
+    world_run(&(struct world_options){"reducer_a_rank_dies_in_mid_step", 4, NULL, killed_body, NULL});
+}
+
+static const char *const fault_names[] = {"marked twice",   "a part marked twice", "never marked",
+                                          "marked in half", "a callback fails",    "the caller gives up"};
+
+static void run_faults(void)
+{
     for (enum fault fault = 0; fault < FAULTS; fault++) {
         char name[96];
         const struct fault_case here = {fault, SHOAL_COMPRESS_NONE}, between = {fault, SHOAL_COMPRESS_BFLOAT16};
@@ -1085,6 +1125,11 @@ int main(void)
         snprintf(name, sizeof name, "reducer_faults_are_told_on_all_ranks, 2 hosts, %s", fault_names[fault]);
         world_run(&(struct world_options){name, 4, NULL, fault_body, &between});
     }
+}
+
+static void run_on_two_hosts(void)
+{
+    world_divide(2);
     world_run(&(struct world_options){"reducer_steps_are_exact, 2 hosts", 4, NULL, steps_body, NULL});
     world_run(&(struct world_options){"reducer_steps_are_exact, 2 hosts, float16", 4, NULL, steps_body, &float16});
     world_run(&(struct world_options){"reducer_errors_of_8_bits_come_back", 4, NULL, error_body, NULL});
@@ -1095,13 +1140,22 @@ int main(void)
     world_run(&(struct world_options){"reducer_refuses_residuals_of_others", 4, NULL, residuals_refused_body, NULL});
     world_run(&(struct world_options){"reducer_refuses_unequal_hosts", 3, NULL, unequal_hosts_body, NULL});
     world_run(&(struct world_options){"reducer_a_rank_dies_in_mid_step, 2 hosts, int8", 4, NULL, killed_body, &int8});
-    world_divide(1);
+}
+
+static void run_on_four_hosts(void)
+{
+    world_divide(1); /* ranks on a host */
     world_run(&(struct world_options){"reducer_counts_what_is_sent, 4 hosts", 4, NULL, wire_body, &none});
     world_run(&(struct world_options){"reducer_counts_what_is_sent, 4 hosts, int8", 4, NULL, wire_body, &int8});
     world_run(&(struct world_options){"reducer_resumes_with_residuals, 4 hosts", 4, NULL, resumed_body, NULL});
     world_run(&(struct world_options){"reducer_steps_are_exact, 4 hosts, bfloat16", 4, NULL, steps_body, &bfloat16});
-    world_divide(0);
-    world_run(&(struct world_options){"reducer_steps_are_exact, one host, int8", 2, NULL, steps_body, &int8});
-    world_run(&(struct world_options){"reducer_a_rank_dies_in_mid_step", 4, NULL, killed_body, NULL});
+}
+
+int main(void)
+{
+    run_on_one_host();
+    run_faults();
+    run_on_two_hosts();
+    run_on_four_hosts();
     return world_finish();
 }

@@ -14,8 +14,8 @@
 #include "operations.h"
 #include "reference.h"
 #include "seeds.h"
-#include "sim/sim_transport.h"
 #include "sim/sim_device.h"
+#include "sim/sim_transport.h"
 
 #define RANKS_MAX 512
 #define CALLS_MAX 24
@@ -749,6 +749,28 @@ static void engine_runs_alone_on_a_device(void **state)
     close_world(world);
 }
 
+/* Four operations: one whose operands are on the device, one of host memory behind it, and a send and a receive. */
+static void post_beside_a_device(struct world *world, int r)
+{
+    const struct shoal_call late = device_call(world, r, SHOAL_COLLECTIVE_ALLREDUCE, 5000, 2);
+    const struct shoal_call next = {.kind = SHOAL_COLLECTIVE_ALLREDUCE,
+                                    .type = SHOAL_INT32,
+                                    .op = SHOAL_SUM,
+                                    .count = 5000,
+                                    .input = world->ranks[r].areas.shared[0],
+                                    .output = world->ranks[r].areas.shared[1]};
+    char *const spare = world->ranks[r].areas.plain[0] + 400000;
+    const struct shoal_call send = {
+        .kind = SHOAL_COLLECTIVE_SEND, .type = SHOAL_INT32, .root = (r + 1) % 3, .count = 4, .input = spare};
+    const struct shoal_call receive = {
+        .kind = SHOAL_COLLECTIVE_RECV, .type = SHOAL_INT32, .root = (r + 2) % 3, .count = 4, .output = spare + 64};
+    memset(world->ranks[r].areas.shared[0], r == 2, 20000);
+    post(world, r, 0, &late);
+    post(world, r, 1, &next);
+    post(world, r, 2, r == 1 ? &receive : &send);
+    post(world, r, 3, r == 1 ? &send : &receive);
+}
+
 /* One operation waits for the device of rank 1; what does not need it goes on, on all ranks. */
 static void engine_goes_on_while_a_device_is_late(void **state)
 {
@@ -757,25 +779,8 @@ static void engine_goes_on_while_a_device_is_late(void **state)
     struct world *world = open_world(&weather, preset);
     open_devices(world, 7);
     sim_device_stop(world->ranks[1].device, 1u << SHOAL_OPERAND_INPUT);
-    for (int r = 0; r < 3; r++) {
-        const struct shoal_call late = device_call(world, r, SHOAL_COLLECTIVE_ALLREDUCE, 5000, 2);
-        const struct shoal_call next = {.kind = SHOAL_COLLECTIVE_ALLREDUCE,
-                                        .type = SHOAL_INT32,
-                                        .op = SHOAL_SUM,
-                                        .count = 5000,
-                                        .input = world->ranks[r].areas.shared[0],
-                                        .output = world->ranks[r].areas.shared[1]};
-        char *const spare = world->ranks[r].areas.plain[0] + 400000;
-        const struct shoal_call send = {
-            .kind = SHOAL_COLLECTIVE_SEND, .type = SHOAL_INT32, .root = (r + 1) % 3, .count = 4, .input = spare};
-        const struct shoal_call receive = {
-            .kind = SHOAL_COLLECTIVE_RECV, .type = SHOAL_INT32, .root = (r + 2) % 3, .count = 4, .output = spare + 64};
-        memset(world->ranks[r].areas.shared[0], r == 2, 20000);
-        post(world, r, 0, &late);
-        post(world, r, 1, &next);
-        post(world, r, 2, r == 1 ? &receive : &send);
-        post(world, r, 3, r == 1 ? &send : &receive);
-    }
+    for (int r = 0; r < 3; r++)
+        post_beside_a_device(world, r);
     assert_false(drive(world, 2, SHOAL_NS_PER_S));
     for (int r = 0; r < 3; r++) {
         const int32_t *sum = (const int32_t *)(const void *)world->ranks[r].areas.shared[1];
@@ -1892,51 +1897,52 @@ static void engine_mismatch_found_at_a_peers_end_is_the_cause(void **state)
     close_world(world);
 }
 
+static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(engine_runs_random_programs_exactly),
+    cmocka_unit_test(engine_runs_all_reduces_in_one_exchange_exactly),
+    cmocka_unit_test(engine_stages_before_others_have_arrived),
+    cmocka_unit_test(engine_goes_round_in_a_slot),
+    cmocka_unit_test(engine_runs_random_programs_over_hosts_exactly),
+    cmocka_unit_test(engine_runs_every_algorithm_over_hosts_exactly),
+    cmocka_unit_test(engine_runs_many_hosts),
+    cmocka_unit_test(engine_runs_with_64_ranks),
+    cmocka_unit_test(engine_same_seed_same_trace),
+    cmocka_unit_test(engine_runs_programs_on_devices_exactly),
+    cmocka_unit_test(engine_goes_round_in_a_devices_memory),
+    cmocka_unit_test(engine_runs_alone_on_a_device),
+    cmocka_unit_test(engine_goes_on_while_a_device_is_late),
+    cmocka_unit_test(engine_names_a_device_that_stops),
+    cmocka_unit_test(engine_drops_devices_operands_at_a_failure),
+    cmocka_unit_test(engine_delivers_messages_exactly),
+    cmocka_unit_test(engine_delivers_messages_of_devices_exactly),
+    cmocka_unit_test(engine_passes_a_message_that_waits_for_a_device),
+    cmocka_unit_test(engine_names_a_device_that_a_message_waits_for),
+    cmocka_unit_test(engine_does_not_read_a_senders_memory_after_a_failure),
+    cmocka_unit_test(engine_packs_a_put_once),
+    cmocka_unit_test(engine_lost_event_ends_in_timeout_everywhere),
+    cmocka_unit_test(engine_killed_rank_is_named_by_all_others),
+    cmocka_unit_test(engine_killed_rank_is_named_though_a_message_waits_for_another),
+    cmocka_unit_test(engine_mismatch_reaches_all_with_both_calls),
+    cmocka_unit_test(engine_mismatch_names_the_odd_rank),
+    cmocka_unit_test(engine_mismatch_without_a_majority_names_nobody),
+    cmocka_unit_test(engine_mismatch_is_found_over_hosts),
+    cmocka_unit_test(engine_absent_rank_is_named_at_the_deadline),
+    cmocka_unit_test(engine_repeats_the_warning),
+    cmocka_unit_test(engine_looks_around_in_one_pass),
+    cmocka_unit_test(engine_calls_a_cycle_of_messages_a_deadlock),
+    cmocka_unit_test(engine_blames_a_stopped_rank_and_no_deadlock),
+    cmocka_unit_test(engine_names_a_message_with_another_tag),
+    cmocka_unit_test(engine_names_who_does_not_take_what_is_sent),
+    cmocka_unit_test(engine_names_the_end_of_a_chain),
+    cmocka_unit_test(engine_does_not_name_the_end_of_a_chain_that_was),
+    cmocka_unit_test(engine_absent_root_is_named_though_a_leaf_is_behind),
+    cmocka_unit_test(engine_root_runs_ahead_of_what_was_compared),
+    cmocka_unit_test(engine_keeps_plans_of_rotating_roots),
+    cmocka_unit_test(engine_bounds_what_it_keeps),
+    cmocka_unit_test(engine_mismatch_found_at_a_peers_end_is_the_cause),
+};
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(engine_runs_random_programs_exactly),
-        cmocka_unit_test(engine_runs_all_reduces_in_one_exchange_exactly),
-        cmocka_unit_test(engine_stages_before_others_have_arrived),
-        cmocka_unit_test(engine_goes_round_in_a_slot),
-        cmocka_unit_test(engine_runs_random_programs_over_hosts_exactly),
-        cmocka_unit_test(engine_runs_every_algorithm_over_hosts_exactly),
-        cmocka_unit_test(engine_runs_many_hosts),
-        cmocka_unit_test(engine_runs_with_64_ranks),
-        cmocka_unit_test(engine_same_seed_same_trace),
-        cmocka_unit_test(engine_runs_programs_on_devices_exactly),
-        cmocka_unit_test(engine_goes_round_in_a_devices_memory),
-        cmocka_unit_test(engine_runs_alone_on_a_device),
-        cmocka_unit_test(engine_goes_on_while_a_device_is_late),
-        cmocka_unit_test(engine_names_a_device_that_stops),
-        cmocka_unit_test(engine_drops_devices_operands_at_a_failure),
-        cmocka_unit_test(engine_delivers_messages_exactly),
-        cmocka_unit_test(engine_delivers_messages_of_devices_exactly),
-        cmocka_unit_test(engine_passes_a_message_that_waits_for_a_device),
-        cmocka_unit_test(engine_names_a_device_that_a_message_waits_for),
-        cmocka_unit_test(engine_does_not_read_a_senders_memory_after_a_failure),
-        cmocka_unit_test(engine_packs_a_put_once),
-        cmocka_unit_test(engine_lost_event_ends_in_timeout_everywhere),
-        cmocka_unit_test(engine_killed_rank_is_named_by_all_others),
-        cmocka_unit_test(engine_killed_rank_is_named_though_a_message_waits_for_another),
-        cmocka_unit_test(engine_mismatch_reaches_all_with_both_calls),
-        cmocka_unit_test(engine_mismatch_names_the_odd_rank),
-        cmocka_unit_test(engine_mismatch_without_a_majority_names_nobody),
-        cmocka_unit_test(engine_mismatch_is_found_over_hosts),
-        cmocka_unit_test(engine_absent_rank_is_named_at_the_deadline),
-        cmocka_unit_test(engine_repeats_the_warning),
-        cmocka_unit_test(engine_looks_around_in_one_pass),
-        cmocka_unit_test(engine_calls_a_cycle_of_messages_a_deadlock),
-        cmocka_unit_test(engine_blames_a_stopped_rank_and_no_deadlock),
-        cmocka_unit_test(engine_names_a_message_with_another_tag),
-        cmocka_unit_test(engine_names_who_does_not_take_what_is_sent),
-        cmocka_unit_test(engine_names_the_end_of_a_chain),
-        cmocka_unit_test(engine_does_not_name_the_end_of_a_chain_that_was),
-        cmocka_unit_test(engine_absent_root_is_named_though_a_leaf_is_behind),
-        cmocka_unit_test(engine_root_runs_ahead_of_what_was_compared),
-        cmocka_unit_test(engine_keeps_plans_of_rotating_roots),
-        cmocka_unit_test(engine_bounds_what_it_keeps),
-        cmocka_unit_test(engine_mismatch_found_at_a_peers_end_is_the_cause),
-    };
     return cmocka_run_group_tests_name("engine_sim", tests, NULL, NULL);
 }

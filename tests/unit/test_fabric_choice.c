@@ -211,30 +211,31 @@ static int remove_one(const char *path, const struct stat *about, int type, stru
     return remove(path);
 }
 
+static const struct {
+    const char *filter, *wanted;
+    bool without, with_efa, with_mellanox, with_software; /* what is left on hosts with such an adapter */
+} filter_cases[] = {
+    {"efa", "", false, true, false, false},
+    {"EFA", "", false, true, false, false},
+    {"verbs", "", false, false, true, true},
+    {"verbs;ofi_rxm", "", false, false, true, true},
+    {"efa,verbs", "", false, true, true, true},
+    {"tcp", "", true, true, true, true},
+    {"net", "", true, true, true, true},
+    {"efa,tcp;ofi_rxm", "", true, true, true, true},
+    {"^efa", "", true, true, true, true},
+    {"sockets", "", false, false, false, false},
+    {"psm3,tcpx", "", false, false, false, false},
+    {"udp", "", false, false, false, false},
+    {"udp", "udp;ofi_rxd", true, true, true, true},
+    {"efa", "tcp", false, false, false, false},
+    {"efa,tcp", "tcp", true, true, true, true},
+    {"efa", "efa", false, true, false, false},
+    {"tcp", "verbs;ofi_rxm", false, false, false, false},
+};
+
 static void fabric_filter_counts_only_providers_that_have_an_adapter(void **state)
 {
-    static const struct {
-        const char *filter, *wanted;
-        bool without, with_efa, with_mellanox, with_software; /* what is left on hosts with such an adapter */
-    } cases[] = {
-        {"efa", "", false, true, false, false},
-        {"EFA", "", false, true, false, false},
-        {"verbs", "", false, false, true, true},
-        {"verbs;ofi_rxm", "", false, false, true, true},
-        {"efa,verbs", "", false, true, true, true},
-        {"tcp", "", true, true, true, true},
-        {"net", "", true, true, true, true},
-        {"efa,tcp;ofi_rxm", "", true, true, true, true},
-        {"^efa", "", true, true, true, true},
-        {"sockets", "", false, false, false, false},
-        {"psm3,tcpx", "", false, false, false, false},
-        {"udp", "", false, false, false, false},
-        {"udp", "udp;ofi_rxd", true, true, true, true},
-        {"efa", "tcp", false, false, false, false},
-        {"efa,tcp", "tcp", true, true, true, true},
-        {"efa", "efa", false, true, false, false},
-        {"tcp", "verbs;ofi_rxm", false, false, false, false},
-    };
     char folder[] = "/tmp/shoal-filter-XXXXXX", efa[64], mellanox[64], software[64], none[64];
     (void)state;
     assert_non_null(mkdtemp(folder));
@@ -246,12 +247,12 @@ static void fabric_filter_counts_only_providers_that_have_an_adapter(void **stat
     put_adapter(efa, "rdmap0s6", "0x1d0f");
     put_adapter(mellanox, "mlx5_0", "0x15b3");
     put_adapter(software, "rxe0", NULL);
-    for (size_t i = 0; i < SHOAL_COUNT_OF(cases); i++) {
-        const char *filter = cases[i].filter, *wanted = cases[i].wanted;
-        if (shoal_fabric_filter_leaves_any(filter, wanted, none) != cases[i].without ||
-            shoal_fabric_filter_leaves_any(filter, wanted, efa) != cases[i].with_efa ||
-            shoal_fabric_filter_leaves_any(filter, wanted, mellanox) != cases[i].with_mellanox ||
-            shoal_fabric_filter_leaves_any(filter, wanted, software) != cases[i].with_software)
+    for (size_t i = 0; i < SHOAL_COUNT_OF(filter_cases); i++) {
+        const char *filter = filter_cases[i].filter, *wanted = filter_cases[i].wanted;
+        if (shoal_fabric_filter_leaves_any(filter, wanted, none) != filter_cases[i].without ||
+            shoal_fabric_filter_leaves_any(filter, wanted, efa) != filter_cases[i].with_efa ||
+            shoal_fabric_filter_leaves_any(filter, wanted, mellanox) != filter_cases[i].with_mellanox ||
+            shoal_fabric_filter_leaves_any(filter, wanted, software) != filter_cases[i].with_software)
             fail_msg("FI_PROVIDER=%s, SHOAL_PROVIDER=%s", filter, wanted);
     }
     assert_int_equal(nftw(folder, remove_one, 8, FTW_DEPTH | FTW_PHYS), 0);

@@ -537,52 +537,54 @@ static void kernels_of_equal_zeros_take_the_first(void **state)
         }
 }
 
+static const struct {
+    enum shoal_type type;
+    enum shoal_op op;
+    int64_t a, b;
+    double argument;
+    int64_t expected;
+} integer_answers[] = {
+    {SHOAL_INT64, SHOAL_SUM, INT64_MIN, -1, 0, INT64_MAX},
+    {SHOAL_INT64, SHOAL_AVG, -1, -6, 2, -3},
+    {SHOAL_INT64, SHOAL_AVG, INT64_MIN, 0, 1, INT64_MIN},
+    {SHOAL_INT64, SHOAL_AVG, INT64_MAX, -1, 3, 3074457345618258602},
+    {SHOAL_INT64, SHOAL_MAX, -6, -1, 0, -1},
+    {SHOAL_INT64, SHOAL_MIN, -6, -1, 0, -6},
+    {SHOAL_INT64, SHOAL_PROD, INT64_MAX, 2, 0, -2},
+    {SHOAL_INT64, SHOAL_BITAND, -6, 3, 0, 2},
+    {SHOAL_INT64, SHOAL_SCALED_SUM, INT64_MAX, 3, 2, 4},
+    {SHOAL_INT32, SHOAL_SUM, INT32_MIN, -1, 0, INT32_MAX},
+    {SHOAL_INT32, SHOAL_AVG, INT32_MAX, 2, 3, -715827882},
+    {SHOAL_INT32, SHOAL_AVG, INT32_MAX, 0, 2, 1073741823},
+    {SHOAL_INT32, SHOAL_AVG, -7, 0, 2, -3},
+    {SHOAL_INT32, SHOAL_AVG, -7, 0, 65536, 0},
+    {SHOAL_INT32, SHOAL_PROD, INT32_MAX, 2, 0, -2},
+    {SHOAL_INT32, SHOAL_BITOR, -8, 3, 0, -5},
+    {SHOAL_INT32, SHOAL_SCALED_SUM, 3, 4, 4294967298.0, 14}, /* 2^32 + 2 */
+    {SHOAL_INT8, SHOAL_SUM, 100, 100, 0, -56},
+    {SHOAL_INT8, SHOAL_AVG, 100, 100, 2, -28},
+    {SHOAL_INT8, SHOAL_AVG, -128, 0, 300, 0}, /* more ranks than the type has numbers */
+    {SHOAL_INT8, SHOAL_MAX, -1, 1, 0, 1},
+    {SHOAL_INT8, SHOAL_MIN, -128, 127, 0, -128},
+    {SHOAL_INT8, SHOAL_PROD, -128, -1, 0, -128},
+    {SHOAL_INT8, SHOAL_SCALED_SUM, 1, 2, -100, -44},
+    {SHOAL_UINT8, SHOAL_SUM, 200, 100, 0, 44},
+    {SHOAL_UINT8, SHOAL_AVG, 200, 50, 3, 83},
+    {SHOAL_UINT8, SHOAL_MAX, 255, 1, 0, 255},
+    {SHOAL_UINT8, SHOAL_MIN, 255, 1, 0, 1},
+    {SHOAL_UINT8, SHOAL_PROD, 16, 17, 0, 16},
+    {SHOAL_UINT8, SHOAL_BITXOR, 0xf0, 0xff, 0, 0x0f},
+    {SHOAL_UINT8, SHOAL_SCALED_SUM, 1, 2, -1, 253},
+};
+
 static void kernels_integers_known_answers(void **state)
 {
     (void)state;
-    static const struct {
-        enum shoal_type type;
-        enum shoal_op op;
-        int64_t a, b;
-        double argument;
-        int64_t expected;
-    } rows[] = {
-        {SHOAL_INT64, SHOAL_SUM, INT64_MIN, -1, 0, INT64_MAX},
-        {SHOAL_INT64, SHOAL_AVG, -1, -6, 2, -3},
-        {SHOAL_INT64, SHOAL_AVG, INT64_MIN, 0, 1, INT64_MIN},
-        {SHOAL_INT64, SHOAL_AVG, INT64_MAX, -1, 3, 3074457345618258602},
-        {SHOAL_INT64, SHOAL_MAX, -6, -1, 0, -1},
-        {SHOAL_INT64, SHOAL_MIN, -6, -1, 0, -6},
-        {SHOAL_INT64, SHOAL_PROD, INT64_MAX, 2, 0, -2},
-        {SHOAL_INT64, SHOAL_BITAND, -6, 3, 0, 2},
-        {SHOAL_INT64, SHOAL_SCALED_SUM, INT64_MAX, 3, 2, 4},
-        {SHOAL_INT32, SHOAL_SUM, INT32_MIN, -1, 0, INT32_MAX},
-        {SHOAL_INT32, SHOAL_AVG, INT32_MAX, 2, 3, -715827882},
-        {SHOAL_INT32, SHOAL_AVG, INT32_MAX, 0, 2, 1073741823},
-        {SHOAL_INT32, SHOAL_AVG, -7, 0, 2, -3},
-        {SHOAL_INT32, SHOAL_AVG, -7, 0, 65536, 0},
-        {SHOAL_INT32, SHOAL_PROD, INT32_MAX, 2, 0, -2},
-        {SHOAL_INT32, SHOAL_BITOR, -8, 3, 0, -5},
-        {SHOAL_INT32, SHOAL_SCALED_SUM, 3, 4, 4294967298.0, 14}, /* 2^32 + 2 */
-        {SHOAL_INT8, SHOAL_SUM, 100, 100, 0, -56},
-        {SHOAL_INT8, SHOAL_AVG, 100, 100, 2, -28},
-        {SHOAL_INT8, SHOAL_AVG, -128, 0, 300, 0}, /* more ranks than the type has numbers */
-        {SHOAL_INT8, SHOAL_MAX, -1, 1, 0, 1},
-        {SHOAL_INT8, SHOAL_MIN, -128, 127, 0, -128},
-        {SHOAL_INT8, SHOAL_PROD, -128, -1, 0, -128},
-        {SHOAL_INT8, SHOAL_SCALED_SUM, 1, 2, -100, -44},
-        {SHOAL_UINT8, SHOAL_SUM, 200, 100, 0, 44},
-        {SHOAL_UINT8, SHOAL_AVG, 200, 50, 3, 83},
-        {SHOAL_UINT8, SHOAL_MAX, 255, 1, 0, 255},
-        {SHOAL_UINT8, SHOAL_MIN, 255, 1, 0, 1},
-        {SHOAL_UINT8, SHOAL_PROD, 16, 17, 0, 16},
-        {SHOAL_UINT8, SHOAL_BITXOR, 0xf0, 0xff, 0, 0x0f},
-        {SHOAL_UINT8, SHOAL_SCALED_SUM, 1, 2, -1, 253},
-    };
-    for (size_t i = 0; i < SHOAL_COUNT_OF(rows); i++) {
+    for (size_t i = 0; i < SHOAL_COUNT_OF(integer_answers); i++) {
         uint64_t expected = 0;
-        memcpy(&expected, &rows[i].expected, shoal_type_bytes(rows[i].type));
-        assert_two(rows[i].type, rows[i].op, (uint64_t)rows[i].a, (uint64_t)rows[i].b, rows[i].argument, expected);
+        memcpy(&expected, &integer_answers[i].expected, shoal_type_bytes(integer_answers[i].type));
+        assert_two(integer_answers[i].type, integer_answers[i].op, (uint64_t)integer_answers[i].a,
+                   (uint64_t)integer_answers[i].b, integer_answers[i].argument, expected);
     }
 }
 
