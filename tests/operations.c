@@ -273,6 +273,49 @@ static void overwrite(const struct extent *extents, int byte)
         memset(extents[i].begin - EDGE_BYTES, byte, extents[i].bytes + 2 * EDGE_BYTES);
 }
 
+/* ---- On a device --------------------------------------------------------------------------------------------------------- */
+
+static struct twins find_twins(const struct areas *areas, const bool *is_memory_shared, size_t at)
+{
+    struct twins twins = {.device = NULL};
+    if (!areas->device || (!is_memory_shared[0] && !is_memory_shared[1]))
+        return twins;
+    twins.device = areas->device;
+    twins.stream = areas->device->take_stream();
+    twins.input = is_memory_shared[0] ? areas->twins[0] + at + EDGE_BYTES : NULL;
+    twins.output = is_memory_shared[1] ? areas->twins[1] + at + EDGE_BYTES : NULL;
+    return twins;
+}
+
+static char *twin_of(const struct twins *twins, int i)
+{
+    return i ? twins->output : twins->input;
+}
+
+static void upload(const struct twins *twins, const struct extent *extents)
+{
+    for (int i = 0; i < 2; i++) {
+        if (twin_of(twins, i))
+            twins->device->upload(twin_of(twins, i) - EDGE_BYTES, extents[i].begin - EDGE_BYTES,
+                                  extents[i].bytes + 2 * EDGE_BYTES, twins->stream);
+    }
+}
+
+static void download(const struct twins *twins, const struct extent *extents)
+{
+    for (int i = 0; i < 2; i++) {
+        if (twin_of(twins, i))
+            twins->device->download(extents[i].begin - EDGE_BYTES, twin_of(twins, i) - EDGE_BYTES,
+                                    extents[i].bytes + 2 * EDGE_BYTES, twins->stream);
+    }
+}
+
+static void synchronize(const struct twins *twins)
+{
+    if (twins->device)
+        twins->device->synchronize(twins->stream);
+}
+
 /* The contents of a stretch: the same on the rank that gives it and the rank that takes it. */
 static struct reference_question ask(const struct operation_side *side, const struct stretch *stretch, bool is_output)
 {
@@ -307,13 +350,17 @@ static void expect_output(const struct operation_side *side, const struct stretc
 struct operation_side operation_prepare(const struct operation *operation, const struct team *team, const struct areas *areas,
                                         size_t begin)
 {
-    struct operation_side side = {*operation, *team, NULL, NULL};
+    struct operation_side side = {.operation = *operation, .team = *team};
     const size_t element = shoal_type_bytes(operation->type), at = begin + (operation->is_offset ? element : 0);
     const int number = number_of(team, team->rank);
+    const bool is_together = areas->device && operation->form == FORM_TENSORS; /* on a device all tensors or none */
+    const bool shared[] = {is_shared(operation->memory, operation->salt, number, false),
+                           is_shared(operation->memory, operation->salt, number, !is_together)};
     struct extent extents[2];
     size_t count;
-    side.input = place(areas, is_shared(operation->memory, operation->salt, number, false), false, at);
-    side.output = place(areas, is_shared(operation->memory, operation->salt, number, true), true, at);
+    side.input = place(areas, shared[0], false, at);
+    side.output = place(areas, shared[1], true, at);
+    side.twins = find_twins(areas, shared, at);
     list_extents(&side, extents);
     overwrite(extents, GUARD);
     struct stretch *stretches = list_stretches(&side, false, &count);
@@ -460,6 +507,7 @@ bool operation_check(const struct operation_side *side, char *text, size_t bytes
     struct stretch *inputs = list_stretches(side, false, &given), *outputs = list_stretches(side, true, &taken);
     struct extent extents[2];
     list_extents(side, extents);
+    synchronize(&side->twins);
     const bool is_right = check_stretches(side, outputs, taken, true, wrong, sizeof wrong) &&
                           check_stretches(side, inputs, given, false, wrong, sizeof wrong);
     struct stretch *all = join(inputs, given, outputs, taken);
@@ -487,7 +535,10 @@ void operation_spoil(const struct operation_side *side)
 {
     struct extent extents[2];
     list_extents(side, extents);
+    synchronize(&side->twins);
     overwrite(extents, SPOILED);
+    upload(&side->twins, extents);
+    synchronize(&side->twins);
 }
 
 bool operation_is_spoiled(const struct operation_side *side, char *text, size_t bytes)
@@ -495,6 +546,8 @@ bool operation_is_spoiled(const struct operation_side *side, char *text, size_t 
     struct extent extents[2];
     char wrong[256];
     list_extents(side, extents);
+    download(&side->twins, extents);
+    synchronize(&side->twins);
     return is_spoiled(extents, wrong, sizeof wrong) || blame_operation(side, wrong, text, bytes);
 }
 
@@ -616,16 +669,24 @@ static enum shoal_status call_plain(const struct operation *o, const struct oper
 enum shoal_status operation_call(const struct operation_side *side, struct shoal_comm *comm, struct shoal_request **request_out)
 {
     const struct operation *operation = &side->operation;
-    struct operation_arguments arguments = operation_open_arguments(side);
-    struct shoal_options scaled = SHOAL_OPTIONS_INIT;
-    scaled.scale = operation->scale;
-    const struct shoal_options *options =
-        rows[operation->kind].is_reduced && operation->op == SHOAL_SCALED_SUM ? &scaled : NULL;
+    struct operation_side called = *side;
+    called.input = side->twins.input ? side->twins.input : side->input;
+    called.output = side->twins.output ? side->twins.output : side->output;
+    struct operation_arguments arguments = operation_open_arguments(&called);
+    struct shoal_options chosen = SHOAL_OPTIONS_INIT;
+    struct extent extents[2];
+    chosen.scale = operation->scale;
+    chosen.stream = side->twins.stream;
+    const bool is_scaled = rows[operation->kind].is_reduced && operation->op == SHOAL_SCALED_SUM;
+    const struct shoal_options *options = is_scaled || side->twins.device ? &chosen : NULL;
+    list_extents(side, extents);
+    upload(&side->twins, extents);
     const enum shoal_status status =
         operation->form == FORM_TENSORS ? call_tensors(operation, &arguments, comm, options, request_out)
         : operation->form == FORM_PARTS ? call_parts(operation, &arguments, comm, options, request_out)
                                         : call_plain(operation, &arguments, comm, options, request_out);
     operation_close_arguments(&arguments);
+    download(&side->twins, extents);
     return status;
 }
 
@@ -845,14 +906,17 @@ size_t exchange_room(const struct exchange *exchange, int size)
 struct exchange_side exchange_prepare(const struct exchange *exchange, const struct team *team, const struct areas *areas,
                                       size_t begin)
 {
-    struct exchange_side side = {*exchange, *team, NULL, NULL};
+    struct exchange_side side = {.exchange = *exchange, .team = *team};
     struct letter letters[EXCHANGE_MESSAGES_MAX / 2];
     struct extent extents[2];
     const size_t element = shoal_type_bytes(exchange->type), at = begin + (exchange->is_offset ? element : 0);
     const size_t sent = list_letters(&side, false, letters);
     const int number = number_of(team, team->rank);
-    side.input = place(areas, is_shared(exchange->memory, exchange->salt, number, false), false, at);
-    side.output = place(areas, is_shared(exchange->memory, exchange->salt, number, true), true, at);
+    const bool shared[] = {is_shared(exchange->memory, exchange->salt, number, false),
+                           is_shared(exchange->memory, exchange->salt, number, true)};
+    side.input = place(areas, shared[0], false, at);
+    side.output = place(areas, shared[1], true, at);
+    side.twins = find_twins(areas, shared, at);
     list_letter_extents(&side, extents);
     overwrite(extents, GUARD);
     for (size_t i = 0; i < sent; i++) {
@@ -860,7 +924,15 @@ struct exchange_side exchange_prepare(const struct exchange *exchange, const str
         expect_letter(&side, false, &letters[i], &given);
         reference_fill(&given, side.input + letters[i].at * element, letters[i].count);
     }
+    upload(&side.twins, extents);
     return side;
+}
+
+const struct shoal_options *exchange_options(const struct exchange_side *side, struct shoal_options *options)
+{
+    *options = (struct shoal_options)SHOAL_OPTIONS_INIT;
+    options->stream = side->twins.stream;
+    return side->twins.device ? options : NULL;
 }
 
 /* Sends and receives are dealt like two hands of cards, each beginning at another peer on each rank. */
@@ -875,7 +947,7 @@ size_t exchange_list(const struct exchange_side *side, struct shoal_message *mes
         const size_t drawn = reference_below(&random, 2), way = next[drawn] < counts[drawn] ? drawn : 1 - drawn;
         const size_t begin = (size_t)side->team.rank * (size_t)exchange->per_pair;
         const struct letter *letter = &letters[way][(begin + next[way]++) % counts[way]];
-        char *area = way ? side->output : side->input;
+        char *twin = twin_of(&side->twins, (int)way), *area = twin ? twin : way ? side->output : side->input;
         messages[listed++] = (struct shoal_message){.is_send = way == 0,
                                                     .buffer = area + letter->at * shoal_type_bytes(exchange->type),
                                                     .count = letter->count,
@@ -918,6 +990,8 @@ bool exchange_check(const struct exchange_side *side, char *text, size_t bytes)
     struct extent extents[2];
     size_t received, sent;
     list_letter_extents(side, extents);
+    download(&side->twins, extents);
+    synchronize(&side->twins);
     if (check_letters(side, true, stretches, &received, wrong, sizeof wrong) &&
         check_letters(side, false, stretches + received, &sent, wrong, sizeof wrong) &&
         check_guards(extents, stretches, received + sent, shoal_type_bytes(side->exchange.type), wrong, sizeof wrong))
@@ -929,7 +1003,10 @@ void exchange_spoil(const struct exchange_side *side)
 {
     struct extent extents[2];
     list_letter_extents(side, extents);
+    synchronize(&side->twins);
     overwrite(extents, SPOILED);
+    upload(&side->twins, extents);
+    synchronize(&side->twins);
 }
 
 bool exchange_is_spoiled(const struct exchange_side *side, char *text, size_t bytes)
@@ -937,5 +1014,7 @@ bool exchange_is_spoiled(const struct exchange_side *side, char *text, size_t by
     char wrong[256];
     struct extent extents[2];
     list_letter_extents(side, extents);
+    download(&side->twins, extents);
+    synchronize(&side->twins);
     return is_spoiled(extents, wrong, sizeof wrong) || blame_exchange(side, wrong, text, bytes);
 }

@@ -90,11 +90,32 @@ struct team {
     const int *numbers; /* NULL: 0, 1, ... */
 };
 
+/* A device whose memory the CPU does not touch. What a test fills and checks there lies in host memory, and is copied to the same
+ * place of an area on the device and back: all on one stream, before the call and after it, without waiting. */
+struct twin_device {
+    char *(*allocate)(size_t bytes);
+    void (*release)(char *there);
+    void *(*take_stream)(void); /* that has nothing to do */
+    void (*upload)(char *there, const char *here, size_t bytes, void *stream);
+    void (*download)(char *here, const char *there, size_t bytes, void *stream);
+    void (*synchronize)(void *stream);
+};
+
 /* Memory for operands, of `bytes` each, all aligned to a cache line: one area for inputs, one for outputs, of each kind. */
 struct areas {
     size_t bytes;
     char *plain[2];
     char *shared[2];
+    const struct twin_device *device; /* NULL: none; else what is shared has a twin there */
+    char *twins[2];
+};
+
+/* Where the areas of a side are on a device. */
+struct twins {
+    const struct twin_device *device; /* NULL: nothing is on one */
+    char *input;                      /* NULL: in host memory */
+    char *output;
+    void *stream;
 };
 
 struct operation_side {
@@ -102,6 +123,7 @@ struct operation_side {
     struct team team;
     char *input; /* where the area of the inputs begins, behind its guard */
     char *output;
+    struct twins twins;
 };
 
 /* Bytes that the operation uses of each area. */
@@ -161,6 +183,7 @@ struct exchange_side {
     struct team team;
     char *input;
     char *output;
+    struct twins twins;
 };
 
 struct exchange exchange_draw(uint64_t *random, int size, size_t room);
@@ -168,6 +191,8 @@ void exchange_describe(const struct exchange *exchange, char *text, size_t bytes
 size_t exchange_room(const struct exchange *exchange, int size);
 struct exchange_side exchange_prepare(const struct exchange *exchange, const struct team *team, const struct areas *areas,
                                       size_t begin);
+/* With a device: the options of the call that sends them; else NULL. */
+const struct shoal_options *exchange_options(const struct exchange_side *side, struct shoal_options *options);
 /* Writes the messages of this rank and returns how many there are. The order between pairs is its own; those of a pair are
  * received tag by tag. */
 size_t exchange_list(const struct exchange_side *side, struct shoal_message *messages);

@@ -377,6 +377,15 @@ size_t shoal_select_slot_bytes(size_t chunk_bytes, int size, int hosts)
     return hosts > 1 ? parts : 2 * parts;
 }
 
+/* Without staging buffers the ranks of one host may cut a chunk of a whole that is `size` times as long. */
+size_t shoal_select_most_chunk_bytes(size_t chunk_bytes, int size, int hosts, bool is_in_parts)
+{
+    if (is_in_parts)
+        return shoal_select_part_bytes(chunk_bytes, size, hosts);
+    const size_t slot = shoal_select_slot_bytes(chunk_bytes, size, hosts);
+    return hosts > 1 ? slot : shoal_max_size(slot, chunk_bytes * (size_t)size);
+}
+
 /* A chunk fills all places: of a whole each of its blocks has one, of parts each part. */
 static size_t chunk_of_places(const struct shoal_plan *plan, size_t part_bytes, size_t element_bytes, bool is_cut)
 {

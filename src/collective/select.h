@@ -98,6 +98,9 @@ size_t shoal_select_part_bytes(size_t chunk_bytes, int size, int hosts);
  * runner.c. */
 size_t shoal_select_slot_bytes(size_t chunk_bytes, int size, int hosts);
 
+/* The most bytes of a whole, or of each part, that a chunk of any entry has. */
+size_t shoal_select_most_chunk_bytes(size_t chunk_bytes, int size, int hosts, bool is_in_parts);
+
 /* How many elements of a whole, or of each part, one chunk of a plan has. */
 size_t shoal_select_chunk(const struct shoal_algorithm *entry, const struct shoal_plan *plan, size_t chunk_bytes,
                           size_t element_bytes);

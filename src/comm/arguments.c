@@ -334,23 +334,21 @@ static enum shoal_status check_tensors(const struct attempt *attempt)
 
 /* ---- Checking a whole call ----------------------------------------------------------------------------------------------- */
 
-static enum shoal_status make_layout(const struct attempt *attempt)
+enum shoal_status shoal_arguments_lay_out(const struct shoal_comm *comm, const char *name, struct shoal_call *call,
+                                          const struct shoal_extra *extra)
 {
-    const struct shoal_extra *extra = attempt->extra;
-    struct shoal_call *call = attempt->call;
     if (extra->tensor_count == 1) { /* what peers reach of one tensor they may reach */
         call->input = extra->tensors[0].input;
         call->output = extra->tensors[0].output;
         return SHOAL_OK;
     }
-    call->layout = extra->has_tensors ? shoal_layout_of_tensors(call->kind, call->type, attempt->comm->size, extra->tensors,
-                                                                extra->tensor_count)
-                                      : shoal_layout_of_parts(attempt->comm->size, extra->given, extra->given_at, extra->taken,
-                                                              extra->taken_at, extra->given && extra->taken);
+    call->layout = extra->has_tensors
+                       ? shoal_layout_of_tensors(call->kind, call->type, comm->size, extra->tensors, extra->tensor_count)
+                       : shoal_layout_of_parts(comm->size, extra->given, extra->given_at, extra->taken, extra->taken_at,
+                                               extra->given && extra->taken);
     if (call->layout)
         return SHOAL_OK;
-    return shoal_log_fail(&attempt->comm->context->log, SHOAL_ERR_MEMORY, "comm", "%s on communicator %s: no memory",
-                          attempt->name, attempt->comm->name);
+    return shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "%s on communicator %s: no memory", name, comm->name);
 }
 
 enum shoal_status shoal_arguments_check(const struct shoal_comm *comm, const char *name, struct shoal_call *call,
@@ -370,7 +368,7 @@ enum shoal_status shoal_arguments_check(const struct shoal_comm *comm, const cha
     if (SHOAL_LIKELY(!extra))
         return check_plain(attempt);
     SHOAL_TRY(extra->has_tensors ? check_tensors(attempt) : check_parts(attempt));
-    return make_layout(attempt);
+    return shoal_arguments_lay_out(comm, name, call, extra);
 }
 
 enum shoal_status shoal_arguments_check_message(const struct shoal_comm *comm, const char *name,

@@ -25,6 +25,10 @@ SHOAL_MUST_USE enum shoal_status shoal_arguments_check_message(const struct shoa
                                                                const struct shoal_message *message,
                                                                const struct shoal_options *options, struct shoal_call *call);
 
+/* Makes the layout of a call that extra describes, once more: for who needs one that lives longer. ERR_MEMORY. */
+SHOAL_MUST_USE enum shoal_status shoal_arguments_lay_out(const struct shoal_comm *comm, const char *name,
+                                                         struct shoal_call *call, const struct shoal_extra *extra);
+
 /* Logs why the call is refused; ERR_ARGUMENT. */
 enum shoal_status shoal_arguments_refuse(const struct shoal_comm *comm, const char *call, const char *format, ...)
     SHOAL_PRINTF(3, 4);

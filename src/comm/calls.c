@@ -11,25 +11,9 @@ enum shoal_status shoal_comm_run(struct shoal_comm *comm, const struct shoal_cal
     return shoal_engine_run(comm->engine, &(struct shoal_batch){call, 1, false, 0});
 }
 
-/* Frees a call that was not posted. */
-static enum shoal_status drop(const struct shoal_batch *batch, enum shoal_status status)
-{
-    shoal_layout_free(batch->calls->layout);
-    return status;
-}
-
 /* Stands for "wait": a blocking call has no request to give out. Never written. */
 static struct shoal_request *blocking;
 #define BLOCKING (&blocking)
-
-static enum shoal_status launch(struct shoal_comm *comm, const char *name, const struct shoal_batch *batch,
-                                struct shoal_request **request_out)
-{
-    if (SHOAL_LIKELY(request_out == BLOCKING))
-        return shoal_engine_run(comm->engine, batch);
-    return request_out ? shoal_engine_start(comm->engine, batch, request_out)
-                       : drop(batch, shoal_arguments_refuse(comm, name, "request_out is NULL"));
-}
 
 static uint32_t wait_of(const struct shoal_options *options)
 {
@@ -37,12 +21,47 @@ static uint32_t wait_of(const struct shoal_options *options)
     return options && options->struct_bytes >= wanted ? options->wait_ms : 0;
 }
 
+static void *stream_of(const struct shoal_options *options)
+{
+    const size_t wanted = offsetof(struct shoal_options, stream) + sizeof options->stream;
+    return options && options->struct_bytes >= wanted ? options->stream : NULL;
+}
+
+/* Copies to and from the device are posted first, then it is waited for. */
+static enum shoal_status launch_on_device(struct shoal_comm *comm, const struct shoal_posting *posting, uint32_t wait_ms,
+                                          struct shoal_request **request_out)
+{
+    struct shoal_request *request;
+    SHOAL_TRY(shoal_devices_post(comm, posting, &request));
+    if (request_out != BLOCKING) {
+        *request_out = request;
+        const enum shoal_status so_far = wait_ms ? shoal_request_wait(request, wait_ms) : SHOAL_PENDING;
+        (void)so_far; /* the request's own */
+        return SHOAL_OK;
+    }
+    const enum shoal_status status = shoal_request_wait(request, SHOAL_FOREVER);
+    shoal_request_free(request);
+    return status;
+}
+
+static enum shoal_status launch(struct shoal_comm *comm, const struct shoal_posting *posting,
+                                const struct shoal_options *options, struct shoal_request **request_out)
+{
+    const struct shoal_batch batch = {posting->calls, posting->count, posting->is_group, wait_of(options)};
+    if (SHOAL_UNLIKELY(!request_out))
+        return shoal_posting_drop(posting, shoal_arguments_refuse(comm, posting->name, "request_out is NULL"));
+    if (SHOAL_UNLIKELY(comm->devices.ask != NULL) && shoal_devices_have(comm, posting))
+        return launch_on_device(comm, posting, batch.wait_ms, request_out);
+    return SHOAL_LIKELY(request_out == BLOCKING) ? shoal_engine_run(comm->engine, &batch)
+                                                 : shoal_engine_start(comm->engine, &batch, request_out);
+}
+
 static enum shoal_status calls_start(struct shoal_comm *comm, const char *name, struct shoal_call *call,
                                      const struct shoal_extra *extra, const struct shoal_options *options,
                                      struct shoal_request **request_out)
 {
     SHOAL_TRY(shoal_arguments_check(comm, name, call, extra, options));
-    return launch(comm, name, &(struct shoal_batch){call, 1, false, wait_of(options)}, request_out);
+    return launch(comm, &(struct shoal_posting){name, call, 1, false, extra, stream_of(options)}, options, request_out);
 }
 
 static enum shoal_status start_message(struct shoal_comm *comm, const char *name, struct shoal_message message,
@@ -50,7 +69,7 @@ static enum shoal_status start_message(struct shoal_comm *comm, const char *name
 {
     struct shoal_call call;
     SHOAL_TRY(shoal_arguments_check_message(comm, name, &message, options, &call));
-    return launch(comm, name, &(struct shoal_batch){&call, 1, false, wait_of(options)}, request_out);
+    return launch(comm, &(struct shoal_posting){name, &call, 1, false, NULL, stream_of(options)}, options, request_out);
 }
 
 static enum shoal_status start_exchange(struct shoal_comm *comm, const char *name, const struct shoal_message *messages,
@@ -66,7 +85,8 @@ static enum shoal_status start_exchange(struct shoal_comm *comm, const char *nam
     for (size_t i = 0; i < count && status == SHOAL_OK; i++)
         status = shoal_arguments_check_message(comm, name, &messages[i], options, &calls[i]);
     if (status == SHOAL_OK)
-        status = launch(comm, name, &(struct shoal_batch){calls, count, true, wait_of(options)}, request_out);
+        status =
+            launch(comm, &(struct shoal_posting){name, calls, count, true, NULL, stream_of(options)}, options, request_out);
     free(calls);
     return status;
 }

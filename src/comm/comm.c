@@ -122,6 +122,7 @@ static struct shoal_comm *comm_allocate(const struct recipe *recipe)
     comm->number = recipe->number;
     comm->job = recipe->job;
     comm->membership = recipe->membership;
+    shoal_devices_init(&comm->devices);
     return comm;
 }
 
@@ -145,6 +146,7 @@ static enum shoal_status create_engine(struct shoal_context *context, const stru
 
 static void free_comm(struct shoal_comm *comm)
 {
+    shoal_devices_fini(comm);
     free(comm->members);
     free(comm);
 }

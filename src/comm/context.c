@@ -88,6 +88,7 @@ enum shoal_status shoal_context_create(const struct shoal_context_options *optio
         memset(&context->settings, 0, sizeof context->settings);
     shoal_log_init(&context->log, &context->settings.log, callback, callback_arg);
     pthread_mutex_init(&context->opening, NULL);
+    shoal_drivers_init(&context->drivers);
     enum shoal_status status =
         parsed == SHOAL_OK ? context_fill(context) : shoal_log_fail(&context->log, parsed, "comm", "%s", error);
     if (status != SHOAL_OK) {
@@ -116,6 +117,7 @@ void shoal_context_destroy(struct shoal_context *context)
     if (is_child)
         return;
     shoal_dump_stop(&context->log);
+    shoal_drivers_fini(context);
     if (context->progress) /* it may be polling the network, which asks them who has ended */
         shoal_progress_stop_thread(context->progress);
     for (size_t i = 0; i < context->membership_count; i++)

@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 
 #include "bootstrap/bootstrap.h"
+#include "comm/devices.h"
 #include "comm/settings.h"
 #include "engine/progress.h"
 #include "memory/memory.h"
@@ -26,6 +27,7 @@ struct shoal_context {
     struct shoal_network *network;         /* NULL while it has met nobody on another host; set once */
     struct shoal_membership **memberships; /* of its worlds; under the progress engine's lock */
     size_t membership_count;
+    struct shoal_drivers drivers;
     bool has_broken;                 /* a communicator that is freed now: no freed memory is kept any more */
     atomic_bool has_named_variables; /* unknown ones, in the log */
 };
@@ -34,6 +36,7 @@ struct shoal_comm {
     struct shoal_context *context;
     struct shoal_comm *next;
     struct shoal_engine *engine;
+    struct shoal_devices devices;
     char name[32];
     int rank;
     int size;

@@ -23,6 +23,7 @@ static const struct {
     {&shoal_engine_setting_table, offsetof(struct shoal_settings, engine)},
     {&shoal_tuning_setting_table, offsetof(struct shoal_settings, tuning)},
     {&shoal_kernels_setting_table, offsetof(struct shoal_settings, kernels)},
+    {&shoal_gpu_setting_table, offsetof(struct shoal_settings, gpu)},
 };
 
 #define SETTINGS_MAX 64 /* a bit of former_names for each */

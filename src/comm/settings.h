@@ -7,6 +7,7 @@
 #include "bootstrap/bootstrap_settings.h"
 #include "collective/tuning.h"
 #include "comm/comm_settings.h"
+#include "device/gpu_settings.h"
 #include "device/kernels.h"
 #include "engine/engine_settings.h"
 #include "memory/memory_settings.h"
@@ -20,6 +21,7 @@ struct shoal_settings {
     struct shoal_engine_settings engine;
     struct shoal_tuning_settings tuning;
     struct shoal_kernels_settings kernels;
+    struct shoal_gpu_settings gpu;
     struct shoal_bootstrap_settings bootstrap;
     struct shoal_memory_settings memory;
     struct shoal_shm_settings shm;

@@ -112,18 +112,19 @@ SHOAL_MUST_USE enum shoal_status shoal_gpu_port_check(struct shoal_gpu_port *por
 
 /* One operand of a call: where it passes through, and where its elements lie on the device. */
 struct shoal_gpu_transfer {
-    struct shoal_device_ring_operand *operand; /* NULL: the call has none on the device */
+    struct shoal_device_ring_operand *operand;
+    const struct shoal_device_ring_operand *input; /* of an output: that of its call, whose memory it may lie in; NULL: none */
     /* The address of element `at` of a part. *run becomes at most the elements from there that lie in a row; 0: the part has
      * ended. */
     unsigned long long (*find)(const void *arg, int part, size_t at, size_t *run);
     const void *arg;
 };
 
-/* Puts the copies of a call on the port's streams: after all that is on the caller's stream now; and what comes on that later
- * runs after them. The operands' units have been reserved, by calls of this thread that no other post came between. May wait
- * where the driver's queues are full: the engine must be making progress on another thread, and must know the operands
- * already. ERR_*: the driver refused; the ring must be let go. */
-SHOAL_MUST_USE enum shoal_status shoal_gpu_port_post(struct shoal_gpu_port *port, const struct shoal_gpu_transfer *input,
-                                                     const struct shoal_gpu_transfer *output, void *stream);
+/* Puts the copies of a call, or of a group of messages, on the port's streams: after all that is on the caller's stream now,
+ * and before what is put on that later. The operands' units have been reserved in this order, by calls of this thread that no
+ * other post came between. May wait where the driver's queues are full: the engine must be making progress on another thread,
+ * and must know the operands already. ERR_*: the driver refused, and the log says what; the rings must be let go. */
+SHOAL_MUST_USE enum shoal_status shoal_gpu_port_post(struct shoal_gpu_port *port, const struct shoal_gpu_transfer *transfers,
+                                                     size_t count, void *stream);
 
 #endif

@@ -589,10 +589,13 @@ static void engine_announce(struct shoal_engine *engine, struct shoal_request *r
         shoal_engine_start_early(engine, request);
 }
 
-static void fail_to_prepare(struct shoal_engine *engine, const struct shoal_request *request, enum shoal_status status)
+void shoal_engine_fail_request(struct shoal_engine *engine, struct shoal_request *request, enum shoal_status status)
 {
+    const bool is_group = request->call.kind == SHOAL_COLLECTIVE_GROUP;
     struct shoal_failure failure;
-    shoal_engine_begin_failure(engine, request, status, engine->rank, &failure);
+    if (shoal_request_status(request) != SHOAL_PENDING)
+        return;
+    shoal_engine_begin_failure(engine, is_group ? NULL : request, status, engine->rank, &failure);
     shoal_log_last_error(engine->log, failure.text, sizeof failure.text);
     shoal_engine_fail(engine, &failure);
 }
@@ -603,7 +606,7 @@ static bool engine_meet(struct shoal_engine *engine, struct shoal_request *reque
     const enum shoal_status status =
         request->in_rounds ? shoal_engine_prepare_rounds(engine, request) : shoal_engine_prepare_hosts(engine, request);
     if (status != SHOAL_OK)
-        fail_to_prepare(engine, request, status);
+        shoal_engine_fail_request(engine, request, status);
     return status == SHOAL_OK;
 }
 
@@ -740,7 +743,7 @@ static bool start_arrived(struct shoal_engine *engine)
         did = true;
         const enum shoal_status status = shoal_engine_prepare(engine, request);
         if (status != SHOAL_OK) {
-            fail_to_prepare(engine, request, status);
+            shoal_engine_fail_request(engine, request, status);
             return true;
         }
         request->state = request->chunk_count ? SHOAL_REQUEST_RUNNING : SHOAL_REQUEST_DONE;

@@ -68,13 +68,17 @@ SHOAL_MUST_USE enum shoal_status shoal_engine_run(struct shoal_engine *engine, c
 SHOAL_MUST_USE enum shoal_status shoal_engine_start(struct shoal_engine *engine, const struct shoal_batch *batch,
                                                     struct shoal_request **request_out);
 
+/* What the call needs is not there, as where a driver refused: the request fails with status and with the last error of this
+ * thread, and with it the communicator on all ranks. A request that is done stays as it is. */
+void shoal_engine_fail_request(struct shoal_engine *engine, struct shoal_request *request, enum shoal_status status);
+
 /* ---- Questions ----------------------------------------------------------------------------------------------------------- */
 
 /* Whether a callback of this engine is running, so that it must not be freed. */
 bool shoal_engine_is_in_callback(const struct shoal_engine *engine);
 /* The most bytes of a whole, or of each part, that the engine asks a device for at once (device/device.h). Constant: any
  * thread. */
-size_t shoal_engine_range_bytes(const struct shoal_engine *engine);
+size_t shoal_engine_range_bytes(const struct shoal_engine *engine, bool is_in_parts);
 /* Ranks of the host that has most. Constant: any thread. */
 int shoal_engine_most_locals(const struct shoal_engine *engine);
 /* The failure that broke the engine; NULL while it is whole. Valid as long as the engine. */

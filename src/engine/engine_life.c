@@ -177,11 +177,12 @@ bool shoal_engine_is_in_callback(const struct shoal_engine *engine)
     return engine->is_in_progress;
 }
 
-/* A chunk of a plan without staging buffers, one that fills a slot, or all that lies beside an announcement. */
-size_t shoal_engine_range_bytes(const struct shoal_engine *engine)
+/* A chunk, or all that lies beside an announcement. */
+size_t shoal_engine_range_bytes(const struct shoal_engine *engine, bool is_in_parts)
 {
-    const size_t unstaged = engine->settings->chunk_bytes * (size_t)engine->size;
-    return shoal_max_size(shoal_max_size(unstaged, engine->slot_bytes), SHOAL_PAYLOAD_MAX);
+    const size_t chunk =
+        shoal_select_most_chunk_bytes(engine->settings->chunk_bytes, engine->size, engine->hosts, is_in_parts);
+    return shoal_max_size(chunk, SHOAL_PAYLOAD_MAX);
 }
 
 int shoal_engine_most_locals(const struct shoal_engine *engine)

@@ -113,8 +113,8 @@ static char *address_of(const struct shoal_engine *engine, const struct shoal_re
 /* As much as a device may be asked for. */
 static size_t part_after(const struct shoal_engine *engine, const struct shoal_request *request, size_t offset)
 {
-    const size_t most = shoal_min_size(COPY_BYTES, shoal_engine_range_bytes(engine)) / sizeof(uint64_t) * sizeof(uint64_t);
-    return shoal_min_size(request->bytes - offset, most);
+    const size_t most = shoal_min_size(COPY_BYTES, shoal_engine_range_bytes(engine, false));
+    return shoal_min_size(request->bytes - offset, most / sizeof(uint64_t) * sizeof(uint64_t));
 }
 
 /* ---- The list of requests ------------------------------------------------------------------------------------------------ */

@@ -134,7 +134,7 @@ static size_t find_most(const size_t *counts, int size, size_t most)
 /* The count in the message: the longest part, or all elements of the tensors. */
 static size_t told_count(const struct operation *operation, const struct team *team)
 {
-    const struct operation_side side = {*operation, *team, NULL, NULL};
+    const struct operation_side side = {.operation = *operation, .team = *team};
     size_t count = operation->form == FORM_PLAIN ? operation->count : 0;
     struct operation_arguments arguments = operation_open_arguments(&side);
     for (int t = 0; t < operation->tensors && operation->form == FORM_TENSORS; t++)

@@ -591,14 +591,15 @@ static void run_exchange(struct world *world, const struct areas *areas, const s
 {
     const struct team team = {world->size, world->rank, NULL};
     struct shoal_message messages[EXCHANGE_MESSAGES_MAX];
+    struct shoal_options options;
     struct shoal_request *request;
     CHECK(world, exchange_room(exchange, world->size) <= areas->bytes, "the test has too little memory");
     const struct exchange_side side = exchange_prepare(exchange, &team, areas, 0);
     const size_t count = exchange_list(&side, messages);
     if (!is_posted) {
-        OK(world, shoal_exchange(world->comm, count ? messages : NULL, count, NULL));
+        OK(world, shoal_exchange(world->comm, count ? messages : NULL, count, exchange_options(&side, &options)));
     } else {
-        OK(world, shoal_exchange_post(world->comm, messages, count, NULL, &request));
+        OK(world, shoal_exchange_post(world->comm, messages, count, exchange_options(&side, &options), &request));
         memset(messages, 0xFF, sizeof messages);
         OK(world, shoal_request_wait(request, SHOAL_FOREVER));
         shoal_request_free(request);

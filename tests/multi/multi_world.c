@@ -146,13 +146,14 @@ struct team world_team(const struct world_group *group)
 
 struct areas world_open_areas(struct world *world, size_t bytes)
 {
-    struct areas areas = {.bytes = bytes};
+    struct areas areas = {.bytes = bytes, .device = world->device};
     for (int i = 0; i < 2; i++) {
         void *memory;
         areas.plain[i] = aligned_alloc(CACHE_LINE, (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE);
         CHECK(world, areas.plain[i], "no memory");
         OK(world, shoal_mem_alloc(world->context, bytes, &memory));
         areas.shared[i] = memory;
+        areas.twins[i] = world->device ? world->device->allocate(bytes) : NULL;
     }
     return areas;
 }
@@ -161,6 +162,8 @@ void world_close_areas(struct world *world, struct areas *areas)
 {
     for (int i = 0; i < 2; i++) {
         free(areas->plain[i]);
+        if (areas->device)
+            areas->device->release(areas->twins[i]);
         OK(world, shoal_mem_free(world->context, areas->shared[i]));
     }
 }

@@ -19,6 +19,7 @@ struct world {
     uint64_t *board; /* WORLD_BOARD numbers, shared by the ranks and the test; the test's to clear */
     const void *arg;
     uint64_t seed; /* of what the body does now, for messages; 0: none */
+    const struct twin_device *device; /* of areas that are opened from now on; NULL: none */
 };
 
 #define WORLD_BOARD 1024

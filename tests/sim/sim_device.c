@@ -22,6 +22,7 @@ struct operand {
     enum shoal_operand which;
     int rank;
     int parts;
+    bool is_in_parts;
     size_t element;
     size_t count; /* elements of the longest part */
     size_t unit_elements;
@@ -33,7 +34,7 @@ struct operand {
 
 struct sim_device {
     uint64_t random;
-    size_t range_bytes;
+    size_t range_bytes, part_range_bytes;
     size_t reuses;
     unsigned stopped;
     struct operand *operands;
@@ -145,10 +146,15 @@ static struct operand *operand_of(const struct shoal_device_operand *base)
     return (struct operand *)(uintptr_t)base;
 }
 
+static size_t range_of(const struct operand *operand)
+{
+    return operand->is_in_parts ? operand->device->part_range_bytes : operand->device->range_bytes;
+}
+
 static bool operand_is_ready(const struct shoal_device_operand *base, size_t begin, size_t end)
 {
     struct operand *operand = operand_of(base);
-    if ((end - begin) * operand->element > operand->device->range_bytes)
+    if ((end - begin) * operand->element > range_of(operand))
         device_breach(operand->device, "asked for %zu elements of %zu bytes at once", end - begin, operand->element);
     end = shoal_min_size(end, operand->count);
     for (size_t unit = begin / operand->unit_elements; begin < end && unit * operand->unit_elements < end; unit++) {
@@ -227,11 +233,11 @@ static const struct shoal_device_ops operand_ops = {.is_ready = operand_is_ready
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
 
-struct sim_device *sim_device_open(uint64_t seed, size_t range_bytes)
+struct sim_device *sim_device_open(uint64_t seed, size_t range_bytes, size_t part_range_bytes)
 {
     struct sim_device *device = calloc(1, sizeof *device);
     if (device)
-        *device = (struct sim_device){.random = seed, .range_bytes = range_bytes};
+        *device = (struct sim_device){.random = seed, .range_bytes = range_bytes, .part_range_bytes = part_range_bytes};
     return device;
 }
 
@@ -246,7 +252,7 @@ void sim_device_close(struct sim_device *device)
 static void draw_units(struct operand *operand)
 {
     uint64_t *random = &operand->device->random;
-    const size_t range = operand->device->range_bytes / operand->element;
+    const size_t range = range_of(operand) / operand->element;
     operand->unit_elements = 1 + reference_below(random, reference_below(random, 2) ? 300 : 3000);
     operand->unit_count = (operand->count + operand->unit_elements - 1) / operand->unit_elements;
     operand->slot_count = range / operand->unit_elements + 2 + reference_below(random, 3);
@@ -270,8 +276,8 @@ static struct shoal_device_operand *open_operand(struct sim_device *device, cons
                                 .parts = 1,
                                 .element = shoal_type_bytes(call->type)};
     operand->host.layout = layout;
-    if (which == SHOAL_OPERAND_INPUT ? shape->is_input_cut : shape->is_output_cut)
-        operand->parts = size;
+    operand->is_in_parts = which == SHOAL_OPERAND_INPUT ? shape->is_input_cut : shape->is_output_cut;
+    operand->parts = operand->is_in_parts ? size : 1;
     for (int part = 0; part < operand->parts; part++)
         operand->count = shoal_max_size(operand->count, part_length(operand, part));
     draw_units(operand);

@@ -11,8 +11,8 @@
 /* The device of one rank. */
 struct sim_device;
 
-/* range_bytes: what the engine may ask for at once. NULL: no memory. */
-struct sim_device *sim_device_open(uint64_t seed, size_t range_bytes);
+/* What the engine may ask for at once, of a whole and of each part. NULL: no memory. */
+struct sim_device *sim_device_open(uint64_t seed, size_t range_bytes, size_t part_range_bytes);
 /* All operands must have been dropped. NULL is allowed. */
 void sim_device_close(struct sim_device *device);
 

@@ -124,7 +124,8 @@ static void open_devices(struct world *world, uint64_t seed)
     world->device_random = seed;
     world->device_pace = 1 + reference_below(&world->device_random, 30);
     for (int r = 0; r < world->size; r++) {
-        world->ranks[r].device = sim_device_open(seed * 31 + (uint64_t)r, shoal_engine_range_bytes(world->ranks[r].engine));
+        world->ranks[r].device = sim_device_open(seed * 31 + (uint64_t)r, shoal_engine_range_bytes(world->ranks[r].engine, false),
+                                                      shoal_engine_range_bytes(world->ranks[r].engine, true));
         assert_non_null(world->ranks[r].device);
     }
 }

@@ -117,7 +117,8 @@ static struct team team_of(struct shoal_comm *comm)
 
 static struct areas areas_of(struct rank *rank)
 {
-    return (struct areas){BYTES, {rank->plain[0], rank->plain[1]}, {rank->shared[0], rank->shared[1]}};
+    return (struct areas){
+        .bytes = BYTES, .plain = {rank->plain[0], rank->plain[1]}, .shared = {rank->shared[0], rank->shared[1]}};
 }
 
 /* Blocks until the request is done; NULL: it is. */

@@ -477,6 +477,36 @@ static void check_room(const struct group *group, int hosts)
     }
 }
 
+/* What a chunk of any entry covers is bounded: memory for operands on a device is made by it. */
+static void check_chunk(const struct group *group, int hosts)
+{
+    const struct shoal_algorithm *entry = shoal_select_find(group->algorithm->kind, group->algorithm->name);
+    const size_t chunks[] = {4096, (size_t)256 << 10};
+    for (size_t i = 0; i < 8; i++) {
+        const size_t element = (size_t)1 << i / 2, chunk = shoal_select_chunk(entry, &group->plans[0], chunks[i % 2], element);
+        assert_true(chunk * element <=
+                    shoal_select_most_chunk_bytes(chunks[i % 2], group->view.size, hosts, is_cut(group->algorithm)));
+    }
+}
+
+static void plan_chunks_on_one_host_are_bounded(void **state)
+{
+    static const int ranks[] = {1, 2, 3, 8, 64, 100};
+    static const enum sharing sharings[] = {SHARE_NONE, SHARE_ALL, SHARE_RANDOM};
+    static struct group group;
+    (void)state;
+    for (size_t i = 0; i < SHOAL_COUNT_OF(ranks) * SHOAL_COUNT_OF(on_one_host) * SHOAL_COUNT_OF(sharings); i++) {
+        const struct algorithm *algorithm = on_one_host[i / SHOAL_COUNT_OF(ranks) % SHOAL_COUNT_OF(on_one_host)];
+        const int size = ranks[i % SHOAL_COUNT_OF(ranks)];
+        if (!shoal_select_find(algorithm->kind, algorithm->name))
+            continue;
+        group_init(&group, algorithm, size, NULL, size - 1, sharings[i / SHOAL_COUNT_OF(ranks) / SHOAL_COUNT_OF(on_one_host)],
+                   false);
+        check_chunk(&group, 1);
+        group_fini(&group);
+    }
+}
+
 /* Hosts in a row with the numbers of ranks said, down to lone ranks beside many. */
 static void plan_fits_the_staging_of_its_communicator(void **state)
 {
@@ -495,6 +525,7 @@ static void plan_fits_the_staging_of_its_communicator(void **state)
         for (size_t a = 0; a < on_hosts_count; a++) {
             group_init(&group, &on_hosts[a], size, host, size - 1, SHARE_NONE, false);
             check_room(&group, shapes[i][0]);
+            check_chunk(&group, shapes[i][0]);
             group_fini(&group);
         }
     }
@@ -1156,6 +1187,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(plan_check_accepts_every_entry_on_hosts),
         cmocka_unit_test(plan_check_accepts_every_entry_on_large_hosts),
         cmocka_unit_test(plan_fits_the_staging_of_its_communicator),
+        cmocka_unit_test(plan_chunks_on_one_host_are_bounded),
         cmocka_unit_test(plan_peers_are_symmetric_and_know_no_flags),
         cmocka_unit_test(plan_check_accepts_any_sequence),
         cmocka_unit_test(plan_check_finds_wait_left_out),

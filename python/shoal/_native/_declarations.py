@@ -96,7 +96,7 @@ OP_END = 9
 @begins(scale=1)
 class Options(Sized):
     _fields_ = [("struct_bytes", c_size_t), ("timeout_ms", c_uint32), ("trace_tag", c_uint32), ("scale", c_double),
-                ("wait_ms", c_uint32)]
+                ("wait_ms", c_uint32), ("stream", c_void_p)]
 
 
 class Tensor(Structure):

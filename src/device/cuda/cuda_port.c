@@ -192,15 +192,17 @@ struct shoal_device_ring *shoal_gpu_port_ring(struct shoal_gpu_port *port, bool 
 
 /* ---- Putting work on the streams ----------------------------------------------------------------------------------------- */
 
-/* One of the two streams while a call is posted to it. A write goes to the driver with the wait of the next unit; by then no
+/* One of the two streams while a call is posted to it. A write goes to the driver with the waits of the next unit; by then no
  * more is needed of it than that of all units but one. */
 struct poster {
     struct shoal_gpu_port *port;
-    const struct shoal_gpu_transfer *transfer;
-    shoal_cu_stream stream;
-    uint64_t next; /* unit */
+    bool is_inward;
+    const struct shoal_gpu_transfer *transfer; /* the next one of its direction, */
+    const struct shoal_gpu_transfer *end;      /* before here; there is none at the end */
+    uint64_t next;                             /* unit of it */
+    uint64_t posted;                           /* units of all */
     unsigned count;
-    union shoal_cu_memory_op ops[2];
+    union shoal_cu_memory_op ops[3];
 };
 
 static struct shoal_device_ring_operand *operand_of(const struct poster *poster)
@@ -208,9 +210,32 @@ static struct shoal_device_ring_operand *operand_of(const struct poster *poster)
     return poster->transfer->operand;
 }
 
+static shoal_cu_stream stream_of(const struct poster *poster)
+{
+    return poster->port->streams[poster->is_inward];
+}
+
 static bool has_more(const struct poster *poster)
 {
-    return operand_of(poster) && poster->next < operand_of(poster)->units;
+    return poster->transfer < poster->end;
+}
+
+/* To a unit that was not posted: past transfers of the other direction, and those that have no more. */
+static void find_next(struct poster *poster)
+{
+    while (has_more(poster) &&
+           (operand_of(poster)->ring->is_inward != poster->is_inward || poster->next == operand_of(poster)->units)) {
+        poster->transfer++;
+        poster->next = 0;
+    }
+}
+
+static struct poster begin_poster(struct shoal_gpu_port *port, bool is_inward, const struct shoal_gpu_transfer *transfers,
+                                  size_t count)
+{
+    struct poster poster = {.port = port, .is_inward = is_inward, .transfer = transfers, .end = transfers + count};
+    find_next(&poster);
+    return poster;
 }
 
 static enum shoal_status flush_ops(struct poster *poster)
@@ -218,7 +243,7 @@ static enum shoal_status flush_ops(struct poster *poster)
     const unsigned count = poster->count;
     poster->count = 0;
     if (count)
-        PORT_CALL(poster->port, memory_ops, "cuStreamBatchMemOp", "posting waits and writes", poster->stream, count,
+        PORT_CALL(poster->port, memory_ops, "cuStreamBatchMemOp", "posting waits and writes", stream_of(poster), count,
                   poster->ops, 0);
     return SHOAL_OK;
 }
@@ -238,9 +263,9 @@ static enum shoal_status copy_run(const struct poster *poster, char *host, shoal
 {
     const struct shoal_gpu_port *port = poster->port;
     if (operand_of(poster)->ring->is_inward)
-        PORT_CALL(port, copy_to_host, "cuMemcpyDtoHAsync", "copying an input", host, device, bytes, poster->stream);
+        PORT_CALL(port, copy_to_host, "cuMemcpyDtoHAsync", "copying an input", host, device, bytes, stream_of(poster));
     else
-        PORT_CALL(port, copy_to_device, "cuMemcpyHtoDAsync", "copying an output", device, host, bytes, poster->stream);
+        PORT_CALL(port, copy_to_device, "cuMemcpyHtoDAsync", "copying an output", device, host, bytes, stream_of(poster));
     return SHOAL_OK;
 }
 
@@ -260,17 +285,32 @@ static enum shoal_status copy_unit(const struct poster *poster, const struct sho
     return SHOAL_OK;
 }
 
+/* In place the same elements of the input must have been read. Mostly the engine's word says so; not where the output's come
+ * from others alone. */
+static void wait_for_input(struct poster *poster, uint64_t number)
+{
+    const struct shoal_device_ring_operand *input = poster->transfer->input;
+    if (!input || number >= input->units)
+        return;
+    const struct shoal_device_ring_unit unit = shoal_device_ring_unit(input, number);
+    add_op(poster, SHOAL_CU_OP_WAIT_64, &input->ring->by_stream[unit.slot], unit.number);
+}
+
 /* The next unit: see the picture in device/device_ring.h. */
 static enum shoal_status post_unit(struct poster *poster)
 {
     const struct shoal_device_ring_operand *operand = operand_of(poster);
     const struct shoal_device_ring *ring = operand->ring;
-    const struct shoal_device_ring_unit unit = shoal_device_ring_unit(operand, poster->next++);
+    const struct shoal_device_ring_unit unit = shoal_device_ring_unit(operand, poster->next);
     if (!ring->is_inward || !unit.is_first_use)
         add_op(poster, SHOAL_CU_OP_WAIT_64, &ring->by_engine[unit.slot], ring->is_inward ? unit.number - 1 : unit.number);
+    wait_for_input(poster, poster->next);
     SHOAL_TRY(flush_ops(poster));
     SHOAL_TRY(copy_unit(poster, &unit));
     add_op(poster, SHOAL_CU_OP_WRITE_64, &ring->by_stream[unit.slot], unit.number);
+    poster->next++;
+    poster->posted++;
+    find_next(poster);
     return has_more(poster) ? SHOAL_OK : flush_ops(poster);
 }
 
@@ -281,7 +321,7 @@ static bool is_inward_next(const struct poster *in, const struct poster *out)
 {
     if (!has_more(in) || !has_more(out))
         return has_more(in);
-    return in->next < out->next + operand_of(in)->ring->slots - 1;
+    return in->posted < out->posted + operand_of(in)->ring->slots - 1;
 }
 
 static enum shoal_status post_units(struct poster *in, struct poster *out)
@@ -291,41 +331,42 @@ static enum shoal_status post_units(struct poster *in, struct poster *out)
     return SHOAL_OK;
 }
 
-static enum shoal_status begin_after(const struct shoal_gpu_port *port, const struct poster *poster)
+static enum shoal_status begin_after(const struct poster *poster)
 {
-    if (operand_of(poster))
-        PORT_CALL(port, stream_wait_event, "cuStreamWaitEvent", "ordering a stream after the caller's", poster->stream,
+    const struct shoal_gpu_port *port = poster->port;
+    if (has_more(poster))
+        PORT_CALL(port, stream_wait_event, "cuStreamWaitEvent", "ordering a stream after the caller's", stream_of(poster),
                   port->begun, 0);
     return SHOAL_OK;
 }
 
-static enum shoal_status end_before(const struct shoal_gpu_port *port, const struct poster *poster, shoal_cu_stream stream,
-                                    shoal_cu_event ended)
+static enum shoal_status end_before(const struct poster *poster, shoal_cu_stream stream)
 {
-    if (!operand_of(poster))
+    const struct shoal_gpu_port *port = poster->port;
+    const shoal_cu_event ended = port->ended[poster->is_inward];
+    if (!poster->posted)
         return SHOAL_OK;
-    PORT_CALL(port, event_record, "cuEventRecord", "marking the end of a call", ended, poster->stream);
+    PORT_CALL(port, event_record, "cuEventRecord", "marking the end of a call", ended, stream_of(poster));
     PORT_CALL(port, stream_wait_event, "cuStreamWaitEvent", "ordering the caller's stream after a call", stream, ended, 0);
     return SHOAL_OK;
 }
 
-static enum shoal_status post_call(struct shoal_gpu_port *port, struct poster *in, struct poster *out, shoal_cu_stream stream)
+static enum shoal_status post_all(struct shoal_gpu_port *port, struct poster *in, struct poster *out, shoal_cu_stream stream)
 {
     PORT_CALL(port, event_record, "cuEventRecord", "marking the caller's stream", port->begun, stream);
-    SHOAL_TRY(begin_after(port, in));
-    SHOAL_TRY(begin_after(port, out));
+    SHOAL_TRY(begin_after(in));
+    SHOAL_TRY(begin_after(out));
     SHOAL_TRY(post_units(in, out));
-    SHOAL_TRY(end_before(port, in, stream, port->ended[1]));
-    return end_before(port, out, stream, port->ended[0]);
+    SHOAL_TRY(end_before(in, stream));
+    return end_before(out, stream);
 }
 
-enum shoal_status shoal_gpu_port_post(struct shoal_gpu_port *port, const struct shoal_gpu_transfer *input,
-                                      const struct shoal_gpu_transfer *output, void *stream)
+enum shoal_status shoal_gpu_port_post(struct shoal_gpu_port *port, const struct shoal_gpu_transfer *transfers, size_t count,
+                                      void *stream)
 {
-    struct poster in = {.port = port, .transfer = input, .stream = port->streams[1]};
-    struct poster out = {.port = port, .transfer = output, .stream = port->streams[0]};
+    struct poster in = begin_poster(port, true, transfers, count), out = begin_poster(port, false, transfers, count);
     SHOAL_TRY(port_enter(port));
-    const enum shoal_status status = post_call(port, &in, &out, shoal_cuda_stream(stream));
+    const enum shoal_status status = post_all(port, &in, &out, shoal_cuda_stream(stream));
     port_exit(port);
     return status;
 }

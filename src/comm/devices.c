@@ -1,0 +1,560 @@
+#include "comm/arguments.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/clock.h"
+#include "transport/shm/shm_link.h"
+
+/* ---- Ports --------------------------------------------------------------------------------------------------------------- */
+
+struct shoal_port {
+    struct shoal_port *next;
+    struct shoal_gpu_port *port;
+    void *memory; /* of its rings */
+    size_t bytes;
+};
+
+void shoal_drivers_init(struct shoal_drivers *drivers)
+{
+    pthread_mutex_init(&drivers->lock, NULL);
+}
+
+/* Memory that a device may still write to is never given back. */
+static void end_port(struct shoal_port *port)
+{
+    if (shoal_gpu_port_close(port->port))
+        munmap(port->memory, port->bytes);
+    free(port);
+}
+
+static void push_retired(struct shoal_drivers *drivers, struct shoal_port *port)
+{
+    port->next = atomic_load_explicit(&drivers->retired, memory_order_relaxed);
+    /* release: pairs with the acquire of sweep, so that what the port is made of is seen. */
+    while (!atomic_compare_exchange_weak_explicit(&drivers->retired, &port->next, port, memory_order_release,
+                                                  memory_order_relaxed))
+        continue;
+}
+
+/* Ends ports whose streams are idle, or all. True: none is left. */
+static bool sweep(struct shoal_drivers *drivers, bool is_last)
+{
+    bool is_clean = true;
+    pthread_mutex_lock(&drivers->lock);
+    struct shoal_port *port = atomic_exchange_explicit(&drivers->retired, NULL, memory_order_acquire);
+    while (port) {
+        struct shoal_port *next = port->next;
+        if (is_last || shoal_gpu_port_is_idle(port->port)) {
+            end_port(port);
+        } else {
+            push_retired(drivers, port);
+            is_clean = false;
+        }
+        port = next;
+    }
+    pthread_mutex_unlock(&drivers->lock);
+    return is_clean;
+}
+
+#define IDLE_WAIT_NS SHOAL_NS_PER_S
+
+void shoal_drivers_fini(struct shoal_context *context)
+{
+    struct shoal_drivers *drivers = &context->drivers;
+    const uint64_t deadline_ns = shoal_clock_ns() + IDLE_WAIT_NS;
+    while (!sweep(drivers, shoal_clock_ns() > deadline_ns))
+        shoal_shm_link_wait(-1, 0, 1);
+    shoal_gpu_close(drivers->gpu);
+    pthread_mutex_destroy(&drivers->lock);
+}
+
+void shoal_devices_init(struct shoal_devices *devices)
+{
+    devices->ask = shoal_gpu_look();
+    pthread_mutex_init(&devices->posting, NULL);
+}
+
+/* Takes a port off its communicator's list. */
+static void retire(struct shoal_context *context, struct shoal_port **link)
+{
+    struct shoal_port *port = *link;
+    *link = port->next;
+    push_retired(&context->drivers, port);
+    if (!shoal_progress_is_inside(context->progress))
+        (void)sweep(&context->drivers, false);
+}
+
+void shoal_devices_fini(struct shoal_comm *comm)
+{
+    while (comm->devices.ports)
+        retire(comm->context, &comm->devices.ports);
+    pthread_mutex_destroy(&comm->devices.posting);
+}
+
+/* Memory that a forked child does not share copies of: the device writes to these pages. */
+static enum shoal_status map_rings(struct shoal_comm *comm, struct shoal_port *port)
+{
+    port->memory = mmap(NULL, port->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (port->memory != MAP_FAILED)
+        return SHOAL_OK;
+    return shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm",
+                          "communicator %s: no %zu bytes of host memory for operands on a device (%s); a smaller "
+                          "SHOAL_GPU_UNIT_BYTES or SHOAL_CHUNK_BYTES needs less",
+                          comm->name, port->bytes, strerror(errno));
+}
+
+static enum shoal_status fill_port(struct shoal_comm *comm, void *driver_context, struct shoal_port *port)
+{
+    const struct shoal_settings *settings = &comm->context->settings;
+    const size_t slot_bytes = shoal_round_up((size_t)settings->gpu.unit_bytes, SHOAL_PAGE);
+    const size_t whole = shoal_engine_range_bytes(comm->engine, false), part = shoal_engine_range_bytes(comm->engine, true);
+    struct shoal_gpu_port_options options = {.context = driver_context,
+                                             .slots = shoal_device_ring_slots(slot_bytes, whole, comm->size, part),
+                                             .slot_bytes = slot_bytes,
+                                             .counter_start = settings->engine.counter_start};
+    port->bytes = shoal_gpu_port_bytes(options.slots, slot_bytes);
+    SHOAL_TRY(map_rings(comm, port));
+    options.memory = port->memory;
+    const enum shoal_status status = shoal_gpu_port_open(comm->context->drivers.gpu, &options, &port->port);
+    if (status != SHOAL_OK)
+        munmap(port->memory, port->bytes);
+    return status;
+}
+
+static enum shoal_status make_port(struct shoal_comm *comm, void *driver_context, struct shoal_port **port_out)
+{
+    struct shoal_port *port = calloc(1, sizeof *port);
+    if (!port)
+        return shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "no memory for the way to a device");
+    const enum shoal_status status = fill_port(comm, driver_context, port);
+    if (status != SHOAL_OK) {
+        free(port);
+        return status;
+    }
+    shoal_log_line(&comm->context->log, SHOAL_LOG_INFO, "comm",
+                   "communicator %s: operands on a device pass through %zu bytes of registered host memory", comm->name,
+                   port->bytes);
+    port->next = comm->devices.ports;
+    *port_out = comm->devices.ports = port;
+    return SHOAL_OK;
+}
+
+/* The communicator's port to that context; it is made where it does not exist. */
+static enum shoal_status find_port(struct shoal_comm *comm, void *driver_context, struct shoal_port **port_out)
+{
+    struct shoal_port *port = comm->devices.ports;
+    while (port && shoal_gpu_port_context(port->port) != driver_context)
+        port = port->next;
+    *port_out = port;
+    if (port)
+        return SHOAL_OK;
+    pthread_mutex_lock(&comm->context->drivers.lock);
+    const enum shoal_status status = make_port(comm, driver_context, port_out);
+    pthread_mutex_unlock(&comm->context->drivers.lock);
+    return status;
+}
+
+/* ---- What lies where ----------------------------------------------------------------------------------------------------- */
+
+/* Memory of one operand, or of one tensor of it. */
+struct piece {
+    const void *at;
+    enum shoal_operand operand;
+    size_t tensor;
+};
+
+static size_t count_pieces(const struct shoal_call *call)
+{
+    return 2 * (call->layout && call->layout->tensors ? call->layout->tensor_count : 1);
+}
+
+static bool is_message(const struct shoal_call *call)
+{
+    return call->kind == SHOAL_COLLECTIVE_SEND || call->kind == SHOAL_COLLECTIVE_RECV;
+}
+
+/* Bytes of an operand that is not several tensors. */
+static size_t operand_bytes(const struct shoal_comm *comm, const struct shoal_call *call, enum shoal_operand operand)
+{
+    const size_t element = shoal_type_bytes(call->type);
+    if (is_message(call))
+        return (operand == SHOAL_OPERAND_INPUT) == (call->kind == SHOAL_COLLECTIVE_SEND) ? call->count * element : 0;
+    return operand == SHOAL_OPERAND_INPUT ? shoal_call_input_bytes(call, comm->rank, comm->size, element, comm->rank)
+                                          : shoal_call_output_bytes(call, comm->rank, comm->size, element, comm->rank);
+}
+
+/* Number i of count_pieces; at is NULL where the rank has no bytes of it. */
+static struct piece piece_at(const struct shoal_comm *comm, const struct shoal_call *call, size_t i)
+{
+    struct piece piece = {NULL, i % 2 == 0 ? SHOAL_OPERAND_INPUT : SHOAL_OPERAND_OUTPUT, i / 2};
+    const bool is_input = piece.operand == SHOAL_OPERAND_INPUT;
+    if (!call->layout || !call->layout->tensors) {
+        if (operand_bytes(comm, call, piece.operand))
+            piece.at = is_input ? call->input : call->output;
+        return piece;
+    }
+    const struct shoal_shape *shape = &shoal_collective_traits(call->kind)->shape;
+    const struct shoal_tensor *tensor = &call->layout->tensors[piece.tensor];
+    const bool has =
+        is_input ? shoal_shape_gives(shape, comm->rank, call->root) : shoal_shape_takes(shape, comm->rank, call->root);
+    if (has && tensor->count)
+        piece.at = is_input ? tensor->input : tensor->output;
+    return piece;
+}
+
+static bool has_device_piece(const struct shoal_comm *comm, const struct shoal_call *call)
+{
+    for (size_t i = 0; i < count_pieces(call); i++) {
+        const struct piece piece = piece_at(comm, call, i);
+        if (piece.at && shoal_gpu_classify(comm->devices.ask, piece.at).memory != SHOAL_GPU_MEMORY_HOST)
+            return true;
+    }
+    return false;
+}
+
+bool shoal_devices_have(const struct shoal_comm *comm, const struct shoal_posting *posting)
+{
+    bool has = false;
+    for (size_t i = 0; i < posting->count && !has && comm->devices.ask; i++)
+        has = has_device_piece(comm, &posting->calls[i]);
+    return has;
+}
+
+/* ---- A call on its way --------------------------------------------------------------------------------------------------- */
+
+/* An operand that lies on a device. */
+struct side {
+    const struct shoal_call *call; /* that of its struct leg */
+    int rank;
+    enum shoal_operand operand;
+    struct shoal_device_ring_operand *ring_operand; /* NULL: in host memory */
+};
+
+/* One call of a posting. The engine may free the call's layout while copies are still being posted: addresses are found in one
+ * of its own. */
+struct leg {
+    struct shoal_call call;
+    struct side sides[2]; /* enum shoal_operand */
+};
+
+struct trip {
+    struct shoal_comm *comm;
+    const struct shoal_posting *posting;
+    void *driver_context; /* NULL: nothing was found yet, */
+    char first[64];       /* else what it was found by */
+    struct shoal_port *port;
+    struct leg *legs;                     /* [count] */
+    size_t *order;                        /* [count] in which messages of a group pass through the rings */
+    struct shoal_gpu_transfer *transfers; /* [2 * count] */
+    size_t transfer_count;
+};
+
+static void name_piece(const struct trip *trip, size_t call, const struct piece *piece, char *name, size_t bytes)
+{
+    const char *operand = piece->operand == SHOAL_OPERAND_INPUT ? "input" : "output";
+    const struct shoal_call *at = &trip->posting->calls[call];
+    if (at->layout && at->layout->tensors)
+        snprintf(name, bytes, "the %s of tensor %zu", operand, piece->tensor);
+    else if (trip->posting->is_group)
+        snprintf(name, bytes, "the buffer of message %zu", call);
+    else
+        snprintf(name, bytes, "%s", operand);
+}
+
+/* Looks up the context in which a piece is used, which must be that of all. *is_on_device_out: false for host memory. */
+static enum shoal_status look_at_piece(struct trip *trip, size_t call, const struct piece *piece, bool *is_on_device_out)
+{
+    struct shoal_comm *comm = trip->comm;
+    struct shoal_drivers *drivers = &comm->context->drivers;
+    const struct shoal_gpu_pointer pointer = shoal_gpu_classify(comm->devices.ask, piece->at);
+    char name[64];
+    void *found = NULL;
+    *is_on_device_out = pointer.memory != SHOAL_GPU_MEMORY_HOST;
+    if (!*is_on_device_out)
+        return SHOAL_OK;
+    name_piece(trip, call, piece, name, sizeof name);
+    pthread_mutex_lock(&drivers->lock);
+    const enum shoal_status status = shoal_gpu_find_context(drivers->gpu, &pointer, trip->posting->stream, name, &found);
+    pthread_mutex_unlock(&drivers->lock);
+    SHOAL_TRY(status);
+    if (trip->driver_context && trip->driver_context != found)
+        return shoal_arguments_refuse(comm, trip->posting->name,
+                                      "%s and %s lie on different devices, or in different contexts of the driver: one call is "
+                                      "for one of them",
+                                      trip->first, name);
+    if (!trip->driver_context)
+        snprintf(trip->first, sizeof trip->first, "%s", name);
+    trip->driver_context = found;
+    return SHOAL_OK;
+}
+
+/* Several tensors count as one vector: what looks them up is in one place. */
+static enum shoal_status look_at_call(struct trip *trip, size_t call)
+{
+    const struct shoal_call *at = &trip->posting->calls[call];
+    struct leg *leg = &trip->legs[call];
+    const bool has_tensors = at->layout && at->layout->tensors;
+    bool is_any_on_device = false, is_any_in_host = false, is_on_device[2] = {false, false};
+    for (size_t i = 0; i < count_pieces(at); i++) {
+        const struct piece piece = piece_at(trip->comm, at, i);
+        bool is_there = false;
+        if (!piece.at)
+            continue;
+        SHOAL_TRY(look_at_piece(trip, call, &piece, &is_there));
+        is_on_device[piece.operand] |= is_there;
+        is_any_on_device |= is_there;
+        is_any_in_host |= !is_there;
+    }
+    if (has_tensors && is_any_on_device && is_any_in_host)
+        return shoal_arguments_refuse(trip->comm, trip->posting->name,
+                                      "some of the tensors lie in host memory, but %s on a device: put them in two calls",
+                                      trip->first);
+    for (int operand = 0; operand < 2; operand++)
+        leg->sides[operand] = (struct side){.call = is_on_device[operand] ? &leg->call : NULL,
+                                            .rank = trip->comm->rank,
+                                            .operand = (enum shoal_operand)operand};
+    return SHOAL_OK;
+}
+
+/* The driver is loaded and looked at once. */
+static enum shoal_status open_driver(struct shoal_context *context)
+{
+    struct shoal_drivers *drivers = &context->drivers;
+    pthread_mutex_lock(&drivers->lock);
+    const enum shoal_status status = drivers->gpu ? SHOAL_OK : shoal_gpu_open(&context->log, &drivers->gpu);
+    pthread_mutex_unlock(&drivers->lock);
+    return status;
+}
+
+/* ---- Opening ------------------------------------------------------------------------------------------------------------- */
+
+static const struct shoal_shape *shape_of(const struct shoal_call *call)
+{
+    return &shoal_collective_traits(call->kind)->shape;
+}
+
+static bool is_cut(const struct shoal_call *call, enum shoal_operand operand)
+{
+    return operand == SHOAL_OPERAND_INPUT ? shape_of(call)->is_input_cut : shape_of(call)->is_output_cut;
+}
+
+static enum shoal_status open_leg(struct trip *trip, size_t i)
+{
+    struct shoal_comm *comm = trip->comm;
+    struct shoal_call *call = &trip->posting->calls[i];
+    struct leg *leg = &trip->legs[i];
+    leg->call = *call;
+    leg->call.layout = NULL;
+    if (call->layout)
+        SHOAL_TRY(shoal_arguments_lay_out(comm, trip->posting->name, &leg->call, trip->posting->extra));
+    const bool is_any_cut = is_cut(call, SHOAL_OPERAND_INPUT) || is_cut(call, SHOAL_OPERAND_OUTPUT);
+    struct shoal_device_operand *bases[2] = {NULL, NULL};
+    for (int operand = 0; operand < 2; operand++) {
+        struct side *side = &leg->sides[operand];
+        if (!side->call)
+            continue;
+        struct shoal_device_ring *ring = shoal_gpu_port_ring(trip->port->port, operand == SHOAL_OPERAND_INPUT);
+        side->ring_operand = shoal_device_ring_open(ring, is_cut(call, side->operand) ? comm->size : 1,
+                                                    is_any_cut ? comm->size : 1, call->count, shoal_type_bytes(call->type));
+        bases[operand] = side->ring_operand ? &side->ring_operand->base : NULL;
+        if (!bases[operand])
+            break;
+    }
+    const bool has_all = !leg->sides[0].call == !bases[0] && !leg->sides[1].call == !bases[1];
+    if (has_all &&
+        shoal_layout_put_on_device(call, comm->rank, comm->size, bases[SHOAL_OPERAND_INPUT], bases[SHOAL_OPERAND_OUTPUT]))
+        return SHOAL_OK;
+    for (int operand = 0; operand < 2; operand++) /* in the engine's stead */
+        shoal_device_ring_leave(leg->sides[operand].ring_operand);
+    return shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "%s on communicator %s: no memory",
+                          trip->posting->name, comm->name);
+}
+
+static unsigned long long find_element(const void *arg, int part, size_t at, size_t *run)
+{
+    const struct side *side = arg;
+    const struct shoal_call *call = side->call;
+    const int peer = is_cut(call, side->operand) ? part : side->rank;
+    const bool is_input = side->operand == SHOAL_OPERAND_INPUT;
+    const size_t length = is_message(call) ? call->count
+                          : is_input       ? shoal_call_length(call, side->rank, side->rank, peer)
+                                           : shoal_call_length(call, side->rank, peer, side->rank);
+    *run = at < length ? shoal_min_size(*run, length - at) : 0;
+    if (!*run)
+        return 0;
+    return (uintptr_t)shoal_call_address(call, side->rank, shoal_type_bytes(call->type), side->operand, part, at, run);
+}
+
+/* ---- Posting ------------------------------------------------------------------------------------------------------------- */
+
+/* A sends to B as B receives from A: so both ends of all messages of a group pass through the rings in one order, whatever the
+ * order in which they were given. */
+static int way_of(const struct shoal_comm *comm, const struct shoal_call *call)
+{
+    const int from = call->kind == SHOAL_COLLECTIVE_SEND ? comm->rank : call->root;
+    const int to = call->kind == SHOAL_COLLECTIVE_SEND ? call->root : comm->rank;
+    return to > from ? to - from : to - from + comm->size;
+}
+
+/* Messages of one pair and tag stay as they are: they are matched in this order. By insertion, as groups are short and mostly
+ * in order. */
+static void order_messages(struct trip *trip)
+{
+    const struct shoal_call *calls = trip->posting->calls;
+    for (size_t i = 0; i < trip->posting->count; i++) {
+        const int way = way_of(trip->comm, &calls[i]);
+        size_t at = i;
+        for (; at > 0; at--) {
+            const struct shoal_call *before = &calls[trip->order[at - 1]];
+            const int its_way = way_of(trip->comm, before);
+            if (its_way < way || (its_way == way && before->tag <= calls[i].tag))
+                break;
+            trip->order[at] = trip->order[at - 1];
+        }
+        trip->order[at] = i;
+    }
+}
+
+/* From here on each unit must be posted, or the ring let go. */
+static void reserve_all(struct trip *trip)
+{
+    if (trip->posting->is_group)
+        order_messages(trip);
+    for (size_t i = 0; i < trip->posting->count; i++) {
+        struct leg *leg = &trip->legs[trip->order[i]];
+        for (int operand = 0; operand < 2; operand++) {
+            struct side *side = &leg->sides[operand];
+            if (!side->ring_operand)
+                continue;
+            shoal_device_ring_reserve(side->ring_operand);
+            trip->transfers[trip->transfer_count++] = (struct shoal_gpu_transfer){
+                .operand = side->ring_operand,
+                .input = operand == SHOAL_OPERAND_OUTPUT ? leg->sides[SHOAL_OPERAND_INPUT].ring_operand : NULL,
+                .find = find_element,
+                .arg = side};
+        }
+    }
+}
+
+/* The driver has refused a copy that other ranks count on. */
+static void fail_posted(struct trip *trip, struct shoal_request *request, enum shoal_status status)
+{
+    struct shoal_progress *progress = trip->comm->context->progress;
+    shoal_progress_lock(progress);
+    shoal_engine_fail_request(trip->comm->engine, request, status);
+    shoal_progress_wake(progress);
+    shoal_progress_unlock(progress);
+}
+
+/* Its rings were let go: the next call makes another port. */
+static void give_up_port(struct trip *trip)
+{
+    struct shoal_port **link = &trip->comm->devices.ports;
+    while (*link != trip->port)
+        link = &(*link)->next;
+    retire(trip->comm->context, link);
+}
+
+static bool has_failed(struct shoal_comm *comm)
+{
+    shoal_progress_lock(comm->context->progress);
+    const bool has = shoal_engine_failure(comm->engine) != NULL;
+    shoal_progress_unlock(comm->context->progress);
+    return has;
+}
+
+static enum shoal_status post_all(struct trip *trip, struct shoal_request **request_out)
+{
+    const struct shoal_posting *posting = trip->posting;
+    reserve_all(trip);
+    const struct shoal_batch batch = {posting->calls, posting->count, posting->is_group, 0};
+    enum shoal_status status = shoal_engine_start(trip->comm->engine, &batch, request_out);
+    if (status != SHOAL_OK) {
+        give_up_port(trip);
+        return status;
+    }
+    if (has_failed(trip->comm)) /* the request, too, and its rings are let go */
+        return SHOAL_OK;
+    status = shoal_gpu_port_post(trip->port->port, trip->transfers, trip->transfer_count, posting->stream);
+    if (status == SHOAL_OK)
+        return SHOAL_OK;
+    status = status == SHOAL_ERR_MEMORY ? status : SHOAL_ERR_SYSTEM; /* no argument can be mended any more */
+    fail_posted(trip, *request_out, status);
+    shoal_request_free(*request_out);
+    return status;
+}
+
+/* Layouts of calls that were not posted are freed by who drops the posting. */
+static enum shoal_status prepare(struct trip *trip)
+{
+    struct shoal_comm *comm = trip->comm;
+    SHOAL_TRY(open_driver(comm->context));
+    for (size_t i = 0; i < trip->posting->count; i++) {
+        trip->order[i] = i;
+        SHOAL_TRY(look_at_call(trip, i));
+    }
+    SHOAL_TRY(find_port(comm, trip->driver_context, &trip->port));
+    SHOAL_TRY(shoal_gpu_port_check(trip->port->port, trip->posting->stream));
+    for (size_t i = 0; i < trip->posting->count; i++)
+        SHOAL_TRY(open_leg(trip, i));
+    return SHOAL_OK;
+}
+
+enum shoal_status shoal_posting_drop(const struct shoal_posting *posting, enum shoal_status status)
+{
+    for (size_t i = 0; i < posting->count; i++)
+        shoal_layout_free(posting->calls[i].layout);
+    return status;
+}
+
+static enum shoal_status travel(struct trip *trip, struct shoal_request **request_out)
+{
+    enum shoal_status status = prepare(trip);
+    status = status == SHOAL_OK ? post_all(trip, request_out) : shoal_posting_drop(trip->posting, status);
+    for (size_t i = 0; i < trip->posting->count; i++) {
+        shoal_layout_free(trip->legs[i].call.layout);
+        for (int operand = 0; operand < 2; operand++)
+            shoal_device_ring_leave(trip->legs[i].sides[operand].ring_operand);
+    }
+    return status;
+}
+
+/* Under the lock for posting. */
+static enum shoal_status post_in_order(struct shoal_comm *comm, const struct shoal_posting *posting,
+                                       struct shoal_request **request_out)
+{
+    struct trip trip = {.comm = comm,
+                        .posting = posting,
+                        .legs = calloc(posting->count, sizeof *trip.legs),
+                        .order = calloc(posting->count, sizeof *trip.order),
+                        .transfers = calloc(2 * posting->count, sizeof *trip.transfers)};
+    const enum shoal_status status =
+        trip.legs && trip.order && trip.transfers
+            ? travel(&trip, request_out)
+            : shoal_posting_drop(posting, shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm",
+                                                         "%s on communicator %s: no memory", posting->name, comm->name));
+    free(trip.legs);
+    free(trip.order);
+    free(trip.transfers);
+    return status;
+}
+
+enum shoal_status shoal_devices_post(struct shoal_comm *comm, const struct shoal_posting *posting,
+                                     struct shoal_request **request_out)
+{
+    if (shoal_progress_is_inside(comm->context->progress))
+        return shoal_posting_drop(
+            posting,
+            shoal_log_fail(&comm->context->log, SHOAL_ERR_STATE, "comm",
+                           "%s on communicator %s in a callback: an operand lies on a device, whose driver must not be "
+                           "called there; post it from another thread, or copy it to host memory",
+                           posting->name, comm->name));
+    pthread_mutex_lock(&comm->devices.posting);
+    const enum shoal_status status = post_in_order(comm, posting, request_out);
+    pthread_mutex_unlock(&comm->devices.posting);
+    return status;
+}

@@ -1,0 +1,63 @@
+/* Calls with operands on a device. Which memory lies on one is asked of its driver; their elements pass through a port
+ * (device/gpu.h), of which a communicator has one for each context of the driver that its operands are used in.
+ *
+ * Any thread, without the progress engine's lock: a driver takes locks that the program may hold while it waits for us. Calls
+ * with such operands are posted one at a time, so that they come to the engine and to the rings in one order. */
+#ifndef SHOAL_COMM_DEVICES_H
+#define SHOAL_COMM_DEVICES_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "device/gpu.h"
+#include "engine/engine.h"
+
+struct shoal_comm;
+struct shoal_context;
+struct shoal_extra;
+struct shoal_port;
+
+/* What a communicator knows of devices. */
+struct shoal_devices {
+    shoal_gpu_ask_fn ask;    /* NULL: the process had no driver when the communicator was made, so nothing is on a device */
+    pthread_mutex_t posting; /* guards what follows, and keeps calls in order */
+    struct shoal_port *ports;
+};
+
+/* What a context knows of them. */
+struct shoal_drivers {
+    pthread_mutex_t lock;  /* of the driver; never taken in a callback */
+    struct shoal_gpu *gpu; /* NULL: no operand was on a device yet */
+    /* Of communicators that were freed: streams may have to run out, and a callback must not end them. */
+    _Atomic(struct shoal_port *) retired;
+};
+
+void shoal_drivers_init(struct shoal_drivers *drivers);
+/* All communicators were freed. Waits up to a second for the streams of their ports. */
+void shoal_drivers_fini(struct shoal_context *context);
+
+void shoal_devices_init(struct shoal_devices *devices);
+/* The engine was destroyed: no stream waits for it. In a callback of another communicator, too. */
+void shoal_devices_fini(struct shoal_comm *comm);
+
+/* Calls whose arguments have been checked, with their layouts, which are taken. */
+struct shoal_posting {
+    const char *name; /* of the public function, for messages */
+    struct shoal_call *calls;
+    size_t count;
+    bool is_group;                   /* of messages */
+    const struct shoal_extra *extra; /* that the layout of a single call was made from; NULL: none */
+    void *stream;
+};
+
+/* Frees the layouts of calls that are not posted; returns status. */
+enum shoal_status shoal_posting_drop(const struct shoal_posting *posting, enum shoal_status status);
+
+/* Whether an operand lies on a device. Cheap where no driver is loaded. */
+bool shoal_devices_have(const struct shoal_comm *comm, const struct shoal_posting *posting);
+
+/* Posts calls with operands on a device. Errors as the public header says; without one *request_out is the caller's. */
+SHOAL_MUST_USE enum shoal_status shoal_devices_post(struct shoal_comm *comm, const struct shoal_posting *posting,
+                                                    struct shoal_request **request_out);
+
+#endif

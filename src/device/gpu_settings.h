@@ -1,0 +1,12 @@
+/* Settings of operands on a device. */
+#ifndef SHOAL_DEVICE_GPU_SETTINGS_H
+#define SHOAL_DEVICE_GPU_SETTINGS_H
+
+#include "base/setting.h"
+
+struct shoal_gpu_settings {
+    uint64_t unit_bytes;
+};
+extern const struct shoal_setting_table shoal_gpu_setting_table;
+
+#endif

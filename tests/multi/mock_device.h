@@ -1,0 +1,89 @@
+/* The stand-in driver of tests/mock/cuda as the device of a world: memory, streams and copies for operations.h. One per
+ * program, after multi_world.h. */
+#ifndef SHOAL_TESTS_MOCK_DEVICE_H
+#define SHOAL_TESTS_MOCK_DEVICE_H
+
+#include "mock_client.h"
+
+#define MOCK_DEVICE_STREAMS 64
+
+static shoal_cu_context mock_device_context;
+static shoal_cu_stream mock_device_streams[MOCK_DEVICE_STREAMS];
+static unsigned mock_device_next;
+
+static inline void mock_device_must(shoal_cu_result result, const char *call)
+{
+    if (result == SHOAL_CU_SUCCESS)
+        return;
+    fprintf(stderr, "mock_device: %s answered %d\n", call, (int)result);
+    abort();
+}
+#define MOCK_DEVICE(call) mock_device_must(cu.call, #call)
+
+static inline char *mock_device_allocate(size_t bytes)
+{
+    shoal_cu_address at;
+    MOCK_DEVICE(context_set(mock_device_context));
+    MOCK_DEVICE(allocate(&at, bytes ? bytes : 1));
+    return (char *)(uintptr_t)at;
+}
+
+static inline void mock_device_release(char *there)
+{
+    MOCK_DEVICE(context_set(mock_device_context));
+    MOCK_DEVICE(release((shoal_cu_address)(uintptr_t)there));
+}
+
+static inline void *mock_device_take_stream(void)
+{
+    return (void *)mock_device_streams[__atomic_fetch_add(&mock_device_next, 1, __ATOMIC_RELAXED) % MOCK_DEVICE_STREAMS];
+}
+
+static inline void mock_device_upload(char *there, const char *here, size_t bytes, void *stream)
+{
+    MOCK_DEVICE(context_set(mock_device_context));
+    MOCK_DEVICE(copy_to_device((shoal_cu_address)(uintptr_t)there, here, bytes, (shoal_cu_stream)stream));
+}
+
+static inline void mock_device_download(char *here, const char *there, size_t bytes, void *stream)
+{
+    MOCK_DEVICE(context_set(mock_device_context));
+    MOCK_DEVICE(copy_to_host(here, (shoal_cu_address)(uintptr_t)there, bytes, (shoal_cu_stream)stream));
+}
+
+static inline void mock_device_synchronize(void *stream)
+{
+    MOCK_DEVICE(context_set(mock_device_context));
+    MOCK_DEVICE(stream_synchronize((shoal_cu_stream)stream));
+}
+
+static const struct twin_device mock_device = {mock_device_allocate, mock_device_release,  mock_device_take_stream,
+                                               mock_device_upload,   mock_device_download, mock_device_synchronize};
+
+/* Loads the driver in this process, in these modes. Communicators that are made from now on find it. */
+static inline void mock_device_start(const char *modes)
+{
+    shoal_cu_device device;
+    mock_client_open(MOCK_CUDA);
+    if (!control.set_of(modes)) {
+        fprintf(stderr, "mock_device: no such modes: %s\n", modes);
+        abort();
+    }
+    MOCK_DEVICE(init(0));
+    MOCK_DEVICE(device_get(&device, 0));
+    MOCK_DEVICE(primary_retain(&mock_device_context, device));
+    MOCK_DEVICE(context_set(mock_device_context));
+    for (int i = 0; i < MOCK_DEVICE_STREAMS; i++)
+        MOCK_DEVICE(stream_create(&mock_device_streams[i], SHOAL_CU_STREAM_NON_BLOCKING, 0));
+}
+
+/* All that Shoal and the test had is given back. */
+static inline void mock_device_stop(void)
+{
+    for (int i = 0; i < MOCK_DEVICE_STREAMS; i++) {
+        MOCK_DEVICE(stream_synchronize(mock_device_streams[i]));
+        MOCK_DEVICE(stream_destroy(mock_device_streams[i]));
+    }
+}
+
+#endif

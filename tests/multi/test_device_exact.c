@@ -1,0 +1,95 @@
+/* Exact results with operands on a device, over the stand-in driver (tests/mock/cuda): what lies in shared memory in the worlds
+ * of test_exact.c lies on a device here, on all ranks, on some, or one operand of a call. */
+#include "exact_cases.h"
+#include "mock_device.h"
+
+#define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
+
+struct plan {
+    const char *modes; /* of the stand-in */
+    world_body_fn body;
+};
+
+/* A communicator that is made when the driver is there. */
+static void run_on_device(struct world *world)
+{
+    const struct plan *plan = world->arg;
+    struct world there = *world;
+    mock_device_start(plan->modes);
+    there.device = &mock_device;
+    OK(world, shoal_comm_split(world->comm, 0, world->rank, NULL, &there.comm));
+    plan->body(&there);
+    OK(world, shoal_comm_finalize(there.comm));
+    shoal_comm_free(there.comm);
+    OK(world, shoal_barrier(world->comm, NULL));
+    mock_device_stop();
+    char text[256];
+    CHECK(world, control.faults_of(text, sizeof text) == 0, "%s", text);
+    CHECK(world, control.count_of("allocations") == 0, "memory of the device is left");
+}
+
+static void run(const char *subject, int size, const char *modes, const char *const *settings, world_body_fn body)
+{
+    char name[200];
+    const struct plan plan = {modes, body};
+    snprintf(name, sizeof name, "%s, %d rank%s, %s%s%s", subject, size, size == 1 ? "" : "s", modes, settings ? ", " : "",
+             settings ? settings[0] : "");
+    const struct world_options options = {name, size, settings, run_on_device, &plan};
+    world_run(&options);
+}
+
+/* The cases, with their numbers of ranks. */
+static const struct {
+    const char *subject;
+    world_body_fn body;
+    int sizes[5];
+} list[] = {
+    {"small", exact_small, {1, 2, 3}},
+    {"large", exact_large, {1, 2, 4, 7}},
+    {"huge", exact_huge, {2, 3}},
+    {"every root", exact_roots, {2, 5}},
+    {"parts of different lengths", exact_parts, {1, 2, 3, 7}},
+    {"several tensors", exact_tensors, {1, 2, 4}},
+    {"asynchronous operations", exact_async, {1, 2, 4}},
+    {"detached requests", exact_detached, {3}},
+    {"several messages in one request", exact_exchanges, {1, 2, 3, 7}},
+    {"splits", exact_splits, {1, 4}},
+    {"all subsets at once", exact_subsets, {2, 3}},
+    {"a communicator for each thread", exact_threads, {2, 4}},
+};
+
+/* What each mode of the stand-in may bring out. With one queue communicators must be used in one order on all ranks, as streams
+ * of all share it: threads do not. */
+static const char *const modes[] = {
+    "late=50,torn=4,poison,reuse,seed=2", "queues=1,seed=3",     "queues=2,torn=2,seed=4", "depth=16,seed=5",
+    "depth=16,queues=1,seed=6",           "idle,pageable,seed=7"};
+
+/* A sanitizer looks at memory: fewer ranks show it as much. */
+#ifdef __SANITIZE_ADDRESS__
+#define RANKS_MOST 3
+#else
+#define RANKS_MOST 7
+#endif
+
+int main(void)
+{
+    static const char *const small_units[] = {"SHOAL_GPU_UNIT_BYTES=4096", "SHOAL_CHUNK_BYTES=4096", NULL};
+    static const char *const wrapping[] = {"SHOAL_COUNTER_START=4294967280", "SHOAL_CHUNK_BYTES=4096", "SHOAL_DEPTH=1", NULL};
+    for (size_t i = 0; i < COUNT_OF(list); i++) {
+        for (const int *size = list[i].sizes; *size && *size <= RANKS_MOST; size++)
+            run(list[i].subject, *size, "seed=1", NULL, list[i].body);
+    }
+    for (size_t i = 0; i < COUNT_OF(modes); i++) {
+        run("parts of different lengths", 3, modes[i], NULL, exact_parts);
+        run("asynchronous operations", 2, modes[i], NULL, exact_async);
+        run("several messages in one request", 3, modes[i], NULL, exact_exchanges);
+        run("small chunks", 2, modes[i], NULL, exact_small_chunks);
+    }
+    run("small chunks", 3, "seed=8", small_units, exact_small_chunks);
+    run("small chunks", 2, "seed=9", wrapping, exact_small_chunks);
+    world_divide(2);
+    run("small chunks, 2 on each host", 4, "seed=10", NULL, exact_small_chunks);
+    run("several messages in one request, 2 on each host", 4, "seed=11", NULL, exact_exchanges);
+    run("asynchronous operations, 2 on each host", 3, "seed=12", NULL, exact_async);
+    return world_finish();
+}

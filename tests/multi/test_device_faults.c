@@ -1,0 +1,383 @@
+/* Calls with operands on a device that are refused or fail, over the stand-in driver: the error says why, what was refused has
+ * changed nothing, and after a failure no stream waits and nothing is left. */
+#include <stdatomic.h>
+
+#include "exact_cases.h"
+#include "mock_device.h"
+
+#define COUNT ((size_t)1 << 20)
+#define BYTES (COUNT * sizeof(float))
+
+/* A rank with memory on its device: ones in the input. */
+struct bench {
+    struct world *world;
+    struct shoal_comm *comm;
+    char *input, *output;
+    void *stream;
+    struct shoal_options options;
+};
+
+static struct bench open_bench(struct world *world)
+{
+    struct bench bench = {.world = world, .options = SHOAL_OPTIONS_INIT};
+    float *ones = malloc(BYTES);
+    mock_device_start(world->arg ? world->arg : "devices=2,seed=1");
+    OK(world, shoal_comm_split(world->comm, 0, world->rank, NULL, &bench.comm));
+    bench.input = mock_device_allocate(BYTES);
+    bench.output = mock_device_allocate(BYTES);
+    bench.options.stream = bench.stream = mock_device_take_stream();
+    for (size_t i = 0; i < COUNT; i++)
+        ones[i] = 1;
+    mock_device_upload(bench.input, (const char *)ones, BYTES, bench.stream);
+    mock_device_synchronize(bench.stream);
+    free(ones);
+    return bench;
+}
+
+static enum shoal_status sum(struct bench *bench, size_t count)
+{
+    return shoal_allreduce(bench->comm, bench->input, bench->output, count, SHOAL_FLOAT32, SHOAL_SUM, &bench->options);
+}
+
+static void expect_sum(struct bench *bench)
+{
+    float *got = malloc(BYTES);
+    OK(bench->world, sum(bench, COUNT));
+    mock_device_download((char *)got, bench->output, BYTES, bench->stream);
+    mock_device_synchronize(bench->stream);
+    for (size_t i = 0; i < COUNT; i++)
+        CHECK(bench->world, got[i] == (float)bench->world->size, "element %zu is %g", i, (double)got[i]);
+    free(got);
+}
+
+/* Then what fails afterwards fails no sum that another rank is still at. */
+static void expect_sum_on_all(struct bench *bench)
+{
+    expect_sum(bench);
+    OK(bench->world, shoal_barrier(bench->world->comm, NULL));
+}
+
+/* Of the communicator's failure; NULL: of this thread's last call. */
+static void expect_text_of(struct bench *bench, const struct shoal_comm *comm, const char *word)
+{
+    struct shoal_failure failure = SHOAL_FAILURE_INIT;
+    OK(bench->world, shoal_last_failure(bench->world->context, comm, &failure));
+    CHECK(bench->world, strstr(failure.text, word), "\"%s\" is not in: %s", word, failure.text);
+}
+
+static void expect_text(struct bench *bench, const char *word)
+{
+    expect_text_of(bench, NULL, word);
+}
+
+static void refuse(struct bench *bench, enum shoal_status status, enum shoal_status wanted, const char *word)
+{
+    CHECK(bench->world, status == wanted, "%s instead of %s", shoal_status_name(status), shoal_status_name(wanted));
+    expect_text(bench, word);
+}
+
+/* Streams have nothing to do any more, and all memory is given back. */
+static void close_bench(struct bench *bench)
+{
+    char text[256];
+    shoal_comm_free(bench->comm);
+    mock_device_synchronize(bench->stream);
+    mock_device_release(bench->input);
+    mock_device_release(bench->output);
+    mock_device_stop();
+    shoal_context_destroy(bench->world->context);
+    CHECK(bench->world, control.faults_of(text, sizeof text) == 0, "%s", text);
+    CHECK(bench->world, control.count_of("registrations") == 0, "host memory is registered");
+    CHECK(bench->world, control.count_of("streams") == 0, "streams are left");
+    CHECK(bench->world, control.count_of("events") == 0, "events are left");
+    CHECK(bench->world, control.count_of("operations") == 0, "work is left on streams");
+    exit(0);
+}
+
+/* ---- Refused: nothing has happened --------------------------------------------------------------------------------------- */
+
+static void refused_driver_calls(struct world *world)
+{
+    static const char *const calls[] = {"cuMemHostRegister", "cuMemHostGetDevicePointer", "cuStreamCreateWithPriority",
+                                        "cuEventCreate"};
+    struct bench bench = open_bench(world);
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
+        control.fail_of(calls[i], 1, SHOAL_CU_OUT_OF_MEMORY);
+        refuse(&bench, sum(&bench, COUNT), SHOAL_ERR_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY");
+        expect_text(&bench, calls[i]);
+    }
+    expect_sum(&bench);
+    close_bench(&bench);
+}
+
+static char *allocate_on_other_device(void)
+{
+    shoal_cu_context other;
+    shoal_cu_device device;
+    shoal_cu_address at;
+    MOCK_DEVICE(device_get(&device, 1));
+    MOCK_DEVICE(primary_retain(&other, device));
+    MOCK_DEVICE(context_set(other));
+    MOCK_DEVICE(allocate(&at, BYTES));
+    MOCK_DEVICE(context_set(mock_device_context));
+    return (char *)(uintptr_t)at;
+}
+
+static void two_devices_in_a_call(struct world *world)
+{
+    struct bench bench = open_bench(world);
+    char *other = allocate_on_other_device();
+    struct shoal_options options = SHOAL_OPTIONS_INIT;
+    refuse(&bench, shoal_allreduce(bench.comm, bench.input, other, COUNT, SHOAL_FLOAT32, SHOAL_SUM, &options),
+           SHOAL_ERR_ARGUMENT, "input and output lie on different devices");
+    options.stream = bench.stream;
+    refuse(&bench, shoal_allreduce(bench.comm, bench.input, other, COUNT, SHOAL_FLOAT32, SHOAL_SUM, &options),
+           SHOAL_ERR_ARGUMENT, "output lies in memory of device 1, but options.stream is a stream of device 0");
+    expect_sum(&bench);
+    options.stream = NULL; /* each device by itself is served */
+    OK(world, shoal_allreduce(bench.comm, other, other, COUNT, SHOAL_FLOAT32, SHOAL_SUM, &options));
+    mock_device_release(other);
+    close_bench(&bench);
+}
+
+static void tensors_here_and_there(struct world *world)
+{
+    struct bench bench = open_bench(world);
+    float here[2] = {1, 1};
+    const struct shoal_tensor tensors[] = {{bench.input, bench.output, COUNT}, {here, here, 2}};
+    refuse(&bench, shoal_allreduce_coalesced(bench.comm, tensors, 2, SHOAL_FLOAT32, SHOAL_SUM, &bench.options),
+           SHOAL_ERR_ARGUMENT, "some of the tensors lie in host memory, but the input of tensor 0 on a device");
+    expect_sum(&bench);
+    close_bench(&bench);
+}
+
+static void a_captured_stream(struct world *world)
+{
+    struct bench bench = open_bench(world);
+    control.capture_of((shoal_cu_stream)bench.stream, SHOAL_CU_CAPTURE_ACTIVE);
+    refuse(&bench, sum(&bench, COUNT), SHOAL_ERR_UNSUPPORTED, "is being captured into a graph");
+    control.capture_of((shoal_cu_stream)bench.stream, SHOAL_CU_CAPTURE_NONE);
+    expect_sum(&bench);
+    close_bench(&bench);
+}
+
+static void a_stream_that_is_none(struct world *world)
+{
+    struct bench bench = open_bench(world);
+    shoal_cu_stream destroyed;
+    MOCK_DEVICE(stream_create(&destroyed, SHOAL_CU_STREAM_NON_BLOCKING, 0));
+    MOCK_DEVICE(stream_destroy(destroyed));
+    bench.options.stream = (void *)destroyed;
+    const enum shoal_status status = sum(&bench, COUNT);
+    CHECK(world, status != SHOAL_OK, "a destroyed stream was taken");
+    expect_text(&bench, "options.stream");
+    bench.options.stream = bench.stream;
+    char text[256];
+    (void)control.faults_of(text, sizeof text); /* the stand-in notes the use of what was destroyed */
+    expect_sum(&bench);
+    close_bench(&bench);
+}
+
+/* Options of a program that was compiled before there were streams. */
+static void options_without_a_stream(struct world *world)
+{
+    struct bench bench = open_bench(world);
+    bench.options.struct_bytes = offsetof(struct shoal_options, stream);
+    bench.options.stream = (void *)(uintptr_t)1234567;
+    OK(world, sum(&bench, COUNT));
+    bench.options.struct_bytes = sizeof bench.options;
+    bench.options.stream = bench.stream;
+    expect_sum(&bench);
+    close_bench(&bench);
+}
+
+struct poster {
+    struct bench *bench;
+    atomic_int status;
+};
+
+static void post_on_device(void *arg, enum shoal_status status)
+{
+    struct poster *poster = arg;
+    struct shoal_request *request;
+    (void)status;
+    atomic_store(&poster->status,
+                 (int)shoal_allreduce_post(poster->bench->comm, poster->bench->input, poster->bench->output, COUNT,
+                                           SHOAL_FLOAT32, SHOAL_SUM, &poster->bench->options, &request));
+}
+
+static void a_post_in_a_callback(struct world *world)
+{
+    struct bench bench = open_bench(world);
+    struct poster poster = {&bench, SHOAL_PENDING};
+    struct shoal_request *request;
+    char word = 0;
+    if (world->rank == 0) {
+        OK(world, shoal_recv_post(bench.comm, &word, 1, SHOAL_INT8, 1, 1, NULL, &request));
+        shoal_request_on_done(request, post_on_device, &poster); /* not done yet: its sender waits for a word of ours */
+        OK(world, shoal_send(bench.comm, &word, 1, SHOAL_INT8, 1, 2, NULL));
+        OK(world, shoal_request_wait(request, SHOAL_FOREVER));
+        while (atomic_load(&poster.status) == SHOAL_PENDING)
+            continue;
+        shoal_request_free(request);
+        CHECK(world, atomic_load(&poster.status) == SHOAL_ERR_STATE, "status %d", atomic_load(&poster.status));
+    } else {
+        OK(world, shoal_recv(bench.comm, &word, 1, SHOAL_INT8, 0, 2, NULL));
+        OK(world, shoal_send(bench.comm, &word, 1, SHOAL_INT8, 0, 1, NULL));
+    }
+    expect_sum(&bench);
+    close_bench(&bench);
+}
+
+/* ---- Failed: all ranks know, and streams go on --------------------------------------------------------------------------- */
+
+static void expect_failure(struct bench *bench, enum shoal_status status, enum shoal_status wanted)
+{
+    CHECK(bench->world, status == wanted, "%s instead of %s", shoal_status_name(status), shoal_status_name(wanted));
+    CHECK(bench->world, sum(bench, COUNT) == wanted, "the communicator is not broken for good");
+    mock_device_synchronize(bench->stream);
+    OK(bench->world, shoal_barrier(bench->world->comm, NULL)); /* nobody leaves before all have seen it */
+    close_bench(bench);
+}
+
+struct refusal {
+    const char *call;
+    int nth;
+};
+
+static void refused_while_posting(struct world *world)
+{
+    const struct refusal *refusal = world->arg;
+    struct world without = *world;
+    without.arg = NULL;
+    struct bench bench = open_bench(&without);
+    expect_sum_on_all(&bench);
+    if (world->rank == 0)
+        control.fail_of(refusal->call, refusal->nth, SHOAL_CU_INVALID_VALUE);
+    const enum shoal_status status = sum(&bench, COUNT);
+    expect_text_of(&bench, bench.comm, refusal->call);
+    expect_text_of(&bench, bench.comm, "CUDA_ERROR_INVALID_VALUE");
+    expect_failure(&bench, status, SHOAL_ERR_SYSTEM);
+}
+
+static void a_rank_that_leaves(struct world *world)
+{
+    struct bench bench = open_bench(world);
+    expect_sum_on_all(&bench);
+    if (world->rank == 1) {
+        struct shoal_comm *left = bench.comm;
+        OK(world, shoal_comm_split(world->comm, 0, world->rank, NULL, &bench.comm));
+        shoal_comm_free(left);
+        OK(world, shoal_barrier(world->comm, NULL));
+        close_bench(&bench);
+    }
+    struct shoal_comm *other;
+    OK(world, shoal_comm_split(world->comm, 0, world->rank, NULL, &other));
+    expect_failure(&bench, sum(&bench, COUNT), SHOAL_ERR_PEER_LOST);
+}
+
+static void a_rank_that_does_not_call(struct world *world)
+{
+    struct bench bench = open_bench(world);
+    bench.options.timeout_ms = 400;
+    expect_sum_on_all(&bench);
+    if (world->rank == 1) {
+        struct shoal_failure failure = SHOAL_FAILURE_INIT;
+        while (shoal_last_failure(world->context, bench.comm, &failure) == SHOAL_PENDING)
+            continue;
+    }
+    expect_failure(&bench, sum(&bench, COUNT), SHOAL_ERR_TIMEOUT);
+}
+
+static void an_abort(struct world *world)
+{
+    struct bench bench = open_bench(world);
+    struct shoal_request *request;
+    expect_sum_on_all(&bench);
+    if (world->rank == 1)
+        shoal_comm_abort(bench.comm);
+    const enum shoal_status posted =
+        shoal_allreduce_post(bench.comm, bench.input, bench.output, COUNT, SHOAL_FLOAT32, SHOAL_SUM, &bench.options, &request);
+    OK(world, posted);
+    const enum shoal_status status = shoal_request_wait(request, SHOAL_FOREVER);
+    shoal_request_free(request);
+    expect_failure(&bench, status, SHOAL_ERR_ABORTED);
+}
+
+static void calls_that_differ(struct world *world)
+{
+    struct bench bench = open_bench(world);
+    expect_sum_on_all(&bench);
+    expect_failure(&bench, sum(&bench, COUNT - (size_t)world->rank), SHOAL_ERR_MISMATCH);
+}
+
+/* The driver answers each call with its error from then on, and copies never come. */
+static void a_context_that_breaks(struct world *world)
+{
+    struct bench bench = open_bench(world);
+    bench.options.timeout_ms = 1000;
+    expect_sum_on_all(&bench);
+    if (world->rank == 0)
+        control.break_of(3, SHOAL_CU_ILLEGAL_ADDRESS);
+    const enum shoal_status status = sum(&bench, COUNT);
+    CHECK(world, status == SHOAL_ERR_TIMEOUT || status == SHOAL_ERR_SYSTEM, "%s", shoal_status_name(status));
+    OK(world, shoal_barrier(world->comm, NULL));
+    if (world->rank != 0)
+        close_bench(&bench);
+    shoal_comm_free(bench.comm);
+    shoal_context_destroy(world->context);
+    exit(0);
+}
+
+/* Comes back: the stream's place among the operations of others is kept, and nothing of the first communicator is left. */
+static void many_communicators(struct world *world)
+{
+    struct bench bench = open_bench(world);
+    for (int i = 0; i < 20; i++) {
+        struct shoal_comm *one;
+        OK(world, shoal_comm_split(world->comm, 0, world->rank, NULL, &one));
+        OK(world, shoal_allreduce(one, bench.input, bench.output, COUNT, SHOAL_FLOAT32, SHOAL_SUM, &bench.options));
+        if (i % 2)
+            OK(world, shoal_comm_finalize(one));
+        OK(world, shoal_barrier(world->comm, NULL));
+        shoal_comm_free(one);
+    }
+    CHECK(world, control.count_of("registrations") <= 2, "%zu registrations are left", control.count_of("registrations"));
+    expect_sum_on_all(&bench);
+    close_bench(&bench);
+}
+
+int main(void)
+{
+    static const struct refusal refusals[] = {{"cuEventRecord", 1},      {"cuStreamWaitEvent", 1}, {"cuStreamWaitEvent", 4},
+                                              {"cuMemcpyDtoHAsync", 1},  {"cuMemcpyDtoHAsync", 3}, {"cuMemcpyHtoDAsync", 2},
+                                              {"cuStreamBatchMemOp", 1}, {"cuStreamBatchMemOp", 7}};
+    static const struct {
+        const char *name;
+        world_body_fn body;
+    } bodies[] = {{"a driver that refuses what a port needs changes nothing", refused_driver_calls},
+                  {"operands of two devices are refused", two_devices_in_a_call},
+                  {"tensors in host memory and on a device are refused", tensors_here_and_there},
+                  {"a captured stream is refused", a_captured_stream},
+                  {"a destroyed stream is refused", a_stream_that_is_none},
+                  {"options without a stream mean the legacy one", options_without_a_stream},
+                  {"a post in a callback is refused", a_post_in_a_callback},
+                  {"a rank that leaves leaves no stream waiting", a_rank_that_leaves},
+                  {"a rank that does not call leaves no stream waiting", a_rank_that_does_not_call},
+                  {"an abort leaves no stream waiting", an_abort},
+                  {"calls that differ leave no stream waiting", calls_that_differ},
+                  {"a context that breaks ends the operation", a_context_that_breaks},
+                  {"communicators give back what they had", many_communicators}};
+    for (size_t i = 0; i < sizeof bodies / sizeof bodies[0]; i++) {
+        const struct world_options options = {bodies[i].name, 2, NULL, bodies[i].body, NULL};
+        world_run(&options);
+    }
+    for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; i++) {
+        char name[128];
+        snprintf(name, sizeof name, "call %d of %s that is refused while posting fails on all ranks", refusals[i].nth,
+                 refusals[i].call);
+        const struct world_options options = {name, 3, NULL, refused_while_posting, &refusals[i]};
+        world_run(&options);
+    }
+    return world_finish();
+}
