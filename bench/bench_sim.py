@@ -25,9 +25,18 @@ import cluster as emulated  # noqa: E402
 
 HOSTS = ["--hosts", "1-256", "--ranks-per-host", "8", "--bytes", "100M,1G"]
 
+# Of GPUs: where the numbers come from says docs/performance.md.
+PCIE = ["--hosts", "1", "--ranks-per-host", "8", "--bytes", "1M-1G", "--factor", "4", "--pcie", "gen4", "--memory", "24GB/s",
+        "--host-memory", "300GB/s"]
+P4D = ["--hosts", "2-64", "--ranks-per-host", "8", "--bytes", "25M,256M", "--rate", "400gbit", "--pcie", "gen3", "--pcie-switch",
+       "gen3", "--switch-gpus", "2", "--switch-adapters", "--memory", "24GB/s", "--host-memory", "210GB/s"]
+
 # name -> (title, words of the command)
 SUITES = {
     "allreduce": ("All-reduce on 1 to 256 hosts of 8 ranks, 25 Gbit/s, ordinary memory", ["allreduce", *HOSTS]),
+    "gpu-pcie": ("All-reduce of 8 GPUs of one host, PCIe 4, no NVLink", ["allreduce", *PCIE]),
+    "gpu-p4d": ("All-reduce on 2 to 64 hosts like p4d, of 8 GPUs with NVLink", ["allreduce", *P4D, "--nvlink", "gen3"]),
+    "gpu-p4d-staged": ("All-reduce on 2 to 64 hosts like p4d, whole operands through host memory", ["allreduce", *P4D]),
 }
 
 
@@ -39,11 +48,15 @@ def time_text(us):
     return f"{us / 1e6:.3f} s" if us >= 1e6 else f"{us / 1e3:.1f} ms"
 
 
+def shares_of(row):
+    return ["sending", "working", "messaging", "waiting", *(["copying"] if row["pcie_gb_s"] else [])]
+
+
 def row_text(row):
     share = f"{100 * row['share_of_bound']:.0f}%" if row["bound_us"] else ""
     cells = [row["hosts"], size_text(row["bytes"]), time_text(row["time_us"]),
              *(f"{row[name]:.3f}" for name in ("algbw_gb_s", "busbw_gb_s")), share,
-             *(f"{100 * row[name]:.0f}%" for name in ("sending", "working", "messaging", "waiting")),
+             *(f"{100 * row[name]:.0f}%" for name in shares_of(row)),
              f"{row['chunks_simulated']} of {row['chunks']}", row["algorithm"]]
     return "| " + " | ".join(map(str, cells)) + " |"
 
@@ -56,14 +69,26 @@ def model_text(row):
             "`shoal sim --explain-model`.")
 
 
+def gpus_text(row):
+    """What the model says of GPUs; empty where operands are not on them."""
+    if not row["pcie_gb_s"]:
+        return ""
+    below = f"{row['switch_gpus']:g} GPUs{' and their adapters' if row['switch_adapters'] else ''}"
+    switch = f"; switches {row['switch_gb_s']:g} GB/s each way for {below}" if row["switch_gb_s"] else ""
+    nvlink = f"; NVLink {row['nvlink_gb_s']:g} GB/s each way" if row["nvlink_gb_s"] else ""
+    return (f"\n\nOperands on GPUs: PCIe {row['pcie_gb_s']:g} GB/s each way{switch}{nvlink};\nunits of {row['unit_bytes'] >> 10} "
+            f"KiB, {row['copy_us']:g} us before a copy; memory of a host {row['host_memory_gb_s']:g} GB/s. Predictions: no GPU "
+            "was measured.")
+
+
 def page(name, title, command, rows):
-    head = ["hosts", "size", "time", "algbw GB/s", "busbw GB/s", "of the wire's bound", "sending", "working", "messaging",
-            "waiting", "chunks simulated", "algorithm"]
+    bound = "of the bound of wire and PCIe" if rows[0]["pcie_gb_s"] else "of the wire's bound"
+    head = ["hosts", "size", "time", "algbw GB/s", "busbw GB/s", bound, *shares_of(rows[0]), "chunks simulated", "algorithm"]
     lines = [f"# {title}, predicted", "", f"`{command}`, by `bench/bench_sim.py {name}`", "", f"![times](sim-{name}.svg)", "",
-             model_text(rows[0]), "", "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+             model_text(rows[0]) + gpus_text(rows[0]), "", "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     return "\n".join(lines + [row_text(row) for row in rows] + [
-        "", "Shares are of the time: of the busiest adapter (sending), of the ranks (working, messaging, waiting). Pieces that",
-        "were not simulated are taken to follow each other as those that were.", ""])
+        "", "Shares are of the time: of the busiest adapter (sending), of the ranks (working, messaging, waiting), of the busiest way",
+        "to GPUs (copying). Chunks that were not simulated are taken to follow each other as those that were.", ""])
 
 
 def rows_write(name, rows):
