@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "topology/limits.h"
+#include "topology/links.h"
 
 const char *const bind_words[] = {"slice", "core", "none", NULL};
 
@@ -96,6 +97,65 @@ bool bind_cut(struct bind_cpu *cpus, int count, enum bind_mode mode, int workers
     return true;
 }
 
+/* ---- GPUs ---------------------------------------------------------------------------------------------------------------- */
+
+/* A share that spans nodes counts for the first of them. */
+static int share_node(const struct bind_cpu *cpus, int count, const cpu_set_t *mask)
+{
+    for (int i = 0; i < count; i++)
+        if (CPU_ISSET((size_t)cpus[i].id, mask))
+            return cpus[i].node;
+    return -1;
+}
+
+/* The first share that is left, of that node or (-1) of any; -1: there is none. */
+static int share_find(const int *share_nodes, const bool *is_given, int workers, int node)
+{
+    for (int share = 0; share < workers; share++)
+        if (!is_given[share] && (node < 0 || share_nodes[share] == node))
+            return share;
+    return -1;
+}
+
+void bind_turn(const struct bind_cpu *cpus, int count, int workers, const int *nodes, cpu_set_t *masks)
+{
+    cpu_set_t shares[SHOAL_LINKS_GPUS_MAX];
+    int share_nodes[SHOAL_LINKS_GPUS_MAX], taken[SHOAL_LINKS_GPUS_MAX];
+    bool is_given[SHOAL_LINKS_GPUS_MAX] = {false};
+    if (workers > SHOAL_LINKS_GPUS_MAX)
+        return;
+    for (int w = 0; w < workers; w++) {
+        shares[w] = masks[w];
+        share_nodes[w] = share_node(cpus, count, &masks[w]);
+    }
+    for (int w = 0; w < workers; w++) {
+        taken[w] = nodes[w] < 0 ? -1 : share_find(share_nodes, is_given, workers, nodes[w]);
+        if (taken[w] >= 0)
+            is_given[taken[w]] = true;
+    }
+    for (int w = 0; w < workers; w++) {
+        const int share = taken[w] >= 0 ? taken[w] : share_find(share_nodes, is_given, workers, -1);
+        is_given[share] = true;
+        masks[w] = shares[share];
+    }
+}
+
+static void bind_near_gpus(struct bind *bind, const struct bind_cpu *cpus, int count, int workers)
+{
+    int nodes[SHOAL_LINKS_GPUS_MAX];
+    struct shoal_links *links = malloc(sizeof *links);
+    if (!links)
+        return; /* it is the better place only */
+    shoal_links_read(SHOAL_LINKS_SYS, links);
+    for (int gpu = 0; gpu < links->gpus; gpu++) {
+        nodes[gpu] = links->gpu[gpu].node;
+        bind->is_near_gpus |= links->gpus == workers && nodes[gpu] >= 0;
+    }
+    if (bind->is_near_gpus)
+        bind_turn(cpus, count, workers, nodes, bind->masks);
+    free(links);
+}
+
 /* ---- Words --------------------------------------------------------------------------------------------------------------- */
 
 /* Appends; what does not fit ends in "...". Returns false then. */
@@ -150,7 +210,8 @@ static void shares_print(struct bind *bind, int workers)
         snprintf(counts, sizeof counts, "%d core%s", least, least == 1 ? "" : "s");
     else
         snprintf(counts, sizeof counts, "%d or %d cores", least, most);
-    snprintf(bind->text, sizeof bind->text, "each worker has %s: %s (--bind none leaves them unbound)", counts, list);
+    snprintf(bind->text, sizeof bind->text, "each worker has %s%s: %s (--bind none leaves them unbound)", counts,
+             bind->is_near_gpus ? " near its GPU" : "", list);
 }
 
 /* ---- This machine -------------------------------------------------------------------------------------------------------- */
@@ -174,9 +235,11 @@ void bind_make(struct bind *bind, enum bind_mode mode, int workers)
     }
     const int cores = shoal_topology_quota_cores(CPU_COUNT(&allowed));
     bind->masks = workers <= cores ? calloc((size_t)workers, sizeof *bind->masks) : NULL;
-    if (bind->masks && bind_cut(cpus, bind_machine_read("/sys", &allowed, cpus), mode, workers, bind->masks))
+    const int count = bind->masks ? bind_machine_read("/sys", &allowed, cpus) : 0;
+    if (bind->masks && bind_cut(cpus, count, mode, workers, bind->masks)) {
+        bind_near_gpus(bind, cpus, count, workers);
         shares_print(bind, workers);
-    else if (workers > cores)
+    } else if (workers > cores)
         lack_print(bind, workers, cores, cores < CPU_COUNT(&allowed));
     else
         snprintf(bind->text, sizeof bind->text, "workers are not bound: no memory");

@@ -36,6 +36,10 @@ int bind_machine_read(const char *sys, const cpu_set_t *allowed, struct bind_cpu
  * at most. Returns false where workers outnumber CPUs; masks_out is not written then. */
 bool bind_cut(struct bind_cpu *cpus, int count, enum bind_mode mode, int workers, cpu_set_t *masks_out);
 
+/* Hands the shares out again, so that worker w gets one in NUMA node nodes[w], as far as there are any: that of its GPU. All
+ * others keep their order. cpus: sorted, as bind_cut leaves them. */
+void bind_turn(const struct bind_cpu *cpus, int count, int workers, const int *nodes, cpu_set_t *masks);
+
 /* "0-3+64-67". Cut with "..." where text_out is too short. */
 void bind_mask_print(const cpu_set_t *mask, char *text_out, size_t bytes);
 
@@ -44,10 +48,12 @@ enum { BIND_TEXT_MAX = 256 };
 /* The masks of all workers. */
 struct bind {
     cpu_set_t *masks;         /* [workers]; NULL: they are not bound */
+    bool is_near_gpus;        /* there is a GPU for each worker */
     char text[BIND_TEXT_MAX]; /* one line about it for the user, "" where there is nothing to say */
 };
 
-/* Reads this machine and cuts it. One worker and BIND_NONE: nothing is bound, and nothing said. */
+/* Reads this machine and cuts it. Where it has as many GPUs as there are workers, worker w is taken to use the w-th by PCI id.
+ * One worker and BIND_NONE: nothing is bound, and nothing said. */
 void bind_make(struct bind *bind, enum bind_mode mode, int workers);
 void bind_release(struct bind *bind);
 

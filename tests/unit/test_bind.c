@@ -99,6 +99,33 @@ static void nodes_that_alternate_are_told_apart(void **state)
     expect_shares(cpus, 4, BIND_SLICE, 2, "0+2 1+3");
 }
 
+/* wanted: as in expect_shares, for workers whose GPUs are in those nodes. */
+static void expect_turned(int workers, const int *nodes, const char *wanted)
+{
+    struct bind_cpu cpus[64];
+    cpu_set_t masks[WORKERS_MAX];
+    char text[512] = "", mask[64];
+    const int count = machine_make(4, 2, 1, cpus);
+    assert_true(bind_cut(cpus, count, BIND_SLICE, workers, masks));
+    bind_turn(cpus, count, workers, nodes, masks);
+    for (int w = 0; w < workers; w++) {
+        bind_mask_print(&masks[w], mask, sizeof mask);
+        snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s", w ? " " : "", mask);
+    }
+    assert_string_equal(text, wanted);
+}
+
+/* Four nodes of two cores. A DGX A100 has its first GPUs in the last but one node. */
+static void shares_are_near_the_workers_gpus(void **state)
+{
+    (void)state;
+    expect_turned(8, (const int[]){3, 3, 1, 1, 2, 2, 0, 0}, "6 7 2 3 4 5 0 1");
+    expect_turned(8, (const int[]){0, 0, 1, 1, 2, 2, 3, 3}, "0 1 2 3 4 5 6 7");
+    expect_turned(4, (const int[]){3, 2, 1, 0}, "6-7 4-5 2-3 0-1");
+    expect_turned(4, (const int[]){1, 1, 1, 1}, "2-3 0-1 4-5 6-7"); /* the others get what is left */
+    expect_turned(4, (const int[]){-1, 9, 0, -1}, "2-3 4-5 0-1 6-7");
+}
+
 static void long_masks_are_cut(void **state)
 {
     (void)state;
@@ -159,6 +186,7 @@ int main(void)
         cmocka_unit_test(more_workers_than_cores_are_not_bound),
         cmocka_unit_test(holes_in_the_mask_are_left_out),
         cmocka_unit_test(nodes_that_alternate_are_told_apart),
+        cmocka_unit_test(shares_are_near_the_workers_gpus),
         cmocka_unit_test(long_masks_are_cut),
         cmocka_unit_test(machine_is_read_from_sys),
     };
