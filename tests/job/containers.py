@@ -48,6 +48,11 @@ mkdir /run/sshd /tmp/home
 farm /opt
 mkdir -p /opt/ml
 mount --bind "$BASE" /opt/ml
+while IFS=: read -r from to; do
+    [ -z "$from" ] || { mkdir -p "$from" "$to"; mount --bind "$from" "$to"; }
+done <<VOLUMES
+$VOLUMES
+VOLUMES
 farm /usr/sbin
 [ ! -e "$SSHD" ] || cp "$WORK/sshd" /usr/sbin/sshd
 echo up
@@ -75,10 +80,12 @@ def resource_config(name, names):
 
 
 class Container:
-    """One host. Files of its /opt/ml are at `base`, those that are put into its /etc and home at `work`."""
+    """One host. Files of its /opt/ml are at `base`, those that are put into its /etc and home at `work`. volumes: "from:to",
+    folders of this machine that are shown in it, too."""
 
-    def __init__(self, name, names, folder, sshd):
+    def __init__(self, name, names, folder, sshd, volumes):
         self.name, self.work, self.base, self.code, self.sshd = name, folder / name, folder / name / "ml", None, sshd
+        self.volumes = sorted(volumes, key=lambda volume: volume.split(":")[1])  # one may lie in another
         for part in ("ml/input/config", "ml/input/data", "ml/output/data", "ml/model", "etc"):
             (self.work / part).mkdir(parents=True)
         self.config("resourceconfig", resource_config(name, names))
@@ -92,7 +99,8 @@ class Container:
         """The command starts when the network is there: at go()."""
         words = ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--kill-child",
                  "--mount-proc", "sh", "-c", BEGIN, "sh", *command]
-        own = {"NAME": self.name, "TOP": TOP, "WORK": self.work, "BASE": self.base, "SSHD": self.sshd or "/none"}
+        own = {"NAME": self.name, "TOP": TOP, "WORK": self.work, "BASE": self.base, "SSHD": self.sshd or "/none",
+               "VOLUMES": "\n".join(self.volumes)}
         with open(self.work / "log", "ab") as log:
             self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
                                             env={**environment, **{key: str(value) for key, value in own.items()}},
@@ -129,15 +137,17 @@ class Container:
 
 
 class Containers:
-    """Hosts algo-1 to algo-N on one bridge. sshd: the folder where openssh-server's packages were unpacked; None: no sshd."""
+    """Hosts of these names on one bridge. sshd: the folder where openssh-server's packages were unpacked; None: no sshd.
+    volumes: of each name, where it has some."""
 
-    def __init__(self, count=2, sshd=None):
+    def __init__(self, names, sshd=None, volumes={}):
         need()
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="containers-", dir=TOP / "build"))
         self.switch, self.hosts = None, []
         try:
-            self.names = [f"algo-{number + 1}" for number in range(count)]
-            self.hosts = [Container(name, self.names, self.folder, sshd and sshd / "usr/sbin/sshd") for name in self.names]
+            self.names = names
+            self.hosts = [Container(name, names, self.folder, sshd and sshd / "usr/sbin/sshd", volumes.get(name, ()))
+                          for name in names]
             for host in self.hosts:
                 self.put_etc(host)
             if sshd:

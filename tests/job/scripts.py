@@ -84,3 +84,38 @@ if rank == 0:
     open(os.path.join(os.environ["SM_MODEL_DIR"], "model.pt"), "w").close()
 check(library.comm_finalize(comm))
 """
+
+# What a cell's estimator trains: each rank reads its share of the channel's numbers. The model is what all agree on.
+CELL = """
+import argparse
+import json
+import os
+import shutil
+
+import torch
+import torch.distributed as dist
+import smdistributed.dataparallel.torch.torch_smddp
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int)
+parser.add_argument("--fails", type=int)
+args = parser.parse_args()
+dist.init_process_group("smddp")
+rank, size = dist.get_rank(), dist.get_world_size()
+if rank == args.fails:
+    raise ValueError(f"rank {rank} has no data")
+with open(os.path.join(os.environ["SM_CHANNEL_TRAINING"], "numbers.json")) as file:
+    mine = torch.tensor(json.load(file), dtype=torch.float32).chunk(size)[rank]
+print(f"rank {rank} of {size} has {len(mine)} examples", flush=True)
+weights = torch.zeros(2, requires_grad=True)
+for _ in range(args.steps):
+    (mine @ weights - 1).square().mean().backward()
+    dist.all_reduce(weights.grad, dist.ReduceOp.AVG)
+    weights = (weights - 0.01 * weights.grad).detach().requires_grad_()
+if rank == 0:
+    model = {"ranks": size, "backend": dist.get_backend(), "weights": [round(weight, 4) for weight in weights.tolist()]}
+    with open(os.path.join(os.environ["SM_MODEL_DIR"], "model.json"), "w") as file:
+        json.dump(model, file)
+    shutil.copy(os.path.join(os.environ["SM_INPUT_CONFIG_DIR"], "hyperparameters.json"), os.environ["SM_MODEL_DIR"])
+dist.destroy_process_group()
+"""

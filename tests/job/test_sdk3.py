@@ -76,7 +76,7 @@ class Run:
     """The generated command on every host, as the platform starts it."""
 
     def __init__(self, script, hyperparameters, hosts=HOSTS, **more):
-        with Containers(hosts) as containers:
+        with Containers([f"algo-{number + 1}" for number in range(hosts)]) as containers:
             for host in containers.hosts:
                 (host.base / "input/data/code").mkdir()
                 (host.base / "input/data/code/train.py").write_text(script)
@@ -151,7 +151,7 @@ def why_not():
         if not path.exists():
             return f"there is no {path} ({what}): `make test` makes it"
     try:
-        with Containers(1):
+        with Containers(["algo-1"]):
             return None
     except Skip as reason:
         return str(reason)

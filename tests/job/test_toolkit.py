@@ -5,22 +5,16 @@ sleep of 30 s at the end of a job of mpirun; sshd is Debian's."""
 import concurrent.futures
 import functools
 import json
-import os
-import pathlib
 import re
 import sys
 
-from containers import INSTANCE_TYPE, TOP, Containers, Skip, expect
+from containers import INSTANCE_TYPE, Containers, expect
+from image import RUN_S, SSHD, START, variables, why_not
 from scripts import PLAIN, TRAIN
 from tap import run_cases
 
-TOOLKIT = TOP / "build/toolkit"
-SSHD = TOOLKIT / "sshd"
-LIBRARY = pathlib.Path(os.environ.get("SHOAL_LIBRARY", TOP / "build/libshoal.so"))
-HOSTS, RANKS_EACH = 2, 2
-RANKS = HOSTS * RANKS_EACH
-# The runners of mpirun sleep 30 s at the end, and PyTorch is imported by all ranks at once, beside other tests.
-RUN_S = 300
+HOSTS, RANKS_EACH = ["algo-1", "algo-2"], 2
+RANKS = len(HOSTS) * RANKS_EACH
 
 # What the SDK v2 sends for each `distribution`.
 SMDDP = {"sagemaker_distributed_dataparallel_enabled": True, "sagemaker_instance_type": INSTANCE_TYPE,
@@ -32,26 +26,13 @@ COMMON = {"sagemaker_mpi_num_of_processes_per_host": RANKS_EACH, "sagemaker_prog
           "steps": 5}
 
 
-def programs(folder):
-    """What an image with Shoal has on PATH beside the toolkit: `smddprun`, as pip makes it, and Open MPI's mpirun."""
-    folder.mkdir()
-    (folder / "smddprun").write_text(f"#!{TOOLKIT}/bin/python3\nimport sys\n"
-                                     "from smdistributed.dataparallel._smddprun import main\nsys.exit(main())\n")
-    (folder / "smddprun").chmod(0o755)
-    (folder / "mpirun").symlink_to("/usr/bin/mpirun.openmpi")
-    return f"{folder}:{TOOLKIT}/bin:{TOP}/build/torch/bin:{os.environ['PATH']}"
-
-
 def prepare(containers, script, hyperparameters):
     """Puts code and hyperparameters in place; returns the variables of the image."""
     for host in containers.hosts:
         (host.base / "code").mkdir()
         (host.base / "code/train.py").write_text(script)
         host.config("hyperparameters", {name: json.dumps(value) for name, value in {**COMMON, **hyperparameters}.items()})
-    return {"PATH": programs(containers.folder / "bin"), "HOME": "/tmp/home", "TRAINING_JOB_NAME": "cell",
-            "SAGEMAKER_TRAINING_MODULE": "sagemaker_pytorch_container.training:main", "AWS_DEFAULT_REGION": "us-west-2",
-            "PYTHONPATH": str(TOP / "python"), "SHOAL_LIBRARY": str(LIBRARY), "SHOAL_TORCH_SHIM": "python",
-            "OMP_NUM_THREADS": "1"}
+    return {**variables(containers), "TRAINING_JOB_NAME": "cell", "AWS_DEFAULT_REGION": "us-west-2"}
 
 
 class Run:
@@ -59,7 +40,7 @@ class Run:
 
     def __init__(self, script, hyperparameters, until=None):
         with Containers(HOSTS, SSHD) as containers:
-            containers.run([f"{TOOLKIT}/bin/train"], prepare(containers, script, hyperparameters), RUN_S, until)
+            containers.run(START, prepare(containers, script, hyperparameters), RUN_S, until)
             self.told = containers.told()
             self.outputs = [host.output() for host in containers.hosts]
             self.codes = [host.code for host in containers.hosts]
@@ -75,7 +56,7 @@ def said(text):
 
 
 def expect_trained(run, backend):
-    expect(run.codes == [0] * HOSTS and run.successes == [""] * HOSTS and run.failures == [None] * HOSTS, run.codes, run.told)
+    expect((run.codes, run.successes, run.failures) == ([0, 0], ["", ""], [None, None]), run.codes, run.told)
     total = RANKS * (RANKS + 1) / 2
     lines = [f"rank {rank} of {RANKS}, local rank {rank % RANKS_EACH}: {total} by {backend}\n" for rank in range(RANKS)]
     expect(run.ranks == lines, run.ranks, run.told)
@@ -128,19 +109,6 @@ def a_rank_that_fails_is_the_failure_of_the_job():
     failure = run.failures[0] or ""
     expect(failure.startswith("ExecuteUserScriptError:\nExitCode 1\n"), failure, run.told)
     expect("ValueError" in failure and said("rank 3 has no data") in said(failure), failure, run.told)
-
-
-def why_not():
-    for path, what in ((TOOLKIT / "bin/train", "the toolkit"), (SSHD / "usr/sbin/sshd", "sshd"), (LIBRARY, "the library"),
-                       (TOP / "build/torch/bin/torchrun", "PyTorch"), (pathlib.Path("/usr/bin/mpirun.openmpi"), "Open MPI"),
-                       (pathlib.Path("/usr/bin/orted"), "Open MPI 4")):
-        if not path.exists():
-            return f"there is no {path} ({what}): `make test` makes it"
-    try:
-        with Containers(1):
-            return None
-    except Skip as reason:
-        return str(reason)
 
 
 def main():
