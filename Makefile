@@ -4,6 +4,7 @@
 #   make demo-torch   trains a network with PyTorch, two workers, backend "shoal"
 #   make test    builds in several ways and runs every test
 #   make demo-job   a SageMaker notebook's cell: data on a local S3 server, two hosts, report page, endpoint
+#   make test-gpu   runs the tests of operands on a device over this machine's CUDA driver
 #   make bench   measures every collective beside Intel MPI, Open MPI and MPICH
 #   make bench-hosts  over emulated hosts, beside Open MPI and Gloo
 #   bench/bench_step.py  training steps over emulated hosts and through PyTorch, beside Gloo
@@ -22,7 +23,7 @@ IMPI ?= 2021.19.0
 # What Python in a checkout needs to know.
 FROM_PYTHON = PYTHONPATH=$(CURDIR)/python SHOAL_LIBRARY=$(CURDIR)/build/libshoal.so
 
-.PHONY: all build demo demo-torch demo-job test bench bench-hosts bench-torch docs check deps clean
+.PHONY: all build demo demo-torch demo-job test test-gpu bench bench-hosts bench-torch docs check deps clean
 
 all: build
 
@@ -52,6 +53,12 @@ demo-job: build build/job/bin/python3
 	@dev/deps.sh demo
 	@PYTHONPATH=$(CURDIR)/python:$(CURDIR)/python/smdistributed SHOAL_LIBRARY=$(CURDIR)/build/libshoal.so \
 	 PATH=$(CURDIR)/build:$$PATH build/job/bin/python3 examples/job/demo.py
+
+CUDA ?= libcuda.so.1
+test-gpu: build
+	@dev/deps.sh test
+	SHOAL_TEST_CUDA=$(CUDA) build/tests/multi/test_device_exact
+	SHOAL_TEST_CUDA=$(CUDA) build/tests/multi/test_device_faults
 
 test: build/torch/bin/python3 build/torch/deepspeed
 	@dev/deps.sh build demo test

@@ -1294,7 +1294,7 @@ static const struct CMUnitTest tests[] = {
 
 int main(int count, char **arguments)
 {
-    mock_client_open(MOCK_CUDA);
+    mock_client_open(MOCK_CUDA, false);
     if (count > 2)
         return be_child(arguments[1], arguments[2]);
     return cmocka_run_group_tests_name("mock_cuda", tests, NULL, NULL);

@@ -527,7 +527,7 @@ int main(int count, char **arguments)
         cmocka_unit_test(allocations_are_passed_on),
         cmocka_unit_test(access_is_by_device),
     };
-    mock_client_open(MOCK_CUDA);
+    mock_client_open(MOCK_CUDA, false);
     if (count > 2)
         return be_child(arguments[1], arguments[2]);
     return cmocka_run_group_tests_name("mock_peers", tests, NULL, NULL);

@@ -67,13 +67,16 @@ static inline void mock_client_entry(const char *name, int version, void *functi
     memcpy(function_out, &found, sizeof found);
 }
 
-/* Loads the stand-in, and finds everything in it. Ends the program where that fails. */
-static inline void mock_client_open(const char *path)
+/* Loads the stand-in, and finds everything in it. A real driver has no control functions: the members of control are NULL then.
+ * Ends the program where that fails. */
+static inline void mock_client_open(const char *path, bool is_real)
 {
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     mock_client_must(library != NULL, path);
     mock_client_symbol(library, "cuGetProcAddress_v2", &cu.find);
-#define MOCK_CONTROL_FIND(result, name, signature) mock_client_symbol(library, "mock_cuda_" #name, &control.name##_of);
+#define MOCK_CONTROL_FIND(result, name, signature) \
+    if (!is_real)                                  \
+        mock_client_symbol(library, "mock_cuda_" #name, &control.name##_of);
     MOCK_CONTROL_LIST(MOCK_CONTROL_FIND)
 #undef MOCK_CONTROL_FIND
 #define MOCK_CLIENT_FIND(member, name, version, need, signature) mock_client_entry(name, version, &cu.member);
