@@ -126,7 +126,8 @@ def many_ranks_are_summed_up():
 def plots_take_what_numbers_there_are():
     nan = float("nan")
     drawn = report.plot([report.Line("a", [(0, 1.0), (1, nan), (2, 3.0), (3, 4.0)])], "", 0, 3)
-    expect(drawn.count("<polyline") == 2, drawn)  # an interruption, and a lone point that is still seen
+    expect(drawn.count("<polyline") == 2 and drawn.count('class="dot"') == 1, drawn)  # an interruption, and a lone point
+    expect(">-1" not in report.plot([report.Line("a", [(0, 0.0), (1, 0.0)])], "B", 0, 1), "what is zero all the time begins at zero")
     for values in ([5.0, 5.0], [0.0, 0.0], [-3.0, -3.0], [1e-300, 2e-300], [1e18, -1e18], [3.0]):
         drawn = report.plot([report.Line("a", [(float(at), value) for at, value in enumerate(values)])], "B", 0, 1)
         expect("nan" not in drawn and drawn.count('class="y"') < 20, values, drawn)

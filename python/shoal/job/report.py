@@ -118,28 +118,30 @@ def plot(lines: Sequence[Line], unit: str, begin: float, end: float) -> str:
     low, high = min(values), max(values)
     low = 0.0 if 0 <= low <= high / 2 else low
     if high - low < 1e-9 * max(abs(high), 1e-9):
-        low, high = (0.0, high * 1.2) if high > 0 else (low - 1, high + 1)
+        low, high = (0.0, high * 1.2 or 1.0) if high >= 0 else (low - 1, high + 1)
     span = max(end - begin, 1e-3)
     high += (high - low) * 0.05
     rows = [(tick, 100 * (tick - low) / (high - low)) for tick in ticks(low, high, _scale(high) if unit in BYTES else 1.0)]
     drawn = "".join(f'<line class="grid" x1="0" x2="1000" y1="{1000 - 10 * at:.1f}" y2="{1000 - 10 * at:.1f}"/>' for _, at in rows)
     for index, line in enumerate(lines):
         for piece in _pieces(thinned(line.points)):
-            at = " ".join(f"{1000 * (moment - begin) / span:.1f},{1000 - 1000 * (value - low) / (high - low):.1f}" for moment, value in piece)
-            drawn += f'<polyline points="{at}" style="stroke:var(--s{index % 8})" stroke-dasharray="{DASHES[index % 4]}"><title>{text(line.label)}</title></polyline>'
+            points = piece if len(piece) > 1 else 2 * piece  # the ends of a line without length are round, so that it is seen
+            at = " ".join(f"{1000 * (moment - begin) / span:.1f},{1000 - 1000 * (value - low) / (high - low):.1f}" for moment, value in points)
+            look = f'stroke-dasharray="{DASHES[index % 4]}"' if len(piece) > 1 else 'class="dot"'
+            drawn += f'<polyline points="{at}" style="stroke:var(--s{index % 8})" {look}><title>{text(line.label)}</title></polyline>'
     labels = "".join(f'<span class="y" style="bottom:{at:.1f}%">{text(number_text(tick, unit))}</span>' for tick, at in rows)
     labels += f'<span class="x" style="left:0">0</span><span class="x" style="right:0">{text(span_text(span) if span >= 10 else f"{span:.1f} s")}</span>'
     return f'<div class="plot">{labels}<svg viewBox="0 0 1000 1000" preserveAspectRatio="none" aria-hidden="true">{drawn}</svg></div>'
 
 
 def _pieces(points: Sequence[Tuple[float, float]]) -> Iterable[List[Tuple[float, float]]]:
-    """A value that is none interrupts the line. A single point becomes a short line, so that it is seen."""
+    """A value that is none interrupts the line."""
     piece: List[Tuple[float, float]] = []
     for point in [*points, (0.0, math.nan)]:
         if math.isfinite(point[1]):
             piece.append(point)
         elif piece:
-            yield piece if len(piece) > 1 else [piece[0], (piece[0][0] + 0.05, piece[0][1])]
+            yield piece
             piece = []
 
 
