@@ -17,10 +17,19 @@ static void blame_read(struct run_blame *blame, const char *text, bool is_world,
     blame->is_elsewhere = *host && strcmp(host, own_host) != 0;
 }
 
+/* The ranks of these are those of the world: torch.0 is PyTorch's group of all. */
+static bool has_all_ranks(const char *what)
+{
+    static const char *const begins[] = {"[engine] communicator world is", "[engine] communicator torch.0 is"};
+    for (size_t i = 0; i < sizeof begins / sizeof begins[0]; i++)
+        if (strncmp(what, begins[i], strlen(begins[i])) == 0)
+            return true;
+    return false;
+}
+
 void run_blame_hear(struct run_blame *blame, const char *line, size_t length)
 {
     static const char begin[] = "shoal: rank ", broken[] = " is broken";
-    static const char world[] = "[engine] communicator world is";
     char text[RUN_BLAME_TEXT_MAX + 160];
     char host[RUN_BLAME_HOST_MAX];
     int rank, pid;
@@ -35,7 +44,7 @@ void run_blame_hear(struct run_blame *blame, const char *line, size_t length)
     if (!why)
         return;
     why += sizeof broken - 1;
-    const bool is_world = strncmp(what, world, sizeof world - 1) == 0;
+    const bool is_world = has_all_ranks(what);
     blame->has_failed = true;
     blame->pid = 0;
     blame->rank = -1;

@@ -126,7 +126,9 @@ def a_script_that_raises_is_an_error_that_names_the_rank():
     theirs = "".join((run("theirs fails").out + run("theirs fails").err).split())
     expect("RuntimeError:Failedtorun:['docker','compose','-f'" in theirs, theirs)
     expect("'up','--build','--abort-on-container-exit'].Processexitedwithcode:1" in theirs, theirs)
-    expect("UnexpectedStatusException: Error for Training job cell-2-fails: Failed." in run("ours fails").err, run("ours fails").told)
+    ours = run("ours fails")
+    expect("UnexpectedStatusException: Error for Training job cell-2-fails: Failed. Reason: algo-2: rank 3 exited with code 1: "
+           "ValueError: rank 3 has no data." in ours.err, ours.told)
 
 
 def main():

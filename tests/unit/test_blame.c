@@ -98,6 +98,10 @@ static void blame_of_another_host(void **state)
         {"shoal: rank 0 (host:10) [engine] communicator world/1 is broken: rank 1 (process 11 on other) ended",
          RUN_BLAME_ELSEWHERE},
         {"shoal: rank 0 (host:10) [engine] communicator world/1 is broken: rank 1 (process 11 on host) ended", 1},
+        {"shoal: rank 4 (host:10) [engine] communicator torch.0 is broken: rank 1 (process 11 on host) ended",
+         RUN_BLAME_ELSEWHERE},
+        {"shoal: rank 4 (host:10) [engine] communicator torch.0 is broken: rank 5 (process 11 on host) ended", 1},
+        {"shoal: rank 0 (host:10) [engine] communicator torch.01 is broken: rank 1 (process 11 on host) ended", 1},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct run_blame blames[WORKERS] = {0};
