@@ -1,4 +1,5 @@
-"""Collectives on tensors: eagerly, inside tf.function, and under a GradientTape."""
+"""Collectives on tensors: eagerly, inside tf.function, and under a GradientTape. world: the number of a communicator
+(_world.add_world); 0 is that of all ranks."""
 from __future__ import annotations
 
 import enum
@@ -65,25 +66,25 @@ def broadcast(tensor, root_rank: int = 0, name: str | None = None):
     return _operations.broadcast([tf.convert_to_tensor(tensor)], root_rank, name)[0]
 
 
-def allgather(tensor, name: str | None = None):
+def allgather(tensor, name: str | None = None, world: int = 0):
     """Those of all ranks one after the other, along the first dimension, in which they may differ."""
     tensor = _with_rows(tensor)
-    return _operations.allgather_rows(tensor, _gathered_shapes(tensor, name), name)
+    return _operations.allgather_rows(tensor, _gathered_shapes(tensor, name, world), name, world)
 
 
-def reducescatter(tensor, op: ReduceOp = ReduceOp.SUM, name: str | None = None):
+def reducescatter(tensor, op: ReduceOp = ReduceOp.SUM, name: str | None = None, world: int = 0):
     """This rank's rows of the reduced tensor. Where rows cannot be divided evenly, the first ranks have one more."""
-    size = _world.size()
+    size = _world.size_of(world)
     tensor = _with_rows(tensor)
     rows = tf.shape(tensor, tf.int64)[0]
     shares = rows // size + tf.cast(tf.range(size, dtype=tf.int64) < rows % size, tf.int64)
-    return _operations.reduce_scatter_rows(tensor, shares, int(op), name)
+    return _operations.reduce_scatter_rows(tensor, shares, int(op), name, world)
 
 
-def alltoall(tensor, splits=None, name: str | None = None):
+def alltoall(tensor, splits=None, name: str | None = None, world: int = 0):
     """Rows to every rank: the first splits[0] to rank 0, and so on; without splits as many to each. Returns the rows from all
     ranks, in the order of ranks; with splits, (rows, how many came from each rank)."""
-    size = _world.size()
+    size = _world.size_of(world)
     tensor = _with_rows(tensor)
     if splits is None:
         if tensor.shape[0] is not None and tensor.shape[0] % size:
@@ -92,9 +93,9 @@ def alltoall(tensor, splits=None, name: str | None = None):
     else:
         sent = tf.cast(tf.convert_to_tensor(splits), tf.int64)
     ones = tf.ones([size], tf.int64)
-    received = _operations.alltoall_rows(sent, ones, ones, name and f"{name}_splits")
+    received = _operations.alltoall_rows(sent, ones, ones, name and f"{name}_splits", world)
     received.set_shape([size])
-    result = _operations.alltoall_rows(tensor, sent, received, name)
+    result = _operations.alltoall_rows(tensor, sent, received, name, world)
     return result if splits is None else (result, received)
 
 
@@ -121,12 +122,12 @@ def _allreduce_slices(slices, op, compression, name):
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
-def gather_slices(slices, name=None):
+def gather_slices(slices, name=None, world=0):
     """(values, indices) of all ranks."""
     values = tf.convert_to_tensor(slices.values)
-    shapes = _gathered_shapes(values, name)
-    return (_operations.allgather_rows(values, shapes, name and f"{name}_values"),
-            _operations.allgather_rows(slices.indices, shapes[:, 1], name and f"{name}_indices"))
+    shapes = _gathered_shapes(values, name, world)
+    return (_operations.allgather_rows(values, shapes, name and f"{name}_values", world),
+            _operations.allgather_rows(slices.indices, shapes[:, 1], name and f"{name}_indices", world))
 
 
 def _by_type(tensors):
@@ -148,11 +149,11 @@ def _with_rows(tensor):
     return tf.reshape(tensor, [1]) if tensor.shape.rank == 0 else tensor
 
 
-def _gathered_shapes(tensor, name):
+def _gathered_shapes(tensor, name, world=0):
     """The tensors' ranks and dimensions on all ranks, as rows of numbers. The all-gather refuses those that differ in more than
     the first dimension."""
     rank, shape = tf.rank(tensor), tf.shape(tensor, tf.int64)
     shape = shape[:SHAPE_NUMBERS - 1]
     own = tf.concat([[tf.cast(rank, tf.int64)], shape, tf.zeros([SHAPE_NUMBERS - 1 - tf.size(shape)], tf.int64)], 0)
     own.set_shape([SHAPE_NUMBERS])
-    return _operations.stack(own, _world.size(), name and f"{name}_shapes")
+    return _operations.stack(own, _world.size_of(world), name and f"{name}_shapes", world)

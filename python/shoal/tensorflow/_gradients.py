@@ -36,6 +36,9 @@ class Settings:
         self.op, self.compression, self.sparse_as_dense = ReduceOp(op), compression, bool(sparse_as_dense)
         self.buffer_bytes = int(buffer_mib * (1 << 20))
 
+    def average(self, gradients, variables):
+        return average(gradients, variables, self)
+
     def key(self):
         return int(self.op), self.compression, self.buffer_bytes
 

@@ -20,7 +20,11 @@ _CLASSES = {
     _native.ERR_AUTH: tf.errors.PermissionDeniedError,
 }
 
+WORLDS_MAX = 256  # as operations/world.h has it
+
 _current = None  # World, between init() and shutdown()
+_worlds = {}  # by number: that of all ranks is 0; those of some ranks, of which this rank is one
+_next_world = 1
 _on_shutdown = []  # functions
 
 
@@ -39,7 +43,7 @@ def error_of(status, text):
 def init(timeout_s: float | None = None) -> None:
     """Joins the job that the launcher started this process for; alone, where none did. Every rank calls it, once. timeout_s: of
     each operation, in place of SHOAL_TIMEOUT_MS."""
-    global _current
+    global _current, _next_world
     if _current is not None:
         raise RuntimeError("init() called more than once. shoal.tensorflow is already initialized.")
     operations, library = _operations.load(), _native.load()
@@ -51,10 +55,50 @@ def init(timeout_s: float | None = None) -> None:
         error = error_of(status, f"this process cannot join the job: {_native.error_of(status, context)}")
         library.context_destroy(context)
         raise error
-    place = _native.Place()
-    library.comm_place(comm, library.comm_rank(comm), ctypes.byref(place))
     operations.library.shoal_tensorflow_set_world(0, context, comm)
-    _current = World(context, comm, place)
+    _current = _worlds[0] = World(context, comm, _place_of(comm))
+    _next_world = 1
+
+
+def _place_of(comm):
+    place, library = _native.Place(), _native.load()
+    library.comm_place(comm, library.comm_rank(comm), ctypes.byref(place))
+    return place
+
+
+def add_world(ranks) -> int:
+    """A communicator of these ranks of the job. All ranks of the job call it. Returns the number that operations on it are given,
+    alike everywhere; on other ranks they are refused."""
+    global _next_world
+    world, library = current(), _native.load()
+    if _next_world == WORLDS_MAX:
+        raise RuntimeError(f"shoal: {WORLDS_MAX - 1} communicators of some ranks were made since init(), and there can be no more: make "
+                           "them once, and keep them")
+    number, comm = _next_world, ctypes.c_void_p()
+    options = _native.CommOptions(name=f"tensorflow.{number}".encode())
+    status = library.comm_split(world.comm, 0 if world.rank in ranks else -1, 0, ctypes.byref(options), ctypes.byref(comm))
+    if status != _native.OK:
+        raise error_of(status, f"no communicator of the ranks {list(ranks)} was made: "
+                       f"{_native.error_of(status, world.context, world.comm)}")
+    _next_world += 1
+    if comm:
+        _operations.load().library.shoal_tensorflow_set_world(number, world.context, comm)
+        _worlds[number] = World(world.context, comm, _place_of(comm))
+    return number
+
+
+def remove_world(number: int) -> None:
+    """Ends what add_world made. All of its ranks call it; on others it does nothing."""
+    world = _worlds.pop(number, None)
+    if world is None:
+        return
+    library = _native.load()
+    status = library.comm_finalize(world.comm)
+    error = _native.error_of(status, world.context, world.comm)
+    _operations.load().library.shoal_tensorflow_set_world(number, None, None)
+    library.comm_free(world.comm)
+    if status != _native.OK:
+        raise error_of(status, f"a communicator of some ranks did not end in good order: {error}")
 
 
 def shutdown() -> None:
@@ -63,12 +107,15 @@ def shutdown() -> None:
     world = current()
     for function in _on_shutdown:
         function()
+    for number in sorted(_worlds)[1:]:
+        remove_world(number)
     library = _native.load()
     status = library.comm_finalize(world.comm)
     error = None
     if status != _native.OK:
         error = error_of(status, f"the job did not end in good order: {_native.error_of(status, world.context, world.comm)}")
     _current = None
+    _worlds.clear()
     _operations.load().library.shoal_tensorflow_set_world(0, None, None)
     library.comm_free(world.comm)
     library.context_destroy(world.context)
@@ -120,9 +167,14 @@ def cross_size() -> int:
     return current().place.hosts
 
 
-def size_of(world: int) -> int:
-    return size()
+def world_at(number: int) -> World:
+    current()
+    return _worlds[number]
 
 
-def rank_of(world: int) -> int:
-    return rank()
+def size_of(number: int) -> int:
+    return world_at(number).size
+
+
+def rank_of(number: int) -> int:
+    return world_at(number).rank

@@ -33,5 +33,5 @@ class DistributedGradientTape:
     def gradient(self, target, sources, output_gradients=None, unconnected_gradients=tf.UnconnectedGradients.NONE):
         """As tf.GradientTape's, averaged. Every rank calls it, with the same sources in the same order."""
         gradients = self._tape.gradient(target, sources, output_gradients, unconnected_gradients)
-        averages = _gradients.average(tf.nest.flatten(gradients), tf.nest.flatten(sources), self._settings)
+        averages = self._settings.average(tf.nest.flatten(gradients), tf.nest.flatten(sources))
         return tf.nest.pack_sequence_as(sources, averages)

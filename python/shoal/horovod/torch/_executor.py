@@ -5,11 +5,11 @@ import torch
 import torch.distributed as dist
 
 from .._common import controller as kinds
+from .._common.operators import Average, Max, Min, Product, Sum
 
 FUSION_BYTES = 64 << 20  # of tensors that are all-reduced as one
-AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT = range(6)  # Horovod's numbers, in another order
-_OPS = {AVERAGE: dist.ReduceOp.SUM, SUM: dist.ReduceOp.SUM, MIN: dist.ReduceOp.MIN, MAX: dist.ReduceOp.MAX,
-        PRODUCT: dist.ReduceOp.PRODUCT}
+_OPS = {Average: dist.ReduceOp.SUM, Sum: dist.ReduceOp.SUM, Min: dist.ReduceOp.MIN, Max: dist.ReduceOp.MAX,
+        Product: dist.ReduceOp.PRODUCT}
 
 
 class Executor:
@@ -86,7 +86,7 @@ class Executor:
             flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
         scale(flat, prescale)
         dist.all_reduce(flat, _OPS[op], group=self._group)
-        scale(flat, postscale, self._size if op == AVERAGE else 1)
+        scale(flat, postscale, self._size if op == Average else 1)
         if len(tensors) > 1:
             for output, part in zip(outputs, flat.split([tensor.numel() for tensor in tensors])):
                 output.copy_(part.view(output.shape))
@@ -133,7 +133,7 @@ class Executor:
         tensor = scale(tensor.clone(), prescale)
         output = tensor.new_empty((rows[own], *tensor.shape[1:]))
         dist.reduce_scatter(output, list(tensor.split(rows)), _OPS[op], group=self._group)
-        return scale(output, postscale, self._size if op == AVERAGE else 1)
+        return scale(output, postscale, self._size if op == Average else 1)
 
 
 def scale(tensor, factor, divisor=1):

@@ -7,12 +7,10 @@ import torch
 
 from .._common import controller as kinds
 from .._common.controller import Request
+from .._common.operators import Adasum, Average, Max, Min, Product, Sum, operator_of  # noqa: F401
 from . import _world
-from ._executor import ADASUM, AVERAGE, MAX, MIN, PRODUCT, SUM
 from ._world import controller_of, global_process_set
 from .compression import Compression
-
-Average, Sum, Adasum, Min, Max, Product = AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT
 
 _numbers = itertools.count()
 _handles = {}  # number: (request, function of its result)
@@ -34,19 +32,6 @@ def _check(tensor):
                          "tensors of GPUs")
     if not tensor.is_contiguous():
         raise ValueError("Tensor is required to be contiguous.")
-
-
-def _op_of(op, average):
-    if average is not None:
-        if op is not None:
-            raise ValueError("The op parameter supersedes average. Please provide only one of them.")
-        return Average if average else Sum
-    op = Average if op is None else op
-    if op == Adasum:
-        raise NotImplementedError("shoal: there is no Adasum: use op=hvd.Average, and scale the learning rate by hvd.size()")
-    if op not in (Average, Sum, Min, Max, Product):
-        raise ValueError(f"shoal: op={op!r} is none of hvd.Average, Sum, Min, Max and Product")
-    return op
 
 
 def _post(kind, name, tensors, process_set, finish, outputs=None, must_agree=(), splits=()):
@@ -88,7 +73,7 @@ def _all(results):
 
 
 def _allreduce_async(tensors, outputs, average, name, op, prescale, postscale, process_set, finish):
-    must_agree = [_op_of(op, average), float(prescale), float(postscale)]
+    must_agree = [operator_of(op, average), float(prescale), float(postscale)]
     return _post(kinds.ALLREDUCE, name, tensors, process_set, finish, outputs, must_agree)
 
 

@@ -8,12 +8,11 @@ import torch.distributed as dist
 
 import shoal.torch  # noqa: F401  registers the back-end
 
+from .._common import job
 from .._common.controller import Controller
-
-# What Horovod's launcher, and Open MPI's, tell a rank.
-_VARIABLES = (("RANK", ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK")), ("WORLD_SIZE", ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE")),
-              ("LOCAL_RANK", ("HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")))
-NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
+from .._common.job import (  # noqa: F401
+    NOT_INITIALIZED, ccl_built, cuda_built, ddl_built, gloo_built, gloo_enabled, mpi_built, mpi_enabled, nccl_built, rocm_built,
+    start_timeline, stop_timeline)
 
 _sets = {}  # process sets in use, by id
 _controllers, _groups = {}, {}  # of those that this rank is in, by id
@@ -21,42 +20,10 @@ _next_id = 1
 _place = None  # (local rank, local size, cross rank, cross size, whether hosts have as many ranks), after init()
 
 
-class ProcessSet:
-    """Some ranks of the job, which call operations by themselves. Give it to init() or to add_process_set()."""
-
-    process_set_id = None
-    ranks = None
-
-    def __init__(self, ranks):
-        try:
-            ranks = sorted(ranks)
-        except TypeError:
-            ranks = [None]
-        if any(not isinstance(rank, int) for rank in ranks):
-            raise ValueError("ProcessSet should be initialized with a list of process ranks")
-        self.ranks = ranks
-
-    def _invalidate(self):
-        self.process_set_id = None
-
-    def size(self):
-        """How many ranks it has; None before it is added, as below."""
-        return None if self.process_set_id is None else len(self.ranks)
-
-    def rank(self):
-        """Of this process in the set; operations take ranks of the job all the same."""
-        if self.process_set_id is None:
-            return None
-        if rank() not in self.ranks:
-            raise ValueError(f"shoal: rank {rank()} is not in process set {self.process_set_id}, of ranks {self.ranks}")
-        return self.ranks.index(rank())
-
-    def included(self):
-        """Whether this process is in it."""
-        return None if self.ranks is None else rank() in self.ranks
-
-    def __str__(self):
-        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+class ProcessSet(job.ProcessSet):
+    @staticmethod
+    def _own_rank():
+        return rank()
 
 
 global_process_set = ProcessSet([])
@@ -72,8 +39,7 @@ def init(comm=None, process_sets=None):
         process_sets = None
     if not dist.is_initialized():
         _begin()
-    if comm is not None and sorted(comm) != list(range(dist.get_world_size())):
-        raise ValueError(f"shoal: init(comm={comm}) names some ranks only: give process_sets=[hvd.ProcessSet({comm})] instead")
+    job.check_all_ranks(comm, dist.get_world_size())
     _place = _find_place()
     _next_id = 1
     global_process_set.ranks = list(range(dist.get_world_size()))
@@ -83,10 +49,7 @@ def init(comm=None, process_sets=None):
 
 
 def _begin():
-    for name, others in _VARIABLES:
-        for other in others:
-            if name not in os.environ and other in os.environ:
-                os.environ[name] = os.environ[other]
+    job.adopt_launcher()
     dist.init_process_group("shoal")
 
 
@@ -139,13 +102,7 @@ def add_process_set(process_set):
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
     _check()
-    if process_set.process_set_id is not None and process_set.process_set_id in _sets:
-        raise ValueError(f"A process set can only be added once: {process_set}")
-    if any(process_set.ranks == each.ranks for each in _sets.values()):
-        raise ValueError(f"A process set with the same ranks already exists: {process_set.ranks}")
-    if not process_set.ranks or process_set.ranks[0] < 0 or process_set.ranks[-1] >= size() \
-            or len(set(process_set.ranks)) < len(process_set.ranks):
-        raise ValueError(f"shoal: a process set must name different ranks of 0 to {size() - 1}: {process_set.ranks}")
+    job.check_new(process_set, _sets, size())
     _meet(f"add {process_set.ranks}")
     _start(process_set, _next_id)
     _next_id += 1
@@ -176,12 +133,8 @@ def _check():
 
 def controller_of(process_set):
     _check()
-    number = process_set.process_set_id
-    if _sets.get(number) is None:
-        raise ValueError(f"shoal: {process_set} is not registered: give it to hvd.init() or hvd.add_process_set() first")
-    if number not in _controllers:
-        raise ValueError(f"shoal: rank {rank()} is not in process set {number}, of ranks {process_set.ranks}")
-    return _controllers[number]
+    job.check_member(process_set, _sets, rank())
+    return _controllers[process_set.process_set_id]
 
 
 def is_initialized():
@@ -226,53 +179,6 @@ def is_homogeneous():
     return _place[4]
 
 
-def gloo_enabled():
-    return False
-
-
-def mpi_enabled():
-    return False
-
-
-def mpi_built():
-    return False
-
-
-def gloo_built():
-    return False
-
-
-def nccl_built():
-    """As a number, of a version; so Horovod has it."""
-    return 0
-
-
-def ddl_built():
-    return False
-
-
-def ccl_built():
-    return False
-
-
-def cuda_built():
-    return False
-
-
-def rocm_built():
-    return False
-
-
 def mpi_threads_supported():
     _check()
     return False
-
-
-def start_timeline(file_name, mark_cycles=False):
-    raise NotImplementedError("shoal: there is no timeline of Horovod's: SHOAL_TRACE and `shoal trace` show the operations")
-
-
-def stop_timeline():
-    start_timeline(None)
-
-

@@ -24,7 +24,7 @@ from . import callbacks  # noqa: E402,F401
 class _Distributed:
     """Averages gradients before all that an optimizer does with them: unscaling, clipping, accumulation."""
 
-    _shoal = None  # _gradients.Settings
+    _shoal = None  # what averages: _gradients.Settings
 
     def apply(self, grads, trainable_variables=None):
         grads = list(grads)
@@ -32,7 +32,7 @@ class _Distributed:
         trainable = [not getattr(variable, "overwrite_with_gradient", False) for variable in variables]
         if len(grads) == len(variables):
             chosen = [i for i, is_one in enumerate(trainable) if is_one]
-            averages = _gradients.average([grads[i] for i in chosen], [variables[i] for i in chosen], self._shoal)
+            averages = self._shoal.average([grads[i] for i in chosen], [variables[i] for i in chosen])
             for i, gradient in zip(chosen, averages):
                 grads[i] = gradient
         return super().apply(grads, trainable_variables)
@@ -43,12 +43,16 @@ def DistributedOptimizer(optimizer, compression=Compression.none, sparse_as_dens
     """The optimizer, which from now on averages gradients over all ranks before it applies them; saved models have it as the
     plain one. Under the policy mixed_float16 it is wrapped in a LossScaleOptimizer, as model.compile would do: all ranks then
     find the same gradients finite, and skip the same steps."""
+    return wrap(optimizer, _gradients.Settings(op, compression, sparse_as_dense, buffer_mib))
+
+
+def wrap(optimizer, settings):
+    """Makes the optimizer average by settings.average(gradients, variables)."""
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(f"shoal: DistributedOptimizer takes an optimizer of Keras 3, and was given a "
                         f"{type(optimizer).__name__}; keras.optimizers.get() makes one of a name")
     if isinstance(optimizer, _Distributed):
         raise ValueError("shoal: this optimizer averages gradients already: DistributedOptimizer was called on it twice")
-    settings = _gradients.Settings(op, compression, sparse_as_dense, buffer_mib)
     scales = keras.optimizers.LossScaleOptimizer
     if keras.config.dtype_policy().name == "mixed_float16" and not isinstance(optimizer, scales):
         optimizer = scales(optimizer)

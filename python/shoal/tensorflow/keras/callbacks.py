@@ -17,17 +17,21 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self.root_rank = root_rank
         self._is_done = False
 
+    def _shared(self, variables):
+        """Those that are alike on all ranks."""
+        return list(variables)
+
     def on_train_begin(self, logs=None):
         self._is_done = False
         if self.model.built and self.model.variables:
-            broadcast_variables(self.model.variables, self.root_rank)
+            broadcast_variables(self._shared(self.model.variables), self.root_rank)
 
     def on_train_batch_end(self, batch, logs=None):
         if self._is_done:
             return
         self._is_done = True
         optimizer = self.model.optimizer
-        broadcast_variables([*self.model.variables, *(optimizer.variables if optimizer else [])], self.root_rank)
+        broadcast_variables(self._shared([*self.model.variables, *(optimizer.variables if optimizer else [])]), self.root_rank)
 
 
 class MetricAverageCallback(keras.callbacks.Callback):

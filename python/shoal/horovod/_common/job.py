@@ -1,0 +1,111 @@
+"""What a front end says of the job, whichever framework it serves: process sets, the launcher's variables, what was built in."""
+from __future__ import annotations
+
+import os
+
+NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
+
+# What Horovod's launcher, and Open MPI's, tell a rank.
+_VARIABLES = (("RANK", ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK")), ("WORLD_SIZE", ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE")),
+              ("LOCAL_RANK", ("HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")))
+
+
+def adopt_launcher():
+    """Sets the variables that Shoal reads, where another launcher has set its own only."""
+    for name, others in _VARIABLES:
+        for other in others:
+            if name not in os.environ and other in os.environ:
+                os.environ[name] = os.environ[other]
+
+
+class ProcessSet:
+    """Some ranks of the job, which call operations by themselves. Give it to init() or to add_process_set(). A front end's class
+    says which rank this process is."""
+
+    process_set_id = None
+    ranks = None
+
+    def __init__(self, ranks):
+        try:
+            ranks = sorted(ranks)
+        except TypeError:
+            ranks = [None]
+        if any(not isinstance(rank, int) for rank in ranks):
+            raise ValueError("ProcessSet should be initialized with a list of process ranks")
+        self.ranks = ranks
+
+    @staticmethod
+    def _own_rank():
+        raise NotImplementedError
+
+    def _invalidate(self):
+        self.process_set_id = None
+
+    def size(self):
+        """How many ranks it has; None before it is added, as below."""
+        return None if self.process_set_id is None else len(self.ranks)
+
+    def rank(self):
+        """Of this process in the set; operations take ranks of the job all the same."""
+        if self.process_set_id is None:
+            return None
+        own = self._own_rank()
+        if own not in self.ranks:
+            raise ValueError(f"shoal: rank {own} is not in process set {self.process_set_id}, of ranks {self.ranks}")
+        return self.ranks.index(own)
+
+    def included(self):
+        """Whether this process is in it."""
+        return None if self.ranks is None else self._own_rank() in self.ranks
+
+    def __str__(self):
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+
+
+def check_new(process_set, sets, size):
+    """Raises ValueError for one that cannot be added. sets: those in use, by id."""
+    if process_set.process_set_id is not None and process_set.process_set_id in sets:
+        raise ValueError(f"A process set can only be added once: {process_set}")
+    if any(process_set.ranks == each.ranks for each in sets.values()):
+        raise ValueError(f"A process set with the same ranks already exists: {process_set.ranks}")
+    if not process_set.ranks or process_set.ranks[0] < 0 or process_set.ranks[-1] >= size \
+            or len(set(process_set.ranks)) < len(process_set.ranks):
+        raise ValueError(f"shoal: a process set must name different ranks of 0 to {size - 1}: {process_set.ranks}")
+
+
+def check_member(process_set, sets, rank):
+    """Raises ValueError where operations of the set cannot be called."""
+    number = process_set.process_set_id
+    if sets.get(number) is not process_set:
+        raise ValueError(f"shoal: {process_set} is not registered: give it to hvd.init() or hvd.add_process_set() first")
+    if rank not in process_set.ranks:
+        raise ValueError(f"shoal: rank {rank} is not in process set {number}, of ranks {process_set.ranks}")
+
+
+def check_all_ranks(comm, size):
+    """Of init(comm=...): None, or all ranks."""
+    if comm is not None and sorted(comm) != list(range(size)):
+        raise ValueError(f"shoal: init(comm={comm}) names some ranks only: give process_sets=[hvd.ProcessSet({comm})] instead")
+
+
+# ---- What scripts ask before they choose a back-end ----
+
+
+def _absent():
+    return False
+
+
+gloo_enabled = mpi_enabled = mpi_built = gloo_built = ddl_built = ccl_built = cuda_built = rocm_built = _absent
+
+
+def nccl_built():
+    """As a number, of a version; so Horovod has it."""
+    return 0
+
+
+def start_timeline(file_name, mark_cycles=False):
+    raise NotImplementedError("shoal: there is no timeline of Horovod's: SHOAL_TRACE and `shoal trace` show the operations")
+
+
+def stop_timeline():
+    start_timeline(None)

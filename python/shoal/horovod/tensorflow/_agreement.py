@@ -1,0 +1,65 @@
+"""Eager calls: ranks tell each other what they are about to do, so that calls that differ fail before anything has moved and work may go
+on, and so that ranks that have joined can take part. Inside tf.function nothing is told: there the operations themselves find what
+differs, which breaks the communicator."""
+from __future__ import annotations
+
+import ctypes
+import json
+
+import tensorflow as tf
+
+from shoal import _native
+from shoal.tensorflow import _world as worlds
+
+from .._common import controller as kinds
+from .._common.controller import Told
+
+BLOCK_BYTES = 512  # of what is told in the first all-gather; longer texts need a second one
+LENGTH_BYTES = 4
+GRADIENTS = "gradients"  # those of a list of variables come next, through the gradient engine where nobody has joined
+
+
+def agree(kind, tensors, world, must_agree=(), splits=()):
+    """Raises FailedPreconditionError on every rank where ranks differ. Returns whether a rank has joined."""
+    if not tf.executing_eagerly():
+        return False
+    forms = [[tensor.dtype.name, tensor.shape.as_list() or [1] * (kind == kinds.ALLGATHER)] for tensor in tensors]
+    told = exchange([kind, kind, forms, list(must_agree), list(splits)], world)
+    joined = joined_of(told)
+    fault = fault_among(told, joined)
+    if fault:
+        raise tf.errors.FailedPreconditionError(None, None, f"shoal: {fault}")
+    return bool(joined)
+
+
+def joined_of(told):
+    return {rank for rank, one in enumerate(told) if one.kind == kinds.JOIN}
+
+
+def fault_among(told, joined):
+    """Why ranks cannot do this together, or ""."""
+    active = {rank: one for rank, one in enumerate(told) if rank not in joined}
+    is_notice = all(one.kind == GRADIENTS for one in active.values())  # an all-reduce follows
+    return kinds.fault_of(active, set() if is_notice else joined)
+
+
+def exchange(fields, world):
+    """What all ranks told."""
+    text = json.dumps(fields).encode()
+    room = BLOCK_BYTES - LENGTH_BYTES
+    blocks = _gather(len(text).to_bytes(LENGTH_BYTES, "little") + text[:room].ljust(room, b" "), world)
+    lengths = [int.from_bytes(block[:LENGTH_BYTES], "little") for block in blocks]
+    texts = [block[LENGTH_BYTES:] for block in blocks]
+    if max(lengths) > room:
+        texts = _gather(text.ljust(max(lengths), b" "), world)
+    return [Told(json.loads(one)) for one in texts]
+
+
+def _gather(block, world):
+    """Those of all ranks, which have one length. Not through TensorFlow: that would cost as much as the operation itself."""
+    place, length = worlds.world_at(world), len(block)
+    every = ctypes.create_string_buffer(length * place.size)
+    status = _native.load().allgather(place.comm, block, every, length, _native.UINT8, None)
+    if status != _native.OK:
+        raise worlds.error_of(status, f"ranks could not agree: {_native.error_of(status, place.context, place.comm)}")
+    return [every.raw[rank * length:(rank + 1) * length] for rank in range(place.size)]

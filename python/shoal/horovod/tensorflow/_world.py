@@ -1,0 +1,174 @@
+"""The job that this process is a rank of, and its process sets: communicators of shoal.tensorflow."""
+from __future__ import annotations
+
+import tensorflow as tf
+
+from shoal.tensorflow import _world as worlds
+from shoal.tensorflow.variables import allgather_object
+
+from .._common import job
+from .._common.errors import HorovodInternalError
+from .._common.job import (  # noqa: F401
+    NOT_INITIALIZED, ccl_built, cuda_built, ddl_built, gloo_built, gloo_enabled, mpi_built, mpi_enabled, nccl_built, rocm_built,
+    start_timeline, stop_timeline)
+
+_sets = {}  # process sets in use, by id, which is the number of their communicator
+
+
+class ProcessSet(job.ProcessSet):
+    @staticmethod
+    def _own_rank():
+        return rank()
+
+
+global_process_set = ProcessSet([])
+
+
+def init(comm=None, process_sets=None):
+    """Joins the job that the launcher started this process for; alone, where none did. Again it does nothing. comm: None, or all
+    ranks; process_sets: a list of sets to add."""
+    if is_initialized():
+        return
+    if not worlds.is_initialized():
+        job.adopt_launcher()
+        worlds.init()
+    job.check_all_ranks(comm, worlds.size())
+    global_process_set.ranks, global_process_set.process_set_id = list(range(worlds.size())), 0
+    _sets[0] = global_process_set
+    for each in process_sets if isinstance(process_sets, (list, tuple)) else ():
+        add_process_set(each)
+
+
+def shutdown():
+    """Ends it on all ranks, which all call this. init() may be called again."""
+    if is_initialized():
+        worlds.shutdown()
+
+
+def _forget():
+    for each in _sets.values():
+        each._invalidate()
+    _sets.clear()
+
+
+worlds.on_shutdown(_forget)
+
+
+def is_initialized():
+    return bool(_sets)
+
+
+def add_process_set(process_set):
+    """All ranks of the job, with the same set. Returns it; it has an id then. A list of ranks will do."""
+    if not isinstance(process_set, ProcessSet):
+        process_set = ProcessSet(process_set)
+    job.check_new(process_set, _sets, size())
+    _agree(f"add the process set {process_set.ranks}")
+    number = worlds.add_world(process_set.ranks)
+    process_set.process_set_id, _sets[number] = number, process_set
+    return process_set
+
+
+def remove_process_set(process_set):
+    """All ranks of the job. Returns whether there was such a set."""
+    _check()
+    number = process_set.process_set_id
+    if process_set is global_process_set or _sets.get(number) is not process_set:
+        return False
+    _agree(f"remove the process set {number}")
+    worlds.remove_world(number)
+    del _sets[number]
+    process_set._invalidate()
+    return True
+
+
+def _agree(what):
+    for other, theirs in enumerate(allgather_object(what)):
+        if theirs != what:
+            raise HorovodInternalError(f"shoal: rank {rank()} wants to {what}, and rank {other} to {theirs}: all ranks add and remove "
+                                       "the same process sets in the same order")
+
+
+def _check():
+    if not is_initialized():
+        raise ValueError(NOT_INITIALIZED)
+
+
+def world_of(process_set):
+    """The number of its communicator, of which this rank is one."""
+    _check()
+    job.check_member(process_set, _sets, rank())
+    return process_set.process_set_id
+
+
+def rank():
+    _check()
+    return worlds.rank()
+
+
+def size():
+    _check()
+    return worlds.size()
+
+
+def local_rank():
+    """Of this process among those of its host."""
+    _check()
+    return worlds.local_rank()
+
+
+def local_size():
+    _check()
+    return worlds.local_size()
+
+
+def cross_rank():
+    """Of this process's host."""
+    _check()
+    return worlds.cross_rank()
+
+
+def cross_size():
+    """Hosts of the job."""
+    _check()
+    return worlds.cross_size()
+
+
+def is_homogeneous():
+    """Whether all hosts have as many ranks; eagerly, by all ranks."""
+    return len(set(allgather_object(local_size()))) == 1
+
+
+def mpi_threads_supported():
+    _check()
+    return False
+
+
+# ---- The same as tensors ----
+
+
+def rank_op(name=None):
+    return tf.constant(rank(), name=name)
+
+
+def size_op(process_set_id=0, name=None):
+    _check()
+    if process_set_id not in _sets:
+        raise ValueError(f"shoal: there is no process set {process_set_id}")
+    return tf.constant(_sets[process_set_id].size(), name=name)
+
+
+def local_rank_op(name=None):
+    return tf.constant(local_rank(), name=name)
+
+
+def local_size_op(name=None):
+    return tf.constant(local_size(), name=name)
+
+
+def process_set_included_op(process_set_id=0, name=None):
+    """1 where this process is in the set, 0 where it is not."""
+    _check()
+    if process_set_id not in _sets:
+        raise ValueError(f"shoal: there is no process set {process_set_id}")
+    return tf.constant(int(_sets[process_set_id].included()), name=name)

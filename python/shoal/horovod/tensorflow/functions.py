@@ -1,0 +1,62 @@
+"""The state of one rank on all."""
+from __future__ import annotations
+
+import pickle
+
+import tensorflow as tf
+
+from shoal.tensorflow import variables as shoal_variables
+
+from ._operations import allgather, broadcast, broadcast_
+from ._world import global_process_set, rank
+
+
+def broadcast_variables(variables, root_rank, process_set=global_process_set, inplace=False):
+    """Gives each variable root_rank's value. They are matched by their place in the list."""
+    if process_set is global_process_set:
+        rank()  # raises before init()
+        shoal_variables.broadcast_variables(variables, root_rank)
+    else:
+        broadcast_(variables, root_rank, process_set=process_set)
+
+
+def broadcast_global_variables(root_rank):
+    """TensorFlow 2 has no list of all variables."""
+    if tf.executing_eagerly():
+        raise RuntimeError("hvd.broadcast_global_variables() does not support eager execution. Please use "
+                           "`hvd.broadcast_variables(<model/optimizer variables>)` instead.")
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
+
+
+def _dump(value):
+    try:
+        import cloudpickle
+        data = cloudpickle.dumps(value)
+    except ImportError:  # then functions and classes of the script itself cannot travel
+        data = pickle.dumps(value)
+    return tf.io.decode_raw(data, tf.uint8)
+
+
+def _load(data):
+    return pickle.loads(data.numpy().tobytes())
+
+
+def broadcast_object(obj, root_rank=0, session=None, name=None, process_set=global_process_set):
+    """root_rank's object on every rank. Eagerly only. Ranks of a job trust each other: it is pickled."""
+    is_root = rank() == root_rank
+    data = _dump(obj) if is_root else tf.zeros([0], tf.uint8)
+    length = broadcast(tf.size(data, tf.int64), root_rank, process_set=process_set)
+    received = broadcast(data if is_root else tf.zeros([length], tf.uint8), root_rank, process_set=process_set)
+    return obj if is_root else _load(received)
+
+
+def broadcast_object_fn(root_rank=0, session=None, name=None, process_set=global_process_set):
+    """A function of an object, which broadcasts it."""
+    return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
+
+
+def allgather_object(obj, session=None, name=None, process_set=global_process_set):
+    """The objects of all ranks, as a list. Eagerly only."""
+    data = _dump(obj)
+    lengths = allgather(tf.reshape(tf.size(data, tf.int64), [1]), process_set=process_set)
+    return [_load(part) for part in tf.split(allgather(data, process_set=process_set), lengths)]

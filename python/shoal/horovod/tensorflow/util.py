@@ -1,0 +1,6 @@
+"""What scripts take from horovod.tensorflow.util."""
+import tensorflow as tf
+
+
+def _executing_eagerly():
+    return tf.executing_eagerly()

@@ -1,0 +1,275 @@
+#!/usr/bin/env python3
+"""Horovod's names for TensorFlow and Keras on 3 ranks: results, gradients, process sets, and training as one process does."""
+import os
+import tempfile
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import forked
+import shoal.horovod.keras as hvd_of_keras
+import shoal.horovod.tensorflow as hvd
+import shoal.horovod.tensorflow.keras as hvd_keras
+from tap import run_cases
+
+tf.get_logger().setLevel("ERROR")
+SAMPLES, BATCH = 48, 12  # BATCH: of all ranks
+
+
+def same(got, wanted, tolerance=0.0):
+    np.testing.assert_allclose(np.asarray(got), np.asarray(wanted), rtol=tolerance, atol=tolerance)
+
+
+def refuses(error, words, function):
+    try:
+        function()
+    except error as told:
+        assert all(word in str(told) for word in words), told
+    else:
+        raise AssertionError(f"no {error}")
+
+
+def eager_and_graph(function):
+    yield function()
+    yield tf.function(function)()
+
+
+def ranks():
+    return range(hvd.size())
+
+
+# ---- Operations ----
+
+
+def allreduce_takes_horovods_arguments(rank):
+    x = tf.constant([1.0, 2.0]) * (rank + 1)
+    total = np.array([1.0, 2.0]) * sum(r + 1 for r in ranks())
+    for got in eager_and_graph(lambda: [
+            hvd.allreduce(x), hvd.allreduce(x, average=False), hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.5),
+            hvd.allreduce(x, op=hvd.Sum, postscale_factor=2.0), hvd.allreduce(x, op=hvd.Max, name="layer/kernel:0"),
+            hvd.allreduce(x, op=hvd.Sum, compression=hvd.Compression.fp16)]):
+        for one, wanted in zip(got, (total / hvd.size(), total, total / 2, total * 2, [3.0, 6.0], total)):
+            same(one, wanted, 1e-6)
+    same(hvd.allreduce(tf.constant([7, -7], tf.int32) * (1 if rank else 2)), [9, -9])  # 28 / 3, cut off
+    same(hvd.allreduce(tf.constant([5], tf.int64), op=hvd.Sum, prescale_factor=0.5), [6])  # 2 of each rank
+    refuses(ValueError, ["supersedes"], lambda: hvd.allreduce(x, average=True, op=hvd.Sum))
+    refuses(NotImplementedError, ["Adasum"], lambda: hvd.allreduce(x, op=hvd.Adasum))
+
+
+def groups_mix_types_and_slices(rank):
+    slices = tf.IndexedSlices(tf.ones([1, 2]) * rank, tf.constant([rank]), tf.constant([4, 2]))
+    dense, other, sparse = hvd.grouped_allreduce([tf.ones([3]), tf.ones([2], tf.float64) * rank, slices], op=hvd.Sum)
+    same(dense, [hvd.size()] * 3)
+    same(other, [sum(ranks())] * 2)
+    same(tf.convert_to_tensor(sparse)[:hvd.size(), 0], list(ranks()))
+    same(hvd.allreduce(slices).values[:, 0], [r / hvd.size() for r in ranks()], 1e-6)
+    refuses(NotImplementedError, ["IndexedSlices"], lambda: hvd.allreduce(slices, op=hvd.Min))
+
+
+def rows_travel(rank):
+    same(hvd.allgather(tf.fill([rank + 1, 2], rank))[:, 0], [r for r in ranks() for _ in range(r + 1)])
+    same(hvd.grouped_allgather([tf.constant([rank])])[0], list(ranks()))
+    rows, counts = hvd.alltoall(tf.range(hvd.size()) + 10 * rank, splits=tf.ones([hvd.size()], tf.int32))
+    same(rows, [10 * r + rank for r in ranks()])
+    assert counts.dtype == tf.int32 and counts.numpy().tolist() == [1] * hvd.size()
+    same(hvd.reducescatter(tf.ones([2 * hvd.size() + 1]), op=hvd.Sum), [hvd.size()] * (2 + (rank == 0)))
+    same(hvd.grouped_reducescatter([tf.ones([hvd.size()])])[0], [1.0])
+    same(hvd.broadcast(tf.constant([rank]), 1), [1])
+    refuses(tf.errors.InvalidArgumentError, ["divided evenly"], lambda: hvd.alltoall(tf.ones([hvd.size() + 1])))
+    refuses(tf.errors.InvalidArgumentError, ["int32"], lambda: hvd.alltoall(tf.ones([3]), splits=tf.ones([3], tf.int64)))
+    refuses(NotImplementedError, ["Average"], lambda: hvd.reducescatter(tf.ones([3]), op=hvd.Max))
+    refuses(ValueError, ["scalar"], lambda: hvd.reducescatter(tf.constant(1.0)))
+
+
+def gradient_of(function, x):
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = function(x)
+    return tape.gradient(y, x, tf.ones_like(y))
+
+
+def gradients_are_horovods(rank):
+    """Averages for all-gather and broadcast; of a reduce-scatter of sums the gathered one times the number of ranks."""
+    x, size = tf.ones([hvd.size(), 2]), hvd.size()
+    for function, wanted in ((lambda t: hvd.allreduce(t, op=hvd.Sum), size), (hvd.allreduce, 1), (hvd.allgather, 1),
+                             (lambda t: hvd.broadcast(t, 1), 1 if rank == 1 else 0), (hvd.alltoall, 1),
+                             (lambda t: hvd.reducescatter(t, op=hvd.Sum), size), (hvd.reducescatter, 1)):
+        for got in eager_and_graph(lambda: gradient_of(function, x)):
+            same(got, np.full([size, 2], wanted), 1e-6)
+
+
+def mismatches_are_told(rank):
+    """And work goes on."""
+    failed = tf.errors.FailedPreconditionError
+    refuses(failed, ["allreduce tensor shapes", "ranks 0 and 1"], lambda: hvd.allreduce(tf.ones([3 + rank])))
+    refuses(failed, ["data types"], lambda: hvd.allreduce(tf.ones([3], tf.int32 if rank else tf.float32)))
+    refuses(failed, ["arguments"], lambda: hvd.broadcast(tf.ones([2]), root_rank=min(rank, 1)))
+    refuses(failed, ["allgather tensor shapes"], lambda: hvd.allgather(tf.ones([2, 2 + rank])))
+    refuses(failed, ["operations"], lambda: hvd.barrier() if rank else hvd.allgather(tf.ones([400])))
+    refuses(failed, ["Sum of splits"], lambda: hvd.alltoall(tf.ones([1]), splits=tf.ones([3], tf.int32)))
+    refuses(ValueError, ["root_rank is 9"], lambda: hvd.broadcast(tf.ones([2]), root_rank=9))
+    same(hvd.allreduce(tf.ones([1]), op=hvd.Sum), [hvd.size()])
+
+
+def process_sets_are_apart(rank):
+    pair, last = hvd.add_process_set([2, 0]), hvd.add_process_set(hvd.ProcessSet([2]))
+    assert pair.ranks == [0, 2] and pair.included() == (rank != 1) and pair.size() == 2
+    assert hvd.size_op(pair.process_set_id).numpy() == 2
+    if rank != 1:
+        for got in eager_and_graph(lambda: hvd.allreduce(tf.constant([float(rank)]), process_set=pair)):
+            same(got, [1.0])
+        same(hvd.broadcast(tf.constant([rank]), 2, process_set=pair), [2])
+        assert hvd.allgather_object(rank, process_set=pair) == [0, 2]
+        same(gradient_of(lambda t: hvd.allgather(t, process_set=pair), tf.ones([2])), [1.0, 1.0])
+        variable = tf.Variable([float(rank)])
+        hvd.broadcast_variables([variable], 2, process_set=pair)
+        same(variable, [2.0])
+    else:
+        refuses(ValueError, ["not in process set"], lambda: hvd.allreduce(tf.ones([1]), process_set=pair))
+    with tf.GradientTape() as tape:
+        variable = tf.Variable([float(rank)])
+        loss = variable * variable
+    got = hvd.DistributedGradientTape(tape, process_set=pair).gradient(loss, [variable])[0]
+    same(got, [2.0])  # 0 and 4 on average; rank 1's own
+    refuses(ValueError, ["already exists"], lambda: hvd.add_process_set([0, 2]))
+    refuses(ValueError, ["ranks of 0 to"], lambda: hvd.add_process_set([0, 9]))
+    refuses(hvd.HorovodInternalError, ["wants to add"], lambda: hvd.add_process_set([0, 1] if rank else [0]))
+    assert hvd.remove_process_set(pair) and hvd.remove_process_set(last) and not hvd.remove_process_set(pair)
+    refuses(ValueError, ["not registered"], lambda: hvd.allreduce(tf.ones([1]), process_set=pair))
+
+
+def objects_and_state_are_shared(rank):
+    assert hvd.broadcast_object({"rank": rank}, root_rank=1) == {"rank": 1}
+    assert hvd.allgather_object([rank] * rank) == [[r] * r for r in ranks()]
+    variables = [tf.Variable([float(rank)]), tf.Variable([rank, rank])]
+    hvd.broadcast_variables(variables, root_rank=2)
+    same(variables[0], [2.0])
+    same(hvd.broadcast_(variables, 0)[1], [2, 2])
+    refuses(RuntimeError, ["eager"], lambda: hvd.broadcast_global_variables(0))
+    assert hvd.rank_op().numpy() == rank and hvd.size_op().numpy() == hvd.size() and hvd.is_homogeneous()
+    refuses(NotImplementedError, ["timeline"], lambda: hvd.start_timeline("x"))
+    hvd.barrier()
+
+
+def joined_ranks_take_part_with_zeros(rank):
+    variable = tf.Variable([2.0])
+    for step in range(rank + 1):
+        same(hvd.allreduce(tf.ones([2]), op=hvd.Sum), [hvd.size() - step] * 2)
+        with tf.GradientTape() as tape:
+            loss = variable * 3.0
+        same(hvd.DistributedGradientTape(tape).gradient(loss, [variable])[0], [3.0 * (hvd.size() - step) / hvd.size()], 1e-6)
+        hvd.barrier()
+    if rank == 2:
+        refuses(tf.errors.FailedPreconditionError, ["not supported with Join"], lambda: hvd.allgather(tf.ones([1])))
+    assert hvd.join() == 2
+    refuses(NotImplementedError, ["tf.function"], tf.function(hvd.join))
+    same(hvd.allreduce(tf.ones([1]), op=hvd.Sum), [hvd.size()])
+
+
+# ---- Training ----
+
+
+def data():
+    random = np.random.default_rng(3)
+    x = random.normal(size=[SAMPLES, 8]).astype(np.float32)
+    return x, (x[:, :1] - 2 * x[:, 1:2]).astype(np.float32)
+
+
+def share(array):
+    """A rank's samples, so that the ranks' n-th batches together are the n-th of one process."""
+    blocks = array.reshape([-1, hvd.size(), BATCH // hvd.size(), *array.shape[1:]])
+    return blocks[:, hvd.rank()].reshape([-1, *array.shape[1:]])
+
+
+def model_of(seed=5):
+    keras.utils.set_random_seed(seed)
+    return keras.Sequential([keras.layers.Input([8]), keras.layers.Dense(6, activation="tanh"), keras.layers.Dense(1)])
+
+
+def fit(model, optimizer, x, y, batch, callbacks=()):
+    model.compile(optimizer=optimizer, loss="mse")
+    return model.fit(x, y, batch_size=batch, epochs=2, shuffle=False, verbose=0, callbacks=list(callbacks))
+
+
+def fit_equals_one_process(rank):
+    x, y = data()
+    for options in ({}, {"gradient_predivide_factor": 2.0}, {"backward_passes_per_step": 2, "average_aggregated_gradients": True}):
+        alone = keras.optimizers.SGD(0.05, gradient_accumulation_steps=options.get("backward_passes_per_step"))
+        wanted, ours = model_of(), model_of(seed=5 + rank)
+        history = fit(wanted, alone, x, y, BATCH)
+        optimizer = hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.05), **options)
+        hvd.broadcast_variables(ours.variables, 0)
+        got = fit(ours, optimizer, share(x), share(y), BATCH // hvd.size(), [hvd_keras.callbacks.MetricAverageCallback()])
+        for a, b in zip(ours.get_weights(), wanted.get_weights()):
+            same(a, b, 1e-4)
+        same(got.history["loss"], history.history["loss"], 1e-4)
+
+
+def passes_are_summed_unless_averaged(rank):
+    for averages, wanted in ((False, -2.0), (True, -1.0)):
+        variable = keras.Variable([0.0])
+        optimizer = hvd_keras.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2,
+                                                   average_aggregated_gradients=averages)
+        for _ in range(2):
+            same(variable, [0.0])
+            optimizer.apply([tf.constant([float(rank)])], [variable])  # 1 on average
+        same(variable, [wanted])
+
+
+def local_gradients_stay(rank):
+    ours, theirs = tf.Variable([1.0]), tf.Variable([1.0])
+    with tf.GradientTape() as recorded:
+        loss = (ours + theirs) * float(rank + 1)
+    tape = hvd.DistributedGradientTape(recorded)
+    tape.register_local_source(ours)
+    got = tape.gradient(loss, [ours, theirs])
+    same(got[0], [(rank + 1) / hvd.size()], 1e-6)
+    same(got[1], [2.0], 1e-6)
+
+
+def callbacks_and_saved_models(rank):
+    x, y = data()
+    with tempfile.TemporaryDirectory() as own:
+        path = os.path.join(hvd.broadcast_object(own), "best.keras")
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05))
+        fit(model_of(seed=rank), optimizer, share(x), share(y), BATCH // hvd.size(), [
+            hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0), hvd_keras.callbacks.MetricAverageCallback(),
+            hvd_keras.callbacks.LearningRateWarmupCallback(0.05, warmup_epochs=1),
+            hvd_keras.callbacks.BestModelCheckpoint(path, monitor="loss")])
+        hvd.barrier()
+        model = hvd_keras.load_model(path)
+        refuses(ValueError, ["twice"], lambda: hvd_keras.DistributedOptimizer(model.optimizer))
+        hvd.barrier()  # before rank 0's folder goes
+    assert hvd_of_keras.size() == hvd.size() and hvd_of_keras.DistributedOptimizer is hvd_keras.DistributedOptimizer
+    same(hvd_keras.allreduce([float(rank)], op=hvd.Sum), [sum(ranks())])
+
+
+def local_variables_are_not_broadcast(rank):
+    model = model_of()
+    for variable in model.variables:
+        variable.assign(np.full(variable.shape, float(rank)))
+    callback = hvd_keras.callbacks.BroadcastGlobalVariablesCallback(1, local_variables=[model.variables[0]])
+    callback.set_model(model)
+    callback.on_train_begin()
+    same(model.variables[0], np.full(model.variables[0].shape, float(rank)))
+    same(model.variables[1], np.ones(model.variables[1].shape))
+
+
+def wrong_options_are_refused(rank):
+    sgd = keras.optimizers.SGD
+    refuses(NotImplementedError, ["Adasum"], lambda: hvd.DistributedOptimizer(sgd(), op=hvd.Adasum))
+    refuses(ValueError, ["predivide"], lambda: hvd.DistributedOptimizer(sgd(), op=hvd.Sum, gradient_predivide_factor=2.0))
+    refuses(ValueError, ["> 0"], lambda: hvd.DistributedOptimizer(sgd(), backward_passes_per_step=0))
+    refuses(TypeError, ["optimizer of Keras 3"], lambda: hvd.DistributedOptimizer("sgd"))
+    refuses(ValueError, ["process_sets"], lambda: (hvd.shutdown(), hvd.init(comm=[0])))
+    refuses(ValueError, ["not been initialized"], hvd.rank)
+
+
+FUNCTIONS = [allreduce_takes_horovods_arguments, groups_mix_types_and_slices, rows_travel, gradients_are_horovods, mismatches_are_told,
+             process_sets_are_apart, objects_and_state_are_shared, joined_ranks_take_part_with_zeros, fit_equals_one_process, passes_are_summed_unless_averaged,
+             local_gradients_stay, callbacks_and_saved_models, local_variables_are_not_broadcast,
+             wrong_options_are_refused]
+
+if __name__ == "__main__":
+    run_cases(forked.Cases(3, FUNCTIONS, lambda: (hvd.init(), hvd.init())).report())
