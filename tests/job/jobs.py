@@ -2,6 +2,7 @@
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -118,6 +119,20 @@ class Jobs:
     def wait_for_silence(self, name="job"):
         """Until no process of a job is left."""
         self.wait_for(lambda: not self.processes(), "the end of all processes of the job", name)
+
+
+def expect_failed(jobs, said, exit_code, name="job"):
+    """The status, the command and the failure file say the same."""
+    status = jobs.status(name)
+    expect(status["status"] == "Failed" and re.search(said, status["failure_reason"]), status, jobs.told(name))
+    expect(status["exit_code"] == exit_code and status["ended"] and not status["model"], status)
+    expect(len(status["failure_reason"]) <= 1024, status)
+    code, out, err = jobs.call("status", name)
+    expect(code == 1 and status["failure_reason"] in out, code, out, err)
+    halves = [path for path in jobs.folder(name).rglob("*") if path.name == "model.tar.gz" or "unfinished" in path.name]
+    expect(not halves, halves, jobs.told(name))
+    expect("Traceback" not in (jobs.folder(name) / "runner.log").read_text(), jobs.told(name))
+    jobs.wait_for_silence(name)
 
 
 def where(**options):

@@ -17,6 +17,7 @@ sys.path[:0] = [str(TOP / "tests/multi"), str(TOP / "python")]
 
 from shoal.job import channels, fetching, storage  # noqa: E402
 from shoal.job.document import Channel  # noqa: E402
+from jobs import Jobs, expect_failed  # noqa: E402
 from stores import CREDENTIALS, S3, Said, channel_folder, files_below, job_folder, message, wait_for  # noqa: E402
 from tap import Skip, expect, run_cases  # noqa: E402
 
@@ -317,6 +318,36 @@ def missing_credentials_are_one_error():
         os.environ.update(kept)
 
 
+def a_job_without_credentials_is_told():
+    """What the command, the status and the failure file say; nothing has run, and nothing is left."""
+    with Jobs() as jobs:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            del jobs.environment[name]
+        jobs.run("print('not reached')", channels={"training": "s3://data/tree/"}, code=1)
+        expect_failed(jobs, "^channel training .*: s3://data/tree/: no credentials were found: set AWS_ACCESS_KEY_ID", 125)
+        expect("not reached" not in jobs.log() and "job failed: " in jobs.err, jobs.err, jobs.told())
+        expect(files_below(jobs.folder() / "hosts/algo-1/input/data") == {}, jobs.told())
+
+
+def a_job_whose_object_changes_is_told():
+    """While the first objects come, the last one is replaced."""
+    for number in range(30):
+        s3.put(f"replaced/{number:02}", b"a" * 100 * KiB)
+    with Jobs() as jobs:
+        s3.proxy.forget()
+        s3.proxy.hold_after = 300 * KiB
+        try:
+            jobs.start("print('not reached')", channels={"training": "s3://data/replaced/"})
+            wait_for(lambda: s3.proxy.answer_bytes >= s3.proxy.hold_after, "the beginning of the download")
+            s3.put("replaced/29", b"b" * 100 * KiB)
+        finally:
+            s3.proxy.hold_after = None
+        jobs.wait_for_end()
+        expect_failed(jobs, "^channel training .*: s3://data/replaced/29 has changed since it was listed", 125)
+        expect("not reached" not in jobs.log(), jobs.told())
+        expect(files_below(jobs.folder() / "hosts/algo-1/input/data") == {}, jobs.told())
+
+
 def denied_access_is_one_error():
     class Denies(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
@@ -447,6 +478,8 @@ run_cases([
     an_object_that_vanishes_is_one_error,
     missing_data_are_one_error,
     missing_credentials_are_one_error,
+    a_job_without_credentials_is_told,
+    a_job_whose_object_changes_is_told,
     denied_access_is_one_error,
     a_store_that_cannot_be_reached_is_one_error,
     a_full_disk_is_one_error,

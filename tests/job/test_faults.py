@@ -10,23 +10,11 @@ import subprocess
 import sys
 import zipfile
 
-from jobs import DATA_PARALLEL, SHOAL, Jobs, names_in
+from jobs import DATA_PARALLEL, SHOAL, Jobs, expect_failed, names_in
 from tap import Skip, call, expect, run_cases
 
 WAIT = "import time\nprint('begun', flush=True)\ntime.sleep(600)\n"
 DEAF = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAIT
-
-
-def expect_failed(jobs, said, exit_code, name="job"):
-    """The status, the command and the failure file say the same."""
-    status = jobs.status(name)
-    expect(status["status"] == "Failed" and re.search(said, status["failure_reason"]), status, jobs.told(name))
-    expect(status["exit_code"] == exit_code and status["ended"] and not status["model"], status)
-    expect(len(status["failure_reason"]) <= 1024, status)
-    code, out, err = jobs.call("status", name)
-    expect(code == 1 and status["failure_reason"] in out, code, out, err)
-    expect(not (jobs.folder(name) / "model.tar.gz").exists() and not list(jobs.folder(name).rglob("*unfinished*")), jobs.told(name))
-    jobs.wait_for_silence(name)
 
 
 def script_that_raises_is_named_with_its_rank():

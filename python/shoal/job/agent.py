@@ -361,6 +361,7 @@ class Agent:
             ending = Ending("Failed", getattr(error, "exit_code", EXIT_AGENT), str(error))
         except OSError as error:
             ending = Ending("Failed", EXIT_AGENT, f"{os_text(error)}{contract.space_text(self.folder.path, error)}")
+        self.is_preparing = False  # the end of the others asks this host to stop, too, which must not cut off its own report
         return self._finish(ending)
 
     def say(self, text: str) -> None:
