@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/assert.h"
 #include "engine/engine_state.h"
 
 /* ---- Plans --------------------------------------------------------------------------------------------------------------- */
@@ -34,6 +35,7 @@ static void evict_plans(struct shoal_engine *engine)
             return;
         struct shoal_cached_plan *cached = *last;
         *last = cached->next;
+        SHOAL_ASSERT(engine->plans_bytes >= plan_bytes(cached));
         engine->plans_bytes -= plan_bytes(cached);
         free_plan(cached);
     }
@@ -120,6 +122,7 @@ static void find_shared(struct shoal_engine *engine, const struct shoal_request 
             continue;
         const struct shoal_announcement *arrival =
             (int)r == engine->rank ? &request->arrival : engine->ops->arrival(engine->transport, (int)r, request->sequence);
+        SHOAL_ASSERT(arrival); /* the ranks of this host have arrived */
         shared[r] = arrival->input != 0;
         shared[size + r] = arrival->output != 0;
     }
@@ -157,6 +160,7 @@ static bool keep_guess(const struct shoal_engine *engine, struct shoal_request *
     struct shoal_cached_plan *guessed = request->cached;
     if (!guessed || memcmp(guessed->shared, shared, 2 * (size_t)engine->size) == 0)
         return guessed != NULL;
+    SHOAL_ASSERT(guessed->users > 0);
     guessed->users--;
     request->cached = NULL;
     request->early_steps = 0; /* what they wrote is written again */
@@ -185,6 +189,7 @@ enum shoal_status shoal_engine_find_plan(struct shoal_engine *engine, struct sho
 
 static void free_peer_set(struct shoal_engine *engine, struct shoal_peer_set *peer_set)
 {
+    SHOAL_ASSERT(engine->peer_sets_bytes >= peer_set->bytes);
     engine->peer_sets_bytes -= peer_set->bytes;
     shoal_rounds_fini(&peer_set->rounds);
     free(peer_set->lists);
@@ -310,6 +315,7 @@ void shoal_engine_free_kept(struct shoal_engine *engine)
     while (engine->plans) {
         struct shoal_cached_plan *cached = engine->plans;
         engine->plans = cached->next;
+        SHOAL_ASSERT(!cached->users); /* every request has ended */
         free_plan(cached);
     }
     while (engine->peer_sets) {

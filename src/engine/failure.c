@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/assert.h"
 #include "base/clock.h"
 #include "engine/engine_state.h"
 
@@ -252,6 +253,7 @@ static void note_exposed(struct shoal_engine *engine)
     for (const struct shoal_request *request = shoal_intake_first_announced(engine); request; request = request->next) {
         if (request->state == SHOAL_REQUEST_QUEUED || request->is_direct)
             continue;
+        SHOAL_ASSERT(engine->blame->exposed_count + 2 <= SHOAL_COUNT_OF(engine->blame->exposed));
         if (request->arrival.output)
             engine->blame->exposed[engine->blame->exposed_count++] = request->arrival.output;
         if (request->arrival.input && request->arrival.input != request->arrival.output)
@@ -276,6 +278,7 @@ static void log_broken(struct shoal_engine *engine, const struct shoal_failure *
 
 static void break_with(struct shoal_engine *engine, const struct shoal_failure *failure)
 {
+    SHOAL_ASSERT(!engine->is_broken); /* there is one first cause */
     note_exposed(engine);
     struct shoal_request *const all = shoal_intake_drop(engine);
     engine->blame->failure = *failure;

@@ -45,6 +45,7 @@ struct shoal_layout *shoal_layout_of_tensors(enum shoal_collective_type kind, en
     for (size_t t = 0; t < tensor_count; t++) {
         layout->tensors[t] = tensors[t];
         layout->starts[t] = start;
+        SHOAL_ASSERT(tensors[t].count <= SIZE_MAX - start); /* the arguments have been checked */
         start += tensors[t].count;
         hash = shoal_hash_bytes(hash, &tensors[t].count, sizeof tensors[t].count);
     }
@@ -67,6 +68,7 @@ static bool copy_parts(int size, const size_t *counts, const size_t *at, size_t 
         return false;
     size_t begin = 0;
     for (int i = 0; i < size; i++) {
+        SHOAL_ASSERT(counts[i] <= SIZE_MAX - begin); /* the arguments have been checked */
         row[i] = begin;
         begin += counts[i];
     }
@@ -101,6 +103,7 @@ static bool layout_fill_notices(struct shoal_layout *layout)
 struct shoal_layout *shoal_layout_of_parts(int size, const size_t *given, const size_t *given_at, const size_t *taken,
                                            const size_t *taken_at, bool has_notices)
 {
+    SHOAL_ASSERT((given || taken) && (!has_notices || (given && taken)));
     struct shoal_layout *layout = calloc(1, sizeof *layout);
     if (!layout)
         return NULL;
@@ -199,6 +202,7 @@ static size_t find_tensor(const struct shoal_layout *layout, size_t at)
         else
             high = middle;
     }
+    SHOAL_ASSERT(layout->starts[low] <= at && at <= layout->starts[low + 1]);
     return low;
 }
 

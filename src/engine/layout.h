@@ -7,6 +7,7 @@
 #ifndef SHOAL_ENGINE_LAYOUT_H
 #define SHOAL_ENGINE_LAYOUT_H
 
+#include "base/assert.h"
 #include "device/device.h"
 #include "plan/collective_type.h"
 
@@ -93,12 +94,14 @@ static inline size_t shoal_call_length(const struct shoal_call *call, int rank, 
     const struct shoal_layout *layout = call->layout;
     if (SHOAL_LIKELY(!layout) || shoal_layout_is_even(layout))
         return call->count;
+    SHOAL_ASSERT(from == rank || to == rank || !layout->given || !layout->taken);
     if (layout->given && (from == rank || !layout->taken))
         return layout->given[to];
     return layout->taken[from];
 }
 
-/* Where a part of `owner`'s operand begins, in elements from its start, as seen on `rank`. Not for several tensors. */
+/* Where a part of `owner`'s operand begins, in elements from its start, as seen on `rank`; of several tensors, in
+ * the scratch memory where they lie in a row. */
 static inline size_t shoal_call_part_at(const struct shoal_call *call, int rank, enum shoal_operand operand, int owner,
                                         int part)
 {

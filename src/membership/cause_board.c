@@ -3,6 +3,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/assert.h"
 #include "base/clock.h"
 
 /* For so many polls a rank waits for the first one, which writes for a microsecond unless it died at that. */
@@ -16,8 +17,10 @@ static bool cause_board_claim(struct shoal_cause_board *board)
                                                    memory_order_acquire);
 }
 
+/* The rank that claimed the board publishes once. */
 static void cause_board_publish(struct shoal_cause_board *board)
 {
+    SHOAL_ASSERT(!atomic_load_explicit(&board->is_ready, memory_order_relaxed));
     atomic_store_explicit(&board->is_ready, 1, memory_order_release); /* pairs with the acquire in read */
 }
 

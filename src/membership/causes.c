@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 
+#include "base/assert.h"
 #include "base/clock.h"
 
 static int weight_of(enum shoal_status status)
@@ -92,6 +93,8 @@ struct shoal_cause *shoal_causes_propose(struct shoal_causes *causes, uint64_t c
         return NULL;
     if (is_first)
         cause->first_ns = now_ns;
+    /* The order is total: no candidate is before one that is before it. */
+    SHOAL_ASSERT(!shoal_cause_is_before(failure, &cause->best) || !shoal_cause_is_before(&cause->best, failure));
     *is_news_out = !cause->is_decided && (is_first || shoal_cause_is_before(failure, &cause->best));
     if (*is_news_out) {
         cause->best = *failure;
@@ -114,6 +117,7 @@ struct shoal_cause *shoal_causes_decide(struct shoal_causes *causes, uint64_t co
 
 uint64_t shoal_cause_due_ns(const struct shoal_cause *cause, bool is_root, uint64_t heir_ns)
 {
+    SHOAL_ASSERT(!cause->is_decided); /* a decision is final */
     uint64_t wait_ms = cause->is_own ? SHOAL_CAUSES_SETTLE_MS : SHOAL_CAUSES_ALONE_MS;
     if (is_root) /* an abort is wanted at once */
         wait_ms = cause->best.status == SHOAL_ERR_ABORTED ? 0 : SHOAL_CAUSES_COLLECT_MS;

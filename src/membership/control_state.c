@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/assert.h"
 #include "base/clock.h"
 
 bool shoal_control_state_init(struct shoal_control_state *state, int rank, int size)
@@ -52,6 +53,7 @@ bool shoal_control_state_is_stopped(const struct shoal_control_state *state, int
 
 bool shoal_control_state_learn(struct shoal_control_state *state, const struct shoal_control_fact *fact, uint64_t now_ns)
 {
+    SHOAL_ASSERT(fact->rank < (uint32_t)state->size); /* what came from elsewhere has been checked */
     struct shoal_control_rank *rank = &state->ranks[fact->rank];
     const bool ends =
         fact->life != SHOAL_CONTROL_ALIVE && shoal_control_state_life(state, (int)fact->rank) == SHOAL_CONTROL_ALIVE;
@@ -124,8 +126,7 @@ bool shoal_control_state_next(const struct shoal_control_state *state, uint64_t 
         return false;
     const bool is_far_behind = state->changes - after > state->changed_size;
     const int rank = is_far_behind ? find_oldest_after(state, after) : find_next_after(state, after);
-    if (rank < 0)
-        return false;
+    SHOAL_ASSERT(rank >= 0); /* that of the last change, at the latest */
     *fact_out = fact_of(state, rank);
     *change_out = state->ranks[rank].changed;
     return true;
@@ -203,6 +204,7 @@ bool shoal_control_state_passed_in_silence(const struct shoal_control_state *sta
 /* The ring is full. */
 static void drop_one(struct shoal_control_state *state)
 {
+    SHOAL_ASSERT(state->notice_end - state->notice_first == SHOAL_CONTROL_NOTICES_MAX);
     uint64_t place = state->notice_first;
     for (uint64_t other = place; other < state->notice_end; other++) {
         if (shoal_control_state_notice(state, other)->weight < shoal_control_state_notice(state, place)->weight)
@@ -218,6 +220,7 @@ static void drop_one(struct shoal_control_state *state)
 bool shoal_control_state_add(struct shoal_control_state *state, const struct shoal_control_notice_head *head, const void *data,
                              size_t bytes, uint64_t via)
 {
+    SHOAL_ASSERT(head->origin < (uint32_t)state->size); /* what came from elsewhere has been checked */
     uint64_t *heard = &state->ranks[head->origin].heard;
     if (head->number <= *heard)
         return true;
@@ -240,6 +243,7 @@ bool shoal_control_state_add(struct shoal_control_state *state, const struct sho
 
 struct shoal_control_notice *shoal_control_state_notice(const struct shoal_control_state *state, uint64_t place)
 {
+    SHOAL_ASSERT(place >= state->notice_first && place < state->notice_end);
     return state->notices[place % SHOAL_CONTROL_NOTICES_MAX];
 }
 

@@ -139,9 +139,9 @@ static void note_root(struct shoal_membership *membership, uint64_t now_ns)
  * beginning of the next turn, before anyone here can read it. Returns when to look again. */
 static uint64_t decide_one(struct shoal_membership *membership, struct shoal_cause *cause, uint64_t now_ns)
 {
-    const uint64_t due_ns = shoal_cause_due_ns(cause, membership->is_root, membership->heir_ns);
+    const uint64_t due_ns = cause->is_decided ? now_ns : shoal_cause_due_ns(cause, membership->is_root, membership->heir_ns);
     const bool was_leaving = cause->is_leaving;
-    if (!cause->is_decided && due_ns > now_ns)
+    if (due_ns > now_ns)
         return due_ns;
     cause->is_leaving = !cause->is_decided && (membership->is_root || cause->is_own);
     if (cause->is_leaving)

@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/assert.h"
+
 /* A ballot names the coordinator that issued it, so no two coordinators issue the same one. */
 static uint64_t next_ballot(uint64_t highest, int rank)
 {
@@ -149,8 +151,10 @@ bool shoal_survivors_read(const unsigned char *data, size_t bytes, int size, str
 
 /* ---- Who is waited for --------------------------------------------------------------------------------------------------- */
 
+/* Of the agreement under way or the one before it: votes of others are not kept. */
 static struct shoal_survivors_vote *vote_of(struct shoal_survivors *survivors, uint64_t epoch)
 {
+    SHOAL_ASSERT(epoch == survivors->epoch || epoch + 1 == survivors->epoch);
     return &survivors->votes[epoch % 2];
 }
 
@@ -305,6 +309,7 @@ static void note_adopted(struct shoal_survivors *survivors, int rank, uint64_t e
 static void adopt(struct shoal_survivors *survivors, uint64_t epoch, uint64_t ballot, const struct shoal_survivors_view *view)
 {
     struct shoal_survivors_vote *vote = vote_of(survivors, epoch);
+    SHOAL_ASSERT(ballot == vote->promised && ballot > vote->adopted); /* only what this rank has promised to follow */
     vote->adopted = ballot;
     vote->decision = *view;
     if (epoch == survivors->epoch)
@@ -323,7 +328,9 @@ static void note_promise(struct shoal_survivors *survivors, int rank, uint64_t a
 static void begin_ballot(struct shoal_survivors *survivors)
 {
     struct shoal_survivors_vote *vote = vote_of(survivors, survivors->epoch);
+    SHOAL_ASSERT(survivors->highest >= vote->promised); /* so the new ballot is above all that this rank has promised */
     survivors->ballot = survivors->highest = vote->promised = next_ballot(survivors->highest, survivors->rank);
+    SHOAL_ASSERT(issuer_of(survivors->ballot) == survivors->rank);
     survivors->phase = SHOAL_SURVIVORS_PREPARING;
     survivors->best = 0;
     for (int r = 0; r < survivors->size; r++)
@@ -417,6 +424,7 @@ bool shoal_survivors_propose(struct shoal_survivors *survivors, const struct sho
 
 void shoal_survivors_finish(struct shoal_survivors *survivors)
 {
+    SHOAL_ASSERT(shoal_survivors_agreed(survivors) && !survivors->owed && !survivors->owed_before);
     survivors->epoch++;
     survivors->is_open = false;
     memset(vote_of(survivors, survivors->epoch), 0, sizeof survivors->votes[0]);

@@ -55,6 +55,7 @@ void shoal_memory_destroy(struct shoal_memory *memory)
 {
     if (!memory)
         return;
+    SHOAL_ASSERT(!memory->exporter.revoke);
     for (size_t i = 0; i < memory->table.count; i++) {
         SHOAL_ASSERT(!memory->table.by_begin[i]->registration);
         shoal_segment_put(memory->table.by_begin[i]->segment);
@@ -188,6 +189,7 @@ void shoal_memory_renew(struct shoal_memory *memory, struct shoal_region *region
     if (region->owner != SHOAL_REGION_OWN)
         return;
     forget_registration(region);
+    SHOAL_ASSERT(region->segment && !region->segment->is_foreign);
     const uint64_t pad = (uint64_t)(region->begin - region->segment->base);
     if (shoal_segment_renew(region->segment, memory->log, pad) != SHOAL_OK)
         return; /* logged */

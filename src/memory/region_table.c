@@ -35,6 +35,7 @@ static size_t count_up_to(struct shoal_region *const *sorted, size_t count, key_
 static void put_in(struct shoal_region **sorted, size_t count, key_fn key_of, struct shoal_region *region)
 {
     const size_t at = count_up_to(sorted, count, key_of, key_of(region));
+    SHOAL_ASSERT(!at || key_of(sorted[at - 1]) != key_of(region)); /* keys are unique */
     memmove(sorted + at + 1, sorted + at, (count - at) * sizeof(struct shoal_region *));
     sorted[at] = region;
 }
@@ -98,6 +99,7 @@ void shoal_region_table_fini(struct shoal_region_table *table)
 struct shoal_region *shoal_region_table_at(const struct shoal_region_table *table, const char *address)
 {
     const size_t after = count_up_to(table->by_begin, table->count, begin_of, (uintptr_t)address);
+    SHOAL_ASSERT(after == table->count || table->by_begin[after]->begin > address);
     return after ? table->by_begin[after - 1] : NULL;
 }
 

@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/assert.h"
 #include "topology/features.h"
 #include "topology/limits.h"
 
@@ -159,6 +160,7 @@ static enum shoal_status get_pages(const struct shoal_segment *segment, struct s
 enum shoal_status shoal_segment_reserve(struct shoal_segment *segment, struct shoal_log *log, uint64_t begin, uint64_t bytes,
                                         struct shoal_segment_budget *budget, const char *what)
 {
+    SHOAL_ASSERT(begin <= segment->bytes && bytes <= segment->bytes - begin && !segment->is_foreign);
     uint64_t done = 0;
     enum shoal_status status = SHOAL_OK;
     while (done < bytes && status == SHOAL_OK) {
@@ -192,6 +194,7 @@ struct shoal_segment *shoal_segment_pin(struct shoal_segment *segment)
 
 void shoal_segment_unpin(struct shoal_segment *segment)
 {
+    SHOAL_ASSERT(segment->pins > 0);
     if (--segment->pins == 0 && segment->must_discard)
         shoal_segment_discard(segment);
     shoal_segment_put(segment);
@@ -201,7 +204,9 @@ void shoal_segment_release(struct shoal_segment *segment, struct shoal_segment_b
 {
     if (!segment)
         return;
-    atomic_fetch_sub_explicit(&budget->reserved, segment->reserved, memory_order_relaxed);
+    const uint64_t before = atomic_fetch_sub_explicit(&budget->reserved, segment->reserved, memory_order_relaxed);
+    SHOAL_ASSERT(before >= segment->reserved); /* it was reserved from this budget */
+    (void)before;
     segment->reserved = 0;
     shoal_segment_put(segment);
 }
@@ -245,6 +250,7 @@ void shoal_segment_put(struct shoal_segment *segment)
     /* acq_rel: what other holders did to the pages happens before they are unmapped here. */
     if (!segment || atomic_fetch_sub_explicit(&segment->references, 1, memory_order_acq_rel) != 1)
         return;
+    SHOAL_ASSERT(!segment->pins); /* each pin holds a reference */
     if (segment->base != MAP_FAILED && !segment->is_foreign)
         munmap(segment->base, segment->bytes);
     if (segment->fd >= 0)

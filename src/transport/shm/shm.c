@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/assert.h"
 #include "base/clock.h"
 #include "membership/membership.h"
 #include "transport/shm/shm_layout.h"
@@ -74,6 +75,8 @@ static void shm_arrive(struct shoal_transport *transport, const struct shoal_ann
     const struct seat *seat = &shm_of(transport)->seats[transport->rank];
     const uint64_t sequence = record->descriptor.sequence;
     struct shoal_shm_announcement *line = &seat->arrivals[sequence % SHOAL_ANNOUNCEMENTS];
+    SHOAL_ASSERT(bytes <= SHOAL_PAYLOAD_MAX);
+    SHOAL_ASSERT(atomic_load_explicit(&line->sequence, memory_order_relaxed) < sequence); /* in order */
     memcpy(line->descriptor, (const char *)record + sizeof line->sequence, sizeof line->descriptor);
     if (record->descriptor.hints & SHOAL_HINT_PLANNED) {
         line->input = record->input;
@@ -115,16 +118,17 @@ static void shm_expect(struct shoal_transport *transport, int peer, uint64_t seq
         __builtin_prefetch(payload + at);
 }
 
-static void shm_complete(struct shoal_transport *transport, uint64_t sequence)
-{
-    /* release: our reads of the peers' records, payloads and staging buffers come before it; a peer that reads it may reuse
-     * them. */
-    atomic_store_explicit(&shm_of(transport)->seats[transport->rank].head->completed, sequence, memory_order_release);
-}
-
 static uint64_t shm_completed(struct shoal_transport *transport, int peer)
 {
     return atomic_load_explicit(&shm_of(transport)->seats[peer].head->completed, memory_order_acquire);
+}
+
+static void shm_complete(struct shoal_transport *transport, uint64_t sequence)
+{
+    SHOAL_ASSERT(shm_completed(transport, transport->rank) <= sequence);
+    /* release: our reads of the peers' records, payloads and staging buffers come before it; a peer that reads it may reuse
+     * them. */
+    atomic_store_explicit(&shm_of(transport)->seats[transport->rank].head->completed, sequence, memory_order_release);
 }
 
 /* ---- Memory -------------------------------------------------------------------------------------------------------------- */
@@ -205,6 +209,7 @@ static enum shoal_status shm_reserve_staging(struct shoal_transport *transport, 
 static void *shm_staging(struct shoal_transport *transport, int rank, unsigned slot)
 {
     const struct shm *shm = shm_of(transport);
+    SHOAL_ASSERT(slot < shm->slots);
     return shm->seats[rank].staging + slot * shm->staging_stride;
 }
 
@@ -222,6 +227,7 @@ static enum shoal_status shm_put(struct shoal_transport *transport, int peer, un
 static void shm_signal_peer(struct shoal_transport *transport, int peer, unsigned slot)
 {
     struct shm *shm = shm_of(transport);
+    SHOAL_ASSERT(slot < shm->slots);
     const size_t index = (size_t)slot * (size_t)transport->size;
     /* release: all this rank wrote before is seen by who reads the value. One writer: no read-modify-write. */
     atomic_store_explicit(&shm->incremented[peer][index].value, ++shm->counter_values[index + (size_t)peer],
@@ -298,6 +304,7 @@ static void shm_pop(struct shoal_transport *transport, int peer)
     struct shm *shm = shm_of(transport);
     uint64_t tail;
     const struct shoal_packet *packet = oldest_packet(shm, peer, &tail);
+    SHOAL_ASSERT(packet); /* peek has found it */
     /* release: we have read the packet. */
     atomic_store_explicit(&shm->seats[transport->rank].queue_tails[peer].value, tail + shm_packet_space(packet),
                           memory_order_release);
