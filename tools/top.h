@@ -60,6 +60,7 @@ enum { TOP_WAITS_SHOWN = 8 };
 struct top_wait {
     int ranks[TOP_WAITS_SHOWN]; /* of the communicator */
     int count;                  /* of all; 0: for none that is known */
+    bool is_for_device;         /* for itself: its own operand is not ready on its device */
     bool is_elsewhere;          /* for ranks on other hosts, which ones is not known */
     double us;
 };

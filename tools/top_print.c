@@ -104,6 +104,15 @@ static void row_add(const struct top_look *look, struct row *row, size_t comm_at
         row->idle_us = comm->at.idle_us;
 }
 
+static void wait_ranks_print(const struct top_wait *wait, FILE *out)
+{
+    fprintf(out, "rank%s ", plural(wait->count));
+    for (int i = 0; i < wait->count && i < TOP_WAITS_SHOWN; i++)
+        fprintf(out, "%s%d", i ? "," : "", wait->ranks[i]);
+    if (wait->count > TOP_WAITS_SHOWN)
+        fprintf(out, " and %d more", wait->count - TOP_WAITS_SHOWN);
+}
+
 static void wait_print(const struct top_look *look, size_t comm_at, FILE *out)
 {
     const struct top_wait wait = top_wait_of(look, comm_at);
@@ -112,11 +121,11 @@ static void wait_print(const struct top_look *look, size_t comm_at, FILE *out)
         fputs("; waits for ranks on other hosts", out);
     if (!wait.count)
         return;
-    fprintf(out, "; waits for rank%s ", plural(wait.count));
-    for (int i = 0; i < wait.count && i < TOP_WAITS_SHOWN; i++)
-        fprintf(out, "%s%d", i ? "," : "", wait.ranks[i]);
-    if (wait.count > TOP_WAITS_SHOWN)
-        fprintf(out, " and %d more", wait.count - TOP_WAITS_SHOWN);
+    fputs("; waits for ", out);
+    if (wait.is_for_device)
+        fputs("its own device", out);
+    else
+        wait_ranks_print(&wait, out);
     fprintf(out, " for %s", span_name(wait.us, text));
 }
 
@@ -208,6 +217,14 @@ static void job_head_print(const struct top_look *look, size_t first, size_t cou
             "last", "late by", "memory", "shared", "doing");
 }
 
+static bool waits_for_device(const struct top_look *look, const struct top_process *process)
+{
+    bool is_found = false;
+    for (size_t i = process->first; i < process->first + process->count; i++)
+        is_found |= top_wait_of(look, i).is_for_device;
+    return is_found;
+}
+
 static void blame_print(const struct top_look *look, FILE *out)
 {
     struct top_blame blame;
@@ -219,6 +236,8 @@ static void blame_print(const struct top_look *look, FILE *out)
             process->host, top_state_name(process->state), blame.held, plural(blame.held), span_name(blame.us, text));
     if (process->state == 'T')
         fprintf(out, "a signal has stopped it; kill -CONT %d lets it go on\n", process->pid);
+    else if (waits_for_device(look, process))
+        fputs("its own operand is not ready on its device\n", out);
     else
         fprintf(out, "py-spy dump --pid %d, or gdb -p %d, shows where it is\n", process->pid, process->pid);
 }
@@ -261,7 +280,8 @@ static void comm_wait_print(const struct top_look *look, size_t comm_at, FILE *o
     fputs(",\"waits_for\":[", out);
     for (int i = 0; i < wait.count && i < TOP_WAITS_SHOWN; i++)
         fprintf(out, "%s%d", i ? "," : "", wait.ranks[i]);
-    fprintf(out, "],\"waits_for_count\":%d,\"waits_for_other_hosts\":%s", wait.count, wait.is_elsewhere ? "true" : "false");
+    fprintf(out, "],\"waits_for_count\":%d,\"waits_for_device\":%s,\"waits_for_other_hosts\":%s", wait.count,
+            wait.is_for_device ? "true" : "false", wait.is_elsewhere ? "true" : "false");
     us_print(out, "waits_us", wait.count || wait.is_elsewhere ? wait.us : -1);
 }
 

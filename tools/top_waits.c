@@ -53,6 +53,7 @@ struct top_wait top_wait_of(const struct top_look *look, size_t comm_at)
     } else if (at->waits_for >= 0) {
         wait.us = at->waits_us;
         wait_add(&wait, at->waits_for);
+        wait.is_for_device = at->waits_for == at->rank;
     } else if (at->arrived_us < 0) {
         wait_for_missing(look, at, &wait);
     }

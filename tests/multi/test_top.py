@@ -337,7 +337,7 @@ def recorders_go_where_the_setting_says():
 
 
 VIA = """#!/bin/sh
-# A host: its own name in what it tells, which is of the ranks whose numbers modulo 2 are its own.
+# A host: its own name in what it tells, which is of the ranks whose digits follow in its name. Those of d... wait for rank 3.
 host=$1
 shift
 case $host in
@@ -346,7 +346,8 @@ slow) exec sleep 60;;
 junk) echo '{"pid":1}'; echo '{"pid":'; echo hello; exit 0;;
 empty) echo "shoal top: no process that may be looked at has a communicator of Shoal" >&2; exit 1;;
 esac
-sh -c "$*" | sed "s/\\"host\\":\\"[^\\"]*\\"/\\"host\\":\\"$host\\"/" | grep -E "\\"world_rank\\":[${host#n}]"
+case $host in d*) waits='s/"waits_for":1,/"waits_for":3,/';; esac
+sh -c "$*" | sed "$waits" | sed "s/\\"host\\":\\"[^\\"]*\\"/\\"host\\":\\"$host\\"/" | grep -E "\\"world_rank\\":[${host#?}]"
 """
 
 
@@ -373,6 +374,13 @@ def hosts_are_asked_and_told_together():
         code, out, err = ask(["n02", "n13"], number[:8])
         expect(code == 0 and f"job {number}: 4 processes on 2 hosts, of a world of 4 ranks\n" in out, out, err)
         expect(f"rank 1 (process {job.pids[1]} on n13, sleeping) holds up 3 ranks" in out, out)
+        code, out, err = ask(["d02", "d13"], "--format", "json", number)
+        look = json.loads(out)
+        expect([(world(p)["waits_for"], world(p)["waits_for_device"]) for p in look["processes"]] ==
+               [([3], False), ([], False), ([3], False), ([3], True)] and look["held_up_by"]["pid"] == job.pids[3], look)
+        code, out, err = ask(["d02", "d13"], number)
+        expect("; waits for its own device for " in out and out.count("; waits for rank 3 for ") == 2, out)
+        expect(re.search(r"\nrank 3 .* holds up 2 ranks for .*: its own operand is not ready on its device\n", out), out)
         code, out, err = ask(["n02", "gone", "junk"], number)
         expect(code == 0 and "\nhost gone gave no answer: exit code 255: no route to host\n" in out and "2 processes on n02" in out, out, err)
         code, out, err = ask(["slow"], "--timeout", "0.5", number)
