@@ -2,9 +2,9 @@
  * pointer, no byte count. All ranks must build from the same view (and root). Any thread; nothing is shared.
  *
  * All algorithms share these rules for writing to staging buffers, so that plans may follow each other in a slot in any order:
- *   On one host, part 0 is a rank's own: it alone writes, and any rank that reaches it may read, and gives credit. Before its
- *   first write it waits for the credit of all that reach it, whatever ran before.
- *   Over several hosts, others than the rank write too, each after the rank's clear-to-send in the same chunk; see rails.h. */
+ *   On one host, part 0 is a rank's own: only that rank writes it; any rank that can map it may read it and then signals a
+ *   credit. Before its first write a rank waits for the credits of all ranks that can map the part, whatever ran before.
+ *   Over several hosts, remote ranks write into the other parts, each after a clear-to-send in the same chunk; see rails.h. */
 #ifndef SHOAL_COLLECTIVE_COLLECTIVE_H
 #define SHOAL_COLLECTIVE_COLLECTIVE_H
 

@@ -16,7 +16,7 @@ struct pairing {
     int stride;  /* from one led slice to the next */
     int powers;  /* P */
     int rounds;  /* log2 P */
-    int partner; /* among the others: who hands its sum to the own host, or takes it; -1: none */
+    int partner; /* among the others: the host whose sum this host adds, or that adds this host's; -1: none */
     int inbox;   /* places of a led slice in INBOX; those for what is handed over come last */
 };
 
@@ -80,7 +80,7 @@ static void reduce_partials(const struct pairing *pairing, int slice)
 
 /* ---- Hosts beyond the power of two --------------------------------------------------------------------------------------- */
 
-/* Hands the own host's sums over, and takes the result. */
+/* Puts this host's sums to the partner, and receives the result. */
 static void stand_by(const struct pairing *pairing)
 {
     const struct shoal_rails *hosts = &pairing->hosts;

@@ -1,10 +1,9 @@
 /* Several hosts, one hop: all-reduce, reduce, reduce-scatter, all-gather, broadcast, as view->shape says. The rail leaders of a
  * slice, one on each host, send to each other directly.
  *
- *   Reductions: each block is owned by one host. The others' rail leaders put their hosts' sums to the owner, which adds them
- * in
- *   the order of hosts and puts the result to the hosts that take it. A reduce has the hosts but root's as owners, so that no
- *   host receives much more than the vector; of two hosts root's is the owner.
+ *   Reductions: each block is owned by one host. The other hosts' rail leaders put their sums to the owner, which adds them in
+ *   the order of hosts and puts the result to the hosts that receive it. A reduce has the hosts but root's as owners, so that
+ *   no host receives much more than the vector; of two hosts root's is the owner.
  *   All-gather: each rank puts its part to the rail leaders on the other hosts.
  *   Broadcast: root's host puts each block to its owner on one of the other hosts, which puts it on to the rest of these.
  *
@@ -19,7 +18,7 @@ static bool is_reduced(const struct shoal_rails *hosts)
     return hosts->view->shape->is_reduced;
 }
 
-/* Results go to hosts that have others than the owner to take them. */
+/* Whether hosts other than a block's owner receive its result. */
 static bool is_handed_on(const struct shoal_rails *hosts)
 {
     return !is_reduced(hosts) || !hosts->view->shape->is_input_cut;
@@ -72,7 +71,7 @@ static void send_partials(const struct shoal_rails *hosts, int slice)
     }
 }
 
-/* A block that is known here goes to the other hosts that take it, but for the one where it comes from. */
+/* Puts a block to the other hosts that receive it, except the one that it came from. */
 static void hand_on(const struct shoal_rails *hosts, int slice, struct shoal_block block)
 {
     const int j = shoal_rails_block_of(hosts, slice, hosts->own);

@@ -1,7 +1,7 @@
 /* Reductions on one host: all-reduce, reduce, reduce-scatter. Each rank is the owner of one block of the vector, of its own
- * part where the vector is in parts, and reduces it for all that take it. It reads a peer's input and writes a peer's output
- * where these are shared; else the block goes through a staging buffer: that of the peer on the way in, that of the owner on
- * the way out. Ranks may differ.
+ * part where the vector is in parts, and reduces it for all ranks that receive it. It reads a peer's input and writes a peer's
+ * output where these are shared; else the block goes through a staging buffer: that of the peer on the way in, that of the
+ * owner on the way out. Ranks may differ.
  * Cost, n bytes and p ranks: when all is shared each rank reads n, and writes n (all-reduce) or n/p, in one step between two
  * exchanges. An input that is not shared costs its rank n (p - 1) / p more read and written, an output the same. */
 #include "collective/collective.h"

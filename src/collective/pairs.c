@@ -1,5 +1,6 @@
 /* Several hosts, what differs from taker to taker or comes to root alone: gather, scatter, all-to-all, as view->shape says.
- * Each giver puts to each taker elsewhere, straight from its input into the taker's staging buffer, from where that one copies.
+ * Each sender puts to each remote receiver, straight from its input into the receiver's staging buffer; the receiver copies
+ * from there.
  * On the own host what goes from one rank to another goes as on one host alone: written into the taker's output or read from
  * the giver's input, where these are shared, else through the giver's staging buffer.
  * Cost, n bytes, p ranks: a rank sends and receives n / p for each remote rank, root of a gather or scatter for all
@@ -31,7 +32,7 @@ static struct shoal_block dest(const struct shoal_rails *hosts, int from, int to
     return hosts->view->shape->is_output_cut ? shoal_output(to, from, hosts->view->size) : shoal_output(to, 0, 1);
 }
 
-/* In the giver's staging buffer there is a place for each rank of its host, if they get different parts. */
+/* A sender's staging buffer has a place for each rank of its host, if these receive different parts. */
 static struct shoal_block staged(const struct shoal_rails *hosts, int from, int to)
 {
     const int host = hosts->host_of[from], index = hosts->view->shape->is_input_cut ? to : from;
@@ -43,7 +44,7 @@ static struct shoal_block staged(const struct shoal_rails *hosts, int from, int 
                         hosts->places[SHOAL_REGION_OWN] + local);
 }
 
-/* In the taker's staging buffer there is a place for each giver. */
+/* A receiver's staging buffer has a place for each sender. */
 static struct shoal_block inbox(const struct shoal_rails *hosts, int from, int to)
 {
     const bool is_output_cut = hosts->view->shape->is_output_cut;
@@ -141,7 +142,7 @@ static bool is_staging(const struct shoal_rails *hosts)
     return false;
 }
 
-/* In place an output may be an input: what is given has left before anything is taken. */
+/* In place, an output may be an input, so all puts have completed locally before anything is received. */
 void shoal_pairs_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
 {
     struct shoal_rails hosts;

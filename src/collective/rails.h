@@ -64,7 +64,7 @@ bool shoal_rails_find(struct shoal_rails *hosts, struct shoal_plan *plan, const 
 /* Cuts what there is into slices with a block for each of `owners` hosts. */
 void shoal_rails_cut(struct shoal_rails *hosts, int owners, int first_owner);
 
-/* The places that staging takes in OWN. */
+/* How many places of OWN hold staged operands. */
 int shoal_rails_staging_places(const struct shoal_rails *hosts);
 
 /* Divides staging buffers: RESULTS has a place for each block of the led slices, others have as many as said. */
@@ -137,7 +137,7 @@ static inline bool shoal_rails_takes(const struct shoal_rails *hosts, int rank)
     return shoal_shape_takes(hosts->view->shape, rank, hosts->root);
 }
 
-/* Whether any rank of the host takes. */
+/* Whether any rank of the host receives a result. */
 bool shoal_rails_has_taker(const struct shoal_rails *hosts, int host);
 
 /* ---- Between hosts ------------------------------------------------------------------------------------------------------- */

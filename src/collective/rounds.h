@@ -1,12 +1,12 @@
 /* Small operations over several hosts: data travel beside the announcements, as in direct ones, but in rounds between hosts
- * (recursive doubling), so that a rank sends some log2 H records rather than one to each remote rank.
+ * (recursive doubling), so that a rank sends about log2 H announcements rather than one to each remote rank.
  *
- * First the ranks of a host see each other's data. From then on each of them holds what its host holds; rank l of a host sends
- * it to those ranks of another whose local number, modulo the ranks of its own host, is l: so each rank hears one. Of H hosts
- * the first P take part, the largest power of two; each of the others hands what it holds to one of these, and gets the result
- * in the end. In round r hosts at distance 2^r exchange all they hold.
+ * First the ranks of a host see each other's data, so that each of them holds all data of its host. Let a host have L ranks:
+ * its rank l sends to those ranks of another host whose local number modulo L is l, so each rank receives from one. The first P
+ * of H hosts take part, where P is the largest power of two; each other host sends its data to one of these, and receives the
+ * result in the end. In round r, hosts at distance 2^r exchange all that they hold.
  *
- * A rank sends to another at most once: one record of an operation is enough for a pair. Any thread. */
+ * A rank sends to another at most once, so one announcement of an operation is enough for a pair. Any thread. */
 #ifndef SHOAL_COLLECTIVE_ROUNDS_H
 #define SHOAL_COLLECTIVE_ROUNDS_H
 
@@ -21,13 +21,13 @@ struct shoal_ranks {
 };
 
 struct shoal_rounds_step {
-    int from;                /* the rank whose record is waited for; -1: none */
-    struct shoal_ranks to;   /* who is sent what is held so far, before that */
-    struct shoal_ranks held; /* whose parts that is */
-    struct shoal_ranks came; /* and whose parts come */
+    int from;                /* the rank whose announcement is waited for; -1: none */
+    struct shoal_ranks to;   /* before that: the ranks to which this one sends what it holds */
+    struct shoal_ranks held; /* the ranks whose parts it holds */
+    struct shoal_ranks came; /* the ranks whose parts it receives */
     bool is_own_first;       /* of two sums: both sides add in the same order */
-    bool is_last_sum;        /* what is added makes the result whole */
-    bool is_result;          /* what comes is the result */
+    bool is_last_sum;        /* with it the result is complete */
+    bool is_result;          /* it receives the result */
 };
 
 struct shoal_rounds {
@@ -37,7 +37,7 @@ struct shoal_rounds {
     uint16_t *pool; /* of ranks */
 };
 
-/* How many rounds a rank takes at most. */
+/* The most rounds of a rank. */
 int shoal_rounds_count(int hosts);
 
 /* Makes the rounds of one rank. False: no memory. */

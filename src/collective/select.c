@@ -198,8 +198,8 @@ const struct shoal_tuning_override *shoal_select_next_override(const struct shoa
     return NULL;
 }
 
-/* In an all-reduce every rank reads and reduces what all have given: the more ranks, the sooner it pays to share the work. Two
- * ranks have a plan that needs one exchange more, and whose staging buffer has more room than there is beside the records. */
+/* In an all-reduce without a plan every rank reduces the contributions of all: the more ranks, the sooner it pays to share the
+ * work. The plan of two ranks needs one more exchange, and its staging buffer holds more than fits beside announcements. */
 size_t shoal_select_direct_limit(const struct shoal_selection *selection)
 {
     const size_t limit = selection->inline_bytes;

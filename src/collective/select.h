@@ -43,14 +43,14 @@ struct shoal_selection {
     int size;
     int hosts;            /* 0: one */
     size_t bytes;         /* of the larger operand, all parts */
-    size_t payload_bytes; /* what the rank that gives most would publish beside its announcement */
+    size_t payload_bytes; /* the most that a rank would publish beside its announcement */
     size_t inline_bytes;  /* the setting */
     bool is_uneven;       /* operands are in parts of different lengths */
-    bool sends_cheaply;   /* over several hosts: a record costs far less than the way to a host and back */
+    bool sends_cheaply;   /* over several hosts: an announcement costs far less than a round trip to a host */
     const struct shoal_tuning *tuning;
 };
 
-/* The most bytes of a giver that go the direct way where no tuning override says otherwise. */
+/* The most bytes of a contribution that travel inline where no tuning override says otherwise. */
 size_t shoal_select_direct_limit(const struct shoal_selection *selection);
 
 /* Whether tuning overrides are heeded: not in calls that have nothing to move. */

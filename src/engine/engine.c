@@ -202,7 +202,7 @@ static bool is_with_notices(const struct shoal_call *call)
     return call->layout && call->layout->notices;
 }
 
-/* Elements of all parts that a rank gives; of a whole, its elements. */
+/* The elements that a rank contributes: those of a whole, or of all parts together. */
 static size_t count_given(const struct shoal_engine *engine, const struct shoal_request *request, int from)
 {
     const struct shoal_layout *layout = request->call.layout;
@@ -243,8 +243,9 @@ struct shoal_selection shoal_engine_selection(const struct shoal_engine *engine,
                                     .tuning = engine->tuning};
 }
 
-/* A direct operation needs the data of those that give to this rank; a barrier, and whatever has a plan, needs all. So a rank
- * that only gives goes on at once; it sees later whether all have called the same (agree_up_to). */
+/* An operation without a plan needs the data of the ranks that contribute to this rank's output; a barrier, and any operation
+ * with a plan, needs all ranks. So a rank that only contributes goes on at once, and sees later whether all ranks have made the
+ * same call (agree_up_to). */
 static int find_needed(const struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_shape *shape = request->shape;
@@ -410,7 +411,7 @@ enum shoal_status shoal_engine_start(struct shoal_engine *engine, const struct s
 
 /* ---- Announcing ---------------------------------------------------------------------------------------------------------- */
 
-/* Tells the others how far this rank is done with their records. They may be waiting to reuse them. */
+/* Tells the others up to which operation this rank needs no announcement of theirs, as they may be waiting to reuse one. */
 static void engine_tell(struct shoal_engine *engine)
 {
     const struct shoal_intake *intake = &engine->intake;
@@ -458,7 +459,7 @@ static uint64_t find_completed_by_all(struct shoal_engine *engine, const struct 
     return least;
 }
 
-/* A record and a payload may be overwritten when every rank has completed the operation they belonged to. */
+/* An announcement and its payload may be overwritten when every rank has completed their operation. */
 static bool may_announce(struct shoal_engine *engine, const struct shoal_request *request)
 {
     const size_t bytes = request->in_rounds ? request->bytes : request->payload_bytes;
@@ -630,7 +631,7 @@ static bool announce_queued(struct shoal_engine *engine)
     return did;
 }
 
-/* ---- Arrivals of the others ---------------------------------------------------------------------------------------------- */
+/* ---- Announcements of the others ----------------------------------------------------------------------------------------- */
 
 static inline bool is_needed(const struct shoal_engine *engine, const struct shoal_request *request, int peer)
 {
@@ -675,7 +676,7 @@ static void expect_payload(struct shoal_engine *engine, struct shoal_request *re
     engine->ops->expect(engine->transport, peer, request->sequence, bytes);
 }
 
-/* True when all ranks that are needed have arrived at the request, and called the same. */
+/* True when the announcements of all ranks that are needed are there, and agree with the request. */
 static bool have_all_arrived(struct shoal_engine *engine, struct shoal_request *request)
 {
     for (; request->next_missing < engine->size; request->next_missing++) {

@@ -90,7 +90,7 @@ void shoal_engine_abort(struct shoal_engine *engine);
 
 /* Its flight recorder, for the functions of observe/recorder.h. */
 struct shoal_recorder *shoal_engine_recorder(struct shoal_engine *engine);
-/* The record of the last operation that was done; NULL before. */
+/* The flight record of the last operation that was done; NULL: none was yet. */
 const struct shoal_record *shoal_engine_last(const struct shoal_engine *engine);
 
 void shoal_engine_peer_name(const struct shoal_engine *engine, int rank, struct shoal_transport_peer *name);

@@ -67,16 +67,16 @@ struct shoal_request {
         struct {                                     /* of a collective */
             struct shoal_announcement arrival;       /* own */
             size_t payload_bytes;                    /* what this rank publishes beside its announcement */
-            bool is_direct;                          /* no plan: data travel beside the records */
+            bool is_direct;                          /* no plan: data travel beside the announcements */
             const struct shoal_algorithm *in_rounds; /* and between hosts in rounds, by that entry; NULL: at once */
             int round; /* of them; -1: the ranks of this host are waited for; their number: the result has come; more: given */
             bool has_sent; /* what the round sends */
-            int needed;    /* who must arrive: SHOAL_NEEDED_ALL (of the peer set), one peer, or (the own rank) nobody */
+            int needed;    /* whose announcement: SHOAL_NEEDED_ALL (of the peer set), one peer's, or (the own rank) nobody's */
             const struct shoal_peer_set *peer_set; /* NULL: all ranks */
-            int next_missing;                      /* the lowest rank that has not been seen to arrive */
+            int next_missing;                      /* the lowest rank whose announcement has not been seen */
             int next_expected;                     /* and the lowest whose data have not been asked for */
             struct shoal_cached_plan *cached;
-            uint32_t early_steps;       /* of the first chunk, which ran before all had arrived */
+            uint32_t early_steps;       /* of the first chunk, which ran before all announcements were there */
             struct shoal_trial *stores; /* rank 0: what its time says something about, NULL: nothing */
             uint32_t stores_use;
             void **inputs; /* [size] addresses here, NULL where not shared */
@@ -102,8 +102,8 @@ struct shoal_peer_set {
     struct shoal_ranks heard;   /* and of `hears`: what is done for each of them takes no pass over all ranks */
     uint16_t *lists;            /* of both */
     struct shoal_rounds rounds; /* of an entry that goes in rounds */
-    uint8_t *hears;             /* [size] whose records come; of remote ranks not all that are sent this rank's */
-    uint8_t has[];              /* [size] those, and whoever is sent this rank's record; `hears` follows */
+    uint8_t *hears;             /* [size] whose announcements come; not from every remote rank that this one sends to */
+    uint8_t has[];              /* [size] those, and the ranks to which this one's is sent; `hears` follows */
 };
 
 /* Called after each step, for tests. */
@@ -311,7 +311,7 @@ void shoal_request_complete(struct shoal_request *request, enum shoal_status sta
 /* cache.c keeps plans and peer sets from one operation to the next. Gives the request the plan that it
  * will have if others share what they did the last time; false: there is none with early steps. */
 SHOAL_MUST_USE bool shoal_engine_guess_plan(struct shoal_engine *engine, struct shoal_request *request);
-/* All have arrived: the request gets its plan, the guessed one or another. */
+/* All announcements are there: sets the request's plan, the guessed one or another. */
 SHOAL_MUST_USE enum shoal_status shoal_engine_find_plan(struct shoal_engine *engine, struct shoal_request *request);
 /* Gives the request the peer set of the ranks with which the entry's plan exchanges. */
 SHOAL_MUST_USE enum shoal_status shoal_engine_find_peers(struct shoal_engine *engine, const struct shoal_algorithm *entry,

@@ -470,7 +470,7 @@ static bool is_next_of_rounds(struct shoal_engine *engine, const struct shoal_en
     return peer == wait->request->next_missing;
 }
 
-/* Held back until older records may be reused. */
+/* Held back until older announcements may be reused. */
 static bool holds_back(struct shoal_engine *engine, const struct shoal_engine_wait *wait, int peer)
 {
     const struct shoal_request *request = wait->request;
@@ -493,7 +493,7 @@ static bool is_waited_for(struct shoal_engine *engine, const struct shoal_engine
     return in_phase[shoal_request_phase(wait->request)](engine, wait, peer);
 }
 
-/* It has not arrived, or has not taken what was sent, or is the peer of the request's step. */
+/* It has not announced the operation, or has not received what was sent, or is the peer of the request's step. */
 bool shoal_engine_wait_is_for(struct shoal_engine *engine, const struct shoal_engine_wait *wait, int rank)
 {
     if (wait->is_for_device)

@@ -14,7 +14,7 @@ static uint32_t fold(uint64_t hash)
     return folded ? folded : 1;
 }
 
-/* A call that is small enough may go the direct way. */
+/* The data of a call that is small enough may travel inline. */
 static bool make_scratch(struct shoal_layout *layout, enum shoal_collective_type kind, enum shoal_type type, int size)
 {
     const struct shoal_shape *shape = &shoal_collective_traits(kind)->shape;

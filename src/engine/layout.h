@@ -11,7 +11,7 @@
 #include "device/device.h"
 #include "plan/collective_type.h"
 
-/* All-to-all with parts of different lengths: what a rank tells each other one, beside its announcement. */
+/* All-to-all with parts of different lengths: what a rank tells each peer of its part, beside its announcement. */
 struct shoal_part_notice {
     uint64_t count;  /* elements for that rank */
     uint64_t offset; /* where they begin in the input, in elements */
@@ -24,19 +24,19 @@ struct shoal_layout {
     struct shoal_tensor *tensors;
     size_t *starts; /* [tensor_count + 1]: element of a part where each begins */
     size_t tensor_count;
-    /* Of tensors and of operands on a device: what is given, and what is taken, in a row; NULL where it would not fit beside a
-     * record, or where the operand lies in a row itself. */
+    /* For several tensors and operands on a device: the input and the output in a row; NULL where these would not fit beside an
+     * announcement, or where the operand lies in a row itself. */
     char *given_scratch;
     char *taken_scratch;
     struct shoal_device_operand *device[2]; /* the input, the output (enum shoal_operand); NULL: in host memory */
     /* Parts of different lengths, [size] each; NULL: equal, or the operand is a whole. */
-    size_t *given; /* elements for each rank */
+    size_t *given; /* of the input: elements for each rank, and where they begin */
     size_t *given_at;
-    size_t *taken; /* elements from each rank */
+    size_t *taken; /* of the output: elements from each rank, and where they begin */
     size_t *taken_at;
     size_t *taken_row; /* as taken_at, were the parts in a row */
-    size_t *peer_at;   /* where each peer's part for this rank begins in its input: known when all have arrived */
-    struct shoal_part_notice *notices; /* [2 * size]: for each rank; then room for those of the own host in a row */
+    size_t *peer_at;   /* where each peer's part for this rank begins in its input: known when all announcements are there */
+    struct shoal_part_notice *notices; /* [2 * size]: one for each rank; then room for those of this host's ranks, in a row */
     bool is_taken_in_row;
     uint32_t detail; /* for the descriptor */
 };

@@ -1,5 +1,5 @@
 /* Ranks that called different operations under one number. The rank that finds a difference does not report it at once: it
- * waits a moment for the records of the other ranks, groups all ranks by what they called, and names the rank outside the
+ * waits a moment for the announcements of the other ranks, groups all ranks by what they called, and names the rank outside the
  * majority. */
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 #include "base/clock.h"
 #include "engine/engine_state.h"
 
-/* How long the records of the other ranks are waited for. A rank whose view names nobody waits twice as long, so that a rank
+/* How long to wait for the announcements of the other ranks. A rank whose view names nobody waits twice as long, so that a rank
  * that knows more reports first. */
 #define SETTLE_NS (500 * SHOAL_NS_PER_MS)
 #define GROUPS_MAX 6
@@ -58,7 +58,7 @@ struct view {
     struct group groups[GROUPS_MAX]; /* the largest first; of equal ones the one with the lowest rank */
     int count;
     int known;   /* ranks whose call is known here */
-    int missing; /* ranks whose record is still to come */
+    int missing; /* ranks whose announcement is still to come */
     int named;   /* the lowest rank outside the majority; -1: there is no majority */
 };
 
@@ -189,7 +189,7 @@ static void fail_different(struct shoal_engine *engine, uint64_t sequence, const
 
 /* ---- Parts of different lengths in an all-to-all ------------------------------------------------------------------------- */
 
-/* The part that the peer gives to this rank. */
+/* What the peer says of its part for this rank. */
 static struct shoal_part_notice notice_of(struct shoal_engine *engine, uint64_t sequence, int peer)
 {
     int index;
@@ -198,7 +198,7 @@ static struct shoal_part_notice notice_of(struct shoal_engine *engine, uint64_t 
     return notices[index];
 }
 
-/* Notes where the peer's part is. */
+/* Notes where the peer's part is. False: its length is not what this rank expects. */
 static bool heed_notice(struct shoal_engine *engine, struct shoal_request *request, int peer)
 {
     struct shoal_layout *layout = request->call.layout;
@@ -209,9 +209,9 @@ static bool heed_notice(struct shoal_engine *engine, struct shoal_request *reque
 
 /* Only a pair of ranks knows that a length differs. A rank that differs from most others is the odd one. */
 struct lengths {
-    int first;   /* the lowest peer that gives something else than this rank takes; -1: there is none */
+    int first;   /* the lowest peer whose part has not the length that this rank expects; -1: there is none */
     int others;  /* peers that do */
-    int missing; /* ranks whose record is still to come */
+    int missing; /* ranks whose announcement is still to come */
 };
 
 static struct lengths look_at_lengths(struct shoal_engine *engine, const struct shoal_request *request)

@@ -6,7 +6,7 @@
  *                -> otherwise: the receiver answers GO when it is ready, the sender streams DATA
  *
  * An operand on a device is ready a part at a time (device/device.h). A GO says how far the sender may stream, and more of them
- * follow: so what comes always has its place, and no message keeps back those behind it in the queue.
+ * follow: so there is always room for the data that come, and no message keeps back those behind it in the queue.
  *
  * What comes before its receive is kept: the data of small messages, the ASK of large ones. Everything runs under the progress
  * engine's lock. */
@@ -317,7 +317,7 @@ static bool p2p_take_message(struct shoal_engine *engine, int peer, const struct
     return true;
 }
 
-/* Of what was granted, so its place is ready. */
+/* A GO has granted these data, so there is room for them. */
 static void take_data(struct shoal_engine *engine, int peer, const struct shoal_packet *packet)
 {
     struct shoal_request *receive = find_by_id(engine->p2p, peer, packet->id, FILLING);

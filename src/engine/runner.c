@@ -31,7 +31,7 @@ const char *shoal_engine_given_by(struct shoal_engine *engine, const struct shoa
     return bytes ? engine->ops->payload(engine->transport, from, request->sequence, bytes) : NULL;
 }
 
-/* Where this rank's part begins in what is given, in bytes. */
+/* Where this rank's part begins in a contribution, in bytes. */
 static size_t own_part_at(const struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_call *call = &request->call;
@@ -742,7 +742,7 @@ static int find_unready_input(const struct shoal_engine *engine, const struct sh
     return is_unready_now ? SHOAL_OPERAND_INPUT : -1;
 }
 
-/* All has come, and only the place for the result is missing. */
+/* All data are there; only the device's memory for the result is not ready. */
 static int find_unready_place(const struct shoal_request *request, bool has_all_come)
 {
     const bool is_unready_now = has_all_come && is_unready(request, SHOAL_OPERAND_OUTPUT, 0, request->call.count);

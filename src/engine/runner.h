@@ -41,9 +41,9 @@ void shoal_runner_fini(struct shoal_engine *engine);
 /* Over several hosts, before an operation with a plan is announced: finds its peers and reserves the staging buffer they put
  * into. */
 SHOAL_MUST_USE enum shoal_status shoal_engine_prepare_hosts(struct shoal_engine *engine, struct shoal_request *request);
-/* All ranks have arrived: finds the plan, the operands and how many chunks there are; none, where nothing is to be done. */
+/* All announcements are there: finds the plan, the operands and the number of chunks, 0 where nothing is to be done. */
 SHOAL_MUST_USE enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal_request *request);
-/* Announced, and nothing else is under way: runs what concerns this rank alone while the others' records are on their way. */
+/* Announced, and nothing else is under way: runs what concerns this rank alone while the others' announcements travel. */
 void shoal_engine_start_early(struct shoal_engine *engine, struct shoal_request *request);
 /* Does what can be done now; true when anything was done. Requests whose last chunk has ended are done. */
 bool shoal_engine_run_chunks(struct shoal_engine *engine);

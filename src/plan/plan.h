@@ -89,7 +89,7 @@ struct shoal_step {
 struct shoal_shape {
     bool root_gives;    /* only root has an input; else all have */
     bool root_takes;    /* only root gets an output; else all do */
-    bool is_input_cut;  /* an input is in parts, part i for rank i; else all that take get all of it */
+    bool is_input_cut;  /* an input is in parts, part i for rank i; else every rank that receives gets all of it */
     bool is_output_cut; /* an output is in parts, part i from rank i */
     bool is_reduced;    /* an element of an output is made of one element of each input; else it is a copy of one */
     bool is_empty;      /* nothing is moved: a barrier */

@@ -5,8 +5,8 @@
  *   - no two accesses to one element conflict without a happens-before path (vector clocks; the paths come from program order,
  *     from the signals that waits meet, and from the rule that an operation starts on a rank when its host's ranks and its
  *     peers have posted it, but for the plan's early steps, which may run as soon as their own rank has posted it);
- *   - what is put is not overwritten before it has left: before its receiver has heard of it, the rank has waited for its own
- *     puts, or its plan has ended;
+ *   - the source of a put is not overwritten before the put has completed locally: until its receiver has acknowledged it, the
+ *     rank has waited for its own puts, or its plan has ended;
  *   - no staging buffer block is overwritten before its last reader has read it, nor is an input or output touched after its
  * rank's
  *     plan ended;
@@ -26,7 +26,7 @@ struct shoal_plan_question {
     int root;
     bool
         in_place; /* where a rank has both, its input and output are the same memory; a whole is the rank's part of the other */
-    unsigned units; /* elements of a chunk: of each part, where there are parts; take odd numbers, fewer and more than blocks */
+    unsigned units; /* elements of a chunk: of each part, where there are parts; use odd numbers, fewer and more than blocks */
     /* The operation that follows in the slot, perhaps with chunks of another length; its next is ignored. NULL: the same. */
     const struct shoal_plan_question *next;
     const unsigned *lengths; /* NULL, or lengths[from * size + to] <= units: elements of what goes from rank to rank */

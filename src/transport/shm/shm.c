@@ -52,10 +52,10 @@ static struct shm *shm_of(struct shoal_transport *transport)
     return (struct shm *)transport;
 }
 
-/* ---- Arrivals ------------------------------------------------------------------------------------------------------------ */
+/* ---- Announcements ------------------------------------------------------------------------------------------------------- */
 
-/* Peers have the next record's line in their caches from the time before. Taking it back goes on while this rank waits for the
- * others' records, so that the next operation's store does not wait for it. */
+/* Peers have the line of the next announcement in their caches from its last use. This rank asks for it now, and the line comes
+ * while the rank waits for the others' announcements, so that the next operation's store does not wait. */
 static void prepare_next(const struct seat *seat, uint64_t sequence, size_t bytes)
 {
     const char *record = (const char *)&seat->arrivals[sequence % SHOAL_ANNOUNCEMENTS];
@@ -67,7 +67,7 @@ static void prepare_next(const struct seat *seat, uint64_t sequence, size_t byte
         shoal_prefetch_for_write(payload + at);
 }
 
-/* Only what this record needs: a second line that nobody reads stays in this rank's cache. */
+/* Writes only what this announcement needs: a second line that nobody reads stays in this rank's cache. */
 static void shm_arrive(struct shoal_transport *transport, const struct shoal_announcement *record, const void *payload,
                        size_t bytes, const uint8_t *peers)
 {
@@ -86,7 +86,7 @@ static void shm_arrive(struct shoal_transport *transport, const struct shoal_ann
         memcpy(seat->payloads + sequence % SHOAL_PAYLOADS * SHOAL_PAYLOAD_MAX, payload, bytes);
     else if (bytes)
         memcpy(line->payload, payload, bytes);
-    /* release: the record, the payload, and the operands the caller has filled are seen by who reads the sequence. */
+    /* release: a rank that reads the sequence also sees the announcement, the payload and the operands. */
     atomic_store_explicit(&line->sequence, sequence, memory_order_release);
     prepare_next(seat, sequence + 1, bytes);
 }
