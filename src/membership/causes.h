@@ -23,7 +23,7 @@ struct shoal_cause {
     uint64_t comm;
     uint64_t first_ns; /* when the first candidate was known here */
     bool is_decided;
-    bool is_leaving; /* decided here, and on its way to the others, who are to have it before the own host has */
+    bool is_leaving; /* decided here, and being sent: other hosts must have it before this host's ranks read it */
     bool is_own;     /* this rank proposed the best candidate */
     struct shoal_failure best;
 };
@@ -47,7 +47,7 @@ struct shoal_cause *shoal_causes_find(const struct shoal_causes *causes, uint64_
 struct shoal_cause *shoal_causes_propose(struct shoal_causes *causes, uint64_t comm, const struct shoal_failure *failure,
                                          bool is_own, uint64_t now_ns, bool *is_news_out);
 
-/* Takes a decision. NULL when one was taken before, or without memory. */
+/* Stores a decision. NULL when there was one before, or without memory. */
 struct shoal_cause *shoal_causes_decide(struct shoal_causes *causes, uint64_t comm, const struct shoal_failure *failure);
 
 /* When this rank is to decide for the best candidate, if nobody else has by then. heir_ns: when it became the root in the place

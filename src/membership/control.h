@@ -1,6 +1,6 @@
-/* The control tree carries what every rank must hear soon, whatever the network provider reports and whichever rank computes.
- * Which rank is lost, and notices (opaque bytes: first causes of failures, aborts), flooded to all. Each rank has a TCP
- * connection to its parent (rank - 1) / 2 and one to each child, and one thread that sleeps in poll().
+/* The control tree tells every rank soon which ranks are lost, and floods notices to all of them (opaque bytes: first causes of
+ * failures, aborts), whatever the network provider reports and whichever rank computes. Each rank has a TCP connection to its
+ * parent (rank - 1) / 2 and one to each child, and one thread that sleeps in poll().
  *
  *   lost      final: its connection closed without goodbye, its kernel did not acknowledge for 5 s, its watched process ended,
  *             or it could not be reached, or did not come, when the tree was mended. All others hear it within a second of
@@ -10,11 +10,11 @@
  *
  * The tree mends itself by a rule that each rank applies alone: my parent is my nearest ancestor that is neither lost, gone nor
  * stopped; if there is none, the lowest such rank below mine; if there is none, one that is only stopped; if there is none, I
- * have no parent. So every rank but the lowest has a way to a lower one. A connection once made is kept until one side ends: a
- * path too many harms nobody, for all that travels is state, and known states and notices are dropped.
+ * have no parent. So every rank but the lowest has a way to a lower one. A connection is kept until one side ends: an
+ * additional path does no harm, because known states and notices are dropped.
  *
- * The root, which decides where one rank has to, is the lowest rank that is alive and not stopped. A stopped rank that goes on
- * is the root again.
+ * The root, which decides for all, is the lowest rank that is alive and not stopped. A stopped root that goes on is the root
+ * again.
  *
  * It is no data path: the connections carry some bytes a second, and a notice is at most 2 KiB. */
 #ifndef SHOAL_MEMBERSHIP_CONTROL_H

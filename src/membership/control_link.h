@@ -1,6 +1,5 @@
-/* One connection of the control tree without its socket: bytes go in, bytes come out, time is an argument. So that a fuzzer can
- * drive it. All functions on one core are called by one thread, the control thread; what they take from the state they take
- * under core->lock. */
+/* One connection of the control tree without its socket: bytes go in, bytes come out, time is an argument, so that a fuzzer can
+ * drive it. One thread calls all functions on one core, the control thread; they read and change the state under core->lock. */
 #ifndef SHOAL_MEMBERSHIP_CONTROL_LINK_H
 #define SHOAL_MEMBERSHIP_CONTROL_LINK_H
 
@@ -8,8 +7,8 @@
 
 #define SHOAL_CONTROL_IN_BYTES 4096
 #define SHOAL_CONTROL_OUT_BYTES 8192
-/* Bytes that may be under way to a neighbour without its acknowledgement. Far below what its kernel takes: were its buffer
- * full, its kernel would seem dead though only its process is stopped. */
+/* Bytes that may be under way to a neighbour without its acknowledgement. Far less than the buffer of its kernel holds: with a
+ * full buffer the kernel would seem dead though only the process is stopped. */
 #define SHOAL_CONTROL_WINDOW_BYTES 16384
 #define SHOAL_CONTROL_HEARTBEATS_BYTES 4096 /* beyond the window; then keep-alives of the kernel take over */
 _Static_assert(SHOAL_CONTROL_FRAME_BYTES_MAX <= SHOAL_CONTROL_IN_BYTES &&

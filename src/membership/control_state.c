@@ -97,7 +97,7 @@ bool shoal_control_state_stop(struct shoal_control_state *state, int rank, bool 
     return shoal_control_state_learn(state, &fact, now_ns);
 }
 
-/* Among all ranks: for who is so far behind that the last changes no longer hold what it lacks. */
+/* Looks at all ranks: `changed` no longer holds the next change of a neighbour that is so far behind. */
 static int find_oldest_after(const struct shoal_control_state *state, uint64_t after)
 {
     int oldest = -1;

@@ -60,15 +60,15 @@ bool shoal_control_state_is_stopped(const struct shoal_control_state *state, int
 int shoal_control_state_parent(const struct shoal_control_state *state, int rank);
 /* The lowest rank that is alive and not stopped; where all are stopped, the lowest that is alive; -1: nobody is left. */
 int shoal_control_state_root(const struct shoal_control_state *state);
-/* How many of its ancestors a rank may have to give up before it comes to its parent. */
+/* How many of its ancestors are not usable, so that a rank may have to give up each of them before it reaches its parent. */
 int shoal_control_state_passed(const struct shoal_control_state *state, int rank);
 /* Whether a rank was lost without a word: SHOAL_CONTROL_UNREACHABLE_MS had to pass. Any thread. */
 bool shoal_control_state_is_cut_off(const struct shoal_control_state *state, int rank);
 /* Whether one of those ancestors was. */
 bool shoal_control_state_passed_in_silence(const struct shoal_control_state *state, int rank);
 
-/* Adds a notice unless it is known; where there are too many, the oldest of the least weight goes. That moves those before it
- * one place on: what was told of them may be told again, which harms nobody. False without memory. */
+/* Adds a notice unless it is known. A full ring drops the oldest notice of the least weight, and the notices before that one
+ * move by a place; some may then be told twice, which does no harm. False: no memory. */
 bool shoal_control_state_add(struct shoal_control_state *state, const struct shoal_control_notice_head *head, const void *data,
                              size_t bytes, uint64_t via);
 /* The notice at a place in [first, end). */

@@ -400,7 +400,7 @@ static void take_event(struct shoal_control *control)
 {
     uint64_t count;
     if (read(control->event, &count, sizeof count) < 0)
-        return; /* somebody's wake that was taken before */
+        return; /* an earlier read took this wake, too */
 }
 
 static void turn(struct shoal_control *control)

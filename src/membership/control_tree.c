@@ -8,8 +8,8 @@
 #include "base/clock.h"
 
 #define RETRY_MS 50
-#define ORPHAN_MS 1000 /* for what is not waiting when an orphan seeks its new parent */
-/* The same, by how much heartbeats let two ranks notice a silence apart, and a lost packet; seen at a heartbeat. */
+#define ORPHAN_MS 1000 /* an orphan needs so long to find its new parent, beside its waits for ranks that do not answer */
+/* The same after a silence: two ranks may see it a heartbeat apart, a packet may be lost, and it is seen at a heartbeat. */
 #define SILENT_ORPHAN_MS (SHOAL_CONTROL_HEARTBEAT_MS * 5 / 2)
 #define REFUSED_MS 1000 /* how long a parent that refuses is asked again: one that has a tree listens */
 
@@ -235,8 +235,9 @@ void shoal_control_tree_find_parent(struct shoal_control *control, uint64_t now_
         start_connect(control, now_ns);
 }
 
-/* How long an orphan may take to come here: it gives up those before this rank one after the other, and may have noticed the
- * first loss later than this rank. Not where silence told: then all wait as long, and this rank has waited for the first. */
+/* How long an orphan may take to connect to this rank: it gives up the ancestors before this rank one after the other, and may
+ * have noticed the first loss later than this rank. After a silence all ranks wait equally long, so the first ancestor counts
+ * no more: this rank has waited for it as well. */
 static uint64_t patience_ms(const struct shoal_control_state *state, int orphan)
 {
     const uint64_t passed = (uint64_t)shoal_control_state_passed(state, orphan);
@@ -245,8 +246,8 @@ static uint64_t patience_ms(const struct shoal_control_state *state, int orphan)
     return SHOAL_CONTROL_UNREACHABLE_MS * (1 + passed) + ORPHAN_MS;
 }
 
-/* A rank whose neighbours all ended with it is seen by nobody, nor is one by a root that was cut off with its children. It
- * should have come to its new parent. */
+/* When a rank ends together with all its neighbours, no connection shows its end; nor does one to a root that was cut off with
+ * its children. But such a rank does not come to its new parent, which this rank is. */
 void shoal_control_tree_await_orphans(struct shoal_control *control, uint64_t now_ns)
 {
     const struct shoal_control_state *state = &control->core.state;
@@ -273,11 +274,12 @@ void shoal_control_tree_drop_useless(struct shoal_control *control)
 
 /* ---- leaving ----
  *
- * Goodbyes must have passed to all who stay before those on their way end; else who stays would try to reach who has left, and
- * call it lost. So each link up (to a lower rank) that is a rank's way to the others is kept until there is another, and a rank
- * leaves when all neighbours have let it. Who leaves lets a neighbour leave when all its other neighbours have let it, from
- * which moment it takes no new ones. Links up beside the way count for nothing: they would close circles in which each waits
- * for the other. Who has lost its way and comes when this rank has left does not hear what it said: it finds itself refused. */
+ * A goodbye must reach every rank that stays before the ranks on its path end; else a rank that stays would try to reach one
+ * that has left, and call it lost. So each link up (to a lower rank) that is a rank's way to the others is kept until there is
+ * another, and a rank leaves when all its neighbours have released it. A leaving rank releases a neighbour when all its other
+ * neighbours have released the leaving rank, and accepts no new neighbours from then on. Links up other than the way do not
+ * count: they would close circles in which each rank waits for the other. A rank that has lost its way, and comes after this
+ * rank has left, does not hear the goodbye: it is refused. */
 
 /* The link up that leads to the others: the parent's, or while there is none the last one. */
 static const struct shoal_control_link *find_way(const struct shoal_control *control)
@@ -368,8 +370,7 @@ static bool may_leave(struct shoal_control *control)
     return may;
 }
 
-/* Nothing more is sent, but what is under way to this rank is read: a socket closed over unread bytes takes back what was
- * sent. */
+/* Sends nothing more, but goes on reading: the kernel discards what was sent when a socket is closed with unread bytes. */
 static void shut(struct shoal_control *control)
 {
     control->is_shut = true;

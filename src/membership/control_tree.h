@@ -100,7 +100,7 @@ void shoal_control_tree_drop_useless(struct shoal_control *control);
 /* Opening: done, failed, or neither yet. */
 void shoal_control_tree_look_at_opening(struct shoal_control *control, uint64_t now_ns);
 
-/* Leaving: the goodbye; who needs whom no more; the last of it, when nobody needs this rank. */
+/* Leaving: says goodbye; releases neighbours that this rank needs no more; ends when no neighbour needs this rank. */
 void shoal_control_tree_say_goodbye(struct shoal_control *control, uint64_t now_ns);
 void shoal_control_tree_release(struct shoal_control *control);
 void shoal_control_tree_depart(struct shoal_control *control);

@@ -17,10 +17,10 @@
 #define CLOSED_MAX 256
 /* After this time shoal_membership_fail gives up: the control thread does not run, so it cannot report a decision. */
 #define AGREE_S 5
-/* The thread did not run for so long: others may have taken this rank for stopped, and decided. */
+/* When the thread did not run for so long, others may have thought this rank stopped, and decided. */
 #define HELD_UP_MS (2 * SHOAL_CONTROL_HEARTBEAT_MS)
 
-/* Ranks that are cut off hear no root. They notice it after the first two times, and are told a cause within ten seconds. */
+/* Ranks that are cut off hear no root. They notice that after the first two times, and have a cause within ten seconds. */
 _Static_assert(SHOAL_CONTROL_UNREACHABLE_MS + SHOAL_CONTROL_HEARTBEAT_MS + SHOAL_CAUSES_ALONE_MS < 9000, "ten seconds");
 _Static_assert(AGREE_S * 1000 > SHOAL_CAUSES_ALONE_MS && SHOAL_CAUSES_ALONE_MS > SHOAL_CAUSES_SETTLE_MS, "in turn");
 
@@ -32,7 +32,7 @@ struct notice {
     uint32_t kind;
     int32_t rank;
 
-    struct shoal_failure failure; /* not of LEFT, which ends before it; of SURVIVORS a message of survivors.h takes its place */
+    struct shoal_failure failure; /* not in LEFT, which ends before it; in SURVIVORS a message of survivors.h is in its place */
 };
 
 #define LEFT_BYTES offsetof(struct notice, failure)

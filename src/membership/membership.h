@@ -6,8 +6,8 @@
  *     heartbeats, closed connections (control.h) --+                          +--> is a rank alive, stopped, lost
  *     pidfds of this host's processes -------------+--> one thread a world ---+--> first causes of communicators (causes.h)
  *
- * On several hosts whatever is asked is answered from memory; the thread runs from open to close, wakes once a second and calls
- * the functions of struct shoal_membership_comm. On one host there is neither thread nor connection: the kernel is asked of the
+ * On several hosts every question is answered from memory; the thread runs from open to close, wakes once a second and calls
+ * the functions of struct shoal_membership_comm. On one host there is neither thread nor connection: the kernel answers for the
  * processes, and causes lie in shared memory. Only shoal_membership_fail and the function with "agree" in its name wait, and
  * they have deadlines. */
 #ifndef SHOAL_MEMBERSHIP_MEMBERSHIP_H
@@ -80,7 +80,7 @@ struct shoal_membership_comm {
     struct shoal_membership_comm *next;
 };
 
-/* For a communicator over several hosts. Notices that came for it earlier are handed over at once. */
+/* For a communicator over several hosts. Hands over at once the notices that came for it earlier. */
 void shoal_membership_join(struct shoal_membership *membership, struct shoal_membership_comm *comm);
 /* After it no function of the communicator's part is called any more. */
 void shoal_membership_leave(struct shoal_membership *membership, struct shoal_membership_comm *comm);
@@ -107,11 +107,11 @@ void shoal_membership_tell_left(struct shoal_membership *membership, uint64_t co
 
 /* ---- Survivors ----------------------------------------------------------------------------------------------------------- */
 
-/* Collective over the ranks that are left: in goes what this rank proposes (survivors.h), out comes what all have agreed on,
- * the same on each. Waits until then, timeout_ms at most; a rank that is lost meanwhile holds up nobody for longer than it
- * takes to notice that. The own rank is not in the result when most others did not hold it alive. ERR_TIMEOUT (names who is
- * waited for): call it again, also with fewer ranks; where others had agreed, that is returned. ERR_PEER_LOST: the others have
- * given this rank up. ERR_UNSUPPORTED: too many communicators, for all alike. ERR_STATE, ERR_MEMORY. One thread. */
+/* Collective over the ranks that are left. *view is what this rank proposes (survivors.h), and becomes what all have agreed on,
+ * the same on each. Waits for that, timeout_ms at most; a rank that is lost meanwhile holds up the others only until they
+ * notice it. The own rank is not in the result when most others did not hold it alive. ERR_TIMEOUT (names who is waited for):
+ * call it again, also with fewer ranks; where others had agreed, that is returned. ERR_PEER_LOST: the others have given this
+ * rank up. ERR_UNSUPPORTED: too many communicators, for all alike. ERR_STATE, ERR_MEMORY. One thread. */
 SHOAL_MUST_USE enum shoal_status shoal_membership_agree_on_survivors(struct shoal_membership *membership, uint32_t timeout_ms,
                                                                      struct shoal_survivors_view *view);
 

@@ -15,10 +15,10 @@
 #include "base/compiler.h"
 #include "memory/location.h"
 
-#define SHOAL_ANNOUNCEMENTS 32  /* records kept per rank: twice the operations that may be active */
+#define SHOAL_ANNOUNCEMENTS 32  /* announcements kept per rank: twice the operations that may be active */
 #define SHOAL_ACTIVE_MAX 16     /* operations of one communicator under way at once */
 #define SHOAL_PAYLOADS 4        /* payloads kept per rank */
-#define SHOAL_PAYLOAD_INLINE 80 /* bytes that fit into the record itself */
+#define SHOAL_PAYLOAD_INLINE 80 /* bytes that fit into the announcement itself */
 #define SHOAL_PAYLOAD_FIRST 32  /* of these, what lies in its first cache line */
 #define SHOAL_PAYLOAD_MAX 16384 /* bytes that fit beside it */
 #define SHOAL_DEPTH_MAX 16      /* slots */
@@ -53,7 +53,7 @@ struct shoal_announcement {
 
 _Static_assert(sizeof(struct shoal_descriptor) == 32, "the descriptor is half a cache line");
 _Static_assert(offsetof(struct shoal_announcement, payload) + SHOAL_PAYLOAD_FIRST == SHOAL_CACHE_LINE, "the first line's end");
-_Static_assert(sizeof(struct shoal_announcement) == SHOAL_CACHE_PAIR, "an arrival is a pair of cache lines");
+_Static_assert(sizeof(struct shoal_announcement) == SHOAL_CACHE_PAIR, "an announcement is a pair of cache lines");
 
 /* Sends and receives travel as packets, each followed by `bytes` of data. The engine defines the kinds (p2p.c). */
 #define SHOAL_PACKET_BYTES_MAX 8192

@@ -207,7 +207,8 @@ static bool say_gone(const struct shoal_shm_peer *peer, uint64_t id)
     return shoal_shm_link_send(peer->socket, &gone, -1);
 }
 
-/* Sends the notices that did not fit before, the newest first. The order in which peers unmap memory does not matter. */
+/* Tells the peer of the regions that ended while the link was full, the newest first. The order in which peers unmap memory
+ * does not matter. */
 static bool say_unsaid(struct shoal_shm_peer *peer)
 {
     while (peer->unsaid_count && say_gone(peer, peer->unsaid[peer->unsaid_count - 1]))

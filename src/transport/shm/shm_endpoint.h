@@ -49,7 +49,7 @@ struct shoal_shm_peer {
     struct shoal_survivors_board *board; /* behind the doorbell */
     struct shoal_shm_mapped *mapped;     /* the peer's memory that is mapped here, by its numbers */
     size_t mapped_count;
-    uint64_t *unsaid; /* numbers of exports that are gone, which the peer was not told as the link was full */
+    uint64_t *unsaid; /* numbers of regions that ended: the link was full, so the peer does not know yet */
     size_t unsaid_count;
     uint64_t place; /* what its doorbell said last */
 };
@@ -93,20 +93,21 @@ struct shoal_shm_place {
     uint64_t meeting; /* a number of all that met, the same on all and new between them; not 0 */
 };
 
-/* Finds out where all ranks of the bootstrap are, and meets those of this host; places_out[rank]. ERR_AUTH, ERR_TIMEOUT
- * (named), ERR_SYSTEM. */
+/* Finds out on which host each rank of the bootstrap is, and connects to those of this host; places_out[rank]. ERR_AUTH,
+ * ERR_TIMEOUT (named), ERR_SYSTEM. */
 SHOAL_MUST_USE enum shoal_status shoal_shm_endpoint_connect(struct shoal_shm_endpoint *endpoint,
                                                             struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
                                                             struct shoal_shm_place *places_out);
 
-/* Making a communicator: passes the own segment of communicator `comm` (a number new between the ranks) to a peer; false when
- * the link is full now; NULL tells that there is none. And takes the peer's: OK with a reference for the caller, PENDING while
- * it has not come, ERR_PEER_LOST when the peer has none. */
+/* Making a communicator. offer passes this rank's segment of communicator `comm` (a number new between the ranks) to a peer;
+ * NULL says that there is none; false when the link is full now. take receives the peer's segment: OK with a reference for the
+ * caller, PENDING while it has not come, ERR_PEER_LOST when the peer has none. */
 bool shoal_shm_endpoint_offer(struct shoal_shm_peer *peer, uint64_t comm, struct shoal_segment *own);
 SHOAL_MUST_USE enum shoal_status shoal_shm_endpoint_take(struct shoal_shm_endpoint *endpoint, struct shoal_shm_peer *peer,
                                                          uint64_t comm, struct shoal_segment **segment_out);
 
-/* Reads what peers have sent about their memory, new and gone. Then sends them the notices that the link had no room for. */
+/* Reads what peers have sent about their memory, new and gone. Then tells them of own regions that ended while the link was
+ * full. */
 void shoal_shm_endpoint_drain(struct shoal_shm_endpoint *endpoint);
 
 /* The ranks of a communicator that shall reach memory. peers[rank] is NULL for the own rank. */

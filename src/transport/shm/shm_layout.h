@@ -3,11 +3,11 @@
  *     pad            rank pages, so that equal places of different ranks differ in their low address bits
  *     head           one page: what this rank has completed, whether it left, whom it waits for, the first cause (rank 0's
  *                    segment only)
- *     arrivals       SHOAL_ANNOUNCEMENTS records, each alone on a pair of cache lines        written by the owner
+ *     arrivals       SHOAL_ANNOUNCEMENTS announcements, each alone on two cache lines   written by the owner
  *     payloads       SHOAL_PAYLOADS of 16 KiB                                           written by the owner
  *     counters       slots x size, each alone on a pair of cache lines                  [slot][source] written by source
  *     queue heads    size counters: bytes ever appended to the queue to each rank       written by the owner
- *     queue tails    size counters: bytes ever taken from the queue of each rank        written by the owner
+ *     queue tails    size counters: bytes ever read from the queue of each rank         written by the owner
  *     staging        slots of slot_bytes, a page apart; reserved when first used        written by the owner
  *     queues         size of SHOAL_PACKET_QUEUE_BYTES; each reserved when first used    written by the owner
  */

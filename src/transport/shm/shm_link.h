@@ -1,5 +1,5 @@
-/* Control connections between endpoints of one host: Unix sockets (SOCK_SEQPACKET) of abstract, random name. How two endpoints
- * meet, and the messages that pass descriptors afterwards. Only shm_endpoint.c uses this. */
+/* Control connections between endpoints of one host: Unix sockets (SOCK_SEQPACKET) of abstract, random name. This is
+ * how two endpoints connect, and the messages that pass descriptors afterwards. Only shm_endpoint.c uses this. */
 #ifndef SHOAL_TRANSPORT_SHM_LINK_H
 #define SHOAL_TRANSPORT_SHM_LINK_H
 
@@ -46,7 +46,7 @@ SHOAL_MUST_USE enum shoal_status shoal_shm_link_meeting_init(struct shoal_shm_li
                                                              const char *host_id);
 /* Connects to the wanted ranks below the own and accepts those above; each side proves that it knows the secret. */
 SHOAL_MUST_USE enum shoal_status shoal_shm_link_meet(struct shoal_shm_link_meeting *meeting);
-/* Closes what nobody took. */
+/* Closes the descriptors of contacts that were not taken over. */
 void shoal_shm_link_meeting_fini(struct shoal_shm_link_meeting *meeting);
 
 /* After the meeting: */
