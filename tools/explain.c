@@ -25,7 +25,7 @@ static const struct tool_option options[] = {
     {"--bytes", OPTION_BYTES, "SIZE"},
     {"--type", OPTION_TYPE, "TYPE"},
     {"--dtype", OPTION_TYPE, "TYPE"}, /* as other tools have it */
-    {"--memory", OPTION_MEMORY, "plain|shared"},
+    {"--memory", OPTION_MEMORY, "plain|shared|gpu"},
     {"--in-place", OPTION_IN_PLACE, NULL},
     {"--rank", OPTION_RANK, "R"},
     {"--format", OPTION_FORMAT, "text|json"},
@@ -51,7 +51,8 @@ static const char help[] =
     "    --bytes SIZE             the larger operand, such as 4096, 64K or 3MiB (default 1MiB; powers of 1024); where it has\n"
     "                             a part per rank, all parts, rounded down to equal ones\n"
     "    --type TYPE              the element, such as float32, bfloat16 or int8 (default float32)\n"
-    "    --memory plain|shared    operands from malloc, or from shoal_mem_alloc (default plain)\n"
+    "    --memory plain|shared|gpu\n"
+    "                             operands from malloc, from shoal_mem_alloc, or on GPUs (default plain)\n"
     "    --in-place               output is input: an all-to-all then goes through staging buffers also from shared memory\n"
     "    --rank R                 the plan of this rank only (default all)\n"
     "    --format text|json       for people (the default), or one JSON object\n"
@@ -68,9 +69,10 @@ enum { RANKS_MAX = 4096 }; /* as the library: SHOAL_RANKS_MAX in src/base/ranks.
 
 static bool memory_read(const struct tool_args *args, struct shoal_question *question)
 {
-    const bool is_shared = !strcmp(args->value, "shared");
-    if (!is_shared && strcmp(args->value, "plain") != 0)
-        return tool_value_fail(args, "plain or shared");
+    const bool is_shared = !strcmp(args->value, "shared"), is_gpu = !strcmp(args->value, "gpu");
+    if (!is_shared && !is_gpu && strcmp(args->value, "plain") != 0)
+        return tool_value_fail(args, "plain, shared or gpu");
+    question->on_gpus = is_gpu;
     question->shared_input = is_shared;
     question->shared_output = is_shared;
     return true;

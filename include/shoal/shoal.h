@@ -635,10 +635,11 @@ struct shoal_question {
     int rank;     /* whose plan to print; -1: all */
     int in_place; /* are input and output the same memory? */
     size_t hosts; /* each has as many ranks; consecutive ranks share a host */
+    int on_gpus;  /* are operands on GPUs? Those of this host are then printed, and how they are joined */
 };
-#define SHOAL_QUESTION_INIT                                                         \
-    {                                                                               \
-        sizeof(struct shoal_question), 0, 2, 1 << 20, SHOAL_FLOAT32, 0, 0, -1, 0, 1 \
+#define SHOAL_QUESTION_INIT                                                            \
+    {                                                                                  \
+        sizeof(struct shoal_question), 0, 2, 1 << 20, SHOAL_FLOAT32, 0, 0, -1, 0, 1, 0 \
     }
 
 /* Prints which algorithm would run, why, how the vector is split, and the plan. ERR_ARGUMENT: the question is invalid; one line

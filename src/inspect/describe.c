@@ -324,7 +324,8 @@ struct inquiry {
     size_t element;
     bool is_cut;         /* an operand is in parts */
     bool is_overwritten; /* in place where every rank gives and takes parts: no peer may look into it */
-    size_t count;        /* elements of a whole, or of each part */
+    bool is_on_gpus;
+    size_t count; /* elements of a whole, or of each part */
     int hosts;
     struct shoal_view view;
 };
@@ -501,7 +502,15 @@ static enum shoal_status explain_plans(const struct inquiry *inquiry, FILE *out)
     return SHOAL_OK;
 }
 
-static enum shoal_status describe_explain(const struct inquiry *inquiry, FILE *out)
+static void explain_gpus(FILE *out)
+{
+    fputs("\noperands on GPUs: their copy engines move them through host memory in units, in and out at the same time, while\n"
+          "ranks and network work on other units; the plan is that of ordinary memory. Of this host:\n",
+          out);
+    shoal_describe_gpus(SHOAL_LINKS_SYS, out);
+}
+
+static enum shoal_status explain_work(const struct inquiry *inquiry, FILE *out)
 {
     const struct shoal_algorithm *rounds;
     explain_call(inquiry, out);
@@ -512,6 +521,14 @@ static enum shoal_status describe_explain(const struct inquiry *inquiry, FILE *o
     if (!shoal_select_is_direct(&inquiry->selection, &rounds))
         return explain_plans(inquiry, out);
     explain_direct(inquiry, rounds, out);
+    return SHOAL_OK;
+}
+
+static enum shoal_status describe_explain(const struct inquiry *inquiry, FILE *out)
+{
+    SHOAL_TRY(explain_work(inquiry, out));
+    if (inquiry->is_on_gpus)
+        explain_gpus(out);
     return SHOAL_OK;
 }
 
@@ -556,8 +573,9 @@ static void print_json_call(const struct inquiry *inquiry, FILE *out)
 {
     fprintf(out, "{\"collective\":\"%s\",\"ranks\":%d,\"hosts\":%d", inquiry->entry->name, inquiry->question->ranks,
             inquiry->hosts);
-    fprintf(out, ",\"bytes\":%zu,\"count\":%zu,\"count_is_per_rank\":%s,\"element_bytes\":%zu", inquiry->selection.bytes,
-            inquiry->count, inquiry->is_cut ? "true" : "false", inquiry->element);
+    fprintf(out, ",\"bytes\":%zu,\"count\":%zu,\"count_is_per_rank\":%s,\"element_bytes\":%zu,\"on_gpus\":%s",
+            inquiry->selection.bytes, inquiry->count, inquiry->is_cut ? "true" : "false", inquiry->element,
+            inquiry->is_on_gpus ? "true" : "false");
 }
 
 static void print_json_choice(const struct inquiry *inquiry, const struct shoal_algorithm *entry,
@@ -653,6 +671,8 @@ static bool is_question(struct inquiry *inquiry, FILE *out)
         fprintf(out, "bytes is %zu, which is no whole number of elements\n", question->bytes);
     else if (inquiry->is_cut && question->bytes && question->bytes < inquiry->element * (size_t)question->ranks)
         fprintf(out, "bytes is %zu, less than one element for each of %d ranks\n", question->bytes, question->ranks);
+    else if (inquiry->is_on_gpus && (question->shared_input || question->shared_output))
+        fputs("operands are said to be on GPUs and in memory from shoal_mem_alloc, but are in one of them\n", out);
     else if (question->rank >= question->ranks)
         fprintf(out, "rank is %d, but there are %d ranks\n", question->rank, question->ranks);
     else if (shoal_context_configure(&inquiry->settings, &inquiry->tuning, NULL, error, sizeof error) != SHOAL_OK)
@@ -707,9 +727,10 @@ static enum shoal_status answer(const struct shoal_question *question, FILE *out
     inquiry.is_overwritten = question->in_place && inquiry.entry->shape.is_input_cut && inquiry.entry->shape.is_output_cut;
     memset(input, question->shared_input && inquiry.entry->is_input_reached && !inquiry.is_overwritten, sizeof input);
     memset(output, question->shared_output && inquiry.entry->is_output_reached, sizeof output);
-    inquiry.hosts = question->struct_bytes < sizeof *question        ? 1
-                    : question->hosts > (size_t)SHOAL_PLAN_RANKS_MAX ? SHOAL_PLAN_RANKS_MAX
-                                                                     : (int)question->hosts;
+    inquiry.is_on_gpus = question->struct_bytes >= sizeof *question && question->on_gpus;
+    inquiry.hosts = question->struct_bytes < offsetof(struct shoal_question, on_gpus) ? 1
+                    : question->hosts > (size_t)SHOAL_PLAN_RANKS_MAX                  ? SHOAL_PLAN_RANKS_MAX
+                                                                                      : (int)question->hosts;
     inquiry.view = (struct shoal_view){question->ranks, inquiry.hosts > 1 ? host : NULL, input, output, &inquiry.entry->shape};
     if (is_question(&inquiry, out)) {
         spread(&inquiry, host);

@@ -292,7 +292,7 @@ def workers_have_cores_of_their_own():
         assert masks[0] and masks[1] and not masks[0] & masks[1] and masks[0] | masks[1] <= all_cores, masks
         if options != ["--bind=core"]:
             equal(masks[0] | masks[1], all_cores)
-        assert re.fullmatch(r"shoal run: each worker has \d+ (or \d+ )?cores?: .*, .* \(--bind none leaves them unbound\)\n", err), err
+        assert re.fullmatch(r"shoal run: each worker has \d+ (or \d+ )?cores?( near its GPU)?: .*, .* \(--bind none leaves them unbound\)\n", err), err
     equal(masks_of(2, "--bind", "none"), ([all_cores] * 2, ""))
     equal(sh("echo ${OMP_NUM_THREADS-as many as there are}", 2).out.count("| as many as there are"), 2)
     equal(sh("echo $OMP_NUM_THREADS", 2, "--bind", "none").out.count("| 1"), 2)

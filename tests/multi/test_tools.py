@@ -185,6 +185,14 @@ def explain_shows_zero_copy_for_shared_memory():
     expect(any("stg[" in step for step in steps(explain("allreduce", "--ranks", "2", "--bytes", "3MiB"))))
 
 
+def explain_names_the_gpus_of_operands():
+    words = ("allreduce", "--ranks", "2", "--bytes", "3MiB")
+    plain, out = explain(*words), explain(*words, "--memory", "gpu")
+    expect(out.startswith(plain) and "operands on GPUs: their copy engines" in out and "\nGPUs  " in out, out)
+    told = [json.loads(explain(*words, "--format", "json", "--memory", memory))["on_gpus"] for memory in ("gpu", "shared")]
+    expect(told == [True, False], told)
+
+
 def explain_tells_programs_the_same():
     """Each step of the text in another form."""
     def text_of(step):
@@ -308,7 +316,7 @@ def explain_refuses_what_makes_no_sense():
     refused("explain", "sort", about="there is no collective 'sort'")
     refused("explain", "gather", "--ranks", "4097", about="4097")
     refused("explain", "gather", "--ranks", "2", "--rank", "2", about="no rank 2 among 2 ranks")
-    refused("explain", "gather", "--memory", "soft", about="plain or shared")
+    refused("explain", "gather", "--memory", "soft", about="plain, shared or gpu")
     refused("explain", "gather", "--dtype", "f8", about="f8")
     refused("explain", "gather", "--bytes", "12Q", about="12Q")
     refused("explain", "gather", "--hosts", "3", "--ranks", "2", about="--hosts 3 is more than --ranks 2")
@@ -548,7 +556,7 @@ run_cases([bench_prints_one_object_per_size_with_the_agreed_fields, bench_checks
            bench_names_the_algorithm_that_ran, bench_runs_under_mpirun, bench_binds_its_workers,
            lack_of_shared_memory_is_told_in_the_callers_numbers,
            bench_refuses_what_makes_no_sense, explain_prints_the_plan,
-           explain_shows_zero_copy_for_shared_memory, explain_knows_all_sizes_of_jobs, explain_tells_programs_the_same,
+           explain_shows_zero_copy_for_shared_memory, explain_knows_all_sizes_of_jobs, explain_names_the_gpus_of_operands, explain_tells_programs_the_same,
            explain_has_a_legend_for_its_steps,
            explain_knows_every_collective,
            explain_tells_the_limit_of_the_direct_way, explain_of_a_barrier_knows_no_bytes,

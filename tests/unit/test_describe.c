@@ -156,8 +156,33 @@ static void describe_takes_questions_of_before(void **state)
     question.hosts = 77;
     assert_int_equal(ask(&question, text), SHOAL_OK);
     assert_non_null(strstr(text, "over 2 ranks on one host\n"));
+    question.struct_bytes = offsetof(struct shoal_question, on_gpus);
+    question.hosts = 2;
+    question.on_gpus = 1;
+    assert_int_equal(ask(&question, text), SHOAL_OK);
+    assert_non_null(strstr(text, "over 2 ranks on 2 hosts\n"));
+    assert_null(strstr(text, "GPUs"));
+    question.struct_bytes = offsetof(struct shoal_question, hosts);
     question.struct_bytes--;
     assert_refused(&question, "the question is NULL, or its struct_bytes is not set: use SHOAL_QUESTION_INIT\n");
+}
+
+/* The plan of operands on GPUs is that of ordinary memory. */
+static void describe_names_the_gpus_of_operands(void **state)
+{
+    static char plain[TEXT_BYTES], text[TEXT_BYTES];
+    struct shoal_question question = SHOAL_QUESTION_INIT;
+    (void)state;
+    question.collective = "allreduce";
+    question.ranks = 4;
+    assert_int_equal(ask(&question, plain), SHOAL_OK);
+    question.on_gpus = 1;
+    assert_int_equal(ask(&question, text), SHOAL_OK);
+    assert_int_equal(strncmp(text, plain, strlen(plain)), 0);
+    assert_non_null(strstr(text + strlen(plain), "\noperands on GPUs: their copy engines"));
+    assert_non_null(strstr(text + strlen(plain), "\nGPUs    "));
+    question.shared_output = 1;
+    assert_refused(&question, "operands are said to be on GPUs and in memory from shoal_mem_alloc, but are in one of them\n");
 }
 
 static void describe_plans_over_hosts(void **state)
@@ -267,6 +292,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(describe_keeps_the_last_failure, set_up, tear_down),
         cmocka_unit_test(describe_refuses_with_one_line),
         cmocka_unit_test(describe_takes_questions_of_before),
+        cmocka_unit_test(describe_names_the_gpus_of_operands),
         cmocka_unit_test(describe_plans_over_hosts),
         cmocka_unit_test(describe_counts_no_dashes),
         cmocka_unit_test(describe_diagnosis_tells_findings),

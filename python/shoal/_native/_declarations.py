@@ -150,7 +150,8 @@ class DiagnosisOptions(Sized):
 @begins(ranks=2, bytes=1048576, rank=-1, hosts=1)
 class Question(Sized):
     _fields_ = [("struct_bytes", c_size_t), ("collective", c_char_p), ("ranks", c_int), ("bytes", c_size_t), ("type", c_int),
-                ("shared_input", c_int), ("shared_output", c_int), ("rank", c_int), ("in_place", c_int), ("hosts", c_size_t)]
+                ("shared_input", c_int), ("shared_output", c_int), ("rank", c_int), ("in_place", c_int), ("hosts", c_size_t),
+                ("on_gpus", c_int)]
 
 
 @begins(hosts=2, ranks_per_host=1, bytes=1048576, rate_gbit_s=25, latency_us=30, message_us=2, memory_gb_s=5, signal_us=0.2,
