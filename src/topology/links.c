@@ -250,6 +250,19 @@ int shoal_links_choose_adapter(const struct shoal_links *links, int gpu)
     return links_pick(own.adapters, sharers ? before * __builtin_popcountll(own.adapters) / sharers : 0);
 }
 
+bool shoal_links_name_adapter(const char *sys, int rank, int ranks, char name_out[SHOAL_LINKS_NAME_MAX])
+{
+    struct shoal_links *links = malloc(sizeof *links);
+    if (!links)
+        return false; /* it is the better one only */
+    shoal_links_read(sys, links);
+    const int adapter = links->gpus == ranks && ranks > 0 ? shoal_links_choose_adapter(links, rank) : -1;
+    if (adapter >= 0)
+        strcpy(name_out, links->adapter[adapter].name);
+    free(links);
+    return adapter >= 0;
+}
+
 /* ---- Words --------------------------------------------------------------------------------------------------------------- */
 
 void shoal_links_print_cores(const char *sys, int node, char *text, size_t bytes)

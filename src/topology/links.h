@@ -66,6 +66,10 @@ enum shoal_link shoal_links_to_adapter(const struct shoal_links *links, int gpu,
  * GPU are used as far as GPUs go round. -1: there is none. */
 int shoal_links_choose_adapter(const struct shoal_links *links, int gpu);
 
+/* The name of that for rank number `rank` of a host that has a GPU for each of its `ranks` ranks: it is taken to use the GPU of
+ * its number by PCI id, as shoal run and frameworks have it. False: there are more GPUs or fewer, or no adapter. */
+SHOAL_MUST_USE bool shoal_links_name_adapter(const char *sys, int rank, int ranks, char name_out[SHOAL_LINKS_NAME_MAX]);
+
 /* "0-23,48-71", the cores of a NUMA node; empty: not known. */
 void shoal_links_print_cores(const char *sys, int node, char *text, size_t bytes);
 

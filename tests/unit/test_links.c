@@ -139,6 +139,15 @@ static void expect_adapters(const char *const *adapters)
     }
 }
 
+/* Of the adapter of a rank of this host; NULL: none is named. */
+static void expect_name(int rank, int ranks, const char *wanted)
+{
+    char name[SHOAL_LINKS_NAME_MAX];
+    assert_int_equal(shoal_links_name_adapter(sys, rank, ranks, name), wanted != NULL);
+    if (wanted)
+        assert_string_equal(name, wanted);
+}
+
 /* ---- Machines ------------------------------------------------------------------------------------------------------------ */
 
 /* p4d: a virtual machine, whose switches are hidden; each has a root complex of its own. PCI ids as AWS publishes them. */
@@ -172,6 +181,8 @@ static void links_of_a_p4d(void **state)
     assert_int_equal(links.adapters, 4);
     expect_gpus(rows);
     expect_adapters(adapters);
+    expect_name(5, 8, "rdmap144s27");
+    expect_name(3, 4, NULL); /* who uses which GPU is not known */
     assert_int_equal(links.gpu[3].node, 0);
     assert_int_equal(links.gpu[4].node, 1);
     shoal_links_print_cores(sys, 1, cores, sizeof cores);
@@ -346,6 +357,7 @@ static void links_that_are_not_shown_are_unknown(void **state)
     (void)state;
     shoal_links_read("/nowhere", &links);
     assert_int_equal(links.gpus + links.adapters, 0);
+    expect_name(0, 0, NULL);
     assert_int_equal(shoal_links_find_gpu(&links, "0000:10:1C.0"), -1);
     assert_int_equal(shoal_links_choose_adapter(&links, -1), -1);
     assert_int_equal(shoal_links_between(&links, -1, -1), SHOAL_LINK_UNKNOWN);
@@ -365,6 +377,7 @@ static void links_that_are_not_shown_are_unknown(void **state)
     assert_int_equal(shoal_links_between(&links, 0, 1), SHOAL_LINK_UNKNOWN);
     assert_int_equal(shoal_links_between(&links, 1, 2), SHOAL_LINK_ROOT);
     assert_int_equal(shoal_links_choose_adapter(&links, 0), -1);
+    expect_name(0, 3, NULL); /* no adapter */
 }
 
 /* A GPU that sysfs does not show takes the first adapter. */

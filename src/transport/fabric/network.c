@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "bootstrap/auth.h"
 #include "topology/features.h"
+#include "topology/links.h"
 #include "transport/fabric/fabric_filter.h"
 #include "transport/fabric/fork.h"
 
@@ -68,8 +69,8 @@ struct shoal_network {
     struct shoal_fabric_endpoint *endpoint;
     const struct shoal_network_interposer *interposer; /* NULL but in tests */
     void *between;                                     /* what it has made for this network */
-    struct shoal_memory *memory;          /* NULL: no sources are registered */
-    bool copies_locked_pages;             /* at fork; else private memory is not registered */
+    struct shoal_memory *memory;                       /* NULL: no sources are registered */
+    bool copies_locked_pages;                          /* at fork; else private memory is not registered */
     struct shoal_fabric_sources sources;
     struct shoal_network_peer **peers;
     size_t peer_count, peer_capacity;
@@ -88,12 +89,12 @@ struct shoal_network {
     uint64_t closed[CLOSED_MAX];             /* numbers of communicators closed of late */
     unsigned closed_next;
     struct orphan *orphans;
-    struct shoal_network_load *failed; /* those with failed ones */
-    bool writes;                       /* into peers' staging buffers; else messages go there */
-    bool is_unsealed;                  /* connections were made: children that exec shall not keep them (fork.h) */
-    uint64_t next_seal_ns;             /* not before */
-    atomic_bool was_woken;             /* by the descriptor, since the last poll */
-    atomic_uint false_wakes; /* written under the progress's lock, read by waiters without it */
+    struct shoal_network_load *failed;      /* those with failed ones */
+    bool writes;                            /* into peers' staging buffers; else messages go there */
+    bool is_unsealed;                       /* connections were made: children that exec shall not keep them (fork.h) */
+    uint64_t next_seal_ns;                  /* not before */
+    atomic_bool was_woken;                  /* by the descriptor, since the last poll */
+    atomic_uint false_wakes;                /* written under the progress's lock, read by waiters without it */
     char message[SHOAL_FABRIC_MESSAGE_MAX]; /* being put together */
 };
 
@@ -113,11 +114,13 @@ static void choose_writes(struct shoal_network *network, const struct shoal_fabr
 
 static enum shoal_status network_open_endpoint(struct shoal_network *network, const struct shoal_network_options *options)
 {
-    char reason[1200];
+    char reason[1200], adapter[SHOAL_LINKS_NAME_MAX];
+    struct shoal_fabric_share share = options->share;
     uint16_t low, high;
     (void)shoal_setting_parse_ports(options->ports, &low, &high); /* checked when settings were read */
-    shoal_fabric_providers_find_best(&network->library, options->nic, options->settings->provider, options->share,
-                                     network->providers);
+    if (!share.adapter && shoal_links_name_adapter(SHOAL_LINKS_SYS, share.rank, share.ranks, adapter))
+        share.adapter = adapter;
+    shoal_fabric_providers_find_best(&network->library, options->nic, options->settings->provider, share, network->providers);
     network->provider = shoal_fabric_providers_choose(network->providers, options->settings->provider, reason, sizeof reason);
     if (!network->provider)
         return shoal_log_fail(network->log, SHOAL_ERR_UNSUPPORTED, "fabric", "%s", reason);
