@@ -1,102 +1,37 @@
 """Callbacks for model.fit on several ranks."""
 from __future__ import annotations
 
-import keras
 import tensorflow as tf
 
-from .. import _collectives, _world
-from ..variables import allgather_object, broadcast_variables
+from shoal._keras import callbacks
+from shoal._keras.callbacks import LearningRateScheduleCallback  # noqa: F401
+
+from .. import _collectives, _world, variables
 
 
-class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
-    """Gives the model and its optimizer the state of root_rank: when training begins, as far as it is built by then, and after
-    the first batch, which builds the rest."""
+class _Job:
+    """How callbacks communicate."""
 
-    def __init__(self, root_rank: int = 0):
-        super().__init__()
-        self.root_rank = root_rank
-        self._is_done = False
+    rank, size = staticmethod(_world.rank), staticmethod(_world.size)
+    broadcast_variables = staticmethod(variables.broadcast_variables)
+    allgather_object = staticmethod(variables.allgather_object)
 
-    def _shared(self, variables):
-        """Those that are alike on all ranks."""
-        return list(variables)
+    @staticmethod
+    def mean(numbers):
+        return [float(each) for each in _collectives.allreduce(tf.constant(numbers, tf.float64)).numpy()]
 
-    def on_train_begin(self, logs=None):
-        self._is_done = False
-        if self.model.built and self.model.variables:
-            broadcast_variables(self._shared(self.model.variables), self.root_rank)
-
-    def on_train_batch_end(self, batch, logs=None):
-        if self._is_done:
-            return
-        self._is_done = True
-        optimizer = self.model.optimizer
-        broadcast_variables(self._shared([*self.model.variables, *(optimizer.variables if optimizer else [])]), self.root_rank)
+    @staticmethod
+    def mismatch(text):
+        return tf.errors.FailedPreconditionError(None, None, text)
 
 
-class MetricAverageCallback(keras.callbacks.Callback):
-    """Makes the metrics of an epoch means over all ranks, for the callbacks after it and the history."""
-
-    def on_epoch_end(self, epoch, logs=None):
-        if not logs or _world.size() == 1:
-            return
-        names = sorted(logs)
-        for rank, theirs in enumerate(allgather_object(names)):
-            if theirs != names:
-                raise tf.errors.FailedPreconditionError(None, None, (
-                    f"shoal: metrics differ: rank {_world.rank()} has {', '.join(names)}, and rank {rank} {', '.join(theirs)}"))
-        means = _collectives.allreduce(tf.constant([float(logs[name]) for name in names], tf.float64))
-        for name, mean in zip(names, means.numpy()):
-            logs[name] = float(mean)
+class BroadcastGlobalVariablesCallback(callbacks.BroadcastGlobalVariablesCallback):
+    _job = _Job
 
 
-class LearningRateScheduleCallback(keras.callbacks.Callback):
-    """Multiplies initial_lr with multiplier, a number or a function of the epoch, from start_epoch on and before end_epoch: at
-    each epoch's begin, and with staircase=False at each batch, where the epoch has a fraction."""
-
-    def __init__(self, initial_lr, multiplier, start_epoch=0, end_epoch=None, staircase=True, steps_per_epoch=None):
-        super().__init__()
-        self.initial_lr, self.start_epoch, self.end_epoch = initial_lr, start_epoch, end_epoch
-        self.staircase, self.steps_per_epoch = staircase, steps_per_epoch
-        self.multiplier = multiplier if callable(multiplier) else lambda epoch: multiplier
-        self._epoch = 0
-
-    def on_train_begin(self, logs=None):
-        if not self.staircase and not self._steps():
-            raise ValueError("shoal: steps_per_epoch is needed to change the learning rate within an epoch")
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self._epoch = epoch
-        self._set(epoch)
-
-    def on_train_batch_begin(self, batch, logs=None):
-        if not self.staircase:
-            self._set(self._epoch + batch / self._steps())
-
-    def on_epoch_end(self, epoch, logs=None):
-        if logs is not None:
-            logs["lr"] = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
-
-    def _steps(self):
-        return self.steps_per_epoch or (self.params or {}).get("steps")
-
-    def _set(self, epoch):
-        if epoch >= self.start_epoch and (self.end_epoch is None or epoch < self.end_epoch):
-            self.model.optimizer.learning_rate = self.initial_lr * self.multiplier(epoch)
+class MetricAverageCallback(callbacks.MetricAverageCallback):
+    _job = _Job
 
 
-class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Raises the learning rate from initial_lr / size() to initial_lr during the first epochs (Goyal et al., 2017): initial_lr
-    is that for the global batch."""
-
-    def __init__(self, initial_lr, warmup_epochs=5, steps_per_epoch=None, verbose=0):
-        def multiplier(epoch):
-            size = _world.size()
-            return 1 / size * (min(epoch + 1 / self._steps(), warmup_epochs) * (size - 1) / warmup_epochs + 1)
-        super().__init__(initial_lr, multiplier, 0, warmup_epochs, False, steps_per_epoch)
-        self.verbose, self.warmup_epochs = verbose, warmup_epochs
-
-    def on_epoch_end(self, epoch, logs=None):
-        super().on_epoch_end(epoch, logs)
-        if epoch == self.warmup_epochs - 1 and self.verbose and _world.rank() == 0:
-            print(f"\nEpoch {epoch + 1}: the learning rate has reached {self.initial_lr} after the warm-up", flush=True)
+class LearningRateWarmupCallback(callbacks.LearningRateWarmupCallback):
+    _job = _Job

@@ -10,7 +10,7 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
-from shoal.tensorflow import keras as shoal_keras
+from shoal._keras.optimizer import wrap
 
 from .. import _operations
 from .. import (  # noqa: F401
@@ -31,7 +31,7 @@ def DistributedOptimizer(optimizer, name=None, device_dense='', device_sparse=''
         raise ValueError("backward_passes_per_step must be > 0")
     factor = 1 if average_aggregated_gradients else backward_passes_per_step  # Keras's accumulation takes the mean
     settings = Settings(compression, sparse_as_dense, op, gradient_predivide_factor, process_set, scale_local_gradients, factor)
-    wrapped = shoal_keras.wrap(optimizer, settings)
+    wrapped = wrap(optimizer, settings)
     if backward_passes_per_step > 1:
         if wrapped.built:
             raise ValueError("shoal: backward_passes_per_step is for an optimizer that has not yet been used: wrap it before")

@@ -1,0 +1,37 @@
+"""An optimizer that averages gradients over all ranks before it applies them."""
+from __future__ import annotations
+
+import keras
+
+
+class _Distributed:
+    """Averages gradients before all that an optimizer does with them: unscaling, clipping, accumulation."""
+
+    _shoal = None  # what averages: average(gradients, variables)
+
+    def apply(self, grads, trainable_variables=None):
+        grads = list(grads)
+        variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
+        trainable = [not getattr(variable, "overwrite_with_gradient", False) for variable in variables]
+        if len(grads) == len(variables):
+            chosen = [i for i, is_one in enumerate(trainable) if is_one]
+            averages = self._shoal.average([grads[i] for i in chosen], [variables[i] for i in chosen])
+            for i, gradient in zip(chosen, averages):
+                grads[i] = gradient
+        return super().apply(grads, trainable_variables)
+
+
+def wrap(optimizer, settings):
+    """Makes the optimizer average by settings.average(gradients, variables)."""
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise TypeError(f"shoal: DistributedOptimizer takes an optimizer of Keras 3, and was given a "
+                        f"{type(optimizer).__name__}; keras.optimizers.get() makes one of a name")
+    if isinstance(optimizer, _Distributed):
+        raise ValueError("shoal: this optimizer averages gradients already: DistributedOptimizer was called on it twice")
+    scales = keras.optimizers.LossScaleOptimizer
+    if keras.config.dtype_policy().name == "mixed_float16" and not isinstance(optimizer, scales):
+        optimizer = scales(optimizer)
+    plain = type(optimizer)
+    # With the name and module of the plain class, so that a saved model is restored as that.
+    optimizer.__class__ = type(plain.__name__, (_Distributed, plain), {"__module__": plain.__module__, "_shoal": settings})
+    return optimizer

@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""Keras 3 on its torch back-end (shoal.torch.keras): fit on two ranks gives the losses and weights of one process on the whole batch."""
+import importlib.util
+import os
+import sys
+
+import ranks
+import torch.distributed as dist
+from ranks import Case, expect
+
+if not importlib.util.find_spec("keras"):
+    print("1..0 # SKIP this Python has no Keras: `make test` installs it")
+    sys.exit(0)
+os.environ["KERAS_BACKEND"] = "torch"
+import keras  # noqa: E402  before ranks are forked: it costs seconds
+import numpy as np  # noqa: E402
+
+SAMPLES, BATCH, EPOCHS = 32, 8, 3  # BATCH: of all ranks
+
+
+def begun():
+    import shoal.torch.keras as shoal
+    shoal.init()
+    return shoal
+
+
+def data():
+    random = np.random.default_rng(3)
+    x = random.normal(size=[SAMPLES, 6]).astype(np.float32)
+    return x, np.tanh(x.sum(1, keepdims=True)).astype(np.float32)
+
+
+def share(array, world):
+    """A rank's samples, so that the ranks' n-th batches together are the n-th of one process."""
+    blocks = array.reshape([-1, world.size, BATCH // world.size, *array.shape[1:]])
+    return blocks[:, world.rank].reshape([-1, *array.shape[1:]])
+
+
+def model_of(seed, unused=False):
+    keras.utils.set_random_seed(seed)
+    inputs = keras.Input([6])
+    hidden = keras.layers.Dense(8, activation="tanh")(inputs)
+    model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
+    if unused:  # whose gradient is None on every rank
+        model.extra = model.add_weight(shape=[2], name="extra")
+    return model
+
+
+def fit(model, optimizer, x, y, batch, callbacks=()):
+    model.compile(optimizer=optimizer, loss="mse")
+    return model.fit(x, y, batch_size=batch, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=list(callbacks)).history["loss"]
+
+
+def fit_equals_one_process(world):
+    shoal, (x, y) = begun(), data()
+    for optimizer in (lambda: keras.optimizers.Adam(0.01), lambda: keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.5),
+                      lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)):
+        alone, ours = model_of(1), model_of(1 + world.rank, unused=True)
+        wanted = fit(alone, optimizer(), x, y, BATCH)
+        got = fit(ours, shoal.DistributedOptimizer(optimizer()), share(x, world), share(y, world), BATCH // world.size, [
+            shoal.callbacks.BroadcastGlobalVariablesCallback(0), shoal.callbacks.MetricAverageCallback()])
+        expect(dist.get_backend() == "shoal", dist.get_backend())
+        expect(np.allclose(got, wanted, rtol=1e-4, atol=1e-5) and got[-1] < got[0], got, wanted)
+        used = [variable for variable in ours.trainable_variables if variable is not ours.extra]
+        for one, other in zip(used, alone.trainable_variables):
+            expect(np.allclose(one.numpy(), other.numpy(), rtol=1e-4, atol=1e-5), one.path)
+
+
+def raises(kind, function, *words):
+    try:
+        function()
+    except kind as error:
+        expect(all(word in str(error) for word in words), str(error))
+        return
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def faults(world):
+    """Told on every rank, and work goes on."""
+    import torch
+    shoal = begun()
+    raises(TypeError, lambda: shoal.DistributedOptimizer("adam"), "optimizer of Keras 3")
+    optimizer = shoal.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    raises(ValueError, lambda: shoal.DistributedOptimizer(optimizer), "twice")
+    variables = [keras.Variable(np.ones(2), name="here"), keras.Variable(np.ones(3), name="sometimes")]
+    gradients = [torch.ones(2), torch.ones(3) if world.rank else None]
+    raises(RuntimeError, lambda: optimizer.apply(gradients, variables), "sometimes", "None on some ranks")
+    other = keras.Variable(np.ones(2 + world.rank), name="other")
+    raises(ValueError, lambda: shoal.broadcast_variables([other]), "other", "(2,) on rank 0")
+    logs = {f"loss{world.rank}": 1.0}
+    raises(RuntimeError, lambda: shoal.callbacks.MetricAverageCallback().on_epoch_end(0, logs), "metrics differ", "loss1")
+    expect(shoal.allgather_object(world.rank) == [0, 1], "work goes on")
+    warm = shoal.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=1, steps_per_epoch=4)
+    expect(warm.multiplier(1.0) == 1.0, warm.multiplier(1.0))
+
+
+CASES = [Case("fit_equals_one_process", fit_equals_one_process, sizes=(2,)), Case("faults", faults, sizes=(2,))]
+
+if __name__ == "__main__":
+    ranks.run(CASES)
