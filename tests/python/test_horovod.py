@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
 """Horovod's names (shoal.horovod.torch): operations matched by name, joins, process sets, and training as one process."""
+import os
+import tempfile
+
 import ranks
 import torch
 from ranks import Case, expect
@@ -108,6 +111,36 @@ def norm_over_all_ranks(world):
     raises(ValueError, lambda: hvd.SyncBatchNorm(2, process_set=hvd.ProcessSet([0])), "over all ranks")
 
 
+def goes_on_after_a_restart(world):
+    """The second run stands for what a launcher starts after the first one failed."""
+    hvd = begun()
+
+    def train(state, fails):
+        seen.append((state.epoch, state.model.weight.item()))
+        with torch.no_grad():
+            state.model.weight += 1
+        state.epoch += 1
+        state.commit()
+        state.epoch = 99  # lost
+        if fails:
+            raise RuntimeError("died")
+
+    seen, resets = [], []
+    with tempfile.TemporaryDirectory() as own:
+        os.environ["HOROVOD_ELASTIC_STATE"] = os.path.join(hvd.broadcast_object(own), "state")
+        for fails in (True, False):
+            model = torch.nn.Linear(1, 1)
+            state = hvd.elastic.TorchState(model, torch.optim.Adam(model.parameters()), epoch=5 * world.rank)
+            state.register_reset_callbacks([lambda: resets.append(1)])
+            if fails:
+                raises(RuntimeError, lambda: hvd.elastic.run(train)(state, True), "died")
+            else:
+                hvd.elastic.run(train)(state, False)
+        hvd.barrier()
+        expect(not os.path.exists(os.environ.pop("HOROVOD_ELASTIC_STATE")), "the file is gone at the end")
+    expect([epoch for epoch, _ in seen] == [0, 1] and abs(seen[1][1] - seen[0][1] - 1) < 1e-6 and resets == [1], seen, resets)
+
+
 def ended(body):
     """The next case may have another number of ranks."""
     def run(world):
@@ -116,7 +149,8 @@ def ended(body):
     return run
 
 
-CASES = [Case(body.__name__, ended(body), sizes=(1, 2, 3)) for body in (any_order, uneven, joins, trains_as_one, norm_over_all_ranks)]
+CASES = [Case(body.__name__, ended(body), sizes=(1, 2, 3)) for body in (any_order, uneven, joins, trains_as_one, norm_over_all_ranks,
+                                                                    goes_on_after_a_restart)]
 CASES += [Case("mismatches", ended(mismatches), sizes=(2,)), Case("sets", ended(sets), sizes=(2, 3))]
 
 if __name__ == "__main__":

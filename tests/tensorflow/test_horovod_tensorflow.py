@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 import forked
+import shoal.horovod._common.elastic as hvd_elastic
 import shoal.horovod.keras as hvd_of_keras
 import shoal.horovod.tensorflow as hvd
 import shoal.horovod.tensorflow.keras as hvd_keras
@@ -256,6 +257,45 @@ def local_variables_are_not_broadcast(rank):
     same(model.variables[1], np.ones(model.variables[1].shape))
 
 
+def a_state_goes_on_after_a_restart(rank):
+    """The second run stands for what a launcher starts after the first one failed."""
+    def begin():
+        model = model_of(seed=rank)
+        return model, hvd_keras.elastic.KerasState(model, keras.optimizers.Adam(0.01), epoch=5 * rank)
+
+    def train(state, fails):
+        begun.append((state.epoch, state.model.variables[0].numpy().copy()))
+        state.model.variables[0].assign_add(tf.ones_like(state.model.variables[0]))
+        state.epoch += 1
+        state.commit()
+        state.epoch = 99  # lost
+        if fails:
+            raise RuntimeError("died")
+
+    begun = []
+    with tempfile.TemporaryDirectory() as own:
+        path = os.environ["HOROVOD_ELASTIC_STATE"] = os.path.join(hvd.broadcast_object(own), "state")
+        refuses(RuntimeError, ["died"], lambda: hvd.elastic.run(train)(begin()[1], True))
+        model, state = begin()
+        hvd.elastic.run(train)(state, False)
+        assert [epoch for epoch, _ in begun] == [0, 1], begun
+        same(begun[1][1], begun[0][1] + 1)
+        hvd.barrier()
+        assert not os.path.exists(path)  # it came to its end
+        variable = tf.Variable([float(rank)])
+        other = hvd.elastic.TensorFlowState([variable], batch=rank)
+        other.sync()
+        variable.assign([7.0])
+        other.restore()
+        assert variable.numpy() == [0.0] and other.batch == 0
+        if rank == 0:
+            with open(path, "wb") as file:
+                file.write(b"no state")
+            refuses(RuntimeError, [path, "Remove the file"], lambda: hvd_elastic._read(path, {"batch"}))
+        hvd.barrier()
+    del os.environ["HOROVOD_ELASTIC_STATE"]
+
+
 def wrong_options_are_refused(rank):
     sgd = keras.optimizers.SGD
     refuses(NotImplementedError, ["Adasum"], lambda: hvd.DistributedOptimizer(sgd(), op=hvd.Adasum))
@@ -269,7 +309,7 @@ def wrong_options_are_refused(rank):
 FUNCTIONS = [allreduce_takes_horovods_arguments, groups_mix_types_and_slices, rows_travel, gradients_are_horovods, mismatches_are_told,
              process_sets_are_apart, objects_and_state_are_shared, joined_ranks_take_part_with_zeros, fit_equals_one_process, passes_are_summed_unless_averaged,
              local_gradients_stay, callbacks_and_saved_models, local_variables_are_not_broadcast,
-             wrong_options_are_refused]
+             a_state_goes_on_after_a_restart, wrong_options_are_refused]
 
 if __name__ == "__main__":
     run_cases(forked.Cases(3, FUNCTIONS, lambda: (hvd.init(), hvd.init())).report())

@@ -8,7 +8,7 @@
 docs/horovod.md is the manual."""
 from .._common.errors import HorovodInternalError  # noqa: F401
 from .._common.operators import Adasum, Average, Max, Min, Product, Sum  # noqa: F401
-from . import util  # noqa: F401
+from . import elastic, util  # noqa: F401
 from ._operations import (  # noqa: F401
     allgather, allreduce, alltoall, barrier, broadcast, broadcast_, grouped_allgather, grouped_allreduce, grouped_reducescatter, join,
     reducescatter)

@@ -23,12 +23,11 @@ def _node_name(name):
 
 
 def _scaled(tensor, factor):
-    """Integers are multiplied in double precision, and cut off."""
+    """Integers are multiplied in double precision, and cut off; half precision in single."""
     if isinstance(factor, (int, float)) and factor == 1:
         return tensor
-    if tensor.dtype.is_floating:
-        return tensor * tf.cast(factor, tensor.dtype)
-    return tf.cast(tf.cast(tensor, tf.float64) * tf.cast(factor, tf.float64), tensor.dtype)
+    wide = (tf.float32 if tensor.dtype.size == 2 else tensor.dtype) if tensor.dtype.is_floating else tf.float64
+    return tf.cast(tf.cast(tensor, wide) * tf.cast(factor, wide), tensor.dtype)
 
 
 def _with_gradient_times(tensor, factor):
@@ -95,8 +94,7 @@ def _allreduce_slices(slices, op, name, world, size):
     agree(kinds.ALLGATHER, [tf.convert_to_tensor(slices.values), tf.convert_to_tensor(slices.indices)], world, [op])
     values, indices = _collectives.gather_slices(slices, _node_name(name), world)
     if op == Average:
-        values = values / tf.cast(size, values.dtype) if values.dtype.is_floating \
-            else tf.truncatediv(values, tf.cast(size, values.dtype))
+        values = values / tf.cast(size, values.dtype)  # of integers, too, fractions
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 

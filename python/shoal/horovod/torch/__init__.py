@@ -7,6 +7,7 @@
 
 Operations are matched by name, in whichever order ranks post them. docs/horovod.md is the manual."""
 from .._common.errors import HorovodInternalError  # noqa: F401
+from . import elastic  # noqa: F401
 from ._operations import (  # noqa: F401
     Adasum, Average, Max, Min, Product, Sum, allgather, allgather_async, allreduce, allreduce_, allreduce_async, allreduce_async_,
     alltoall, alltoall_async, barrier, broadcast, broadcast_, broadcast_async, broadcast_async_, grouped_allgather,

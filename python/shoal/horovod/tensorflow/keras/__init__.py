@@ -19,7 +19,7 @@ from .. import (  # noqa: F401
     is_initialized, local_rank, local_size, mpi_built, mpi_enabled, mpi_threads_supported, nccl_built, rank, remove_process_set,
     rocm_built, shutdown, size, start_timeline, stop_timeline)
 from ..gradients import Settings
-from . import callbacks  # noqa: F401
+from . import callbacks, elastic  # noqa: F401
 
 
 def DistributedOptimizer(optimizer, name=None, device_dense='', device_sparse='', compression=Compression.none, sparse_as_dense=False,
