@@ -113,6 +113,58 @@ def first_host_lost_is_found_out():
         jobs.wait_for_silence()
 
 
+# Each rank leaves a checkpoint; the first time rank 1 fails behind it, and the others wait for it.
+FAILS_ONCE = """
+    import os, pathlib, time
+    rank = os.environ.get("RANK") or str(os.environ["SM_CURRENT_HOST"] == "algo-2" and 1 or 0)
+    checkpoint = pathlib.Path("../checkpoints", "of-" + rank)
+    is_first = not checkpoint.exists()
+    checkpoint.write_text("epoch 1")
+    print("rank", rank, "begins" if is_first else "goes on from " + checkpoint.read_text(), flush=True)
+    if is_first and rank == "1":
+        raise ValueError("not this time")
+    if is_first and "RANK" in os.environ:
+        time.sleep(600)
+    open(os.path.join(os.environ["SM_MODEL_DIR"], "of-" + rank), "w").close()
+"""
+
+
+def workers_of_all_machines_start_again():
+    with Jobs() as jobs:
+        document = jobs.document(FAILS_ONCE, instance_count=2, restarts=2, distribution=DATA_PARALLEL, where=where())
+        done = Machines(jobs, document, 2).wait()
+        expect([code for code, _, _ in done] == [0, 0], done, jobs.told())
+        for rank, host in enumerate(("algo-1", "algo-2")):
+            lines = re.findall(r"^\d\| rank (\d .*)", jobs.log(host=host), re.MULTILINE)
+            expect(lines == [f"{rank} begins", f"{rank} goes on from epoch 1"], jobs.told())
+        expect(jobs.status()["status"] == "Completed", jobs.told())
+        expect(names_in(jobs.folder() / "model.tar.gz") == ["of-0", "of-1"], jobs.told())
+        jobs.wait_for_silence()
+
+
+def a_plain_script_starts_again_on_its_machine():
+    with Jobs() as jobs:
+        document = jobs.document(FAILS_ONCE, instance_count=2, restarts=1, where=where())
+        done = Machines(jobs, document, 2).wait()
+        expect([code for code, _, _ in done] == [0, 0], done, jobs.told())
+        expect(re.findall(r"rank (\d .*)", jobs.log()) == ["0 begins"], jobs.told())
+        expect(re.findall(r"rank (\d .*)", jobs.log(host="algo-2")) == ["1 begins", "1 goes on from epoch 1"], jobs.told())
+
+
+def a_lost_host_is_not_waited_for_by_restarts():
+    with Jobs() as jobs:
+        document = jobs.document(WAIT, instance_count=2, stop_grace=1, restarts=3, distribution=DATA_PARALLEL, where=where(silence=5))
+        machines = Machines(jobs, document, 2)
+        for host in ("algo-1", "algo-2"):
+            jobs.wait_for_line("begun", host=host)
+        lost = json.loads((jobs.folder() / "hosts/algo-2.json").read_text())["pid"]
+        os.kill(lost, signal.SIGKILL)
+        done = machines.wait()
+        expect([code for code, _, _ in done] == [1, 1], done, jobs.told())
+        expect("algo-2" in jobs.status()["failure_reason"] and "lost" in jobs.status()["failure_reason"], jobs.told())
+        jobs.wait_for_silence()
+
+
 def signal_on_one_machine_stops_all():
     with Jobs() as jobs:
         document = jobs.document(WAIT, instance_count=2, distribution=DATA_PARALLEL, where=where())
@@ -138,5 +190,6 @@ def name_is_used_once_on_all_machines():
 
 run_cases([machines_are_joined_in_a_shared_folder, machines_find_their_place_in_variables,
            machines_without_a_shared_folder_keep_their_own, failure_of_one_machine_ends_all, host_missing_at_the_start_is_named,
-           host_lost_in_the_middle_is_named, first_host_lost_is_found_out, signal_on_one_machine_stops_all,
+           host_lost_in_the_middle_is_named, first_host_lost_is_found_out, workers_of_all_machines_start_again,
+           a_plain_script_starts_again_on_its_machine, a_lost_host_is_not_waited_for_by_restarts, signal_on_one_machine_stops_all,
            name_is_used_once_on_all_machines])

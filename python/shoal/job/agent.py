@@ -255,6 +255,7 @@ class Cause:
     FIRST = re.compile(r"^shoal run: rank (\d+) (?:\(pid \d+\) )?(?:on \S+ )?failed first: (.*)$")
     LOST = re.compile(r"^shoal run: (host \d+ \(.*\) (?:is lost|has ended the run|could not start its workers).*)$")
     ELSEWHERE = re.compile(r"^shoal run: (the rank to blame is on another host.*)$")
+    SIGNAL = re.compile(r"^shoal run: ended by signal \d+ ")  # that this agent did not send: who did, as a host that was lost, tells more
     BLAMED = re.compile(r"^shoal run: the ranks say: .* is broken(?: by|:) rank (\d+) \(process ")
     SAID = re.compile(r"^shoal run: (.*)$")
     ERROR = re.compile(r"^(?:(\d+)\| )?(?:\[rank(\d+)\]: *)?((?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)(?:: .*)?)$")
@@ -278,6 +279,9 @@ class Cause:
             self.lost = lost.group(1)
         elif self.ELSEWHERE.match(line):
             self.is_secondary = True
+        elif self.SIGNAL.match(line):
+            self.is_secondary = True
+            self.said = said.group(1) if said else None
         elif error and not self.first:
             self.errors[error.group(1) or error.group(2) or ""] = error.group(3)
         elif said:

@@ -176,6 +176,7 @@ class Other:
     name: str
     state: Optional[HostState] = None
     heard_at: float = 0.0  # by our clock, when its sign of life was last another one
+    is_lost: bool = False
 
 
 class Member(Runner):
@@ -255,6 +256,7 @@ class Member(Runner):
         elif other.state.status in ("Failed", "Stopped"):
             self._other_failed(other, None)
         elif other.state.status not in ENDED and silence > _seconds(self.job, "silence", SILENCE_S):
+            other.is_lost = True
             self._other_failed(other, f"{other.name} ({other.state.machine}) was lost: no sign of life for {silence:.0f} s")
 
     def _other_failed(self, other: Other, lost: Optional[str]) -> None:
@@ -282,7 +284,7 @@ class Member(Runner):
     def _is_gone(self, other: Other) -> bool:
         if other.state is None:
             return self.end_at is not None or self.is_stopping
-        return other.state.status in ENDED or other.heard_at + _seconds(self.job, "silence", SILENCE_S) < time.monotonic()
+        return other.state.status in ENDED or other.is_lost
 
     # -- the end --
 
