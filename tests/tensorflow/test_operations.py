@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
 """Operations of shoal.tensorflow on 3 ranks: results, shapes, gradients, eagerly and inside tf.function."""
+import warnings
+
 import numpy as np
 import tensorflow as tf
 
@@ -248,6 +250,18 @@ def old_versions_are_refused(rank):
     refuses(ImportError, ["needs TensorFlow 2.16 or newer, and this is 2.9.3"], lambda: _operations.check_version("2.9.3"))
 
 
+def new_versions_are_told(rank):
+    """One that was not tried is warned of, and goes on; another major version is refused."""
+    from shoal.tensorflow import _operations
+    major, minor = _operations.NEWEST
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _operations.check_version(f"{major}.{minor}.9")
+        refuses(UserWarning, [f"to {major}.{minor}, and this is {major}.{minor + 1}.0-rc1", "pip install"],
+                lambda: _operations.check_version(f"{major}.{minor + 1}.0-rc1"))
+    refuses(ImportError, ["is for TensorFlow 2, and this is 3.0.0"], lambda: _operations.check_version("3.0.0"))
+
+
 def places_are_told(rank):
     assert (shoal.rank(), shoal.local_rank(), shoal.local_size(), shoal.cross_rank(), shoal.cross_size()) == (
         rank, rank, shoal.size(), 0, 1)
@@ -266,6 +280,6 @@ CASES = [allreduce_sums_every_type, allreduce_has_every_operator, large_and_empt
          slices_are_gathered, groups_keep_their_order, broadcast_moves_every_type, allgather_joins_rows_of_different_lengths,
          ragged_shapes_are_told_on_every_rank, reducescatter_divides_rows, alltoall_exchanges_rows,
          barrier_waits_in_a_graph_too, objects_go_round, many_operations_overlap_in_one_function, loops_run_in_order,
-         results_are_not_written_again, operations_have_gradients, second_gradients_are_right, old_versions_are_refused,
+         results_are_not_written_again, operations_have_gradients, second_gradients_are_right, old_versions_are_refused, new_versions_are_told,
          places_are_told, it_can_begin_again]
 run_cases(forked.Cases(3, CASES, shoal.init, shoal.shutdown).report())

@@ -4,6 +4,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import types
+import warnings
 
 import tensorflow as tf
 
@@ -11,17 +12,24 @@ import shoal
 from shoal import _native
 
 OLDEST = (2, 16)  # with Keras 3
+NEWEST = (2, 21)  # that was tried
 LIBRARY = "libshoal_tensorflow.so"
 ERROR_BYTES = 1024
 
 
 def check_version(version: str) -> None:
-    """Raises ImportError for a TensorFlow that is too old. One that is too new lacks a function of the C API, which load()
-    tells."""
+    """Raises ImportError for a TensorFlow that is too old, or of another major version. Warns of one that is newer than all that were
+    tried: the C API keeps its promises, mostly, and load() tells what function it lacks."""
     numbers = tuple(int(part) for part in version.split(".")[:2])
     if numbers < OLDEST:
         raise ImportError(f"shoal.tensorflow needs TensorFlow {OLDEST[0]}.{OLDEST[1]} or newer, and this is {version}: "
                           f"pip install 'tensorflow>={OLDEST[0]}.{OLDEST[1]}'")
+    if numbers[0] > NEWEST[0]:
+        raise ImportError(f"shoal.tensorflow is for TensorFlow {NEWEST[0]}, and this is {version}: "
+                          f"pip install 'tensorflow<{NEWEST[0] + 1}', or a newer Shoal")
+    if numbers > NEWEST:
+        warnings.warn(f"shoal.tensorflow was tried with TensorFlow {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}, and this is {version}. "
+                      f"Should it fail: pip install 'tensorflow<={NEWEST[0]}.{NEWEST[1]}', or a newer Shoal", stacklevel=3)
 
 
 @functools.lru_cache(maxsize=None)
