@@ -243,8 +243,8 @@ static void fail_lengths(struct shoal_engine *engine, const struct shoal_request
     engine->ops->peer_name(engine->transport, peer, &name);
     shoal_engine_begin_failure(engine, request, SHOAL_ERR_MISMATCH, is_odd(engine, lengths) ? engine->rank : -1, &failure);
     snprintf(failure.text, sizeof failure.text,
-             "lengths of parts differ in operation %llu of communicator %s, %s: rank %d (process %d on %s) gives %llu elements "
-             "to rank %d, which takes %zu from it",
+             "lengths of parts differ in operation %llu of communicator %s, %s: rank %d (process %d on %s) sends %llu elements "
+             "to rank %d, which expects %zu",
              (unsigned long long)request->sequence, engine->name, failure.operation, peer, name.pid, name.host,
              (unsigned long long)notice_of(engine, request->sequence, peer).count, engine->rank,
              request->call.layout->taken[peer]);
