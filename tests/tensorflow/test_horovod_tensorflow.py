@@ -127,7 +127,7 @@ def process_sets_are_apart(rank):
         hvd.broadcast_variables([variable], 2, process_set=pair)
         same(variable, [2.0])
     else:
-        refuses(ValueError, ["not in process set"], lambda: hvd.allreduce(tf.ones([1]), process_set=pair))
+        refuses(tf.errors.InvalidArgumentError, ["rank 1 is not in process set"], lambda: hvd.allreduce(tf.ones([1]), process_set=pair))
     with tf.GradientTape() as tape:
         variable = tf.Variable([float(rank)])
         loss = variable * variable
@@ -147,6 +147,7 @@ def objects_and_state_are_shared(rank):
     hvd.broadcast_variables(variables, root_rank=2)
     same(variables[0], [2.0])
     same(hvd.broadcast_(variables, 0)[1], [2, 2])
+    same(tf.function(lambda: hvd.broadcast_variables(variables, 1))()[1], [2, 2])
     refuses(RuntimeError, ["eager"], lambda: hvd.broadcast_global_variables(0))
     assert hvd.rank_op().numpy() == rank and hvd.size_op().numpy() == hvd.size() and hvd.is_homogeneous()
     refuses(NotImplementedError, ["timeline"], lambda: hvd.start_timeline("x"))

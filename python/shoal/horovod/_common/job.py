@@ -73,13 +73,14 @@ def check_new(process_set, sets, size):
         raise ValueError(f"shoal: a process set must name different ranks of 0 to {size - 1}: {process_set.ranks}")
 
 
-def check_member(process_set, sets, rank):
-    """Raises ValueError where operations of the set cannot be called."""
+def check_member(process_set, sets, rank, error=ValueError):
+    """Raises where operations of the set cannot be called: ValueError for one that was not added, error(text) on a rank that is not in
+    it."""
     number = process_set.process_set_id
     if sets.get(number) is not process_set:
         raise ValueError(f"shoal: {process_set} is not registered: give it to hvd.init() or hvd.add_process_set() first")
     if rank not in process_set.ranks:
-        raise ValueError(f"shoal: rank {rank} is not in process set {number}, of ranks {process_set.ranks}")
+        raise error(f"shoal: rank {rank} is not in process set {number}, of ranks {process_set.ranks}")
 
 
 def check_all_ranks(comm, size):

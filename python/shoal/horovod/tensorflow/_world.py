@@ -97,7 +97,7 @@ def _check():
 def world_of(process_set):
     """The number of its communicator, of which this rank is one."""
     _check()
-    job.check_member(process_set, _sets, rank())
+    job.check_member(process_set, _sets, rank(), lambda text: tf.errors.InvalidArgumentError(None, None, text))
     return process_set.process_set_id
 
 

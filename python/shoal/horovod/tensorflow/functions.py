@@ -12,12 +12,12 @@ from ._world import global_process_set, rank
 
 
 def broadcast_variables(variables, root_rank, process_set=global_process_set, inplace=False):
-    """Gives each variable root_rank's value. They are matched by their place in the list."""
-    if process_set is global_process_set:
-        rank()  # raises before init()
-        shoal_variables.broadcast_variables(variables, root_rank)
-    else:
-        broadcast_(variables, root_rank, process_set=process_set)
+    """Gives each variable root_rank's value. They are matched by their place in the list. In a graph it returns the tensors that
+    assign."""
+    if process_set is not global_process_set or not tf.executing_eagerly():
+        return broadcast_(variables, root_rank, process_set=process_set)
+    rank()  # raises before init()
+    return shoal_variables.broadcast_variables(variables, root_rank)
 
 
 def broadcast_global_variables(root_rank):
