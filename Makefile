@@ -4,7 +4,7 @@
 #   make demo-torch   trains a network with PyTorch, two workers, backend "shoal"
 #   make test    builds in several ways and runs every test
 #   make demo-job   a SageMaker notebook's cell: data on a local S3 server, two hosts, report page, endpoint
-#   make test-gpu   runs the tests of operands on a device over this machine's CUDA driver
+#   make test-gpu   runs the tests of operands on a device over this machine's CUDA driver, and measures an all-reduce
 #   make bench   measures every collective beside Intel MPI, Open MPI and MPICH
 #   make bench-hosts  over emulated hosts, beside Open MPI and Gloo
 #   bench/bench_step.py  training steps over emulated hosts and through PyTorch, beside Gloo
@@ -59,6 +59,7 @@ test-gpu: build
 	@dev/deps.sh test
 	SHOAL_TEST_CUDA=$(CUDA) build/tests/multi/test_device_exact
 	SHOAL_TEST_CUDA=$(CUDA) build/tests/multi/test_device_faults
+	build/shoal bench allreduce --memory gpu --in-place --probe memory --check --min 4K
 
 test: build/torch/bin/python3 build/torch/deepspeed
 	@dev/deps.sh build demo test

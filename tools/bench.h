@@ -21,6 +21,8 @@ enum bench_collective {
     BENCH_COLLECTIVES
 };
 
+enum bench_memory { BENCH_PLAIN, BENCH_SHARED, BENCH_GPU };
+
 enum bench_operand { BENCH_NONE, BENCH_VECTOR, BENCH_PARTS };
 
 /* How a collective uses its operands. */
@@ -42,7 +44,7 @@ struct bench_options {
     int ranks;      /* 0: not given */
     size_t bytes_min, bytes_max;
     int factor;
-    int shared; /* 0 plain, 1 shared */
+    int memory; /* enum bench_memory */
     bool in_place;
     bool pin;
     int bind; /* enum bind_mode */
@@ -61,6 +63,9 @@ struct bench_options {
 
 /* Reads the arguments after the command's name. When one makes no sense it prints one line on stderr and returns false. */
 bool bench_options_parse(int argc, char **argv, struct bench_options *options_out);
+
+/* "plain" and so on. Static storage. */
+const char *bench_memory_name(int memory);
 
 /* "sum" and so on. Static storage. */
 const char *bench_op_name(int op);

@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <string.h>
 
-static const char *const memories[] = {"plain", "shared", NULL};
+static const char *const memories[] = {"plain", "shared", "gpu", NULL};
 static const char *const inputs[] = {"fresh", "warm", NULL};
 static const char *const formats[] = {"table", "json", NULL};
 static const char *const probes[] = {"none", "memory", NULL};
@@ -61,7 +61,7 @@ static const struct tool_option options_known[] = {
     {"--min", MIN, "SIZE"},
     {"--max", MAX, "SIZE"},
     {"--factor", FACTOR, "N"},
-    {"--memory", MEMORY, "plain|shared"},
+    {"--memory", MEMORY, "plain|shared|gpu"},
     {"--in-place", IN_PLACE, NULL},
     {"--inputs", INPUTS, "fresh|warm"},
     {"--type", ELEMENT, "TYPE"},
@@ -97,7 +97,7 @@ static const struct row rows[] = {
     [MIN] = {SIZE, TO(bytes_min), NULL, 0, 0},
     [MAX] = {SIZE, TO(bytes_max), NULL, 0, 0},
     [FACTOR] = {NUMBER, TO(factor), NULL, 2, FACTOR_MAX},
-    [MEMORY] = {WORD, TO(shared), memories, 0, 0},
+    [MEMORY] = {WORD, TO(memory), memories, 0, 0},
     [IN_PLACE] = {FLAG, TO(in_place), NULL, 0, 0},
     [INPUTS] = {WORD, TO(warm), inputs, 0, 0},
     [ELEMENT] = {TYPE, TO(type), NULL, 0, 0},
@@ -115,6 +115,11 @@ static const struct row rows[] = {
     [BIND] = {WORD, TO(bind), bind_words, 0, 0},
     [HELP] = {FLAG, TO(help), NULL, 0, 0},
 };
+
+const char *bench_memory_name(int memory)
+{
+    return memories[memory];
+}
 
 const char *bench_op_name(int op)
 {

@@ -44,7 +44,7 @@ void bench_header_print(const struct bench_options *options, int ranks, int host
            hosts == 1 ? "" : "s");
     if (kind->output != BENCH_NONE)
         printf(", %s%s%s, %s memory, %s, inputs %s", tool_type_name(options->type), kind->reduces ? " " : "",
-               kind->reduces ? bench_op_name(options->op) : "", options->shared ? "shared" : "plain",
+               kind->reduces ? bench_op_name(options->op) : "", bench_memory_name(options->memory),
                options->in_place ? "in place" : "out of place", options->warm ? "warm" : "rewritten before each operation");
     if (exchange_ns >= 0)
         printf("\n# exchange at the start %.0f ns (%s)", exchange_ns, state_text(exchange_ns));
@@ -87,7 +87,7 @@ static void object_print(const struct bench_options *options, const struct bench
            "\"inputs\":\"%s\",\"algorithm\":\"%s\",\"iterations\":%zu,\"median_us\":%.3f,\"p99_us\":%.3f,\"algbw_gb_s\":%.4f,"
            "\"busbw_gb_s\":%.4f,\"exchange_ns\":%s,\"cpu_us\":%.3f,\"errors\":%llu,\"op\":%s,\"loop_us\":%.3f}\n",
            bench_kind(result->collective)->name, result->ranks, result->hosts, result->bytes, tool_type_name(options->type),
-           options->shared ? "shared" : "plain", options->in_place || result->collective == BENCH_PROBE ? "true" : "false",
+           bench_memory_name(options->memory), options->in_place || result->collective == BENCH_PROBE ? "true" : "false",
            options->warm ? "warm" : "fresh", result->algorithm, result->iterations, result->median_us, result->p99_us,
            bench_algbw_gb_s(result), bench_busbw_gb_s(result), exchange, result->cpu_us, (unsigned long long)result->errors, op,
            result->loop_us);

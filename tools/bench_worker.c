@@ -1,4 +1,5 @@
 #include "bench.h"
+#include "bench_gpu.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -17,9 +18,11 @@ struct worker {
     int rank, ranks, hosts;
     void *memory; /* holds both buffers */
     size_t memory_bytes;
-    char *input, *output; /* each has room for the larger operand */
-    double *took_s;       /* of each iteration; with --late the time of its end */
-    double *late_s;       /* with --late, on the last rank: the time it arrived; elsewhere 0 */
+    char *input, *output;  /* each has room for the larger operand */
+    struct bench_gpu *gpu; /* NULL: none; else what is in memory is copied to the same place */
+    char *there;           /* on the device */
+    double *took_s;        /* of each iteration; with --late the time of its end */
+    double *late_s;        /* with --late, on the last rank: the time it arrived; elsewhere 0 */
     uint64_t exchanges;
     uint64_t turn; /* iterations so far; the pattern moves on with it */
     uint64_t errors;
@@ -66,6 +69,32 @@ static enum shoal_status memory_map(struct worker *worker)
     return complain(worker, text);
 }
 
+static enum shoal_status device_open(struct worker *worker)
+{
+    struct shoal_place place = SHOAL_PLACE_INIT;
+    TRY(shoal_comm_place(worker->comm, worker->rank, &place));
+    if (!bench_gpu_allocate(worker->gpu, place.local_rank, worker->memory_bytes, &worker->there))
+        return SHOAL_ERR_SYSTEM;
+    bench_gpu_register(worker->gpu, worker->memory, worker->memory_bytes);
+    return SHOAL_OK;
+}
+
+/* Where an operand is called by; NULL where the rank has none. */
+static char *called_at(const struct worker *worker, char *at)
+{
+    return worker->gpu && at ? worker->there + (at - (char *)worker->memory) : at;
+}
+
+static bool upload(const struct worker *worker, char *at, size_t bytes)
+{
+    return !worker->gpu || !at || bench_gpu_upload(worker->gpu, called_at(worker, at), at, bytes);
+}
+
+static bool download(const struct worker *worker, char *at, size_t bytes)
+{
+    return !worker->gpu || !at || bench_gpu_download(worker->gpu, at, called_at(worker, at), bytes);
+}
+
 /* How many parts the larger operand has. */
 static size_t parts_of(const struct worker *worker, const struct bench_kind *kind)
 {
@@ -92,7 +121,7 @@ static enum shoal_status buffers_open(struct worker *worker)
         return complain(worker, "--gap does not hold one element for each rank; choose a larger one");
     const size_t apart = options->in_place ? 0 : options->gap_bytes ? options->gap_bytes : (pages + 1) * PAGE_BYTES;
     worker->memory_bytes = options->offset_bytes + apart + pages * PAGE_BYTES;
-    if (options->shared)
+    if (options->memory == BENCH_SHARED)
         TRY(shoal_mem_alloc(worker->context, worker->memory_bytes, &worker->memory));
     else
         TRY(memory_map(worker));
@@ -100,14 +129,14 @@ static enum shoal_status buffers_open(struct worker *worker)
     worker->output = worker->input + apart;
     memset(worker->input, 0, bytes);
     memset(worker->output, 0, bytes);
-    return SHOAL_OK;
+    return worker->gpu ? device_open(worker) : SHOAL_OK;
 }
 
 static void buffers_close(struct worker *worker)
 {
     if (!worker->memory)
         return;
-    if (!worker->options->shared)
+    if (worker->options->memory != BENCH_SHARED)
         munmap(worker->memory, worker->memory_bytes);
     else if (shoal_mem_free(worker->context, worker->memory))
         complain(worker, "the shared memory could not be freed");
@@ -144,8 +173,8 @@ static enum shoal_status operate(struct worker *worker, const struct task *task)
     const enum shoal_op op = (enum shoal_op)worker->options->op;
     const struct shoal_options *options = op == SHOAL_SCALED_SUM ? &scaled : NULL;
     struct shoal_comm *comm = worker->comm;
-    const void *input = task->input.at;
-    void *output = task->output.at;
+    const void *input = called_at(worker, task->input.at);
+    void *output = called_at(worker, task->output.at);
     switch (task->collective) {
     case BENCH_ALLREDUCE:
         return shoal_allreduce(comm, input, output, task->count, type, op, options);
@@ -166,8 +195,10 @@ static enum shoal_status operate(struct worker *worker, const struct task *task)
     case BENCH_BARRIER:
         return shoal_barrier(comm, NULL);
     case BENCH_PROBE:
-        bench_memory_touch(task->input.at, task->bytes);
-        return SHOAL_OK;
+        if (!worker->gpu)
+            bench_memory_touch(task->input.at, task->bytes);
+        return download(worker, task->input.at, task->bytes) && upload(worker, task->input.at, task->bytes) ? SHOAL_OK
+                                                                                                            : SHOAL_ERR_SYSTEM;
     case BENCH_COLLECTIVES:
         break;
     }
@@ -175,37 +206,40 @@ static enum shoal_status operate(struct worker *worker, const struct task *task)
 }
 
 /* Part i has the turn i later, so that parts taken one for another are seen. */
-static void input_rewrite(struct worker *worker, const struct task *task)
+static enum shoal_status input_rewrite(struct worker *worker, const struct task *task)
 {
     const size_t part_bytes = task->count * shoal_type_bytes(worker->options->type);
     struct bench_pattern pattern = {worker->options->type, (enum shoal_op)worker->options->op, worker->rank, 1, worker->turn};
     for (size_t part = 0; part < task->input.parts; part++, pattern.turn++)
         bench_pattern_write(task->input.at + part * part_bytes, task->count, &pattern);
+    return upload(worker, task->input.at, task->input.parts * part_bytes) ? SHOAL_OK : SHOAL_ERR_SYSTEM;
 }
 
 /* Where the input is in parts, this rank gets its own part; part i of an output comes from rank i, a vector from all ranks or
  * from root. */
-static void output_verify(struct worker *worker, const struct task *task)
+static enum shoal_status output_verify(struct worker *worker, const struct task *task)
 {
     const struct bench_kind *kind = bench_kind(task->collective);
     const size_t part_bytes = task->count * shoal_type_bytes(worker->options->type);
     struct bench_pattern pattern = {worker->options->type, (enum shoal_op)worker->options->op, BENCH_ROOT, 1, worker->turn};
+    if (!download(worker, task->output.at, task->output.parts * part_bytes))
+        return SHOAL_ERR_SYSTEM;
     if (kind->input == BENCH_PARTS)
         pattern.turn += (uint64_t)worker->rank;
     if (kind->reduces)
         pattern.ranks = worker->ranks;
     for (size_t part = 0; part < task->output.parts; part++, pattern.first++)
         worker->errors += bench_pattern_verify(task->output.at + part * part_bytes, task->count, &pattern);
+    return SHOAL_OK;
 }
 
 /* One operation, untimed, whose result is compared element by element. */
 static enum shoal_status result_check(struct worker *worker, const struct task *task)
 {
     worker->turn++;
-    input_rewrite(worker, task);
+    TRY(input_rewrite(worker, task));
     TRY(operate(worker, task));
-    output_verify(worker, task);
-    return SHOAL_OK;
+    return output_verify(worker, task);
 }
 
 static bool is_late(const struct worker *worker)
@@ -225,7 +259,7 @@ static enum shoal_status iterate(struct worker *worker, const struct task *task,
 {
     worker->turn++;
     if (!worker->options->warm)
-        input_rewrite(worker, task);
+        TRY(input_rewrite(worker, task));
     TRY(shoal_barrier(worker->comm, NULL));
     late_sleep(worker);
     const double start = bench_now();
@@ -233,9 +267,7 @@ static enum shoal_status iterate(struct worker *worker, const struct task *task,
     const double end = bench_now();
     worker->took_s[index] = worker->options->late_ms ? end : end - start;
     worker->late_s[index] = is_late(worker) ? start : 0;
-    if (worker->options->check)
-        output_verify(worker, task);
-    return SHOAL_OK;
+    return worker->options->check ? output_verify(worker, task) : SHOAL_OK;
 }
 
 /* ---- One size ------------------------------------------------------------------------------------------------------------ */
@@ -254,7 +286,7 @@ static enum shoal_status warm_up(struct worker *worker, const struct task *task,
 {
     double took_s, slowest_s;
     if (worker->options->warm)
-        input_rewrite(worker, task);
+        TRY(input_rewrite(worker, task));
     const double start = bench_now();
     for (int i = 0; i < BENCH_WARMUPS; i++)
         TRY(iterate(worker, task, (size_t)i));
@@ -407,6 +439,9 @@ static enum shoal_status worker_open(struct worker *worker)
     struct shoal_comm_options options = SHOAL_COMM_OPTIONS_INIT;
     struct shoal_place place = SHOAL_PLACE_INIT;
     options.timeout_ms = (uint32_t)worker->options->timeout_s * 1000;
+    worker->gpu = worker->options->memory == BENCH_GPU ? bench_gpu_open() : NULL;
+    if (worker->options->memory == BENCH_GPU && !worker->gpu)
+        return SHOAL_ERR_UNSUPPORTED;
     TRY(shoal_context_create(NULL, &worker->context));
     TRY(shoal_comm_create(worker->context, &options, &worker->comm));
     worker->rank = shoal_comm_rank(worker->comm);
@@ -423,6 +458,7 @@ static enum shoal_status worker_open(struct worker *worker)
 static void worker_close(struct worker *worker)
 {
     shoal_comm_free(worker->comm);
+    bench_gpu_close(worker->gpu);
     buffers_close(worker);
     shoal_context_destroy(worker->context);
     free(worker->took_s);

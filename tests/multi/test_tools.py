@@ -73,6 +73,20 @@ def bench_checks_every_type_and_operator():
             expect(all((row["errors"], row["op"]) == (0, None) for row in rows), rows)
 
 
+def bench_measures_memory_of_a_device():
+    folder = pathlib.Path(os.environ["SHOAL_TESTS"]).parent / "unit"  # the stand-in for the driver
+    if not (folder / "libcuda.so.1").exists():
+        raise Skip("the stand-in for CUDA's driver was not built")
+    env = {**os.environ, "LD_LIBRARY_PATH": str(folder), "MOCK_CUDA": "devices=2,late=20"}
+    for collective in REDUCING + MOVING:
+        for words in (["-n", "2"], ["-n", "3", "--in-place", "--probe", "memory"]):
+            rows = bench(collective, *words, "--memory", "gpu", "--max", "300001", "--factor", "97", "--iterations", "2", "--check", env=env)
+            sizes = 6 if "--probe" in words else 3
+            expect(len(rows) == sizes and all((row["errors"], row["memory"]) == (0, "gpu") for row in rows), collective, words, rows)
+    code, out, err = call(SHOAL, "bench", "allreduce", "-n", "2", "--memory", "gpu", env={**env, "MOCK_CUDA": "devices=0"})
+    expect(code == 1 and "--memory gpu: " in err and "device" in err and not out.count("\n8 "), code, out, err)
+
+
 def bench_counts_the_bytes_of_the_larger_operand():
     for collective in ("reduce-scatter", "all-gather", "all-to-all", "gather", "scatter"):
         rows = bench(collective, "-n", "3", "--min", "8", "--max", "512", "--factor", "8", "--iterations", "5")
@@ -552,7 +566,7 @@ def make_build_says_what_it_built():
 
 
 run_cases([bench_prints_one_object_per_size_with_the_agreed_fields, bench_checks_results_of_every_kind,
-           bench_checks_every_collective, bench_checks_every_type_and_operator, bench_counts_the_bytes_of_the_larger_operand,
+           bench_checks_every_collective, bench_checks_every_type_and_operator, bench_measures_memory_of_a_device, bench_counts_the_bytes_of_the_larger_operand,
            bench_names_the_algorithm_that_ran, bench_runs_under_mpirun, bench_binds_its_workers,
            lack_of_shared_memory_is_told_in_the_callers_numbers,
            bench_refuses_what_makes_no_sense, explain_prints_the_plan,

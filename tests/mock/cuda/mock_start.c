@@ -188,7 +188,8 @@ MOCK_API shoal_cu_result cuGetProcAddress_v2(const char *name, void **function, 
     const bool is_hidden = (hidden && strcmp(name, hidden) == 0) || version > mock.modes.version;
     const struct entry *entry = is_hidden ? NULL : find_entry(name, version);
     *function = NULL;
-    *why = entry ? 0 : 1;
+    if (why)
+        *why = entry ? 0 : 1;
     if (flags != SHOAL_CU_PROC_LEGACY_STREAM)
         return SHOAL_CU_INVALID_VALUE;
     if (entry)
