@@ -814,7 +814,7 @@ def explain_answers_and_refuses():
         assert done.out.strip(), words
     refused(command("explain", "allreduce", "--bytes", "7"), 2, "no whole number of float32")
     refused(command("explain", "allreduce", "--rank", "2"), 2, "no rank 2")
-    refused(command("explain", "allreduce", "--memory", "fast"), 2, "plain or shared")
+    refused(command("explain", "allreduce", "--memory", "fast"), 2, "plain, shared or gpu")
     refused(command("explain", "allreduce", "--type", "f8"), 2, "float32")
     refused(command("explain"), 2, "which collective?")
 
