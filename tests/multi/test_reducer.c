@@ -203,6 +203,21 @@ static void run_step(struct job *job)
     job->step++;
 }
 
+/* With room for one buffer in flight each is posted when the one before is done. */
+static void check_flight(struct job *job)
+{
+    struct shoal_step_stats stats = SHOAL_STEP_STATS_INIT;
+    struct shoal_buffer_times before = SHOAL_BUFFER_TIMES_INIT, times = SHOAL_BUFFER_TIMES_INIT;
+    const size_t buffers = shoal_gradient_layout_buffers(shoal_reducer_layout(job->reducer));
+    OK(job->world, shoal_reducer_stats(job->reducer, &stats));
+    CHECK(job->world, stats.flight_buffers == 1, "%zu buffers in flight", stats.flight_buffers);
+    for (size_t b = 0; b < buffers; b++, before = times) {
+        OK(job->world, shoal_reducer_buffer_times(job->reducer, b, &times));
+        CHECK(job->world, b == 0 || times.posted_us >= before.done_us, "buffer %zu of %zu was posted at %g us, the one before "
+              "was done at %g", b, buffers, times.posted_us, before.done_us);
+    }
+}
+
 static void steps_body(struct world *world)
 {
     struct job job;
@@ -216,8 +231,11 @@ static void steps_body(struct world *world)
         job.options.flight_bytes = reference_below(&job.shared, 2) ? 1 : 0;
         job.options.compression = world->arg ? *(const enum shoal_compression *)world->arg : SHOAL_COMPRESS_NONE;
         OK(world, create(&job));
-        for (int s = 0; s < 4; s++)
+        for (int s = 0; s < 4; s++) {
             run_step(&job);
+            if (job.options.flight_bytes == 1)
+                check_flight(&job);
+        }
         CHECK(world, shoal_reducer_layout_number(job.reducer) <= 2, "the layout was made anew more than once");
         close_job(&job);
     }
