@@ -326,6 +326,13 @@ static void counters_have_one_owner(void **state)
         assert_true(given >> 16 != 0 && owners[given >> 16]++ == 0);
     }
     assert_int_equal(shoal_network_give_counters(fixture.network, &fixture.channel, 1), 0);
+    shoal_network_channel_close(fixture.network, &fixture.channel);
+    open_channel(&fixture);
+    for (unsigned i = 1; i < 1 << 16; i++) { /* all have come back, once */
+        const uint32_t given = shoal_network_give_counters(fixture.network, &fixture.channel, 1);
+        assert_true(given >> 16 != 0 && owners[given >> 16]++ == 1);
+    }
+    assert_int_equal(shoal_network_give_counters(fixture.network, &fixture.channel, 1), 0);
     close_fixture(&fixture);
 }
 

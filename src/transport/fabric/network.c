@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/assert.h"
 #include "base/clock.h"
 #include "bootstrap/auth.h"
 #include "topology/features.h"
@@ -45,13 +46,13 @@ struct shoal_network_unexpected {
 #define FALSE_WAKES_MAX 4                     /* in a row: the descriptor tells nothing (libfabric before 1.18.1, issue 8947) */
 #define COUNTERS_MAX (1u << SHOAL_NETWORK_INDEX_BITS)
 #define AGES (1u << SHOAL_NETWORK_AGE_BITS)
-#define DRAWS_MAX 64 /* then the next free ones are taken */
 #define NAMES 1024   /* places of the table of sessions */
 
 /* Counters that a peer increments by writing. */
 struct counters {
     struct shoal_network_channel *channel; /* NULL: nobody's */
-    int source;
+    uint16_t source;
+    uint16_t next;  /* index of others of the channel; 0: none */
     uint16_t age;   /* goes up with each owner: immediates for the one before are known by it */
     bool was_given; /* ever */
 };
@@ -78,7 +79,8 @@ struct shoal_network {
     struct shoal_network_channel *channels;
     unsigned turns_wanted;     /* by channels */
     struct counters *counters; /* [COUNTERS_MAX], when the first are given; the first of all are never given away */
-    uint32_t counters_given;
+    uint16_t *free_counters;   /* [free_count] their indexes, in no order */
+    uint32_t free_count;
     struct shoal_siphash_key random; /* what is drawn follows from it */
     uint64_t draws;
     struct waiting *waiting, **waiting_end;
@@ -273,6 +275,7 @@ void shoal_network_close(struct shoal_network *network)
         free_peer(network->peers[i]);
     free(network->peers);
     free(network->counters);
+    free(network->free_counters);
     if (network->library.handle) {
         shoal_fabric_providers_free(&network->library, network->providers);
         shoal_fabric_library_close(&network->library);
@@ -440,7 +443,7 @@ void shoal_network_channel_open(struct shoal_network *network, struct shoal_netw
 }
 
 static void end_waiting(struct shoal_network *network, struct waiting **link);
-static void give_back_counters(struct shoal_network *network, const struct shoal_network_channel *channel);
+static void give_back_counters(struct shoal_network *network, struct shoal_network_channel *channel);
 
 static void drop_waiting(struct shoal_network *network, uint64_t comm)
 {
@@ -495,40 +498,55 @@ static uint32_t network_draw(struct shoal_network *network, uint32_t limit)
     return (uint32_t)(shoal_siphash(&network->random, &number, sizeof number) % limit);
 }
 
-static uint32_t find_free_counters(struct shoal_network *network)
+static bool make_counters(struct shoal_network *network)
 {
-    if (!network->counters)
-        network->counters = calloc(COUNTERS_MAX, sizeof *network->counters);
-    if (!network->counters || network->counters_given == COUNTERS_MAX - 1)
+    if (network->counters)
+        return true;
+    network->counters = calloc(COUNTERS_MAX, sizeof *network->counters);
+    network->free_counters = malloc((COUNTERS_MAX - 1) * sizeof *network->free_counters);
+    if (!network->counters || !network->free_counters) {
+        free(network->counters);
+        free(network->free_counters);
+        network->counters = NULL;
+        network->free_counters = NULL;
+        return false;
+    }
+    for (uint32_t index = 1; index < COUNTERS_MAX; index++)
+        network->free_counters[network->free_count++] = (uint16_t)index;
+    return true;
+}
+
+/* One of the free ones, each as likely; its place is filled by the last. 0: there is none. */
+static uint32_t take_free_counters(struct shoal_network *network)
+{
+    if (!make_counters(network) || !network->free_count)
         return 0;
-    uint32_t index = 1 + network_draw(network, COUNTERS_MAX - 1);
-    for (int i = 0; i < DRAWS_MAX && network->counters[index].channel; i++)
-        index = 1 + network_draw(network, COUNTERS_MAX - 1);
-    while (network->counters[index].channel)
-        index = index + 1 < COUNTERS_MAX ? index + 1 : 1;
+    uint16_t *taken = &network->free_counters[network_draw(network, network->free_count)];
+    const uint32_t index = *taken;
+    *taken = network->free_counters[--network->free_count];
     return index;
 }
 
 uint32_t shoal_network_give_counters(struct shoal_network *network, struct shoal_network_channel *channel, int source)
 {
-    const uint32_t index = find_free_counters(network);
+    const uint32_t index = take_free_counters(network);
     if (!index)
         return 0;
     struct counters *counters = &network->counters[index];
     const uint32_t age = counters->was_given ? counters->age + 1u : network_draw(network, AGES);
-    *counters = (struct counters){channel, source, (uint16_t)(age % AGES), true};
-    network->counters_given++;
+    *counters = (struct counters){channel, (uint16_t)source, channel->counters, (uint16_t)(age % AGES), true};
+    channel->counters = (uint16_t)index;
     return (index << SHOAL_NETWORK_AGE_BITS | counters->age) << (SHOAL_NETWORK_SLOT_BITS + SHOAL_NETWORK_INCREMENT_BITS);
 }
 
-static void give_back_counters(struct shoal_network *network, const struct shoal_network_channel *channel)
+static void give_back_counters(struct shoal_network *network, struct shoal_network_channel *channel)
 {
-    for (uint32_t i = 1; network->counters && i < COUNTERS_MAX; i++) {
-        if (network->counters[i].channel != channel)
-            continue;
-        network->counters[i].channel = NULL;
-        network->counters_given--;
+    for (uint16_t index = channel->counters; index; index = network->counters[index].next) {
+        SHOAL_ASSERT(network->counters[index].channel == channel);
+        network->counters[index].channel = NULL;
+        network->free_counters[network->free_count++] = index;
     }
+    channel->counters = 0;
 }
 
 /* Late writes for a communicator that is closed already are no error. */

@@ -126,6 +126,7 @@ struct shoal_network_channel {
     void (*failed)(void *arg, enum shoal_status status, const char *text);
     void (*turn)(void *arg); /* after each poll while it wants turns */
     bool wants_turns;
+    uint16_t counters; /* index of the last that it was given; 0: none */
     struct shoal_network_channel *next;
 };
 
