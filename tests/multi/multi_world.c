@@ -16,6 +16,7 @@
 #define SKIPPED 77
 
 static int count, failed, ranks_per_host;
+static int killed_rank; /* 0: none */
 static uint64_t *board;
 
 /* Free now; nobody else asks for it within the moment until rank 0 listens. */
@@ -182,7 +183,8 @@ static bool gather(const struct world_options *options, pid_t *ranks, bool *is_s
             if (ranks[r] != pid)
                 continue;
             ranks[r] = 0;
-            if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
+            const bool is_killed = killed_rank && r == killed_rank;
+            if (is_killed ? WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL : WIFEXITED(status) && WEXITSTATUS(status) == 0)
                 continue;
             if (ranks_per_host && WIFEXITED(status) && WEXITSTATUS(status) == SKIPPED) {
                 *is_skipped = true;
@@ -215,6 +217,11 @@ __attribute__((visibility("default"))) const char *__lsan_default_suppressions(v
 const char *__lsan_default_suppressions(void)
 {
     return "leak:libfabric.so\n";
+}
+
+void world_expect_kill(int rank)
+{
+    killed_rank = rank;
 }
 
 void world_divide(int ranks)

@@ -47,6 +47,9 @@ uint64_t *world_board(void);
  * several hosts these worlds are skipped. */
 void world_divide(int ranks_per_host);
 
+/* The rank that SIGKILL ends in the worlds after it, which is as it should be; 0: none. */
+void world_expect_kill(int rank);
+
 /* Prints the plan line; 1 when anything failed. To be returned from main. */
 int world_finish(void);
 

@@ -1,6 +1,8 @@
 /* Calls with operands on a device that are refused or fail, over the stand-in driver: the error says why, what was refused has
  * changed nothing, and after a failure no stream waits and nothing is left. */
+#include <signal.h>
 #include <stdatomic.h>
+#include <unistd.h>
 
 #include "exact_cases.h"
 #include "mock_device.h"
@@ -313,6 +315,30 @@ static void calls_that_differ(struct world *world)
     expect_failure(&bench, sum(&bench, COUNT - (size_t)world->rank), SHOAL_ERR_MISMATCH);
 }
 
+/* Rank 1 is killed before it calls, while its copies are under way, or when it has its result. */
+static void a_rank_that_is_killed(struct world *world)
+{
+    const unsigned after_us = *(const unsigned *)world->arg;
+    struct world without = *world;
+    without.arg = "late=300,torn=3,seed=5";
+    struct bench bench = open_bench(&without);
+    expect_sum_on_all(&bench);
+    if (world->rank == 1 && fork() == 0) {
+        usleep(after_us);
+        kill(getppid(), SIGKILL);
+        _exit(0);
+    }
+    if (world->rank == 1 && !after_us)
+        pause();
+    enum shoal_status status = SHOAL_OK;
+    while (status == SHOAL_OK)
+        status = sum(&bench, COUNT);
+    CHECK(world, status == SHOAL_ERR_PEER_LOST, "%s", shoal_status_name(status));
+    expect_text_of(&bench, bench.comm, "rank 1");
+    mock_device_synchronize(bench.stream);
+    close_bench(&bench);
+}
+
 /* The driver answers each call with its error from then on, and copies never come. */
 static void a_context_that_breaks(struct world *world)
 {
@@ -350,6 +376,19 @@ static void many_communicators(struct world *world)
     close_bench(&bench);
 }
 
+static void run_kills(void)
+{
+    static const unsigned delays_us[] = {0, 500, 2000, 8000, 30000, 100000};
+    world_expect_kill(1);
+    for (size_t i = 0; i < sizeof delays_us / sizeof delays_us[0]; i++) {
+        char name[128];
+        snprintf(name, sizeof name, "a rank that is killed after %u us leaves no stream waiting", delays_us[i]);
+        const struct world_options options = {name, 3, NULL, a_rank_that_is_killed, &delays_us[i]};
+        world_run(&options);
+    }
+    world_expect_kill(0);
+}
+
 int main(void)
 {
     static const struct refusal refusals[] = {{"cuEventRecord", 1},      {"cuStreamWaitEvent", 1}, {"cuStreamWaitEvent", 4},
@@ -377,6 +416,7 @@ int main(void)
         if (!bodies[i].needs_mock || !mock_device_is_real())
             world_run(&options);
     }
+    run_kills();
     for (size_t i = 0; i < sizeof refusals / sizeof refusals[0] && !mock_device_is_real(); i++) {
         char name[128];
         snprintf(name, sizeof name, "call %d of %s that is refused while posting fails on all ranks", refusals[i].nth,
