@@ -281,17 +281,17 @@ struct shoal_options {
  * other may be this rank's part of it. Operands may not overlap otherwise.
  *
  * On a device. Operands may lie in memory of a CUDA device, on some ranks or on all; each of a call's two operands, and each
- * message, where it likes; of several tensors all or none. All that a call has on devices is used in one context of the driver:
- * that of options.stream. The copies from and to the device are put on streams of Shoal's own before the call returns. They come
- * after what is on options.stream now, and what is put there later comes after them. So a *_post call neither waits for the
- * device nor needs its caller to. Host memory is not ordered by the stream: its operands are touched from the call on until the
- * request is done. The driver is looked for when a communicator is made; a program that loads one without device files
- * (/dev/nvidiactl) loads it before.
+ * message, where it likes; of several tensors all or none. All that a call has on devices is used in one context of the
+ * driver: that of options.stream. The copies from and to the device are put on streams of Shoal's own before the call returns.
+ * They come after what is on options.stream now, and what is put there later comes after them. So a *_post call neither waits
+ * for the device nor needs its caller to. Host memory is not ordered by the stream: its operands are touched from the call on
+ * until the request is done. The driver is looked for when a communicator is made; a program that loads one without device
+ * files (/dev/nvidiactl) loads it before.
  *
  * ERR_ARGUMENT, and nothing has happened: operands of different devices or contexts, a stream that is none or of another
  * context. ERR_STATE: such a call in a callback. ERR_UNSUPPORTED: a stream that is captured into a graph, a driver or device
- * that lacks what is needed (docs/gpu.md). A driver that refuses later breaks the communicator with ERR_SYSTEM, or ERR_MEMORY, and
- * its own name of the error. However an operation ends, streams go on: after a failure the output holds undefined bytes. */
+ * that lacks what is needed (docs/gpu.md). A driver that refuses later breaks the communicator with ERR_SYSTEM, or ERR_MEMORY,
+ * and its own name of the error. However an operation ends, streams go on: after a failure the output holds undefined bytes. */
 
 /* output on every rank = op over the inputs of all ranks, element by element. */
 SHOAL_CALL shoal_allreduce(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
