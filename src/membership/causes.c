@@ -115,6 +115,14 @@ struct shoal_cause *shoal_causes_decide(struct shoal_causes *causes, uint64_t co
     return cause;
 }
 
+void shoal_causes_excuse(struct shoal_causes *causes, uint64_t held_up_ns, uint64_t now_ns)
+{
+    for (struct shoal_cause *cause = causes->first; cause; cause = cause->next) {
+        const uint64_t waited_ns = now_ns > cause->first_ns ? now_ns - cause->first_ns : 0;
+        cause->first_ns += held_up_ns < waited_ns ? held_up_ns : waited_ns;
+    }
+}
+
 uint64_t shoal_cause_due_ns(const struct shoal_cause *cause, bool is_root, uint64_t heir_ns)
 {
     SHOAL_ASSERT(!cause->is_decided); /* a decision is final */

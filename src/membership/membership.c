@@ -132,6 +132,14 @@ static void note_root(struct shoal_membership *membership, uint64_t now_ns)
     if (is_root != membership->is_root || was_held_up)
         membership->heir_ns = is_root ? now_ns : 0;
     membership->is_root = is_root;
+}
+
+/* The thread turns at least with each heartbeat. What it is later than that, it did not run. */
+static void note_turn(struct shoal_membership *membership, uint64_t now_ns)
+{
+    const uint64_t due_ns = membership->turned_ns + SHOAL_CONTROL_HEARTBEAT_MS * SHOAL_NS_PER_MS;
+    if (membership->turned_ns && now_ns > due_ns)
+        shoal_causes_excuse(&membership->causes, now_ns - due_ns, now_ns);
     membership->turned_ns = now_ns;
 }
 
@@ -157,6 +165,7 @@ static uint64_t decide_due(struct shoal_membership *membership, uint64_t now_ns)
 {
     uint64_t next_ns = UINT64_MAX;
     note_root(membership, now_ns);
+    note_turn(membership, now_ns);
     for (struct shoal_cause *cause = membership->causes.first; cause; cause = cause->next) {
         const uint64_t look_ns = decide_one(membership, cause, now_ns);
         next_ns = look_ns < next_ns ? look_ns : next_ns;
@@ -516,18 +525,25 @@ static bool is_decided(const struct shoal_membership *membership, uint64_t comm,
     return true;
 }
 
-/* Proposes the failure, and waits until all have agreed on one, which then is in *failure. */
-static void agree(struct shoal_membership *membership, uint64_t comm, struct shoal_failure *failure)
+/* Under the lock. False: nothing was decided within a second. */
+static bool await_decision(struct shoal_membership *membership)
 {
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += AGREE_S;
-    int error = 0;
+    until.tv_sec++;
+    return pthread_cond_timedwait(&membership->decided, &membership->lock, &until) == 0;
+}
+
+/* Proposes the failure, and waits until all have agreed on one, which then is in *failure. Seconds are counted one by one: a
+ * machine that stands still in one of them does not end the wait before its thread has heard the others. */
+static void agree(struct shoal_membership *membership, uint64_t comm, struct shoal_failure *failure)
+{
+    int waited_s = 0;
     pthread_mutex_lock(&membership->lock);
     const bool is_kept = propose(membership, comm, failure, true);
     shoal_control_wake(membership->control);
-    while (is_kept && !is_decided(membership, comm, failure) && error == 0)
-        error = pthread_cond_timedwait(&membership->decided, &membership->lock, &until);
+    while (is_kept && !is_decided(membership, comm, failure) && waited_s < AGREE_S)
+        waited_s += await_decision(membership) ? 0 : 1;
     pthread_mutex_unlock(&membership->lock);
 }
 

@@ -94,6 +94,24 @@ static void somebody_decides_in_time(void **state)
     shoal_causes_fini(&causes);
 }
 
+/* A machine that stood still while its ranks waited for the root: it has sent its decision meanwhile, or will. */
+static void time_that_stood_still_is_no_waiting(void **state)
+{
+    const struct shoal_failure late = failure(SHOAL_ERR_TIMEOUT, 5, 1, 3);
+    const uint64_t start_ns = SHOAL_NS_PER_S, ms = SHOAL_NS_PER_MS, now_ns = start_ns + 4000 * ms;
+    struct shoal_causes causes = {0};
+    bool is_news;
+    (void)state;
+    struct shoal_cause *early = shoal_causes_propose(&causes, COMM, &late, true, start_ns, &is_news);
+    struct shoal_cause *recent = shoal_causes_propose(&causes, COMM + 1, &late, true, now_ns - 10 * ms, &is_news);
+    struct shoal_cause *newer = shoal_causes_propose(&causes, COMM + 2, &late, true, now_ns + ms, &is_news);
+    shoal_causes_excuse(&causes, 3000 * ms, now_ns);
+    assert_int_equal(shoal_cause_due_ns(early, false, 0), now_ns - 1000 * ms + SHOAL_CAUSES_SETTLE_MS * ms);
+    assert_int_equal(shoal_cause_due_ns(recent, false, 0), now_ns + SHOAL_CAUSES_SETTLE_MS * ms);
+    assert_int_equal(shoal_cause_due_ns(newer, false, 0), now_ns + ms + SHOAL_CAUSES_SETTLE_MS * ms);
+    shoal_causes_fini(&causes);
+}
+
 static void old_decisions_are_forgotten_and_open_ones_are_not(void **state)
 {
     const struct shoal_failure late = failure(SHOAL_ERR_TIMEOUT, 5, 1, 0);
@@ -226,6 +244,7 @@ int main(void)
         cmocka_unit_test(the_best_candidate_is_kept),
         cmocka_unit_test(a_decision_is_final),
         cmocka_unit_test(somebody_decides_in_time),
+        cmocka_unit_test(time_that_stood_still_is_no_waiting),
         cmocka_unit_test(without_memory_nobody_waits_for_an_agreement),
         cmocka_unit_test(old_decisions_are_forgotten_and_open_ones_are_not),
         cmocka_unit_test(one_writer_of_a_board_wins_and_all_read_its_cause),
