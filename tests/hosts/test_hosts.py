@@ -259,7 +259,8 @@ def wait_ended(job, ranks, seconds):
 
 def expect_one_cause(job, ranks):
     """Whichever host found what first, all are told the same."""
-    expect(len({last_words(rank) for rank in ranks}) == 1, "ranks were told different causes", job.told())
+    words = {rank.number: last_words(rank) for rank in ranks}
+    expect(len(set(words.values())) == 1, f"ranks were told different causes: {words}", job.told())
 
 
 def expect_blamed(job, ranks, blamed, statuses, seconds=TOLD_S):
