@@ -754,9 +754,12 @@ def other_threads_run_while_one_waits(world):
             counter[0] += 1
     thread = threading.Thread(target=count)
     thread.start()
-    if world.rank == world.size - 1:
+    store = dist.distributed_c10d._get_default_store()
+    if world.rank == world.size - 1:  # comes long after all others
+        store.wait([f"about to wait {rank}" for rank in range(world.size - 1)])
         time.sleep(0.3)
     before = counter[0]
+    store.set(f"about to wait {world.rank}", "")
     dist.barrier()
     during = counter[0] - before
     stop.set()
