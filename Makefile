@@ -5,6 +5,7 @@
 #   make test    builds in several ways and runs every test
 #   make demo-job   a SageMaker notebook's cell: data on a local S3 server, two hosts, report page, endpoint
 #   make test-gpu   runs the tests of operands on a device over this machine's CUDA driver, and measures an all-reduce
+#   make test-versions   runs tests of the front-ends with other versions of Python and the frameworks; fetches gigabytes
 #   make bench   measures every collective beside Intel MPI, Open MPI and MPICH
 #   make bench-hosts  over emulated hosts, beside Open MPI and Gloo
 #   bench/bench_step.py  training steps over emulated hosts and through PyTorch, beside Gloo
@@ -23,7 +24,7 @@ IMPI ?= 2021.19.0
 # What Python in a checkout needs to know.
 FROM_PYTHON = PYTHONPATH=$(CURDIR)/python SHOAL_LIBRARY=$(CURDIR)/build/libshoal.so
 
-.PHONY: all build demo demo-torch demo-job test test-gpu bench bench-hosts bench-torch docs check deps clean
+.PHONY: all build demo demo-torch demo-job test test-gpu test-versions bench bench-hosts bench-torch docs check deps clean
 
 all: build
 
@@ -66,6 +67,10 @@ test: build/torch/bin/python3 build/torch/deepspeed
 	@$(MAKE) --no-print-directory build/sphinx/bin/python3 || echo "without it the tests of site and manual pages are skipped"
 	@dev/deps.sh aarch64 || echo "without them the build for aarch64 is skipped"
 	@dev/test.py --install 'make --no-print-directory --keep-going $(BESIDE:%=build/%/bin/python3) || echo "what needs these is skipped"' $(ARGS)
+
+test-versions: build build/torch/bin/python3
+	@dev/deps.sh python
+	@dev/versions.py $(ARGS)
 
 bench: build build/impi
 	@dev/deps.sh bench

@@ -138,7 +138,9 @@ class Work(dist.Work):
                 self._done = torch.futures.Future()
                 # An exception of result() in a callback is an error for C++ too; Future.set_exception is known to Python alone.
                 self._future = self._done.then(lambda _: self.result())
-        if is_first:
+        if is_first and self.is_completed():  # who has waited may ask for the value at once
+            self.resolve()
+        elif is_first:
             _resolver().add(self)
         return self._future
 

@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+"""Runs the tests of the front-ends with other versions of Python and of the frameworks than `make test` takes, and prints what
+passed as a table (docs/python.md and docs/tensorflow.md hold one).
+
+  versions.py [ROW ...]   those rows only; a word is enough: 2.15, tensorflow, newest
+  versions.py --list      what there is
+
+Each row has a virtual environment in build/versions, which is kept: PyTorch for x86-64 fetches gigabytes of CUDA, which is why
+these rows are no part of `make test`. A row whose interpreter is not on PATH is skipped. "newest" takes whatever the index has
+today, and says what that was: run it at night. Exit code 1 when a test failed, 2 when an environment could not be made."""
+import argparse
+import collections
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+TOP = pathlib.Path(__file__).resolve().parent.parent
+LIMIT_S = 3600  # of a program
+
+Row = collections.namedtuple("Row", "name python packages programs lends_torch")
+
+OPERATIONS = (["tests/python/test_ops.py", "2"], ["tests/python/test_ddp.py", "2"])
+TENSORFLOW = (["tests/tensorflow/test_operations.py"], ["tests/tensorflow/test_gradients.py"], ["tests/tensorflow/test_keras.py"])
+TRAINERS = (["tests/python/test_trainers.py"], ["tests/python/test_keras.py"])
+
+
+def torch_row(python, version):
+    return Row(f"python{python}-torch{version}", python, [f"torch=={version}", "numpy"], OPERATIONS, False)
+
+
+def tensorflow_row(python, version):
+    return Row(f"python{python}-tensorflow{version}", python, [f"tensorflow-cpu=={version}", "keras>=3"], TENSORFLOW, False)
+
+
+ROWS = [
+    torch_row("3.9", "2.4.1"), torch_row("3.9", "2.8.0"), torch_row("3.13", "2.15.0"),
+    tensorflow_row("3.11", "2.16.2"), tensorflow_row("3.11", "2.18.1"), tensorflow_row("3.13", "2.20.0"),
+    Row("newest-torch", "3.11", ["torch", "numpy"], OPERATIONS, False),
+    Row("newest-tensorflow", "3.11", ["tensorflow-cpu", "keras"], TENSORFLOW, False),
+    # With the PyTorch of build/torch, which is what their own newest releases ask for.
+    Row("newest-trainers", "3.11", ["accelerate", "transformers", "lightning", "keras"], TRAINERS, True),
+]
+
+
+def run(*words):
+    return subprocess.run(list(map(str, words)), check=True, stdout=subprocess.DEVNULL)
+
+
+def make(row):
+    """The row's interpreter; None where its Python is not here."""
+    folder = TOP / "build/versions" / row.name
+    interpreter = folder / "bin/python3"
+    base = shutil.which(f"python{row.python}")
+    if row.name.startswith("newest"):
+        shutil.rmtree(folder, ignore_errors=True)
+    if (folder / "made").exists():
+        return interpreter
+    if not base or subprocess.run([base, "-c", ""], capture_output=True).returncode:
+        return None
+    print(f"# {row.name}: installing {' '.join(row.packages)}", flush=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    run(base, "-m", "venv", folder)
+    if row.lends_torch:
+        site = next(folder.glob("lib/python3*/site-packages"))
+        (site / "torch.pth").write_text(str(next((TOP / "build/torch").glob("lib/python3*/site-packages"))))
+    run(interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *row.packages)
+    (folder / "made").touch()
+    return interpreter
+
+
+def environment(row):
+    found = {"SHOAL_LIBRARY": TOP / "build/libshoal.so", "SHOAL_COMMAND": TOP / "build/shoal",
+             "SHOAL_PROBE": TOP / "build/tests/multi/launcher_probe", "LD_LIBRARY_PATH": TOP / "build",
+             "PYTHONPATH": f"{TOP}/python:{TOP}/tests/multi", "SHOAL_TORCH_CACHE": TOP / "build/versions" / row.name / "shim"}
+    return {**os.environ, **{name: str(value) for name, value in found.items()}}
+
+
+def versions(interpreter, row):
+    """What pip has put there, of what the row asks for."""
+    names = [re.split("[=<>]", package)[0] for package in row.packages]
+    told = subprocess.run([interpreter, "-c", f"import importlib.metadata as m, sys; print(sys.version.split()[0]); "
+                           f"[print(name, m.version(name)) for name in {names}]"], check=True, capture_output=True, text=True)
+    return "Python " + ", ".join(told.stdout.split("\n")).strip(", ")
+
+
+def test(interpreter, row, program):
+    """(passed, failed, skipped, the names of what failed) of one program."""
+    try:
+        ended = subprocess.run([interpreter, TOP / program[0], *program[1:]], env=environment(row), stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, text=True, errors="replace", timeout=LIMIT_S)
+        output, code = ended.stdout, ended.returncode
+    except subprocess.TimeoutExpired as late:
+        output, code = (late.stdout or b"").decode(errors="replace"), None
+    lines = re.findall(r"^(not )?ok \d+ - (.*?)( # SKIP.*)?$", output, re.M)
+    failed = [name for lacks, name, _ in lines if lacks]
+    skipped = sum(1 for lacks, _, reason in lines if reason and not lacks)
+    if code is None:
+        failed.append(f"did not end within {LIMIT_S} s after {lines[-1][1] if lines else 'nothing'}")
+    elif code and not failed:
+        failed.append(f"exit code {code}: {' '.join(output.split()[-20:])}")
+    log = TOP / "build/versions" / f"{row.name}-{pathlib.Path(program[0]).stem}.log"
+    log.write_text(output)
+    return len(lines) - len([one for one in lines if one[0]]) - skipped, failed, skipped
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="*", metavar="ROW")
+    parser.add_argument("--list", action="store_true")
+    options = parser.parse_args()
+    chosen = [row for row in ROWS if not options.rows or any(word in row.name for word in options.rows)]
+    if options.list or not chosen:
+        print("\n".join(f"{row.name:28} {' '.join(row.packages)}" for row in ROWS))
+        return 0 if options.list else 2
+    table, has_failed = [], False
+    for row in chosen:
+        try:
+            interpreter = make(row)
+        except subprocess.CalledProcessError as error:
+            print(f"# {row.name}: {' '.join(map(str, error.cmd))} failed")
+            return 2
+        if not interpreter:
+            print(f"# {row.name}: skipped, there is no python{row.python}")
+            continue
+        words = versions(interpreter, row)
+        for program in row.programs:
+            began_s = time.monotonic()
+            passed, failed, skipped = test(interpreter, row, program)
+            has_failed = has_failed or bool(failed)
+            name = " ".join([pathlib.Path(program[0]).name, *program[1:]])
+            print(f"# {row.name}: {name}: {passed} passed, {len(failed)} failed, {skipped} skipped, {time.monotonic() - began_s:.0f} s",
+                  *(f"#     failed: {one}" for one in failed), sep="\n", flush=True)
+            table.append(f"| {words} | {name} | {passed} | {len(failed)} | {skipped} |")
+    print("| versions | program | passed | failed | skipped |\n|---|---|---:|---:|---:|", *table, sep="\n")
+    return 1 if has_failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
