@@ -26,10 +26,8 @@ from .util import _executing_eagerly  # noqa: F401
 
 def __getattr__(name):
     """Keras is imported where it is used."""
-    if name in ("DistributedOptimizer", "keras"):
+    if name in ("DistributedOptimizer", "SyncBatchNormalization", "keras"):
         import importlib
         keras = importlib.import_module(".keras", __name__)
-        return keras if name == "keras" else keras.DistributedOptimizer
-    if name == "SyncBatchNormalization":
-        raise NotImplementedError("shoal: there is no SyncBatchNormalization for TensorFlow: shoal.horovod.torch has SyncBatchNorm")
+        return keras if name == "keras" else getattr(keras, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

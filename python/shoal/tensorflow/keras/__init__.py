@@ -21,6 +21,7 @@ if keras.backend.backend() != "tensorflow":
                       "it is imported")
 
 from . import callbacks  # noqa: E402,F401
+from .normalization import SyncBatchNormalization  # noqa: E402,F401
 
 
 def DistributedOptimizer(optimizer, compression=Compression.none, sparse_as_dense=False, op=ReduceOp.AVERAGE,

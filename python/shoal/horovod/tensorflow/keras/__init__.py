@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from shoal._keras.optimizer import wrap
+from shoal.tensorflow.keras import normalization
 
 from .. import _operations
 from .. import (  # noqa: F401
@@ -18,6 +19,7 @@ from .. import (  # noqa: F401
     ccl_built, cross_rank, cross_size, cuda_built, ddl_built, global_process_set, gloo_built, gloo_enabled, init, is_homogeneous,
     is_initialized, local_rank, local_size, mpi_built, mpi_enabled, mpi_threads_supported, nccl_built, rank, remove_process_set,
     rocm_built, shutdown, size, start_timeline, stop_timeline)
+from .._world import world_of
 from ..gradients import Settings
 from . import callbacks, elastic  # noqa: F401
 
@@ -46,6 +48,16 @@ def PartialDistributedOptimizer(optimizer, *args, local_layers=None, **options):
         for variable in layer.trainable_weights:
             wrapped._shoal.add_local(variable)
     return wrapped
+
+
+@keras.saving.register_keras_serializable(package="shoal.horovod")
+class SyncBatchNormalization(normalization.SyncBatchNormalization):
+    """Batch normalization over the batches of a process set's ranks, which all take part."""
+
+    def __init__(self, fused=False, process_set=global_process_set, **options):
+        if fused is None or fused:
+            raise ValueError("SyncBatchNormalization does not support fused=True.")
+        super().__init__(world=0 if process_set is global_process_set else world_of(process_set), **options)
 
 
 def load_model(filepath, custom_optimizers=None, custom_objects=None, compression=Compression.none, legacy_opts=False):
