@@ -14,6 +14,7 @@ import torch._dynamo  # noqa: F401: by each rank's first optimizer else, in two 
 import torch.distributed as dist
 from ranks import Case, expect
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 BATCH = 24  # divisible by every number of ranks and of micro-batches
@@ -350,6 +351,23 @@ def keeps_gradients(world):
     del model
     for gradient, value in zip(kept + later, values + expected):
         expect(torch.equal(gradient, value), "changed")
+
+
+def frees_gradients(world):
+    """What the backward pass made for one parameter is freed before the next parameter's gradient is added up."""
+    model = ours(seeded(plain))
+    made, alive = [], []
+
+    def look(parameter):
+        alive.append(sum(not storage.expired() for storage in made))
+        made.append(StorageWeakRef(parameter.grad.untyped_storage()))
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(look)
+    for step in range(3):
+        model.zero_grad()
+        made.clear()
+        loss_of(model, *(share(world, tensor) for tensor in batch(step))).backward()
+    expect(len(alive) == 18 and max(alive) <= 1, "gradients alive beside the one that became ready:", alive)
 
 
 def unused(world):
@@ -1005,9 +1023,9 @@ def hooks_compiled(world):
 CASES = [model_case(*row) for row in MODELS.items()]
 CASES += [form_case(name, options, to_none, **optimizing) for name, options, to_none, optimizing in FORMS]
 CASES += [Case(body.__name__, body, sizes=(1, 2)) for body in (
-    begins_as_rank_0, no_sync, no_sync_between, no_sync_of_lists, no_sync_with_more, adds_to_averages, keeps_gradients, unused,
-    several_models, two_forwards_one_backward, static_graph_with_segments,
-    complex_gradients, hooks_of_others, ignored, compiled, made_and_dropped,
+    begins_as_rank_0, no_sync, no_sync_between, no_sync_of_lists, no_sync_with_more, adds_to_averages, keeps_gradients,
+    frees_gradients, unused, several_models, two_forwards_one_backward, static_graph_with_segments, complex_gradients,
+    hooks_of_others, ignored, compiled, made_and_dropped,
     saved_and_copied, what_others_read, backwards_without_forward, missing_gradient, different_models, sparse_gradient,
     changed_static_graph, wrong_arguments, hooks_with_other_buckets, hooks_wrong_use)]
 CASES += [Case(body.__name__, body, sizes=(2, 3)) for body in (hooks_on_one_host, hooks_with_join, hooks_broken_backward, hooks_broken_early,

@@ -6,11 +6,12 @@ It is a subclass of torch's class, as programs test for that, but shares only wh
 go through include/shoal/gradients.h.
 
     forward          _Steps.open: the reducer's step begins; hooks on the outputs will tell where a backward pass begins
-    backward         AccumulateGrad of parameter i has run: its gradient is copied into its buffer, a full buffer is posted
-    end of backward  a callback of the autograd engine waits for all buffers, then .grad is the view of the average
+    backward         AccumulateGrad of parameter i has run: its gradient is copied into its buffer, of which .grad becomes a view;
+                     a full buffer is posted
+    end of backward  a callback of the autograd engine waits for all buffers: .grad is the average
 
 Gradients are copied once: autograd keeps the tensor that the backward pass made as .grad where .grad is None, that tensor goes
-into the buffer, and the average is left there. Where .grad is still the view, as after zero_grad(set_to_none=False), autograd
+into the buffer and is freed, and the average is left there. Where .grad is still the view, as after zero_grad(set_to_none=False), autograd
 adds into it and nothing is copied. docs/python.md says more.
 """
 from __future__ import annotations
@@ -227,6 +228,14 @@ class _Steps:
         self._ready[index] = 1
         self._ready_count += 1
         self.reducer.ready(index, view)
+        self._let_go(index)
+
+    def _let_go(self, index):
+        """Of the tensor that the backward pass made: its memory serves the next gradient, which is warm in the cache and costs the
+        kernel no new page."""
+        parameter, view = self._parameters[index], self.reducer.views[index]
+        if parameter.grad is not view:
+            parameter.grad = view
 
     def _fail(self, text, status=_native.ERR_STATE, kind=RuntimeError):
         """On all ranks."""
@@ -274,10 +283,9 @@ class _Steps:
                     self._mark(index)
         self.reducer.finish()
         self._finished += 1
-        for index, parameter in enumerate(self._parameters):
-            view = self.reducer.views[index]
-            if parameter.grad is not view and (self._ready[index] or self.reducer.is_used(index)):
-                parameter.grad = view
+        for index in range(len(self._parameters)):
+            if not self._ready[index] and self.reducer.is_used(index):
+                self._let_go(index)
         if not self.is_renewed:
             self._renew()
 
