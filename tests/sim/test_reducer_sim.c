@@ -408,12 +408,21 @@ static int last_step(const struct drawn *drawn, const struct rank *ranks)
     return drawn->fault == CANNOT_POST ? ranks[drawn->at_fault].steps : drawn->fault_step;
 }
 
+/* A rank that has completed its last step needs nothing more of the rank at fault: one that cannot post the last stage of a
+ * compressed buffer, which gathers inside its host, holds up its own host alone. */
+static bool needs_nothing_more(const struct drawn *drawn, const struct rank *rank)
+{
+    return drawn->fault == CANNOT_POST && rank->rank != drawn->at_fault && rank->status == SHOAL_OK && rank->steps == STEPS;
+}
+
 /* A rank may be in the step before when it learns of the fault. */
 static void check_told(const struct drawn *drawn, const struct rank *ranks, const struct told *told, const char *text)
 {
     for (int r = 0; r < drawn->world.size; r++) {
         const struct rank *rank = &ranks[r];
         if ((drawn->fault == DIES || drawn->fault == STANDS_STILL) && r == drawn->at_fault)
+            continue;
+        if (needs_nothing_more(drawn, rank) && ranks[drawn->at_fault].steps == STEPS - 1)
             continue;
         const bool is_blamed = drawn->fault == TWO_AT_FAULT
                                    ? rank->failure.rank == drawn->at_fault || rank->failure.rank == drawn->also_at_fault
@@ -437,7 +446,7 @@ static void tell_faults(enum fault fault, uint64_t seeds)
         const struct rank *survivor = &ranks[drawn.at_fault ? 0 : 1];
         if (fault == DIES && survivor->status == SHOAL_ERR_TIMEOUT)
             told.status = survivor->status; /* of what the dead rank sent a part was lost, and it seems to have done it all */
-        if (fault == CANNOT_POST && ranks[0].status == SHOAL_OK)
+        if (fault == CANNOT_POST && ranks[drawn.at_fault].status == SHOAL_OK)
             continue; /* it had no further post to make */
         check_told(&drawn, ranks, &told, fault == TWO_AT_FAULT ? ranks[0].failure.text : told.text);
         check_same_bits(&drawn, ranks);
