@@ -11,8 +11,10 @@ Suites:
            Shoal's own subclass, in turns, over the shaped hosts with the wire as long as the backward pass
   torch-local  the same with two ranks of this machine and a backward pass as long as Gloo's step with nothing to hide behind,
            each rank sleeping (as where a GPU computes) or computing on a core of its own
+  torch-zero   the same ranks with nothing to hide behind, and the time of zero_grad() counted: to None, and to zeros
 
-Each line of docs/figures/step-hosts.jsonl is what one run tells, with the suite, the round and the rate.
+Each line of docs/figures/step-hosts.jsonl is what one run tells, with the suite, the round and the rate. Runs add lines, and their
+rounds count on: delete the lines that a run is to replace.
 The CPU is free: ranks sleep until a gradient is ready. Hosts share this machine's cores: on two cores four hosts at 2 Gbit/s
 each way are near to what the kernel carries.
 """
@@ -33,7 +35,7 @@ BYTES = {"resnet50": 102228128, "gpt2": 497759232, "bert-large": 1344904432}
 STEPS = {"resnet50": 8, "gpt2": 4, "bert-large": 3}
 LIMIT_S = 900
 MIB = 1 << 20
-SUITES = ("bound", "tied", "int8", "torch", "torch-local")
+SUITES = ("bound", "tied", "int8", "torch", "torch-local", "torch-zero")
 CONTESTANTS = ["gloo", "shoal", "shoal-ddp"]
 TORCH_PYTHON = ROOT / "build/torch/bin/python3"
 ENVIRONMENT = {"GLOO_SOCKET_IFNAME": emulated.INTERFACE, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "python"),
@@ -129,7 +131,18 @@ class Bench:
             self.torch_step("torch-local", number, (0, "1x2"), profile, backward)
             self.torch_step("torch-local-busy", number, (0, "1x2"), profile, backward, "--busy")
 
-    # ---- what is printed ----
+    def torch_zero(self, number):
+        for profile in self.options.profiles:
+            for way in ("none", "keep"):
+                self.torch_step(f"torch-zero-{way}", number, (0, "1x2"), profile, 0, "--zero", way)
+
+    # ---- what is written and printed ----
+
+    def write(self, begin):
+        """Adds the rows from begin on to the file. Returns how many there are."""
+        with self.options.out.open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in self.rows[begin:])
+        return len(self.rows)
 
     def torch_table(self):
         """Times of each contestant over that of torch's on Shoal, round by round."""
@@ -183,7 +196,7 @@ def arguments():
     parser.add_argument("--rates", type=lambda text: [float(word) if "." in word else int(word) for word in text.split(",")],
                         default=[1, 2], help="in Gbit/s (1,2)")
     parser.add_argument("--profiles", type=lambda text: text.split(","), default=list(BYTES), help="(resnet50,gpt2,bert-large)")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs/figures/step-hosts.jsonl")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs/figures/step-hosts.jsonl", help="lines are added to it")
     parser.add_argument("--shoal", type=Path, default=ROOT / "build/shoal")
     options = parser.parse_args()
     options.suites = options.suites or list(SUITES)
@@ -193,14 +206,21 @@ def arguments():
     return options
 
 
+def next_round(path):
+    """The one after the rounds in the file."""
+    rows = path.read_text().splitlines() if path.exists() else []
+    return 1 + max((json.loads(row)["round"] for row in rows), default=-1)
+
+
 def main():
     options = arguments()
     emulated.require()
     bench = Bench(options)
-    for number in range(options.rounds):
+    first, written = next_round(options.out), 0
+    for number in range(first, first + options.rounds):
         for suite in options.suites:
             getattr(bench, suite.replace("-", "_"))(number)
-            options.out.write_text("".join(json.dumps(row) + "\n" for row in bench.rows))
+            written = bench.write(written)
     bench.table()
 
 

@@ -6,6 +6,9 @@ of its own: then the pass takes longer by what others of its threads take of tha
 
 CONTESTANT is gloo or shoal, both under torch's DistributedDataParallel, or shoal-ddp, Shoal's own subclass of it. PROFILE is a file.
 Rank 0 prints a JSON object. A step begins when all ranks have met and ends when backward() returns; the slowest rank counts.
+
+A step begins with gradients that are zeros, so that the backward pass adds to them where they lie. --zero counts the time of zero_grad(),
+too: `keep` zeroes the gradients in the step, `none` sets them to None, and the backward pass makes new ones.
 """
 import argparse
 import json
@@ -57,16 +60,18 @@ class Ready(torch.autograd.Function):
 
     @staticmethod
     def backward(context, outer):
+        """The context lets go of the gradient: autograd copies one that anybody else holds, and takes one that nobody does."""
         context.clock.wait(context.share)
-        return outer, context.gradient, None, None, None
+        gradient, context.gradient = context.gradient, None
+        return outer, gradient, None, None, None
 
 
 class Replay(torch.nn.Module):
     """profile: in the order in which gradients become ready; parameters are registered in the model's order."""
 
-    def __init__(self, profile, clock, rank):
+    def __init__(self, profile, clock, rank, makes_new):
         super().__init__()
-        self.clock = clock
+        self.clock, self.makes_new = clock, makes_new
         by_index = sorted(range(len(profile)), key=lambda at: profile[at]["index"])
         self.weights = torch.nn.ParameterList(torch.zeros(profile[at]["elements"]) for at in by_index)
         place = {at: number for number, at in enumerate(by_index)}
@@ -76,7 +81,7 @@ class Replay(torch.nn.Module):
 
     def forward(self, value):
         for number, gradient, share in self.order:
-            value = Ready.apply(value, self.weights[number], gradient, self.clock, share)
+            value = Ready.apply(value, self.weights[number], gradient.clone() if self.makes_new else gradient, self.clock, share)
         return value
 
 
@@ -101,12 +106,16 @@ def means_check(model, module):
 def measure(options, module, model):
     value, took = torch.zeros(1, requires_grad=True), []
     for _ in range(WARMUPS + options.steps):
-        model.zero_grad(set_to_none=False)
+        if not options.zero:
+            model.zero_grad(set_to_none=False)
         out = model(value)
         dist.barrier()
+        start = time.perf_counter()
+        if options.zero:
+            model.zero_grad(set_to_none=options.zero == "none")
         module.clock.begin()
         out.sum().backward()
-        took.append(time.perf_counter() - module.clock.start)
+        took.append(time.perf_counter() - start)
     means_check(model, module)
     slowest = torch.tensor(took[WARMUPS:], dtype=torch.float64)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
@@ -119,6 +128,7 @@ def main():
     parser.add_argument("profile", type=Path)
     parser.add_argument("--backward", type=float, required=True, help="milliseconds")
     parser.add_argument("--busy", action="store_true", help="compute instead of sleeping, each rank of a host on a core of its own")
+    parser.add_argument("--zero", choices=("none", "keep"), help="count zero_grad(), too: to None, or to zeros where they lie")
     parser.add_argument("--steps", type=int, default=5)
     options = parser.parse_args()
     if options.contestant != "gloo":
@@ -127,11 +137,12 @@ def main():
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[int(os.environ["LOCAL_RANK"]) % len(cores)]})
     dist.init_process_group("gloo" if options.contestant == "gloo" else "shoal")
-    module = Replay(json.loads(options.profile.read_text()), Clock(options.backward / 1e3, options.busy), dist.get_rank())
+    module = Replay(json.loads(options.profile.read_text()), Clock(options.backward / 1e3, options.busy), dist.get_rank(),
+                    options.zero == "none")
     took = measure(options, module, wrapped(options.contestant, module))
     if dist.get_rank() == 0:
         print(json.dumps({"contestant": options.contestant, "backward_ms": options.backward, "busy": options.busy,
-                          "ranks": dist.get_world_size(),
+                          "zero": options.zero, "ranks": dist.get_world_size(),
                           "step_ms": round(median(took) * 1e3, 3), "steps_ms": [round(one * 1e3, 3) for one in took]}), flush=True)
     dist.destroy_process_group()
 

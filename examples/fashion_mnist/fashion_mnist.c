@@ -154,6 +154,17 @@ static int run_epoch(struct run *run, double *accuracy_percent_out)
     return fault_agree(&run->fault, trainer->comm);
 }
 
+static void print_costs(const struct step_costs *costs)
+{
+    const double steps = (double)costs->steps;
+    if (costs->steps == 0) /* a resumed run may have nothing to train */
+        return;
+    printf("a step of worker 0: %.3f ms; sums run beside %.3f ms of the backward pass, it waits %.3f ms for them, and sends "
+           "%.4f MB to other hosts\n",
+           costs->step_us / steps / 1e3, costs->beside_us / steps / 1e3, costs->waiting_us / steps / 1e3,
+           (double)costs->network_bytes / steps / 1e6);
+}
+
 static int expect_identical_bits(struct run *run)
 {
     const struct network *network = &run->trainer.network;
@@ -182,9 +193,11 @@ static int train(struct run *run)
     bool has_accuracy = run->state.epochs_done > first; /* a resumed run may have nothing to train */
     if (!has_accuracy && trainer_evaluate(&run->trainer, &accuracy_percent))
         return EXIT_FAILED;
-    if (run->trainer.rank == 0)
+    if (run->trainer.rank == 0) {
         printf("test accuracy %.2f %% after %d epochs, %.1f s\n", accuracy_percent, run->state.epochs_done,
                clock_seconds() - begun_s);
+        print_costs(&run->trainer.costs);
+    }
     return expect_identical_bits(run);
 }
 

@@ -20,6 +20,7 @@ static const struct option long_options[] = {
     {"checkpoint", required_argument, NULL, 'c'},
     {"resume", required_argument, NULL, 'r'},
     {"overlap", required_argument, NULL, 'o'},
+    {"no-overlap", no_argument, NULL, 'O'},
     {"compress", required_argument, NULL, 'g'},
     {"threads", required_argument, NULL, 't'},
     {"help", no_argument, NULL, '?'},
@@ -43,6 +44,7 @@ void train_options_print_help(FILE *out)
           "  --checkpoint FILE  write the state after each epoch\n"
           "  --resume FILE      go on from a checkpoint\n"
           "  --overlap on|off   sum a layer's gradient while the next is computed (default on)\n"
+          "  --no-overlap       the same as --overlap off\n"
           "  --compress TYPE    of gradients between hosts: none, float16, bfloat16 or int8 (default none)\n"
           "  --threads N        threads of OpenBLAS in each worker (default 1)\n"
           "  --help             this text\n",
@@ -159,6 +161,9 @@ static int parse_option(int letter, const char *text, struct train_options *opti
         return parse_hidden(text, options, fault);
     case 'o':
         return parse_overlap(text, &options->overlap, fault);
+    case 'O':
+        options->overlap = false;
+        return 0;
     case 'g':
         return parse_compression(text, &options->compression, fault);
     case 'e':

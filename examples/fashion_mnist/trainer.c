@@ -2,6 +2,8 @@
 
 #include <stdlib.h>
 
+#include "progress_bar.h"
+
 #define TEST_ROWS 64u
 
 static uint32_t share_begin(uint32_t count, int rank, int size)
@@ -117,8 +119,8 @@ static enum shoal_status mark_ready(struct trainer *trainer, int layer)
                                network->offset[layer + 1] - network->offset[layer]);
 }
 
-/* With overlap each layer's sum runs while the layers before it are still at work. */
-static enum shoal_status backward(struct trainer *trainer, uint32_t rows)
+/* With overlap each layer's sum runs while the layers before it are still at work. *computed_s_out is when all have been. */
+static enum shoal_status backward(struct trainer *trainer, uint32_t rows, double *computed_s_out)
 {
     struct network *network = &trainer->network;
     for (int l = network->layers - 1; l >= 0; l--) {
@@ -128,11 +130,36 @@ static enum shoal_status backward(struct trainer *trainer, uint32_t rows)
             return status;
         network_backward_errors(network, l, rows);
     }
+    *computed_s_out = clock_seconds();
     for (int l = network->layers - 1; l >= 0 && !trainer->overlap; l--) {
         enum shoal_status status = mark_ready(trainer, l);
         if (status)
             return status;
     }
+    return SHOAL_OK;
+}
+
+/* The last layer becomes ready first. Its buffer is posted when it is full: with overlap, while other layers are computed.
+ * computed_us is when that ends, from the beginning of the step. */
+static enum shoal_status add_costs(struct trainer *trainer, double computed_us)
+{
+    const size_t first = (size_t)trainer->network.layers - 1;
+    struct shoal_step_stats stats = SHOAL_STEP_STATS_INIT;
+    struct shoal_buffer_times times = SHOAL_BUFFER_TIMES_INIT;
+    size_t buffer, offset;
+    enum shoal_status status = shoal_reducer_stats(trainer->reducer, &stats);
+    if (!status)
+        status = shoal_gradient_layout_place(shoal_reducer_layout(trainer->reducer), first, &buffer, &offset);
+    if (!status)
+        status = shoal_reducer_buffer_times(trainer->reducer, buffer, &times);
+    if (status)
+        return status;
+    struct step_costs *costs = &trainer->costs;
+    costs->steps++;
+    costs->step_us += stats.step_us;
+    costs->beside_us += times.posted_us < computed_us ? computed_us - times.posted_us : 0;
+    costs->waiting_us += stats.exposed_us - stats.callback_us; /* finish waits, and updates layers in between */
+    costs->network_bytes += stats.wire_bytes;
     return SHOAL_OK;
 }
 
@@ -147,17 +174,19 @@ enum shoal_status trainer_step(struct trainer *trainer, const uint32_t *order, u
     enum shoal_status status = shoal_reducer_begin(trainer->reducer, SHOAL_STEP_REDUCE);
     if (status)
         return status;
+    const double begun_s = clock_seconds();
+    double computed_s;
     forward(trainer, &trainer->train, order + begin, rows);
     *loss = (double)network_loss(network, trainer->labels, rows, batch);
     status = shoal_reducer_ready(trainer->reducer, loss_at, loss, 1);
     if (!status)
-        status = backward(trainer, rows);
+        status = backward(trainer, rows, &computed_s);
     if (!status)
         status = shoal_reducer_finish(trainer->reducer, NULL);
     if (status)
         return status;
     *loss_out = (float)*loss;
-    return SHOAL_OK;
+    return add_costs(trainer, (computed_s - begun_s) * 1e6);
 }
 
 enum shoal_status trainer_evaluate(struct trainer *trainer, double *accuracy_percent_out)

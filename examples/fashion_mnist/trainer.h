@@ -6,6 +6,15 @@
 #include "dataset.h"
 #include "layers.h"
 
+/* What this worker's steps took, added up. */
+struct step_costs {
+    uint64_t steps;
+    double step_us;
+    double beside_us;       /* of the backward pass, from when its first sum begins until all layers are computed */
+    double waiting_us;      /* for sums, after the backward pass */
+    uint64_t network_bytes; /* sent to other hosts, as the transport counts them */
+};
+
 struct trainer {
     struct shoal_context *context;
     struct shoal_comm *comm;
@@ -15,6 +24,7 @@ struct trainer {
     bool overlap;
     enum shoal_compression compression;
     float lr; /* of the current step */
+    struct step_costs costs;
     struct image_set train;
     struct image_set test;
     struct network network;

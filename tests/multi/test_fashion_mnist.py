@@ -7,6 +7,7 @@ of Fashion-MNIST. A case fails with an AssertionError and is skipped, with its r
 import csv
 import gzip
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -137,10 +138,23 @@ def batch_smaller_than_the_workers_is_right(folder):
     expect_same_curve(curve, alone, "4 workers, batch 3")
 
 
+def costs_of(out):
+    """What a step of worker 0 took: milliseconds, those beside sums and those of waiting for them, MB to other hosts."""
+    line = next(line for line in out.splitlines() if line.startswith("a step of worker 0: "))
+    return [float(number) for number in re.findall(r"(\d+\.\d+) (?:ms|MB)", line)]
+
+
 def overlap_changes_nothing(folder):
-    overlapped, _ = train(2, folder, "on", "--epochs", "1", "--overlap", "on")
-    summed_after, _ = train(2, folder, "off", "--epochs", "1", "--overlap", "off")
-    expect_same_curve(overlapped, summed_after, "--overlap on")
+    """But when sums begin. These layers fill two buffers, so that one of them can be summed while the other is computed."""
+    layers = ("--epochs", "1", "--hidden", "512,256")
+    overlapped, out = train(2, folder, "on", *layers, "--overlap", "on")
+    step, beside, _, sent = costs_of(out)
+    assert 0 < beside < step and sent == 0, out
+    for options in (("--no-overlap",), ("--overlap", "off")):
+        summed_after, out = train(2, folder, "off", *layers, *options)
+        expect_same_curve(overlapped, summed_after, "--overlap on")
+        step, beside, waiting, _ = costs_of(out)
+        assert beside == 0 < waiting < step, out
 
 
 def run_on_hosts(workers, per_host, *program):
@@ -152,18 +166,20 @@ def accuracy_of(out):
     return float(out.split("test accuracy ")[1].split()[0])
 
 
-def compression_costs_no_accuracy(folder):
-    """Compressed gradients between two hosts of two workers: within half a point, and the same bits on all workers."""
-    accuracies = {}
-    for compression in ("none", "int8"):
+def compression_costs_no_accuracy():
+    """Compressed gradients between two hosts of two workers: within half a point, fewer bytes, and the same bits on all workers."""
+    accuracies, sent = {}, {}
+    for compression in ("none", "float16", "bfloat16", "int8"):
         code, out, err = run_on_hosts(4, 2, FASHION, "--epochs", "3", "--limit", "12000", "--compress", compression)
         if "no network" in err or "libfabric" in err and code:
             raise Skip("no network joins several hosts here")
         assert code == 0 and "identical bits on 4 of 4 workers" in out, f"{compression}: {out}{err}"
-        accuracies[compression] = accuracy_of(out)
+        accuracies[compression], sent[compression] = accuracy_of(out), costs_of(out)[-1]
     assert accuracies["none"] > 75, accuracies
     for compression, accuracy in accuracies.items():
         assert abs(accuracy - accuracies["none"]) <= 0.5, accuracies
+    for compression, at_most in (("float16", 0.55), ("bfloat16", 0.55), ("int8", 0.3)):
+        assert 0 < sent[compression] < at_most * sent["none"], sent
 
 
 def hash_of(out):
@@ -255,6 +271,7 @@ def bad_options_are_named():
                            (("--hidden", "1,2,3,4,5,6,7"), ("--hidden", "1 to 6")),
                            (("--seed", "99999999999999999999"), ("--seed",)),
                            (("--overlap", "maybe"), ("--overlap", "on or off")),
+                           (("--no-overlap=off",), ("--no-overlap",)),
                            (("--compress", "zip"), ("--compress", "none, float16, bfloat16 or int8", "'zip'")),
                            (("train",), ("'train'", "--help"))):
         expect_fault(2, 0, options, *words)
@@ -346,8 +363,8 @@ def help_lists_the_options():
     code, out, err = run_alone(FASHION, "--help")
     assert code == 0 and not err, err
     for option in ("data", "epochs", "batch", "lr", "seed", "hidden", "limit", "loss-csv", "checkpoint", "resume", "overlap",
-                   "compress"):
-        assert "--" + option in out, option
+                   "no-overlap", "compress"):
+        assert "  --" + option in out, option
 
 
 # Each case with what it needs: nothing, the program, or the program and the real images.
