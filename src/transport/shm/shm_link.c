@@ -13,6 +13,11 @@
 
 #define MAGIC UINT64_C(0x5348304c4c494e4b) /* "SH0LLINK" */
 #define FDS_MAX 2
+/* How long a wait of the meeting sleeps before it looks at its deadline again. */
+#define POLL_MS 20
+/* How many connections may wait for their greeting at once. When all are silent, the oldest is closed after CALLER_NS. */
+#define CALLERS_MAX 32
+#define CALLER_NS (100 * SHOAL_NS_PER_MS)
 
 /* First message in each direction; carries the sender's pidfd and doorbell. */
 struct hello {
@@ -339,56 +344,117 @@ static enum shoal_status check_deadline(struct shoal_shm_link_meeting *meeting, 
                           meeting->blobs[missing].who.pid, meeting->blobs[missing].who.host);
 }
 
-/* Waits for the greeting on an open socket. *rank_out is -1 when a stranger came, or it closed, or nothing came until
- * until_ns. */
-static enum shoal_status await_hello(struct shoal_shm_link_meeting *meeting, int socket, int missing, uint64_t until_ns,
-                                     int *rank_out)
+/* Waits for the greeting of a lower rank on the own connection to it. *rank_out is -1 when the connection closed. */
+static enum shoal_status await_hello(struct shoal_shm_link_meeting *meeting, int socket, int missing, int *rank_out)
 {
     enum shoal_status status;
     while ((status = take_hello(meeting, socket, rank_out)) == SHOAL_PENDING) {
         SHOAL_TRY(check_deadline(meeting, missing));
-        if (shoal_clock_ns() > until_ns)
-            return SHOAL_OK;
-        shoal_shm_link_wait(socket, POLLIN, 20);
+        shoal_shm_link_wait(socket, POLLIN, POLL_MS);
     }
     return status;
-}
-
-/* A peer that connects greets at once. */
-#define STRANGER_NS SHOAL_NS_PER_S
-
-static enum shoal_status shm_link_accept_one(struct shoal_shm_link_meeting *meeting, int missing)
-{
-    int rank;
-    const int fd = accept4(meeting->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (fd < 0) {
-        if (errno == EMFILE || errno == ENFILE)
-            return shoal_log_fail(meeting->log, SHOAL_ERR_SYSTEM, "shm", "no descriptor for rank %d: raise `ulimit -n`",
-                                  missing);
-        SHOAL_TRY(check_deadline(meeting, missing));
-        shoal_shm_link_wait(meeting->listener, POLLIN, 20);
-        return SHOAL_OK;
-    }
-    const uint64_t until_ns = shoal_clock_ns() + STRANGER_NS;
-    const enum shoal_status status = same_user(fd) ? await_hello(meeting, fd, missing, until_ns, &rank) : SHOAL_OK;
-    if (status != SHOAL_OK || !same_user(fd) || rank < 0) {
-        close(fd);
-        return status;
-    }
-    meeting->contacts[rank].socket = fd;
-    return say_hello(meeting, fd, rank);
 }
 
 static enum shoal_status hear_lower(struct shoal_shm_link_meeting *meeting, int rank)
 {
     int answered;
-    SHOAL_TRY(await_hello(meeting, meeting->contacts[rank].socket, rank, UINT64_MAX, &answered));
+    SHOAL_TRY(await_hello(meeting, meeting->contacts[rank].socket, rank, &answered));
     if (answered == rank)
         return SHOAL_OK;
     return shoal_log_fail(
         meeting->log, SHOAL_ERR_PEER_LOST, "shm",
         "rank %d (process %d on %s) closed the connection during the greeting: it ended or refused this rank (see its log)",
         rank, meeting->blobs[rank].who.pid, meeting->blobs[rank].who.host);
+}
+
+/* ---- Accepting ----------------------------------------------------------------------------------------------------------- */
+
+/* Connections that were accepted and have not greeted yet, the oldest first. A peer greets as soon as it has connected. A
+ * stranger may stay silent, so the meeting listens to all of these at once. */
+struct shm_link_callers {
+    int count;
+    struct {
+        int socket;
+        uint64_t since_ns;
+    } at[CALLERS_MAX];
+};
+
+static void await_callers(const struct shm_link_callers *callers, int listener)
+{
+    struct pollfd entries[CALLERS_MAX + 1];
+    for (int i = 0; i < callers->count; i++)
+        entries[i] = (struct pollfd){callers->at[i].socket, POLLIN, 0};
+    entries[callers->count] = (struct pollfd){callers->count < CALLERS_MAX ? listener : -1, POLLIN, 0};
+    poll(entries, (nfds_t)callers->count + 1, POLL_MS);
+}
+
+static enum shoal_status accept_caller(struct shoal_shm_link_meeting *meeting, struct shm_link_callers *callers, int missing)
+{
+    if (callers->count == CALLERS_MAX)
+        return SHOAL_OK;
+    const int fd = accept4(meeting->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd >= 0 && same_user(fd)) {
+        callers->at[callers->count].socket = fd;
+        callers->at[callers->count++].since_ns = shoal_clock_ns();
+    } else if (fd >= 0) {
+        close(fd);
+    } else if (errno == EMFILE || errno == ENFILE) {
+        return shoal_log_fail(meeting->log, SHOAL_ERR_SYSTEM, "shm", "no descriptor for rank %d: raise `ulimit -n`", missing);
+    }
+    return SHOAL_OK;
+}
+
+/* SHOAL_PENDING: the caller has said nothing yet. Otherwise its socket belongs to a contact now, or is closed. */
+static enum shoal_status answer_caller(struct shoal_shm_link_meeting *meeting, int socket)
+{
+    int rank;
+    const enum shoal_status status = take_hello(meeting, socket, &rank);
+    if (status == SHOAL_PENDING)
+        return SHOAL_PENDING;
+    if (status != SHOAL_OK || rank < 0) {
+        close(socket);
+        return status;
+    }
+    meeting->contacts[rank].socket = socket;
+    return say_hello(meeting, socket, rank);
+}
+
+static void remove_caller(struct shm_link_callers *callers, int i)
+{
+    callers->count--;
+    memmove(&callers->at[i], &callers->at[i + 1], (size_t)(callers->count - i) * sizeof callers->at[0]);
+}
+
+static enum shoal_status answer_callers(struct shoal_shm_link_meeting *meeting, struct shm_link_callers *callers)
+{
+    for (int i = callers->count - 1; i >= 0; i--) {
+        const enum shoal_status status = answer_caller(meeting, callers->at[i].socket);
+        if (status == SHOAL_PENDING)
+            continue;
+        remove_caller(callers, i);
+        SHOAL_TRY(status);
+    }
+    return SHOAL_OK;
+}
+
+static void close_oldest_if_full(struct shm_link_callers *callers)
+{
+    if (callers->count < CALLERS_MAX || shoal_clock_ns() - callers->at[0].since_ns < CALLER_NS)
+        return;
+    close(callers->at[0].socket);
+    remove_caller(callers, 0);
+}
+
+static enum shoal_status accept_higher(struct shoal_shm_link_meeting *meeting, struct shm_link_callers *callers)
+{
+    for (int missing = next_missing(meeting); missing >= 0; missing = next_missing(meeting)) {
+        SHOAL_TRY(check_deadline(meeting, missing));
+        await_callers(callers, meeting->listener);
+        SHOAL_TRY(answer_callers(meeting, callers));
+        close_oldest_if_full(callers);
+        SHOAL_TRY(accept_caller(meeting, callers, missing));
+    }
+    return SHOAL_OK;
 }
 
 enum shoal_status shoal_shm_link_meet(struct shoal_shm_link_meeting *meeting)
@@ -402,7 +468,9 @@ enum shoal_status shoal_shm_link_meet(struct shoal_shm_link_meeting *meeting)
         SHOAL_TRY(connect_to(meeting, r));
         SHOAL_TRY(hear_lower(meeting, r));
     }
-    for (int missing = next_missing(meeting); missing >= 0; missing = next_missing(meeting))
-        SHOAL_TRY(shm_link_accept_one(meeting, missing));
-    return SHOAL_OK;
+    struct shm_link_callers callers = {.count = 0};
+    const enum shoal_status status = accept_higher(meeting, &callers);
+    for (int i = 0; i < callers.count; i++)
+        close(callers.at[i].socket);
+    return status;
 }
