@@ -1,5 +1,7 @@
 #include "base/ranks.h"
 
+const uint8_t shoal_no_ranks[SHOAL_RANKS_MAX];
+
 enum shoal_status shoal_size_check(struct shoal_log *log, const char *module, const char *what, long rank, long size)
 {
     if (size < 1 || size > SHOAL_RANKS_MAX)

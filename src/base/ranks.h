@@ -6,6 +6,9 @@
 
 #define SHOAL_RANKS_MAX 4096
 
+/* A set of ranks, as one flag for each, that is empty. Compare addresses: who sees this one need not look at the flags. */
+extern const uint8_t shoal_no_ranks[SHOAL_RANKS_MAX];
+
 /* ERR_ARGUMENT when size is not 1 to SHOAL_RANKS_MAX, or rank is not 0 to size - 1. `what` names the source of the two numbers
  * in the log line. */
 SHOAL_MUST_USE enum shoal_status shoal_size_check(struct shoal_log *log, const char *module, const char *what, long rank,

@@ -537,10 +537,10 @@ static uint32_t detail_of(const struct shoal_call *call)
 
 /* The remote ranks that get the record now; NULL: all. In rounds they get it later, with the data gathered so far. With
  * notices each rank gets a record of its own. */
-static const uint8_t *find_receivers(const struct shoal_engine *engine, const struct shoal_request *request)
+static const uint8_t *find_receivers(const struct shoal_request *request)
 {
     if (request->in_rounds || is_with_notices(&request->call))
-        return engine->nobody;
+        return shoal_no_ranks;
     return request->peer_set ? request->peer_set->has : NULL;
 }
 
@@ -579,7 +579,7 @@ static void engine_announce(struct shoal_engine *engine, struct shoal_request *r
     engine->intake.called[request->sequence % SHOAL_ANNOUNCEMENTS] = arrival->descriptor;
     engine->intake.met[request->sequence % SHOAL_ANNOUNCEMENTS] = request->peer_set;
     engine->ops->arrive(engine->transport, arrival, find_payload(engine, request), request->payload_bytes,
-                        find_receivers(engine, request));
+                        find_receivers(request));
     if (SHOAL_UNLIKELY(engine->hosts > 1) && is_with_notices(call))
         send_notices(engine, request);
     engine->must_flush = true;

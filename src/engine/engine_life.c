@@ -54,13 +54,12 @@ static enum shoal_status engine_allocate(struct shoal_engine *engine, struct sho
     engine->blame = shoal_blame_create(engine->size);
     engine->dispute = shoal_dispute_create();
     engine->most_locals = find_most_locals(engine);
-    engine->nobody = calloc(size, 1);
     const enum shoal_status status = shoal_recorder_open(&engine->recorder, flights);
     if (status == SHOAL_OK)
         name_texts(&engine->recorder);
     const bool has_scratch = engine->sources && engine->dests && engine->scaled && engine->shared && engine->most_locals;
     const bool has_parts = engine->blame && engine->dispute && shoal_runner_init(engine, start);
-    if (!engine->addresses || !has_scratch || !has_parts || !engine->nobody || status != SHOAL_OK)
+    if (!engine->addresses || !has_scratch || !has_parts || status != SHOAL_OK)
         return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for a communicator of %d ranks",
                               engine->size);
     return SHOAL_OK;
@@ -158,7 +157,6 @@ void shoal_engine_destroy(struct shoal_engine *engine)
     engine->ops->destroy(engine->transport, engine->is_finalized);
     shoal_recorder_fini(&engine->recorder);
     free(engine->addresses);
-    free(engine->nobody);
     free(engine->rounds_scratch);
     free(engine->sources);
     free(engine->dests);

@@ -145,7 +145,6 @@ struct shoal_engine {
     struct shoal_intake intake;
     void **addresses; /* [SHOAL_ACTIVE_MAX][2 * size] */
     struct shoal_peer_set *peer_sets;
-    uint8_t *nobody;      /* [size] of zeros */
     char *rounds_scratch; /* [SHOAL_PAYLOAD_MAX] what a round sends, put together */
     const void **sources; /* [size] scratch */
     void **dests;         /* [size + 1] scratch */

@@ -88,9 +88,9 @@ struct shoal_transport_ops {
     const char *name;
 
     /* Publishes this rank's announcement with bytes <= SHOAL_PAYLOAD_MAX of payload; up to SHOAL_PAYLOAD_INLINE are inline.
-     * Ranks of this host always see it. Remote ranks with peers[rank] != 0 receive it (peers NULL: all). The caller guarantees
-     * that every rank that sees it has completed the operation SHOAL_ANNOUNCEMENTS before this one; where the payload is not
-     * inline, the operation SHOAL_PAYLOADS before. See `completed`. */
+     * Ranks of this host always see it. Remote ranks with peers[rank] != 0 receive it (peers NULL: all; shoal_no_ranks:
+     * none). The caller guarantees that every rank that sees it has completed the operation SHOAL_ANNOUNCEMENTS before this
+     * one; where the payload is not inline, the operation SHOAL_PAYLOADS before. See `completed`. */
     void (*arrive)(struct shoal_transport *, const struct shoal_announcement *record, const void *payload, size_t bytes,
                    const uint8_t *peers);
 

@@ -21,63 +21,6 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 
-/* ---- A control tree in which nothing happens ----------------------------------------------------------------------------- */
-
-void shoal_membership_join(struct shoal_membership *membership, struct shoal_membership_comm *comm)
-{
-    (void)membership, (void)comm;
-}
-
-void shoal_membership_leave(struct shoal_membership *membership, struct shoal_membership_comm *comm)
-{
-    (void)membership, (void)comm;
-}
-
-uint64_t shoal_membership_lost_ns(struct shoal_membership *membership, int rank)
-{
-    (void)membership, (void)rank;
-    return 0;
-}
-
-bool shoal_membership_has_ended(struct shoal_membership *membership, int rank)
-{
-    (void)membership, (void)rank;
-    return false;
-}
-
-bool shoal_membership_is_cut_off(const struct shoal_membership *membership, int rank)
-{
-    (void)membership, (void)rank;
-    return false;
-}
-
-void shoal_membership_describe(struct shoal_membership *membership, int rank, char *text, size_t bytes)
-{
-    (void)membership, (void)rank;
-    snprintf(text, bytes, "alive");
-}
-
-void shoal_membership_fail(struct shoal_membership_comm *comm, const struct shoal_failure *failure)
-{
-    shoal_cause_board_write(comm->board, failure);
-    comm->wake(comm->arg);
-}
-
-void shoal_membership_abort(struct shoal_membership_comm *comm)
-{
-    (void)comm;
-}
-
-void shoal_membership_heed_abort(struct shoal_membership_comm *comm)
-{
-    (void)comm;
-}
-
-void shoal_membership_tell_left(struct shoal_membership *membership, uint64_t comm, int rank, uint64_t completed)
-{
-    (void)membership, (void)comm, (void)rank, (void)completed;
-}
-
 /* ---- Rank 0 of three, each on its own host ------------------------------------------------------------------------------- */
 
 struct harness {

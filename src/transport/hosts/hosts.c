@@ -61,6 +61,8 @@ struct remote {
     uint64_t last_heard; /* and of the last one from there */
     uint64_t waits;      /* the number of its last WAITS */
     int told_waits;      /* 1 + whom it was told this rank waits for */
+    bool is_untold;      /* listed in hosts->untold */
+    struct remote *next_untold;
     bool has_staging;
     struct shoal_fabric_memory staging; /* there */
     uint32_t increments;                /* immediate of increment 0 there */
@@ -96,7 +98,8 @@ struct hosts {
     unsigned slots;
     size_t slot_bytes;
     uint64_t completed;
-    uint64_t said_waits; /* how often */
+    struct remote *untold; /* those that sent records after what they were told is completed: no call passes over all ranks */
+    uint64_t said_waits;   /* how often */
     bool has_staging;
     struct shoal_fabric_memory staging;
     unsigned *under_way;     /* [slots] of all ranks, writes that have not left; and of all messages */
@@ -182,7 +185,7 @@ static void hosts_arrive(struct shoal_transport *transport, const struct shoal_a
                          size_t bytes, const uint8_t *peers)
 {
     struct hosts *hosts = hosts_of(transport);
-    for (int i = 1; i < transport->size; i++) {
+    for (int i = 1; i < transport->size && peers != shoal_no_ranks; i++) {
         const int peer = (transport->rank + i) % transport->size;
         if (!is_local(hosts, peer) && (!peers || peers[peer]))
             send_record(hosts, peer, record, payload, bytes);
@@ -241,14 +244,28 @@ static void tell_if_due(struct hosts *hosts, int peer)
         hosts_note(hosts, send_message(hosts, peer, (struct shoal_network_head){.kind = SHOAL_NETWORK_COMPLETED}, NULL, 0));
 }
 
+static void list_if_untold(struct hosts *hosts, struct remote *remote)
+{
+    if (remote->is_untold || remote->last_heard <= remote->told)
+        return;
+    remote->is_untold = true;
+    remote->next_untold = hosts->untold;
+    hosts->untold = remote;
+}
+
 static void hosts_complete(struct shoal_transport *transport, uint64_t sequence)
 {
     struct hosts *hosts = hosts_of(transport);
+    struct remote *next = hosts->untold;
     hosts->completed = sequence;
     hosts->local->ops->complete(hosts->local, sequence);
-    for (int r = 0; r < transport->size; r++) {
-        if (!is_local(hosts, r))
-            tell_if_due(hosts, r);
+    hosts->untold = NULL;
+    while (next) {
+        struct remote *remote = next;
+        next = remote->next_untold;
+        remote->is_untold = false;
+        tell_if_due(hosts, (int)(remote - hosts->remotes));
+        list_if_untold(hosts, remote);
     }
 }
 
@@ -602,6 +619,7 @@ static void hear_record(struct hosts *hosts, struct remote *remote, const char *
     const uint64_t sequence = arrival.descriptor.sequence;
     if (sequence > remote->last_heard)
         remote->last_heard = sequence;
+    list_if_untold(hosts, remote);
     if (remote->records && sequence <= hosts->completed)
         return; /* nobody looks at it any more, and its place may be taken */
     const bool is_beside = arrival.bytes > SHOAL_PAYLOAD_INLINE;
