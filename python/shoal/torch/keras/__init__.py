@@ -25,34 +25,44 @@ from . import callbacks  # noqa: E402,F401
 
 
 class _Averages:
-    """All gradients of one type as one all-reduce. Behind them goes a number for each variable, 1 where this rank has a gradient."""
+    """All gradients of one type as one all-reduce."""
 
     @torch.no_grad()
     def average(self, gradients, variables):
-        results, types = list(gradients), {}
+        results = list(gradients)
         if size() == 1:
             return results
-        for i, variable in enumerate(variables):
-            types.setdefault(variable.value.dtype, []).append(i)
-        for same in types.values():
-            averages = self._averages_of([results[i] for i in same], [variables[i] for i in same])
-            for i, average in zip(same, averages):
+        for same in _by_type(_used(results, variables), variables):
+            for i, average in zip(same, _averages_of([results[i] for i in same])):
                 results[i] = average
         return results
 
-    def _averages_of(self, gradients, variables):
-        values = [variable.value for variable in variables]
-        parts = [torch.zeros_like(value) if one is None else one for one, value in zip(gradients, values)]
-        marks = torch.tensor([0.0 if one is None else 1.0 for one in gradients], dtype=values[0].dtype)
-        flat = torch.cat([part.reshape(-1) for part in parts] + [marks])
-        dist.all_reduce(flat)
-        flat /= size()
-        *averages, marks = flat.split([part.numel() for part in parts] + [len(parts)])
-        for variable, mark in zip(variables, marks.tolist()):
-            if 0.0 < mark < 0.99:
-                raise RuntimeError(f"shoal: the gradient of {variable.path} is None on some ranks and not on others: every rank's loss "
-                                   "must use the same variables")
-        return [average.view(part.shape) if mark else None for average, part, mark in zip(averages, parts, marks.tolist())]
+
+def _used(gradients, variables):
+    """The indices of gradients that are there on every rank; the others are None on every rank."""
+    holders = torch.tensor([gradient is not None for gradient in gradients], dtype=torch.int32)
+    dist.all_reduce(holders)
+    for i, count in enumerate(holders.tolist()):
+        if 0 < count < size():
+            missing = [rank for rank, is_missing in enumerate(allgather_object(gradients[i] is None)) if is_missing]
+            raise RuntimeError(f"shoal: the gradient of {variables[i].path} is None on rank{'s' * (len(missing) > 1)} "
+                               f"{', '.join(map(str, missing))} alone: every rank's loss must use the same variables")
+    return [i for i, gradient in enumerate(gradients) if gradient is not None]
+
+
+def _by_type(indices, variables):
+    types = {}
+    for i in indices:
+        types.setdefault(variables[i].value.dtype, []).append(i)
+    return types.values()
+
+
+def _averages_of(gradients):
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    dist.all_reduce(flat)
+    flat /= size()
+    averages = flat.split([gradient.numel() for gradient in gradients])
+    return [average.view(gradient.shape) for average, gradient in zip(averages, gradients)]
 
 
 def DistributedOptimizer(optimizer):
