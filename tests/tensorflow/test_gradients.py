@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
 """Gradients that are averaged over 2 ranks: a tape, dense and sparse, eagerly and inside tf.function; what ranks do wrong."""
+import os
+
 import numpy as np
 import tensorflow as tf
 
@@ -82,8 +84,7 @@ def all_ranks_have_the_same_bits(rank):
         assert all((a == b).all() for a, b in zip(own, theirs))
 
 
-def compressed_gradients_are_close(rank):
-    """On one host they keep their precision; the option is accepted, and the same on all ranks."""
+def compression_changes_nothing_inside_a_host(rank):
     _, x, y = problem()
     wanted = train(plain, x, y)
     for compression in (Compression.fp16, Compression.bf16, Compression.int8):
@@ -192,6 +193,27 @@ def data_sets_are_divided(rank):
         raise AssertionError("a data set of unknown length")
 
 
+# ---- Two hosts: a job of its own ----
+
+
+def compresses_between_hosts(rank):
+    os.environ["SHOAL_HOST_ID"] = f"host-{rank}"
+    shoal.init()
+    _, x, y = problem()
+    wanted = train(plain, x, y)
+    for compression, most in ((Compression.fp16, 1e-3), (Compression.bf16, 1e-2), (Compression.int8, 5e-2)):
+        ours = train(averaged(compression=compression), share(rank, x), share(rank, y))
+        errors = [np.linalg.norm(got - one) / np.linalg.norm(one) for got, one in zip(ours, wanted)]
+        expect(1e-6 < max(errors) < most, compression, "errs by", errors)
+        for theirs in shoal.allgather_object(ours):
+            expect(all((a == b).all() for a, b in zip(ours, theirs)), compression, "gives each rank other bits")
+
+
+def gradients_are_compressed_between_hosts():
+    told = forked.Ranks(2, compresses_between_hosts)
+    expect(told.codes == [0, 0], told.told())
+
+
 # ---- What ends a job: one of its own each ----
 
 
@@ -231,13 +253,17 @@ def variables_of_other_shapes_are_named():
           "parameter 0 differs: rank 0 has 2 elements of float32 (variable 0, kernel:0), rank 1 has 3")
 
 
-def unequal_counts(rank):
-    shoal.init(timeout_s=150)
-    shoal.allreduce(tf.ones([4 + rank]))
+def unequal_counts(call):
+    def body(rank):
+        shoal.init(timeout_s=150)
+        call(lambda x: shoal.allreduce(x, name="scores"))(tf.ones([4 + rank]))
+    return body
 
 
 def an_allreduce_of_other_shapes_is_told():
-    fails(unequal_counts, "FailedPreconditionError", "all-reduce")
+    for call in (lambda function: function, tf.function):
+        fails(unequal_counts(call), "FailedPreconditionError", '"scores"', "rank 0 (", "called all-reduce of 4 float32", "rank 1 (",
+              "called all-reduce of 5 float32")
 
 
 def ends_early(rank):
@@ -251,18 +277,17 @@ def ends_early(rank):
         return tape.gradient(loss, [kernel])
     for number in range(1000):
         if rank == 1 and number == 5:
-            import os
             os._exit(9)
         step()
 
 
 def a_rank_that_ends_is_named():
-    fails(ends_early, "AbortedError", "rank 1", ranks=[0])
+    fails(ends_early, "AbortedError", "kernel", "rank 1", ranks=[0])
 
 
 CASES = [training_equals_that_of_one_process, every_type_is_averaged, all_ranks_have_the_same_bits,
-         compressed_gradients_are_close, sums_are_not_divided, slices_are_gathered_or_made_dense, what_no_rank_uses_stays_none,
+         compression_changes_nothing_inside_a_host, sums_are_not_divided, slices_are_gathered_or_made_dense, what_no_rank_uses_stays_none,
          nested_sources_keep_their_shape, two_tapes_in_one_function_keep_apart, variables_are_broadcast,
          wrong_settings_are_told, data_sets_are_divided]
-run_cases([*forked.Cases(2, CASES, shoal.init, shoal.shutdown).report(), a_gradient_that_is_none_on_one_rank_is_named,
+run_cases([*forked.Cases(2, CASES, shoal.init, shoal.shutdown).report(), gradients_are_compressed_between_hosts, a_gradient_that_is_none_on_one_rank_is_named,
            variables_of_other_shapes_are_named, an_allreduce_of_other_shapes_is_told, a_rank_that_ends_is_named])

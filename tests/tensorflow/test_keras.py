@@ -235,7 +235,8 @@ def dies_in_fit(rank):
 
 def a_worker_that_dies_in_fit_is_named():
     told = forked.Ranks(2, dies_in_fit)
-    expect(told.codes == [1, 9] and all(word in told.texts[0] for word in ("AbortedError", "shoal:", "rank 1")), told.told())
+    expect(told.codes == [1, 9] and all(word in told.texts[0] for word in ("AbortedError", "shoal:", "dense", "rank 1")),
+           told.told())
 
 
 # ---- Programs of their own ----

@@ -67,40 +67,47 @@ def finish(pending, handle, name=None):
     return load().of.shoal_finish(pending=pending, handle=handle, name=name)
 
 
+def _collective(what, name, **inputs):
+    """A start and its finish: a list of results. Errors of an eager call begin with the name that the caller gave, as TensorFlow
+    gives kernels names in graphs only."""
+    try:
+        started = getattr(load().of, f"shoal_{what}_start")(name=name, **inputs)
+        pending = started.pending if isinstance(started.pending, list) else [started.pending]
+        return finish(pending, started.handle, name and f"{name}_finish")
+    except tf.errors.OpError as error:
+        if name is None or not tf.executing_eagerly():
+            raise
+        raise type(error)(error.node_def, error.op, f'shoal: "{name}": {error.message}') from None
+
+
 def allreduce(tensors, operator: int, name=None, world=0):
     """Tensors of one type; a list like it."""
-    started = load().of.shoal_allreduce_start(inputs=tensors, operator=operator, world=world, name=name)
-    return finish(started.pending, started.handle, name and f"{name}_finish")
+    return _collective("allreduce", name, inputs=tensors, operator=operator, world=world)
 
 
 def broadcast(tensors, root: int, name=None, world=0):
-    started = load().of.shoal_broadcast_start(inputs=tensors, root=root, world=world, name=name)
-    return finish(started.pending, started.handle, name and f"{name}_finish")
+    return _collective("broadcast", name, inputs=tensors, root=root, world=world)
 
 
 def stack(tensor, size, name=None, world=0):
     """Of all ranks, which have one shape: a new first dimension."""
-    started = load().of.shoal_allgather_start(input=tensor, rows=tf.zeros([0], tf.int64), world=world, name=name)
-    result = finish([started.pending], started.handle, name and f"{name}_finish")[0]
+    result = _collective("allgather", name, input=tensor, rows=tf.zeros([0], tf.int64), world=world)[0]
     result.set_shape(tf.TensorShape([size]).concatenate(tensor.shape))
     return result
 
 
 def allgather_rows(tensor, rows, name=None, world=0):
     """rows: of each rank, as one number or as the tensor's rank and its first dimensions, which are compared."""
-    started = load().of.shoal_allgather_start(input=tensor, rows=rows, world=world, name=name)
-    return _rows_of(finish([started.pending], started.handle, name and f"{name}_finish")[0], tensor)
+    return _rows_of(_collective("allgather", name, input=tensor, rows=rows, world=world)[0], tensor)
 
 
 def reduce_scatter_rows(tensor, rows, operator: int, name=None, world=0):
-    started = load().of.shoal_reduce_scatter_start(input=tensor, rows=rows, operator=operator, world=world, name=name)
-    return _rows_of(finish([started.pending], started.handle, name and f"{name}_finish")[0], tensor)
+    return _rows_of(_collective("reduce_scatter", name, input=tensor, rows=rows, operator=operator, world=world)[0], tensor)
 
 
 def alltoall_rows(tensor, splits, received_splits, name=None, world=0):
-    started = load().of.shoal_alltoall_start(
-        input=tensor, splits=splits, received_splits=received_splits, world=world, name=name)
-    return _rows_of(finish([started.pending], started.handle, name and f"{name}_finish")[0], tensor)
+    return _rows_of(_collective("alltoall", name, input=tensor, splits=splits, received_splits=received_splits, world=world)[0],
+                    tensor)
 
 
 def _rows_of(result, tensor):
