@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
 """Operations of shoal.tensorflow on 3 ranks: results, shapes, gradients, eagerly and inside tf.function."""
+import pathlib
+import tempfile
+import time
 import warnings
 
 import numpy as np
@@ -8,7 +11,7 @@ import tensorflow as tf
 import forked
 import shoal.tensorflow as shoal
 from shoal.tensorflow import ReduceOp
-from tap import run_cases
+from tap import expect, run_cases
 
 tf.get_logger().setLevel("ERROR")  # functions are traced anew for each type
 
@@ -77,6 +80,7 @@ def allreduce_casts_where_asked(rank):
         got = shoal.allreduce(numbers(rank, [9]), ReduceOp.SUM, compression)
         assert got.dtype == tf.float32
         same(got, sum(numbers(r, [9]) for r in ranks()))
+        same(shoal.allreduce(tf.constant([1 + 2.0**-12]), ReduceOp.MAX, compression), [1.0])  # neither type has so many digits
     same(shoal.oob_allreduce(tf.constant([4.0 * rank])), [4.0 * sum(ranks()) / shoal.size()])
     refuses(ValueError, ["int8"], lambda: shoal.allreduce(tf.ones([1]), compression="int8"))
 
@@ -166,7 +170,7 @@ def objects_go_round(rank):
 # ---- Graphs ----
 
 
-def many_operations_overlap_in_one_function(rank):
+def many_operations_run_in_one_function(rank):
     @tf.function
     def step(x):
         sums = [shoal.allreduce(x + float(i), ReduceOp.SUM) for i in range(40)]
@@ -276,10 +280,66 @@ def it_can_begin_again(rank):
     same(shoal.allreduce(tf.ones([1]), ReduceOp.SUM), [shoal.size()])
 
 
+# ---- Overlap: a job of its own ----
+
+LARGE = 100_000  # elements: small operations are complete when their start returns
+LATE_S = 150  # so long a rank waits for the other's mark
+
+
+def wait_for(mark):
+    deadline = time.monotonic() + LATE_S
+    while not mark.exists():
+        if time.monotonic() > deadline:
+            raise AssertionError("rank 0 did not come past its starts before rank 1 called anything")
+        time.sleep(0.01)
+
+
+def two_sums():
+    x = tf.ones([LARGE])
+    return shoal.allreduce(x, ReduceOp.SUM) + shoal.allreduce(2.0 * x, ReduceOp.SUM)
+
+
+def gradients_of_four():
+    variables = [tf.Variable(tf.ones([LARGE])) for _ in range(4)]
+
+    def compute():
+        with shoal.DistributedGradientTape(tf.GradientTape(), buffer_mib=0.1) as tape:
+            loss = tf.add_n([tf.reduce_sum(variable * variable) for variable in variables])
+        return tf.add_n(tape.gradient(loss, variables))
+    return compute
+
+
+def marks_before_its_peer_comes(folder):
+    """Rank 1 runs each function when rank 0 has written a mark in its own, behind the starts: TensorFlow runs what is stateful in
+    the program's order. Rank 0 has one thread to run operations, which no operation that waits may hold."""
+    def body(rank):
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+        shoal.init(timeout_s=2 * LATE_S)
+        for name, compute, wanted in (("sums", two_sums, 6.0), ("gradients", gradients_of_four(), 8.0)):
+            mark = pathlib.Path(folder, name)
+
+            @tf.function
+            def step():
+                result = compute()
+                tf.numpy_function(mark.touch, [], [])
+                return result
+            step = step.get_concrete_function()  # the ranks make a reducer together
+            if rank == 1:
+                wait_for(mark)
+            same(step(), np.full([LARGE], wanted))
+    return body
+
+
+def starts_return_before_a_peer_has_come():
+    with tempfile.TemporaryDirectory() as folder:
+        told = forked.Ranks(2, marks_before_its_peer_comes(folder))
+    expect(told.codes == [0, 0], told.told())
+
+
 CASES = [allreduce_sums_every_type, allreduce_has_every_operator, large_and_empty_tensors_arrive, allreduce_casts_where_asked,
          slices_are_gathered, groups_keep_their_order, broadcast_moves_every_type, allgather_joins_rows_of_different_lengths,
          ragged_shapes_are_told_on_every_rank, reducescatter_divides_rows, alltoall_exchanges_rows,
-         barrier_waits_in_a_graph_too, objects_go_round, many_operations_overlap_in_one_function, loops_run_in_order,
+         barrier_waits_in_a_graph_too, objects_go_round, many_operations_run_in_one_function, loops_run_in_order,
          results_are_not_written_again, operations_have_gradients, second_gradients_are_right, old_versions_are_refused, new_versions_are_told,
          places_are_told, it_can_begin_again]
-run_cases(forked.Cases(3, CASES, shoal.init, shoal.shutdown).report())
+run_cases([*forked.Cases(3, CASES, shoal.init, shoal.shutdown).report(), starts_return_before_a_peer_has_come])
