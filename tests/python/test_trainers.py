@@ -104,23 +104,29 @@ class Texts(torch.utils.data.Dataset):
         return {"input_ids": self.rows[index], "labels": self.rows[index]}
 
 
+def trained_by_trainer(world, model, texts, *callbacks):
+    """The Trainer, when it has trained the model."""
+    dist.init_process_group("shoal")
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = transformers.TrainingArguments(
+            folder, use_cpu=True, num_train_epochs=STEPS, per_device_train_batch_size=SAMPLES // world.size, max_grad_norm=0.0,
+            logging_steps=1, report_to=[], save_strategy="no", disable_tqdm=True, dataloader_num_workers=0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+        trainer = transformers.Trainer(model, arguments, train_dataset=texts, callbacks=list(callbacks), optimizers=(
+            optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)))
+        trainer.train()
+    return trainer
+
+
 def trainer_trains_as_one_process(world):
     """Trainer divides by all tokens of a batch, also by the first of each text, which nothing predicts."""
     reference, texts = gpt(), Texts()
     expected = alone(reference, lambda model, rows: model(input_ids=rows, labels=rows, num_items_in_batch=rows.numel()).loss,
                      texts.rows)
 
-    dist.init_process_group("shoal")
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = transformers.TrainingArguments(
-            folder, use_cpu=True, num_train_epochs=STEPS, per_device_train_batch_size=SAMPLES // world.size, max_grad_norm=0.0,
-            logging_steps=1, report_to=[], save_strategy="no", disable_tqdm=True, dataloader_num_workers=0)
-        model = gpt()
-        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-        trainer = transformers.Trainer(model, arguments, train_dataset=texts, optimizers=(
-            optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)))
-        trainer.train()
-    expect(arguments.world_size == world.size, arguments.world_size)
+    model = gpt()
+    trainer = trained_by_trainer(world, model, texts)
+    expect(trainer.args.world_size == world.size, trainer.args.world_size)
     losses = [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
     same(losses, model, expected, reference, near=2e-4)  # which it rounds
 
@@ -139,19 +145,60 @@ class Module(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=RATE)
 
 
-def lightning_trains_as_one_process(world):
-    reference, data = network(), samples()
-    expected = alone(reference, squares, data.tensors)
-
-    module = Module()
+def trained_by_lightning(world, module, data):
+    """Lightning's Trainer, when it has trained the module."""
     with tempfile.TemporaryDirectory() as folder:
         trainer = lightning.Trainer(
             accelerator="cpu", devices=world.size, strategy=DDPStrategy(process_group_backend="shoal"), max_epochs=STEPS,
             default_root_dir=folder, logger=False, enable_checkpointing=False, enable_progress_bar=False,
             enable_model_summary=False, log_every_n_steps=1)
         trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=SAMPLES // world.size))
+    return trainer
+
+
+def lightning_trains_as_one_process(world):
+    reference, data, module = network(), samples(), Module()
+    expected = alone(reference, squares, data.tensors)
+    trainer = trained_by_lightning(world, module, data)
     expect(trainer.world_size == world.size and trainer.global_step == STEPS, trainer.world_size, trainer.global_step)
     same(module.losses, module.network, expected, reference)
+
+
+# ---- A worker that dies ----
+
+LAST_STEP = 2
+
+
+def raises_of_rank_1(train):
+    try:
+        train()
+    except RuntimeError as error:  # of which torch's DistBackendError is one
+        expect("rank 1" in str(error), error)
+        return
+    raise AssertionError("training came to its end without rank 1")
+
+
+class Dies(transformers.TrainerCallback):
+    def on_step_begin(self, arguments, state, control, **_):
+        if dist.get_rank() == 1 and state.global_step == LAST_STEP:
+            os._exit(3)
+
+
+def dies_in_trainer(world):
+    raises_of_rank_1(lambda: trained_by_trainer(world, gpt(), Texts(), Dies()))
+
+
+class MortalModule(Module):
+    def on_train_batch_start(self, batch, batch_index):
+        if self.global_rank == 1 and self.global_step == LAST_STEP:
+            os._exit(3)
+
+
+def dies_in_lightning(world):
+    raises_of_rank_1(lambda: trained_by_lightning(world, MortalModule(), samples()))
+
+
+# ---- What Accelerate does not know ----
 
 
 def accelerate_refuses_the_name(world):
@@ -168,6 +215,7 @@ def accelerate_refuses_the_name(world):
 warnings.filterwarnings("ignore")
 CASES = [Case(body.__name__, body, sizes=(2,), init=False, fresh=True) for body in (
     accelerate_trains_as_one_process, trainer_trains_as_one_process, lightning_trains_as_one_process, accelerate_refuses_the_name)]
+CASES += [Case(body.__name__, body, sizes=(2,), init=False, fresh=True, ends=(1,)) for body in (dies_in_trainer, dies_in_lightning)]
 
 if __name__ == "__main__":
     ranks.run(CASES)
