@@ -95,9 +95,10 @@ build/torch/bin/python3:
 build/torch/deepspeed: build/torch/bin/python3
 	@build/torch/bin/pip install --quiet deepspeed==$(DEEPSPEED) && touch $@ || echo "no DeepSpeed $(DEEPSPEED) from pip: without its engines and its all-reduce"
 
-# What training jobs use and what tests run beside Shoal: a virtual environment for each dev/venv/NAME.txt.
+# What training jobs use and what tests run beside Shoal: a virtual environment for each dev/venv/NAME.txt, with NAME.alone.txt.
+.SECONDEXPANSION:
 BESIDE = job inference kubeflow sdk2 sdk3 tensorflow toolkit trainers
-$(BESIDE:%=build/%/bin/python3): build/%/bin/python3: dev/venv/%.txt build/torch/bin/python3
+$(BESIDE:%=build/%/bin/python3): build/%/bin/python3: dev/venv/%.txt $$(wildcard dev/venv/$$*.alone.txt) build/torch/bin/python3
 	@dev/venv.sh $*
 
 bench-hosts: build build/torch/bin/python3

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Keras's model.fit on 2 ranks, and the names of SageMaker's library: a script like the vendor's trains as one process does."""
+import importlib.util
 import os
+import pathlib
 import sys
 import tempfile
 
@@ -11,7 +13,7 @@ import tensorflow as tf
 import forked
 import shoal.tensorflow as plain_shoal
 import shoal.tensorflow.keras as shoal
-from tap import call, expect, run_cases
+from tap import Skip, call, expect, run_cases
 
 # smdistributed/ is that package; a checkout's has its parent in the path.
 sys.path.insert(0, str(forked.TOP / "python"))
@@ -169,7 +171,7 @@ def wrong_optimizers_are_told(rank):
 
 
 def a_script_of_the_vendors_trains(rank):
-    """As its examples are written for Keras 3: a custom loop with a tape, and broadcast after the first batch."""
+    """As its examples would be written for Keras 3: a custom loop with a tape, and broadcast after the first batch."""
     x, y = data()
     wanted, ours = alone(model_of, keras.optimizers.Adam(0.01), x, y), model_of(seed=rank)
     loss, optimizer = keras.losses.BinaryCrossentropy(from_logits=True), keras.optimizers.Adam(0.01)
@@ -265,8 +267,20 @@ def the_manuals_loop_trains_under_shoal_run():
     expect(code == 0 and out.count("trained 3 steps") == 2, code, out, err)
 
 
+def a_script_as_the_vendor_writes_it_trains():
+    """For Keras 2, unchanged."""
+    if not importlib.util.find_spec("tf_keras"):
+        raise Skip("this Python has no tf_keras: `make test` installs it")
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "TF_USE_LEGACY_KERAS": "1", "SM_MODEL_DIR": folder}
+        script = pathlib.Path(__file__).with_name("vendors_loop.py")
+        code, out, err = call(os.environ["SHOAL_COMMAND"], "run", "-n", "2", sys.executable, script, timeout=forked.TIMEOUT_S,
+                              env=environment)
+    expect(code == 0 and out.count("trained 25 steps") == 2, code, out, err)
+
+
 CASES = [fit_equals_one_process, ranks_that_began_apart_are_made_equal_and_save_plain_models, metrics_are_averaged,
          the_learning_rate_warms_up, mixed_precision_scales_outside, embeddings_train_sparsely, wrong_optimizers_are_told,
          a_script_of_the_vendors_trains, the_vendors_names_do_what_they_say]
 run_cases([*forked.Cases(2, CASES, sdp.init, sdp.shutdown).report(), a_worker_that_dies_in_fit_is_named,
-           the_manuals_loop_trains_under_shoal_run])
+           the_manuals_loop_trains_under_shoal_run, a_script_as_the_vendor_writes_it_trains])
