@@ -66,7 +66,7 @@ static const char help_text[] =
     "and\n"
     "               what waits for a buffer to be full takes up to one buffer's own time more\n"
     "    sent       payload from a rank to others in a step; net: what of it leaves the host\n"
-    "    balance    the most bytes that a rank sends and receives, over the mean of all\n"
+    "    balance    the most bytes that a rank sends or receives, over the mean of all: over hosts as transports count them\n"
     "    cpu        CPU time of a rank in a step, of all its threads\n"
     "\n"
     "Examples:\n"

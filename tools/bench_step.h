@@ -41,6 +41,7 @@ struct step_report {
     double cpu_s; /* of a step, all threads of the rank */
     double pack_us, unpack_us, callback_us;
     double sent_bytes, received_bytes, network_bytes, copied_bytes;
+    double wire_sent_bytes, wire_received_bytes; /* as transports counted them, the mean over the steps; 0 on one host */
     double flight_buffers;
     double host;
     double errors; /* elements that were wrong in the step that is verified */

@@ -37,12 +37,13 @@ static void rank_object_print(const struct step_result *result, int rank)
 {
     const struct step_report *report = &result->reports[rank];
     printf("{\"record\":\"rank\",\"rank\":%d,\"host\":%.0f,\"step_us\":%.1f,\"backward_us\":%.1f,\"exposed_us\":%.1f,"
-           "\"bytes_sent\":%.0f,\"bytes_received\":%.0f,\"bytes_network\":%.0f,\"cpu_s\":%.6f,\"balance\":%.6f,"
-           "\"pack_us\":%.1f,\"unpack_us\":%.1f,\"callback_us\":%.1f,\"bytes_copied\":%.0f,\"flight_buffers\":%.0f,"
-           "\"errors\":%.0f}\n",
+           "\"bytes_sent\":%.0f,\"bytes_received\":%.0f,\"bytes_network\":%.0f,\"bytes_wire_sent\":%.0f,"
+           "\"bytes_wire_received\":%.0f,\"cpu_s\":%.6f,\"balance\":%.6f,\"pack_us\":%.1f,\"unpack_us\":%.1f,"
+           "\"callback_us\":%.1f,\"bytes_copied\":%.0f,\"flight_buffers\":%.0f,\"errors\":%.0f}\n",
            rank, report->host, report->step_us, report->backward_us, report->exposed_us, report->sent_bytes,
-           report->received_bytes, report->network_bytes, report->cpu_s, result->balance, report->pack_us, report->unpack_us,
-           report->callback_us, report->copied_bytes, report->flight_buffers, report->errors);
+           report->received_bytes, report->network_bytes, report->wire_sent_bytes, report->wire_received_bytes, report->cpu_s,
+           result->balance, report->pack_us, report->unpack_us, report->callback_us, report->copied_bytes,
+           report->flight_buffers, report->errors);
 }
 
 static double sum_of_errors(const struct step_result *result)
@@ -153,7 +154,8 @@ static void sums_print(const struct step_result *result)
     printf("          the step takes %.3f times the bound with one buffer's own time on the wire\n", over_bound(result));
     printf("buffer    what crosses the wire of the largest (%s) takes %.2f ms as an all-reduce by itself\n",
            size_text(result->buffer_bytes, buffer), result->buffer_us / 1e3);
-    printf("balance   %.4f: the most bytes that a rank sends and receives, over the mean\n", result->balance);
+    printf("balance   %.4f: the most bytes that a rank sends or receives%s, over the mean\n", result->balance,
+           result->hosts > 1 ? " over the network" : "");
 }
 
 void bench_step_result_print(const struct step_result *result)

@@ -34,8 +34,9 @@ struct stepper {
     double *times; /* of the last step: tensors, then buffers */
     double *all_times;
     struct step_report *reports;
-    bool is_verified; /* gradients are such that averages are known */
-    double told_s;    /* when progress was told last */
+    uint64_t *wire_bytes; /* sent to each rank, then received from each */
+    bool is_verified;     /* gradients are such that averages are known */
+    double told_s;        /* when progress was told last */
 };
 
 #define TRY(expression)                                    \
@@ -246,11 +247,27 @@ static void progress_end(const struct stepper *stepper)
         fputs("\r\033[K", stderr);
 }
 
+/* Adds to the report what has crossed the network so far: a rank is told by its senders what it received. sign -1 takes it
+ * away. */
+static enum shoal_status wire_count(struct stepper *stepper, int sign)
+{
+    const size_t ranks = (size_t)stepper->ranks;
+    const double share = (double)sign / stepper->options->steps;
+    TRY(shoal_reducer_sent_to(stepper->reducer, stepper->wire_bytes));
+    TRY(shoal_alltoall(stepper->comm, stepper->wire_bytes, stepper->wire_bytes + ranks, 1, SHOAL_INT64, NULL));
+    for (size_t r = 0; r < ranks; r++) {
+        stepper->report.wire_sent_bytes += share * (double)stepper->wire_bytes[r];
+        stepper->report.wire_received_bytes += share * (double)stepper->wire_bytes[ranks + r];
+    }
+    return SHOAL_OK;
+}
+
 static enum shoal_status steps_run(struct stepper *stepper)
 {
     const double start_s = bench_now();
     double cpu_s = 0;
     stepper->told_s = start_s;
+    TRY(wire_count(stepper, -1));
     for (int i = 0; i < stepper->options->steps; i++) {
         progress_print(stepper, start_s, i);
         const double cpu_begun_s = cpu_now_s();
@@ -262,7 +279,7 @@ static enum shoal_status steps_run(struct stepper *stepper)
     }
     progress_end(stepper);
     stepper->report.cpu_s = cpu_s / stepper->options->steps;
-    return SHOAL_OK;
+    return wire_count(stepper, 1);
 }
 
 /* ---- What came of it ----------------------------------------------------------------------------------------------------- */
@@ -351,13 +368,18 @@ static enum shoal_status results_gather(struct stepper *stepper)
 
 static double balance_of(const struct stepper *stepper)
 {
-    double most = 0, sum = 0;
+    double most_sent = 0, most_received = 0, sent = 0, received = 0;
     for (int r = 0; r < stepper->ranks; r++) {
-        const double bytes = stepper->reports[r].sent_bytes + stepper->reports[r].received_bytes;
-        most = fmax(most, bytes);
-        sum += bytes;
+        const struct step_report *report = &stepper->reports[r];
+        const bool is_counted = stepper->hosts > 1;
+        const double own_sent = is_counted ? report->wire_sent_bytes : report->sent_bytes;
+        const double own_received = is_counted ? report->wire_received_bytes : report->received_bytes;
+        most_sent = fmax(most_sent, own_sent);
+        most_received = fmax(most_received, own_received);
+        sent += own_sent;
+        received += own_received;
     }
-    return sum > 0 ? most * stepper->ranks / sum : 1;
+    return sent > 0 && received > 0 ? stepper->ranks * fmax(most_sent / sent, most_received / received) : 1;
 }
 
 /* By the formula where the rate is known, else as one buffer by itself. */
@@ -464,10 +486,12 @@ static enum shoal_status memory_open(struct stepper *stepper)
     const size_t count = stepper->profile->count, per_line = ALIGNMENT / sizeof(float);
     stepper->parameters = calloc(count, sizeof *stepper->parameters);
     stepper->offsets = calloc(count, sizeof *stepper->offsets);
+    stepper->wire_bytes = calloc(2 * (size_t)stepper->ranks, sizeof *stepper->wire_bytes);
     stepper->step_us = calloc((size_t)options->steps, sizeof(double));
     stepper->backward_us = calloc((size_t)options->steps, sizeof(double));
     stepper->exposed_us = calloc((size_t)options->steps, sizeof(double));
-    if (!stepper->parameters || !stepper->offsets || !stepper->step_us || !stepper->backward_us || !stepper->exposed_us)
+    if (!stepper->parameters || !stepper->offsets || !stepper->wire_bytes || !stepper->step_us || !stepper->backward_us ||
+        !stepper->exposed_us)
         return memory_fail(stepper, count * sizeof *stepper->parameters);
     for (size_t i = 0; i < count; i++) {
         const struct step_tensor *tensor = &stepper->profile->tensors[i];
@@ -532,6 +556,7 @@ static void stepper_close(struct stepper *stepper)
         munmap(stepper->weights, bytes);
     free(stepper->parameters);
     free(stepper->offsets);
+    free(stepper->wire_bytes);
     free(stepper->step_us);
     free(stepper->backward_us);
     free(stepper->exposed_us);

@@ -313,9 +313,9 @@ struct shoal_step_stats {
     double callback_us;      /* in on_buffer */
     uint64_t copied_bytes;   /* by marks and back; 0 where all gradients are views and results stay there */
     uint64_t sent_bytes;     /* payload, from this rank to others: counted from the layout, as owners reduce */
-    uint64_t received_bytes; /* from others to this rank */
+    uint64_t received_bytes; /* the same from others to this rank; shoal_reducer_sent_to counts */
     uint64_t network_bytes;  /* of sent_bytes: what leaves the host, by this rank */
-    double balance;          /* most bytes that a rank owns over the mean: 1 is even */
+    double balance;          /* most bytes that a rank owns by the layout over the mean: 1 is even */
     size_t flight_buffers;   /* most buffers that were posted and not done */
     uint64_t wire_bytes;     /* that this rank handed to the network: counted by the transport as it sent, with the headers of
                                 its messages. Differs from network_bytes by these, and by where work is divided unevenly */
@@ -327,6 +327,11 @@ struct shoal_step_stats {
 
 /* PENDING: no REDUCE step has been finished. */
 SHOAL_CALL shoal_reducer_stats(const struct shoal_reducer *reducer, struct shoal_step_stats *stats_out);
+
+/* The bytes that this rank has handed to the network for each rank since the reducer was made, counted as wire_bytes is;
+ * bytes_out has an entry for each rank. 0 for ranks of the same host. A local call, between steps. What a rank has received is
+ * the sum of what the others have sent to it: an all-to-all of the entries tells it. ERR_MEMORY. */
+SHOAL_CALL shoal_reducer_sent_to(const struct shoal_reducer *reducer, uint64_t *bytes_out);
 
 /* When a buffer of that step was what, in microseconds since begin. Begins as SHOAL_BUFFER_TIMES_INIT. */
 struct shoal_buffer_times {

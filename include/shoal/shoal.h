@@ -565,10 +565,11 @@ struct shoal_traffic {
     size_t struct_bytes;
     uint64_t sent_bytes;
     uint64_t sent_messages; /* a write into a peer's memory is one, too */
+    uint64_t *sent_to;      /* in: NULL, or memory for an entry per rank, which receives the bytes sent to each */
 };
-#define SHOAL_TRAFFIC_INIT                 \
-    {                                      \
-        sizeof(struct shoal_traffic), 0, 0 \
+#define SHOAL_TRAFFIC_INIT                    \
+    {                                         \
+        sizeof(struct shoal_traffic), 0, 0, 0 \
     }
 SHOAL_CALL shoal_comm_traffic(struct shoal_comm *comm, struct shoal_traffic *traffic_out);
 

@@ -505,6 +505,16 @@ uint64_t fusion_compressor_wire_bytes(const struct shoal_reducer *reducer)
     return bytes;
 }
 
+enum shoal_status fusion_compressor_add_sent_to(const struct shoal_reducer *reducer, uint64_t *bytes)
+{
+    const struct fusion_compressor *compressor = reducer->compressor;
+    for (enum stage stage = SCATTER; compressor && stage < STAGES; stage++) {
+        if (compressor->comms[stage])
+            FUSION_TRY(fusion_add_sent_to(compressor->comms[stage], compressor->members[stage], bytes));
+    }
+    return SHOAL_OK;
+}
+
 struct fusion_residuals fusion_compressed_residuals(const struct shoal_reducer *reducer, size_t buffer)
 {
     const struct fusion_compressed *compressed = reducer->slots[buffer].compressed;

@@ -238,6 +238,7 @@ void fusion_compressor_begin_step(struct shoal_reducer *reducer);
 bool fusion_compressor_failure(const struct shoal_reducer *reducer, struct shoal_failure *failure);
 void fusion_compressor_abort(const struct shoal_reducer *reducer);
 uint64_t fusion_compressor_wire_bytes(const struct shoal_reducer *reducer);
+SHOAL_MUST_USE enum shoal_status fusion_compressor_add_sent_to(const struct shoal_reducer *reducer, uint64_t *bytes);
 
 /* The errors of quantizing a buffer, for a checkpoint. sent NULL: none are kept. */
 struct fusion_residuals {
@@ -264,6 +265,10 @@ void fusion_clip(struct shoal_reducer *reducer);
 
 /* Bytes that this rank has handed to the network so far, for all communicators of the reducer that carry gradients. */
 uint64_t fusion_wire_bytes(const struct shoal_reducer *reducer);
+
+/* Adds to bytes, which has an entry for each rank of the reducer, what this rank has sent over comm. members holds the
+ * reducer's rank of each of comm's ranks; NULL: they are the same. */
+SHOAL_MUST_USE enum shoal_status fusion_add_sent_to(struct shoal_comm *comm, const int *members, uint64_t *bytes);
 
 /* At the end of a REDUCE step. */
 void fusion_keep_stats(struct shoal_reducer *reducer);

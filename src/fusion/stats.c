@@ -43,6 +43,7 @@ static void keep_order(struct shoal_reducer *reducer)
 static void count_bytes(const struct shoal_reducer *reducer, struct shoal_step_stats *stats)
 {
     const uint64_t size = (uint64_t)reducer->size, hosts = (uint64_t)reducer->hosts, local = (uint64_t)reducer->local_size;
+    uint64_t total = 0, most = 0; /* in all buffers, and in the largest shares of their owners */
     for (size_t b = 0; b < reducer->layout->buffer_count; b++) {
         const uint64_t bytes = reducer->layout->buffers[b].bytes;
         const bool is_compressed = reducer->slots[b].compressed != NULL;
@@ -51,8 +52,11 @@ static void count_bytes(const struct shoal_reducer *reducer, struct shoal_step_s
         stats->sent_bytes +=
             is_compressed ? 2 * (local - 1) * (bytes / local) + network_bytes : 2 * (size - 1) * (bytes / size);
         stats->network_bytes += network_bytes;
+        total += bytes;
+        most += (bytes / FUSION_ALIGNMENT + size - 1) / size * FUSION_ALIGNMENT;
     }
     stats->received_bytes = stats->sent_bytes;
+    stats->balance = total ? (double)(most * size) / (double)total : 1;
 }
 
 uint64_t fusion_wire_bytes(const struct shoal_reducer *reducer)
@@ -61,6 +65,29 @@ uint64_t fusion_wire_bytes(const struct shoal_reducer *reducer)
     if (reducer->hosts == 1 || shoal_comm_traffic(reducer->comm, &traffic) != SHOAL_OK)
         return 0;
     return traffic.sent_bytes + fusion_compressor_wire_bytes(reducer);
+}
+
+enum shoal_status fusion_add_sent_to(struct shoal_comm *comm, const int *members, uint64_t *bytes)
+{
+    struct shoal_traffic traffic = SHOAL_TRAFFIC_INIT;
+    const size_t size = (size_t)shoal_comm_size(comm);
+    traffic.sent_to = calloc(size, sizeof *traffic.sent_to);
+    if (!traffic.sent_to)
+        return SHOAL_ERR_MEMORY;
+    const enum shoal_status status = shoal_comm_traffic(comm, &traffic);
+    for (size_t r = 0; r < size; r++)
+        bytes[members ? (size_t)members[r] : r] += traffic.sent_to[r];
+    free(traffic.sent_to);
+    return status;
+}
+
+enum shoal_status shoal_reducer_sent_to(const struct shoal_reducer *reducer, uint64_t *bytes_out)
+{
+    if (!reducer || !bytes_out)
+        return SHOAL_ERR_ARGUMENT;
+    memset(bytes_out, 0, (size_t)reducer->size * sizeof *bytes_out);
+    FUSION_TRY(fusion_add_sent_to(reducer->comm, NULL, bytes_out));
+    return fusion_compressor_add_sent_to(reducer, bytes_out);
 }
 
 void fusion_keep_stats(struct shoal_reducer *reducer)
@@ -79,7 +106,6 @@ void fusion_keep_stats(struct shoal_reducer *reducer)
     stats.unpack_us = (double)reducer->out_ns / 1e3;
     stats.callback_us = (double)reducer->callback_ns / 1e3;
     stats.copied_bytes = atomic_load_explicit(&reducer->copied_bytes, memory_order_relaxed);
-    stats.balance = 1; /* a buffer's bytes are a multiple of 64 * ranks */
     stats.flight_buffers = reducer->flight_most;
     stats.wire_bytes = fusion_wire_bytes(reducer) - reducer->begin_wire_bytes;
     count_bytes(reducer, &stats);

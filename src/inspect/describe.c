@@ -152,6 +152,10 @@ enum shoal_status shoal_comm_traffic(struct shoal_comm *comm, struct shoal_traff
     SHOAL_TRY(
         check_out(comm->context, "shoal_comm_traffic", traffic_out ? traffic_out->struct_bytes : 0, "SHOAL_TRAFFIC_INIT"));
     struct shoal_traffic traffic = {.struct_bytes = sizeof traffic};
+    if (traffic_out->struct_bytes >= sizeof traffic)
+        traffic.sent_to = traffic_out->sent_to;
+    if (traffic.sent_to)
+        memset(traffic.sent_to, 0, (size_t)shoal_comm_size(comm) * sizeof *traffic.sent_to);
     shoal_progress_lock(comm->context->progress);
     shoal_engine_traffic(comm->engine, &traffic);
     shoal_progress_unlock(comm->context->progress);

@@ -196,7 +196,7 @@ struct shoal_transport_ops {
     void (*peer_name)(struct shoal_transport *, int peer, struct shoal_transport_peer *name);
     void (*memory)(struct shoal_transport *, struct shoal_memory_usage *usage);
 
-    /* Adds what was handed to the network so far. NULL: nothing ever is. */
+    /* Adds what was handed to the network so far, in all and to each rank. NULL: nothing ever is. */
     void (*traffic)(const struct shoal_transport *, struct shoal_traffic *traffic);
 
     /* Leaves the communicator, in good order if finalized, and frees the transport. */

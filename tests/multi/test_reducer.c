@@ -318,40 +318,81 @@ static void error_body(struct world *world)
 
 #define WIDE ((size_t)1 << 20) /* elements of each of four parameters */
 
+static const struct shoal_parameter wide_parameters[] = {
+    {WIDE, SHOAL_FLOAT32, "a"}, {WIDE - 77, SHOAL_FLOAT32, "b"}, {WIDE, SHOAL_FLOAT32, "c"}, {WIDE + 5, SHOAL_FLOAT32, "d"}};
+
+struct wire {
+    uint64_t sent, received;
+};
+
+/* What this rank's transport has sent since the reducer was made, and what those of the others have sent to it. */
+static struct wire wire_count(struct world *world, const struct shoal_reducer *reducer)
+{
+    uint64_t to[WORLD_RANKS_MAX] = {0}, from[WORLD_RANKS_MAX] = {0};
+    struct wire wire = {0, 0};
+    OK(world, shoal_reducer_sent_to(reducer, to));
+    CHECK(world, to[world->rank] == 0, "%zu bytes sent to itself", (size_t)to[world->rank]);
+    OK(world, shoal_alltoall(world->comm, to, from, 1, SHOAL_INT64, NULL));
+    for (int r = 0; r < world->size; r++) {
+        wire.sent += to[r];
+        wire.received += from[r];
+    }
+    return wire;
+}
+
+static void wide_step(struct world *world, struct shoal_reducer *reducer, float *memory, struct shoal_step_stats *stats)
+{
+    OK(world, shoal_reducer_begin(reducer, SHOAL_STEP_REDUCE));
+    for (size_t i = 0; i < COUNT_OF(wide_parameters); i++)
+        OK(world, shoal_reducer_ready(reducer, i, memory, wide_parameters[i].count));
+    OK(world, shoal_reducer_finish(reducer, NULL));
+    OK(world, shoal_reducer_stats(reducer, stats));
+}
+
+/* No rank's count is more than 1 % above another's. */
+static void expect_even(struct world *world, uint64_t own, const char *what)
+{
+    uint64_t all[WORLD_RANKS_MAX], most = 0, least = UINT64_MAX;
+    OK(world, shoal_allgather(world->comm, &own, all, 1, SHOAL_INT64, NULL));
+    for (int r = 0; r < world->size; r++) {
+        most = all[r] > most ? all[r] : most;
+        least = all[r] < least ? all[r] : least;
+    }
+    CHECK(world, (double)most < 1.01 * (double)least, "%zu to %zu bytes %s", (size_t)least, (size_t)most, what);
+}
+
+static void expect_near(struct world *world, uint64_t counted, uint64_t computed, const char *what)
+{
+    const double share = (double)counted / (double)computed;
+    CHECK(world, share > 0.999 && share < 1.01, "%zu bytes %s, %zu computed", (size_t)counted, what, (size_t)computed);
+}
+
 /* What the transport counts is what the statistics compute of the layout, but for headers, and is the same on all ranks. */
 static void wire_body(struct world *world)
 {
-    const struct shoal_parameter parameters[] = {{WIDE, SHOAL_FLOAT32, "a"},
-                                                 {WIDE - 77, SHOAL_FLOAT32, "b"},
-                                                 {WIDE, SHOAL_FLOAT32, "c"},
-                                                 {WIDE + 5, SHOAL_FLOAT32, "d"}};
     struct shoal_reducer_options options = SHOAL_REDUCER_OPTIONS_INIT;
     struct shoal_reducer *reducer;
-    uint64_t wire[WORLD_RANKS_MAX], most = 0, least = UINT64_MAX;
+    struct shoal_step_stats stats = SHOAL_STEP_STATS_INIT;
     float *memory = calloc(WIDE + 5, sizeof *memory);
     CHECK(world, memory, "no memory");
     options.buffer_bytes = 8 << 20;
     options.compression = *(const enum shoal_compression *)world->arg;
-    OK(world, shoal_reducer_create(world->context, world->comm, parameters, COUNT_OF(parameters), &options, &reducer));
+    OK(world,
+       shoal_reducer_create(world->context, world->comm, wide_parameters, COUNT_OF(wide_parameters), &options, &reducer));
     for (int step = 0; step < 3; step++) {
-        struct shoal_step_stats stats = SHOAL_STEP_STATS_INIT;
-        OK(world, shoal_reducer_begin(reducer, SHOAL_STEP_REDUCE));
-        for (size_t i = 0; i < COUNT_OF(parameters); i++)
-            OK(world, shoal_reducer_ready(reducer, i, memory, parameters[i].count));
-        OK(world, shoal_reducer_finish(reducer, NULL));
-        OK(world, shoal_reducer_stats(reducer, &stats));
-        const double share = (double)stats.wire_bytes / (double)stats.network_bytes;
-        CHECK(world, share > 0.999 && share < 1.01, "step %d: %zu bytes sent, %zu computed", step, (size_t)stats.wire_bytes,
-              (size_t)stats.network_bytes);
-        OK(world, shoal_allgather(world->comm, &stats.wire_bytes, wire, 1, SHOAL_INT64, NULL));
-        for (int r = 0; r < world->size; r++) {
-            most = wire[r] > most ? wire[r] : most;
-            least = wire[r] < least ? wire[r] : least;
-        }
+        const struct wire before = wire_count(world, reducer);
+        wide_step(world, reducer, memory, &stats);
+        const struct wire after = wire_count(world, reducer);
+        const struct wire wire = {after.sent - before.sent, after.received - before.received};
+        expect_near(world, stats.wire_bytes, stats.network_bytes, "sent by the statistics");
+        expect_near(world, wire.sent, stats.network_bytes, "sent");
+        expect_near(world, wire.received, stats.network_bytes, "received");
+        expect_even(world, wire.sent, "sent");
+        expect_even(world, wire.received, "received");
+        if (world->rank == 0 && step == 2)
+            printf("# rank 0 sent %.2f MB in a step, and received %.2f MB\n", (double)wire.sent / 1e6,
+                   (double)wire.received / 1e6);
     }
-    CHECK(world, (double)most < 1.01 * (double)least, "%zu to %zu bytes sent", (size_t)least, (size_t)most);
-    if (world->rank == 0)
-        printf("# %.2f to %.2f MB sent by each rank and step\n", (double)least / 1e6, (double)most / 1e6);
     shoal_reducer_free(reducer);
     free(memory);
 }

@@ -31,7 +31,7 @@ SMALL.write_text(json.dumps([{"name": f"layer.{TENSORS - 1 - i}", "elements": EL
                              for i in range(TENSORS)]))
 BUFFERS = ("--buffer", "1M", "--first", "1M", "--rank-bytes", "64K")
 RANK_FIELDS = ["record", "rank", "host", "step_us", "backward_us", "exposed_us", "bytes_sent", "bytes_received", "bytes_network",
-               "cpu_s", "balance", "pack_us", "unpack_us", "callback_us", "bytes_copied", "flight_buffers", "errors"]
+               "bytes_wire_sent", "bytes_wire_received", "cpu_s", "balance", "pack_us", "unpack_us", "callback_us", "bytes_copied", "flight_buffers", "errors"]
 
 
 def refused(*words, about):
@@ -197,7 +197,8 @@ def every_rank_reports_its_step():
             expect(row["backward_us"] >= 40e3 and row["step_us"] >= row["backward_us"] and row["exposed_us"] >= 0, row)
             sent = 2 * (ranks - 1) / ranks * size
             expect(sent <= row["bytes_sent"] <= 1.01 * sent and row["bytes_received"] == row["bytes_sent"], row)
-            expect(row["bytes_network"] == 0 and 1 <= row["balance"] < 1.01 and row["cpu_s"] > 0, row)
+            expect(row["bytes_network"] == row["bytes_wire_sent"] == row["bytes_wire_received"] == 0, row)
+            expect(1 <= row["balance"] < 1.01 and row["cpu_s"] > 0, row)
             expect(row["bytes_copied"] == 2 * size and row["pack_us"] > 0, row)
         expect((step["profile"], step["tensors"], step["bytes"], step["ranks"], step["hosts"], step["steps"]) ==
                ("small.json", TENSORS, size, ranks, 1, 3) and step["buffers"] == 6, step)
@@ -296,6 +297,13 @@ def hosts_send_less_where_gradients_are_compressed():
         expect((step["hosts"], step["compress"], step["errors"]) == (2, word, 0) and not any(row["errors"] for row in rows), step)
         expect([row["host"] for row in rows] == [0, 0, 1, 1] and len({row["bytes_network"] for row in rows}) == 1, rows)
         sent[word] = rows[0]["bytes_network"]
+        for row in rows:  # counted by transports: the gradients, and a few thousand bytes of messages
+            for way in ("bytes_wire_sent", "bytes_wire_received"):
+                expect(sent[word] < row[way] < 1.05 * sent[word], word, way, row)
+        for way in ("bytes_wire_sent", "bytes_wire_received"):
+            expect(max(row[way] for row in rows) < 1.01 * min(row[way] for row in rows), word, way, rows)
+        most = max(row["bytes_wire_sent"] for row in rows) * len(rows) / sum(row["bytes_wire_sent"] for row in rows)
+        expect(most - 1e-5 <= step["balance"] < 1.01, word, step, rows)
         # Each of two hosts sends every byte once; the bound holds for the bytes that are left.
         ratio = {"none": 1, "int8": 4 / (1 + 4 / 256)}.get(word, 2)
         expect(abs(step["wire_us"] - size * 8e-3 / 10 / ratio) < 1 and step["bound_us"] >= step["wire_us"], word, step)

@@ -130,7 +130,8 @@ class MemoryUsage(Sized):
 
 @begins()
 class Traffic(Sized):
-    _fields_ = [("struct_bytes", c_size_t), ("sent_bytes", c_uint64), ("sent_messages", c_uint64)]
+    _fields_ = [("struct_bytes", c_size_t), ("sent_bytes", c_uint64), ("sent_messages", c_uint64),
+                ("sent_to", POINTER(c_uint64))]
 
 
 # enum shoal_finding_level
@@ -408,6 +409,7 @@ FUNCTIONS = {
     "shoal_reducer_fail": (None, [c_void_p, c_int, c_char_p]),
     "shoal_reducer_failure": (c_int, [c_void_p, POINTER(Failure)]),
     "shoal_reducer_stats": (c_int, [c_void_p, POINTER(StepStats)]),
+    "shoal_reducer_sent_to": (c_int, [c_void_p, POINTER(c_uint64)]),
     "shoal_reducer_buffer_times": (c_int, [c_void_p, c_size_t, POINTER(BufferTimes)]),
     "shoal_reducer_ready_us": (c_double, [c_void_p, c_size_t]),
     "shoal_bytes_hash": (c_uint64, [c_void_p, c_size_t]),

@@ -57,6 +57,7 @@ struct remote {
     struct payload payloads[SHOAL_PAYLOADS];
     uint64_t completed;  /* what it has told */
     uint64_t told;       /* what it was told */
+    uint64_t sent_bytes; /* to it, over the network */
     uint64_t last_sent;  /* highest sequence of a record there */
     uint64_t last_heard; /* and of the last one from there */
     uint64_t waits;      /* the number of its last WAITS */
@@ -126,8 +127,9 @@ static bool is_local(const struct hosts *hosts, int rank)
 
 /* ---- Sending ------------------------------------------------------------------------------------------------------------- */
 
-static void note_sent(struct hosts *hosts, size_t bytes)
+static void note_sent(struct hosts *hosts, int peer, size_t bytes)
 {
+    remote_of(hosts, peer)->sent_bytes += bytes;
     hosts->sent_bytes += bytes;
     hosts->sent_messages++;
 }
@@ -146,7 +148,7 @@ static enum shoal_status send_message(struct hosts *hosts, int peer, struct shoa
     size_t bytes = sizeof head;
     for (size_t i = 0; i < body_count; i++)
         bytes += body[i].iov_len;
-    note_sent(hosts, bytes);
+    note_sent(hosts, peer, bytes);
     return shoal_network_send(hosts->network, load, &head, body, body_count);
 }
 
@@ -390,7 +392,7 @@ static enum shoal_status write_to(struct hosts *hosts, int peer, unsigned slot, 
                                                            increment};
     SHOAL_ASSERT(counter->incremented - counter->left < INCREMENTS_UNDER_WAY); /* the immediate's few bits tell them apart */
     SHOAL_TRY(shoal_network_put(hosts->network, &write));
-    note_sent(hosts, origin->bytes);
+    note_sent(hosts, peer, origin->bytes);
     counter->incremented++;
     return SHOAL_OK;
 }
@@ -988,6 +990,8 @@ static void hosts_traffic(const struct shoal_transport *transport, struct shoal_
     const struct hosts *hosts = (const struct hosts *)transport;
     traffic->sent_bytes += hosts->sent_bytes;
     traffic->sent_messages += hosts->sent_messages;
+    for (int r = 0; traffic->sent_to && r < transport->size; r++)
+        traffic->sent_to[r] += hosts->remotes[r].sent_bytes;
 }
 
 static void hosts_memory(struct shoal_transport *transport, struct shoal_memory_usage *usage)
