@@ -966,12 +966,42 @@ static void refuse_layouts(struct world *world, bool is_odd)
     expect_refused(&job, SHOAL_ERR_MISMATCH, "layouts differ: that of rank 0 has hash");
 }
 
+/* A layout file of another model is refused where it is read. If that rank goes on without it, every rank is told. */
+static void refuse_layout_file(struct world *world, bool is_odd)
+{
+    struct shoal_gradient_layout *layout = NULL;
+    struct shoal_gradient_layout_options wanted = SHOAL_GRADIENT_LAYOUT_OPTIONS_INIT;
+    struct job job;
+    char *text = NULL, error[256] = "";
+    size_t bytes = 0;
+    FILE *file = open_memstream(&text, &bytes);
+    open_job(&job, world, 13);
+    wanted.ranks = world->size;
+    job.parameters[4].count += is_odd;
+    OK(world, shoal_gradient_layout_create(job.parameters, PARAMETERS, &wanted, &layout, NULL, 0));
+    OK(world, shoal_gradient_layout_print(layout, file));
+    fclose(file);
+    shoal_gradient_layout_free(layout);
+    layout = NULL;
+    job.parameters[4].count -= is_odd;
+    const enum shoal_status status =
+        shoal_gradient_layout_parse(text, bytes, job.parameters, PARAMETERS, &layout, error, sizeof error);
+    CHECK(world, status == (is_odd ? SHOAL_ERR_ARGUMENT : SHOAL_OK), "%s: %s", shoal_status_name(status), error);
+    if (is_odd)
+        expect_text(world, error, "line 9: the file is of another model: parameter 4 (layer4) has ");
+    free(text);
+    job.options.layout = layout;
+    expect_refused(&job, SHOAL_ERR_MISMATCH, "options differ: a given layout is 1 on rank 0, 0 on rank 2");
+    shoal_gradient_layout_free(layout);
+}
+
 /* Rank 2, which is_odd, differs from the others or is wrong; every rank is told. */
 static void lists_body(struct world *world)
 {
     refuse_parameters(world, world->rank == 2);
     refuse_options(world, world->rank == 2);
     refuse_layouts(world, world->rank == 2);
+    refuse_layout_file(world, world->rank == 2);
 }
 
 /* Lists of different lengths. */
@@ -1024,7 +1054,19 @@ static void refusals_body(struct world *world)
 
 /* ---- Faults of one rank, told on every rank ------------------------------------------------------------------------------ */
 
-enum fault { MARKED_TWICE, PART_TWICE, NEVER_MARKED, HALF_MARKED, CALLBACK_FAILS, CALLER_FAILS, FAULTS };
+/* WRONG_LENGTH: a gradient is refused, and the program goes on without it. WRONG_LENGTH_TOLD: it gives up with the refusal's
+ * text. */
+enum fault {
+    MARKED_TWICE,
+    PART_TWICE,
+    NEVER_MARKED,
+    HALF_MARKED,
+    CALLBACK_FAILS,
+    CALLER_FAILS,
+    WRONG_LENGTH,
+    WRONG_LENGTH_TOLD,
+    FAULTS
+};
 
 static const struct {
     enum shoal_status status;
@@ -1038,27 +1080,59 @@ static const struct {
                                       "parameter 5 (layer5)"},
     [CALLBACK_FAILS] = {SHOAL_ERR_SYSTEM, "rank 1: the callback of buffer 1 (parameter "},
     [CALLER_FAILS] = {SHOAL_ERR_ABORTED, "gradients, step 2, rank 1: the loss was not a number"},
+    [WRONG_LENGTH] = {SHOAL_ERR_STATE, "gradients, step 2, rank 1: 1 of 23 gradients were not marked when the step ended: "
+                                       "parameter 4 (layer4)"},
+    [WRONG_LENGTH_TOLD] = {SHOAL_ERR_ARGUMENT,
+                           "rank 1: shoal_reducer_ready: parameter 4 (layer4) has 70 elements, its gradient 71"},
 };
+
+static enum shoal_status mark_whole(struct job *job, size_t parameter)
+{
+    return shoal_reducer_ready(job->reducer, parameter, job->memory[parameter], job->parameters[parameter].count);
+}
+
+static enum shoal_status mark_half(struct job *job, size_t parameter, bool overlaps)
+{
+    const size_t half = job->parameters[parameter].count / 2;
+    const enum shoal_status status = shoal_reducer_ready_part(job->reducer, parameter, job->memory[parameter], 0, half);
+    return status == SHOAL_OK && overlaps
+               ? shoal_reducer_ready_part(job->reducer, parameter, job->memory[parameter], half - 1, 2)
+               : status;
+}
+
+static void mark_too_long(struct job *job, size_t parameter, bool is_told)
+{
+    struct shoal_failure refusal = SHOAL_FAILURE_INIT;
+    expect_last(job->world,
+                shoal_reducer_ready(job->reducer, parameter, job->memory[parameter], job->parameters[parameter].count + 1),
+                SHOAL_ERR_ARGUMENT, "parameter 4 (layer4) has 70 elements, its gradient 71");
+    OK(job->world, shoal_last_failure(job->world->context, NULL, &refusal));
+    if (is_told)
+        shoal_reducer_fail(job->reducer, refusal.status, refusal.text);
+}
+
+/* What the rank at fault does where others mark a parameter. */
+static enum shoal_status mark_badly(struct job *job, enum fault fault, size_t parameter)
+{
+    if (fault == NEVER_MARKED && (parameter == 4 || parameter == 9))
+        return SHOAL_OK;
+    if ((fault == PART_TWICE || fault == HALF_MARKED) && parameter == 5)
+        return mark_half(job, parameter, fault == PART_TWICE);
+    if ((fault == WRONG_LENGTH || fault == WRONG_LENGTH_TOLD) && parameter == 4) {
+        mark_too_long(job, parameter, fault == WRONG_LENGTH_TOLD);
+        return SHOAL_OK;
+    }
+    if (fault == CALLER_FAILS && parameter == 12)
+        shoal_reducer_fail(job->reducer, SHOAL_ERR_ABORTED, "the loss was not a number");
+    const enum shoal_status status = mark_whole(job, parameter);
+    return status == SHOAL_OK && fault == MARKED_TWICE && parameter == 4 ? mark_whole(job, parameter) : status;
+}
 
 static enum shoal_status mark_with(struct job *job, enum fault fault, bool is_at_fault)
 {
     for (size_t i = 0; i < PARAMETERS; i++) {
-        enum shoal_status status = SHOAL_OK;
-        const size_t count = job->parameters[i].count;
-        if (is_at_fault && fault == NEVER_MARKED && (i == 4 || i == 9))
-            continue;
-        if (is_at_fault && fault == CALLER_FAILS && i == 12)
-            shoal_reducer_fail(job->reducer, SHOAL_ERR_ABORTED, "the loss was not a number");
         compute(job, i, job->memory[i], 1);
-        if (is_at_fault && (fault == PART_TWICE || fault == HALF_MARKED) && i == 5) {
-            status = shoal_reducer_ready_part(job->reducer, i, job->memory[i], 0, count / 2);
-            if (status == SHOAL_OK && fault == PART_TWICE)
-                status = shoal_reducer_ready_part(job->reducer, i, job->memory[i], count / 2 - 1, 2);
-        } else {
-            status = shoal_reducer_ready(job->reducer, i, job->memory[i], count);
-        }
-        if (status == SHOAL_OK && is_at_fault && fault == MARKED_TWICE && i == 4)
-            status = shoal_reducer_ready(job->reducer, i, job->memory[i], count);
+        const enum shoal_status status = is_at_fault ? mark_badly(job, fault, i) : mark_whole(job, i);
         if (status != SHOAL_OK)
             return status;
     }
@@ -1085,6 +1159,7 @@ static void fault_body(struct world *world)
     struct calls calls = {.job = &job, .fails_at = SIZE_MAX};
     struct shoal_failure failure = SHOAL_FAILURE_INIT;
     open_job(&job, world, 15);
+    job.parameters[4].count = 70;
     job.parameters[5].count = 100;
     job.options.compression = at->compression;
     job.options.on_buffer = fault == CALLBACK_FAILS ? on_buffer : NULL;
@@ -1106,7 +1181,7 @@ static void fault_body(struct world *world)
     OK(world, shoal_reducer_failure(job.reducer, &failure));
     CHECK(world, failure.rank == 1 && failure.status == status, "rank %d is blamed", failure.rank);
     expect_text(world, failure.text, told[fault].text);
-    if (fault == MARKED_TWICE || fault == NEVER_MARKED)
+    if (fault == MARKED_TWICE || fault == NEVER_MARKED || fault == WRONG_LENGTH)
         expect_text(world, failure.operation, "parameter 4 (layer4)");
     expect_last(world, shoal_reducer_begin(job.reducer, SHOAL_STEP_REDUCE), told[fault].status, told[fault].text);
     close_job(&job);
@@ -1169,8 +1244,9 @@ static void run_on_one_host(void)
     world_run(&(struct world_options){"reducer_a_rank_dies_in_mid_step", 4, NULL, killed_body, NULL});
 }
 
-static const char *const fault_names[] = {"marked twice",   "a part marked twice", "never marked",
-                                          "marked in half", "a callback fails",    "the caller gives up"};
+static const char *const fault_names[FAULTS] = {"marked twice",      "a part marked twice",    "never marked",
+                                                "marked in half",    "a callback fails",       "the caller gives up",
+                                                "of a wrong length", "of a wrong length, told"};
 
 static void run_faults(void)
 {

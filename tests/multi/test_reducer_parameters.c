@@ -12,7 +12,7 @@
 #define ELEMENTS 2000
 #define AT_FAULT 1
 
-enum fault { NONE, MARKED_TWICE, NEVER_MARKED, CALLER_FAILS, CALLBACK_FAILS, RANK_DIES };
+enum fault { NONE, MARKED_TWICE, NEVER_MARKED, WRONG_LENGTH, CALLER_FAILS, CALLBACK_FAILS, RANK_DIES };
 
 struct fault_case {
     enum fault fault;
@@ -112,6 +112,12 @@ static enum shoal_status mark_badly(struct trainer *trainer, size_t i)
         _exit(0); /* as the harness wants it */
     if (trainer->at->fault == NEVER_MARKED)
         return SHOAL_OK;
+    if (trainer->at->fault == WRONG_LENGTH) { /* refused, and never marked in another way */
+        CHECK(trainer->world,
+              shoal_reducer_ready(trainer->reducer, i, trainer->gradients[i], ELEMENTS - 1) == SHOAL_ERR_ARGUMENT,
+              "a gradient that is too short was not refused");
+        return SHOAL_OK;
+    }
     if (trainer->at->fault == CALLER_FAILS)
         shoal_reducer_fail(trainer->reducer, SHOAL_ERR_ABORTED, "the loss was not a number");
     const enum shoal_status status = shoal_reducer_ready(trainer->reducer, i, trainer->gradients[i], ELEMENTS);
@@ -225,8 +231,8 @@ static void refused_body(struct world *world)
 /* ---- Worlds -------------------------------------------------------------------------------------------------------------- */
 
 static const char *const fault_names[] = {
-    [MARKED_TWICE] = "marked twice",       [NEVER_MARKED] = "never marked",     [CALLER_FAILS] = "the caller gives up",
-    [CALLBACK_FAILS] = "a callback fails", [RANK_DIES] = "a rank dies",
+    [MARKED_TWICE] = "marked twice",        [NEVER_MARKED] = "never marked",       [WRONG_LENGTH] = "of a wrong length",
+    [CALLER_FAILS] = "the caller gives up", [CALLBACK_FAILS] = "a callback fails", [RANK_DIES] = "a rank dies",
 };
 
 static void run_case(const struct fault_case *at, int ranks_per_host)
