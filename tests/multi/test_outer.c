@@ -13,6 +13,7 @@
 #define PARAMETERS 13
 #define ELEMENTS_MAX 3000
 #define RANKS_MAX 4
+#define DEADLINE_MS 60000
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 
 static const size_t counts[PARAMETERS] = {1, 0, 2, 3, 64, 255, 257, 1023, 1024, 1025, 0, ELEMENTS_MAX, 7};
@@ -374,6 +375,66 @@ static void compressed_body(struct world *world)
     close_job(&job);
 }
 
+/* ---- In the background --------------------------------------------------------------------------------------------------- */
+
+/* What this rank's exchanges of fragment 0 have come to. */
+struct exchanged {
+    uint64_t bytes;
+    int under_way;
+};
+
+static void add_watched(void *arg, const struct shoal_watched *watched)
+{
+    struct exchanged *exchanged = arg;
+    if (strcmp(watched->name, "outer.0") != 0)
+        return;
+    exchanged->bytes += watched->bytes;
+    exchanged->under_way += watched->under_way;
+}
+
+/* Reads the flight recorder only: no communicator makes progress by it. */
+static struct exchanged watch(struct world *world)
+{
+    struct exchanged exchanged = {0, 0};
+    char error[256] = "";
+    const enum shoal_status status = shoal_watch((int)getpid(), add_watched, &exchanged, error, sizeof error);
+    CHECK(world, status == SHOAL_OK, "%s: %s", shoal_status_name(status), error);
+    return exchanged;
+}
+
+/* Between the step that begins an exchange and the one that applies it the ranks make no call, as if they trained. The exchange
+ * ends meanwhile. Nor does the step that begins it wait: the other ranks begin theirs when rank 0 has returned. */
+static void background_body(struct world *world)
+{
+    const struct schedule schedule = {4, 1, 3, 0.5, 0.5, 1, 0};
+    _Atomic uint64_t *has_begun = (_Atomic uint64_t *)(void *)world->board;
+    struct job job;
+    uint64_t bytes = 0;
+    open_job(&job, world, &schedule);
+    for (size_t p = 0; p < PARAMETERS; p++)
+        bytes += counts[p] * shoal_type_bytes(model.types[p]);
+    OK(world, create(&job));
+    for (int s = 0; s < 3; s++)
+        step(&job);
+    const struct exchanged before = watch(world);
+    for (int ms = 0; world->rank != 0 && ms < DEADLINE_MS && *has_begun == 0; ms++)
+        usleep(1000);
+    CHECK(world, world->rank == 0 || *has_begun == 1, "the step that begins an exchange waits for other ranks");
+    step(&job);
+    *has_begun = 1;
+    struct exchanged now = watch(world);
+    for (int ms = 0; ms < DEADLINE_MS && (now.bytes < before.bytes + bytes || now.under_way); ms++) {
+        usleep(1000);
+        now = watch(world);
+    }
+    CHECK(world, now.bytes >= before.bytes + bytes && now.under_way == 0, "%zu of %zu bytes were exchanged during training",
+          (size_t)(now.bytes - before.bytes), (size_t)bytes);
+    for (int s = 0; s < 3; s++)
+        step(&job);
+    finish(&job);
+    close_job(&job);
+}
+
 /* ---- States -------------------------------------------------------------------------------------------------------------- */
 
 static void *export_state(struct job *job, size_t *bytes_out)
@@ -671,6 +732,12 @@ static void late_body(struct world *world)
     _exit(0);
 }
 
+static void run_background(const char *name, int ranks)
+{
+    memset(world_board(), 0, WORLD_BOARD * sizeof(uint64_t));
+    world_run(&(struct world_options){name, ranks, NULL, background_body, NULL});
+}
+
 int main(void)
 {
     static const enum shoal_compression bfloat16 = SHOAL_COMPRESS_BFLOAT16, int8 = SHOAL_COMPRESS_INT8;
@@ -679,6 +746,7 @@ int main(void)
     world_run(&(struct world_options){"outer_steps_are_those_of_the_model, 2 ranks", 2, NULL, algorithm_body, NULL});
     world_run(&(struct world_options){"outer_steps_are_those_of_the_model, 4 ranks", 4, NULL, algorithm_body, NULL});
     world_run(&(struct world_options){"outer_steps_of_one_step_are_averages", 4, NULL, averaging_body, NULL});
+    run_background("outer_exchanges_while_ranks_train", 2);
     world_run(&(struct world_options){"outer_states_come_back, 1 rank", 1, NULL, state_body, NULL});
     world_run(&(struct world_options){"outer_states_come_back, 4 ranks", 4, NULL, state_body, NULL});
     world_run(&(struct world_options){"outer_wrong_states_change_nothing, 1 rank", 1, NULL, wrong_state_body, NULL});
@@ -695,6 +763,7 @@ int main(void)
     world_run(&(struct world_options){"outer_a_rank_does_not_come", 4, NULL, late_body, NULL});
     world_divide(2);
     world_run(&(struct world_options){"outer_steps_are_those_of_the_model, 2 hosts", 4, NULL, algorithm_body, NULL});
+    run_background("outer_exchanges_while_ranks_train, 2 hosts", 4);
     world_run(&(struct world_options){"outer_compressed, 2 hosts, int8", 4, NULL, compressed_body, &int8});
     world_run(&(struct world_options){"outer_compressed, 2 hosts, bfloat16", 4, NULL, compressed_body, &bfloat16});
     world_run(&(struct world_options){"outer_ranks_in_different_steps, 2 hosts", 4, NULL, steps_differ_body, &steps[2]});
