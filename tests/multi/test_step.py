@@ -66,11 +66,14 @@ def efficiency_is_of_as_many_single_workers():
 
 
 def many_hosts_lose_little():
-    """The published figure to beat is 85 % of 2,048 workers; 128 of them, the last that fell behind nobody, are the measure."""
+    """The published figure to beat is 85 % of 2,048 workers. Beyond 128 of them efficiency falls no further than
+    docs/performance.md says; with 200 hosts, which are no power of two, it falls by up to 5 points."""
+    falls = {"resnet50": 0.035, "bert-large": 0.02, "gpt2": 0.02}
     words = ("--profile", "resnet50,bert-large,gpt2", "--backward", "120,400,250", "--rate", "100gbit", "--memory", "20GB/s")
     rows = {(row["profile"], row["hosts"]): row for row in predicted(*words, "--hosts", "16,32,64,200,256")}
     for (profile, hosts), row in rows.items():
-        expect(row["efficiency"] > rows[profile, 16]["efficiency"] - 0.05, row)
+        fall = rows[profile, 16]["efficiency"] - row["efficiency"]
+        expect(fall < (0.05 if hosts == 200 else falls[profile]), fall, row)
         expect(profile != "bert-large" or row["efficiency"] > 0.9, row)
         expect(hosts == 16 or row["algorithm"] == ("halving" if hosts == 256 else "mesh"), row)
 
