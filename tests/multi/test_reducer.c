@@ -236,7 +236,9 @@ static void steps_body(struct world *world)
             if (job.options.flight_bytes == 1)
                 check_flight(&job);
         }
-        CHECK(world, shoal_reducer_layout_number(job.reducer) <= 2, "the layout was made anew more than once");
+        const unsigned most = job.options.keeps_layout ? 1 : 2;
+        CHECK(world, shoal_reducer_layout_number(job.reducer) <= most, "layout number %u, keeps_layout is %d",
+              shoal_reducer_layout_number(job.reducer), job.options.keeps_layout);
         close_job(&job);
     }
 }
@@ -412,6 +414,17 @@ static void mark_in(struct job *job, const uint32_t *order)
     job->step++;
 }
 
+/* Makes the reducer anew with a layout, or an order, that is given. Its layout has this hash, and stays. */
+static void keep_given(struct job *job, const uint32_t *own, uint64_t hash)
+{
+    shoal_reducer_free(job->reducer);
+    OK(job->world, create(job));
+    CHECK(job->world, shoal_gradient_layout_hash(shoal_reducer_layout(job->reducer)) == hash, "what was given was not taken");
+    for (int s = 0; s < 3; s++)
+        mark_in(job, own);
+    CHECK(job->world, shoal_reducer_layout_number(job->reducer) == 1, "a given layout or order was made anew");
+}
+
 static void layout_body(struct world *world)
 {
     struct job job;
@@ -441,22 +454,50 @@ static void layout_body(struct world *world)
     CHECK(world, shoal_reducer_layout_number(job.reducer) == 2, "number %u", shoal_reducer_layout_number(job.reducer));
     mark_in(&job, own);
     CHECK(world, shoal_reducer_layout_number(job.reducer) == 2, "it was made anew twice");
-    shoal_reducer_free(job.reducer);
     job.options.layout = expected; /* as a resumed job has it */
-    OK(world, create(&job));
+    keep_given(&job, own, renewed);
+    job.options.layout = NULL;
+    job.options.order = order; /* as a profile has recorded it */
+    keep_given(&job, own, renewed);
     shoal_gradient_layout_free(expected);
-    CHECK(world, shoal_gradient_layout_hash(shoal_reducer_layout(job.reducer)) == renewed, "the given layout was not taken");
-    mark_in(&job, own);
-    mark_in(&job, own);
-    CHECK(world, shoal_reducer_layout_number(job.reducer) == 1, "a given layout was made anew");
     close_job(&job);
 }
 
 /* ---- Accumulation, unused parameters, norms, uneven steps ---------------------------------------------------------------- */
 
+/* Squares over all gradients, each times a factor (NULL: 1): the mean over ranks of their own, and of the averages. */
+static void expect_norms(const struct job *job, const double *factors, double *local, double *averaged)
+{
+    *local = *averaged = 0;
+    for (size_t i = 0; i < PARAMETERS; i++) {
+        const double factor = factors ? factors[i] : 1;
+        for (size_t e = 0; e < job->parameters[i].count; e++) {
+            for (int r = 0; r < job->world->size; r++)
+                *local += pow(factor * gradient_value(job->step, r, i, e), 2) / job->world->size;
+            *averaged += pow(factor * expect(job, i, e, ALL_RANKS), 2);
+        }
+    }
+}
+
+static void check_near(const struct job *job, double found, double expected, double error, const char *what)
+{
+    CHECK(job->world, fabs(found - expected) <= error * expected, "step %d: %s is %.17g, not %.17g", job->step, what, found,
+          expected);
+}
+
+static void check_norms(const struct job *job, const double *factors, const struct shoal_step_result *result)
+{
+    double local, averaged;
+    expect_norms(job, factors, &local, &averaged);
+    check_near(job, result->local_squared, local, 1e-9, "the ranks' own squared norm");
+    check_near(job, result->squared, averaged, 1e-9, "the squared norm of the averages");
+}
+
 static void local_body(struct world *world)
 {
     struct job job;
+    struct shoal_step_result result = SHOAL_STEP_RESULT_INIT;
+    double factors[PARAMETERS];
     open_job(&job, world, 5);
     job.options.has_norms = 1;
     OK(world, create(&job));
@@ -469,10 +510,13 @@ static void local_body(struct world *world)
                 compute(&job, i, job.memory[i], micro == 2 ? 1 : 2);
                 OK(world, shoal_reducer_ready(job.reducer, i, job.memory[i], job.parameters[i].count));
             }
-            OK(world, shoal_reducer_finish(job.reducer, NULL));
+            OK(world, shoal_reducer_finish(job.reducer, &result));
         }
-        for (size_t i = 0; i < PARAMETERS; i++)
-            check_values(&job, i, job.memory[i], ALL_RANKS, i % 4 ? 5 : 1);
+        for (size_t i = 0; i < PARAMETERS; i++) {
+            factors[i] = i % 4 ? 5 : 1;
+            check_values(&job, i, job.memory[i], ALL_RANKS, factors[i]);
+        }
+        check_norms(&job, factors, &result);
         job.step++;
     }
     close_job(&job);
@@ -511,51 +555,117 @@ static void unused_body(struct world *world)
     }
 }
 
-/* Squares over all gradients: of every rank's own, and of the averages. */
-static void expect_norms(const struct job *job, double *local, double *averaged)
+/* Each second parameter is computed in its view, where has_views. */
+static void *norms_place(struct job *job, size_t parameter, bool has_views)
 {
-    *local = *averaged = 0;
+    return place_of(job, parameter, has_views && parameter % 2);
+}
+
+static void norms_step(struct job *job, bool has_views, struct shoal_step_result *result)
+{
+    bool in_view[PARAMETERS];
+    OK(job->world, shoal_reducer_begin(job->reducer, SHOAL_STEP_REDUCE));
     for (size_t i = 0; i < PARAMETERS; i++) {
-        for (size_t e = 0; e < job->parameters[i].count; e++) {
-            for (int r = 0; r < job->world->size; r++)
-                *local += pow(gradient_value(job->step, r, i, e), 2) / job->world->size;
-            *averaged += pow(expect(job, i, e, ALL_RANKS), 2);
-        }
+        in_view[i] = has_views && i % 2;
+        compute(job, i, norms_place(job, i, has_views), 1);
     }
+    mark_all(job, in_view);
+    OK(job->world, shoal_reducer_finish(job->reducer, result));
+}
+
+/* With clips 1 the averages' norm is below the limit, with clips 2 above it. */
+static void open_norms(struct job *job, struct world *world, int clips, enum shoal_type type)
+{
+    open_job(job, world, 8);
+    for (size_t i = 0; i < PARAMETERS; i++)
+        job->parameters[i].type = type;
+    job->options.has_norms = 1;
+    job->options.max_norm = clips == 0 ? 0 : clips == 1 ? 1e9 : 10;
+}
+
+static void check_clip(const struct job *job, int clips, const struct shoal_step_result *result)
+{
+    const double clip = clips == 2 ? 10 / (sqrt(result->squared) + 1e-6) : 1;
+    CHECK(job->world, fabs(result->clip - clip) <= 1e-15 * clip, "clip %.17g, not %.17g", result->clip, clip);
 }
 
 static void norms_body(struct world *world)
 {
     struct job job;
-    double local, averaged;
-    for (int clips = 0; clips < 3; clips++) {
+    for (int kind = 0; kind < 6; kind++) {
         struct shoal_step_result result = SHOAL_STEP_RESULT_INIT;
-        bool in_view[PARAMETERS] = {false};
-        open_job(&job, world, 8);
-        for (size_t i = 0; i < PARAMETERS; i++)
-            job.parameters[i].type = SHOAL_FLOAT64; /* clipped values are compared with those that double gives */
-        job.options.has_norms = 1;
-        job.options.max_norm = clips == 0 ? 0 : clips == 1 ? 1e9 : 10;
+        const int clips = kind / 2;
+        const bool has_views = kind % 2;
+        open_norms(&job, world, clips, SHOAL_FLOAT64); /* clipped values are compared with those that double gives */
         OK(world, create(&job));
-        OK(world, shoal_reducer_begin(job.reducer, SHOAL_STEP_REDUCE));
-        for (size_t i = 0; i < PARAMETERS; i++)
-            compute(&job, i, job.memory[i], 1);
-        mark_all(&job, in_view);
-        OK(world, shoal_reducer_finish(job.reducer, &result));
-        expect_norms(&job, &local, &averaged);
-        CHECK(world, fabs(result.local_squared - local) <= 1e-9 * local, "local %.17g, not %.17g", result.local_squared, local);
-        CHECK(world, fabs(result.squared - averaged) <= 1e-9 * averaged, "averaged %.17g, not %.17g", result.squared, averaged);
-        const double clip = clips == 2 ? 10 / (sqrt(result.squared) + 1e-6) : 1;
-        CHECK(world, fabs(result.clip - clip) <= 1e-15 * clip, "clip %.17g, not %.17g", result.clip, clip);
-        for (size_t i = 0; i < PARAMETERS; i++)
+        norms_step(&job, has_views, &result);
+        check_norms(&job, NULL, &result);
+        check_clip(&job, clips, &result);
+        for (size_t i = 0; i < PARAMETERS; i++) {
+            const double *found = norms_place(&job, i, has_views);
             for (size_t e = 0; e < job.parameters[i].count; e++)
-                CHECK(world, ((double *)job.memory[i])[e] == expect(&job, i, e, ALL_RANKS) * result.clip, "%s is not clipped",
-                      job.names[i]);
+                CHECK(world, found[e] == expect(&job, i, e, ALL_RANKS) * result.clip, "%s is not clipped", job.names[i]);
+        }
         close_job(&job);
     }
 }
 
-/* One rank's NaN is named on all, and the reducer goes on. */
+/* With int8 each rank's own norm is still exact, and the averages' is that of what all ranks find in place. */
+static void compressed_norms_body(struct world *world)
+{
+    struct job job;
+    double local, averaged;
+    for (int kind = 0; kind < 6; kind++) {
+        struct shoal_step_result result = SHOAL_STEP_RESULT_INIT;
+        const int clips = kind / 2;
+        const bool has_views = kind % 2;
+        double squared = 0;
+        open_norms(&job, world, clips, SHOAL_FLOAT32);
+        job.options.compression = SHOAL_COMPRESS_INT8;
+        OK(world, create(&job));
+        norms_step(&job, has_views, &result);
+        for (size_t i = 0; i < PARAMETERS; i++) {
+            for (size_t e = 0; e < job.parameters[i].count; e++)
+                squared += pow(gradient_get(SHOAL_FLOAT32, norms_place(&job, i, has_views), e), 2);
+        }
+        expect_norms(&job, NULL, &local, &averaged);
+        check_near(&job, result.local_squared, local, 1e-9, "the ranks' own squared norm");
+        check_near(&job, result.squared, averaged, 0.01, "the squared norm of the averages");
+        check_near(&job, squared, result.squared * result.clip * result.clip, 1e-6, "the squared norm in place");
+        check_clip(&job, clips, &result);
+        close_job(&job);
+    }
+}
+
+static void put_bits(enum shoal_type type, void *memory, size_t i, uint64_t bits)
+{
+    const size_t bytes = shoal_type_bytes(type);
+    memcpy((char *)memory + bytes * i, &bits, bytes);
+}
+
+/* NaN, infinity or its negative: every bit of the exponent is set. */
+static void put_nonfinite(enum shoal_type type, void *memory, size_t i, int kind)
+{
+    static const uint64_t infinities[] = {[SHOAL_FLOAT32] = UINT64_C(0x7f800000),
+                                          [SHOAL_FLOAT64] = UINT64_C(0x7ff) << 52,
+                                          [SHOAL_BFLOAT16] = 0x7f80,
+                                          [SHOAL_FLOAT16] = 0x7c00};
+    const uint64_t sign = UINT64_C(1) << (8 * shoal_type_bytes(type) - 1);
+    const uint64_t bits[] = {UINT64_MAX, infinities[type], infinities[type] | sign};
+    put_bits(type, memory, i, bits[kind]);
+}
+
+/* Values whose squares, or their sum, are infinite in the type, or in double, are finite. */
+static void put_large(const struct job *job, size_t parameter)
+{
+    static const double large[] = {
+        [SHOAL_FLOAT32] = 5e37, [SHOAL_FLOAT64] = 1e200, [SHOAL_BFLOAT16] = 5e37, [SHOAL_FLOAT16] = 4096};
+    const enum shoal_type type = job->parameters[parameter].type;
+    for (size_t i = 90; i < 100; i++)
+        gradient_put(type, job->memory[parameter], i, large[type]);
+}
+
+/* One rank's NaN or infinity is named on all, and the reducer goes on. Large values are not named. */
 static void finite_body(struct world *world)
 {
     struct job job;
@@ -565,20 +675,22 @@ static void finite_body(struct world *world)
         job.parameters[i] = (struct shoal_parameter){100, types[i % 4], job.names[i]};
     job.options.checks_finite = 1;
     OK(world, create(&job));
-    for (int bad = 0; bad < PARAMETERS; bad++) {
+    for (int round = 0; round < 3 * PARAMETERS; round++) {
+        const int bad = round % PARAMETERS;
+        const bool has_bad = bad % 5 != 0;
         OK(world, shoal_reducer_begin(job.reducer, SHOAL_STEP_REDUCE));
         for (size_t i = 0; i < PARAMETERS; i++) {
             compute(&job, i, job.memory[i], 1);
-            if ((int)i >= bad && (int)i % 3 == bad % 3 && world->rank >= world->size / 2 && bad % 5)
-                memset((char *)job.memory[i] + shoal_type_bytes(job.parameters[i].type) * (size_t)(bad * 4), 0xff,
-                       shoal_type_bytes(job.parameters[i].type)); /* NaN in each type */
+            put_large(&job, i);
+            if (has_bad && (int)i >= bad && (int)i % 3 == bad % 3 && world->rank >= world->size / 2)
+                put_nonfinite(job.parameters[i].type, job.memory[i], (size_t)(bad * 4), round / PARAMETERS);
             OK(world, shoal_reducer_ready(job.reducer, i, job.memory[i], 100));
         }
         OK(world, shoal_reducer_finish(job.reducer, &result));
-        const int rank = bad % 5 ? world->size / 2 : -1, parameter = bad % 5 ? bad : -1;
+        const int rank = has_bad ? world->size / 2 : -1, parameter = has_bad ? bad : -1;
         CHECK(world, result.nonfinite_rank == rank && result.nonfinite_parameter == parameter,
-              "rank %d, parameter %d are named, not %d, %d", result.nonfinite_rank, (int)result.nonfinite_parameter, rank,
-              parameter);
+              "round %d: rank %d, parameter %d are named, not %d, %d", round, result.nonfinite_rank,
+              (int)result.nonfinite_parameter, rank, parameter);
     }
     close_job(&job);
 }
@@ -1271,6 +1383,8 @@ static void run_on_two_hosts(void)
     world_run(&(struct world_options){"reducer_counts_what_is_sent, 2 hosts", 4, NULL, wire_body, &none});
     world_run(&(struct world_options){"reducer_counts_what_is_sent, 2 hosts, bfloat16", 4, NULL, wire_body, &bfloat16});
     world_run(&(struct world_options){"reducer_counts_what_is_sent, 2 hosts, int8", 4, NULL, wire_body, &int8});
+    world_run(&(struct world_options){"reducer_norms_and_clipping, 2 hosts", 4, NULL, norms_body, NULL});
+    world_run(&(struct world_options){"reducer_norms_and_clipping, 2 hosts, int8", 4, NULL, compressed_norms_body, NULL});
     world_run(&(struct world_options){"reducer_resumes_with_residuals, 2 hosts", 4, NULL, resumed_body, NULL});
     world_run(&(struct world_options){"reducer_refuses_residuals_of_others", 4, NULL, residuals_refused_body, NULL});
     world_run(&(struct world_options){"reducer_refuses_unequal_hosts", 3, NULL, unequal_hosts_body, NULL});

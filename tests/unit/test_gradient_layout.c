@@ -221,6 +221,49 @@ static void layout_defaults_are_reverse_order_and_a_small_first_buffer(void **st
     shoal_gradient_layout_free(layout);
 }
 
+static void layout_buffers_have_25_mib_by_default(void **state)
+{
+    enum { COUNT = 60 };
+    static const size_t expected[] = {1, 25, 25, 8, 1}; /* the last one holds only what is ready last */
+    struct shoal_parameter parameters[COUNT];
+    struct shoal_gradient_layout *layout;
+    (void)state;
+    for (size_t i = 0; i < COUNT; i++)
+        parameters[i] = (struct shoal_parameter){256 << 10, SHOAL_FLOAT32, NULL}; /* 1 MiB each */
+    assert_int_equal(shoal_gradient_layout_create(parameters, COUNT, NULL, &layout, NULL, 0), SHOAL_OK);
+    assert_int_equal(shoal_gradient_layout_buffers(layout), 5);
+    for (size_t b = 0; b < 5; b++)
+        assert_int_equal(buffer_of(layout, b).bytes, expected[b] << 20);
+    shoal_gradient_layout_free(layout);
+}
+
+/* With so many ranks the first buffer would be too short for its owners: it is as long as their shares are at least. */
+static void layout_owners_have_64_kib_by_default_or_8_where_they_are_many(void **state)
+{
+    enum { COUNT = 7000, TENSOR = 16 << 10 };
+    static const struct {
+        int ranks;
+        size_t rank_bytes;
+    } defaults[] = {{100, 64 << 10}, {400, 64 << 10}, {1000, 26214}, {3200, 8 << 10}, {4096, 8 << 10}};
+    static struct shoal_parameter parameters[COUNT];
+    (void)state;
+    for (size_t i = 0; i < COUNT; i++)
+        parameters[i] = (struct shoal_parameter){TENSOR / 4, SHOAL_FLOAT32, NULL};
+    for (size_t d = 0; d < sizeof defaults / sizeof *defaults; d++) {
+        struct shoal_gradient_layout_options options = SHOAL_GRADIENT_LAYOUT_OPTIONS_INIT;
+        struct shoal_gradient_layout *layout;
+        const size_t ranks = (size_t)defaults[d].ranks, least = ranks * defaults[d].rank_bytes;
+        options.ranks = defaults[d].ranks;
+        assert_int_equal(shoal_gradient_layout_create(parameters, COUNT, &options, &layout, NULL, 0), SHOAL_OK);
+        const size_t buffers = shoal_gradient_layout_buffers(layout), first = buffer_of(layout, 0).bytes;
+        assert_true(buffers > 3);
+        assert_true(first >= least && first < least + TENSOR + 64 * ranks);
+        for (size_t b = 1; b + 1 < buffers; b++)
+            assert_true(buffer_of(layout, b).bytes >= least);
+        shoal_gradient_layout_free(layout);
+    }
+}
+
 static void layout_hash_tells_layouts_apart(void **state)
 {
     uint64_t random = 18;
@@ -477,6 +520,8 @@ int main(void)
         cmocka_unit_test(layout_numbers_buffers_as_they_become_full),
         cmocka_unit_test(layout_ends_with_little),
         cmocka_unit_test(layout_defaults_are_reverse_order_and_a_small_first_buffer),
+        cmocka_unit_test(layout_buffers_have_25_mib_by_default),
+        cmocka_unit_test(layout_owners_have_64_kib_by_default_or_8_where_they_are_many),
         cmocka_unit_test(layout_hash_tells_layouts_apart),
         cmocka_unit_test(layout_refuses_what_makes_no_sense),
         cmocka_unit_test(layout_answers_nothing_about_what_is_not_there),
