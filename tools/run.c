@@ -209,6 +209,8 @@ static void deaths_take(struct run *run, pid_t pid)
     if (run->phase != PHASE_WORKING)
         return;
     run_workers_look(&run->workers, is_failing);
+    if (run->options.says_ends)
+        run_report_ends(&run->workers, &run->output);
     if (run->first < 0 && (run->cause == RUN_CAUSE_NONE || is_failing))
         failure_note(run, pid);
     if (!run->workers.alive)
@@ -409,7 +411,9 @@ static void tell_take(struct run *run, int rank)
 static void verdict_take(struct run *run, const struct run_cause *cause)
 {
     const struct run_reporting reporting = reporting_of(run);
-    if (run->phase == PHASE_WORKING) { /* host 0 waits no longer */
+    if (run->phase == PHASE_WORKING) {
+        if (run->workers.alive)
+            run_output_say(&run->output, "host 0 waits no longer: killing %s", run_workers_alive(&run->workers).text);
         run_workers_end(&run->workers, SIGKILL);
         run_workers_reap(&run->workers);
         run_output_drain(&run->output);

@@ -23,7 +23,8 @@ enum option {
     OPTION_HOST_INDEX,
     OPTION_MEET,
     OPTION_MEET_TIMEOUT,
-    OPTION_RESTARTS
+    OPTION_RESTARTS,
+    OPTION_ENDS
 };
 
 static const struct tool_option option_list[] = {
@@ -38,6 +39,7 @@ static const struct tool_option option_list[] = {
     {"--meet", OPTION_MEET, "HOST:PORT"},
     {"--meet-timeout", OPTION_MEET_TIMEOUT, "SECONDS"},
     {"--restarts", OPTION_RESTARTS, "K"},
+    {"--ends", OPTION_ENDS, NULL},
     {"--help", OPTION_HELP, NULL},
     {"-h", OPTION_HELP, NULL},
     {NULL, 0, NULL},
@@ -62,6 +64,7 @@ static const char help[] =
     "    --timeout SECONDS   end the run after so long, restarts and all\n"
     "    --grace SECONDS     how long workers may take to end when told to by a signal or the timeout\n"
     "                        (default 10)\n"
+    "    --ends              say at once how each worker that fails has ended\n"
     "\n"
     "Examples:\n"
     "    shoal run -n 2 ./train --epochs 3\n"
@@ -181,6 +184,9 @@ static bool option_apply(int id, const struct tool_args *args, struct run_option
         return tool_seconds_read(args, &options->meet_ms);
     case OPTION_RESTARTS:
         return tool_number_read(args, 0, RESTARTS_MAX, &options->restarts);
+    case OPTION_ENDS:
+        options->says_ends = true;
+        return true;
     default:
         if (!tool_seconds_read(args, &options->timeout_ms))
             return false;

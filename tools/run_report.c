@@ -78,6 +78,17 @@ void run_report_tell(const struct run_reporting *reporting, int rank, struct run
     tail_copy(&reporting->output->tails[w], cause_out->tail);
 }
 
+void run_report_ends(const struct run_workers *workers, struct run_output *output)
+{
+    for (int w = 0; w < workers->started; w++) {
+        struct run_worker *worker = &workers->at[w];
+        if (run_worker_has_failed(worker) && !worker->is_told)
+            run_output_say(output, "rank %d (pid %d) has ended: %s", run_worker_rank(workers, w), (int)worker->pid,
+                           run_worker_ending(workers, worker).text);
+        worker->is_told = !worker->is_alive;
+    }
+}
+
 /* ---- the verdict ---- */
 
 /* " on h2"; nothing where there is one host. */

@@ -20,6 +20,9 @@ struct run_ended run_report_ended(const struct run_reporting *reporting);
 /* What is to be said of a rank of this host that is asked about, or of that which it blames: TOLD. */
 void run_report_tell(const struct run_reporting *reporting, int rank, struct run_cause *cause_out);
 
+/* With --ends: queues a line about each worker that has failed since the last call. */
+void run_report_ends(const struct run_workers *workers, struct run_output *output);
+
 /* Queues the lines about a verdict. */
 void run_report_print(const struct run_reporting *reporting, const struct run_cause *cause);
 

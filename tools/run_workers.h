@@ -10,6 +10,7 @@ struct run_worker {
     bool is_alive; /* a dead worker stays unreaped until the end, so that its number cannot become another process's */
     bool is_later; /* it ended after the first failure, or is that */
     bool is_ours;  /* it was told to end, or killed, from here */
+    bool is_told;  /* run_report_ends has looked at it */
     int how;       /* CLD_EXITED, CLD_KILLED or CLD_DUMPED */
     int code;      /* the exit code or the signal */
 };

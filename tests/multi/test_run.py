@@ -584,6 +584,20 @@ def grace_passes_once():
     assert 0.3 < min(took) < 3, took
 
 
+def ends_are_told_at_once():
+    """With --ends: each worker that failed, once, the first of them seconds before the report."""
+    script = "case $RANK in 0) exec sleep 63;; 1) kill -KILL $$;; 2) exit 0;; 3) exit 137;; esac"
+    done = sh(script, 4, "--ends")
+    lines = done.err.splitlines()
+    told = [re.sub(r"pid \d+", "pid", line) for line in lines if "has ended: " in line]
+    equal(sorted(told), ["shoal run: rank 0 (pid) has ended: killed by signal 15 (Terminated)",
+                         "shoal run: rank 1 (pid) has ended: killed by signal 9 (Killed)",
+                         "shoal run: rank 3 (pid) has ended: exited with code 137"])
+    assert max(lines.index(line) for line in lines if re.match(r"shoal run: rank [13] .*has ended", line)) < min(
+        at for at, line in enumerate(lines) if "did not end within 3 s" in line), done.err
+    assert "has ended: " not in sh("exit 3").err
+
+
 def stuck_reader_does_not_hold_signals():
     process = start("-n", "2", "yes")
     time.sleep(0.5)
@@ -861,7 +875,7 @@ TESTS = [
     early_leavers_are_in_the_report, survivors_are_ended, stubborn_survivors_are_killed, stopped_survivors_are_ended,
     children_of_workers_are_ended,
     left_children_do_not_hold_the_run, missing_program_is_named, signals_are_forwarded, signal_reaches_children,
-    second_interrupt_kills, grace_passes_once, stuck_reader_does_not_hold_signals, timeout_ends_the_run,
+    second_interrupt_kills, grace_passes_once, ends_are_told_at_once, stuck_reader_does_not_hold_signals, timeout_ends_the_run,
     killed_launcher_takes_workers_along, ignored_signals_stay_ignored, workers_get_default_signals,
     tests_hold_under_nohup,
     stop_and_continue, terminal_shows_the_bar, terminal_input_reaches_rank_0, terminal_interrupt_ends_all,
