@@ -142,9 +142,9 @@ def message(function, *arguments, **more):
     raise AssertionError("no error came")
 
 
-def wait_for(condition, what, deadline_s=120):
+def wait_for(condition, what, deadline_s=120, every_s=0.02):
     until = time.monotonic() + deadline_s
     while not condition():
         if time.monotonic() > until:
             raise AssertionError(f"{what}: not within {deadline_s} s")
-        time.sleep(0.02)
+        time.sleep(every_s)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Checkpoints at a URI while a job trains: whole sets whatever ends the writer, brought back at the start; and what a job
-leaves behind."""
+leaves at its output_path."""
 import contextlib
 import json
 import os
@@ -15,8 +15,9 @@ import time
 TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(TOP / "tests/multi"), str(TOP / "python")]
 
-from shoal.job import checkpoints, storage  # noqa: E402
-from shoal.job.checkpoints import Synchronizer, upload  # noqa: E402
+from shoal.job import checkpoints, contract, places, storage  # noqa: E402
+from shoal.job.checkpoints import Synchronizer  # noqa: E402
+from shoal.job.document import Job  # noqa: E402
 from stores import S3, Said, files_below, message, wait_for  # noqa: E402
 from tap import expect, run_cases  # noqa: E402
 
@@ -267,15 +268,50 @@ def read_only(uri):
 
 # ---- ends and faults ----
 
-def a_script_that_was_killed_leaves_no_torn_file():
-    """complete=False: what changed a moment ago is not taken."""
-    run = Run("s3://data/torn")
-    run.write("good", b"good")
-    run.set_is(good=b"good")
-    with being_written("torn"):
-        run.write("torn", b"half a mod")
-        run.sync.finish(LONG_S, complete=False)
-    expect(brought("s3://data/torn") == {"good": b"good"})
+def a_file_that_a_killed_script_left_torn_stays_at_home():
+    """One of the set, as every script that has a last.pt leaves it, and one that the set has not. Nobody writes any more, and passes
+    go on: the file looks as settled as any."""
+    for name in ("last", "epoch-2"):
+        uri = f"s3://data/torn-{name}"
+        run = Run(uri)
+        run.write("last", b"whole")
+        run.set_is(last=b"whole")
+        (run.local / name).write_bytes(b"ha")
+        run.sync.kill_note()
+        time.sleep(1.5 * checkpoints.SETTLE_S)
+        text = message(run.sync.finish, LONG_S)
+        expect(f"are not at {uri}: {name} may be half-written, as a process of the script was killed; the set of 2" in text, text)
+        expect(text.endswith(" is there, whole"), text)
+        expect(brought(uri) == {"last": b"whole"})
+        expect(objects(f"torn-{name}")["last"] == b"whole" and "epoch-2" not in objects(f"torn-{name}"))
+
+
+def one_write_of_many_seconds_is_torn_too():
+    """The time of the file is that of the beginning, so that only its size tells how lately it was written."""
+    run = Run("s3://data/slow-write")
+    run.write("last", b"whole")
+    run.set_is(last=b"whole")
+    with being_written("big"):
+        run.write("big", b"so far")
+        time.sleep(0.5)
+    os.utime(run.local / "big", (1, 1))
+    time.sleep(0.2)
+    run.sync.kill_note()
+    expect("big may be half-written" in message(run.sync.finish, LONG_S))
+    expect(brought("s3://data/slow-write") == {"last": b"whole"})
+
+
+def what_others_save_after_a_kill_is_safe():
+    """Rank 1 has no handler of SIGTERM, rank 0 saves; and a script that was started again writes the file anew."""
+    run = Run("s3://data/others")
+    run.write("last", b"whole")
+    run.set_is(last=b"whole")
+    (run.local / "last").write_bytes(b"ha")
+    run.sync.kill_note()
+    time.sleep(0.1)
+    run.write("last", b"after it")
+    run.finish()
+    expect(brought("s3://data/others") == {"last": b"after it"})
 
 
 def a_deadline_is_kept_and_the_set_before_is_named():
@@ -348,31 +384,32 @@ def a_set_that_is_not_whole_is_one_error():
         expect("is no manifest of checkpoints" in text, text)
 
 
+def archive_send(archive, output_path):
+    """As a job does at its end. A failure is one line."""
+    try:
+        return places._output_copy(Job("train.py", name="job-1", output_path=output_path), archive, "")
+    except contract.ContractError as error:
+        return str(error)
+
+
 def what_a_job_leaves_is_copied():
     with tempfile.TemporaryDirectory() as name:
-        top = pathlib.Path(name)
-        (top / "model.tar.gz").write_bytes(b"model")
-        (top / "out/deep").mkdir(parents=True)
-        (top / "out/deep/x").write_bytes(b"x")
-        (top / "out/y").write_bytes(b"y")
-        expect(upload(top / "model.tar.gz", "s3://data/results/job-1/output/") == "s3://data/results/job-1/output/model.tar.gz")
-        expect(upload(top / "out", "s3://data/results") == "s3://data/results/out")
-        expect(objects("results") == {"job-1/output/model.tar.gz": b"model", "out/deep/x": b"x", "out/y": b"y"}, objects("results"))
-        expect(upload(top / "model.tar.gz", f"file://{name}/results") == f"{name}/results/model.tar.gz")
-        expect((top / "results/model.tar.gz").read_bytes() == b"model" and len(list((top / "results").iterdir())) == 1)
-        expect("there is no" in message(upload, top / "none", "s3://data/results"))
-        expect("there is no such bucket" in message(upload, top / "model.tar.gz", "s3://no-such-bucket/x"))
-        (top / "file").write_bytes(b"")
-        expect("File exists" in message(upload, top / "model.tar.gz", f"{name}/file"))
+        archive = pathlib.Path(name) / "model.tar.gz"
+        archive.write_bytes(b"model")
+        expect(archive_send(archive, "s3://data/results/") == "s3://data/results/job-1/output/model.tar.gz")
+        expect(objects("results") == {"job-1/output/model.tar.gz": b"model"}, objects("results"))
+        text = archive_send(archive, "s3://no-such-bucket/x")
+        expect(text.startswith("cannot copy model.tar.gz to s3://no-such-bucket/x/job-1") and "there is no such bucket" in text, text)
 
 
-def a_large_file_goes_in_parts():
+def a_large_archive_goes_in_parts():
     with tempfile.TemporaryDirectory() as name:
         body = os.urandom((33 << 20) + 5)
-        (pathlib.Path(name) / "large").write_bytes(body)
+        archive = pathlib.Path(name) / "model.tar.gz"
+        archive.write_bytes(body)
         s3.proxy.forget()
-        upload(pathlib.Path(name) / "large", "s3://data/parts")
-        expect(objects("parts") == {"large": body})
+        archive_send(archive, "s3://data/parts")
+        expect(objects("parts") == {"job-1/output/model.tar.gz": body})
         expect(len([path for method, path in s3.proxy.requests if method == "PUT"]) == 3, s3.proxy.requests)
 
 
@@ -386,10 +423,12 @@ run_cases([
     a_file_that_is_being_written_waits,
     patience_ends,
     a_writer_that_is_killed_leaves_a_whole_set,
-    a_script_that_was_killed_leaves_no_torn_file,
+    a_file_that_a_killed_script_left_torn_stays_at_home,
+    one_write_of_many_seconds_is_torn_too,
+    what_others_save_after_a_kill_is_safe,
     a_deadline_is_kept_and_the_set_before_is_named,
     a_store_that_fails_is_said_once_and_tried_again,
     a_set_that_is_not_whole_is_one_error,
     what_a_job_leaves_is_copied,
-    a_large_file_goes_in_parts,
+    a_large_archive_goes_in_parts,
 ])

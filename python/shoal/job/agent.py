@@ -34,7 +34,6 @@ EXIT_AGENT = 125  # the agent could not do its work, as that of `shoal run` itse
 KILL_AFTER_S = 10.0  # how much longer than its grace time a runner may take before all of its group is killed
 DRAIN_S = 2.0  # how long what the workers left running may hold our pipe when they have ended
 LINE_MAX = 1 << 16
-CHECKPOINTS_S = 600.0  # until the last checkpoints are at their place
 IGNORED = ("__pycache__", ".git")
 REMOTE = "s3", "gs", "http", "https", "hdfs", "az"
 
@@ -80,7 +79,7 @@ class Ending:
     is_secondary: bool = False  # another host is to blame
 
 
-Tell = Callable[..., None]  # tell(status="Downloading"), tell(attempt=2): how the host's part stands
+Tell = Callable[..., None]  # tell(status="Downloading"), tell(attempt=2), tell(keeping=SECONDS): how the host's part stands
 
 
 # ---- the source ----
@@ -250,18 +249,21 @@ def channels_bring(container: Container, place: Place, say: Callable[[str], None
 # ---- what the workers write ----
 
 class Cause:
-    """Finds in what the workers write why they failed: the report of `shoal run`, and the last line of a traceback."""
+    """Finds in what the workers write why they failed: the report of `shoal run`, and the last line of a traceback. `kill_note` is
+    called when a worker has been killed."""
 
     FIRST = re.compile(r"^shoal run: rank (\d+) (?:\(pid \d+\) )?(?:on \S+ )?failed first: (.*)$")
     LOST = re.compile(r"^shoal run: (host \d+ \(.*\) (?:is lost|has ended the run|could not start its workers).*)$")
     ELSEWHERE = re.compile(r"^shoal run: (the rank to blame is on another host.*)$")
     SIGNAL = re.compile(r"^shoal run: ended by signal \d+ ")  # that this agent did not send: who did, as a host that was lost, tells more
     BLAMED = re.compile(r"^shoal run: the ranks say: .* is broken(?: by|:) rank (\d+) \(process ")
+    ENDED = re.compile(r"^shoal run: rank \d+ \(pid \d+\) has ended: (killed by signal|exited with code) (\d+)")
+    KILLED = re.compile(r"^shoal run: (?:host 0 waits no longer|asked again to end): killing ")
     SAID = re.compile(r"^shoal run: (.*)$")
     ERROR = re.compile(r"^(?:(\d+)\| )?(?:\[rank(\d+)\]: *)?((?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)(?:: .*)?)$")
 
-    def __init__(self, own_ranks: range):
-        self.own_ranks = own_ranks
+    def __init__(self, own_ranks: range, kill_note: Callable[[], None] = lambda: None):
+        self.own_ranks, self.kill_note = own_ranks, kill_note
         self.first: Optional[Tuple[str, str]] = None  # rank, how it ended
         self.errors: Dict[str, str] = {}  # of each rank, the last before the report
         self.lost: Optional[str] = None
@@ -269,6 +271,11 @@ class Cause:
         self.is_secondary = False  # another host tells more
 
     def hear(self, line: str) -> None:
+        ended = self.ENDED.match(line)
+        if self.KILLED.match(line) or (ended and is_end_of_killed(*ended.groups())):
+            self.kill_note()
+        if ended:
+            return
         first, lost, error, said = (pattern.match(line) for pattern in (self.FIRST, self.LOST, self.ERROR, self.SAID))
         for of_rank in (first, self.BLAMED.match(line)):
             if of_rank and int(of_rank.group(1)) not in self.own_ranks:
@@ -294,6 +301,13 @@ class Cause:
             return f"rank {rank} {how}" + (f": {error}" if error else "")
         error = self.lost or next(iter(self.errors.values()), None) or (self.said if program == "shoal run" else None)
         return f"{program} {ending}" + (f": {error}" if error else "")
+
+
+def is_end_of_killed(how: str, number: str) -> bool:
+    """A shell ends with 128 + N when signal N has killed its program. Scripts may end so, too, when they have saved all after SIGTERM
+    or SIGINT."""
+    killed_by = int(number) - (0 if how == "killed by signal" else 128)
+    return how == "killed by signal" or (0 < killed_by < signal.NSIG and killed_by not in (signal.SIGTERM, signal.SIGINT))
 
 
 class Lines:
@@ -344,7 +358,6 @@ class Agent:
         self.base = folder.base(place.host)
         self.is_stopping = False
         self.is_preparing = True  # then a signal ends all at once; later the workers have their grace time
-        self.is_whole = False  # the script has ended by itself, so that its files are whole
         self.checkpoints: Any = None
         self.python = sys.executable
         self.container = Container(self.base, job, place.host, place.hosts, {}, contract.gpu_count(),
@@ -447,9 +460,13 @@ class Agent:
 
     def _checkpoints_finish(self) -> None:
         """The last ones become safe; where that fails, the job has ended as it has, and everybody is told."""
+        if not self.checkpoints:
+            return
+        from shoal.job import checkpoints
+        deadline_s = checkpoints.timeout_of(self.job)
+        self.tell(keeping=deadline_s)
         try:
-            if self.checkpoints:
-                self.checkpoints.finish(CHECKPOINTS_S, complete=self.is_whole)
+            self.checkpoints.finish(deadline_s)
         except RuntimeError as error:
             self.say(str(error))
             self.tell(note=str(error))
@@ -485,15 +502,16 @@ class Agent:
         self.is_preparing = False
         self.tell(status="Training")
         workers = self.launch.workers_per_host
-        cause = Cause(range(self.place.index * workers, (self.place.index + 1) * workers))
+        kill_note = self.checkpoints.kill_note if self.checkpoints else lambda: None
+        cause = Cause(range(self.place.index * workers, (self.place.index + 1) * workers), kill_note)
         with open(self.folder.log(self.place.host), "ab", buffering=0) as log, \
                 metrics.Watching(self.job.metric_definitions, self.folder, self.place.host, self.say) as watching:
             lines = Lines(log, [cause.hear, watching.line], self.say)
             with self._data_view() as view:
-                training = Training(view.command(command), self.container.code, self.environment(), lines, self.job, view.pass_fds)
+                training = Training(view.command(command), self.container.code, self.environment(), lines, self.job, view.pass_fds,
+                                    kill_note)
                 watching.look_at(training.process.pid)
                 code = training.run(lambda: self.is_stopping, self.wake_reading)
-        self.is_whole = code >= 0 and not training.was_killed
         return self._ending_of(code, training, cause, command)
 
     def _data_view(self) -> Any:
@@ -547,9 +565,9 @@ class Training:
     """The runner's process and all that waits for it: what it writes, the time limit, the way from SIGTERM to SIGKILL."""
 
     def __init__(self, command: List[str], cwd: pathlib.Path, environment: Mapping[str, str], lines: Lines, job: Job,
-                 pass_fds: Tuple[int, ...]):
-        self.lines, self.job = lines, job
-        self.is_over_time = self.was_killed = False
+                 pass_fds: Tuple[int, ...], kill_note: Callable[[], None]):
+        self.lines, self.job, self.kill_note = lines, job, kill_note
+        self.is_over_time = False
         self.kill_at: Optional[float] = None
         self.drain_until: Optional[float] = None
         try:
@@ -581,7 +599,9 @@ class Training:
         return self.process.returncode
 
     def _is_done(self) -> bool:
-        if self.process.poll() is None:
+        if self.process.returncode is None and (self.process.poll() or 0) < 0:
+            self.kill_note()
+        if self.process.returncode is None:
             return False
         if self.drain_until is None:
             self.drain_until = time.monotonic() + DRAIN_S
@@ -605,7 +625,6 @@ class Training:
             processes.group_signal(self.process.pid, signal.SIGTERM)
             self.kill_at = now + self.job.stop_grace + KILL_AFTER_S
         if self.kill_at is not None and now >= self.kill_at:
-            self.was_killed = True
             processes.group_signal(self.process.pid, signal.SIGKILL)
 
     def _clean(self) -> None:
@@ -652,7 +671,7 @@ def _with_variables(variables: Mapping[str, str], command: List[str]) -> List[st
 def _by_shoal(agent: "Agent", variables: Mapping[str, str] = {}, first_words: Sequence[str] = ()) -> List[str]:
     place, job, launch = agent.place, agent.job, agent.launch
     command = [*first_words, *agent.command]
-    words = [processes.shoal_command(), "run", "-n", str(launch.workers_per_host), "--grace", str(job.stop_grace), *launch.options]
+    words = [processes.shoal_command(), "run", "-n", str(launch.workers_per_host), "--ends", "--grace", str(job.stop_grace), *launch.options]
     if job.restarts:
         words += ["--restarts", str(job.restarts)]
     if len(place.hosts) == 1:

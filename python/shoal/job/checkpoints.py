@@ -1,4 +1,4 @@
-"""Checkpoints in and out while a job trains, and what a job leaves behind.
+"""Checkpoints in and out while a job trains.
 
     hosts/algo-1/checkpoints/          s3://bucket/run
         epoch-3.pt            --->         epoch-3.pt                            plain names, for anybody
@@ -20,17 +20,25 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Dict, List, Optional, Set, Tuple
 
+from shoal.job.document import Job
 from shoal.job.fetching import Progress, Say, local_errors
 from shoal.job.storage import Item, StorageError, Store, join, store_open
 
 OWN = ".shoal"
 INTERVAL_S = 2.0
 SETTLE_S = 1.0  # a file is complete when it has not changed for so long
+TORN_S = INTERVAL_S + SETTLE_S  # a file that changed so shortly before a process was killed may be half-written
 FILES_AT_ONCE = 8
 LAST_TRIES = 3
+TIMEOUT_S = 600.0  # until the last set is at its place
 PATIENCE_S = 60.0  # after that, what has settled is a set although another file is being written
 Rename = Tuple[pathlib.Path, pathlib.Path]
 UNFINISHED = (".tmp", ".part", ".partial", ".incomplete")
+
+
+def timeout_of(job: Job) -> float:
+    """How long the hosts of a job may take to copy their last sets."""
+    return float(job.where.options.get("checkpoints_timeout", TIMEOUT_S))
 
 
 class CheckpointError(StorageError):
@@ -116,9 +124,10 @@ class Synchronizer:
         self.sent: Dict[str, Mark] = {}  # how the files looked whose bytes the manifest has
         self.foreign: Dict[str, Mark] = {}  # and those that another host's manifest has
         self.seen: Dict[str, Tuple[Mark, float]] = {}  # since when a file looks as it does
+        self.kills: List[Tuple[float, float]] = []  # when processes were killed, by the clock of files and by the monotonic one
+        self.torn: List[str] = []  # files that a killed process may have left half-written
         self.waiting_since: Optional[float] = None
         self.ending = threading.Event()
-        self.is_complete = True
         self.copying = ""
         self.failure: Optional[StorageError] = None
         self.thread: Optional[threading.Thread] = None
@@ -224,13 +233,15 @@ class Synchronizer:
 
     # -- out --
 
-    def finish(self, deadline_s: float, complete: bool = True) -> None:
-        """Copies what is left and ends. `complete`: the script has ended by itself, so that every file is whole; else only
-        files that have not changed for a while are. Raises CheckpointError when the last set is not safe within the deadline;
-        the one before it is."""
+    def kill_note(self) -> None:
+        """A process of the script has just been killed, by whomever, perhaps while it was writing. Any thread may call this."""
+        self.kills.append((time.time(), time.monotonic()))
+
+    def finish(self, deadline_s: float) -> None:
+        """Copies what is left and ends; the script has ended. Raises CheckpointError when not all files are safe within the
+        deadline; the set before them is."""
         if self.thread is None:
             return
-        self.is_complete = complete
         self.ending.set()
         self.thread.join(max(deadline_s, 0.0))
         if self.thread.is_alive():
@@ -240,6 +251,10 @@ class Synchronizer:
         if self.failure:
             text = f"the last checkpoints are not at {self.uri}: {self.failure}; {self._last_text()}"
             raise CheckpointError(text) from self.failure
+        if self.torn:
+            more = f" and {len(self.torn) - 1} more" if len(self.torn) > 1 else ""
+            raise CheckpointError(f"the last checkpoints are not at {self.uri}: {self.torn[0]}{more} may be half-written, as a process "
+                                  f"of the script was killed; {self._last_text()}")
 
     def _last_text(self) -> str:
         if not self.manifest.time:
@@ -249,9 +264,6 @@ class Synchronizer:
     def _run(self) -> None:
         while not self.ending.wait(self.interval_s):
             self._pass(is_last=False)
-        if not self.is_complete:
-            self._look(time.monotonic())
-            time.sleep(SETTLE_S)
         for _ in range(LAST_TRIES):
             self._pass(is_last=True)
             if not self.failure:
@@ -279,19 +291,28 @@ class Synchronizer:
         """The files that are to be the next set; nothing when the last one stands, or something is being written."""
         now = time.monotonic()
         looks = self._look(now)
+        self.torn = sorted(name for name, mark in looks.items() if self.sent.get(name) != mark and self._may_be_torn(name, mark))
         if looks == self.sent:
             self.waiting_since = None
             return None
-        if is_last and self.is_complete:
-            return looks
-        settled = {name: mark for name, mark in looks.items() if now - self.seen[name][1] >= SETTLE_S}
+        if any(name in self.sent for name in self.torn):  # the rest without it would be no set
+            return None
+        whole = {name: mark for name, mark in looks.items() if name not in self.torn}
+        settled = {name: mark for name, mark in whole.items() if is_last or now - self.seen[name][1] >= SETTLE_S}
         self.waiting_since = self.waiting_since or now
-        if len(settled) < len(looks) and not is_last and now - self.waiting_since < PATIENCE_S:
+        if len(settled) < len(whole) and now - self.waiting_since < PATIENCE_S:
             return None
         self.waiting_since = None
         kept = {name: self.sent[name] for name in looks if name not in settled and name in self.sent}
         chosen = {**settled, **kept}
         return None if chosen == self.sent else chosen
+
+    def _may_be_torn(self, name: str, mark: Mark) -> bool:
+        """Who was killed cannot have changed the file after that. The time of a file is that at which a write began, so a long one
+        shows by what it changed between our looks."""
+        since = self.seen[name][1]
+        return any(mark.mtime_ns <= at * 1e9 and (mark.mtime_ns >= (at - TORN_S) * 1e9 or since >= clock - TORN_S)
+                   for at, clock in self.kills)
 
     def _look(self, now: float) -> Dict[str, Mark]:
         """The files that this host answers for, and since when each looks as it does."""
@@ -376,20 +397,3 @@ def _mark(path: pathlib.Path) -> Optional[Mark]:
     except OSError:
         return None
     return Mark(status.st_size, status.st_mtime_ns, status.st_ino)
-
-
-# ---- what a job leaves behind ----
-
-def upload(path: pathlib.Path, uri: str) -> str:
-    """Copies a file, or the files below a folder, into the folder `uri`, under its own name. Each comes to stand whole. Returns
-    its URI. Raises StorageError."""
-    store, key = store_open(uri)
-    target = join(key, path.name)
-    if not path.exists():
-        raise StorageError(f"there is no {path} to be copied to {uri}")
-    if not path.is_dir():
-        store.put(path, target)
-        return store.uri(target)
-    for file in sorted(one for one in path.rglob("*") if one.is_file()):
-        store.put(file, join(target, file.relative_to(path).as_posix()))
-    return store.uri(target)
