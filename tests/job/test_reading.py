@@ -324,6 +324,9 @@ def places_to_run_are_checked():
     is_wrong('where.engine: "" is not known; known: local, hosts, slurm, kubernetes, sagemaker', where={"engine": ""})
     is_wrong("where.hosts: names 1 hosts, and instance_count is 2", where={"engine": "hosts", "hosts": ["a"]}, instance_count=2)
     is_wrong("where.hosts: names a host twice, or none", where={"engine": "hosts", "hosts": ["a", "a"]}, instance_count=2)
+    is_wrong("where.options.checkpoints_timeout: is '1 h', and has to be seconds, such as 600",
+             where={"options": {"checkpoints_timeout": "1 h"}})
+    expect(wrong(where={"options": {"checkpoints_timeout": 7.5, "silence": 60}}) == [])
     is_wrong('where.hosts: names hosts, and engine is "local"; write engine = "hosts", or leave hosts out',
              where={"hosts": ["a"]})
     is_wrong('where.engin: unknown key; did you mean "engine"?', where={"engin": "slurm"})

@@ -122,6 +122,8 @@ class StopOnSignal:
 
 
 def ending_say(status: Status, folder: Any) -> None:
+    for note in folder.notes():
+        say(note)
     if status.status == "Failed":
         say(f"{status.name} failed: {status.failure_reason} (exit code {status.exit_code}; all output: {folder.logs})")
     elif status.model:
@@ -194,6 +196,8 @@ def stop(words: argparse.Namespace) -> int:
     engines.job_stop(folder)
     if words.wait:
         told = engines.job_wait(folder)
+        for note in folder.notes():
+            say(note)
         say(f"{folder.name}: {told.status}")
     return 0
 

@@ -18,6 +18,7 @@
 JOBS is $SHOAL_JOBS, else ~/.local/share/shoal/jobs."""
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -124,6 +125,17 @@ class JobFolder:
     def event(self, what: str, host: Optional[str] = None, **more: Any) -> None:
         line: Dict[str, Any] = {"time": round(time.time(), 3), "host": host, "what": what, **more}
         append_line(self.events, line)
+
+
+    def notes(self) -> List[str]:
+        """What the hosts had to say of the job itself, each line once."""
+        found: Dict[str, None] = {}
+        for line in self.events.read_text(encoding="utf-8").splitlines() if self.events.exists() else []:
+            with contextlib.suppress(ValueError):  # a full disk has cut the line off
+                event = json.loads(line)
+                if event["what"] == "note":
+                    found[event["text"]] = None
+        return list(found)
 
 
 def append_line(path: pathlib.Path, record: Dict[str, Any]) -> None:

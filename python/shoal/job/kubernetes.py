@@ -25,6 +25,7 @@ import tarfile
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
+from shoal.job import checkpoints
 from shoal.job.document import Job, as_data
 from shoal.job.folder import JobFolder, Status, file_replace
 from shoal.job.places import EngineError
@@ -34,7 +35,7 @@ OPTIONS = ("image", "namespace", "context", "claim", "service_account", "resourc
 MOUNT, JOBS_MOUNT = "/shoal/job", "/shoal/jobs"
 SOURCE_MAX = 900 << 10  # bytes; a ConfigMap holds 1 MiB
 ASK_S = 60.0
-PASSED_ON = ("start_timeout", "silence", "interface", "port")  # options of the engine "hosts" that a pod's document keeps
+PASSED_ON = ("start_timeout", "silence", "interface", "port", "checkpoints_timeout")  # options of the engine "hosts" that a pod's document keeps
 
 
 # ---- manifests ----
@@ -78,6 +79,11 @@ def _check(job: Job) -> None:
             raise EngineError(f"channel {name} is the folder {channel.uri}, which pods do not see: name an URL such as s3://...")
 
 
+def _end_s(job: Job) -> int:
+    """What a pod may take to end: its script, its last checkpoints, and all else."""
+    return job.stop_grace + 60 + (int(checkpoints.timeout_of(job)) if job.checkpoints else 0)
+
+
 def _node(job: Job, name: str) -> Dict[str, Any]:
     """The replicated job that Kubeflow calls node, with the only container that it gives its variables to."""
     options, volumes = job.where.options, [{"name": "source", "configMap": {"name": f"{name}-source"}}, {"name": "jobs", "emptyDir": {}}]
@@ -85,7 +91,7 @@ def _node(job: Job, name: str) -> Dict[str, Any]:
         volumes[1] = {"name": "jobs", "persistentVolumeClaim": {"claimName": options["claim"]}}
     mounts = [{"name": "source", "mountPath": MOUNT, "readOnly": True}, {"name": "jobs", "mountPath": JOBS_MOUNT}]
     pod: Dict[str, Any] = {"containers": [{"name": "node", "image": options["image"], "volumeMounts": mounts}], "volumes": volumes,
-                           "terminationGracePeriodSeconds": job.stop_grace + 60}
+                           "terminationGracePeriodSeconds": _end_s(job)}
     if options.get("service_account"):
         pod["serviceAccountName"] = options["service_account"]
     labels = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}

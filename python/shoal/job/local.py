@@ -100,6 +100,7 @@ class Host:
     process: "subprocess.Popen[bytes]"
     status: str = "Starting"
     ending: Optional[Ending] = None
+    keeps_until: float = 0.0  # its workers have ended, and its last checkpoints are copied until then
     rest: bytes = b""
 
 
@@ -114,7 +115,7 @@ class Runner:
         self.first: Optional[Host] = None  # the one whose failure ends the job
         self.is_stopping = False
         self.end_at: Optional[float] = None  # then hosts that still run are told to stop
-        self.kill_at: Optional[float] = None  # then they are killed
+        self.kill_at: Optional[float] = None  # then they are killed, unless their last checkpoints are on the way
         self.selector = selectors.DefaultSelector()
 
     def run(self) -> int:
@@ -195,8 +196,7 @@ class Runner:
     def _hosts_watch(self) -> None:
         tick_at = time.monotonic()
         while not self._is_over():
-            until = min(moment for moment in (self.end_at, self.kill_at, tick_at) if moment is not None)
-            for key, _ in self.selector.select(max(until - time.monotonic(), 0.02)):
+            for key, _ in self.selector.select(max(min([tick_at, *self._deadlines()]) - time.monotonic(), 0.02)):
                 if key.data is None:
                     agent.pipe_drain(self.wake_reading)
                 elif not self._hear(key.data):
@@ -209,6 +209,12 @@ class Runner:
                 self._status_change(status="Stopping")
                 self._hosts_stop(self.job.stop_grace)
             self._look_at_clock()
+
+    def _deadlines(self) -> List[float]:
+        """What _look_at_clock() waits for."""
+        if self.kill_at is None:
+            return [self.end_at] if self.end_at is not None else []
+        return [max(self.kill_at, host.keeps_until) for host in self.hosts if host.ending is None]
 
     def _tick(self) -> None:
         """Called every TICK_S, and at the beginning."""
@@ -232,6 +238,8 @@ class Runner:
         if "attempt" in report:
             self._status_change(attempt=max(self.status.attempt, report["attempt"]))
             self._event("again", host.name, attempt=report["attempt"])
+        if "keeping" in report:
+            host.keeps_until = time.monotonic() + report["keeping"] + agent.KILL_AFTER_S
         if "note" in report:
             self._event("note", host.name, text=report["note"])
         if "status" in report:
@@ -287,10 +295,9 @@ class Runner:
         now = time.monotonic()
         if self.end_at is not None and now >= self.end_at and self.kill_at is None:
             self._hosts_stop(min(self.job.stop_grace, 10))
-        if self.kill_at is not None and now >= self.kill_at:
-            for host in self.hosts:
-                if host.ending is None:
-                    processes.group_signal(host.process.pid, signal.SIGKILL)
+        for host in self.hosts:
+            if self.kill_at is not None and host.ending is None and now >= max(self.kill_at, host.keeps_until):
+                processes.group_signal(host.process.pid, signal.SIGKILL)
 
     def _hosts_stop(self, grace: float) -> None:
         self.kill_at = time.monotonic() + grace + 2 * agent.KILL_AFTER_S

@@ -388,6 +388,10 @@ def _check_where(job: Job, source: Source) -> Iterator[Mistake]:
         yield ("where", "hosts"), f'names hosts, and engine is "{where.engine}"; write engine = "hosts", or leave hosts out'
     elif where.hosts and len(where.hosts) != job.instance_count:
         yield ("where", "hosts"), f"names {len(where.hosts)} hosts, and instance_count is {job.instance_count}"
+    for name in ("start_timeout", "silence", "checkpoints_timeout"):
+        seconds = where.options.get(name, 0)
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or seconds < 0:
+            yield ("where", "options", name), f"is {seconds!r}, and has to be seconds, such as 600"
 
 
 def _check_distribution(job: Job, source: Source) -> Iterator[Mistake]:

@@ -29,7 +29,8 @@ WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", 
 def script_text(job: Job, folder: JobFolder) -> str:
     """The batch script."""
     options = job.where.options
-    unknown = sorted(set(options) - set(OPTIONS) - {"sbatch", "setup", "port", "address", "interface", "start_timeout", "silence", "shared"})
+    unknown = sorted(set(options) - set(OPTIONS) - {"sbatch", "setup", "port", "address", "interface", "start_timeout", "silence", "shared",
+                                                  "checkpoints_timeout"})
     if unknown:
         raise EngineError(f"where.options.{unknown[0]} is not known with the engine slurm: known are {', '.join(OPTIONS)}, sbatch (a list "
                           "of further words) and setup")

@@ -1,0 +1,216 @@
+#!/usr/bin/env python3
+"""Jobs whose data, checkpoints and results are in S3, by the command from end to end: what each host asks for, what is safe
+however the script ends, what a job of another name finds."""
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(TOP / "tests/multi"), str(TOP / "python")]
+
+from shoal.job import fastfile  # noqa: E402
+from jobs import DATA_PARALLEL, RUN_S, SHOAL, Jobs, content, expect_failed  # noqa: E402
+from stores import S3, wait_for  # noqa: E402
+from tap import Skip, expect, run_cases  # noqa: E402
+
+s3 = S3()
+KiB = 1 << 10
+
+
+def objects(prefix):
+    """Name -> bytes below s3://data/PREFIX."""
+    return {key[len(prefix) + 1:]: body for key, body in s3.listed(prefix + "/").items()}
+
+
+def wait_for_set(prefix, name, body):
+    """Until this is in the set of the first host: the manifest comes after the object."""
+    def has():
+        there = objects(prefix)
+        return there.get(name) == body and ".shoal/algo-1.json" in there
+    wait_for(has, f"{name} at s3://data/{prefix}", every_s=0.2)
+
+
+def notes_of(err):
+    return [line for line in err.splitlines() if "checkpoints are not at" in line]
+
+
+# ---- in and out ----
+
+READS = """
+import os
+channel, rank = os.environ["SM_CHANNEL_TRAIN"], os.environ["RANK"]
+for name in sorted(os.listdir(channel)):
+    print(name, open(os.path.join(channel, name)).read(), flush=True)
+open(f"../checkpoints/of-{rank}", "w").write(f"weights of {rank}")
+if rank == "0":
+    open(os.path.join(os.environ["SM_MODEL_DIR"], "model"), "w").write("made")
+"""
+
+
+def data_come_and_results_go():
+    """Two hosts of two ranks: each host has its share, each object is asked for once, and all that they leave is in S3."""
+    if fastfile.why_not():
+        raise Skip(f"no FastFile here: {fastfile.why_not()}")
+    for name in "abcde":
+        s3.put(f"e2e/{name}", f"body-of-{name}".encode())
+    with Jobs() as jobs:
+        s3.proxy.forget()
+        status = jobs.run(READS, instance_count=2, workers_per_host=2, distribution=DATA_PARALLEL, output_path="s3://data/out",
+                          checkpoints={"uri": "s3://data/kept"},
+                          channels={"train": {"uri": "s3://data/e2e/", "input_mode": "FastFile", "distribution": "ShardedByS3Key"}})
+        for host, ranks, names in (("algo-1", (0, 1), "ace"), ("algo-2", (2, 3), "bd")):
+            lines = [line for line in jobs.log(host=host).splitlines() if "body-of" in line]
+            expect(sorted(lines) == [f"{rank}| {name} body-of-{name}" for rank in ranks for name in names], lines, jobs.told())
+        expect("each brought when it is opened first" in (jobs.folder() / "runner.log").read_text(), jobs.told())
+        expect(sorted(s3.proxy.gets("/e2e/")) == [f"/data/e2e/{name}" for name in "abcde"], s3.proxy.gets())
+        kept = objects("kept")
+        expect({name: body for name, body in kept.items() if name.startswith("of-")} ==
+               {f"of-{rank}": f"weights of {rank}".encode() for rank in range(4)}, kept)
+        expect({name for name in kept if not name.startswith("of-")} == {".shoal/algo-1.json", ".shoal/algo-2.json"}, kept)
+        expect(status["model"] == "s3://data/out/job/output/model.tar.gz", status)
+        archive = jobs.root / "model.tar.gz"
+        archive.write_bytes(objects("out")["job/output/model.tar.gz"])
+        expect(content(archive, "model") == "made")
+
+
+# ---- the last checkpoints ----
+
+# Rank 0 saves at SIGTERM, rank 1 has no handler and is killed by it.
+SAVES = """
+import os, signal, sys, time
+path = "../checkpoints/last"
+def write(text):
+    open(path + ".tmp", "w").write(text)
+    os.replace(path + ".tmp", path)
+def save(*_):
+    time.sleep(2)
+    write("step 7")
+    sys.exit(143)
+if "AGAIN" in os.environ:
+    print("found", open(path).read(), flush=True)
+    sys.exit(0)
+if os.environ["RANK"] == "0":
+    signal.signal(signal.SIGTERM, save)
+    write("step 1")
+print("begun", flush=True)
+time.sleep(600)
+"""
+RANKS = {"distribution": DATA_PARALLEL, "workers_per_host": 2}
+
+
+def what_a_script_saves_at_the_end_is_safe_and_comes_back():
+    with Jobs() as jobs:
+        jobs.start(SAVES, checkpoints={"uri": "s3://data/stopped"}, **RANKS)
+        for rank in (0, 1):
+            jobs.wait_for_line(f"{rank}| begun")
+        wait_for_set("stopped", "last", b"step 1")
+        run, = jobs.processes("--grace 20 ")  # the time that the document gives
+        code, out, err = jobs.call("stop", "job", "--wait")
+        expect(code == 0 and "job: Stopped" in err and notes_of(err) == [], code, out, err, jobs.told())
+        expect(objects("stopped")["last"] == b"step 7", objects("stopped"), jobs.told())
+        jobs.run(SAVES, name="second", checkpoints={"uri": "s3://data/stopped"}, environment={"AGAIN": "1"}, **RANKS)
+        expect("0| found step 7\n" in jobs.log("second") and "1| found step 7\n" in jobs.log("second"), jobs.told("second"))
+
+
+# It writes the next version in place and is killed in the middle; the other rank has some seconds to live.
+TEARS = """
+import os, signal, time
+path = "../checkpoints/last"
+if os.environ["RANK"] == "0":
+    open(path, "w").write("whole")
+    while not os.path.exists(os.environ["GO"]):
+        time.sleep(0.02)
+    open(path, "w").write("ha")
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(600)
+"""
+
+
+def what_a_killed_script_left_torn_replaces_nothing():
+    """Neither while the other rank lives nor at the end; and whoever started the job is told."""
+    with Jobs() as jobs:
+        go = jobs.root / "go"
+        document = jobs.document(TEARS, checkpoints={"uri": "s3://data/torn"}, environment={"GO": str(go)}, **RANKS)
+        command = subprocess.Popen([SHOAL, "job", "run", document], env=jobs.environment, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True)
+        wait_for_set("torn", "last", b"whole")
+        go.touch()
+        err = command.communicate(timeout=RUN_S)[1]
+        expect_failed(jobs, r"^rank 0 killed by signal 9", 137)
+        expect((jobs.folder() / "hosts/algo-1/checkpoints/last").read_text() == "ha")
+        expect(objects("torn")["last"] == b"whole" and sorted(objects("torn")) == [".shoal/algo-1.json", "last"], objects("torn"))
+        text, = notes_of(err)
+        expect("are not at s3://data/torn: last may be half-written, as a process of the script was killed; the set of 2" in text, err)
+
+
+def a_slow_store_gets_the_last_checkpoints():
+    """Copying takes longer than the grace time and all that the processes of the job may take to end."""
+    with Jobs() as jobs:
+        jobs.start(SAVES, checkpoints={"uri": "s3://data/slow"}, stop_grace=3, **RANKS)
+        wait_for_set("slow", "last", b"step 1")
+        s3.proxy.forget()
+        s3.proxy.hold_after = 0
+        stopping = subprocess.Popen([SHOAL, "job", "stop", "job", "--wait"], env=jobs.environment, stderr=subprocess.PIPE, text=True)
+        try:
+            stopping.wait(3 + 2 * 10 + 5)
+            expect(False, "the job ended before its checkpoints were safe", jobs.told())
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            s3.proxy.hold_after = None
+        err = stopping.communicate(timeout=RUN_S)[1]
+        expect("job: Stopped" in err and notes_of(err) == [], err, jobs.told())
+        expect(objects("slow")["last"] == b"step 7", objects("slow"), jobs.told())
+
+
+def a_store_that_is_too_slow_is_told():
+    with Jobs() as jobs:
+        jobs.start(SAVES, checkpoints={"uri": "s3://data/late"}, where={"engine": "local", "options": {"checkpoints_timeout": 1}}, **RANKS)
+        wait_for_set("late", "last", b"step 1")
+        s3.proxy.forget()
+        s3.proxy.hold_after = 0
+        try:
+            code, out, err = jobs.call("stop", "job", "--wait")
+        finally:
+            s3.proxy.hold_after = None
+        text, = notes_of(err)
+        expect(code == 0 and "are not at s3://data/late: " in text and "has not ended within 1 s; the set of 2" in text, code, out, err)
+        jobs.wait_for_silence()
+
+
+# ---- a second run ----
+
+def a_job_of_another_name_goes_on_with_what_has_come():
+    for number in range(30):
+        s3.put(f"again/{number:02}", b"a" * 100 * KiB)
+    with Jobs() as jobs, tempfile.TemporaryDirectory(prefix="shoal-cache-") as cache:
+        jobs.environment["SHOAL_CACHE"] = cache
+        s3.proxy.forget()
+        s3.proxy.hold_after = 1000 * KiB
+        try:
+            jobs.start("pass", channels={"training": "s3://data/again/"})
+            there = pathlib.Path(cache) / "objects"
+            wait_for(lambda: any(not path.suffix for path in there.glob("*/*")), "the first object")
+            wait_for(lambda: s3.proxy.answer_bytes >= s3.proxy.hold_after, "the middle of the download")
+            jobs.call("stop", "job", "--wait")
+            jobs.wait_for_silence()
+        finally:
+            s3.proxy.hold_after = None
+        came = sum(not path.suffix for path in there.glob("*/*"))
+        s3.proxy.forget()
+        jobs.run("pass", name="second", channels={"training": "s3://data/again/"})
+        log = (jobs.folder("second") / "runner.log").read_text()
+        expect("30 objects, 3.1 MB in" in log and f"{came * 100 * KiB / 1e6:.1f} MB of them were there" in log, came, log)
+        expect(30 - came <= len(s3.proxy.gets("/again/")) < 30, came, s3.proxy.gets())  # one of the first job may come late
+
+
+run_cases([
+    data_come_and_results_go,
+    what_a_script_saves_at_the_end_is_safe_and_comes_back,
+    what_a_killed_script_left_torn_replaces_nothing,
+    a_slow_store_gets_the_last_checkpoints,
+    a_store_that_is_too_slow_is_told,
+    a_job_of_another_name_goes_on_with_what_has_come,
+])
