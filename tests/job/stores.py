@@ -24,6 +24,8 @@ class Proxy:
         self.requests = []
         self.answer_bytes = 0  # that went to clients
         self.hold_after = None  # when so many have gone, the others wait until this is None
+        self.cut_after = None  # when so many of a connection's have gone, it is cut, `cuts` times in all
+        self.cuts = 0
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=256)
         self.port = self.listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -50,16 +52,23 @@ class Proxy:
         _shut(server)
 
     def _back(self, server, client):
+        sent = 0
         with contextlib.suppress(OSError):
             while True:
                 data = server.recv(1 << 16)
                 if not data:
                     break
+                if self.cut_after is not None and self.cuts > 0 and sent + len(data) > self.cut_after:
+                    self.cuts -= 1
+                    client.sendall(data[:self.cut_after - sent])
+                    break
+                sent += len(data)
                 while self.hold_after is not None and self.answer_bytes >= self.hold_after:
                     time.sleep(0.01)
                 client.sendall(data)
                 self.answer_bytes += len(data)
         _shut(client)
+        _shut(server)
 
     def gets(self, text=""):
         """The paths below a bucket's own that were asked for with GET."""

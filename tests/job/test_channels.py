@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Input channels: the names and bytes of S3 as boto3 lists them, over HTTP; shards, manifests, a shared cache; each fault one
 clear error."""
+import contextlib
 import http.server
 import io
 import json
@@ -256,6 +257,65 @@ def a_killed_download_goes_on_where_it_was():
         expect([name for name in cached(job) if "." in name] == [], cached(job))
 
 
+@contextlib.contextmanager
+def cut(times):
+    """Connections end after 300 KiB, so many times."""
+    s3.proxy.forget()
+    s3.proxy.cut_after, s3.proxy.cuts = 300 * KiB, times
+    try:
+        yield
+    finally:
+        s3.proxy.cut_after = None
+
+
+def a_connection_that_is_cut_costs_one_more_request():
+    """For what has not come, and no byte twice."""
+    body = os.urandom(MiB)
+    s3.put("cut/blob", body)
+    asked = []
+    original = storage.S3Store._read_some
+
+    def read_some(self, item, start, end, take):
+        asked.append((start, end))
+        return original(self, item, start, end, take)
+
+    storage.S3Store._read_some = read_some
+    try:
+        with job_folder() as job, cut(1):
+            files, said = bring("s3://data/cut/", job)
+    finally:
+        storage.S3Store._read_some = original
+    expect(files == {"blob": body} and "1.0 MB in" in said[-1], said)
+    expect(len(asked) == 2 and asked[0] == (0, MiB) and 0 < asked[1][0] <= 300 * KiB and asked[1][1] == MiB, asked)
+    expect(len(s3.proxy.gets("blob")) == 2, s3.proxy.gets())
+
+
+def a_connection_that_is_always_cut_is_one_error():
+    s3.put("cut-always/blob", os.urandom(4 * MiB))
+    before, storage.RETRIES = storage.RETRIES, 2
+    try:
+        with job_folder() as job, cut(1000):
+            text = failure("s3://data/cut-always/", job)
+            expect(text == "s3://data/cut-always/blob: the connection ended early, again and again", text)
+            expect(len(s3.proxy.gets("blob")) == 3, s3.proxy.gets())
+    finally:
+        storage.RETRIES = before
+
+
+def fewer_bytes_than_were_listed_are_one_error():
+    """A store that ends too soon and calls that the end."""
+    s3.put("short/blob", b"b" * MiB)
+    original = storage.S3Store.read
+    storage.S3Store.read = lambda self, item, start, end, take: original(self, item, start, end - 1, take)
+    try:
+        with job_folder() as job:
+            text = failure("s3://data/short/", job)
+            expect(text == "s3://data/short/blob: 1,048,576 bytes were asked for, and 1,048,575 came", text)
+            expect(not any(name.endswith(".done") or "." not in name for name in cached(job)), cached(job))
+    finally:
+        storage.S3Store.read = original
+
+
 def an_object_that_changes_is_one_error():
     """Between listing and reading, and between two parts."""
     s3.put("changing/blob", b"a" * MiB)
@@ -474,6 +534,9 @@ run_cases([
     what_is_in_the_cache_is_not_brought_again,
     the_cache_may_be_elsewhere,
     a_killed_download_goes_on_where_it_was,
+    a_connection_that_is_cut_costs_one_more_request,
+    a_connection_that_is_always_cut_is_one_error,
+    fewer_bytes_than_were_listed_are_one_error,
     an_object_that_changes_is_one_error,
     an_object_that_vanishes_is_one_error,
     missing_data_are_one_error,

@@ -378,7 +378,7 @@ class S3Store(FsspecStore):
             while start < end:
                 data = sync(self.fs.loop, body.read, min(CHUNK_BYTES, end - start), timeout=CALL_TIMEOUT_S)
                 if not data:
-                    return start, ConnectionError("the connection ended early")
+                    return start, EOFError()
                 start += len(data)
                 take(data)
         except S3_RETRYABLE_ERRORS as error:
@@ -418,6 +418,8 @@ def _reason(error: BaseException) -> str:
         return "there is no such bucket"
     if isinstance(error, PermissionError):
         return f"access is denied ({code or error}): check the credentials and what they may do"
+    if kind in ("EOFError", "ClientPayloadError", "IncompleteReadError", "ResponseStreamingError"):
+        return "the connection ended early, again and again"
     unreached = ("EndpointConnectionError", "ConnectTimeoutError", "ConnectionClosedError")
     if kind in unreached or isinstance(error, ConnectionError):
         return f"the store cannot be reached: {error}"
