@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """A job watched while it runs: the server's answers, the page in a browser, the table in a terminal."""
 import contextlib
+import dataclasses
 import http.client
 import json
 import os
 import pathlib
+import platform
 import pty
 import re
 import select
@@ -163,6 +165,17 @@ def the_command_ends_with_the_job():
             expect(re.match(rf"http://127.0.0.1:\d+/ shows {name} in a browser", err), err)
 
 
+def a_job_that_nobody_runs_any_more_ends_the_command():
+    """Its runner was killed, so the folder says for ever that it trains."""
+    with folders.jobs() as place:
+        folder = folders.job(place, status="Training", seconds=3, traced=False)
+        gone = subprocess.Popen(["true"])
+        gone.wait()
+        folder.status_write(dataclasses.replace(folder.status(), machine=platform.node(), pid=gone.pid, pid_start=1))
+        out, err = command(folder).communicate(timeout=PATIENCE_S)
+        expect(out.startswith("fashion: Failed") and f"the process that ran the job (pid {gone.pid}) is gone" in out, out, err)
+
+
 def ctrl_c_ends_the_command_and_not_the_job():
     with folders.jobs() as place:
         folder = folders.job(place, status="Training", seconds=3, traced=False)
@@ -226,5 +239,5 @@ def a_real_browser_shows_changes():
 
 if __name__ == "__main__":
     run_cases([a_browser_is_told_what_changes, the_server_answers_this_machine_alone, a_browser_that_goes_harms_nobody,
-               the_table_has_the_room_of_its_terminal, the_command_ends_with_the_job, ctrl_c_ends_the_command_and_not_the_job,
-               a_port_in_use_is_told, a_real_browser_shows_changes])
+               the_table_has_the_room_of_its_terminal, the_command_ends_with_the_job, a_job_that_nobody_runs_any_more_ends_the_command,
+               ctrl_c_ends_the_command_and_not_the_job, a_port_in_use_is_told, a_real_browser_shows_changes])

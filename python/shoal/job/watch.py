@@ -5,7 +5,8 @@
     GET /metrics   the newest numbers, as Prometheus scrapes them
 
 The server listens on 127.0.0.1 alone, answers only what asks for this machine by name (so that a page from elsewhere cannot read it
-through a name of its own), and only reads the job's folder: it may be started and ended at any time, and several times."""
+through a name of its own), and only reads the job's folder, as `shoal job status` does: it may be started and ended at any time,
+and several times."""
 from __future__ import annotations
 
 import http.server
@@ -19,7 +20,7 @@ import threading
 import time
 from typing import Any, Dict, List, Optional, TextIO, Tuple
 
-from shoal.job import report
+from shoal.job import engines, report
 from shoal.job.folder import ENDED, JobFolder, Status
 from shoal.job.metrics import SHOAL_METRICS, Reader, prometheus_text
 
@@ -207,7 +208,7 @@ def show(view: View, url: str, out: TextIO, stop: threading.Event) -> Status:
     """Draws the table until the job has ended; a terminal is drawn over, a file gets the table that stands at the end."""
     is_terminal = out.isatty()
     while True:
-        status = view.folder.status()
+        status = engines.job_status(view.folder)  # the truth, also where nobody is left to write it
         with view.lock:
             view.reader.read()
             size = shutil.get_terminal_size() if is_terminal else os.terminal_size((200, 10000))
