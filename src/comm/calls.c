@@ -50,8 +50,14 @@ static enum shoal_status launch(struct shoal_comm *comm, const struct shoal_post
     const struct shoal_batch batch = {posting->calls, posting->count, posting->is_group, wait_of(options)};
     if (SHOAL_UNLIKELY(!request_out))
         return shoal_posting_drop(posting, shoal_arguments_refuse(comm, posting->name, "request_out is NULL"));
-    if (SHOAL_UNLIKELY(comm->devices.ask != NULL) && shoal_devices_have(comm, posting))
-        return launch_on_device(comm, posting, batch.wait_ms, request_out);
+    if (SHOAL_UNLIKELY(comm->devices.ask != NULL)) {
+        bool is_on_device;
+        const enum shoal_status status = shoal_devices_look(comm, posting, &is_on_device);
+        if (status != SHOAL_OK)
+            return shoal_posting_drop(posting, status);
+        if (is_on_device)
+            return launch_on_device(comm, posting, batch.wait_ms, request_out);
+    }
     return SHOAL_LIKELY(request_out == BLOCKING) ? shoal_engine_run(comm->engine, &batch)
                                                  : shoal_engine_start(comm->engine, &batch, request_out);
 }

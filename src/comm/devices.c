@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "transport/shm/shm_link.h"
@@ -160,9 +162,20 @@ static enum shoal_status find_port(struct shoal_comm *comm, void *driver_context
 
 /* ---- What lies where ----------------------------------------------------------------------------------------------------- */
 
+static const struct shoal_shape *shape_of(const struct shoal_call *call)
+{
+    return &shoal_collective_traits(call->kind)->shape;
+}
+
+static bool is_cut(const struct shoal_call *call, enum shoal_operand operand)
+{
+    return operand == SHOAL_OPERAND_INPUT ? shape_of(call)->is_input_cut : shape_of(call)->is_output_cut;
+}
+
 /* Memory of one operand, or of one tensor of it. */
 struct piece {
-    const void *at;
+    const char *at;
+    size_t bytes; /* from there to the end of what the rank may touch */
     enum shoal_operand operand;
     size_t tensor;
 };
@@ -177,12 +190,20 @@ static bool is_message(const struct shoal_call *call)
     return call->kind == SHOAL_COLLECTIVE_SEND || call->kind == SHOAL_COLLECTIVE_RECV;
 }
 
+static bool has_operand(const struct shoal_comm *comm, const struct shoal_call *call, enum shoal_operand operand)
+{
+    if (is_message(call))
+        return (operand == SHOAL_OPERAND_INPUT) == (call->kind == SHOAL_COLLECTIVE_SEND);
+    return operand == SHOAL_OPERAND_INPUT ? shoal_shape_gives(shape_of(call), comm->rank, call->root)
+                                          : shoal_shape_takes(shape_of(call), comm->rank, call->root);
+}
+
 /* Bytes of an operand that is not several tensors. */
 static size_t operand_bytes(const struct shoal_comm *comm, const struct shoal_call *call, enum shoal_operand operand)
 {
     const size_t element = shoal_type_bytes(call->type);
     if (is_message(call))
-        return (operand == SHOAL_OPERAND_INPUT) == (call->kind == SHOAL_COLLECTIVE_SEND) ? call->count * element : 0;
+        return call->count * element;
     return operand == SHOAL_OPERAND_INPUT ? shoal_call_input_bytes(call, comm->rank, comm->size, element, comm->rank)
                                           : shoal_call_output_bytes(call, comm->rank, comm->size, element, comm->rank);
 }
@@ -190,38 +211,90 @@ static size_t operand_bytes(const struct shoal_comm *comm, const struct shoal_ca
 /* Number i of count_pieces; at is NULL where the rank has no bytes of it. */
 static struct piece piece_at(const struct shoal_comm *comm, const struct shoal_call *call, size_t i)
 {
-    struct piece piece = {NULL, i % 2 == 0 ? SHOAL_OPERAND_INPUT : SHOAL_OPERAND_OUTPUT, i / 2};
-    const bool is_input = piece.operand == SHOAL_OPERAND_INPUT;
-    if (!call->layout || !call->layout->tensors) {
-        if (operand_bytes(comm, call, piece.operand))
-            piece.at = is_input ? call->input : call->output;
+    struct piece piece = {.operand = i % 2 == 0 ? SHOAL_OPERAND_INPUT : SHOAL_OPERAND_OUTPUT, .tensor = i / 2};
+    const struct shoal_tensor whole = {call->input, call->output, 0};
+    const struct shoal_tensor *tensor = call->layout && call->layout->tensors ? &call->layout->tensors[piece.tensor] : &whole;
+    if (!has_operand(comm, call, piece.operand))
         return piece;
-    }
-    const struct shoal_shape *shape = &shoal_collective_traits(call->kind)->shape;
-    const struct shoal_tensor *tensor = &call->layout->tensors[piece.tensor];
-    const bool has =
-        is_input ? shoal_shape_gives(shape, comm->rank, call->root) : shoal_shape_takes(shape, comm->rank, call->root);
-    if (has && tensor->count)
-        piece.at = is_input ? tensor->input : tensor->output;
+    const size_t parts = is_cut(call, piece.operand) ? (size_t)comm->size : 1;
+    piece.bytes =
+        tensor == &whole ? operand_bytes(comm, call, piece.operand) : parts * tensor->count * shoal_type_bytes(call->type);
+    if (piece.bytes)
+        piece.at = piece.operand == SHOAL_OPERAND_INPUT ? tensor->input : tensor->output;
     return piece;
 }
 
-static bool has_device_piece(const struct shoal_comm *comm, const struct shoal_call *call)
+static void name_piece(const struct shoal_posting *posting, size_t call, const struct piece *piece, char *name, size_t bytes)
 {
-    for (size_t i = 0; i < count_pieces(call); i++) {
-        const struct piece piece = piece_at(comm, call, i);
-        if (piece.at && shoal_gpu_classify(comm->devices.ask, piece.at).memory != SHOAL_GPU_MEMORY_HOST)
-            return true;
-    }
-    return false;
+    const char *operand = piece->operand == SHOAL_OPERAND_INPUT ? "input" : "output";
+    const struct shoal_call *at = &posting->calls[call];
+    if (at->layout && at->layout->tensors)
+        snprintf(name, bytes, "the %s of tensor %zu", operand, piece->tensor);
+    else if (posting->is_group)
+        snprintf(name, bytes, "the buffer of message %zu", call);
+    else
+        snprintf(name, bytes, "%s", operand);
 }
 
-bool shoal_devices_have(const struct shoal_comm *comm, const struct shoal_posting *posting)
+/* Whether this process may read a byte; true where a filter of system calls keeps the kernel from telling. */
+static bool is_readable(const char *at)
 {
-    bool has = false;
-    for (size_t i = 0; i < posting->count && !has && comm->devices.ask; i++)
-        has = has_device_piece(comm, &posting->calls[i]);
-    return has;
+    char byte;
+    const struct iovec here = {&byte, 1}, there = {(void *)(uintptr_t)at, 1};
+    return process_vm_readv(getpid(), &here, 1, &there, 1, 0) >= 0 || errno != EFAULT;
+}
+
+static enum shoal_status refuse_in_callback(const struct shoal_comm *comm, const struct shoal_posting *posting,
+                                            const char *operand)
+{
+    return shoal_log_fail(&comm->context->log, SHOAL_ERR_STATE, "comm",
+                          "%s on communicator %s in a callback: %s lies on a device, whose driver must not be called there, or "
+                          "was freed; post it from another thread, or copy it to host memory",
+                          posting->name, comm->name, operand);
+}
+
+/* Finds out where a piece lies. A driver does not know memory that was freed, nor that of another process, and the engine would
+ * take it for the host's and crash: the last byte is read first, which the call would touch. In a callback that alone tells:
+ * the driver may be waiting for this thread. */
+static enum shoal_status classify_piece(const struct shoal_comm *comm, const struct shoal_posting *posting, size_t call,
+                                        const struct piece *piece, struct shoal_gpu_pointer *pointer_out)
+{
+    const bool is_inside = shoal_progress_is_inside(comm->context->progress);
+    char name[64];
+    *pointer_out = is_inside ? (struct shoal_gpu_pointer){SHOAL_GPU_MEMORY_HOST, -1, NULL}
+                             : shoal_gpu_classify(comm->devices.ask, piece->at);
+    if (pointer_out->memory != SHOAL_GPU_MEMORY_HOST || is_readable(piece->at + piece->bytes - 1))
+        return SHOAL_OK;
+    name_piece(posting, call, piece, name, sizeof name);
+    if (is_inside)
+        return refuse_in_callback(comm, posting, name);
+    return shoal_arguments_refuse(comm, posting->name,
+                                  "%s, %zu bytes at %p, lies neither in memory of this process nor on a device that its driver "
+                                  "knows: was it freed, or is it of another process?",
+                                  name, piece->bytes, (const void *)piece->at);
+}
+
+static enum shoal_status look_for_device(const struct shoal_comm *comm, const struct shoal_posting *posting, size_t call,
+                                         bool *is_found_out)
+{
+    const struct shoal_call *at = &posting->calls[call];
+    for (size_t i = 0; i < count_pieces(at) && !*is_found_out; i++) {
+        const struct piece piece = piece_at(comm, at, i);
+        struct shoal_gpu_pointer pointer;
+        if (!piece.at)
+            continue;
+        SHOAL_TRY(classify_piece(comm, posting, call, &piece, &pointer));
+        *is_found_out = pointer.memory != SHOAL_GPU_MEMORY_HOST;
+    }
+    return SHOAL_OK;
+}
+
+enum shoal_status shoal_devices_look(const struct shoal_comm *comm, const struct shoal_posting *posting, bool *is_found_out)
+{
+    *is_found_out = false;
+    for (size_t i = 0; i < posting->count && !*is_found_out; i++)
+        SHOAL_TRY(look_for_device(comm, posting, i, is_found_out));
+    return SHOAL_OK;
 }
 
 /* ---- A call on its way --------------------------------------------------------------------------------------------------- */
@@ -253,30 +326,19 @@ struct trip {
     size_t transfer_count;
 };
 
-static void name_piece(const struct trip *trip, size_t call, const struct piece *piece, char *name, size_t bytes)
-{
-    const char *operand = piece->operand == SHOAL_OPERAND_INPUT ? "input" : "output";
-    const struct shoal_call *at = &trip->posting->calls[call];
-    if (at->layout && at->layout->tensors)
-        snprintf(name, bytes, "the %s of tensor %zu", operand, piece->tensor);
-    else if (trip->posting->is_group)
-        snprintf(name, bytes, "the buffer of message %zu", call);
-    else
-        snprintf(name, bytes, "%s", operand);
-}
-
 /* Looks up the context in which a piece is used, which must be that of all. *is_on_device_out: false for host memory. */
 static enum shoal_status look_at_piece(struct trip *trip, size_t call, const struct piece *piece, bool *is_on_device_out)
 {
     struct shoal_comm *comm = trip->comm;
     struct shoal_drivers *drivers = &comm->context->drivers;
-    const struct shoal_gpu_pointer pointer = shoal_gpu_classify(comm->devices.ask, piece->at);
+    struct shoal_gpu_pointer pointer;
     char name[64];
     void *found = NULL;
+    SHOAL_TRY(classify_piece(comm, trip->posting, call, piece, &pointer));
     *is_on_device_out = pointer.memory != SHOAL_GPU_MEMORY_HOST;
     if (!*is_on_device_out)
         return SHOAL_OK;
-    name_piece(trip, call, piece, name, sizeof name);
+    name_piece(trip->posting, call, piece, name, sizeof name);
     pthread_mutex_lock(&drivers->lock);
     const enum shoal_status status = shoal_gpu_find_context(drivers->gpu, &pointer, trip->posting->stream, name, &found);
     pthread_mutex_unlock(&drivers->lock);
@@ -331,16 +393,6 @@ static enum shoal_status open_driver(struct shoal_context *context)
 }
 
 /* ---- Opening ------------------------------------------------------------------------------------------------------------- */
-
-static const struct shoal_shape *shape_of(const struct shoal_call *call)
-{
-    return &shoal_collective_traits(call->kind)->shape;
-}
-
-static bool is_cut(const struct shoal_call *call, enum shoal_operand operand)
-{
-    return operand == SHOAL_OPERAND_INPUT ? shape_of(call)->is_input_cut : shape_of(call)->is_output_cut;
-}
 
 static enum shoal_status open_leg(struct trip *trip, size_t i)
 {
@@ -546,13 +598,6 @@ static enum shoal_status post_in_order(struct shoal_comm *comm, const struct sho
 enum shoal_status shoal_devices_post(struct shoal_comm *comm, const struct shoal_posting *posting,
                                      struct shoal_request **request_out)
 {
-    if (shoal_progress_is_inside(comm->context->progress))
-        return shoal_posting_drop(
-            posting,
-            shoal_log_fail(&comm->context->log, SHOAL_ERR_STATE, "comm",
-                           "%s on communicator %s in a callback: an operand lies on a device, whose driver must not be "
-                           "called there; post it from another thread, or copy it to host memory",
-                           posting->name, comm->name));
     pthread_mutex_lock(&comm->devices.posting);
     const enum shoal_status status = post_in_order(comm, posting, request_out);
     pthread_mutex_unlock(&comm->devices.posting);

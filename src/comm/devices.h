@@ -53,10 +53,14 @@ struct shoal_posting {
 /* Frees the layouts of calls that are not posted; returns status. */
 enum shoal_status shoal_posting_drop(const struct shoal_posting *posting, enum shoal_status status);
 
-/* Whether an operand lies on a device. Cheap where no driver is loaded. */
-bool shoal_devices_have(const struct shoal_comm *comm, const struct shoal_posting *posting);
+/* Whether an operand lies on a device; to be asked where the communicator has a driver to ask. ERR_ARGUMENT: an operand lies
+ * neither in memory of this process nor on a device. ERR_STATE: one is not in host memory, and this is a callback, where no
+ * driver is asked. */
+SHOAL_MUST_USE enum shoal_status shoal_devices_look(const struct shoal_comm *comm, const struct shoal_posting *posting,
+                                                    bool *is_found_out);
 
-/* Posts calls with operands on a device. Errors as the public header says; without one *request_out is the caller's. */
+/* Posts calls with operands on a device; not in a callback. Errors as the public header says; without one *request_out is the
+ * caller's. */
 SHOAL_MUST_USE enum shoal_status shoal_devices_post(struct shoal_comm *comm, const struct shoal_posting *posting,
                                                     struct shoal_request **request_out);
 

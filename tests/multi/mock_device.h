@@ -60,6 +60,40 @@ static inline void mock_device_synchronize(void *stream)
 static const struct twin_device mock_device = {mock_device_allocate, mock_device_release,  mock_device_take_stream,
                                                mock_device_upload,   mock_device_download, mock_device_synchronize};
 
+/* ---- The engine calls no driver ------------------------------------------------------------------------------------------ */
+
+/* The linker puts these in the place of the engine's functions: while one runs, and the callbacks in it, a call of the driver by
+ * its thread is a fault. */
+struct shoal_engine;
+bool __real_shoal_engine_progress(struct shoal_engine *engine);
+bool __wrap_shoal_engine_progress(struct shoal_engine *engine);
+uint64_t __real_shoal_engine_check(struct shoal_engine *engine, uint64_t now_ns);
+uint64_t __wrap_shoal_engine_check(struct shoal_engine *engine, uint64_t now_ns);
+
+static inline void mock_device_forbid(bool is_forbidden)
+{
+    if (control.forbid_of)
+        control.forbid_of(is_forbidden);
+}
+
+bool __wrap_shoal_engine_progress(struct shoal_engine *engine)
+{
+    mock_device_forbid(true);
+    const bool did = __real_shoal_engine_progress(engine);
+    mock_device_forbid(false);
+    return did;
+}
+
+uint64_t __wrap_shoal_engine_check(struct shoal_engine *engine, uint64_t now_ns)
+{
+    mock_device_forbid(true);
+    const uint64_t again_ns = __real_shoal_engine_check(engine, now_ns);
+    mock_device_forbid(false);
+    return again_ns;
+}
+
+/* ---- Worlds -------------------------------------------------------------------------------------------------------------- */
+
 /* The environment names a real driver in the stand-in's place (make test-gpu): nothing of it can be set or counted. */
 static inline bool mock_device_is_real(void)
 {

@@ -155,6 +155,60 @@ static void tensors_here_and_there(struct world *world)
     close_bench(&bench);
 }
 
+/* As memory of another process looks, and what was freed. */
+static void memory_of_nobody(struct world *world)
+{
+    struct bench bench = open_bench(world);
+    char *freed = mock_device_allocate(BYTES);
+    mock_device_release(freed);
+    float host[4] = {1, 1, 1, 1};
+    const struct shoal_tensor tensors[] = {{bench.input, bench.output, COUNT}, {freed, freed, COUNT}},
+                              in_host[] = {{host, host, 2}, {host + 2, freed, 2}};
+    refuse(&bench, shoal_allreduce(bench.comm, freed, bench.output, COUNT, SHOAL_FLOAT32, SHOAL_SUM, &bench.options),
+           SHOAL_ERR_ARGUMENT, "input, 4194304 bytes at");
+    expect_text(&bench, "was it freed");
+    refuse(&bench, shoal_allreduce(bench.comm, bench.input, freed, COUNT, SHOAL_FLOAT32, SHOAL_SUM, &bench.options),
+           SHOAL_ERR_ARGUMENT, "output, 4194304 bytes at");
+    refuse(&bench, shoal_allreduce(bench.comm, host, freed, 2, SHOAL_FLOAT32, SHOAL_SUM, &bench.options), SHOAL_ERR_ARGUMENT,
+           "output, 8 bytes at");
+    refuse(&bench, shoal_allreduce_coalesced(bench.comm, tensors, 2, SHOAL_FLOAT32, SHOAL_SUM, &bench.options),
+           SHOAL_ERR_ARGUMENT, "the input of tensor 1");
+    refuse(&bench, shoal_allreduce_coalesced(bench.comm, in_host, 2, SHOAL_FLOAT32, SHOAL_SUM, &bench.options),
+           SHOAL_ERR_ARGUMENT, "the output of tensor 1");
+    refuse(&bench, shoal_send(bench.comm, freed, COUNT, SHOAL_FLOAT32, 1 - world->rank, 1, &bench.options), SHOAL_ERR_ARGUMENT,
+           "input");
+    expect_sum(&bench);
+    close_bench(&bench);
+}
+
+/* Shows that the tests would see it. */
+static void call_driver(void *arg, enum shoal_status status)
+{
+    struct bench *bench = arg;
+    (void)status;
+    (void)cu.stream_query((shoal_cu_stream)bench->stream);
+}
+
+static void a_driver_call_in_a_callback(struct world *world)
+{
+    struct bench bench = open_bench(world);
+    struct shoal_request *request;
+    char word = 0, text[256];
+    if (world->rank == 0) {
+        OK(world, shoal_recv_post(bench.comm, &word, 1, SHOAL_INT8, 1, 1, NULL, &request));
+        shoal_request_on_done(request, call_driver, &bench);
+        OK(world, shoal_send(bench.comm, &word, 1, SHOAL_INT8, 1, 2, NULL));
+        OK(world, shoal_request_wait(request, SHOAL_FOREVER));
+        shoal_request_free(request);
+        CHECK(world, control.faults_of(text, sizeof text) == 1 && strstr(text, "cuStreamQuery"), "not seen: %s", text);
+    } else {
+        OK(world, shoal_recv(bench.comm, &word, 1, SHOAL_INT8, 0, 2, NULL));
+        OK(world, shoal_send(bench.comm, &word, 1, SHOAL_INT8, 0, 1, NULL));
+    }
+    expect_sum(&bench);
+    close_bench(&bench);
+}
+
 static void a_captured_stream(struct world *world)
 {
     struct bench bench = open_bench(world);
@@ -197,7 +251,8 @@ static void options_without_a_stream(struct world *world)
 
 struct poster {
     struct bench *bench;
-    atomic_int status;
+    char word;
+    atomic_int of_host, status;
 };
 
 static void post_on_device(void *arg, enum shoal_status status)
@@ -205,15 +260,20 @@ static void post_on_device(void *arg, enum shoal_status status)
     struct poster *poster = arg;
     struct shoal_request *request;
     (void)status;
+    atomic_store(&poster->of_host,
+                 (int)shoal_send_post(poster->bench->comm, &poster->word, 1, SHOAL_INT8, 1, 3, NULL, &request));
+    if (atomic_load(&poster->of_host) == SHOAL_OK)
+        shoal_request_free(request); /* it ends by itself */
     atomic_store(&poster->status,
                  (int)shoal_allreduce_post(poster->bench->comm, poster->bench->input, poster->bench->output, COUNT,
                                            SHOAL_FLOAT32, SHOAL_SUM, &poster->bench->options, &request));
 }
 
+/* Host memory is told there without the driver. */
 static void a_post_in_a_callback(struct world *world)
 {
     struct bench bench = open_bench(world);
-    struct poster poster = {&bench, SHOAL_PENDING};
+    struct poster poster = {&bench, 0, SHOAL_PENDING, SHOAL_PENDING};
     struct shoal_request *request;
     char word = 0;
     if (world->rank == 0) {
@@ -224,10 +284,12 @@ static void a_post_in_a_callback(struct world *world)
         while (atomic_load(&poster.status) == SHOAL_PENDING)
             continue;
         shoal_request_free(request);
+        CHECK(world, atomic_load(&poster.of_host) == SHOAL_OK, "status %d", atomic_load(&poster.of_host));
         CHECK(world, atomic_load(&poster.status) == SHOAL_ERR_STATE, "status %d", atomic_load(&poster.status));
     } else {
         OK(world, shoal_recv(bench.comm, &word, 1, SHOAL_INT8, 0, 2, NULL));
         OK(world, shoal_send(bench.comm, &word, 1, SHOAL_INT8, 0, 1, NULL));
+        OK(world, shoal_recv(bench.comm, &word, 1, SHOAL_INT8, 0, 3, NULL));
     }
     expect_sum(&bench);
     close_bench(&bench);
@@ -401,6 +463,8 @@ int main(void)
     } bodies[] = {{"a driver that refuses what a port needs changes nothing", refused_driver_calls, true},
                   {"operands of two devices are refused", two_devices_in_a_call, true},
                   {"tensors in host memory and on a device are refused", tensors_here_and_there, false},
+                  {"memory that was freed, or is another process's, is refused", memory_of_nobody, true},
+                  {"a call of the driver in a callback is seen", a_driver_call_in_a_callback, true},
                   {"a captured stream is refused", a_captured_stream, true},
                   {"a destroyed stream is refused", a_stream_that_is_none, true},
                   {"options without a stream mean the legacy one", options_without_a_stream, false},
