@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
-"""TensorFlow and PyTorch in one process, each over Shoal: in either order, at one time, and after one has ended."""
+"""TensorFlow and PyTorch in one process, each over Shoal: in either order, at one time, and after one has ended or a
+rank has died."""
 import contextlib
+import os
 import sys
 
 import tensorflow as tf
@@ -76,12 +78,28 @@ def fails_in_one(rank):
     expect(of_torch[0].item() == 2, of_torch)
 
 
-def case_of(name, body):
+def dies(rank):
+    """Each framework tells it in its own class."""
+    begin_tensorflow()
+    begin_torch()
+    both_work()
+    if rank == 1:
+        os._exit(9)
+    for call, kind in ((lambda: shoal.tensorflow.allreduce(tf.ones([10])), tf.errors.AbortedError),
+                       (lambda: dist.all_reduce(torch.ones(10)), dist.DistBackendError)):
+        try:
+            call()
+            raise AssertionError("an all-reduce without rank 1")
+        except kind as error:
+            expect("rank 1" in str(error), error)
+
+
+def case_of(name, body, codes=(0, 0)):
     def case():
         if "torch" not in sys.modules:
             raise Skip("there is no build/torch: `make test` makes it")
         ranks = forked.Ranks(2, body)
-        expect(ranks.codes == [0, 0], ranks.told())
+        expect(ranks.codes == list(codes), ranks.told())
     case.__name__ = name
     return case
 
@@ -89,7 +107,8 @@ def case_of(name, body):
 CASES = [case_of("tensorflow_before_torch", begun(begin_tensorflow, begin_torch)),
          case_of("torch_before_tensorflow", begun(begin_torch, begin_tensorflow)),
          case_of("each_tells_that_it_was_begun_twice", begun_twice),
-         case_of("a_failure_in_one_leaves_the_other", fails_in_one)]
+         case_of("a_failure_in_one_leaves_the_other", fails_in_one),
+         case_of("a_rank_that_dies_fails_both", dies, codes=(0, 9))]
 
 if __name__ == "__main__":
     run_cases(CASES)
