@@ -2,8 +2,9 @@
 """Measures training steps through the front-ends on two ranks of this machine, each on a core of its own, in turns.
 
 Suites:
-  tensorflow   a Keras CNN and a BERT-base, in a loop of their own, with Shoal and with MultiWorkerMirroredStrategy; and what a further
-               all-reduce of 64 B costs inside one tf.function
+  tensorflow   a Keras CNN and a BERT-base, in a loop of their own, with Shoal, with MultiWorkerMirroredStrategy and alone, that is without
+               averages: no way to average gradients beats the strategy by more than strategy / alone; and what a further all-reduce of
+               64 B costs inside one tf.function
   torch        one network through torch's DistributedDataParallel on Shoal, Shoal's own, Horovod's names, Accelerate and Lightning
 
 Each line of docs/figures/front-ends.jsonl is what one run tells. `make test` makes build/tensorflow and build/trainers, which this
@@ -17,6 +18,7 @@ from statistics import median
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 600
+TENSORFLOW = ("shoal", "strategy", "alone")
 TORCH = ("ddp", "shoal-ddp", "horovod", "accelerate", "lightning")
 
 
@@ -26,6 +28,12 @@ def exchange_ns(shoal):
                           timeout=LIMIT_S).stdout
     found = [json.loads(line).get("exchange_ns") for line in told.splitlines() if line.startswith("{")]
     return next((one for one in found if one), None)
+
+
+def in_turns(contestants, number):
+    """Another one begins each round."""
+    turn = number % len(contestants)
+    return contestants[turn:] + contestants[:turn]
 
 
 class Bench:
@@ -46,13 +54,12 @@ class Bench:
 
     def tensorflow(self, number):
         for model in ("cnn", "bert"):
-            for contestant in ("shoal", "strategy")[::-1 if number % 2 else 1]:
+            for contestant in in_turns(TENSORFLOW, number):
                 self.run("tensorflow", number, "tensorflow", "front_end_tensorflow.py", contestant, model)
         self.run("tensorflow", number, "tensorflow", "front_end_tensorflow.py", "shoal", "small")
 
     def torch(self, number):
-        turn = number % len(TORCH)
-        for contestant in TORCH[turn:] + TORCH[:turn]:
+        for contestant in in_turns(TORCH, number):
             self.run("torch", number, "trainers", "front_end_torch.py", contestant)
 
     def of(self, key, contestant, model=None):
@@ -67,8 +74,8 @@ class Bench:
 
     def table(self):
         for model in ("cnn", "bert"):
-            self.ratio(f"TensorFlow, {model}: MultiWorkerMirroredStrategy / Shoal", self.of("step_ms", "strategy", model),
-                       self.of("step_ms", "shoal", model))
+            for over, under in (("strategy", "shoal"), ("strategy", "alone"), ("shoal", "alone")):
+                self.ratio(f"TensorFlow, {model}: {over} / {under}", self.of("step_ms", over, model), self.of("step_ms", under, model))
         more = sorted(self.of("more_us", "shoal", "small").values())
         if more:
             print(f"TensorFlow: each further all-reduce of 64 B in a tf.function: {median(more):.1f} us ({more[0]:.1f} .. {more[-1]:.1f})")

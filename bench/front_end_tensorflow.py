@@ -2,8 +2,9 @@
 
     front_end_tensorflow.py CONTESTANT MODEL [--steps N]     under a launcher that sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
 
-CONTESTANT is shoal (shoal.tensorflow.DistributedGradientTape) or strategy (MultiWorkerMirroredStrategy), each in a loop of its own
-inside tf.function, as Keras 3's fit refuses the strategy. MODEL is cnn (a Keras CNN of 1.2 million parameters), bert (the
+CONTESTANT is shoal (shoal.tensorflow.DistributedGradientTape), strategy (MultiWorkerMirroredStrategy), or alone (shoal's loop without
+averages: two trainings that know nothing of each other, each step at the same time), each in a loop of its own inside tf.function, as
+Keras 3's fit refuses the strategy. MODEL is cnn (a Keras CNN of 1.2 million parameters), bert (the
 layers of BERT-base as wide and as many words, 110 million parameters, 16 words at a time), or small: then there is no model, but 1 and
 101 all-reduces of 64 B in one function, and the time of one more. Rank 0 prints a JSON object."""
 import argparse
@@ -59,18 +60,18 @@ def loss_of(model, batch):
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(batch[1], model(batch[0], training=True)))
 
 
-def shoal_step(model, optimizer, batch):
+def tape_step(model, optimizer, batch, averages):
     @tf.function
     def step():
         with tf.GradientTape() as tape:
             loss = loss_of(model, batch)
-        tape = shoal.DistributedGradientTape(tape)
+        tape = shoal.DistributedGradientTape(tape) if averages else tape
         optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
         return loss
     return step
 
 
-def strategy_step(strategy, model, optimizer, batch):
+def strategy_step(strategy, model, batch):
     """Gradients are averaged in one call, which the strategy packs; the optimizer is inside the function that each replica runs."""
     rate = tf.constant(0.01)
 
@@ -94,15 +95,14 @@ def strategy_step(strategy, model, optimizer, batch):
 
 def step_of(options, rank):
     make = {"cnn": cnn, "bert": bert}[options.model]
-    if options.contestant == "shoal":
-        model, batch = make(), batch_of(options.model, rank)
-        optimizer = keras.optimizers.SGD(0.01)
-        optimizer.build(model.trainable_variables)
-        return shoal_step(model, optimizer, batch)
-    strategy = shoal.distribute.MultiWorkerMirroredStrategy()
-    with strategy.scope():
-        model = make()
-    return strategy_step(strategy, model, None, batch_of(options.model, rank))
+    if options.contestant == "strategy":
+        strategy = shoal.distribute.MultiWorkerMirroredStrategy()
+        with strategy.scope():
+            model = make()
+        return strategy_step(strategy, model, batch_of(options.model, rank))
+    model, batch, optimizer = make(), batch_of(options.model, rank), keras.optimizers.SGD(0.01)
+    optimizer.build(model.trainable_variables)
+    return tape_step(model, optimizer, batch, averages=options.contestant == "shoal")
 
 
 def timed(step, steps):
@@ -127,7 +127,7 @@ def small_step(count):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("contestant", choices=("shoal", "strategy"))
+    parser.add_argument("contestant", choices=("shoal", "strategy", "alone"))
     parser.add_argument("model", choices=("cnn", "bert", "small"))
     parser.add_argument("--steps", type=int, default=20)
     options = parser.parse_args()
