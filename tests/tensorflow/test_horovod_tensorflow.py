@@ -154,6 +154,18 @@ def objects_and_state_are_shared(rank):
     hvd.barrier()
 
 
+def variables_of_a_session_are_shared(rank):
+    """In a graph of TensorFlow 1, which orders nothing by itself."""
+    types = tf.float32, tf.int64, tf.float32, tf.float64, tf.int32, tf.float16
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        for i, dtype in enumerate(types):
+            tf.compat.v1.get_variable(f"of_a_session_{i}", initializer=tf.cast(tf.fill([i + 1], i + rank), dtype))
+        assigned = hvd.broadcast_global_variables(2)
+        session.run(tf.compat.v1.global_variables_initializer())
+        for i, got in enumerate(session.run(assigned)):
+            same(got, [i + 2] * (i + 1))
+
+
 def joined_ranks_take_part_with_zeros(rank):
     variable = tf.Variable([2.0])
     for step in range(rank + 1):
@@ -308,8 +320,8 @@ def wrong_options_are_refused(rank):
 
 
 FUNCTIONS = [allreduce_takes_horovods_arguments, groups_mix_types_and_slices, rows_travel, gradients_are_horovods, mismatches_are_told,
-             process_sets_are_apart, objects_and_state_are_shared, joined_ranks_take_part_with_zeros, fit_equals_one_process, passes_are_summed_unless_averaged,
-             local_gradients_stay, callbacks_and_saved_models, local_variables_are_not_broadcast,
+             process_sets_are_apart, objects_and_state_are_shared, variables_of_a_session_are_shared, joined_ranks_take_part_with_zeros,
+             fit_equals_one_process, passes_are_summed_unless_averaged, local_gradients_stay, callbacks_and_saved_models, local_variables_are_not_broadcast,
              a_state_goes_on_after_a_restart, wrong_options_are_refused]
 
 if __name__ == "__main__":

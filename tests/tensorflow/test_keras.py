@@ -221,6 +221,23 @@ def the_vendors_names_do_what_they_say(rank):
             raise AssertionError(words)
 
 
+def a_session_begins_with_the_variables_of_one_rank(rank):
+    """In a graph of TensorFlow 1, which orders nothing by itself."""
+    types = tf.float32, tf.int64, tf.float32, tf.float64, tf.int32, tf.bool, tf.float16
+    with tf.Graph().as_default():
+        variables = [tf.compat.v1.get_variable(f"of_a_session_{i}", initializer=tf.cast(tf.fill([i + 1], i * rank), dtype))
+                     for i, dtype in enumerate(types)]
+        with tf.compat.v1.train.MonitoredSession(hooks=[sdp.BroadcastGlobalVariablesHook(1)]) as session:
+            for i, got in enumerate(session.run(variables)):
+                assert got.tolist() == [i] * (i + 1) or got.dtype == bool and got.all(), (i, got)
+    try:
+        sdp.BroadcastGlobalVariablesHook(0, device="/gpu:0")
+    except ValueError as told:
+        assert "not supported" in str(told), told
+    else:
+        raise AssertionError("a device")
+
+
 # ---- A worker that dies ----
 
 
@@ -281,6 +298,6 @@ def a_script_as_the_vendor_writes_it_trains():
 
 CASES = [fit_equals_one_process, ranks_that_began_apart_are_made_equal_and_save_plain_models, metrics_are_averaged,
          the_learning_rate_warms_up, mixed_precision_scales_outside, embeddings_train_sparsely, wrong_optimizers_are_told,
-         a_script_of_the_vendors_trains, the_vendors_names_do_what_they_say]
+         a_script_of_the_vendors_trains, the_vendors_names_do_what_they_say, a_session_begins_with_the_variables_of_one_rank]
 run_cases([*forked.Cases(2, CASES, sdp.init, sdp.shutdown).report(), a_worker_that_dies_in_fit_is_named,
            the_manuals_loop_trains_under_shoal_run, a_script_as_the_vendor_writes_it_trains])

@@ -15,11 +15,19 @@ def broadcast_variables(variables, root_rank: int = 0) -> None:
     variables = list(variables)
     if tf.executing_eagerly():
         _compare(variables)
-    values = [tf.convert_to_tensor(variable) for variable in variables]
+    assign_broadcasts(variables, root_rank)
+
+
+def assign_broadcasts(variables, root_rank: int, name: str | None = "shoal_broadcast_variables", world: int = 0) -> list:
+    """What assigns root_rank's value to each variable. Types go one after the other: graphs of TensorFlow 1 order nothing by
+    themselves."""
+    values, received, assigned = [tf.convert_to_tensor(variable) for variable in variables], [], list(variables)
     for indices in _collectives._by_type(values):
-        received = _operations.broadcast([values[i] for i in indices], root_rank, "shoal_broadcast_variables")
+        with tf.control_dependencies(received):
+            received = _operations.broadcast([values[i] for i in indices], root_rank, name, world)
         for i, value in zip(indices, received):
-            variables[i].assign(value)
+            assigned[i] = variables[i].assign(value)
+    return assigned
 
 
 def broadcast_object(value, root_rank: int = 0):

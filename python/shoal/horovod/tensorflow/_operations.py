@@ -7,6 +7,7 @@ import re
 import tensorflow as tf
 
 from shoal.tensorflow import ReduceOp, _collectives, _operations
+from shoal.tensorflow.variables import assign_broadcasts
 
 from .._common import controller as kinds
 from .._common.operators import Average, Max, Min, Product, Sum, operator_of
@@ -131,13 +132,9 @@ def broadcast(tensor, root_rank, name=None, ignore_name_scope=False, process_set
 def broadcast_(variables, root_rank, name=None, process_set=global_process_set):
     """Gives each variable root_rank's value. Returns the variables, in a graph the tensors that assign to them."""
     variables, world, root = list(variables), world_of(process_set), _index_of(root_rank, process_set)
-    values = [tf.convert_to_tensor(variable) for variable in variables]
-    agree(kinds.BROADCAST, values, world, [root_rank])
-    for same in _collectives._by_type(values):
-        for i, value in zip(same, _operations.broadcast([values[i] for i in same], root, _node_name(name), world)):
-            assigned = variables[i].assign(value)
-            variables[i] = variables[i] if tf.executing_eagerly() else assigned
-    return variables
+    agree(kinds.BROADCAST, [tf.convert_to_tensor(variable) for variable in variables], world, [root_rank])
+    assigned = assign_broadcasts(variables, root, _node_name(name), world)
+    return variables if tf.executing_eagerly() else assigned
 
 
 def _with_rows(tensor):

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import shoal.tensorflow as _shoal
 from shoal.tensorflow import Compression as _Compression
+from shoal.tensorflow.variables import assign_broadcasts as _assign_broadcasts
 
 from smdistributed.dataparallel import _environment
 
@@ -91,9 +92,7 @@ def broadcast_global_variables(root_rank):
     if tf.executing_eagerly():
         raise RuntimeError("broadcast_global_variables() is not supported with eager execution: "
                            "broadcast_variables(model.variables, root_rank) does it")
-    variables = tf.compat.v1.global_variables()
-    values = [_shoal.broadcast(variable, root_rank) for variable in variables]
-    return tf.group(*(tf.compat.v1.assign(variable, value) for variable, value in zip(variables, values)))
+    return tf.group(*_assign_broadcasts(tf.compat.v1.global_variables(), root_rank))
 
 
 def overlap(tensor):
