@@ -3,6 +3,7 @@
 batch; each error; saved, copied and inspected as torch's."""
 import copy
 import io
+import math
 import os
 import time
 import warnings
@@ -368,6 +369,39 @@ def frees_gradients(world):
         made.clear()
         loss_of(model, *(share(world, tensor) for tensor in batch(step))).backward()
     expect(len(alive) == 18 and max(alive) <= 1, "gradients alive beside the one that became ready:", alive)
+
+
+def backward_of(world, model, step, to_none):
+    model.zero_grad(set_to_none=to_none)
+    loss_of(model, *(share(world, tensor) for tensor in batch(step))).backward()
+
+
+def copies_of(world, model, to_none=True):
+    """How often a step copies a gradient: by torch's operators on tensors shaped as parameters, and by Shoal's engine."""
+    shapes = {tuple(each.shape) for each in model.parameters()}
+    elements = sum(each.numel() for each in model.parameters())
+    for step in range(2):  # after the first one the buffers are made anew
+        backward_of(world, model, step, to_none)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as seen:
+        backward_of(world, model, 2, to_none)
+    copied = [tuple(each.input_shapes[0]) for each in seen.events() if each.name in ("aten::copy_", "aten::mul")]
+    by_torch = sum(math.prod(shape) for shape in copied if shape in shapes)
+    by_engine = model._get_ddp_logging_data().get("copied_bytes", 0) / 4
+    return by_torch / elements, by_engine / elements
+
+
+def copies(world):
+    """docs/performance.md has these figures. torch's class divides by the number of ranks as it copies into a bucket."""
+    def theirs(**options):
+        return nn.parallel.DistributedDataParallel(seeded(plain), **options)
+    for told, found, expected in (
+            ("ours", copies_of(world, ours(seeded(plain))), (0, 1)),
+            ("ours, kept", copies_of(world, ours(seeded(plain)), to_none=False), (0, 0)),
+            ("torch's", copies_of(world, theirs()), (2, 0)),
+            ("torch's, kept", copies_of(world, theirs(), to_none=False), (2, 0)),
+            ("torch's, views", copies_of(world, theirs(gradient_as_bucket_view=True)), (1, 0)),
+            ("torch's, views, kept", copies_of(world, theirs(gradient_as_bucket_view=True), to_none=False), (0, 0))):
+        expect(found == expected, told, "copies by torch and by the engine:", found, "instead of", expected)
 
 
 def unused(world):
@@ -1030,6 +1064,7 @@ CASES += [Case(body.__name__, body, sizes=(1, 2)) for body in (
     changed_static_graph, wrong_arguments, hooks_with_other_buckets, hooks_wrong_use)]
 CASES += [Case(body.__name__, body, sizes=(2, 3)) for body in (hooks_on_one_host, hooks_with_join, hooks_broken_backward, hooks_broken_early,
                                                        hooks_broken_otherwise, hooks_compiled, join, join_throws)]
+CASES += [Case("copies", copies, sizes=(2,))]
 CASES += [Case("broken_backward", broken_backward, sizes=(2, 3))]
 CASES += [Case("compression", compression, sizes=(2,), init=False, fresh=True)]
 CASES += [Case("rank_ends", rank_ends, sizes=(2, 3), fresh=True, ends=(1,))]
