@@ -43,7 +43,7 @@ def refused(*words, about):
 
 
 def sim(*words):
-    code, out, err = call(SHOAL, "sim", "step", *words)
+    code, out, err = call(SHOAL, "sim", "step", *words, timeout=240)  # 12 seconds of CPU time for 200 and 256 hosts
     expect(code == 0 and not err, words, code, out, err)
     return out
 
@@ -70,7 +70,7 @@ def many_hosts_lose_little():
     docs/performance.md says; with 200 hosts, which are no power of two, it falls by up to 5 points."""
     falls = {"resnet50": 0.035, "bert-large": 0.02, "gpt2": 0.02}
     words = ("--profile", "resnet50,bert-large,gpt2", "--backward", "120,400,250", "--rate", "100gbit", "--memory", "20GB/s")
-    rows = {(row["profile"], row["hosts"]): row for row in predicted(*words, "--hosts", "16,32,64,200,256")}
+    rows = {(row["profile"], row["hosts"]): row for row in predicted(*words, "--hosts", "16,64,200,256")}
     for (profile, hosts), row in rows.items():
         fall = rows[profile, 16]["efficiency"] - row["efficiency"]
         expect(fall < (0.05 if hosts == 200 else falls[profile]), fall, row)
