@@ -2,6 +2,7 @@
 """shoal.torch.DistributedDataParallel: the gradients of torch's own class over the same group, and of one process with the whole
 batch; each error; saved, copied and inspected as torch's."""
 import copy
+import inspect
 import io
 import math
 import os
@@ -641,6 +642,28 @@ def what_others_read(world):
     expect(model._get_ddp_logging_data()["iteration"] == 1, "steps")
 
 
+def takes_torchs_arguments(world):
+    """The constructor, each method that is not torch's own, and the attributes."""
+    torchs, mine = nn.parallel.DistributedDataParallel, type(ours(plain()))
+    replaced = [name for name in vars(mine) if callable(getattr(torchs, name, None)) and not name.startswith("__")]
+    expect({"forward", "register_comm_hook"} <= set(replaced), replaced)
+    for name in replaced:
+        taken, expected = (list(inspect.signature(getattr(each, name)).parameters) for each in (mine, torchs))
+        expect(taken == expected, name, taken, "instead of", expected)
+    taken, expected = (inspect.signature(each.__init__).parameters for each in (mine, torchs))
+    expect(list(taken)[:len(expected)] == list(expected), list(taken), "instead of", list(expected))
+    if "forward_sync_buffers" in expected:  # since torch 2.13, whose defaults are those of today
+        for name, parameter in expected.items():
+            expect(taken[name].default == parameter.default, name, taken[name].default, "instead of", parameter.default)
+    missing = [name for name in vars(torchs(plain())) if not name.startswith("_") and not hasattr(ours(plain()), name)]
+    expect(not missing, "attributes that torch's class has:", missing)
+    model, theirs = (make(seeded(plain), check_reduction=True, skip_all_reduce_unused_params=True, batched_grad_copy=True)
+                     for make in (ours, torchs))
+    for each in (model, theirs):
+        train(world, each)
+    compare(model.module, theirs.module, 1e-6)
+
+
 # ---- Errors ----
 
 
@@ -738,7 +761,10 @@ def wrong_arguments(world):
     message_of(RuntimeError, lambda: ours(nn.Tanh()), "not needed")
     message_of(TypeError, lambda: ours(nn.ParameterList([nn.Parameter(torch.zeros(2, dtype=torch.float8_e5m2))])), "float8_e5m2",
                "parameter 0")
-    message_of(NotImplementedError, lambda: ours(plain(), bucket_cap_mb_list=[1, 2]), "bucket_cap_mb_list")
+    message_of(ValueError, lambda: ours(plain(), output_device=0), "output_device")
+    for name, value in (("mixed_precision", object()), ("delay_all_reduce_named_params", [("0.weight", None)]),
+                        ("param_to_hook_all_reduce", nn.Parameter(torch.zeros(2))), ("bucket_cap_mb_list", [1, 2])):
+        message_of(NotImplementedError, lambda: ours(plain(), **{name: value}), name, "leave it out")
     model = ours(plain())
     message_of(NotImplementedError, lambda: model.register_comm_hook(None, print), "compression=")
 
@@ -1060,7 +1086,7 @@ CASES += [Case(body.__name__, body, sizes=(1, 2)) for body in (
     begins_as_rank_0, no_sync, no_sync_between, no_sync_of_lists, no_sync_with_more, adds_to_averages, keeps_gradients,
     frees_gradients, unused, several_models, two_forwards_one_backward, static_graph_with_segments, complex_gradients,
     hooks_of_others, ignored, compiled, made_and_dropped,
-    saved_and_copied, what_others_read, backwards_without_forward, missing_gradient, different_models, sparse_gradient,
+    saved_and_copied, what_others_read, takes_torchs_arguments, backwards_without_forward, missing_gradient, different_models, sparse_gradient,
     changed_static_graph, wrong_arguments, hooks_with_other_buckets, hooks_wrong_use)]
 CASES += [Case(body.__name__, body, sizes=(2, 3)) for body in (hooks_on_one_host, hooks_with_join, hooks_broken_backward, hooks_broken_early,
                                                        hooks_broken_otherwise, hooks_compiled, join, join_throws)]

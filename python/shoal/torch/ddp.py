@@ -370,10 +370,12 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         self.find_unused_parameters, self.static_graph = find_unused_parameters, static_graph
         self.gradient_as_bucket_view, self.compression, self.dim = gradient_as_bucket_view, compression, dim
+        self.skip_all_reduce_unused_params, self.batched_grad_copy = skip_all_reduce_unused_params, batched_grad_copy
         self.forward_sync_buffers = first(forward_sync_buffers, broadcast_buffers, True)
         if not isinstance(getattr(type(self), "broadcast_buffers", None), property):  # in older versions of torch
             self.broadcast_buffers = self.forward_sync_buffers
         self.bucket_bytes_cap = int(first(bucket_cap_mb, BUFFER_MIB) * MIB)
+        self.bucket_bytes_cap_list, self.bucket_bytes_cap_default = [], bucket_cap_mb is None
         self._set_what_others_read()
         self._begin()
         if init_sync:
@@ -386,7 +388,7 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
         self.device_ids = self.output_device = self.mixed_precision = None
         self.is_multi_device_module, self.require_backward_grad_sync, self.require_forward_param_sync = False, True, True
         self.broadcast_bucket_size = BROADCAST_BYTES
-        self._use_python_reducer = self._delay_all_reduce_all_params = False
+        self.use_side_stream_for_tensor_copies = self._use_python_reducer = self._delay_all_reduce_all_params = False
         self._delay_all_reduce_params, self._comm_hooks, self._lazy_init_ran = [], [], True
         self._is_batch_seen = False
 
@@ -558,7 +560,7 @@ def first(*values):
 
 def _refuse(**options):
     for name, value in options.items():
-        if value:
+        if torch.is_tensor(value) or value:
             raise NotImplementedError(f"shoal: shoal.torch.DistributedDataParallel has no {name}: leave it out, or use "
                                       "torch.nn.parallel.DistributedDataParallel")
 
