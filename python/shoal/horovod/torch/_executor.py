@@ -18,6 +18,7 @@ class Executor:
     def __init__(self, group, ranks):
         self._group, self._ranks = group, ranks
         self._size = len(ranks)
+        self._has_average = dist.get_backend(group) != "gloo"  # where the program made the default group
 
     def gather(self, block):
         own = torch.frombuffer(bytearray(block), dtype=torch.uint8)
@@ -78,18 +79,19 @@ class Executor:
                 request.finish(request.payload[1])
 
     def _reduce(self, tensors, outputs, op, prescale, postscale):
-        if len(tensors) == 1:
-            flat = outputs[0]
-            if outputs[0].data_ptr() != tensors[0].data_ptr():
-                flat.copy_(tensors[0])
-        else:
-            flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        """As one vector: the outputs' own memory on a rank where they lie one after the other, else a copy."""
+        row = _in_a_row(outputs)
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors]) if row is None else row
+        if row is not None:
+            _copy_unless_same(tensors, outputs)
         scale(flat, prescale)
-        dist.all_reduce(flat, _OPS[op], group=self._group)
-        scale(flat, postscale, self._size if op == Average else 1)
-        if len(tensors) > 1:
-            for output, part in zip(outputs, flat.split([tensor.numel() for tensor in tensors])):
-                output.copy_(part.view(output.shape))
+        if op == Average and postscale == 1 and flat.is_floating_point() and self._has_average:
+            dist.all_reduce(flat, dist.ReduceOp.AVG, group=self._group)
+        else:
+            dist.all_reduce(flat, _OPS[op], group=self._group)
+            scale(flat, postscale, self._size if op == Average else 1)
+        if row is None:
+            _copy_unless_same(flat.split([tensor.numel() for tensor in tensors]), outputs)
 
     # ---- The others: the result of a request ----
 
@@ -145,6 +147,22 @@ def scale(tensor, factor, divisor=1):
     if factor == 1:
         return tensor.copy_(torch.div(tensor, divisor, rounding_mode="trunc"))
     return tensor.copy_(tensor.to(torch.float64).mul_(factor / divisor))
+
+
+def _in_a_row(tensors):
+    """The memory of contiguous tensors of one type as one vector; None where they do not lie one after the other."""
+    end, storage = tensors[0].data_ptr(), tensors[0].untyped_storage().data_ptr()
+    for tensor in tensors:
+        if tensor.data_ptr() != end or tensor.untyped_storage().data_ptr() != storage:
+            return None
+        end += tensor.numel() * tensor.element_size()
+    return tensors[0].as_strided((sum(tensor.numel() for tensor in tensors),), (1,))
+
+
+def _copy_unless_same(sources, outputs):
+    for source, output in zip(sources, outputs):
+        if source.data_ptr() != output.data_ptr():
+            output.copy_(source.view(output.shape))
 
 
 def _by_type(tensors):

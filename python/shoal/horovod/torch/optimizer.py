@@ -9,6 +9,7 @@ import weakref
 import torch
 
 from . import _operations
+from ._gradient_memory import GradientMemory
 from ._operations import Adasum, Average, Sum
 from ._world import global_process_set
 from .compression import Compression
@@ -27,7 +28,8 @@ class _Gradients:
         self._names, self._options = names, options
         self._units = {parameter: unit for unit in units for parameter in unit}
         self._left = {}  # backward passes until a parameter's gradient is complete
-        self._handles = {}  # unit: (function that waits, contexts of the compression)
+        self._handles = {}  # unit: (function that waits, contexts of the compression), in the order in which they were posted
+        self._memory = None  # after the first step, which tells in which order gradients come
         self.reset()
         self._nodes = [self._hook(parameter) for parameter in self._units]
 
@@ -59,14 +61,21 @@ class _Gradients:
         if self._left[parameter] <= 0:
             raise AssertionError(TWICE)
         self._left[parameter] -= 1
+        self._keep(parameter)
         if all(self._left[each] == 0 for each in unit):
             self._post(unit)
+
+    def _keep(self, parameter):
+        """Its gradient where it will be averaged."""
+        if self._memory:
+            self._memory.take(parameter)
 
     def _post(self, unit):
         """A gradient that this rank has not is sent as zeros, as others may have it."""
         for parameter in unit:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter, requires_grad=False)
+                self._keep(parameter)
         is_sparse = [parameter.grad.is_sparse for parameter in unit]
         name, options = self._names[unit[0]], self._options
         if any(is_sparse) and not options["sparse_as_dense"]:
@@ -87,6 +96,8 @@ class _Gradients:
     def synchronize(self):
         for unit in sorted(set(self._units.values()) - set(self._handles), key=lambda unit: self._names[unit[0]]):
             self._post(unit)
+        if not self._memory and self._options["compression"] is Compression.none:
+            self._memory = GradientMemory([parameter for unit in self._handles for parameter in unit])
         handles, self._handles = self._handles, {}
         self._left = dict.fromkeys(self._units, self._options["passes"])
         for unit, (wait, contexts) in handles.items():
