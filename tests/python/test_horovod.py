@@ -2,10 +2,12 @@
 """Horovod's names (shoal.horovod.torch): operations matched by name, joins, process sets, and training as one process."""
 import os
 import tempfile
+import time
 
 import ranks
 import torch
 from ranks import Case, expect
+from torch.multiprocessing.reductions import StorageWeakRef
 
 
 def begun():
@@ -59,6 +61,59 @@ def mismatches(world):
     expect(hvd.synchronize(handle).item() == world.size, "work goes on")
 
 
+def handles_and_groups(world):
+    hvd = begun()
+    handle = hvd.allreduce_async(torch.ones(2), op=hvd.Sum)
+    while not hvd.poll(handle):
+        time.sleep(1e-3)
+    expect(hvd.synchronize(handle).tolist() == [world.size] * 2, "polled")
+    both = [torch.full((world.size,), float(world.rank)), torch.full((world.size, 2), 1.0)]
+    sums = [sum(range(world.size)), world.size]
+    expect([each.unique().tolist() for each in hvd.grouped_allreduce(both, op=hvd.Sum)] == [[each] for each in sums], "all-reduce")
+    expect([each.shape[0] for each in hvd.grouped_allgather(both)] == [world.size ** 2] * 2, "all-gather")
+    expect([each.unique().tolist() for each in hvd.grouped_reducescatter(both, op=hvd.Sum)] == [[each] for each in sums], "reduce-scatter")
+    rounded = hvd.allreduce(torch.tensor([1 + 2 ** -12]), compression=hvd.Compression.fp16)
+    expect(rounded.dtype is torch.float32 and rounded.item() == 1, "it travels as float16", rounded)
+    place = hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size(), hvd.is_homogeneous()
+    expect(place == (world.rank, world.size, 0, 1, True), place)
+
+
+def operations_have_gradients(world):
+    """Each rank weighs what it got by its rank and one."""
+    hvd = begun()
+    weights = torch.arange(1.0, world.size + 1)
+    mean, own = weights.mean().item(), world.rank + 1.0
+    table = (
+        ("sum", lambda x: hvd.allreduce(x, op=hvd.Sum), [weights.sum().item()] * world.size),
+        ("average", hvd.allreduce, [mean] * world.size),
+        ("all-gather", hvd.allgather, [mean] * world.size),
+        ("broadcast", lambda x: hvd.broadcast(x, 0), [0.0 if world.rank else mean] * world.size),
+        ("reduce-scatter", lambda x: hvd.reducescatter(x, op=hvd.Average), weights.tolist()),
+        ("sum, scattered", lambda x: hvd.reducescatter(x, op=hvd.Sum), (weights * world.size).tolist()),
+        ("all-to-all", hvd.alltoall, weights.tolist()),
+    )
+    for name, operation, wanted in table:
+        x = torch.ones(world.size, requires_grad=True)
+        (operation(x) * own).sum().backward()
+        expect(torch.allclose(x.grad, torch.tensor(wanted)), name, x.grad, wanted)
+
+
+def some_ranks_train(world):
+    """A set that init() made trains by itself, with gradients that are sparse and made dense to travel."""
+    import shoal.horovod.torch as hvd
+    first_and_last = hvd.ProcessSet([0, 2])
+    hvd.init(process_sets=[first_and_last])
+    table = torch.nn.Embedding(4, 2, sparse=True)
+    torch.nn.init.zeros_(table.weight)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), 1.0), sparse_as_dense=True, process_set=first_and_last)
+    for _ in range(2):
+        optimizer.zero_grad()
+        table(torch.tensor([world.rank])).sum().backward()
+        optimizer.step()
+    wanted = [0.0, -2.0, 0.0, 0.0] if world.rank == 1 else [-1.0, 0.0, -1.0, 0.0]
+    expect(table.weight[:, 0].tolist() == wanted, table.weight)
+
+
 def joins(world):
     hvd = begun()
     for _ in range(world.rank + 1):
@@ -99,6 +154,108 @@ def trains_as_one(world):
                 each.zero_grad()
         for ours, theirs in zip(model.parameters(), alone.parameters()):
             expect(torch.allclose(ours, theirs, rtol=1e-12, atol=1e-14), options)
+
+
+class Mixed(torch.nn.Module):
+    """Gradients that are sparse, not contiguous, absent on all ranks but one, and plain."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(6, 3, sparse=True)
+        self.convolution = torch.nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
+        self.spare, self.dense = torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)
+
+    def forward(self, numbers, uses_spare):
+        image = self.table(numbers).permute(0, 3, 1, 2)
+        hidden = self.convolution(image).tanh().mean((2, 3))
+        return self.dense(self.spare(hidden) if uses_spare else hidden).square().mean()
+
+
+def mean_of_gradients(model, batches):
+    """Computed by one process."""
+    copy = Mixed().double()
+    copy.load_state_dict(model.state_dict())
+    for rank, batch in enumerate(batches):
+        (copy(batch, rank == 0) / len(batches)).backward()
+    return [parameter.grad.to_dense() for parameter in copy.parameters()]
+
+
+def gradients_of_every_kind(world):
+    """Each is the average, also where others lie in memory of their own from the second step on; with zeroed gradients, too."""
+    hvd = begun()
+    torch.manual_seed(7)
+    model = Mixed().double()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
+    for step in range(6):
+        batches = torch.randint(6, (world.size, 2, 3, 3))
+        optimizer.zero_grad(set_to_none=step < 4)
+        model(batches[world.rank], world.rank == 0).backward()
+        optimizer.synchronize()
+        for (name, ours), theirs in zip(model.named_parameters(), mean_of_gradients(model, batches)):
+            expect(torch.allclose(ours.grad.to_dense(), theirs, rtol=1e-12, atol=1e-14), step, name, ours.grad, theirs)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+
+def gradients_stay_in_a_row(world):
+    """From the second step on: each at the same address, none apart from its neighbour, and what the backward pass made is freed."""
+    hvd = begun()
+    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3)))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters(),
+                                         backward_passes_per_step=2)
+    made, places = [], []
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda it: made.append(StorageWeakRef(it.grad.untyped_storage())))
+    for step in range(4):
+        optimizer.zero_grad()
+        made.clear()
+        model(torch.ones(1, 8)).sum().backward()
+        alive = sum(not storage.expired() for storage in made)
+        expect(len(made) == 6 and (alive == 0 or step == 0), f"step {step}: {alive} gradients are alive beside those that are averaged")
+        model(torch.ones(1, 8)).sum().backward()
+        optimizer.step()
+        places.append(sorted((each.grad.data_ptr(), each.grad.nbytes) for each in model.parameters()))
+    expect(places[1] == places[2] == places[3], places)
+    expect(all(start + length == following for (start, length), (following, _) in zip(places[1], places[1][1:])), places[1])
+
+
+def states_are_shared(world):
+    """The state, the options and the next step are rank 0's, whether an optimizer is wrapped or not and has a state or none."""
+    hvd = begun()
+    makers = (lambda groups: torch.optim.Adam(groups, lr=0.1 * (world.rank + 1), amsgrad=True),
+              lambda groups: torch.optim.SGD(groups, lr=0.1 * (world.rank + 1), momentum=0.9))
+    for make in makers:
+        for is_wrapped in (False, True):
+            torch.manual_seed(3)
+            layers = [torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)]
+            groups = [{"params": layers[0].parameters()}, {"params": layers[1].parameters(), "lr": 0.01 + world.rank}]
+            optimizer = make(groups)
+            if world.rank == 0:
+                for _ in range(2):
+                    step_of(layers, optimizer)
+            optimizer = hvd.DistributedOptimizer(optimizer) if is_wrapped else optimizer
+            hvd.broadcast_parameters([each for layer in layers for each in layer.parameters()], 0)
+            hvd.broadcast_optimizer_state(optimizer, 0)
+            step_of(layers, optimizer)
+            told = [(describe(optimizer.state_dict()), [layer.weight.tolist() for layer in layers])]
+            everywhere = hvd.allgather_object(told)
+            expect(all(each == told for each in everywhere), *everywhere)
+            expect([group["lr"] for group in optimizer.param_groups] == [0.1, 0.01], optimizer.param_groups)
+
+
+def step_of(layers, optimizer):
+    optimizer.zero_grad()
+    layers[1](layers[0](torch.ones(2, 3))).sum().backward()
+    optimizer.step()
+
+
+def describe(value):
+    """Without tensors, so that == compares."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: describe(each) for key, each in value.items()}
+    return [describe(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def norm_over_all_ranks(world):
@@ -151,6 +308,9 @@ def ended(body):
 
 CASES = [Case(body.__name__, ended(body), sizes=(1, 2, 3)) for body in (any_order, uneven, joins, trains_as_one, norm_over_all_ranks,
                                                                     goes_on_after_a_restart)]
+CASES += [Case(body.__name__, ended(body), sizes=(2,)) for body in (handles_and_groups, gradients_stay_in_a_row, states_are_shared)]
+CASES += [Case(body.__name__, ended(body), sizes=(2, 3)) for body in (operations_have_gradients, gradients_of_every_kind)]
+CASES += [Case("some_ranks_train", ended(some_ranks_train), sizes=(3,))]
 CASES += [Case("mismatches", ended(mismatches), sizes=(2,)), Case("sets", ended(sets), sizes=(2, 3))]
 
 if __name__ == "__main__":
