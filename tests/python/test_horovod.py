@@ -1,13 +1,18 @@
 #!/usr/bin/env python3
 """Horovod's names (shoal.horovod.torch): operations matched by name, joins, process sets, and training as one process."""
 import os
+import pathlib
+import sys
 import tempfile
 import time
 
 import ranks
+import tap
 import torch
-from ranks import Case, expect
+from ranks import Case, Skip, expect
 from torch.multiprocessing.reductions import StorageWeakRef
+
+COMMAND = os.environ.get("SHOAL_COMMAND", str(ranks.TOP / "build/shoal"))
 
 
 def begun():
@@ -298,6 +303,53 @@ def goes_on_after_a_restart(world):
     expect([epoch for epoch, _ in seen] == [0, 1] and abs(seen[1][1] - seen[0][1] - 1) < 1e-6 and resets == [1], seen, resets)
 
 
+DIES_IN_A_COMMIT = """
+import os, signal, torch
+import shoal.horovod.torch as hvd
+
+def replace_or_die(*names, replace=os.replace):
+    if state.epoch == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    replace(*names)
+
+@hvd.elastic.run
+def train(state):
+    while state.epoch < 4:
+        print("epoch", state.epoch, state.model.weight.item(), flush=True)
+        hvd.barrier()
+        with torch.no_grad():
+            state.model.weight += 1
+        state.epoch += 1
+        state.commit()
+        hvd.barrier()
+
+hvd.init()
+if os.environ["SHOAL_RESTART"] == "0":
+    os.replace = replace_or_die
+model = torch.nn.Linear(1, 1)
+torch.nn.init.constant_(model.weight, 10.0 * hvd.rank())
+state = hvd.elastic.TorchState(model, epoch=0)
+train(state)
+print("ended", model.weight.item(), flush=True)
+"""
+
+
+def goes_on_after_a_death(world):
+    """Rank 0 is killed with its third commit written and not yet in place: the launcher starts all again, from the second one."""
+    if world.shim != ranks.SHIMS[-1]:
+        raise Skip("one shim is enough: processes that import torch cost seconds")
+    with tempfile.TemporaryDirectory() as folder:
+        program, state = pathlib.Path(folder, "train.py"), pathlib.Path(folder, "state")
+        program.write_text(DIES_IN_A_COMMIT)
+        code, out, err = tap.call(COMMAND, "run", "-n", "2", "--restarts", "1", sys.executable, program, timeout=150,
+                                  env={**os.environ, "HOROVOD_ELASTIC_STATE": str(state), "SHOAL_TORCH_SHIM": world.shim})
+        expect(code == 0 and not state.exists(), code, out, err)
+    wanted = [f"epoch {epoch} {epoch}.0" for epoch in (0, 1, 2, 2, 3)] + ["ended 4.0"]
+    for rank in "01":
+        expect([line[3:] for line in out.splitlines() if line.startswith(f"{rank}| ")] == wanted, out, err)
+    expect("rank 0 (pid" in err and "killed by signal 9" in err, err)
+
+
 def ended(body):
     """The next case may have another number of ranks."""
     def run(world):
@@ -310,6 +362,7 @@ CASES = [Case(body.__name__, ended(body), sizes=(1, 2, 3)) for body in (any_orde
                                                                     goes_on_after_a_restart)]
 CASES += [Case(body.__name__, ended(body), sizes=(2,)) for body in (handles_and_groups, gradients_stay_in_a_row, states_are_shared)]
 CASES += [Case(body.__name__, ended(body), sizes=(2, 3)) for body in (operations_have_gradients, gradients_of_every_kind)]
+CASES += [Case("goes_on_after_a_death", goes_on_after_a_death, sizes=(1,), init=False, timeout_s=170)]
 CASES += [Case("some_ranks_train", ended(some_ranks_train), sizes=(3,))]
 CASES += [Case("mismatches", ended(mismatches), sizes=(2,)), Case("sets", ended(sets), sizes=(2, 3))]
 
