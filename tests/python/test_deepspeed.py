@@ -104,6 +104,20 @@ def zero(world):
         print(f"{name} is right")
 
 
+def begun_by_deepspeed(world):
+    """deepspeed.init_distributed makes the group: the one line of a script that changes."""
+    deepspeed.init_distributed(dist_backend="shoal")
+    expect(torch.distributed.get_backend() == "shoal", torch.distributed.get_backend())
+    x, y = share(world)
+    model = nn.Sequential(*layers())
+    engine, *_ = deepspeed.initialize(model=model, optimizer=sgd(model.parameters()),
+                                      config=configuration(world, zero_optimization={"stage": 1}))
+    for _ in range(STEPS):
+        engine.backward(nn.functional.mse_loss(engine(x), y))
+        engine.step()
+    compare(model.parameters(), trained_alone().parameters(), 1e-5)
+
+
 # ---- Mixture of experts ----
 
 
@@ -163,6 +177,7 @@ def pipeline(world):
 
 
 CASES = [Case("ZeRO", zero, sizes=(1, 2, 4), fresh=True, timeout_s=120)]
+CASES += [Case("begun by DeepSpeed", begun_by_deepspeed, sizes=(2,), init=False, fresh=True)]
 CASES += [Case("mixture of experts", experts, sizes=(1, 2, 4), fresh=True)]
 CASES += [Case("pipeline", pipeline, sizes=(2, 4), fresh=True)]
 

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Shoal under torchft (build/trainers): its process group through changing worlds, and a training by its Manager in which a
-replica is killed: the others go on without it, and end with the same parameters."""
+replica is killed: the others go on without it, and end with the same parameters. With none killed they train as one process does."""
+import ast
 import datetime
+import functools
 import multiprocessing
 import os
 import pathlib
@@ -74,21 +76,47 @@ def aborted(port, rank):
     expect(value.tolist() == [2.0] * 10 and time.monotonic() - began_s < LIMIT.total_seconds(), value)
 
 
-def watch_over(pipe):
-    """torchft's lighthouse, until it is told to end."""
-    lighthouse = LighthouseServer(bind="127.0.0.1:0", min_replicas=2, join_timeout_ms=30000, quorum_tick_ms=50,
+def watch_over(pipe, least=2):
+    """torchft's lighthouse, until it is told to end. least: replicas without which there is no step."""
+    lighthouse = LighthouseServer(bind="127.0.0.1:0", min_replicas=least, join_timeout_ms=30000, quorum_tick_ms=50,
                                   heartbeat_timeout_ms=3000)
     pipe.send(lighthouse.address().replace("[::]", "127.0.0.1"))
     pipe.recv()
     lighthouse.shutdown()
 
 
-def train(port, replica, life, lighthouse):
+def begun(seed):
+    """A model and its optimizer."""
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(FEATURES, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def loss_of(model, step, replica):
+    features = torch.randn(32, FEATURES, generator=torch.Generator().manual_seed(1000 * step + replica))
+    return ((model(features) - features.sum(dim=1, keepdim=True)) ** 2).mean()
+
+
+def tell_parameters(model):
+    print("parameters", [round(value, 6) for one in model.parameters() for value in one.flatten().tolist()], flush=True)
+
+
+def train_alone():
+    """One process that has the batches of all replicas; tells the losses of each."""
+    model, optimizer = begun(0)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        losses = [loss_of(model, step, replica) for replica in range(REPLICAS)]
+        (sum(losses) / REPLICAS).backward()
+        optimizer.step()
+        print("losses", [round(loss.item(), 4) for loss in losses])
+    tell_parameters(model)
+
+
+def train(port, replica, seed, dies, lighthouse):
     """A line for each step that was committed: replicas that took part, and the loss; at the end the parameters."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    torch.manual_seed(replica)  # parameters differ at first: the manager brings a newcomer those of the others
-    model = torch.nn.Sequential(torch.nn.Linear(FEATURES, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    model, optimizer = begun(seed)
     manager = torchft.Manager(pg=process_group(), min_replica_size=2, replica_id=f"replica {replica}",
                               load_state_dict=lambda state: (model.load_state_dict(state["model"]), optimizer.load_state_dict(state["optimizer"])),
                               state_dict=lambda: {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
@@ -100,16 +128,14 @@ def train(port, replica, life, lighthouse):
     wrapped = torchft.DistributedDataParallel(manager, model)
     step = torchft.Optimizer(manager, optimizer)
     while manager.current_step() < STEPS:
-        if life == "dies" and manager.current_step() == DIES_AT:
+        if dies and manager.current_step() == DIES_AT:
             os.kill(os.getpid(), signal.SIGKILL)
         step.zero_grad()
-        generator = torch.Generator().manual_seed(1000 * manager.current_step() + replica)
-        features = torch.randn(32, FEATURES, generator=generator)
-        loss = ((wrapped(features) - features.sum(dim=1, keepdim=True)) ** 2).mean()
+        loss = loss_of(wrapped, manager.current_step(), replica)
         loss.backward()
         step.step()
         print(f"step {manager.current_step()} of {manager.num_participants()} loss {loss.item():.4f}", flush=True)
-    print("parameters", [round(value, 6) for one in model.parameters() for value in one.flatten().tolist()], flush=True)
+    tell_parameters(model)
     # Whoever ends first must not take its part of the last collective away from the others.
     manager.shutdown(wait=False)
 
@@ -189,16 +215,39 @@ def together(shim, function, size):
         processes.expect_ends([0] * size)
 
 
-def last(text, word):
-    return [line for line in text.splitlines() if line.startswith(word)][-1]
+def lines_of(text, word):
+    return [line for line in text.splitlines() if line.startswith(word)]
+
+
+def numbers_of(text, word):
+    """One list for each line that begins with the word."""
+    return [ast.literal_eval(line[len(word):].strip()) for line in lines_of(text, word)]
+
+
+def are_near(ours, theirs, tolerance):
+    return len(ours) == len(theirs) and all(abs(one - other) <= tolerance for one, other in zip(ours, theirs))
+
+
+def trained_as_one_process(shim):
+    with Server(serve_store) as port, Server(functools.partial(watch_over, least=REPLICAS)) as lighthouse, Processes(shim) as processes:
+        for replica in range(REPLICAS):
+            processes.start(train, port, replica, 0, False, lighthouse)
+        processes.start(train_alone)
+        *outputs, alone = processes.expect_ends([0] * (REPLICAS + 1))
+    losses, (parameters,) = numbers_of(alone, "losses"), numbers_of(alone, "parameters")
+    for replica, text in enumerate(outputs):
+        told = [float(line.split(f" of {REPLICAS} loss ")[1]) for line in lines_of(text, "step")]
+        expect(are_near(told, [each[replica] for each in losses], 2e-4), f"losses of replica {replica}:", told, alone)
+        expect(are_near(numbers_of(text, "parameters")[0], parameters, 1e-5), f"replica {replica}:", text, alone)
 
 
 def trained_through_a_loss(shim):
     with Server(serve_store) as port, Server(watch_over) as lighthouse, Processes(shim) as processes:
         for replica in range(REPLICAS):
-            processes.start(train, port, replica, "dies" if replica == 1 else "lives", lighthouse)
+            # Parameters differ at first: the manager brings a newcomer those of the others.
+            processes.start(train, port, replica, replica, replica == 1, lighthouse)
         outputs = processes.expect_ends([0, -signal.SIGKILL, 0])
-        expect(last(outputs[0], "parameters") == last(outputs[2], "parameters"), *outputs)
+        expect(lines_of(outputs[0], "parameters") == lines_of(outputs[2], "parameters"), *outputs)
         for text in (outputs[0], outputs[2]):
             expect(f"step {DIES_AT} of 3" in text and f"step {STEPS} of 2" in text, text)
 
@@ -207,6 +256,7 @@ def cases():
     for shim in ("c++", "python"):
         for name, body in (("reconfigure", lambda shim=shim: together(shim, reconfigure, 3)),
                            ("aborted", lambda shim=shim: together(shim, aborted, 2)),
+                           ("trained_as_one_process", lambda shim=shim: trained_as_one_process(shim)),
                            ("trained_through_a_loss", lambda shim=shim: trained_through_a_loss(shim))):
             body.__name__ = f"torchft_{shim}_{name}"
             yield body
