@@ -15,6 +15,9 @@
 
 enum { TEXT_MAX = 1 << 20 };
 
+#define TEXT_(number) #number
+#define TEXT_OF(number) TEXT_(number)
+
 /* ---- The file ------------------------------------------------------------------------------------------------------------ */
 
 /* Whether a command may be given the name: no option, no control character. */
@@ -37,7 +40,7 @@ static bool slots_read(const char *word, int *slots_out)
     if (word[length + strspn(word + length, "0123456789")])
         return false;
     *slots_out = atoi(word + length);
-    return *slots_out >= 1 && *slots_out <= 16384;
+    return *slots_out >= 1 && *slots_out <= SHOAL_RANKS_MAX;
 }
 
 static bool host_is_known(const struct ask_hosts *hosts, const char *name)
@@ -65,7 +68,7 @@ static const char *line_take(struct ask_hosts *hosts, char *line)
     struct ask_host *host = &hosts->at[hosts->count];
     host->slots = 0;
     if ((slots && !slots_read(slots, &host->slots)) || strtok_r(NULL, " \t\r\n", &rest))
-        return "after the host's name may come slots=N, N from 1 to 16384, and no more";
+        return "after the host's name may come slots=N, N from 1 to " TEXT_OF(SHOAL_RANKS_MAX) ", and no more";
     snprintf(host->name, sizeof host->name, "%s", name);
     hosts->count++;
     return NULL;

@@ -79,7 +79,7 @@ static bool option_read(const struct tool_args *args, int id, struct doctor_opti
         doctor->json = true;
         return true;
     case OPTION_RANKS:
-        return tool_number_read(args, 1, 16384, &doctor->ranks);
+        return tool_number_read(args, 1, SHOAL_RANKS_MAX, &doctor->ranks);
     case OPTION_TIMEOUT:
         if (!tool_seconds_read(args, &doctor->timeout_ms))
             return false;

@@ -65,8 +65,6 @@ static const char help[] =
     "\n"
     "Exit codes: 0 success, 2 the question makes no sense.\n";
 
-enum { RANKS_MAX = 4096 }; /* as the library: SHOAL_RANKS_MAX in src/base/ranks.h */
-
 static bool memory_read(const struct tool_args *args, struct shoal_question *question)
 {
     const bool is_shared = !strcmp(args->value, "shared"), is_gpu = !strcmp(args->value, "gpu");
@@ -98,11 +96,11 @@ static bool option_apply(int id, const struct tool_args *args, struct shoal_ques
     case OPTION_FORMAT:
         return format_read(args, &machines->is_json);
     case OPTION_RANKS:
-        return tool_number_read(args, 1, RANKS_MAX, &machines->ranks);
+        return tool_number_read(args, 1, SHOAL_RANKS_MAX, &machines->ranks);
     case OPTION_HOSTS:
-        return tool_number_read(args, 1, RANKS_MAX, &machines->hosts);
+        return tool_number_read(args, 1, SHOAL_RANKS_MAX, &machines->hosts);
     case OPTION_LOCAL:
-        return tool_number_read(args, 1, RANKS_MAX, &machines->ranks_per_host);
+        return tool_number_read(args, 1, SHOAL_RANKS_MAX, &machines->ranks_per_host);
     case OPTION_BYTES:
         return tool_size_read(args, &question->bytes);
     case OPTION_TYPE:
@@ -110,7 +108,7 @@ static bool option_apply(int id, const struct tool_args *args, struct shoal_ques
     case OPTION_MEMORY:
         return memory_read(args, question);
     case OPTION_RANK:
-        return tool_number_read(args, 0, RANKS_MAX - 1, &question->rank);
+        return tool_number_read(args, 0, SHOAL_RANKS_MAX - 1, &question->rank);
     case OPTION_IN_PLACE:
         question->in_place = 1;
         return true;
@@ -159,8 +157,8 @@ static int machines_apply(const struct machines *machines, struct shoal_question
         return tool_usage_fail("explain", "--ranks %d is not %d times --ranks-per-host %d", machines->ranks, hosts, local);
     if (machines->ranks && machines->ranks < hosts)
         return tool_usage_fail("explain", "--hosts %d is more than --ranks %d", hosts, machines->ranks);
-    if (local * hosts > RANKS_MAX)
-        return tool_usage_fail("explain", "%d hosts of %d ranks are more than %d ranks", hosts, local, RANKS_MAX);
+    if (local * hosts > SHOAL_RANKS_MAX)
+        return tool_usage_fail("explain", "%d hosts of %d ranks are more than %d ranks", hosts, local, SHOAL_RANKS_MAX);
     question->hosts = (size_t)hosts;
     if (machines->ranks || local || machines->hosts)
         question->ranks = machines->ranks ? machines->ranks : hosts * (local ? local : 1);

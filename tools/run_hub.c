@@ -86,10 +86,10 @@ static bool ranks_count(struct run_hub *hub, char text[RUN_REFUSAL_MAX])
         hub->at[h].first_rank = hub->ranks;
         hub->ranks += hub->at[h].workers;
     }
-    if (hub->ranks <= RUN_HOSTS_MAX)
+    if (hub->ranks <= SHOAL_RANKS_MAX)
         return true;
     snprintf(text, RUN_REFUSAL_MAX, "%d hosts start %d workers together, more than %d ranks; say a smaller -n",
-             hub->settings.hosts, hub->ranks, RUN_HOSTS_MAX);
+             hub->settings.hosts, hub->ranks, SHOAL_RANKS_MAX);
     return false;
 }
 

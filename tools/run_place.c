@@ -377,9 +377,9 @@ bool run_place_find(const struct run_place_options *options, run_variable_fn *va
     if (place.hosts > 1) {
         if (!place.workers)
             return place_fail(&reading, "nothing says how many workers each of the %d hosts starts; say -n N", place.hosts);
-        if (place.workers > RUN_HOSTS_MAX - (place.hosts - 1))
+        if (place.workers > SHOAL_RANKS_MAX - (place.hosts - 1))
             return place_fail(&reading, "%d hosts, this one with %d workers, are more than %d ranks; say a smaller -n",
-                              place.hosts, place.workers, RUN_HOSTS_MAX);
+                              place.hosts, place.workers, SHOAL_RANKS_MAX);
         if (!meet_find(&reading, options, &place))
             return false;
     } else {

@@ -10,14 +10,16 @@
  *     dstack                   DSTACK_NODES_NUM, DSTACK_NODE_RANK, DSTACK_MASTER_NODE_IP, DSTACK_GPUS_PER_NODE
  *
  * Of the first three the innermost counts: mpirun under srun is mpirun. It and the last three must agree. MASTER_ADDR and
- * MASTER_PORT say the meeting point instead, and options come before all. It opens nothing; libc only; any thread. */
+ * MASTER_PORT say the meeting point instead, and options come before all. It opens nothing and calls libc only; any thread. */
 #ifndef SHOAL_TOOLS_RUN_PLACE_H
 #define SHOAL_TOOLS_RUN_PLACE_H
 
+#include <shoal/shoal.h>
 #include <stdbool.h>
 #include <stddef.h>
 
-enum { RUN_HOSTS_MAX = 4096, RUN_MEET_MAX = 256, RUN_PLACE_ERROR_MAX = 512 };
+/* Each host has a rank at least. */
+enum { RUN_HOSTS_MAX = SHOAL_RANKS_MAX, RUN_MEET_MAX = 256, RUN_PLACE_ERROR_MAX = 512 };
 
 /* The values of the options. */
 struct run_place_options {

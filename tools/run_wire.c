@@ -1,5 +1,6 @@
 #include "run_wire.h"
 
+#include <shoal/shoal.h>
 #include <string.h>
 
 #include "run_place.h"
@@ -17,7 +18,7 @@ struct field {
     int32_t least, most; /* of a number */
 };
 
-enum { RANKS_MAX = 1 << 20, CODE_MAX = 255, SIGNAL_MAX = 127, COUNT_MAX = 1000000 };
+enum { CODE_MAX = 255, SIGNAL_MAX = 127, COUNT_MAX = 1000000 };
 
 #define NUMBER(member, least, most)                                                          \
     {                                                                                        \
@@ -32,7 +33,7 @@ static const struct field hello_fields[] = {
     NUMBER(hello.protocol, 0, INT32_MAX),
     NUMBER(hello.hosts, 1, RUN_HOSTS_MAX),
     NUMBER(hello.index, 0, RUN_HOSTS_MAX - 1),
-    NUMBER(hello.workers, 1, RUN_HOSTS_MAX),
+    NUMBER(hello.workers, 1, SHOAL_RANKS_MAX),
     NUMBER(hello.has_secret, 0, 1),
     OF(FIELD_BYTES, hello.job),
     OF(FIELD_BYTES, hello.nonce),
@@ -46,24 +47,28 @@ static const struct field challenge_fields[] = {
 static const struct field proof_fields[] = {OF(FIELD_BYTES, proof)};
 static const struct field refusal_fields[] = {NUMBER(refusal.is_final, 0, 1), OF(FIELD_TEXT, refusal.text)};
 static const struct field start_fields[] = {
-    NUMBER(start.attempt, 0, COUNT_MAX),   NUMBER(start.restarts, 0, COUNT_MAX), NUMBER(start.first_rank, 0, RUN_HOSTS_MAX - 1),
-    NUMBER(start.ranks, 1, RUN_HOSTS_MAX), OF(FIELD_TEXT, start.session),
+    NUMBER(start.attempt, 0, COUNT_MAX),
+    NUMBER(start.restarts, 0, COUNT_MAX),
+    NUMBER(start.first_rank, 0, SHOAL_RANKS_MAX - 1),
+    NUMBER(start.ranks, 1, SHOAL_RANKS_MAX),
+    OF(FIELD_TEXT, start.session),
 };
 static const struct field event_fields[] = {
-    NUMBER(event.cause, 1, RUN_CAUSE_END - 1), NUMBER(event.host, 0, RUN_HOSTS_MAX - 1), NUMBER(event.rank, -1, RANKS_MAX),
-    NUMBER(event.code, 0, CODE_MAX),           NUMBER(event.signal, 0, SIGNAL_MAX),      NUMBER(event.asked, 0, COUNT_MAX),
+    NUMBER(event.cause, 1, RUN_CAUSE_END - 1), NUMBER(event.host, 0, RUN_HOSTS_MAX - 1),
+    NUMBER(event.rank, -1, SHOAL_RANKS_MAX),   NUMBER(event.code, 0, CODE_MAX),
+    NUMBER(event.signal, 0, SIGNAL_MAX),       NUMBER(event.asked, 0, COUNT_MAX),
 };
 static const struct field ended_fields[] = {
-    NUMBER(ended.rank, -1, RANKS_MAX),
+    NUMBER(ended.rank, -1, SHOAL_RANKS_MAX),
     NUMBER(ended.blamed, 0, RUN_BLAMED_TOGETHER),
-    NUMBER(ended.other, -1, RANKS_MAX),
+    NUMBER(ended.other, -1, SHOAL_RANKS_MAX),
     NUMBER(ended.is_clean, 0, 1),
 };
-static const struct field tell_fields[] = {NUMBER(tell.rank, 0, RANKS_MAX)};
+static const struct field tell_fields[] = {NUMBER(tell.rank, 0, SHOAL_RANKS_MAX)};
 static const struct field cause_fields[] = {
     NUMBER(cause.kind, 0, RUN_CAUSE_END - 1),
     NUMBER(cause.host, 0, RUN_HOSTS_MAX - 1),
-    NUMBER(cause.rank, -1, RANKS_MAX),
+    NUMBER(cause.rank, -1, SHOAL_RANKS_MAX),
     NUMBER(cause.pid, 0, INT32_MAX),
     NUMBER(cause.code, 0, CODE_MAX),
     NUMBER(cause.signal, 0, SIGNAL_MAX),

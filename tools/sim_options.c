@@ -6,8 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { HOSTS_MAX = 4096 };
-
 enum option {
     OPTION_HELP = 1,
     OPTION_HOSTS,
@@ -112,7 +110,7 @@ typedef bool (*value_read_fn)(const struct tool_args *args, size_t *value_out);
 static bool host_count_read(const struct tool_args *args, size_t *hosts_out)
 {
     int hosts;
-    if (!tool_number_read(args, 1, HOSTS_MAX, &hosts))
+    if (!tool_number_read(args, 1, SHOAL_RANKS_MAX, &hosts))
         return false;
     *hosts_out = (size_t)hosts;
     return true;
@@ -194,7 +192,7 @@ struct lists {
 bool sim_count_read(const struct tool_args *args, int least, size_t *count_out)
 {
     int number;
-    if (!tool_number_read(args, least, HOSTS_MAX, &number))
+    if (!tool_number_read(args, least, SHOAL_RANKS_MAX, &number))
         return false;
     *count_out = (size_t)number;
     return true;

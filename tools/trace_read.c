@@ -85,7 +85,6 @@ void trace_fini(struct trace *trace)
 
 enum field_kind { WORD, HEX, COUNT, TICKS, WHOLE, REAL, TYPE, OP };
 
-#define RANKS_MAX (1 << 20)
 #define COUNT_MAX UINT64_C(1000000000000000000)
 #define UNIX_US_MAX INT64_C(4000000000000000) /* year 2096 */
 
@@ -100,9 +99,9 @@ struct field {
 static const struct field fields[] = {
     {"comm", WORD, TO(comm), 0, 31},
     {"comm_id", HEX, TO(comm_id), 0, 0},
-    {"rank", WHOLE, TO(rank), 0, RANKS_MAX - 1},
-    {"size", WHOLE, TO(size), 1, RANKS_MAX},
-    {"world_rank", WHOLE, TO(world_rank), 0, RANKS_MAX - 1},
+    {"rank", WHOLE, TO(rank), 0, SHOAL_RANKS_MAX - 1},
+    {"size", WHOLE, TO(size), 1, SHOAL_RANKS_MAX},
+    {"world_rank", WHOLE, TO(world_rank), 0, SHOAL_RANKS_MAX - 1},
     {"host", WORD, TO(host), 0, 63},
     {"pid", WHOLE, TO(pid), 1, INT32_MAX},
     {"record", COUNT, TO(record), 0, 0},
@@ -112,13 +111,13 @@ static const struct field fields[] = {
     {"count", COUNT, TO(count), 0, 0},
     {"type", TYPE, TO(type), 0, 0},
     {"op", OP, TO(op), 0, 0},
-    {"root", WHOLE, TO(root), -1, RANKS_MAX - 1},
+    {"root", WHOLE, TO(root), -1, SHOAL_RANKS_MAX - 1},
     {"tag", COUNT, TO(tag), 0, 0},
     {"status", WORD, TO(status), 0, 0},
-    {"last_rank", WHOLE, TO(last_rank), -1, RANKS_MAX - 1},
+    {"last_rank", WHOLE, TO(last_rank), -1, SHOAL_RANKS_MAX - 1},
     {"late_us", REAL, TO(late_us), -1000000000000, 1000000000000},
     {"step", WHOLE, TO(step), -1, INT32_MAX},
-    {"peer", WHOLE, TO(peer), -1, RANKS_MAX - 1},
+    {"peer", WHOLE, TO(peer), -1, SHOAL_RANKS_MAX - 1},
     {"clock", WORD, TO(clock), 0, 0},
     {"ns_per_tick", REAL, TO(ns_per_tick), 0, 1000000},
     {"posted_ticks", TICKS, TO(posted_ticks), 0, 0},

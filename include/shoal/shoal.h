@@ -121,7 +121,10 @@ SHOAL_API void shoal_context_destroy(struct shoal_context *context);
 
 /* ---- 3. Communicator ----------------------------------------------------------------------------------------------------- */
 
-/* A group of at most 4,096 ranks that make collective calls together. */
+/* The most ranks of a job, a communicator, a question or a simulation. */
+#define SHOAL_RANKS_MAX 4096
+
+/* A group of at most SHOAL_RANKS_MAX ranks that make collective calls together. */
 struct shoal_comm;
 
 struct shoal_comm_options {
@@ -146,7 +149,7 @@ SHOAL_CALL shoal_comm_create(struct shoal_context *context, const struct shoal_c
                              struct shoal_comm **comm_out);
 
 /* Makes the same communicator without the environment: rank 0 listens at address ("host:port" or "[v6]:port"), the others
- * connect to it. size is 1 to 4,096; rank is 0 to size - 1. Two jobs must not share an address, unless SHOAL_JOB_ID or their
+ * connect to it. size is 1 to SHOAL_RANKS_MAX; rank is 0 to size - 1. Two jobs must not share an address, unless SHOAL_JOB_ID or their
  * secrets differ. */
 SHOAL_CALL shoal_comm_create_at(struct shoal_context *context, const char *address, int rank, int size,
                                 const struct shoal_comm_options *options, struct shoal_comm **comm_out);
@@ -620,7 +623,8 @@ struct shoal_diagnosis_options {
 
 /* Checks what would make a job fail or run slowly on this host: settings, the launcher's variables, cores, memory, limits,
  * kernel, names, interfaces, ports, libfabric. Changes nothing, and sends nothing but questions to name servers.
- * ERR_UNSUPPORTED: a finding is an error. ERR_ARGUMENT: fn is NULL or struct_bytes is not set. */
+ * ERR_UNSUPPORTED: a finding is an error. ERR_ARGUMENT: fn is NULL, struct_bytes is not set, or ranks is less than 0 or
+ * more than SHOAL_RANKS_MAX. */
 SHOAL_CALL shoal_diagnose(const struct shoal_diagnosis_options *options, shoal_finding_fn fn, void *arg);
 
 /* A question to shoal_explain. SHOAL_QUESTION_INIT asks for the plans of 2 ranks on one host and 1 MiB of float32; the caller

@@ -1,10 +1,8 @@
-/* How many ranks there may be, in one place: of a job, a communicator, a plan, a simulation. Pure functions, any thread. */
+/* What the limit of ranks in the public header, SHOAL_RANKS_MAX, means to this library. Pure functions, any thread. */
 #ifndef SHOAL_BASE_RANKS_H
 #define SHOAL_BASE_RANKS_H
 
 #include "base/log.h"
-
-#define SHOAL_RANKS_MAX 4096
 
 /* A set of ranks, as one flag for each, that is empty. Compare addresses: who sees this one need not look at the flags. */
 extern const uint8_t shoal_no_ranks[SHOAL_RANKS_MAX];

@@ -10,15 +10,14 @@
 #define FIRST_BUFFER_BYTES ((size_t)1 << 20)
 #define RANK_BYTES_MAX ((size_t)64 << 10)
 #define RANK_BYTES_MIN ((size_t)8 << 10)
-#define RANKS_MAX 4096
 
 /* ---- What each way of making one shares ---------------------------------------------------------------------------------- */
 
 enum shoal_status fusion_layout_open(const struct shoal_parameter *parameters, size_t count, int ranks,
                                      struct shoal_gradient_layout **layout_out, char *error, size_t error_bytes)
 {
-    if (ranks < 1 || ranks > RANKS_MAX) {
-        snprintf(error, error_bytes, "a layout is for 1 to %d ranks, not %d", RANKS_MAX, ranks);
+    if (ranks < 1 || ranks > SHOAL_RANKS_MAX) {
+        snprintf(error, error_bytes, "a layout is for 1 to %d ranks, not %d", SHOAL_RANKS_MAX, ranks);
         return SHOAL_ERR_ARGUMENT;
     }
     struct shoal_gradient_layout *layout = calloc(1, sizeof *layout);
@@ -283,7 +282,7 @@ static size_t rank_bytes_of(const struct shoal_gradient_layout_options *options)
     const int ranks = options->ranks > 0 ? options->ranks : 1;
     const size_t share = or_default(options->buffer_bytes, BUFFER_BYTES) / (size_t)ranks;
     if (options->rank_bytes)
-        return fusion_min(options->rank_bytes, SIZE_MAX / RANKS_MAX);
+        return fusion_min(options->rank_bytes, SIZE_MAX / SHOAL_RANKS_MAX);
     return share < RANK_BYTES_MIN ? RANK_BYTES_MIN : fusion_min(share, RANK_BYTES_MAX);
 }
 

@@ -267,8 +267,8 @@ static enum shoal_status read_all(struct reader *reader, const struct shoal_para
     if (version != VERSION)
         return refuse(reader, "version %" PRIu64 " of the format; this library reads version %d", version, VERSION);
     FUSION_TRY(read_number(reader, "ranks", INT32_MAX, &ranks));
-    if (ranks < 1 || ranks > 4096)
-        return refuse(reader, "%" PRIu64 " ranks: 1 to 4096 are possible", ranks);
+    if (ranks < 1 || ranks > SHOAL_RANKS_MAX)
+        return refuse(reader, "%" PRIu64 " ranks: 1 to %d are possible", ranks, SHOAL_RANKS_MAX);
     FUSION_TRY(read_number(reader, "parameters", UINT64_MAX, &parameter_count));
     if (parameter_count != count)
         return refuse(reader, "the file is of another model: it has %" PRIu64 " parameters, there are %zu here",

@@ -332,7 +332,7 @@ enum shoal_status shoal_diagnose(const struct shoal_diagnosis_options *options, 
 {
     static const struct shoal_diagnosis_options preset = SHOAL_DIAGNOSIS_OPTIONS_INIT;
     options = options ? options : &preset;
-    if (!fn || options->struct_bytes < sizeof *options || options->ranks < 0)
+    if (!fn || options->struct_bytes < sizeof *options || options->ranks < 0 || options->ranks > SHOAL_RANKS_MAX)
         return SHOAL_ERR_ARGUMENT;
     struct shoal_diagnosis *diagnosis = calloc(1, sizeof *diagnosis);
     if (!diagnosis)

@@ -136,13 +136,13 @@ def secrets_are_told_and_not_shown():
 
 def more_ranks_than_cores_are_told():
     told("warning", "cores", "999 ranks share", LOCAL_WORLD_SIZE="999")
-    told("warning", "cores", "16000 ranks share", "--ranks", "16000")
+    told("warning", "cores", "4096 ranks share", "--ranks", "4096")
     told("warning", "cores", "2 ranks share 1 core:", "--ranks", "2", prepare=lambda: os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]))
     told("ok", "cores", "1 of ", "--ranks", "1", prepare=lambda: os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]))
 
 
 def memory_that_does_not_suffice_is_told():
-    told("error", "memory", "but only", "--ranks", "9999", SHOAL_DEPTH="16", SHOAL_CHUNK_BYTES="64M")
+    told("error", "memory", "but only", "--ranks", "4096", SHOAL_DEPTH="16", SHOAL_CHUNK_BYTES="64M")
     told("error", "memory", "SHOAL_MEMORY_LIMIT is 4096 bytes", SHOAL_MEMORY_LIMIT="4K")
     told("warning", "memory", "are left", SHOAL_MEMORY_LIMIT="900000G")
 
@@ -429,7 +429,7 @@ def words_reach_the_shell_there_as_they_are():
 
 def files_of_hosts_that_make_no_sense_are_refused():
     for lines, about in ((["n1", "-oProxyCommand=x"], ":2: that is no name"), (["n1", "", "n1"], ":3: that host is there already"),
-                         (["n1 slots=0"], "slots=N"), (["n1 slots=2 gpus=3"], "slots=N"), (["n1 cores=3"], "slots=N"),
+                         (["n1 slots=0"], "slots=N"), (["n1 slots=4097"], "N from 1 to 4096"), (["n1 slots=2 gpus=3"], "slots=N"), (["n1 cores=3"], "slots=N"),
                          (["# none"], "names no host"), (["n\x1b1"], ":1: that is no name")):
         with hosts_in(*lines) as file:
             code, out, err = call(SHOAL, "doctor", "--hosts", file.name, "--via", "true")
@@ -441,6 +441,7 @@ def files_of_hosts_that_make_no_sense_are_refused():
 def options_that_make_no_sense_are_refused():
     for words, about in ((["--via", "ssh"], "--hosts FILE"), (["--shoal", "x"], "--hosts FILE"), (["here"], "'here' is not expected"),
                          (["--hosts", "x", "--towards", "n1"], "do not go together"), (["--ranks", "0"], "a number from 1"),
+                         (["--ranks", "4097"], "1 to 4096"),
                          (["--hosts", "x", "--ranks", "2"], "do not go together"), (["--timeout", "0"], "more than 0"),
                          (["--jsno"], "did you mean --json?")):
         code, out, err = call(SHOAL, "doctor", *words)

@@ -256,7 +256,7 @@ static void count_finding(void *arg, enum shoal_finding_level level, const char 
     assert_true(level < SHOAL_FINDING_WARNING || *advice);
     diagnosed->findings++;
     diagnosed->errors += level == SHOAL_FINDING_ERROR;
-    diagnosed->has_cores |= !strcmp(subject, "cores") && level == SHOAL_FINDING_WARNING && strstr(found, "16000 ranks");
+    diagnosed->has_cores |= !strcmp(subject, "cores") && level == SHOAL_FINDING_WARNING && strstr(found, "4096 ranks");
 }
 
 static void describe_diagnosis_tells_findings(void **state)
@@ -264,7 +264,7 @@ static void describe_diagnosis_tells_findings(void **state)
     (void)state;
     struct shoal_diagnosis_options options = SHOAL_DIAGNOSIS_OPTIONS_INIT;
     struct diagnosed diagnosed = {0};
-    options.ranks = 16000;
+    options.ranks = SHOAL_RANKS_MAX;
     options.towards = "127.0.0.1";
     const enum shoal_status status = shoal_diagnose(&options, count_finding, &diagnosed);
     assert_int_equal(status, diagnosed.errors ? SHOAL_ERR_UNSUPPORTED : SHOAL_OK);
@@ -278,6 +278,8 @@ static void describe_diagnosis_refuses_what_makes_no_sense(void **state)
     struct diagnosed diagnosed = {0};
     assert_int_equal(shoal_diagnose(&options, NULL, NULL), SHOAL_ERR_ARGUMENT);
     options.ranks = -1;
+    assert_int_equal(shoal_diagnose(&options, count_finding, &diagnosed), SHOAL_ERR_ARGUMENT);
+    options.ranks = SHOAL_RANKS_MAX + 1;
     assert_int_equal(shoal_diagnose(&options, count_finding, &diagnosed), SHOAL_ERR_ARGUMENT);
     options = (struct shoal_diagnosis_options){.struct_bytes = 0};
     assert_int_equal(shoal_diagnose(&options, count_finding, &diagnosed), SHOAL_ERR_ARGUMENT);

@@ -9,17 +9,18 @@ __all__ = ["OK", "PENDING", "ERR_ARGUMENT", "ERR_MEMORY", "ERR_SYSTEM", "ERR_UNS
            "FLOAT16", "INT32", "INT8", "UINT8", "TYPE_END", "SUM", "AVG", "MAX", "MIN", "PROD", "BITAND", "BITOR", "BITXOR",
            "SCALED_SUM", "OP_END", "FINDING_OK", "FINDING_NOTE", "FINDING_WARNING", "FINDING_ERROR", "TAIL_PAD", "TAIL_DROP",
            "TAIL_KEEP", "COMPRESS_NONE", "COMPRESS_FLOAT16", "COMPRESS_BFLOAT16", "COMPRESS_INT8", "STEP_REDUCE", "STEP_LOCAL",
-           "VERSION_MAJOR", "VERSION_MINOR", "VERSION_PATCH", "EAGER_BYTES", "PARAMETERS_MAX", "OUTER_FRAGMENTS_MAX", "LogFn",
-           "ContextOptions", "CommOptions", "StoreSet", "StoreGet", "StoreErase", "Store", "Place", "Options", "Tensor",
-           "DoneFn", "Message", "Failure", "Operation", "MemoryUsage", "Traffic", "FindingFn", "DiagnosisOptions", "Question",
-           "Simulation", "Simulated", "Watched", "WatchFn", "Sampling", "Batch", "Parameter", "GradientLayoutOptions",
-           "GradientBuffer", "BufferFn", "ReducerOptions", "StepResult", "StepStats", "BufferTimes", "OuterOptions",
-           "OuterResult", "OuterTotals", "FUNCTIONS"]
+           "VERSION_MAJOR", "VERSION_MINOR", "VERSION_PATCH", "RANKS_MAX", "EAGER_BYTES", "PARAMETERS_MAX",
+           "OUTER_FRAGMENTS_MAX", "LogFn", "ContextOptions", "CommOptions", "StoreSet", "StoreGet", "StoreErase", "Store",
+           "Place", "Options", "Tensor", "DoneFn", "Message", "Failure", "Operation", "MemoryUsage", "Traffic", "FindingFn",
+           "DiagnosisOptions", "Question", "Simulation", "Simulated", "Watched", "WatchFn", "Sampling", "Batch", "Parameter",
+           "GradientLayoutOptions", "GradientBuffer", "BufferFn", "ReducerOptions", "StepResult", "StepStats", "BufferTimes",
+           "OuterOptions", "OuterResult", "OuterTotals", "FUNCTIONS"]
 
 # macros
 VERSION_MAJOR = 0
 VERSION_MINOR = 1
 VERSION_PATCH = 0
+RANKS_MAX = 4096
 EAGER_BYTES = 8192
 PARAMETERS_MAX = 1048576
 OUTER_FRAGMENTS_MAX = 64
