@@ -54,6 +54,12 @@ void run_blame_hear(struct run_blame *blame, const char *line, size_t length)
     snprintf(blame->text, sizeof blame->text, "%s", what + sizeof "[engine]");
 }
 
+const char *run_blame_cause(const struct run_blame *blame)
+{
+    const char *broken = strstr(blame->text, " is broken"), *cause = broken ? strstr(broken, ": ") : NULL;
+    return cause ? cause + 2 : "";
+}
+
 static int worker_of(const struct run_blame *blames, const pid_t *pids, int workers, int pid)
 {
     for (int w = 0; w < workers; w++)

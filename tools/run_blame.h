@@ -27,6 +27,10 @@ struct run_blame {
 /* Takes a line of a worker's output, without its end. Any other line changes nothing. */
 void run_blame_hear(struct run_blame *blame, const char *line, size_t length);
 
+/* What broke the communicator, in the words that all ranks repeat; "" when the worker has logged no failure. It belongs to
+ * blame. */
+const char *run_blame_cause(const struct run_blame *blame);
+
 enum { RUN_BLAME_NOBODY = -1, RUN_BLAME_ELSEWHERE = -2 };
 
 /* Returns the worker to blame for the end of worker `from`: follows the blame from each worker to the one that it names. The

@@ -147,8 +147,33 @@ static void tail_push(struct run_tail *tail, struct piece piece)
     memcpy(line + length, is_cut ? "..." : "", is_cut ? 4 : 1);
 }
 
+/* Appends a line, but for a cause that a line above has shown. */
+static void line_append(const struct run_output *output, struct run_sink *sink, struct piece line)
+{
+    const size_t length = strlen(output->cause);
+    const char *again = length ? memmem(line.bytes, line.length, output->cause, length) : NULL;
+    if (!again) {
+        sink_append(sink, line.bytes, line.length);
+        return;
+    }
+    char instead[64];
+    const int bytes = snprintf(instead, sizeof instead, "(the cause that rank %d told above)", output->told_by);
+    sink_append(sink, line.bytes, (size_t)(again - line.bytes));
+    sink_append(sink, instead, (size_t)bytes);
+    sink_append(sink, again + length, line.length - length - (size_t)(again - line.bytes));
+}
+
+/* The worker's last line was shown in full. */
+static void cause_keep(struct run_output *output, const struct run_stream *stream)
+{
+    if (*output->cause)
+        return;
+    snprintf(output->cause, sizeof output->cause, "%s", run_blame_cause(stream->blame));
+    output->told_by = output->first_rank + stream->worker;
+}
+
 /* The stream's line is complete: passes it on. A terminal gets what it would show in the end, anything else gets every byte. */
-static void line_finish(const struct run_output *output, struct run_stream *stream)
+static void line_finish(struct run_output *output, struct run_stream *stream)
 {
     struct run_sink *sink = stream->sink;
     const struct piece shown = line_shown(&stream->line);
@@ -159,8 +184,12 @@ static void line_finish(const struct run_output *output, struct run_stream *stre
     if (sink->live == stream)
         sink->live = NULL;
     prefix_append(output, sink, stream->worker);
-    sink_append(sink, printed.bytes, printed.length);
+    if (output->has_prefix)
+        line_append(output, sink, printed);
+    else
+        sink_append(sink, printed.bytes, printed.length);
     sink_append(sink, "\n", 1);
+    cause_keep(output, stream);
     text_drop(&stream->line, stream->line.length);
 }
 
@@ -374,6 +403,7 @@ int run_output_begin(struct run_output *output, const struct run_options *option
     output->first_rank = options->first_rank;
     memset(output->tails, 0, (size_t)output->workers * sizeof *output->tails);
     memset(output->blames, 0, (size_t)output->workers * sizeof *output->blames);
+    output->cause[0] = 0;
     return is_first_time ? files_open(output, options->directory) : 0;
 }
 
@@ -462,7 +492,7 @@ void run_output_lines_print(struct run_output *output, const char *lines)
     while (*lines) {
         const size_t bytes = strcspn(lines, "\n");
         sink_append(sink, "    ", 4);
-        sink_append(sink, lines, bytes);
+        line_append(output, sink, (struct piece){lines, bytes});
         sink_append(sink, "\n", 1);
         lines += bytes + (lines[bytes] == '\n');
     }
@@ -477,7 +507,7 @@ size_t run_output_tail_print(struct run_output *output, int worker)
     for (; i < tail->count; i++) {
         const char *line = tail->lines[i % RUN_TAIL_LINES];
         sink_append(sink, "    ", 4);
-        sink_append(sink, line, strlen(line));
+        line_append(output, sink, (struct piece){line, strlen(line)});
         sink_append(sink, "\n", 1);
     }
     return lines;

@@ -1,6 +1,6 @@
 /* Passes the output of workers on to the launcher's terminal, file or pipe: lines stay whole and get their rank in front; a
- * progress bar of rank 0 stays alive on a terminal; the last lines of each worker are kept for the report of a failure. Never
- * blocks: output that cannot be written yet is queued, and while much is queued nothing more is read. One thread. */
+ * progress bar of rank 0 stays alive on a terminal; the last lines of each worker are kept for the report of a failure. When a
+ * communicator breaks, all ranks log the same cause, and exceptions repeat it: lines with a prefix show it once. Never blocks: output that cannot be written yet is queued, and while much is queued nothing more is read. One thread. */
 #ifndef SHOAL_TOOLS_RUN_OUTPUT_H
 #define SHOAL_TOOLS_RUN_OUTPUT_H
 
@@ -49,6 +49,8 @@ struct run_stream {
 struct run_output {
     bool has_prefix;
     int workers, first_rank;
+    int told_by;                    /* the rank whose line showed it */
+    char cause[RUN_BLAME_TEXT_MAX]; /* of a failure, already shown in full; "": none */
     struct run_sink sinks[2]; /* both names of one terminal or file use the first alone, so that the order of lines stays */
     struct run_sink *route[2];
     struct run_stream *streams; /* two per worker */

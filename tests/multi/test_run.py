@@ -420,6 +420,8 @@ def cause_that_ranks_share_is_named():
             done = run("-n", "4", probe, how, str(odd))
             equal(done.code, 1)
             report = done.err[done.err.index("shoal run: the ranks say: communicator world is broken"):]
+            cause = re.search(r" is broken[^:]*: (.*)", report).group(1)
+            equal(done.err.count(cause), 2)
             blamed = {int(rank) for rank in re.findall(r" is broken(?: by|:) rank (\d+) \(process", done.err)}
             equal(len(blamed), 1)
             if how != "mismatch":
@@ -428,6 +430,25 @@ def cause_that_ranks_share_is_named():
             equal(len(re.findall(r"^shoal run: rank \d \(pid \d+\) ended", report, re.M)), 3)
             for where in ("shoal trace", "SHOAL_RECORDER_FILE", "docs/errors.md"):
                 within(report.splitlines()[-1], where)
+
+
+def cause_is_shown_once():
+    """The ranks' log lines and exceptions repeat it, and so do the last lines of the rank that failed first. The report may
+    stand far below, so it says the cause once more. Files hold what each rank wrote."""
+    cause = "ranks called different operations as number 7 of communicator torch.0: rank 0 called this, rank 1 that"
+    worker = (f"echo \"shoal: rank $RANK (host:$$) [engine] communicator torch.0 is broken: {cause}\" >&2;"
+              f"echo \"[rank$RANK]: DistBackendError: shoal:all_reduce: {cause}. Bye\" >&2; exit 1")
+    with tempfile.TemporaryDirectory() as folder:
+        done = sh(worker, 3, "--output", folder)
+        equal(done.err.count(cause), 2)
+        equal(len(re.findall(r"^\d\| shoal: rank \d .* is broken: \(the cause that rank \d told above\)$", done.err, re.M)), 2)
+        equal(len(re.findall(r"^\d\| .*all_reduce: \(the cause that rank \d told above\)\. Bye$", done.err, re.M)), 3)
+        for rank in range(3):
+            equal(open(os.path.join(folder, "rank-%d.err" % rank)).read().count(cause), 2)
+    tail = sh(f"[ $RANK = 1 ] && exit 0; echo \"shoal: rank 0 (host:$$) [engine] communicator torch.0 is broken by rank 0 (process $$): {cause}\" >&2; exit 1")
+    equal(tail.err.count(cause), 2)
+    within(tail.err, "\n    shoal: rank 0 (host:")
+    equal(sh(worker, 2, "--no-prefix").err.count(cause), 5)
 
 
 def absent_rank_is_named():
@@ -870,7 +891,7 @@ TESTS = [
     workers_have_cores_of_their_own, one_worker_keeps_all_cores, mask_of_the_caller_counts,
     more_workers_than_cores_are_not_bound, quota_of_a_container_counts, waits_spin_where_each_worker_has_a_core, many_workers,
     few_descriptors_are_enough, too_few_descriptors_are_named, launcher_leaves_descriptors_closed,
-    first_failure_is_reported, killed_worker_is_reported, lack_of_memory_is_told, cause_that_ranks_share_is_named,
+    first_failure_is_reported, killed_worker_is_reported, lack_of_memory_is_told, cause_that_ranks_share_is_named, cause_is_shown_once,
     absent_rank_is_named, first_death_wins_at_once, success_beside_others_is_fine,
     early_leavers_are_in_the_report, survivors_are_ended, stubborn_survivors_are_killed, stopped_survivors_are_ended,
     children_of_workers_are_ended,
