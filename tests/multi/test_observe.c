@@ -1,5 +1,6 @@
-/* What Shoal tells about itself, in real processes: the flight recorder, who came last, memory, registered memory, log
- * files. */
+/* What Shoal tells about itself, in real processes: the flight recorder, who came last, memory, traffic, registered memory,
+ * log files. */
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -90,6 +91,38 @@ static void memory_is_counted(struct world *world)
     OK(world, shoal_comm_memory(world->comm, &after));
     CHECK(world, after.staging_bytes >= 1 << 20, "the staging buffer is %zu bytes", after.staging_bytes);
     free(x);
+}
+
+/* Rank 0 sends to the last rank alone. What leaves the host is counted in all and for each receiver, nothing else is. */
+static void traffic_is_counted_by_receiver(struct world *world)
+{
+    static float x[COUNT];
+    uint64_t before[4], after[4], sum = 0;
+    const int last = world->size - 1;
+    struct shoal_place own = SHOAL_PLACE_INIT, place = SHOAL_PLACE_INIT;
+    struct shoal_traffic traffic = SHOAL_TRAFFIC_INIT;
+    traffic.sent_to = before;
+    OK(world, shoal_comm_traffic(world->comm, &traffic));
+    if (world->rank == 0)
+        OK(world, shoal_send(world->comm, x, COUNT, SHOAL_FLOAT32, last, 0, NULL));
+    if (world->rank == last)
+        OK(world, shoal_recv(world->comm, x, COUNT, SHOAL_FLOAT32, 0, 0, NULL));
+    traffic.sent_to = after;
+    OK(world, shoal_comm_traffic(world->comm, &traffic));
+    OK(world, shoal_comm_place(world->comm, world->rank, &own));
+    for (int r = 0; r < world->size; r++) {
+        const bool is_message = own.hosts > 1 && world->rank == 0 && r == last;
+        OK(world, shoal_comm_place(world->comm, r, &place));
+        CHECK(world, place.host != own.host || after[r] == 0, "%zu bytes left the host to rank %d", (size_t)after[r], r);
+        CHECK(world, (after[r] - before[r] >= sizeof x) == is_message, "%zu bytes to rank %d", (size_t)(after[r] - before[r]),
+              r);
+        sum += after[r];
+    }
+    CHECK(world, sum == traffic.sent_bytes, "%zu bytes to all ranks, %zu in all", (size_t)sum, (size_t)traffic.sent_bytes);
+    traffic.struct_bytes = offsetof(struct shoal_traffic, sent_to); /* a program that knows no such field */
+    memset(after, 0xff, sizeof after);
+    OK(world, shoal_comm_traffic(world->comm, &traffic));
+    CHECK(world, after[last] == UINT64_MAX, "memory of a field that the program does not know was written");
 }
 
 /* Memory of the caller's own making, registered with its descriptor, is reached by the others like memory of
@@ -200,6 +233,7 @@ int main(void)
     world_run(&(struct world_options){"late_rank_is_named", 3, NULL, late_rank_is_named, NULL});
     memset(world_board(), 0, 4 * sizeof(uint64_t));
     world_run(&(struct world_options){"memory_is_counted", 2, NULL, memory_is_counted, NULL});
+    world_run(&(struct world_options){"traffic_is_counted_by_receiver", 4, NULL, traffic_is_counted_by_receiver, NULL});
     world_run(&(struct world_options){"registered_memory_is_shared", 3, NULL, registered_memory_is_shared, NULL});
     if (!mkdtemp(folder))
         return 1;
@@ -210,6 +244,8 @@ int main(void)
     world_run(&(struct world_options){"idle_ranks_ask_for_a_failure", 3, NULL, idle_ranks_ask, NULL});
     memset(world_board(), 0, 4 * sizeof(uint64_t));
     world_divide(2);
+    world_run(
+        &(struct world_options){"traffic_is_counted_by_receiver, 2 hosts", 4, NULL, traffic_is_counted_by_receiver, NULL});
     world_run(&(struct world_options){"idle_ranks_ask_for_a_failure, 2 hosts", 4, NULL, idle_ranks_ask, NULL});
     return world_finish();
 }
