@@ -196,6 +196,17 @@ def every_record_has_a_table_and_a_plot():
         expect(f'alt="{suite}"' in texts and list((PAGES / "_images").glob(f"{suite}*.svg")), suite)
 
 
+def pages_fit_a_phone():
+    """Beside a narrow page the lists become drawers outside the screen, opened by buttons; long lines of code scroll."""
+    text = page("docs/errors.html")
+    expect('name="viewport" content="width=device-width' in text, "no viewport")
+    expect(all(f'id="__{drawer}"' in text for drawer in ("navigation", "toc")) and "sidebar-drawer" in text, "no drawers")
+    style = (PAGES / "_static/styles/furo.css").read_text()
+    narrow = [rules.partition("@media")[0] for rules in style.split("@media(max-width:63em)")[1:]]
+    expect(any(re.search(r"\.sidebar-drawer\{[^}]*left:-", rules) for rules in narrow), "the list of pages stays beside the content")
+    expect(re.search(r"\bpre\{[^}]*overflow:auto", style), "long lines run off blocks of code")
+
+
 def search_finds_names_and_settings():
     page("index.html")
     index = json.loads((PAGES / "searchindex.js").read_text().removeprefix("Search.setIndex(").removesuffix(")"))
@@ -265,7 +276,7 @@ try:
     run_cases([pages_render_without_a_warning, every_exported_symbol_has_a_place_and_a_text, names_are_those_the_compiler_sees,
                structs_begin_with_their_macro, headers_and_examples_fit_the_columns, sections_keep_their_order, members_have_their_own_texts,
                no_link_is_dead, commands_settings_and_examples_have_pages, lists_hold_all_pages_and_the_list_of_each_page_is_short,
-               every_record_has_a_table_and_a_plot, search_finds_names_and_settings, texts_link_to_names_and_pages,
+               every_record_has_a_table_and_a_plot, pages_fit_a_phone, search_finds_names_and_settings, texts_link_to_names_and_pages,
                faults_of_the_sources_are_told, a_folder_with_other_things_stays_as_it_is, what_is_missing_is_told])
 finally:
     shutil.rmtree(ROOT, ignore_errors=True)

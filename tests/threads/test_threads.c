@@ -55,13 +55,20 @@ static const char *const even_host[] = {"SHOAL_CHUNK_BYTES=16K", "SHOAL_LIBFABRI
 static const char *const odd_host[] = {"SHOAL_CHUNK_BYTES=16K", "SHOAL_LIBFABRIC=" MOCK_FABRIC, "SHOAL_PROVIDER=efa",
                                        "SHOAL_HOST_ID=odd", NULL};
 
+static const char *const *settings_of(const struct rank *rank)
+{
+    if (!is_over_efa)
+        return one_host;
+    return rank->rank % 2 ? odd_host : even_host;
+}
+
 static void *run_rank(void *arg)
 {
     struct rank *rank = arg;
     struct shoal_context_options options = SHOAL_CONTEXT_OPTIONS_INIT;
     const struct shoal_store store = memory_store_callbacks(rank->store);
     options.log = swallow;
-    options.settings = !is_over_efa ? one_host : rank->rank % 2 ? odd_host : even_host;
+    options.settings = settings_of(rank);
     OK(rank, shoal_context_create(&options, &rank->context));
     OK(rank, shoal_comm_create_with(rank->context, &store, rank->rank, rank->size, NULL, &rank->comm));
     for (int i = 0; i < 2; i++) {
@@ -463,6 +470,37 @@ static void threads_context_is_not_destroyed_in_a_callback(void **state)
     run_world(2, destroy_body);
 }
 
+static struct memory_store other_store;
+
+static void left_request_body(struct rank *rank)
+{
+    const struct shoal_store store = memory_store_callbacks(&other_store);
+    struct shoal_context_options options = SHOAL_CONTEXT_OPTIONS_INIT;
+    struct shoal_context *context;
+    struct shoal_comm *comm;
+    struct shoal_request *request;
+    int64_t value;
+    options.log = swallow;
+    options.settings = settings_of(rank);
+    OK(rank, shoal_context_create(&options, &context));
+    OK(rank, shoal_comm_create_with(context, &store, rank->rank, rank->size, NULL, &comm));
+    OK(rank, shoal_recv_post(comm, &value, 1, SHOAL_INT64, 1 - rank->rank, 0, NULL, &request));
+    CHECK(rank, shoal_request_test(request) == SHOAL_PENDING, "nobody sends");
+    OK(rank, shoal_barrier(rank->comm, NULL)); /* else the other's end could end this request */
+    shoal_context_destroy(context);
+    CHECK(rank, shoal_request_test(request) != SHOAL_PENDING, "the request is not done");
+    shoal_request_free(request);
+}
+
+/* The context ends with all that it holds, but a request belongs to the caller. */
+static void threads_requests_outlive_their_context(void **state)
+{
+    (void)state;
+    memory_store_init(&other_store);
+    run_world(2, left_request_body);
+    memory_store_fini(&other_store);
+}
+
 /* A wait that runs out, again and again, for a peer that is late; then all is well. */
 static void late_body(struct rank *rank)
 {
@@ -710,6 +748,7 @@ int main(void)
         cmocka_unit_test(threads_callbacks_that_post),
         cmocka_unit_test(threads_operands_on_devices),
         cmocka_unit_test(threads_context_is_not_destroyed_in_a_callback),
+        cmocka_unit_test(threads_requests_outlive_their_context),
         cmocka_unit_test(threads_wait_that_runs_out_loses_nothing),
         cmocka_unit_test(threads_post_that_waits),
         cmocka_unit_test(threads_several_communicators),
