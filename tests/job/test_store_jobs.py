@@ -6,11 +6,13 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import time
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(TOP / "tests/multi"), str(TOP / "python")]
 
-from shoal.job import fastfile  # noqa: E402
+from shoal.job import agent, fastfile  # noqa: E402
+from shoal.job.folder import JobFolder  # noqa: E402
 from jobs import DATA_PARALLEL, RUN_S, SHOAL, Jobs, content, expect_failed  # noqa: E402
 from stores import S3, wait_for  # noqa: E402
 from tap import Skip, expect, run_cases  # noqa: E402
@@ -152,16 +154,14 @@ def a_slow_store_gets_the_last_checkpoints():
         wait_for_set("slow", "last", b"step 1")
         s3.proxy.forget()
         s3.proxy.hold_after = 0
-        stopping = subprocess.Popen([SHOAL, "job", "stop", "job", "--wait"], env=jobs.environment, stderr=subprocess.PIPE, text=True)
         try:
-            stopping.wait(3 + 2 * 10 + 5)
-            expect(False, "the job ended before its checkpoints were safe", jobs.told())
-        except subprocess.TimeoutExpired:
-            pass
+            jobs.call("stop", "job")
+            jobs.wait_for(lambda: jobs.status()["status"] == "Stopping", "the runner to hear of it")
+            time.sleep(3 + 2 * agent.KILL_AFTER_S + 2)
+            expect(not jobs.ended("job"), "it ended before its checkpoints were safe", jobs.told())
         finally:
             s3.proxy.hold_after = None
-        err = stopping.communicate(timeout=RUN_S)[1]
-        expect("job: Stopped" in err and notes_of(err) == [], err, jobs.told())
+        expect(jobs.wait_for_end()["status"] == "Stopped" and not JobFolder("job", jobs.jobs).notes(), jobs.told())
         expect(objects("slow")["last"] == b"step 7", objects("slow"), jobs.told())
 
 
