@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from jobs import DATA_PARALLEL, SHOAL, TOP, Jobs, content, names_in
-from tap import call, expect, run_cases
+from tap import Skip, call, expect, run_cases
 
 SAVE = """
     import os, sys
@@ -94,6 +94,37 @@ def script_finds_what_the_contract_promises():
     expect(json.loads(found["SM_HPS"]) == {"batch-size": 32, "layers": [1, 2], "sizes": {"b": 2, "a": 1}, "name": "a b", "none": None}, found["SM_HPS"])
     described = json.loads(found["SM_TRAINING_ENV"])
     expect(described["is_master"] is False and described["master_hostname"] == "algo-1" and described["job_name"] == "job", described)
+
+
+OF_THE_TOOLKIT = "import json; from sagemaker_training import environment; print(json.dumps(environment.Environment().to_env_vars()))"
+
+
+def variables_are_those_of_the_toolkit():
+    """The same base folder, read by sagemaker-training: the variables that it would have given the script."""
+    toolkit = TOP / "build/toolkit/bin/python3"
+    if not toolkit.exists():
+        raise Skip(f"there is no {toolkit}: `make test` makes it")
+    with Jobs() as jobs:
+        data = jobs.write("../data/numbers", "1 2 3").parent
+        jobs.run("""
+            import json, os
+            with open(os.path.join(os.environ["SM_OUTPUT_DATA_DIR"], "variables"), "w") as file:
+                json.dump(dict(os.environ), file)
+        """, instance_count=2, instance_type="ml.c5.large", distribution=DATA_PARALLEL, workers_per_host=1, channels={"training": str(data)},
+                 hyperparameters={"lr": 0.1, "layers": [1, 2], "name": "a b", "none": None})
+        base = jobs.folder() / "hosts/algo-2"
+        ours = json.loads((base / "output/data/variables").read_text())
+        variables = {"PATH": os.environ["PATH"], "SAGEMAKER_BASE_DIR": str(base), "TRAINING_JOB_NAME": "job", "AWS_DEFAULT_REGION": "us-west-2"}
+        done = subprocess.run([toolkit, "-c", OF_THE_TOOLKIT], env=variables, capture_output=True, text=True, timeout=120)
+        expect(done.returncode == 0, done.stdout, done.stderr)
+        theirs = json.loads(done.stdout.splitlines()[-1])
+        described, description = (json.loads(found.pop("SM_TRAINING_ENV")) for found in (ours, theirs))
+        theirs.pop("SM_NUM_CPUS")  # all cores of the machine; here hosts divide those that the job may use
+        for name in ("num_cpus", "is_modelparallel_enabled", "is_smddprun_installed", "is_smddpmprun_installed", "topology"):
+            description.pop(name)  # the last four are about launchers of its own
+        wrong = {name: (ours.get(name), value) for name, value in theirs.items() if ours.get(name) != value}
+        wrong.update({name: (described.get(name), value) for name, value in description.items() if described.get(name) != value})
+        expect(not wrong and len(theirs) > 30 and len(description) > 30, wrong, len(theirs), len(description))
 
 
 def shell_scripts_and_packages_are_entry_points():
@@ -241,7 +272,7 @@ def command_says_when_python_or_the_package_is_missing():
 
 
 run_cases([job_runs_from_document_to_model, hosts_are_joined_and_their_models_merged, script_finds_what_the_contract_promises,
-           shell_scripts_and_packages_are_entry_points, entry_point_alone_is_enough, same_file_from_all_hosts_is_no_clash,
+           variables_are_those_of_the_toolkit, shell_scripts_and_packages_are_entry_points, entry_point_alone_is_enough, same_file_from_all_hosts_is_no_clash,
            links_in_the_model_are_followed, result_goes_to_output_path, job_outlives_who_started_it, checkpoints_are_in_the_job_folder,
            plain_jobs_are_started_again, torchrun_and_mpi_scripts_find_their_variables, command_helps_and_refuses,
            all_mistakes_of_a_document_are_told_before_anything_starts, command_says_when_python_or_the_package_is_missing])
