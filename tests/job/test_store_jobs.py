@@ -1,11 +1,9 @@
 #!/usr/bin/env python3
 """Jobs whose data, checkpoints and results are in S3, by the command from end to end: what each host asks for, what is safe
 however the script ends, what a job of another name finds."""
-import os
 import pathlib
 import subprocess
 import sys
-import tempfile
 import time
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
@@ -183,23 +181,25 @@ def a_store_that_is_too_slow_is_told():
 # ---- a second run ----
 
 def a_job_of_another_name_goes_on_with_what_has_come():
+    """Where the first one has said."""
     for number in range(30):
         s3.put(f"again/{number:02}", b"a" * 100 * KiB)
-    with Jobs() as jobs, tempfile.TemporaryDirectory(prefix="shoal-cache-") as cache:
-        jobs.environment["SHOAL_CACHE"] = cache
+    with Jobs() as jobs:
+        cache = jobs.folder() / "cache"
         s3.proxy.forget()
         s3.proxy.hold_after = 1000 * KiB
         try:
             jobs.start("pass", channels={"training": "s3://data/again/"})
-            there = pathlib.Path(cache) / "objects"
-            wait_for(lambda: any(not path.suffix for path in there.glob("*/*")), "the first object")
+            wait_for(lambda: any(not path.suffix for path in cache.glob("objects/*/*")), "the first object")
             wait_for(lambda: s3.proxy.answer_bytes >= s3.proxy.hold_after, "the middle of the download")
-            jobs.call("stop", "job", "--wait")
+            err = jobs.call("stop", "job", "--wait")[2]
+            expect(f"stays in {cache}: with SHOAL_CACHE={cache} another job goes on with it" in err, err)
             jobs.wait_for_silence()
         finally:
             s3.proxy.hold_after = None
-        came = sum(not path.suffix for path in there.glob("*/*"))
+        came = sum(not path.suffix for path in cache.glob("objects/*/*"))
         s3.proxy.forget()
+        jobs.environment["SHOAL_CACHE"] = str(cache)
         jobs.run("pass", name="second", channels={"training": "s3://data/again/"})
         log = (jobs.folder("second") / "runner.log").read_text()
         expect("30 objects, 3.1 MB in" in log and f"{came * 100 * KiB / 1e6:.1f} MB of them were there" in log, came, log)

@@ -373,8 +373,10 @@ class Agent:
                 raise StopAsked
             ending = self._train_again_and_again()
         except StopAsked:
+            self._cache_note()
             ending = Ending("Stopped", 143, "stopped before the workers were started")
         except (AgentError, ContractError) as error:
+            self._cache_note()
             ending = Ending("Failed", getattr(error, "exit_code", EXIT_AGENT), str(error))
         except OSError as error:
             ending = Ending("Failed", EXIT_AGENT, f"{os_text(error)}{contract.space_text(self.folder.path, error)}")
@@ -430,6 +432,12 @@ class Agent:
             raise AgentError(f"distribution.mpi: {path} imports mpi4py, and each of the {workers} workers would be alone in its "
                              "MPI_COMM_WORLD, as `shoal run` starts them and no mpirun: use Shoal or torch.distributed in the script, or "
                              "start it by mpirun itself (`mpirun -n N python3 ...`), where Shoal's ranks find each other, too")
+
+    def _cache_note(self) -> None:
+        """The cache of a job lies in its folder, where a job of another name does not look."""
+        cache = self.folder.path / "cache"
+        if (cache / "objects").is_dir():
+            self.tell(note=f"what has come of the data stays in {cache}: with SHOAL_CACHE={cache} another job goes on with it")
 
     def _call(self, command: List[str], cwd: pathlib.Path) -> Tuple[int, str]:
         """Runs a helper to its end, or to ours."""

@@ -96,6 +96,8 @@ class TrainingJob:
         status = engines.job_wait(self.folder, sys.stdout if logs and logs != "None" else None)
         if logs and logs != "None" and status.started and status.ended:
             print(f"Training seconds: {status.ended - status.started:.0f}")
+        for note in self.folder.notes():
+            print(note, file=sys.stderr)
         _check_status(status)
 
     def stop(self) -> None:
