@@ -91,6 +91,27 @@ static void kernels_run_by_their_names(void **state)
     assert_in_range(registers, 1, 255);
 }
 
+static void a_kernel_uses_memory_that_is_freed_behind_it(void **state)
+{
+    uint32_t from[COUNT], to[COUNT];
+    shoal_cu_address source;
+    (void)state;
+    start("late=20");
+    const shoal_cu_function function = load(MOCK_CUDA_IMAGE "sum\n", "sum");
+    const shoal_cu_stream stream = make_stream();
+    const shoal_cu_address dest = make_memory(BYTES);
+    fill(from, 1);
+    OK(cu.allocate_async(&source, BYTES, stream));
+    OK(cu.copy_to_device(source, from, BYTES, stream));
+    control.hold_of(true);
+    OK(launch_sum(function, dest, source, stream));
+    OK(cu.release_async(source, stream));
+    control.hold_of(false);
+    OK(cu.copy_to_host(to, dest, BYTES, stream));
+    OK(cu.stream_synchronize(stream));
+    check(to, 6);
+}
+
 static void modules_list_their_kernels(void **state)
 {
     static const char ptx[] = ".version 7.0\n.target sm_70\n.visible .entry sum_of(\n)\n.visible .entry order(.param .u64 a)\n";
@@ -514,6 +535,7 @@ int main(int count, char **arguments)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(kernels_run_by_their_names),
+        cmocka_unit_test(a_kernel_uses_memory_that_is_freed_behind_it),
         cmocka_unit_test(modules_list_their_kernels),
         cmocka_unit_test(blocks_run_in_any_order),
         cmocka_unit_test(bad_launches_are_refused),

@@ -225,13 +225,23 @@ static bool may_use(const struct mock_context *context, shoal_cu_address at)
     return context->peers & UINT64_C(1) << (region->device % 64);
 }
 
+/* Memory that is freed on a stream is there for what comes before on that stream. */
+static bool find_span(shoal_cu_address at, size_t bytes, struct mock_span *span)
+{
+    struct mock_region *region = mock_region_find(at);
+    if (!region || region->kind != MOCK_POOL_MEMORY)
+        return mock_find_device_span(at, bytes, span) == SHOAL_CU_SUCCESS;
+    *span = (struct mock_span){.holder = region, .bytes = region->alias + (at - region->at)};
+    return at + bytes <= region->at + region->bytes;
+}
+
 /* Freeing waits for all launches, so what is found stays. */
 MOCK_API void *mock_cuda_look_up(const struct mock_cuda_block *block, shoal_cu_address at, size_t bytes)
 {
     struct mock_launch *launch = block->launch;
     struct mock_span span = {NULL, NULL};
     pthread_mutex_lock(&mock.lock);
-    const bool is_there = mock_find_device_span(at, bytes, &span) == SHOAL_CU_SUCCESS && may_use(launch->context, at);
+    const bool is_there = find_span(at, bytes, &span) && may_use(launch->context, at);
     if (!is_there)
         launch->result = SHOAL_CU_ILLEGAL_ADDRESS;
     pthread_mutex_unlock(&mock.lock);
