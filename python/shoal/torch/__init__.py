@@ -1,7 +1,7 @@
 """Shoal as a back-end of torch.distributed.
 
     import shoal.torch
-    torch.distributed.init_process_group("shoal")            # or "cpu:shoal", "cpu:shoal,cuda:nccl"
+    torch.distributed.init_process_group("shoal")            # or "cpu:shoal", "cuda:shoal", "cpu:shoal,cuda:nccl"
 
 The import registers the back-end (an installed package registers itself when torch is imported). Two shims over the same C
 library can serve a process: one in C++, compiled against this very torch when it is first needed and kept, and one in Python
@@ -25,15 +25,20 @@ _registered = set()
 
 
 def register(name: str = "shoal") -> None:
-    """Makes the back-end known to torch.distributed under a name, for CPU tensors; those of GPUs get to an error that says what
-    to write. Doing it again changes nothing."""
+    """Makes the back-end known to torch.distributed under a name, for tensors of the CPU, of CUDA devices, and of the device that
+    another package has added to torch, if it has by now. Doing it again changes nothing."""
     if name in _registered:
         return
     if "extended_api" in inspect.signature(dist.Backend.register_backend).parameters:
-        dist.Backend.register_backend(name, _create, extended_api=True, devices=["cpu", "cuda"])
+        dist.Backend.register_backend(name, _create, extended_api=True, devices=["cpu", "cuda", *_added_device()])
     else:  # before torch 2.0
         dist.Backend.register_backend(name, _create_plain)
     _registered.add(name)
+
+
+def _added_device() -> list:
+    name = getattr(torch._C, "_get_privateuse1_backend_name", lambda: "privateuseone")()
+    return [] if name == "privateuseone" else [name]
 
 
 def empty(*size, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> torch.Tensor:
@@ -41,8 +46,7 @@ def empty(*size, dtype: torch.dtype | None = None, device: torch.device | str | 
     the last tensor that views it. There is such memory on the CPU alone."""
     if device is not None and torch.device(device).type != "cpu":
         raise ValueError(f"shoal: shoal.torch.empty gives memory of the CPU, not of {device}: write torch.empty(..., "
-                         f"device=\"{device}\") for a tensor there, and init_process_group(\"cpu:shoal,cuda:nccl\") for groups "
-                         "that serve both")
+                         f"device=\"{device}\") for a tensor there")
     shape = torch.Size(size[0] if len(size) == 1 and hasattr(size[0], "__len__") else size)
     plain = torch.empty((), dtype=dtype, device="cpu")
     memory = _shim(0)[1].empty(_communicator.context(), shape.numel() * plain.element_size())

@@ -114,7 +114,8 @@ def _command() -> list:
     include = top / "include"
     folders = (include, include / "torch/csrc/api/include", python, shoal.include_path())
     return [compiler, "-shared", "-fPIC", "-O2", "-std=c++20", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
-            f"-DTORCH_EXTENSION_NAME={MODULE}", *_same_pybind(), *(f"-isystem{folder}" for folder in folders), str(MAIN), str(shoal.library_path()),
+            f"-DTORCH_EXTENSION_NAME={MODULE}", *_same_pybind(), *(["-DSHOAL_TORCH_ROCM"] if torch.version.hip else []),
+            *(f"-isystem{folder}" for folder in folders), str(MAIN), str(shoal.library_path()),
             f"-L{top / 'lib'}", *(f"-l{library}" for library in TORCH_LIBRARIES)]
 
 

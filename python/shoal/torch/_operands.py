@@ -58,8 +58,8 @@ def _truth_operator(operator):
 
 def check_tensor(tensor):
     if not tensor.is_cpu:
-        raise ValueError(f"shoal: a tensor is on {tensor.device}, but this back-end serves CPU tensors; for both write "
-                         'init_process_group("cpu:shoal,cuda:nccl")')
+        raise ValueError(f"shoal: a tensor is on {tensor.device}, but the Python shim serves CPU tensors: the C++ shim, which is "
+                         'there where a C++ compiler is, serves CUDA devices, too; with NCCL beside it write "cpu:shoal,cuda:nccl"')
     if tensor.layout is not torch.strided:
         raise ValueError("shoal: a tensor is sparse; only dense tensors can be sent: use to_dense() first")
 

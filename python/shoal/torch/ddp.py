@@ -361,8 +361,9 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
         _refuse(delay_all_reduce_named_params=delay_all_reduce_named_params, param_to_hook_all_reduce=param_to_hook_all_reduce,
                 mixed_precision=mixed_precision, bucket_cap_mb_list=bucket_cap_mb_list)
         if device_ids or output_device is not None:
-            raise ValueError(f"shoal: device_ids={device_ids} and output_device={output_device} name GPUs, but this module is on "
-                             "the CPU: leave both out")
+            raise ValueError(f"shoal: device_ids={device_ids} and output_device={output_device} name GPUs, but this class serves "
+                             "models on the CPU so far: leave both out, or use torch.nn.parallel.DistributedDataParallel, over "
+                             "\"shoal\" as well")
         if compression not in _gradients.COMPRESSIONS:
             raise ValueError(f"shoal: compression is \"{compression}\", but must be one of {', '.join(_gradients.COMPRESSIONS)}")
         self.module = module
@@ -592,8 +593,8 @@ def _check_parameters(names, parameters):
                            "gradient")
     for name, parameter in zip(names, parameters):
         if parameter.device.type != "cpu":
-            raise ValueError(f"shoal: parameter {name} is on {parameter.device}, but shoal.torch.DistributedDataParallel serves the "
-                             "CPU: use torch.nn.parallel.DistributedDataParallel over a group \"cpu:shoal,cuda:nccl\"")
+            raise ValueError(f"shoal: parameter {name} is on {parameter.device}, but shoal.torch.DistributedDataParallel serves models "
+                             "on the CPU so far: use torch.nn.parallel.DistributedDataParallel, over \"shoal\" as well")
         if parameter.dtype not in _gradients.TYPES:
             raise TypeError(f"shoal: parameter {name} is of {parameter.dtype}, but gradients are averaged of "
                             f"{', '.join(str(each).removeprefix('torch.') for each in _gradients.TYPES)}: convert it, or freeze it "

@@ -294,8 +294,13 @@ class ShoalBackend : public Poster {
                      });
     }
 
+    // Of the hosts. A rank comes to it when its current streams have, on devices that the group has served.
     Ref<c10d::Work> barrier(const c10d::BarrierOptions &o) override
     {
+        {
+            WithoutGil released;
+            streams_.wait_for_current();
+        }
         return start(c10d::OpType::BARRIER, "shoal:barrier", {}, o, Operands(),
                      [](auto *comm, auto *options, auto *out) { return shoal_barrier_post(comm, options, out); });
     }
@@ -354,7 +359,7 @@ class ShoalBackend : public Poster {
     {
         const auto type = c10::typeMetaToScalarType(options.dtype());
         const int64_t bytes = size * static_cast<int64_t>(c10::elementSize(type));
-        if (bytes >= refused_)
+        if (bytes >= refused_ || !options.device().is_cpu())
             return at::empty({size}, options);
         try {
             return shared_bytes(group_->context(), bytes).view(type);
@@ -364,7 +369,7 @@ class ShoalBackend : public Poster {
         }
     }
 
-    // CPUs have no number.
+    // Of the CPU, which has no number.
     bool supportsTensorAlloc(c10::DeviceIndex device)
     {
         return device < 0;

@@ -5,9 +5,9 @@
 // user's torch by _compile.py; overrides only what torch 2.4 has, and what later versions added is declared without `override`.
 // The parts are headers that only this file includes, because torch's own headers take most of the minute of compiling:
 //
-//     gil.h <- communicator.h <-.
-//     gil.h <- completer.h <----- work.h <- poster.h <- backend.h <- module.cpp
-//              operands.h <-----'           types.h <---'
+//     gil.h <- communicator.h <-------------.
+//     gil.h <- completer.h <----------------- work.h <- poster.h <- backend.h <- module.cpp
+//     streams.h, types.h <---- operands.h <-'
 //
 // Threads. Every method may be called from any thread. No lock of the library is ever waited for while the GIL is held, as the
 // thread that drives may free tensors that belong to Python. Callbacks of futures may wait for other works, so they never

@@ -3,12 +3,14 @@
 #pragma once
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 
+#include "streams.h"
 #include "types.h"
 
 namespace {
@@ -19,8 +21,8 @@ using Tensors = std::vector<Tensor>;
 void check_tensor(const Tensor &tensor)
 {
     TORCH_CHECK_VALUE(tensor.defined(), "shoal: a tensor is not defined");
-    TORCH_CHECK_VALUE(tensor.is_cpu(), "shoal: a tensor is on ", tensor.device(),
-                      ", but this back-end serves CPU tensors; for both write init_process_group(\"cpu:shoal,cuda:nccl\")");
+    if (!tensor.is_cpu())
+        check_served(tensor);
     TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, "shoal: a tensor is sparse; only dense tensors can be sent: use to_dense() first");
 }
 
@@ -81,33 +83,46 @@ bool are_equal_lengths(const Tensors &tensors)
 
 // The operands of one call: memory in the order that the library wants, whatever the tensors are like. Where they are not so,
 // copies serve; bring_back writes to the tensors what arrived in copies.
+//
+// On a device the copies here are put on the current stream, as the caller's own kernels are; bring_back's go on the stream of
+// the guard that it is called under.
 class Operands {
   public:
     void *input(const Tensor &tensor)
     {
-        return keep(plain(tensor));
+        check_place(tensor);
+        return is_plain(tensor) ? keep(tensor) : keep_copy(plain(tensor));
     }
     void *input(const Tensors &tensors)
     {
-        return is_row(tensors) ? keep(tensors) : keep(flat(tensors, true));
+        check_place(tensors);
+        return is_row(tensors) ? keep(tensors) : keep_copy(flat(tensors, true));
     }
     void *output(const Tensor &tensor, bool has_contents = false)
     {
+        check_place(tensor);
         outputs.push_back(tensor);
         if (is_plain(tensor))
             return keep(tensor);
         const Tensor copy = has_contents ? plain(tensor) : at::empty(tensor.sizes(), tensor.options());
         copies_.emplace_back(Tensors{tensor}, copy);
-        return keep(copy);
+        return keep_copy(copy);
     }
     void *output(const Tensors &tensors)
     {
+        check_place(tensors);
         outputs.insert(outputs.end(), tensors.begin(), tensors.end());
         if (is_row(tensors))
             return keep(tensors);
         const Tensor copy = flat(tensors, false);
         copies_.emplace_back(tensors, copy);
-        return keep(copy);
+        return keep_copy(copy);
+    }
+
+    // Where all operands lie, if not in memory of the host.
+    std::optional<c10::Device> device() const
+    {
+        return place_ && !place_->is_cpu() ? place_ : std::nullopt;
     }
 
     void bring_back()
@@ -122,11 +137,23 @@ class Operands {
             }
         }
     }
+    // Memory that torch knows to be used on other streams alone is not given to others before this one is through with it.
+    void record_on(const c10::Stream &stream) const
+    {
+        const c10::impl::VirtualGuardImpl device(stream.device_type());
+        for (const Tensor &copy : made_)
+            device.recordDataPtrOnStream(copy.storage().data_ptr(), stream);
+        for (const auto &[tensors, copy] : copies_)
+            for (const Tensor &tensor : tensors)
+                device.recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
+    }
+
     // What the library may touch may go; what the caller asked for stays.
     void let_go()
     {
         alive_.clear();
         copies_.clear();
+        made_.clear();
     }
 
     Tensors outputs;
@@ -143,6 +170,23 @@ class Operands {
         const auto first = std::find_if(tensors.begin(), tensors.end(), [](const Tensor &tensor) { return tensor.numel() > 0; });
         return first == tensors.end() ? nullptr : first->data_ptr();
     }
+    void *keep_copy(const Tensor &copy)
+    {
+        made_.push_back(copy);
+        return copy.data_ptr();
+    }
+    void check_place(const Tensor &tensor)
+    {
+        if (!place_)
+            place_ = tensor.device();
+        TORCH_CHECK_VALUE(tensor.device() == *place_, "shoal: the tensors of one call are on different devices, ", *place_, " and ",
+                          tensor.device());
+    }
+    void check_place(const Tensors &tensors)
+    {
+        for (const Tensor &tensor : tensors)
+            check_place(tensor);
+    }
     static Tensor flat(const Tensors &tensors, bool has_contents)
     {
         at::NoGradGuard no_grad;
@@ -156,8 +200,10 @@ class Operands {
         return row;
     }
 
-    Tensors alive_;
-    std::vector<std::pair<Tensors, Tensor>> copies_;
+    std::optional<c10::Device> place_; // of the first operand, and so of all
+    Tensors alive_;                                  // the caller's
+    Tensors made_;                                   // copies of the caller's, and for outputs
+    std::vector<std::pair<Tensors, Tensor>> copies_; // what goes back: from a copy to tensors
 };
 
 // Elements in each rank's part of a tensor that is cut along its first dimension; empty splits: into equal parts.

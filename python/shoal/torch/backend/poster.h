@@ -106,13 +106,19 @@ class Poster : public c10d::Backend {
         return start(type, title, inputs, o, std::move(operands), 1, post);
     }
 
-    // Posts a call; waits for it where the caller would do so at once.
+    // Posts a call; waits for it where the caller would do so at once. On a device nobody waits: the current stream does.
     template <class Options, class Post>
     Ref<c10d::Work> start(c10d::OpType type, const char *title, at::TensorList inputs, const Options &o, Operands operands,
                           double scale, Post post)
     {
-        const bool waits = !is_async(o) && !is_coalescing();
+        WithoutGil released;
+        const bool is_at_once = !is_async(o) && !is_coalescing();
+        std::optional<c10::Stream> stream;
+        if (const std::optional<c10::Device> device = operands.device())
+            stream = streams_.enter(*device, type, is_at_once);
+        const bool waits = is_at_once && !stream;
         shoal_options options = SHOAL_OPTIONS_INIT;
+        options.stream = stream ? handle_of(*stream) : nullptr;
         options.timeout_ms = deadline_ms(o.timeout.count() <= 0 ? timeout_.load() : o.timeout);
         options.wait_ms = waits ? static_cast<uint32_t>(kSlice.count()) : 0;
         options.scale = scale;
@@ -120,7 +126,6 @@ class Poster : public c10d::Backend {
         outcome->group = group_;
         outcome->title = title;
         outcome->operands = std::move(operands);
-        WithoutGil released;
         auto work = c10::make_intrusive<ShoalWork>(rank_, type, std::move(outcome), inputs);
         shoal_request *request = nullptr;
         const shoal_status status = group_->with([&](shoal_comm *comm) { return post(comm, &options, &request); });
@@ -128,6 +133,8 @@ class Poster : public c10d::Backend {
             throw_status(*group_, title, status);
         work->posted(request);
         sequence_++;
+        if (stream)
+            work->follow(*stream);
         if (waits)
             work->wait_on(kNoTimeout, true);
         else
@@ -137,6 +144,7 @@ class Poster : public c10d::Backend {
 
     const std::shared_ptr<Communicator> group_;
     std::atomic<milliseconds> timeout_;
+    WorkStreams streams_;
 
   private:
     bool is_coalescing()

@@ -2,9 +2,14 @@
 #pragma once
 
 #include <atomic>
+#include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -14,12 +19,32 @@
 
 #include "communicator.h"
 #include "completer.h"
+#include "streams.h"
 #include "operands.h"
 
 namespace {
 
 template <class T>
 using Ref = c10::intrusive_ptr<T>;
+
+// SHOAL_TORCH_BLOCKING_WAIT=1: work.wait() of a call on a device blocks the host, too.
+bool waits_block()
+{
+    const char *value = std::getenv("SHOAL_TORCH_BLOCKING_WAIT");
+    if (!value || !*value)
+        return false;
+    TORCH_CHECK_VALUE(!std::strcmp(value, "0") || !std::strcmp(value, "1"), "SHOAL_TORCH_BLOCKING_WAIT is \"", value,
+                      "\", but must be 0 or 1");
+    return *value == '1';
+}
+
+// What getFutureResult gives, as over NCCL (c10d::WorkResult, which older torch lacks).
+enum class Result : int64_t { SUCCESS = 0, TIMEOUT = 1, COMM_ERROR = 2 };
+
+Ref<c10::ivalue::Future> future_of_tensors(std::vector<c10::Device> devices = {})
+{
+    return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), std::move(devices));
+}
 
 // What a work and the end of its request share. Outlives a work that is dropped before its request is done.
 struct Outcome {
@@ -28,8 +53,18 @@ struct Outcome {
     Operands operands;
     std::once_flag once;
     std::exception_ptr error;
+    Result result = Result::SUCCESS;
     std::function<void()> profile_end;
-    Ref<c10::ivalue::Future> future;
+
+    // Of a call on a device, since it was posted: the stream that it is on, its end there, and an error of what follows it.
+    std::optional<c10::Stream> stream;
+    std::optional<c10::Event> end;
+    std::exception_ptr error_on_stream;
+
+    std::mutex mutex; // of all below
+    bool holds_tensors = true;
+    Ref<c10::ivalue::Future> future, future_result;
+    bool is_future_complete = false, is_result_complete = false;
 
     // Once, on whichever thread learns of the end first; the others wait for it.
     void settle(shoal_status status)
@@ -39,22 +74,71 @@ struct Outcome {
             try {
                 if (status != SHOAL_OK)
                     throw_status(*group, title, status);
-                operands.bring_back();
+                if (error_on_stream)
+                    std::rethrow_exception(error_on_stream);
+                if (!stream)
+                    operands.bring_back();
             } catch (...) {
                 error = std::current_exception();
+                result = status == SHOAL_ERR_TIMEOUT ? Result::TIMEOUT : Result::COMM_ERROR;
             }
-            operands.let_go();
+            let_go();
             if (profile_end)
                 profile_end();
         });
     }
 
-    void complete_future()
+    // Puts on the stream what comes after the library's copies. The future is complete from here on: who uses it is ordered by
+    // the stream. An error of the copies is kept until somebody waits, as the other ranks count on this call.
+    void follow(const c10::Stream &on)
     {
-        if (error)
-            future->setErrorIfNeeded(error);
-        else
-            future->markCompleted(c10::IValue(operands.outputs));
+        stream = on;
+        const c10::StreamGuard guard(on);
+        try {
+            operands.record_on(on);
+            operands.bring_back();
+        } catch (...) {
+            error_on_stream = std::current_exception();
+        }
+        end.emplace(on.device_type());
+        end->record(on);
+        future = future_of_tensors({on.device()});
+        future->markCompleted(c10::IValue(operands.outputs));
+        is_future_complete = true;
+        if (profile_end)
+            std::exchange(profile_end, nullptr)();
+    }
+
+    void let_go()
+    {
+        std::lock_guard<std::mutex> lock(mutex);
+        operands.let_go();
+        holds_tensors = false;
+    }
+
+    bool must_be_kept()
+    {
+        std::lock_guard<std::mutex> lock(mutex);
+        return holds_tensors;
+    }
+
+    // After settle; each of them once, whoever comes first.
+    void complete_futures()
+    {
+        Ref<c10::ivalue::Future> of_tensors, of_result;
+        {
+            std::lock_guard<std::mutex> lock(mutex);
+            if (future && !std::exchange(is_future_complete, true))
+                of_tensors = future;
+            if (future_result && !std::exchange(is_result_complete, true))
+                of_result = future_result;
+        }
+        if (of_tensors && error)
+            of_tensors->setErrorIfNeeded(error);
+        else if (of_tensors)
+            of_tensors->markCompleted(c10::IValue(operands.outputs));
+        if (of_result)
+            of_result->markCompleted(c10::IValue(static_cast<int64_t>(result)));
     }
 };
 
@@ -65,8 +149,7 @@ void when_done(void *arg, shoal_status status)
     Completer::instance().push([held, status] {
         const std::unique_ptr<std::shared_ptr<Outcome>> outcome(held);
         (*outcome)->settle(status);
-        if ((*outcome)->future)
-            (*outcome)->complete_future();
+        (*outcome)->complete_futures();
     });
 }
 
@@ -89,6 +172,12 @@ class ShoalWork : public c10d::Work {
         is_posted_ = true;
     }
 
+    // After posted, of a call on a device.
+    void follow(const c10::Stream &stream)
+    {
+        outcome_->follow(stream);
+    }
+
     ~ShoalWork() override
     {
         if (!is_posted_) {
@@ -98,21 +187,17 @@ class ShoalWork : public c10d::Work {
         }
         WithoutGil released;
         const shoal_status status = shoal_request_test(request_);
-        if (status == SHOAL_PENDING)
+        if (status == SHOAL_PENDING && outcome_->must_be_kept())
             keep(); // the tensors
         else if (status == SHOAL_OK)
             outcome_->settle(status); // copies are brought back, whoever asked for it
         shoal_request_free(request_);
     }
 
+    // On a device: what follows the library's part on the stream, too.
     bool isCompleted() override
     {
-        WithoutGil released;
-        const shoal_status status = shoal_request_test(request_);
-        if (status == SHOAL_PENDING)
-            return false;
-        outcome_->settle(status);
-        return true;
+        return is_settled() && (!outcome_->end || outcome_->error || outcome_->end->query());
     }
 
     bool isSuccess() const override
@@ -135,9 +220,19 @@ class ShoalWork : public c10d::Work {
         wait(kNoTimeout);
     }
 
+    // On a device the current stream waits, and the host only where it is told to: with a timeout, or in blocking mode.
     bool wait(milliseconds timeout) override
     {
-        return wait_on(timeout, false);
+        if (!outcome_->stream)
+            return wait_on(timeout, false);
+        WithoutGil released;
+        outcome_->end->block(current_stream(outcome_->stream->device()));
+        if (timeout > kNoTimeout || waits_block())
+            wait_on_stream(timeout);
+        else
+            throw_known();
+        outcome_->let_go(); // memory that is used again on the current stream is used after this call
+        return true;
     }
 
     // has_waited: a slice has passed already, and a signal may be there.
@@ -171,21 +266,57 @@ class ShoalWork : public c10d::Work {
 
     Ref<c10::ivalue::Future> getFuture() override
     {
-        WithoutGil released;
-        {
-            std::lock_guard<std::mutex> lock(mutex_);
-            if (outcome_->future)
-                return outcome_->future;
-            outcome_->future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-        }
-        if (isCompleted())
-            outcome_->complete_future();
-        else
-            listen();
-        return outcome_->future;
+        return future_in(&Outcome::future, [] { return future_of_tensors(); });
+    }
+
+    // Complete once the request is done, also on a device: a Result.
+    Ref<c10::ivalue::Future> getFutureResult()
+    {
+        return future_in(&Outcome::future_result, [] { return c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get()); });
     }
 
   private:
+    bool is_settled()
+    {
+        WithoutGil released;
+        const shoal_status status = shoal_request_test(request_);
+        if (status == SHOAL_PENDING)
+            return false;
+        outcome_->settle(status);
+        return true;
+    }
+
+    void throw_known()
+    {
+        const std::exception_ptr error = is_settled() ? outcome_->error : outcome_->error_on_stream;
+        if (error)
+            std::rethrow_exception(error);
+    }
+
+    void wait_on_stream(milliseconds timeout)
+    {
+        wait_on(timeout, false);
+        while (!outcome_->end->query()) // copies back, which take no longer than a device's memory needs
+            std::this_thread::sleep_for(kPause);
+    }
+
+    template <class Make>
+    Ref<c10::ivalue::Future> future_in(Ref<c10::ivalue::Future> Outcome::*member, Make make)
+    {
+        WithoutGil released;
+        {
+            std::lock_guard<std::mutex> lock(outcome_->mutex);
+            if ((*outcome_).*member)
+                return (*outcome_).*member;
+            (*outcome_).*member = make();
+        }
+        if (is_settled())
+            outcome_->complete_futures();
+        else
+            listen();
+        return (*outcome_).*member;
+    }
+
     void keep()
     {
         try {
@@ -203,6 +334,7 @@ class ShoalWork : public c10d::Work {
         shoal_request_on_done(request_, when_done, new std::shared_ptr<Outcome>(outcome_));
     }
 
+    static constexpr std::chrono::microseconds kPause{50};
     const std::shared_ptr<Outcome> outcome_;
     shoal_request *request_ = nullptr;
     bool is_posted_ = false;

@@ -1,0 +1,169 @@
+// Calls whose tensors lie on a device: the streams that order them. On torch's classes for devices of any kind, so that nothing
+// here knows CUDA; which memory can be served is the library's to say.
+//
+//     caller's current stream | kernels | begun |   more kernels   | wait(): waits for end | kernels that read |
+//                                           v                                 ^
+//     work stream of the group              | the library's copies | copies back | end |
+//
+// An asynchronous call goes on a work stream of its group, another one on the current stream itself, as over NCCL.
+#pragma once
+
+#include <algorithm>
+#include <mutex>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <torch/version.h>
+
+namespace {
+
+// Older torch has no word for the driver's own handle of a stream, or whether a graph is captured on it.
+template <class Stream, class = void>
+struct TellsHandle : std::false_type {
+};
+template <class Stream>
+struct TellsHandle<Stream, std::void_t<decltype(std::declval<const Stream>().native_handle()),
+                                       decltype(std::declval<const Stream>().is_capturing())>> : std::true_type {
+};
+
+constexpr bool kStreamsTellHandles = TellsHandle<c10::Stream>::value;
+
+// The driver's handle of a stream, for shoal_options.
+template <class Stream>
+void *handle_of(const Stream &stream)
+{
+    if constexpr (TellsHandle<Stream>::value)
+        return stream.native_handle();
+    else
+        return nullptr; // see check_served: no tensor on a device comes so far
+}
+
+template <class Stream>
+bool is_captured(const Stream &stream)
+{
+    if constexpr (TellsHandle<Stream>::value)
+        return stream.is_capturing();
+    else
+        return false;
+}
+
+// Whether memory of such devices may be known to a driver that the library knows. Others' would be taken for the host's.
+bool is_served(c10::DeviceType type)
+{
+#ifdef SHOAL_TORCH_ROCM
+    return type == c10::kPrivateUse1;
+#else
+    return (type == c10::kCUDA || type == c10::kPrivateUse1) && c10::impl::hasDeviceGuardImpl(type);
+#endif
+}
+
+void check_served(const at::Tensor &tensor)
+{
+    TORCH_CHECK_VALUE(is_served(tensor.device().type()), "shoal: a tensor is on ", tensor.device(),
+                      ", which is no device of CUDA's driver; this back-end serves those and the CPU: give such tensors to another "
+                      "back-end, as \"cpu:shoal,xpu:xccl\" does, or copy them to the CPU");
+    TORCH_CHECK_NOT_IMPLEMENTED(kStreamsTellHandles, "shoal: a tensor is on ", tensor.device(), ", but torch ", TORCH_VERSION,
+                                " has no word for a stream's handle (c10::Stream::native_handle): use torch 2.13 or newer, or "
+                                "\"cpu:shoal,cuda:nccl\"");
+}
+
+c10::Stream current_stream(c10::Device device)
+{
+    return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+// A group's work streams. Messages each way have one of their own: who sends first and receives then must not wait behind a
+// peer that does the same. For the same reason groups of a process share none while torch, whose streams come in turn from a
+// small pool, has others.
+class WorkStreams {
+  public:
+    WorkStreams() = default;
+    WorkStreams(const WorkStreams &) = delete;
+    WorkStreams &operator=(const WorkStreams &) = delete;
+    ~WorkStreams()
+    {
+        std::lock_guard<std::mutex> lock(mutex);
+        for (const Entry &entry : entries_)
+            taken.erase(std::find(taken.begin(), taken.end(), entry.stream));
+    }
+
+    // The host waits for what is on the current streams of the devices that the group has served.
+    void wait_for_current()
+    {
+        std::unique_lock<std::mutex> lock(mutex);
+        const std::vector<c10::Device> devices = devices_;
+        lock.unlock();
+        for (const c10::Device &device : devices)
+            current_stream(device).synchronize();
+    }
+
+    // The stream of a call: the current one, or a work stream that comes after all that is on it.
+    c10::Stream enter(c10::Device device, c10d::OpType type, bool is_at_once)
+    {
+        const c10::Stream current = current_stream(device);
+        TORCH_CHECK_NOT_IMPLEMENTED(!is_captured(current), "shoal: the current stream of ", device,
+                                    " is being captured into a graph, and Shoal's calls cannot be replayed: call it outside of the "
+                                    "capture");
+        note(device);
+        return is_at_once ? current : fork(current, type);
+    }
+
+  private:
+    struct Entry {
+        c10d::OpType way;
+        c10::Stream stream;
+    };
+
+    void note(c10::Device device)
+    {
+        std::lock_guard<std::mutex> lock(mutex);
+        if (std::find(devices_.begin(), devices_.end(), device) == devices_.end())
+            devices_.push_back(device);
+    }
+
+    c10::Stream fork(const c10::Stream &current, c10d::OpType type)
+    {
+        const c10::Stream stream = find(current.device(), type);
+        c10::Event begun(current.device_type());
+        begun.record(current);
+        begun.block(stream);
+        return stream;
+    }
+
+    c10::Stream find(c10::Device device, c10d::OpType type)
+    {
+        const bool is_message = type == c10d::OpType::SEND || type == c10d::OpType::RECV;
+        const c10d::OpType way = is_message ? type : c10d::OpType::UNKNOWN;
+        std::lock_guard<std::mutex> lock(mutex);
+        for (const Entry &entry : entries_)
+            if (entry.way == way && entry.stream.device() == device)
+                return entry.stream;
+        entries_.push_back({way, take(device)});
+        return entries_.back().stream;
+    }
+
+    static c10::Stream take(c10::Device device)
+    {
+        const c10::impl::VirtualGuardImpl guard(device.type());
+        c10::Stream stream = guard.getStreamFromGlobalPool(device);
+        for (int i = 1; i < kPool && std::find(taken.begin(), taken.end(), stream) != taken.end(); i++)
+            stream = guard.getStreamFromGlobalPool(device);
+        taken.push_back(stream);
+        return stream;
+    }
+
+    static constexpr int kPool = 32; // streams of CUDA's
+    inline static std::mutex mutex;
+    inline static std::vector<c10::Stream> taken; // by groups of this process
+    std::vector<Entry> entries_;
+    std::vector<c10::Device> devices_;
+};
+
+} // namespace
