@@ -13,9 +13,14 @@ MOVED = REDUCED + (torch.int16, torch.complex64, torch.complex128)
 LAYOUTS = ("contiguous", "unaligned", "strided", "transposed")
 if ranks.BACKEND == "gloo":  # which takes nothing else
     LAYOUTS = ("contiguous", "unaligned")
+DEVICE = "cpu"  # where tensors lie; test_device.py sets it
 GUARD = 77  # what lies beside a tensor that is part of a larger one; no result is compared with it
 SCALE = 2.0
 PERIOD = 17 * 5 * 3 * 11  # of numbers()
+
+
+def on_host():
+    return DEVICE == "cpu"
 
 
 def name_of(type_):
@@ -70,7 +75,7 @@ def place(values, layout="contiguous"):
     """A copy of a vector of an even or odd number of elements that lies in memory as the layout says."""
     count = values.numel()
     if layout == "contiguous":
-        return values.clone()
+        return values.to(DEVICE, copy=True)
     if layout == "unaligned":
         tensor = guarded(count + 3, values.dtype)[1:1 + count]
     elif layout == "strided":
@@ -83,20 +88,20 @@ def place(values, layout="contiguous"):
 
 
 def guarded(count, type_):
-    return torch.full((count,), GUARD, dtype=type_)
+    return torch.full((count,), GUARD, dtype=type_, device=DEVICE)
 
 
 def check(tensor, values, *told):
     """Fails unless the tensor holds these values and what lies beside it in memory is untouched."""
-    flat = tensor.reshape(-1)
-    if not torch.equal(flat, values.reshape(-1)):
-        wrong = (flat != values.reshape(-1)).nonzero().reshape(-1)
+    flat, values = tensor.reshape(-1).cpu(), values.reshape(-1).cpu()
+    if not torch.equal(flat, values):
+        wrong = (flat != values).nonzero().reshape(-1)
         at = wrong[:4].tolist()
         raise AssertionError(f"{told}: {len(wrong)} of {flat.numel()} elements are wrong, at {at}: {flat[at].tolist()} "
-                             f"instead of {values.reshape(-1)[at].tolist()}")
+                             f"instead of {values[at].tolist()}")
     if tensor._base is not None and tensor._base.dim() == 1:
         beside = torch.ones(tensor._base.numel(), dtype=torch.bool)
         beside.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset()).zero_()
-        expected = torch.full_like(tensor._base[beside], GUARD)
-        if not torch.equal(tensor._base[beside], expected):
+        around = tensor._base.cpu()[beside]
+        if not torch.equal(around, torch.full_like(around, GUARD)):
             raise AssertionError(f"{told}: memory beside the tensor was written")

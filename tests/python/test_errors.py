@@ -78,8 +78,8 @@ def fake_cuda_tensor():
 # ---- Wrong arguments: (name, call, what the text must have) ----
 
 WRONG = (
-    ("a CUDA tensor", lambda world: back_end().allreduce([fake_cuda_tensor()], dist.AllreduceOptions()), "cpu:shoal,cuda:nccl"),
-    ("a meta tensor", lambda world: back_end().allreduce([torch.empty(3, device="meta")], dist.AllreduceOptions()), "meta|cpu"),
+    ("a CUDA tensor", lambda world: back_end().allreduce([fake_cuda_tensor()], dist.AllreduceOptions()), "cuda:0, (which|but)"),
+    ("a meta tensor", lambda world: back_end().allreduce([torch.empty(3, device="meta")], dist.AllreduceOptions()), "meta, (which|but)"),
     ("a sparse tensor", lambda world: dist.all_reduce(torch.eye(3).to_sparse_csr()), "sparse|layout|dense"),
     ("no tensor", lambda world: dist.all_reduce([1, 2]), "tensor"),
     ("types that differ in a list",

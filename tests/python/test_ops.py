@@ -10,8 +10,8 @@ import ranks
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from inputs import (FLOATS, GUARD, LAYOUTS, MOVED, REDUCED, check, guarded, name_of, numbers, operators, place, reduce_op,
-                    reduced)
+from inputs import (FLOATS, GUARD, LAYOUTS, MOVED, REDUCED, check, guarded, name_of, numbers, on_host, operators, place,
+                    reduce_op, reduced)
 from ranks import Case, Skip, expect
 
 COUNTS = (0, 1, 7, 1000, 20_001)
@@ -32,7 +32,7 @@ def finish(work):
     if work is not None:
         work.wait()
         done = work.done() if isinstance(work, torch._C.Future) else work.is_completed()
-        expect(done or not tells_whether_done(work), "wait() came back and the work is not done")
+        expect(done or not on_host() or not tells_whether_done(work), "wait() came back and the work is not done")
 
 
 def variants(every):
@@ -312,8 +312,7 @@ def works_finished_out_of_order(world):
     tensors = [torch.full((1 + 500 * turn,), float(world.rank + turn)) for turn in range(40)]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     for turn in sorted(range(40), key=lambda turn: turn * 17 % 40):
-        works[turn].wait()
-        expect(works[turn].is_completed())
+        finish(works[turn])
         check(tensors[turn], torch.full_like(tensors[turn], sum(rank + turn for rank in range(world.size))), turn)
 
 
@@ -535,7 +534,7 @@ def coalesced(world, device, async_ops):
         given = [[numbers(rank, count, type_) for rank in range(world.size)] for count in (3, 0, 700)]
         outputs = [guarded(len(inputs[0]) * world.size, type_) for inputs in given]
         coalesce(device, async_ops, dist.all_gather_into_tensor,
-                 [(output, inputs[world.rank]) for output, inputs in zip(outputs, given)])
+                 [(output, place(inputs[world.rank])) for output, inputs in zip(outputs, given)])
         for output, inputs in zip(outputs, given):
             check(output, torch.cat(inputs), type_)
 
@@ -543,14 +542,14 @@ def coalesced(world, device, async_ops):
 def coalesced_reductions(world, device, async_ops, type_, name):
     counts = (5, 0, 1000)
     given = [[numbers(rank, count, type_, name) for rank in range(world.size)] for count in counts]
-    tensors = [inputs[world.rank].clone() for inputs in given]
+    tensors = [place(inputs[world.rank]) for inputs in given]
     coalesce(device, async_ops, dist.all_reduce, [(tensor, reduce_op(name)) for tensor in tensors])
     for tensor, inputs in zip(tensors, given):
         check(tensor, reduced(inputs, name), type_, name)
     given = [[numbers(rank, count * world.size, type_, name) for rank in range(world.size)] for count in counts]
     outputs = [guarded(count, type_) for count in counts]
     coalesce(device, async_ops, dist.reduce_scatter_tensor,
-             [(output, inputs[world.rank], reduce_op(name)) for output, inputs in zip(outputs, given)])
+             [(output, place(inputs[world.rank]), reduce_op(name)) for output, inputs in zip(outputs, given)])
     for output, inputs in zip(outputs, given):
         check(output, part(reduced(inputs, name), world.rank, len(output)), type_, name)
 
@@ -809,7 +808,7 @@ def memory_of_shoal(world):
     try:
         shoal.torch.empty(2, device="cuda")
     except ValueError as error:
-        expect("of the CPU, not of cuda" in str(error) and "cpu:shoal,cuda:nccl" in str(error), error)
+        expect("of the CPU, not of cuda" in str(error) and "torch.empty(..., device=" in str(error), error)
     else:
         raise AssertionError("memory of a GPU was promised")
     expect(shoal.torch.shim() == world.shim, shoal.torch.shim())

@@ -65,8 +65,11 @@ def exchanged_lists(outputs, inputs):
 # ---- What is refused: (call, exception, text) on each of two ranks ----
 
 SUM, OR = dist.ReduceOp.SUM, dist.ReduceOp.BOR
-ON_CUDA = ('shoal: a tensor is on cuda:0, but this back-end serves CPU tensors; for both write '
-           'init_process_group("cpu:shoal,cuda:nccl")')
+ON_CUDA = {  # neither this torch nor this machine has such devices
+    "c++": "shoal: a tensor is on cuda:0, which is no device of CUDA's driver; this back-end serves those and the CPU: give such "
+           'tensors to another back-end, as "cpu:shoal,xpu:xccl" does, or copy them to the CPU',
+    "python": "shoal: a tensor is on cuda:0, but the Python shim serves CPU tensors: the C++ shim, which is there where a C++ "
+              'compiler is, serves CUDA devices, too; with NCCL beside it write "cpu:shoal,cuda:nccl"'}
 SPARSE = "shoal: a tensor is sparse; only dense tensors can be sent: use to_dense() first"
 MIXED = "shoal: the tensors of one call have different types, torch.float32 and torch.int64"
 NO_REDUCTION = ("shoal: cannot reduce tensors of torch.int16; float32, float64, bfloat16, float16, int64, int32, int8, uint8 and bool "
@@ -156,7 +159,8 @@ def is_refused(call, kind, text):
 
 def refused_case(name, row):
     def body(world):
-        is_refused(*row)
+        call, kind, text = row
+        is_refused(call, kind, text[world.shim] if isinstance(text, dict) else text)
         still_works(world)
     return Case(f"refused: {name}", body, sizes=(SIZE,))
 

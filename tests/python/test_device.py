@@ -1,0 +1,416 @@
+#!/usr/bin/env python3
+"""Tensors on a device over "shoal": torch, the back-end in C++, the library, and the stand-in for CUDA's driver, in its hostile
+modes (device/stand_in.cpp, tests/mock/cuda/mock_cuda.h). A fault that the stand-in sees ends the rank, and so fails its case."""
+import datetime
+import os
+import pathlib
+import sys
+import time
+
+import ranks
+
+os.environ.setdefault("MOCK_CUDA", "late=20,torn=3,poison,reuse,devices=2")  # read when a rank loads the driver
+
+import inputs  # noqa: E402
+import test_ops  # noqa: E402
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from inputs import check, numbers, operators, place, reduced  # noqa: E402
+from ranks import Case, expect  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
+from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+sys.path.insert(1, str(pathlib.Path(__file__).with_name("device")))
+import stand_in  # noqa: E402
+
+inputs.DEVICE = stand_in.NAME
+ranks.SHIMS = [shim for shim in ranks.SHIMS if shim == "c++"]  # the one that serves devices
+SIZE = 2
+LONG = 3 << 20  # of float32: several units of a ring
+
+
+def load_backend():
+    stand_in.start()
+    import shoal.torch  # noqa: F401
+
+
+ranks.load_backend = load_backend
+
+
+# ---- Every operation, type and layout: the cases of test_ops.py, with tensors there ----
+
+TYPES = (torch.float32, torch.bfloat16, torch.bool)
+COUNTS = (0, 7, 5000)
+
+
+def reducing_case(operation):
+    def body(world):
+        for type_ in TYPES:
+            for turn, name in enumerate(operators(type_)):
+                layout = inputs.LAYOUTS[turn % len(inputs.LAYOUTS)]
+                operation(world, type_, COUNTS[turn % len(COUNTS)], name, layout, turn % 2 == 1)
+        operation(world, torch.float32, COUNTS[-1], "SUM", "strided", True)
+    return Case(operation.__name__, body, sizes=(3,))
+
+
+def moving_case(operation):
+    def body(world):
+        for type_ in (torch.float32, torch.complex64):
+            for turn, layout in enumerate(inputs.LAYOUTS):
+                operation(world, type_, COUNTS[turn % len(COUNTS)], layout, turn % 2 == 1)
+        operation(world, torch.float32, COUNTS[-1], "strided", True)
+    return Case(operation.__name__, body, sizes=(3,))
+
+
+def on_device(body, *arguments):
+    """A case of test_ops.py whose tensors are made where torch makes them by itself."""
+    def there(world):
+        with stand_in.device():
+            body(world, *arguments)
+    return there
+
+
+THERE = (test_ops.works_finished_out_of_order, test_ops.works_dropped, test_ops.works_dropped_of_tensors_with_gaps,
+         test_ops.futures, test_ops.futures_chained, test_ops.messages_beside_collectives, test_ops.batches_that_cross,
+         test_ops.objects, test_ops.barriers)
+
+# ---- Streams ----
+
+
+def ones(count=LONG, value=1.0):
+    return torch.full((count,), value, device=stand_in.NAME)
+
+
+class Held:
+    """Nothing runs on the device meanwhile; afterwards everything may."""
+
+    def __enter__(self):
+        stand_in.driver.hold(True)
+
+    def __exit__(self, *_):
+        stand_in.driver.hold(False)
+
+
+def waits_on_the_stream_only(world):
+    """Posting and wait() return while the device stands still, in both forms, and who reads on the stream reads the sum."""
+    for async_op in (True, False):
+        tensor, copy = ones(), ones(value=0.0)
+        with Held():
+            work = dist.all_reduce(tensor, async_op=async_op)
+            if async_op:
+                work.wait()
+                expect(not work.is_completed(), "it is done, and nothing has run")
+            copy.copy_(tensor)
+        check(copy, torch.full((LONG,), float(world.size)))
+
+
+def a_source_is_written_after_wait(world):
+    """What the stream writes to a tensor after wait() is no part of the sum; nor is what it held before the call."""
+    tensor, before, later = ones(value=0.0), ones(), ones(value=77.0)
+    result = ones(value=0.0)
+    with Held():
+        tensor.copy_(before)
+        dist.all_reduce(tensor, async_op=True).wait()
+        result.copy_(tensor)
+        tensor.copy_(later)
+    check(result, torch.full((LONG,), float(world.size)))
+    check(tensor, torch.full((LONG,), 77.0))
+
+
+def on_another_stream(world):
+    """The current stream is meant, whichever it is."""
+    stream = torch.standin.Stream()
+    tensor, before, result = ones(value=0.0), ones(), ones(value=0.0)
+    stream.wait_stream(torch.standin.current_stream())
+    with Held(), torch.standin.stream(stream):
+        tensor.copy_(before)
+        work = dist.all_reduce(tensor, async_op=True)
+        work.wait()
+        result.copy_(tensor)
+    torch.standin.current_stream().wait_stream(stream)
+    check(result, torch.full((LONG,), float(world.size)))
+
+
+def tensors_are_held(world):
+    """A tensor that the program drops at once, and whose memory others would get, is kept until somebody waits, or it is done."""
+    output, mine, other = ones(world.size * LONG, value=0.0), ones(value=float(world.rank)), ones(value=77.0)
+    with Held():
+        work = dist.all_gather_into_tensor(output, another(mine), async_op=True)
+        others = [another(other) for _ in range(3)]
+        work.wait()
+    check(output, torch.arange(float(world.size)).repeat_interleave(LONG))
+    for _ in range(5):  # nobody waits for these, and the elements have gaps
+        dist.all_reduce(another(mine)[::2], async_op=True)
+    check_sum(world)
+    del others
+
+
+def another(source):
+    """A tensor of its own with these elements, filled without waiting for the device."""
+    return torch.empty_like(source).copy_(source)
+
+
+def wait_with_a_timeout(world):
+    """It blocks the host: until the work is done, or until the timeout has passed, after which nothing is lost."""
+    tensor = ones()
+    work = dist.all_reduce(tensor, async_op=True)
+    work.wait(ranks.GROUP_TIMEOUT)
+    expect(work.is_completed() and work.is_success(), "wait(timeout) came back before the end")
+    with Held():
+        work = dist.all_reduce(tensor, async_op=True)
+        try:
+            work.wait(datetime.timedelta(milliseconds=200))
+            raise AssertionError("wait(timeout) came back while the device stood still")
+        except dist.DistBackendError as error:
+            expect("timed out after 200 ms" in str(error), error)
+    work.wait(ranks.GROUP_TIMEOUT)
+    check(tensor, torch.full((LONG,), float(world.size ** 2)))
+
+
+def blocking_mode(world):
+    os.environ["SHOAL_TORCH_BLOCKING_WAIT"] = "1"
+    work = dist.all_reduce(ones(), async_op=True)
+    work.wait()
+    expect(work.is_completed(), "wait() came back before the end")
+    os.environ["SHOAL_TORCH_BLOCKING_WAIT"] = "yes"
+    try:
+        work.wait()
+        raise AssertionError("a word that means nothing was taken")
+    except ValueError as error:
+        expect('SHOAL_TORCH_BLOCKING_WAIT is "yes", but must be 0 or 1' in str(error), error)
+    finally:
+        del os.environ["SHOAL_TORCH_BLOCKING_WAIT"]
+    dist.barrier()
+
+
+def futures_are_complete_at_once(world):
+    """Who uses a future's value is ordered by streams; only the result of the work comes when it is done."""
+    tensor, copy = ones(), ones(value=0.0)
+    with Held():
+        work = dist.all_reduce(tensor, async_op=True)
+        future, result = work.get_future(), work.get_future_result()
+        expect(future.done() and not result.done(), "of a work that has not begun", future.done(), result.done())
+        chained = future.then(lambda done: copy.copy_(done.value()[0]))
+        expect(chained.done(), "a callback waited")
+        chained.wait()
+    check(copy, torch.full((LONG,), float(world.size)))
+    expect(result.wait() == 0, result.value())
+
+
+def coalesced_there(world):
+    for async_ops in (False, True):
+        tensors, copies = [ones(count) for count in (5, LONG, 7)], [ones(count, 0.0) for count in (5, LONG, 7)]
+        with Held():
+            with dist._coalescing_manager(device=stand_in.device(), async_ops=async_ops) as manager:
+                for tensor in tensors:
+                    dist.all_reduce(tensor)
+            if async_ops:
+                manager.wait()
+            for tensor, copy in zip(tensors, copies):
+                copy.copy_(tensor)
+        for copy in copies:
+            check(copy, torch.full((copy.numel(),), float(world.size)))
+
+
+def messages_both_ways(world):
+    """Each rank sends first: a send waits for no receive behind it on a stream."""
+    peer, got = 1 - world.rank, ones(value=0.0)
+    works = [dist.isend(ones(value=float(world.rank)), peer), dist.irecv(got, peer)]
+    for work in works:
+        work.wait()
+    check(got, torch.full((LONG,), float(peer)))
+
+
+def some_ranks_there(world):
+    """One rank's tensors are on the device, another one's in memory of the host."""
+    for root in range(world.size):
+        device = stand_in.NAME if world.rank == 0 else "cpu"
+        tensor = torch.full((LONG,), float(world.rank + 1), device=device)
+        dist.all_reduce(tensor)
+        check(tensor, torch.full((LONG,), 3.0))
+        dist.broadcast(tensor.fill_(world.rank), root)
+        check(tensor, torch.full((LONG,), float(root)))
+
+
+def a_second_device(world):
+    """A group serves each device of a process by its own streams, but not both in one call."""
+    for index in (0, 1, 0):
+        tensor = torch.ones(1000, device=stand_in.device(index))
+        dist.all_reduce(tensor, async_op=index == 1)
+        dist.all_reduce(tensor, async_op=True).wait(ranks.GROUP_TIMEOUT)
+        check(tensor, torch.full((1000,), 4.0))
+    try:
+        dist.all_gather_into_tensor(torch.empty(world.size, device=stand_in.device(1)), torch.ones(1, device=stand_in.device(0)))
+        raise AssertionError("tensors of two devices were taken")
+    except ValueError as error:
+        expect("shoal: the tensors of one call are on different devices, standin:0 and standin:1" in str(error), error)
+    check_sum(world)
+
+
+def check_sum(world):
+    tensor = ones(100)
+    dist.all_reduce(tensor)
+    check(tensor, torch.full((100,), float(world.size)))
+
+
+def a_captured_stream(world):
+    stream = torch.standin.Stream()
+    tensor = ones(100)
+    for async_op in (False, True):
+        with torch.standin.stream(stream):
+            stand_in.driver.capture(stream, True)
+            try:
+                dist.all_reduce(tensor, async_op=async_op)
+                raise AssertionError("a call was captured")
+            except NotImplementedError as error:
+                expect("is being captured into a graph" in str(error), error)
+            finally:
+                stand_in.driver.capture(stream, False)
+    check_sum(world)
+
+
+def a_barrier_of_the_device(world):
+    """A rank comes to it when its current stream has."""
+    tensor = ones()
+    dist.all_reduce(tensor, async_op=True).wait()
+    dist.barrier()
+    expect(torch.standin.current_stream().query(), "the stream goes on after the barrier")
+
+
+def a_rank_that_dies(world):
+    """Streams go on, and the failure is thrown where somebody waits, and by the next call."""
+    check_sum(world)
+    if world.rank == 1:
+        os._exit(3)
+    time.sleep(0.2)
+    work = dist.all_reduce(ones(), async_op=True)
+    result = work.get_future_result()
+    for call in (lambda: work.wait(ranks.GROUP_TIMEOUT), work.wait, lambda: dist.all_reduce(ones(5))):
+        try:
+            call()
+            raise AssertionError("nothing was raised")
+        except dist.DistBackendError as error:
+            expect("rank 1" in str(error), error)
+    torch.standin.synchronize()
+    expect(result.wait() == 2 and not work.is_success(), result.value())
+    check(ones(5).clone(), torch.ones(5))
+
+
+STREAMS = (waits_on_the_stream_only, a_source_is_written_after_wait, on_another_stream, tensors_are_held, wait_with_a_timeout,
+           blocking_mode, futures_are_complete_at_once, coalesced_there, messages_both_ways, some_ranks_there, a_second_device,
+           a_captured_stream, a_barrier_of_the_device)
+
+
+# ---- Other moods of the driver ----
+
+
+def hostile_case(modes):
+    """Buckets that are posted together, copies back, messages, and a training step."""
+    def body(world):
+        tensors = [ones(count, world.rank + 1.0) for count in (LONG, 5, 0, 70_000) * 2]
+        gaps = place(torch.ones(2501), "strided")
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in (*tensors, gaps)]
+        for work in works:
+            work.wait()
+        for tensor in tensors:
+            check(tensor, torch.full((tensor.numel(),), 3.0))
+        check(gaps, torch.full((2501,), 2.0))
+        got = ones(value=0.0)
+        for sender in range(world.size):
+            dist.send(tensors[0], 1 - sender) if world.rank == sender else dist.recv(got, sender)
+        check(got, torch.full((LONG,), 3.0))
+        compare_training("DDP", data_parallel, sgd, world)
+    return Case(f"driver {modes}", body, sizes=(SIZE,), fresh=True, variables={"MOCK_CUDA": modes})
+
+
+HOSTILE = ("queues=1,late=20", "queues=2,depth=64,torn=4,poison", "late=100,idle,pageable,seed=7")
+
+
+# ---- Training: the same parameters as on the CPU, bit by bit, as the same code computes ----
+
+
+def network():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
+
+
+def trained(world, device, wrap, optimizer_of, steps=3):
+    """The parameters after so many steps, whole and on the CPU."""
+    generator = torch.Generator().manual_seed(2 + world.rank)
+    x, y = (torch.randn(8, width, generator=generator).to(device) for width in (12, 4))
+    model = wrap(network().to(device), device)
+    optimizer = optimizer_of(model.parameters())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+    return [(each.full_tensor() if hasattr(each, "full_tensor") else each).detach().cpu() for each in model.parameters()]
+
+
+def compare_training(name, wrap, optimizer_of, world):
+    there, here = (trained(world, device, wrap, optimizer_of) for device in (stand_in.NAME, "cpu"))
+    for ours, theirs in zip(there, here):
+        expect(torch.equal(ours, theirs), name, ours, theirs)
+
+
+def training_case(*row):
+    return Case(row[0], lambda world: compare_training(*row, world), sizes=(SIZE,), timeout_s=120)
+
+
+def data_parallel(model, device):
+    return DistributedDataParallel(model, bucket_cap_mb=0.0005)
+
+
+def data_parallel_views(model, device):
+    return DistributedDataParallel(model, gradient_as_bucket_view=True)
+
+
+def sharded(model, device):
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def zero(parameters):
+    return ZeroRedundancyOptimizer(parameters, torch.optim.Adam, lr=0.01)
+
+
+def not_by_shoals_own_class(world):
+    """shoal.torch.DistributedDataParallel is over the gradient engine, which is of the CPU: it says what to use instead."""
+    import shoal.torch
+    try:
+        shoal.torch.DistributedDataParallel(network().to(stand_in.NAME))
+        raise AssertionError("a model on a device was taken")
+    except ValueError as error:
+        expect("on the CPU so far: use torch.nn.parallel.DistributedDataParallel" in str(error), error)
+
+
+TRAINING = (("DDP with many buckets", data_parallel, sgd), ("DDP with views", data_parallel_views, sgd), ("FSDP2", sharded, sgd),
+            ("ZeRO", data_parallel, zero))
+
+CASES = [reducing_case(operation) for operation in test_ops.REDUCING]
+CASES += [moving_case(operation) for operation in test_ops.MOVING]
+CASES += [Case(body.__name__, on_device(body), sizes=(2,)) for body in THERE]
+CASES += [Case(f"batch_isend_irecv {'receives' if first else 'sends'} first", on_device(test_ops.batch, first), sizes=(3,))
+          for first in (False, True)]
+CASES += [Case(body.__name__, body, sizes=(SIZE,)) for body in STREAMS]
+CASES += [hostile_case(modes) for modes in HOSTILE]
+CASES += [Case("a_rank_that_dies", a_rank_that_dies, sizes=(3,), fresh=True, ends=(1,))]
+CASES += [training_case(*row) for row in TRAINING] + [Case("not_by_shoals_own_class", not_by_shoals_own_class, sizes=(1,))]
+
+
+if __name__ == "__main__":
+    if os.fork() == 0:  # so that no rank waits for a compiler, and this process loads nothing
+        stand_in.compiled()
+        os._exit(0)
+    os.wait()
+    ranks.run(CASES)
