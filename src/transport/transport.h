@@ -33,9 +33,8 @@ struct shoal_descriptor {
     uint8_t kind;
     uint8_t type;
     uint8_t op;
-    uint8_t codec;    /* 0: none */
-    uint8_t priority; /* 0: none */
-    uint8_t hints;    /* SHOAL_HINT_*; local choices that others may follow */
+    uint8_t codec;  /* 0: none */
+    uint16_t hints; /* SHOAL_HINT_*; local choices that others may follow */
 };
 
 /* Rank 0 sets this hint and all ranks follow it: how staging buffers are written in this operation. */
