@@ -52,6 +52,7 @@ def allreduce_takes_horovods_arguments(rank):
             hvd.allreduce(x, op=hvd.Sum, compression=hvd.Compression.fp16)]):
         for one, wanted in zip(got, (total / hvd.size(), total, total / 2, total * 2, [3.0, 6.0], total)):
             same(one, wanted, 1e-6)
+    same(hvd.allreduce(tf.constant(1 + 2.0**-12), compression=hvd.Compression.fp16), 1.0)  # which float16 has no digits for
     same(hvd.allreduce(tf.constant([7, -7], tf.int32) * (1 if rank else 2)), [9, -9])  # 28 / 3, cut off
     same(hvd.allreduce(tf.constant([5], tf.int64), op=hvd.Sum, prescale_factor=0.5), [6])  # 2 of each rank
     refuses(ValueError, ["supersedes"], lambda: hvd.allreduce(x, average=True, op=hvd.Sum))

@@ -201,6 +201,8 @@ def the_vendors_names_do_what_they_say(rank):
     for op, wanted in ((sdp.ReduceOp.AVERAGE, 0.5), (sdp.ReduceOp.SUM, 1.0), (sdp.ReduceOp.MIN, 0.0), (sdp.ReduceOp.MAX, 1.0)):
         got = sdp.allreduce(tf.constant([float(rank)]), param_index=0, num_params=1, compression=sdp.Compression.fp16, op=op)
         assert got.numpy().tolist() == [wanted] and got.dtype == tf.float32
+    for compression, wanted in ((sdp.Compression.none, 1 + 2.0**-12), (sdp.Compression.fp16, 1.0)):  # which float16 has no digits for
+        assert sdp.allreduce(tf.constant(1 + 2.0**-12), 0, 1, compression).numpy() == wanted
     assert sdp.broadcast(tf.constant(rank), root_rank=1).numpy() == 1
     assert sdp.DistributedOptimizer is sdp_keras.DistributedOptimizer
     optimizer = sdp.DistributedOptimizer(keras.optimizers.SGD(), bucket_cap_mb=1)
