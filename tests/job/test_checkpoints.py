@@ -15,7 +15,7 @@ import time
 TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(TOP / "tests/multi"), str(TOP / "python")]
 
-from shoal.job import checkpoints, contract, places, storage  # noqa: E402
+from shoal.job import agent, checkpoints, contract, places, storage  # noqa: E402
 from shoal.job.checkpoints import Synchronizer  # noqa: E402
 from shoal.job.document import Job  # noqa: E402
 from stores import S3, Said, files_below, message, wait_for  # noqa: E402
@@ -314,6 +314,23 @@ def what_others_save_after_a_kill_is_safe():
     expect(brought("s3://data/others") == {"last": b"after it"})
 
 
+def the_agent_hears_who_was_killed():
+    """A shell that ends with 137 tells of its program; scripts that have saved may end with 1 or 143."""
+    heard = []
+    cause = agent.Cause(range(2), lambda: heard.append(line))
+    killed = ["rank 1 (pid 7) has ended: killed by signal 9 (Killed)", "rank 0 (pid 6) has ended: killed by signal 15 (Terminated)",
+              "rank 0 (pid 6) has ended: exited with code 137", "rank 0 (pid 6) has ended: exited with code 139",
+              "host 0 waits no longer: killing ranks 0, 1", "asked again to end: killing rank 1"]
+    others = ["rank 0 (pid 6) has ended: exited with code 1", "rank 0 (pid 6) has ended: exited with code 143",
+              "rank 0 (pid 6) has ended: exited with code 130", "rank 0 (pid 6) has ended: exited with code 255",
+              "rank 1 (pid 7) on h2 failed first: killed by signal 9 (Killed)"]
+    for line in [*killed, *others]:
+        cause.hear(f"shoal run: {line}")
+    expect(heard == killed and cause.first == ("1", "killed by signal 9 (Killed)"), heard, cause.first)
+    cause.hear("0| shoal run: rank 1 (pid 7) has ended: killed by signal 9 (Killed)")  # a script's own words
+    expect(heard == killed, heard)
+
+
 def a_deadline_is_kept_and_the_set_before_is_named():
     run = Run("s3://data/late")
     run.write("model", b"first")
@@ -426,6 +443,7 @@ run_cases([
     a_file_that_a_killed_script_left_torn_stays_at_home,
     one_write_of_many_seconds_is_torn_too,
     what_others_save_after_a_kill_is_safe,
+    the_agent_hears_who_was_killed,
     a_deadline_is_kept_and_the_set_before_is_named,
     a_store_that_fails_is_said_once_and_tried_again,
     a_set_that_is_not_whole_is_one_error,
