@@ -1556,6 +1556,57 @@ static void engine_looks_around_in_one_pass(void **state)
     close_world(world);
 }
 
+static const struct shoal_transport_ops *ops_for_real;
+static bool is_asked[64];
+
+static uint64_t note_completed(struct shoal_transport *transport, int peer)
+{
+    is_asked[peer] = true;
+    return ops_for_real->completed(transport, peer);
+}
+
+static const struct shoal_announcement *note_arrival(struct shoal_transport *transport, int peer, uint64_t sequence)
+{
+    is_asked[peer] = true;
+    return ops_for_real->arrival(transport, peer, sequence);
+}
+
+/* Every rank on a host of its own: in rounds a rank meets as many as the logarithm of all, and looks at no others. */
+static void engine_looks_at_no_rank_that_it_does_not_meet(void **state)
+{
+    (void)state;
+    uint16_t host[64];
+    for (int r = 0; r < 64; r++)
+        host[r] = (uint16_t)r;
+    const struct shoal_sim_options weather = {.seed = 4, .size = 64, .delay_ns_max = TICK_NS, .host = host};
+    struct world *world = open_world(&weather, preset);
+    struct shoal_engine *engine = world->ranks[0].engine;
+    struct shoal_transport_ops ops = *engine->ops;
+    ops_for_real = engine->ops;
+    ops.completed = note_completed;
+    ops.arrival = note_arrival;
+    engine->ops = &ops;
+    memset(is_asked, 0, sizeof is_asked);
+    for (int i = 0; i < 40; i++) { /* more than the announcements that a rank keeps */
+        for (int r = 0; r < 64; r++) {
+            const struct shoal_call call = {.kind = SHOAL_COLLECTIVE_ALLREDUCE,
+                                            .type = SHOAL_INT64,
+                                            .op = SHOAL_SUM,
+                                            .count = 1,
+                                            .input = world->ranks[r].areas.plain[0],
+                                            .output = world->ranks[r].areas.plain[1]};
+            post(world, r, 0, &call);
+        }
+        assert_true(drive(world, 1, shoal_sim_now_ns(world->sim) + SHOAL_NS_PER_S));
+    }
+    int asked = 0;
+    for (int r = 0; r < 64; r++)
+        asked += is_asked[r];
+    assert_in_range(asked, 6, 2 * 6 + 1);
+    engine->ops = ops_for_real;
+    close_world(world);
+}
+
 /* ---- Ranks that wait for each other ---- */
 
 static void post_receive(struct world *world, int r, int from, int tag)
@@ -1930,6 +1981,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(engine_absent_rank_is_named_at_the_deadline),
     cmocka_unit_test(engine_repeats_the_warning),
     cmocka_unit_test(engine_looks_around_in_one_pass),
+    cmocka_unit_test(engine_looks_at_no_rank_that_it_does_not_meet),
     cmocka_unit_test(engine_calls_a_cycle_of_messages_a_deadlock),
     cmocka_unit_test(engine_blames_a_stopped_rank_and_no_deadlock),
     cmocka_unit_test(engine_names_a_message_with_another_tag),
