@@ -149,8 +149,8 @@ SHOAL_CALL shoal_comm_create(struct shoal_context *context, const struct shoal_c
                              struct shoal_comm **comm_out);
 
 /* Makes the same communicator without the environment: rank 0 listens at address ("host:port" or "[v6]:port"), the others
- * connect to it. size is 1 to SHOAL_RANKS_MAX; rank is 0 to size - 1. Two jobs must not share an address, unless SHOAL_JOB_ID or
- * their secrets differ. */
+ * connect to it. size is 1 to SHOAL_RANKS_MAX; rank is 0 to size - 1. Two jobs must not share an address, unless SHOAL_JOB_ID
+ * or their secrets differ. */
 SHOAL_CALL shoal_comm_create_at(struct shoal_context *context, const char *address, int rank, int size,
                                 const struct shoal_comm_options *options, struct shoal_comm **comm_out);
 
