@@ -73,9 +73,11 @@ def what_cannot_be_run_is_refused():
     is_refused("distribution.pytorchxla: pytorchxla is not served: it needs SageMaker's own training compiler; use "
                "torch_distributed",
                {"pytorchxla": {"enabled": True}})
+    is_refused("distribution.instance_groups: Instance groups not specified in the estimator !",
+               {"mpi": {"enabled": True}, "instance_groups": ["a"]})
     is_refused("distribution.instance_groups: groups of instances of several types are not served; leave it out: all hosts "
                "run the job",
-               {"mpi": {"enabled": True}, "instance_groups": ["a"]})
+               {"mpi": {"enabled": True}, "instance_groups": []})
     is_refused("distribution.multi_worker_mirrored_strategy: Multi Worker Mirrored Strategy is currently only supported with "
                "dict_keys(['tensorflow']) frameworks but received pytorch",
                {"multi_worker_mirrored_strategy": {"enabled": True}},

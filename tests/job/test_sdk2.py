@@ -182,9 +182,12 @@ def errors_of_strategies_are_the_same():
         '{"pytorchddp": {"enabled": True}, "smdistributed": {"dataparallel": {"enabled": True}}}', '{"smdistributed": True}',
         '{"smdistributed": "dataparallel"}', '{"smdistributed": {"dataparalell": {"enabled": True}}}',
         '{"smdistributed": {"dataparallel": {"enabled": True}, "modelparallel": {"enabled": True}}}',
-        '{"pytorchxla": {"enabled": True}}', '{"multi_worker_mirrored_strategy": {"enabled": True}}'))
+        '{"pytorchxla": {"enabled": True}}', '{"multi_worker_mirrored_strategy": {"enabled": True}}',
+        '{"mpi": {"enabled": True}, "instance_groups": ["a"]}', '{"smdistributed": True, "instance_groups": ["a"]}',
+        '{"pytorchddp": {"enabled": True}, "smdistributed": True, "instance_groups": ["a"]}'))
     mirrored = '"multi_worker_mirrored_strategy": {"enabled": True}'
     same_error([tensorflow(f"{{{mirrored}}}", version="2.8"), tensorflow(f"{{{mirrored}}}", version="2.8.1"),
+                tensorflow('{"parameter_server": {"enabled": True}, "instance_groups": ["a"]}'),
                 tensorflow(f'{{{mirrored}, "parameter_server": {{"enabled": True}}}}'),
                 tensorflow(f'{{{mirrored}, "smdistributed": {{"dataparallel": {{"enabled": True}}}}}}')])
 

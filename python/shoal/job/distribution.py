@@ -301,6 +301,8 @@ def vendor_mistakes(asked: Asked) -> Iterator[Mistake]:
         return
     if is_pytorch and "pytorchddp" in chosen and "smdistributed" in chosen:
         yield ("pytorchddp",), BOTH
+    if isinstance(chosen.get("instance_groups"), (list, tuple, str)) and chosen["instance_groups"]:
+        yield ("instance_groups",), "Instance groups not specified in the estimator !"  # ours have none to specify
     yield from _vendor_trainium(asked)
     yield from _vendor_smdistributed(asked)
     if is_pytorch:
