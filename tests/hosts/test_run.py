@@ -2,6 +2,7 @@
 
 Prints TAP. SHOAL_HOST_RANK names the program of a rank, SHOAL_COMMAND the command. Words: only cases whose names contain one.
 Exit code 0: none failed, 1: some did, 77: hosts cannot be emulated here."""
+import json
 import os
 import re
 import shutil
@@ -74,6 +75,18 @@ def by_options(cluster, hosts, workers):
 def by_pet(cluster, hosts, workers):
     return lambda index: ([], {"PET_NNODES": str(hosts), "PET_NODE_RANK": str(index), "PET_NPROC_PER_NODE": str(workers),
                                "PET_MASTER_ADDR": cluster.address(0), "PET_MASTER_PORT": str(PORT)})
+
+
+def by_sm(cluster, hosts, workers):
+    """As the variables of SageMaker's containers; their names of hosts are addresses here, and the first host is where to meet."""
+    addresses = [cluster.address(index) for index in range(hosts)]
+    return lambda index: (["-n", str(workers)], {"SM_HOSTS": json.dumps(addresses), "SM_CURRENT_HOST": addresses[index],
+                                                 "SM_MASTER_PORT": str(PORT)})
+
+
+def by_dstack(cluster, hosts, workers):
+    return lambda index: ([], {"DSTACK_NODES_NUM": str(hosts), "DSTACK_NODE_RANK": str(index), "DSTACK_GPUS_PER_NODE": str(workers),
+                               "DSTACK_MASTER_NODE_IP": cluster.address(0)})
 
 
 def expect_exact(told, code, hosts, workers):
@@ -534,6 +547,8 @@ CASES = [
     case("exact_of_2x2_by_options_ipv6", exact, 2, 2, by_options, ipv6=True),
     case("exact_of_2x2_by_pet", exact, 2, 2, by_pet),
     case("exact_of_8x1_by_pet", exact, 8, 1, by_pet),
+    case("exact_of_2x2_by_sm", exact, 2, 2, by_sm),
+    case("exact_of_2x2_by_dstack", exact, 2, 2, by_dstack),
     case("workers_are_told_their_place", workers_are_told_their_place),
     case("exact_of_2x2_by_srun", srun),
     case("exact_of_2x2_by_openmpi", openmpi),
