@@ -2,11 +2,13 @@
 """The engine "hosts": `shoal job run` once on each machine. Here all are this machine, which their agents do not know."""
 import json
 import os
+import platform
 import re
 import signal
 import subprocess
 
-from shoal.job import processes
+from shoal.job import hosts, processes
+from shoal.job.document import Job, Where
 from jobs import DATA_PARALLEL, RUN_S, SHOAL, Jobs, Machines, names_in, where
 from tap import expect, run_cases
 
@@ -44,6 +46,19 @@ def machines_find_their_place_in_variables():
         expect(code == 1 and "SLURM_STEP_NUM_NODES is 3, and instance_count is 2" in err, code, out, err)
         code, out, err = jobs.call("run", document, "--name", "other")
         expect(code == 1 and "nothing says which of the 2 hosts this is" in err and not jobs.folder("other").exists(), code, out, err)
+
+
+def a_machine_finds_its_name_in_the_document():
+    own = platform.node()
+    for names, place in ((["first.example", own], 1), ([own, "second.example"], 0), ([f"not-{own}", f"{own}-too", own.split(".")[0]], 2)):
+        job = Job("train.py", instance_count=len(names), where=Where("hosts", hosts=names, options={"port": 1234}))
+        expect(hosts.index_find(job, {}) == place and hosts.address_find(job, {}) == (names[0], 1234), names, place)
+        expect(hosts.index_find(job, {"SLURM_NNODES": str(len(names)), "SLURM_NODEID": "0"}) == 0, "what started it knows better")
+    with Jobs() as jobs:
+        document = jobs.document(RANKS, instance_count=2, distribution=DATA_PARALLEL,
+                                 where={"engine": "hosts", "hosts": [own, "second.example"], "options": {"address": "127.0.0.1"}})
+        done = Machines(jobs, document, 2, lambda index: [] if index == 0 else ["--host-index", "1"]).wait()
+        expect([code for code, _, _ in done] == [0, 0] and "I am 0 2 0 algo-1" in done[0][1], done, jobs.told())
 
 
 def machines_without_a_shared_folder_keep_their_own():
@@ -189,6 +204,7 @@ def name_is_used_once_on_all_machines():
 
 
 run_cases([machines_are_joined_in_a_shared_folder, machines_find_their_place_in_variables,
+           a_machine_finds_its_name_in_the_document,
            machines_without_a_shared_folder_keep_their_own, failure_of_one_machine_ends_all, host_missing_at_the_start_is_named,
            host_lost_in_the_middle_is_named, first_host_lost_is_found_out, workers_of_all_machines_start_again,
            a_plain_script_starts_again_on_its_machine, a_lost_host_is_not_waited_for_by_restarts, signal_on_one_machine_stops_all,
