@@ -5,6 +5,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import tarfile
 import tempfile
 
 from tap import Skip, expect, run_cases
@@ -12,6 +13,19 @@ from tap import Skip, expect, run_cases
 TOP = pathlib.Path(__file__).resolve().parents[2]
 DATA = pathlib.Path("/usr/share/datasets/fashion-mnist")
 LABELS = [9, 2, 1, 1, 6, 1, 4, 6, 5, 7]  # of the first ten test images
+
+
+def classes_of(model, images=10):
+    """What the trained model itself says of the first test images: unpacked from its archive, asked by the script that made it."""
+    with tempfile.TemporaryDirectory(prefix="shoal-model-") as folder:
+        with tarfile.open(model) as archive:
+            archive.extract("model.pth", folder)
+        ask = ("import sys, train; data, _ = train.read_images(sys.argv[1], 't10k'); "
+               "print(*train.predict_fn(data[:int(sys.argv[3])], train.model_fn(sys.argv[2])))")
+        done = subprocess.run([sys.executable, "-c", ask, str(DATA), folder, str(images)], capture_output=True, text=True, timeout=200,
+                              env={**os.environ, "PYTHONPATH": str(TOP / "examples/job/source")})
+        expect(done.returncode == 0, done.stdout, done.stderr)
+        return [int(one) for one in done.stdout.split()]
 
 
 def notebook_cell_runs_from_data_to_answers():
@@ -29,7 +43,9 @@ def notebook_cell_runs_from_data_to_answers():
         right = sum(one == other for one, other in zip(got, LABELS))
         expect(len(got) == 10 and right >= 7 and told[1].count("(is") == 10 - right, told[0])
         made, = pathlib.Path(jobs).iterdir()
-        expect((made / "model.tar.gz").is_file() and "test_accuracy" in (made / "report.html").read_text(), list(made.iterdir()))
+        model_says = classes_of(made / "model.tar.gz")
+        expect(got == model_says, "the endpoint says", got, "the model", model_says)
+        expect("test_accuracy" in (made / "report.html").read_text(), list(made.iterdir()))
 
 
 run_cases([notebook_cell_runs_from_data_to_answers])
