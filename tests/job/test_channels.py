@@ -2,23 +2,29 @@
 """Input channels: the names and bytes of S3 as boto3 lists them, over HTTP; shards, manifests, a shared cache; each fault one
 clear error."""
 import contextlib
+import functools
 import http.server
 import io
 import json
 import os
 import pathlib
+import pty
+import re
+import select
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(TOP / "tests/multi"), str(TOP / "python")]
 
-from shoal.job import channels, fetching, storage  # noqa: E402
+from shoal.job import channels, fetching, progress, storage  # noqa: E402
 from shoal.job.document import Channel  # noqa: E402
-from jobs import Jobs, expect_failed  # noqa: E402
+from shoal.job.folder import JobFolder, Status  # noqa: E402
+from jobs import RUN_S, SHOAL, Jobs, expect_failed  # noqa: E402
 from stores import CREDENTIALS, S3, Said, channel_folder, files_below, job_folder, message, wait_for  # noqa: E402
 from tap import Skip, expect, run_cases  # noqa: E402
 
@@ -496,24 +502,70 @@ def what_is_not_served_is_one_error():
 
 # ---- what is shown ----
 
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
 def progress_is_a_bar_on_a_terminal_and_lines_elsewhere():
-    said, terminal = Said(), io.StringIO()
-    progress = fetching.Progress("channel train", 2, 2000, said, terminal)
-    progress.add(500)
-    progress.drawn -= 1
-    progress.draw()
-    progress.end()
-    shown = terminal.getvalue()
-    expect("channel train [" in shown and " 25 % of 2.0 kB, " in shown and "/s" in shown, shown)
-    expect(len(said) == 1 and said[0].startswith("channel train: 2 objects, 500 bytes in "), said)
-    plain = fetching.Progress("channel train", 2, 2000, said)
-    plain.terminal = None
-    plain.add(1000)
-    plain.draw()
-    expect(len(said) == 1, said)
-    plain.drawn -= 11
-    plain.draw()
-    expect(said[1].startswith("channel train: 1.0 kB of 2.0 kB, ") and said[1].endswith("/s"), said)
+    with job_folder() as job:
+        folder, said = JobFolder(job.name, job.parent), Said()
+        (job / "hosts").mkdir(exist_ok=True)
+        folder.status_write(Status("job", hosts=["algo-1", "algo-2"]))
+        ahead, behind = (fetching.Progress("channel train", 2, 2000, said, functools.partial(folder.progress_write, host))
+                         for host in folder.status().hosts)
+        shows = [progress.Display(folder, told) for told in (Terminal(), io.StringIO())]
+        for one, count in ((ahead, 1500), (behind, 500)):
+            one.add(count)
+            one.draw()
+        expect(said == [], said)
+        behind.said, shows[1].line_at = behind.said - 11, 0
+        behind.draw()
+        expect(said[0].startswith("channel train: 500 bytes of 2.0 kB, ") and said[0].endswith("/s"), said)
+        for show in shows:
+            show.show()
+        ahead.end()
+        behind.end()
+        for show in shows:
+            show.show()
+        bar, line = (show.told.getvalue() for show in shows)
+        expect(re.fullmatch(r"\ralgo-2: channel train \[#+\.+\]  25 % of 2\.0 kB, [\d.]+ (bytes|kB|MB|GB)/s\x1b\[K\r\x1b\[K", bar), repr(bar))
+        expect(re.fullmatch(r"shoal job: \S+: algo-2: channel train: 500 bytes of 2\.0 kB, .*/s\n", line), repr(line))
+        expect(said[1].startswith("channel train: 2 objects, 1.5 kB in ") and len(said) == 3, said)
+        expect(folder.progress() == {} and not list((job / "hosts").glob("*progress*")), list((job / "hosts").iterdir()))
+
+
+def a_job_shows_its_download_on_the_terminal():
+    """The bar of `shoal job run` stands while the server holds its answers, and is gone when the script starts."""
+    for number in range(8):
+        s3.put(f"shown/{number}", b"a" * 100 * KiB)
+    with Jobs() as jobs:
+        document = jobs.document("print('trains now')", channels={"training": "s3://data/shown/"})
+        main, other = pty.openpty()
+        s3.proxy.forget()
+        s3.proxy.hold_after = 400 * KiB
+        try:
+            running = subprocess.Popen([SHOAL, "job", "run", document], stdin=subprocess.DEVNULL, stdout=other, stderr=other,
+                                       env=jobs.environment)
+            os.close(other)
+            shown = terminal_read(main, r"channel training \[#+\.+\] +\d+ % of 819\.2 kB, [\d.]+ (bytes|kB|MB)/s")
+        finally:
+            s3.proxy.hold_after = None
+        shown += terminal_read(main, "Completed")
+        expect(running.wait(timeout=RUN_S) == 0, shown, jobs.told())
+        os.close(main)
+        last_bar = shown.rindex("channel training [")
+        expect("trains now" in shown[last_bar:] and "\x1b[K" in shown[last_bar:shown.index("trains now")], repr(shown))
+
+
+def terminal_read(main, pattern):
+    """What a program wrote to its terminal until it wrote this."""
+    shown, until = "", time.monotonic() + RUN_S
+    while not re.search(pattern, shown):
+        expect(time.monotonic() < until, f"nothing like {pattern}", repr(shown))
+        if select.select([main], [], [], 1)[0]:
+            shown += os.read(main, 1 << 16).decode(errors="replace")
+    return shown
 
 
 expect(CREDENTIALS["AWS_ACCESS_KEY_ID"] == os.environ["AWS_ACCESS_KEY_ID"])
@@ -549,4 +601,5 @@ run_cases([
     names_that_cannot_be_files_are_one_error,
     what_is_not_served_is_one_error,
     progress_is_a_bar_on_a_terminal_and_lines_elsewhere,
+    a_job_shows_its_download_on_the_terminal,
 ])

@@ -234,12 +234,12 @@ def requirements_install(requirements: pathlib.Path, folder: pathlib.Path, run: 
 
 # ---- data ----
 
-def channels_bring(container: Container, place: Place, say: Callable[[str], None]) -> None:
+def channels_bring(container: Container, place: Place, say: Callable[[str], None], report: Callable[..., None]) -> None:
     from shoal.job import channels
     for name, channel in container.job.channels.items():
         folder = container.channel(name)
         try:
-            channels.channel_bring(channel, folder, place.index, len(place.hosts), say)
+            channels.channel_bring(channel, folder, place.index, len(place.hosts), say, report)
         except (OSError, ValueError, RuntimeError) as error:
             text = os_text(error) if isinstance(error, OSError) else str(error)
             full = contract.space_text(container.base, error) if isinstance(error, OSError) else ""
@@ -420,7 +420,7 @@ class Agent:
             self.say(f"installing {requirements.name}")
             self.python = requirements_install(requirements, self.base / "environment", self._call)
             self.command = [self.python if word == sys.executable else word for word in self.command]
-        channels_bring(container, self.place, self.say)
+        channels_bring(container, self.place, self.say, lambda amount: self.folder.progress_write(self.place.host, amount))
         self._checkpoints_bring()
         contract.config_write(container)
 

@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from shoal.job import fastfile
 from shoal.job.document import Channel
-from shoal.job.fetching import Cache, Progress, Say, bytes_text, cache_folder, local_errors
+from shoal.job.fetching import Cache, Progress, Report, Say, bytes_text, cache_folder, local_errors
 from shoal.job.storage import Item, LocalStore, StorageError, Store, local_path, store_open
 
 Named = Tuple[str, Item]  # the name below the channel's folder
@@ -26,8 +26,9 @@ class ChannelError(StorageError):
     """The document asks for what is not there or cannot be. One line."""
 
 
-def channel_bring(channel: Channel, folder: pathlib.Path, host_index: int, host_count: int, say: Say) -> None:
-    """Fills `folder`. `say` gets a line now and then. Raises StorageError; then nothing half-written is in `folder`, and what
+def channel_bring(channel: Channel, folder: pathlib.Path, host_index: int, host_count: int, say: Say,
+                  report: Report = lambda amount: None) -> None:
+    """Fills `folder`. `say` gets a line now and then, `report` how much has come. Raises StorageError; then nothing half-written is in `folder`, and what
     has come stays in the cache for the next time."""
     _check(channel)
     folder = folder.absolute()
@@ -46,7 +47,7 @@ def channel_bring(channel: Channel, folder: pathlib.Path, host_index: int, host_
     elif channel.input_mode == "FastFile" and _fast_file_is_possible(folder, say):
         _lay_out(folder, store, own, say)
     else:
-        _bring(folder, store, own, host_index / host_count, say)
+        _bring(folder, store, own, host_index / host_count, say, report)
 
 
 def file_bring(uri: str, path: pathlib.Path) -> None:
@@ -193,11 +194,11 @@ def _local_link(path: pathlib.Path, folder: pathlib.Path) -> None:
         _assemble(folder, [(path.name, Item(str(path.resolve()), 0))], lambda name, item, place: place.symlink_to(item.key))
 
 
-def _bring(folder: pathlib.Path, store: Store, named: List[Named], offset: float, say: Say) -> None:
+def _bring(folder: pathlib.Path, store: Store, named: List[Named], offset: float, say: Say, report: Report) -> None:
     """All bytes now. Hosts that bring the same objects begin at different ones."""
     first = int(offset * len(named))
     items = [item for _, item in named[first:] + named[:first]]
-    progress = Progress(f"channel {folder.name}", len(items), sum(item.size for item in items), say)
+    progress = Progress(f"channel {folder.name}", len(items), sum(item.size for item in items), say, report)
     cache = Cache(cache_folder(folder), store)
     cache.bring_all(items, progress)
     _assemble(folder, named, lambda name, item, place: link(cache.path(item), place))

@@ -17,8 +17,10 @@ from shoal.job import contract
 from shoal.job.document import Job
 from shoal.job.folder import ENDED, JobFolder, Status, jobs_folder
 from shoal.job.places import EngineError, folder_create
+from shoal.job.progress import Display
 
 ENGINES = ("local", "hosts", "slurm", "kubernetes", "sagemaker")
+BEFORE_TRAINING = ("Starting", "Downloading")
 LOOK_S = 0.2  # between two looks at the logs
 STATUS_S = 1.0  # between two looks at the status
 COLOURS = (36, 33, 35, 32, 34, 31)  # of hosts, on a terminal
@@ -107,15 +109,19 @@ def job_stop(folder: JobFolder) -> None:
 
 
 def job_wait(folder: JobFolder, out: Optional[TextIO] = None, told: Optional[TextIO] = None) -> Status:
-    """Until the job has ended. Its logs go to `out` (with the engine "hosts" those of this machine), its phases to `told`."""
+    """Until the job has ended. Its logs go to `out` (with the engine "hosts" those of this machine), its phases and downloads to `told`."""
     follower = Follower(folder, out) if out else None
+    display = Display(folder, told) if told else None
     seen, look_at = "", 0.0
     while True:
         if time.monotonic() >= look_at:
             status, look_at = job_status(folder), time.monotonic() + STATUS_S
-            if told and status.status != seen:
+            if display and status.status != seen:
+                display.clear()
                 print(f"shoal job: {folder.name}: {status.status}", file=told, flush=True)
             seen = status.status
+        if display and seen in BEFORE_TRAINING:
+            display.show()
         if follower:
             follower.follow()
         if seen in ENDED:

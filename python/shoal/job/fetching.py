@@ -16,13 +16,13 @@ import hashlib
 import json
 import os
 import pathlib
-import shutil
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Set, TextIO
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Set
 
+from shoal.job.folder import Amount
+from shoal.job.progress import LINE_EVERY_S, bytes_text, text_of
 from shoal.job.storage import ChangedError, FullError, Item, StorageError, Store
 
 OBJECTS_AT_ONCE = 8
@@ -30,10 +30,11 @@ PARTS_AT_ONCE = 4  # of one object
 PART_BYTES = 16 << 20
 POLL_S = 0.02
 STALL_S = 300.0  # how long a part that somebody else brings may stand still
-LINE_EVERY_S = 10.0
+REPORT_EVERY_S = 0.2
 SPARE_BYTES = 1 << 20
 
 Say = Callable[[str], None]
+Report = Callable[[Optional[Amount]], None]  # None: nothing is on its way any more
 
 
 class Stopped(BaseException):
@@ -52,67 +53,45 @@ def cache_folder(near: pathlib.Path) -> pathlib.Path:
     return near.parent / ".shoal-cache"
 
 
-def bytes_text(count: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count:.0f} bytes"
-
-
 class Progress:
-    """How much has come: a bar on a terminal, else a line every ten seconds; `end` says the sum. `add` may be called by any
+    """How much has come: to `report` while it comes, and a line every ten seconds; `end` says the sum. `add` may be called by any
     thread."""
 
-    def __init__(self, what: str, objects: int, size: int, say: Say, terminal: Optional[TextIO] = None):
-        self.what, self.objects, self.size, self.say = what, objects, size, say
-        self.terminal = terminal or (sys.stderr if sys.stderr.isatty() else None)
+    def __init__(self, what: str, objects: int, size: int, say: Say, report: Report = lambda amount: None):
+        self.what, self.objects, self.size, self.say, self.report = what, objects, size, say, report
         self.lock = threading.Lock()
         self.bytes = 0  # that are here
         self.came = 0  # that this process has brought
-        self.started = self.drawn = time.monotonic()
+        self.started = self.said = time.monotonic()
+        self.reported = 0.0
 
     def add(self, count: int, is_new: bool = True) -> None:
         with self.lock:
             self.bytes += count
             self.came += count if is_new else 0
 
+    def amount(self, now: float) -> Amount:
+        return Amount(self.what, self.bytes, self.size, self.came / max(now - self.started, 1e-3))
+
     def draw(self) -> None:
         now = time.monotonic()
-        if now - self.drawn < (0.1 if self.terminal else LINE_EVERY_S):
-            return
-        self.drawn = now
-        if self.terminal:
-            self.terminal.write(f"\r{self.bar(now)}\x1b[K")
-            self.terminal.flush()
-        else:
-            self.say(self.text(now))
-
-    def rate(self, now: float) -> str:
-        return f"{bytes_text(self.came / max(now - self.started, 1e-3))}/s"
-
-    def text(self, now: float) -> str:
-        return f"{self.what}: {bytes_text(self.bytes)} of {bytes_text(self.size)}, {self.rate(now)}"
-
-    def bar(self, now: float) -> str:
-        part = min(self.bytes / self.size, 1.0) if self.size else 1.0
-        width = max(min(shutil.get_terminal_size().columns - len(self.what) - 50, 40), 10)
-        full = int(part * width)
-        bar = "#" * full + "." * (width - full)
-        return f"{self.what} [{bar}] {100 * part:3.0f} % of {bytes_text(self.size)}, {self.rate(now)}"
+        if now - self.reported >= REPORT_EVERY_S:
+            self.reported = now
+            self.report(self.amount(now))
+        if now - self.said >= LINE_EVERY_S:
+            self.said = now
+            self.say(text_of(self.amount(now)))
 
     def end(self) -> None:
-        if self.terminal:
-            self.terminal.write("\r\x1b[K")
-            self.terminal.flush()
+        self.clear()
         now = time.monotonic()
         there = f", {bytes_text(self.bytes - self.came)} of them were there" if self.bytes > self.came else ""
         objects = f"{self.objects:,} object" + ("" if self.objects == 1 else "s")
-        self.say(f"{self.what}: {objects}, {bytes_text(self.bytes)} in {now - self.started:.1f} s, {self.rate(now)}{there}")
+        rate = bytes_text(self.amount(now).rate)
+        self.say(f"{self.what}: {objects}, {bytes_text(self.bytes)} in {now - self.started:.1f} s, {rate}/s{there}")
 
     def clear(self) -> None:
-        if self.terminal:
-            self.terminal.write("\r\x1b[K")
-            self.terminal.flush()
+        self.report(None)
 
 
 class Cache:

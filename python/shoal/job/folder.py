@@ -10,6 +10,7 @@
         events.jsonl        what happened, a line each: {"time", "host", "what", ...}
         hosts/HOST/         that host's base folder, /opt/ml of the container contract
         hosts/HOST.json     how the part of that host stands: struct HostState
+        hosts/HOST.progress what is on its way to that host: struct Amount; there while it comes
         runner.log          what the process that runs the job had to say itself
         model.tar.gz        what the script left in the hosts' model folders
         output.tar.gz       what it left in output/data
@@ -68,6 +69,16 @@ class HostState:
     is_secondary: bool = False  # it failed because of another host
 
 
+@dataclasses.dataclass
+class Amount:
+    """How much of a download has come."""
+
+    what: str
+    bytes: int  # that are here
+    size: int  # of all
+    rate: float  # bytes per second that have come over the network
+
+
 def jobs_folder() -> pathlib.Path:
     named = os.environ.get("SHOAL_JOBS")
     if named:
@@ -108,6 +119,23 @@ class JobFolder:
 
     def host_state(self, host: str) -> pathlib.Path:
         return self.path / "hosts" / f"{host}.json"
+
+    def progress_write(self, host: str, amount: Optional[Amount]) -> None:
+        """None: nothing is on its way any more. What cannot be written is not shown, and ends no download."""
+        path = self.path / "hosts" / f"{host}.progress"
+        with contextlib.suppress(OSError):
+            if amount:
+                file_replace(path, json.dumps(dataclasses.asdict(amount)) + "\n")
+            else:
+                path.unlink()
+
+    def progress(self) -> Dict[str, Amount]:
+        """What is on its way to each host."""
+        found: Dict[str, Amount] = {}
+        for path in (self.path / "hosts").glob("*.progress"):
+            with contextlib.suppress(OSError):  # it has come meanwhile
+                found[path.stem] = Amount(**json.loads(path.read_text()))
+        return found
 
     def create(self) -> None:
         """Raises FileExistsError when a job of that name is there."""
