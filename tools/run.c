@@ -12,13 +12,14 @@
 #include <unistd.h>
 
 #include "run_agents.h"
+#include "run_link.h"
 #include "run_output.h"
 #include "run_report.h"
 #include "run_workers.h"
 #include "tool.h"
 
-/* After a failure the other workers have so long to end on their own, then so long after SIGTERM: less than 5 s in all. Where
- * a host is lost, or did not start its workers, they get SIGTERM at once. */
+/* After a failure the other workers have so long to end on their own, then so long after SIGTERM. Where a host is lost, or did
+ * not start its workers, they get SIGTERM at once. */
 #define FAILURE_TERM_MS UINT64_C(3000)
 #define FAILURE_KILL_MS UINT64_C(1500)
 #define LOST_KILL_MS UINT64_C(1000)
@@ -33,6 +34,11 @@
 /* Workers that end within this time after the end was asked for need no word about it. */
 #define PATIENCE_MS UINT64_C(700)
 #define NEVER UINT64_MAX
+
+/* The promise of README.md: a failure anywhere ends all workers everywhere within this time. */
+#define ENDED_WITHIN_MS 5000
+_Static_assert(FAILURE_TERM_MS + FAILURE_KILL_MS + DRAIN_MS <= ENDED_WITHIN_MS, "after a worker's failure");
+_Static_assert(RUN_LINK_SILENT_MS + LOST_KILL_MS + DRAIN_MS <= ENDED_WITHIN_MS, "after the cut of a host's cable");
 
 /* The places in the array for poll(); then those of the output, then those of the agents. */
 enum { POLL_SIGNALS, POLL_RELAY_FROM, POLL_RELAY_TO, POLL_OUTPUT };
