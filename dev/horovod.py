@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""Runs Horovod's own tests over Shoal, on two ranks, and prints what passed as a table, and the names of what failed.
+
+  horovod.py PATH [WORD ...]     PATH: a checkout of Horovod; of the rows below those whose name has one of the words
+  horovod.py --list
+
+PyTorch is build/torch's, TensorFlow build/tensorflow's. A row "in graphs" runs the tests of a file in TensorFlow's graphs, where the
+file itself would run each test eagerly and then in a graph. What each rank printed is kept in build/horovod-logs. docs/horovod.md
+says why tests fail. Exit code 1 when one failed, 2 when a row gave no result."""
+import argparse
+import collections
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+TOP = pathlib.Path(__file__).resolve().parent.parent
+RANKS = 2
+LIMIT_S = 1800  # of a row
+
+# mode: eagerly or in graphs, of TensorFlow. shuts_down: after each test, as these leave a communicator broken that the next one needs.
+Row = collections.namedtuple("Row", "file venv mode shuts_down", defaults=("eagerly", False))
+ROWS = (
+    Row("test/parallel/test_torch.py", "torch"),
+    Row("test/parallel/test_adasum_pytorch.py", "torch"),
+    Row("test/single/test_torch_elastic.py", "torch"),
+    Row("test/parallel/test_tensorflow.py", "tensorflow", "eagerly", True),
+    Row("test/parallel/test_tensorflow.py", "tensorflow", "in graphs", True),
+    Row("test/parallel/test_tensorflow_process_sets.py", "tensorflow", "eagerly"),
+    Row("test/parallel/test_tensorflow_process_sets.py", "tensorflow", "in graphs"),
+    Row("test/parallel/test_tensorflow_process_sets_dynamic.py", "tensorflow"),
+    Row("test/parallel/test_process_sets_static.py", "tensorflow"),
+    Row("test/parallel/test_tensorflow2_keras.py", "tensorflow"),
+    Row("test/parallel/test_tensorflow2_keras_process_sets.py", "tensorflow"),
+)
+WORST_FIRST = ("failed", "absent", "skipped", "passed")  # a test's outcome is the worst of its ranks
+
+
+def name_of(row):
+    return row.file.rsplit("/", 1)[1] + (f" {row.mode}" if row.venv == "tensorflow" else "")
+
+
+def environment(row, path, logs):
+    """Of both ranks; dev/horovod_rank reads the last ones."""
+    site = next((TOP / "build/horovod").glob("lib/python3*/site-packages"))
+    folders = [TOP / "python", TOP / "dev/horovod_rank", site, path / "test/utils", path / "test/parallel"]
+    return {**os.environ, "PYTHONPATH": ":".join(map(str, folders)), "SHOAL_LIBRARY": str(TOP / "build/libshoal.so"),
+            "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "HOROVOD_TESTS_LOGS": str(logs), "HOROVOD_TESTS_VENV": row.venv,
+            "HOROVOD_TESTS_MODE": row.mode, "HOROVOD_TESTS_SHUT_DOWN": str(int(row.shuts_down))}
+
+
+def worst(told):
+    return min(told, key=lambda each: WORST_FIRST.index(each[0]))
+
+
+def run(row, path):
+    """{test: (outcome, why)}; the worst of all ranks."""
+    logs = TOP / "build/horovod-logs" / name_of(row).replace(" ", "-")
+    shutil.rmtree(logs, ignore_errors=True)
+    logs.mkdir(parents=True)
+    words = [TOP / "build/shoal", "run", "-n", RANKS, "--timeout", LIMIT_S, TOP / f"build/{row.venv}/bin/python3", "-m", "pytest",
+             "-q", "-p", "horovod_rank", "-p", "no:cacheprovider", path / row.file]
+    with open(logs / "output", "w") as output:
+        subprocess.run(list(map(str, words)), stdout=output, stderr=subprocess.STDOUT, cwd=path, env=environment(row, path, logs))
+    outcomes = {}
+    for rank in range(RANKS):
+        file = logs / f"rank{rank}"
+        for line in file.read_text().splitlines() if file.exists() else ():
+            test, outcome, why = json.loads(line)
+            outcomes.setdefault(test, []).append((outcome, why))
+    return {test: worst(told + [("absent", "a rank told no outcome")] * (RANKS - len(told))) for test, told in outcomes.items()}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("path", nargs="?", type=pathlib.Path)
+    parser.add_argument("words", nargs="*", metavar="WORD")
+    parser.add_argument("--list", action="store_true")
+    options = parser.parse_args()
+    if options.list or not options.path:
+        print("\n".join(map(name_of, ROWS)))
+        return 0 if options.list else 2
+    if not (TOP / "build/horovod").exists():
+        subprocess.run([TOP / "dev/venv.sh", "horovod"], check=True)
+    table, code = [], 0
+    for row in ROWS:
+        if options.words and not any(word in name_of(row) for word in options.words):
+            continue
+        outcomes = run(row, options.path.resolve())
+        counts = collections.Counter(outcome for outcome, _ in outcomes.values())
+        failed = counts["failed"] + counts["absent"]
+        code = max(code, 2 if not outcomes else int(failed > 0))
+        table.append(f"| {name_of(row)} | {counts['passed']} | {failed} | {counts['skipped']} |")
+        print(f"# {table[-1]}", *(f"#     {outcome}: {test}: {why}" for test, (outcome, why) in outcomes.items()
+                                   if outcome in ("failed", "absent")), sep="\n", flush=True)
+    print("| file | passed | failed | skipped |\n|---|---:|---:|---:|", *table, sep="\n")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

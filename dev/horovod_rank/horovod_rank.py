@@ -1,0 +1,87 @@
+"""A plugin of pytest: what a rank of dev/horovod.py adds to Horovod's tests. It makes Horovod's module names lead to Shoal's, before
+any test is imported, and writes the outcome of each test."""
+import importlib
+import json
+import os
+import pathlib
+import sys
+import threading
+import types
+
+RANK = os.environ["RANK"]
+VENV, MODE = os.environ["HOROVOD_TESTS_VENV"], os.environ["HOROVOD_TESTS_MODE"]
+SHUTS_DOWN = os.environ["HOROVOD_TESTS_SHUT_DOWN"] == "1"
+OUTCOMES = pathlib.Path(os.environ["HOROVOD_TESTS_LOGS"], f"rank{RANK}")
+
+# As Horovod's own launcher tells them.
+os.environ.update(HOROVOD_RANK=RANK, HOROVOD_SIZE=os.environ["WORLD_SIZE"])
+
+
+def register(name, module):
+    """The module by Horovod's name, in its parent too."""
+    sys.modules[name] = module
+    parent, _, child = name.rpartition(".")
+    if parent:
+        if parent not in sys.modules:
+            register(parent, types.ModuleType(parent))
+        setattr(sys.modules[parent], child, module)
+
+
+def register_helper(name, **functions):
+    module = types.ModuleType(name)
+    vars(module).update(functions)
+    register(name, module)
+
+
+def in_thread(target, args=(), daemon=True):
+    thread = threading.Thread(target=target, args=args, daemon=daemon)
+    thread.start()
+    return thread
+
+
+def is_version_greater_equal_than(version, least):
+    from packaging.version import parse
+    return parse(version) >= parse(least)
+
+
+def internals_of(world):
+    """What tests of process sets look into."""
+    return types.SimpleNamespace(_get_process_set_ids_and_ranks=lambda: {id: list(each.ranks) for id, each in world._sets.items()})
+
+
+def register_horovod():
+    register_helper("horovod.runner.util.threads", in_thread=in_thread)
+    register_helper("horovod.runner.common.util.env", get_env_rank_and_size=lambda: (int(RANK), int(os.environ["WORLD_SIZE"])))
+    register_helper("horovod.common.util", is_version_greater_equal_than=is_version_greater_equal_than)
+    front_ends = {"torch": ("torch",), "tensorflow": ("tensorflow", "tensorflow.util", "tensorflow.keras", "keras")}
+    for name in front_ends[VENV]:
+        register(f"horovod.{name}", importlib.import_module(f"shoal.horovod.{name}"))
+    names = vars(importlib.import_module(f"shoal.horovod.{VENV}"))
+    world = importlib.import_module(f"shoal.horovod.{VENV}._world")
+    operations = {name: value for name, value in names.items() if callable(value)}
+    register_helper(f"horovod.{VENV}.mpi_ops", _basics=internals_of(world), **operations)
+
+
+def choose_mode():
+    """Eagerly or in graphs, where a file would run each test in both ways."""
+    from tensorflow.python.framework import test_util
+    in_graphs = test_util.run_all_in_deprecated_graph_mode_only
+    test_util.run_all_in_graph_and_eager_modes = in_graphs if MODE == "in graphs" else lambda kind: kind
+
+
+def pytest_runtest_logreport(report):
+    """One line for each test: of its call, or of what failed or skipped it before or after."""
+    if report.when == "call" or report.outcome != "passed":
+        lines = str(getattr(report, "longrepr", "") or "").strip().splitlines()
+        with OUTCOMES.open("a") as file:
+            file.write(json.dumps([report.nodeid.split("::")[-1], report.outcome, lines[-1][:300] if lines else ""]) + "\n")
+
+
+def pytest_runtest_teardown(item, nextitem):
+    if SHUTS_DOWN:
+        sys.modules[f"horovod.{VENV}"].shutdown()
+
+
+register_horovod()
+if VENV == "tensorflow":
+    choose_mode()
