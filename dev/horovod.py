@@ -4,8 +4,9 @@
   horovod.py PATH [WORD ...]     PATH: a checkout of Horovod; of the rows below those whose name has one of the words
   horovod.py --list
 
-PyTorch is build/torch's, TensorFlow build/tensorflow's. A row "in graphs" runs the tests of a file in TensorFlow's graphs, where the
-file itself would run each test eagerly and then in a graph. What each rank printed is kept in build/horovod-logs. docs/horovod.md
+PyTorch is build/torch's, TensorFlow build/tensorflow's. A row "in graphs" runs the tests of a file in TensorFlow's graphs alone, one
+"eagerly" without them, where the file itself would run each test in both ways. "without Muon" takes this optimizer out of torch.optim,
+as the tests give every optimizer a model that Muon refuses. What each rank printed is kept in build/horovod-logs. docs/horovod.md
 says why tests fail. Exit code 1 when one failed, 2 when a row gave no result."""
 import argparse
 import collections
@@ -20,17 +21,18 @@ TOP = pathlib.Path(__file__).resolve().parent.parent
 RANKS = 2
 LIMIT_S = 1800  # of a row
 
-# mode: eagerly or in graphs, of TensorFlow. shuts_down: after each test, as these leave a communicator broken that the next one needs.
-Row = collections.namedtuple("Row", "file venv mode shuts_down", defaults=("eagerly", False))
+# mode: what dev/horovod_rank changes. shuts_down: after each test, as these leave a communicator broken that the next one needs.
+Row = collections.namedtuple("Row", "file venv mode shuts_down", defaults=("", False))
 ROWS = (
     Row("test/parallel/test_torch.py", "torch"),
+    Row("test/parallel/test_torch.py", "torch", "without Muon"),
     Row("test/parallel/test_adasum_pytorch.py", "torch"),
     Row("test/single/test_torch_elastic.py", "torch"),
     Row("test/parallel/test_tensorflow.py", "tensorflow", "eagerly", True),
     Row("test/parallel/test_tensorflow.py", "tensorflow", "in graphs", True),
     Row("test/parallel/test_tensorflow_process_sets.py", "tensorflow", "eagerly"),
     Row("test/parallel/test_tensorflow_process_sets.py", "tensorflow", "in graphs"),
-    Row("test/parallel/test_tensorflow_process_sets_dynamic.py", "tensorflow"),
+    Row("test/parallel/test_tensorflow_process_sets_dynamic.py", "tensorflow", "eagerly"),
     Row("test/parallel/test_process_sets_static.py", "tensorflow"),
     Row("test/parallel/test_tensorflow2_keras.py", "tensorflow"),
     Row("test/parallel/test_tensorflow2_keras_process_sets.py", "tensorflow"),
@@ -39,7 +41,7 @@ WORST_FIRST = ("failed", "absent", "skipped", "passed")  # a test's outcome is t
 
 
 def name_of(row):
-    return row.file.rsplit("/", 1)[1] + (f" {row.mode}" if row.venv == "tensorflow" else "")
+    return f"{pathlib.Path(row.file).name} {row.mode}".strip()
 
 
 def environment(row, path, logs):

@@ -63,7 +63,11 @@ def register_horovod():
 
 
 def choose_mode():
-    """Eagerly or in graphs, where a file would run each test in both ways."""
+    if MODE == "without Muon":
+        import torch
+        del torch.optim.Muon
+    if VENV != "tensorflow":
+        return
     from tensorflow.python.framework import test_util
     in_graphs = test_util.run_all_in_deprecated_graph_mode_only
     test_util.run_all_in_graph_and_eager_modes = in_graphs if MODE == "in graphs" else lambda kind: kind
@@ -83,5 +87,4 @@ def pytest_runtest_teardown(item, nextitem):
 
 
 register_horovod()
-if VENV == "tensorflow":
-    choose_mode()
+choose_mode()

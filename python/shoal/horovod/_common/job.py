@@ -59,7 +59,8 @@ class ProcessSet:
         return None if self.ranks is None else self._own_rank() in self.ranks
 
     def __str__(self):
-        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+        """As Horovod writes it, whose sets may have a communicator of MPI."""
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm=None)"
 
 
 def check_new(process_set, sets, size):
