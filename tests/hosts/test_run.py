@@ -156,8 +156,10 @@ LOOP = ["sh", "-c", f'echo "{READY}, process $$"; exec "$0" loop 0', PROGRAM]
 # Workers that know nothing of Shoal, and end by SIGKILL alone.
 STUBBORN = ["sh", "-c", f'trap "" TERM INT; echo "{READY}, process $$"; while :; do sleep 0.2; done']
 MEEK = ["sh", "-c", f'echo "{READY}, process $$"; exec sleep 1000']
-# What it takes where only SIGKILL helps is under 5 s; without word from another host it would be for ever.
-ENDED_WITHIN_S = 20
+# The promise is 5 s, which tools/run.c asserts of its constants; the rest is for a crowded machine. Without word from another host it
+# would be for ever.
+ENDED_WITHIN_S = 7
+STARTED_AND_ENDED_S = 60  # where the clock runs while the ranks still start
 
 
 def process_of(job, host, rank):
@@ -192,8 +194,8 @@ def nothing_is_left(cluster, job):
         time.sleep(0.02)
 
 
-def ended(cluster, job, code, *lines, agents=None):
-    """All hosts end soon, with this code, and with these lines on each."""
+def ended(cluster, job, code, *lines, agents=None, within_s=ENDED_WITHIN_S):
+    """All hosts end soon, with this code, and with these lines on each. Says how long it took."""
     begin = time.monotonic()
     job.wait(ENDED_S, agents)
     seconds = time.monotonic() - begin
@@ -203,9 +205,8 @@ def ended(cluster, job, code, *lines, agents=None):
             expect(re.search(line, agent.output(), re.M), f"host {agent.number} does not say: {line}", job.told())
     if agents is None:
         nothing_is_left(cluster, job)
-    expect(seconds < ENDED_WITHIN_S, f"the end took {seconds:.1f} s", job.told())
-    if os.environ.get("SHOAL_TEST_TIMES"):
-        print(f"# ended after {seconds:.2f} s")
+    print(f"# ended after {seconds:.2f} s")
+    expect(seconds < within_s, f"the end took {seconds:.1f} s", job.told())
 
 
 def killed_worker(hosts, workers):
@@ -245,7 +246,7 @@ def blamed_worker():
     with Cluster(3) as cluster:
         with Hosts(cluster, [], [PROGRAM, "abort"], by_options(cluster, 3, 2)) as job:
             ended(cluster, job, 1, r"^shoal run: rank 5 \(pid \d+\) on h3 failed first: exited with code 1$",
-                  r"^shoal run: the ranks say: communicator world is broken")
+                  r"^shoal run: the ranks say: communicator world is broken", within_s=STARTED_AND_ENDED_S)
 
 
 def killed_agent(index):
