@@ -1,13 +1,16 @@
 """Folders of jobs as a real one leaves them, made by code; and a browser to look at pages with. Times are fixed: 2026-11-23, 10:00 UTC."""
 import contextlib
+import itertools
 import json
 import math
 import os
 import pathlib
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
+import zlib
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(TOP / "tests/multi"))
@@ -120,3 +123,104 @@ def browse(url, *words, timeout=100):
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL)
         expect(done.returncode == 0, f"chromium: exit code {done.returncode}", done.stderr[-2000:])
         return done.stdout, done.stderr
+
+
+# ---- what a screenshot shows ----
+
+class Picture:
+    """A PNG of 8 bits a channel."""
+
+    def __init__(self, path):
+        data = path.read_bytes()
+        self.width, self.height, depth, kind = struct.unpack(">IIBB", data[16:26])
+        expect(depth == 8 and kind in (2, 6), depth, kind)
+        self.each, packed, at = 3 if kind == 2 else 4, b"", 8
+        while at < len(data):
+            length, name = struct.unpack(">I4s", data[at:at + 8])
+            packed += data[at + 8:at + 8 + length] if name == b"IDAT" else b""
+            at += length + 12
+        raw, stride = zlib.decompress(packed), self.width * self.each
+        self.rows, row = [], bytearray(stride)
+        for start in range(0, len(raw), stride + 1):
+            row = unfiltered(raw[start], bytearray(raw[start + 1:start + 1 + stride]), row, self.each)
+            self.rows.append(row)
+
+    def colour(self, x, y):
+        return tuple(self.rows[y][x * self.each:x * self.each + 3])
+
+    def columns_of(self, colour, y):
+        """Where a row has about this colour."""
+        row, near = self.rows[y], [range(one - 24, one + 25) for one in colour]
+        reds = row[0::self.each]
+        return [x for x in range(self.width) if reds[x] in near[0] and all(row[x * self.each + i] in near[i] for i in (1, 2))]
+
+
+def unfiltered(kind, row, above, each):
+    """A line of a PNG, of which each byte is told by its difference to neighbours: none, the one before it, the one above, both, the
+    nearest of three."""
+    if kind == 1:
+        for channel in range(each):
+            row[channel::each] = bytes(itertools.accumulate(row[channel::each], lambda before, one: before + one & 255))
+    elif kind == 2:
+        row = bytearray(one + up & 255 for one, up in zip(row, above))
+    for i in range(len(row)) if kind > 2 else ():
+        left, up, corner = (row[i - each], above[i], above[i - each]) if i >= each else (0, above[i], 0)
+        if kind == 3:
+            told = (left + up) // 2
+        else:
+            to_left, to_up, to_corner = abs(up - corner), abs(left - corner), abs(left + up - 2 * corner)
+            told = left if to_left <= to_up and to_left <= to_corner else up if to_up <= to_corner else corner
+        row[i] = row[i] + told & 255
+    return row
+
+
+def longest_run(columns):
+    """How many of them follow each other."""
+    best = run = 0
+    before = None
+    for x in columns:
+        run = run + 1 if before is not None and x == before + 1 else 1
+        best, before = max(best, run), x
+    return best
+
+
+def bars_of(picture, colour):
+    """(row below, width) of each filled bar of this colour, from the top. Lines are thinner: no six of their rows have columns in
+    common."""
+    found, common, thick, wide = [], set(), 0, 0
+    for y in range(picture.height):
+        columns = picture.columns_of(colour, y)
+        rest = common & set(columns) if thick else set(columns)
+        if len(rest) >= 6:
+            common, thick, wide = rest, thick + 1, max(wide, longest_run(columns))
+            continue
+        if thick >= 6:
+            found.append((y, wide))
+        common, thick, wide = set(), 0, 0
+    return found
+
+
+def curve_of(picture, colour, top):
+    """The height at each column of the widest line below `top` that goes on from column to column."""
+    first = {}
+    for y in range(top, picture.height):
+        for x in picture.columns_of(colour, y):
+            first.setdefault(x, y)
+    best, line = [], []
+    for x in range(picture.width):
+        if x in first and line and abs(first[x] - line[-1]) <= 2:
+            line.append(first[x])
+        else:
+            line = [first[x]] if x in first else []
+        best = max(best, line, key=len)
+    return best
+
+
+def expect_drawn(picture, colour):
+    """Of the job that job() makes: rank 3 came last seven times as often as the others, and the loss, the first curve, falls."""
+    bars = bars_of(picture, colour)
+    widths = [width for _, width in bars]
+    expect(len(bars) == 4 and max(widths[:3]) - min(widths[:3]) <= 1 and 6 <= widths[3] / widths[0] <= 8, bars)
+    curve = curve_of(picture, colour, bars[-1][0])
+    expect(len(curve) > picture.width * 0.7, len(curve), picture.width)
+    expect(all(after >= before - 1 for before, after in zip(curve, curve[1:])) and curve[-1] - curve[0] > 50, curve)

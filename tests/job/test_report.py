@@ -3,9 +3,7 @@
 import html.parser
 import pathlib
 import re
-import struct
 import sys
-import zlib
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import folders  # noqa: E402
@@ -140,35 +138,16 @@ def plots_take_what_numbers_there_are():
 
 # ---- in a browser ----
 
-def pixels(path):
-    """Width, height and a function that gives the colour at a place, of a PNG with 8 bits a channel."""
-    data = path.read_bytes()
-    width, height, depth, kind = struct.unpack(">IIBB", data[16:26])
-    expect(depth == 8 and kind in (2, 6), depth, kind)
-    each, packed, at = 3 if kind == 2 else 4, b"", 8
-    while at < len(data):
-        length, name = struct.unpack(">I4s", data[at:at + 8])
-        packed += data[at + 8:at + 8 + length] if name == b"IDAT" else b""
-        at += length + 12
-    raw, stride = zlib.decompress(packed), width * each
-    first = raw[1:1 + stride]
-    # the first row has no row above it: filters 0 (none), 1 (left), 2 (above: zeros)
-    row = bytearray(first)
-    if raw[0] in (1, 3, 4):
-        for i in range(each, stride):
-            row[i] = (row[i] + (row[i - each] if raw[0] != 3 else row[i - each] // 2)) % 256
-    return width, height, tuple(row[:3])
-
-
 def light_and_dark_are_drawn():
     with folders.jobs() as place:
         path = report.report_write(folders.job(place), place / "page.html")
-        for scheme, brightness in ((1, range(240, 256)), (0, range(0, 60))):
+        for scheme, brightness, curves in ((1, range(240, 256), (0x00, 0x72, 0xb2)), (0, range(0, 60), (0x56, 0xb4, 0xe9))):
             shot = place / f"{scheme}.png"
-            folders.browse(path.as_uri(), f"--screenshot={shot}", "--window-size=1600,1000", "--hide-scrollbars", f"--blink-settings=preferredColorScheme={scheme}")
-            width, height, corner = pixels(shot)
-            expect((width, height) == (1600, 1000) and all(channel in brightness for channel in corner), width, height, corner)
-            expect(shot.stat().st_size > 20_000, shot.stat())
+            folders.browse(path.as_uri(), f"--screenshot={shot}", "--window-size=800,700", "--hide-scrollbars", f"--blink-settings=preferredColorScheme={scheme}")
+            picture = folders.Picture(shot)
+            corner = picture.colour(0, 0)
+            expect((picture.width, picture.height) == (800, 700) and all(channel in brightness for channel in corner), corner)
+            folders.expect_drawn(picture, curves)
 
 
 FRAME = """<!doctype html><iframe id=a width=400 height=900 src="page.html"></iframe><iframe id=b width=1600 height=900 src="page.html"></iframe>

@@ -229,12 +229,18 @@ def a_real_browser_shows_changes():
             thread = threading.Thread(target=change)
             thread.start()
             try:
-                out, err = folders.browse(server.url, "--dump-dom", "--virtual-time-budget=20000", "--timeout=20000")
+                out, err = folders.browse(server.url, "--dump-dom", f"--screenshot={place / 'live.png'}", "--window-size=800,700", "--hide-scrollbars",
+                                          "--virtual-time-budget=20000", "--timeout=20000")
             finally:
                 watch.Handler._events = original
                 asked.set()
                 thread.join()
         expect("1 min 4 s" in out and "The job has ended." in out and "Completed" in out, out[:200], out[-600:], err)
+        picture = folders.Picture(place / "live.png")
+        expect((picture.width, picture.height) == (800, 700), picture.width, picture.height)
+        folders.expect_drawn(picture, (0x00, 0x72, 0xb2))
+        green = [y for y in range(100) if folders.longest_run(picture.columns_of((0x1a, 0x7f, 0x37), y)) > 50]
+        expect(green, "the frame of the word Completed, on top")
 
 
 if __name__ == "__main__":
