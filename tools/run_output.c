@@ -163,10 +163,17 @@ static void line_append(const struct run_output *output, struct run_sink *sink, 
     sink_append(sink, again + length, line.length - length - (size_t)(again - line.bytes));
 }
 
+/* Whether the line goes where causes are shown once: to stderr. What a program says on stdout is its result, which somebody
+ * may read alone. */
+static bool shows_causes_once(const struct run_output *output, const struct run_stream *stream)
+{
+    return output->has_prefix && stream->sink == output->route[1];
+}
+
 /* The worker's last line was shown in full. */
 static void cause_keep(struct run_output *output, const struct run_stream *stream)
 {
-    if (*output->cause)
+    if (*output->cause || stream->sink != output->route[1])
         return;
     snprintf(output->cause, sizeof output->cause, "%s", run_blame_cause(stream->blame));
     output->told_by = output->first_rank + stream->worker;
@@ -184,7 +191,7 @@ static void line_finish(struct run_output *output, struct run_stream *stream)
     if (sink->live == stream)
         sink->live = NULL;
     prefix_append(output, sink, stream->worker);
-    if (output->has_prefix)
+    if (shows_causes_once(output, stream))
         line_append(output, sink, printed);
     else
         sink_append(sink, printed.bytes, printed.length);

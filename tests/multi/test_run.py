@@ -434,13 +434,13 @@ def cause_that_ranks_share_is_named():
 
 def cause_is_shown_once():
     """The ranks' log lines and exceptions repeat it, and so do the last lines of the rank that failed first. The report may
-    stand far below, so it says the cause once more. Files hold what each rank wrote."""
+    stand far below, so it says the cause once more. Files and stdout hold what each rank wrote."""
     cause = "ranks called different operations as number 7 of communicator torch.0: rank 0 called this, rank 1 that"
     worker = (f"echo \"shoal: rank $RANK (host:$$) [engine] communicator torch.0 is broken: {cause}\" >&2;"
-              f"echo \"[rank$RANK]: DistBackendError: shoal:all_reduce: {cause}. Bye\" >&2; exit 1")
+              f"echo \"[rank$RANK]: DistBackendError: shoal:all_reduce: {cause}. Bye\" >&2; echo \"result: {cause}\"; exit 1")
     with tempfile.TemporaryDirectory() as folder:
         done = sh(worker, 3, "--output", folder)
-        equal(done.err.count(cause), 2)
+        equal((done.err.count(cause), done.out.count(cause)), (2, 3))
         equal(len(re.findall(r"^\d\| shoal: rank \d .* is broken: \(the cause that rank \d told above\)$", done.err, re.M)), 2)
         equal(len(re.findall(r"^\d\| .*all_reduce: \(the cause that rank \d told above\)\. Bye$", done.err, re.M)), 3)
         for rank in range(3):
