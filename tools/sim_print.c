@@ -275,8 +275,9 @@ void sim_model_print(const struct shoal_simulation *model)
     puts(
         "How it goes on from there:\n"
         "    Ranks run the plans that `shoal explain` prints, in the chunks and slots that the settings give, all from one\n"
-        "    moment on. Each operation begins with a record to each partner elsewhere, and to the ranks of the host.\n"
-        "    A rank does one thing at a time: it works, sends, hears, or waits. With --cores ranks of a host take turns.\n"
+        "    moment on. Each operation begins with a rank's announcement to each peer on another host, and to the ranks of\n"
+        "    its host.\n"
+        "    A rank does one thing at a time: it works, sends, receives, or waits. With --cores ranks of a host take turns.\n"
         "    Each host has one adapter for all its ranks. It sends what comes first, --frame bytes of a host's messages, then\n"
         "    of the next host's; receives as fast as it sends; and what it cannot take yet waits on the way.\n"
         "    With --burst it has a token bucket each way, full at first: tokens come at --rate, and bytes that find some do "

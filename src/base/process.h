@@ -1,4 +1,4 @@
-/* What /proc tells of a process. Any thread. */
+/* Reads from /proc about a process. Any thread. */
 #ifndef SHOAL_BASE_PROCESS_H
 #define SHOAL_BASE_PROCESS_H
 

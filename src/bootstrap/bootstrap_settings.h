@@ -1,4 +1,4 @@
-/* What can be set about how ranks meet. */
+/* The settings of how ranks meet. */
 #ifndef SHOAL_BOOTSTRAP_BOOTSTRAP_SETTINGS_H
 #define SHOAL_BOOTSTRAP_BOOTSTRAP_SETTINGS_H
 

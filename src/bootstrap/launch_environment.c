@@ -77,7 +77,7 @@ static void find_ports(struct reading *reading, struct shoal_launch_environment 
     tell_failure(reading, status);
 }
 
-/* What RANK and WORLD_SIZE want beside them. */
+/* RANK and WORLD_SIZE are of use only together, and with an address. */
 static void check_variables(struct reading *reading, const struct shoal_launch_environment *around)
 {
     const bool has_rank = launch_is_set("RANK"), has_size = launch_is_set("WORLD_SIZE");

@@ -1,5 +1,6 @@
-/* All-reduce over several hosts in few crossings, between hosts at distances that are powers of two. Of H hosts the first P
- * take part, the largest power of two; each of the others first hands its sum to one of these, and gets the result in the end.
+/* All-reduce over several hosts in few crossings, between hosts at distances that are powers of two. The first P of H
+ * hosts take part, P being the largest power of two; each other host hands its sum to one of these first, and gets the result
+ * in the end.
  *
  *   Doubling: in round r hosts at distance 2^r exchange their whole sums and add. For small vectors.
  *   Halving: in each round two hosts at half the distance before exchange the halves of what they hold, until each has the sum

@@ -3,8 +3,8 @@
  *
  * SHOAL_ALGORITHMS is a list of tuning overrides, "reduce=owners,all-gather=direct@0-4K", or the name of a CSV file. A file
  * begins with the line "collective,algorithm,min_bytes,max_bytes,min_ranks,max_ranks"; a number left out bounds nothing; lines
- * that begin with # are passed over. Of the tuning overrides for a call the first one counts; where its algorithm cannot serve
- * the call (direct, with more than fits beside an announcement) the next one does, and at last the table. */
+ * that begin with # are passed over. The first tuning override for a call counts; where its algorithm cannot serve the
+ * call (direct, with more than fits beside an announcement) the next one counts, and at last the table. */
 #ifndef SHOAL_COLLECTIVE_TUNING_H
 #define SHOAL_COLLECTIVE_TUNING_H
 

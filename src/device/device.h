@@ -5,7 +5,7 @@
  *     device   | copy in |  (done: copy in again)        | copy out |
  *     engine             | ready: read ... release |  | ready: write ... release |   finished
  *
- * Whoever posts an operation has issued all copies to the device before; afterwards engine and device meet in counters alone.
+ * The poster of an operation has issued all copies to the device before; afterwards engine and device meet in counters alone.
  * So nothing here waits. A piece that is not ready yet is asked for again in a later turn, and the engine goes on with others
  * meanwhile. A device rings no doorbell: while the engine found something not ready, waits sleep 50 us at most.
  *
@@ -30,8 +30,8 @@ struct shoal_device_ops {
      * lie in a row. */
     char *(*address)(const struct shoal_device_operand *, int part, size_t at, size_t *run);
 
-    /* The engine has read the range of an input, or written that of an output. Of an operation that ends well each element is
-     * released once; ranges come in any order. */
+    /* The engine has read the range of an input, or written that of an output. If the operation ends well, each element
+     * is released once; ranges come in any order. */
     void (*release)(struct shoal_device_operand *, size_t begin, size_t end);
 
     /* Whether the device has taken away all of an output; asked when all was released. The operation is not done before. */

@@ -51,7 +51,7 @@ struct shoal_gpu_pointer {
     void *context; /* that made it; NULL: the driver does not say */
 };
 
-/* What the memory at a pointer is. Any thread. */
+/* Tells whether the memory at a pointer is a device's, and which. Any thread. */
 struct shoal_gpu_pointer shoal_gpu_classify(shoal_gpu_ask_fn ask, const void *at);
 
 /* ---- The driver ---------------------------------------------------------------------------------------------------------- */

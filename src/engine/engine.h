@@ -68,8 +68,8 @@ SHOAL_MUST_USE enum shoal_status shoal_engine_run(struct shoal_engine *engine, c
 SHOAL_MUST_USE enum shoal_status shoal_engine_start(struct shoal_engine *engine, const struct shoal_batch *batch,
                                                     struct shoal_request **request_out);
 
-/* What the call needs is not there, as where a driver refused: the request fails with status and with the last error of this
- * thread, and with it the communicator on all ranks. A request that is done stays as it is. */
+/* Fails a request because something that the call needs is missing, as where a driver refused. The request ends with status and
+ * the last error of this thread, and breaks the communicator on all ranks. A request that is done stays as it is. */
 void shoal_engine_fail_request(struct shoal_engine *engine, struct shoal_request *request, enum shoal_status status);
 
 /* ---- Questions ----------------------------------------------------------------------------------------------------------- */

@@ -514,8 +514,8 @@ struct shoal_request *shoal_engine_awaited(struct shoal_engine *engine)
     return shoal_p2p_awaited(engine);
 }
 
-/* Whom the request waits for in the end: nearest[rank] becomes 1 + the rank that it waits for first, itself or another that
- * waits for it; 0: not for that rank. Returns the lowest one, -1: there are none. */
+/* Finds the ranks at the ends of the request's chains of waits. nearest[r] = 1 + the first rank of the chain that ends at r,
+ * which waits for r through others or is r itself; 0: no chain ends at r. Returns the lowest r, -1: there is none. */
 static int failure_find_missing(struct shoal_engine *engine, struct shoal_request *request, uint16_t *nearest)
 {
     const struct shoal_engine_wait wait = shoal_engine_look(engine, request);

@@ -53,7 +53,8 @@ uint64_t shoal_intake_first_queued(const struct shoal_engine *engine);
 /* The own call of that number, one of the last SHOAL_ANNOUNCEMENTS, and the ranks that it met (NULL: all). */
 const struct shoal_descriptor *shoal_intake_called(const struct shoal_engine *engine, uint64_t sequence);
 const struct shoal_peer_set *shoal_intake_met(const struct shoal_engine *engine, uint64_t sequence);
-/* This rank leaves: whoever waits for its acknowledgements may go on. What was not compared by now is never compared here. */
+/* This rank leaves: ranks that wait for its acknowledgements may go on. It never compares the calls that it has not
+ * compared by now. */
 void shoal_intake_leave(struct shoal_engine *engine);
 
 #endif

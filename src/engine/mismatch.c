@@ -189,7 +189,7 @@ static void fail_different(struct shoal_engine *engine, uint64_t sequence, const
 
 /* ---- Parts of different lengths in an all-to-all ------------------------------------------------------------------------- */
 
-/* What the peer says of its part for this rank. */
+/* The length and place of the peer's part for this rank, as the peer's announcement gives them. */
 static struct shoal_part_notice notice_of(struct shoal_engine *engine, uint64_t sequence, int peer)
 {
     int index;

@@ -8,8 +8,8 @@
  * An operand on a device is ready a part at a time (device/device.h). A GO says how far the sender may stream, and more of them
  * follow: so there is always room for the data that come, and no message keeps back those behind it in the queue.
  *
- * What comes before its receive is kept: the data of small messages, the ASK of large ones. Everything runs under the progress
- * engine's lock. */
+ * An unexpected message is kept until its receive is posted: the data of a small one, the ASK of a large one. Everything runs
+ * under the progress engine's lock. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -44,7 +44,7 @@ struct unexpected {
 };
 
 #define COPY_BYTES ((size_t)1 << 20) /* of memory, or asked of a device, at once */
-#define UNEXPECTED_MAX 4096 /* messages kept; then the queues fill and the senders wait */
+#define UNEXPECTED_MAX 4096          /* messages kept; then the queues fill and the senders wait */
 
 struct shoal_p2p {
     struct shoal_request *head, *tail; /* all sends and receives under way, in the order posted */
@@ -104,8 +104,7 @@ static char *address_of(const struct shoal_engine *engine, const struct shoal_re
 {
     const size_t element = request->element_bytes;
     size_t run = *bytes / element;
-    char *const at =
-        shoal_call_address(&request->call, engine->rank, element, operand_of(request), 0, offset / element, &run);
+    char *const at = shoal_call_address(&request->call, engine->rank, element, operand_of(request), 0, offset / element, &run);
     *bytes = run * element;
     return at;
 }
@@ -459,7 +458,7 @@ static void p2p_leave(struct shoal_engine *engine, struct shoal_request *request
     (void)advance_leaving(engine, request);
 }
 
-/* What keeps it back keeps back later ones: to that peer, or of the same tag to that peer. */
+/* A full queue keeps back all later messages to that peer; data that are not ready keep back those of the same tag. */
 static enum shoal_status advance_announcement(struct shoal_engine *engine, struct shoal_request *request)
 {
     if (is_small(request) && !is_message_ready(engine, request, 0, request->bytes)) {
@@ -525,10 +524,15 @@ static enum shoal_status advance_drain(struct shoal_engine *engine, struct shoal
 /* Advances a request in its phase, as far as the queue to the peer allows; PENDING when that is full. May finish the request.
  * NULL: a packet ends the phase. */
 typedef enum shoal_status (*advance_fn)(struct shoal_engine *engine, struct shoal_request *request);
-static const advance_fn advances[PHASE_END] = {
-    [TO_ANNOUNCE] = advance_announcement, [STREAMING] = advance_stream, [LEAVING] = advance_leaving,
-    [COPYING] = copy_part,                [TO_ANSWER] = advance_answer, [FILLING] = advance_filling,
-    [PLACING] = advance_placing,          [TAKING] = advance_taking,    [DRAINING] = advance_drain};
+static const advance_fn advances[PHASE_END] = {[TO_ANNOUNCE] = advance_announcement,
+                                               [STREAMING] = advance_stream,
+                                               [LEAVING] = advance_leaving,
+                                               [COPYING] = copy_part,
+                                               [TO_ANSWER] = advance_answer,
+                                               [FILLING] = advance_filling,
+                                               [PLACING] = advance_placing,
+                                               [TAKING] = advance_taking,
+                                               [DRAINING] = advance_drain};
 
 static enum shoal_status advance(struct shoal_engine *engine, struct shoal_request *request)
 {
@@ -548,8 +552,8 @@ static void fail_push(struct shoal_engine *engine, struct shoal_request *request
 static bool follows_unready(const struct shoal_p2p *p2p, const struct shoal_request *request)
 {
     const struct shoal_request *earlier = p2p->head;
-    while (earlier != request && (phase_of(earlier) != TO_ANNOUNCE || peer_of(earlier) != peer_of(request) ||
-                                  earlier->call.tag != request->call.tag))
+    while (earlier != request &&
+           (phase_of(earlier) != TO_ANNOUNCE || peer_of(earlier) != peer_of(request) || earlier->call.tag != request->call.tag))
         earlier = earlier->next;
     return earlier != request;
 }

@@ -21,7 +21,7 @@ const void *shoal_engine_pack(struct shoal_engine *engine, const struct shoal_re
     return call->layout->given_scratch;
 }
 
-/* What is not in a row was packed when it was announced. */
+/* An input that is not in a row was packed when it was announced. */
 const char *shoal_engine_given_by(struct shoal_engine *engine, const struct shoal_request *request, int from)
 {
     const struct shoal_layout *layout = request->call.layout;
@@ -734,7 +734,7 @@ static int find_unready_running(const struct shoal_engine *engine, const struct 
     return engine->size == 1 ? find_unready_alone(request) : find_unready_of_chunk(engine, request);
 }
 
-/* What travels beside an announcement. */
+/* An input that travels beside an announcement must be ready before that. */
 static int find_unready_input(const struct shoal_engine *engine, const struct shoal_request *request)
 {
     (void)engine;

@@ -4,8 +4,8 @@
  *
  * A trial is a row of operations, two each way: streaming, cached, cached, streaming, and again. Only the second of two counts,
  * as early steps of other ranks follow the choice of the operation before. Two neighbours that were written differently are a
- * pair: what slows a machine down for longer slows both. Who wins most pairs is chosen; streaming wins a pair where it is
- * faster by a sixteenth. */
+ * pair: a machine that is slow for longer slows both. The way that wins most pairs is chosen; streaming wins a pair where it
+ * is faster by a sixteenth. */
 #ifndef SHOAL_ENGINE_STORES_H
 #define SHOAL_ENGINE_STORES_H
 

@@ -320,7 +320,7 @@ static const struct check {
     {"MASTER_ADDR", shoal_diagnose_master},
     {"towards", shoal_diagnose_towards},
     {"own name", shoal_diagnose_own_name},
-    {"secret", diagnose_check_secret}, /* loads a library, which one that hangs in loading keeps from that: before libfabric */
+    {"secret", diagnose_check_secret}, /* before libfabric: a provider that hangs in dlopen would block this check, too */
     {"interface", shoal_diagnose_interface},
     {"mtu", shoal_diagnose_mtu},
     {"ports", shoal_diagnose_ports},

@@ -65,7 +65,7 @@ static bool is_own_name(const char *host)
     return length == strcspn(host, ".") && strncasecmp(own, host, length) == 0;
 }
 
-/* Whoever writes it means this host alone. */
+/* A user who writes such a name means this host alone. */
 static bool is_plain_loopback(const char *host)
 {
     return strcmp(host, "localhost") == 0 || strcmp(host, "::1") == 0 ||

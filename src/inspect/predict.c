@@ -160,7 +160,7 @@ static bool is_on_gpu(const struct machine *machine)
     return machine->model->unit_bytes != 0;
 }
 
-/* Of an operand, from its beginning up to the end of a chunk. */
+/* Bytes of an operand from its beginning to the end of a chunk. */
 static uint64_t bytes_up_to(struct machine *machine, int rank, bool is_in, uint64_t chunks)
 {
     const uint64_t all = *shoal_copiers_bytes(&machine->copies, rank, is_in);
@@ -208,7 +208,7 @@ static uint64_t done_in_order(struct machine *machine, int rank)
     return chunk;
 }
 
-/* What was read makes room for more, what was written leaves. */
+/* Input that was read makes room for more; output that was written may be copied out. */
 static void predict_allow_copies(struct machine *machine, int rank)
 {
     const uint64_t chunks = done_in_order(machine, rank), unit = machine->model->unit_bytes;
@@ -683,7 +683,7 @@ static void add_host(const struct machine *machine, const struct shoal_load *loa
     forecast->receiving_ps_most = most(forecast->receiving_ps_most, (uint64_t)shoal_adapter_ps(model, (double)heard));
 }
 
-/* What a rank moves one way, with what its adapter moves the same way. */
+/* Bytes that a rank and its adapter move one way through their switch. */
 static uint64_t switch_bytes(const struct machine *machine, int rank, bool is_in)
 {
     const struct shoal_load *load = &machine->cast.loads[rank];

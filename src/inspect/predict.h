@@ -3,11 +3,11 @@
  *
  * The model:
  *   CPU      a rank's steps take time on its core one after the other: a reduction by the bytes that it reads and writes, a
- *            signal inside the host a fixed time, a message a fixed time where it is sent and where it is heard, and for its
+ *            signal inside the host a fixed time, a message a fixed time where it is sent and where it is received, and for its
  *            bytes if the model says so. Ranks that outnumber the cores of their host take turns, step by step; where hosts are
  *            emulated on one machine, all ranks take turns on its cores.
- *   network  each host has one adapter, which sends and receives at its rate at the same time. What its ranks send is cut
- *            into frames; hosts that are sent to take turns, frame by frame, and what goes to one host goes in order. A frame
+ *   network  each host has one adapter, which sends and receives at its rate at the same time. Messages are split
+ *            into frames; receiving hosts take turns, frame by frame, and frames to one host go in order. A frame
  *            is on its way for the latency, then waits until the adapter there has received what came before. Between
  *            adapters there is room for all. An adapter may have a token bucket each way, as cloud hosts and traffic shapers
  *            do: tokens come at its rate until the bucket is full, and bytes that find tokens go as fast as the line.
@@ -17,11 +17,11 @@
  *            chunk have come, one that writes the output until their places are free. Where NVLink joins GPUs, one rank of each
  *            host stands for all: it moves a slice, at its share of adapter, switch and memory, and each unit is reduced over
  *            NVLink before and gathered after.
- *   engine   as src/engine/runner.c has it: chunks take slots in order, a slot is free again when what was put from it has
- *            left, the oldest chunk goes first until it has to wait; a rank hears messages between its rounds.
+ *   engine   as src/engine/runner.c has it: chunks take slots in order, a slot is free again when its puts have
+ *            completed locally, the oldest chunk goes first until it has to wait; a rank receives messages between its rounds.
  *
- * What is not in it: other traffic, lost frames, caches, what adapters read and write of memory, sleeping and waking, and that
- * ranks which wait awake take cores from others. */
+ * The model leaves out other traffic, lost frames, caches, the adapters' use of memory, sleeping and waking, and the cores that
+ * spinning ranks take from others. */
 #ifndef SHOAL_INSPECT_PREDICT_H
 #define SHOAL_INSPECT_PREDICT_H
 

@@ -40,7 +40,7 @@ static uint64_t copies_later(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
-/* What asks first passes first. A way does not stay idle for what is still on its way to it: so it is taken from now on. */
+/* First come, first served. A way does not stay idle for bytes that are still on their way to it: it is taken from now on. */
 static uint64_t pass_way(const struct shoal_copiers *copies, uint64_t *free_ps, uint64_t from_ps, uint64_t bytes,
                          double byte_ps)
 {

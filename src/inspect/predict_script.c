@@ -81,7 +81,7 @@ static uint8_t step_needs(const struct shoal_plan *plan, const struct shoal_step
     return needs;
 }
 
-/* What is needed counts for the act that was appended or grew. */
+/* Adds needs to the act that was appended or grew. */
 static enum shoal_status note_needs(enum shoal_status status, struct shoal_script *script, uint8_t needs)
 {
     if (status == SHOAL_OK && script->count)
@@ -142,7 +142,7 @@ static bool is_peer_set(const struct shoal_cast *cast, const uint8_t *peers, int
     return peer != rank && (peers[peer] || shoal_cast_host(cast, rank) == shoal_cast_host(cast, peer));
 }
 
-/* A record to each of the peer set, whose records are waited for. */
+/* Announces the operation to each rank of the peer set, and waits for their announcements. */
 static enum shoal_status script_meet(struct shoal_cast *cast, const uint8_t *peers, int rank)
 {
     struct shoal_script *script = &cast->ranks[rank].meet;

@@ -20,7 +20,7 @@ enum shoal_act_kind {
 /* A chunk, and the last one, which may be shorter. */
 enum shoal_length { SHOAL_LENGTH_FULL, SHOAL_LENGTH_LAST, SHOAL_LENGTHS };
 
-/* What of the rank's own operands on a GPU an act touches. */
+/* The rank's own operands on a GPU that an act touches. */
 enum shoal_act_needs { SHOAL_ACT_NEEDS_INPUT = 1, SHOAL_ACT_NEEDS_OUTPUT = 2 };
 
 struct shoal_act {

@@ -149,7 +149,7 @@ static uint64_t ps_of(double us)
     return (uint64_t)(us * (double)SHOAL_PS_PER_US + 0.5);
 }
 
-/* Of what ranks of a host share, one that stands for several has its part. */
+/* A rank that stands for several of its host has its part of what they share. */
 static void model_gpus(const struct inquiry *inquiry, struct shoal_model *model)
 {
     const struct shoal_simulation *simulation = inquiry->simulation;
@@ -196,7 +196,7 @@ static struct shoal_model model_of(const struct inquiry *inquiry)
     return model;
 }
 
-/* Parts are equal: what is left over belongs to none. Of slices, which are equal, one is simulated. */
+/* Parts are equal: a remainder belongs to none. Slices are equal too, so only one is simulated. */
 static void simulate_measure(struct inquiry *inquiry)
 {
     const struct shoal_simulation *simulation = inquiry->simulation;

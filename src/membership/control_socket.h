@@ -1,5 +1,5 @@
 /* The sockets of control trees: non-blocking, closed on exec, and closed in forked children, where an open one would hide this
- * process's end from its neighbours. Whoever forks by other means than fork() (clone, _Fork) keeps them open. */
+ * process's end from its neighbours. A child made by other means than fork() (clone, _Fork) keeps them open. */
 #ifndef SHOAL_MEMBERSHIP_CONTROL_SOCKET_H
 #define SHOAL_MEMBERSHIP_CONTROL_SOCKET_H
 

@@ -350,7 +350,7 @@ void shoal_control_tree_release(struct shoal_control *control)
     }
 }
 
-/* Whoever is still shaking hands shall seek another. */
+/* Ends the links of processes that are still shaking hands, so that they seek another parent. */
 static void drop_strangers(struct shoal_control *control)
 {
     for (size_t i = 0; i < control->link_count; i++) {

@@ -134,7 +134,7 @@ static void note_root(struct shoal_membership *membership, uint64_t now_ns)
     membership->is_root = is_root;
 }
 
-/* The thread turns at least with each heartbeat. What it is later than that, it did not run. */
+/* The thread turns at least with each heartbeat. If it turns later, it did not run in the time between. */
 static void note_turn(struct shoal_membership *membership, uint64_t now_ns)
 {
     const uint64_t due_ns = membership->turned_ns + SHOAL_CONTROL_HEARTBEAT_MS * SHOAL_NS_PER_MS;

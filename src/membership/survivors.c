@@ -151,7 +151,7 @@ bool shoal_survivors_read(const unsigned char *data, size_t bytes, int size, str
 
 /* ---- Who is waited for --------------------------------------------------------------------------------------------------- */
 
-/* Of the agreement under way or the one before it: votes of others are not kept. */
+/* Only the votes of the agreement under way and of the one before it are kept. */
 static struct shoal_survivors_vote *vote_of(struct shoal_survivors *survivors, uint64_t epoch)
 {
     SHOAL_ASSERT(epoch == survivors->epoch || epoch + 1 == survivors->epoch);
@@ -468,7 +468,7 @@ static void hear_promise(struct shoal_survivors *survivors, int from, const stru
         note_promise(survivors, from, message->adopted, &message->view);
 }
 
-/* Whoever repeats it may lack the same of this rank, which may have all it needs. */
+/* A rank that repeats its ADOPTED may lack this rank's, which may have everything that it needs itself. */
 static void hear_adopted(struct shoal_survivors *survivors, int from, const struct shoal_survivors_message *message,
                          bool is_known)
 {

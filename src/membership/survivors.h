@@ -11,10 +11,10 @@
  *     DECISION {0 1 2}, 7 --->    ADOPTED                 ADOPTED                   each to all: agreed
  *
  * The coordinator is the lowest rank that has proposed, is not lost and not given up. Nobody waits for a rank that is lost, or
- * given up: more than half of those that are left do not hold it alive. Of two ranks that do not hold each other alive one is
- * left out. When a coordinator is lost, the next one begins a ballot with a higher number; it learns from the promises what was
- * adopted before, and repeats that. This is Paxos in which every survivor is asked, so whatever ranks are lost meanwhile, any
- * two survivors return the same, or sets that have no rank in common.
+ * given up: more than half of those that are left do not hold it alive. Where two ranks do not hold each other alive, one of
+ * them is left out. When a coordinator is lost, the next one begins a ballot with a higher number; it learns from the promises
+ * which decision was adopted before, and repeats it. This is Paxos in which every survivor is asked, so whatever ranks are lost
+ * meanwhile, any two survivors return the same, or sets that have no rank in common.
  *
  * A rank of the decision that is lost after it had proposed may be in it: the survivors find that out and agree again, under
  * the next epoch. Ranks that cannot hear each other hold each other lost, and each side agrees by itself: a caller that must

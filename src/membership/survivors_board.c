@@ -15,7 +15,7 @@ void shoal_survivors_board_put(struct shoal_survivors_board *board, uint64_t wor
     pthread_mutex_lock(&writing);
     const uint64_t version = atomic_load_explicit(&note->version, memory_order_relaxed);
     atomic_store_explicit(&note->version, version + 1, memory_order_relaxed);
-    /* Whoever reads one of the words below reads an odd version behind it; pairs with the fence in get. */
+    /* A reader that sees one of the words below sees an odd version after it; pairs with the fence in get. */
     atomic_thread_fence(memory_order_release);
     atomic_store_explicit(&note->world, world, memory_order_relaxed);
     atomic_store_explicit(&note->bytes, bytes, memory_order_relaxed);

@@ -131,7 +131,7 @@ static void revoke_exports(struct shoal_memory *memory, struct shoal_region *reg
     region->known_to = 0;
 }
 
-/* Whoever looks for it from now on does not find it. */
+/* No later look-up finds the region. */
 static void forget_found(struct shoal_memory *memory, const struct shoal_region *region)
 {
     if (memory->found == region)

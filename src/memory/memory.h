@@ -9,7 +9,7 @@
  * peers, for the next allocation.
  *
  * Ownership: the memory owns its regions. A pointer to a region is valid while the caller holds the guard, and as long as
- * nobody has freed or deregistered the region. Who exports or registers a region is told before the region ends or moves.
+ * nobody has freed or deregistered the region. Code that exports or registers a region is told before the region ends or moves.
  *
  * Threads: all calls come under the guard, which is the progress engine's lock. Exceptions: shoal_memory_alloc and
  * shoal_memory_reserve take the guard themselves, since getting pages may take long; call them with or without it (it is

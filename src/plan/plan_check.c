@@ -177,7 +177,7 @@ static size_t signal_number(const struct check *check, int to, int from, uint32_
     return check->signal_first[to * check->size + from] + n - 1;
 }
 
-/* Whoever waits for what was put knows that it has left. */
+/* A rank that waits for the data of a put knows that the put has completed locally. */
 static void check_increment_counter(struct check *check, int to, int from)
 {
     const uint32_t n = ++check->incremented[to * check->size + from], puts = puts_to(check, from, to);

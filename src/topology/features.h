@@ -1,4 +1,4 @@
-/* What Shoal uses of the kernel, asked for by trying it. Changes nothing, leaves nothing open. Set-up only; any thread. */
+/* Tries which features of the kernel Shoal can use. Changes nothing, leaves nothing open. Set-up only; any thread. */
 #ifndef SHOAL_TOPOLOGY_FEATURES_H
 #define SHOAL_TOPOLOGY_FEATURES_H
 

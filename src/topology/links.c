@@ -168,7 +168,7 @@ int shoal_links_find_gpu(const struct shoal_links *links, const char *pci)
 
 /* ---- Classes ------------------------------------------------------------------------------------------------------------- */
 
-/* What the two paths have in common ends in a bridge, or in a root complex ("pci0000:10"), or above both. */
+/* The common beginning of the two paths ends in a bridge, or in a root complex ("pci0000:10"), or above both. */
 static enum shoal_link links_of_paths(const char *one, const char *other)
 {
     enum shoal_link link = SHOAL_LINK_UNKNOWN;

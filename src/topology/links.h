@@ -8,7 +8,7 @@
  *         +- GPU 1                                                  GPU 0 and 4: across sockets
  *         +- rdmap16s27
  *
- * Virtual machines often hide switches. What they show as one root complex may be one then, and a NUMA node that they state is
+ * Virtual machines often hide switches. What looks like one root complex may then be one switch, and a stated NUMA node is
  * believed before the tree. */
 #ifndef SHOAL_TOPOLOGY_LINKS_H
 #define SHOAL_TOPOLOGY_LINKS_H
@@ -51,7 +51,8 @@ struct shoal_links {
 };
 
 /* Reads what sysfs, mounted at `sys`, shows: NVIDIA's GPUs, also those that a process may not use, and the adapters, which are
- * RDMA devices, or where there are none the network interfaces that are devices. What it does not show is left out. */
+ * RDMA devices, or where there are none the network interfaces that are devices. Devices that sysfs does not show are left
+ * out. */
 void shoal_links_read(const char *sys, struct shoal_links *links_out);
 
 /* The number of a GPU, by the PCI id that its driver tells, in capitals or not; -1: sysfs does not show it. */

@@ -1,6 +1,6 @@
-/* libfabric, loaded at run time: libshoal works without it, on one host. Of the copies on the machine the newest is taken
- * (vendors bring theirs beside the distribution's); where there is none, the one that a wheel carries; unless SHOAL_LIBFABRIC
- * names a file. Set-up only; one thread at a time. */
+/* libfabric, loaded at run time: libshoal works without it, on one host. SHOAL_LIBFABRIC names a file; else the newest copy on
+ * the machine is taken (vendors bring theirs beside the distribution's); else the one that a wheel carries. Set-up only; one
+ * thread at a time. */
 #ifndef SHOAL_TRANSPORT_FABRIC_LIBRARY_H
 #define SHOAL_TRANSPORT_FABRIC_LIBRARY_H
 

@@ -11,13 +11,12 @@
  * INCREMENTS of them apart. An increment that has left arrives before later ones; later ones may overtake one that has not. */
 #define INCREMENTS (1u << SHOAL_NETWORK_INCREMENT_BITS)
 #define INCREMENTS_UNDER_WAY (INCREMENTS / 2)
-/* A peer is told of completed operations after so many at the latest, while it does not know that its last record was used:
- * before it has to wait for that. */
-#define TELL_EVERY (SHOAL_PAYLOADS / 2)
+/* Acknowledge at least every ACKNOWLEDGE_EVERY operations, so that a peer never stalls waiting for an acknowledgement. */
+#define ACKNOWLEDGE_EVERY (SHOAL_PAYLOADS / 2)
 
-/* And of packets that were taken. */
-#define TELL_TAKEN (SHOAL_PACKET_QUEUE_BYTES / 4)
-/* So many packets of no bytes fill a queue. */
+/* Acknowledge at least every ACKNOWLEDGE_TAKEN bytes of packets that the engine took from a queue. */
+#define ACKNOWLEDGE_TAKEN (SHOAL_PACKET_QUEUE_BYTES / 4)
+/* A queue holds at most PACKETS_MAX packets, where they have no data. */
 #define PACKETS_MAX (SHOAL_PACKET_QUEUE_BYTES / sizeof(struct shoal_packet))
 /* The most bytes of a put in one message. */
 #define PART_BYTES ((size_t)16 << 10)
@@ -86,16 +85,16 @@ struct hosts {
     struct shoal_network *network;
     struct shoal_membership *membership;
     struct shoal_network_channel channel;
-    struct shoal_membership_comm part; /* in the membership */
+    struct shoal_membership_comm part;  /* in the membership */
     uint64_t sent_bytes, sent_messages; /* over the network */
-    bool is_joined; /* the lowest local rank's segment, where a failure is kept, is here */
-    struct shoal_transport *local;     /* shared memory, among the ranks of this host */
-    struct shoal_member *members;      /* [size] */
-    int *local_of;                     /* [size] number on this host, -1 elsewhere */
-    int *rank_of;                      /* [local->size] */
-    uint16_t *host;                    /* [size] from 0 on, in the order of lowest ranks */
-    struct remote *remotes;            /* [size] */
-    struct counter *counters;          /* [size * slots] */
+    bool is_joined;                     /* the lowest local rank's segment, where a failure is kept, is here */
+    struct shoal_transport *local;      /* shared memory, among the ranks of this host */
+    struct shoal_member *members;       /* [size] */
+    int *local_of;                      /* [size] number on this host, -1 elsewhere */
+    int *rank_of;                       /* [local->size] */
+    uint16_t *host;                     /* [size] from 0 on, in the order of lowest ranks */
+    struct remote *remotes;             /* [size] */
+    struct counter *counters;           /* [size * slots] */
     unsigned slots;
     size_t slot_bytes;
     uint64_t completed;
@@ -242,7 +241,7 @@ static const void *hosts_payload_of(struct shoal_transport *transport, int peer,
 static void tell_if_due(struct hosts *hosts, int peer)
 {
     const struct remote *remote = remote_of(hosts, peer);
-    if (remote->last_heard > remote->told && hosts->completed - remote->told >= TELL_EVERY)
+    if (remote->last_heard > remote->told && hosts->completed - remote->told >= ACKNOWLEDGE_EVERY)
         hosts_note(hosts, send_message(hosts, peer, (struct shoal_network_head){.kind = SHOAL_NETWORK_COMPLETED}, NULL, 0));
 }
 
@@ -586,7 +585,7 @@ static void hosts_pop(struct shoal_transport *transport, int peer)
     remote->popped_bytes += hosts_packet_space(&packet->head);
     remote->held_bytes -= hosts_packet_space(&packet->head);
     free(packet);
-    if (remote->popped_bytes - remote->told_popped >= TELL_TAKEN)
+    if (remote->popped_bytes - remote->told_popped >= ACKNOWLEDGE_TAKEN)
         hosts_note(hosts, send_message(hosts, peer, (struct shoal_network_head){.kind = SHOAL_NETWORK_COMPLETED}, NULL, 0));
 }
 
