@@ -120,11 +120,12 @@ static void find_shared(struct shoal_engine *engine, const struct shoal_request 
         shared[r] = shared[size + r] = 0;
         if (!shoal_engine_is_local(engine, (int)r))
             continue;
-        const struct shoal_announcement *arrival =
-            (int)r == engine->rank ? &request->arrival : engine->ops->arrival(engine->transport, (int)r, request->sequence);
-        SHOAL_ASSERT(arrival); /* the ranks of this host have arrived */
-        shared[r] = arrival->input != 0;
-        shared[size + r] = arrival->output != 0;
+        const struct shoal_announcement *announcement =
+            (int)r == engine->rank ? &request->announcement
+                                   : engine->ops->announcement(engine->transport, (int)r, request->sequence);
+        SHOAL_ASSERT(announcement); /* the ranks of this host have announced the operation */
+        shared[r] = announcement->input != 0;
+        shared[size + r] = announcement->output != 0;
     }
 }
 
@@ -135,8 +136,8 @@ static bool is_guess(const struct shoal_engine *engine, const struct shoal_reque
     const uint8_t *shared = cached->shared;
     const struct shoal_view view = {engine->size, engine->transport->host, shared, shared + engine->size, request->shape};
     return cached->early_steps && cached->entry->kind == request->call.kind && cached->root == request->call.root &&
-           shared[engine->rank] == (request->arrival.input != 0) &&
-           shared[engine->size + engine->rank] == (request->arrival.output != 0) &&
+           shared[engine->rank] == (request->announcement.input != 0) &&
+           shared[engine->size + engine->rank] == (request->announcement.output != 0) &&
            shoal_select_plan(selection, &view, request->call.root, NULL) == cached->entry;
 }
 
@@ -241,7 +242,7 @@ struct shoal_peer_set *shoal_engine_make_peer_set(const struct shoal_engine *eng
         return NULL;
     peer_set->entry = entry;
     peer_set->root = root;
-    peer_set->hears = peer_set->has + engine->size;
+    peer_set->is_source = peer_set->is_member + engine->size;
     return peer_set;
 }
 
@@ -265,16 +266,16 @@ static size_t count_flags(const uint8_t *flags, int size)
 
 bool shoal_engine_keep_peer_set(struct shoal_engine *engine, struct shoal_peer_set *peer_set, struct shoal_request *request)
 {
-    const size_t met = count_flags(peer_set->has, engine->size), heard = count_flags(peer_set->hears, engine->size);
-    peer_set->lists = malloc((met + heard + 1) * sizeof *peer_set->lists);
-    peer_set->bytes = sizeof *peer_set + 2 * (size_t)engine->size + (met + heard) * sizeof *peer_set->lists;
+    const size_t met = count_flags(peer_set->is_member, engine->size), sources = count_flags(peer_set->is_source, engine->size);
+    peer_set->lists = malloc((met + sources + 1) * sizeof *peer_set->lists);
+    peer_set->bytes = sizeof *peer_set + 2 * (size_t)engine->size + (met + sources) * sizeof *peer_set->lists;
     engine->peer_sets_bytes += peer_set->bytes;
     if (!peer_set->lists) {
         free_peer_set(engine, peer_set);
         return false;
     }
-    peer_set->met = list(peer_set->has, engine->size, peer_set->lists);
-    peer_set->heard = list(peer_set->hears, engine->size, peer_set->lists + met);
+    peer_set->met = list(peer_set->is_member, engine->size, peer_set->lists);
+    peer_set->sources = list(peer_set->is_source, engine->size, peer_set->lists + met);
     peer_set->next = engine->peer_sets;
     engine->peer_sets = peer_set;
     peer_set->last_sequence = request->sequence;
@@ -297,9 +298,9 @@ enum shoal_status shoal_engine_find_peers(struct shoal_engine *engine, const str
     engine->plans_built++;
     struct shoal_peer_set *peer_set = plan.status == SHOAL_OK ? shoal_engine_make_peer_set(engine, entry, root) : NULL;
     if (peer_set)
-        shoal_plan_find_peers(&plan, &view, peer_set->has);
+        shoal_plan_find_peers(&plan, &view, peer_set->is_member);
     for (int r = 0; peer_set && r < engine->size; r++)
-        peer_set->hears[r] = peer_set->has[r] |= shoal_engine_is_local(engine, r);
+        peer_set->is_source[r] = peer_set->is_member[r] |= shoal_engine_is_local(engine, r);
     const enum shoal_status status = plan.status == SHOAL_ERR_UNSUPPORTED ? plan.status : SHOAL_ERR_MEMORY;
     shoal_plan_fini(&plan);
     if (peer_set && shoal_engine_keep_peer_set(engine, peer_set, request))

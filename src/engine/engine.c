@@ -137,7 +137,7 @@ static void run_alone(struct shoal_engine *engine, struct shoal_request *request
     copy_alone(engine, request, 0, count_alone(request));
     request->record->arrived = request->posted_ticks;
     request->record->algorithm = shoal_engine_alone;
-    engine->intake.done_sequence = engine->intake.agreed_sequence = engine->intake.told_sequence = request->sequence;
+    engine->intake.done_sequence = engine->intake.agreed_sequence = engine->intake.acknowledged_sequence = request->sequence;
     shoal_request_complete(request, SHOAL_OK);
 }
 
@@ -146,7 +146,7 @@ static void begin_alone(struct shoal_engine *engine, struct shoal_request *reque
 {
     request->is_direct = true;
     request->needed = engine->rank;
-    request->arrival.input = request->arrival.output = 0;
+    request->announcement.input = request->announcement.output = 0;
     request->chunk_elements = engine->settings->chunk_bytes / request->element_bytes;
     request->chunk_count = (count_alone(request) + request->chunk_elements - 1) / request->chunk_elements;
     request->chunks_done = 0;
@@ -415,13 +415,14 @@ enum shoal_status shoal_engine_start(struct shoal_engine *engine, const struct s
 static void engine_tell(struct shoal_engine *engine)
 {
     const struct shoal_intake *intake = &engine->intake;
-    const uint64_t told = intake->agreed_sequence < intake->done_sequence ? intake->agreed_sequence : intake->done_sequence;
-    if (told == intake->told_sequence)
+    const uint64_t acknowledged =
+        intake->agreed_sequence < intake->done_sequence ? intake->agreed_sequence : intake->done_sequence;
+    if (acknowledged == intake->acknowledged_sequence)
         return;
-    SHOAL_ASSERT((int64_t)(told - engine->intake.told_sequence) >
-                 0); /* peers reuse what they were told is done: it is never taken back */
-    engine->intake.told_sequence = told;
-    engine->ops->complete(engine->transport, told);
+    SHOAL_ASSERT((int64_t)(acknowledged - engine->intake.acknowledged_sequence) >
+                 0); /* peers reuse memory once its operation is acknowledged, so that is never taken back */
+    engine->intake.acknowledged_sequence = acknowledged;
+    engine->ops->complete(engine->transport, acknowledged);
     engine->must_flush = true;
 }
 
@@ -432,11 +433,11 @@ static bool agree_up_to(struct shoal_engine *engine, uint64_t last)
     while (engine->intake.agreed_sequence < last) {
         const uint64_t sequence = engine->intake.agreed_sequence + 1;
         const struct shoal_peer_set *peer_set = engine->intake.met[sequence % SHOAL_ANNOUNCEMENTS];
-        for (int i = 0; i < shoal_engine_heard_count(engine, peer_set); i++) {
-            const int r = shoal_peer_set_heard(peer_set, i);
+        for (int i = 0; i < shoal_engine_source_count(engine, peer_set); i++) {
+            const int r = shoal_peer_set_source(peer_set, i);
             if (r == engine->rank)
                 continue;
-            const struct shoal_announcement *other = engine->ops->arrival(engine->transport, r, sequence);
+            const struct shoal_announcement *other = engine->ops->announcement(engine->transport, r, sequence);
             if (!other || !shoal_engine_check_past_call(engine, &engine->intake.called[sequence % SHOAL_ANNOUNCEMENTS], other))
                 return false;
         }
@@ -450,7 +451,7 @@ static uint64_t find_completed_by_all(struct shoal_engine *engine, const struct 
 {
     agree_up_to(engine, engine->intake.done_sequence);
     engine_tell(engine);
-    uint64_t least = engine->intake.told_sequence;
+    uint64_t least = engine->intake.acknowledged_sequence;
     for (int i = 0; i < (peer_set ? peer_set->met.count : engine->size); i++) {
         const int r = peer_set ? peer_set->met.at[i] : i;
         const uint64_t done = r != engine->rank ? engine->ops->completed(engine->transport, r) : least;
@@ -481,7 +482,7 @@ static bool may_announce(struct shoal_engine *engine, const struct shoal_request
 /* Where peers find the operands that they need, if they can reach them. Peers look at what their plans name, and then this
  * rank's plan ends after theirs have done so: nobody is told of what no plan names, for its owner may free it before. */
 static void locate_operands(struct shoal_engine *engine, const struct shoal_request *request,
-                            struct shoal_announcement *arrival)
+                            struct shoal_announcement *announcement)
 {
     const struct shoal_call *call = &request->call;
     const struct shoal_collective_traits *kind = shoal_collective_traits(call->kind);
@@ -492,11 +493,11 @@ static void locate_operands(struct shoal_engine *engine, const struct shoal_requ
         return;
     if (kind->is_input_reached && !is_overwritten && !shoal_call_device(call, SHOAL_OPERAND_INPUT) &&
         shoal_shape_gives(&kind->shape, rank, call->root))
-        arrival->input =
+        announcement->input =
             engine->ops->locate(engine->transport, call->input, shoal_call_input_bytes(call, rank, size, element, rank));
     if (kind->is_output_reached && !shoal_call_device(call, SHOAL_OPERAND_OUTPUT) &&
         (!call->layout || call->layout->is_taken_in_row) && shoal_shape_takes(&kind->shape, rank, call->root))
-        arrival->output =
+        announcement->output =
             engine->ops->locate(engine->transport, call->output, shoal_call_output_bytes(call, rank, size, element, rank));
 }
 
@@ -541,7 +542,7 @@ static const uint8_t *find_receivers(const struct shoal_request *request)
 {
     if (request->in_rounds || is_with_notices(&request->call))
         return shoal_no_ranks;
-    return request->peer_set ? request->peer_set->has : NULL;
+    return request->peer_set ? request->peer_set->is_member : NULL;
 }
 
 /* Beginning with the next rank, so that not all send to the same one first. */
@@ -551,17 +552,17 @@ static void send_notices(struct shoal_engine *engine, const struct shoal_request
     for (int i = 1; i < engine->size; i++) {
         const int peer = (engine->rank + i) % engine->size;
         if (!shoal_engine_is_local(engine, peer) && shoal_peer_set_has(request->peer_set, peer))
-            engine->ops->arrive_at(engine->transport, peer, &request->arrival, &notices[peer], sizeof notices[peer]);
+            engine->ops->announce_to(engine->transport, peer, &request->announcement, &notices[peer], sizeof notices[peer]);
     }
 }
 
 static void engine_announce(struct shoal_engine *engine, struct shoal_request *request)
 {
     const struct shoal_call *call = &request->call;
-    struct shoal_announcement *arrival = &request->arrival;
+    struct shoal_announcement *announcement = &request->announcement;
     SHOAL_ASSERT(request->state == SHOAL_REQUEST_QUEUED);
     SHOAL_ASSERT(engine->intake.active_count <= SHOAL_ACTIVE_MAX);
-    arrival->descriptor = (struct shoal_descriptor){
+    announcement->descriptor = (struct shoal_descriptor){
         .sequence = request->sequence,
         .count = call->count,
         .detail = detail_of(call),
@@ -571,15 +572,15 @@ static void engine_announce(struct shoal_engine *engine, struct shoal_request *r
         .op = (uint8_t)call->op,
         .posted = (uint32_t)(request->posted_ticks >> 8),
     };
-    arrival->input = arrival->output = 0;
+    announcement->input = announcement->output = 0;
     if (!request->is_direct) {
-        locate_operands(engine, request, arrival);
-        arrival->descriptor.hints = SHOAL_HINT_PLANNED | shoal_trial_hint(engine, request);
+        locate_operands(engine, request, announcement);
+        announcement->descriptor.hints = SHOAL_HINT_PLANNED | shoal_trial_hint(engine, request);
     }
-    engine->intake.called[request->sequence % SHOAL_ANNOUNCEMENTS] = arrival->descriptor;
+    engine->intake.called[request->sequence % SHOAL_ANNOUNCEMENTS] = announcement->descriptor;
     engine->intake.met[request->sequence % SHOAL_ANNOUNCEMENTS] = request->peer_set;
-    engine->ops->arrive(engine->transport, arrival, find_payload(engine, request), request->payload_bytes,
-                        find_receivers(request));
+    engine->ops->announce(engine->transport, announcement, find_payload(engine, request), request->payload_bytes,
+                          find_receivers(request));
     if (SHOAL_UNLIKELY(engine->hosts > 1) && is_with_notices(call))
         send_notices(engine, request);
     engine->must_flush = true;
@@ -636,7 +637,7 @@ static bool announce_queued(struct shoal_engine *engine)
 static inline bool is_needed(const struct shoal_engine *engine, const struct shoal_request *request, int peer)
 {
     return peer != engine->rank && (request->needed == SHOAL_NEEDED_ALL || request->needed == peer) &&
-           shoal_peer_set_hears(request->peer_set, peer);
+           shoal_peer_set_is_source(request->peer_set, peer);
 }
 
 /* Finds the rank that came last, and how long after the first. Posting times are ticks / 256 in 32 bits: differences hold for
@@ -647,13 +648,13 @@ static void engine_blame(struct shoal_engine *engine, struct shoal_request *requ
     int32_t first = 0, last = 0;
     record->arrived = shoal_clock_ticks();
     record->last_rank = request->needed == SHOAL_NEEDED_ALL ? engine->rank : -1;
-    const int count = request->needed == SHOAL_NEEDED_ALL ? shoal_engine_heard_count(engine, request->peer_set) : 0;
+    const int count = request->needed == SHOAL_NEEDED_ALL ? shoal_engine_source_count(engine, request->peer_set) : 0;
     for (int i = 0; i < count; i++) {
-        const int r = shoal_peer_set_heard(request->peer_set, i);
+        const int r = shoal_peer_set_source(request->peer_set, i);
         if (r == engine->rank)
             continue;
-        const struct shoal_announcement *other = engine->ops->arrival(engine->transport, r, request->sequence);
-        const int32_t after = (int32_t)(other->descriptor.posted - request->arrival.descriptor.posted);
+        const struct shoal_announcement *other = engine->ops->announcement(engine->transport, r, request->sequence);
+        const int32_t after = (int32_t)(other->descriptor.posted - request->announcement.descriptor.posted);
         first = after < first ? after : first;
         if (after > last) {
             last = after;
@@ -677,13 +678,13 @@ static void expect_payload(struct shoal_engine *engine, struct shoal_request *re
 }
 
 /* True when the announcements of all ranks that are needed are there, and agree with the request. */
-static bool have_all_arrived(struct shoal_engine *engine, struct shoal_request *request)
+static bool have_all_announced(struct shoal_engine *engine, struct shoal_request *request)
 {
     for (; request->next_missing < engine->size; request->next_missing++) {
         const int r = request->next_missing;
         if (!is_needed(engine, request, r))
             continue;
-        const struct shoal_announcement *other = engine->ops->arrival(engine->transport, r, request->sequence);
+        const struct shoal_announcement *other = engine->ops->announcement(engine->transport, r, request->sequence);
         if (!other) {
             expect_payload(engine, request, r);
             return false;
@@ -700,7 +701,7 @@ static bool have_all_arrived(struct shoal_engine *engine, struct shoal_request *
     return true;
 }
 
-/* True when it moved. Done when all that it hears have arrived, round by round. */
+/* True when it moved. Done when the announcements of all its sources were received, round by round. */
 static bool advance_rounds(struct shoal_engine *engine, struct shoal_request *request)
 {
     const bool did = shoal_engine_advance_rounds(engine, request);
@@ -719,7 +720,7 @@ static bool advance_rounds(struct shoal_engine *engine, struct shoal_request *re
 }
 
 /* Requests start in order: when one waits for a rank, so do those after it. But rounds of several go on side by side. */
-static bool start_arrived(struct shoal_engine *engine)
+static bool start_announced(struct shoal_engine *engine)
 {
     bool did = false;
     for (struct shoal_request *request = engine->intake.active_head; request; request = request->next) {
@@ -731,7 +732,7 @@ static bool start_arrived(struct shoal_engine *engine)
                 return true;
             continue;
         }
-        if (!have_all_arrived(engine, request))
+        if (!have_all_announced(engine, request))
             return did || engine->is_broken;
         if (request->is_direct) {
             if (!shoal_runner_is_ready(engine, request, SHOAL_OPERAND_OUTPUT, 0, request->call.count))
@@ -779,7 +780,7 @@ static bool retire_done(struct shoal_engine *engine)
         shoal_request_complete(request, SHOAL_OK);
         did = true;
     }
-    if (SHOAL_UNLIKELY(engine->intake.done_sequence - engine->intake.told_sequence > UNCOMPARED_MAX)) {
+    if (SHOAL_UNLIKELY(engine->intake.done_sequence - engine->intake.acknowledged_sequence > UNCOMPARED_MAX)) {
         agree_up_to(engine, engine->intake.done_sequence);
         engine_tell(engine);
     }
@@ -795,7 +796,7 @@ static bool progress_once(struct shoal_engine *engine)
     if (engine->intake.queue_head)
         did |= announce_queued(engine);
     if (engine->intake.active_head) {
-        did |= SHOAL_UNLIKELY(engine->size == 1) ? progress_alone(engine) : start_arrived(engine);
+        did |= SHOAL_UNLIKELY(engine->size == 1) ? progress_alone(engine) : start_announced(engine);
         if (!engine->is_broken && (shoal_runner_is_busy(engine) || engine->intake.start_next))
             did |= shoal_engine_run_chunks(engine);
         if (!engine->is_broken)
@@ -815,7 +816,7 @@ void shoal_intake_init(struct shoal_engine *engine, uint64_t start)
 {
     struct shoal_intake *intake = &engine->intake;
     intake->next_sequence = start + 1;
-    intake->done_sequence = intake->agreed_sequence = intake->told_sequence = intake->completed_by_all = start;
+    intake->done_sequence = intake->agreed_sequence = intake->acknowledged_sequence = intake->completed_by_all = start;
 }
 
 struct shoal_request *shoal_intake_first(const struct shoal_engine *engine)
@@ -864,9 +865,9 @@ uint64_t shoal_intake_done(const struct shoal_engine *engine)
     return engine->intake.done_sequence;
 }
 
-uint64_t shoal_intake_told(const struct shoal_engine *engine)
+uint64_t shoal_intake_acknowledged(const struct shoal_engine *engine)
 {
-    return engine->intake.told_sequence;
+    return engine->intake.acknowledged_sequence;
 }
 
 uint64_t shoal_intake_first_queued(const struct shoal_engine *engine)
@@ -886,7 +887,7 @@ const struct shoal_peer_set *shoal_intake_met(const struct shoal_engine *engine,
 
 void shoal_intake_leave(struct shoal_engine *engine)
 {
-    if (engine->intake.told_sequence < engine->intake.done_sequence)
+    if (engine->intake.acknowledged_sequence < engine->intake.done_sequence)
         engine->ops->complete(engine->transport, engine->intake.done_sequence);
 }
 

@@ -178,8 +178,7 @@ bool shoal_engine_is_in_callback(const struct shoal_engine *engine)
 /* A chunk, or all that lies beside an announcement. */
 size_t shoal_engine_range_bytes(const struct shoal_engine *engine, bool is_in_parts)
 {
-    const size_t chunk =
-        shoal_select_most_chunk_bytes(engine->settings->chunk_bytes, engine->size, engine->hosts, is_in_parts);
+    const size_t chunk = shoal_select_most_chunk_bytes(engine->settings->chunk_bytes, engine->size, engine->hosts, is_in_parts);
     return shoal_max_size(chunk, SHOAL_PAYLOAD_MAX);
 }
 
@@ -233,8 +232,8 @@ bool shoal_engine_uses(const struct shoal_engine *engine, shoal_location locatio
 {
     const uint64_t segment = shoal_location_segment(location);
     for (const struct shoal_request *request = shoal_intake_first_announced(engine); request; request = request->next) {
-        if (shoal_location_segment(request->arrival.input) == segment ||
-            shoal_location_segment(request->arrival.output) == segment)
+        if (shoal_location_segment(request->announcement.input) == segment ||
+            shoal_location_segment(request->announcement.output) == segment)
             return true;
     }
     return false;

@@ -17,14 +17,14 @@ static bool allocate_scratch(struct shoal_engine *engine)
 static void mark_peer_set(struct shoal_engine *engine, struct shoal_peer_set *peer_set)
 {
     const struct shoal_rounds *rounds = &peer_set->rounds;
-    shoal_rounds_find_peers(rounds, peer_set->has);
+    shoal_rounds_find_peers(rounds, peer_set->is_member);
     for (int i = 0; i < rounds->local.count; i++)
-        peer_set->has[rounds->local.at[i]] = peer_set->hears[rounds->local.at[i]] = 1;
+        peer_set->is_member[rounds->local.at[i]] = peer_set->is_source[rounds->local.at[i]] = 1;
     for (int i = 0; i < rounds->count; i++) {
         if (rounds->rounds[i].from >= 0)
-            peer_set->hears[rounds->rounds[i].from] = 1;
+            peer_set->is_source[rounds->rounds[i].from] = 1;
     }
-    peer_set->hears[engine->rank] = 1;
+    peer_set->is_source[engine->rank] = 1;
 }
 
 enum shoal_status shoal_engine_prepare_rounds(struct shoal_engine *engine, struct shoal_request *request)
@@ -135,7 +135,7 @@ static void send_held(struct shoal_engine *engine, const struct shoal_request *r
     if (bytes && round->to.count)
         data = request->shape->is_output_cut ? collect_parts(engine, request, round->held) : result_of(request);
     for (int i = 0; i < round->to.count; i++)
-        engine->ops->arrive_at(engine->transport, round->to.at[i], &request->arrival, data, bytes);
+        engine->ops->announce_to(engine->transport, round->to.at[i], &request->announcement, data, bytes);
     engine->must_flush |= round->to.count > 0;
 }
 
@@ -157,7 +157,7 @@ static bool has_come(struct shoal_engine *engine, struct shoal_request *request,
     request->next_missing = rank;
     if (rank == engine->rank)
         return true;
-    const struct shoal_announcement *other = engine->ops->arrival(engine->transport, rank, request->sequence);
+    const struct shoal_announcement *other = engine->ops->announcement(engine->transport, rank, request->sequence);
     return other && shoal_engine_check_call(engine, request, rank, other);
 }
 

@@ -2,7 +2,7 @@
  * is the contract. Under the progress engine's lock, unless a text says otherwise.
  *
  * How a call passes: queued -> announced (its announcement is out; at most SHOAL_ACTIVE_MAX at once) -> running (all ranks
- * have arrived and called the same) -> done. Chunks of running operations take slots in the order of operations, the same on
+ * have announced the same call) -> done. Chunks of running operations take slots in the order of operations, the same on
  * all ranks; at most `depth` chunks are under way. */
 #ifndef SHOAL_ENGINE_ENGINE_STATE_H
 #define SHOAL_ENGINE_ENGINE_STATE_H
@@ -65,7 +65,7 @@ struct shoal_request {
     union {
         struct shoal_p2p_state message;              /* of a send, a receive or a drain */
         struct {                                     /* of a collective */
-            struct shoal_announcement arrival;       /* own */
+            struct shoal_announcement announcement;  /* own */
             size_t payload_bytes;                    /* what this rank publishes beside its announcement */
             bool is_direct;                          /* no plan: data travel beside the announcements */
             const struct shoal_algorithm *in_rounds; /* and between hosts in rounds, by that entry; NULL: at once */
@@ -98,12 +98,12 @@ struct shoal_peer_set {
     int root;
     uint64_t last_sequence; /* of the last operation that used it */
     size_t bytes;
-    struct shoal_ranks met;     /* the ranks of `has`, */
-    struct shoal_ranks heard;   /* and of `hears`: what is done for each of them takes no pass over all ranks */
-    uint16_t *lists;            /* of both */
+    struct shoal_ranks met;     /* the members, as a list: loops over them take no pass over all ranks */
+    struct shoal_ranks sources; /* the sources, as a list */
+    uint16_t *lists;            /* the memory of both lists */
     struct shoal_rounds rounds; /* of an entry that goes in rounds */
-    uint8_t *hears;             /* [size] whose announcements come; not from every remote rank that this one sends to */
-    uint8_t has[];              /* [size] those, and the ranks to which this one's is sent; `hears` follows */
+    uint8_t *is_source;         /* [size] 1: this rank receives the rank's announcement */
+    uint8_t is_member[];        /* [size] 1: that, or it receives this rank's; `is_source` lies behind it */
 };
 
 /* Called after each step, for tests. */
@@ -345,23 +345,23 @@ static inline bool shoal_engine_is_local(const struct shoal_engine *engine, int 
 
 static inline bool shoal_peer_set_has(const struct shoal_peer_set *peer_set, int rank)
 {
-    return SHOAL_LIKELY(!peer_set) || peer_set->has[rank];
+    return SHOAL_LIKELY(!peer_set) || peer_set->is_member[rank];
 }
 
-static inline bool shoal_peer_set_hears(const struct shoal_peer_set *peer_set, int rank)
+static inline bool shoal_peer_set_is_source(const struct shoal_peer_set *peer_set, int rank)
 {
-    return SHOAL_LIKELY(!peer_set) || peer_set->hears[rank];
+    return SHOAL_LIKELY(!peer_set) || peer_set->is_source[rank];
 }
 
-/* The ranks whose announcements come, perhaps with the own rank: heard(0) to heard(count - 1). */
-static inline int shoal_engine_heard_count(const struct shoal_engine *engine, const struct shoal_peer_set *peer_set)
+/* The ranks whose announcements this rank receives, perhaps with the own rank: source(0) to source(count - 1). */
+static inline int shoal_engine_source_count(const struct shoal_engine *engine, const struct shoal_peer_set *peer_set)
 {
-    return SHOAL_LIKELY(!peer_set) ? engine->size : peer_set->heard.count;
+    return SHOAL_LIKELY(!peer_set) ? engine->size : peer_set->sources.count;
 }
 
-static inline int shoal_peer_set_heard(const struct shoal_peer_set *peer_set, int index)
+static inline int shoal_peer_set_source(const struct shoal_peer_set *peer_set, int index)
 {
-    return SHOAL_LIKELY(!peer_set) ? index : peer_set->heard.at[index];
+    return SHOAL_LIKELY(!peer_set) ? index : peer_set->sources.at[index];
 }
 
 struct shoal_selection shoal_engine_selection(const struct shoal_engine *engine, const struct shoal_request *request);

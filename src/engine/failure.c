@@ -254,10 +254,10 @@ static void note_exposed(struct shoal_engine *engine)
         if (request->state == SHOAL_REQUEST_QUEUED || request->is_direct)
             continue;
         SHOAL_ASSERT(engine->blame->exposed_count + 2 <= SHOAL_COUNT_OF(engine->blame->exposed));
-        if (request->arrival.output)
-            engine->blame->exposed[engine->blame->exposed_count++] = request->arrival.output;
-        if (request->arrival.input && request->arrival.input != request->arrival.output)
-            engine->blame->exposed[engine->blame->exposed_count++] = request->arrival.input;
+        if (request->announcement.output)
+            engine->blame->exposed[engine->blame->exposed_count++] = request->announcement.output;
+        if (request->announcement.input && request->announcement.input != request->announcement.output)
+            engine->blame->exposed[engine->blame->exposed_count++] = request->announcement.input;
     }
 }
 
@@ -315,7 +315,7 @@ static bool fail_unmet_in(struct shoal_engine *engine, uint64_t sequence)
 {
     for (int r = 0; r < engine->size; r++) {
         const struct shoal_announcement *other =
-            shoal_engine_is_local(engine, r) ? NULL : engine->ops->arrival(engine->transport, r, sequence);
+            shoal_engine_is_local(engine, r) ? NULL : engine->ops->announcement(engine->transport, r, sequence);
         if (other && !shoal_engine_check_past_call(engine, shoal_intake_called(engine, sequence), other))
             return engine->is_broken;
     }
@@ -328,7 +328,7 @@ static bool fail_unmet_in(struct shoal_engine *engine, uint64_t sequence)
 static bool fail_unmet(struct shoal_engine *engine)
 {
     const uint64_t next = shoal_intake_first_queued(engine);
-    for (uint64_t sequence = shoal_intake_told(engine) + 1; engine->hosts > 1 && sequence < next; sequence++) {
+    for (uint64_t sequence = shoal_intake_acknowledged(engine) + 1; engine->hosts > 1 && sequence < next; sequence++) {
         if (fail_unmet_in(engine, sequence))
             return true;
     }
@@ -412,7 +412,8 @@ static uint64_t first_open(const struct shoal_engine *engine)
 
 static bool is_behind(const struct shoal_engine *engine, uint64_t first, int peer)
 {
-    return peer != engine->rank && shoal_engine_is_local(engine, peer) && !engine->ops->arrival(engine->transport, peer, first);
+    return peer != engine->rank && shoal_engine_is_local(engine, peer) &&
+           !engine->ops->announcement(engine->transport, peer, first);
 }
 
 static bool is_any_behind(const struct shoal_engine *engine, uint64_t first)
@@ -454,7 +455,7 @@ static bool is_behind_or_absent(struct shoal_engine *engine, const struct shoal_
 {
     if (wait->is_any_behind && shoal_engine_is_local(engine, peer))
         return is_behind(engine, wait->first_open, peer);
-    return !engine->ops->arrival(engine->transport, peer, wait->request->sequence);
+    return !engine->ops->announcement(engine->transport, peer, wait->request->sequence);
 }
 
 static bool is_met_by(struct shoal_engine *engine, const struct shoal_engine_wait *wait, int peer)
@@ -703,7 +704,7 @@ static bool may_hold_back(const struct shoal_engine *engine, const struct shoal_
 static bool is_needed_and_absent(const struct shoal_engine *engine, const struct shoal_request *call, int peer)
 {
     return (call->needed == SHOAL_NEEDED_ALL || call->needed == peer) &&
-           !engine->ops->arrival(engine->transport, peer, call->sequence);
+           !engine->ops->announcement(engine->transport, peer, call->sequence);
 }
 
 static bool is_next_in_rounds(const struct shoal_engine *engine, const struct shoal_request *call, int peer)

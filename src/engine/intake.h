@@ -15,7 +15,7 @@ struct shoal_intake {
     uint64_t next_sequence;
     uint64_t done_sequence;                          /* all up to it are done */
     uint64_t agreed_sequence;                        /* of all up to it every rank's call was seen, and is the same */
-    uint64_t told_sequence;                          /* what peers were told: both of the above */
+    uint64_t acknowledged_sequence;                  /* what peers know: the lower of the two above */
     uint64_t completed_by_all;                       /* what was last known of all peers */
     struct shoal_request *queue_head, *queue_tail;   /* not yet announced */
     struct shoal_request *active_head, *active_tail; /* announced or running, in order */
@@ -46,8 +46,8 @@ struct shoal_request *shoal_intake_drop(struct shoal_engine *engine);
 
 /* All operations up to it are done. */
 uint64_t shoal_intake_done(const struct shoal_engine *engine);
-/* Peers were told that all up to it are done, and that the calls agree. */
-uint64_t shoal_intake_told(const struct shoal_engine *engine);
+/* All up to it are done and agree, and peers know. */
+uint64_t shoal_intake_acknowledged(const struct shoal_engine *engine);
 /* The number of the first call that is not announced. */
 uint64_t shoal_intake_first_queued(const struct shoal_engine *engine);
 /* The own call of that number, one of the last SHOAL_ANNOUNCEMENTS, and the ranks that it met (NULL: all). */

@@ -66,8 +66,8 @@ static const struct shoal_descriptor *call_of(const struct shoal_engine *engine,
 {
     if (rank == engine->rank)
         return shoal_intake_called(engine, sequence);
-    const struct shoal_announcement *arrival = engine->ops->arrival(engine->transport, rank, sequence);
-    return arrival ? &arrival->descriptor : NULL;
+    const struct shoal_announcement *announcement = engine->ops->announcement(engine->transport, rank, sequence);
+    return announcement ? &announcement->descriptor : NULL;
 }
 
 static void add_to_group(struct view *view, const struct shoal_descriptor *call, int rank)
@@ -109,7 +109,7 @@ static struct view look_at_calls(const struct shoal_engine *engine, uint64_t seq
     for (int r = 0; r < engine->size; r++) {
         const struct shoal_descriptor *call = call_of(engine, r, sequence);
         view.known += call != NULL;
-        view.missing += !call && shoal_peer_set_hears(peer_set, r);
+        view.missing += !call && shoal_peer_set_is_source(peer_set, r);
         if (call)
             add_to_group(&view, call, r);
     }
@@ -218,9 +218,9 @@ static struct lengths look_at_lengths(struct shoal_engine *engine, const struct 
 {
     struct lengths lengths = {.first = -1};
     for (int r = 0; r < engine->size; r++) {
-        if (r == engine->rank || !shoal_peer_set_hears(request->peer_set, r))
+        if (r == engine->rank || !shoal_peer_set_is_source(request->peer_set, r))
             continue;
-        if (!engine->ops->arrival(engine->transport, r, request->sequence)) {
+        if (!engine->ops->announcement(engine->transport, r, request->sequence)) {
             lengths.missing++;
         } else if (notice_of(engine, request->sequence, r).count != request->call.layout->taken[r]) {
             lengths.first = lengths.first < 0 ? r : lengths.first;
@@ -300,7 +300,7 @@ static void dispute(struct shoal_engine *engine, uint64_t sequence)
 bool shoal_engine_check_call(struct shoal_engine *engine, struct shoal_request *request, int peer,
                              const struct shoal_announcement *other)
 {
-    if (SHOAL_LIKELY(is_same_call(&request->arrival.descriptor, &other->descriptor)) &&
+    if (SHOAL_LIKELY(is_same_call(&request->announcement.descriptor, &other->descriptor)) &&
         (!request->call.layout || !request->call.layout->notices || heed_notice(engine, request, peer)))
         return true;
     dispute(engine, request->sequence);

@@ -182,12 +182,12 @@ static enum shoal_status find_addresses(struct shoal_engine *engine, struct shoa
         request->outputs[r] = r == rank ? call->output : NULL;
         if (r == rank || (!named[r] && !named[size + r]))
             continue;
-        const struct shoal_announcement *arrival = engine->ops->arrival(engine->transport, r, request->sequence);
+        const struct shoal_announcement *announcement = engine->ops->announcement(engine->transport, r, request->sequence);
         const size_t input_bytes = shoal_call_input_bytes(call, rank, size, element, r);
-        if (named[r] && arrival->input && input_bytes && status == SHOAL_OK)
-            request->inputs[r] = engine->ops->reach(engine->transport, r, arrival->input, input_bytes, &status);
-        if (named[size + r] && arrival->output && status == SHOAL_OK)
-            request->outputs[r] = engine->ops->reach(engine->transport, r, arrival->output,
+        if (named[r] && announcement->input && input_bytes && status == SHOAL_OK)
+            request->inputs[r] = engine->ops->reach(engine->transport, r, announcement->input, input_bytes, &status);
+        if (named[size + r] && announcement->output && status == SHOAL_OK)
+            request->outputs[r] = engine->ops->reach(engine->transport, r, announcement->output,
                                                      shoal_call_output_bytes(call, rank, size, element, r), &status);
     }
     return status;
@@ -196,11 +196,11 @@ static enum shoal_status find_addresses(struct shoal_engine *engine, struct shoa
 /* Where each rank knows only its own lengths of parts, agrees on the longest of all. */
 static void agree_on_count(struct shoal_engine *engine, struct shoal_request *request)
 {
-    for (int i = 0; i < shoal_engine_heard_count(engine, request->peer_set); i++) {
-        const int r = shoal_peer_set_heard(request->peer_set, i);
+    for (int i = 0; i < shoal_engine_source_count(engine, request->peer_set); i++) {
+        const int r = shoal_peer_set_source(request->peer_set, i);
         if (r == engine->rank)
             continue;
-        const uint64_t count = engine->ops->arrival(engine->transport, r, request->sequence)->descriptor.count;
+        const uint64_t count = engine->ops->announcement(engine->transport, r, request->sequence)->descriptor.count;
         request->call.count = shoal_max_size(request->call.count, (size_t)count);
     }
     request->bytes = request->call.count * request->element_bytes * (size_t)engine->size;
@@ -227,8 +227,8 @@ static void cut_chunks(const struct shoal_engine *engine, struct shoal_request *
 enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal_request *request)
 {
     if (engine->rank != engine->leader) /* its hint counts for all of the host */
-        request->arrival.descriptor.hints =
-            engine->ops->arrival(engine->transport, engine->leader, request->sequence)->descriptor.hints;
+        request->announcement.descriptor.hints =
+            engine->ops->announcement(engine->transport, engine->leader, request->sequence)->descriptor.hints;
     if (request->call.layout && request->call.layout->notices)
         agree_on_count(engine, request);
     request->chunk_count = request->chunks_started = request->chunks_done = 0;
@@ -236,7 +236,7 @@ enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal
         return SHOAL_OK;
     SHOAL_TRY(shoal_engine_find_plan(engine, request));
     SHOAL_TRY(find_addresses(engine, request));
-    request->cached->hints = request->arrival.descriptor.hints;
+    request->cached->hints = request->announcement.descriptor.hints;
     const struct shoal_plan *plan = &request->cached->plan;
     if (plan->parts && engine->hosts == 1)
         SHOAL_TRY(engine->ops->reserve_staging(engine->transport, engine->depth, engine->slot_bytes));
@@ -417,7 +417,7 @@ static void reduce_run(struct shoal_engine *engine, const struct shoal_request *
 {
     const struct shoal_call *call = &request->call;
     const enum shoal_stores stores =
-        request->arrival.descriptor.hints & SHOAL_HINT_STREAMING ? SHOAL_STORES_STREAMING : SHOAL_STORES_CACHED;
+        request->announcement.descriptor.hints & SHOAL_HINT_STREAMING ? SHOAL_STORES_STREAMING : SHOAL_STORES_CACHED;
     if (SHOAL_UNLIKELY(is_scaled_on_reading(engine, request)) && count_inputs(request, step))
         reduce_scaling(engine, request, step, elements, stores);
     else if (SHOAL_UNLIKELY(is_scaled_on_reading(engine, request)) && step->source_count > 1)
@@ -656,7 +656,7 @@ void shoal_engine_start_early(struct shoal_engine *engine, struct shoal_request 
         return;
     shoal_engine_flush(engine); /* peers that sleep wake in the meantime */
     if (engine->rank != engine->leader)
-        request->arrival.descriptor.hints = request->cached->hints;
+        request->announcement.descriptor.hints = request->cached->hints;
     cut_chunks(engine, request);
     chunk.shift = find_shift(engine, request);
     const struct shoal_plan *plan = &request->cached->plan;

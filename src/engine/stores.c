@@ -72,7 +72,7 @@ void shoal_trial_note(struct shoal_trial *trial, uint32_t use, float ticks)
 
 static bool is_output_shared(const struct shoal_request *request)
 {
-    return request->arrival.output != 0;
+    return request->announcement.output != 0;
 }
 
 /* Every line is read and written by one rank: it is in that rank's cache. */
@@ -85,7 +85,8 @@ static bool is_in_place_shared(const struct shoal_request *request)
 /* NULL: no memory to learn with. */
 static struct shoal_trial *trial_of(struct shoal_engine *engine, const struct shoal_request *request)
 {
-    const uint64_t bytes = request->arrival.descriptor.count * request->element_bytes; /* as it was when it was announced */
+    const uint64_t bytes =
+        request->announcement.descriptor.count * request->element_bytes; /* as it was when it was announced */
     const unsigned size_class = 63u - (unsigned)__builtin_clzll(bytes | 1);
     const unsigned is_in_place = request->call.input == request->call.output;
     const unsigned row = (unsigned)request->call.kind * 32 + size_class % 32;

@@ -1,5 +1,5 @@
 /* Scripts: plans as the simulation runs them. Blocks have become bytes, and steps that only compute and follow each other have
- * become one. A rank has two scripts: how it meets the others, which is all there is where data travel beside the arrival
+ * become one. A rank has two scripts: how it meets the others, which is all there is where data travel beside the announcements
  * records, and what it does for each chunk. */
 #ifndef SHOAL_INSPECT_PREDICT_SCRIPT_H
 #define SHOAL_INSPECT_PREDICT_SCRIPT_H

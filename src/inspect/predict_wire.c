@@ -168,13 +168,13 @@ enum shoal_status shoal_wire_send(struct shoal_wire *wire, int from_host, int to
 bool shoal_wire_sent(struct shoal_wire *wire, int host, int *rank_out, int *slot_out)
 {
     struct shoal_adapter *adapter = &wire->adapters[host];
-    const bool has_left = adapter->is_last_frame;
+    const bool was_last = adapter->is_last_frame;
     *rank_out = adapter->leaving_rank;
     *slot_out = adapter->leaving_slot;
     adapter->is_sending = false;
     if (adapter->first_flow)
         wire_send_frame(wire, host);
-    return has_left;
+    return was_last;
 }
 
 uint32_t shoal_wire_received(struct shoal_wire *wire, int host)

@@ -111,10 +111,10 @@ static void fill_beat(struct shoal_control_link *link)
 
 static void fill_notices(const struct shoal_control_state *state, struct shoal_control_link *link)
 {
-    if (link->notices_told < state->notice_first)
-        link->notices_told = state->notice_first;
-    for (; link->notices_told < state->notice_end && has_room(link); link->notices_told++) {
-        const struct shoal_control_notice *notice = shoal_control_state_notice(state, link->notices_told);
+    if (link->notices_sent < state->notice_first)
+        link->notices_sent = state->notice_first;
+    for (; link->notices_sent < state->notice_end && has_room(link); link->notices_sent++) {
+        const struct shoal_control_notice *notice = shoal_control_state_notice(state, link->notices_sent);
         if (notice->via == link->id)
             continue;
         append(link, &(struct shoal_control_frame){.kind = SHOAL_CONTROL_NOTICE,
@@ -130,8 +130,8 @@ static void fill_notices(const struct shoal_control_state *state, struct shoal_c
 static void fill_facts(const struct shoal_control_state *state, struct shoal_control_link *link)
 {
     struct shoal_control_frame frame = {.kind = SHOAL_CONTROL_FACT};
-    while (link->notices_told == state->notice_end && has_room(link) &&
-           shoal_control_state_next(state, link->changes_told, &frame.value.fact, &link->changes_told))
+    while (link->notices_sent == state->notice_end && has_room(link) &&
+           shoal_control_state_next(state, link->changes_sent, &frame.value.fact, &link->changes_sent))
         append(link, &frame);
 }
 
@@ -143,21 +143,21 @@ void shoal_control_link_fill(struct shoal_control_core *core, struct shoal_contr
     pthread_mutex_lock(&core->lock);
     fill_notices(&core->state, link);
     fill_facts(&core->state, link);
-    const bool is_told = link->notices_told == core->state.notice_end && link->changes_told == core->state.changes;
+    const bool is_up_to_date = link->notices_sent == core->state.notice_end && link->changes_sent == core->state.changes;
     pthread_mutex_unlock(&core->lock);
-    if (is_told && link->needs_release && !link->has_released && has_room(link)) {
+    if (is_up_to_date && link->needs_release && !link->has_released && has_room(link)) {
         append(link, &(struct shoal_control_frame){.kind = SHOAL_CONTROL_RELEASE});
         link->has_released = true;
     }
 }
 
-bool shoal_control_link_is_told(struct shoal_control_core *core, const struct shoal_control_link *link)
+bool shoal_control_link_is_up_to_date(struct shoal_control_core *core, const struct shoal_control_link *link)
 {
     pthread_mutex_lock(&core->lock);
-    const bool is_told =
-        link->out_bytes == 0 && link->notices_told == core->state.notice_end && link->changes_told == core->state.changes;
+    const bool is_up_to_date =
+        link->out_bytes == 0 && link->notices_sent == core->state.notice_end && link->changes_sent == core->state.changes;
     pthread_mutex_unlock(&core->lock);
-    return is_told;
+    return is_up_to_date;
 }
 
 /* ---- handshake ---- */

@@ -48,7 +48,7 @@ struct shoal_control_link {
     uint64_t heard_ns;
     uint32_t pauses; /* the peer's, when last looked at */
     uint64_t sent, confirmed, received, reported;
-    uint64_t changes_told, notices_told;
+    uint64_t changes_sent, notices_sent;
     struct shoal_tcp_hello client, server;
     size_t in_bytes, out_bytes, out_sent;
     unsigned char in[SHOAL_CONTROL_IN_BYTES];
@@ -94,7 +94,7 @@ bool shoal_control_link_step(struct shoal_control_core *core, struct shoal_contr
 void shoal_control_link_fill(struct shoal_control_core *core, struct shoal_control_link *link);
 
 /* All that is known has been sent. */
-bool shoal_control_link_is_told(struct shoal_control_core *core, const struct shoal_control_link *link);
+bool shoal_control_link_is_up_to_date(struct shoal_control_core *core, const struct shoal_control_link *link);
 
 static inline bool shoal_control_link_is_member(const struct shoal_control_link *link)
 {

@@ -221,13 +221,13 @@ bool shoal_control_state_add(struct shoal_control_state *state, const struct sho
                              size_t bytes, uint64_t via)
 {
     SHOAL_ASSERT(head->origin < (uint32_t)state->size); /* what came from elsewhere has been checked */
-    uint64_t *heard = &state->ranks[head->origin].heard;
-    if (head->number <= *heard)
+    uint64_t *last_notice = &state->ranks[head->origin].last_notice;
+    if (head->number <= *last_notice)
         return true;
     struct shoal_control_notice *notice = malloc(sizeof *notice + bytes);
     if (!notice)
         return false;
-    notice->number = *heard = head->number;
+    notice->number = *last_notice = head->number;
     notice->origin = (int)head->origin;
     notice->via = via;
     notice->weight = (enum shoal_control_weight)head->weight;

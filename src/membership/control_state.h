@@ -12,10 +12,10 @@ struct shoal_control_rank {
     _Atomic uint8_t life; /* enum shoal_control_life */
     uint8_t cause;
     uint32_t pauses;
-    uint64_t changed;    /* number of the last change; 0: none */
-    uint64_t stopped_ns; /* about when its last heartbeat came */
-    uint64_t heard;      /* its last notice */
-    bool is_loss_told;   /* to the handler */
+    uint64_t changed;       /* number of the last change; 0: none */
+    uint64_t stopped_ns;    /* about when its last heartbeat came */
+    uint64_t last_notice;   /* number of its last notice */
+    bool is_loss_handed_on; /* to the handler */
 };
 
 struct shoal_control_notice {

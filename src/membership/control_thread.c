@@ -153,7 +153,7 @@ static void look_at_silence(struct shoal_control *control, struct shoal_control_
         !shoal_control_tree_is_alive(control, link->peer) || (control->phase == SHOAL_CONTROL_OPENING && !link->was_up))
         return;
     const uint32_t pauses = control->core.state.ranks[link->peer].pauses;
-    if (pauses != link->pauses) { /* another has heard it */
+    if (pauses != link->pauses) { /* another has received it */
         link->pauses = pauses;
         link->heard_ns = now_ns;
     }
@@ -234,7 +234,7 @@ static void beat(struct shoal_control *control, uint64_t now_ns)
         shoal_control_tree_await_orphans(control, now_ns);
 }
 
-/* ---- what the handler hears ---- */
+/* ---- what the handler is told ---- */
 
 static void deliver_notices(struct shoal_control *control)
 {
@@ -264,10 +264,10 @@ static void deliver_losses(struct shoal_control *control)
 {
     struct shoal_control_fact fact;
     while (shoal_control_state_next(&control->core.state, control->changes_delivered, &fact, &control->changes_delivered)) {
-        bool *is_told = &control->core.state.ranks[fact.rank].is_loss_told;
-        if (fact.life != SHOAL_CONTROL_LOST || *is_told)
+        bool *is_handed_on = &control->core.state.ranks[fact.rank].is_loss_handed_on;
+        if (fact.life != SHOAL_CONTROL_LOST || *is_handed_on)
             continue;
-        *is_told = true;
+        *is_handed_on = true;
         if (control->handler.lost)
             control->handler.lost(control->handler.arg, (int)fact.rank);
     }
@@ -294,8 +294,8 @@ static void trim(struct shoal_control *control)
     uint64_t needed = control->notices_delivered;
     for (size_t i = 0; i < control->link_count; i++) {
         const struct shoal_control_link *link = control->links[i];
-        if (link->state == SHOAL_CONTROL_LINK_UP && link->notices_told < needed)
-            needed = link->notices_told;
+        if (link->state == SHOAL_CONTROL_LINK_UP && link->notices_sent < needed)
+            needed = link->notices_sent;
     }
     pthread_mutex_lock(&control->core.lock);
     shoal_control_state_trim(&control->core.state, needed);

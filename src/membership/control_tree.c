@@ -365,7 +365,7 @@ static bool may_leave(struct shoal_control *control)
     for (size_t i = 0; may && i < control->link_count; i++) {
         const struct shoal_control_link *link = control->links[i];
         if (shoal_control_link_is_member(link))
-            may = link->has_released && shoal_control_link_is_told(&control->core, link);
+            may = link->has_released && shoal_control_link_is_up_to_date(&control->core, link);
     }
     return may;
 }

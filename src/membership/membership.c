@@ -20,7 +20,8 @@
 /* When the thread did not run for so long, others may have thought this rank stopped, and decided. */
 #define HELD_UP_MS (2 * SHOAL_CONTROL_HEARTBEAT_MS)
 
-/* Ranks that are cut off hear no root. They notice that after the first two times, and have a cause within ten seconds. */
+/* Ranks that are cut off receive nothing from a root. They notice that after the first two times, and have a cause within ten
+ * seconds. */
 _Static_assert(SHOAL_CONTROL_UNREACHABLE_MS + SHOAL_CONTROL_HEARTBEAT_MS + SHOAL_CAUSES_ALONE_MS < 9000, "ten seconds");
 _Static_assert(AGREE_S * 1000 > SHOAL_CAUSES_ALONE_MS && SHOAL_CAUSES_ALONE_MS > SHOAL_CAUSES_SETTLE_MS, "in turn");
 
@@ -279,7 +280,7 @@ static uint64_t turn_survivors(struct shoal_membership *membership, uint64_t now
     return membership->repeat_ns;
 }
 
-static void hear_survivors(struct shoal_membership *membership, int from, const void *data, size_t bytes)
+static void receive_survivors(struct shoal_membership *membership, int from, const void *data, size_t bytes)
 {
     struct shoal_survivors_message message;
     if (!shoal_survivors_read(data, bytes, membership->survivors.size, &message))
@@ -299,7 +300,7 @@ static bool was_closed(const struct shoal_membership *membership, uint64_t comm)
     return false;
 }
 
-static void hear_left(struct shoal_membership *membership, const struct left *left)
+static void receive_left(struct shoal_membership *membership, const struct left *left)
 {
     struct shoal_membership_comm *member = find_member(membership, left->comm);
     if (member)
@@ -317,7 +318,7 @@ static void on_notice(void *arg, int from, const void *data, size_t bytes)
     memcpy(&notice, data, LEFT_BYTES);
     if (notice.kind == SURVIVORS) {
         pthread_mutex_lock(&membership->lock);
-        hear_survivors(membership, from, (const char *)data + LEFT_BYTES, bytes - LEFT_BYTES);
+        receive_survivors(membership, from, (const char *)data + LEFT_BYTES, bytes - LEFT_BYTES);
         pthread_mutex_unlock(&membership->lock);
         return;
     }
@@ -332,7 +333,7 @@ static void on_notice(void *arg, int from, const void *data, size_t bytes)
     else if (notice.kind == DECISION)
         decide(membership, notice.comm, &notice.failure);
     else if (notice.kind == LEFT)
-        hear_left(membership, &(struct left){notice.comm, notice.completed, notice.rank});
+        receive_left(membership, &(struct left){notice.comm, notice.completed, notice.rank});
     pthread_mutex_unlock(&membership->lock);
 }
 

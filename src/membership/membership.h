@@ -51,7 +51,7 @@ void shoal_membership_close(struct shoal_membership *membership);
  * stopped it. Duplicates pidfd; once per rank. */
 void shoal_membership_watch(struct shoal_membership *membership, int rank, int pidfd);
 
-/* When the loss of a rank was heard; 0 while it is not lost. */
+/* When this rank learned of the loss of a rank; 0 while it is not lost. */
 uint64_t shoal_membership_lost_ns(struct shoal_membership *membership, int rank);
 /* Lost, or left with a goodbye: it needs no more messages. */
 bool shoal_membership_has_ended(struct shoal_membership *membership, int rank);

@@ -440,7 +440,7 @@ void shoal_survivors_end(struct shoal_survivors *survivors, int rank)
 
 /* ---- Hearing and saying -------------------------------------------------------------------------------------------------- */
 
-static void hear_prepare(struct shoal_survivors *survivors, const struct shoal_survivors_message *message)
+static void receive_prepare(struct shoal_survivors *survivors, const struct shoal_survivors_message *message)
 {
     struct shoal_survivors_vote *vote = vote_of(survivors, message->epoch);
     if (message->ballot > vote->promised || (message->ballot == vote->promised && message->is_repeated))
@@ -450,7 +450,7 @@ static void hear_prepare(struct shoal_survivors *survivors, const struct shoal_s
 }
 
 /* Only what this rank has promised to follow. */
-static void hear_decision(struct shoal_survivors *survivors, const struct shoal_survivors_message *message)
+static void receive_decision(struct shoal_survivors *survivors, const struct shoal_survivors_message *message)
 {
     const struct shoal_survivors_vote *vote = vote_of(survivors, message->epoch);
     if (message->ballot != vote->promised)
@@ -461,7 +461,7 @@ static void hear_decision(struct shoal_survivors *survivors, const struct shoal_
         adopt(survivors, message->epoch, message->ballot, &message->view);
 }
 
-static void hear_promise(struct shoal_survivors *survivors, int from, const struct shoal_survivors_message *message)
+static void receive_promise(struct shoal_survivors *survivors, int from, const struct shoal_survivors_message *message)
 {
     if (message->epoch == survivors->epoch && survivors->phase == SHOAL_SURVIVORS_PREPARING &&
         message->ballot == survivors->ballot)
@@ -469,8 +469,8 @@ static void hear_promise(struct shoal_survivors *survivors, int from, const stru
 }
 
 /* A rank that repeats its ADOPTED may lack this rank's, which may have everything that it needs itself. */
-static void hear_adopted(struct shoal_survivors *survivors, int from, const struct shoal_survivors_message *message,
-                         bool is_known)
+static void receive_adopted(struct shoal_survivors *survivors, int from, const struct shoal_survivors_message *message,
+                            bool is_known)
 {
     note_adopted(survivors, from, message->epoch, message->ballot);
     if (is_known && message->is_repeated && vote_of(survivors, message->epoch)->adopted)
@@ -487,13 +487,13 @@ void shoal_survivors_hear(struct shoal_survivors *survivors, int from, const str
     if (message->kind == SHOAL_SURVIVORS_PROPOSAL && message->epoch >= survivors->ranks[from].proposed)
         (void)keep_view(survivors, from, message->epoch, &message->view);
     else if (message->kind == SHOAL_SURVIVORS_PREPARE && is_known && issuer_of(message->ballot) == from)
-        hear_prepare(survivors, message);
+        receive_prepare(survivors, message);
     else if (message->kind == SHOAL_SURVIVORS_DECISION && is_known && issuer_of(message->ballot) == from)
-        hear_decision(survivors, message);
+        receive_decision(survivors, message);
     else if (message->kind == SHOAL_SURVIVORS_PROMISE)
-        hear_promise(survivors, from, message);
+        receive_promise(survivors, from, message);
     if (message->kind == SHOAL_SURVIVORS_ADOPTED || message->kind == SHOAL_SURVIVORS_DECISION)
-        hear_adopted(survivors, from, message, is_known);
+        receive_adopted(survivors, from, message, is_known);
 }
 
 /* The lowest that is owed, 0: none. */

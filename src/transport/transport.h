@@ -8,7 +8,7 @@
  *   counters   only the source increments counter (slot, source) of a rank, by one at a time; nobody resets it. A rank that
  *              reads the new value sees everything that the source wrote or put before the increment.
  *   packets    a first-in first-out queue per ordered pair of ranks, for sends and receives
- *   bytes      by load and store where a peer's memory is reached; by put elsewhere. */
+ *   bytes      by load and store to local ranks; by put to remote ranks. */
 #ifndef SHOAL_TRANSPORT_TRANSPORT_H
 #define SHOAL_TRANSPORT_TRANSPORT_H
 
@@ -90,23 +90,23 @@ struct shoal_transport_ops {
      * Ranks of this host always see it. Remote ranks with peers[rank] != 0 receive it (peers NULL: all; shoal_no_ranks:
      * none). The caller guarantees that every rank that sees it has completed the operation SHOAL_ANNOUNCEMENTS before this
      * one; where the payload is not inline, the operation SHOAL_PAYLOADS before. See `completed`. */
-    void (*arrive)(struct shoal_transport *, const struct shoal_announcement *record, const void *payload, size_t bytes,
-                   const uint8_t *peers);
+    void (*announce)(struct shoal_transport *, const struct shoal_announcement *announcement, const void *payload, size_t bytes,
+                     const uint8_t *peers);
 
     /* Sends this rank's announcement to one remote rank that `peers` left out, with a payload of its own; once for each peer.
-     * Otherwise like arrive. NULL where all ranks are on one host. */
-    void (*arrive_at)(struct shoal_transport *, int peer, const struct shoal_announcement *record, const void *payload,
-                      size_t bytes);
+     * Otherwise like announce. NULL where all ranks are on one host. */
+    void (*announce_to)(struct shoal_transport *, int peer, const struct shoal_announcement *announcement, const void *payload,
+                        size_t bytes);
 
     /* The peer's announcement of that operation; NULL while it has not come. Valid until this rank completes the operation. For
      * a remote rank `posted` is the time when the announcement was received. */
-    const struct shoal_announcement *(*arrival)(struct shoal_transport *, int peer, uint64_t sequence);
+    const struct shoal_announcement *(*announcement)(struct shoal_transport *, int peer, uint64_t sequence);
 
     /* Says that this rank waits for the peer's announcement with bytes of payload, so that a transport may prefetch it. May be
      * NULL. */
     void (*expect)(struct shoal_transport *, int peer, uint64_t sequence, size_t bytes);
 
-    /* The payload of the peer's announcement; call it after `arrival` returned the announcement. bytes as in arrive. */
+    /* The payload of the peer's announcement; call it after `announcement` returned it. bytes as in announce. */
     const void *(*payload)(struct shoal_transport *, int peer, uint64_t sequence, size_t bytes);
 
     /* complete acknowledges all operations up to sequence to all ranks. completed returns what a peer has acknowledged, or more

@@ -258,9 +258,9 @@ static void open_sources(struct sources *sources, void **state)
     find_in_mock("mock_limit_locked", &sources->limit_locked);
     struct shoal_transport *giver = sources->world.ranks[0], *taker = sources->world.ranks[1];
     assert_int_equal(taker->ops->reserve_staging(taker, SHOAL_DEPTH_MAX, STAGING_BYTES), SHOAL_OK);
-    taker->ops->arrive(taker, &record, NULL, 0, NULL);
+    taker->ops->announce(taker, &record, NULL, 0, NULL);
     taker->ops->flush(taker);
-    UNTIL(&sources->world, giver->ops->arrival(giver, 1, 1) != NULL);
+    UNTIL(&sources->world, giver->ops->announcement(giver, 1, 1) != NULL);
 }
 
 static unsigned char *allocate(struct sources *sources, unsigned char content)
@@ -671,13 +671,13 @@ static void a_late_record_of_an_earlier_operation_frees_no_payload(void **state)
     assert_true(make(&world));
     struct shoal_transport *giver = world.ranks[0], *taker = world.ranks[1];
     struct shoal_announcement record = {.descriptor = {.sequence = 2}};
-    giver->ops->arrive(giver, &record, payload, sizeof payload, NULL);
+    giver->ops->announce(giver, &record, payload, sizeof payload, NULL);
     record.descriptor.sequence = 1;
-    giver->ops->arrive_at(giver, 1, &record, NULL, 0);
-    UNTIL(&world, taker->ops->arrival(taker, 0, 1) && taker->ops->arrival(taker, 0, 2));
+    giver->ops->announce_to(giver, 1, &record, NULL, 0);
+    UNTIL(&world, taker->ops->announcement(taker, 0, 1) && taker->ops->announcement(taker, 0, 2));
     taker->ops->complete(taker, 1);
-    taker->ops->arrive(taker, &record, NULL, 0, NULL); /* tells it */
-    UNTIL(&world, giver->ops->arrival(giver, 1, 1));
+    taker->ops->announce(taker, &record, NULL, 0, NULL); /* tells it */
+    UNTIL(&world, giver->ops->announcement(giver, 1, 1));
     giver->ops->complete(giver, 2);
     assert_int_equal(giver->ops->completed(giver, 1), 1);
     destroy(&world);
@@ -747,7 +747,7 @@ static void strangers_change_nothing(void **state)
     UNTIL(&sources.world, (shoal_network_poll(stranger.network), rejections->counts[SHOAL_REJECTED_UNKNOWN] == STRANGE));
     assert_int_equal(taker->ops->counter(taker, 0, 0), 0);
     assert_null(taker->ops->peek(taker, 0));
-    assert_null(taker->ops->arrival(taker, 0, 0));
+    assert_null(taker->ops->announcement(taker, 0, 0));
     assert_int_equal(taker->ops->waits_for(taker, 0), -1);
     assert_int_equal(taker->ops->completed(taker, 0), 0);
     memset(bytes, 9, sizeof bytes);

@@ -113,26 +113,26 @@ static void arrive_at_some(struct contract_world *world, int rank, uint64_t sequ
     unsigned char payload[SHOAL_PAYLOAD_MAX];
     const struct shoal_announcement record = record_of(rank, sequence);
     fill(payload, bytes, rank, sequence);
-    at(world, rank)->ops->arrive(at(world, rank), &record, payload, bytes, peers);
+    at(world, rank)->ops->announce(at(world, rank), &record, payload, bytes, peers);
     at(world, rank)->ops->flush(at(world, rank));
     memset(payload, 0xEE, sizeof(payload));
 }
 
-static void arrive(struct contract_world *world, int rank, uint64_t sequence, size_t bytes)
+static void announce(struct contract_world *world, int rank, uint64_t sequence, size_t bytes)
 {
     arrive_at_some(world, rank, sequence, bytes, NULL);
 }
 
-static const struct shoal_announcement *arrival(struct contract_world *world, int rank, int peer, uint64_t sequence)
+static const struct shoal_announcement *announcement(struct contract_world *world, int rank, int peer, uint64_t sequence)
 {
-    return at(world, rank)->ops->arrival(at(world, rank), peer, sequence);
+    return at(world, rank)->ops->announcement(at(world, rank), peer, sequence);
 }
 
 /* The locations of a remote rank mean nothing. */
 static void assert_arrived(struct contract_world *world, int rank, int peer, uint64_t sequence, size_t bytes)
 {
-    UNTIL(world, arrival(world, rank, peer, sequence) != NULL);
-    const struct shoal_announcement *record = arrival(world, rank, peer, sequence);
+    UNTIL(world, announcement(world, rank, peer, sequence) != NULL);
+    const struct shoal_announcement *record = announcement(world, rank, peer, sequence);
     assert_int_equal(record->descriptor.sequence, sequence);
     assert_int_equal(record->descriptor.count, sequence * 3);
     assert_int_equal(record->descriptor.root, peer);
@@ -224,13 +224,13 @@ static void arrival_is_seen_by_every_peer_with_payload(void **state)
 {
     struct contract_world world;
     open_world(&world, state, 3);
-    assert_null(arrival(&world, 0, 1, 1));
+    assert_null(announcement(&world, 0, 1, 1));
     for (int rank = 0; rank < 3; rank++)
-        arrive(&world, rank, 1, 100);
+        announce(&world, rank, 1, 100);
     for (int rank = 0; rank < 3; rank++)
         for (int peer = 0; peer < 3; peer++)
             assert_arrived(&world, rank, peer, 1, 100);
-    assert_null(arrival(&world, 0, 1, 2));
+    assert_null(announcement(&world, 0, 1, 2));
     close_world(&world);
 }
 
@@ -241,7 +241,7 @@ static void arrival_inline_and_beside_payload_sizes(void **state)
     open_world(&world, state, 2);
     for (uint64_t i = 0; i < SHOAL_COUNT_OF(sizes); i++)
         for (int rank = 0; rank < 2; rank++)
-            arrive(&world, rank, i + 1, sizes[i]);
+            announce(&world, rank, i + 1, sizes[i]);
     for (uint64_t i = 0; i < SHOAL_COUNT_OF(sizes); i++)
         for (int rank = 0; rank < 2; rank++)
             assert_arrived(&world, rank, 1 - rank, i + 1, sizes[i]);
@@ -254,7 +254,7 @@ static void arrive_in_turn(struct contract_world *world, int rank, uint64_t n, u
     const uint64_t start = world->counter_start;
     for (int peer = 0; n > kept && peer < world->size; peer++)
         UNTIL(world, completed(world, rank, peer) >= start + n - kept);
-    arrive(world, rank, start + n, bytes);
+    announce(world, rank, start + n, bytes);
 }
 
 /* Rank 0 is ahead of the others by as many operations as records are kept; of remote ranks by one less, for they tell of the
@@ -312,14 +312,14 @@ static void record_goes_to_peers_and_ranks_of_this_host(void **state)
     struct contract_world world;
     open_or_skip(&world, state, 4, hosts, 0);
     arrive_at_some(&world, 0, 1, SHOAL_PAYLOAD_MAX, peers);
-    arrive(&world, 0, 2, 10);
+    announce(&world, 0, 2, 10);
     assert_arrived(&world, 1, 0, 1, SHOAL_PAYLOAD_MAX);
     assert_arrived(&world, 3, 0, 1, SHOAL_PAYLOAD_MAX);
     for (int rank = 1; rank < 4; rank++)
         assert_arrived(&world, rank, 0, 2, 10);
     for (int i = 0; i < 1000; i++)
         pump(&world);
-    assert_null(arrival(&world, 2, 0, 1));
+    assert_null(announcement(&world, 2, 0, 1));
     close_world(&world);
 }
 
@@ -341,9 +341,9 @@ static void record_goes_to_one_rank_after_the_other(void **state)
         unsigned char payload[SHOAL_PAYLOAD_MAX];
         for (int i = 0; i < 1000; i++)
             pump(&world);
-        assert_null(arrival(&world, rank, 0, 1));
+        assert_null(announcement(&world, rank, 0, 1));
         fill(payload, bytes[rank], 0, 1);
-        at(&world, 0)->ops->arrive_at(at(&world, 0), rank, &record, payload, bytes[rank]);
+        at(&world, 0)->ops->announce_to(at(&world, 0), rank, &record, payload, bytes[rank]);
         at(&world, 0)->ops->flush(at(&world, 0));
         memset(payload, 0xEE, sizeof payload);
     }
@@ -397,7 +397,7 @@ static void meet(struct contract_world *world, int rank, uint64_t n)
 static bool have_givers_come(struct contract_world *world, int rank, uint64_t n)
 {
     for (int peer = 0; peer < world->size; peer++)
-        if (sees(world, rank, peer, n) && gives(world, peer, n) && !arrival(world, rank, peer, n))
+        if (sees(world, rank, peer, n) && gives(world, peer, n) && !announcement(world, rank, peer, n))
             return false;
     return true;
 }
@@ -440,7 +440,7 @@ static void what_is_flushed_comes_without_its_sender(void **state)
     struct contract_world world;
     open_world(&world, state, 2);
     for (uint64_t n = 1; n <= SHOAL_ANNOUNCEMENTS; n++)
-        arrive(&world, 0, n, n > SHOAL_PAYLOADS ? 10 : SHOAL_PAYLOAD_MAX);
+        announce(&world, 0, n, n > SHOAL_PAYLOADS ? 10 : SHOAL_PAYLOAD_MAX);
     for (int n = 0; n < 40; n++)
         signal_peer(&world, 0, 1, 1);
     assert_int_equal(is_sending(&world, 0, 1), !is_flushed(&world, 0));
@@ -761,7 +761,7 @@ static void play_rounds(void **state, uint64_t puts, bool knows_staging)
     open_or_skip(&world, state, 2, hosts, 0);
     reserve_stagings(&world);
     if (knows_staging) {
-        arrive(&world, 1, 1, 0);
+        announce(&world, 1, 1, 0);
         assert_arrived(&world, 0, 1, 1, 0);
     }
     for (unsigned n = 0; n < 40; n++)
@@ -818,7 +818,7 @@ static void sources_are_read_until_they_have_left(void **state)
     open_or_skip(&world, state, 2, hosts, 0);
     for (int rank = 0; rank < 2; rank++)
         assert_int_equal(at(&world, rank)->ops->reserve_staging(at(&world, rank), SHOAL_DEPTH_MAX, LARGE_BYTES), SHOAL_OK);
-    arrive(&world, 1, 1, 0);
+    announce(&world, 1, 1, 0);
     assert_arrived(&world, 0, 1, 1, 0);
     for (uint64_t n = 1; n <= 2; n++) {
         for (unsigned slot = 0; slot < SHOAL_DEPTH_MAX; slot++) {
@@ -1008,7 +1008,7 @@ static void who_is_waited_for_is_heard(void **state)
     open_world(&world, state, 3);
     const struct shoal_transport_ops *ops = at(&world, 1)->ops;
     for (int rank = 0; rank < 3; rank++)
-        arrive(&world, rank, 1, 10);
+        announce(&world, rank, 1, 10);
     for (int rank = 0; rank < 3; rank++)
         assert_arrived(&world, 1, rank, 1, 10);
     assert_true(all_hear_who_is_waited_for(&world, 1, -1));
@@ -1031,9 +1031,9 @@ static void who_is_waited_for_is_heard_by_who_has_arrived(void **state)
     static const uint16_t hosts[] = {0, 1, 2};
     struct contract_world world;
     open_or_skip(&world, state, 3, hosts, 0);
-    arrive(&world, 0, 1, 10);
-    arrive(&world, 2, 1, 10);
-    arrive(&world, 2, 2, 10);
+    announce(&world, 0, 1, 10);
+    announce(&world, 2, 1, 10);
+    announce(&world, 2, 2, 10);
     assert_arrived(&world, 1, 0, 1, 10);
     assert_arrived(&world, 1, 2, 2, 10);
     at(&world, 1)->ops->say_waits_for(at(&world, 1), 2, 0);

@@ -42,14 +42,14 @@ static uint32_t given; /* peer 1: the immediate of its first increment of slot 0
 
 static void see_message(shoal_fabric_peer peer, const void *data, size_t bytes)
 {
-    const struct shoal_network_announcement *arrival;
+    const struct shoal_network_announcement *announcement;
     struct shoal_network_head head;
     memcpy(&head, (const char *)data + sizeof(struct shoal_seal), sizeof head);
-    if (peer != 1 || head.kind != SHOAL_NETWORK_ARRIVE)
+    if (peer != 1 || head.kind != SHOAL_NETWORK_ANNOUNCE)
         return;
-    assert(bytes >= sizeof(struct shoal_seal) + sizeof head + sizeof *arrival);
-    arrival = (const void *)((const char *)data + sizeof(struct shoal_seal) + sizeof head);
-    memcpy(&given, &arrival->counters, sizeof given);
+    assert(bytes >= sizeof(struct shoal_seal) + sizeof head + sizeof *announcement);
+    announcement = (const void *)((const char *)data + sizeof(struct shoal_seal) + sizeof head);
+    memcpy(&given, &announcement->counters, sizeof given);
 }
 
 static void drop_line(void *arg, int level, const char *line)
@@ -124,7 +124,7 @@ static void post(struct harness *h, size_t bytes)
 {
     static const unsigned char payload[SHOAL_PAYLOAD_MAX];
     const struct shoal_announcement record = {.descriptor = {.sequence = ++h->sequence, .kind = SHOAL_COLLECTIVE_ALLREDUCE}};
-    h->transport->ops->arrive(h->transport, &record, payload, bytes, NULL);
+    h->transport->ops->announce(h->transport, &record, payload, bytes, NULL);
 }
 
 static unsigned sum(const unsigned char *bytes, size_t count)
@@ -154,7 +154,7 @@ static unsigned look(struct harness *h)
     unsigned result = 0;
     for (int r = 1; r < SIZE; r++) {
         for (uint64_t n = h->sequence; n <= h->sequence + 2; n++) {
-            const struct shoal_announcement *record = ops->arrival(h->transport, r, n);
+            const struct shoal_announcement *record = ops->announcement(h->transport, r, n);
             assert(!record || (record->descriptor.sequence == n && !record->input && !record->output));
             result += record ? sum(ops->payload(h->transport, r, n, SHOAL_PAYLOAD_INLINE), SHOAL_PAYLOAD_INLINE) : 0;
             result += record ? sum(ops->payload(h->transport, r, n, SHOAL_PAYLOAD_MAX), 1) : 0;
@@ -236,7 +236,7 @@ static struct effects read_effects(struct harness *h)
         for (unsigned i = 0; i < SLOTS; i++)
             effects.counters[r][i] = ops->counter(h->transport, r, i);
         for (uint64_t i = 0; i < 3; i++)
-            effects.sequences[r][i] = ops->arrival(h->transport, r, h->sequence + i) != NULL;
+            effects.sequences[r][i] = ops->announcement(h->transport, r, h->sequence + i) != NULL;
         effects.waits[r] = (uint64_t)ops->waits_for(h->transport, r);
         effects.packets[r] = ops->peek(h->transport, r);
     }
@@ -358,16 +358,16 @@ static void add_message(struct input *input, enum piece what, struct shoal_netwo
     add_piece(input, what, message, sizeof head + bytes);
 }
 
-static void add_record(struct input *input, uint64_t sequence, size_t payload_bytes)
+static void add_announcement(struct input *input, uint64_t sequence, size_t payload_bytes)
 {
     static struct {
-        struct shoal_network_announcement arrival;
+        struct shoal_network_announcement announcement;
         unsigned char payload[SHOAL_PAYLOAD_MAX];
     } body;
-    body.arrival = (struct shoal_network_announcement){
+    body.announcement = (struct shoal_network_announcement){
         .descriptor = {.sequence = sequence, .kind = 1}, .has_staging = 1, .counters = 9, .bytes = (uint16_t)payload_bytes};
-    add_message(input, HEAR_MESSAGE, (struct shoal_network_head){.kind = SHOAL_NETWORK_ARRIVE}, &body,
-                sizeof body.arrival + payload_bytes);
+    add_message(input, HEAR_MESSAGE, (struct shoal_network_head){.kind = SHOAL_NETWORK_ANNOUNCE}, &body,
+                sizeof body.announcement + payload_bytes);
 }
 
 static void add_packet(struct input *input, enum piece what, uint64_t number, uint32_t bytes)
@@ -380,12 +380,12 @@ static void add_packet(struct input *input, enum piece what, uint64_t number, ui
                 sizeof body.packet + bytes);
 }
 
-static void add_part(struct input *input, unsigned slot, uint64_t number, uint64_t offset, uint64_t parts)
+static void add_put_message(struct input *input, unsigned slot, uint64_t number, uint64_t offset, uint64_t messages)
 {
     struct {
-        struct shoal_network_part part;
+        struct shoal_network_put_head put;
         unsigned char data[64];
-    } body = {.part = {offset, parts}};
+    } body = {.put = {offset, messages}};
     add_message(input, HEAR_MESSAGE,
                 (struct shoal_network_head){.kind = SHOAL_NETWORK_DATA, .number = number, .slot = (uint16_t)slot}, &body,
                 sizeof body);
@@ -397,17 +397,17 @@ static void build_seed(struct input *input)
     static const uint8_t acts[] = {5, 0, 1, 3, 4, 3, 2, 0};
     const uint64_t other = 1u << 16 | 1u << 10 | 1;
     input->bytes = 0;
-    add_record(input, 1, 16); /* before the communicator is made */
+    add_announcement(input, 1, 16); /* before the communicator is made */
     add_piece(input, HEAR_WRITTEN, &(uint64_t){1}, 8);
     add_piece(input, OPEN, "", 0);
     add_piece(input, ACT, acts, sizeof acts);
     add_piece(input, HEAR_WRITTEN, &(uint64_t){1}, 8);
     add_piece(input, HEAR_WRITTEN, &other, sizeof other);
-    add_record(input, 2, 0);
-    add_record(input, 3, 800);
-    add_part(input, 0, 1, 0, 2);
-    add_part(input, 0, 1, SLOT_BYTES - 64, 2);
-    add_part(input, 0, 2, 64, 1);
+    add_announcement(input, 2, 0);
+    add_announcement(input, 3, 800);
+    add_put_message(input, 0, 1, 0, 2);
+    add_put_message(input, 0, 1, SLOT_BYTES - 64, 2);
+    add_put_message(input, 0, 2, 64, 1);
     add_packet(input, HEAR_MESSAGE, 0, SHOAL_PACKET_BYTES_MAX + 64); /* larger than any */
     for (uint64_t n = 4; n > 0; n--)
         add_packet(input, HEAR_MESSAGE, n - 1, n % 2 ? 64 : 0);
@@ -419,7 +419,7 @@ static void build_seed(struct input *input)
     add_message(input, HEAR_MESSAGE, (struct shoal_network_head){.kind = SHOAL_NETWORK_WAITS, .number = 2ull << 32 | 3}, "", 0);
     add_piece(input, ACT, acts, sizeof acts);
     add_packet(input, FLOOD, 4, 1024);
-    add_part(input, 0, 3, UINT64_MAX - 63, 1);
+    add_put_message(input, 0, 3, UINT64_MAX - 63, 1);
     add_piece(input, HEAR_AGAIN, "", 0);
     add_piece(input, HEAR_FORGED, &(uint64_t){40}, 8);
     add_piece(input, HEAR_STRANGER, acts, sizeof acts);
@@ -481,11 +481,11 @@ static void check_parts(struct harness *h, struct input *input)
     const enum shoal_status status = h->transport->ops->reserve_staging(h->transport, SLOTS, SLOT_BYTES);
     assert(status == SHOAL_OK);
     unsigned char *staging = h->transport->ops->staging(h->transport, 0, 0);
-    add_part(input, 0, 1, 0, 1);
+    add_put_message(input, 0, 1, 0, 1);
     run_input(h, input);
     assert(h->transport->ops->counter(h->transport, 1, 0) == 1);
     memset(staging, 0x5A, SLOT_BYTES);
-    add_part(input, 0, 1, 0, 1);
+    add_put_message(input, 0, 1, 0, 1);
     run_input(h, input);
     assert(staging[0] == 0x5A && h->transport->ops->counter(h->transport, 1, 0) == 1);
 }
@@ -495,9 +495,9 @@ static void check_places(struct harness *h, struct input *input)
 {
     unsigned char *staging = h->transport->ops->staging(h->transport, 0, 1);
     memset(staging - 64, 0x5A, 64); /* behind slot 0 */
-    add_part(input, 1, 1, UINT64_MAX - 63, 1);
-    add_part(input, 1, 1, SLOT_BYTES - 63, 1);
-    add_part(input, SLOTS, 1, 0, 1);
+    add_put_message(input, 1, 1, UINT64_MAX - 63, 1);
+    add_put_message(input, 1, 1, SLOT_BYTES - 63, 1);
+    add_put_message(input, SLOTS, 1, 0, 1);
     run_input(h, input);
     assert(staging[-64] == 0x5A && h->transport->ops->counter(h->transport, 1, 1) == 0);
 }
@@ -508,13 +508,13 @@ static void check_records(struct harness *h, struct input *input)
     const struct shoal_transport_ops *ops = h->transport->ops;
     h->sequence = 2;
     ops->complete(h->transport, h->sequence);
-    add_record(input, 2 + SHOAL_PAYLOADS, 800);
+    add_announcement(input, 2 + SHOAL_PAYLOADS, 800);
     run_input(h, input);
     unsigned char *payload = (unsigned char *)(uintptr_t)ops->payload(h->transport, 1, 2 + SHOAL_PAYLOADS, 800);
     payload[0] = 0x5A;
-    add_record(input, 2, 800);
+    add_announcement(input, 2, 800);
     run_input(h, input);
-    assert(payload[0] == 0x5A && ops->arrival(h->transport, 1, 2 + SHOAL_PAYLOADS));
+    assert(payload[0] == 0x5A && ops->announcement(h->transport, 1, 2 + SHOAL_PAYLOADS));
 }
 
 /* The last statement of a peer about the rank it waits for counts, if there is such a rank. */
@@ -556,7 +556,7 @@ static void check_lost_unexpected(struct input *input)
     open_harness(&h);
     input->bytes = 0;
     for (int i = 0; i < 60; i++)
-        add_record(input, 1, 16000), run_input(&h, input);
+        add_announcement(input, 1, 16000), run_input(&h, input);
     open_transport(&h);
     const bool has_failed = h.transport->ops->failed(h.transport, &failure);
     assert(has_failed && failure.status == SHOAL_ERR_INTERNAL && strstr(failure.text, "before this rank had made"));

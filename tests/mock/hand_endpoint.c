@@ -24,7 +24,7 @@ bool shoal_fabric_endpoint_poll(struct shoal_fabric_endpoint *endpoint, const st
 {
     uint32_t immediate = 0;
     while (endpoint->leaving_count)
-        handler->left(handler->arg, endpoint->leaving[--endpoint->leaving_count]);
+        handler->completed(handler->arg, endpoint->leaving[--endpoint->leaving_count]);
     if (endpoint->heard == HAND_MESSAGE)
         handler->message(handler->arg, endpoint->data, endpoint->bytes);
     if (endpoint->heard == HAND_WRITTEN) {

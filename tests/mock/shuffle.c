@@ -84,11 +84,11 @@ static void hold_written(void *arg, uint32_t immediate)
         hold(shuffle, (struct event){.kind = WRITTEN, .immediate = immediate});
 }
 
-static void hold_left(void *arg, void *owner)
+static void hold_completed(void *arg, void *owner)
 {
     struct shoal_shuffle *shuffle = arg;
     if (is_full(shuffle))
-        shuffle->to.left(shuffle->to.arg, owner);
+        shuffle->to.completed(shuffle->to.arg, owner);
     else
         hold(shuffle, (struct event){.kind = LEFT, .data = owner});
 }
@@ -117,7 +117,7 @@ static void shuffle_hand_on(const struct shoal_fabric_handler *to, const struct 
         to->written(to->arg, event->immediate);
         break;
     case LEFT:
-        to->left(to->arg, event->data);
+        to->completed(to->arg, event->data);
         break;
     case NOTHING:
         break;
@@ -177,7 +177,7 @@ struct shoal_shuffle *shoal_shuffle_create(uint64_t seed, const struct shoal_fab
     struct shoal_shuffle *shuffle = calloc(1, sizeof *shuffle);
     if (!shuffle)
         return NULL;
-    shuffle->from = (struct shoal_fabric_handler){shuffle, hold_message, hold_written, hold_left, pass_failed};
+    shuffle->from = (struct shoal_fabric_handler){shuffle, hold_message, hold_written, hold_completed, pass_failed};
     shuffle->to = *to;
     shuffle->random = seed;
     return shuffle;

@@ -83,8 +83,9 @@ static void memory_taken_back_is_out_of_reach(struct world *world)
     struct shoal_transport *transport = comm->engine->transport;
     if (world->rank == 1) {
         enum shoal_status error = SHOAL_OK;
-        const struct shoal_announcement *arrival = transport->ops->arrival(transport, 0, shoal_intake_done(comm->engine));
-        float *theirs = transport->ops->reach(transport, 0, arrival->output, FLOATS * sizeof(float), &error);
+        const struct shoal_announcement *announcement =
+            transport->ops->announcement(transport, 0, shoal_intake_done(comm->engine));
+        float *theirs = transport->ops->reach(transport, 0, announcement->output, FLOATS * sizeof(float), &error);
         CHECK(world, theirs && transport->ops->enter(transport), "no reach");
         world->board[1] = (uint64_t)getpid();
         raise(SIGSTOP);
@@ -322,7 +323,8 @@ static void memory_is_unmapped_though_the_link_was_full(struct world *world)
           "%d pieces were passed, %zu could not be taken back", passed, endpoint->peers[0]->unsaid_count);
     come_to(world, 1);
     const double start = seconds();
-    for (int i = 0; seconds() - start < LONG_S && (i < 10 || endpoint->peers[0]->mapped_count || endpoint->peers[0]->unsaid_count); i++) {
+    for (int i = 0;
+         seconds() - start < LONG_S && (i < 10 || endpoint->peers[0]->mapped_count || endpoint->peers[0]->unsaid_count); i++) {
         shoal_shm_endpoint_drain(endpoint);
         usleep(100);
     }
@@ -332,8 +334,8 @@ static void memory_is_unmapped_though_the_link_was_full(struct world *world)
     OK(world, shoal_mem_free(world->context, use_memory(world, FLOATS))); /* the link is as good as new */
 }
 
-/* Rank 2 ends without a word. The others agree on that, and on the least that they have completed, over what all contexts of one
- * host share. */
+/* Rank 2 ends without a word. The others agree on that, and on the least that they have completed, over what all contexts of
+ * one host share. */
 static void survivors_agree_without_a_rank_that_has_ended(struct world *world)
 {
     struct shoal_survivors_view view = {.comm_count = 1};
@@ -357,7 +359,7 @@ static void survivors_agree_without_a_rank_that_has_ended(struct world *world)
 
 static const struct shoal_doorbell_ops *doorbell;
 static const struct shoal_engine *napping; /* its engine */
-static unsigned naps;                     /* while it waits for the device, not for the other rank */
+static unsigned naps;                      /* while it waits for the device, not for the other rank */
 static uint64_t longest_nap_ns;
 static float late_input[FLOATS];
 

@@ -17,7 +17,8 @@ enum fate { FATE_HERE, FATE_KILLED, FATE_FREED, FATE_FINALIZED };
 
 /* A rank's view of a peer, and the arrival times of its messages to that peer. */
 struct link {
-    struct shoal_sim_event *letters[SHOAL_ANNOUNCEMENTS]; /* arrivals not yet completed, at sequence % SHOAL_ANNOUNCEMENTS */
+    struct shoal_sim_event
+        *letters[SHOAL_ANNOUNCEMENTS]; /* announcements not yet completed, at sequence % SHOAL_ANNOUNCEMENTS */
     uint64_t counters[SHOAL_DEPTH_MAX];
     uint64_t completed;
     uint64_t heard; /* sequence of the last arrival */
@@ -367,7 +368,7 @@ static void check_letter(struct rank *rank, int peer, uint64_t sequence, size_t 
                     rank->transport.rank, (unsigned long long)sequence, peer, (unsigned long long)rank->links[peer].completed);
 }
 
-static void check_arrival(struct rank *rank, uint64_t sequence, size_t bytes, const uint8_t *peers)
+static void check_announcement(struct rank *rank, uint64_t sequence, size_t bytes, const uint8_t *peers)
 {
     if (sequence <= rank->arrived)
         note_breach(rank->sim, "rank %d arrives at operation %llu after %llu", rank->transport.rank,
@@ -393,8 +394,8 @@ static void send_letter(struct rank *rank, int peer, const struct shoal_announce
         sim_post(rank->sim, letter);
 }
 
-static void op_arrive_at(struct shoal_transport *transport, int peer, const struct shoal_announcement *record,
-                         const void *payload, size_t bytes)
+static void op_announce_to(struct shoal_transport *transport, int peer, const struct shoal_announcement *record,
+                           const void *payload, size_t bytes)
 {
     struct rank *rank = sim_rank_of(transport);
     const uint64_t sequence = record->descriptor.sequence;
@@ -407,22 +408,22 @@ static void op_arrive_at(struct shoal_transport *transport, int peer, const stru
     send_letter(rank, peer, record, payload, bytes);
 }
 
-static void op_arrive(struct shoal_transport *transport, const struct shoal_announcement *record, const void *payload,
-                      size_t bytes, const uint8_t *peers)
+static void op_announce(struct shoal_transport *transport, const struct shoal_announcement *record, const void *payload,
+                        size_t bytes, const uint8_t *peers)
 {
     struct rank *rank = sim_rank_of(transport);
     if (bytes > SHOAL_PAYLOAD_MAX) {
         note_breach(rank->sim, "rank %d arrives with %zu bytes of payload", transport->rank, bytes);
         return;
     }
-    check_arrival(rank, record->descriptor.sequence, bytes, peers);
+    check_announcement(rank, record->descriptor.sequence, bytes, peers);
     for (int peer = 0; peer < transport->size; peer++) {
         if (sees_arrival(rank, peer, peers))
             send_letter(rank, peer, record, payload, bytes);
     }
 }
 
-static const struct shoal_announcement *op_arrival(struct shoal_transport *transport, int peer, uint64_t sequence)
+static const struct shoal_announcement *op_announcement(struct shoal_transport *transport, int peer, uint64_t sequence)
 {
     const struct shoal_sim_event *letter = letter_find(&sim_rank_of(transport)->links[peer], sequence);
     return letter ? &letter->record : NULL;
@@ -742,9 +743,9 @@ static void op_destroy(struct shoal_transport *transport, bool finalized)
 
 static const struct shoal_transport_ops sim_ops = {
     .name = "sim",
-    .arrive = op_arrive,
-    .arrive_at = op_arrive_at,
-    .arrival = op_arrival,
+    .announce = op_announce,
+    .announce_to = op_announce_to,
+    .announcement = op_announcement,
     .payload = op_payload,
     .complete = op_complete,
     .completed = op_completed,

@@ -2,8 +2,8 @@
  * The same seed and the same calls give the same run, bit by bit. It knows no engine: its owner calls the ranks in turn and
  * advances the time.
  *
- * Everything that a rank publishes (arrivals, completions, signals, puts, whom it waits for, failures) becomes visible to each
- * peer after a delay of its own, drawn from 0 to delay_ns_max, so in any order, but
+ * Everything that a rank publishes (announcements, completions, signals, puts, whom it waits for, failures) becomes visible to
+ * each peer after a delay of its own, drawn from 0 to delay_ns_max, so in any order, but
  *   - increments of one counter become visible in order, and an increment never before the bytes put to that peer before it;
  *   - packets to a peer become visible in order; that the peer has taken some, and made room, is told with a delay too;
  *   - memory reached by load and store (staging buffers, shared memory of ranks on one host) is real memory: stores are seen at
@@ -69,7 +69,7 @@ SHOAL_MUST_USE enum shoal_status shoal_sim_share(struct shoal_sim *sim, int rank
 /* Puts to it that are still under way are lost. */
 void shoal_sim_unshare(struct shoal_sim *sim, int rank, const void *memory);
 
-/* A hash over all events delivered so far (FNV-1a); the `posted` time of arrivals does not count. */
+/* A hash over all events delivered so far (FNV-1a); the `posted` time of announcements does not count. */
 uint64_t shoal_sim_trace_hash(const struct shoal_sim *sim);
 /* The first breach of the transport's contract by a caller, such as a record reused too early; NULL while there is none. */
 const char *shoal_sim_breach(const struct shoal_sim *sim);

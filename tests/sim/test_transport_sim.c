@@ -42,16 +42,16 @@ static void signal_peer(struct shoal_sim *sim, int rank, int peer, unsigned slot
     at(sim, rank)->ops->signal(at(sim, rank), peer, slot);
 }
 
-static void arrive(struct shoal_sim *sim, int rank, uint64_t sequence, size_t bytes)
+static void announce(struct shoal_sim *sim, int rank, uint64_t sequence, size_t bytes)
 {
     static const unsigned char payload[SHOAL_PAYLOAD_MAX];
     const struct shoal_announcement record = {.descriptor = {.sequence = sequence, .kind = SHOAL_COLLECTIVE_BARRIER}};
-    at(sim, rank)->ops->arrive(at(sim, rank), &record, payload, bytes, NULL);
+    at(sim, rank)->ops->announce(at(sim, rank), &record, payload, bytes, NULL);
 }
 
 static bool has_arrived(struct shoal_sim *sim, int rank, int peer, uint64_t sequence)
 {
-    return at(sim, rank)->ops->arrival(at(sim, rank), peer, sequence) != NULL;
+    return at(sim, rank)->ops->announcement(at(sim, rank), peer, sequence) != NULL;
 }
 
 static int lost(struct shoal_sim *sim, int rank, uint64_t sequence, struct shoal_failure *failure)
@@ -82,7 +82,7 @@ static uint64_t hash_of_run(uint64_t seed, int size, uint32_t posted, unsigned c
     const struct shoal_announcement record = {.descriptor = {.sequence = 1, .posted = posted}};
     for (int rank = 0; rank < size; rank++) {
         assert_int_equal(at(sim, rank)->ops->reserve_staging(at(sim, rank), 2, 64), SHOAL_OK);
-        at(sim, rank)->ops->arrive(at(sim, rank), &record, &content, 1, NULL);
+        at(sim, rank)->ops->announce(at(sim, rank), &record, &content, 1, NULL);
     }
     for (int rank = 0; rank < size; rank++)
         for (int peer = 0; peer < size; peer++) {
@@ -205,10 +205,10 @@ static void sim_arrival_of_a_completed_operation_is_gone(void **state)
 {
     (void)state;
     struct shoal_sim *sim = open_sim((struct shoal_sim_options){.seed = 5, .size = 2, .delay_ns_max = DELAY_NS});
-    arrive(sim, 0, 1, SHOAL_PAYLOAD_INLINE + 4);
+    announce(sim, 0, 1, SHOAL_PAYLOAD_INLINE + 4);
     drain(sim);
     assert_true(has_arrived(sim, 1, 0, 1));
-    arrive(sim, 0, 2, SHOAL_PAYLOAD_INLINE + 4);
+    announce(sim, 0, 2, SHOAL_PAYLOAD_INLINE + 4);
     at(sim, 1)->ops->complete(at(sim, 1), 2);
     assert_false(has_arrived(sim, 1, 0, 1));
     drain(sim);
@@ -223,7 +223,7 @@ static void sim_drop_next_loses_one_event_and_the_increments_behind_it(void **st
     (void)state;
     struct shoal_sim *sim = open_sim((struct shoal_sim_options){.seed = 1, .size = 3, .delay_ns_max = DELAY_NS});
     shoal_sim_drop_next(sim, 0, 1);
-    arrive(sim, 0, 1, 0);
+    announce(sim, 0, 1, 0);
     signal_peer(sim, 0, 1, 2);
     shoal_sim_drop_next(sim, 0, 1);
     signal_peer(sim, 0, 1, 2);
@@ -257,7 +257,7 @@ static void sim_drops_as_often_as_asked_but_never_a_failure(void **state)
     struct shoal_sim *sim =
         open_sim((struct shoal_sim_options){.seed = 9, .size = 32, .delay_ns_max = DELAY_NS, .drop_per_million = 500000});
     for (int rank = 0; rank < 32; rank++)
-        arrive(sim, rank, 1, 100);
+        announce(sim, rank, 1, 100);
     const struct shoal_failure cause = {.status = SHOAL_ERR_TIMEOUT, .rank = 3};
     (at(sim, 4)->ops->fail)(at(sim, 4), &cause);
     drain(sim);
@@ -361,7 +361,7 @@ static void sim_left_rank_is_told_after_all_it_sent(void **state)
     for (uint64_t seed = 0; seed < 50; seed++) {
         struct shoal_sim *sim = open_sim((struct shoal_sim_options){.seed = seed, .size = 2, .delay_ns_max = DELAY_NS});
         struct shoal_failure failure;
-        arrive(sim, 1, 1, 0);
+        announce(sim, 1, 1, 0);
         at(sim, 1)->ops->complete(at(sim, 1), 1);
         signal_peer(sim, 1, 0, 0);
         at(sim, 1)->ops->destroy(at(sim, 1), seed % 2);
@@ -386,7 +386,7 @@ static void sim_stopped_rank_is_held_back_until_it_continues(void **state)
     shoal_sim_stop(sim, 1);
     signal_peer(sim, 1, 0, 0);
     signal_peer(sim, 1, 0, 0);
-    arrive(sim, 1, 1, SHOAL_PAYLOAD_INLINE + 4);
+    announce(sim, 1, 1, SHOAL_PAYLOAD_INLINE + 4);
     drain(sim);
     shoal_sim_advance_to(sim, 100 * DELAY_NS);
     assert_int_equal(counter(sim, 0, 1, 0), 0);
@@ -438,14 +438,14 @@ static void sim_breaches_of_the_contract_are_noted(void **state)
     const struct shoal_sim_options options = {.size = 2};
     struct shoal_sim *sim = open_sim(options);
     for (uint64_t n = 1; n <= SHOAL_ANNOUNCEMENTS; n++)
-        arrive(sim, 0, n, 0);
+        announce(sim, 0, n, 0);
     assert_null(shoal_sim_breach(sim));
-    arrive(sim, 0, SHOAL_ANNOUNCEMENTS + 1, 0);
+    announce(sim, 0, SHOAL_ANNOUNCEMENTS + 1, 0);
     assert_breach_and_close(sim, "rank 0 arrives at operation 33");
 
     sim = open_sim(options);
     for (uint64_t n = 1; n <= SHOAL_PAYLOADS + 1; n++)
-        arrive(sim, 0, n, SHOAL_PAYLOAD_INLINE + 1);
+        announce(sim, 0, n, SHOAL_PAYLOAD_INLINE + 1);
     assert_breach_and_close(sim, "rank 0 arrives at operation 5");
 
     sim = open_sim(options);
@@ -458,7 +458,7 @@ static void sim_breaches_of_the_contract_are_noted(void **state)
     assert_breach_and_close(sim, "slot 16");
 
     sim = open_sim(options);
-    arrive(sim, 0, 1, SHOAL_PAYLOAD_INLINE + 1);
+    announce(sim, 0, 1, SHOAL_PAYLOAD_INLINE + 1);
     assert_null(at(sim, 0)->ops->payload(at(sim, 0), 0, 1, 18));
     assert_breach_and_close(sim, "18 bytes");
 }

@@ -135,7 +135,7 @@ static void free_source(struct source *source)
     free(source);
 }
 
-static void on_left(void *arg, void *owner)
+static void on_locally_complete(void *arg, void *owner)
 {
     struct end *end = arg;
     end->left++;
@@ -153,7 +153,7 @@ static void on_failed(void *arg, void *owner, const char *text)
 static void poll_both(struct pair *pair)
 {
     for (int i = 0; i < 2; i++) {
-        const struct shoal_fabric_handler handler = {&pair->ends[i], on_message, on_written, on_left, on_failed};
+        const struct shoal_fabric_handler handler = {&pair->ends[i], on_message, on_written, on_locally_complete, on_failed};
         shoal_fabric_endpoint_poll(pair->ends[i].endpoint, &handler);
         if (pair->ends[i].failed)
             fail_msg("%s: %s", pair->provider->name, pair->ends[i].text);

@@ -46,7 +46,7 @@ static void on_written(void *arg, uint32_t immediate)
     note(arg, immediate, 1);
 }
 
-static void on_left(void *arg, void *owner)
+static void on_locally_complete(void *arg, void *owner)
 {
     struct heard *heard = arg;
     note(heard, (size_t)((char *)owner - heard->owners), 2);
@@ -62,7 +62,7 @@ static void on_failed(void *arg, void *owner, const char *text)
 
 static struct shoal_shuffle *create(struct heard *heard, uint64_t seed)
 {
-    const struct shoal_fabric_handler to = {heard, on_message, on_written, on_left, on_failed};
+    const struct shoal_fabric_handler to = {heard, on_message, on_written, on_locally_complete, on_failed};
     memset(heard, 0, sizeof *heard);
     struct shoal_shuffle *shuffle = shoal_shuffle_create(seed, &to);
     assert_non_null(shuffle);
@@ -81,7 +81,7 @@ static void give(const struct shoal_shuffle *shuffle, struct heard *heard, unsig
     else if (number % 3 == 1)
         from->written(from->arg, number);
     else
-        from->left(from->arg, &heard->owners[number]);
+        from->completed(from->arg, &heard->owners[number]);
     memset(data, 0xee, sizeof data);
 }
 

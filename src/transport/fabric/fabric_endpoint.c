@@ -524,7 +524,7 @@ static void endpoint_hear(struct shoal_fabric_endpoint *endpoint, const struct f
     const bool is_told = job->kind == WRITE || (job->kind == SEND && owner);
     end_job(endpoint, job);
     if (is_told)
-        handler->left(handler->arg, owner);
+        handler->completed(handler->arg, owner);
 }
 
 static void hear_failure(struct shoal_fabric_endpoint *endpoint, const struct shoal_fabric_handler *handler)

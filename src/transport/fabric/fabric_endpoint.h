@@ -1,8 +1,8 @@
 /* One endpoint of this process on the network between hosts: it sends messages to the endpoints of other processes, writes into
- * memory that they have registered, and hears of what they send and write. It knows no communicator.
+ * memory that they have registered, and receives what they send and write. It knows no communicator.
  *
  * Nothing arrives in order, neither messages nor writes. A message arrives whole, once. Written bytes are there when their
- * immediate is heard, and not before.
+ * immediate is received, and not before.
  *
  * All calls but open and close come from one thread at a time; none blocks. */
 #ifndef SHOAL_TRANSPORT_FABRIC_ENDPOINT_H
@@ -46,10 +46,10 @@ struct shoal_fabric_handler {
     void (*message)(void *arg, const void *data, size_t bytes);
     /* A peer has written, and handed this with it. */
     void (*written)(void *arg, uint32_t immediate);
-    /* A message, or what shoal_fabric_endpoint_write was given, has left: the source may be overwritten, and the peer gets it
-     * whether or not this process polls; it may not have heard of it yet. */
-    void (*left)(void *arg, void *owner);
-    /* It will not leave, or a message will not, or (owner NULL) a receive failed. */
+    /* A message or a write has completed locally: its source may be overwritten, and the peer gets it whether or not this
+     * process polls, perhaps later. */
+    void (*completed)(void *arg, void *owner);
+    /* A message or a write will never complete, or (owner NULL) a receive failed. */
     void (*failed)(void *arg, void *owner, const char *text);
 };
 
@@ -68,8 +68,8 @@ SHOAL_MUST_USE enum shoal_status shoal_fabric_endpoint_meet(struct shoal_fabric_
                                                             const struct shoal_fabric_address *address,
                                                             shoal_fabric_peer *peer_out);
 
-/* PENDING: not now; poll, and try again. The data may be overwritten when it returns. owner comes back with `left`
- * or `failed`, if it is not NULL. */
+/* PENDING: not now; poll, and try again. The data may be overwritten when it returns. owner comes back with
+ * `completed` or `failed`, if it is not NULL. */
 SHOAL_MUST_USE enum shoal_status shoal_fabric_endpoint_send(struct shoal_fabric_endpoint *endpoint, shoal_fabric_peer peer,
                                                             const void *data, size_t bytes, void *owner);
 
@@ -91,8 +91,8 @@ struct shoal_fabric_write {
     const struct shoal_fabric_memory *source_memory; /* in which the source lies; NULL: it is not registered */
     size_t bytes;                                    /* at most shoal_fabric_endpoint_write_max of source_memory */
     uint32_t immediate;
-    unsigned *under_way; /* one more until the write has left or failed; NULL: nobody counts */
-    void *owner;         /* comes back with `left` or `failed` */
+    unsigned *under_way; /* one more until the write has completed locally or failed; NULL: not counted */
+    void *owner;         /* comes back with `completed` or `failed` */
 };
 /* PENDING: not now. */
 SHOAL_MUST_USE enum shoal_status shoal_fabric_endpoint_write(struct shoal_fabric_endpoint *endpoint,

@@ -40,13 +40,13 @@ struct shoal_network_unexpected {
 
 #define CLOSED_MAX 256   /* communicators whose late messages are known for what they are */
 #define FULL_MESSAGES 64 /* so many wait for one peer: then it is better to come again later */
-#define SENDING_MAX 16   /* of one peer that have not left: one that takes none must not hold up the others */
+#define SENDING_MAX 16   /* messages to one peer under way: a peer that takes none must not hold up the others */
 #define POLLS_AT_ONCE 16 /* rounds of a poll while there is more to hear */
 #define SEAL_EVERY_NS (100 * SHOAL_NS_PER_MS) /* as it looks at all descriptors */
 #define FALSE_WAKES_MAX 4                     /* in a row: the descriptor tells nothing (libfabric before 1.18.1, issue 8947) */
 #define COUNTERS_MAX (1u << SHOAL_NETWORK_INDEX_BITS)
 #define AGES (1u << SHOAL_NETWORK_AGE_BITS)
-#define NAMES 1024   /* places of the table of sessions */
+#define NAMES 1024 /* places of the table of sessions */
 
 /* Counters that a peer increments by writing. */
 struct counters {
@@ -138,7 +138,7 @@ _Static_assert(SHOAL_FABRIC_MESSAGE_MAX <= SHOAL_SESSION_MESSAGE_MAX, "all that 
 
 static void on_message(void *arg, const void *data, size_t bytes);
 static void on_written(void *arg, uint32_t immediate);
-static void on_left(void *arg, void *owner);
+static void on_locally_complete(void *arg, void *owner);
 static void on_failed(void *arg, void *owner, const char *text);
 static void on_unreachable(void *arg, struct shoal_reachability *check, const char *text);
 
@@ -153,7 +153,7 @@ static void open_links(struct shoal_network *network)
 
 static struct shoal_fabric_handler handler_of(struct shoal_network *network)
 {
-    return (struct shoal_fabric_handler){network, on_message, on_written, on_left, on_failed};
+    return (struct shoal_fabric_handler){network, on_message, on_written, on_locally_complete, on_failed};
 }
 
 static const struct shoal_network_interposer *wanted_interposer;
@@ -359,7 +359,7 @@ static struct shoal_network_channel *find_channel(const struct shoal_network *ne
 }
 
 /* One line is logged for the 1st, 2nd, 4th, ... rejection of each kind, so that a flood does not fill the log. */
-static bool is_told(uint64_t count)
+static bool is_worth_a_line(uint64_t count)
 {
     return (count & (count - 1)) == 0;
 }
@@ -368,7 +368,7 @@ static void reject(struct shoal_network *network, enum shoal_rejection why, cons
 {
     char sender[160] = "the provider does not tell the sender", own[128];
     const uint64_t count = ++network->rejections.counts[why];
-    if (!is_told(count))
+    if (!is_worth_a_line(count))
         return;
     if (from)
         snprintf(sender, sizeof sender, "in the name of process %d on %.63s", from->name.pid, from->name.host);
@@ -658,7 +658,7 @@ static void on_message(void *arg, const void *data, size_t bytes)
         network_keep_unexpected(network, from, comm, data, bytes);
 }
 
-static void count_left(struct shoal_network_load *load)
+static void count_locally_complete(struct shoal_network_load *load)
 {
     --*load->count;
     --*load->total;
@@ -697,11 +697,11 @@ static void forgive_ended(struct shoal_network *network)
     }
 }
 
-static void on_left(void *arg, void *owner)
+static void on_locally_complete(void *arg, void *owner)
 {
     struct shoal_network *network = arg;
     struct shoal_network_load *load = owner;
-    count_left(load);
+    count_locally_complete(load);
     if (SHOAL_LIKELY(load->peer->reachability.state == SHOAL_REACHABILITY_SETTLED))
         return;
     shoal_reachability_settle(&network->checks, &load->peer->reachability);
@@ -729,7 +729,7 @@ static void on_failed(void *arg, void *owner, const char *text)
     char how[256];
     if (!load) {
         const uint64_t count = ++network->rejections.counts[SHOAL_REJECTED_BROKEN];
-        if (is_told(count))
+        if (is_worth_a_line(count))
             shoal_log_line(network->log, SHOAL_LOG_WARN, "fabric",
                            "%s, %llu so far: %s; the message was too long for one of a job, or its sender ended",
                            shoal_rejection_text(SHOAL_REJECTED_BROKEN), (unsigned long long)count, text);

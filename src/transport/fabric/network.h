@@ -1,9 +1,9 @@
-/* The network between hosts as a context sees it: one endpoint for all its communicators, the processes elsewhere that it has
- * met, what waits to be sent, and to which communicator belongs what is heard.
+/* The network between hosts as a context sees it: one endpoint for all its communicators, the processes of other hosts that it
+ * has met, the messages queued for them, and the communicator that each received message belongs to.
  *
  * Messages arrive whole, once, in any order. Messages of a known process for a communicator that this rank has not made yet are
- * kept for it. Messages of an unknown process (session.h) change nothing but a counter. All calls come under the progress's
- * lock, but those that say otherwise; none blocks but open. */
+ * kept for it. Messages of an unknown process (session.h) change nothing but a counter. All calls come under the progress
+ * engine's lock, but those that say otherwise; none blocks but open. */
 #ifndef SHOAL_TRANSPORT_FABRIC_NETWORK_H
 #define SHOAL_TRANSPORT_FABRIC_NETWORK_H
 
@@ -23,12 +23,12 @@ struct shoal_network;
 
 /* The kinds of messages. */
 enum shoal_network_kind {
-    SHOAL_NETWORK_ARRIVE,    /* body: struct shoal_network_announcement, the payload */
+    SHOAL_NETWORK_ANNOUNCE,  /* body: struct shoal_network_announcement, the payload */
     SHOAL_NETWORK_INCREMENT, /* number: which increment of the counter (slot, source) */
-    SHOAL_NETWORK_DATA,      /* the same, with a part of what is put; body: struct shoal_network_part, bytes */
+    SHOAL_NETWORK_DATA,      /* the same, with data of a put; body: struct shoal_network_put_head, bytes */
     SHOAL_NETWORK_PACKET,    /* number: of the packet; body: struct shoal_packet, its data */
     SHOAL_NETWORK_COMPLETED, /* nothing but the head */
-    SHOAL_NETWORK_WAITS,     /* number: how often that was said, and (low 32 bits) 1 + whom the sender waits for, 0: nobody */
+    SHOAL_NETWORK_WAITS,     /* number: how often the sender said it, and (low 32 bits) 1 + the rank it waits for, 0: none */
     SHOAL_NETWORK_KIND_END
 };
 
@@ -53,27 +53,28 @@ struct shoal_network_announcement {
     uint16_t bytes; /* of payload */
 };
 
-struct shoal_network_part {
-    uint64_t offset; /* in the staging slot */
-    uint64_t parts;  /* how many make the put */
+struct shoal_network_put_head {
+    uint64_t offset;   /* in the staging slot */
+    uint64_t messages; /* how many make up the put */
 };
 
 #define SHOAL_NETWORK_BODY_MAX (SHOAL_FABRIC_MESSAGE_MAX - sizeof(struct shoal_seal) - sizeof(struct shoal_network_head))
 
 _Static_assert(sizeof(struct shoal_network_announcement) + SHOAL_PAYLOAD_MAX <= SHOAL_NETWORK_BODY_MAX,
-               "a record is one message");
+               "an announcement is one message");
 _Static_assert(sizeof(struct shoal_packet) + SHOAL_PACKET_BYTES_MAX <= SHOAL_NETWORK_BODY_MAX, "a packet is one message");
 
-/* The most bytes, headers included, that a rank sends to a peer before that peer has made the communicator: a record for each
- * operation that may be active, and a full queue of packets. All other messages answer something that the peer has sent. */
+/* The most bytes, headers included, that a rank sends to a peer before that peer has made the communicator: an announcement for
+ * each operation that may be active, and a full queue of packets. All other messages answer something that the peer has
+ * sent. */
 #define SHOAL_NETWORK_UNEXPECTED_MAX                                             \
     (SHOAL_ANNOUNCEMENTS * SHOAL_FABRIC_MESSAGE_MAX + SHOAL_PACKET_QUEUE_BYTES + \
      SHOAL_PACKET_QUEUE_BYTES / sizeof(struct shoal_packet) * sizeof(struct shoal_network_head))
 
-/* The immediate of a write: whose counter it raises, and which raise it is. Its 32 bits have no room for an authentication
- * code. A write needs the key of the staging buffer that it writes into, and the counter's name (index and age, 22 bits) is
- * drawn at random: with n names given and s slots in use, a random immediate hits a counter with a probability of n * s /
- * 2^26. */
+/* The immediate of a write names the counter that it increments, and which increment it is. Its 32 bits are too few for an
+ * authentication code. A write needs the key of the staging buffer that it writes into, and the counter's name (index and age,
+ * 22 bits) is drawn at random: with n names given and s slots in use, a random immediate hits a counter with a probability of n
+ * * s / 2^26. */
 #define SHOAL_NETWORK_INCREMENT_BITS 6
 #define SHOAL_NETWORK_SLOT_BITS 4
 #define SHOAL_NETWORK_AGE_BITS 6
@@ -81,14 +82,15 @@ _Static_assert(sizeof(struct shoal_packet) + SHOAL_PACKET_BYTES_MAX <= SHOAL_NET
 
 struct shoal_network_peer;
 
-/* Counts the writes, or the messages, under way to one peer: in *count and in *total. Each is subtracted when it has left. One
- * that failed stays counted until the peer has ended, so that its communicator does not take it for sent. */
+/* Counts the writes, or the messages, under way to one peer: in *count and in *total. Each is subtracted when it has completed
+ * locally. A write or message that failed stays counted until the peer has ended, so that the communicator does not take it for
+ * sent. */
 struct shoal_network_load {
     struct shoal_network_peer *peer;
     unsigned *count;
     unsigned *total;
     bool is_messages;
-    unsigned failed; /* of those counted */
+    unsigned failed; /* how many of those counted have failed */
     struct shoal_network_load *next_failed;
 };
 
@@ -100,23 +102,23 @@ struct shoal_network_peer {
     struct shoal_session session;
     struct shoal_fabric_address address;
     shoal_fabric_peer at;
-    struct shoal_membership *membership; /* of the world it was met in; NULL: nobody tells when it is lost */
-    int world_rank;                      /* and its rank there */
+    struct shoal_membership *membership; /* of the world in which it was met; NULL: nobody tells when it is lost */
+    int world_rank;                      /* its rank in that world */
     uint64_t broken_ns;                  /* when the network first failed to reach it; 0: it has not */
     char broken[256];                    /* how, and the likely cause */
     struct shoal_reachability reachability;
-    unsigned waiting;                            /* messages to it that wait to be sent */
-    unsigned sending;                            /* and that have not left */
-    uint64_t refused;                            /* the number of the round of sending that it takes no more in */
-    struct shoal_network_unexpected *unexpected; /* what it has sent for communicators not made here yet */
-    struct shoal_network_peer *next_named;       /* with a session number that falls into the same place of the table */
+    unsigned waiting;                            /* messages to it that are queued */
+    unsigned sending;                            /* messages to it that have not completed locally */
+    uint64_t refused;                            /* number of the round of sending in which the provider took no more for it */
+    struct shoal_network_unexpected *unexpected; /* its messages for communicators that this rank has not made yet */
+    struct shoal_network_peer *next_named;       /* the next one in its bucket of the table of session numbers */
 };
 
 /* The receiver of messages for one communicator. */
 struct shoal_network_channel {
     uint64_t comm;
     void *arg;
-    /* Shown to come from that process. False: it is not the rank that head->source names. */
+    /* A message whose seal proves that `from` sent it. False: `from` is not the rank that head->source names. */
     bool (*message)(void *arg, const struct shoal_network_peer *from, const struct shoal_network_head *head, const void *body,
                     size_t bytes);
     /* A write of `source` into the own staging buffer has incremented a counter: the low bits of which increment. False: no
@@ -126,7 +128,7 @@ struct shoal_network_channel {
     void (*failed)(void *arg, enum shoal_status status, const char *text);
     void (*turn)(void *arg); /* after each poll while it wants turns */
     bool wants_turns;
-    uint16_t counters; /* index of the last that it was given; 0: none */
+    uint16_t counters; /* index of the counters given to this channel last; 0: none */
     struct shoal_network_channel *next;
 };
 
@@ -139,8 +141,8 @@ struct shoal_network_options {
     struct shoal_fabric_share share; /* of several adapters */
 };
 
-/* Stands between a network and its endpoint where a test has put one there: it hears what the endpoint hears and hands it on
- * when it likes, and it may refuse sends. All calls but create and destroy come under the progress engine's lock. */
+/* Stands between a network and its endpoint where a test has put one there: it receives what the endpoint receives and hands it
+ * on when it likes, and it may refuse sends. All calls but create and destroy come under the progress engine's lock. */
 struct shoal_network_interposer {
     void *(*create)(int rank, const struct shoal_fabric_handler *to); /* NULL: no memory */
     void (*destroy)(void *between);
@@ -163,8 +165,8 @@ const struct shoal_fabric_address *shoal_network_address(const struct shoal_netw
 void shoal_network_print_address(const struct shoal_network *network, const struct shoal_fabric_address *address, char *text,
                                  size_t bytes);
 
-/* A process elsewhere, of which name, address, session and where it was met are known. From now on its messages are taken; so
- * it must be met before it may send. Stays until the network closes. */
+/* Adds a process of another host; `known` has its name, address, session and world. From now on its messages are accepted, so
+ * it must be met before it may send. It stays until the network closes. */
 SHOAL_MUST_USE enum shoal_status shoal_network_meet(struct shoal_network *network, const struct shoal_network_peer *known,
                                                     struct shoal_network_peer **peer_out);
 
@@ -177,7 +179,7 @@ void shoal_network_channel_open(struct shoal_network *network, struct shoal_netw
 /* Messages of it that wait to be sent are dropped. */
 void shoal_network_channel_close(struct shoal_network *network, struct shoal_network_channel *channel);
 
-/* Has the channel's `turn` called after each poll, or no more: something may have left. */
+/* Whether the channel's `turn` is called after each poll, because something may have completed locally. */
 void shoal_network_want_turns(struct shoal_network *network, struct shoal_network_channel *channel, bool wants);
 
 /* Counters of the channel that `source` may increment by writes, as an immediate for it; 0 when there are none left. */
@@ -213,7 +215,7 @@ struct shoal_network_write {
     uint64_t offset;
     const void *source;
     const struct shoal_fabric_memory *source_memory; /* in which the source lies; NULL: it is not registered */
-    unsigned *under_way;                             /* of that memory; NULL: nobody counts */
+    unsigned *under_way;                             /* counts the writes under way from that memory; NULL: not counted */
     size_t bytes;
     uint32_t immediate;
 };
@@ -229,7 +231,7 @@ struct shoal_network_leftover {
 };
 void shoal_network_leave(struct shoal_network *network, const struct shoal_network_leftover *leftover);
 
-/* Sends what waits, hears what has come; true when anything has. */
+/* Sends queued messages and hands over received ones; true when it received any. */
 bool shoal_network_poll(struct shoal_network *network);
 /* Whether this provider lets one sleep until something comes. */
 bool shoal_network_has_descriptor(const struct shoal_network *network);

@@ -46,7 +46,7 @@ SHOAL_MUST_USE bool shoal_reachability_read_address(const struct shoal_fabric_ad
 /* Something is being sent for the first time. An address that is no internet address settles at once. */
 void shoal_reachability_try(struct shoal_reachability_checks *checks, struct shoal_reachability *check,
                             const struct shoal_fabric_address *to, uint64_t now_ns);
-/* It has left, or nobody wants to know any more. */
+/* The first message has completed locally, or nobody wants to know any more. */
 void shoal_reachability_settle(struct shoal_reachability_checks *checks, struct shoal_reachability *check);
 /* The provider has failed: what is tried is asked at the next look. */
 void shoal_reachability_hurry(struct shoal_reachability_checks *checks, struct shoal_reachability *check);

@@ -8,7 +8,8 @@
 #include "base/clock.h"
 
 /* At most INCREMENTS_UNDER_WAY increments of a counter may be under way when another is posted, because an immediate tells only
- * INCREMENTS of them apart. An increment that has left arrives before later ones; later ones may overtake one that has not. */
+ * INCREMENTS of them apart. An increment that has completed locally arrives before later ones; later ones may overtake one that
+ * has not. */
 #define INCREMENTS (1u << SHOAL_NETWORK_INCREMENT_BITS)
 #define INCREMENTS_UNDER_WAY (INCREMENTS / 2)
 /* Acknowledge at least every ACKNOWLEDGE_EVERY operations, so that a peer never stalls waiting for an acknowledgement. */
@@ -18,23 +19,24 @@
 #define ACKNOWLEDGE_TAKEN (SHOAL_PACKET_QUEUE_BYTES / 4)
 /* A queue holds at most PACKETS_MAX packets, where they have no data. */
 #define PACKETS_MAX (SHOAL_PACKET_QUEUE_BYTES / sizeof(struct shoal_packet))
-/* The most bytes of a put in one message. */
-#define PART_BYTES ((size_t)16 << 10)
+/* A put that no write can do goes in messages of at most so many bytes. */
+#define MESSAGE_BYTES ((size_t)16 << 10)
 /* The control tree knows better why a peer does not answer, and soon. */
 #define BLAME_NETWORK_NS (2 * SHOAL_NS_PER_S)
 
-/* A counter that a remote rank increments here, and the one that this rank increments there. */
+/* Two counters of a slot: the remote rank's, which this rank increments, and this rank's, which the remote rank increments.
+ * Increments are numbered from 1 on. */
 struct counter {
-    uint64_t incremented; /* there, by this rank */
-    uint64_t left;        /* of those, all up to it have left */
-    uint64_t heard;       /* here: all increments up to it */
-    uint64_t ahead;       /* bit i: increment heard + 1 + i was heard too */
-    unsigned owed;        /* signals to there that wait for those before them to leave; counted as under way */
+    uint64_t incremented;       /* the remote rank's: number of the last increment that was posted */
+    uint64_t completed_locally; /* number up to which all these have completed locally */
+    uint64_t received;          /* this rank's: number up to which all increments were received */
+    uint64_t ahead;             /* bit i: increment received + 1 + i was received, too */
+    unsigned owed;              /* signals to the remote rank, held back until earlier ones complete locally; under way */
 };
 
-/* The number of missing messages of a put. */
-struct parts {
-    uint16_t heard[INCREMENTS];
+/* How many messages of a put were received; [number of the put's increment]. */
+struct messages {
+    uint16_t received[INCREMENTS];
 };
 
 struct packet {
@@ -44,39 +46,39 @@ struct packet {
     char data[];
 };
 
-/* The data that came beside an announcement; as large as the largest so far. */
+/* The data received beside an announcement; the buffer is as large as the largest so far. */
 struct payload {
     char *at;
     size_t bytes;
 };
 
 struct remote {
-    struct shoal_network_peer *peer;    /* NULL: a rank of this host */
-    struct shoal_announcement *records; /* [SHOAL_ANNOUNCEMENTS], when the first one is heard */
+    struct shoal_network_peer *peer;          /* NULL: a rank of this host */
+    struct shoal_announcement *announcements; /* [SHOAL_ANNOUNCEMENTS] received; NULL: none was yet */
     struct payload payloads[SHOAL_PAYLOADS];
-    uint64_t completed;  /* what it has told */
-    uint64_t told;       /* what it was told */
-    uint64_t sent_bytes; /* to it, over the network */
-    uint64_t last_sent;  /* highest sequence of a record there */
-    uint64_t last_heard; /* and of the last one from there */
-    uint64_t waits;      /* the number of its last WAITS */
-    int told_waits;      /* 1 + whom it was told this rank waits for */
-    bool is_untold;      /* listed in hosts->untold */
-    struct remote *next_untold;
+    uint64_t completed;     /* the peer has acknowledged all operations up to it */
+    uint64_t acknowledged;  /* this rank has acknowledged all operations up to it to the peer */
+    uint64_t sent_bytes;    /* to the peer, over the network */
+    uint64_t last_sent;     /* highest sequence of an announcement that was sent to the peer */
+    uint64_t last_received; /* highest sequence of an announcement that the peer has sent */
+    uint64_t waits;         /* number of the last WAITS message that the peer has sent */
+    int sent_waits;         /* 1 + the rank that this rank waits for, as the peer was told last; 0: none */
+    bool is_unacknowledged; /* listed in hosts->unacknowledged */
+    struct remote *next_unacknowledged;
     bool has_staging;
-    struct shoal_fabric_memory staging; /* there */
-    uint32_t increments;                /* immediate of increment 0 there */
-    uint32_t counters_given;            /* the same for increments here */
+    struct shoal_fabric_memory staging; /* the peer's staging buffer */
+    uint32_t increments;                /* immediate of increment 0 of the peer's counters */
+    uint32_t counters_given;            /* immediate of increment 0 of this rank's counters, for the peer; 0: not given yet */
     struct counter *counters;           /* [slots] */
     struct shoal_network_load *loads;   /* [slots] of writes; [slots] of messages that increment; then of other messages */
-    unsigned *under_way;                /* [slots] of increments; and of other messages */
-    struct parts *parts;                /* [slots], when the first message of a put is heard */
-    uint64_t pushed, pushed_bytes, taken_bytes; /* packets there, and what it has taken of them */
-    uint64_t popped, popped_bytes, told_popped; /* packets here */
-    size_t held_bytes;                          /* of those heard */
-    struct packet *packets;                     /* heard, by number */
-    atomic_bool has_left;                       /* the communicator; told over the control tree */
-    _Atomic uint64_t left_completed;
+    unsigned *under_way;                /* [slots] increments under way; then other messages */
+    struct messages *messages;          /* [slots], made when the first message of a put is received */
+    uint64_t pushed, pushed_bytes, taken_bytes;        /* packets sent to the peer, and bytes of them that it has taken */
+    uint64_t popped, popped_bytes, acknowledged_bytes; /* packets that the engine took, and bytes of them acknowledged */
+    size_t held_bytes;                                 /* of packets received and not yet taken */
+    struct packet *packets;                            /* those, by number */
+    atomic_bool has_freed;                             /* the peer has freed the communicator, says the control tree */
+    _Atomic uint64_t freed_completed;                  /* all operations up to it were completed then */
 };
 
 struct hosts {
@@ -85,25 +87,25 @@ struct hosts {
     struct shoal_network *network;
     struct shoal_membership *membership;
     struct shoal_network_channel channel;
-    struct shoal_membership_comm part;  /* in the membership */
-    uint64_t sent_bytes, sent_messages; /* over the network */
-    bool is_joined;                     /* the lowest local rank's segment, where a failure is kept, is here */
-    struct shoal_transport *local;      /* shared memory, among the ranks of this host */
-    struct shoal_member *members;       /* [size] */
-    int *local_of;                      /* [size] number on this host, -1 elsewhere */
-    int *rank_of;                       /* [local->size] */
-    uint16_t *host;                     /* [size] from 0 on, in the order of lowest ranks */
-    struct remote *remotes;             /* [size] */
-    struct counter *counters;           /* [size * slots] */
+    struct shoal_membership_comm membership_comm; /* the communicator, as the membership knows it */
+    uint64_t sent_bytes, sent_messages;           /* over the network */
+    bool is_joined;                /* this rank has mapped the lowest local rank's segment, which keeps the failure */
+    struct shoal_transport *local; /* shared memory, among the ranks of this host */
+    struct shoal_member *members;  /* [size] */
+    int *local_of;                 /* [size] number on this host, -1: a remote rank */
+    int *rank_of;                  /* [local->size] */
+    uint16_t *host;                /* [size] from 0 on, in the order of lowest ranks */
+    struct remote *remotes;        /* [size] */
+    struct counter *counters;      /* [size * slots] */
     unsigned slots;
     size_t slot_bytes;
     uint64_t completed;
-    struct remote *untold; /* those that sent records after what they were told is completed: no call passes over all ranks */
-    uint64_t said_waits;   /* how often */
+    struct remote *unacknowledged; /* peers whose announcements are newer than the last acknowledgement to them */
+    uint64_t said_waits;           /* how often this rank said whom it waits for */
     bool has_staging;
     struct shoal_fabric_memory staging;
-    unsigned *under_way;     /* [slots] of all ranks, writes that have not left; and of all messages */
-    unsigned owed;           /* signals, to all ranks */
+    unsigned *under_way;     /* [slots] increments under way to all ranks; then all other messages */
+    unsigned owed;           /* signals held back, to all ranks */
     unsigned char *loads;    /* the memory of all loads and of what they count */
     enum shoal_status error; /* what went wrong where it could not be told, on whichever thread */
     char error_text[SHOAL_LOG_TEXT_MAX];
@@ -133,15 +135,15 @@ static void note_sent(struct hosts *hosts, int peer, size_t bytes)
     hosts->sent_messages++;
 }
 
-/* Every message carries what the peer should know; so few are sent for that alone. */
+/* Every message carries the acknowledgements for the peer, so few messages are sent for these alone. */
 static enum shoal_status send_message(struct hosts *hosts, int peer, struct shoal_network_head head, const struct iovec *body,
                                       size_t body_count)
 {
     struct remote *remote = remote_of(hosts, peer);
     head.comm = hosts->channel.comm;
     head.source = (uint32_t)hosts->transport.rank;
-    head.completed = remote->told = hosts->completed;
-    head.taken = remote->told_popped = remote->popped_bytes;
+    head.completed = remote->acknowledged = hosts->completed;
+    head.taken = remote->acknowledged_bytes = remote->popped_bytes;
     const bool is_increment = head.kind == SHOAL_NETWORK_INCREMENT || head.kind == SHOAL_NETWORK_DATA;
     struct shoal_network_load *load = &remote->loads[is_increment ? hosts->slots + head.slot : 2 * hosts->slots];
     size_t bytes = sizeof head;
@@ -160,54 +162,54 @@ static void hosts_note(struct hosts *hosts, enum shoal_status status)
     (void)shoal_log_last_error(hosts->log, hosts->error_text, sizeof hosts->error_text);
 }
 
-/* ---- Arrivals ------------------------------------------------------------------------------------------------------------ */
+/* ---- Announcements ------------------------------------------------------------------------------------------------------- */
 
-static void send_record(struct hosts *hosts, int peer, const struct shoal_announcement *record, const void *payload,
-                        size_t bytes)
+static void send_announcement(struct hosts *hosts, int peer, const struct shoal_announcement *announcement, const void *payload,
+                              size_t bytes)
 {
     struct remote *remote = remote_of(hosts, peer);
-    struct shoal_network_announcement arrival = {.descriptor = record->descriptor, .bytes = (uint16_t)bytes};
+    struct shoal_network_announcement message = {.descriptor = announcement->descriptor, .bytes = (uint16_t)bytes};
     if (hosts->has_staging) {
         if (!remote->counters_given)
             remote->counters_given = shoal_network_give_counters(hosts->network, &hosts->channel, peer);
-        arrival.has_staging = remote->counters_given != 0;
-        arrival.staging_base = hosts->staging.base;
-        arrival.staging_key = hosts->staging.key;
-        arrival.counters = remote->counters_given;
+        message.has_staging = remote->counters_given != 0;
+        message.staging_base = hosts->staging.base;
+        message.staging_key = hosts->staging.key;
+        message.counters = remote->counters_given;
     }
-    const struct iovec body[] = {{&arrival, sizeof arrival}, {(void *)(uintptr_t)payload, bytes}};
-    if (record->descriptor.sequence > remote->last_sent) /* operations in rounds send theirs after later ones */
-        remote->last_sent = record->descriptor.sequence;
-    hosts_note(hosts, send_message(hosts, peer, (struct shoal_network_head){.kind = SHOAL_NETWORK_ARRIVE}, body, 2));
+    const struct iovec body[] = {{&message, sizeof message}, {(void *)(uintptr_t)payload, bytes}};
+    if (announcement->descriptor.sequence > remote->last_sent) /* operations in rounds send theirs after later ones */
+        remote->last_sent = announcement->descriptor.sequence;
+    hosts_note(hosts, send_message(hosts, peer, (struct shoal_network_head){.kind = SHOAL_NETWORK_ANNOUNCE}, body, 2));
 }
 
 /* Beginning with the next rank, so that not all send to the same one first. */
-static void hosts_arrive(struct shoal_transport *transport, const struct shoal_announcement *record, const void *payload,
-                         size_t bytes, const uint8_t *peers)
+static void hosts_announce(struct shoal_transport *transport, const struct shoal_announcement *announcement,
+                           const void *payload, size_t bytes, const uint8_t *peers)
 {
     struct hosts *hosts = hosts_of(transport);
     for (int i = 1; i < transport->size && peers != shoal_no_ranks; i++) {
         const int peer = (transport->rank + i) % transport->size;
         if (!is_local(hosts, peer) && (!peers || peers[peer]))
-            send_record(hosts, peer, record, payload, bytes);
+            send_announcement(hosts, peer, announcement, payload, bytes);
     }
-    hosts->local->ops->arrive(hosts->local, record, payload, bytes, NULL);
+    hosts->local->ops->announce(hosts->local, announcement, payload, bytes, NULL);
 }
 
-static void arrive_at(struct shoal_transport *transport, int peer, const struct shoal_announcement *record, const void *payload,
-                      size_t bytes)
+static void announce_to(struct shoal_transport *transport, int peer, const struct shoal_announcement *announcement,
+                        const void *payload, size_t bytes)
 {
-    send_record(hosts_of(transport), peer, record, payload, bytes);
+    send_announcement(hosts_of(transport), peer, announcement, payload, bytes);
 }
 
-static const struct shoal_announcement *hosts_arrival(struct shoal_transport *transport, int peer, uint64_t sequence)
+static const struct shoal_announcement *hosts_announcement(struct shoal_transport *transport, int peer, uint64_t sequence)
 {
     struct hosts *hosts = hosts_of(transport);
     if (is_local(hosts, peer))
-        return hosts->local->ops->arrival(hosts->local, hosts->local_of[peer], sequence);
-    const struct shoal_announcement *records = remote_of(hosts, peer)->records;
-    const struct shoal_announcement *record = records ? &records[sequence % SHOAL_ANNOUNCEMENTS] : NULL;
-    return record && record->descriptor.sequence == sequence ? record : NULL;
+        return hosts->local->ops->announcement(hosts->local, hosts->local_of[peer], sequence);
+    const struct shoal_announcement *all = remote_of(hosts, peer)->announcements;
+    const struct shoal_announcement *announcement = all ? &all[sequence % SHOAL_ANNOUNCEMENTS] : NULL;
+    return announcement && announcement->descriptor.sequence == sequence ? announcement : NULL;
 }
 
 static void hosts_expect(struct shoal_transport *transport, int peer, uint64_t sequence, size_t bytes)
@@ -227,7 +229,7 @@ static const void *hosts_payload_of(struct shoal_transport *transport, int peer,
         return hosts->local->ops->payload(hosts->local, hosts->local_of[peer], sequence, bytes);
     const struct remote *remote = remote_of(hosts, peer);
     if (bytes <= SHOAL_PAYLOAD_INLINE)
-        return remote->records[sequence % SHOAL_ANNOUNCEMENTS].payload;
+        return remote->announcements[sequence % SHOAL_ANNOUNCEMENTS].payload;
     const struct payload *payload = &remote->payloads[sequence % SHOAL_PAYLOADS];
     if (payload->bytes < bytes) {
         hosts_note(hosts, shoal_log_fail(hosts->log, SHOAL_ERR_INTERNAL, "hosts",
@@ -238,35 +240,35 @@ static const void *hosts_payload_of(struct shoal_transport *transport, int peer,
     return payload->at;
 }
 
-static void tell_if_due(struct hosts *hosts, int peer)
+static void acknowledge_if_due(struct hosts *hosts, int peer)
 {
     const struct remote *remote = remote_of(hosts, peer);
-    if (remote->last_heard > remote->told && hosts->completed - remote->told >= ACKNOWLEDGE_EVERY)
+    if (remote->last_received > remote->acknowledged && hosts->completed - remote->acknowledged >= ACKNOWLEDGE_EVERY)
         hosts_note(hosts, send_message(hosts, peer, (struct shoal_network_head){.kind = SHOAL_NETWORK_COMPLETED}, NULL, 0));
 }
 
-static void list_if_untold(struct hosts *hosts, struct remote *remote)
+static void list_if_unacknowledged(struct hosts *hosts, struct remote *remote)
 {
-    if (remote->is_untold || remote->last_heard <= remote->told)
+    if (remote->is_unacknowledged || remote->last_received <= remote->acknowledged)
         return;
-    remote->is_untold = true;
-    remote->next_untold = hosts->untold;
-    hosts->untold = remote;
+    remote->is_unacknowledged = true;
+    remote->next_unacknowledged = hosts->unacknowledged;
+    hosts->unacknowledged = remote;
 }
 
 static void hosts_complete(struct shoal_transport *transport, uint64_t sequence)
 {
     struct hosts *hosts = hosts_of(transport);
-    struct remote *next = hosts->untold;
+    struct remote *next = hosts->unacknowledged;
     hosts->completed = sequence;
     hosts->local->ops->complete(hosts->local, sequence);
-    hosts->untold = NULL;
+    hosts->unacknowledged = NULL;
     while (next) {
         struct remote *remote = next;
-        next = remote->next_untold;
-        remote->is_untold = false;
-        tell_if_due(hosts, (int)(remote - hosts->remotes));
-        list_if_untold(hosts, remote);
+        next = remote->next_unacknowledged;
+        remote->is_unacknowledged = false;
+        acknowledge_if_due(hosts, (int)(remote - hosts->remotes));
+        list_if_unacknowledged(hosts, remote);
     }
 }
 
@@ -366,13 +368,13 @@ static struct origin find_origin(struct hosts *hosts, const void *source, size_t
     return origin;
 }
 
-/* Else one that is under way could be taken for a later one, or a later one for it. */
+/* Otherwise the peer could take an increment under way for a later one, or a later one for it. */
 static bool may_increment(struct remote *remote, unsigned slot)
 {
     struct counter *counter = &remote->counters[slot];
     if (remote->under_way[slot] == counter->owed)
-        counter->left = counter->incremented;
-    return counter->incremented - counter->left < INCREMENTS_UNDER_WAY;
+        counter->completed_locally = counter->incremented;
+    return counter->incremented - counter->completed_locally < INCREMENTS_UNDER_WAY;
 }
 
 static enum shoal_status write_to(struct hosts *hosts, int peer, unsigned slot, size_t offset, const struct origin *origin)
@@ -389,26 +391,27 @@ static enum shoal_status write_to(struct hosts *hosts, int peer, unsigned slot, 
                                               .bytes = origin->bytes,
                                               .immediate = remote->increments | (uint32_t)slot << SHOAL_NETWORK_INCREMENT_BITS |
                                                            increment};
-    SHOAL_ASSERT(counter->incremented - counter->left < INCREMENTS_UNDER_WAY); /* the immediate's few bits tell them apart */
+    SHOAL_ASSERT(counter->incremented - counter->completed_locally <
+                 INCREMENTS_UNDER_WAY); /* the immediate's few bits tell them apart */
     SHOAL_TRY(shoal_network_put(hosts->network, &write));
     note_sent(hosts, peer, origin->bytes);
     counter->incremented++;
     return SHOAL_OK;
 }
 
-static enum shoal_status send_parts(struct hosts *hosts, int peer, unsigned slot, size_t offset, const struct origin *origin)
+static enum shoal_status send_messages(struct hosts *hosts, int peer, unsigned slot, size_t offset, const struct origin *origin)
 {
-    struct shoal_network_part part = {offset, (origin->bytes + PART_BYTES - 1) / PART_BYTES};
+    struct shoal_network_put_head put = {offset, (origin->bytes + MESSAGE_BYTES - 1) / MESSAGE_BYTES};
     if (shoal_network_is_full(remote_of(hosts, peer)->peer))
         return SHOAL_PENDING;
-    part.parts = part.parts ? part.parts : 1;
+    put.messages = put.messages ? put.messages : 1;
     const struct shoal_network_head head = {
         .kind = SHOAL_NETWORK_DATA, .slot = (uint16_t)slot, .number = ++remote_of(hosts, peer)->counters[slot].incremented};
     size_t at = 0;
     do {
-        const size_t bytes = shoal_min_size(origin->bytes - at, PART_BYTES);
-        const struct iovec body[] = {{&part, sizeof part}, {(char *)(uintptr_t)origin->at + at, bytes}};
-        part.offset = offset + at;
+        const size_t bytes = shoal_min_size(origin->bytes - at, MESSAGE_BYTES);
+        const struct iovec body[] = {{&put, sizeof put}, {(char *)(uintptr_t)origin->at + at, bytes}};
+        put.offset = offset + at;
         SHOAL_TRY(send_message(hosts, peer, head, body, 2));
         at += bytes;
     } while (at < origin->bytes);
@@ -430,7 +433,7 @@ static enum shoal_status hosts_put(struct shoal_transport *transport, int peer, 
     const struct origin origin = find_origin(hosts, source, bytes);
     if (remote_of(hosts, peer)->has_staging && shoal_network_writes(hosts->network, origin.memory, bytes))
         return write_to(hosts, peer, slot, offset, &origin);
-    return send_parts(hosts, peer, slot, offset, &origin);
+    return send_messages(hosts, peer, slot, offset, &origin);
 }
 
 static bool hosts_is_locally_complete(struct shoal_transport *transport, unsigned slot)
@@ -511,26 +514,26 @@ static uint64_t counter_value(struct shoal_transport *transport, int peer, unsig
     struct hosts *hosts = hosts_of(transport);
     if (is_local(hosts, peer))
         return hosts->local->ops->counter(hosts->local, hosts->local_of[peer], slot);
-    return remote_of(hosts, peer)->counters[slot].heard;
+    return remote_of(hosts, peer)->counters[slot].received;
 }
 
-/* Else it was heard before, or from nobody who keeps to the rules. */
+/* False: the increment was received before, or the sender breaks the protocol. */
 static bool hosts_is_expected(const struct counter *counter, uint64_t number)
 {
-    return number - counter->heard - 1 < INCREMENTS;
+    return number - counter->received - 1 < INCREMENTS;
 }
 
-/* An increment that comes early waits, as a bit, until those before it have come. False: it was heard before. */
-static bool hear_increment(struct counter *counter, uint64_t number)
+/* An increment that overtook others waits, as a bit, until those before it were received. False: it was received before. */
+static bool receive_increment(struct counter *counter, uint64_t number)
 {
-    const uint64_t bit = UINT64_C(1) << (number - counter->heard - 1) % INCREMENTS;
+    const uint64_t bit = UINT64_C(1) << (number - counter->received - 1) % INCREMENTS;
     if (!hosts_is_expected(counter, number) || (counter->ahead & bit))
         return false;
     SHOAL_ASSERT(!(counter->ahead & 1)); /* the next one in order never waits */
     counter->ahead |= bit;
     while (counter->ahead & 1) {
         counter->ahead >>= 1;
-        counter->heard++;
+        counter->received++;
     }
     return true;
 }
@@ -585,11 +588,11 @@ static void hosts_pop(struct shoal_transport *transport, int peer)
     remote->popped_bytes += hosts_packet_space(&packet->head);
     remote->held_bytes -= hosts_packet_space(&packet->head);
     free(packet);
-    if (remote->popped_bytes - remote->told_popped >= ACKNOWLEDGE_TAKEN)
+    if (remote->popped_bytes - remote->acknowledged_bytes >= ACKNOWLEDGE_TAKEN)
         hosts_note(hosts, send_message(hosts, peer, (struct shoal_network_head){.kind = SHOAL_NETWORK_COMPLETED}, NULL, 0));
 }
 
-/* ---- Hearing ------------------------------------------------------------------------------------------------------------- */
+/* ---- Receiving ----------------------------------------------------------------------------------------------------------- */
 
 static bool hosts_grow(struct payload *payload, size_t bytes)
 {
@@ -602,73 +605,74 @@ static bool hosts_grow(struct payload *payload, size_t bytes)
     return true;
 }
 
-static void hear_record(struct hosts *hosts, struct remote *remote, const char *body, size_t bytes)
+static void receive_announcement(struct hosts *hosts, struct remote *remote, const char *body, size_t bytes)
 {
-    struct shoal_network_announcement arrival;
-    if (bytes < sizeof arrival)
+    struct shoal_network_announcement message;
+    if (bytes < sizeof message)
         return;
-    memcpy(&arrival, body, sizeof arrival);
-    if (arrival.bytes != bytes - sizeof arrival || arrival.bytes > SHOAL_PAYLOAD_MAX)
+    memcpy(&message, body, sizeof message);
+    if (message.bytes != bytes - sizeof message || message.bytes > SHOAL_PAYLOAD_MAX)
         return;
-    if (arrival.has_staging && !remote->has_staging) {
-        remote->staging = (struct shoal_fabric_memory){.base = arrival.staging_base, .key = arrival.staging_key};
-        remote->increments = arrival.counters;
+    if (message.has_staging && !remote->has_staging) {
+        remote->staging = (struct shoal_fabric_memory){.base = message.staging_base, .key = message.staging_key};
+        remote->increments = message.counters;
         remote->has_staging = true;
     }
-    if (!remote->records)
-        remote->records = calloc(SHOAL_ANNOUNCEMENTS, sizeof *remote->records);
-    const uint64_t sequence = arrival.descriptor.sequence;
-    if (sequence > remote->last_heard)
-        remote->last_heard = sequence;
-    list_if_untold(hosts, remote);
-    if (remote->records && sequence <= hosts->completed)
-        return; /* nobody looks at it any more, and its place may be taken */
-    const bool is_beside = arrival.bytes > SHOAL_PAYLOAD_INLINE;
+    if (!remote->announcements)
+        remote->announcements = calloc(SHOAL_ANNOUNCEMENTS, sizeof *remote->announcements);
+    const uint64_t sequence = message.descriptor.sequence;
+    if (sequence > remote->last_received)
+        remote->last_received = sequence;
+    list_if_unacknowledged(hosts, remote);
+    if (remote->announcements && sequence <= hosts->completed)
+        return; /* nobody looks at it any more, and a later announcement may lie where it would go */
+    const bool is_beside = message.bytes > SHOAL_PAYLOAD_INLINE;
     struct payload *payload = &remote->payloads[sequence % SHOAL_PAYLOADS];
-    if (!remote->records || (is_beside && !hosts_grow(payload, arrival.bytes))) {
-        hosts_note(hosts, shoal_log_fail(hosts->log, SHOAL_ERR_MEMORY, "hosts", "no memory for the records of other hosts"));
+    if (!remote->announcements || (is_beside && !hosts_grow(payload, message.bytes))) {
+        hosts_note(hosts,
+                   shoal_log_fail(hosts->log, SHOAL_ERR_MEMORY, "hosts", "no memory for the announcements of other hosts"));
         return;
     }
-    struct shoal_announcement *record = &remote->records[sequence % SHOAL_ANNOUNCEMENTS];
-    memcpy(is_beside ? payload->at : (char *)record->payload, body + sizeof arrival, arrival.bytes);
-    record->descriptor = arrival.descriptor;
-    record->descriptor.posted = (uint32_t)(shoal_clock_ticks() >> 8); /* clocks of hosts differ */
-    record->input = record->output = 0;
+    struct shoal_announcement *announcement = &remote->announcements[sequence % SHOAL_ANNOUNCEMENTS];
+    memcpy(is_beside ? payload->at : (char *)announcement->payload, body + sizeof message, message.bytes);
+    announcement->descriptor = message.descriptor;
+    announcement->descriptor.posted = (uint32_t)(shoal_clock_ticks() >> 8); /* clocks of hosts differ */
+    announcement->input = announcement->output = 0;
 }
 
-static void hear_data(struct hosts *hosts, struct remote *remote, const struct shoal_network_head *head, const char *body,
-                      size_t bytes)
+static void receive_data(struct hosts *hosts, struct remote *remote, const struct shoal_network_head *head, const char *body,
+                         size_t bytes)
 {
-    struct shoal_network_part part;
-    if (bytes < sizeof part || !hosts->has_staging)
+    struct shoal_network_put_head put;
+    if (bytes < sizeof put || !hosts->has_staging)
         return;
-    memcpy(&part, body, sizeof part);
-    bytes -= sizeof part;
-    if (!has_space(hosts, head->slot, part.offset, bytes) || !hosts_is_expected(&remote->counters[head->slot], head->number))
+    memcpy(&put, body, sizeof put);
+    bytes -= sizeof put;
+    if (!has_space(hosts, head->slot, put.offset, bytes) || !hosts_is_expected(&remote->counters[head->slot], head->number))
         return;
-    if (!remote->parts)
-        remote->parts = calloc(hosts->slots, sizeof *remote->parts);
-    if (!remote->parts) {
-        hosts_note(hosts, shoal_log_fail(hosts->log, SHOAL_ERR_MEMORY, "hosts", "no memory for what other hosts put"));
+    if (!remote->messages)
+        remote->messages = calloc(hosts->slots, sizeof *remote->messages);
+    if (!remote->messages) {
+        hosts_note(hosts, shoal_log_fail(hosts->log, SHOAL_ERR_MEMORY, "hosts", "no memory for puts of other hosts"));
         return;
     }
-    memcpy((char *)hosts->local->ops->staging(hosts->local, hosts->local->rank, head->slot) + part.offset, body + sizeof part,
+    memcpy((char *)hosts->local->ops->staging(hosts->local, hosts->local->rank, head->slot) + put.offset, body + sizeof put,
            bytes);
-    uint16_t *heard = &remote->parts[head->slot].heard[head->number % INCREMENTS];
-    if (++*heard < part.parts)
+    uint16_t *received = &remote->messages[head->slot].received[head->number % INCREMENTS];
+    if (++*received < put.messages)
         return;
-    *heard = 0;
-    (void)hear_increment(&remote->counters[head->slot], head->number);
+    *received = 0;
+    (void)receive_increment(&remote->counters[head->slot], head->number);
 }
 
-/* Nobody who keeps to the rules sends more than the queue holds. */
+/* No peer that keeps the protocol sends more than the queue holds. */
 static bool fits_queue(const struct remote *remote, const struct shoal_packet *packet, uint64_t number)
 {
     return packet->bytes <= SHOAL_PACKET_BYTES_MAX && number - remote->popped < PACKETS_MAX &&
            remote->held_bytes + hosts_packet_space(packet) <= SHOAL_PACKET_QUEUE_BYTES;
 }
 
-static void hear_packet(struct hosts *hosts, struct remote *remote, uint64_t number, const char *body, size_t bytes)
+static void receive_packet(struct hosts *hosts, struct remote *remote, uint64_t number, const char *body, size_t bytes)
 {
     struct packet **link = &remote->packets;
     struct shoal_packet head;
@@ -688,14 +692,14 @@ static void hear_packet(struct hosts *hosts, struct remote *remote, uint64_t num
     }
     packet->number = number;
     memcpy(&packet->head, body, bytes);
-    packet->head.location = 0; /* what is shared there cannot be reached from here */
+    packet->head.location = 0; /* load and store do not reach a remote rank's memory */
     remote->held_bytes += hosts_packet_space(&packet->head);
     packet->next = *link;
     *link = packet;
 }
 
-/* Messages come in any order: of several the last one that was sent counts. */
-static void hear_waits(const struct hosts *hosts, struct remote *remote, uint64_t number)
+/* Messages arrive in any order; the last one that was sent counts. */
+static void receive_waits(const struct hosts *hosts, struct remote *remote, uint64_t number)
 {
     const uint64_t rank = number & UINT32_MAX & ~(uint64_t)SHOAL_WAIT_BLOCKED; /* and 1 */
     if (rank <= (uint64_t)hosts->transport.size && number >> 32 > remote->waits >> 32)
@@ -703,8 +707,8 @@ static void hear_waits(const struct hosts *hosts, struct remote *remote, uint64_
 }
 
 /* A message from the network is trusted with nothing but its own content. */
-static bool hosts_hear(void *arg, const struct shoal_network_peer *from, const struct shoal_network_head *head,
-                       const void *body, size_t bytes)
+static bool hosts_receive(void *arg, const struct shoal_network_peer *from, const struct shoal_network_head *head,
+                          const void *body, size_t bytes)
 {
     struct hosts *hosts = arg;
     if (head->source >= (uint32_t)hosts->transport.size || remote_of(hosts, (int)head->source)->peer != from ||
@@ -715,21 +719,22 @@ static bool hosts_hear(void *arg, const struct shoal_network_peer *from, const s
     if (head->taken > remote->taken_bytes && head->taken <= remote->pushed_bytes)
         remote->taken_bytes = head->taken;
     switch ((enum shoal_network_kind)head->kind) {
-    case SHOAL_NETWORK_ARRIVE:
-        hear_record(hosts, remote, body, bytes);
-        tell_if_due(hosts, (int)head->source); /* the operation may be completed: not every rank waits for every record */
+    case SHOAL_NETWORK_ANNOUNCE:
+        receive_announcement(hosts, remote, body, bytes);
+        acknowledge_if_due(hosts,
+                           (int)head->source); /* the operation may be completed: not every rank waits for every announcement */
         break;
     case SHOAL_NETWORK_INCREMENT:
-        (void)hear_increment(&remote->counters[head->slot], head->number);
+        (void)receive_increment(&remote->counters[head->slot], head->number);
         break;
     case SHOAL_NETWORK_DATA:
-        hear_data(hosts, remote, head, body, bytes);
+        receive_data(hosts, remote, head, body, bytes);
         break;
     case SHOAL_NETWORK_PACKET:
-        hear_packet(hosts, remote, head->number, body, bytes);
+        receive_packet(hosts, remote, head->number, body, bytes);
         break;
     case SHOAL_NETWORK_WAITS:
-        hear_waits(hosts, remote, head->number);
+        receive_waits(hosts, remote, head->number);
         break;
     default:
         break;
@@ -737,18 +742,18 @@ static bool hosts_hear(void *arg, const struct shoal_network_peer *from, const s
     return true;
 }
 
-static bool hear_written(void *arg, int source, unsigned slot, unsigned increment)
+static bool receive_write(void *arg, int source, unsigned slot, unsigned increment)
 {
     struct hosts *hosts = arg;
     if (slot >= hosts->slots)
         return false;
     struct counter *counter = &remote_of(hosts, source)->counters[slot];
-    const uint64_t next = counter->heard + 1;
-    return hear_increment(counter, next + (increment - next) % INCREMENTS);
+    const uint64_t next = counter->received + 1;
+    return receive_increment(counter, next + (increment - next) % INCREMENTS);
 }
 
-/* Messages came before this rank was ready for them, and could not be kept. */
-static void hear_lost(void *arg, enum shoal_status status, const char *text)
+/* Unexpected messages came before this rank made the communicator, and could not be kept. */
+static void note_messages_lost(void *arg, enum shoal_status status, const char *text)
 {
     struct hosts *hosts = arg;
     hosts_note(hosts, shoal_log_fail(hosts->log, status, "hosts", "%s", text));
@@ -764,7 +769,7 @@ static void hosts_flush(struct shoal_transport *transport)
 
 static void hosts_fail(struct shoal_transport *transport, const struct shoal_failure *failure)
 {
-    shoal_membership_fail(&hosts_of(transport)->part, failure);
+    shoal_membership_fail(&hosts_of(transport)->membership_comm, failure);
 }
 
 /* Reports an error that could not be returned where it happened. */
@@ -787,12 +792,12 @@ static bool hosts_failed(struct shoal_transport *transport, struct shoal_failure
     struct hosts *hosts = hosts_of(transport);
     if (SHOAL_UNLIKELY(hosts->error != SHOAL_OK))
         fail_noted(hosts);
-    return shoal_membership_failed(&hosts->part, failure);
+    return shoal_membership_failed(&hosts->membership_comm, failure);
 }
 
 static void hosts_abort_all(struct shoal_transport *transport)
 {
-    shoal_membership_abort(&hosts_of(transport)->part);
+    shoal_membership_abort(&hosts_of(transport)->membership_comm);
 }
 
 static void wake_local(void *arg)
@@ -802,14 +807,14 @@ static void wake_local(void *arg)
 }
 
 /* The control tree calls it, under the lock of the membership. */
-static void hosts_hear_left(void *arg, int rank, uint64_t sequence)
+static void hosts_note_freed(void *arg, int rank, uint64_t sequence)
 {
     struct hosts *hosts = arg;
     if (rank < 0 || rank >= hosts->transport.size)
         return;
     struct remote *remote = remote_of(hosts, rank);
-    atomic_store_explicit(&remote->left_completed, sequence, memory_order_release);
-    atomic_store_explicit(&remote->has_left, true, memory_order_release);
+    atomic_store_explicit(&remote->freed_completed, sequence, memory_order_release);
+    atomic_store_explicit(&remote->has_freed, true, memory_order_release);
 }
 
 static bool hosts_enter(struct shoal_transport *transport)
@@ -838,11 +843,11 @@ static bool hosts_is_out_of_reach(const struct hosts *hosts, const struct shoal_
 {
     if (!peer->broken_ns || shoal_clock_ns() - peer->broken_ns < BLAME_NETWORK_NS)
         return false;
-    char here[128], there[128];
-    shoal_network_print_address(hosts->network, shoal_network_address(hosts->network), here, sizeof here);
-    shoal_network_print_address(hosts->network, &peer->address, there, sizeof there);
-    snprintf(text, bytes, "cannot be reached at %.60s from %.63s (%.60s), though it lives: %.200s", there, hosts->log->host,
-             here, peer->broken);
+    char own[128], other[128];
+    shoal_network_print_address(hosts->network, shoal_network_address(hosts->network), own, sizeof own);
+    shoal_network_print_address(hosts->network, &peer->address, other, sizeof other);
+    snprintf(text, bytes, "cannot be reached at %.60s from %.63s (%.60s), though it lives: %.200s", other, hosts->log->host,
+             own, peer->broken);
     return true;
 }
 
@@ -850,7 +855,7 @@ static bool hosts_is_out_of_reach(const struct hosts *hosts, const struct shoal_
 static bool is_gone(const struct hosts *hosts, const struct remote *remote, char *text, size_t bytes)
 {
     const struct shoal_network_peer *peer = remote->peer;
-    if (atomic_load_explicit(&remote->has_left, memory_order_acquire)) {
+    if (atomic_load_explicit(&remote->has_freed, memory_order_acquire)) {
         snprintf(text, bytes, "freed the communicator");
         return true;
     }
@@ -863,10 +868,10 @@ static bool is_gone(const struct hosts *hosts, const struct remote *remote, char
 
 static bool has_completed(const struct remote *remote, uint64_t sequence)
 {
-    return remote->completed >= sequence || atomic_load_explicit(&remote->left_completed, memory_order_acquire) >= sequence;
+    return remote->completed >= sequence || atomic_load_explicit(&remote->freed_completed, memory_order_acquire) >= sequence;
 }
 
-/* A rank that hears of a failure ends and is lost, too, perhaps before this rank hears of the failure: among ranks that were
+/* A rank that learns of a failure ends and is lost, too, perhaps before this rank learns of the failure: among ranks that were
  * lost so close together the first one is named. */
 #define CASCADE_NS (3 * SHOAL_NS_PER_S)
 
@@ -886,7 +891,7 @@ static int find_first_lost(struct hosts *hosts, int rank, uint64_t sequence)
     return first;
 }
 
-/* A peer that has completed the operation holds it up all the same where something for it can never leave. */
+/* A peer that has completed the operation still holds it up where a message to it can never complete locally. */
 static bool holds_up(struct hosts *hosts, int rank, uint64_t sequence, char *how, size_t bytes)
 {
     const struct remote *remote = remote_of(hosts, rank);
@@ -959,10 +964,10 @@ static void hosts_say_waits_for(struct shoal_transport *transport, uint64_t sequ
     hosts->local->ops->say_waits_for(hosts->local, sequence, rank);
     for (int r = 0; r < transport->size; r++) {
         struct remote *remote = remote_of(hosts, r);
-        const bool is_concerned = rank < 0 || remote->last_heard >= sequence || rank == (r | SHOAL_WAIT_BLOCKED);
-        if (is_local(hosts, r) || remote->told_waits == rank + 1 || !is_concerned)
+        const bool is_concerned = rank < 0 || remote->last_received >= sequence || rank == (r | SHOAL_WAIT_BLOCKED);
+        if (is_local(hosts, r) || remote->sent_waits == rank + 1 || !is_concerned)
             continue;
-        remote->told_waits = rank + 1;
+        remote->sent_waits = rank + 1;
         hosts_note(hosts, send_message(hosts, r, head, NULL, 0));
     }
 }
@@ -1001,7 +1006,7 @@ static void hosts_memory(struct shoal_transport *transport, struct shoal_memory_
     for (int r = 0; r < transport->size; r++) {
         const struct remote *remote = remote_of(hosts, r);
         usage->control_bytes += sizeof *remote;
-        usage->control_bytes += remote->records ? SHOAL_ANNOUNCEMENTS * sizeof *remote->records : 0;
+        usage->control_bytes += remote->announcements ? SHOAL_ANNOUNCEMENTS * sizeof *remote->announcements : 0;
         for (int i = 0; i < SHOAL_PAYLOADS; i++)
             usage->control_bytes += remote->payloads[i].bytes;
     }
@@ -1011,10 +1016,10 @@ static void hosts_memory(struct shoal_transport *transport, struct shoal_memory_
 
 static void free_remote(struct remote *remote)
 {
-    free(remote->records);
+    free(remote->announcements);
     for (int i = 0; i < SHOAL_PAYLOADS; i++)
         free(remote->payloads[i].at);
-    free(remote->parts);
+    free(remote->messages);
     while (remote->packets) {
         struct packet *packet = remote->packets;
         remote->packets = packet->next;
@@ -1031,7 +1036,7 @@ static bool is_writing(const struct hosts *hosts)
     return false;
 }
 
-/* Memory that peers may still write to until they hear of a failure, and the counters of writes under way, outlive the
+/* Memory that peers may still write to until they learn of a failure, and the counters of writes under way, outlive the
  * communicator. */
 static void leave_network(struct hosts *hosts, bool is_broken)
 {
@@ -1056,7 +1061,7 @@ static void hosts_destroy(struct shoal_transport *transport, bool finalized)
     const bool is_broken = hosts->is_joined && hosts_failed(transport, &failure);
     if (!finalized && !is_broken) /* else the others are told of that */
         shoal_membership_tell_left(hosts->membership, hosts->channel.comm, transport->rank, hosts->completed);
-    shoal_membership_leave(hosts->membership, &hosts->part);
+    shoal_membership_leave(hosts->membership, &hosts->membership_comm);
     shoal_network_channel_close(hosts->network, &hosts->channel);
     if (hosts->owed) /* nobody sends them any more */
         hosts->under_way[hosts->slots] -= hosts->owed;
@@ -1076,9 +1081,9 @@ static void hosts_destroy(struct shoal_transport *transport, bool finalized)
 
 static const struct shoal_transport_ops ops = {
     .name = "hosts",
-    .arrive = hosts_arrive,
-    .arrive_at = arrive_at,
-    .arrival = hosts_arrival,
+    .announce = hosts_announce,
+    .announce_to = announce_to,
+    .announcement = hosts_announcement,
     .expect = hosts_expect,
     .payload = hosts_payload_of,
     .complete = hosts_complete,
@@ -1159,16 +1164,16 @@ static enum shoal_status hosts_allocate(struct hosts *hosts, const struct shoal_
         return shoal_log_fail(hosts->log, SHOAL_ERR_MEMORY, "hosts", "no memory for a communicator of %zu ranks", size);
     for (size_t r = 0; r < size; r++) {
         for (unsigned i = 0; i < hosts->slots; i++)
-            hosts->remotes[r].counters[i].incremented = hosts->remotes[r].counters[i].left =
-                hosts->remotes[r].counters[i].heard = options->shm.counter_start;
-        hosts->remotes[r].completed = hosts->remotes[r].told = options->shm.counter_start;
+            hosts->remotes[r].counters[i].incremented = hosts->remotes[r].counters[i].completed_locally =
+                hosts->remotes[r].counters[i].received = options->shm.counter_start;
+        hosts->remotes[r].completed = hosts->remotes[r].acknowledged = options->shm.counter_start;
         hosts->remotes[r].last_sent = options->shm.counter_start;
-        atomic_store_explicit(&hosts->remotes[r].left_completed, options->shm.counter_start, memory_order_relaxed);
+        atomic_store_explicit(&hosts->remotes[r].freed_completed, options->shm.counter_start, memory_order_relaxed);
     }
     return SHOAL_OK;
 }
 
-/* Numbers hosts in the order of their lowest ranks, and this host's ranks in order. How many are here. */
+/* Numbers hosts in the order of their lowest ranks, and this host's ranks in order. Returns how many ranks this host has. */
 static int hosts_number_all(struct hosts *hosts)
 {
     const struct shoal_member *members = hosts->members;
@@ -1216,19 +1221,19 @@ enum shoal_status shoal_hosts_create(struct shoal_shm_endpoint *endpoint, const 
     hosts->slots = options->shm.slots;
     hosts->slot_bytes = options->shm.slot_bytes;
     hosts->transport = (struct shoal_transport){.ops = &ops, .rank = options->shm.rank, .size = options->shm.size};
-    /* Before anything can fail: destroy tells the other hosts, which would else wait for this rank. */
+    /* Before anything can fail: destroy tells the other hosts, which would otherwise wait for this rank. */
     hosts->channel = (struct shoal_network_channel){.comm = options->shm.comm,
                                                     .arg = hosts,
-                                                    .message = hosts_hear,
-                                                    .written = hear_written,
-                                                    .failed = hear_lost,
+                                                    .message = hosts_receive,
+                                                    .written = receive_write,
+                                                    .failed = note_messages_lost,
                                                     .turn = pay_all_owed};
-    hosts->part = (struct shoal_membership_comm){.comm = options->shm.comm,
-                                                 .rank = options->shm.rank,
-                                                 .host = hosts->log->host,
-                                                 .arg = hosts,
-                                                 .wake = wake_local,
-                                                 .left = hosts_hear_left};
+    hosts->membership_comm = (struct shoal_membership_comm){.comm = options->shm.comm,
+                                                            .rank = options->shm.rank,
+                                                            .host = hosts->log->host,
+                                                            .arg = hosts,
+                                                            .wake = wake_local,
+                                                            .left = hosts_note_freed};
     hosts->completed = options->shm.counter_start;
     enum shoal_status status = hosts_allocate(hosts, options);
     if (status == SHOAL_OK)
@@ -1243,14 +1248,14 @@ enum shoal_status shoal_hosts_create(struct shoal_shm_endpoint *endpoint, const 
     return SHOAL_OK;
 }
 
-/* From then on failures elsewhere may be taken over into shared memory, which must be whole for that. */
+/* From then on failures of other hosts are published in shared memory, so every local segment must be mapped. */
 enum shoal_status shoal_hosts_join(struct shoal_transport *transport, int *socket_out)
 {
     struct hosts *hosts = hosts_of(transport);
     SHOAL_TRY(shoal_shm_join(hosts->local, socket_out));
-    hosts->part.board = shoal_shm_cause_board(hosts->local);
+    hosts->membership_comm.board = shoal_shm_cause_board(hosts->local);
     hosts->is_joined = true;
     shoal_network_channel_open(hosts->network, &hosts->channel);
-    shoal_membership_join(hosts->membership, &hosts->part);
+    shoal_membership_join(hosts->membership, &hosts->membership_comm);
     return SHOAL_OK;
 }

@@ -2,7 +2,7 @@
  * remote ranks over the network. It adds what the network lacks:
  *
  *   order      The network delivers in any order. A source numbers the increments of a counter; the receiver's counter is the
- *              number up to which all increments have arrived. Packets are numbered too.
+ *              number up to which all increments were received. Packets are numbered too.
  *   credit     An announcement tells a peer where this rank's staging buffer is and which of its counters it may increment by
  *              writing. Counters that a plan waits for tell when a staging buffer may be written again. So no rank writes or
  *              sends more than the receiver can hold: announcements and payloads are kept as long as the engine promises, and

@@ -16,7 +16,7 @@
 struct seat {
     struct shoal_segment *segment;
     struct shoal_shm_head *head;
-    struct shoal_shm_announcement *arrivals;
+    struct shoal_shm_announcement *announcements;
     char *payloads;
     struct shoal_shm_counter *counters;
     struct shoal_shm_counter *queue_heads;
@@ -33,8 +33,8 @@ struct shm {
     size_t staging_stride;
     size_t control_bytes;
     bool has_staging;
-    bool *has_queue; /* [size] */
-    bool *is_told;   /* [size]: who has our segment */
+    bool *has_queue;  /* [size] */
+    bool *is_offered; /* [size]: the peer was sent this rank's segment */
     uint64_t comm;
     uint64_t join_deadline_ns;
     size_t slot_bytes;
@@ -58,29 +58,29 @@ static struct shm *shm_of(struct shoal_transport *transport)
  * while the rank waits for the others' announcements, so that the next operation's store does not wait. */
 static void prepare_next(const struct seat *seat, uint64_t sequence, size_t bytes)
 {
-    const char *record = (const char *)&seat->arrivals[sequence % SHOAL_ANNOUNCEMENTS];
+    const char *announcement = (const char *)&seat->announcements[sequence % SHOAL_ANNOUNCEMENTS];
     const char *payload = seat->payloads + sequence % SHOAL_PAYLOADS * SHOAL_PAYLOAD_MAX;
-    shoal_prefetch_for_write(record);
+    shoal_prefetch_for_write(announcement);
     if (bytes > SHOAL_PAYLOAD_FIRST && bytes <= SHOAL_PAYLOAD_INLINE)
-        shoal_prefetch_for_write(record + SHOAL_CACHE_LINE);
+        shoal_prefetch_for_write(announcement + SHOAL_CACHE_LINE);
     for (size_t at = 0; bytes > SHOAL_PAYLOAD_INLINE && at < bytes && at < EXPECT_BYTES; at += SHOAL_CACHE_LINE)
         shoal_prefetch_for_write(payload + at);
 }
 
 /* Writes only what this announcement needs: a second line that nobody reads stays in this rank's cache. */
-static void shm_arrive(struct shoal_transport *transport, const struct shoal_announcement *record, const void *payload,
-                       size_t bytes, const uint8_t *peers)
+static void shm_announce(struct shoal_transport *transport, const struct shoal_announcement *announcement, const void *payload,
+                         size_t bytes, const uint8_t *peers)
 {
     (void)peers; /* all are here */
     const struct seat *seat = &shm_of(transport)->seats[transport->rank];
-    const uint64_t sequence = record->descriptor.sequence;
-    struct shoal_shm_announcement *line = &seat->arrivals[sequence % SHOAL_ANNOUNCEMENTS];
+    const uint64_t sequence = announcement->descriptor.sequence;
+    struct shoal_shm_announcement *line = &seat->announcements[sequence % SHOAL_ANNOUNCEMENTS];
     SHOAL_ASSERT(bytes <= SHOAL_PAYLOAD_MAX);
     SHOAL_ASSERT(atomic_load_explicit(&line->sequence, memory_order_relaxed) < sequence); /* in order */
-    memcpy(line->descriptor, (const char *)record + sizeof line->sequence, sizeof line->descriptor);
-    if (record->descriptor.hints & SHOAL_HINT_PLANNED) {
-        line->input = record->input;
-        line->output = record->output;
+    memcpy(line->descriptor, (const char *)announcement + sizeof line->sequence, sizeof line->descriptor);
+    if (announcement->descriptor.hints & SHOAL_HINT_PLANNED) {
+        line->input = announcement->input;
+        line->output = announcement->output;
     }
     if (bytes > SHOAL_PAYLOAD_INLINE)
         memcpy(seat->payloads + sequence % SHOAL_PAYLOADS * SHOAL_PAYLOAD_MAX, payload, bytes);
@@ -91,10 +91,10 @@ static void shm_arrive(struct shoal_transport *transport, const struct shoal_ann
     prepare_next(seat, sequence + 1, bytes);
 }
 
-static const struct shoal_announcement *shm_arrival(struct shoal_transport *transport, int peer, uint64_t sequence)
+static const struct shoal_announcement *shm_announcement(struct shoal_transport *transport, int peer, uint64_t sequence)
 {
-    const struct shoal_shm_announcement *line = &shm_of(transport)->seats[peer].arrivals[sequence % SHOAL_ANNOUNCEMENTS];
-    /* acquire: pairs with the release in arrive. */
+    const struct shoal_shm_announcement *line = &shm_of(transport)->seats[peer].announcements[sequence % SHOAL_ANNOUNCEMENTS];
+    /* acquire: pairs with the release in announce. */
     if (atomic_load_explicit(&line->sequence, memory_order_acquire) != sequence)
         return NULL;
     return (const struct shoal_announcement *)(const void *)line;
@@ -104,12 +104,12 @@ static const void *shm_payload_of(struct shoal_transport *transport, int peer, u
 {
     const struct seat *seat = &shm_of(transport)->seats[peer];
     if (bytes <= SHOAL_PAYLOAD_INLINE)
-        return seat->arrivals[sequence % SHOAL_ANNOUNCEMENTS].payload;
+        return seat->announcements[sequence % SHOAL_ANNOUNCEMENTS].payload;
     return seat->payloads + sequence % SHOAL_PAYLOADS * SHOAL_PAYLOAD_MAX;
 }
 
-/* A payload is written before its record. Asked for while the record's line is on its way, its first lines come together with
- * it; before that they are in our cache from the last time, and asking costs nothing. */
+/* A payload is written before its announcement. Asked for while the announcement's line is on its way, its first lines come
+ * together with it; before that they are in our cache from the last time, and asking costs nothing. */
 static void shm_expect(struct shoal_transport *transport, int peer, uint64_t sequence, size_t bytes)
 {
     const char *payload = shm_payload_of(transport, peer, sequence, bytes);
@@ -126,8 +126,8 @@ static uint64_t shm_completed(struct shoal_transport *transport, int peer)
 static void shm_complete(struct shoal_transport *transport, uint64_t sequence)
 {
     SHOAL_ASSERT(shm_completed(transport, transport->rank) <= sequence);
-    /* release: our reads of the peers' records, payloads and staging buffers come before it; a peer that reads it may reuse
-     * them. */
+    /* release: our reads of the peers' announcements, payloads and staging buffers come before it; a peer that reads it may
+     * reuse them. */
     atomic_store_explicit(&shm_of(transport)->seats[transport->rank].head->completed, sequence, memory_order_release);
 }
 
@@ -400,7 +400,7 @@ static void shm_abort_all(struct shoal_transport *transport)
     shoal_membership_abort(&shm_of(transport)->part);
 }
 
-static const char *shm_has_left(struct shm *shm, int peer)
+static const char *shm_how_left(struct shm *shm, int peer)
 {
     /* acquire: after it, the peer's last `completed` is seen. */
     switch (atomic_load_explicit(&shm->seats[peer].head->left, memory_order_acquire)) {
@@ -417,7 +417,7 @@ static int shm_lost(struct shoal_transport *transport, int first, uint64_t seque
 {
     struct shm *shm = shm_of(transport);
     for (int r = first; r < transport->size; r++) {
-        const char *how = shm->peers[r] ? shm_has_left(shm, r) : NULL;
+        const char *how = shm->peers[r] ? shm_how_left(shm, r) : NULL;
         if (!how || shm_completed(transport, r) >= sequence)
             continue;
         failure->status = SHOAL_ERR_PEER_LOST;
@@ -481,7 +481,7 @@ static void shm_destroy(struct shoal_transport *transport, bool finalized)
     free(shm->incremented);
     free(shm->counter_values);
     free(shm->has_queue);
-    free(shm->is_told);
+    free(shm->is_offered);
     free(shm);
 }
 
@@ -499,8 +499,8 @@ static int shm_waits_for(struct shoal_transport *transport, int peer)
 
 static const struct shoal_transport_ops ops = {
     .name = "shm",
-    .arrive = shm_arrive,
-    .arrival = shm_arrival,
+    .announce = shm_announce,
+    .announcement = shm_announcement,
     .expect = shm_expect,
     .payload = shm_payload_of,
     .complete = shm_complete,
@@ -535,7 +535,7 @@ static void seat_at(struct seat *seat, struct shoal_segment *segment, const stru
 {
     seat->segment = segment;
     seat->head = (struct shoal_shm_head *)(void *)(segment->base + layout->head);
-    seat->arrivals = (struct shoal_shm_announcement *)(void *)(segment->base + layout->arrivals);
+    seat->announcements = (struct shoal_shm_announcement *)(void *)(segment->base + layout->announcements);
     seat->payloads = segment->base + layout->payloads;
     seat->counters = (struct shoal_shm_counter *)(void *)(segment->base + layout->counters);
     seat->queue_heads = (struct shoal_shm_counter *)(void *)(segment->base + layout->queue_heads);
@@ -562,9 +562,9 @@ static enum shoal_status shm_allocate(struct shm *shm, struct shoal_shm_endpoint
     shm->incremented = calloc(size, sizeof *shm->incremented);
     shm->counter_values = calloc(size * options->slots, sizeof *shm->counter_values);
     shm->has_queue = calloc(size, sizeof *shm->has_queue);
-    shm->is_told = calloc(size, sizeof *shm->is_told);
+    shm->is_offered = calloc(size, sizeof *shm->is_offered);
     if (!shm->seats || !shm->peers || !shm->numbers || !shm->incremented || !shm->counter_values || !shm->has_queue ||
-        !shm->is_told)
+        !shm->is_offered)
         return shoal_log_fail(endpoint->log, SHOAL_ERR_MEMORY, "shm", "no memory for a communicator of %d ranks",
                               options->size);
     memcpy(shm->peers, options->peers, size * sizeof *shm->peers);
@@ -646,8 +646,8 @@ static enum shoal_status take_seat(struct shm *shm, int rank, struct shoal_segme
 static enum shoal_status join_with(struct shm *shm, int rank)
 {
     struct shoal_shm_peer *peer = shm->peers[rank];
-    if (!shm->is_told[rank])
-        shm->is_told[rank] = shoal_shm_endpoint_offer(peer, shm->comm, shm->seats[shm->transport.rank].segment);
+    if (!shm->is_offered[rank])
+        shm->is_offered[rank] = shoal_shm_endpoint_offer(peer, shm->comm, shm->seats[shm->transport.rank].segment);
     if (!shm->seats[rank].segment) {
         struct shoal_segment *segment;
         const enum shoal_status status = shoal_shm_endpoint_take(shm->endpoint, peer, shm->comm, &segment);
@@ -656,7 +656,7 @@ static enum shoal_status join_with(struct shm *shm, int rank)
         else if (status != SHOAL_PENDING)
             return status;
     }
-    if (shm->is_told[rank] && shm->seats[rank].segment)
+    if (shm->is_offered[rank] && shm->seats[rank].segment)
         return SHOAL_OK;
     if (shoal_membership_process_has_ended(&peer->process))
         return shoal_log_fail(shm->endpoint->log, SHOAL_ERR_PEER_LOST, "shm",

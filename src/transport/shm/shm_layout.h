@@ -3,7 +3,7 @@
  *     pad            rank pages, so that equal places of different ranks differ in their low address bits
  *     head           one page: what this rank has completed, whether it left, whom it waits for, the first cause (rank 0's
  *                    segment only)
- *     arrivals       SHOAL_ANNOUNCEMENTS announcements, each alone on two cache lines   written by the owner
+ *     announcements       SHOAL_ANNOUNCEMENTS announcements, each alone on two cache lines   written by the owner
  *     payloads       SHOAL_PAYLOADS of 16 KiB                                           written by the owner
  *     counters       slots x size, each alone on a pair of cache lines                  [slot][source] written by source
  *     queue heads    size counters: bytes ever appended to the queue to each rank       written by the owner
@@ -42,13 +42,13 @@ struct shoal_shm_head {
 };
 
 _Static_assert(sizeof(struct shoal_shm_head) <= 4096, "the head is one page");
-_Static_assert(sizeof(struct shoal_shm_announcement) == SHOAL_CACHE_PAIR, "an arrival has its pair of lines alone");
+_Static_assert(sizeof(struct shoal_shm_announcement) == SHOAL_CACHE_PAIR, "an announcement has its pair of lines alone");
 _Static_assert(offsetof(struct shoal_shm_announcement, payload) == offsetof(struct shoal_announcement, payload) &&
                    offsetof(struct shoal_shm_announcement, input) == offsetof(struct shoal_announcement, input),
                "read as a struct shoal_announcement");
 
 struct shoal_shm_layout {
-    size_t head, arrivals, payloads, counters, queue_heads, queue_tails, staging, queues;
+    size_t head, announcements, payloads, counters, queue_heads, queue_tails, staging, queues;
     size_t staging_stride; /* from slot to slot */
     size_t control_bytes;  /* up to the staging buffer */
     size_t total_bytes;
@@ -63,8 +63,8 @@ static inline struct shoal_shm_layout shoal_shm_layout_of(int rank, int size, un
 {
     struct shoal_shm_layout layout;
     layout.head = (size_t)(rank % 61) * SHOAL_PAGE;
-    layout.arrivals = layout.head + SHOAL_PAGE;
-    layout.payloads = layout.arrivals + SHOAL_ANNOUNCEMENTS * sizeof(struct shoal_shm_announcement);
+    layout.announcements = layout.head + SHOAL_PAGE;
+    layout.payloads = layout.announcements + SHOAL_ANNOUNCEMENTS * sizeof(struct shoal_shm_announcement);
     layout.counters = layout.payloads + SHOAL_PAYLOADS * (size_t)SHOAL_PAYLOAD_MAX;
     layout.queue_heads = layout.counters + slots * (size_t)size * sizeof(struct shoal_shm_counter);
     layout.queue_tails = layout.queue_heads + (size_t)size * sizeof(struct shoal_shm_counter);
