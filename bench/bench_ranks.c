@@ -127,7 +127,7 @@ static bool is_right(const struct crowd *crowd, const struct shoal_call *call)
     for (int r = 0; r < crowd->size; r++) {
         if (shoal_request_status(&crowd->workers[r].request) != SHOAL_OK)
             return false;
-        for (size_t i = 0; call->kind == SHOAL_COLLECTIVE_ALLREDUCE && i < call->count; i++) {
+        for (size_t i = 0; call->collective == SHOAL_COLLECTIVE_ALLREDUCE && i < call->count; i++) {
             if (crowd->workers[r].output[i] != sum)
                 return false;
         }
@@ -144,8 +144,8 @@ static bool run(struct crowd *crowd, const char *name, struct shoal_call call)
             struct worker *worker = &crowd->workers[r];
             for (size_t i = 0; i < COUNT; i++)
                 worker->input[i] = (float)(r + 1);
-            call.input = call.kind == SHOAL_COLLECTIVE_BARRIER ? NULL : worker->input;
-            call.output = call.kind == SHOAL_COLLECTIVE_BARRIER ? NULL : worker->output;
+            call.input = call.collective == SHOAL_COLLECTIVE_BARRIER ? NULL : worker->input;
+            call.output = call.collective == SHOAL_COLLECTIVE_BARRIER ? NULL : worker->output;
             memset(&worker->request, 0, sizeof worker->request);
             shoal_engine_post(worker->engine, &call, &worker->request);
         }
@@ -169,10 +169,10 @@ int main(int argc, char **argv)
         return 2;
     }
     const struct shoal_call sum = {
-        .kind = SHOAL_COLLECTIVE_ALLREDUCE, .type = SHOAL_FLOAT32, .op = SHOAL_SUM, .scale = 1, .count = 2};
+        .collective = SHOAL_COLLECTIVE_ALLREDUCE, .type = SHOAL_FLOAT32, .op = SHOAL_SUM, .scale = 1, .count = 2};
     struct shoal_call large = sum;
     large.count = COUNT;
-    const struct shoal_call barrier = {.kind = SHOAL_COLLECTIVE_BARRIER, .scale = 1};
+    const struct shoal_call barrier = {.collective = SHOAL_COLLECTIVE_BARRIER, .scale = 1};
     printf("%5d ranks  %.0f KiB per rank for the simulation, %.0f KiB for the engine at first\n", crowd.size,
            (double)crowd.sim_bytes / 1024 / crowd.size, (double)crowd.engine_bytes / 1024 / crowd.size);
     const struct {

@@ -14,7 +14,7 @@ static void record(struct shoal_recorder *recorder, uint64_t sequence, uint64_t 
     *r = (struct shoal_record){.sequence = sequence,
                                .count = 2,
                                .posted = posted,
-                               .kind = "all-reduce",
+                               .collective = "all-reduce",
                                .algorithm = "direct",
                                .last_rank = -1,
                                .step = -1,

@@ -16,13 +16,15 @@
 
 static const struct operation_row rows[OPERATION_KIND_END] = {
     [OPERATION_ALLREDUCE] = {"all-reduce", .is_reduced = true, .has_form = {true, false, true}},
-    [OPERATION_REDUCE] = {"reduce", .root_takes = true, .is_reduced = true, .has_form = {true}},
-    [OPERATION_REDUCE_SCATTER] = {"reduce-scatter", .is_input_cut = true, .is_reduced = true, .has_form = {true, true, true}},
-    [OPERATION_BROADCAST] = {"broadcast", .root_gives = true, .has_form = {true, false, true}},
-    [OPERATION_ALLGATHER] = {"all-gather", .is_output_cut = true, .has_form = {true, true, true}},
-    [OPERATION_GATHER] = {"gather", .root_takes = true, .is_output_cut = true, .has_form = {true}},
-    [OPERATION_SCATTER] = {"scatter", .root_gives = true, .is_input_cut = true, .has_form = {true}},
-    [OPERATION_ALLTOALL] = {"all-to-all", .is_input_cut = true, .is_output_cut = true, .has_form = {true, true}},
+    [OPERATION_REDUCE] = {"reduce", .root_receives = true, .is_reduced = true, .has_form = {true}},
+    [OPERATION_REDUCE_SCATTER] = {"reduce-scatter", .is_input_partitioned = true, .is_reduced = true,
+                                  .has_form = {true, true, true}},
+    [OPERATION_BROADCAST] = {"broadcast", .root_contributes = true, .has_form = {true, false, true}},
+    [OPERATION_ALLGATHER] = {"all-gather", .is_output_partitioned = true, .has_form = {true, true, true}},
+    [OPERATION_GATHER] = {"gather", .root_receives = true, .is_output_partitioned = true, .has_form = {true}},
+    [OPERATION_SCATTER] = {"scatter", .root_contributes = true, .is_input_partitioned = true, .has_form = {true}},
+    [OPERATION_ALLTOALL] = {"all-to-all", .is_input_partitioned = true, .is_output_partitioned = true,
+                            .has_form = {true, true}},
     [OPERATION_BARRIER] = {"barrier", .has_form = {true}},
 };
 
@@ -39,18 +41,18 @@ bool operation_is_legal(enum shoal_type type, enum shoal_op op)
 static bool has_operand(const struct operation *operation, bool is_output, int rank)
 {
     const struct operation_row *row = &rows[operation->kind];
-    const bool is_roots = is_output ? row->root_takes : row->root_gives;
+    const bool is_roots = is_output ? row->root_receives : row->root_contributes;
     return operation->kind != OPERATION_BARRIER && (!is_roots || rank == operation->root);
 }
 
-static bool is_cut(const struct operation *operation, bool is_output)
+static bool is_partitioned(const struct operation *operation, bool is_output)
 {
-    return is_output ? rows[operation->kind].is_output_cut : rows[operation->kind].is_input_cut;
+    return is_output ? rows[operation->kind].is_output_partitioned : rows[operation->kind].is_input_partitioned;
 }
 
 static int count_parts(const struct operation *operation, bool is_output, int size)
 {
-    return is_cut(operation, is_output) ? size : 1;
+    return is_partitioned(operation, is_output) ? size : 1;
 }
 
 static size_t count_tensors(const struct operation *operation)
@@ -144,7 +146,7 @@ static int position_of(const struct operation_side *side, bool is_output, int pa
 static size_t part_at(const struct operation_side *side, bool is_output, int part, size_t tensor)
 {
     const struct operation *operation = &side->operation;
-    if (!is_cut(operation, is_output))
+    if (!is_partitioned(operation, is_output))
         return 0;
     if (operation->form != FORM_PARTS)
         return (size_t)part * tensor_length(operation, tensor);
@@ -183,7 +185,7 @@ static size_t area_elements(const struct operation_side *side, bool is_output)
 
 size_t operation_room(const struct operation *operation, int size)
 {
-    const bool has_parts = is_cut(operation, false) || is_cut(operation, true);
+    const bool has_parts = is_partitioned(operation, false) || is_partitioned(operation, true);
     size_t each = 0;
     for (size_t t = 0; t < count_tensors(operation); t++)
         each += tensor_length(operation, t) + 2 * GAP;
@@ -196,14 +198,15 @@ static void list_tensors(const struct operation_side *side, struct shoal_tensor 
 {
     const struct operation *operation = &side->operation;
     const size_t element = shoal_type_bytes(operation->type);
-    const bool in_output = !is_cut(operation, false) && is_cut(operation, true);
+    const bool in_output = !is_partitioned(operation, false) && is_partitioned(operation, true);
     char *input = side->input, *output = side->output;
     for (size_t t = 0; t < count_tensors(operation); t++) {
         tensors[t] = (struct shoal_tensor){input, output, tensor_length(operation, t)};
         if (is_in_place(side, t) && in_output)
             tensors[t].input = output + part_at(side, true, side->team.rank, t) * element;
         else if (is_in_place(side, t))
-            tensors[t].output = input + (is_cut(operation, true) ? 0 : part_at(side, false, side->team.rank, t)) * element;
+            tensors[t].output =
+                input + (is_partitioned(operation, true) ? 0 : part_at(side, false, side->team.rank, t)) * element;
         input += tensor_room(side, false, t) * element;
         output += tensor_room(side, true, t) * element;
     }
@@ -320,7 +323,7 @@ static void synchronize(const struct twins *twins)
 static struct reference_question ask(const struct operation_side *side, const struct stretch *stretch, bool is_output)
 {
     const struct operation *operation = &side->operation;
-    const int to = !is_cut(operation, false) ? 0 : is_output ? side->team.rank : stretch->part;
+    const int to = !is_partitioned(operation, false) ? 0 : is_output ? side->team.rank : stretch->part;
     return (struct reference_question){.type = operation->type,
                                        .op = rows[operation->kind].is_reduced ? operation->op : REFERENCE_MOVED,
                                        .scale = operation->scale,
@@ -343,7 +346,7 @@ static void expect_output(const struct operation_side *side, const struct stretc
         reference_reduce(&question, side->team.numbers, side->team.size, reference_out);
         return;
     }
-    const int giver = is_cut(operation, true) ? stretch->part : operation->root;
+    const int giver = is_partitioned(operation, true) ? stretch->part : operation->root;
     reference_give(&question, number_of(&side->team, giver), reference_out);
 }
 
@@ -418,7 +421,8 @@ static bool is_replaced(const struct operation_side *side, const struct stretch 
     if (!is_in_place(side, stretch->tensor))
         return false;
     const bool is_own = stretch->part == side->team.rank;
-    return row->is_reduced ? !row->is_input_cut || is_own : row->is_input_cut && row->is_output_cut && !is_own;
+    return row->is_reduced ? !row->is_input_partitioned || is_own
+                           : row->is_input_partitioned && row->is_output_partitioned && !is_own;
 }
 
 static uint64_t element_bits(const void *memory, size_t element)
@@ -589,12 +593,12 @@ struct operation_arguments operation_open_arguments(const struct operation_side 
         return arguments;
     size_t *arrays = (size_t *)(void *)(memory + (tensors + 1) * sizeof(struct shoal_tensor));
     const bool in_row = order_of(side) == ORDER_ROW && operation->salt % 3;
-    if (is_cut(operation, false)) {
+    if (is_partitioned(operation, false)) {
         arguments.given = arrays;
         arguments.given_at = in_row ? NULL : arrays + size;
         list_parts(side, false, arrays, arrays + size);
     }
-    if (is_cut(operation, true)) {
+    if (is_partitioned(operation, true)) {
         arguments.taken = arrays + 2 * size;
         arguments.taken_at = in_row ? NULL : arrays + 3 * size;
         list_parts(side, true, arrays + 2 * size, arrays + 3 * size);
@@ -740,10 +744,10 @@ struct operation operation_draw(uint64_t *random, int size, size_t room)
     operation.form = draw_form(random, operation.kind);
     operation.op = row->is_reduced ? draw_op(random, operation.type) : SHOAL_SUM;
     operation.scale = draw_scale(random, operation.type, size);
-    operation.root = row->root_gives || row->root_takes ? (int)reference_below(random, (size_t)size) : 0;
+    operation.root = row->root_contributes || row->root_receives ? (int)reference_below(random, (size_t)size) : 0;
     operation.tensors = tensors[reference_below(random, COUNT_OF(tensors))];
     operation.count = draw_bytes(random, room) / shoal_type_bytes(operation.type);
-    if ((row->is_input_cut || row->is_output_cut) && reference_below(random, 2))
+    if ((row->is_input_partitioned || row->is_output_partitioned) && reference_below(random, 2))
         operation.count /= (size_t)size;
     if (operation.kind == OPERATION_BARRIER)
         operation.count = 0;
@@ -792,7 +796,7 @@ void operation_describe(const struct operation *operation, char *text, size_t by
         snprintf(op, sizeof op, ", %s", op_name(operation->op));
     if (row->is_reduced && operation->op == SHOAL_SCALED_SUM)
         snprintf(op, sizeof op, ", %s by %g", op_name(operation->op), operation->scale);
-    if (row->root_gives || row->root_takes)
+    if (row->root_contributes || row->root_receives)
         snprintf(root, sizeof root, ", root %d", operation->root);
     snprintf(text, bytes, "%s of %s%zu %s%s%s, %s, %s memory%s, salt %llu", row->name, form, operation->count,
              type_name(operation->type), op, root, place_names[operation->place], memory_names[operation->memory],

@@ -62,10 +62,10 @@ struct operation {
 /* A kind in the words of shoal.h. */
 struct operation_row {
     const char *name;
-    bool root_gives;    /* only root has an input */
-    bool root_takes;    /* only root has an output */
-    bool is_input_cut;  /* in parts */
-    bool is_output_cut; /* in parts */
+    bool root_contributes;      /* only root has an input */
+    bool root_receives;         /* only root has an output */
+    bool is_input_partitioned;  /* in parts */
+    bool is_output_partitioned; /* in parts */
     bool is_reduced;
     bool has_form[FORM_END];
 };
@@ -90,8 +90,8 @@ struct team {
     const int *numbers; /* NULL: 0, 1, ... */
 };
 
-/* A device whose memory the CPU does not touch. What a test fills and checks there lies in host memory, and is copied to the same
- * place of an area on the device and back: all on one stream, before the call and after it, without waiting. */
+/* A device whose memory the CPU does not touch. What a test fills and checks there lies in host memory, and is copied to the
+ * same place of an area on the device and back: all on one stream, before the call and after it, without waiting. */
 struct twin_device {
     char *(*allocate)(size_t bytes);
     void (*release)(char *there);

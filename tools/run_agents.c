@@ -114,7 +114,7 @@ void run_agents_say(struct run_agents *agents, const struct run_message *message
     agents->has_ended |= message->kind == RUN_ENDED;
     if (is_host_0(agents))
         run_hub_hear(&agents->hub, 0, message, run_agents_now_ms());
-    else if (!agents->is_cut)
+    else if (!agents->is_partitioned)
         run_link_say(&agents->links[0], message);
     else if (message->kind == RUN_ENDED)
         run_agents_queue_loss(agents, RUN_VERDICT);

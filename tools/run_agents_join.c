@@ -218,7 +218,7 @@ static void host_0_lose(struct run_agents *agents, int error)
     agents->search.weight = 0;
     const bool is_gone = error < 0 || error == ECONNRESET || error == EPIPE;
     run_search_note(&agents->search, 0, is_gone ? "its `shoal run` ended without a word" : "it no longer answers");
-    agents->is_cut = true;
+    agents->is_partitioned = true;
     if (!agents->has_left)
         run_agents_queue_loss(agents, agents->has_ended ? RUN_VERDICT : RUN_STOP);
 }

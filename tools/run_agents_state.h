@@ -51,8 +51,8 @@ struct run_agents {
     struct run_link *links;
     int link_count;
     struct run_search search;
-    bool is_started, is_cut; /* host 0 was lost after START */
-    bool has_ended;          /* ENDED was said of this attempt */
+    bool is_started, is_partitioned; /* host 0 was lost after START */
+    bool has_ended;                  /* ENDED was said of this attempt */
 };
 
 uint64_t run_agents_now_ms(void);

@@ -140,11 +140,11 @@ static void live_draw(const struct run_output *output, struct run_sink *sink)
 static void tail_push(struct run_tail *tail, struct piece piece)
 {
     char *line = tail->lines[tail->count++ % RUN_TAIL_LINES];
-    const bool is_cut = piece.length >= RUN_TAIL_BYTES;
-    const size_t length = is_cut ? RUN_TAIL_BYTES - 4 : piece.length;
+    const bool is_partitioned = piece.length >= RUN_TAIL_BYTES;
+    const size_t length = is_partitioned ? RUN_TAIL_BYTES - 4 : piece.length;
     if (length)
         memcpy(line, piece.bytes, length);
-    memcpy(line + length, is_cut ? "..." : "", is_cut ? 4 : 1);
+    memcpy(line + length, is_partitioned ? "..." : "", is_partitioned ? 4 : 1);
 }
 
 /* Appends a line, but for a cause that a line above has shown. */

@@ -390,7 +390,7 @@ static bool algorithm_check(const char *algorithm, const char *collective)
 /* Settings that depend on several options. A barrier has no size. */
 static bool options_finish(struct sim_options *options, const struct lists *lists)
 {
-    char rule[sizeof options->algorithm];
+    char override[sizeof options->algorithm];
     if (!options->question.collective && !options->explains_model)
         return !tool_usage_fail("sim", "which collective? Such as: shoal sim allreduce --hosts 4 --bytes 64M");
     if (lists->hosts.value && !sim_hosts_read(&lists->hosts, lists->factor, &options->hosts))
@@ -404,8 +404,8 @@ static bool options_finish(struct sim_options *options, const struct lists *list
     if (!algorithm_check(options->algorithm, options->question.collective))
         return false;
     const int length =
-        snprintf(rule, sizeof rule, "SHOAL_ALGORITHMS=%s=%.64s", options->question.collective, options->algorithm);
-    memcpy(options->algorithm, rule, (size_t)length + 1);
+        snprintf(override, sizeof override, "SHOAL_ALGORITHMS=%s=%.64s", options->question.collective, options->algorithm);
+    memcpy(options->algorithm, override, (size_t)length + 1);
     return true;
 }
 

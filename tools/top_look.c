@@ -104,7 +104,7 @@ static void comm_add(void *arg, const struct shoal_watched *watched)
     struct top_comm *comm = &look->comms[look->comm_count++];
     *comm = (struct top_comm){.at = *watched, .process_at = look->process_count};
     text_copy(comm->name, sizeof comm->name, watched->name);
-    text_copy(comm->kind, sizeof comm->kind, watched->kind);
+    text_copy(comm->kind, sizeof comm->kind, watched->collective);
     text_copy(comm->algorithm, sizeof comm->algorithm, watched->algorithm);
     text_copy(process->host, sizeof process->host, watched->host);
     process->job = watched->job;

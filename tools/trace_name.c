@@ -21,7 +21,7 @@ static const struct kind kinds[] = {
     {"reduce-scatter", false, ELEMENTS, true, NULL}, {"broadcast", false, ELEMENTS, false, "from"},
     {"all-gather", false, ELEMENTS, false, NULL},    {"gather", false, ELEMENTS, false, "to"},
     {"scatter", false, ELEMENTS, false, "from"},     {"all-to-all", false, ELEMENTS, false, NULL},
-    {"barrier", false, NOTHING, false, NULL},        {"exchange", false, BYTES, false, NULL},
+    {"barrier", false, NOTHING, false, NULL},        {"split", false, BYTES, false, NULL},
     {"send", true, ELEMENTS, false, "to"},           {"receive", true, ELEMENTS, false, "from"},
     {"drain", true, NOTHING, false, NULL},
 };

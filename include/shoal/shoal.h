@@ -754,8 +754,8 @@ struct shoal_watched {
     uint64_t called;          /* number of the newest collective that the rank has called */
     int under_way;            /* operations that have not ended */
     double idle_us;           /* since the last operation ended; -1: none has */
-    /* The operation that has been under way longest; kind is "" when there is none. */
-    const char *kind; /* "all-reduce" */
+    /* The operation that has been under way longest; collective is "" when there is none. */
+    const char *collective; /* "all-reduce", or "send", "receive" */
     const char *algorithm;
     uint64_t sequence;
     uint64_t count;

@@ -5,29 +5,29 @@
 #include "collective/collective.h"
 #include "collective/rails.h"
 
-static void disseminate(const struct shoal_rails *hosts)
+static void disseminate(const struct shoal_rails *rails)
 {
-    for (int distance = 1; distance < hosts->count; distance *= 2) {
-        shoal_plan_signal(hosts->plan, shoal_rails_leader(hosts, shoal_rails_next(hosts, distance), 0));
-        shoal_plan_wait(hosts->plan, shoal_rails_leader(hosts, shoal_rails_next(hosts, -distance), 0));
+    for (int distance = 1; distance < rails->count; distance *= 2) {
+        shoal_plan_signal(rails->plan, shoal_rails_leader(rails, shoal_rails_next(rails, distance), 0));
+        shoal_plan_wait(rails->plan, shoal_rails_leader(rails, shoal_rails_next(rails, -distance), 0));
     }
 }
 
 void shoal_barrier_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
 {
-    struct shoal_rails hosts;
+    struct shoal_rails rails;
 
-    if (!shoal_rails_find(&hosts, plan, view, rank, root))
+    if (!shoal_rails_find(&rails, plan, view, rank, root))
         return;
-    const int first = shoal_rails_leader(&hosts, hosts.own, 0);
+    const int first = shoal_rails_leader(&rails, rails.own, 0);
     if (rank != first) {
         shoal_plan_signal(plan, first);
         shoal_plan_wait(plan, first);
         return;
     }
-    for (int i = 1; i <= shoal_rails_neighbours(&hosts); i++)
-        shoal_plan_wait(plan, shoal_rails_neighbour(&hosts, i));
-    disseminate(&hosts);
-    for (int i = 1; i <= shoal_rails_neighbours(&hosts); i++)
-        shoal_plan_signal(plan, shoal_rails_neighbour(&hosts, i));
+    for (int i = 1; i <= shoal_rails_neighbours(&rails); i++)
+        shoal_plan_wait(plan, shoal_rails_neighbour(&rails, i));
+    disseminate(&rails);
+    for (int i = 1; i <= shoal_rails_neighbours(&rails); i++)
+        shoal_plan_signal(plan, shoal_rails_neighbour(&rails, i));
 }

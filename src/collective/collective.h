@@ -38,7 +38,7 @@ void shoal_halving_build(struct shoal_plan *plan, const struct shoal_view *view,
 /* The same for what is gathered: all-gather. */
 void shoal_bruck_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root);
 
-/* Each giver to each taker: gather, scatter, all-to-all. */
+/* Each contributing rank to each receiving rank: gather, scatter, all-to-all. */
 void shoal_pairs_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root);
 
 void shoal_barrier_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root);

@@ -13,28 +13,28 @@
 #include "collective/rails.h"
 
 struct pairing {
-    struct shoal_rails hosts;
+    struct shoal_rails rails;
     int stride;  /* from one led slice to the next */
     int powers;  /* P */
     int rounds;  /* log2 P */
     int partner; /* among the others: the host whose sum this host adds, or that adds this host's; -1: none */
-    int inbox;   /* places of a led slice in INBOX; those for what is handed over come last */
+    int inbox;   /* bins of a led slice in INBOX; those for what is handed over come last */
 };
 
 static bool is_one_of_powers(const struct pairing *pairing)
 {
-    return pairing->hosts.own < pairing->powers;
+    return pairing->rails.own < pairing->powers;
 }
 
 static bool find_pairs(struct pairing *pairing, struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
 {
-    struct shoal_rails *hosts = &pairing->hosts;
+    struct shoal_rails *rails = &pairing->rails;
 
-    if (!shoal_rails_find(hosts, plan, view, rank, root))
+    if (!shoal_rails_find(rails, plan, view, rank, root))
         return false;
-    pairing->stride = shoal_rails_size(hosts, hosts->own);
-    pairing->powers = shoal_rails_powers(hosts->count);
-    pairing->partner = shoal_rails_stand_by(hosts->count, hosts->own);
+    pairing->stride = shoal_rails_size(rails, rails->own);
+    pairing->powers = shoal_rails_powers(rails->count);
+    pairing->partner = shoal_rails_stand_by(rails->count, rails->own);
     pairing->rounds = 0;
     while (1 << pairing->rounds < pairing->powers)
         pairing->rounds++;
@@ -44,25 +44,25 @@ static bool find_pairs(struct pairing *pairing, struct shoal_plan *plan, const s
 /* Place `at` of those of a led slice. */
 static struct shoal_block inbox(const struct pairing *pairing, int host, int slice, int at, int j)
 {
-    const struct shoal_rails *hosts = &pairing->hosts;
-    const int nth = slice / shoal_rails_size(hosts, host), leader = shoal_rails_leader(hosts, host, slice);
-    return shoal_rails_staging(hosts, leader, SHOAL_REGION_INBOX, nth * pairing->inbox + at, slice, j);
+    const struct shoal_rails *rails = &pairing->rails;
+    const int nth = slice / shoal_rails_size(rails, host), leader = shoal_rails_leader(rails, host, slice);
+    return shoal_rails_staging(rails, leader, SHOAL_RAILS_INBOX, nth * pairing->inbox + at, slice, j);
 }
 
 static int partner_at(const struct pairing *pairing, int distance)
 {
-    return pairing->hosts.own ^ distance;
+    return pairing->rails.own ^ distance;
 }
 
 static void send_cts(const struct pairing *pairing)
 {
-    const struct shoal_rails *hosts = &pairing->hosts;
+    const struct shoal_rails *rails = &pairing->rails;
 
-    for (int slice = hosts->local; slice < hosts->slices; slice += pairing->stride) {
+    for (int slice = rails->local; slice < rails->slices; slice += pairing->stride) {
         if (pairing->partner >= 0)
-            shoal_rails_send_cts(hosts, pairing->partner, slice);
+            shoal_rails_send_cts(rails, pairing->partner, slice);
         for (int distance = 1; distance < pairing->powers && is_one_of_powers(pairing); distance *= 2)
-            shoal_rails_send_cts(hosts, partner_at(pairing, distance), slice);
+            shoal_rails_send_cts(rails, partner_at(pairing, distance), slice);
     }
 }
 
@@ -75,8 +75,8 @@ static void order(struct shoal_block sources[2], struct shoal_block own, struct 
 
 static void reduce_partials(const struct pairing *pairing, int slice)
 {
-    for (int j = 0; j < pairing->hosts.owners; j++)
-        shoal_rails_reduce_partial(&pairing->hosts, slice, j);
+    for (int j = 0; j < pairing->rails.owners; j++)
+        shoal_rails_reduce_partial(&pairing->rails, slice, j);
 }
 
 /* ---- Hosts beyond the power of two --------------------------------------------------------------------------------------- */
@@ -84,110 +84,110 @@ static void reduce_partials(const struct pairing *pairing, int slice)
 /* Puts this host's sums to the partner, and receives the result. */
 static void stand_by(const struct pairing *pairing)
 {
-    const struct shoal_rails *hosts = &pairing->hosts;
-    const int owners = hosts->owners;
+    const struct shoal_rails *rails = &pairing->rails;
+    const int owners = rails->owners;
 
-    for (int slice = hosts->local; slice < hosts->slices; slice += pairing->stride) {
+    for (int slice = rails->local; slice < rails->slices; slice += pairing->stride) {
         reduce_partials(pairing, slice);
-        shoal_rails_await_cts(hosts, pairing->partner, slice);
-        shoal_plan_put(hosts->plan, shoal_run(shoal_rails_partial(hosts, slice, 0), owners),
+        shoal_rails_await_cts(rails, pairing->partner, slice);
+        shoal_plan_put(rails->plan, shoal_run(shoal_rails_partial(rails, slice, 0), owners),
                        shoal_run(inbox(pairing, pairing->partner, slice, pairing->inbox - owners, 0), owners));
     }
-    for (int slice = hosts->local; slice < hosts->slices; slice += pairing->stride) {
-        shoal_rails_await(hosts, pairing->partner, slice);
+    for (int slice = rails->local; slice < rails->slices; slice += pairing->stride) {
+        shoal_rails_await(rails, pairing->partner, slice);
         for (int j = 0; j < owners; j++)
-            shoal_rails_deliver(hosts, slice, j);
+            shoal_rails_deliver(rails, slice, j);
     }
 }
 
 /* Where the sums that the own host begins with are, block by block. */
 static struct shoal_block first_sum(const struct pairing *pairing, int slice, int j)
 {
-    const struct shoal_rails *hosts = &pairing->hosts;
-    return pairing->partner >= 0 ? inbox(pairing, hosts->own, slice, pairing->inbox - hosts->owners + j, j)
-                                 : shoal_rails_partial(hosts, slice, j);
+    const struct shoal_rails *rails = &pairing->rails;
+    return pairing->partner >= 0 ? inbox(pairing, rails->own, slice, pairing->inbox - rails->owners + j, j)
+                                 : shoal_rails_partial(rails, slice, j);
 }
 
-/* Adds what the partner hands over. */
+/* Adds the sum that the partner hands over. */
 static void begin_slice(const struct pairing *pairing, int slice)
 {
-    const struct shoal_rails *hosts = &pairing->hosts;
+    const struct shoal_rails *rails = &pairing->rails;
 
     reduce_partials(pairing, slice);
     if (pairing->partner < 0)
         return;
-    shoal_rails_await(hosts, pairing->partner, slice);
-    for (int j = 0; j < hosts->owners; j++) {
-        const struct shoal_block sources[] = {shoal_rails_partial(hosts, slice, j), first_sum(pairing, slice, j)};
-        shoal_plan_reduce_partial(hosts->plan, sources, 2, sources[1]);
+    shoal_rails_await(rails, pairing->partner, slice);
+    for (int j = 0; j < rails->owners; j++) {
+        const struct shoal_block sources[] = {shoal_rails_partial(rails, slice, j), first_sum(pairing, slice, j)};
+        shoal_plan_reduce_partial(rails->plan, sources, 2, sources[1]);
     }
 }
 
 /* The partner's clear-to-sends, for the results, come before its sums. */
 static void begin(const struct pairing *pairing)
 {
-    const struct shoal_rails *hosts = &pairing->hosts;
+    const struct shoal_rails *rails = &pairing->rails;
 
-    for (int slice = hosts->local; slice < hosts->slices && pairing->partner >= 0; slice += pairing->stride)
-        shoal_rails_await_cts(hosts, pairing->partner, slice);
-    for (int slice = hosts->local; slice < hosts->slices; slice += pairing->stride)
+    for (int slice = rails->local; slice < rails->slices && pairing->partner >= 0; slice += pairing->stride)
+        shoal_rails_await_cts(rails, pairing->partner, slice);
+    for (int slice = rails->local; slice < rails->slices; slice += pairing->stride)
         begin_slice(pairing, slice);
 }
 
 static void hand_results(const struct pairing *pairing, int slice, struct shoal_block block)
 {
-    const struct shoal_rails *hosts = &pairing->hosts;
+    const struct shoal_rails *rails = &pairing->rails;
 
     if (pairing->partner < 0)
         return;
-    const int to = shoal_rails_leader(hosts, pairing->partner, slice);
-    shoal_plan_put(hosts->plan, shoal_run(block, hosts->owners),
-                   shoal_run(shoal_rails_result(hosts, to, slice, 0), hosts->owners));
+    const int to = shoal_rails_leader(rails, pairing->partner, slice);
+    shoal_plan_put(rails->plan, shoal_run(block, rails->owners),
+                   shoal_run(shoal_rails_result(rails, to, slice, 0), rails->owners));
 }
 
 /* ---- Doubling: a slice is one block -------------------------------------------------------------------------------------- */
 
 static struct shoal_block sum_before(const struct pairing *pairing, int slice, int round)
 {
-    return round > 0 ? inbox(pairing, pairing->hosts.own, slice, round - 1, 0) : first_sum(pairing, slice, 0);
+    return round > 0 ? inbox(pairing, pairing->rails.own, slice, round - 1, 0) : first_sum(pairing, slice, 0);
 }
 
 static void send_sum(const struct pairing *pairing, int slice, int round)
 {
     const int to = partner_at(pairing, 1 << round);
-    shoal_rails_await_cts(&pairing->hosts, to, slice);
-    shoal_plan_put(pairing->hosts.plan, sum_before(pairing, slice, round), inbox(pairing, to, slice, round, 0));
+    shoal_rails_await_cts(&pairing->rails, to, slice);
+    shoal_plan_put(pairing->rails.plan, sum_before(pairing, slice, round), inbox(pairing, to, slice, round, 0));
 }
 
 static void add_sum(const struct pairing *pairing, int slice, int round)
 {
-    const struct shoal_rails *hosts = &pairing->hosts;
+    const struct shoal_rails *rails = &pairing->rails;
     const int from = partner_at(pairing, 1 << round);
-    const struct shoal_block came = inbox(pairing, hosts->own, slice, round, 0);
+    const struct shoal_block came = inbox(pairing, rails->own, slice, round, 0);
     struct shoal_block sources[2], dests[SHOAL_PLAN_RANKS_MAX + 1];
 
-    shoal_rails_await(hosts, from, slice);
-    order(sources, sum_before(pairing, slice, round), came, hosts->own < from);
+    shoal_rails_await(rails, from, slice);
+    order(sources, sum_before(pairing, slice, round), came, rails->own < from);
     if (round < pairing->rounds - 1) {
-        shoal_plan_reduce_partial(hosts->plan, sources, 2, came);
+        shoal_plan_reduce_partial(rails->plan, sources, 2, came);
         return;
     }
-    if (shoal_rails_neighbours(hosts) == 0)
-        shoal_plan_wait_puts(hosts->plan); /* in place, the output is the input that was put */
-    const int count = shoal_rails_wanted(hosts, slice, 0, false, dests);
-    shoal_plan_reduce(hosts->plan, sources, 2, dests, count);
-    hand_results(pairing, slice, shoal_rails_output(hosts, hosts->rank, slice, 0));
+    if (shoal_rails_neighbours(rails) == 0)
+        shoal_plan_wait_puts(rails->plan); /* in place, the output is the input that was put */
+    const int count = shoal_rails_wanted(rails, slice, 0, false, dests);
+    shoal_plan_reduce(rails->plan, sources, 2, dests, count);
+    hand_results(pairing, slice, shoal_rails_output(rails, rails->rank, slice, 0));
 }
 
 static void double_up(const struct pairing *pairing)
 {
-    const struct shoal_rails *hosts = &pairing->hosts;
+    const struct shoal_rails *rails = &pairing->rails;
 
     begin(pairing);
     for (int round = 0; round < pairing->rounds; round++) {
-        for (int slice = hosts->local; slice < hosts->slices; slice += pairing->stride)
+        for (int slice = rails->local; slice < rails->slices; slice += pairing->stride)
             send_sum(pairing, slice, round);
-        for (int slice = hosts->local; slice < hosts->slices; slice += pairing->stride)
+        for (int slice = rails->local; slice < rails->slices; slice += pairing->stride)
             add_sum(pairing, slice, round);
     }
 }
@@ -195,21 +195,21 @@ static void double_up(const struct pairing *pairing)
 void shoal_doubling_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
 {
     struct pairing pairing;
-    struct shoal_rails *hosts = &pairing.hosts;
+    struct shoal_rails *rails = &pairing.rails;
 
     if (!find_pairs(&pairing, plan, view, rank, root))
         return;
     pairing.inbox = pairing.rounds + 1;
-    shoal_rails_cut(hosts, 1, 0);
-    shoal_rails_divide(hosts, shoal_rails_staging_places(hosts), hosts->led * pairing.inbox, true);
-    shoal_rails_await_readers(hosts);
+    shoal_rails_partition(rails, 1, 0);
+    shoal_rails_divide(rails, shoal_rails_staging_bins(rails), rails->led * pairing.inbox, true);
+    shoal_rails_await_readers(rails);
     send_cts(&pairing);
-    shoal_rails_gather_inputs(hosts);
+    shoal_rails_gather_inputs(rails);
     if (is_one_of_powers(&pairing))
         double_up(&pairing);
     else
         stand_by(&pairing);
-    shoal_rails_collect(hosts, true);
+    shoal_rails_collect(rails, true);
 }
 
 /* ---- Halving: a slice has P blocks --------------------------------------------------------------------------------------- */
@@ -220,79 +220,79 @@ static int first_kept(int host, int distance)
     return host / distance * distance;
 }
 
-/* Where the sum of a block is before the round of that distance: what was kept in the round before lies in its places. */
+/* Where the sum of a block is before the round of that distance: what was kept in the round before lies in its bins. */
 static struct shoal_block sum_of(const struct pairing *pairing, int slice, int distance, int j)
 {
     const int before = 2 * distance;
     if (before == pairing->powers)
         return first_sum(pairing, slice, j);
-    return inbox(pairing, pairing->hosts.own, slice, pairing->powers - 2 * before + j - first_kept(pairing->hosts.own, before),
+    return inbox(pairing, pairing->rails.own, slice, pairing->powers - 2 * before + j - first_kept(pairing->rails.own, before),
                  j);
 }
 
 static void send_half(const struct pairing *pairing, int slice, int distance)
 {
     const int to = partner_at(pairing, distance), first = first_kept(to, distance);
-    shoal_rails_await_cts(&pairing->hosts, to, slice);
-    shoal_plan_put(pairing->hosts.plan, shoal_run(sum_of(pairing, slice, distance, first), distance),
+    shoal_rails_await_cts(&pairing->rails, to, slice);
+    shoal_plan_put(pairing->rails.plan, shoal_run(sum_of(pairing, slice, distance, first), distance),
                    shoal_run(inbox(pairing, to, slice, pairing->powers - 2 * distance, first), distance));
 }
 
 static void add_half(const struct pairing *pairing, int slice, int distance)
 {
-    const struct shoal_rails *hosts = &pairing->hosts;
-    const int from = partner_at(pairing, distance), first = first_kept(hosts->own, distance);
+    const struct shoal_rails *rails = &pairing->rails;
+    const int from = partner_at(pairing, distance), first = first_kept(rails->own, distance);
     struct shoal_block sources[2], dests[SHOAL_PLAN_RANKS_MAX + 1];
 
-    shoal_rails_await(hosts, from, slice);
+    shoal_rails_await(rails, from, slice);
     for (int j = first; j < first + distance; j++) {
-        const struct shoal_block came = inbox(pairing, hosts->own, slice, pairing->powers - 2 * distance + j - first, j);
-        order(sources, sum_of(pairing, slice, distance, j), came, hosts->own < from);
+        const struct shoal_block came = inbox(pairing, rails->own, slice, pairing->powers - 2 * distance + j - first, j);
+        order(sources, sum_of(pairing, slice, distance, j), came, rails->own < from);
         if (distance > 1) {
-            shoal_plan_reduce_partial(hosts->plan, sources, 2, came);
+            shoal_plan_reduce_partial(rails->plan, sources, 2, came);
             continue;
         }
-        const int count = shoal_rails_wanted(hosts, slice, j, true, dests);
-        shoal_plan_reduce(hosts->plan, sources, 2, dests, count);
+        const int count = shoal_rails_wanted(rails, slice, j, true, dests);
+        shoal_plan_reduce(rails->plan, sources, 2, dests, count);
     }
 }
 
 static void send_results(const struct pairing *pairing, int slice, int distance)
 {
-    const struct shoal_rails *hosts = &pairing->hosts;
-    const int to = shoal_rails_leader(hosts, partner_at(pairing, distance), slice), first = first_kept(hosts->own, distance);
-    shoal_plan_put(hosts->plan, shoal_run(shoal_rails_result(hosts, hosts->rank, slice, first), distance),
-                   shoal_run(shoal_rails_result(hosts, to, slice, first), distance));
+    const struct shoal_rails *rails = &pairing->rails;
+    const int to = shoal_rails_leader(rails, partner_at(pairing, distance), slice), first = first_kept(rails->own, distance);
+    shoal_plan_put(rails->plan, shoal_run(shoal_rails_result(rails, rails->rank, slice, first), distance),
+                   shoal_run(shoal_rails_result(rails, to, slice, first), distance));
 }
 
 static void take_results(const struct pairing *pairing, int slice, int distance)
 {
-    const struct shoal_rails *hosts = &pairing->hosts;
+    const struct shoal_rails *rails = &pairing->rails;
     const int from = partner_at(pairing, distance), first = first_kept(from, distance);
 
-    shoal_rails_await(hosts, from, slice);
+    shoal_rails_await(rails, from, slice);
     if (2 * distance == pairing->powers)
         return; /* what comes last is handed on first */
     for (int j = first; j < first + distance; j++)
-        shoal_rails_deliver(hosts, slice, j);
+        shoal_rails_deliver(rails, slice, j);
 }
 
 /* The last half, after it was handed on. */
 static void take_last(const struct pairing *pairing, int slice)
 {
-    const struct shoal_rails *hosts = &pairing->hosts;
+    const struct shoal_rails *rails = &pairing->rails;
     const int distance = pairing->powers / 2, first = first_kept(partner_at(pairing, distance), distance);
 
-    hand_results(pairing, slice, shoal_rails_result(hosts, hosts->rank, slice, 0));
+    hand_results(pairing, slice, shoal_rails_result(rails, rails->rank, slice, 0));
     for (int j = first; j < first + distance; j++)
-        shoal_rails_deliver(hosts, slice, j);
+        shoal_rails_deliver(rails, slice, j);
 }
 
 /* Calls visit for each led slice. */
 static void each_slice(const struct pairing *pairing, int distance,
                        void (*visit)(const struct pairing *, int slice, int distance))
 {
-    for (int slice = pairing->hosts.local; slice < pairing->hosts.slices; slice += pairing->stride)
+    for (int slice = pairing->rails.local; slice < pairing->rails.slices; slice += pairing->stride)
         visit(pairing, slice, distance);
 }
 
@@ -307,26 +307,26 @@ static void halve_and_double(const struct pairing *pairing)
         each_slice(pairing, distance, send_results);
         each_slice(pairing, distance, take_results);
     }
-    for (int slice = pairing->hosts.local; slice < pairing->hosts.slices; slice += pairing->stride)
+    for (int slice = pairing->rails.local; slice < pairing->rails.slices; slice += pairing->stride)
         take_last(pairing, slice);
 }
 
 void shoal_halving_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
 {
     struct pairing pairing;
-    struct shoal_rails *hosts = &pairing.hosts;
+    struct shoal_rails *rails = &pairing.rails;
 
     if (!find_pairs(&pairing, plan, view, rank, root))
         return;
-    pairing.inbox = pairing.powers - 1 + (pairing.powers < hosts->count ? pairing.powers : 0);
-    shoal_rails_cut(hosts, pairing.powers, 0);
-    shoal_rails_divide(hosts, shoal_rails_staging_places(hosts), hosts->led * pairing.inbox, true);
-    shoal_rails_await_readers(hosts);
+    pairing.inbox = pairing.powers - 1 + (pairing.powers < rails->count ? pairing.powers : 0);
+    shoal_rails_partition(rails, pairing.powers, 0);
+    shoal_rails_divide(rails, shoal_rails_staging_bins(rails), rails->led * pairing.inbox, true);
+    shoal_rails_await_readers(rails);
     send_cts(&pairing);
-    shoal_rails_gather_inputs(hosts);
+    shoal_rails_gather_inputs(rails);
     if (is_one_of_powers(&pairing))
         halve_and_double(&pairing);
     else
         stand_by(&pairing);
-    shoal_rails_collect(hosts, true);
+    shoal_rails_collect(rails, true);
 }

@@ -17,12 +17,12 @@ static struct shoal_block contribution(const struct shoal_view *view, int owner,
 /* Whether the rank gets the owner's block. */
 static bool gets(const struct shoal_view *view, int owner, int rank, int root)
 {
-    return shoal_shape_takes(view->shape, rank, root) && (!view->shape->is_input_cut || rank == owner);
+    return shoal_shape_receives(view->shape, rank, root) && (!view->shape->is_input_partitioned || rank == owner);
 }
 
 static struct shoal_block result(const struct shoal_view *view, int owner, int rank)
 {
-    return view->shape->is_input_cut ? shoal_output(rank, 0, 1) : shoal_output(rank, owner, view->size);
+    return view->shape->is_input_partitioned ? shoal_output(rank, 0, 1) : shoal_output(rank, owner, view->size);
 }
 
 /* The owner's staging buffer holds its result when somebody who gets it cannot be handed it. */
@@ -82,13 +82,13 @@ static void collect(struct shoal_plan *plan, const struct shoal_view *view, int 
 {
     for (int i = 1; i < view->size; i++) {
         const int owner = (rank + i) % view->size;
-        const bool is_taker = gets(view, owner, rank, root);
-        if (!is_taker && !shoal_view_shares_input(view, rank)) {
+        const bool is_receiver = gets(view, owner, rank, root);
+        if (!is_receiver && !shoal_view_shares_input(view, rank)) {
             shoal_plan_expect_credit(plan, owner);
             continue;
         }
         shoal_plan_wait(plan, owner);
-        if (!is_taker || shoal_view_shares_output(view, rank))
+        if (!is_receiver || shoal_view_shares_output(view, rank))
             continue;
         shoal_plan_copy(plan, shoal_staging(owner, SHOAL_PART_OWN, owner, view->size), result(view, owner, rank));
         shoal_plan_signal(plan, owner);

@@ -15,7 +15,7 @@
  * Inside a host. Ranks work as on one host alone. A rank stages an input that is not shared in its staging buffer. It fills an
  * output that is not shared itself, from the rail leaders' staging buffers. Between hosts nothing depends on what is shared.
  *
- * Staging buffers have three regions of places:
+ * Staging buffers have three regions of bins:
  *   OWN      what the rank itself stages: its input, its host's sums
  *   INBOX    intermediate data that rail leaders of other hosts put here
  *   RESULTS  the final blocks of the led slices, put by others or computed here; local ranks copy them from there
@@ -30,7 +30,7 @@
 
 #include "plan/plan.h"
 
-enum shoal_rails_region { SHOAL_REGION_OWN, SHOAL_REGION_INBOX, SHOAL_REGION_RESULTS };
+enum shoal_rails_region { SHOAL_RAILS_OWN, SHOAL_RAILS_INBOX, SHOAL_RAILS_RESULTS };
 
 /* For one rank; filled by shoal_rails_find. Hosts are numbered in the order of their lowest ranks. */
 struct shoal_rails {
@@ -44,14 +44,14 @@ struct shoal_rails {
     int root_host;
     int most; /* ranks on the largest host */
 
-    /* Filled by shoal_rails_cut. */
-    bool is_cut; /* blocks are the parts of ranks */
+    /* Filled by shoal_rails_partition. */
+    bool is_partitioned; /* blocks are the parts of ranks */
     int slices;
     int owners;      /* blocks of a slice */
     int first_owner; /* the host that owns block 0 of each slice; the next host owns the next one */
     int led;         /* slices that a rank leads at most */
-    bool is_compact; /* RESULTS has a place for each owner in each led slice; else for each block that there is */
-    int places[SHOAL_REGION_RESULTS + 1];
+    bool is_compact; /* RESULTS has a bin for each owner in each led slice; else for each block that there is */
+    int bins[SHOAL_RAILS_RESULTS + 1];
 
     uint16_t start[SHOAL_PLAN_RANKS_MAX + 1]; /* the ranks of host g are member[start[g]] to member[start[g + 1] - 1] */
     uint16_t member[SHOAL_PLAN_RANKS_MAX];
@@ -59,20 +59,20 @@ struct shoal_rails {
 };
 
 /* False, with the plan's status set, when there are not several hosts. */
-bool shoal_rails_find(struct shoal_rails *hosts, struct shoal_plan *plan, const struct shoal_view *view, int rank, int root);
+bool shoal_rails_find(struct shoal_rails *rails, struct shoal_plan *plan, const struct shoal_view *view, int rank, int root);
 
-/* Cuts what there is into slices with a block for each of `owners` hosts. */
-void shoal_rails_cut(struct shoal_rails *hosts, int owners, int first_owner);
+/* Partitions the data into slices with a block for each of `owners` hosts. */
+void shoal_rails_partition(struct shoal_rails *rails, int owners, int first_owner);
 
-/* How many places of OWN hold staged operands. */
-int shoal_rails_staging_places(const struct shoal_rails *hosts);
+/* How many bins of OWN hold staged operands. */
+int shoal_rails_staging_bins(const struct shoal_rails *rails);
 
-/* Divides staging buffers: RESULTS has a place for each block of the led slices, others have as many as said. */
-void shoal_rails_divide(struct shoal_rails *hosts, int own_places, int inbox_places, bool has_results);
+/* Divides staging buffers: RESULTS has a bin for each block of the led slices, others have as many as said. */
+void shoal_rails_divide(struct shoal_rails *rails, int own_bins, int inbox_bins, bool has_results);
 
-static inline int shoal_rails_size(const struct shoal_rails *hosts, int host)
+static inline int shoal_rails_size(const struct shoal_rails *rails, int host)
 {
-    return hosts->start[host + 1] - hosts->start[host];
+    return rails->start[host + 1] - rails->start[host];
 }
 
 /* The largest power of two that is at most `count`: so many hosts take part in recursive doubling. */
@@ -92,87 +92,87 @@ static inline int shoal_rails_stand_by(int count, int host)
 }
 
 /* Also a local rank by its number, counted on from the last to the first. */
-static inline int shoal_rails_leader(const struct shoal_rails *hosts, int host, int slice)
+static inline int shoal_rails_leader(const struct shoal_rails *rails, int host, int slice)
 {
-    return hosts->member[hosts->start[host] + slice % shoal_rails_size(hosts, host)];
+    return rails->member[rails->start[host] + slice % shoal_rails_size(rails, host)];
 }
 
-static inline int shoal_rails_neighbours(const struct shoal_rails *hosts)
+static inline int shoal_rails_neighbours(const struct shoal_rails *rails)
 {
-    return shoal_rails_size(hosts, hosts->own) - 1;
+    return shoal_rails_size(rails, rails->own) - 1;
 }
 
 /* Rank i = 1, 2 ... of the own host, each rank beginning with the next one. */
-static inline int shoal_rails_neighbour(const struct shoal_rails *hosts, int i)
+static inline int shoal_rails_neighbour(const struct shoal_rails *rails, int i)
 {
-    return shoal_rails_leader(hosts, hosts->own, hosts->local + i);
+    return shoal_rails_leader(rails, rails->own, rails->local + i);
 }
 
 /* The host that many after the own one. */
-static inline int shoal_rails_next(const struct shoal_rails *hosts, int distance)
+static inline int shoal_rails_next(const struct shoal_rails *rails, int distance)
 {
-    return (hosts->own + distance % hosts->count + hosts->count) % hosts->count;
+    return (rails->own + distance % rails->count + rails->count) % rails->count;
 }
 
 /* Blocks (slice, j). */
-static inline int shoal_rails_owner(const struct shoal_rails *hosts, int j)
+static inline int shoal_rails_owner(const struct shoal_rails *rails, int j)
 {
-    return (hosts->first_owner + j) % hosts->count;
+    return (rails->first_owner + j) % rails->count;
 }
 
 /* The block of a slice that a host owns, -1: none. */
-int shoal_rails_block_of(const struct shoal_rails *hosts, int slice, int host);
+int shoal_rails_block_of(const struct shoal_rails *rails, int slice, int host);
 
-struct shoal_block shoal_rails_input(const struct shoal_rails *hosts, int rank, int slice, int j);
-struct shoal_block shoal_rails_output(const struct shoal_rails *hosts, int rank, int slice, int j);
-struct shoal_block shoal_rails_staging(const struct shoal_rails *hosts, int rank, enum shoal_rails_region region, int place,
+struct shoal_block shoal_rails_input(const struct shoal_rails *rails, int rank, int slice, int j);
+struct shoal_block shoal_rails_output(const struct shoal_rails *rails, int rank, int slice, int j);
+struct shoal_block shoal_rails_staging(const struct shoal_rails *rails, int rank, enum shoal_rails_region region, int bin,
                                        int slice, int j);
 /* Where a rank stages its input, or keeps its host's sum. */
-struct shoal_block shoal_rails_staged(const struct shoal_rails *hosts, int rank, int slice, int j);
+struct shoal_block shoal_rails_staged(const struct shoal_rails *rails, int rank, int slice, int j);
 /* Where a rail leader has the block in the end. */
-struct shoal_block shoal_rails_result(const struct shoal_rails *hosts, int rank, int slice, int j);
+struct shoal_block shoal_rails_result(const struct shoal_rails *rails, int rank, int slice, int j);
 
-static inline bool shoal_rails_takes(const struct shoal_rails *hosts, int rank)
+static inline bool shoal_rails_receives(const struct shoal_rails *rails, int rank)
 {
-    return shoal_shape_takes(hosts->view->shape, rank, hosts->root);
+    return shoal_shape_receives(rails->view->shape, rank, rails->root);
 }
 
 /* Whether any rank of the host receives a result. */
-bool shoal_rails_has_taker(const struct shoal_rails *hosts, int host);
+bool shoal_rails_has_receiver(const struct shoal_rails *rails, int host);
 
 /* ---- Between hosts ------------------------------------------------------------------------------------------------------- */
 
 /* The beginning of each plan: local ranks are done with the staging buffer. */
-void shoal_rails_await_readers(const struct shoal_rails *hosts);
+void shoal_rails_await_readers(const struct shoal_rails *rails);
 
-/* Lets the host's rail leader of the slice put to this rank; waits for its leave. */
-void shoal_rails_send_cts(const struct shoal_rails *hosts, int host, int slice);
-void shoal_rails_await_cts(const struct shoal_rails *hosts, int host, int slice);
+/* Sends a clear-to-send to the host's rail leader of the slice; waits for one. */
+void shoal_rails_send_cts(const struct shoal_rails *rails, int host, int slice);
+void shoal_rails_await_cts(const struct shoal_rails *rails, int host, int slice);
 
 /* Waits for what the host's rail leader of the slice puts next. */
-void shoal_rails_await(const struct shoal_rails *hosts, int host, int slice);
+void shoal_rails_await(const struct shoal_rails *rails, int host, int slice);
 
 /* ---- Inside the host ----------------------------------------------------------------------------------------------------- */
 
 /* Reductions: hands the input to the rail leaders that need it, and waits for those of others. */
-void shoal_rails_gather_inputs(const struct shoal_rails *hosts);
+void shoal_rails_gather_inputs(const struct shoal_rails *rails);
 
 /* Sums the inputs of the own host, for a led slice. shoal_rails_partial is where the sum then is: of a rank that is alone
  * on its host, simply the input. */
-void shoal_rails_reduce_partial(const struct shoal_rails *hosts, int slice, int j);
-struct shoal_block shoal_rails_partial(const struct shoal_rails *hosts, int slice, int j);
+void shoal_rails_reduce_partial(const struct shoal_rails *rails, int slice, int j);
+struct shoal_block shoal_rails_partial(const struct shoal_rails *rails, int slice, int j);
 
 /* The places where a block of a led slice is wanted on this host: the outputs that are reached, and, if others have to copy
  * it or with must_keep, RESULTS. Returns how many. */
-int shoal_rails_wanted(const struct shoal_rails *hosts, int slice, int j, bool must_keep, struct shoal_block *dests);
+int shoal_rails_wanted(const struct shoal_rails *rails, int slice, int j, bool must_keep, struct shoal_block *dests);
 
 /* All-gather: hands out the own part, the block of the own host in slice hosts->local. */
-void shoal_rails_give_own(const struct shoal_rails *hosts, bool must_keep);
+void shoal_rails_send_own(const struct shoal_rails *rails, bool must_keep);
 
 /* Hands on a block that lies in RESULTS. */
-void shoal_rails_deliver(const struct shoal_rails *hosts, int slice, int j);
+void shoal_rails_deliver(const struct shoal_rails *rails, int slice, int j);
 
 /* The end of each plan: local ranks tell each other that they are done, and copy what could not be written for them. */
-void shoal_rails_collect(const struct shoal_rails *hosts, bool delivers);
+void shoal_rails_collect(const struct shoal_rails *rails, bool delivers);
 
 #endif

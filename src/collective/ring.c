@@ -4,7 +4,7 @@
  *   Reductions: the sum of the block of host h starts on host h + 1, goes once around and ends on host h, each host adding its
  *   own. Then, in an all-reduce, and in an all-gather from the start, each host's block goes once around.
  *
- * A sum and a result of the same block arrive in the same place: a result is made of the sum that this rank has passed on, so
+ * A sum and a result of the same block arrive in the same bin: a result is made of the sum that this rank has passed on, so
  * it comes later than that was read.
  * Cost, n bytes, H hosts: a host sends and receives 2 n (H - 1) / H (all-reduce) or half of that, in 2 (H - 1) crossings or
  * half as many; always to and from one host. Roundings: one on each host, and H - 1 on the way. */
@@ -12,7 +12,7 @@
 #include "collective/rails.h"
 
 struct ring {
-    struct shoal_rails hosts;
+    struct shoal_rails rails;
     int left;
     int right;
     int stride; /* from one led slice to the next */
@@ -20,15 +20,15 @@ struct ring {
 
 static void put_on(const struct ring *ring, int slice, int j, struct shoal_block block)
 {
-    const struct shoal_rails *hosts = &ring->hosts;
-    const int to = shoal_rails_leader(hosts, ring->right, slice);
-    shoal_plan_put(hosts->plan, block, shoal_rails_result(hosts, to, slice, j));
+    const struct shoal_rails *rails = &ring->rails;
+    const int to = shoal_rails_leader(rails, ring->right, slice);
+    shoal_plan_put(rails->plan, block, shoal_rails_result(rails, to, slice, j));
 }
 
 /* The block of the host that many before the own one; -1: none. */
 static int block_before(const struct ring *ring, int slice, int distance)
 {
-    return shoal_rails_block_of(&ring->hosts, slice, shoal_rails_next(&ring->hosts, -distance));
+    return shoal_rails_block_of(&ring->rails, slice, shoal_rails_next(&ring->rails, -distance));
 }
 
 /* ---- Sums go around ------------------------------------------------------------------------------------------------------ */
@@ -36,61 +36,61 @@ static int block_before(const struct ring *ring, int slice, int distance)
 /* Adds what came from the left. */
 static void add(const struct ring *ring, int slice, int j)
 {
-    const struct shoal_rails *hosts = &ring->hosts;
-    const struct shoal_block came = shoal_rails_result(hosts, hosts->rank, slice, j);
-    const struct shoal_block sources[] = {came, shoal_rails_partial(hosts, slice, j)};
-    shoal_plan_reduce_partial(hosts->plan, sources, 2, came);
+    const struct shoal_rails *rails = &ring->rails;
+    const struct shoal_block came = shoal_rails_result(rails, rails->rank, slice, j);
+    const struct shoal_block sources[] = {came, shoal_rails_partial(rails, slice, j)};
+    shoal_plan_reduce_partial(rails->plan, sources, 2, came);
 }
 
 /* Step 1, 2 ... : the sum of the block of the host so many before goes to the right. */
 static void pass_sum(const struct ring *ring, int slice, int step)
 {
-    const struct shoal_rails *hosts = &ring->hosts;
+    const struct shoal_rails *rails = &ring->rails;
     const int j = block_before(ring, slice, step);
 
     if (j >= 0)
-        shoal_rails_reduce_partial(hosts, slice, j);
+        shoal_rails_reduce_partial(rails, slice, j);
     if (step == 1)
-        shoal_rails_await_cts(hosts, ring->right, slice);
+        shoal_rails_await_cts(rails, ring->right, slice);
     if (j < 0)
         return;
     if (step > 1) {
-        shoal_rails_await(hosts, ring->left, slice);
+        shoal_rails_await(rails, ring->left, slice);
         add(ring, slice, j);
     }
-    put_on(ring, slice, j, step > 1 ? shoal_rails_result(hosts, hosts->rank, slice, j) : shoal_rails_partial(hosts, slice, j));
+    put_on(ring, slice, j, step > 1 ? shoal_rails_result(rails, rails->rank, slice, j) : shoal_rails_partial(rails, slice, j));
 }
 
 static void finish_own(const struct ring *ring, int slice)
 {
-    const struct shoal_rails *hosts = &ring->hosts;
+    const struct shoal_rails *rails = &ring->rails;
     struct shoal_block dests[SHOAL_PLAN_RANKS_MAX + 1];
     const int j = block_before(ring, slice, 0);
     int count = 1;
 
     if (j < 0)
         return;
-    shoal_rails_reduce_partial(hosts, slice, j);
-    shoal_rails_await(hosts, ring->left, slice);
-    if (hosts->is_cut)
-        dests[0] = shoal_rails_output(hosts, hosts->rank, slice, j);
+    shoal_rails_reduce_partial(rails, slice, j);
+    shoal_rails_await(rails, ring->left, slice);
+    if (rails->is_partitioned)
+        dests[0] = shoal_rails_output(rails, rails->rank, slice, j);
     else
-        count = shoal_rails_wanted(hosts, slice, j, false, dests);
-    const struct shoal_block sources[] = {shoal_rails_result(hosts, hosts->rank, slice, j),
-                                          shoal_rails_partial(hosts, slice, j)};
-    shoal_plan_reduce(hosts->plan, sources, 2, dests, count);
+        count = shoal_rails_wanted(rails, slice, j, false, dests);
+    const struct shoal_block sources[] = {shoal_rails_result(rails, rails->rank, slice, j),
+                                          shoal_rails_partial(rails, slice, j)};
+    shoal_plan_reduce(rails->plan, sources, 2, dests, count);
 }
 
 static void reduce_around(const struct ring *ring)
 {
-    const struct shoal_rails *hosts = &ring->hosts;
+    const struct shoal_rails *rails = &ring->rails;
 
-    shoal_rails_gather_inputs(hosts);
-    for (int step = 1; step < hosts->count; step++) {
-        for (int slice = hosts->local; slice < hosts->slices; slice += ring->stride)
+    shoal_rails_gather_inputs(rails);
+    for (int step = 1; step < rails->count; step++) {
+        for (int slice = rails->local; slice < rails->slices; slice += ring->stride)
             pass_sum(ring, slice, step);
     }
-    for (int slice = hosts->local; slice < hosts->slices; slice += ring->stride)
+    for (int slice = rails->local; slice < rails->slices; slice += ring->stride)
         finish_own(ring, slice);
 }
 
@@ -99,37 +99,37 @@ static void reduce_around(const struct ring *ring)
 /* The own block goes to the right: of an all-gather the input, else what was worked out. */
 static void pass_own(const struct ring *ring, int slice)
 {
-    const struct shoal_rails *hosts = &ring->hosts;
+    const struct shoal_rails *rails = &ring->rails;
     const int j = block_before(ring, slice, 0);
 
     if (j >= 0)
         put_on(ring, slice, j,
-               hosts->is_cut ? shoal_rails_input(hosts, hosts->rank, slice, j)
-                             : shoal_rails_output(hosts, hosts->rank, slice, j));
+               rails->is_partitioned ? shoal_rails_input(rails, rails->rank, slice, j)
+                                     : shoal_rails_output(rails, rails->rank, slice, j));
 }
 
 /* Step 1, 2 ... : the block of the host so many before comes from the left, goes to the right, and is handed out here. */
 static void pass_result(const struct ring *ring, int slice, int step)
 {
-    const struct shoal_rails *hosts = &ring->hosts;
+    const struct shoal_rails *rails = &ring->rails;
     const int j = block_before(ring, slice, step);
 
     if (j < 0)
         return;
-    shoal_rails_await(hosts, ring->left, slice);
-    if (step < hosts->count - 1)
-        put_on(ring, slice, j, shoal_rails_result(hosts, hosts->rank, slice, j));
-    shoal_rails_deliver(hosts, slice, j);
+    shoal_rails_await(rails, ring->left, slice);
+    if (step < rails->count - 1)
+        put_on(ring, slice, j, shoal_rails_result(rails, rails->rank, slice, j));
+    shoal_rails_deliver(rails, slice, j);
 }
 
 static void gather_around(const struct ring *ring)
 {
-    const struct shoal_rails *hosts = &ring->hosts;
+    const struct shoal_rails *rails = &ring->rails;
 
-    for (int slice = hosts->local; slice < hosts->slices; slice += ring->stride)
+    for (int slice = rails->local; slice < rails->slices; slice += ring->stride)
         pass_own(ring, slice);
-    for (int step = 1; step < hosts->count; step++) {
-        for (int slice = hosts->local; slice < hosts->slices; slice += ring->stride)
+    for (int step = 1; step < rails->count; step++) {
+        for (int slice = rails->local; slice < rails->slices; slice += ring->stride)
             pass_result(ring, slice, step);
     }
 }
@@ -137,27 +137,27 @@ static void gather_around(const struct ring *ring)
 void shoal_ring_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
 {
     struct ring ring;
-    struct shoal_rails *hosts = &ring.hosts;
+    struct shoal_rails *rails = &ring.rails;
     const struct shoal_shape *shape = view->shape;
 
-    if (!shoal_rails_find(hosts, plan, view, rank, root))
+    if (!shoal_rails_find(rails, plan, view, rank, root))
         return;
-    ring.left = shoal_rails_next(hosts, -1);
-    ring.right = shoal_rails_next(hosts, 1);
-    ring.stride = shoal_rails_size(hosts, hosts->own);
-    shoal_rails_cut(hosts, hosts->count, 0);
-    shoal_rails_divide(hosts, shoal_rails_staging_places(hosts), 0, true);
-    shoal_rails_await_readers(hosts);
-    for (int slice = hosts->local; slice < hosts->slices; slice += ring.stride)
-        shoal_rails_send_cts(hosts, ring.left, slice);
+    ring.left = shoal_rails_next(rails, -1);
+    ring.right = shoal_rails_next(rails, 1);
+    ring.stride = shoal_rails_size(rails, rails->own);
+    shoal_rails_partition(rails, rails->count, 0);
+    shoal_rails_divide(rails, shoal_rails_staging_bins(rails), 0, true);
+    shoal_rails_await_readers(rails);
+    for (int slice = rails->local; slice < rails->slices; slice += ring.stride)
+        shoal_rails_send_cts(rails, ring.left, slice);
     if (shape->is_reduced) {
         reduce_around(&ring);
     } else {
-        for (int slice = hosts->local; slice < hosts->slices; slice += ring.stride)
-            shoal_rails_await_cts(hosts, ring.right, slice);
-        shoal_rails_give_own(hosts, false);
+        for (int slice = rails->local; slice < rails->slices; slice += ring.stride)
+            shoal_rails_await_cts(rails, ring.right, slice);
+        shoal_rails_send_own(rails, false);
     }
-    if (!shape->is_input_cut)
+    if (!shape->is_input_partitioned)
         gather_around(&ring);
-    shoal_rails_collect(hosts, !shape->is_input_cut);
+    shoal_rails_collect(rails, !shape->is_input_partitioned);
 }

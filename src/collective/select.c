@@ -164,9 +164,9 @@ static const struct shoal_algorithm entries[] = {
      "several hosts, where that halves the announcements", "log2 H crossings; H not a power of two: 2 more"},
     {SHOAL_COLLECTIVE_BARRIER, "dissemination", SHOAL_WHERE_HOSTS, HOSTS("dissemination"), shoal_barrier_build, false, NULL,
      BY_OVERRIDE, "log2 H crossings, rounded up, after meeting"},
-    {SHOAL_COLLECTIVE_EXCHANGE, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, "inside shoal_comm_split",
+    {SHOAL_COLLECTIVE_SPLIT, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, "inside shoal_comm_split",
      "one exchange of cache lines"},
-    {SHOAL_COLLECTIVE_EXCHANGE, "mesh", SHOAL_WHERE_HOSTS, HOSTS("mesh"), shoal_mesh_build, false, NULL, "several hosts",
+    {SHOAL_COLLECTIVE_SPLIT, "mesh", SHOAL_WHERE_HOSTS, HOSTS("mesh"), shoal_mesh_build, false, NULL, "several hosts",
      "as an all-gather"},
 };
 
@@ -175,10 +175,10 @@ const struct shoal_algorithm *shoal_select_entry(int index)
     return index >= 0 && (size_t)index < SHOAL_COUNT_OF(entries) ? &entries[index] : NULL;
 }
 
-const struct shoal_algorithm *shoal_select_find(enum shoal_collective_type kind, const char *name)
+const struct shoal_algorithm *shoal_select_find(enum shoal_collective_type collective, const char *name)
 {
     for (size_t i = 0; i < SHOAL_COUNT_OF(entries); i++) {
-        if (entries[i].kind == kind && strcmp(entries[i].name, name) == 0)
+        if (entries[i].collective == collective && strcmp(entries[i].name, name) == 0)
             return &entries[i];
     }
     return NULL;
@@ -190,7 +190,7 @@ const struct shoal_tuning_override *shoal_select_next_override(const struct shoa
 {
     while (selection->tuning && *at < selection->tuning->count) {
         const struct shoal_tuning_override *override = &selection->tuning->list[(*at)++];
-        if (override->kind == selection->kind && selection->bytes >= override->min_bytes &&
+        if (override->collective == selection->collective && selection->bytes >= override->min_bytes &&
             selection->bytes <= override->max_bytes && selection->size >= override->min_ranks &&
             selection->size <= override->max_ranks)
             return override;
@@ -203,7 +203,7 @@ const struct shoal_tuning_override *shoal_select_next_override(const struct shoa
 size_t shoal_select_direct_limit(const struct shoal_selection *selection)
 {
     const size_t limit = selection->inline_bytes;
-    if (selection->kind != SHOAL_COLLECTIVE_ALLREDUCE)
+    if (selection->collective != SHOAL_COLLECTIVE_ALLREDUCE)
         return limit;
     if (selection->size <= 2)
         return selection->hosts > 1 ? limit : limit / 2;
@@ -241,7 +241,7 @@ static const struct shoal_tuning_override *next_serving_override(const struct sh
 {
     const struct shoal_tuning_override *override;
     while ((override = shoal_select_next_override(selection, at)) != NULL) {
-        if (shoal_select_can_serve(selection, shoal_select_find(override->kind, override->name)))
+        if (shoal_select_can_serve(selection, shoal_select_find(override->collective, override->name)))
             return override;
     }
     return NULL;
@@ -255,7 +255,8 @@ const struct shoal_tuning_override *shoal_select_override(const struct shoal_sel
 
 bool shoal_select_has_overrides(const struct shoal_selection *selection)
 {
-    return selection->tuning && selection->tuning->count && (selection->bytes || selection->kind == SHOAL_COLLECTIVE_BARRIER);
+    return selection->tuning && selection->tuning->count &&
+           (selection->bytes || selection->collective == SHOAL_COLLECTIVE_BARRIER);
 }
 
 static int ranks_per_host(const struct shoal_selection *selection)
@@ -284,7 +285,7 @@ static const struct shoal_algorithm *find_rounds(const struct shoal_selection *s
         return NULL;
     const struct shoal_tuning_override *override =
         shoal_select_has_overrides(selection) ? shoal_select_override(selection) : NULL;
-    const struct shoal_algorithm *entry = shoal_select_find(selection->kind, override ? override->name : "rounds");
+    const struct shoal_algorithm *entry = shoal_select_find(selection->collective, override ? override->name : "rounds");
     if (!entry || !shoal_algorithm_is_in_rounds(entry))
         return NULL;
     return override || (rounds_pay(selection) && selection->bytes <= shoal_select_rounds_limit(selection)) ? entry : NULL;
@@ -292,7 +293,7 @@ static const struct shoal_algorithm *find_rounds(const struct shoal_selection *s
 
 bool shoal_select_is_direct(const struct shoal_selection *selection, const struct shoal_algorithm **rounds_out)
 {
-    const bool is_bare = selection->kind == SHOAL_COLLECTIVE_BARRIER || selection->kind == SHOAL_COLLECTIVE_EXCHANGE;
+    const bool is_bare = selection->collective == SHOAL_COLLECTIVE_BARRIER || selection->collective == SHOAL_COLLECTIVE_SPLIT;
     *rounds_out = SHOAL_UNLIKELY(is_over_hosts(selection)) ? find_rounds(selection) : NULL;
     if (!is_over_hosts(selection) && is_bare)
         return true;
@@ -303,7 +304,7 @@ bool shoal_select_is_direct(const struct shoal_selection *selection, const struc
     const bool has_overrides = shoal_select_has_overrides(selection);
     const struct shoal_tuning_override *override = SHOAL_UNLIKELY(has_overrides) ? shoal_select_override(selection) : NULL;
     if (override)
-        return !shoal_select_find(override->kind, override->name)->build;
+        return !shoal_select_find(override->collective, override->name)->build;
     return is_bare || selection->payload_bytes <= shoal_select_direct_limit(selection);
 }
 
@@ -314,7 +315,7 @@ const struct shoal_algorithm *shoal_select_plan(const struct shoal_selection *se
     if (override_out)
         *override_out = NULL;
     for (size_t at = 0; (override = next_serving_override(selection, &at)) != NULL;) {
-        const struct shoal_algorithm *entry = shoal_select_find(override->kind, override->name);
+        const struct shoal_algorithm *entry = shoal_select_find(override->collective, override->name);
         if (!entry->build)
             continue;
         if (override_out)
@@ -323,23 +324,23 @@ const struct shoal_algorithm *shoal_select_plan(const struct shoal_selection *se
     }
     for (size_t i = 0; i < SHOAL_COUNT_OF(entries); i++) {
         const struct shoal_algorithm *entry = &entries[i];
-        if (entry->kind == selection->kind && entry->build && shoal_select_can_serve(selection, entry) &&
+        if (entry->collective == selection->collective && entry->build && shoal_select_can_serve(selection, entry) &&
             (!entry->fits || entry->fits(selection, view, root)))
             return entry;
     }
     return NULL;
 }
 
-enum shoal_reach shoal_select_reach(const struct shoal_view *view, enum shoal_collective_type kind, int root)
+enum shoal_reach shoal_select_reach(const struct shoal_view *view, enum shoal_collective_type collective, int root)
 {
-    const struct shoal_collective_traits *entry = shoal_collective_traits(kind);
+    const struct shoal_collective_traits *entry = shoal_collective_traits(collective);
     int shared = 0, all = 0;
     for (int r = 0; r < view->size; r++) {
-        if (entry->is_input_reached && shoal_shape_gives(&entry->shape, r, root)) {
+        if (entry->is_input_reached && shoal_shape_contributes(&entry->shape, r, root)) {
             shared += shoal_view_shares_input(view, r);
             all++;
         }
-        if (entry->is_output_reached && shoal_shape_takes(&entry->shape, r, root)) {
+        if (entry->is_output_reached && shoal_shape_receives(&entry->shape, r, root)) {
             shared += shoal_view_shares_output(view, r);
             all++;
         }
@@ -362,13 +363,13 @@ size_t shoal_select_part_bytes(size_t chunk_bytes, int size, int hosts)
     return shoal_max_size(chunk_bytes * chunks, (size_t)size * SHOAL_CACHE_LINE);
 }
 
-/* No entry has more than two places for each rank in each of three regions. */
+/* No entry has more than two bins for each rank in each of three regions. */
 int shoal_select_parts(int size, int hosts)
 {
-    const int parts = (6 * size + SHOAL_PLACES_IN_PART - 1) / SHOAL_PLACES_IN_PART;
+    const int parts = (6 * size + SHOAL_BINS_IN_PART - 1) / SHOAL_BINS_IN_PART;
     if (hosts <= 1)
         return SHOAL_PART_OWN + 1;
-    return parts < SHOAL_PLACED_PARTS_MAX ? parts : SHOAL_PLACED_PARTS_MAX;
+    return parts < SHOAL_BINNED_PARTS_MAX ? parts : SHOAL_BINNED_PARTS_MAX;
 }
 
 size_t shoal_select_slot_bytes(size_t chunk_bytes, int size, int hosts)
@@ -377,7 +378,7 @@ size_t shoal_select_slot_bytes(size_t chunk_bytes, int size, int hosts)
     return hosts > 1 ? parts : 2 * parts;
 }
 
-/* Without staging buffers the ranks of one host may cut a chunk of a whole that is `size` times as long. */
+/* Without staging buffers the ranks of one host may partition a chunk of a whole that is `size` times as long. */
 size_t shoal_select_most_chunk_bytes(size_t chunk_bytes, int size, int hosts, bool is_in_parts)
 {
     if (is_in_parts)
@@ -386,24 +387,24 @@ size_t shoal_select_most_chunk_bytes(size_t chunk_bytes, int size, int hosts, bo
     return hosts > 1 ? slot : shoal_max_size(slot, chunk_bytes * (size_t)size);
 }
 
-/* A chunk fills all places: of a whole each of its blocks has one, of parts each part. */
-static size_t chunk_of_places(const struct shoal_plan *plan, size_t part_bytes, size_t element_bytes, bool is_cut)
+/* A chunk fills all bins: of a whole each of its blocks has one, of parts each part. */
+static size_t chunk_of_bins(const struct shoal_plan *plan, size_t part_bytes, size_t element_bytes, bool is_partitioned)
 {
-    const size_t stride = (size_t)plan->parts * part_bytes / (size_t)plan->places / SHOAL_CACHE_LINE * SHOAL_CACHE_LINE;
-    return stride / element_bytes * (size_t)(is_cut ? 1 : plan->staging_of);
+    const size_t stride = (size_t)plan->parts * part_bytes / (size_t)plan->bins / SHOAL_CACHE_LINE * SHOAL_CACHE_LINE;
+    return stride / element_bytes * (size_t)(is_partitioned ? 1 : plan->staging_of);
 }
 
 size_t shoal_select_chunk(const struct shoal_algorithm *entry, const struct shoal_plan *plan, size_t chunk_bytes,
                           size_t element_bytes)
 {
-    const struct shoal_shape *shape = &shoal_collective_traits(entry->kind)->shape;
+    const struct shoal_shape *shape = &shoal_collective_traits(entry->collective)->shape;
     const size_t size = (size_t)plan->size;
     if (plan->parts == 0)
-        return chunk_bytes * (entry->is_cut ? size : 1) / element_bytes;
-    const bool is_cut = shape->is_input_cut || shape->is_output_cut;
-    if (plan->places)
-        return chunk_of_places(plan, shoal_select_part_bytes(chunk_bytes, plan->size, 2), element_bytes, is_cut);
-    const bool in_parts = is_cut && plan->staging_of > 1;
+        return chunk_bytes * (entry->is_partitioned ? size : 1) / element_bytes;
+    const bool is_partitioned = shape->is_input_partitioned || shape->is_output_partitioned;
+    if (plan->bins)
+        return chunk_of_bins(plan, shoal_select_part_bytes(chunk_bytes, plan->size, 2), element_bytes, is_partitioned);
+    const bool in_parts = is_partitioned && plan->staging_of > 1;
     const size_t bytes = shoal_select_part_bytes(chunk_bytes, plan->size, 1) / (in_parts ? size : 1);
     return bytes / SHOAL_CACHE_LINE * SHOAL_CACHE_LINE / element_bytes;
 }

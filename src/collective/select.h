@@ -19,12 +19,13 @@ enum shoal_where { SHOAL_WHERE_ANY, SHOAL_WHERE_ONE_HOST, SHOAL_WHERE_HOSTS };
 struct shoal_selection;
 
 struct shoal_algorithm {
-    enum shoal_collective_type kind;
+    enum shoal_collective_type collective;
     const char *name;
     enum shoal_where where;
     const char *variants[SHOAL_REACH_END]; /* the name with what the operands were: what the recorder shows */
     shoal_plan_build_fn build;             /* NULL: the data travel beside the announcements */
-    bool is_cut; /* the chunk is cut among the ranks: without staging buffers a chunk may be `size` times larger */
+    bool
+        is_partitioned; /* ranks partition the chunk: without staging buffers it may be `size` times larger */
     /* NULL: always; of the entries that fit the first one is taken. Over several hosts no operands count. */
     bool (*fits)(const struct shoal_selection *selection, const struct shoal_view *view, int root);
     const char *when; /* for people: when it is chosen */
@@ -39,7 +40,7 @@ static inline bool shoal_algorithm_is_in_rounds(const struct shoal_algorithm *en
 
 /* A question to the table. */
 struct shoal_selection {
-    enum shoal_collective_type kind;
+    enum shoal_collective_type collective;
     int size;
     int hosts;            /* 0: one */
     size_t bytes;         /* of the larger operand, all parts */
@@ -74,14 +75,14 @@ const struct shoal_tuning_override *shoal_select_override(const struct shoal_sel
 const struct shoal_algorithm *shoal_select_plan(const struct shoal_selection *selection, const struct shoal_view *view,
                                                 int root, const struct shoal_tuning_override **override_out);
 
-/* How the operands that the kind lets peers reach are shared. */
-enum shoal_reach shoal_select_reach(const struct shoal_view *view, enum shoal_collective_type kind, int root);
+/* How the operands that the collective lets peers reach are shared. */
+enum shoal_reach shoal_select_reach(const struct shoal_view *view, enum shoal_collective_type collective, int root);
 
 /* Entries in the order of the table: 0, 1, ... until NULL. */
 const struct shoal_algorithm *shoal_select_entry(int index);
 
-/* The entry of that name, NULL when the kind has none. */
-const struct shoal_algorithm *shoal_select_find(enum shoal_collective_type kind, const char *name);
+/* The entry of that name, NULL when the collective has none. */
+const struct shoal_algorithm *shoal_select_find(enum shoal_collective_type collective, const char *name);
 
 /* Whether the entry can do the call at all: a tuning override that names another one is passed over. */
 bool shoal_select_can_serve(const struct shoal_selection *selection, const struct shoal_algorithm *entry);
@@ -90,7 +91,7 @@ bool shoal_select_can_serve(const struct shoal_selection *selection, const struc
 int shoal_select_parts(int size, int hosts);
 
 /* Bytes of one part of a staging buffer: room for a chunk, or for the smallest chunk of each rank's part. The same on all
- * ranks. Over several hosts it grows with the ranks among which it is cut: else messages would cost more than what they
+ * ranks. Over several hosts it grows with the ranks among which it is partitioned: else messages would cost more than what they
  * carry. */
 size_t shoal_select_part_bytes(size_t chunk_bytes, int size, int hosts);
 

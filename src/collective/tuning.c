@@ -54,35 +54,35 @@ static void list_kinds(char *text, size_t bytes)
     for (int i = 0; shoal_select_entry(i); i++) {
         const struct shoal_algorithm *entry = shoal_select_entry(i);
         const size_t used = strlen(text);
-        const bool is_new = i == 0 || shoal_select_entry(i - 1)->kind != entry->kind;
-        if (is_new && entry->kind != SHOAL_COLLECTIVE_EXCHANGE)
-            snprintf(text + used, bytes - used, "%s%s", used ? ", " : "", shoal_collective_traits(entry->kind)->name);
+        const bool is_new = i == 0 || shoal_select_entry(i - 1)->collective != entry->collective;
+        if (is_new && entry->collective != SHOAL_COLLECTIVE_SPLIT)
+            snprintf(text + used, bytes - used, "%s%s", used ? ", " : "", shoal_collective_traits(entry->collective)->name);
     }
 }
 
-static void list_names(enum shoal_collective_type kind, char *text, size_t bytes)
+static void list_names(enum shoal_collective_type collective, char *text, size_t bytes)
 {
     text[0] = 0;
     for (int i = 0; shoal_select_entry(i); i++) {
         const size_t used = strlen(text);
-        if (shoal_select_entry(i)->kind == kind)
+        if (shoal_select_entry(i)->collective == collective)
             snprintf(text + used, bytes - used, "%s%s", used ? ", " : "", shoal_select_entry(i)->name);
     }
 }
 
-static enum shoal_status parse_names(const struct reader *reader, const char *kind, const char *name,
+static enum shoal_status parse_names(const struct reader *reader, const char *collective, const char *name,
                                      struct shoal_tuning_override *override)
 {
     char allowed[200];
-    override->kind = shoal_collective_find(kind);
-    if (override->kind == SHOAL_COLLECTIVE_NONE) {
+    override->collective = shoal_collective_find(collective);
+    if (override->collective == SHOAL_COLLECTIVE_NONE) {
         list_kinds(allowed, sizeof allowed);
-        return refuse(reader, "there is no collective \"%.40s\"; there are %s", kind, allowed);
+        return refuse(reader, "there is no collective \"%.40s\"; there are %s", collective, allowed);
     }
-    if (!shoal_select_find(override->kind, name)) {
-        list_names(override->kind, allowed, sizeof allowed);
-        return refuse(reader, "%s has no algorithm \"%.40s\"; it has %s", shoal_collective_traits(override->kind)->name, name,
-                      allowed);
+    if (!shoal_select_find(override->collective, name)) {
+        list_names(override->collective, allowed, sizeof allowed);
+        return refuse(reader, "%s has no algorithm \"%.40s\"; it has %s", shoal_collective_traits(override->collective)->name,
+                      name, allowed);
     }
     snprintf(override->name, sizeof override->name, "%s", name);
     return SHOAL_OK;
@@ -110,7 +110,7 @@ static enum shoal_status parse_ranks(const struct reader *reader, const char *te
 static uint64_t hash_override(uint64_t hash, const struct shoal_tuning_override *override)
 {
     char text[128];
-    const int length = snprintf(text, sizeof text, "%d %s %llu %llu %d %d;", (int) override->kind, override->name,
+    const int length = snprintf(text, sizeof text, "%d %s %llu %llu %d %d;", (int) override->collective, override->name,
                                 (unsigned long long) override->min_bytes, (unsigned long long) override->max_bytes,
                                 override->min_ranks, override->max_ranks);
     return shoal_hash_bytes(hash, text, (size_t)length);
@@ -260,7 +260,8 @@ void shoal_tuning_print(const struct shoal_tuning *tuning, FILE *out)
             snprintf(most, sizeof most, "%llu", (unsigned long long) override->max_bytes);
         if (override->max_ranks != INT_MAX)
             snprintf(ranks, sizeof ranks, "%d", override->max_ranks);
-        fprintf(out, "%-14s %-13s %14llu %14s %6d %6s   %s:%d\n", shoal_collective_traits(override->kind)->name, override->name,
-                (unsigned long long) override->min_bytes, most, override->min_ranks, ranks, tuning->source, override->line);
+        fprintf(out, "%-14s %-13s %14llu %14s %6d %6s   %s:%d\n", shoal_collective_traits(override->collective)->name,
+                override->name, (unsigned long long) override->min_bytes, most, override->min_ranks, ranks, tuning->source,
+                override->line);
     }
 }

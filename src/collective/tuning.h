@@ -18,8 +18,8 @@ struct shoal_tuning_settings {
 extern const struct shoal_setting_table shoal_tuning_setting_table;
 
 struct shoal_tuning_override {
-    enum shoal_collective_type kind;
-    char name[24]; /* of an entry of that kind */
+    enum shoal_collective_type collective;
+    char name[24]; /* of an entry of that collective */
     uint64_t min_bytes;
     uint64_t max_bytes;
     int min_ranks;

@@ -63,12 +63,12 @@ static enum shoal_status check_operator(const struct attempt *attempt)
 
 static bool has_input(const struct attempt *attempt)
 {
-    return shoal_shape_gives(attempt->shape, attempt->comm->rank, attempt->call->root);
+    return shoal_shape_contributes(attempt->shape, attempt->comm->rank, attempt->call->root);
 }
 
 static bool has_output(const struct attempt *attempt)
 {
-    return shoal_shape_takes(attempt->shape, attempt->comm->rank, attempt->call->root);
+    return shoal_shape_receives(attempt->shape, attempt->comm->rank, attempt->call->root);
 }
 
 static enum shoal_status refuse_unaligned(const struct attempt *attempt, const char *what, const void *operand)
@@ -100,14 +100,14 @@ static enum shoal_status check_operands(const struct attempt *attempt, const voi
         return refuse_unaligned(attempt, "output", output);
     if (!input_bytes || !output_bytes || a + input_bytes <= b || b + output_bytes <= a)
         return SHOAL_OK;
-    const bool is_in_place = attempt->shape->is_input_cut == attempt->shape->is_output_cut ? a == b
-                             : attempt->shape->is_output_cut                               ? a == b + own_at
-                                                                                           : b == a + own_at;
+    const bool is_in_place = attempt->shape->is_input_partitioned == attempt->shape->is_output_partitioned ? a == b
+                             : attempt->shape->is_output_partitioned                                       ? a == b + own_at
+                                                                                                           : b == a + own_at;
     if (SHOAL_LIKELY(is_in_place))
         return SHOAL_OK;
     return shoal_arguments_refuse(
         attempt->comm, attempt->name,
-        attempt->shape->is_input_cut == attempt->shape->is_output_cut
+        attempt->shape->is_input_partitioned == attempt->shape->is_output_partitioned
             ? "input and output overlap; they must be the same address or apart"
             : "input and output overlap; one must be this rank's part of the other, or they must be apart");
 }
@@ -125,8 +125,9 @@ static enum shoal_status check_plain(const struct attempt *attempt)
     const size_t part = call->count * shoal_type_bytes(call->type);
     if (SHOAL_UNLIKELY(!is_count(attempt->comm, call->count)))
         return refuse_count(attempt, "count", call->count);
-    return check_operands(attempt, call->input, has_input(attempt) ? part * (attempt->shape->is_input_cut ? size : 1) : 0,
-                          call->output, has_output(attempt) ? part * (attempt->shape->is_output_cut ? size : 1) : 0,
+    return check_operands(attempt, call->input,
+                          has_input(attempt) ? part * (attempt->shape->is_input_partitioned ? size : 1) : 0, call->output,
+                          has_output(attempt) ? part * (attempt->shape->is_output_partitioned ? size : 1) : 0,
                           (size_t)attempt->comm->rank * part);
 }
 
@@ -183,14 +184,14 @@ static enum shoal_status check_counts(const struct attempt *attempt, const size_
     return SHOAL_OK;
 }
 
-/* Each rank overwrites in place what it has just given. */
+/* In place each rank overwrites the elements that it has just sent. */
 static enum shoal_status check_same_parts(const struct attempt *attempt)
 {
     const struct shoal_extra *extra = attempt->extra;
     const size_t bytes = (size_t)attempt->comm->size * sizeof(size_t);
-    const bool has_same_counts = memcmp(extra->given, extra->taken, bytes) == 0;
+    const bool has_same_counts = memcmp(extra->sent, extra->received, bytes) == 0;
     const bool has_same_places =
-        !extra->given_at == !extra->taken_at && (!extra->given_at || memcmp(extra->given_at, extra->taken_at, bytes) == 0);
+        !extra->sent_at == !extra->received_at && (!extra->sent_at || memcmp(extra->sent_at, extra->received_at, bytes) == 0);
     if (has_same_counts && has_same_places)
         return SHOAL_OK;
     return shoal_arguments_refuse(attempt->comm, attempt->name,
@@ -203,28 +204,29 @@ static enum shoal_status check_parts(const struct attempt *attempt)
     const struct shoal_call *call = attempt->call;
     const int rank = attempt->comm->rank;
     const size_t element = shoal_type_bytes(call->type);
-    size_t given_end = 0, taken_end = 0, own_at = 0;
-    if ((attempt->shape->is_input_cut && !extra->given) || (attempt->shape->is_output_cut && !extra->taken))
+    size_t sent_end = 0, received_end = 0, own_at = 0;
+    if ((attempt->shape->is_input_partitioned && !extra->sent) || (attempt->shape->is_output_partitioned && !extra->received))
         return shoal_arguments_refuse(attempt->comm, attempt->name, "an array of counts is NULL");
     const int most_locals = shoal_engine_most_locals(attempt->comm->engine);
-    if (extra->given && extra->taken && (size_t)most_locals > SHOAL_NOTICES_MAX)
+    if (extra->sent && extra->received && (size_t)most_locals > SHOAL_PEER_COUNTS_MAX)
         return shoal_arguments_refuse(attempt->comm, attempt->name,
                                       "%d ranks on one host are too many for parts of different lengths; at most %zu",
-                                      most_locals, SHOAL_NOTICES_MAX);
-    if (extra->given)
-        SHOAL_TRY(check_counts(attempt, extra->given, extra->given_at, &given_end, &own_at));
-    if (extra->taken)
-        SHOAL_TRY(check_counts(attempt, extra->taken, extra->taken_at, &taken_end, &own_at));
-    if (extra->taken && extra->taken_at)
-        SHOAL_TRY(check_apart(attempt, extra->taken, extra->taken_at));
-    const size_t input = extra->given ? given_end : extra->taken[rank], output = extra->taken ? taken_end : extra->given[rank];
+                                      most_locals, SHOAL_PEER_COUNTS_MAX);
+    if (extra->sent)
+        SHOAL_TRY(check_counts(attempt, extra->sent, extra->sent_at, &sent_end, &own_at));
+    if (extra->received)
+        SHOAL_TRY(check_counts(attempt, extra->received, extra->received_at, &received_end, &own_at));
+    if (extra->received && extra->received_at)
+        SHOAL_TRY(check_apart(attempt, extra->received, extra->received_at));
+    const size_t input = extra->sent ? sent_end : extra->received[rank],
+                 output = extra->received ? received_end : extra->sent[rank];
     SHOAL_TRY(check_operands(attempt, call->input, input * element, call->output, output * element, own_at * element));
-    if (extra->given && extra->taken && extra->given[rank] != extra->taken[rank])
+    if (extra->sent && extra->received && extra->sent[rank] != extra->received[rank])
         return shoal_arguments_refuse(attempt->comm, attempt->name,
-                                      "this rank gives %zu elements to itself, but takes %zu from itself", extra->given[rank],
-                                      extra->taken[rank]);
+                                      "this rank sends %zu elements to itself, but receives %zu from itself", extra->sent[rank],
+                                      extra->received[rank]);
     const bool is_in_place = input && output && call->input == call->output;
-    return extra->given && extra->taken && is_in_place ? check_same_parts(attempt) : SHOAL_OK;
+    return extra->sent && extra->received && is_in_place ? check_same_parts(attempt) : SHOAL_OK;
 }
 
 /* ---- Several tensors ----------------------------------------------------------------------------------------------------- */
@@ -299,9 +301,9 @@ static enum shoal_status check_tensors_apart(const struct attempt *attempt)
         const struct shoal_tensor *tensor = &extra->tensors[t];
         const size_t part = tensor->count * element;
         if (has_input(attempt))
-            used = add_range(ranges, used, tensor->input, part * (attempt->shape->is_input_cut ? size : 1), t, false);
+            used = add_range(ranges, used, tensor->input, part * (attempt->shape->is_input_partitioned ? size : 1), t, false);
         if (has_output(attempt))
-            used = add_range(ranges, used, tensor->output, part * (attempt->shape->is_output_cut ? size : 1), t, true);
+            used = add_range(ranges, used, tensor->output, part * (attempt->shape->is_output_partitioned ? size : 1), t, true);
     }
     qsort(ranges, used, sizeof *ranges, compare_ranges);
     const bool is_apart = are_apart(ranges, used);
@@ -343,9 +345,9 @@ enum shoal_status shoal_arguments_lay_out(const struct shoal_comm *comm, const c
         return SHOAL_OK;
     }
     call->layout = extra->has_tensors
-                       ? shoal_layout_of_tensors(call->kind, call->type, comm->size, extra->tensors, extra->tensor_count)
-                       : shoal_layout_of_parts(comm->size, extra->given, extra->given_at, extra->taken, extra->taken_at,
-                                               extra->given && extra->taken);
+                       ? shoal_layout_of_tensors(call->collective, call->type, comm->size, extra->tensors, extra->tensor_count)
+                       : shoal_layout_of_parts(comm->size, extra->sent, extra->sent_at, extra->received, extra->received_at,
+                                               extra->sent && extra->received);
     if (call->layout)
         return SHOAL_OK;
     return shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "%s on communicator %s: no memory", name, comm->name);
@@ -354,7 +356,8 @@ enum shoal_status shoal_arguments_lay_out(const struct shoal_comm *comm, const c
 enum shoal_status shoal_arguments_check(const struct shoal_comm *comm, const char *name, struct shoal_call *call,
                                         const struct shoal_extra *extra, const struct shoal_options *options)
 {
-    const struct attempt whole = {comm, name, call, extra, &shoal_collective_traits(call->kind)->shape}, *attempt = &whole;
+    const struct attempt whole = {comm, name, call, extra, &shoal_collective_traits(call->collective)->shape},
+                         *attempt = &whole;
     SHOAL_TRY(shoal_comm_check(comm, name));
     SHOAL_TRY(take_options(attempt, options));
     if (SHOAL_UNLIKELY((unsigned)call->type >= SHOAL_TYPE_END))
@@ -379,7 +382,7 @@ enum shoal_status shoal_arguments_check_message(const struct shoal_comm *comm, c
     const struct attempt attempt = {comm, name, call, NULL, NULL};
     const char *operand = message->is_send ? "input" : "output";
     SHOAL_TRY(shoal_comm_check(comm, name));
-    *call = (struct shoal_call){.kind = message->is_send ? SHOAL_COLLECTIVE_SEND : SHOAL_COLLECTIVE_RECV,
+    *call = (struct shoal_call){.collective = message->is_send ? SHOAL_COLLECTIVE_SEND : SHOAL_COLLECTIVE_RECV,
                                 .type = message->type,
                                 .root = message->peer,
                                 .tag = message->tag,

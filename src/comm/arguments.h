@@ -7,8 +7,8 @@
 
 /* The arguments of a call beyond struct shoal_call: lengths and places of parts, or several tensors. The user's arrays. */
 struct shoal_extra {
-    const size_t *given, *given_at; /* of the input's parts */
-    const size_t *taken, *taken_at; /* of the output's parts */
+    const size_t *sent, *sent_at;         /* of the input's parts */
+    const size_t *received, *received_at; /* of the output's parts */
     const struct shoal_tensor *tensors;
     size_t tensor_count;
     bool has_tensors;

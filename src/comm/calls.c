@@ -103,7 +103,7 @@ enum shoal_status shoal_allreduce(struct shoal_comm *comm, const void *input, vo
                                   enum shoal_op op, const struct shoal_options *options)
 {
     struct shoal_call call = {
-        .kind = SHOAL_COLLECTIVE_ALLREDUCE, .type = type, .op = op, .input = input, .output = output, .count = count};
+        .collective = SHOAL_COLLECTIVE_ALLREDUCE, .type = type, .op = op, .input = input, .output = output, .count = count};
     return calls_start(comm, "shoal_allreduce", &call, NULL, options, BLOCKING);
 }
 
@@ -112,14 +112,14 @@ enum shoal_status shoal_allreduce_post(struct shoal_comm *comm, const void *inpu
                                        struct shoal_request **request_out)
 {
     struct shoal_call call = {
-        .kind = SHOAL_COLLECTIVE_ALLREDUCE, .type = type, .op = op, .input = input, .output = output, .count = count};
+        .collective = SHOAL_COLLECTIVE_ALLREDUCE, .type = type, .op = op, .input = input, .output = output, .count = count};
     return calls_start(comm, "shoal_allreduce_post", &call, NULL, options, request_out);
 }
 
 enum shoal_status shoal_reduce(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
                                enum shoal_op op, int root, const struct shoal_options *options)
 {
-    struct shoal_call call = {.kind = SHOAL_COLLECTIVE_REDUCE,
+    struct shoal_call call = {.collective = SHOAL_COLLECTIVE_REDUCE,
                               .type = type,
                               .op = op,
                               .root = root,
@@ -133,7 +133,7 @@ enum shoal_status shoal_reduce_post(struct shoal_comm *comm, const void *input, 
                                     enum shoal_type type, enum shoal_op op, int root, const struct shoal_options *options,
                                     struct shoal_request **request_out)
 {
-    struct shoal_call call = {.kind = SHOAL_COLLECTIVE_REDUCE,
+    struct shoal_call call = {.collective = SHOAL_COLLECTIVE_REDUCE,
                               .type = type,
                               .op = op,
                               .root = root,
@@ -146,8 +146,12 @@ enum shoal_status shoal_reduce_post(struct shoal_comm *comm, const void *input, 
 enum shoal_status shoal_reduce_scatter(struct shoal_comm *comm, const void *input, void *output, size_t count,
                                        enum shoal_type type, enum shoal_op op, const struct shoal_options *options)
 {
-    struct shoal_call call = {
-        .kind = SHOAL_COLLECTIVE_REDUCE_SCATTER, .type = type, .op = op, .input = input, .output = output, .count = count};
+    struct shoal_call call = {.collective = SHOAL_COLLECTIVE_REDUCE_SCATTER,
+                              .type = type,
+                              .op = op,
+                              .input = input,
+                              .output = output,
+                              .count = count};
     return calls_start(comm, "shoal_reduce_scatter", &call, NULL, options, BLOCKING);
 }
 
@@ -155,8 +159,12 @@ enum shoal_status shoal_reduce_scatter_post(struct shoal_comm *comm, const void 
                                             enum shoal_type type, enum shoal_op op, const struct shoal_options *options,
                                             struct shoal_request **request_out)
 {
-    struct shoal_call call = {
-        .kind = SHOAL_COLLECTIVE_REDUCE_SCATTER, .type = type, .op = op, .input = input, .output = output, .count = count};
+    struct shoal_call call = {.collective = SHOAL_COLLECTIVE_REDUCE_SCATTER,
+                              .type = type,
+                              .op = op,
+                              .input = input,
+                              .output = output,
+                              .count = count};
     return calls_start(comm, "shoal_reduce_scatter_post", &call, NULL, options, request_out);
 }
 
@@ -164,7 +172,7 @@ enum shoal_status shoal_broadcast(struct shoal_comm *comm, const void *input, vo
                                   int root, const struct shoal_options *options)
 {
     struct shoal_call call = {
-        .kind = SHOAL_COLLECTIVE_BROADCAST, .type = type, .root = root, .input = input, .output = output, .count = count};
+        .collective = SHOAL_COLLECTIVE_BROADCAST, .type = type, .root = root, .input = input, .output = output, .count = count};
     return calls_start(comm, "shoal_broadcast", &call, NULL, options, BLOCKING);
 }
 
@@ -173,7 +181,7 @@ enum shoal_status shoal_broadcast_post(struct shoal_comm *comm, const void *inpu
                                        struct shoal_request **request_out)
 {
     struct shoal_call call = {
-        .kind = SHOAL_COLLECTIVE_BROADCAST, .type = type, .root = root, .input = input, .output = output, .count = count};
+        .collective = SHOAL_COLLECTIVE_BROADCAST, .type = type, .root = root, .input = input, .output = output, .count = count};
     return calls_start(comm, "shoal_broadcast_post", &call, NULL, options, request_out);
 }
 
@@ -181,7 +189,7 @@ enum shoal_status shoal_allgather(struct shoal_comm *comm, const void *input, vo
                                   const struct shoal_options *options)
 {
     struct shoal_call call = {
-        .kind = SHOAL_COLLECTIVE_ALLGATHER, .type = type, .input = input, .output = output, .count = count};
+        .collective = SHOAL_COLLECTIVE_ALLGATHER, .type = type, .input = input, .output = output, .count = count};
     return calls_start(comm, "shoal_allgather", &call, NULL, options, BLOCKING);
 }
 
@@ -190,7 +198,7 @@ enum shoal_status shoal_allgather_post(struct shoal_comm *comm, const void *inpu
                                        struct shoal_request **request_out)
 {
     struct shoal_call call = {
-        .kind = SHOAL_COLLECTIVE_ALLGATHER, .type = type, .input = input, .output = output, .count = count};
+        .collective = SHOAL_COLLECTIVE_ALLGATHER, .type = type, .input = input, .output = output, .count = count};
     return calls_start(comm, "shoal_allgather_post", &call, NULL, options, request_out);
 }
 
@@ -198,7 +206,7 @@ enum shoal_status shoal_gather(struct shoal_comm *comm, const void *input, void 
                                int root, const struct shoal_options *options)
 {
     struct shoal_call call = {
-        .kind = SHOAL_COLLECTIVE_GATHER, .type = type, .root = root, .input = input, .output = output, .count = count};
+        .collective = SHOAL_COLLECTIVE_GATHER, .type = type, .root = root, .input = input, .output = output, .count = count};
     return calls_start(comm, "shoal_gather", &call, NULL, options, BLOCKING);
 }
 
@@ -207,7 +215,7 @@ enum shoal_status shoal_gather_post(struct shoal_comm *comm, const void *input, 
                                     struct shoal_request **request_out)
 {
     struct shoal_call call = {
-        .kind = SHOAL_COLLECTIVE_GATHER, .type = type, .root = root, .input = input, .output = output, .count = count};
+        .collective = SHOAL_COLLECTIVE_GATHER, .type = type, .root = root, .input = input, .output = output, .count = count};
     return calls_start(comm, "shoal_gather_post", &call, NULL, options, request_out);
 }
 
@@ -215,7 +223,7 @@ enum shoal_status shoal_scatter(struct shoal_comm *comm, const void *input, void
                                 int root, const struct shoal_options *options)
 {
     struct shoal_call call = {
-        .kind = SHOAL_COLLECTIVE_SCATTER, .type = type, .root = root, .input = input, .output = output, .count = count};
+        .collective = SHOAL_COLLECTIVE_SCATTER, .type = type, .root = root, .input = input, .output = output, .count = count};
     return calls_start(comm, "shoal_scatter", &call, NULL, options, BLOCKING);
 }
 
@@ -224,7 +232,7 @@ enum shoal_status shoal_scatter_post(struct shoal_comm *comm, const void *input,
                                      struct shoal_request **request_out)
 {
     struct shoal_call call = {
-        .kind = SHOAL_COLLECTIVE_SCATTER, .type = type, .root = root, .input = input, .output = output, .count = count};
+        .collective = SHOAL_COLLECTIVE_SCATTER, .type = type, .root = root, .input = input, .output = output, .count = count};
     return calls_start(comm, "shoal_scatter_post", &call, NULL, options, request_out);
 }
 
@@ -232,7 +240,7 @@ enum shoal_status shoal_alltoall(struct shoal_comm *comm, const void *input, voi
                                  const struct shoal_options *options)
 {
     struct shoal_call call = {
-        .kind = SHOAL_COLLECTIVE_ALLTOALL, .type = type, .input = input, .output = output, .count = count};
+        .collective = SHOAL_COLLECTIVE_ALLTOALL, .type = type, .input = input, .output = output, .count = count};
     return calls_start(comm, "shoal_alltoall", &call, NULL, options, BLOCKING);
 }
 
@@ -241,28 +249,28 @@ enum shoal_status shoal_alltoall_post(struct shoal_comm *comm, const void *input
                                       struct shoal_request **request_out)
 {
     struct shoal_call call = {
-        .kind = SHOAL_COLLECTIVE_ALLTOALL, .type = type, .input = input, .output = output, .count = count};
+        .collective = SHOAL_COLLECTIVE_ALLTOALL, .type = type, .input = input, .output = output, .count = count};
     return calls_start(comm, "shoal_alltoall_post", &call, NULL, options, request_out);
 }
 
 enum shoal_status shoal_barrier(struct shoal_comm *comm, const struct shoal_options *options)
 {
-    struct shoal_call call = {.kind = SHOAL_COLLECTIVE_BARRIER};
+    struct shoal_call call = {.collective = SHOAL_COLLECTIVE_BARRIER};
     return calls_start(comm, "shoal_barrier", &call, NULL, options, BLOCKING);
 }
 
 enum shoal_status shoal_barrier_post(struct shoal_comm *comm, const struct shoal_options *options,
                                      struct shoal_request **request_out)
 {
-    struct shoal_call call = {.kind = SHOAL_COLLECTIVE_BARRIER};
+    struct shoal_call call = {.collective = SHOAL_COLLECTIVE_BARRIER};
     return calls_start(comm, "shoal_barrier_post", &call, NULL, options, request_out);
 }
 
 enum shoal_status shoal_allgatherv(struct shoal_comm *comm, const void *input, void *output, const size_t *counts,
                                    const size_t *offsets, enum shoal_type type, const struct shoal_options *options)
 {
-    struct shoal_call call = {.kind = SHOAL_COLLECTIVE_ALLGATHER, .type = type, .input = input, .output = output};
-    const struct shoal_extra extra = {.taken = counts, .taken_at = offsets};
+    struct shoal_call call = {.collective = SHOAL_COLLECTIVE_ALLGATHER, .type = type, .input = input, .output = output};
+    const struct shoal_extra extra = {.received = counts, .received_at = offsets};
     return calls_start(comm, "shoal_allgatherv", &call, &extra, options, BLOCKING);
 }
 
@@ -270,8 +278,8 @@ enum shoal_status shoal_allgatherv_post(struct shoal_comm *comm, const void *inp
                                         const size_t *offsets, enum shoal_type type, const struct shoal_options *options,
                                         struct shoal_request **request_out)
 {
-    struct shoal_call call = {.kind = SHOAL_COLLECTIVE_ALLGATHER, .type = type, .input = input, .output = output};
-    const struct shoal_extra extra = {.taken = counts, .taken_at = offsets};
+    struct shoal_call call = {.collective = SHOAL_COLLECTIVE_ALLGATHER, .type = type, .input = input, .output = output};
+    const struct shoal_extra extra = {.received = counts, .received_at = offsets};
     return calls_start(comm, "shoal_allgatherv_post", &call, &extra, options, request_out);
 }
 
@@ -279,8 +287,8 @@ enum shoal_status shoal_reduce_scatterv(struct shoal_comm *comm, const void *inp
                                         enum shoal_type type, enum shoal_op op, const struct shoal_options *options)
 {
     struct shoal_call call = {
-        .kind = SHOAL_COLLECTIVE_REDUCE_SCATTER, .type = type, .op = op, .input = input, .output = output};
-    const struct shoal_extra extra = {.given = counts};
+        .collective = SHOAL_COLLECTIVE_REDUCE_SCATTER, .type = type, .op = op, .input = input, .output = output};
+    const struct shoal_extra extra = {.sent = counts};
     return calls_start(comm, "shoal_reduce_scatterv", &call, &extra, options, BLOCKING);
 }
 
@@ -289,8 +297,8 @@ enum shoal_status shoal_reduce_scatterv_post(struct shoal_comm *comm, const void
                                              struct shoal_request **request_out)
 {
     struct shoal_call call = {
-        .kind = SHOAL_COLLECTIVE_REDUCE_SCATTER, .type = type, .op = op, .input = input, .output = output};
-    const struct shoal_extra extra = {.given = counts};
+        .collective = SHOAL_COLLECTIVE_REDUCE_SCATTER, .type = type, .op = op, .input = input, .output = output};
+    const struct shoal_extra extra = {.sent = counts};
     return calls_start(comm, "shoal_reduce_scatterv_post", &call, &extra, options, request_out);
 }
 
@@ -298,9 +306,9 @@ enum shoal_status shoal_alltoallv(struct shoal_comm *comm, const void *input, co
                                   const size_t *input_offsets, void *output, const size_t *output_counts,
                                   const size_t *output_offsets, enum shoal_type type, const struct shoal_options *options)
 {
-    struct shoal_call call = {.kind = SHOAL_COLLECTIVE_ALLTOALL, .type = type, .input = input, .output = output};
+    struct shoal_call call = {.collective = SHOAL_COLLECTIVE_ALLTOALL, .type = type, .input = input, .output = output};
     const struct shoal_extra extra = {
-        .given = input_counts, .given_at = input_offsets, .taken = output_counts, .taken_at = output_offsets};
+        .sent = input_counts, .sent_at = input_offsets, .received = output_counts, .received_at = output_offsets};
     return calls_start(comm, "shoal_alltoallv", &call, &extra, options, BLOCKING);
 }
 
@@ -309,16 +317,16 @@ enum shoal_status shoal_alltoallv_post(struct shoal_comm *comm, const void *inpu
                                        const size_t *output_offsets, enum shoal_type type, const struct shoal_options *options,
                                        struct shoal_request **request_out)
 {
-    struct shoal_call call = {.kind = SHOAL_COLLECTIVE_ALLTOALL, .type = type, .input = input, .output = output};
+    struct shoal_call call = {.collective = SHOAL_COLLECTIVE_ALLTOALL, .type = type, .input = input, .output = output};
     const struct shoal_extra extra = {
-        .given = input_counts, .given_at = input_offsets, .taken = output_counts, .taken_at = output_offsets};
+        .sent = input_counts, .sent_at = input_offsets, .received = output_counts, .received_at = output_offsets};
     return calls_start(comm, "shoal_alltoallv_post", &call, &extra, options, request_out);
 }
 
 enum shoal_status shoal_allreduce_coalesced(struct shoal_comm *comm, const struct shoal_tensor *tensors, size_t tensor_count,
                                             enum shoal_type type, enum shoal_op op, const struct shoal_options *options)
 {
-    struct shoal_call call = {.kind = SHOAL_COLLECTIVE_ALLREDUCE, .type = type, .op = op};
+    struct shoal_call call = {.collective = SHOAL_COLLECTIVE_ALLREDUCE, .type = type, .op = op};
     const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
     return calls_start(comm, "shoal_allreduce_coalesced", &call, &extra, options, BLOCKING);
 }
@@ -327,7 +335,7 @@ enum shoal_status shoal_allreduce_coalesced_post(struct shoal_comm *comm, const 
                                                  size_t tensor_count, enum shoal_type type, enum shoal_op op,
                                                  const struct shoal_options *options, struct shoal_request **request_out)
 {
-    struct shoal_call call = {.kind = SHOAL_COLLECTIVE_ALLREDUCE, .type = type, .op = op};
+    struct shoal_call call = {.collective = SHOAL_COLLECTIVE_ALLREDUCE, .type = type, .op = op};
     const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
     return calls_start(comm, "shoal_allreduce_coalesced_post", &call, &extra, options, request_out);
 }
@@ -336,7 +344,7 @@ enum shoal_status shoal_reduce_scatter_coalesced(struct shoal_comm *comm, const 
                                                  size_t tensor_count, enum shoal_type type, enum shoal_op op,
                                                  const struct shoal_options *options)
 {
-    struct shoal_call call = {.kind = SHOAL_COLLECTIVE_REDUCE_SCATTER, .type = type, .op = op};
+    struct shoal_call call = {.collective = SHOAL_COLLECTIVE_REDUCE_SCATTER, .type = type, .op = op};
     const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
     return calls_start(comm, "shoal_reduce_scatter_coalesced", &call, &extra, options, BLOCKING);
 }
@@ -345,7 +353,7 @@ enum shoal_status shoal_reduce_scatter_coalesced_post(struct shoal_comm *comm, c
                                                       size_t tensor_count, enum shoal_type type, enum shoal_op op,
                                                       const struct shoal_options *options, struct shoal_request **request_out)
 {
-    struct shoal_call call = {.kind = SHOAL_COLLECTIVE_REDUCE_SCATTER, .type = type, .op = op};
+    struct shoal_call call = {.collective = SHOAL_COLLECTIVE_REDUCE_SCATTER, .type = type, .op = op};
     const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
     return calls_start(comm, "shoal_reduce_scatter_coalesced_post", &call, &extra, options, request_out);
 }
@@ -353,7 +361,7 @@ enum shoal_status shoal_reduce_scatter_coalesced_post(struct shoal_comm *comm, c
 enum shoal_status shoal_broadcast_coalesced(struct shoal_comm *comm, const struct shoal_tensor *tensors, size_t tensor_count,
                                             enum shoal_type type, int root, const struct shoal_options *options)
 {
-    struct shoal_call call = {.kind = SHOAL_COLLECTIVE_BROADCAST, .type = type, .root = root};
+    struct shoal_call call = {.collective = SHOAL_COLLECTIVE_BROADCAST, .type = type, .root = root};
     const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
     return calls_start(comm, "shoal_broadcast_coalesced", &call, &extra, options, BLOCKING);
 }
@@ -362,7 +370,7 @@ enum shoal_status shoal_broadcast_coalesced_post(struct shoal_comm *comm, const 
                                                  size_t tensor_count, enum shoal_type type, int root,
                                                  const struct shoal_options *options, struct shoal_request **request_out)
 {
-    struct shoal_call call = {.kind = SHOAL_COLLECTIVE_BROADCAST, .type = type, .root = root};
+    struct shoal_call call = {.collective = SHOAL_COLLECTIVE_BROADCAST, .type = type, .root = root};
     const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
     return calls_start(comm, "shoal_broadcast_coalesced_post", &call, &extra, options, request_out);
 }
@@ -370,7 +378,7 @@ enum shoal_status shoal_broadcast_coalesced_post(struct shoal_comm *comm, const 
 enum shoal_status shoal_allgather_coalesced(struct shoal_comm *comm, const struct shoal_tensor *tensors, size_t tensor_count,
                                             enum shoal_type type, const struct shoal_options *options)
 {
-    struct shoal_call call = {.kind = SHOAL_COLLECTIVE_ALLGATHER, .type = type};
+    struct shoal_call call = {.collective = SHOAL_COLLECTIVE_ALLGATHER, .type = type};
     const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
     return calls_start(comm, "shoal_allgather_coalesced", &call, &extra, options, BLOCKING);
 }
@@ -379,7 +387,7 @@ enum shoal_status shoal_allgather_coalesced_post(struct shoal_comm *comm, const 
                                                  size_t tensor_count, enum shoal_type type, const struct shoal_options *options,
                                                  struct shoal_request **request_out)
 {
-    struct shoal_call call = {.kind = SHOAL_COLLECTIVE_ALLGATHER, .type = type};
+    struct shoal_call call = {.collective = SHOAL_COLLECTIVE_ALLGATHER, .type = type};
     const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
     return calls_start(comm, "shoal_allgather_coalesced_post", &call, &extra, options, request_out);
 }

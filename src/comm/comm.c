@@ -74,11 +74,12 @@ static enum shoal_status create_transport(struct shoal_context *context, const s
 static enum shoal_status comm_join(struct shoal_context *context, const struct recipe *recipe,
                                    struct shoal_transport *transport)
 {
-    const bool is_apart = shoal_members_count_hosts(recipe->members, recipe->size) > 1;
+    const bool is_over_hosts = shoal_members_count_hosts(recipe->members, recipe->size) > 1;
     for (;;) {
         int socket = -1;
         shoal_progress_lock(context->progress);
-        const enum shoal_status status = is_apart ? shoal_hosts_join(transport, &socket) : shoal_shm_join(transport, &socket);
+        const enum shoal_status status =
+            is_over_hosts ? shoal_hosts_join(transport, &socket) : shoal_shm_join(transport, &socket);
         shoal_progress_unlock(context->progress);
         if (status != SHOAL_PENDING)
             return status;
@@ -423,7 +424,8 @@ enum shoal_status shoal_comm_split(struct shoal_comm *comm, int color, int key, 
     struct choice *choices = calloc((size_t)comm->size, sizeof *choices);
     if (!choices)
         return shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "no memory to split %d ranks", comm->size);
-    const struct shoal_call call = {.kind = SHOAL_COLLECTIVE_EXCHANGE, .input = &own, .output = choices, .count = sizeof own};
+    const struct shoal_call call = {
+        .collective = SHOAL_COLLECTIVE_SPLIT, .input = &own, .output = choices, .count = sizeof own};
     enum shoal_status status = shoal_comm_run(comm, &call);
     if (status == SHOAL_OK) {
         comm->splits++;
@@ -460,8 +462,8 @@ static void write_trace(struct shoal_comm *comm)
 enum shoal_status shoal_comm_finalize(struct shoal_comm *comm)
 {
     /* The messages have deadlines of their own. */
-    const struct shoal_call drain = {.kind = SHOAL_COLLECTIVE_DRAIN, .root = -1, .timeout_ms = UINT32_MAX},
-                            barrier = {.kind = SHOAL_COLLECTIVE_BARRIER};
+    const struct shoal_call drain = {.collective = SHOAL_COLLECTIVE_DRAIN, .root = -1, .timeout_ms = UINT32_MAX},
+                            barrier = {.collective = SHOAL_COLLECTIVE_BARRIER};
     SHOAL_TRY(shoal_comm_check(comm, "shoal_comm_finalize"));
     SHOAL_TRY(shoal_comm_run(comm, &drain));
     SHOAL_TRY(shoal_comm_run(comm, &barrier)); /* it ends after all collectives posted before it */

@@ -164,12 +164,12 @@ static enum shoal_status find_port(struct shoal_comm *comm, void *driver_context
 
 static const struct shoal_shape *shape_of(const struct shoal_call *call)
 {
-    return &shoal_collective_traits(call->kind)->shape;
+    return &shoal_collective_traits(call->collective)->shape;
 }
 
-static bool is_cut(const struct shoal_call *call, enum shoal_operand operand)
+static bool is_partitioned(const struct shoal_call *call, enum shoal_operand operand)
 {
-    return operand == SHOAL_OPERAND_INPUT ? shape_of(call)->is_input_cut : shape_of(call)->is_output_cut;
+    return operand == SHOAL_OPERAND_INPUT ? shape_of(call)->is_input_partitioned : shape_of(call)->is_output_partitioned;
 }
 
 /* Memory of one operand, or of one tensor of it. */
@@ -187,15 +187,15 @@ static size_t count_pieces(const struct shoal_call *call)
 
 static bool is_message(const struct shoal_call *call)
 {
-    return call->kind == SHOAL_COLLECTIVE_SEND || call->kind == SHOAL_COLLECTIVE_RECV;
+    return call->collective == SHOAL_COLLECTIVE_SEND || call->collective == SHOAL_COLLECTIVE_RECV;
 }
 
 static bool has_operand(const struct shoal_comm *comm, const struct shoal_call *call, enum shoal_operand operand)
 {
     if (is_message(call))
-        return (operand == SHOAL_OPERAND_INPUT) == (call->kind == SHOAL_COLLECTIVE_SEND);
-    return operand == SHOAL_OPERAND_INPUT ? shoal_shape_gives(shape_of(call), comm->rank, call->root)
-                                          : shoal_shape_takes(shape_of(call), comm->rank, call->root);
+        return (operand == SHOAL_OPERAND_INPUT) == (call->collective == SHOAL_COLLECTIVE_SEND);
+    return operand == SHOAL_OPERAND_INPUT ? shoal_shape_contributes(shape_of(call), comm->rank, call->root)
+                                          : shoal_shape_receives(shape_of(call), comm->rank, call->root);
 }
 
 /* Bytes of an operand that is not several tensors. */
@@ -216,7 +216,7 @@ static struct piece piece_at(const struct shoal_comm *comm, const struct shoal_c
     const struct shoal_tensor *tensor = call->layout && call->layout->tensors ? &call->layout->tensors[piece.tensor] : &whole;
     if (!has_operand(comm, call, piece.operand))
         return piece;
-    const size_t parts = is_cut(call, piece.operand) ? (size_t)comm->size : 1;
+    const size_t parts = is_partitioned(call, piece.operand) ? (size_t)comm->size : 1;
     piece.bytes =
         tensor == &whole ? operand_bytes(comm, call, piece.operand) : parts * tensor->count * shoal_type_bytes(call->type);
     if (piece.bytes)
@@ -403,14 +403,14 @@ static enum shoal_status open_leg(struct trip *trip, size_t i)
     leg->call.layout = NULL;
     if (call->layout)
         SHOAL_TRY(shoal_arguments_lay_out(comm, trip->posting->name, &leg->call, trip->posting->extra));
-    const bool is_any_cut = is_cut(call, SHOAL_OPERAND_INPUT) || is_cut(call, SHOAL_OPERAND_OUTPUT);
+    const bool is_any_cut = is_partitioned(call, SHOAL_OPERAND_INPUT) || is_partitioned(call, SHOAL_OPERAND_OUTPUT);
     struct shoal_device_operand *bases[2] = {NULL, NULL};
     for (int operand = 0; operand < 2; operand++) {
         struct side *side = &leg->sides[operand];
         if (!side->call)
             continue;
         struct shoal_device_ring *ring = shoal_gpu_port_ring(trip->port->port, operand == SHOAL_OPERAND_INPUT);
-        side->ring_operand = shoal_device_ring_open(ring, is_cut(call, side->operand) ? comm->size : 1,
+        side->ring_operand = shoal_device_ring_open(ring, is_partitioned(call, side->operand) ? comm->size : 1,
                                                     is_any_cut ? comm->size : 1, call->count, shoal_type_bytes(call->type));
         bases[operand] = side->ring_operand ? &side->ring_operand->base : NULL;
         if (!bases[operand])
@@ -430,7 +430,7 @@ static unsigned long long find_element(const void *arg, int part, size_t at, siz
 {
     const struct side *side = arg;
     const struct shoal_call *call = side->call;
-    const int peer = is_cut(call, side->operand) ? part : side->rank;
+    const int peer = is_partitioned(call, side->operand) ? part : side->rank;
     const bool is_input = side->operand == SHOAL_OPERAND_INPUT;
     const size_t length = is_message(call) ? call->count
                           : is_input       ? shoal_call_length(call, side->rank, side->rank, peer)
@@ -447,8 +447,8 @@ static unsigned long long find_element(const void *arg, int part, size_t at, siz
  * order in which they were given. */
 static int way_of(const struct shoal_comm *comm, const struct shoal_call *call)
 {
-    const int from = call->kind == SHOAL_COLLECTIVE_SEND ? comm->rank : call->root;
-    const int to = call->kind == SHOAL_COLLECTIVE_SEND ? call->root : comm->rank;
+    const int from = call->collective == SHOAL_COLLECTIVE_SEND ? comm->rank : call->root;
+    const int to = call->collective == SHOAL_COLLECTIVE_SEND ? call->root : comm->rank;
     return to > from ? to - from : to - from + comm->size;
 }
 

@@ -41,7 +41,7 @@ static void evict_plans(struct shoal_engine *engine)
     }
 }
 
-/* Tuning overrides may tell calls apart by their size: then a plan of the same kind may still be of another entry. */
+/* Tuning overrides may tell calls apart by their size: then a plan of the same collective may still be of another entry. */
 static bool is_plan_for(const struct shoal_cached_plan *cached, const struct shoal_request *request,
                         const struct shoal_algorithm *entry, const uint8_t *shared, size_t bytes)
 {
@@ -100,11 +100,11 @@ static enum shoal_status build_plan(struct shoal_engine *engine, const struct sh
     cache_find_named(&cached->plan, cached->named);
     cached->entry = entry;
     cached->root = request->call.root;
-    cached->reach = shoal_select_reach(view, entry->kind, request->call.root);
+    cached->reach = shoal_select_reach(view, entry->collective, request->call.root);
     cached->early_steps = shoal_plan_count_early(&cached->plan);
     shoal_log_line(engine->log, SHOAL_LOG_DEBUG, "engine", "%s: %s of %zu bytes runs as %s, %u steps, %d staging buffer parts",
-                   engine->name, shoal_collective_traits(entry->kind)->name, request->bytes, entry->variants[cached->reach],
-                   cached->plan.step_count, cached->plan.parts);
+                   engine->name, shoal_collective_traits(entry->collective)->name, request->bytes,
+                   entry->variants[cached->reach], cached->plan.step_count, cached->plan.parts);
     cached->next = engine->plans;
     engine->plans = cached;
     engine->plans_bytes += plan_bytes(cached);
@@ -135,7 +135,7 @@ static bool is_guess(const struct shoal_engine *engine, const struct shoal_reque
 {
     const uint8_t *shared = cached->shared;
     const struct shoal_view view = {engine->size, engine->transport->host, shared, shared + engine->size, request->shape};
-    return cached->early_steps && cached->entry->kind == request->call.kind && cached->root == request->call.root &&
+    return cached->early_steps && cached->entry->collective == request->call.collective && cached->root == request->call.root &&
            shared[engine->rank] == (request->announcement.input != 0) &&
            shared[engine->size + engine->rank] == (request->announcement.output != 0) &&
            shoal_select_plan(selection, &view, request->call.root, NULL) == cached->entry;

@@ -72,7 +72,7 @@ static void start_record(struct shoal_engine *engine, struct shoal_request *requ
     record->count = call->count;
     record->posted = request->posted_ticks;
     record->arrived = record->done = 0;
-    record->kind = shoal_collective_traits(call->kind)->name;
+    record->collective = shoal_collective_traits(call->collective)->name;
     record->algorithm = shoal_engine_unknown;
     record->root = call->root;
     record->last_rank = -1;
@@ -197,42 +197,42 @@ static bool progress_alone(struct shoal_engine *engine)
 
 /* ---- What a call is made of ---------------------------------------------------------------------------------------------- */
 
-static bool is_with_notices(const struct shoal_call *call)
+static bool has_peer_counts(const struct shoal_call *call)
 {
-    return call->layout && call->layout->notices;
+    return call->layout && call->layout->peer_counts;
 }
 
 /* The elements that a rank contributes: those of a whole, or of all parts together. */
-static size_t count_given(const struct shoal_engine *engine, const struct shoal_request *request, int from)
+static size_t count_contributions(const struct shoal_engine *engine, const struct shoal_request *request, int from)
 {
     const struct shoal_layout *layout = request->call.layout;
-    if (!request->shape->is_input_cut)
+    if (!request->shape->is_input_partitioned)
         return shoal_call_length(&request->call, engine->rank, from, 0);
     if (!layout || shoal_layout_is_even(layout))
         return request->call.count * (size_t)engine->size;
-    return layout->given_at[engine->size - 1] + layout->given[engine->size - 1]; /* in a row */
+    return layout->sent_at[engine->size - 1] + layout->sent[engine->size - 1]; /* in a row */
 }
 
 size_t shoal_engine_payload_bytes(const struct shoal_engine *engine, const struct shoal_request *request, int peer)
 {
-    if (!shoal_shape_gives(request->shape, peer, request->call.root))
+    if (!shoal_shape_contributes(request->shape, peer, request->call.root))
         return 0;
-    return count_given(engine, request, peer) * request->element_bytes;
+    return count_contributions(engine, request, peer) * request->element_bytes;
 }
 
 /* The most bytes that a rank publishes if the call is direct; known before anything is exchanged. */
 static size_t most_payload_bytes(const struct shoal_engine *engine, const struct shoal_request *request)
 {
-    if (is_with_notices(&request->call))
+    if (has_peer_counts(&request->call))
         return SIZE_MAX; /* nobody knows */
-    if (!request->shape->is_input_cut)
+    if (!request->shape->is_input_partitioned)
         return request->call.count * request->element_bytes;
-    return count_given(engine, request, engine->rank) * request->element_bytes;
+    return count_contributions(engine, request, engine->rank) * request->element_bytes;
 }
 
 struct shoal_selection shoal_engine_selection(const struct shoal_engine *engine, const struct shoal_request *request)
 {
-    return (struct shoal_selection){.kind = request->call.kind,
+    return (struct shoal_selection){.collective = request->call.collective,
                                     .size = engine->size,
                                     .hosts = engine->hosts,
                                     .bytes = request->bytes,
@@ -252,18 +252,18 @@ static int find_needed(const struct shoal_engine *engine, const struct shoal_req
     const int root = request->call.root;
     if (!request->is_direct || shape->is_empty)
         return SHOAL_NEEDED_ALL;
-    if (!shoal_shape_takes(shape, engine->rank, root))
+    if (!shoal_shape_receives(shape, engine->rank, root))
         return engine->rank;
-    return shape->root_gives ? root : SHOAL_NEEDED_ALL;
+    return shape->root_contributes ? root : SHOAL_NEEDED_ALL;
 }
 
 static void engine_measure(struct shoal_engine *engine, struct shoal_request *request)
 {
     const struct shoal_call *call = &request->call;
-    request->shape = &shoal_collective_traits(call->kind)->shape;
-    request->element_bytes = call->kind == SHOAL_COLLECTIVE_EXCHANGE ? 1 : shoal_type_bytes(call->type);
-    const bool is_cut = request->shape->is_input_cut || request->shape->is_output_cut;
-    request->bytes = call->count * request->element_bytes * (size_t)(is_cut ? engine->size : 1);
+    request->shape = &shoal_collective_traits(call->collective)->shape;
+    request->element_bytes = call->collective == SHOAL_COLLECTIVE_SPLIT ? 1 : shoal_type_bytes(call->type);
+    const bool is_partitioned = request->shape->is_input_partitioned || request->shape->is_output_partitioned;
+    request->bytes = call->count * request->element_bytes * (size_t)(is_partitioned ? engine->size : 1);
 }
 
 /* ---- Taking calls -------------------------------------------------------------------------------------------------------- */
@@ -313,7 +313,7 @@ static void post_collective(struct shoal_engine *engine, struct shoal_request *r
     const struct shoal_selection selection = shoal_engine_selection(engine, request);
     request->is_direct = shoal_select_is_direct(&selection, &request->in_rounds);
     request->needed = find_needed(engine, request);
-    request->payload_bytes = is_with_notices(call) ? (size_t)engine->locals * sizeof *call->layout->notices
+    request->payload_bytes = has_peer_counts(call) ? (size_t)engine->locals * sizeof *call->layout->peer_counts
                              : request->is_direct  ? shoal_engine_payload_bytes(engine, request, engine->rank)
                                                    : 0;
     push_queue(engine, request);
@@ -485,31 +485,32 @@ static void locate_operands(struct shoal_engine *engine, const struct shoal_requ
                             struct shoal_announcement *announcement)
 {
     const struct shoal_call *call = &request->call;
-    const struct shoal_collective_traits *kind = shoal_collective_traits(call->kind);
+    const struct shoal_collective_traits *traits = shoal_collective_traits(call->collective);
     const int rank = engine->rank, size = engine->size;
     const size_t element = request->element_bytes;
-    const bool is_overwritten = call->input == call->output && kind->shape.is_input_cut && kind->shape.is_output_cut;
+    const bool is_overwritten =
+        call->input == call->output && traits->shape.is_input_partitioned && traits->shape.is_output_partitioned;
     if (call->layout && call->layout->tensors)
         return;
-    if (kind->is_input_reached && !is_overwritten && !shoal_call_device(call, SHOAL_OPERAND_INPUT) &&
-        shoal_shape_gives(&kind->shape, rank, call->root))
+    if (traits->is_input_reached && !is_overwritten && !shoal_call_device(call, SHOAL_OPERAND_INPUT) &&
+        shoal_shape_contributes(&traits->shape, rank, call->root))
         announcement->input =
             engine->ops->locate(engine->transport, call->input, shoal_call_input_bytes(call, rank, size, element, rank));
-    if (kind->is_output_reached && !shoal_call_device(call, SHOAL_OPERAND_OUTPUT) &&
-        (!call->layout || call->layout->is_taken_in_row) && shoal_shape_takes(&kind->shape, rank, call->root))
+    if (traits->is_output_reached && !shoal_call_device(call, SHOAL_OPERAND_OUTPUT) &&
+        (!call->layout || call->layout->is_received_in_row) && shoal_shape_receives(&traits->shape, rank, call->root))
         announcement->output =
             engine->ops->locate(engine->transport, call->output, shoal_call_output_bytes(call, rank, size, element, rank));
 }
 
-/* Behind the notices for all, in a row. */
-static const struct shoal_part_notice *pick_local_notices(const struct shoal_engine *engine, struct shoal_layout *layout)
+/* Behind the per-peer counts for all, in a row. */
+static const struct shoal_peer_count *pick_local_peer_counts(const struct shoal_engine *engine, struct shoal_layout *layout)
 {
-    struct shoal_part_notice *picked = layout->notices + layout->size;
+    struct shoal_peer_count *picked = layout->peer_counts + layout->size;
     if (engine->hosts == 1)
-        return layout->notices;
+        return layout->peer_counts;
     for (int r = 0, count = 0; r < engine->size; r++) {
         if (shoal_engine_is_local(engine, r))
-            picked[count++] = layout->notices[r];
+            picked[count++] = layout->peer_counts[r];
     }
     return picked;
 }
@@ -520,9 +521,9 @@ static const void *find_payload(struct shoal_engine *engine, const struct shoal_
     const struct shoal_call *call = &request->call;
     if (!request->payload_bytes)
         return NULL;
-    if (is_with_notices(call))
-        return pick_local_notices(engine, call->layout);
-    return call->layout && call->layout->given_scratch ? shoal_engine_pack(engine, request) : call->input;
+    if (has_peer_counts(call))
+        return pick_local_peer_counts(engine, call->layout);
+    return call->layout && call->layout->input_scratch ? shoal_engine_pack(engine, request) : call->input;
 }
 
 /* Values that must agree and have no field of their own. */
@@ -537,10 +538,10 @@ static uint32_t detail_of(const struct shoal_call *call)
 }
 
 /* The remote ranks that get the record now; NULL: all. In rounds they get it later, with the data gathered so far. With
- * notices each rank gets a record of its own. */
+ * per-peer counts each rank gets an announcement of its own. */
 static const uint8_t *find_receivers(const struct shoal_request *request)
 {
-    if (request->in_rounds || is_with_notices(&request->call))
+    if (request->in_rounds || has_peer_counts(&request->call))
         return shoal_no_ranks;
     return request->peer_set ? request->peer_set->is_member : NULL;
 }
@@ -548,11 +549,12 @@ static const uint8_t *find_receivers(const struct shoal_request *request)
 /* Beginning with the next rank, so that not all send to the same one first. */
 static void send_notices(struct shoal_engine *engine, const struct shoal_request *request)
 {
-    const struct shoal_part_notice *notices = request->call.layout->notices;
+    const struct shoal_peer_count *peer_counts = request->call.layout->peer_counts;
     for (int i = 1; i < engine->size; i++) {
         const int peer = (engine->rank + i) % engine->size;
         if (!shoal_engine_is_local(engine, peer) && shoal_peer_set_has(request->peer_set, peer))
-            engine->ops->announce_to(engine->transport, peer, &request->announcement, &notices[peer], sizeof notices[peer]);
+            engine->ops->announce_to(engine->transport, peer, &request->announcement, &peer_counts[peer],
+                                     sizeof peer_counts[peer]);
     }
 }
 
@@ -567,7 +569,7 @@ static void engine_announce(struct shoal_engine *engine, struct shoal_request *r
         .count = call->count,
         .detail = detail_of(call),
         .root = (int16_t)call->root,
-        .kind = (uint8_t)call->kind,
+        .collective = (uint8_t)call->collective,
         .type = (uint8_t)call->type,
         .op = (uint8_t)call->op,
         .posted = (uint32_t)(request->posted_ticks >> 8),
@@ -581,7 +583,7 @@ static void engine_announce(struct shoal_engine *engine, struct shoal_request *r
     engine->intake.met[request->sequence % SHOAL_ANNOUNCEMENTS] = request->peer_set;
     engine->ops->announce(engine->transport, announcement, find_payload(engine, request), request->payload_bytes,
                           find_receivers(request));
-    if (SHOAL_UNLIKELY(engine->hosts > 1) && is_with_notices(call))
+    if (SHOAL_UNLIKELY(engine->hosts > 1) && has_peer_counts(call))
         send_notices(engine, request);
     engine->must_flush = true;
     request->state = SHOAL_REQUEST_ANNOUNCED;
@@ -593,7 +595,7 @@ static void engine_announce(struct shoal_engine *engine, struct shoal_request *r
 
 void shoal_engine_fail_request(struct shoal_engine *engine, struct shoal_request *request, enum shoal_status status)
 {
-    const bool is_group = request->call.kind == SHOAL_COLLECTIVE_GROUP;
+    const bool is_group = request->call.collective == SHOAL_COLLECTIVE_GROUP;
     struct shoal_failure failure;
     if (shoal_request_status(request) != SHOAL_PENDING)
         return;

@@ -12,13 +12,13 @@
 const char shoal_engine_unknown[] = "", shoal_engine_alone[] = "alone", shoal_engine_direct[] = "direct",
            shoal_engine_eager[] = "eager", shoal_engine_asked[] = "asked";
 
-/* All that `algorithm` and `kind` of a record may be. */
+/* All that `algorithm` and `collective` of a record may be. */
 static void name_texts(struct shoal_recorder *recorder)
 {
     const char *const others[] = {shoal_engine_unknown, shoal_engine_alone, shoal_engine_direct, shoal_engine_eager,
                                   shoal_engine_asked};
-    for (int kind = 0; kind < SHOAL_COLLECTIVE_END; kind++)
-        shoal_recorder_name(recorder, shoal_collective_traits((enum shoal_collective_type)kind)->name);
+    for (int collective = 0; collective < SHOAL_COLLECTIVE_END; collective++)
+        shoal_recorder_name(recorder, shoal_collective_traits((enum shoal_collective_type)collective)->name);
     for (size_t i = 0; i < SHOAL_COUNT_OF(others); i++)
         shoal_recorder_name(recorder, others[i]);
     for (int i = 0; shoal_select_entry(i); i++) {

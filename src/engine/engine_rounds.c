@@ -47,7 +47,7 @@ enum shoal_status shoal_engine_prepare_rounds(struct shoal_engine *engine, struc
 static void *result_of(const struct shoal_request *request)
 {
     const struct shoal_layout *layout = request->call.layout;
-    return layout && layout->taken_scratch ? layout->taken_scratch : request->call.output;
+    return layout && layout->output_scratch ? layout->output_scratch : request->call.output;
 }
 
 static size_t part_bytes(const struct shoal_request *request)
@@ -65,12 +65,12 @@ static void rounds_reduce(struct shoal_engine *engine, const struct shoal_reques
 }
 
 /* An average divides in the last sum; what is scaled is scaled where inputs are read. */
-static void sum_here(struct shoal_engine *engine, const struct shoal_request *request)
+static void sum_local(struct shoal_engine *engine, const struct shoal_request *request)
 {
-    const struct shoal_ranks *here = &request->peer_set->rounds.local;
-    for (int i = 0; i < here->count; i++)
-        engine->sources[i] = shoal_engine_given_by(engine, request, here->at[i]);
-    rounds_reduce(engine, request, request->call.op == SHOAL_AVG ? SHOAL_SUM : request->call.op, here->count);
+    const struct shoal_ranks *local = &request->peer_set->rounds.local;
+    for (int i = 0; i < local->count; i++)
+        engine->sources[i] = shoal_engine_contribution_of(engine, request, local->at[i]);
+    rounds_reduce(engine, request, request->call.op == SHOAL_AVG ? SHOAL_SUM : request->call.op, local->count);
 }
 
 static void rounds_add(struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_rounds_step *round,
@@ -98,11 +98,11 @@ static void rounds_put_part(const struct shoal_request *request, int part, const
         memcpy(to, data, bytes);
 }
 
-static void gather_here(struct shoal_engine *engine, const struct shoal_request *request)
+static void gather_local(struct shoal_engine *engine, const struct shoal_request *request)
 {
-    const struct shoal_ranks *here = &request->peer_set->rounds.local;
-    for (int i = 0; i < here->count; i++)
-        rounds_put_part(request, here->at[i], shoal_engine_given_by(engine, request, here->at[i]));
+    const struct shoal_ranks *local = &request->peer_set->rounds.local;
+    for (int i = 0; i < local->count; i++)
+        rounds_put_part(request, local->at[i], shoal_engine_contribution_of(engine, request, local->at[i]));
 }
 
 static const void *collect_parts(struct shoal_engine *engine, const struct shoal_request *request, struct shoal_ranks parts)
@@ -125,7 +125,7 @@ static void put_parts(const struct shoal_request *request, struct shoal_ranks pa
 /* Bytes beside the announcement to or from a host that holds those parts. */
 static size_t rounds_bytes_of(const struct shoal_request *request, struct shoal_ranks held)
 {
-    return request->shape->is_output_cut ? (size_t)held.count * part_bytes(request) : request->bytes;
+    return request->shape->is_output_partitioned ? (size_t)held.count * part_bytes(request) : request->bytes;
 }
 
 static void send_held(struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_rounds_step *round)
@@ -133,7 +133,7 @@ static void send_held(struct shoal_engine *engine, const struct shoal_request *r
     const size_t bytes = rounds_bytes_of(request, round->held);
     const void *data = NULL;
     if (bytes && round->to.count)
-        data = request->shape->is_output_cut ? collect_parts(engine, request, round->held) : result_of(request);
+        data = request->shape->is_output_partitioned ? collect_parts(engine, request, round->held) : result_of(request);
     for (int i = 0; i < round->to.count; i++)
         engine->ops->announce_to(engine->transport, round->to.at[i], &request->announcement, data, bytes);
     engine->must_flush |= round->to.count > 0;
@@ -145,7 +145,7 @@ static void rounds_take(struct shoal_engine *engine, const struct shoal_request 
     if (!bytes)
         return;
     const void *came = engine->ops->payload(engine->transport, round->from, request->sequence, bytes);
-    if (request->shape->is_output_cut)
+    if (request->shape->is_output_partitioned)
         put_parts(request, round->came, came);
     else
         rounds_add(engine, request, round, came);
@@ -161,19 +161,19 @@ static bool has_come(struct shoal_engine *engine, struct shoal_request *request,
     return other && shoal_engine_check_call(engine, request, rank, other);
 }
 
-static bool begin_here(struct shoal_engine *engine, struct shoal_request *request)
+static bool begin_local(struct shoal_engine *engine, struct shoal_request *request)
 {
-    const struct shoal_ranks *here = &request->peer_set->rounds.local;
-    for (int i = 0; i < here->count; i++) {
-        if (!has_come(engine, request, here->at[i]))
+    const struct shoal_ranks *local = &request->peer_set->rounds.local;
+    for (int i = 0; i < local->count; i++) {
+        if (!has_come(engine, request, local->at[i]))
             return false;
     }
     if (!request->bytes)
         return true;
-    if (request->shape->is_output_cut)
-        gather_here(engine, request);
+    if (request->shape->is_output_partitioned)
+        gather_local(engine, request);
     else
-        sum_here(engine, request);
+        sum_local(engine, request);
     return true;
 }
 
@@ -194,7 +194,7 @@ static bool end_round(struct shoal_engine *engine, struct shoal_request *request
 static void give_result(const struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_call *call = &request->call;
-    const int parts = request->shape->is_output_cut ? engine->size : 1;
+    const int parts = request->shape->is_output_partitioned ? engine->size : 1;
     for (int part = 0; part < parts && result_of(request) != call->output && request->bytes; part++)
         shoal_call_unpack(call, engine->rank, request->element_bytes, part, call->count,
                           (const char *)result_of(request) + (size_t)part * part_bytes(request));
@@ -206,7 +206,7 @@ bool shoal_engine_advance_rounds(struct shoal_engine *engine, struct shoal_reque
     bool did = false;
     for (; request->round < rounds->count; request->round++) {
         const bool is_over =
-            request->round < 0 ? begin_here(engine, request) : end_round(engine, request, &rounds->rounds[request->round]);
+            request->round < 0 ? begin_local(engine, request) : end_round(engine, request, &rounds->rounds[request->round]);
         if (!is_over)
             return did;
         request->has_sent = false;

@@ -30,7 +30,7 @@ struct shoal_cached_plan {
     struct shoal_cached_plan *next;
     struct shoal_plan plan;
     const struct shoal_algorithm *entry;
-    enum shoal_collective_type kind;
+    enum shoal_collective_type collective;
     int root;
     uint8_t *shared; /* [2 * size]: whose input, whose output is shared */
     uint8_t *named;  /* [2 * size]: whose input, whose output this rank's plan names */
@@ -61,7 +61,7 @@ struct shoal_request {
     const struct shoal_shape *shape;
     size_t element_bytes;
     size_t bytes; /* of the larger operand; of a message */
-    /* By call.kind (shoal_request_is_message); nothing for a group. */
+    /* By call.collective (shoal_request_is_message); nothing for a group. */
     union {
         struct shoal_p2p_state message;              /* of a send, a receive or a drain */
         struct {                                     /* of a collective */
@@ -190,11 +190,11 @@ SHOAL_MUST_USE enum shoal_status shoal_engine_post_group(struct shoal_engine *en
 /* In an all-to-all with parts of different lengths, a rank sends per-peer counts: to ranks of its host an array with one entry
  * for each of them, to each remote rank that rank's entry alone. Returns how many bytes come from the peer; *index_out is the
  * index of this rank's entry. */
-static inline size_t shoal_engine_notices_bytes(const struct shoal_engine *engine, int peer, int *index_out)
+static inline size_t shoal_engine_peer_counts_bytes(const struct shoal_engine *engine, int peer, int *index_out)
 {
     const bool is_local = engine->hosts == 1 || engine->transport->host[peer] == engine->transport->host[engine->rank];
     *index_out = is_local ? engine->local : 0;
-    return (size_t)(is_local ? engine->locals : 1) * sizeof(struct shoal_part_notice);
+    return (size_t)(is_local ? engine->locals : 1) * sizeof(struct shoal_peer_count);
 }
 
 /* Does what can be done now; true when anything was done. */
@@ -275,8 +275,8 @@ static inline enum shoal_status shoal_request_status(struct shoal_request *reque
 /* Whether it is of p2p.h. */
 static inline bool shoal_request_is_message(const struct shoal_request *request)
 {
-    const enum shoal_collective_type kind = request->call.kind;
-    return kind == SHOAL_COLLECTIVE_SEND || kind == SHOAL_COLLECTIVE_RECV || kind == SHOAL_COLLECTIVE_DRAIN;
+    const enum shoal_collective_type collective = request->call.collective;
+    return collective == SHOAL_COLLECTIVE_SEND || collective == SHOAL_COLLECTIVE_RECV || collective == SHOAL_COLLECTIVE_DRAIN;
 }
 
 /* Whether a thread waits for the request. */

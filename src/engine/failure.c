@@ -90,33 +90,33 @@ static const char *failure_op_name(unsigned op)
     return op < SHOAL_COUNT_OF(names) ? names[op] : "unknown operator";
 }
 
-static bool failure_is_message(unsigned kind)
+static bool failure_is_message(unsigned collective)
 {
-    return kind == SHOAL_COLLECTIVE_SEND || kind == SHOAL_COLLECTIVE_RECV;
+    return collective == SHOAL_COLLECTIVE_SEND || collective == SHOAL_COLLECTIVE_RECV;
 }
 
 void shoal_engine_print_call(const struct shoal_descriptor *d, char *text, size_t bytes)
 {
-    const struct shoal_collective_traits *kind = shoal_collective_traits((enum shoal_collective_type)d->kind);
-    const struct shoal_shape *shape = &kind->shape;
-    if (d->kind == SHOAL_COLLECTIVE_EXCHANGE) {
+    const struct shoal_collective_traits *traits = shoal_collective_traits((enum shoal_collective_type)d->collective);
+    const struct shoal_shape *shape = &traits->shape;
+    if (d->collective == SHOAL_COLLECTIVE_SPLIT) {
         snprintf(text, bytes, "shoal_comm_split");
         return;
     }
-    snprintf(text, bytes, "%s", kind->name);
+    snprintf(text, bytes, "%s", traits->name);
     if (shape->is_empty)
         return;
-    shoal_engine_append(text, bytes, " of %s%llu ", d->kind == SHOAL_COLLECTIVE_ALLTOALL && d->detail ? "up to " : "",
+    shoal_engine_append(text, bytes, " of %s%llu ", d->collective == SHOAL_COLLECTIVE_ALLTOALL && d->detail ? "up to " : "",
                         (unsigned long long)d->count);
     append_word(text, bytes, failure_type_name(d->type));
-    if (shape->is_input_cut || shape->is_output_cut)
+    if (shape->is_input_partitioned || shape->is_output_partitioned)
         shoal_engine_append(text, bytes, " per rank");
     if (shape->is_reduced) {
         shoal_engine_append(text, bytes, ", ");
         append_word(text, bytes, failure_op_name(d->op));
     }
-    if (shape->root_gives || shape->root_takes || failure_is_message(d->kind))
-        shoal_engine_append(text, bytes, ", %s %d", failure_is_message(d->kind) ? "peer" : "root", d->root);
+    if (shape->root_contributes || shape->root_receives || failure_is_message(d->collective))
+        shoal_engine_append(text, bytes, ", %s %d", failure_is_message(d->collective) ? "peer" : "root", d->root);
 }
 
 static struct shoal_descriptor describe_call(const struct shoal_request *request)
@@ -126,7 +126,7 @@ static struct shoal_descriptor describe_call(const struct shoal_request *request
                                      .count = call->count,
                                      .detail = call->layout ? call->layout->detail : 0,
                                      .root = (int16_t)call->root,
-                                     .kind = (uint8_t)call->kind,
+                                     .collective = (uint8_t)call->collective,
                                      .type = (uint8_t)call->type,
                                      .op = (uint8_t)call->op};
 }
@@ -136,7 +136,7 @@ static void print_request(const struct shoal_request *request, char *text, size_
 {
     const struct shoal_descriptor call = describe_call(request);
     shoal_engine_print_call(&call, text, bytes);
-    if (failure_is_message(request->call.kind))
+    if (failure_is_message(request->call.collective))
         shoal_engine_append(text, bytes, ", tag %d", request->call.tag);
 }
 
@@ -432,7 +432,7 @@ struct shoal_engine_wait shoal_engine_look(const struct shoal_engine *engine, st
     wait.is_any_behind = is_any_behind(engine, wait.first_open);
     wait.is_for_device = shoal_runner_find_unready(engine, request) >= 0;
     shoal_runner_find_step(engine, request, &step, &wait.peer);
-    if (failure_is_message(request->call.kind))
+    if (failure_is_message(request->call.collective))
         wait.peer = request->call.root;
     return wait;
 }
@@ -641,7 +641,7 @@ static int say_blocked(struct shoal_engine *engine, uint64_t stalled_ns)
     const int rank = request ? find_waited_for(engine, request) : -1;
     if (rank < 0)
         return -1;
-    engine->ops->say_waits_for(engine->transport, failure_is_message(request->call.kind) ? UINT64_MAX : request->sequence,
+    engine->ops->say_waits_for(engine->transport, failure_is_message(request->call.collective) ? UINT64_MAX : request->sequence,
                                rank | SHOAL_WAIT_BLOCKED);
     return rank;
 }
@@ -683,7 +683,7 @@ static void fail_late(struct shoal_engine *engine, struct shoal_request *request
     if (shoal_engine_settle(engine, true))
         return;
     /* Calls run in order: the first one tells whom all wait for. */
-    struct shoal_request *const first = failure_is_message(request->call.kind) ? request : shoal_intake_first(engine);
+    struct shoal_request *const first = failure_is_message(request->call.collective) ? request : shoal_intake_first(engine);
     int rank = name_missing(engine, first, what, sizeof what);
     const bool is_deadlock = shoal_engine_find_deadlock(engine, what, sizeof what);
     rank = is_deadlock ? -1 : rank;

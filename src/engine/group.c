@@ -26,7 +26,7 @@ static void group_begin(struct shoal_engine *engine, struct shoal_request *reque
 {
     request->engine = engine;
     request->progress = engine->progress;
-    request->call = (struct shoal_call){.kind = SHOAL_COLLECTIVE_GROUP, .timeout_ms = timeout_ms};
+    request->call = (struct shoal_call){.collective = SHOAL_COLLECTIVE_GROUP, .timeout_ms = timeout_ms};
     request->state = SHOAL_REQUEST_ANNOUNCED;
     request->record = NULL;
     request->excused_ns = 0;

@@ -15,19 +15,19 @@ static uint32_t fold(uint64_t hash)
 }
 
 /* The data of a call that is small enough may travel inline. */
-static bool make_scratch(struct shoal_layout *layout, enum shoal_collective_type kind, enum shoal_type type, int size)
+static bool make_scratch(struct shoal_layout *layout, enum shoal_collective_type collective, enum shoal_type type, int size)
 {
-    const struct shoal_shape *shape = &shoal_collective_traits(kind)->shape;
+    const struct shoal_shape *shape = &shoal_collective_traits(collective)->shape;
     const size_t bytes = layout->starts[layout->tensor_count] * shoal_type_bytes(type);
-    const size_t given_bytes = bytes * (size_t)(shape->is_input_cut ? size : 1);
-    if (given_bytes > SHOAL_PAYLOAD_MAX)
+    const size_t input_bytes = bytes * (size_t)(shape->is_input_partitioned ? size : 1);
+    if (input_bytes > SHOAL_PAYLOAD_MAX)
         return true;
-    layout->given_scratch = malloc(given_bytes + 1);
-    layout->taken_scratch = malloc(bytes * (size_t)(shape->is_output_cut ? size : 1) + 1);
-    return layout->given_scratch && layout->taken_scratch;
+    layout->input_scratch = malloc(input_bytes + 1);
+    layout->output_scratch = malloc(bytes * (size_t)(shape->is_output_partitioned ? size : 1) + 1);
+    return layout->input_scratch && layout->output_scratch;
 }
 
-struct shoal_layout *shoal_layout_of_tensors(enum shoal_collective_type kind, enum shoal_type type, int size,
+struct shoal_layout *shoal_layout_of_tensors(enum shoal_collective_type collective, enum shoal_type type, int size,
                                              const struct shoal_tensor *tensors, size_t tensor_count)
 {
     struct shoal_layout *layout = calloc(1, sizeof *layout);
@@ -51,7 +51,7 @@ struct shoal_layout *shoal_layout_of_tensors(enum shoal_collective_type kind, en
     }
     layout->starts[tensor_count] = start;
     layout->detail = fold(hash);
-    if (make_scratch(layout, kind, type, size))
+    if (make_scratch(layout, collective, type, size))
         return layout;
     shoal_layout_free(layout);
     return NULL;
@@ -77,45 +77,46 @@ static bool copy_parts(int size, const size_t *counts, const size_t *at, size_t 
     return true;
 }
 
-static bool fill_parts(struct shoal_layout *layout, const size_t *given, const size_t *given_at, const size_t *taken,
-                       const size_t *taken_at)
+static bool fill_parts(struct shoal_layout *layout, const size_t *sent, const size_t *sent_at, const size_t *received,
+                       const size_t *received_at)
 {
-    size_t *given_row = NULL;
-    const bool has_given = !given || copy_parts(layout->size, given, given_at, &layout->given, &layout->given_at, &given_row);
-    free(given_row);
-    if (!has_given)
+    size_t *sent_row = NULL;
+    const bool has_sent = !sent || copy_parts(layout->size, sent, sent_at, &layout->sent, &layout->sent_at, &sent_row);
+    free(sent_row);
+    if (!has_sent)
         return false;
-    layout->is_taken_in_row = !taken_at;
-    return !taken || copy_parts(layout->size, taken, taken_at, &layout->taken, &layout->taken_at, &layout->taken_row);
+    layout->is_received_in_row = !received_at;
+    return !received ||
+           copy_parts(layout->size, received, received_at, &layout->received, &layout->received_at, &layout->received_row);
 }
 
-static bool layout_fill_notices(struct shoal_layout *layout)
+static bool layout_fill_peer_counts(struct shoal_layout *layout)
 {
-    layout->notices = malloc(2 * (size_t)layout->size * sizeof *layout->notices);
+    layout->peer_counts = malloc(2 * (size_t)layout->size * sizeof *layout->peer_counts);
     layout->peer_at = calloc((size_t)layout->size, sizeof *layout->peer_at);
-    if (!layout->notices || !layout->peer_at)
+    if (!layout->peer_counts || !layout->peer_at)
         return false;
     for (int i = 0; i < layout->size; i++)
-        layout->notices[i] = (struct shoal_part_notice){layout->given[i], layout->given_at[i]};
+        layout->peer_counts[i] = (struct shoal_peer_count){layout->sent[i], layout->sent_at[i]};
     return true;
 }
 
-struct shoal_layout *shoal_layout_of_parts(int size, const size_t *given, const size_t *given_at, const size_t *taken,
-                                           const size_t *taken_at, bool has_notices)
+struct shoal_layout *shoal_layout_of_parts(int size, const size_t *sent, const size_t *sent_at, const size_t *received,
+                                           const size_t *received_at, bool has_peer_counts)
 {
-    SHOAL_ASSERT((given || taken) && (!has_notices || (given && taken)));
+    SHOAL_ASSERT((sent || received) && (!has_peer_counts || (sent && received)));
     struct shoal_layout *layout = calloc(1, sizeof *layout);
     if (!layout)
         return NULL;
     layout->size = size;
-    if (!fill_parts(layout, given, given_at, taken, taken_at) || (has_notices && !layout_fill_notices(layout))) {
+    if (!fill_parts(layout, sent, sent_at, received, received_at) || (has_peer_counts && !layout_fill_peer_counts(layout))) {
         shoal_layout_free(layout);
         return NULL;
     }
     /* Where peers are told, counts are compared one by one. */
     uint64_t hash = shoal_hash_bytes(SHOAL_HASH_START, "parts", 5);
-    if (!has_notices)
-        hash = shoal_hash_bytes(hash, given ? given : taken, (size_t)size * sizeof(size_t));
+    if (!has_peer_counts)
+        hash = shoal_hash_bytes(hash, sent ? sent : received, (size_t)size * sizeof(size_t));
     layout->detail = fold(hash);
     return layout;
 }
@@ -127,15 +128,15 @@ static bool make_device_scratch(struct shoal_layout *layout, struct shoal_call c
     if (layout->tensors) /* it has */
         return true;
     call.layout = layout;
-    const size_t given_bytes = shoal_call_input_bytes(&call, rank, size, element, rank);
-    if (given_bytes > SHOAL_PAYLOAD_MAX)
+    const size_t input_bytes = shoal_call_input_bytes(&call, rank, size, element, rank);
+    if (input_bytes > SHOAL_PAYLOAD_MAX)
         return true;
     if (layout->device[SHOAL_OPERAND_INPUT])
-        layout->given_scratch = malloc(given_bytes + 1);
+        layout->input_scratch = malloc(input_bytes + 1);
     if (layout->device[SHOAL_OPERAND_OUTPUT])
-        layout->taken_scratch = malloc(shoal_call_output_bytes(&call, rank, size, element, rank) + 1);
-    return !layout->device[SHOAL_OPERAND_INPUT] == !layout->given_scratch &&
-           !layout->device[SHOAL_OPERAND_OUTPUT] == !layout->taken_scratch;
+        layout->output_scratch = malloc(shoal_call_output_bytes(&call, rank, size, element, rank) + 1);
+    return !layout->device[SHOAL_OPERAND_INPUT] == !layout->input_scratch &&
+           !layout->device[SHOAL_OPERAND_OUTPUT] == !layout->output_scratch;
 }
 
 static void drop_devices(struct shoal_layout *layout)
@@ -155,15 +156,15 @@ bool shoal_layout_put_on_device(struct shoal_call *call, int rank, int size, str
     layout->device[SHOAL_OPERAND_INPUT] = input;
     layout->device[SHOAL_OPERAND_OUTPUT] = output;
     if (make_device_scratch(layout, *call, rank, size)) {
-        layout->is_taken_in_row |= !call->layout;
+        layout->is_received_in_row |= !call->layout;
         free(layout->tensors); /* the device knows them */
         layout->tensors = NULL;
         call->layout = layout;
         return true;
     }
-    free(layout->given_scratch);
-    free(layout->taken_scratch);
-    layout->given_scratch = layout->taken_scratch = NULL;
+    free(layout->input_scratch);
+    free(layout->output_scratch);
+    layout->input_scratch = layout->output_scratch = NULL;
     layout->device[SHOAL_OPERAND_INPUT] = layout->device[SHOAL_OPERAND_OUTPUT] = NULL;
     if (layout != call->layout)
         free(layout);
@@ -177,15 +178,15 @@ void shoal_layout_free(struct shoal_layout *layout)
     drop_devices(layout);
     free(layout->tensors);
     free(layout->starts);
-    free(layout->given_scratch);
-    free(layout->taken_scratch);
-    free(layout->given);
-    free(layout->given_at);
-    free(layout->taken);
-    free(layout->taken_at);
-    free(layout->taken_row);
+    free(layout->input_scratch);
+    free(layout->output_scratch);
+    free(layout->sent);
+    free(layout->sent_at);
+    free(layout->received);
+    free(layout->received_at);
+    free(layout->received_row);
     free(layout->peer_at);
-    free(layout->notices);
+    free(layout->peer_counts);
     free(layout);
 }
 
@@ -244,26 +245,28 @@ size_t shoal_call_input_bytes(const struct shoal_call *call, int rank, int size,
 {
     const struct shoal_layout *layout = call->layout;
     if (!layout || (shoal_layout_is_even(layout) && !layout->tensors))
-        return call->count * (size_t)(shoal_collective_traits(call->kind)->shape.is_input_cut ? size : 1) * element_bytes;
+        return call->count * (size_t)(shoal_collective_traits(call->collective)->shape.is_input_partitioned ? size : 1) *
+               element_bytes;
     if (layout->tensors)
         return 0;
-    if (!layout->given)
-        return layout->taken[owner] * element_bytes;
+    if (!layout->sent)
+        return layout->received[owner] * element_bytes;
     if (owner != rank && layout->peer_at)
-        return layout->taken[owner] ? (layout->peer_at[owner] + layout->taken[owner]) * element_bytes : 0;
-    return end_of_parts(layout->given, layout->given_at, size) * element_bytes;
+        return layout->received[owner] ? (layout->peer_at[owner] + layout->received[owner]) * element_bytes : 0;
+    return end_of_parts(layout->sent, layout->sent_at, size) * element_bytes;
 }
 
 size_t shoal_call_output_bytes(const struct shoal_call *call, int rank, int size, size_t element_bytes, int owner)
 {
     const struct shoal_layout *layout = call->layout;
     if (!layout || (shoal_layout_is_even(layout) && !layout->tensors))
-        return call->count * (size_t)(shoal_collective_traits(call->kind)->shape.is_output_cut ? size : 1) * element_bytes;
+        return call->count * (size_t)(shoal_collective_traits(call->collective)->shape.is_output_partitioned ? size : 1) *
+               element_bytes;
     if (layout->tensors)
         return 0;
-    if (!layout->taken)
-        return layout->given[owner] * element_bytes;
-    return end_of_parts(layout->taken, owner == rank ? layout->taken_at : layout->taken_row, size) * element_bytes;
+    if (!layout->received)
+        return layout->sent[owner] * element_bytes;
+    return end_of_parts(layout->received, owner == rank ? layout->received_at : layout->received_row, size) * element_bytes;
 }
 
 /* ---- Copying ------------------------------------------------------------------------------------------------------------- */

@@ -1,7 +1,7 @@
 /* Where the elements of a call's operands lie in memory.
  *
  * Algorithms count the elements of a whole, or of each part, from 0; this file knows where they are. Most calls have operands
- * in a row: no layout is needed then. A struct shoal_layout describes the others: parts of different lengths and places,
+ * in a row: no layout is needed then. A struct shoal_layout describes the others: parts of different lengths and offsets,
  * several tensors, which count as one vector (in each part: one after the other), or operands on a device. Constant once made;
  * any thread, but for what device/device.h says of those. */
 #ifndef SHOAL_ENGINE_LAYOUT_H
@@ -11,12 +11,12 @@
 #include "device/device.h"
 #include "plan/collective_type.h"
 
-/* All-to-all with parts of different lengths: what a rank tells each peer of its part, beside its announcement. */
-struct shoal_part_notice {
-    uint64_t count;  /* elements for that rank */
+/* All-to-all with parts of different lengths: the length and place of a peer's part, which travels beside the announcement. */
+struct shoal_peer_count {
+    uint64_t count;  /* elements for that peer */
     uint64_t offset; /* where they begin in the input, in elements */
 };
-#define SHOAL_NOTICES_MAX (SHOAL_PAYLOAD_MAX / sizeof(struct shoal_part_notice))
+#define SHOAL_PEER_COUNTS_MAX (SHOAL_PAYLOAD_MAX / sizeof(struct shoal_peer_count))
 
 struct shoal_layout {
     int size; /* ranks */
@@ -26,23 +26,24 @@ struct shoal_layout {
     size_t tensor_count;
     /* For several tensors and operands on a device: the input and the output in a row; NULL where these would not fit beside an
      * announcement, or where the operand lies in a row itself. */
-    char *given_scratch;
-    char *taken_scratch;
+    char *input_scratch;
+    char *output_scratch;
     struct shoal_device_operand *device[2]; /* the input, the output (enum shoal_operand); NULL: in host memory */
     /* Parts of different lengths, [size] each; NULL: equal, or the operand is a whole. */
-    size_t *given; /* of the input: elements for each rank, and where they begin */
-    size_t *given_at;
-    size_t *taken; /* of the output: elements from each rank, and where they begin */
-    size_t *taken_at;
-    size_t *taken_row; /* as taken_at, were the parts in a row */
-    size_t *peer_at;   /* where each peer's part for this rank begins in its input: known when all announcements are there */
-    struct shoal_part_notice *notices; /* [2 * size]: one for each rank; then room for those of this host's ranks, in a row */
-    bool is_taken_in_row;
+    size_t *sent; /* of the input: elements for each rank, and where they begin */
+    size_t *sent_at;
+    size_t *received; /* of the output: elements from each rank, and where they begin */
+    size_t *received_at;
+    size_t *received_row; /* as received_at, were the parts in a row */
+    size_t *peer_at;      /* where each peer's part for this rank begins in its input: known when all announcements are there */
+    struct shoal_peer_count
+        *peer_counts; /* [2 * size]: one for each rank; then room for those of this host's ranks, in a row */
+    bool is_received_in_row;
     uint32_t detail; /* for the descriptor */
 };
 
 struct shoal_call {
-    enum shoal_collective_type kind;
+    enum shoal_collective_type collective;
     enum shoal_type type;
     enum shoal_op op;
     int root; /* or the peer of a send or receive */
@@ -57,12 +58,12 @@ struct shoal_call {
 };
 
 /* Make layouts; NULL: no memory. The arrays are copied. Sums of counts must fit into size_t.
- * `given` and `given_at` describe the parts of the input, `taken` and `taken_at` those of the output; each NULL where
- * the operand is a whole; *_at NULL: in a row. has_notices: peers must be told (all-to-all). */
-struct shoal_layout *shoal_layout_of_tensors(enum shoal_collective_type kind, enum shoal_type type, int size,
+ * `sent` and `sent_at` describe the parts of the input, `received` and `received_at` those of the output; each NULL where
+ * the operand is a whole; *_at NULL: in a row. has_peer_counts: each rank tells its peers their counts (all-to-all). */
+struct shoal_layout *shoal_layout_of_tensors(enum shoal_collective_type collective, enum shoal_type type, int size,
                                              const struct shoal_tensor *tensors, size_t tensor_count);
-struct shoal_layout *shoal_layout_of_parts(int size, const size_t *given, const size_t *given_at, const size_t *taken,
-                                           const size_t *taken_at, bool has_notices);
+struct shoal_layout *shoal_layout_of_parts(int size, const size_t *sent, const size_t *sent_at, const size_t *received,
+                                           const size_t *received_at, bool has_peer_counts);
 /* The call's operands lie on a device: NULL for one that is in host memory, or that the rank does not have. They are dropped
  * with the layout. Several tensors count as one vector there, too: the device knows where they lie, and all that the rank has
  * of both operands must be there. False: no memory; nothing has changed. */
@@ -74,7 +75,7 @@ void shoal_layout_free(struct shoal_layout *layout);
 /* Whether parts are equally long. */
 static inline bool shoal_layout_is_even(const struct shoal_layout *layout)
 {
-    return !layout->given && !layout->taken;
+    return !layout->sent && !layout->received;
 }
 
 /* An operand of the call on a device; NULL: it is in host memory. */
@@ -94,10 +95,10 @@ static inline size_t shoal_call_length(const struct shoal_call *call, int rank, 
     const struct shoal_layout *layout = call->layout;
     if (SHOAL_LIKELY(!layout) || shoal_layout_is_even(layout))
         return call->count;
-    SHOAL_ASSERT(from == rank || to == rank || !layout->given || !layout->taken);
-    if (layout->given && (from == rank || !layout->taken))
-        return layout->given[to];
-    return layout->taken[from];
+    SHOAL_ASSERT(from == rank || to == rank || !layout->sent || !layout->received);
+    if (layout->sent && (from == rank || !layout->received))
+        return layout->sent[to];
+    return layout->received[from];
 }
 
 /* Where a part of `owner`'s operand begins, in elements from its start, as seen on `rank`; of several tensors, in
@@ -109,8 +110,8 @@ static inline size_t shoal_call_part_at(const struct shoal_call *call, int rank,
     if (SHOAL_LIKELY(!layout) || shoal_layout_is_even(layout))
         return (size_t)part * call->count;
     if (operand == SHOAL_OPERAND_INPUT)
-        return !layout->given ? 0 : owner != rank && layout->peer_at ? layout->peer_at[owner] : layout->given_at[part];
-    return !layout->taken ? 0 : owner == rank ? layout->taken_at[part] : layout->taken_row[part];
+        return !layout->sent ? 0 : owner != rank && layout->peer_at ? layout->peer_at[owner] : layout->sent_at[part];
+    return !layout->received ? 0 : owner == rank ? layout->received_at[part] : layout->received_row[part];
 }
 
 /* The address of element `at` of a part of an own operand; on a device it must be ready. *run becomes at most the elements

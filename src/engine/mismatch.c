@@ -31,15 +31,15 @@ void shoal_dispute_destroy(struct shoal_dispute *dispute)
 
 static bool is_same_call(const struct shoal_descriptor *a, const struct shoal_descriptor *b)
 {
-    const bool has_notices = a->kind == SHOAL_COLLECTIVE_ALLTOALL && a->detail;
-    return (a->count == b->count || has_notices) && a->detail == b->detail && a->root == b->root && a->kind == b->kind &&
-           a->type == b->type && a->op == b->op && a->codec == b->codec;
+    const bool has_peer_counts = a->collective == SHOAL_COLLECTIVE_ALLTOALL && a->detail;
+    return (a->count == b->count || has_peer_counts) && a->detail == b->detail && a->root == b->root &&
+           a->collective == b->collective && a->type == b->type && a->op == b->op && a->codec == b->codec;
 }
 
 /* Names the difference of two calls that are printed alike. */
 static const char *hint_at_detail(const struct shoal_descriptor *a, const struct shoal_descriptor *b)
 {
-    if (a->count != b->count || a->root != b->root || a->kind != b->kind || a->type != b->type || a->op != b->op ||
+    if (a->count != b->count || a->root != b->root || a->collective != b->collective || a->type != b->type || a->op != b->op ||
         a->detail == b->detail)
         return "";
     return "; they differ in the lengths of parts, the counts of tensors, or the scale";
@@ -190,21 +190,21 @@ static void fail_different(struct shoal_engine *engine, uint64_t sequence, const
 /* ---- Parts of different lengths in an all-to-all ------------------------------------------------------------------------- */
 
 /* The length and place of the peer's part for this rank, as the peer's announcement gives them. */
-static struct shoal_part_notice notice_of(struct shoal_engine *engine, uint64_t sequence, int peer)
+static struct shoal_peer_count peer_count_of(struct shoal_engine *engine, uint64_t sequence, int peer)
 {
     int index;
-    const size_t bytes = shoal_engine_notices_bytes(engine, peer, &index);
-    const struct shoal_part_notice *notices = engine->ops->payload(engine->transport, peer, sequence, bytes);
-    return notices[index];
+    const size_t bytes = shoal_engine_peer_counts_bytes(engine, peer, &index);
+    const struct shoal_peer_count *peer_counts = engine->ops->payload(engine->transport, peer, sequence, bytes);
+    return peer_counts[index];
 }
 
 /* Notes where the peer's part is. False: its length is not what this rank expects. */
-static bool heed_notice(struct shoal_engine *engine, struct shoal_request *request, int peer)
+static bool heed_peer_count(struct shoal_engine *engine, struct shoal_request *request, int peer)
 {
     struct shoal_layout *layout = request->call.layout;
-    const struct shoal_part_notice notice = notice_of(engine, request->sequence, peer);
-    layout->peer_at[peer] = notice.count ? (size_t)notice.offset : 0;
-    return notice.count == layout->taken[peer];
+    const struct shoal_peer_count theirs = peer_count_of(engine, request->sequence, peer);
+    layout->peer_at[peer] = theirs.count ? (size_t)theirs.offset : 0;
+    return theirs.count == layout->received[peer];
 }
 
 /* Only a pair of ranks knows that a length differs. A rank that differs from most others is the odd one. */
@@ -222,7 +222,7 @@ static struct lengths look_at_lengths(struct shoal_engine *engine, const struct 
             continue;
         if (!engine->ops->announcement(engine->transport, r, request->sequence)) {
             lengths.missing++;
-        } else if (notice_of(engine, request->sequence, r).count != request->call.layout->taken[r]) {
+        } else if (peer_count_of(engine, request->sequence, r).count != request->call.layout->received[r]) {
             lengths.first = lengths.first < 0 ? r : lengths.first;
             lengths.others++;
         }
@@ -246,10 +246,10 @@ static void fail_lengths(struct shoal_engine *engine, const struct shoal_request
              "lengths of parts differ in operation %llu of communicator %s, %s: rank %d (process %d on %s) sends %llu elements "
              "to rank %d, which expects %zu",
              (unsigned long long)request->sequence, engine->name, failure.operation, peer, name.pid, name.host,
-             (unsigned long long)notice_of(engine, request->sequence, peer).count, engine->rank,
-             request->call.layout->taken[peer]);
+             (unsigned long long)peer_count_of(engine, request->sequence, peer).count, engine->rank,
+             request->call.layout->received[peer]);
     if (lengths->others > 1)
-        shoal_engine_append(failure.text, sizeof failure.text, "; so do %d of %d ranks that give to rank %d", lengths->others,
+        shoal_engine_append(failure.text, sizeof failure.text, "; so do %d of %d ranks that send to rank %d", lengths->others,
                             engine->size - 1, engine->rank);
     shoal_engine_fail(engine, &failure);
 }
@@ -278,7 +278,7 @@ bool shoal_engine_settle(struct shoal_engine *engine, bool is_urgent)
         return true;
     }
     const struct shoal_request *request = find_request(engine, sequence);
-    if (!request || !request->call.layout || !request->call.layout->notices)
+    if (!request || !request->call.layout || !request->call.layout->peer_counts)
         return false;
     const struct lengths lengths = look_at_lengths(engine, request);
     const int named = is_odd(engine, &lengths) ? engine->rank : -1;
@@ -301,7 +301,7 @@ bool shoal_engine_check_call(struct shoal_engine *engine, struct shoal_request *
                              const struct shoal_announcement *other)
 {
     if (SHOAL_LIKELY(is_same_call(&request->announcement.descriptor, &other->descriptor)) &&
-        (!request->call.layout || !request->call.layout->notices || heed_notice(engine, request, peer)))
+        (!request->call.layout || !request->call.layout->peer_counts || heed_peer_count(engine, request, peer)))
         return true;
     dispute(engine, request->sequence);
     return false;

@@ -62,12 +62,12 @@ static enum phase phase_of(const struct shoal_request *request)
 
 static bool is_send(const struct shoal_request *request)
 {
-    return request->call.kind == SHOAL_COLLECTIVE_SEND;
+    return request->call.collective == SHOAL_COLLECTIVE_SEND;
 }
 
 static bool is_receive(const struct shoal_request *request)
 {
-    return request->call.kind == SHOAL_COLLECTIVE_RECV;
+    return request->call.collective == SHOAL_COLLECTIVE_RECV;
 }
 
 static int peer_of(const struct shoal_request *request)
@@ -175,8 +175,10 @@ static void mismatch(struct shoal_engine *engine, struct shoal_request *request,
     struct shoal_failure failure;
     struct shoal_transport_peer name;
     char sent[96];
-    const struct shoal_descriptor theirs = {
-        .kind = SHOAL_COLLECTIVE_SEND, .count = packet->count, .type = (uint8_t)packet->type, .root = (int16_t)engine->rank};
+    const struct shoal_descriptor theirs = {.collective = SHOAL_COLLECTIVE_SEND,
+                                            .count = packet->count,
+                                            .type = (uint8_t)packet->type,
+                                            .root = (int16_t)engine->rank};
     shoal_engine_begin_failure(engine, request, SHOAL_ERR_MISMATCH, -1, &failure); /* either may be wrong */
     shoal_engine_print_call(&theirs, sent, sizeof sent);
     engine->ops->peer_name(engine->transport, peer_of(request), &name);
@@ -247,7 +249,7 @@ static enum shoal_status advance_placing(struct shoal_engine *engine, struct sho
     const struct shoal_call *call = &request->call;
     if (!is_message_ready(engine, request, 0, request->bytes))
         return SHOAL_PENDING;
-    shoal_call_unpack(call, engine->rank, request->element_bytes, 0, call->count, call->layout->taken_scratch);
+    shoal_call_unpack(call, engine->rank, request->element_bytes, 0, call->count, call->layout->output_scratch);
     release(request, 0, request->bytes);
     end_receive(engine, request);
     return SHOAL_OK;
@@ -257,7 +259,7 @@ static void take_small(struct shoal_engine *engine, struct shoal_request *reques
 {
     const bool is_on_device = shoal_call_is_on_device(&request->call);
     if (request->bytes)
-        memcpy(is_on_device ? request->call.layout->taken_scratch : request->call.output, data, request->bytes);
+        memcpy(is_on_device ? request->call.layout->output_scratch : request->call.output, data, request->bytes);
     request->message.phase = is_on_device ? PLACING : TAKING;
     (void)(is_on_device ? advance_placing : advance_taking)(engine, request);
 }
@@ -653,7 +655,7 @@ struct shoal_request *shoal_p2p_oldest(struct shoal_engine *engine)
 struct shoal_request *shoal_p2p_awaited(struct shoal_engine *engine)
 {
     struct shoal_request *request = engine->p2p ? engine->p2p->head : NULL;
-    while (request && (request->call.kind == SHOAL_COLLECTIVE_DRAIN || !shoal_request_is_awaited(request)))
+    while (request && (request->call.collective == SHOAL_COLLECTIVE_DRAIN || !shoal_request_is_awaited(request)))
         request = request->next;
     return request;
 }

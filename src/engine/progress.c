@@ -331,7 +331,7 @@ static uint64_t check_all(struct shoal_progress *progress)
 void shoal_progress_poll(struct shoal_progress *progress)
 {
     if (!try_lock(progress)) {
-        if (!holds_lock(progress)) /* the thread that drives may wait for this core */
+        if (!holds_lock(progress)) /* the thread that makes progress may wait for this core */
             sched_yield();
         return;
     }
@@ -362,8 +362,8 @@ static bool is_over(struct shoal_progress *progress, struct shoal_request *reque
 
 enum turn { IDLE, MOVED, LOCKED };
 
-/* A turn under the lock, if it is free. LOCKED: another thread has it, and may or may not drive. */
-static enum turn drive_once(struct shoal_progress *progress)
+/* A turn under the lock, if it is free. LOCKED: another thread has it, and may or may not make progress. */
+static enum turn progress_once(struct shoal_progress *progress)
 {
     if (!try_lock(progress))
         return LOCKED;
@@ -399,7 +399,7 @@ void shoal_progress_spin(struct shoal_progress *progress, struct shoal_engine *e
 
 static uint64_t check_if_due(struct shoal_progress *progress, uint64_t now_ns)
 {
-    uint64_t left_ns = 10 * SHOAL_NS_PER_MS; /* when another thread drives, it checks */
+    uint64_t left_ns = 10 * SHOAL_NS_PER_MS; /* when another thread makes progress, it checks */
     if (!try_lock(progress))
         return left_ns;
     if (now_ns >= progress->next_check_ns)
@@ -422,12 +422,12 @@ static bool waits_for_silent(const struct shoal_progress *progress, unsigned wha
 }
 
 /* A copy of a device that ends wakes nobody. Copies take some ten microseconds each. */
-#define DEVICE_NAP_NS UINT64_C(50000)
+#define DEVICE_BACKOFF_NS UINT64_C(50000)
 
-static uint64_t nap_length(const struct shoal_progress *progress, uint64_t left_ns)
+static uint64_t sleep_length(const struct shoal_progress *progress, uint64_t left_ns)
 {
-    const bool is_nap = waits_for_silent(progress, SILENT_DEVICE);
-    return is_nap && left_ns > DEVICE_NAP_NS ? DEVICE_NAP_NS : left_ns;
+    const bool is_brief = waits_for_silent(progress, SILENT_DEVICE);
+    return is_brief && left_ns > DEVICE_BACKOFF_NS ? DEVICE_BACKOFF_NS : left_ns;
 }
 
 static uint64_t backoff_length(uint64_t waited_ns, uint64_t share, uint64_t left_ns)
@@ -445,7 +445,7 @@ static void back_off_at(struct shoal_progress *progress, const struct shoal_wait
     const bool may_wait = source->ops->may_wait(source->arg);
     shoal_progress_unlock(progress);
     if (may_wait)
-        source->ops->wait(source->arg, nap_length(progress, backoff_length(waited_ns, BACKOFF_SHARE, left_ns)));
+        source->ops->wait(source->arg, sleep_length(progress, backoff_length(waited_ns, BACKOFF_SHARE, left_ns)));
 }
 
 /* Messages that came before the doorbell was armed wake nobody. Where the network is polled a backoff is short, and the next
@@ -489,11 +489,11 @@ static void sleep_at_doorbell(struct shoal_progress *progress, struct shoal_requ
     else
         doorbell->ops->doze(doorbell->arg);
     /* The last look: whatever is published after it rings the doorbell. */
-    if (drive_once(progress) != IDLE || drain_before_sleep(progress, is_backoff) || is_over(progress, request))
+    if (progress_once(progress) != IDLE || drain_before_sleep(progress, is_backoff) || is_over(progress, request))
         return;
     const bool must_back_off = is_backoff || waits_for_silent(progress, SILENT_NETWORK);
     const uint64_t sleep_ns = must_back_off ? backoff_length(waited_ns, DEAF_BACKOFF_SHARE, left_ns) : left_ns;
-    doorbell->ops->sleep_for(doorbell->arg, nap_length(progress, sleep_ns));
+    doorbell->ops->sleep_for(doorbell->arg, sleep_length(progress, sleep_ns));
 }
 
 static void sleep_once(struct shoal_progress *progress, struct shoal_request *request, uint64_t idle_since_ns, uint64_t now_ns,
@@ -503,7 +503,7 @@ static void sleep_once(struct shoal_progress *progress, struct shoal_request *re
     const uint64_t left_ns = until_ns - now_ns < check_ns ? until_ns - now_ns : check_ns;
     const struct shoal_wait_source *source = find_descriptor(progress);
     if (source) {
-        if (drive_once(progress) == IDLE && !drain_before_sleep(progress, true) && !is_over(progress, request))
+        if (progress_once(progress) == IDLE && !drain_before_sleep(progress, true) && !is_over(progress, request))
             back_off_at(progress, source, now_ns - idle_since_ns, left_ns);
         return;
     }
@@ -564,7 +564,7 @@ static void wait_until_over(struct shoal_progress *progress, struct shoal_reques
     uint64_t idle_since_ns = 0;
     unsigned turns = 0, moves = 0, burst = first_burst;
     while (!is_over(progress, request)) {
-        if (drive_once(progress) == MOVED) {
+        if (progress_once(progress) == MOVED) {
             idle_since_ns = 0;
             burst = first_burst;
             if (++moves % CHECK_MOVES)
@@ -614,7 +614,7 @@ enum shoal_status shoal_progress_wait(struct shoal_progress *progress, struct sh
 
 /* ---- The progress thread ------------------------------------------------------------------------------------------------- */
 
-static void *drive(void *arg)
+static void *run_thread(void *arg)
 {
     struct shoal_progress *progress = arg;
     pthread_mutex_lock(&progress->thread_lock);
@@ -641,7 +641,7 @@ enum shoal_status shoal_progress_start_thread(struct shoal_progress *progress)
         sigset_t all, before;
         sigfillset(&all);
         pthread_sigmask(SIG_BLOCK, &all, &before); /* signals belong to the program's threads */
-        result = pthread_create(&progress->thread, NULL, drive, progress);
+        result = pthread_create(&progress->thread, NULL, run_thread, progress);
         pthread_sigmask(SIG_SETMASK, &before, NULL);
         progress->has_thread = result == 0;
     }
@@ -653,7 +653,7 @@ enum shoal_status shoal_progress_start_thread(struct shoal_progress *progress)
 
 void shoal_progress_wake_thread(struct shoal_progress *progress)
 {
-    if (!progress->has_thread || holds_lock(progress)) /* in a callback: who drives now goes on driving */
+    if (!progress->has_thread || holds_lock(progress)) /* in a callback: the caller makes progress already, and goes on */
         return;
     pthread_mutex_lock(&progress->thread_lock);
     pthread_cond_signal(&progress->thread_wake);

@@ -11,22 +11,22 @@
 const void *shoal_engine_pack(struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_call *call = &request->call;
-    const int parts = request->shape->is_input_cut ? engine->size : 1;
+    const int parts = request->shape->is_input_partitioned ? engine->size : 1;
     for (int part = 0; part < parts; part++) {
         const size_t at = shoal_call_part_at(call, engine->rank, SHOAL_OPERAND_INPUT, engine->rank, part);
         const size_t count = shoal_call_length(call, engine->rank, engine->rank, part);
         shoal_call_pack(call, engine->rank, request->element_bytes, part, count,
-                        call->layout->given_scratch + at * request->element_bytes);
+                        call->layout->input_scratch + at * request->element_bytes);
     }
-    return call->layout->given_scratch;
+    return call->layout->input_scratch;
 }
 
 /* An input that is not in a row was packed when it was announced. */
-const char *shoal_engine_given_by(struct shoal_engine *engine, const struct shoal_request *request, int from)
+const char *shoal_engine_contribution_of(struct shoal_engine *engine, const struct shoal_request *request, int from)
 {
     const struct shoal_layout *layout = request->call.layout;
     if (from == engine->rank)
-        return layout && layout->given_scratch ? layout->given_scratch : request->call.input;
+        return layout && layout->input_scratch ? layout->input_scratch : request->call.input;
     const size_t bytes = shoal_engine_payload_bytes(engine, request, from);
     return bytes ? engine->ops->payload(engine->transport, from, request->sequence, bytes) : NULL;
 }
@@ -35,21 +35,21 @@ const char *shoal_engine_given_by(struct shoal_engine *engine, const struct shoa
 static size_t own_part_at(const struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_call *call = &request->call;
-    if (!request->shape->is_input_cut)
+    if (!request->shape->is_input_partitioned)
         return 0;
     const struct shoal_layout *layout = call->layout;
-    const size_t at = layout && layout->given ? layout->given_at[engine->rank] : (size_t)engine->rank * call->count;
+    const size_t at = layout && layout->sent ? layout->sent_at[engine->rank] : (size_t)engine->rank * call->count;
     return at * request->element_bytes;
 }
 
 static void reduce_payloads(struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_call *call = &request->call;
-    const bool is_apart = call->layout && call->layout->taken_scratch;
+    const bool is_apart = call->layout && call->layout->output_scratch;
     const size_t at = own_part_at(engine, request), count = shoal_call_length(call, engine->rank, 0, engine->rank);
-    void *const dest = is_apart ? call->layout->taken_scratch : call->output;
+    void *const dest = is_apart ? call->layout->output_scratch : call->output;
     for (int r = 0; r < engine->size; r++)
-        engine->sources[r] = shoal_engine_given_by(engine, request, r) + at;
+        engine->sources[r] = shoal_engine_contribution_of(engine, request, r) + at;
     engine->kernels->reduce[call->type][call->op](&dest, 1, engine->sources, engine->size, count,
                                                   shoal_engine_argument(engine, call), SHOAL_STORES_CACHED);
     if (is_apart)
@@ -59,19 +59,19 @@ static void reduce_payloads(struct shoal_engine *engine, const struct shoal_requ
 static void copy_payload(struct shoal_engine *engine, const struct shoal_request *request, int from)
 {
     const struct shoal_call *call = &request->call;
-    const int part = request->shape->is_output_cut ? from : 0;
+    const int part = request->shape->is_output_partitioned ? from : 0;
     const size_t count = shoal_call_length(call, engine->rank, from, engine->rank);
     if (!count)
         return;
-    const char *given = shoal_engine_given_by(engine, request, from) + own_part_at(engine, request);
+    const char *sent = shoal_engine_contribution_of(engine, request, from) + own_part_at(engine, request);
     if (call->layout) {
-        shoal_call_unpack(call, engine->rank, request->element_bytes, part, count, given);
+        shoal_call_unpack(call, engine->rank, request->element_bytes, part, count, sent);
         return;
     }
     const size_t bytes = count * request->element_bytes;
     char *to = (char *)call->output + (size_t)part * bytes;
-    if (to != given)
-        memcpy(to, given, bytes);
+    if (to != sent)
+        memcpy(to, sent, bytes);
 }
 
 void shoal_engine_finish_direct(struct shoal_engine *engine, struct shoal_request *request)
@@ -79,12 +79,12 @@ void shoal_engine_finish_direct(struct shoal_engine *engine, struct shoal_reques
     const struct shoal_shape *shape = request->shape;
     request->record->algorithm = shoal_engine_direct;
     request->record->done = request->record->arrived; /* to within some nanoseconds, for one reading of the clock less */
-    if (!request->bytes || !shoal_shape_takes(shape, engine->rank, request->call.root))
+    if (!request->bytes || !shoal_shape_receives(shape, engine->rank, request->call.root))
         return;
     if (shape->is_reduced)
         reduce_payloads(engine, request);
     for (int from = 0; from < engine->size && !shape->is_reduced; from++) {
-        if (shoal_shape_gives(shape, from, request->call.root))
+        if (shoal_shape_contributes(shape, from, request->call.root))
             copy_payload(engine, request, from);
     }
     if (SHOAL_UNLIKELY(request->call.layout != NULL))
@@ -229,7 +229,7 @@ enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal
     if (engine->rank != engine->leader) /* its hint counts for all of the host */
         request->announcement.descriptor.hints =
             engine->ops->announcement(engine->transport, engine->leader, request->sequence)->descriptor.hints;
-    if (request->call.layout && request->call.layout->notices)
+    if (request->call.layout && request->call.layout->peer_counts)
         agree_on_count(engine, request);
     request->chunk_count = request->chunks_started = request->chunks_done = 0;
     if (!request->call.count && !request->shape->is_empty) /* no rank waits for another: operands may be gone */
@@ -260,12 +260,12 @@ struct span {
 };
 
 /* Places are as far apart as the longest block of the chunk is long; so they are on all ranks. */
-static void run_find_place(const struct shoal_chunk *chunk, struct shoal_block block, unsigned of, struct span *span)
+static void run_find_bin(const struct shoal_chunk *chunk, struct shoal_block block, unsigned of, struct span *span)
 {
     const struct shoal_request *request = chunk->request;
     const size_t count = shoal_min_size(request->call.count - chunk->first, request->chunk_elements);
-    const size_t stride = shoal_place_stride(count, SHOAL_CACHE_LINE / request->element_bytes, of);
-    span->staging_at = (block.place - 1u) * stride * request->element_bytes;
+    const size_t stride = shoal_bin_stride(count, SHOAL_CACHE_LINE / request->element_bytes, of);
+    span->staging_at = (block.bin - 1u) * stride * request->element_bytes;
     if (block.run)
         span->elements = block.run * stride;
 }
@@ -289,8 +289,8 @@ static struct span find_span(const struct shoal_engine *engine, const struct sho
         span.elements = shoal_block_span(left, SHOAL_CACHE_LINE / element, (unsigned)(block.index % of) + block.run,
                                          (unsigned)of, &(size_t){0}) -
                         begin;
-    if (block.place)
-        run_find_place(chunk, block, (unsigned)of, &span);
+    if (block.bin)
+        run_find_bin(chunk, block, (unsigned)of, &span);
     return span;
 }
 
@@ -608,8 +608,8 @@ static size_t find_shift(const struct shoal_engine *engine, const struct shoal_r
     const struct shoal_plan *plan = &request->cached->plan;
     if (engine->hosts > 1 || !plan->parts)
         return 0;
-    const bool is_cut = request->shape->is_input_cut || request->shape->is_output_cut;
-    const size_t parts = is_cut && plan->staging_of > 1 ? (size_t)engine->size : 1;
+    const bool is_partitioned = request->shape->is_input_partitioned || request->shape->is_output_partitioned;
+    const size_t parts = is_partitioned && plan->staging_of > 1 ? (size_t)engine->size : 1;
     const size_t used = parts * request->part_stride * request->element_bytes;
     return engine->runner.next / engine->depth % (engine->slot_bytes / used) * used;
 }
@@ -651,7 +651,7 @@ void shoal_engine_start_early(struct shoal_engine *engine, struct shoal_request 
 {
     struct shoal_chunk chunk = {.request = request, .unready = find_on_device(request)};
     const bool is_alone = shoal_intake_is_alone(engine, request) && !engine->runner.active;
-    if (!is_alone || !request->call.count || (request->call.layout && request->call.layout->notices) ||
+    if (!is_alone || !request->call.count || (request->call.layout && request->call.layout->peer_counts) ||
         !shoal_engine_guess_plan(engine, request))
         return;
     shoal_engine_flush(engine); /* peers that sleep wake in the meantime */
@@ -778,7 +778,7 @@ int shoal_runner_find_unready(const struct shoal_engine *engine, const struct sh
         return -1;
     if (!shoal_request_is_message(request))
         return in_phase[shoal_request_phase(request)](engine, request);
-    const bool is_send = request->call.kind == SHOAL_COLLECTIVE_SEND;
+    const bool is_send = request->call.collective == SHOAL_COLLECTIVE_SEND;
     return !shoal_p2p_is_unready(engine, request) ? -1 : is_send ? SHOAL_OPERAND_INPUT : SHOAL_OPERAND_OUTPUT;
 }
 

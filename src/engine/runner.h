@@ -52,7 +52,7 @@ void shoal_engine_drop_chunks(struct shoal_engine *engine);
 /* Runs an operation whose data came beside the announcements. */
 void shoal_engine_finish_direct(struct shoal_engine *engine, struct shoal_request *request);
 /* The contribution of a rank to a direct operation, contiguous. */
-const char *shoal_engine_given_by(struct shoal_engine *engine, const struct shoal_request *request, int from);
+const char *shoal_engine_contribution_of(struct shoal_engine *engine, const struct shoal_request *request, int from);
 /* The contiguous input of a direct operation. For a coalesced call it is packed into the layout's scratch memory. */
 const void *shoal_engine_pack(struct shoal_engine *engine, const struct shoal_request *request);
 

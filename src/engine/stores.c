@@ -78,7 +78,7 @@ static bool is_output_shared(const struct shoal_request *request)
 /* Every line is read and written by one rank: it is in that rank's cache. */
 static bool is_in_place_shared(const struct shoal_request *request)
 {
-    return request->call.kind == SHOAL_COLLECTIVE_ALLREDUCE && request->call.input == request->call.output &&
+    return request->call.collective == SHOAL_COLLECTIVE_ALLREDUCE && request->call.input == request->call.output &&
            is_output_shared(request);
 }
 
@@ -89,7 +89,7 @@ static struct shoal_trial *trial_of(struct shoal_engine *engine, const struct sh
         request->announcement.descriptor.count * request->element_bytes; /* as it was when it was announced */
     const unsigned size_class = 63u - (unsigned)__builtin_clzll(bytes | 1);
     const unsigned is_in_place = request->call.input == request->call.output;
-    const unsigned row = (unsigned)request->call.kind * 32 + size_class % 32;
+    const unsigned row = (unsigned)request->call.collective * 32 + size_class % 32;
     if (!engine->stores)
         engine->stores = calloc(SHOAL_STORES_TRIALS, sizeof *engine->stores);
     return engine->stores ? &engine->stores[(row * 4 + is_in_place * 2 + is_output_shared(request)) % SHOAL_STORES_TRIALS]

@@ -228,8 +228,8 @@ enum shoal_status shoal_print_algorithms(FILE *out)
             "    cost (n bytes of the larger operand, p ranks, H hosts)");
     for (int i = 0; shoal_select_entry(i); i++) {
         const struct shoal_algorithm *entry = shoal_select_entry(i);
-        if (entry->kind != SHOAL_COLLECTIVE_EXCHANGE)
-            fprintf(out, "%-14s %-13s %-8s %s\n%29s     %s\n", shoal_collective_traits(entry->kind)->name, entry->name,
+        if (entry->collective != SHOAL_COLLECTIVE_SPLIT)
+            fprintf(out, "%-14s %-13s %-8s %s\n%29s     %s\n", shoal_collective_traits(entry->collective)->name, entry->name,
                     wheres[entry->where], entry->when, "", entry->cost);
     }
     fprintf(out, "Of several hosts direct serves up to %d ranks.\n", SHOAL_DIRECT_RANKS_REMOTE);
@@ -320,14 +320,14 @@ enum shoal_status shoal_print_providers(FILE *out)
 /* A question that makes sense, and what the answer needs. */
 struct inquiry {
     const struct shoal_question *question;
-    enum shoal_collective_type kind;
+    enum shoal_collective_type collective;
     const struct shoal_collective_traits *entry;
     struct shoal_settings settings;
     struct shoal_tuning tuning;
     struct shoal_selection selection;
     size_t element;
-    bool is_cut;         /* an operand is in parts */
-    bool is_overwritten; /* in place where every rank gives and takes parts: no peer may look into it */
+    bool is_partitioned; /* an operand is in parts */
+    bool is_overwritten; /* in place where every rank contributes and receives parts: no peer may look into it */
     bool is_on_gpus;
     size_t count; /* elements of a whole, or of each part */
     int hosts;
@@ -346,7 +346,7 @@ static void explain_call(const struct inquiry *inquiry, FILE *out)
     fprintf(out, "%s ", inquiry->entry->name);
     if (!inquiry->entry->shape.is_empty)
         fprintf(out, "of %zu byte%s (%zu element%s%s) ", bytes, plural(bytes), inquiry->count, plural(inquiry->count),
-                inquiry->is_cut ? " for each rank" : "");
+                inquiry->is_partitioned ? " for each rank" : "");
     fprintf(out, "over %d rank%s on ", ranks, plural((size_t)ranks));
     if (inquiry->hosts > 1)
         fprintf(out, "%d hosts\n", inquiry->hosts);
@@ -374,7 +374,7 @@ static void explain_passed_over(const struct inquiry *inquiry, const struct shoa
     for (size_t at = 0; (override = shoal_select_next_override(&inquiry->selection, &at)) != NULL && override != taken;) {
         fprintf(out, "the tuning override %s:%d (%s) cannot serve this call: ", inquiry->tuning.source, override->line,
                 override->name);
-        explain_unable(inquiry, shoal_select_find(override->kind, override->name), out);
+        explain_unable(inquiry, shoal_select_find(override->collective, override->name), out);
     }
 }
 
@@ -400,7 +400,7 @@ static void explain_why(const struct inquiry *inquiry, const struct shoal_algori
     if (entry->fits)
         fprintf(out, "; %s\n", entry->when);
     else
-        fprintf(out, " (%s)\n", shoal_select_find(inquiry->kind, "direct")->when);
+        fprintf(out, " (%s)\n", shoal_select_find(inquiry->collective, "direct")->when);
 }
 
 static void explain_choice(const struct inquiry *inquiry, const struct shoal_algorithm *entry,
@@ -426,7 +426,7 @@ static void explain_choice(const struct inquiry *inquiry, const struct shoal_alg
 /* rounds: the entry by which the call goes in rounds; NULL: at once. */
 static void explain_direct(const struct inquiry *inquiry, const struct shoal_algorithm *rounds, FILE *out)
 {
-    const struct shoal_algorithm *entry = rounds ? rounds : shoal_select_find(inquiry->kind, "direct");
+    const struct shoal_algorithm *entry = rounds ? rounds : shoal_select_find(inquiry->collective, "direct");
     const bool has_overrides = shoal_select_has_overrides(&inquiry->selection);
     const struct shoal_tuning_override *override = has_overrides ? shoal_select_override(&inquiry->selection) : NULL;
     if (has_overrides)
@@ -438,7 +438,7 @@ static void explain_direct(const struct inquiry *inquiry, const struct shoal_alg
     }
     fputs(inquiry->entry->shape.is_empty
               ? "no plan: every rank publishes an announcement and waits for those of all others\n"
-              : "no plan: who gives publishes data beside its announcement; who takes reads it there\n",
+              : "no plan: contributing ranks publish data beside their announcements; receiving ranks read them there\n",
           out);
 }
 
@@ -452,10 +452,10 @@ static void explain_chunks(const struct inquiry *inquiry, const struct shoal_alg
     const size_t chunk = shoal_select_chunk(entry, plan, inquiry->settings.engine.chunk_bytes, inquiry->element);
     const size_t chunks = (inquiry->count + chunk - 1) / chunk;
     fprintf(out, "rank %d: %zu chunk%s of up to %zu bytes%s, %llu under way at once, %d staging buffer part%s", plan->rank,
-            chunks, plural(chunks), chunk * inquiry->element, inquiry->is_cut ? " of each part" : "",
+            chunks, plural(chunks), chunk * inquiry->element, inquiry->is_partitioned ? " of each part" : "",
             (unsigned long long)inquiry->settings.engine.depth, plan->parts, plural((size_t)plan->parts));
-    if (plan->places)
-        fprintf(out, " with %d place%s", plan->places, plural((size_t)plan->places));
+    if (plan->bins)
+        fprintf(out, " with %d bin%s", plan->bins, plural((size_t)plan->bins));
     fputs("; for each chunk:\n", out);
 }
 
@@ -490,13 +490,13 @@ static enum shoal_status explain_plans(const struct inquiry *inquiry, FILE *out)
     const struct shoal_tuning_override *override;
     const struct shoal_algorithm *entry = shoal_select_plan(&inquiry->selection, &inquiry->view, 0, &override);
     explain_passed_over(inquiry, override, out);
-    explain_choice(inquiry, entry, override, shoal_select_reach(&inquiry->view, inquiry->kind, 0), out);
+    explain_choice(inquiry, entry, override, shoal_select_reach(&inquiry->view, inquiry->collective, 0), out);
     fputs("in[r], out[r]: input and output of rank r; stg[r].p: part p of its staging buffer; 1/4: block 1 of 4, from 0\n"
           "copy: a reduce of one block; wait 2 #1: for rank 2's first signal of this chunk\n"
           "wait 2 credit: until rank 2 has read the chunk before\n",
           out);
     if (inquiry->hosts > 1)
-        fputs("@5+2: at place 5 of the staging buffer and the next one; put: into a remote one, after its clear-to-send\n"
+        fputs("@5+2: in bin 5 of the staging buffer and the next one; put: into a remote one, after its clear-to-send\n"
               "partial: a sum to which later steps add; wait puts: until the own puts are locally complete\n",
               out);
     for (int rank = 0; rank < question->ranks; rank++) {
@@ -578,7 +578,7 @@ static void print_json_call(const struct inquiry *inquiry, FILE *out)
     fprintf(out, "{\"collective\":\"%s\",\"ranks\":%d,\"hosts\":%d", inquiry->entry->name, inquiry->question->ranks,
             inquiry->hosts);
     fprintf(out, ",\"bytes\":%zu,\"count\":%zu,\"count_is_per_rank\":%s,\"element_bytes\":%zu,\"on_gpus\":%s",
-            inquiry->selection.bytes, inquiry->count, inquiry->is_cut ? "true" : "false", inquiry->element,
+            inquiry->selection.bytes, inquiry->count, inquiry->is_partitioned ? "true" : "false", inquiry->element,
             inquiry->is_on_gpus ? "true" : "false");
 }
 
@@ -599,9 +599,9 @@ static void print_json_chunks(const struct inquiry *inquiry, const struct shoal_
     const size_t chunk =
         inquiry->count ? shoal_select_chunk(entry, plan, inquiry->settings.engine.chunk_bytes, inquiry->element) : 0;
     fprintf(out,
-            "{\"rank\":%d,\"chunks\":%zu,\"chunk_bytes\":%zu,\"depth\":%llu,\"parts\":%d,\"places\":%d,\"steps\":", plan->rank,
+            "{\"rank\":%d,\"chunks\":%zu,\"chunk_bytes\":%zu,\"depth\":%llu,\"parts\":%d,\"bins\":%d,\"steps\":", plan->rank,
             chunk ? (inquiry->count + chunk - 1) / chunk : 1, chunk * inquiry->element,
-            (unsigned long long)inquiry->settings.engine.depth, plan->parts, plan->places);
+            (unsigned long long)inquiry->settings.engine.depth, plan->parts, plan->bins);
 }
 
 static void print_json_plan(const struct inquiry *inquiry, const struct shoal_algorithm *entry, struct shoal_plan *plan,
@@ -618,7 +618,7 @@ static enum shoal_status print_json_plans(const struct inquiry *inquiry, FILE *o
     const struct shoal_tuning_override *override;
     const struct shoal_algorithm *entry = shoal_select_plan(&inquiry->selection, &inquiry->view, 0, &override);
     const char *before = "\n  ";
-    print_json_choice(inquiry, entry, override, shoal_select_reach(&inquiry->view, inquiry->kind, 0), out);
+    print_json_choice(inquiry, entry, override, shoal_select_reach(&inquiry->view, inquiry->collective, 0), out);
     fputs(",\"plans\":[", out);
     for (int rank = 0; rank < question->ranks; rank++) {
         if (question->rank >= 0 && question->rank != rank)
@@ -633,7 +633,7 @@ static enum shoal_status print_json_plans(const struct inquiry *inquiry, FILE *o
 
 static void print_json_direct(const struct inquiry *inquiry, const struct shoal_algorithm *rounds, FILE *out)
 {
-    const struct shoal_algorithm *entry = rounds ? rounds : shoal_select_find(inquiry->kind, "direct");
+    const struct shoal_algorithm *entry = rounds ? rounds : shoal_select_find(inquiry->collective, "direct");
     const bool has_overrides = shoal_select_has_overrides(&inquiry->selection);
     print_json_choice(inquiry, entry, has_overrides ? shoal_select_override(&inquiry->selection) : NULL, SHOAL_REACH_STAGED,
                       out);
@@ -662,7 +662,7 @@ static bool is_question(struct inquiry *inquiry, FILE *out)
 {
     const struct shoal_question *question = inquiry->question;
     char error[600];
-    if (inquiry->kind == SHOAL_COLLECTIVE_NONE)
+    if (inquiry->collective == SHOAL_COLLECTIVE_NONE)
         fprintf(out,
                 "there is no collective \"%s\"; there are all-reduce, reduce, reduce-scatter, broadcast, all-gather, gather, "
                 "scatter, all-to-all, barrier\n",
@@ -673,7 +673,7 @@ static bool is_question(struct inquiry *inquiry, FILE *out)
         fprintf(out, "hosts is %zu, but may be 1 to the number of ranks, %d\n", question->hosts, question->ranks);
     else if (!inquiry->element || question->bytes % inquiry->element)
         fprintf(out, "bytes is %zu, which is no whole number of elements\n", question->bytes);
-    else if (inquiry->is_cut && question->bytes && question->bytes < inquiry->element * (size_t)question->ranks)
+    else if (inquiry->is_partitioned && question->bytes && question->bytes < inquiry->element * (size_t)question->ranks)
         fprintf(out, "bytes is %zu, less than one element for each of %d ranks\n", question->bytes, question->ranks);
     else if (inquiry->is_on_gpus && (question->shared_input || question->shared_output))
         fputs("operands are said to be on GPUs and in memory from shoal_mem_alloc, but are in one of them\n", out);
@@ -689,15 +689,15 @@ static bool is_question(struct inquiry *inquiry, FILE *out)
 /* Parts are equal: what is left over belongs to none. */
 static void describe_measure(struct inquiry *inquiry)
 {
-    const size_t ranks = (size_t)inquiry->question->ranks, parts = inquiry->is_cut ? ranks : 1;
+    const size_t ranks = (size_t)inquiry->question->ranks, parts = inquiry->is_partitioned ? ranks : 1;
     if (!inquiry->entry->shape.is_empty)
         inquiry->count = inquiry->question->bytes / inquiry->element / parts;
-    inquiry->selection = (struct shoal_selection){.kind = inquiry->kind,
+    inquiry->selection = (struct shoal_selection){.collective = inquiry->collective,
                                                   .size = inquiry->question->ranks,
                                                   .hosts = inquiry->hosts,
                                                   .bytes = inquiry->count * inquiry->element * parts,
                                                   .payload_bytes = inquiry->count * inquiry->element *
-                                                                   (inquiry->entry->shape.is_input_cut ? ranks : 1),
+                                                                   (inquiry->entry->shape.is_input_partitioned ? ranks : 1),
                                                   .inline_bytes = inquiry->settings.engine.inline_bytes,
                                                   .tuning = &inquiry->tuning};
 }
@@ -723,12 +723,14 @@ static enum shoal_status answer(const struct shoal_question *question, FILE *out
         fputs("the question is NULL, or its struct_bytes is not set: use SHOAL_QUESTION_INIT\n", out);
         return SHOAL_ERR_ARGUMENT;
     }
-    struct inquiry inquiry = {
-        .question = question, .kind = shoal_collective_find(question->collective), .element = shoal_type_bytes(question->type)};
+    struct inquiry inquiry = {.question = question,
+                              .collective = shoal_collective_find(question->collective),
+                              .element = shoal_type_bytes(question->type)};
     enum shoal_status status = SHOAL_ERR_ARGUMENT;
-    inquiry.entry = shoal_collective_traits(inquiry.kind);
-    inquiry.is_cut = inquiry.entry->shape.is_input_cut || inquiry.entry->shape.is_output_cut;
-    inquiry.is_overwritten = question->in_place && inquiry.entry->shape.is_input_cut && inquiry.entry->shape.is_output_cut;
+    inquiry.entry = shoal_collective_traits(inquiry.collective);
+    inquiry.is_partitioned = inquiry.entry->shape.is_input_partitioned || inquiry.entry->shape.is_output_partitioned;
+    inquiry.is_overwritten =
+        question->in_place && inquiry.entry->shape.is_input_partitioned && inquiry.entry->shape.is_output_partitioned;
     memset(input, question->shared_input && inquiry.entry->is_input_reached && !inquiry.is_overwritten, sizeof input);
     memset(output, question->shared_output && inquiry.entry->is_output_reached, sizeof output);
     inquiry.is_on_gpus = question->struct_bytes >= sizeof *question && question->on_gpus;

@@ -60,8 +60,8 @@ static size_t block_bytes(const struct shoal_case *asked, struct shoal_block blo
     const size_t grain = SHOAL_CACHE_LINE / asked->element_bytes;
     size_t length, none;
     const size_t begin = shoal_block_span(elements, grain, index, of, &length);
-    if (block.run && block.place)
-        length = block.run * shoal_place_stride(elements, grain, of);
+    if (block.run && block.bin)
+        length = block.run * shoal_bin_stride(elements, grain, of);
     else if (block.run)
         length = shoal_block_span(elements, grain, index + block.run, of, &none) - begin;
     return length * asked->element_bytes;
@@ -168,9 +168,9 @@ static uint64_t direct_work_bytes(const struct shoal_case *asked, int rank)
 {
     const struct shoal_shape *shape = asked->view.shape;
     const uint64_t part = asked->count * asked->element_bytes, size = (uint64_t)asked->view.size;
-    if (!shoal_shape_takes(shape, rank, 0))
+    if (!shoal_shape_receives(shape, rank, 0))
         return 0;
-    return shape->is_reduced ? (size + 1) * part : 2 * part * (shape->is_output_cut ? size : 1);
+    return shape->is_reduced ? (size + 1) * part : 2 * part * (shape->is_output_partitioned ? size : 1);
 }
 
 /* Published data is copied once and goes to all ranks. */
@@ -178,7 +178,7 @@ static enum shoal_status give_directly(struct shoal_cast *cast, int rank)
 {
     const struct shoal_case *asked = cast->asked;
     struct shoal_script *script = &cast->ranks[rank].meet;
-    const uint64_t given = shoal_shape_gives(asked->view.shape, rank, 0) ? asked->selection.payload_bytes : 0;
+    const uint64_t given = shoal_shape_contributes(asked->view.shape, rank, 0) ? asked->selection.payload_bytes : 0;
     const uint64_t sent = SHOAL_RECORD_BYTES + given;
     if (given)
         SHOAL_TRY(append_work(script, 2 * given, 2 * given));
@@ -200,7 +200,8 @@ static enum shoal_status build_direct(struct shoal_cast *cast, int rank)
     if (cast->size > 1)
         SHOAL_TRY(give_directly(cast, rank));
     for (int peer = 0; peer < cast->size; peer++) {
-        const bool is_needed = shape->is_empty || (shoal_shape_takes(shape, rank, 0) && shoal_shape_gives(shape, peer, 0));
+        const bool is_needed =
+            shape->is_empty || (shoal_shape_receives(shape, rank, 0) && shoal_shape_contributes(shape, peer, 0));
         if (peer != rank && is_needed)
             SHOAL_TRY(append_wait(script, peer, 1));
     }
@@ -214,7 +215,7 @@ static enum shoal_status build_direct(struct shoal_cast *cast, int rank)
 static uint64_t round_bytes(const struct shoal_case *asked, struct shoal_ranks held)
 {
     const uint64_t part = asked->count * asked->element_bytes;
-    return asked->view.shape->is_output_cut ? part * (uint64_t)held.count : part;
+    return asked->view.shape->is_output_partitioned ? part * (uint64_t)held.count : part;
 }
 
 /* Two sums are read and one is written; parts are copied. */
@@ -359,9 +360,9 @@ void shoal_cast_fini(struct shoal_cast *cast)
 size_t shoal_cast_bytes(const struct shoal_cast *cast, int rank, bool is_input, size_t elements)
 {
     const struct shoal_shape *shape = cast->asked->view.shape;
-    const bool has_it = is_input ? shoal_shape_gives(shape, rank, 0) : shoal_shape_takes(shape, rank, 0);
-    const bool is_cut = is_input ? shape->is_input_cut : shape->is_output_cut;
-    return has_it ? elements * cast->asked->element_bytes * (is_cut ? (size_t)cast->size : 1) : 0;
+    const bool has_it = is_input ? shoal_shape_contributes(shape, rank, 0) : shoal_shape_receives(shape, rank, 0);
+    const bool is_partitioned = is_input ? shape->is_input_partitioned : shape->is_output_partitioned;
+    return has_it ? elements * cast->asked->element_bytes * (is_partitioned ? (size_t)cast->size : 1) : 0;
 }
 
 /* ---- Loads --------------------------------------------------------------------------------------------------------------- */

@@ -20,12 +20,12 @@
 struct inquiry {
     const struct shoal_simulation *simulation;
     FILE *out; /* or NULL */
-    enum shoal_collective_type kind;
+    enum shoal_collective_type collective;
     const struct shoal_collective_traits *entry;
     struct shoal_settings settings;
     struct shoal_tuning tuning;
     struct shoal_case asked;
-    bool is_cut;
+    bool is_partitioned;
     size_t slices; /* ranks of a host that NVLink joins, for which one stands; 1: it joins none */
 };
 
@@ -94,7 +94,7 @@ static enum shoal_status check_call(const struct inquiry *inquiry)
 {
     const struct shoal_simulation *simulation = inquiry->simulation;
     const size_t element = shoal_type_bytes(simulation->type), ranks = simulation->hosts * simulation->ranks_per_host;
-    if (inquiry->kind == SHOAL_COLLECTIVE_NONE)
+    if (inquiry->collective == SHOAL_COLLECTIVE_NONE)
         return refuse(inquiry, SHOAL_ERR_ARGUMENT,
                       "there is no collective \"%s\"; there are all-reduce, reduce, reduce-scatter, broadcast, all-gather, "
                       "gather, scatter, all-to-all, barrier",
@@ -104,7 +104,7 @@ static enum shoal_status check_call(const struct inquiry *inquiry)
                       simulation->ranks_per_host, SHOAL_PLAN_RANKS_MAX);
     if (!element || simulation->bytes % element)
         return refuse(inquiry, SHOAL_ERR_ARGUMENT, "bytes is %zu, which is no whole number of elements", simulation->bytes);
-    if (inquiry->is_cut && simulation->bytes && simulation->bytes < element * ranks)
+    if (inquiry->is_partitioned && simulation->bytes && simulation->bytes < element * ranks)
         return refuse(inquiry, SHOAL_ERR_ARGUMENT, "bytes is %zu, less than one element for each of %zu ranks",
                       simulation->bytes, ranks);
     return SHOAL_OK;
@@ -121,7 +121,7 @@ static enum shoal_status check_gpus(const struct inquiry *inquiry)
         return refuse(inquiry, SHOAL_ERR_ARGUMENT, "switch_gpus and switch_adapters need switch_gb_s");
     if (simulation->pcie_gb_s > 0 && simulation->shared)
         return refuse(inquiry, SHOAL_ERR_ARGUMENT, "shared is set, but ranks of a host cannot map operands on GPUs");
-    if (simulation->nvlink_gb_s > 0 && inquiry->kind != SHOAL_COLLECTIVE_ALLREDUCE)
+    if (simulation->nvlink_gb_s > 0 && inquiry->collective != SHOAL_COLLECTIVE_ALLREDUCE)
         return refuse(inquiry, SHOAL_ERR_ARGUMENT, "nvlink_gb_s is given, but only all-reduces go over NVLink");
     if (simulation->nvlink_gb_s > 0 && simulation->cores && simulation->cores < simulation->ranks_per_host)
         return refuse(inquiry, SHOAL_ERR_ARGUMENT, "cores is %zu, but with nvlink_gb_s each of %zu ranks needs its own",
@@ -202,7 +202,7 @@ static void simulate_measure(struct inquiry *inquiry)
     const struct shoal_simulation *simulation = inquiry->simulation;
     inquiry->slices = simulation->nvlink_gb_s > 0 ? simulation->ranks_per_host : 1;
     const size_t ranks = simulation->hosts * (simulation->ranks_per_host / inquiry->slices);
-    const size_t parts = (inquiry->is_cut ? ranks : 1) * inquiry->slices;
+    const size_t parts = (inquiry->is_partitioned ? ranks : 1) * inquiry->slices;
     struct shoal_case *asked = &inquiry->asked;
     asked->model = model_of(inquiry);
     asked->hosts = (int)simulation->hosts;
@@ -212,37 +212,39 @@ static void simulate_measure(struct inquiry *inquiry)
     asked->depth = (unsigned)inquiry->settings.engine.depth;
     asked->is_whole = simulation->every_chunk;
     const size_t part_bytes = asked->count * asked->element_bytes;
-    asked->selection = (struct shoal_selection){.kind = inquiry->kind,
-                                                .size = (int)ranks,
-                                                .hosts = asked->hosts,
-                                                .bytes = part_bytes * (parts / inquiry->slices),
-                                                .payload_bytes = part_bytes * (inquiry->entry->shape.is_input_cut ? ranks : 1),
-                                                .inline_bytes = inquiry->settings.engine.inline_bytes,
-                                                .tuning = &inquiry->tuning};
+    asked->selection =
+        (struct shoal_selection){.collective = inquiry->collective,
+                                 .size = (int)ranks,
+                                 .hosts = asked->hosts,
+                                 .bytes = part_bytes * (parts / inquiry->slices),
+                                 .payload_bytes = part_bytes * (inquiry->entry->shape.is_input_partitioned ? ranks : 1),
+                                 .inline_bytes = inquiry->settings.engine.inline_bytes,
+                                 .tuning = &inquiry->tuning};
 }
 
 /* ---- The answer ---------------------------------------------------------------------------------------------------------- */
 
-static bool is_without_own_part(enum shoal_collective_type kind)
+static bool is_without_own_part(enum shoal_collective_type collective)
 {
-    return kind != SHOAL_COLLECTIVE_BROADCAST && kind != SHOAL_COLLECTIVE_REDUCE;
+    return collective != SHOAL_COLLECTIVE_BROADCAST && collective != SHOAL_COLLECTIVE_REDUCE;
 }
 
 /* How often `members`, ranks or hosts, each carry the larger operand. */
-static double carried(enum shoal_collective_type kind, double members)
+static double carried(enum shoal_collective_type collective, double members)
 {
-    const double trips = kind == SHOAL_COLLECTIVE_ALLREDUCE ? 2 : 1;
-    return trips * (is_without_own_part(kind) ? (members - 1) / members : 1);
+    const double trips = collective == SHOAL_COLLECTIVE_ALLREDUCE ? 2 : 1;
+    return trips * (is_without_own_part(collective) ? (members - 1) / members : 1);
 }
 
 /* In an all-to-all every rank has an operand of its own to send. */
 static double wire_bound_us(const struct inquiry *inquiry)
 {
     const struct shoal_simulation *simulation = inquiry->simulation;
-    const double operands = inquiry->kind == SHOAL_COLLECTIVE_ALLTOALL ? (double)simulation->ranks_per_host : 1;
+    const double operands = inquiry->collective == SHOAL_COLLECTIVE_ALLTOALL ? (double)simulation->ranks_per_host : 1;
     if (simulation->hosts < 2)
         return 0;
-    const double bytes = (double)inquiry->asked.selection.bytes * operands * carried(inquiry->kind, (double)simulation->hosts);
+    const double bytes =
+        (double)inquiry->asked.selection.bytes * operands * carried(inquiry->collective, (double)simulation->hosts);
     return shoal_adapter_ps(&inquiry->asked.model, bytes) / (double)SHOAL_PS_PER_US;
 }
 
@@ -279,7 +281,7 @@ static void simulate_fill_in(const struct inquiry *inquiry, const struct shoal_f
     answer->bytes = inquiry->asked.selection.bytes * inquiry->slices;
     answer->time_us = time_us;
     answer->algbw_gb_s = time_us > 0 ? (double)answer->bytes / time_us * 1e-3 : 0;
-    answer->busbw_gb_s = answer->algbw_gb_s * carried(inquiry->kind, inquiry->asked.view.size * slices);
+    answer->busbw_gb_s = answer->algbw_gb_s * carried(inquiry->collective, inquiry->asked.view.size * slices);
     answer->bound_us = wire_us > copying_us ? wire_us : copying_us;
     answer->sent_bytes = (double)forecast->sent_bytes_most * slices;
     answer->received_bytes = (double)forecast->heard_bytes_most * slices;
@@ -297,7 +299,7 @@ static enum shoal_status predict(struct inquiry *inquiry, struct shoal_simulated
     const struct shoal_case *asked = &inquiry->asked;
     enum shoal_reach reach = SHOAL_REACH_STAGED;
     if (asked->entry)
-        reach = shoal_select_reach(&asked->view, inquiry->kind, 0);
+        reach = shoal_select_reach(&asked->view, inquiry->collective, 0);
     answer->algorithm = asked->entry ? asked->entry->variants[reach] : asked->view.size == 1 ? "alone" : "direct";
     const enum shoal_status status = shoal_predict(asked, &forecast);
     if (status == SHOAL_ERR_MEMORY)
@@ -365,9 +367,9 @@ enum shoal_status shoal_simulate(const struct shoal_simulation *simulation, FILE
         return refuse(&inquiry, SHOAL_ERR_ARGUMENT,
                       "the struct to be filled is NULL, or its struct_bytes is not set: use SHOAL_SIMULATED_INIT");
     memcpy(&whole, simulation, shoal_min_size(simulation->struct_bytes, sizeof whole));
-    inquiry.kind = shoal_collective_find(whole.collective);
-    inquiry.entry = shoal_collective_traits(inquiry.kind);
-    inquiry.is_cut = inquiry.entry->shape.is_input_cut || inquiry.entry->shape.is_output_cut;
+    inquiry.collective = shoal_collective_find(whole.collective);
+    inquiry.entry = shoal_collective_traits(inquiry.collective);
+    inquiry.is_partitioned = inquiry.entry->shape.is_input_partitioned || inquiry.entry->shape.is_output_partitioned;
     const enum shoal_status status = simulate(&inquiry, &answer);
     shoal_tuning_fini(&inquiry.tuning);
     if (status != SHOAL_OK)

@@ -13,7 +13,7 @@
 #include "membership/survivors.h"
 
 /* Leaves of communicators that this rank has not made yet. */
-#define EARLY_MAX 1024
+#define UNCLAIMED_MAX 1024
 #define CLOSED_MAX 256
 /* After this time shoal_membership_fail gives up: the control thread does not run, so it cannot report a decision. */
 #define AGREE_S 5
@@ -67,8 +67,8 @@ struct shoal_membership {
     uint64_t world;
     uint64_t repeat_ns; /* when they say it again */
     bool is_agreeing;   /* a thread is inside shoal_membership_agree_on_survivors */
-    struct left early[EARLY_MAX];
-    unsigned early_count;        /* ever */
+    struct left unclaimed[UNCLAIMED_MAX];
+    unsigned unclaimed_count;    /* ever */
     uint64_t closed[CLOSED_MAX]; /* communicators that this rank has left */
     unsigned closed_count;       /* ever */
     _Atomic uint64_t lost_ns[];  /* [size] */
@@ -306,7 +306,7 @@ static void receive_left(struct shoal_membership *membership, const struct left 
     if (member)
         member->left(member->arg, left->rank, left->completed);
     else if (!was_closed(membership, left->comm))
-        membership->early[membership->early_count++ % EARLY_MAX] = *left;
+        membership->unclaimed[membership->unclaimed_count++ % UNCLAIMED_MAX] = *left;
 }
 
 static void on_notice(void *arg, int from, const void *data, size_t bytes)
@@ -489,13 +489,13 @@ void shoal_membership_describe(struct shoal_membership *membership, int rank, ch
 void shoal_membership_join(struct shoal_membership *membership, struct shoal_membership_comm *member)
 {
     pthread_mutex_lock(&membership->lock);
-    const unsigned kept = membership->early_count < EARLY_MAX ? membership->early_count : EARLY_MAX;
+    const unsigned kept = membership->unclaimed_count < UNCLAIMED_MAX ? membership->unclaimed_count : UNCLAIMED_MAX;
     member->membership = membership;
     member->next = membership->members;
     membership->members = member;
     for (unsigned i = 0; i < kept; i++) {
-        if (membership->early[i].comm == member->comm)
-            member->left(member->arg, membership->early[i].rank, membership->early[i].completed);
+        if (membership->unclaimed[i].comm == member->comm)
+            member->left(member->arg, membership->unclaimed[i].rank, membership->unclaimed[i].completed);
     }
     const struct shoal_cause *cause = shoal_causes_find(&membership->causes, member->comm);
     if (cause && cause->is_decided && !cause->is_leaving)

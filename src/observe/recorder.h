@@ -28,12 +28,12 @@ struct shoal_request;
 
 struct shoal_record {
     struct shoal_request *owner; /* while under way; opaque here */
-    uint64_t sequence;           /* 0: no record yet. Sends and receives have the number of their kind's order */
+    uint64_t sequence;           /* 0: no record yet. Sends and receives count by themselves, in their order */
     uint64_t count;
-    uint64_t posted;  /* clock ticks */
-    uint64_t arrived; /* 0 while not all ranks have come */
-    uint64_t done;    /* 0 while under way */
-    const char *kind; /* static texts */
+    uint64_t posted;        /* clock ticks */
+    uint64_t arrived;       /* 0 while not all ranks have come */
+    uint64_t done;          /* 0 while under way */
+    const char *collective; /* static texts */
     const char *algorithm;
     int32_t root;      /* or peer */
     int32_t last_rank; /* who came last, -1 not known */
@@ -98,11 +98,11 @@ struct shoal_recorder {
     struct shoal_record *records;            /* behind the head */
     struct shoal_recorder_identity identity; /* set by who makes the communicator; all 0 before */
     uint64_t job;
-    const struct shoal_rejections *rejections;         /* the endpoint's, which outlives this; NULL: there is none */
-    int pid;                                           /* of whom the records are; 0: of this process */
-    const char *host;                                  /* NULL: this one */
-    struct shoal_flights *flights;                     /* the file; NULL: it is private memory */
-    long slot;                                         /* in that file */
+    const struct shoal_rejections *rejections; /* the endpoint's, which outlives this; NULL: there is none */
+    int pid;                                   /* of whom the records are; 0: of this process */
+    const char *host;                          /* NULL: this one */
+    struct shoal_flights *flights;             /* the file; NULL: it is private memory */
+    long slot;                                 /* in that file */
 };
 
 /* The file. Any thread. NULL: no memory. */

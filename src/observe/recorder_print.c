@@ -158,7 +158,7 @@ static void print_what(const struct shoal_record *r, FILE *out)
     fprintf(out,
             ",\"sequence\":%llu,\"kind\":\"%s\",\"algorithm\":\"%s\",\"count\":%llu,\"type\":\"%s\",\"op\":\"%s\",\"root\":%d,"
             "\"tag\":%u,\"status\":\"%s\"",
-            (unsigned long long)r->sequence, r->kind, r->algorithm, (unsigned long long)r->count,
+            (unsigned long long)r->sequence, r->collective, r->algorithm, (unsigned long long)r->count,
             recorder_print_type_name(r->type), recorder_print_op_name(r->op), r->root, r->trace_tag,
             shoal_status_name((enum shoal_status)r->status));
 }
@@ -196,7 +196,7 @@ void shoal_recorder_print(const struct shoal_recorder *recorder, const char *com
     stamp.origin = recorder->records[first % SHOAL_RECORDS].posted; /* 0, if that one is left out: then as good as any */
     for (uint64_t i = first; i < next; i++) {
         const struct shoal_record *record = &recorder->records[i % SHOAL_RECORDS];
-        if (!record->kind) /* of another process, and just changing */
+        if (!record->collective) /* of another process, and just changing */
             continue;
         print_who(recorder, &stamp, comm, rank, out);
         fprintf(out, ",\"record\":%llu", (unsigned long long)i);

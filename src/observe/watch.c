@@ -65,14 +65,14 @@ static const char *find_text(const struct shoal_flight *flight, const char *addr
 }
 
 /* The addresses of texts are those of another process: they become ours. A record that changed between the two readings is left
- * out (kind NULL): it may be half of one operation and half of the next. */
+ * out (collective NULL): it may be half of one operation and half of the next. */
 static void adopt_records(struct watch *watch)
 {
     struct copy *now = watch->now;
     for (size_t i = 0; i < SHOAL_RECORDS; i++) {
         struct shoal_record *record = &now->records[i];
         const bool is_whole = memcmp(record, &watch->before->records[i], sizeof *record) == 0;
-        record->kind = is_whole && record->posted ? find_text(&now->flight, record->kind) : NULL;
+        record->collective = is_whole && record->posted ? find_text(&now->flight, record->collective) : NULL;
         record->algorithm = find_text(&now->flight, record->algorithm);
         record->owner = NULL;
     }
@@ -153,7 +153,8 @@ static double watch_us_since(const struct shoal_flight *flight, uint64_t ticks)
 
 static bool watch_is_message(const struct shoal_record *record)
 {
-    return !strcmp(record->kind, "send") || !strcmp(record->kind, "receive") || !strcmp(record->kind, "drain");
+    return !strcmp(record->collective, "send") || !strcmp(record->collective, "receive") ||
+           !strcmp(record->collective, "drain");
 }
 
 /* Operations that have ended: those that had begun before the records were read, less those of them that had not ended then. So
@@ -177,7 +178,7 @@ static void tell_operations(const struct copy *copy, struct shoal_watched *watch
     uint64_t done = 0;
     for (size_t i = 0; i < SHOAL_RECORDS; i++) {
         const struct shoal_record *record = &copy->records[i];
-        if (!record->kind)
+        if (!record->collective)
             continue;
         if (!watch_is_message(record) && record->sequence > watched->called)
             watched->called = record->sequence;
@@ -191,7 +192,7 @@ static void tell_operations(const struct copy *copy, struct shoal_watched *watch
     watched->idle_us = done ? watch_us_since(&copy->flight, done) : -1;
     if (!oldest)
         return;
-    watched->kind = oldest->kind;
+    watched->collective = oldest->collective;
     watched->algorithm = oldest->algorithm;
     watched->sequence = oldest->sequence;
     watched->count = oldest->count;
@@ -221,7 +222,7 @@ static void watch_tell(const struct watch *watch, shoal_watch_fn fn, void *arg)
         .bytes = atomic_load_explicit(&flight->bytes, memory_order_relaxed),
         .came_last = atomic_load_explicit(&flight->came_last, memory_order_relaxed),
         .late_us = (double)(int64_t)atomic_load_explicit(&flight->late, memory_order_relaxed) * flight->ns_per_tick / 1e3,
-        .kind = "",
+        .collective = "",
         .algorithm = "",
         .waits_for = -1,
         .rejected = atomic_load_explicit(&flight->rejected, memory_order_relaxed),

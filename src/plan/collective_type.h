@@ -5,7 +5,7 @@
 
 #include "plan/plan.h"
 
-/* EXCHANGE is internal: every rank contributes count bytes with its announcement and receives those of all ranks. DRAIN is
+/* SPLIT is internal: every rank contributes count bytes with its announcement and receives those of all ranks. DRAIN is
  * local: it is done when the sends and receives posted before it are done. GROUP is several sends and receives in one
  * request. */
 enum shoal_collective_type {
@@ -19,7 +19,7 @@ enum shoal_collective_type {
     SHOAL_COLLECTIVE_SCATTER,
     SHOAL_COLLECTIVE_ALLTOALL,
     SHOAL_COLLECTIVE_BARRIER,
-    SHOAL_COLLECTIVE_EXCHANGE,
+    SHOAL_COLLECTIVE_SPLIT,
     SHOAL_COLLECTIVE_SEND,
     SHOAL_COLLECTIVE_RECV,
     SHOAL_COLLECTIVE_DRAIN,
@@ -30,14 +30,14 @@ enum shoal_collective_type {
 struct shoal_collective_traits {
     const char *name; /* "all-reduce": for people, in tables and tuning overrides */
     struct shoal_shape shape;
-    bool is_input_reached; /* peers are told where it is, if it is shared; the algorithms of the kind may use it */
+    bool is_input_reached; /* peers are told where it is, if it is shared; its algorithms may use it */
     bool is_output_reached;
 };
 
 /* Never NULL; a row without a name for numbers that are no collective. */
-const struct shoal_collective_traits *shoal_collective_traits(enum shoal_collective_type kind);
+const struct shoal_collective_traits *shoal_collective_traits(enum shoal_collective_type collective);
 
-/* The kind of that name, with or without dashes; NONE when no collective that users call has it. */
+/* The collective of that name, with or without dashes; NONE when no collective that users call has it. */
 enum shoal_collective_type shoal_collective_find(const char *name);
 
 #endif

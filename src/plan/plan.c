@@ -77,7 +77,7 @@ static void append_blocks(struct shoal_plan *plan, const struct shoal_block *add
     SHOAL_ASSERT(wanted <= plan->block_capacity);
     for (int i = 0; i < count; i++) {
         blocks[plan->block_count++] = added[i];
-        if (added[i].operand != SHOAL_OPERAND_STAGING || added[i].place)
+        if (added[i].operand != SHOAL_OPERAND_STAGING || added[i].bin)
             continue;
         if (added[i].part >= SHOAL_PLAN_PARTS_MAX)
             plan_fail(plan, SHOAL_ERR_UNSUPPORTED);
@@ -119,14 +119,14 @@ void shoal_plan_use_staging(struct shoal_plan *plan, int parts, int of)
     plan->staging_of = of > plan->staging_of ? of : plan->staging_of;
 }
 
-void shoal_plan_use_places(struct shoal_plan *plan, int places, int of)
+void shoal_plan_use_bins(struct shoal_plan *plan, int bins, int of)
 {
-    const int wanted = (places + SHOAL_PLACES_IN_PART - 1) / SHOAL_PLACES_IN_PART;
+    const int wanted = (bins + SHOAL_BINS_IN_PART - 1) / SHOAL_BINS_IN_PART;
 
-    if (places >= UINT16_MAX)
+    if (bins >= UINT16_MAX)
         plan_fail(plan, SHOAL_ERR_UNSUPPORTED);
-    plan->places = places;
-    shoal_plan_use_staging(plan, wanted < SHOAL_PLACED_PARTS_MAX ? wanted : SHOAL_PLACED_PARTS_MAX, of);
+    plan->bins = bins;
+    shoal_plan_use_staging(plan, wanted < SHOAL_BINNED_PARTS_MAX ? wanted : SHOAL_BINNED_PARTS_MAX, of);
 }
 
 void shoal_plan_reduce(struct shoal_plan *plan, const struct shoal_block *sources, int source_count,

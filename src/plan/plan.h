@@ -23,7 +23,7 @@
  * overwrites what the peer may still be reading.
  *
  * Staging buffers. Each rank's staging slot has `parts`. Either each part is as large as a chunk, and a block lies at its index
- * in one of them. Or the plan divides all parts together into `places`, each as large as a block, and says in which place a
+ * in one of them. Or the plan divides all parts together into `bins`, each as large as a block, and says in which bin a
  * block lies. Only the own rank writes part 0, whatever ran before; into the other parts peers write once the rank has let
  * them. A rank that writes its own staging buffer, or lets peers write there, first waits for the credit of every rank that may
  * have read it in the slot's earlier chunks.
@@ -47,14 +47,14 @@
 
 #define SHOAL_PLAN_RANKS_MAX SHOAL_RANKS_MAX
 #define SHOAL_PLAN_PARTS_MAX 64
-/* Limits of a staging buffer that is divided into places: at least so many places in a part, at most so many parts. */
-#define SHOAL_PLACES_IN_PART 4
-#define SHOAL_PLACED_PARTS_MAX 8
+/* Limits of a staging buffer that is divided into bins: at least so many bins in a part, at most so many parts. */
+#define SHOAL_BINS_IN_PART 4
+#define SHOAL_BINNED_PARTS_MAX 8
 
 enum shoal_operand { SHOAL_OPERAND_INPUT, SHOAL_OPERAND_OUTPUT, SHOAL_OPERAND_STAGING };
 
-/* Block `index` of `of` equal blocks of a rank's operand; of a staging buffer, of its part `part`. A staging block with `place`
- * other than 0 lies at place - 1 instead of at its index. With `run` other than 0 a put moves that many consecutive places,
+/* Block `index` of `of` equal blocks of a rank's operand; of a staging buffer, of its part `part`. A staging block with `bin`
+ * other than 0 lies in bin `bin` - 1 instead of at its index. With `run` other than 0 a put moves that many consecutive bins,
  * whatever they hold; from an input or output, that many consecutive blocks, as far as there are any.
  *
  * Where an operand is in parts (struct shoal_shape), a chunk is the same range of every part. `of` is then a multiple of the
@@ -66,7 +66,7 @@ struct shoal_block {
     uint16_t rank;
     uint16_t index;
     uint16_t of;
-    uint16_t place;
+    uint16_t bin;
     uint16_t run;
     uint8_t operand;
     uint8_t part;
@@ -87,32 +87,32 @@ struct shoal_step {
 /* The shape of a collective: which operands each rank has, and where their elements go. Everything but the choice of an
  * algorithm follows from this: the sizes of operands, the data of small operations, what the checker demands. */
 struct shoal_shape {
-    bool root_gives;    /* only root has an input; else all have */
-    bool root_takes;    /* only root gets an output; else all do */
-    bool is_input_cut;  /* an input is in parts, part i for rank i; else every rank that receives gets all of it */
-    bool is_output_cut; /* an output is in parts, part i from rank i */
-    bool is_reduced;    /* an element of an output is made of one element of each input; else it is a copy of one */
-    bool is_empty;      /* nothing is moved: a barrier */
+    bool root_contributes;      /* only root has an input; else all have */
+    bool root_receives;         /* only root gets an output; else all do */
+    bool is_input_partitioned;  /* an input is in parts, part i for rank i; else every rank that receives gets all of it */
+    bool is_output_partitioned; /* an output is in parts, part i from rank i */
+    bool is_reduced;            /* an element of an output is made of one element of each input; else it is a copy of one */
+    bool is_empty;              /* nothing is moved: a barrier */
 };
 
-static inline bool shoal_shape_gives(const struct shoal_shape *shape, int rank, int root)
+static inline bool shoal_shape_contributes(const struct shoal_shape *shape, int rank, int root)
 {
-    return !shape->is_empty && (!shape->root_gives || rank == root);
+    return !shape->is_empty && (!shape->root_contributes || rank == root);
 }
 
-static inline bool shoal_shape_takes(const struct shoal_shape *shape, int rank, int root)
+static inline bool shoal_shape_receives(const struct shoal_shape *shape, int rank, int root)
 {
-    return !shape->is_empty && (!shape->root_takes || rank == root);
+    return !shape->is_empty && (!shape->root_receives || rank == root);
 }
 
 /* The number of parts of a block's operand; 1 where it is a whole. */
 static inline int shoal_shape_parts(const struct shoal_shape *shape, struct shoal_block block, int size)
 {
     if (block.operand == SHOAL_OPERAND_INPUT)
-        return shape->is_input_cut ? size : 1;
+        return shape->is_input_partitioned ? size : 1;
     if (block.operand == SHOAL_OPERAND_OUTPUT)
-        return shape->is_output_cut ? size : 1;
-    return (shape->is_input_cut || shape->is_output_cut) && block.of % size == 0 ? size : 1;
+        return shape->is_output_partitioned ? size : 1;
+    return (shape->is_input_partitioned || shape->is_output_partitioned) && block.of % size == 0 ? size : 1;
 }
 
 /* The rank that contributes a block's content, and the rank that receives it. In an operand that is a whole, one side may be
@@ -122,10 +122,10 @@ static inline void shoal_shape_route(const struct shoal_shape *shape, struct sho
 {
     const int parts = shoal_shape_parts(shape, block, size), part = block.index / (block.of / parts);
     const bool is_output = block.operand == SHOAL_OPERAND_OUTPUT;
-    const bool is_received = shape->is_output_cut && block.part > 0;
-    const bool names_giver = is_output || (parts > 1 && (!shape->is_input_cut || is_received));
-    *from_out = names_giver ? part : block.rank;
-    *to_out = names_giver ? block.rank : part;
+    const bool is_received = shape->is_output_partitioned && block.part > 0;
+    const bool names_source = is_output || (parts > 1 && (!shape->is_input_partitioned || is_received));
+    *from_out = names_source ? part : block.rank;
+    *to_out = names_source ? block.rank : part;
 }
 
 /* The knowledge of algorithms about the call, the machines and the operands. Plain data, the same on every rank. */
@@ -156,8 +156,8 @@ struct shoal_plan {
     int rank;
     int size;
     int parts;      /* of the staging slot, 0 when no staging buffer is used */
-    int places;     /* into which they are divided together, 0 when blocks lie at their index */
-    int staging_of; /* into how many blocks a part, or what has places, is cut at most */
+    int bins;       /* into which they are divided together, 0 when blocks lie at their index */
+    int staging_of; /* into how many blocks a part, or what has bins, is cut at most */
     uint32_t step_count;
     uint32_t block_count;
     struct shoal_step *steps;
@@ -190,10 +190,10 @@ static inline struct shoal_block shoal_staging(int rank, int part, int index, in
     return (struct shoal_block){(uint16_t)rank, (uint16_t)index, (uint16_t)of, 0, 0, SHOAL_OPERAND_STAGING, (uint8_t)part};
 }
 
-/* The same staging block, at a place. */
-static inline struct shoal_block shoal_placed(struct shoal_block block, int place)
+/* The same staging block, in a bin. */
+static inline struct shoal_block shoal_in_bin(struct shoal_block block, int bin)
 {
-    block.place = (uint16_t)(place + 1);
+    block.bin = (uint16_t)(bin + 1);
     return block;
 }
 
@@ -208,9 +208,9 @@ static inline struct shoal_block shoal_run(struct shoal_block block, int run)
  * rank may name no staging block. */
 void shoal_plan_use_staging(struct shoal_plan *plan, int parts, int of);
 
-/* The same for a staging buffer that is divided into places; a whole, or each part, has `of` of their blocks. Sets
+/* The same for a staging buffer that is divided into bins; a whole, or each part, has `of` of their blocks. Sets
  * plan->parts. */
-void shoal_plan_use_places(struct shoal_plan *plan, int places, int of);
+void shoal_plan_use_bins(struct shoal_plan *plan, int bins, int of);
 
 /* How many steps at the begin of a plan name nothing but its rank's own: waits for credits, then copies of its input into its
  * staging buffer. They may run before other ranks have posted the operation. */
@@ -251,9 +251,9 @@ static inline size_t shoal_block_span(size_t count, size_t grain, unsigned index
     return begin;
 }
 
-/* Elements from one place of a staging buffer to the next, where a chunk has `count` elements (in its longest part) and `of`
+/* Elements from one bin of a staging buffer to the next, where a chunk has `count` elements (in its longest part) and `of`
  * blocks. */
-static inline size_t shoal_place_stride(size_t count, size_t grain, unsigned of)
+static inline size_t shoal_bin_stride(size_t count, size_t grain, unsigned of)
 {
     return shoal_round_up((count + of - 1) / of, grain);
 }
@@ -265,7 +265,7 @@ void shoal_plan_print(const struct shoal_plan *plan, FILE *out);
 void shoal_plan_print_json(const struct shoal_plan *plan, FILE *out);
 /* One step without its number, at most bytes - 1 characters. */
 void shoal_plan_print_step(const struct shoal_plan *plan, uint32_t step, char *text, size_t bytes);
-/* One block, such as "stg[1].0 2/4": block 2 of 4 of part 0 of rank 1's staging buffer; "@7": in place 7; "+3": run of
+/* One block, such as "stg[1].0 2/4": block 2 of 4 of part 0 of rank 1's staging buffer; "@7": in bin 7; "+3": run of
  * three. */
 void shoal_plan_print_block(const struct shoal_block *block, char *text, size_t bytes);
 

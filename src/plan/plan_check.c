@@ -204,25 +204,25 @@ struct range {
 };
 
 /* Where nothing is promised, plans may still move what they like. */
-static bool check_gives(const struct operation *operation, int rank)
+static bool check_contributes(const struct operation *operation, int rank)
 {
-    return operation->shape->is_empty || shoal_shape_gives(operation->shape, rank, operation->question->root);
+    return operation->shape->is_empty || shoal_shape_contributes(operation->shape, rank, operation->question->root);
 }
 
-static bool check_takes(const struct operation *operation, int rank)
+static bool check_receives(const struct operation *operation, int rank)
 {
-    return shoal_shape_takes(operation->shape, rank, operation->question->root);
+    return shoal_shape_receives(operation->shape, rank, operation->question->root);
 }
 
 static bool is_in_place(const struct operation *operation, int rank)
 {
-    return operation->question->in_place && check_gives(operation, rank) && check_takes(operation, rank);
+    return operation->question->in_place && check_contributes(operation, rank) && check_receives(operation, rank);
 }
 
 /* In place the larger operand has cells, and the other one is the rank's part of it, or all of it. */
 static bool is_output_inside(const struct operation *operation)
 {
-    return operation->shape->is_input_cut && !operation->shape->is_output_cut;
+    return operation->shape->is_input_partitioned && !operation->shape->is_output_partitioned;
 }
 
 static size_t input_cell(const struct operation *operation, int rank)
@@ -230,7 +230,7 @@ static size_t input_cell(const struct operation *operation, int rank)
     const size_t own = (size_t)rank;
     if (!is_in_place(operation, rank) || is_output_inside(operation))
         return operation->first_input + own * operation->input_units;
-    const bool is_part = operation->shape->is_output_cut && !operation->shape->is_input_cut;
+    const bool is_part = operation->shape->is_output_partitioned && !operation->shape->is_input_partitioned;
     return operation->first_output + own * operation->output_units + (is_part ? own * operation->units : 0);
 }
 
@@ -249,11 +249,11 @@ static size_t length_of(const struct check *check, const struct operation *opera
     return lengths ? lengths[from * check->size + to] : operation->units;
 }
 
-/* The units of one part of a staging buffer that is not divided into places. */
+/* The units of one part of a staging buffer that is not divided into bins. */
 static size_t part_units(const struct operation *operation, int size)
 {
-    const bool is_cut = operation->shape->is_input_cut || operation->shape->is_output_cut;
-    return operation->units * (is_cut ? (size_t)size : 1);
+    const bool is_partitioned = operation->shape->is_input_partitioned || operation->shape->is_output_partitioned;
+    return operation->units * (is_partitioned ? (size_t)size : 1);
 }
 
 static size_t operand_cell(const struct check *check, const struct operation *operation, const struct shoal_block *block)
@@ -265,12 +265,12 @@ static size_t operand_cell(const struct check *check, const struct operation *op
     return check->staging_cell + block->rank * check->staging_units + block->part * part_units(operation, check->size);
 }
 
-/* The range of a block, or a run of blocks, that lies in a place. */
-static struct range place_range(const struct check *check, const struct operation *operation, const struct shoal_block *block,
-                                unsigned of, size_t length)
+/* The range of a block, or a run of blocks, that lies in a bin. */
+static struct range bin_range(const struct check *check, const struct operation *operation, const struct shoal_block *block,
+                              unsigned of, size_t length)
 {
-    const size_t stride = shoal_place_stride(operation->units, 1, of);
-    const size_t first = check->staging_cell + block->rank * check->staging_units + (block->place - 1u) * stride;
+    const size_t stride = shoal_bin_stride(operation->units, 1, of);
+    const size_t first = check->staging_cell + block->rank * check->staging_units + (block->bin - 1u) * stride;
     return (struct range){first, block->run ? block->run * stride : length};
 }
 
@@ -293,7 +293,7 @@ static struct range block_range(const struct check *check, const struct operatio
     range.first += shoal_block_span(length, 1, block->index % of, of, &range.length);
     if (block->run)
         range.length = check_run_length(length, block->index % of, block->run, of);
-    return block->place ? place_range(check, operation, block, of, range.length) : range;
+    return block->bin ? bin_range(check, operation, block, of, range.length) : range;
 }
 
 static uint8_t *counts_of(const struct check *check, size_t cell)
@@ -492,7 +492,7 @@ static enum shoal_status verify_unit(const struct check *check, int rank, int nu
 {
     const struct operation *operation = &check->operations[number];
     const struct shoal_shape *shape = operation->shape;
-    const size_t wanted = (shape->is_input_cut ? (size_t)rank * operation->units : 0) + u;
+    const size_t wanted = (shape->is_input_partitioned ? (size_t)rank * operation->units : 0) + u;
     const uint32_t unit = check->cells[cell].unit;
 
     if (unit != operation->first_unit + wanted)
@@ -501,7 +501,7 @@ static enum shoal_status verify_unit(const struct check *check, int rank, int nu
             "result: rank %d, operation %d: element %zu of the output (from rank %d) comes from %s, not from element %zu", rank,
             number + 1, u, from, unit == MIXED ? "different elements" : "another element", wanted);
     for (int other = 0; other < check->size; other++) {
-        const int promised = shape->is_reduced ? check_gives(operation, other) : other == from;
+        const int promised = shape->is_reduced ? check_contributes(operation, other) : other == from;
         const int found = counts_of(check, cell)[other];
         if (found != promised)
             return fault(check,
@@ -529,8 +529,8 @@ static enum shoal_status end_output(struct check *check, int rank, int number, i
 {
     const struct operation *operation = &check->operations[number];
     const uint32_t caller = (uint32_t)(check->size + rank);
-    const bool is_cut = operation->shape->is_output_cut;
-    const struct shoal_block block = shoal_output(rank, is_cut ? from : 0, is_cut ? check->size : 1);
+    const bool is_partitioned = operation->shape->is_output_partitioned;
+    const struct shoal_block block = shoal_output(rank, is_partitioned ? from : 0, is_partitioned ? check->size : 1);
     const struct range range = block_range(check, operation, &block);
 
     for (size_t i = 0; i < range.length; i++) {
@@ -546,8 +546,8 @@ static enum shoal_status end_input(struct check *check, int rank, int number, in
 {
     const struct operation *operation = &check->operations[number];
     const uint32_t caller = (uint32_t)(check->size + rank);
-    const bool is_cut = operation->shape->is_input_cut;
-    const struct shoal_block block = shoal_input(rank, is_cut ? to : 0, is_cut ? check->size : 1);
+    const bool is_partitioned = operation->shape->is_input_partitioned;
+    const struct shoal_block block = shoal_input(rank, is_partitioned ? to : 0, is_partitioned ? check->size : 1);
     const struct range range = block_range(check, operation, &block);
 
     for (size_t i = 0; i < range.length; i++)
@@ -567,11 +567,11 @@ static enum shoal_status end_operation(struct check *check, int rank, int number
     check_join(check, caller, clock_of(check, (uint32_t)rank));
     if (shape->is_empty)
         return verify_barrier(check, rank, number);
-    if (check_takes(operation, rank) && !shape->is_output_cut)
+    if (check_receives(operation, rank) && !shape->is_output_partitioned)
         SHOAL_TRY(end_output(check, rank, number, operation->question->root));
-    for (int from = 0; from < check->size && check_takes(operation, rank) && shape->is_output_cut; from++)
+    for (int from = 0; from < check->size && check_receives(operation, rank) && shape->is_output_partitioned; from++)
         SHOAL_TRY(end_output(check, rank, number, from));
-    for (int to = 0; to < (shape->is_input_cut ? check->size : 1) && check_gives(operation, rank); to++)
+    for (int to = 0; to < (shape->is_input_partitioned ? check->size : 1) && check_contributes(operation, rank); to++)
         SHOAL_TRY(end_input(check, rank, number, to));
     return SHOAL_OK;
 }
@@ -672,13 +672,13 @@ static struct refusal refuse_block(const struct check *check, int rank, struct c
         return (struct refusal){"range", "there is no such block"};
     if (block->of % shoal_shape_parts(check->operations[at.operation].shape, *block, check->size))
         return (struct refusal){"range", "its operand is in parts, one for each rank"};
-    if (block->operand == SHOAL_OPERAND_STAGING && !block->place && block->part >= plan->parts)
+    if (block->operand == SHOAL_OPERAND_STAGING && !block->bin && block->part >= plan->parts)
         return (struct refusal){"range", "the staging buffer has no such part"};
-    if (block->place && block->place - 1 + shoal_max_size(block->run, 1) > (size_t)plan->places)
-        return (struct refusal){"range", "the staging buffer has no such place"};
-    if ((block->place && block->operand != SHOAL_OPERAND_STAGING) || (block->run && step->kind != SHOAL_STEP_PUT))
-        return (struct refusal){"form", "only staging buffers have places, only puts move several"};
-    if (block->run && !block->place && block->index + block->run > block->of)
+    if (block->bin && block->bin - 1 + shoal_max_size(block->run, 1) > (size_t)plan->bins)
+        return (struct refusal){"range", "the staging buffer has no such bin"};
+    if ((block->bin && block->operand != SHOAL_OPERAND_STAGING) || (block->run && step->kind != SHOAL_STEP_PUT))
+        return (struct refusal){"form", "only staging buffers have bins, only puts move several"};
+    if (block->run && !block->bin && block->index + block->run > block->of)
         return (struct refusal){"range", "the run goes beyond the last block"};
     if (block->operand == SHOAL_OPERAND_STAGING && is_dest && block->part == 0 && block->rank != rank)
         return (struct refusal){"writers", "part 0 of a staging buffer is written by its own rank alone"};
@@ -773,12 +773,12 @@ static enum shoal_status inspect_plan(struct check *check, int rank, int operati
     if (plan->parts != plan_of(check, operation, 0)->parts)
         return fault(check, "form: in operation %d rank %d names %d parts of staging buffers, rank 0 names %d", operation + 1,
                      rank, plan->parts, plan_of(check, operation, 0)->parts);
-    if (plan->places != plan_of(check, operation, 0)->places)
-        return fault(check, "form: in operation %d rank %d divides staging buffers into %d places, rank 0 into %d",
-                     operation + 1, rank, plan->places, plan_of(check, operation, 0)->places);
+    if (plan->bins != plan_of(check, operation, 0)->bins)
+        return fault(check, "form: in operation %d rank %d divides staging buffers into %d bins, rank 0 into %d", operation + 1,
+                     rank, plan->bins, plan_of(check, operation, 0)->bins);
     if (plan->staging_of != plan_of(check, operation, 0)->staging_of)
-        return fault(check, "form: in operation %d rank %d cuts staging buffers into %d blocks, rank 0 into %d", operation + 1,
-                     rank, plan->staging_of, plan_of(check, operation, 0)->staging_of);
+        return fault(check, "form: in operation %d rank %d partitions staging buffers into %d blocks, rank 0 into %d",
+                     operation + 1, rank, plan->staging_of, plan_of(check, operation, 0)->staging_of);
     for (uint32_t step = 0; step < plan->step_count; step++)
         SHOAL_TRY(inspect_step(check, rank, (struct cursor){operation, step}, waits));
     return SHOAL_OK;
@@ -810,11 +810,11 @@ static enum shoal_status inspect(struct check *check, int operation)
 static size_t staging_units(const struct check *check, const struct operation *operation)
 {
     const struct shoal_plan *plan = &operation->question->plans[0];
-    const bool is_cut = operation->shape->is_input_cut || operation->shape->is_output_cut;
+    const bool is_partitioned = operation->shape->is_input_partitioned || operation->shape->is_output_partitioned;
 
-    if (plan->places == 0)
+    if (plan->bins == 0)
         return (size_t)plan->parts * part_units(operation, check->size);
-    return (size_t)plan->places * shoal_place_stride(operation->units, 1, is_cut ? 1 : (unsigned)plan->staging_of);
+    return (size_t)plan->bins * shoal_bin_stride(operation->units, 1, is_partitioned ? 1 : (unsigned)plan->staging_of);
 }
 
 /* Gives the operation its cells. */
@@ -825,8 +825,8 @@ static void lay_out(struct check *check, struct operation *operation, const stru
     operation->question = question;
     operation->shape = question->shape;
     operation->units = question->units;
-    operation->input_units = question->units * (question->shape->is_input_cut ? size : 1);
-    operation->output_units = question->units * (question->shape->is_output_cut ? size : 1);
+    operation->input_units = question->units * (question->shape->is_input_partitioned ? size : 1);
+    operation->output_units = question->units * (question->shape->is_output_partitioned ? size : 1);
     operation->first_unit = (uint32_t)check->cell_count;
     operation->first_input = check->cell_count;
     operation->first_output = operation->first_input + size * operation->input_units;
@@ -838,7 +838,7 @@ static void lay_out(struct check *check, struct operation *operation, const stru
 static void fill_inputs(const struct check *check, const struct operation *operation)
 {
     for (int rank = 0; rank < check->size; rank++) {
-        for (size_t i = 0; check_gives(operation, rank) && i < operation->input_units; i++) {
+        for (size_t i = 0; check_contributes(operation, rank) && i < operation->input_units; i++) {
             const size_t cell = input_cell(operation, rank) + i;
             check->cells[cell].wrote = (struct access){(uint32_t)(check->size + rank), 1};
             check->cells[cell].unit = operation->first_unit + (uint32_t)i;

@@ -43,8 +43,8 @@ static void emit_block(struct sink *sink, const struct shoal_block *block)
     if (block->operand == SHOAL_OPERAND_STAGING)
         emit(sink, ".%d", block->part);
     emit(sink, " %d/%d", block->index, block->of);
-    if (block->place)
-        emit(sink, "@%d", block->place - 1);
+    if (block->bin)
+        emit(sink, "@%d", block->bin - 1);
     if (block->run)
         emit(sink, "+%d", block->run);
 }

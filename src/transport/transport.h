@@ -30,7 +30,7 @@ struct shoal_descriptor {
     uint32_t detail;   /* a hash of what else must agree: lengths of parts, counts of tensors, scale; 0: none of these */
     uint32_t posted;   /* clock ticks / 256 when it was posted, to find the last rank */
     int16_t root;
-    uint8_t kind;
+    uint8_t collective; /* enum shoal_collective_type */
     uint8_t type;
     uint8_t op;
     uint8_t codec;  /* 0: none */

@@ -100,7 +100,7 @@ static struct shoal_announcement record_of(int rank, uint64_t sequence)
     return (struct shoal_announcement){.descriptor = {.sequence = sequence,
                                                       .count = sequence * 3,
                                                       .root = (int16_t)rank,
-                                                      .kind = SHOAL_COLLECTIVE_ALLREDUCE,
+                                                      .collective = SHOAL_COLLECTIVE_ALLREDUCE,
                                                       .type = SHOAL_FLOAT32,
                                                       .codec = 7,
                                                       .hints = hints_of(sequence)},
@@ -136,7 +136,7 @@ static void assert_arrived(struct contract_world *world, int rank, int peer, uin
     assert_int_equal(record->descriptor.sequence, sequence);
     assert_int_equal(record->descriptor.count, sequence * 3);
     assert_int_equal(record->descriptor.root, peer);
-    assert_int_equal(record->descriptor.kind, SHOAL_COLLECTIVE_ALLREDUCE);
+    assert_int_equal(record->descriptor.collective, SHOAL_COLLECTIVE_ALLREDUCE);
     assert_int_equal(record->descriptor.codec, 7);
     assert_int_equal(record->descriptor.hints, hints_of(sequence));
     if (hints_of(sequence) & SHOAL_HINT_PLANNED && are_together(world, rank, peer)) {

@@ -59,7 +59,7 @@ size_t fault_count_for(const struct fault_call *call, int size, size_t elements)
     if (call->is_exchange)
         return elements / ((size_t)size * PER_PAIR);
     const struct operation_row *row = operation_row(call->kind);
-    const size_t parts = row->is_input_cut || row->is_output_cut ? (size_t)size : 1;
+    const size_t parts = row->is_input_partitioned || row->is_output_partitioned ? (size_t)size : 1;
     return elements / parts / (call->form == FORM_TENSORS ? TENSORS : 1);
 }
 

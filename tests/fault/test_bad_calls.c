@@ -43,7 +43,7 @@ struct spoiler {
 
 static const struct operation_row *row_of(const struct arguments *a)
 {
-    static const struct operation_row both = {.is_input_cut = true, .is_output_cut = true};
+    static const struct operation_row both = {.is_input_partitioned = true, .is_output_partitioned = true};
     return a->call->is_exchange ? &both : operation_row(a->call->kind);
 }
 
@@ -155,17 +155,17 @@ static bool is_reduction(const struct arguments *a)
 
 static bool has_root(const struct arguments *a)
 {
-    return row_of(a)->root_gives || row_of(a)->root_takes;
+    return row_of(a)->root_contributes || row_of(a)->root_receives;
 }
 
 static bool has_given(const struct arguments *a)
 {
-    return a->call->form == FORM_PARTS && row_of(a)->is_input_cut;
+    return a->call->form == FORM_PARTS && row_of(a)->is_input_partitioned;
 }
 
 static bool has_taken(const struct arguments *a)
 {
-    return a->call->form == FORM_PARTS && row_of(a)->is_output_cut;
+    return a->call->form == FORM_PARTS && row_of(a)->is_output_partitioned;
 }
 
 static bool has_both_parts(const struct arguments *a)
@@ -175,22 +175,23 @@ static bool has_both_parts(const struct arguments *a)
 
 static bool has_input(const struct arguments *a)
 {
-    return !row_of(a)->root_gives || a->rank == a->root;
+    return !row_of(a)->root_contributes || a->rank == a->root;
 }
 
 static bool has_output(const struct arguments *a)
 {
-    return !row_of(a)->root_takes || a->rank == a->root;
+    return !row_of(a)->root_receives || a->rank == a->root;
 }
 
 static bool has_two_wholes_or_parts(const struct arguments *a)
 {
-    return has_input(a) && has_output(a) && row_of(a)->is_input_cut == row_of(a)->is_output_cut && !is_exchange(a);
+    return has_input(a) && has_output(a) && row_of(a)->is_input_partitioned == row_of(a)->is_output_partitioned &&
+           !is_exchange(a);
 }
 
 static bool has_a_whole_and_parts(const struct arguments *a)
 {
-    return has_input(a) && has_output(a) && row_of(a)->is_input_cut != row_of(a)->is_output_cut;
+    return has_input(a) && has_output(a) && row_of(a)->is_input_partitioned != row_of(a)->is_output_partitioned;
 }
 
 static bool is_sum_of_tensors(const struct arguments *a)
@@ -296,7 +297,7 @@ static void overlap_other_part(struct arguments *a)
 {
     const size_t part = a->call->form == FORM_TENSORS ? a->tensors[1].count : COUNT;
     float *const base = a->input, *const other = base + (size_t)(1 - a->rank) * part;
-    set_operands(a, row_of(a)->is_input_cut ? base : other, row_of(a)->is_input_cut ? other : base);
+    set_operands(a, row_of(a)->is_input_partitioned ? base : other, row_of(a)->is_input_partitioned ? other : base);
 }
 
 static void overlap_parts(struct arguments *a)
@@ -554,7 +555,7 @@ static const struct fault_case cases[] = {
     {"bad_overlap_of_parts", SPOIL(has_taken, overlap_parts, 0, "parts of the output overlap")},
     {"bad_counts_in_place", SPOIL(has_both_parts, replace_with_other_counts, 0, "in place, counts and offsets")},
     {"bad_offsets_in_place", SPOIL(has_both_parts, replace_at_other_places, 0, "in place, counts and offsets")},
-    {"bad_counts_with_itself", SPOIL(has_both_parts, give_itself_more, 0, "elements to itself, but takes")},
+    {"bad_counts_with_itself", SPOIL(has_both_parts, give_itself_more, 0, "elements to itself, but receives")},
     {"bad_tensors_huge", SPOIL(is_sum_of_tensors, make_tensors_huge, 0, "tensors are larger than memory can be")},
     {"bad_options_unset", SPOIL(any_call, spoil_options, 0, "struct_bytes is not set", "SHOAL_OPTIONS_INIT")},
     {"bad_options_short", SPOIL(any_call, spoil_options, 15, "struct_bytes is not set", "SHOAL_OPTIONS_INIT")},

@@ -42,7 +42,7 @@ static bool can_differ_in(enum odd odd, enum fault_call_id id)
     case SCALE:
         return row->is_reduced;
     case ROOT:
-        return row->root_gives || row->root_takes;
+        return row->root_contributes || row->root_receives;
     case LENGTHS:
         return call->form == FORM_PARTS;
     case NUMBER:
@@ -154,11 +154,11 @@ static void print_operation(const struct operation *operation, const struct team
         return;
     snprintf(text, bytes, "%s of %s%zu ", row->name, is_free ? "up to " : "", told_count(operation, team));
     append_word(text, bytes, types[operation->type]);
-    append_word(text, bytes, row->is_input_cut || row->is_output_cut ? " per rank" : "");
+    append_word(text, bytes, row->is_input_partitioned || row->is_output_partitioned ? " per rank" : "");
     append_word(text, bytes, row->is_reduced ? ", " : "");
     append_word(text, bytes, row->is_reduced ? ops[operation->op] : "");
     const size_t used = strlen(text);
-    if (row->root_gives || row->root_takes)
+    if (row->root_contributes || row->root_receives)
         snprintf(text + used, bytes - used, ", root %d", operation->root);
 }
 
@@ -196,7 +196,7 @@ static enum shoal_status call_and_look(struct fault_rank *self, struct fault_ope
     status = shoal_request_wait(request, SHOAL_FOREVER);
     shoal_request_free(request);
     const struct operation_row *row = operation_row(fault_calls[scene->call].kind);
-    const bool may_return = !scene->is_large && (row->root_gives || row->root_takes);
+    const bool may_return = !scene->is_large && (row->root_contributes || row->root_receives);
     fault_check(self, status == SHOAL_ERR_MISMATCH || (status == SHOAL_OK && may_return), "the call: %s",
                 shoal_status_name(status));
     if (status != SHOAL_OK)

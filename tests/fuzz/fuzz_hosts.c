@@ -123,7 +123,8 @@ static void close_harness(struct harness *h)
 static void post(struct harness *h, size_t bytes)
 {
     static const unsigned char payload[SHOAL_PAYLOAD_MAX];
-    const struct shoal_announcement record = {.descriptor = {.sequence = ++h->sequence, .kind = SHOAL_COLLECTIVE_ALLREDUCE}};
+    const struct shoal_announcement record = {
+        .descriptor = {.sequence = ++h->sequence, .collective = SHOAL_COLLECTIVE_ALLREDUCE}};
     h->transport->ops->announce(h->transport, &record, payload, bytes, NULL);
 }
 
@@ -364,8 +365,10 @@ static void add_announcement(struct input *input, uint64_t sequence, size_t payl
         struct shoal_network_announcement announcement;
         unsigned char payload[SHOAL_PAYLOAD_MAX];
     } body;
-    body.announcement = (struct shoal_network_announcement){
-        .descriptor = {.sequence = sequence, .kind = 1}, .has_staging = 1, .counters = 9, .bytes = (uint16_t)payload_bytes};
+    body.announcement = (struct shoal_network_announcement){.descriptor = {.sequence = sequence, .collective = 1},
+                                                            .has_staging = 1,
+                                                            .counters = 9,
+                                                            .bytes = (uint16_t)payload_bytes};
     add_message(input, HEAR_MESSAGE, (struct shoal_network_head){.kind = SHOAL_NETWORK_ANNOUNCE}, &body,
                 sizeof body.announcement + payload_bytes);
 }
@@ -545,7 +548,7 @@ static void check_unexpected(struct harness *h)
     for (int i = 0; i < 1000; i++)
         hear(h, message, sizeof message);
     assert(mallinfo2().uordblks < before + SHOAL_NETWORK_UNEXPECTED_MAX + 65536); /* where the allocator tells */
-    assert(rejections->counts[SHOAL_REJECTED_EARLY] > 0);
+    assert(rejections->counts[SHOAL_REJECTED_UNEXPECTED] > 0);
 }
 
 /* A communicator that lost messages before it was made fails, and says why. */

@@ -80,7 +80,8 @@ static void megabytes(struct world *world)
         operation.place = i % 2 ? PLACE_SAME : PLACE_APART;
         operation.memory = i / 2 % 2 ? MEMORY_SHARED : MEMORY_PLAIN;
         const struct operation_row *row = operation_row(operation.kind);
-        operation.count = (MEGABYTES + 12) / 4 / (row->is_input_cut || row->is_output_cut ? (size_t)world->size : 1);
+        operation.count =
+            (MEGABYTES + 12) / 4 / (row->is_input_partitioned || row->is_output_partitioned ? (size_t)world->size : 1);
         operation.root = i % 3 ? world->size - 1 : 0;
         operation.salt = i;
         exact_run_one(world, &areas, &operation);

@@ -74,7 +74,7 @@ static void set_lot(struct operation *operation, uint64_t turn, int size)
 static size_t parts_of(enum operation_kind kind, int size)
 {
     const struct operation_row *row = operation_row(kind);
-    return row->is_input_cut || row->is_output_cut ? (size_t)size : 1;
+    return row->is_input_partitioned || row->is_output_partitioned ? (size_t)size : 1;
 }
 
 /* The bytes that one rank may give beside its announcement. */
@@ -92,7 +92,8 @@ static size_t inline_bytes(enum operation_kind kind, int size)
 static void run_small(struct world *world, const struct areas *areas, struct operation operation)
 {
     const size_t element = shoal_type_bytes(operation.type);
-    const size_t parts = operation_row(operation.kind)->is_input_cut ? (size_t)world->size : 1; /* that one rank gives */
+    const size_t parts =
+        operation_row(operation.kind)->is_input_partitioned ? (size_t)world->size : 1; /* that one rank gives */
     const size_t inside = INLINE_BYTES / element / parts, beside = inline_bytes(operation.kind, world->size) / element / parts;
     const size_t counts[] = {0, 1, 3, inside, inside + 1, beside - 1, beside, beside + 1};
     for (size_t i = 0; i < COUNT_OF(counts) * WAYS; i++) {

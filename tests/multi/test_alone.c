@@ -406,7 +406,7 @@ static void waits_for_a_device_are_short(struct world *world)
     noting.sleep_for = note_sleep;
     for (size_t count = 1; count <= FLOATS && world->rank == 0; count *= FLOATS) {
         struct shoal_call call = {
-            .kind = SHOAL_COLLECTIVE_ALLREDUCE, .type = SHOAL_FLOAT32, .op = SHOAL_SUM, .count = count, .output = output};
+            .collective = SHOAL_COLLECTIVE_ALLREDUCE, .type = SHOAL_FLOAT32, .op = SHOAL_SUM, .count = count, .output = output};
         const struct shoal_batch batch = {.calls = &call, .count = 1};
         naps = 0;
         longest_nap_ns = 0;

@@ -262,7 +262,7 @@ def explain_knows_every_collective():
             expect(plans == [f"rank {r}" for r in range(4)], out)
         small = explain(collective, "--ranks", "4", "--bytes", "1024")
         expect("algorithm direct, because a contributing rank has " in small and "no more than direct's" in small, small)
-        expect("no plan: who gives publishes data beside its announcement; who takes reads it there\n" in small, small)
+        expect("no plan: contributing ranks publish data beside their announcements; receiving ranks read them there\n" in small, small)
         expect("algorithm alone" in explain(collective, "--ranks", "1"), collective)
     expect("algorithm at-root-staged, because a contributing rank has 3145728 bytes, more than direct's 16384; up to 3 ranks, root's "
            "output not shared\n" in explain("reduce", "--ranks", "3", "--bytes", "3MiB"))

@@ -62,7 +62,7 @@ struct sharing {
 
 /* The operation: `count` elements in each part, or in all where there are no parts. */
 struct traced {
-    enum shoal_collective_type kind;
+    enum shoal_collective_type collective;
     struct sharing sharing;
     int root;
     size_t count;
@@ -80,7 +80,7 @@ static enum shoal_status call(struct world *world, const struct traced *traced, 
 {
     struct shoal_comm *comm = world->comm;
     const size_t count = traced->count;
-    switch (traced->kind) {
+    switch (traced->collective) {
     case SHOAL_COLLECTIVE_ALLREDUCE:
         return shoal_allreduce(comm, input, output, count, SHOAL_FLOAT32, SHOAL_SUM, NULL);
     case SHOAL_COLLECTIVE_REDUCE:
@@ -102,21 +102,21 @@ static enum shoal_status call(struct world *world, const struct traced *traced, 
 
 static struct printed print_fresh(struct world *world, const struct traced *traced)
 {
-    const struct shoal_collective_traits *kind = shoal_collective_traits(traced->kind);
-    const size_t parts = kind->shape.is_input_cut || kind->shape.is_output_cut ? (size_t)world->size : 1;
+    const struct shoal_collective_traits *kind = shoal_collective_traits(traced->collective);
+    const size_t parts = kind->shape.is_input_partitioned || kind->shape.is_output_partitioned ? (size_t)world->size : 1;
     uint8_t inputs[WORLD_RANKS_MAX], outputs[WORLD_RANKS_MAX];
     struct shoal_plan plan;
     struct printed printed = {.text = NULL};
     size_t bytes;
     for (int r = 0; r < world->size; r++) { /* what peers are told */
-        inputs[r] =
-            kind->is_input_reached && shoal_shape_gives(&kind->shape, r, traced->root) && (traced->sharing.inputs >> r & 1);
-        outputs[r] =
-            kind->is_output_reached && shoal_shape_takes(&kind->shape, r, traced->root) && (traced->sharing.outputs >> r & 1);
+        inputs[r] = kind->is_input_reached && shoal_shape_contributes(&kind->shape, r, traced->root) &&
+                    (traced->sharing.inputs >> r & 1);
+        outputs[r] = kind->is_output_reached && shoal_shape_receives(&kind->shape, r, traced->root) &&
+                     (traced->sharing.outputs >> r & 1);
     }
     const struct shoal_view view = {world->size, NULL, inputs, outputs, &kind->shape};
     const struct shoal_selection selection = {
-        .kind = traced->kind, .size = world->size, .bytes = traced->count * 4 * parts, .payload_bytes = SIZE_MAX};
+        .collective = traced->collective, .size = world->size, .bytes = traced->count * 4 * parts, .payload_bytes = SIZE_MAX};
     const struct shoal_algorithm *entry = shoal_select_plan(&selection, &view, traced->root, NULL);
     shoal_plan_init(&plan, world->rank, world->size);
     entry->build(&plan, &view, world->rank, traced->root);
@@ -125,7 +125,7 @@ static struct printed print_fresh(struct world *world, const struct traced *trac
     CHECK(world, stream, "no memory");
     shoal_plan_print(&plan, stream);
     fclose(stream);
-    printed.algorithm = entry->variants[shoal_select_reach(&view, traced->kind, traced->root)];
+    printed.algorithm = entry->variants[shoal_select_reach(&view, traced->collective, traced->root)];
     printed.steps = plan.step_count;
     printed.chunk_elements = shoal_select_chunk(entry, &plan, world->context->settings.engine.chunk_bytes, 4);
     shoal_plan_fini(&plan);
@@ -136,7 +136,7 @@ static void compare(struct world *world, const struct trace *trace, const struct
 {
     struct shoal_operation last = {.struct_bytes = sizeof last};
     const struct printed wanted = print_fresh(world, traced);
-    const char *name = shoal_collective_traits(traced->kind)->name;
+    const char *name = shoal_collective_traits(traced->collective)->name;
     const size_t chunks = wanted.steps ? (traced->count + wanted.chunk_elements - 1) / wanted.chunk_elements : 0;
     CHECK(world, trace->chunks == chunks, "%s: %zu chunks ran, %zu are in the vector", name, trace->chunks, chunks);
     for (size_t i = 0; i < trace->chunks; i++) {
@@ -181,12 +181,13 @@ static void trace_body(struct world *world)
         {0, 0}, {~0u, ~0u}, {1, 3}, {2, 1}, /* staged, shared, mixed */
     };
     static const size_t counts[] = {1025, 5000, 1024 * 12};
-    for (enum shoal_collective_type kind = SHOAL_COLLECTIVE_ALLREDUCE; kind < SHOAL_COLLECTIVE_BARRIER; kind++) {
-        const struct shoal_shape *shape = &shoal_collective_traits(kind)->shape;
-        const int roots = shape->root_gives || shape->root_takes ? world->size : 1;
+    for (enum shoal_collective_type collective = SHOAL_COLLECTIVE_ALLREDUCE; collective < SHOAL_COLLECTIVE_BARRIER;
+         collective++) {
+        const struct shoal_shape *shape = &shoal_collective_traits(collective)->shape;
+        const int roots = shape->root_contributes || shape->root_receives ? world->size : 1;
         for (size_t i = 0; i < sizeof sharings / sizeof sharings[0] * (size_t)roots; i++) {
             for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
-                const struct traced traced = {kind, sharings[i / (size_t)roots], (int)(i % (size_t)roots), counts[c]};
+                const struct traced traced = {collective, sharings[i / (size_t)roots], (int)(i % (size_t)roots), counts[c]};
                 run_traced(world, &traced);
             }
         }

@@ -162,7 +162,7 @@ def names_tell_type_operator_and_root():
              ({"kind": "gather", "root": 0, "type": "INT64", "count": 1}, "gather 1 int64 to 0", 8),
              ({"kind": "scatter", "root": 0, "type": "INT32", "count": 1}, "scatter 1 int32 from 0", 4),
              ({"kind": "all-to-all", "type": "FLOAT16", "count": 10**15}, "all-to-all 1000000000000000 float16", 2 * 10**15),
-             ({"kind": "barrier", "count": 0}, "barrier", 0), ({"kind": "exchange", "count": 8}, "exchange 8 bytes", 8),
+             ({"kind": "barrier", "count": 0}, "barrier", 0), ({"kind": "split", "count": 8}, "split 8 bytes", 8),
              ({"kind": "send", "root": 1, "count": 4}, "send 4 float32 to 1", 16),
              ({"kind": "receive", "root": 1, "count": 4}, "receive 4 float32 from 1", 16), ({"kind": "drain", "root": -1}, "drain", 0),
              ({"kind": "of-the-future", "count": 2}, "of-the-future 2 float32", 8)]
@@ -525,7 +525,7 @@ def a_real_job_is_traced():
     expect(sorted((c["name"][:7], c["ranks"], c["ranks_with_lines"]) for c in sums["communicators"]) ==
            [("world", 3, 3), ("world.1", 1, 1), ("world.1", 2, 2)], sums["communicators"])
     kinds = {k["kind"]: k["operations"] for c in sums["communicators"] if c["name"] == "world" for k in c["kinds"]}
-    expect(kinds == {"barrier": 1, "drain": 3, "exchange": 1, "receive": 3, "send": 3}, kinds)
+    expect(kinds == {"barrier": 1, "drain": 3, "split": 1, "receive": 3, "send": 3}, kinds)
     check_nesting(folder.events())
 
 

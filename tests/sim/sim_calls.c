@@ -591,10 +591,10 @@ long sim_ticks(const struct sim_world *world)
 
 /* ---- Posts and waits ----------------------------------------------------------------------------------------------------- */
 
-static struct shoal_call call_of(enum shoal_collective_type kind, const void *input, void *output, size_t count,
+static struct shoal_call call_of(enum shoal_collective_type collective, const void *input, void *output, size_t count,
                                  enum shoal_type type, const struct shoal_options *options)
 {
-    return (struct shoal_call){.kind = kind,
+    return (struct shoal_call){.collective = collective,
                                .type = type,
                                .input = input,
                                .output = output,
@@ -604,9 +604,9 @@ static struct shoal_call call_of(enum shoal_collective_type kind, const void *in
 }
 
 /* Sends go out even so: they are how a rank tells that it cannot post. */
-static bool post_fails(struct shoal_context *context, enum shoal_collective_type kind)
+static bool post_fails(struct shoal_context *context, enum shoal_collective_type collective)
 {
-    if (kind == SHOAL_COLLECTIVE_SEND)
+    if (collective == SHOAL_COLLECTIVE_SEND)
         return false;
     context->posts++;
     if (context->posts_left > 0)
@@ -636,7 +636,7 @@ static enum shoal_status post(struct shoal_comm *comm, const struct shoal_call *
     lock(world);
     if (comm->context->is_dead)
         status = SHOAL_ERR_ABORTED;
-    else if (post_fails(comm->context, call->kind))
+    else if (post_fails(comm->context, call->collective))
         status = SHOAL_ERR_MEMORY;
     else
         *request_out = &hand_over(comm, call)->request;
@@ -833,7 +833,8 @@ enum shoal_status shoal_comm_split(struct shoal_comm *comm, int color, int key, 
 {
     const struct choice own = {color, key};
     struct choice choices[RANKS_MAX];
-    const struct shoal_call call = {.kind = SHOAL_COLLECTIVE_EXCHANGE, .input = &own, .output = choices, .count = sizeof own};
+    const struct shoal_call call = {
+        .collective = SHOAL_COLLECTIVE_SPLIT, .input = &own, .output = choices, .count = sizeof own};
     *comm_out = NULL;
     const enum shoal_status status = run(comm, &call);
     if (status != SHOAL_OK)

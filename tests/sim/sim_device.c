@@ -263,7 +263,7 @@ static void draw_units(struct operand *operand)
 static struct shoal_device_operand *open_operand(struct sim_device *device, const struct shoal_call *call, int rank, int size,
                                                  enum shoal_operand which, struct shoal_layout *layout)
 {
-    const struct shoal_shape *shape = &shoal_collective_traits(call->kind)->shape;
+    const struct shoal_shape *shape = &shoal_collective_traits(call->collective)->shape;
     struct operand *operand = calloc(1, sizeof *operand);
     if (!operand)
         abort();
@@ -276,7 +276,7 @@ static struct shoal_device_operand *open_operand(struct sim_device *device, cons
                                 .parts = 1,
                                 .element = shoal_type_bytes(call->type)};
     operand->host.layout = layout;
-    operand->is_in_parts = which == SHOAL_OPERAND_INPUT ? shape->is_input_cut : shape->is_output_cut;
+    operand->is_in_parts = which == SHOAL_OPERAND_INPUT ? shape->is_input_partitioned : shape->is_output_partitioned;
     operand->parts = operand->is_in_parts ? size : 1;
     for (int part = 0; part < operand->parts; part++)
         operand->count = shoal_max_size(operand->count, part_length(operand, part));
@@ -297,9 +297,9 @@ static struct shoal_layout *copy_layout(const struct shoal_call *call, int size)
     const struct shoal_layout *all = call->layout;
     struct shoal_layout *copy = NULL;
     if (all && all->tensors)
-        copy = shoal_layout_of_tensors(call->kind, call->type, size, all->tensors, all->tensor_count);
+        copy = shoal_layout_of_tensors(call->collective, call->type, size, all->tensors, all->tensor_count);
     else if (all)
-        copy = shoal_layout_of_parts(size, all->given, all->given_at, all->taken, all->taken_at, false);
+        copy = shoal_layout_of_parts(size, all->sent, all->sent_at, all->received, all->received_at, false);
     if (all && !copy)
         abort();
     return copy;

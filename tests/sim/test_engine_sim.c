@@ -124,8 +124,9 @@ static void open_devices(struct world *world, uint64_t seed)
     world->device_random = seed;
     world->device_pace = 1 + reference_below(&world->device_random, 30);
     for (int r = 0; r < world->size; r++) {
-        world->ranks[r].device = sim_device_open(seed * 31 + (uint64_t)r, shoal_engine_range_bytes(world->ranks[r].engine, false),
-                                                      shoal_engine_range_bytes(world->ranks[r].engine, true));
+        world->ranks[r].device =
+            sim_device_open(seed * 31 + (uint64_t)r, shoal_engine_range_bytes(world->ranks[r].engine, false),
+                            shoal_engine_range_bytes(world->ranks[r].engine, true));
         assert_non_null(world->ranks[r].device);
     }
 }
@@ -308,22 +309,22 @@ static struct shoal_call call_of(const struct operation_side *side)
     const struct operation *operation = &side->operation;
     const int rank = side->team.rank, size = side->team.size;
     struct operation_arguments arguments = operation_open_arguments(side);
-    struct shoal_call call = {.kind = kind_of(operation->kind),
+    struct shoal_call call = {.collective = kind_of(operation->kind),
                               .type = operation->type,
                               .op = operation->op,
                               .root = operation->root,
                               .count = operation->count,
                               .scale = operation->scale};
-    const struct shoal_shape *shape = &shoal_collective_traits(call.kind)->shape;
-    call.input = shoal_shape_gives(shape, rank, call.root) ? arguments.input : NULL;
-    call.output = shoal_shape_takes(shape, rank, call.root) ? arguments.output : NULL;
+    const struct shoal_shape *shape = &shoal_collective_traits(call.collective)->shape;
+    call.input = shoal_shape_contributes(shape, rank, call.root) ? arguments.input : NULL;
+    call.output = shoal_shape_receives(shape, rank, call.root) ? arguments.output : NULL;
     if (operation->form == FORM_TENSORS) {
         call.input = call.output = NULL;
-        call.layout = shoal_layout_of_tensors(call.kind, call.type, size, arguments.tensors, (size_t)operation->tensors);
+        call.layout = shoal_layout_of_tensors(call.collective, call.type, size, arguments.tensors, (size_t)operation->tensors);
         call.count = call.layout->starts[operation->tensors];
     } else if (operation->form == FORM_PARTS) {
         call.layout = shoal_layout_of_parts(size, arguments.given, arguments.given_at, arguments.taken, arguments.taken_at,
-                                            call.kind == SHOAL_COLLECTIVE_ALLTOALL);
+                                            call.collective == SHOAL_COLLECTIVE_ALLTOALL);
         call.count = longest(arguments.given, size, longest(arguments.taken, size, 0));
     }
     operation_close_arguments(&arguments);
@@ -347,7 +348,7 @@ static void end_call(void *arg, enum shoal_status status)
 /* Three of four. */
 static void put_message_on_device(struct world *world, int r, struct shoal_call *call)
 {
-    const unsigned operand = 1u << (call->kind == SHOAL_COLLECTIVE_SEND ? SHOAL_OPERAND_INPUT : SHOAL_OPERAND_OUTPUT);
+    const unsigned operand = 1u << (call->collective == SHOAL_COLLECTIVE_SEND ? SHOAL_OPERAND_INPUT : SHOAL_OPERAND_OUTPUT);
     sim_device_take(world->ranks[r].device, call, r, world->size, reference_below(&world->device_random, 4) ? operand : 0);
 }
 
@@ -357,7 +358,7 @@ static void post_exchange(struct world *world, int r, const struct exchange_side
     struct shoal_call calls[EXCHANGE_MESSAGES_MAX];
     const size_t count = exchange_list(side, messages);
     for (size_t i = 0; i < count; i++)
-        calls[i] = (struct shoal_call){.kind = messages[i].is_send ? SHOAL_COLLECTIVE_SEND : SHOAL_COLLECTIVE_RECV,
+        calls[i] = (struct shoal_call){.collective = messages[i].is_send ? SHOAL_COLLECTIVE_SEND : SHOAL_COLLECTIVE_RECV,
                                        .type = messages[i].type,
                                        .root = messages[i].peer,
                                        .tag = messages[i].tag,
@@ -372,9 +373,9 @@ static void post_exchange(struct world *world, int r, const struct exchange_side
 /* Three of four operands that the rank has. Both of several tensors, which are packed there, and of operations in place. */
 static void put_on_device(struct world *world, int r, const struct operation *operation, struct shoal_call *call)
 {
-    const struct shoal_shape *shape = &shoal_collective_traits(call->kind)->shape;
-    const unsigned given = shoal_shape_gives(shape, r, call->root) ? 1u << SHOAL_OPERAND_INPUT : 0;
-    const unsigned taken = shoal_shape_takes(shape, r, call->root) ? 1u << SHOAL_OPERAND_OUTPUT : 0;
+    const struct shoal_shape *shape = &shoal_collective_traits(call->collective)->shape;
+    const unsigned given = shoal_shape_contributes(shape, r, call->root) ? 1u << SHOAL_OPERAND_INPUT : 0;
+    const unsigned taken = shoal_shape_receives(shape, r, call->root) ? 1u << SHOAL_OPERAND_OUTPUT : 0;
     unsigned drawn = (unsigned)reference_below(&world->device_random, 4) | (unsigned)reference_below(&world->device_random, 4);
     if (drawn && (operation->form == FORM_TENSORS || operation->place != PLACE_APART))
         drawn = given | taken;
@@ -514,7 +515,7 @@ static void post_early(struct world *world, int r, int turn, bool is_shared)
     float *input = (float *)(void *)at[0];
     for (size_t i = 0; i < EARLY_COUNT; i++)
         input[i] = early_value(r, turn, i);
-    const struct shoal_call call = {.kind = SHOAL_COLLECTIVE_ALLREDUCE,
+    const struct shoal_call call = {.collective = SHOAL_COLLECTIVE_ALLREDUCE,
                                     .type = SHOAL_FLOAT32,
                                     .op = SHOAL_SUM,
                                     .count = EARLY_COUNT,
@@ -532,8 +533,8 @@ static void expect_early_sum(struct world *world, int r, int turn, bool is_share
         assert_true(output[i] == early_value(0, turn, i) + early_value(1, turn, i));
 }
 
-/* The second time a rank copies its input into its staging buffer before the other has come; what it then finds there of the other's
- * operands may be as before, or not. */
+/* The second time a rank copies its input into its staging buffer before the other has come; what it then finds there of the
+ * other's operands may be as before, or not. */
 static void engine_stages_before_others_have_arrived(void **state)
 {
     (void)state;
@@ -710,14 +711,16 @@ static void engine_goes_round_in_a_devices_memory(void **state)
 }
 
 /* Calls of float32 on devices, input filled with the rank, on those ranks whose bit is set. */
-static struct shoal_call device_call(struct world *world, int r, enum shoal_collective_type kind, size_t count, unsigned ranks)
+static struct shoal_call device_call(struct world *world, int r, enum shoal_collective_type collective, size_t count,
+                                     unsigned ranks)
 {
-    const struct shoal_shape *shape = &shoal_collective_traits(kind)->shape;
+    const struct shoal_shape *shape = &shoal_collective_traits(collective)->shape;
     float *input = (float *)(void *)world->ranks[r].areas.plain[0];
-    struct shoal_call call = {.kind = kind, .type = SHOAL_FLOAT32, .op = SHOAL_SUM, .count = count, .timeout_ms = 15000};
-    for (size_t i = 0; i < count * (shape->is_input_cut ? (size_t)world->size : 1); i++)
+    struct shoal_call call = {
+        .collective = collective, .type = SHOAL_FLOAT32, .op = SHOAL_SUM, .count = count, .timeout_ms = 15000};
+    for (size_t i = 0; i < count * (shape->is_input_partitioned ? (size_t)world->size : 1); i++)
         input[i] = (float)r;
-    call.input = shoal_shape_gives(shape, r, 0) ? input : NULL;
+    call.input = shoal_shape_contributes(shape, r, 0) ? input : NULL;
     call.output = world->ranks[r].areas.plain[1];
     if (ranks & 1u << r)
         sim_device_take(world->ranks[r].device, &call, r, world->size,
@@ -731,7 +734,7 @@ static void engine_runs_alone_on_a_device(void **state)
     (void)state;
     const struct shoal_sim_options weather = {.seed = 1, .size = 1};
     struct world *world = open_world(&weather, one_slot);
-    const struct shoal_call barrier = {.kind = SHOAL_COLLECTIVE_BARRIER};
+    const struct shoal_call barrier = {.collective = SHOAL_COLLECTIVE_BARRIER};
     open_devices(world, 5);
     sim_device_stop(world->ranks[0].device, 1u << SHOAL_OPERAND_OUTPUT);
     struct shoal_call call = device_call(world, 0, SHOAL_COLLECTIVE_ALLREDUCE, 100000, 1);
@@ -754,7 +757,7 @@ static void engine_runs_alone_on_a_device(void **state)
 static void post_beside_a_device(struct world *world, int r)
 {
     const struct shoal_call late = device_call(world, r, SHOAL_COLLECTIVE_ALLREDUCE, 5000, 2);
-    const struct shoal_call next = {.kind = SHOAL_COLLECTIVE_ALLREDUCE,
+    const struct shoal_call next = {.collective = SHOAL_COLLECTIVE_ALLREDUCE,
                                     .type = SHOAL_INT32,
                                     .op = SHOAL_SUM,
                                     .count = 5000,
@@ -762,9 +765,9 @@ static void post_beside_a_device(struct world *world, int r)
                                     .output = world->ranks[r].areas.shared[1]};
     char *const spare = world->ranks[r].areas.plain[0] + 400000;
     const struct shoal_call send = {
-        .kind = SHOAL_COLLECTIVE_SEND, .type = SHOAL_INT32, .root = (r + 1) % 3, .count = 4, .input = spare};
+        .collective = SHOAL_COLLECTIVE_SEND, .type = SHOAL_INT32, .root = (r + 1) % 3, .count = 4, .input = spare};
     const struct shoal_call receive = {
-        .kind = SHOAL_COLLECTIVE_RECV, .type = SHOAL_INT32, .root = (r + 2) % 3, .count = 4, .output = spare + 64};
+        .collective = SHOAL_COLLECTIVE_RECV, .type = SHOAL_INT32, .root = (r + 2) % 3, .count = 4, .output = spare + 64};
     memset(world->ranks[r].areas.shared[0], r == 2, 20000);
     post(world, r, 0, &late);
     post(world, r, 1, &next);
@@ -805,7 +808,8 @@ static void engine_goes_on_while_a_device_is_late(void **state)
 
 /* A device that stops is named by all ranks, whoever of them gives up first: with a plan, beside the announcements, in rounds;
  * when the input does not come, or the output has no place. A rank on another host may not have heard why its rank waits. */
-static void blame_device(uint64_t seed, const uint16_t *host, enum shoal_collective_type kind, size_t count, unsigned stopped)
+static void blame_device(uint64_t seed, const uint16_t *host, enum shoal_collective_type collective, size_t count,
+                         unsigned stopped)
 {
     const struct shoal_sim_options weather = {.seed = seed, .size = 4, .delay_ns_max = TICK_NS, .host = host};
     struct world *world = open_world(&weather, preset);
@@ -813,7 +817,7 @@ static void blame_device(uint64_t seed, const uint16_t *host, enum shoal_collect
     open_devices(world, seed);
     sim_device_stop(world->ranks[stuck].device, stopped);
     for (int r = 0; r < 4; r++) {
-        struct shoal_call call = device_call(world, r, kind, count, 15);
+        struct shoal_call call = device_call(world, r, collective, count, 15);
         call.timeout_ms = r == first ? 15000 : 20000;
         post(world, r, 0, &call);
     }
@@ -913,13 +917,13 @@ static void post_messages(struct world *world, uint64_t seed)
             const size_t count = message_count(seed, step), slot = (size_t)step - 1;
             const struct reference given = reference_input(SHOAL_INT64, r, (uint64_t)step);
             char *from = message_memory(world, r, slot, seed), *to = message_memory(world, r, slot + 2, seed);
-            struct shoal_call send = {.kind = SHOAL_COLLECTIVE_SEND,
+            struct shoal_call send = {.collective = SHOAL_COLLECTIVE_SEND,
                                       .type = SHOAL_INT64,
                                       .root = (r + step) % size,
                                       .tag = step,
                                       .count = count,
                                       .input = from};
-            struct shoal_call receive = {.kind = SHOAL_COLLECTIVE_RECV,
+            struct shoal_call receive = {.collective = SHOAL_COLLECTIVE_RECV,
                                          .type = SHOAL_INT64,
                                          .root = (r + size - step) % size,
                                          .tag = step,
@@ -984,7 +988,7 @@ static void engine_delivers_messages_of_devices_exactly(void **state)
 /* A message of float32 between ranks 0 and 1, on the devices of those ranks whose bit is set. */
 static struct shoal_call device_message(struct world *world, int r, size_t count, int tag, unsigned ranks)
 {
-    struct shoal_call call = {.kind = r ? SHOAL_COLLECTIVE_RECV : SHOAL_COLLECTIVE_SEND,
+    struct shoal_call call = {.collective = r ? SHOAL_COLLECTIVE_RECV : SHOAL_COLLECTIVE_SEND,
                               .type = SHOAL_FLOAT32,
                               .root = !r,
                               .tag = tag,
@@ -1078,9 +1082,9 @@ static void engine_does_not_read_a_senders_memory_after_a_failure(void **state)
         struct shoal_transport_ops ops = *world->ranks[1].engine->ops;
         char *from = world->ranks[0].areas.shared[0], *to = world->ranks[1].areas.plain[0];
         const struct shoal_call send = {
-            .kind = SHOAL_COLLECTIVE_SEND, .type = SHOAL_UINT8, .root = 1, .count = MEMORY_BYTES, .input = from};
+            .collective = SHOAL_COLLECTIVE_SEND, .type = SHOAL_UINT8, .root = 1, .count = MEMORY_BYTES, .input = from};
         const struct shoal_call receive = {
-            .kind = SHOAL_COLLECTIVE_RECV, .type = SHOAL_UINT8, .count = MEMORY_BYTES, .output = to};
+            .collective = SHOAL_COLLECTIVE_RECV, .type = SHOAL_UINT8, .count = MEMORY_BYTES, .output = to};
         ops.enter = enter_unless_failed;
         ops.leave = leave_it;
         world->ranks[1].engine->ops = &ops;
@@ -1119,7 +1123,7 @@ static int count_scalings(unsigned busy_per_million)
     kernels.reduce[SHOAL_FLOAT32][SHOAL_SCALED_SUM] = count_scaling;
     scalings = 0;
     for (int r = 0; r < 2; r++) {
-        const struct shoal_call call = {.kind = SHOAL_COLLECTIVE_ALLREDUCE,
+        const struct shoal_call call = {.collective = SHOAL_COLLECTIVE_ALLREDUCE,
                                         .type = SHOAL_FLOAT32,
                                         .op = SHOAL_SCALED_SUM,
                                         .scale = 2,
@@ -1249,9 +1253,9 @@ static void engine_killed_rank_is_named_though_a_message_waits_for_another(void 
     (void)state;
     const struct shoal_sim_options weather = {.seed = 5, .size = 3, .delay_ns_max = TICK_NS};
     struct world *world = open_world(&weather, preset);
-    const struct shoal_call barrier = {.kind = SHOAL_COLLECTIVE_BARRIER};
+    const struct shoal_call barrier = {.collective = SHOAL_COLLECTIVE_BARRIER};
     for (int r = 0; r < 2; r++) {
-        const struct shoal_call receive = {.kind = SHOAL_COLLECTIVE_RECV,
+        const struct shoal_call receive = {.collective = SHOAL_COLLECTIVE_RECV,
                                            .type = SHOAL_INT64,
                                            .root = 1 - r,
                                            .count = 1,
@@ -1279,16 +1283,16 @@ static void engine_mismatch_reaches_all_with_both_calls(void **state)
 {
     (void)state;
     const struct mismatch others[] = {
-        {{.kind = SHOAL_COLLECTIVE_BROADCAST, .type = SHOAL_FLOAT32, .root = 1, .count = 1000},
+        {{.collective = SHOAL_COLLECTIVE_BROADCAST, .type = SHOAL_FLOAT32, .root = 1, .count = 1000},
          "broadcast of 1000 float32, root 1"},
-        {{.kind = SHOAL_COLLECTIVE_BARRIER}, "barrier"},
-        {{.kind = SHOAL_COLLECTIVE_ALLREDUCE, .type = SHOAL_FLOAT32, .op = SHOAL_SUM, .count = 1001},
+        {{.collective = SHOAL_COLLECTIVE_BARRIER}, "barrier"},
+        {{.collective = SHOAL_COLLECTIVE_ALLREDUCE, .type = SHOAL_FLOAT32, .op = SHOAL_SUM, .count = 1001},
          "all-reduce of 1001 float32, sum"},
-        {{.kind = SHOAL_COLLECTIVE_ALLREDUCE, .type = SHOAL_FLOAT64, .op = SHOAL_SUM, .count = 1000},
+        {{.collective = SHOAL_COLLECTIVE_ALLREDUCE, .type = SHOAL_FLOAT64, .op = SHOAL_SUM, .count = 1000},
          "all-reduce of 1000 float64, sum"},
-        {{.kind = SHOAL_COLLECTIVE_ALLREDUCE, .type = SHOAL_FLOAT32, .op = SHOAL_MAX, .count = 1000},
+        {{.collective = SHOAL_COLLECTIVE_ALLREDUCE, .type = SHOAL_FLOAT32, .op = SHOAL_MAX, .count = 1000},
          "all-reduce of 1000 float32, max"},
-        {{.kind = SHOAL_COLLECTIVE_ALLREDUCE, .type = SHOAL_FLOAT32, .op = SHOAL_SUM, .count = 5000},
+        {{.collective = SHOAL_COLLECTIVE_ALLREDUCE, .type = SHOAL_FLOAT32, .op = SHOAL_SUM, .count = 5000},
          "all-reduce of 5000 float32, sum"},
     };
     for (uint64_t seed = 0; seed < 10 * SHOAL_COUNT_OF(others); seed++) {
@@ -1298,7 +1302,7 @@ static void engine_mismatch_reaches_all_with_both_calls(void **state)
         struct world *world = open_world(&weather, preset);
         for (int r = 0; r < size; r++) {
             struct shoal_call call = {
-                .kind = SHOAL_COLLECTIVE_ALLREDUCE, .type = SHOAL_FLOAT32, .op = SHOAL_SUM, .count = 1000};
+                .collective = SHOAL_COLLECTIVE_ALLREDUCE, .type = SHOAL_FLOAT32, .op = SHOAL_SUM, .count = 1000};
             if (r == odd)
                 call = other->call;
             memset(world->ranks[r].areas.plain[0], r, MEMORY_BYTES);
@@ -1324,7 +1328,7 @@ static struct world *run_odd(const struct shoal_sim_options *weather, size_t cou
 {
     struct world *world = open_world(weather, settings);
     for (int r = 0; r < world->size; r++) {
-        const struct shoal_call call = {.kind = SHOAL_COLLECTIVE_ALLREDUCE,
+        const struct shoal_call call = {.collective = SHOAL_COLLECTIVE_ALLREDUCE,
                                         .type = SHOAL_FLOAT32,
                                         .op = SHOAL_SUM,
                                         .count = is_odd[r] ? count - 1 : count,
@@ -1390,13 +1394,13 @@ static struct shoal_call draw_call(struct world *world, int r, uint64_t *random)
     static const enum shoal_collective_type kinds[] = {
         SHOAL_COLLECTIVE_GATHER,    SHOAL_COLLECTIVE_SCATTER,  SHOAL_COLLECTIVE_BROADCAST, SHOAL_COLLECTIVE_REDUCE,
         SHOAL_COLLECTIVE_ALLREDUCE, SHOAL_COLLECTIVE_ALLTOALL, SHOAL_COLLECTIVE_ALLGATHER};
-    struct shoal_call call = {.kind = kinds[reference_below(random, SHOAL_COUNT_OF(kinds))], .type = SHOAL_FLOAT32};
-    const struct shoal_shape *shape = &shoal_collective_traits(call.kind)->shape;
+    struct shoal_call call = {.collective = kinds[reference_below(random, SHOAL_COUNT_OF(kinds))], .type = SHOAL_FLOAT32};
+    const struct shoal_shape *shape = &shoal_collective_traits(call.collective)->shape;
     call.count = reference_below(random, 4) ? 5000 : 4;
-    if (shape->root_gives || shape->root_takes)
+    if (shape->root_contributes || shape->root_receives)
         call.root = (int)reference_below(random, (size_t)world->size);
-    call.input = shoal_shape_gives(shape, r, call.root) ? world->ranks[r].areas.plain[0] : NULL;
-    call.output = shoal_shape_takes(shape, r, call.root) ? world->ranks[r].areas.plain[1] : NULL;
+    call.input = shoal_shape_contributes(shape, r, call.root) ? world->ranks[r].areas.plain[0] : NULL;
+    call.output = shoal_shape_receives(shape, r, call.root) ? world->ranks[r].areas.plain[1] : NULL;
     return call;
 }
 
@@ -1404,7 +1408,7 @@ static struct shoal_call draw_call(struct world *world, int r, uint64_t *random)
 static struct shoal_call draw_gather(struct world *world, int r, uint64_t *random)
 {
     const int root = (int)reference_below(random, (size_t)world->size);
-    return (struct shoal_call){.kind = SHOAL_COLLECTIVE_GATHER,
+    return (struct shoal_call){.collective = SHOAL_COLLECTIVE_GATHER,
                                .type = SHOAL_FLOAT32,
                                .root = root,
                                .count = 5000,
@@ -1438,7 +1442,7 @@ static bool are_unlike(struct world *world, uint64_t seed)
     const struct shoal_call first = draw_unlike(world, 0, seed);
     for (int r = 1; r < world->size; r++) {
         const struct shoal_call call = draw_unlike(world, r, seed);
-        if (call.kind != first.kind || call.root != first.root || call.count != first.count)
+        if (call.collective != first.collective || call.root != first.root || call.count != first.count)
             return true;
     }
     return false;
@@ -1483,7 +1487,7 @@ static void engine_absent_rank_is_named_at_the_deadline(void **state)
     (void)state;
     const struct shoal_sim_options weather = {.seed = 3, .size = 4, .delay_ns_max = TICK_NS};
     struct world *world = open_world(&weather, preset);
-    const struct shoal_call barrier = {.kind = SHOAL_COLLECTIVE_BARRIER, .timeout_ms = 15000};
+    const struct shoal_call barrier = {.collective = SHOAL_COLLECTIVE_BARRIER, .timeout_ms = 15000};
     for (int r = 0; r < 4; r++) {
         if (r != 2)
             post(world, r, 0, &barrier);
@@ -1512,7 +1516,7 @@ static void engine_repeats_the_warning(void **state)
     (void)state;
     const struct shoal_sim_options weather = {.seed = 3, .size = 2, .delay_ns_max = TICK_NS};
     struct world *world = open_world(&weather, preset);
-    const struct shoal_call barrier = {.kind = SHOAL_COLLECTIVE_BARRIER, .timeout_ms = 1200000};
+    const struct shoal_call barrier = {.collective = SHOAL_COLLECTIVE_BARRIER, .timeout_ms = 1200000};
     post(world, 0, 0, &barrier);
     for (size_t i = 0; i < SHOAL_COUNT_OF(times); i++) {
         drive(world, 1, times[i].seconds * SHOAL_NS_PER_S);
@@ -1542,7 +1546,7 @@ static void engine_looks_around_in_one_pass(void **state)
     struct world *world = open_world(&weather, preset);
     struct shoal_engine *engine = world->ranks[0].engine;
     struct shoal_transport_ops ops = *engine->ops;
-    const struct shoal_call barrier = {.kind = SHOAL_COLLECTIVE_BARRIER};
+    const struct shoal_call barrier = {.collective = SHOAL_COLLECTIVE_BARRIER};
     for (int r = 0; r < 63; r++)
         post(world, r, 0, &barrier);
     drive(world, 1, 300 * TICK_NS);
@@ -1611,7 +1615,7 @@ static void engine_looks_at_no_rank_that_it_does_not_meet(void **state)
 
 static void post_receive(struct world *world, int r, int from, int tag)
 {
-    const struct shoal_call receive = {.kind = SHOAL_COLLECTIVE_RECV,
+    const struct shoal_call receive = {.collective = SHOAL_COLLECTIVE_RECV,
                                        .type = SHOAL_INT64,
                                        .root = from,
                                        .tag = tag,
@@ -1696,7 +1700,7 @@ static void engine_names_a_message_with_another_tag(void **state)
     (void)state;
     const struct shoal_sim_options weather = {.seed = 22, .size = 2, .delay_ns_max = TICK_NS};
     struct world *world = open_world(&weather, preset);
-    const struct shoal_call send = {.kind = SHOAL_COLLECTIVE_SEND,
+    const struct shoal_call send = {.collective = SHOAL_COLLECTIVE_SEND,
                                     .type = SHOAL_INT64,
                                     .root = 1,
                                     .tag = 7,
@@ -1732,7 +1736,7 @@ static void engine_names_who_does_not_take_what_is_sent(void **state)
     struct world *world = open_world(&weather, preset);
     struct shoal_engine *engine = world->ranks[0].engine;
     struct shoal_transport_ops ops = *engine->ops;
-    const struct shoal_call barrier = {.kind = SHOAL_COLLECTIVE_BARRIER, .timeout_ms = 15000};
+    const struct shoal_call barrier = {.collective = SHOAL_COLLECTIVE_BARRIER, .timeout_ms = 15000};
     ops.is_flushed = is_never_flushed;
     ops.is_sending = is_sending_to_2;
     engine->ops = &ops;
@@ -1748,7 +1752,7 @@ static void engine_names_who_does_not_take_what_is_sent(void **state)
 
 static void post_allreduce(struct world *world, int r, int index)
 {
-    const struct shoal_call call = {.kind = SHOAL_COLLECTIVE_ALLREDUCE,
+    const struct shoal_call call = {.collective = SHOAL_COLLECTIVE_ALLREDUCE,
                                     .type = SHOAL_FLOAT32,
                                     .op = SHOAL_SUM,
                                     .count = 50000,
@@ -1808,7 +1812,7 @@ static void engine_does_not_name_the_end_of_a_chain_that_was(void **state)
 
 static struct shoal_call broadcast_of(struct world *world, int r, int root, size_t count)
 {
-    return (struct shoal_call){.kind = SHOAL_COLLECTIVE_BROADCAST,
+    return (struct shoal_call){.collective = SHOAL_COLLECTIVE_BROADCAST,
                                .type = SHOAL_FLOAT32,
                                .root = root,
                                .count = count,

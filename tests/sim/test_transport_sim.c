@@ -45,7 +45,7 @@ static void signal_peer(struct shoal_sim *sim, int rank, int peer, unsigned slot
 static void announce(struct shoal_sim *sim, int rank, uint64_t sequence, size_t bytes)
 {
     static const unsigned char payload[SHOAL_PAYLOAD_MAX];
-    const struct shoal_announcement record = {.descriptor = {.sequence = sequence, .kind = SHOAL_COLLECTIVE_BARRIER}};
+    const struct shoal_announcement record = {.descriptor = {.sequence = sequence, .collective = SHOAL_COLLECTIVE_BARRIER}};
     at(sim, rank)->ops->announce(at(sim, rank), &record, payload, bytes, NULL);
 }
 

@@ -170,7 +170,7 @@ static void run_in_turn(struct rank *rank, enum operation_kind kind, enum operat
 {
     const struct operation_row *entry = operation_row(kind);
     const enum shoal_type type = (enum shoal_type)(turn % SHOAL_TYPE_END);
-    const size_t parts = (entry->is_input_cut || entry->is_output_cut) && bytes > 16 ? (size_t)rank->size : 1;
+    const size_t parts = (entry->is_input_partitioned || entry->is_output_partitioned) && bytes > 16 ? (size_t)rank->size : 1;
     struct operation operation = {.kind = kind,
                                   .form = form,
                                   .type = type,
@@ -341,7 +341,7 @@ static const enum shoal_collective_type device_kinds[] = {SHOAL_COLLECTIVE_ALLRE
 
 /* One call under way, its operands on devices that are threads. */
 struct device_call {
-    enum shoal_collective_type kind;
+    enum shoal_collective_type collective;
     size_t count;
     int given_parts, taken_parts;
     float *input, *output;
@@ -360,22 +360,23 @@ static float device_wanted(const struct rank *rank, const struct device_call *ca
     float sum = 0;
     for (int r = 0; r < rank->size; r++)
         sum += device_value(r, call->given_parts > 1 ? rank->rank : 0, i);
-    return shoal_collective_traits(call->kind)->shape.is_reduced ? sum : device_value(call->taken_parts > 1 ? part : 0, 0, i);
+    return shoal_collective_traits(call->collective)->shape.is_reduced ? sum
+                                                                       : device_value(call->taken_parts > 1 ? part : 0, 0, i);
 }
 
 /* bits: whether input, output are on a device. */
 static void begin_device_call(struct rank *rank, struct device_call *call, unsigned bits, unsigned pause_us)
 {
-    const struct shoal_shape *shape = &shoal_collective_traits(call->kind)->shape;
-    const bool gives = shoal_shape_gives(shape, rank->rank, 0);
-    call->given_parts = shape->is_input_cut ? rank->size : 1;
-    call->taken_parts = shape->is_output_cut ? rank->size : 1;
+    const struct shoal_shape *shape = &shoal_collective_traits(call->collective)->shape;
+    const bool gives = shoal_shape_contributes(shape, rank->rank, 0);
+    call->given_parts = shape->is_input_partitioned ? rank->size : 1;
+    call->taken_parts = shape->is_output_partitioned ? rank->size : 1;
     call->input = malloc(call->count * (size_t)call->given_parts * sizeof(float));
     call->output = malloc(call->count * (size_t)call->taken_parts * sizeof(float));
     CHECK(rank, call->input && call->output, "no memory");
     for (size_t i = 0; i < call->count * (size_t)call->given_parts; i++)
         call->input[i] = device_value(rank->rank, (int)(i / call->count), i % call->count);
-    struct shoal_call asked = {.kind = call->kind, .type = SHOAL_FLOAT32, .op = SHOAL_SUM, .count = call->count};
+    struct shoal_call asked = {.collective = call->collective, .type = SHOAL_FLOAT32, .op = SHOAL_SUM, .count = call->count};
     call->devices[0] =
         gives && bits & 1 ? thread_device_open(call->input, false, call->given_parts, call->count, pause_us) : NULL;
     call->devices[1] = bits & 2 ? thread_device_open(call->output, true, call->taken_parts, call->count, pause_us) : NULL;
@@ -396,7 +397,7 @@ static void end_device_call(struct rank *rank, struct device_call *call)
     shoal_request_free(call->request);
     for (size_t i = 0; i < call->count * (size_t)call->taken_parts; i++) {
         const float wanted = device_wanted(rank, call, (int)(i / call->count), i % call->count);
-        CHECK(rank, call->output[i] == wanted, "element %zu of collective %d is %g, not %g", i, (int)call->kind,
+        CHECK(rank, call->output[i] == wanted, "element %zu of collective %d is %g, not %g", i, (int)call->collective,
               (double)call->output[i], (double)wanted);
     }
     for (int i = 0; i < 2; i++)
@@ -412,7 +413,7 @@ static void devices_body(struct rank *rank)
     for (unsigned turn = 0; turn < 16; turn++) {
         struct device_call calls[2];
         for (unsigned i = 0; i < 2; i++) {
-            calls[i] = (struct device_call){.kind = device_kinds[(turn + i) % 4], .count = counts[turn / 4]};
+            calls[i] = (struct device_call){.collective = device_kinds[(turn + i) % 4], .count = counts[turn / 4]};
             begin_device_call(rank, &calls[i], (turn + i + (unsigned)rank->rank) % 4 ? 3 : turn % 4,
                               (turn * 37 + i * 11) % 300);
         }

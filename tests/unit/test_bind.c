@@ -30,9 +30,9 @@ static void expect_shares(struct bind_cpu *cpus, int count, enum bind_mode mode,
 {
     cpu_set_t masks[WORKERS_MAX];
     char text[512] = "", mask[64];
-    const bool is_cut = bind_cut(cpus, count, mode, workers, masks);
-    assert_int_equal(is_cut, wanted != NULL);
-    for (int w = 0; is_cut && w < workers; w++) {
+    const bool is_partitioned = bind_cut(cpus, count, mode, workers, masks);
+    assert_int_equal(is_partitioned, wanted != NULL);
+    for (int w = 0; is_partitioned && w < workers; w++) {
         bind_mask_print(&masks[w], mask, sizeof mask);
         snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s", w ? " " : "", mask);
     }

@@ -135,9 +135,10 @@ static void pass_many(bool is_inward, uint64_t start)
         const size_t range_bytes = 64 + reference_below(&random, 3000), part_bytes = 64 + reference_below(&random, 700);
         struct bench bench = open_bench(is_inward, shoal_device_ring_slots(SLOT, range_bytes, world, part_bytes), start);
         for (int i = 0; i < 40; i++) {
-            const bool is_cut = reference_below(&random, 2);
-            const size_t most = (is_cut ? part_bytes : range_bytes) / sizeof(uint32_t);
-            pass_through(&bench, is_cut ? world : 1, reference_below(&random, 4000), 1 + reference_below(&random, most));
+            const bool is_partitioned = reference_below(&random, 2);
+            const size_t most = (is_partitioned ? part_bytes : range_bytes) / sizeof(uint32_t);
+            pass_through(&bench, is_partitioned ? world : 1, reference_below(&random, 4000),
+                         1 + reference_below(&random, most));
         }
         close_bench(&bench);
     }

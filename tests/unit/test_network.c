@@ -175,7 +175,7 @@ static void too_many_unexpected_messages_fail_their_communicator(void **state)
     (void)state;
     open_fixture(&fixture, 2);
     receive(&fixture, make(&fixture, 1, 0, 80), BARE + 80);
-    for (; count(&fixture, SHOAL_REJECTED_EARLY) == 0; sent++)
+    for (; count(&fixture, SHOAL_REJECTED_UNEXPECTED) == 0; sent++)
         receive(&fixture, make(&fixture, 2, sent, PAYLOAD), BARE + PAYLOAD);
     assert_true(sent * PAYLOAD > SHOAL_NETWORK_UNEXPECTED_MAX - 2 * PAYLOAD);
     open_channel(&fixture);

@@ -76,11 +76,11 @@ static void plan_step_text_is_cut_with_dots(void **state)
     shoal_plan_fini(&plan);
 }
 
-static void build_of(enum shoal_collective_type kind, struct shoal_plan *plan, shoal_plan_build_fn fn,
+static void build_of(enum shoal_collective_type collective, struct shoal_plan *plan, shoal_plan_build_fn fn,
                      const struct shoal_view *view, int rank, int root)
 {
     struct shoal_view shaped = *view;
-    shaped.shape = &shoal_collective_traits(kind)->shape;
+    shaped.shape = &shoal_collective_traits(collective)->shape;
     shoal_plan_init(plan, rank, view->size);
     fn(plan, &shaped, rank, root);
 }
@@ -153,7 +153,7 @@ static void plan_of_mesh_lone_rank_carries_all_slices(void **state)
                                       " 13  copy    stg[2].2 0/4@6 -> out[2] 0/4\n"
                                       " 14  wait    1 #3\n"
                                       " 15  copy    stg[2].2 2/4@8 -> out[2] 2/4\n");
-    assert_int_equal(plan.places, 10);
+    assert_int_equal(plan.bins, 10);
     assert_int_equal(plan.parts, 3);
     assert_int_equal(plan.staging_of, 4);
     shoal_plan_fini(&plan);
@@ -162,18 +162,18 @@ static void plan_of_mesh_lone_rank_carries_all_slices(void **state)
 static void plan_places_are_printed(void **state)
 {
     struct shoal_plan plan;
-    const struct shoal_block from = shoal_placed(shoal_staging(0, 0, 1, 4), 5);
+    const struct shoal_block from = shoal_in_bin(shoal_staging(0, 0, 1, 4), 5);
 
     (void)state;
     shoal_plan_init(&plan, 0, 2);
-    shoal_plan_use_places(&plan, 9, 4);
-    shoal_plan_put(&plan, shoal_run(from, 3), shoal_run(shoal_placed(shoal_staging(1, 1, 1, 4), 0), 3));
+    shoal_plan_use_bins(&plan, 9, 4);
+    shoal_plan_put(&plan, shoal_run(from, 3), shoal_run(shoal_in_bin(shoal_staging(1, 1, 1, 4), 0), 3));
     assert_string_equal(print(&plan), "  0  put     stg[0].0 1/4@5+3 -> stg[1].1 1/4@0+3\n");
     assert_int_equal(plan.parts, 3);
-    assert_int_equal(plan.places, 9);
+    assert_int_equal(plan.bins, 9);
     shoal_plan_fini(&plan);
     shoal_plan_init(&plan, 0, 2);
-    shoal_plan_use_places(&plan, UINT16_MAX, 4);
+    shoal_plan_use_bins(&plan, UINT16_MAX, 4);
     assert_int_equal(plan.status, SHOAL_ERR_UNSUPPORTED);
     shoal_plan_fini(&plan);
 }
@@ -244,7 +244,7 @@ static void plan_without_memory_says_so(void **state)
     const uint16_t host[] = {0, 0, 1, 1, 1};
     const struct shoal_view view = {.size = 5, .host = host};
     static const struct {
-        enum shoal_collective_type kind;
+        enum shoal_collective_type collective;
         shoal_plan_build_fn build;
     } builders[] = {{SHOAL_COLLECTIVE_ALLREDUCE, shoal_owners_build},      {SHOAL_COLLECTIVE_ALLREDUCE, shoal_mesh_build},
                     {SHOAL_COLLECTIVE_REDUCE, shoal_reduce_at_root_build}, {SHOAL_COLLECTIVE_SCATTER, shoal_pairs_build},
@@ -259,7 +259,7 @@ static void plan_without_memory_says_so(void **state)
         for (; status != SHOAL_OK; limit++) {
             struct shoal_plan plan;
             alloc_left = limit;
-            build_of(builders[b].kind, &plan, builders[b].build, &view, 1, 1);
+            build_of(builders[b].collective, &plan, builders[b].build, &view, 1, 1);
             alloc_left = LONG_MAX;
             status = plan.status;
             assert_true(status == SHOAL_OK || status == SHOAL_ERR_MEMORY);

@@ -21,7 +21,7 @@
 struct algorithm {
     const char *name;
     shoal_plan_build_fn build;
-    enum shoal_collective_type kind;
+    enum shoal_collective_type collective;
     bool is_for_hosts; /* for several, else for one */
 };
 
@@ -50,23 +50,23 @@ static void list_entries(void)
     for (int i = 0; shoal_select_entry(i); i++) {
         const struct shoal_algorithm *entry = shoal_select_entry(i);
         if (entry->where == SHOAL_WHERE_HOSTS && entry->build && on_hosts_count < ROWS_MAX)
-            on_hosts[on_hosts_count++] = (struct algorithm){entry->name, entry->build, entry->kind, true};
+            on_hosts[on_hosts_count++] = (struct algorithm){entry->name, entry->build, entry->collective, true};
     }
 }
 
 static const struct shoal_shape *shape_of(const struct algorithm *algorithm)
 {
-    return &shoal_collective_traits(algorithm->kind)->shape;
+    return &shoal_collective_traits(algorithm->collective)->shape;
 }
 
 static bool has_root(const struct algorithm *algorithm)
 {
-    return shape_of(algorithm)->root_gives || shape_of(algorithm)->root_takes;
+    return shape_of(algorithm)->root_contributes || shape_of(algorithm)->root_receives;
 }
 
-static bool is_cut(const struct algorithm *algorithm)
+static bool is_partitioned(const struct algorithm *algorithm)
 {
-    return shape_of(algorithm)->is_input_cut || shape_of(algorithm)->is_output_cut;
+    return shape_of(algorithm)->is_input_partitioned || shape_of(algorithm)->is_output_partitioned;
 }
 
 /* Everybody signals everybody. */
@@ -141,10 +141,10 @@ static void choose_sharing(struct group *group, enum sharing sharing)
 /* Hides the operands that the kind does not let peers reach. */
 static void hide(struct group *group, bool in_place)
 {
-    const struct shoal_collective_traits *kind = shoal_collective_traits(group->algorithm->kind);
+    const struct shoal_collective_traits *kind = shoal_collective_traits(group->algorithm->collective);
     if (!kind->is_output_reached)
         memset(group->shared_output, 0, sizeof group->shared_output);
-    if (!kind->is_input_reached || (in_place && kind->shape.is_input_cut && kind->shape.is_output_cut))
+    if (!kind->is_input_reached || (in_place && kind->shape.is_input_partitioned && kind->shape.is_output_partitioned))
         memset(group->shared_input, 0, sizeof group->shared_input);
 }
 
@@ -187,9 +187,9 @@ static void group_fini(struct group *group)
 
 static void describe(const struct group *group, char *text, size_t bytes)
 {
-    size_t used = (size_t)snprintf(
-        text, bytes, "%s %s, %d ranks (host, input and output shared:", shoal_collective_traits(group->algorithm->kind)->name,
-        group->algorithm->name, group->view.size);
+    size_t used =
+        (size_t)snprintf(text, bytes, "%s %s, %d ranks (host, input and output shared:",
+                         shoal_collective_traits(group->algorithm->collective)->name, group->algorithm->name, group->view.size);
     for (int i = 0; i < group->view.size && used < bytes; i++)
         used += (size_t)snprintf(text + used, bytes - used, " %d%d%d", group->view.host ? group->host[i] : 0,
                                  group->shared_input[i], group->shared_output[i]);
@@ -209,8 +209,8 @@ static void expect_right(const struct group *group)
 
 /* ---- Every builder is right ---------------------------------------------------------------------------------------------- */
 
-/* The large ones take most of the time, more than half of it 64: the plain build alone has it. A sanitizer, which looks at memory,
- * needs none of them. */
+/* The large ones take most of the time, more than half of it 64: the plain build alone has it. A sanitizer, which looks at
+ * memory, needs none of them. */
 #ifdef __SANITIZE_ADDRESS__
 static const int sizes[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17};
 #elif defined(SHOAL_ASSERTS)
@@ -226,15 +226,15 @@ static void check_lengths(struct group *group)
     const int size = group->view.size;
     const struct shoal_shape *shape = shape_of(group->algorithm);
 
-    if (!is_cut(group->algorithm))
+    if (!is_partitioned(group->algorithm))
         return;
     for (int i = 0; i < size; i++)
         entry[i] = draw(group->question.units + 1);
     for (int from = 0; from < size; from++) {
         for (int to = 0; to < size; to++)
-            lengths[from * size + to] = !shape->is_input_cut    ? entry[from]
-                                        : !shape->is_output_cut ? entry[to]
-                                                                : draw(group->question.units + 1);
+            lengths[from * size + to] = !shape->is_input_partitioned    ? entry[from]
+                                        : !shape->is_output_partitioned ? entry[to]
+                                                                        : draw(group->question.units + 1);
     }
     group->question.lengths = lengths;
     expect_right(group);
@@ -246,7 +246,7 @@ static void check_units(struct group *group)
     const unsigned size = (unsigned)group->view.size;
     const unsigned units[] = {1, 2, size - 1, size, size + 1, 3 * size + 1, 13, 127};
     const unsigned gathered[] = {1, 2, 3, 5};
-    const bool in_parts = is_cut(group->algorithm);
+    const bool in_parts = is_partitioned(group->algorithm);
 
     for (size_t i = 0; i < (in_parts ? SHOAL_COUNT_OF(gathered) : SHOAL_COUNT_OF(units)); i++) {
         group->question.units = in_parts ? gathered[i] : units[i];
@@ -362,8 +362,8 @@ static void check_few_units(struct group *group)
 {
     const unsigned units[] = {1, 13, 61}, of_parts[] = {1, 3};
 
-    for (size_t i = 0; i < (is_cut(group->algorithm) ? SHOAL_COUNT_OF(of_parts) : SHOAL_COUNT_OF(units)); i++) {
-        group->question.units = is_cut(group->algorithm) ? of_parts[i] : units[i];
+    for (size_t i = 0; i < (is_partitioned(group->algorithm) ? SHOAL_COUNT_OF(of_parts) : SHOAL_COUNT_OF(units)); i++) {
+        group->question.units = is_partitioned(group->algorithm) ? of_parts[i] : units[i];
         expect_right(group);
     }
     check_lengths(group);
@@ -405,7 +405,7 @@ static void check_large(int hosts, int ranks_per_host, enum sharing sharing)
         host[i] = (uint16_t)(i / ranks_per_host);
     for (size_t a = 0; a < on_hosts_count; a++) {
         group_init(&group, &on_hosts[a], size, host, has_root(&on_hosts[a]) ? size - 1 : 0, sharing, a % 2 == 0);
-        group.question.units = is_cut(&on_hosts[a]) ? 1 : 33;
+        group.question.units = is_partitioned(&on_hosts[a]) ? 1 : 33;
         expect_right(&group);
         group_fini(&group);
     }
@@ -463,16 +463,16 @@ static void plan_peers_are_symmetric_and_know_no_flags(void **state)
 static void check_room(const struct group *group, int hosts)
 {
     const struct shoal_plan *plan = &group->plans[0];
-    const struct shoal_algorithm *entry = shoal_select_find(group->algorithm->kind, group->algorithm->name);
+    const struct shoal_algorithm *entry = shoal_select_find(group->algorithm->collective, group->algorithm->name);
     const size_t chunks[] = {4096, (size_t)256 << 10};
 
     assert_true(plan->parts <= shoal_select_parts(group->view.size, hosts));
-    for (size_t i = 0; i < 8 && plan->places; i++) {
+    for (size_t i = 0; i < 8 && plan->bins; i++) {
         const size_t chunk_bytes = chunks[i % 2], element = (size_t)1 << i / 2, grain = SHOAL_CACHE_LINE / element;
         const size_t chunk = shoal_select_chunk(entry, plan, chunk_bytes, element);
-        const size_t stride = shoal_place_stride(chunk, grain, is_cut(group->algorithm) ? 1 : (unsigned)plan->staging_of);
+        const size_t stride = shoal_bin_stride(chunk, grain, is_partitioned(group->algorithm) ? 1 : (unsigned)plan->staging_of);
         assert_true(chunk > 0);
-        assert_true((size_t)plan->places * stride * element <=
+        assert_true((size_t)plan->bins * stride * element <=
                     (size_t)plan->parts * shoal_select_part_bytes(chunk_bytes, group->view.size, group->view.host ? 2 : 1));
     }
 }
@@ -480,12 +480,12 @@ static void check_room(const struct group *group, int hosts)
 /* What a chunk of any entry covers is bounded: memory for operands on a device is made by it. */
 static void check_chunk(const struct group *group, int hosts)
 {
-    const struct shoal_algorithm *entry = shoal_select_find(group->algorithm->kind, group->algorithm->name);
+    const struct shoal_algorithm *entry = shoal_select_find(group->algorithm->collective, group->algorithm->name);
     const size_t chunks[] = {4096, (size_t)256 << 10};
     for (size_t i = 0; i < 8; i++) {
         const size_t element = (size_t)1 << i / 2, chunk = shoal_select_chunk(entry, &group->plans[0], chunks[i % 2], element);
         assert_true(chunk * element <=
-                    shoal_select_most_chunk_bytes(chunks[i % 2], group->view.size, hosts, is_cut(group->algorithm)));
+                    shoal_select_most_chunk_bytes(chunks[i % 2], group->view.size, hosts, is_partitioned(group->algorithm)));
     }
 }
 
@@ -498,7 +498,7 @@ static void plan_chunks_on_one_host_are_bounded(void **state)
     for (size_t i = 0; i < SHOAL_COUNT_OF(ranks) * SHOAL_COUNT_OF(on_one_host) * SHOAL_COUNT_OF(sharings); i++) {
         const struct algorithm *algorithm = on_one_host[i / SHOAL_COUNT_OF(ranks) % SHOAL_COUNT_OF(on_one_host)];
         const int size = ranks[i % SHOAL_COUNT_OF(ranks)];
-        if (!shoal_select_find(algorithm->kind, algorithm->name))
+        if (!shoal_select_find(algorithm->collective, algorithm->name))
             continue;
         group_init(&group, algorithm, size, NULL, size - 1, sharings[i / SHOAL_COUNT_OF(ranks) / SHOAL_COUNT_OF(on_one_host)],
                    false);
@@ -609,10 +609,10 @@ static bool is_found_alone(const struct group *group, char *text, size_t bytes)
 static unsigned staging_units(const struct group *group)
 {
     const struct shoal_plan *plan = &group->plans[0];
-    if (!plan->places)
+    if (!plan->bins)
         return group->question.units;
-    return (unsigned)plan->places *
-           (unsigned)shoal_place_stride(group->question.units, 1, is_cut(group->algorithm) ? 1 : (unsigned)plan->staging_of);
+    return (unsigned)plan->bins * (unsigned)shoal_bin_stride(group->question.units, 1,
+                                                             is_partitioned(group->algorithm) ? 1 : (unsigned)plan->staging_of);
 }
 
 /* The same after or before an operation of another kind in the slot. */
@@ -806,10 +806,10 @@ static bool plant_wrong_block(struct group *group, int rank, uint32_t step)
     const struct shoal_step *move = step_at(group, rank, step);
     struct shoal_block *block = group->plans[rank].blocks + move->first_block;
 
-    if (move->kind > SHOAL_STEP_PUT || block->of < 2 || (block->place && group->plans[rank].places == 1))
+    if (move->kind > SHOAL_STEP_PUT || block->of < 2 || (block->bin && group->plans[rank].bins == 1))
         return false;
-    if (block->place)
-        block->place = (uint16_t)(block->place % group->plans[rank].places + 1);
+    if (block->bin)
+        block->bin = (uint16_t)(block->bin % group->plans[rank].bins + 1);
     else
         block->index = (uint16_t)((block->index + 1) % block->of);
     return true;
@@ -833,8 +833,8 @@ static bool plant_no_such_part(struct group *group, int rank, uint32_t step)
 
     if (move->kind > SHOAL_STEP_PUT || block->operand != SHOAL_OPERAND_STAGING)
         return false;
-    if (block->place)
-        block->place = (uint16_t)(group->plans[0].places + 1);
+    if (block->bin)
+        block->bin = (uint16_t)(group->plans[0].bins + 1);
     else
         block->part = (uint8_t)group->plans[0].parts;
     return true;
@@ -900,8 +900,8 @@ static void plant_in_every_algorithm(const struct planting *planting)
         not_found = 0;
         const int planted = plant_on_hosts(planting, &on_hosts[i]);
         if (not_found * 100 > planted * planting->spared)
-            fail_msg("%s %s: %s: %d of %d are not found", shoal_collective_traits(on_hosts[i].kind)->name, on_hosts[i].name,
-                     planting->name, not_found, planted);
+            fail_msg("%s %s: %s: %d of %d are not found", shoal_collective_traits(on_hosts[i].collective)->name,
+                     on_hosts[i].name, planting->name, not_found, planted);
         total += planted;
     }
     assert_true(total > 100);

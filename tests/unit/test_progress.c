@@ -32,7 +32,7 @@ struct counts {
     atomic_int naps; /* at the doorbell */
     atomic_int long_naps;
     atomic_int polls;
-    int stops_at; /* the poll in which the process stands still for longer than a request's time; 0: none */
+    int stops_at;     /* the poll in which the process stands still for longer than a request's time; 0: none */
     atomic_int waits; /* at the source */
     atomic_bool has_descriptor;
 };
@@ -190,7 +190,7 @@ static int count_busy(const struct shoal_progress *progress)
 
 static void post_barrier(struct world *world, int pair, struct shoal_request *request)
 {
-    const struct shoal_call call = {.kind = SHOAL_COLLECTIVE_BARRIER};
+    const struct shoal_call call = {.collective = SHOAL_COLLECTIVE_BARRIER};
     shoal_progress_lock(world->progress);
     shoal_engine_post(world->engines[pair], &call, request);
     shoal_progress_note_posted(world->progress, world->engines[pair]);
@@ -199,7 +199,7 @@ static void post_barrier(struct world *world, int pair, struct shoal_request *re
 
 static void end_barrier(struct world *world, int pair, struct shoal_request *request)
 {
-    const struct shoal_call call = {.kind = SHOAL_COLLECTIVE_BARRIER};
+    const struct shoal_call call = {.collective = SHOAL_COLLECTIVE_BARRIER};
     struct shoal_request other = {.done_fn = NULL};
     shoal_engine_post(world->peers[pair], &call, &other);
     for (int turns = 0; turns < 1000 && shoal_request_status(request) == SHOAL_PENDING; turns++) {
@@ -285,7 +285,7 @@ static void post_again(void *arg, enum shoal_status status)
 {
     struct world *world = arg;
     static struct shoal_request again; /* done at once */
-    const struct shoal_call call = {.kind = SHOAL_COLLECTIVE_BARRIER};
+    const struct shoal_call call = {.collective = SHOAL_COLLECTIVE_BARRIER};
     assert_int_equal(status, SHOAL_ERR_PEER_LOST);
     shoal_engine_post(world->engines[3], &call, &again);
     shoal_progress_note_posted(world->progress, world->engines[3]);
@@ -309,7 +309,7 @@ static void progress_does_not_list_an_engine_that_closes(void **state)
 
 static void post_barrier_for(struct world *world, int pair, uint32_t timeout_ms, struct shoal_request *request)
 {
-    const struct shoal_call call = {.kind = SHOAL_COLLECTIVE_BARRIER, .timeout_ms = timeout_ms};
+    const struct shoal_call call = {.collective = SHOAL_COLLECTIVE_BARRIER, .timeout_ms = timeout_ms};
     shoal_progress_lock(world->progress);
     shoal_engine_post(world->engines[pair], &call, request);
     shoal_progress_note_posted(world->progress, world->engines[pair]);
@@ -474,7 +474,7 @@ static void rejected_messages_are_recorded_at_a_check(void **state)
     (void)state;
     recorder->rejections = &rejections;
     rejections.counts[SHOAL_REJECTED_FORGED] = 4;
-    rejections.counts[SHOAL_REJECTED_EARLY] = 1;
+    rejections.counts[SHOAL_REJECTED_UNEXPECTED] = 1;
     (void)shoal_engine_check(world->engines[0], shoal_clock_ns());
     assert_int_equal(atomic_load(&recorder->flight->rejected), 5);
     close_world(world);

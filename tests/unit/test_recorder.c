@@ -26,7 +26,7 @@ static const struct shoal_record sample = {.sequence = 17,
                                            .posted = 4000,
                                            .arrived = 5002,
                                            .done = 6000,
-                                           .kind = "all-reduce",
+                                           .collective = "all-reduce",
                                            .algorithm = "direct",
                                            .root = 1,
                                            .last_rank = 2,
@@ -136,7 +136,7 @@ static void rejections_are_told_once(void **state)
     text = print(&copy, "world");
     const char *found = strstr(text, ",\"rejected_short\":0,\"rejected_unknown\":0,\"rejected_forged\":12,"
                                      "\"rejected_replayed\":0,\"rejected_foreign\":0,\"rejected_immediate\":0,"
-                                     "\"rejected_early\":0,\"rejected_broken\":3}\n");
+                                     "\"rejected_unexpected\":0,\"rejected_broken\":3}\n");
     assert_non_null(found);
     assert_ptr_equal(found + strcspn(found, "\n") + 1, text + strlen(text));
     free(text);
@@ -429,7 +429,7 @@ static void ended_operations_never_fall(void **state)
     char error[300];
     (void)state;
     assert_int_equal(shoal_recorder_open(&recorder, flights), SHOAL_OK);
-    shoal_recorder_name(&recorder, sample.kind);
+    shoal_recorder_name(&recorder, sample.collective);
     shoal_recorder_name(&recorder, sample.algorithm);
     shoal_recorder_identify(&recorder, &identity, 7, "world", 2, NS_PER_TICK);
     assert_int_equal(pthread_create(&thread, NULL, work, &recorder), 0);

@@ -664,10 +664,10 @@ static void simulate_runs_every_entry(void **state)
     const char *const settings[] = {override, NULL};
     (void)state;
     for (int i = 0; (entry = shoal_select_entry(i)) != NULL; i++) {
-        const struct shoal_collective_traits *kind = shoal_collective_traits(entry->kind);
+        const struct shoal_collective_traits *kind = shoal_collective_traits(entry->collective);
         struct shoal_simulation question =
             question_of(kind->name, entry->where == SHOAL_WHERE_ONE_HOST ? 1 : 9, 2, entry->build ? MIB : 256);
-        if (entry->kind > SHOAL_COLLECTIVE_ALLTOALL)
+        if (entry->collective > SHOAL_COLLECTIVE_ALLTOALL)
             continue;
         question.hosts = entry->build ? question.hosts : 4;
         snprintf(override, sizeof override, "SHOAL_ALGORITHMS=%s=%s", kind->name, entry->name);

@@ -52,7 +52,7 @@ static enum shoal_status load_file(struct shoal_tuning *tuning_out, const char *
 
 static bool is_override(const struct shoal_tuning_override *override, const struct shoal_tuning_override *wanted)
 {
-    return override->kind == wanted->kind && strcmp(override->name, wanted->name) == 0 &&
+    return override->collective == wanted->collective && strcmp(override->name, wanted->name) == 0 &&
            override->min_bytes == wanted->min_bytes && override->max_bytes == wanted->max_bytes &&
            override->min_ranks == wanted->min_ranks && override->max_ranks == wanted->max_ranks &&
            override->line == wanted->line;
@@ -138,9 +138,8 @@ static const struct wrong {
         {"reduse=owners",
          "SHOAL_ALGORITHMS, tuning override 1: there is no collective \"reduse\"; there are all-reduce, reduce, "
          "reduce-scatter, broadcast, all-gather, gather, scatter, all-to-all, barrier"},
-        {"exchange=direct",
-         "SHOAL_ALGORITHMS, tuning override 1: there is no collective \"exchange\"; there are all-reduce, reduce, "
-         "reduce-scatter, broadcast, all-gather, gather, scatter, all-to-all, barrier"},
+        {"split=direct", "SHOAL_ALGORITHMS, tuning override 1: there is no collective \"split\"; there are all-reduce, reduce, "
+                         "reduce-scatter, broadcast, all-gather, gather, scatter, all-to-all, barrier"},
         {"reduce=ring",
          "SHOAL_ALGORITHMS, tuning override 1: reduce has no algorithm \"ring\"; it has direct, at-root, owners, mesh"},
         {"barrier=owners",
@@ -231,7 +230,7 @@ static void read_anything(const char *text, size_t bytes, bool is_file)
     assert_true(status == SHOAL_OK || status == SHOAL_ERR_ARGUMENT);
     assert_int_equal(status == SHOAL_OK, error[0] == 0);
     for (size_t i = 0; i < tuning.count; i++)
-        assert_non_null(shoal_select_find(tuning.list[i].kind, tuning.list[i].name));
+        assert_non_null(shoal_select_find(tuning.list[i].collective, tuning.list[i].name));
     shoal_tuning_fini(&tuning);
 }
 
@@ -330,23 +329,27 @@ static void tuning_hash_is_part_of_the_settings(void **state)
 
 /* ---- Choosing ------------------------------------------------------------------------------------------------------------ */
 
-static void expect_choice(const char *text, enum shoal_collective_type kind, int size, size_t bytes, const char *wanted)
+static void expect_choice(const char *text, enum shoal_collective_type collective, int size, size_t bytes, const char *wanted)
 {
     struct shoal_tuning tuning;
     char error[ERROR_BYTES];
     assert_int_equal(strchr(text, '\n') ? load_file(&tuning, text, strlen(text), error)
                                         : shoal_tuning_load(&tuning, text, error, sizeof error),
                      SHOAL_OK);
-    const struct shoal_selection selection = {
-        .kind = kind, .size = size, .bytes = bytes, .payload_bytes = bytes, .inline_bytes = 1024, .tuning = &tuning};
-    const struct shoal_view view = {.size = size, .shape = &shoal_collective_traits(kind)->shape};
+    const struct shoal_selection selection = {.collective = collective,
+                                              .size = size,
+                                              .bytes = bytes,
+                                              .payload_bytes = bytes,
+                                              .inline_bytes = 1024,
+                                              .tuning = &tuning};
+    const struct shoal_view view = {.size = size, .shape = &shoal_collective_traits(collective)->shape};
     const struct shoal_algorithm *rounds, *entry = shoal_select_is_direct(&selection, &rounds)
-                                                       ? shoal_select_find(kind, "direct")
+                                                       ? shoal_select_find(collective, "direct")
                                                        : shoal_select_plan(&selection, &view, 0, NULL);
     assert_null(rounds);
     if (strcmp(entry->name, wanted) != 0)
-        fail_msg("\"%s\", %s of %zu bytes on %d ranks: %s, not %s", text, shoal_collective_traits(kind)->name, bytes, size,
-                 entry->name, wanted);
+        fail_msg("\"%s\", %s of %zu bytes on %d ranks: %s, not %s", text, shoal_collective_traits(collective)->name, bytes,
+                 size, entry->name, wanted);
     shoal_tuning_fini(&tuning);
 }
 
@@ -390,7 +393,7 @@ static void rules_fall_through_where_direct_cannot_serve(void **state)
 /* ---- Over several hosts -------------------------------------------------------------------------------------------------- */
 
 struct case_of_hosts {
-    enum shoal_collective_type kind;
+    enum shoal_collective_type collective;
     int size, hosts;
     size_t bytes;
     const char *wanted;
@@ -405,7 +408,7 @@ static void expect_over_hosts(const char *text, const struct case_of_hosts *want
 
     assert_int_equal(shoal_tuning_load(&tuning, text, error, sizeof error), SHOAL_OK);
     for (int i = 0; i < 4; i++) {
-        const struct shoal_selection selection = {.kind = wanted->kind,
+        const struct shoal_selection selection = {.collective = wanted->collective,
                                                   .size = wanted->size,
                                                   .hosts = wanted->hosts,
                                                   .bytes = wanted->bytes,
@@ -415,13 +418,13 @@ static void expect_over_hosts(const char *text, const struct case_of_hosts *want
         const struct shoal_view view = {.size = 4, .shared_input = shared[i % 2], .shared_output = shared[i / 2]};
         const struct shoal_algorithm *rounds, *entry;
         if (shoal_select_is_direct(&selection, &rounds))
-            entry = rounds ? rounds : shoal_select_find(wanted->kind, "direct");
+            entry = rounds ? rounds : shoal_select_find(wanted->collective, "direct");
         else
             entry = shoal_select_plan(&selection, &view, 0, NULL);
         assert_true(!rounds || entry == rounds);
         if (strcmp(entry->name, wanted->wanted) != 0)
             fail_msg("\"%s\", %s of %zu bytes on %d ranks of %d hosts: %s, not %s", text,
-                     shoal_collective_traits(wanted->kind)->name, wanted->bytes, wanted->size, wanted->hosts, entry->name,
+                     shoal_collective_traits(wanted->collective)->name, wanted->bytes, wanted->size, wanted->hosts, entry->name,
                      wanted->wanted);
     }
     shoal_tuning_fini(&tuning);
@@ -429,22 +432,35 @@ static void expect_over_hosts(const char *text, const struct case_of_hosts *want
 
 static void rules_and_table_over_hosts(void **state)
 {
-    static const struct case_of_hosts table[] = {
-        {SHOAL_COLLECTIVE_ALLREDUCE, 8, 0, 65536, "owners"},    {SHOAL_COLLECTIVE_ALLREDUCE, 8, 1, 65536, "owners"},
-        {SHOAL_COLLECTIVE_ALLREDUCE, 2, 2, 256, "direct"},      {SHOAL_COLLECTIVE_ALLREDUCE, 4, 2, 256, "rounds"},
-        {SHOAL_COLLECTIVE_ALLREDUCE, 3, 3, 256, "direct"},      {SHOAL_COLLECTIVE_ALLREDUCE, 4, 4, 256, "rounds"},
-        {SHOAL_COLLECTIVE_ALLREDUCE, 5, 5, 256, "direct"},      {SHOAL_COLLECTIVE_ALLREDUCE, 6, 3, 256, "direct"},
-        {SHOAL_COLLECTIVE_ALLREDUCE, 17, 5, 256, "rounds"},     {SHOAL_COLLECTIVE_ALLREDUCE, 8, 2, 65536, "mesh"},
-        {SHOAL_COLLECTIVE_ALLREDUCE, 72, 8, 113, "rounds"},     {SHOAL_COLLECTIVE_ALLREDUCE, 72, 8, 114, "mesh"},
-        {SHOAL_COLLECTIVE_ALLREDUCE, 72, 9, 65535, "doubling"}, {SHOAL_COLLECTIVE_ALLGATHER, 4, 4, 1024, "rounds"},
-        {SHOAL_COLLECTIVE_REDUCE, 4, 4, 256, "direct"},         {SHOAL_COLLECTIVE_REDUCE, 17, 4, 256, "mesh"},
-        {SHOAL_COLLECTIVE_ALLREDUCE, 72, 9, 65536, "mesh"},     {SHOAL_COLLECTIVE_REDUCE, 3, 3, 65536, "mesh"},
-        {SHOAL_COLLECTIVE_REDUCE_SCATTER, 3, 3, 65536, "mesh"}, {SHOAL_COLLECTIVE_BROADCAST, 3, 3, 65536, "mesh"},
-        {SHOAL_COLLECTIVE_ALLGATHER, 3, 3, 65536, "mesh"},      {SHOAL_COLLECTIVE_GATHER, 3, 3, 65536, "pairs"},
-        {SHOAL_COLLECTIVE_SCATTER, 3, 3, 65536, "pairs"},       {SHOAL_COLLECTIVE_ALLTOALL, 3, 3, 65536, "pairs"},
-        {SHOAL_COLLECTIVE_BARRIER, 3, 3, 0, "direct"},          {SHOAL_COLLECTIVE_BARRIER, 17, 5, 0, "rounds"},
-        {SHOAL_COLLECTIVE_BARRIER, 1000, 1, 0, "direct"},       {SHOAL_COLLECTIVE_EXCHANGE, 16, 2, 8192, "direct"},
-        {SHOAL_COLLECTIVE_EXCHANGE, 17, 2, 8, "mesh"}};
+    static const struct case_of_hosts table[] = {{SHOAL_COLLECTIVE_ALLREDUCE, 8, 0, 65536, "owners"},
+                                                 {SHOAL_COLLECTIVE_ALLREDUCE, 8, 1, 65536, "owners"},
+                                                 {SHOAL_COLLECTIVE_ALLREDUCE, 2, 2, 256, "direct"},
+                                                 {SHOAL_COLLECTIVE_ALLREDUCE, 4, 2, 256, "rounds"},
+                                                 {SHOAL_COLLECTIVE_ALLREDUCE, 3, 3, 256, "direct"},
+                                                 {SHOAL_COLLECTIVE_ALLREDUCE, 4, 4, 256, "rounds"},
+                                                 {SHOAL_COLLECTIVE_ALLREDUCE, 5, 5, 256, "direct"},
+                                                 {SHOAL_COLLECTIVE_ALLREDUCE, 6, 3, 256, "direct"},
+                                                 {SHOAL_COLLECTIVE_ALLREDUCE, 17, 5, 256, "rounds"},
+                                                 {SHOAL_COLLECTIVE_ALLREDUCE, 8, 2, 65536, "mesh"},
+                                                 {SHOAL_COLLECTIVE_ALLREDUCE, 72, 8, 113, "rounds"},
+                                                 {SHOAL_COLLECTIVE_ALLREDUCE, 72, 8, 114, "mesh"},
+                                                 {SHOAL_COLLECTIVE_ALLREDUCE, 72, 9, 65535, "doubling"},
+                                                 {SHOAL_COLLECTIVE_ALLGATHER, 4, 4, 1024, "rounds"},
+                                                 {SHOAL_COLLECTIVE_REDUCE, 4, 4, 256, "direct"},
+                                                 {SHOAL_COLLECTIVE_REDUCE, 17, 4, 256, "mesh"},
+                                                 {SHOAL_COLLECTIVE_ALLREDUCE, 72, 9, 65536, "mesh"},
+                                                 {SHOAL_COLLECTIVE_REDUCE, 3, 3, 65536, "mesh"},
+                                                 {SHOAL_COLLECTIVE_REDUCE_SCATTER, 3, 3, 65536, "mesh"},
+                                                 {SHOAL_COLLECTIVE_BROADCAST, 3, 3, 65536, "mesh"},
+                                                 {SHOAL_COLLECTIVE_ALLGATHER, 3, 3, 65536, "mesh"},
+                                                 {SHOAL_COLLECTIVE_GATHER, 3, 3, 65536, "pairs"},
+                                                 {SHOAL_COLLECTIVE_SCATTER, 3, 3, 65536, "pairs"},
+                                                 {SHOAL_COLLECTIVE_ALLTOALL, 3, 3, 65536, "pairs"},
+                                                 {SHOAL_COLLECTIVE_BARRIER, 3, 3, 0, "direct"},
+                                                 {SHOAL_COLLECTIVE_BARRIER, 17, 5, 0, "rounds"},
+                                                 {SHOAL_COLLECTIVE_BARRIER, 1000, 1, 0, "direct"},
+                                                 {SHOAL_COLLECTIVE_SPLIT, 16, 2, 8192, "direct"},
+                                                 {SHOAL_COLLECTIVE_SPLIT, 17, 2, 8, "mesh"}};
     static const struct case_of_hosts ruled[] = {
         {SHOAL_COLLECTIVE_ALLREDUCE, 8, 2, 65536, "ring"},    {SHOAL_COLLECTIVE_ALLREDUCE, 8, 1, 65536, "owners"},
         {SHOAL_COLLECTIVE_ALLGATHER, 16, 2, 16384, "direct"}, {SHOAL_COLLECTIVE_ALLGATHER, 17, 2, 16384, "bruck"},

@@ -182,9 +182,9 @@ class Watched(Structure):
     _fields_ = [("pid", c_int), ("job", c_uint64), ("comm", c_uint64), ("name", c_char_p), ("host", c_char_p),
                 ("version", c_char_p), ("rank", c_int), ("size", c_int), ("world_rank", c_int), ("status", c_int),
                 ("operations", c_uint64), ("bytes", c_uint64), ("came_last", c_uint64), ("late_us", c_double),
-                ("called", c_uint64), ("under_way", c_int), ("idle_us", c_double), ("kind", c_char_p), ("algorithm", c_char_p),
-                ("sequence", c_uint64), ("count", c_uint64), ("type", c_int), ("op", c_int), ("root", c_int),
-                ("is_message", c_int), ("posted_us", c_double), ("arrived_us", c_double), ("waits_for", c_int),
+                ("called", c_uint64), ("under_way", c_int), ("idle_us", c_double), ("collective", c_char_p),
+                ("algorithm", c_char_p), ("sequence", c_uint64), ("count", c_uint64), ("type", c_int), ("op", c_int),
+                ("root", c_int), ("is_message", c_int), ("posted_us", c_double), ("arrived_us", c_double), ("waits_for", c_int),
                 ("waits_us", c_double), ("rejected", c_uint64), ("waited_us", c_double), ("sent_bytes", c_uint64)]
 
 

@@ -247,7 +247,7 @@ def calls_of(lines: Iterable[str]) -> Dict[Tuple[int, str], List[Tuple[Any, ...]
     for line in lines:
         try:
             record = json.loads(line)
-            if record["kind"] not in ("send", "receive", "drain", "barrier", "exchange"):
+            if record["kind"] not in ("send", "receive", "drain", "barrier", "split"):
                 calls[record["pid"], record["comm_id"]].append(tuple(record[key] for key in ("kind", "count", "type", "op", "root")))
         except (ValueError, KeyError, TypeError):  # half a line
             continue

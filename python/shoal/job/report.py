@@ -250,7 +250,7 @@ def _operations(events: Sequence[Dict[str, Any]]) -> Dict[str, Dict[str, List[Op
         track = (event["pid"], event["tid"])
         if "args" in event:
             last[track] = Operation(event["name"], event["args"]["sequence"], event["ts"], event["ts"], event["ts"] + event["dur"])
-            if event["cat"] not in ("send", "receive", "drain", "exchange"):
+            if event["cat"] not in ("send", "receive", "drain", "split"):
                 found[event["args"]["communicator"]][names[event["pid"]]].append(last[track])
         elif event["name"].startswith("waiting") and track in last:
             last[track].arrived = event["ts"] + event["dur"]

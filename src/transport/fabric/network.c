@@ -375,7 +375,7 @@ static void reject(struct shoal_network *network, enum shoal_rejection why, cons
     shoal_network_print_address(network, shoal_network_address(network), own, sizeof own);
     shoal_log_line(network->log, SHOAL_LOG_WARN, "fabric", "rejected at %.100s, %llu so far: %s (%s); %s", own,
                    (unsigned long long)count, shoal_rejection_text(why), sender,
-                   why == SHOAL_REJECTED_EARLY || why == SHOAL_REJECTED_FOREIGN
+                   why == SHOAL_REJECTED_UNEXPECTED || why == SHOAL_REJECTED_FOREIGN
                        ? "do all hosts have the same build of Shoal?"
                        : "it changes nothing but this counter. If a program that is not of this job reaches the endpoint, "
                          "give jobs ports of their own (SHOAL_PORTS) and let a firewall keep others out");
@@ -582,7 +582,7 @@ static void lose_unexpected(struct shoal_network *network, struct shoal_network_
     else if (kept->status == SHOAL_OK)
         kept->status = status;
     if (status == SHOAL_ERR_MEMORY)
-        shoal_log_line(network->log, SHOAL_LOG_WARN, "fabric", "no memory for a message that came early");
+        shoal_log_line(network->log, SHOAL_LOG_WARN, "fabric", "no memory for an unexpected message");
 }
 
 static struct shoal_network_unexpected *open_unexpected(struct shoal_network_peer *from, uint64_t comm)
@@ -603,7 +603,7 @@ static void network_keep_unexpected(struct shoal_network *network, struct shoal_
     struct shoal_network_unexpected *kept = open_unexpected(from, comm);
     if (kept && kept->bytes + bytes > SHOAL_NETWORK_UNEXPECTED_MAX) {
         lose_unexpected(network, kept, SHOAL_ERR_INTERNAL);
-        reject(network, SHOAL_REJECTED_EARLY, from);
+        reject(network, SHOAL_REJECTED_UNEXPECTED, from);
         return;
     }
     struct unexpected *unexpected = kept ? malloc(sizeof *unexpected + bytes) : NULL;

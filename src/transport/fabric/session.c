@@ -110,7 +110,7 @@ void shoal_session_seal(struct shoal_session *session, void *message, size_t byt
 /* ---- Replays ------------------------------------------------------------------------------------------------------------- */
 
 /* A window that slides with the newest number, as in IPsec (RFC 4303, 3.4.3). Without it a message that was recorded on its way
- * could be counted twice, such as a part of a put, or fill the store of messages that come early. */
+ * could be counted twice, such as data of a put, or fill the memory for unexpected messages. */
 static bool is_new(const struct shoal_session *session, uint64_t number)
 {
     if (number > session->newest)

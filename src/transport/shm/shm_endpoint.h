@@ -7,7 +7,7 @@
  * Ranks that are threads of one process share mappings instead of mapping twice.
  *
  * Calls come under the progress engine's lock, but for those about sleeping. shoal_shm_endpoint_connect waits (poll, with a
- * deadline): it is set-up, before there is anything to drive. */
+ * deadline): it is set-up, before there is any progress to make. */
 #ifndef SHOAL_TRANSPORT_SHM_ENDPOINT_H
 #define SHOAL_TRANSPORT_SHM_ENDPOINT_H
 
