@@ -91,14 +91,14 @@ static void close_world(struct world *world)
 /* The peer's announcement of an operation arrives. */
 static void hear_record(struct world *world, int peer, uint64_t sequence)
 {
-    const struct shoal_network_head head = {.comm = COMM, .source = (uint32_t)peer, .kind = SHOAL_NETWORK_ARRIVE};
+    const struct shoal_network_head head = {.comm = COMM, .source = (uint32_t)peer, .kind = SHOAL_NETWORK_ANNOUNCE};
     const struct shoal_network_announcement record = {.descriptor = {.sequence = sequence}};
     unsigned char message[sizeof(struct shoal_seal) + sizeof head + sizeof record];
     memcpy(message + sizeof(struct shoal_seal), &head, sizeof head);
     memcpy(message + sizeof(struct shoal_seal) + sizeof head, &record, sizeof record);
     shoal_session_seal(&world->theirs[peer], message, sizeof message);
     hand_endpoint_hear(world->network, message, sizeof message, true);
-    assert_non_null(world->transport->ops->arrival(world->transport, peer, sequence));
+    assert_non_null(world->transport->ops->announcement(world->transport, peer, sequence));
 }
 
 static void only_ranks_that_sent_records_are_told(void **state)
@@ -137,7 +137,7 @@ static double time_operations(int size)
     const double before = cpu_ms();
     for (uint64_t sequence = 1; sequence <= CALLS; sequence++) {
         const struct shoal_announcement record = {.descriptor = {.sequence = sequence}};
-        ops->arrive(world.transport, &record, NULL, 0, shoal_no_ranks);
+        ops->announce(world.transport, &record, NULL, 0, shoal_no_ranks);
         ops->complete(world.transport, sequence);
     }
     const double took = cpu_ms() - before;
