@@ -403,7 +403,7 @@ static enum shoal_status open_leg(struct trip *trip, size_t i)
     leg->call.layout = NULL;
     if (call->layout)
         SHOAL_TRY(shoal_arguments_lay_out(comm, trip->posting->name, &leg->call, trip->posting->extra));
-    const bool is_any_cut = is_partitioned(call, SHOAL_OPERAND_INPUT) || is_partitioned(call, SHOAL_OPERAND_OUTPUT);
+    const bool is_any_partitioned = is_partitioned(call, SHOAL_OPERAND_INPUT) || is_partitioned(call, SHOAL_OPERAND_OUTPUT);
     struct shoal_device_operand *bases[2] = {NULL, NULL};
     for (int operand = 0; operand < 2; operand++) {
         struct side *side = &leg->sides[operand];
@@ -411,7 +411,7 @@ static enum shoal_status open_leg(struct trip *trip, size_t i)
             continue;
         struct shoal_device_ring *ring = shoal_gpu_port_ring(trip->port->port, operand == SHOAL_OPERAND_INPUT);
         side->ring_operand = shoal_device_ring_open(ring, is_partitioned(call, side->operand) ? comm->size : 1,
-                                                    is_any_cut ? comm->size : 1, call->count, shoal_type_bytes(call->type));
+                                                    is_any_partitioned ? comm->size : 1, call->count, shoal_type_bytes(call->type));
         bases[operand] = side->ring_operand ? &side->ring_operand->base : NULL;
         if (!bases[operand])
             break;

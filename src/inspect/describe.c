@@ -362,7 +362,7 @@ static void explain_unable(const struct inquiry *inquiry, const struct shoal_alg
     else if (entry->build || shoal_algorithm_is_in_rounds(entry))
         fprintf(out, "it serves %s\n", entry->where == SHOAL_WHERE_HOSTS ? "several hosts" : "one host");
     else if (inquiry->selection.payload_bytes > SHOAL_PAYLOAD_MAX)
-        fprintf(out, "a contributing rank has more than %d bytes\n", SHOAL_PAYLOAD_MAX);
+        fprintf(out, "a rank sends more than %d bytes\n", SHOAL_PAYLOAD_MAX);
     else
         fprintf(out, "of several hosts it serves up to %d ranks\n", SHOAL_DIRECT_RANKS_REMOTE);
 }
@@ -395,7 +395,7 @@ static void explain_why(const struct inquiry *inquiry, const struct shoal_algori
                 entry->when);
         return;
     }
-    fprintf(out, "because a contributing rank has %zu byte%s, %s than direct's %zu", selection->payload_bytes,
+    fprintf(out, "because a rank sends %zu byte%s, %s than direct's %zu", selection->payload_bytes,
             plural(selection->payload_bytes), entry->build ? "more" : "no more", shoal_select_direct_limit(selection));
     if (entry->fits)
         fprintf(out, "; %s\n", entry->when);

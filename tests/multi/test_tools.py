@@ -175,7 +175,7 @@ def explain_prints_the_plan():
 def explain_shows_one_exchange_for_two_ranks():
     for size in ("32KiB", "64KiB"):
         out = explain("allreduce", "--ranks", "2", "--bytes", size)
-        expect("algorithm one-shot-staged, because a contributing rank has " in out and "; one exchange\n" in out, out)
+        expect("algorithm one-shot-staged, because a rank sends " in out and "; one exchange\n" in out, out)
         expect(len([step for step in steps(out) if " reduce " in step]) == 2 and "in[0] + win[1].0 -> out[0]" in out and
                "win[0].0 + in[1] -> out[1]" in out, out)
     for words in (["--bytes", "65540"], ["--bytes", "32KiB", "--memory", "shared"], ["--bytes", "32KiB", "--ranks", "3"]):
@@ -256,15 +256,15 @@ def explain_knows_every_collective():
         for memory, reach in (("plain", "staged"), ("shared", "shared")):
             out = explain(collective, "--ranks", "4", "--bytes", "3MiB", "--memory", memory)
             given = 786432 if collective in ("allgather", "gather") else 3145728
-            expect(f"algorithm {row}-{reach}, because a contributing rank has {given} bytes, more than direct's" in out, out)
+            expect(f"algorithm {row}-{reach}, because a rank sends {given} bytes, more than direct's" in out, out)
             expect("\ncost: " in out, out)
             plans = [line.split(":")[0] for line in out.splitlines() if line.startswith("rank ")]
             expect(plans == [f"rank {r}" for r in range(4)], out)
         small = explain(collective, "--ranks", "4", "--bytes", "1024")
-        expect("algorithm direct, because a contributing rank has " in small and "no more than direct's" in small, small)
+        expect("algorithm direct, because a rank sends " in small and "no more than direct's" in small, small)
         expect("no plan: contributing ranks publish data beside their announcements; receiving ranks read them there\n" in small, small)
         expect("algorithm alone" in explain(collective, "--ranks", "1"), collective)
-    expect("algorithm at-root-staged, because a contributing rank has 3145728 bytes, more than direct's 16384; up to 3 ranks, root's "
+    expect("algorithm at-root-staged, because a rank sends 3145728 bytes, more than direct's 16384; up to 3 ranks, root's "
            "output not shared\n" in explain("reduce", "--ranks", "3", "--bytes", "3MiB"))
 
 
@@ -272,17 +272,17 @@ def explain_tells_the_limit_of_the_direct_way():
     share = "(up to 1/4 to 1 of SHOAL_INLINE_BYTES)\n"
     for ranks, limit in ((4, 8192), (8, 4096), (64, 4096)):
         at, above = (explain("allreduce", "-n", ranks, "--rank", "0", "--bytes", limit + more) for more in (0, 4))
-        expect(f"direct, because a contributing rank has {limit} bytes, no more than direct's {limit} {share}" in at, at)
-        expect(f"owners-staged, because a contributing rank has {limit + 4} bytes, more than direct's {limit} {share}" in above, above)
+        expect(f"direct, because a rank sends {limit} bytes, no more than direct's {limit} {share}" in at, at)
+        expect(f"owners-staged, because a rank sends {limit + 4} bytes, more than direct's {limit} {share}" in above, above)
     at, above = (explain("allreduce", "-n", "2", "--bytes", size) for size in (8192, 8196))
-    expect(f"direct, because a contributing rank has 8192 bytes, no more than direct's 8192 {share}" in at, at)
-    expect("one-shot-staged, because a contributing rank has 8196 bytes, more than direct's 8192; 2 ranks, nothing shared, up to 64 KiB\n"
+    expect(f"direct, because a rank sends 8192 bytes, no more than direct's 8192 {share}" in at, at)
+    expect("one-shot-staged, because a rank sends 8196 bytes, more than direct's 8192; 2 ranks, nothing shared, up to 64 KiB\n"
            in above, above)
     expect("no more than direct's 16384 (" in explain("allreduce", "--hosts", "2", "--bytes", "16K"))
     env = {**os.environ, "SHOAL_INLINE_BYTES": "100"}
-    expect("a contributing rank has 96 bytes, no more than direct's 100 (" in explain("broadcast", "--bytes", "96", env=env))
-    expect("a contributing rank has 100 bytes, no more than direct's 100 (" in explain("allgather", "--bytes", "200", env=env))
-    expect("a contributing rank has 208 bytes, more than direct's 100 (" in explain("alltoall", "--bytes", "208", env=env))
+    expect("a rank sends 96 bytes, no more than direct's 100 (" in explain("broadcast", "--bytes", "96", env=env))
+    expect("a rank sends 100 bytes, no more than direct's 100 (" in explain("allgather", "--bytes", "200", env=env))
+    expect("a rank sends 208 bytes, more than direct's 100 (" in explain("alltoall", "--bytes", "208", env=env))
 
 
 def explain_of_a_barrier_knows_no_bytes():
@@ -344,7 +344,7 @@ def explain_shows_plans_over_hosts():
     out = explain("allreduce", "--hosts", "4", "--ranks-per-host", "8", "--bytes", "512K", "--rank", "9")
     expect("all-reduce of 524288 bytes (131072 elements) over 32 ranks on 4 hosts\n" in out, out)
     expect("algorithm mesh, because of several hosts direct serves up to 16 ranks; several hosts\n" in out, out)
-    expect("\nrank 9: " in out and "\nrank 8: " not in out and "put" in out and "places; for each chunk:" in out, out)
+    expect("\nrank 9: " in out and "\nrank 8: " not in out and "put" in out and "bins; for each chunk:" in out, out)
     for line in steps(out):  # rank 9 is on host 1, ranks 8 to 15, and puts to those with its number elsewhere
         peer = re.search(r"put .* -> stg\[(\d+)\]", line)
         expect(not peer or int(peer.group(1)) in (1, 17, 25), line)
@@ -370,11 +370,11 @@ def explain_follows_the_rules():
     env = {**overrides("all-reduce=direct,reduce=owners@64K-128K,gather=copies"), "SHOAL_INLINE_BYTES": "0"}
     expect("algorithm owners-staged, because of the tuning override SHOAL_ALGORITHMS:2\n" in explain("reduce", "--bytes", "64K", env=env))
     expect("algorithm owners-staged, because of the tuning override SHOAL_ALGORITHMS:2\n" in explain("reduce", "--bytes", "128K", env=env))
-    expect("algorithm at-root-staged, because a contributing rank has " in explain("reduce", "--bytes", "65532", env=env))
-    expect("algorithm at-root-staged, because a contributing rank has " in explain("reduce", "--bytes", "131076", env=env))
+    expect("algorithm at-root-staged, because a rank sends " in explain("reduce", "--bytes", "65532", env=env))
+    expect("algorithm at-root-staged, because a rank sends " in explain("reduce", "--bytes", "131076", env=env))
     expect("algorithm copies-staged, because of the tuning override SHOAL_ALGORITHMS:3\n" in explain("gather", "--bytes", "64", env=env))
     expect("algorithm direct, because of the tuning override SHOAL_ALGORITHMS:1\n" in explain("allreduce", "--bytes", "16K", env=env))
-    expect("algorithm one-shot-staged, because a contributing rank has 16388 bytes, more than direct's 0; 2 ranks, nothing shared" in
+    expect("algorithm one-shot-staged, because a rank sends 16388 bytes, more than direct's 0; 2 ranks, nothing shared" in
            explain("allreduce", "--bytes", "16388", env=env))
     expect("because of the tuning override" not in explain("gather", "--bytes", "0", env=env))
 
@@ -398,7 +398,7 @@ def explain_over_hosts_follows_the_rules():
 
 
 def explain_names_rules_that_cannot_serve():
-    said = "the tuning override SHOAL_ALGORITHMS:{} (direct) cannot serve this call: a contributing rank has more than 16384 bytes\n"
+    said = "the tuning override SHOAL_ALGORITHMS:{} (direct) cannot serve this call: a rank sends more than 16384 bytes\n"
     env = overrides("reduce=owners,allreduce=direct,allreduce=direct@-1K,all-reduce=direct@32K-,allreduce=owners@1M-,"
                 "allreduce=direct")
     out = explain("allreduce", "--bytes", "1M", env=env)
@@ -406,7 +406,7 @@ def explain_names_rules_that_cannot_serve():
     expect("because of the tuning override SHOAL_ALGORITHMS:5\n" in out, out)
     out = explain("allreduce", "--bytes", "64K", env=env)
     expect([said.format(n) in out for n in range(1, 7)] == [False, True, False, True, False, True], out)
-    expect("because a contributing rank has 65536 bytes, more than direct's 8192; 2 ranks, nothing shared" in out, out)
+    expect("because a rank sends 65536 bytes, more than direct's 8192; 2 ranks, nothing shared" in out, out)
     expect("cannot serve" not in explain("allreduce", "--bytes", "16K", env=env))
     expect("cannot serve" not in explain("reduce", "--bytes", "1M", env=env))
 
@@ -417,7 +417,7 @@ def explain_and_info_follow_a_file_of_rules():
         file.flush()
         expect(f"because of the tuning override {file.name}:3\n" in explain("reduce", "--ranks", "5", env=overrides(file.name)))
         for ranks in ("4", "9"):
-            expect("algorithm owners-staged, because a contributing rank has " in explain("reduce", "--ranks", ranks, env=overrides(file.name)))
+            expect("algorithm owners-staged, because a rank sends " in explain("reduce", "--ranks", ranks, env=overrides(file.name)))
         code, out, err = call(SHOAL, "info", "--algorithms", env=overrides(file.name))
         wanted = ["reduce", "at-root", "0", "-", "5", "8", f"{file.name}:3"]
         expect(code == 0 and out.splitlines()[-1].split() == wanted, out, err)
