@@ -4,7 +4,9 @@
   dependencies  a module includes only modules below it (docs/architecture.md draws them)
   contracts other modules include a module's contract headers only, and these include no header of the module's own files
   parts     fields of a part of the engine are named in that part's files only
-  names     no two C files have one name (third_party keeps its own); what modules call shoal_WORD_... begins with a WORD of their own
+  names     no two C files have one name (third_party keeps its own); what modules call shoal_WORD_... (functions, types, enumerators, macros)
+            begins with a WORD of their own
+  statics   no two C files of src have static functions of one name: a backtrace says which file is meant
   lengths   no function is longer than LINES_MAX, from its first line to its brace
   settings  src/comm/settings.c collects the settings that modules declare
   public    tools, examples see the public header only; tools also the headers of ALSO_FOR_TOOLS
@@ -126,12 +128,19 @@ def without_comments(text):
     return re.sub(r"/\*.*?\*/", lambda match: "\n" * match.group().count("\n"), text, flags=re.S)
 
 
+NAMES = re.compile(r"""^(?:(?:struct|enum|union)[ ](shoal_\w+)[ ]\{      # a type
+                         |(?!typedef)[A-Za-z][^;{=\n]*?\b(shoal_\w+)\(   # a function
+                         |\#define[ ](SHOAL_\w+)(?<!_H)\b)               # a macro, but for the guard of the header""", re.M | re.X)
+
+
 def names_of(path):
-    """(line, name) of the functions that a header declares and the structures that it defines."""
-    for number, line in enumerate(without_comments(path.read_text()).splitlines(), 1):
-        match = re.match(r"(?:struct|enum|union) (shoal_\w+) \{", line) or re.match(r"(?!typedef)[A-Za-z][^;{=]*?\b(shoal_\w+)\(", line)
-        if match:
-            yield number, match.group(1)
+    """(line, name) of what a header declares and defines: functions, types, enumerators, macros."""
+    text = without_comments(path.read_text())
+    found_at = [(match.start(), next(filter(None, match.groups()))) for match in NAMES.finditer(text)]
+    for body in re.finditer(r"\benum(?: \w+)? \{([^}]*)\}", text):
+        found_at += [(body.start(1) + match.start(1), match.group(1)) for match in re.finditer(r"(?:^|,)\s*(SHOAL_\w+)", body.group(1))]
+    for at, name in sorted(found_at):
+        yield text.count("\n", 0, at) + 1, name
 
 
 CODE = ("include", "src", "tools", "examples", "python", "tests", "bench")
@@ -152,10 +161,23 @@ def check_names():
     for path in (path for path in sources("src") if path.suffix == ".h"):
         module = module_of(path.relative_to(TOP / "src").as_posix())
         for number, name in names_of(path):
-            word = name.split("_")[1]
+            word = name.split("_")[1].lower()
             owner = owners.setdefault(word, (module, name))
             if owner[0] != module:
                 say(path, number, "names", f"{name} is of {module}, but \"shoal_{word}\" belongs to {owner[0]} ({owner[1]}): give it another word")
+
+
+STATIC = re.compile(r"^static (?!inline)[^;{}=#]*?\b(\w+)\([^;{}]*\)\s*\{", re.M)
+
+
+def check_statics():
+    """A backtrace is to say which file is meant."""
+    files = {}
+    for path in (path for path in sources("src") if path.suffix == ".c"):
+        for name in sorted(set(STATIC.findall(without_comments(path.read_text())))):
+            other = files.setdefault(name, path)
+            if other != path:
+                say(path, 1, "statics", f"{name} is a static function of {other.name}, too: begin its name with the file's word")
 
 
 LINES_MAX = 44
@@ -301,7 +323,7 @@ def check_figures():
         say(readme.README, line, "figures", mend)
 
 
-CHECKS = (check_dependencies, check_contracts, check_parts, check_files, check_names, check_lengths, check_settings, check_logs, check_public, check_symbols, check_headers, check_python, check_native, check_figures, check_words)
+CHECKS = (check_dependencies, check_contracts, check_parts, check_files, check_names, check_statics, check_lengths, check_settings, check_logs, check_public, check_symbols, check_headers, check_python, check_native, check_figures, check_words)
 
 
 def main():

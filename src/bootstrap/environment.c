@@ -74,7 +74,7 @@ static enum shoal_status put_ports(const struct shoal_bootstrap_settings *settin
     return SHOAL_OK;
 }
 
-static bool is_same(const char *name, const char *value)
+static bool environment_is_same(const char *name, const char *value)
 {
     return variable(name) && strcmp(variable(name), value) == 0;
 }
@@ -93,9 +93,9 @@ static uint64_t hash_launch(uint64_t hash, int size, bool *is_named)
     char text[16];
     snprintf(text, sizeof text, "%d", size);
     for (size_t i = 0; i < SHOAL_COUNT_OF(launches); i++) {
-        if (!is_same(launches[i].size, text))
+        if (!environment_is_same(launches[i].size, text))
             continue;
-        *is_named |= variable("RANK") && is_same(launches[i].rank, variable("RANK"));
+        *is_named |= variable("RANK") && environment_is_same(launches[i].rank, variable("RANK"));
         for (size_t n = 0; n < SHOAL_COUNT_OF(launches[i].names) && launches[i].names[n]; n++)
             hash = hash_text(hash, variable(launches[i].names[n]) ? variable(launches[i].names[n]) : "");
     }
@@ -106,8 +106,8 @@ static uint64_t hash_launch(uint64_t hash, int size, bool *is_named)
  * where it does not, its run has a name of its own, but for the usual "none". */
 static bool has_name(const struct shoal_bootstrap_settings *settings)
 {
-    return settings->job_id[0] || is_same("TORCHELASTIC_USE_AGENT_STORE", "True") ||
-           (variable("TORCHELASTIC_RUN_ID") && !is_same("TORCHELASTIC_RUN_ID", "none"));
+    return settings->job_id[0] || environment_is_same("TORCHELASTIC_USE_AGENT_STORE", "True") ||
+           (variable("TORCHELASTIC_RUN_ID") && !environment_is_same("TORCHELASTIC_RUN_ID", "none"));
 }
 
 bool shoal_environment_has_name(const struct shoal_bootstrap_settings *settings, int size)
@@ -239,7 +239,8 @@ static enum shoal_status take_secret_of_agent(struct shoal_log *log, uint32_t ti
     const char *run = variable("TORCHELASTIC_RUN_ID"), *restarts = variable("TORCHELASTIC_RESTART_COUNT");
     bool is_set = false;
     long port = 0;
-    if (bootstrap->has_secret || bootstrap->size == 1 || !place.host || !is_same("TORCHELASTIC_USE_AGENT_STORE", "True") ||
+    if (bootstrap->has_secret || bootstrap->size == 1 || !place.host ||
+        !environment_is_same("TORCHELASTIC_USE_AGENT_STORE", "True") ||
         shoal_environment_number("MASTER_PORT", 1, 65535, log, &is_set, &port) != SHOAL_OK || !is_set)
         return SHOAL_OK;
     place.port = (uint16_t)port;

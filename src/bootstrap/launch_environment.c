@@ -29,7 +29,7 @@ static void tell_failure(struct reading *reading, enum shoal_status status)
 }
 
 /* 0 where it is not set, or wrong. */
-static int number_of(struct reading *reading, const char *name, long least, long most)
+static int launch_number_of(struct reading *reading, const char *name, long least, long most)
 {
     bool is_found;
     long value = 0;
@@ -63,13 +63,13 @@ static int find_local_size(struct reading *reading, bool is_step)
     static const char *const names[] = {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"};
     for (size_t i = 0; i < SHOAL_COUNT_OF(names); i++)
         if (launch_is_set(names[i]))
-            return number_of(reading, names[i], 1, SHOAL_RANKS_MAX);
+            return launch_number_of(reading, names[i], 1, SHOAL_RANKS_MAX);
     return is_step ? count_step_tasks() : 0;
 }
 
 static void find_ports(struct reading *reading, struct shoal_launch_environment *around)
 {
-    around->master_port = number_of(reading, "MASTER_PORT", 1, 65535);
+    around->master_port = launch_number_of(reading, "MASTER_PORT", 1, 65535);
     if (!reading->settings->port && !around->master_port)
         return;
     const enum shoal_status status =
@@ -81,7 +81,7 @@ static void find_ports(struct reading *reading, struct shoal_launch_environment 
 static void check_variables(struct reading *reading, const struct shoal_launch_environment *around)
 {
     const bool has_rank = launch_is_set("RANK"), has_size = launch_is_set("WORLD_SIZE");
-    const int rank = number_of(reading, "RANK", 0, SHOAL_RANKS_MAX - 1);
+    const int rank = launch_number_of(reading, "RANK", 0, SHOAL_RANKS_MAX - 1);
     if (!around->launcher && has_rank != has_size)
         reading->tell(reading->arg, has_rank ? "RANK is set, but WORLD_SIZE is not; set both, or start with `shoal run -n N`"
                                              : "WORLD_SIZE is set, but RANK is not; set both, or start with `shoal run -n N`");
@@ -112,7 +112,7 @@ void shoal_launch_environment_read(const struct shoal_bootstrap_settings *settin
     struct shoal_launch_environment around = {.launcher = find_launcher(), .master = shoal_bootstrap_master()};
     const bool is_step = around.launcher && strcmp(around.launcher, "srun") == 0;
     shoal_log_init_quiet(&reading.log);
-    around.size = number_of(&reading, is_step ? "SLURM_STEP_NUM_TASKS" : "WORLD_SIZE", 1, SHOAL_RANKS_MAX);
+    around.size = launch_number_of(&reading, is_step ? "SLURM_STEP_NUM_TASKS" : "WORLD_SIZE", 1, SHOAL_RANKS_MAX);
     around.local_size = find_local_size(&reading, is_step);
     find_ports(&reading, &around);
     check_variables(&reading, &around);

@@ -196,7 +196,8 @@ uint64_t shoal_tcp_core_expire(struct shoal_tcp_core *core, uint64_t now_ns)
     return next_ns;
 }
 
-static void log_refusal(struct shoal_tcp_core *core, const struct shoal_tcp_session *session, enum shoal_tcp_verdict verdict)
+static void session_log_refusal(struct shoal_tcp_core *core, const struct shoal_tcp_session *session,
+                                enum shoal_tcp_verdict verdict)
 {
     if (verdict == SHOAL_TCP_NOT_OURS || verdict == SHOAL_TCP_PAST)
         return; /* usual: the client looks elsewhere */
@@ -262,7 +263,7 @@ static void session_do_hello(struct shoal_tcp_core *core, struct shoal_tcp_sessi
     challenge.server = session->server;
     session->state = verdict == SHOAL_TCP_OK ? SHOAL_TCP_EXPECT_PROOF : SHOAL_TCP_CLOSING;
     if (verdict != SHOAL_TCP_OK)
-        log_refusal(core, session, verdict);
+        session_log_refusal(core, session, verdict);
     reply(session, SHOAL_TCP_CHALLENGE, verdict, &challenge, sizeof challenge);
 }
 
@@ -292,7 +293,7 @@ static void session_do_proof(struct shoal_tcp_core *core, struct shoal_tcp_sessi
     session->state = verdict == SHOAL_TCP_OK ? SHOAL_TCP_JOINED : SHOAL_TCP_CLOSING;
     reply(session, SHOAL_TCP_WELCOME, verdict, NULL, 0);
     if (verdict != SHOAL_TCP_OK) {
-        log_refusal(core, session, verdict);
+        session_log_refusal(core, session, verdict);
         if (verdict == SHOAL_TCP_TAKEN)
             note_mixed(core, &session->client.hello);
         return;

@@ -138,9 +138,9 @@ static enum shoal_status try_to_listen(const struct shoal_address *address, cons
 }
 
 /* The first free port, at the first of the host's addresses that is one of ours. */
-static enum shoal_status find_port(const struct shoal_tcp_place *place, const struct shoal_address_list *list,
-                                   const struct shoal_tcp_identity *identity, uint64_t deadline_ns, struct shoal_log *log,
-                                   struct listening *listening)
+static enum shoal_status store_find_port(const struct shoal_tcp_place *place, const struct shoal_address_list *list,
+                                         const struct shoal_tcp_identity *identity, uint64_t deadline_ns, struct shoal_log *log,
+                                         struct listening *listening)
 {
     *listening = (struct listening){.fd = -1};
     for (int p = 0; p < place->port_count; p++) {
@@ -158,10 +158,10 @@ static enum shoal_status tcp_store_open_listener(const struct shoal_tcp_place *p
                                                  const struct shoal_tcp_identity *identity, uint64_t deadline_ns,
                                                  struct shoal_log *log, struct listening *listening)
 {
-    SHOAL_TRY(find_port(place, list, identity, deadline_ns, log, listening));
+    SHOAL_TRY(store_find_port(place, list, identity, deadline_ns, log, listening));
     while (listening->fd < 0 && listening->comes_free && shoal_clock_ns() < deadline_ns) {
         poll(NULL, 0, PAUSE_MS_MAX);
-        SHOAL_TRY(find_port(place, list, identity, deadline_ns, log, listening));
+        SHOAL_TRY(store_find_port(place, list, identity, deadline_ns, log, listening));
     }
     return listening->fd >= 0 ? SHOAL_OK : tcp_store_fail_to_listen(place, listening->error, log);
 }

@@ -59,8 +59,8 @@ static void deliver_row(const struct shoal_rails *rails, int slice, int distance
 }
 
 /* Calls visit for each led slice. */
-static void each_slice(const struct shoal_rails *rails, int distance,
-                       void (*visit)(const struct shoal_rails *, int slice, int distance))
+static void bruck_each_slice(const struct shoal_rails *rails, int distance,
+                             void (*visit)(const struct shoal_rails *, int slice, int distance))
 {
     for (int slice = rails->local; slice < rails->slices; slice += shoal_rails_size(rails, rails->own))
         visit(rails, slice, distance);
@@ -90,17 +90,17 @@ void shoal_bruck_build(struct shoal_plan *plan, const struct shoal_view *view, i
     shoal_rails_divide(&rails, 0, 0, true);
     shoal_rails_await_readers(&rails);
     for (int distance = 1; distance < rails.count; distance *= 2)
-        each_slice(&rails, distance, cts_after);
+        bruck_each_slice(&rails, distance, cts_after);
     shoal_rails_send_own(&rails, true); /* it is put from its bin */
     for (int distance = 1; distance < rails.count; distance *= 2)
-        each_slice(&rails, distance, await_cts_before);
+        bruck_each_slice(&rails, distance, await_cts_before);
     for (int distance = 1; distance < rails.count; distance *= 2) {
-        each_slice(&rails, distance, send_row);
+        bruck_each_slice(&rails, distance, send_row);
         if (distance > 1)
-            each_slice(&rails, distance / 2, deliver_row);
-        each_slice(&rails, distance, receive_row);
+            bruck_each_slice(&rails, distance / 2, deliver_row);
+        bruck_each_slice(&rails, distance, receive_row);
         if (2 * distance >= rails.count)
-            each_slice(&rails, distance, deliver_row);
+            bruck_each_slice(&rails, distance, deliver_row);
     }
     shoal_rails_collect(&rails, true);
 }

@@ -7,7 +7,7 @@
 
 enum way { WRITTEN, READ, STAGED };
 
-static enum way way_of(const struct shoal_view *view, int from, int to)
+static enum way copies_way_of(const struct shoal_view *view, int from, int to)
 {
     if (shoal_view_shares_output(view, to))
         return WRITTEN;
@@ -24,18 +24,18 @@ static bool receives(const struct shoal_view *view, int rank, int root)
     return shoal_shape_receives(view->shape, rank, root);
 }
 
-static struct shoal_block source(const struct shoal_view *view, int from, int to)
+static struct shoal_block copies_source(const struct shoal_view *view, int from, int to)
 {
     return view->shape->is_input_partitioned ? shoal_input(from, to, view->size) : shoal_input(from, 0, 1);
 }
 
-static struct shoal_block staged(const struct shoal_view *view, int from, int to)
+static struct shoal_block copies_staged(const struct shoal_view *view, int from, int to)
 {
     return view->shape->is_input_partitioned ? shoal_staging(from, SHOAL_PART_OWN, to, view->size)
                                              : shoal_staging(from, SHOAL_PART_OWN, 0, 1);
 }
 
-static struct shoal_block dest(const struct shoal_view *view, int from, int to)
+static struct shoal_block copies_dest(const struct shoal_view *view, int from, int to)
 {
     return view->shape->is_output_partitioned ? shoal_output(to, from, view->size) : shoal_output(to, 0, 1);
 }
@@ -43,7 +43,7 @@ static struct shoal_block dest(const struct shoal_view *view, int from, int to)
 static bool is_staged(const struct shoal_view *view, int from, int root)
 {
     for (int to = 0; to < view->size && contributes(view, from, root); to++) {
-        if (to != from && receives(view, to, root) && way_of(view, from, to) == STAGED)
+        if (to != from && receives(view, to, root) && copies_way_of(view, from, to) == STAGED)
             return true;
     }
     return false;
@@ -65,15 +65,15 @@ static void send_whole(struct shoal_plan *plan, const struct shoal_view *view, i
     int count = 0;
 
     if (receives(view, rank, root))
-        dests[count++] = dest(view, rank, rank);
+        dests[count++] = copies_dest(view, rank, rank);
     for (int i = 1; i < view->size; i++) {
         const int to = (rank + i) % view->size;
-        if (receives(view, to, root) && way_of(view, rank, to) == WRITTEN)
-            dests[count++] = dest(view, rank, to);
+        if (receives(view, to, root) && copies_way_of(view, rank, to) == WRITTEN)
+            dests[count++] = copies_dest(view, rank, to);
     }
     if (is_staged(view, rank, root))
-        dests[count++] = staged(view, rank, rank);
-    const struct shoal_block input = source(view, rank, rank);
+        dests[count++] = copies_staged(view, rank, rank);
+    const struct shoal_block input = copies_source(view, rank, rank);
     if (count > 0)
         shoal_plan_reduce(plan, &input, 1, dests, count);
 }
@@ -83,14 +83,15 @@ static void send_parts(struct shoal_plan *plan, const struct shoal_view *view, i
 {
     for (int i = 1; i < view->size; i++) {
         const int to = (rank + i) % view->size;
-        if (!receives(view, to, root) || way_of(view, rank, to) == READ)
+        if (!receives(view, to, root) || copies_way_of(view, rank, to) == READ)
             continue;
-        const bool is_written = way_of(view, rank, to) == WRITTEN;
-        shoal_plan_copy(plan, source(view, rank, to), is_written ? dest(view, rank, to) : staged(view, rank, to));
+        const bool is_written = copies_way_of(view, rank, to) == WRITTEN;
+        shoal_plan_copy(plan, copies_source(view, rank, to),
+                        is_written ? copies_dest(view, rank, to) : copies_staged(view, rank, to));
         shoal_plan_signal(plan, to);
     }
     if (receives(view, rank, root))
-        shoal_plan_copy(plan, source(view, rank, rank), dest(view, rank, rank));
+        shoal_plan_copy(plan, copies_source(view, rank, rank), copies_dest(view, rank, rank));
 }
 
 static void copies_send(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
@@ -106,38 +107,39 @@ static void copies_send(struct shoal_plan *plan, const struct shoal_view *view, 
     send_whole(plan, view, rank, root);
     for (int i = 1; i < view->size; i++) {
         const int to = (rank + i) % view->size;
-        if (receives(view, to, root) && way_of(view, rank, to) != READ)
+        if (receives(view, to, root) && copies_way_of(view, rank, to) != READ)
             shoal_plan_signal(plan, to);
     }
 }
 
 /* Inputs are final when a plan starts: what is read needs no wait. The contributing rank is told that it was read. */
-static void take(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
+static void copies_take(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
 {
     for (int i = 1; i < view->size; i++) {
         const int from = (rank + view->size - i) % view->size;
         if (!contributes(view, from, root))
             continue;
-        const enum way way = way_of(view, from, rank);
+        const enum way way = copies_way_of(view, from, rank);
         if (way != READ)
             shoal_plan_wait(plan, from);
         if (way == WRITTEN)
             continue;
-        shoal_plan_copy(plan, way == READ ? source(view, from, rank) : staged(view, from, rank), dest(view, from, rank));
+        shoal_plan_copy(plan, way == READ ? copies_source(view, from, rank) : copies_staged(view, from, rank),
+                        copies_dest(view, from, rank));
         shoal_plan_signal(plan, from);
     }
 }
 
 /* The caller may overwrite the input when the plan ends, so the plan ends when all have read it; not so a staging buffer. */
-static void await_readers(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
+static void copies_await_readers(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
 {
     for (int i = 1; i < view->size; i++) {
         const int to = (rank + i) % view->size;
         if (!receives(view, to, root))
             continue;
-        if (way_of(view, rank, to) == READ)
+        if (copies_way_of(view, rank, to) == READ)
             shoal_plan_wait(plan, to);
-        else if (way_of(view, rank, to) == STAGED)
+        else if (copies_way_of(view, rank, to) == STAGED)
             shoal_plan_expect_credit(plan, to);
     }
 }
@@ -149,7 +151,7 @@ void shoal_copies_build(struct shoal_plan *plan, const struct shoal_view *view, 
     if (contributes(view, rank, root))
         copies_send(plan, view, rank, root);
     if (receives(view, rank, root))
-        take(plan, view, rank, root);
+        copies_take(plan, view, rank, root);
     if (contributes(view, rank, root))
-        await_readers(plan, view, rank, root);
+        copies_await_readers(plan, view, rank, root);
 }

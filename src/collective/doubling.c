@@ -42,7 +42,7 @@ static bool find_pairs(struct pairing *pairing, struct shoal_plan *plan, const s
 }
 
 /* Place `at` of those of a led slice. */
-static struct shoal_block inbox(const struct pairing *pairing, int host, int slice, int at, int j)
+static struct shoal_block doubling_inbox(const struct pairing *pairing, int host, int slice, int at, int j)
 {
     const struct shoal_rails *rails = &pairing->rails;
     const int nth = slice / shoal_rails_size(rails, host), leader = shoal_rails_leader(rails, host, slice);
@@ -54,7 +54,7 @@ static int partner_at(const struct pairing *pairing, int distance)
     return pairing->rails.own ^ distance;
 }
 
-static void send_cts(const struct pairing *pairing)
+static void doubling_send_cts(const struct pairing *pairing)
 {
     const struct shoal_rails *rails = &pairing->rails;
 
@@ -82,7 +82,7 @@ static void reduce_partials(const struct pairing *pairing, int slice)
 /* ---- Hosts beyond the power of two --------------------------------------------------------------------------------------- */
 
 /* Puts this host's sums to the partner, and receives the result. */
-static void stand_by(const struct pairing *pairing)
+static void doubling_stand_by(const struct pairing *pairing)
 {
     const struct shoal_rails *rails = &pairing->rails;
     const int owners = rails->owners;
@@ -91,7 +91,7 @@ static void stand_by(const struct pairing *pairing)
         reduce_partials(pairing, slice);
         shoal_rails_await_cts(rails, pairing->partner, slice);
         shoal_plan_put(rails->plan, shoal_run(shoal_rails_partial(rails, slice, 0), owners),
-                       shoal_run(inbox(pairing, pairing->partner, slice, pairing->inbox - owners, 0), owners));
+                       shoal_run(doubling_inbox(pairing, pairing->partner, slice, pairing->inbox - owners, 0), owners));
     }
     for (int slice = rails->local; slice < rails->slices; slice += pairing->stride) {
         shoal_rails_await(rails, pairing->partner, slice);
@@ -104,7 +104,7 @@ static void stand_by(const struct pairing *pairing)
 static struct shoal_block first_sum(const struct pairing *pairing, int slice, int j)
 {
     const struct shoal_rails *rails = &pairing->rails;
-    return pairing->partner >= 0 ? inbox(pairing, rails->own, slice, pairing->inbox - rails->owners + j, j)
+    return pairing->partner >= 0 ? doubling_inbox(pairing, rails->own, slice, pairing->inbox - rails->owners + j, j)
                                  : shoal_rails_partial(rails, slice, j);
 }
 
@@ -149,21 +149,21 @@ static void hand_results(const struct pairing *pairing, int slice, struct shoal_
 
 static struct shoal_block sum_before(const struct pairing *pairing, int slice, int round)
 {
-    return round > 0 ? inbox(pairing, pairing->rails.own, slice, round - 1, 0) : first_sum(pairing, slice, 0);
+    return round > 0 ? doubling_inbox(pairing, pairing->rails.own, slice, round - 1, 0) : first_sum(pairing, slice, 0);
 }
 
 static void send_sum(const struct pairing *pairing, int slice, int round)
 {
     const int to = partner_at(pairing, 1 << round);
     shoal_rails_await_cts(&pairing->rails, to, slice);
-    shoal_plan_put(pairing->rails.plan, sum_before(pairing, slice, round), inbox(pairing, to, slice, round, 0));
+    shoal_plan_put(pairing->rails.plan, sum_before(pairing, slice, round), doubling_inbox(pairing, to, slice, round, 0));
 }
 
 static void add_sum(const struct pairing *pairing, int slice, int round)
 {
     const struct shoal_rails *rails = &pairing->rails;
     const int from = partner_at(pairing, 1 << round);
-    const struct shoal_block came = inbox(pairing, rails->own, slice, round, 0);
+    const struct shoal_block came = doubling_inbox(pairing, rails->own, slice, round, 0);
     struct shoal_block sources[2], dests[SHOAL_PLAN_RANKS_MAX + 1];
 
     shoal_rails_await(rails, from, slice);
@@ -203,12 +203,12 @@ void shoal_doubling_build(struct shoal_plan *plan, const struct shoal_view *view
     shoal_rails_partition(rails, 1, 0);
     shoal_rails_divide(rails, shoal_rails_staging_bins(rails), rails->led * pairing.inbox, true);
     shoal_rails_await_readers(rails);
-    send_cts(&pairing);
+    doubling_send_cts(&pairing);
     shoal_rails_gather_inputs(rails);
     if (is_one_of_powers(&pairing))
         double_up(&pairing);
     else
-        stand_by(&pairing);
+        doubling_stand_by(&pairing);
     shoal_rails_collect(rails, true);
 }
 
@@ -226,8 +226,8 @@ static struct shoal_block sum_of(const struct pairing *pairing, int slice, int d
     const int before = 2 * distance;
     if (before == pairing->powers)
         return first_sum(pairing, slice, j);
-    return inbox(pairing, pairing->rails.own, slice, pairing->powers - 2 * before + j - first_kept(pairing->rails.own, before),
-                 j);
+    return doubling_inbox(pairing, pairing->rails.own, slice,
+                          pairing->powers - 2 * before + j - first_kept(pairing->rails.own, before), j);
 }
 
 static void send_half(const struct pairing *pairing, int slice, int distance)
@@ -235,7 +235,7 @@ static void send_half(const struct pairing *pairing, int slice, int distance)
     const int to = partner_at(pairing, distance), first = first_kept(to, distance);
     shoal_rails_await_cts(&pairing->rails, to, slice);
     shoal_plan_put(pairing->rails.plan, shoal_run(sum_of(pairing, slice, distance, first), distance),
-                   shoal_run(inbox(pairing, to, slice, pairing->powers - 2 * distance, first), distance));
+                   shoal_run(doubling_inbox(pairing, to, slice, pairing->powers - 2 * distance, first), distance));
 }
 
 static void add_half(const struct pairing *pairing, int slice, int distance)
@@ -246,7 +246,8 @@ static void add_half(const struct pairing *pairing, int slice, int distance)
 
     shoal_rails_await(rails, from, slice);
     for (int j = first; j < first + distance; j++) {
-        const struct shoal_block came = inbox(pairing, rails->own, slice, pairing->powers - 2 * distance + j - first, j);
+        const struct shoal_block came =
+            doubling_inbox(pairing, rails->own, slice, pairing->powers - 2 * distance + j - first, j);
         order(sources, sum_of(pairing, slice, distance, j), came, rails->own < from);
         if (distance > 1) {
             shoal_plan_reduce_partial(rails->plan, sources, 2, came);
@@ -322,11 +323,11 @@ void shoal_halving_build(struct shoal_plan *plan, const struct shoal_view *view,
     shoal_rails_partition(rails, pairing.powers, 0);
     shoal_rails_divide(rails, shoal_rails_staging_bins(rails), rails->led * pairing.inbox, true);
     shoal_rails_await_readers(rails);
-    send_cts(&pairing);
+    doubling_send_cts(&pairing);
     shoal_rails_gather_inputs(rails);
     if (is_one_of_powers(&pairing))
         halve_and_double(&pairing);
     else
-        stand_by(&pairing);
+        doubling_stand_by(&pairing);
     shoal_rails_collect(rails, true);
 }

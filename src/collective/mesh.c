@@ -39,7 +39,7 @@ static bool sends(const struct shoal_rails *rails, int slice, int from, int to)
 }
 
 /* Where the owner of a block finds the sum of another host. */
-static struct shoal_block inbox(const struct shoal_rails *rails, int owner, int from, int slice)
+static struct shoal_block mesh_inbox(const struct shoal_rails *rails, int owner, int from, int slice)
 {
     const int leader = shoal_rails_leader(rails, owner, slice), nth = slice / shoal_rails_size(rails, owner);
     const int distance = (from - owner + rails->count) % rails->count;
@@ -47,7 +47,7 @@ static struct shoal_block inbox(const struct shoal_rails *rails, int owner, int 
                                shoal_rails_block_of(rails, slice, owner));
 }
 
-static void send_cts(const struct shoal_rails *rails, int slice)
+static void mesh_send_cts(const struct shoal_rails *rails, int slice)
 {
     for (int i = 1; i < rails->count; i++) {
         const int from = shoal_rails_next(rails, -i);
@@ -67,7 +67,7 @@ static void send_partials(const struct shoal_rails *rails, int slice)
         if (sends(rails, slice, rails->own, to))
             shoal_rails_await_cts(rails, to, slice);
         if (j >= 0 && to != rails->own)
-            shoal_plan_put(rails->plan, shoal_rails_partial(rails, slice, j), inbox(rails, to, rails->own, slice));
+            shoal_plan_put(rails->plan, shoal_rails_partial(rails, slice, j), mesh_inbox(rails, to, rails->own, slice));
     }
 }
 
@@ -87,7 +87,7 @@ static void hand_on(const struct shoal_rails *rails, int slice, struct shoal_blo
 }
 
 /* The block that is owned here: sums of all hosts into the result. */
-static void finish_own(const struct shoal_rails *rails, int slice)
+static void mesh_finish_own(const struct shoal_rails *rails, int slice)
 {
     struct shoal_block sources[SHOAL_PLAN_RANKS_MAX], dests[SHOAL_PLAN_RANKS_MAX + 1];
     const int j = shoal_rails_block_of(rails, slice, rails->own);
@@ -96,7 +96,7 @@ static void finish_own(const struct shoal_rails *rails, int slice)
         return;
     for (int from = 0; from < rails->count; from++) {
         const bool is_own = from == rails->own;
-        sources[from] = is_own ? shoal_rails_partial(rails, slice, j) : inbox(rails, rails->own, from, slice);
+        sources[from] = is_own ? shoal_rails_partial(rails, slice, j) : mesh_inbox(rails, rails->own, from, slice);
         if (!is_own)
             shoal_rails_await(rails, from, slice);
     }
@@ -113,7 +113,7 @@ static void finish_own(const struct shoal_rails *rails, int slice)
 }
 
 /* The blocks of others, as they come: the host before this one sends to it first. */
-static void receive(const struct shoal_rails *rails, int slice)
+static void mesh_receive(const struct shoal_rails *rails, int slice)
 {
     for (int i = 1; i < rails->count && shoal_rails_has_receiver(rails, rails->own); i++) {
         const int from = shoal_rails_next(rails, -i), j = shoal_rails_block_of(rails, slice, from);
@@ -143,14 +143,14 @@ static void build_reduction(struct shoal_rails *rails)
     cut_reduction(rails);
     shoal_rails_await_readers(rails);
     for (int slice = rails->local; slice < rails->slices; slice += stride)
-        send_cts(rails, slice);
+        mesh_send_cts(rails, slice);
     shoal_rails_gather_inputs(rails);
     for (int slice = rails->local; slice < rails->slices; slice += stride)
         send_partials(rails, slice);
     for (int slice = rails->local; slice < rails->slices; slice += stride)
-        finish_own(rails, slice);
+        mesh_finish_own(rails, slice);
     for (int slice = rails->local; slice < rails->slices && is_handed_on(rails); slice += stride)
-        receive(rails, slice);
+        mesh_receive(rails, slice);
     shoal_rails_collect(rails, is_handed_on(rails));
 }
 
@@ -164,11 +164,11 @@ static void build_allgather(struct shoal_rails *rails)
     shoal_rails_divide(rails, 0, 0, true);
     shoal_rails_await_readers(rails);
     for (int slice = rails->local; slice < rails->slices; slice += stride)
-        send_cts(rails, slice);
+        mesh_send_cts(rails, slice);
     hand_on(rails, rails->local, shoal_rails_input(rails, rails->rank, rails->local, rails->own));
     shoal_rails_send_own(rails, false);
     for (int slice = rails->local; slice < rails->slices; slice += stride)
-        receive(rails, slice);
+        mesh_receive(rails, slice);
     shoal_rails_collect(rails, true);
 }
 
@@ -257,14 +257,14 @@ static void broadcast_to_hosts(const struct shoal_rails *rails)
 
     shoal_rails_await_readers(rails);
     for (int slice = rails->local; slice < rails->slices; slice += stride)
-        send_cts(rails, slice);
+        mesh_send_cts(rails, slice);
     for (int slice = rails->local; slice < rails->slices; slice += stride) {
         shoal_rails_await(rails, rails->root_host, slice);
         hand_on(rails, slice, shoal_rails_result(rails, rails->rank, slice, shoal_rails_block_of(rails, slice, rails->own)));
     }
     for (int slice = rails->local; slice < rails->slices; slice += stride) {
         shoal_rails_deliver(rails, slice, shoal_rails_block_of(rails, slice, rails->own));
-        receive(rails, slice);
+        mesh_receive(rails, slice);
     }
     shoal_rails_collect(rails, true);
 }

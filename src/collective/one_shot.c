@@ -6,12 +6,12 @@
 #include "collective/collective.h"
 
 /* Its own contribution a rank takes from where it is. */
-static struct shoal_block contribution(int rank, int from)
+static struct shoal_block one_shot_contribution(int rank, int from)
 {
     return from == rank ? shoal_input(rank, 0, 1) : shoal_staging(from, SHOAL_PART_OWN, 0, 1);
 }
 
-static void stage(struct shoal_plan *plan, const struct shoal_view *view, int rank)
+static void one_shot_stage(struct shoal_plan *plan, const struct shoal_view *view, int rank)
 {
     for (int i = 1; i < view->size; i++)
         shoal_plan_wait_credit(plan, (rank + i) % view->size);
@@ -28,7 +28,7 @@ static void reduce_all(struct shoal_plan *plan, const struct shoal_view *view, i
     for (int i = 1; i < view->size; i++)
         shoal_plan_wait(plan, (rank + i) % view->size);
     for (int from = 0; from < view->size; from++)
-        sources[from] = contribution(rank, from);
+        sources[from] = one_shot_contribution(rank, from);
     shoal_plan_reduce(plan, sources, view->size, &dest, 1);
 }
 
@@ -36,7 +36,7 @@ void shoal_one_shot_build(struct shoal_plan *plan, const struct shoal_view *view
 {
     (void)root;
     if (view->size > 1)
-        stage(plan, view, rank);
+        one_shot_stage(plan, view, rank);
     reduce_all(plan, view, rank);
     for (int i = 1; i < view->size; i++)
         shoal_plan_signal(plan, (rank + i) % view->size); /* the peer's staging buffer was read */

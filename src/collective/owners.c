@@ -7,7 +7,7 @@
 #include "collective/collective.h"
 
 /* Where an owner finds what a rank contributes to its block. */
-static struct shoal_block contribution(const struct shoal_view *view, int owner, int rank)
+static struct shoal_block owners_contribution(const struct shoal_view *view, int owner, int rank)
 {
     if (rank == owner || shoal_view_shares_input(view, rank))
         return shoal_input(rank, owner, view->size);
@@ -42,7 +42,7 @@ static void stage(struct shoal_plan *plan, const struct shoal_view *view, int ra
         shoal_plan_wait_credit(plan, (rank + i) % view->size);
     for (int i = 1; i < view->size; i++) {
         const int owner = (rank + i) % view->size;
-        shoal_plan_copy(plan, shoal_input(rank, owner, view->size), contribution(view, owner, rank));
+        shoal_plan_copy(plan, shoal_input(rank, owner, view->size), owners_contribution(view, owner, rank));
         shoal_plan_signal(plan, owner);
     }
 }
@@ -67,7 +67,7 @@ static void reduce_own(struct shoal_plan *plan, const struct shoal_view *view, i
     int dest_count = 0;
 
     for (int i = 0; i < view->size; i++) {
-        sources[i] = contribution(view, rank, i);
+        sources[i] = owners_contribution(view, rank, i);
         if (gets(view, rank, i, root) && (i == rank || shoal_view_shares_output(view, i)))
             dests[dest_count++] = result(view, rank, i);
     }

@@ -9,7 +9,7 @@
 
 enum way { WRITTEN, READ, STAGED };
 
-static enum way way_of(const struct shoal_rails *rails, int from, int to)
+static enum way pairs_way_of(const struct shoal_rails *rails, int from, int to)
 {
     if (shoal_view_shares_output(rails->view, to))
         return WRITTEN;
@@ -21,18 +21,18 @@ static bool pairs_contributes(const struct shoal_rails *rails, int rank)
     return shoal_shape_contributes(rails->view->shape, rank, rails->root);
 }
 
-static struct shoal_block source(const struct shoal_rails *rails, int from, int to)
+static struct shoal_block pairs_source(const struct shoal_rails *rails, int from, int to)
 {
     return rails->view->shape->is_input_partitioned ? shoal_input(from, to, rails->view->size) : shoal_input(from, 0, 1);
 }
 
-static struct shoal_block dest(const struct shoal_rails *rails, int from, int to)
+static struct shoal_block pairs_dest(const struct shoal_rails *rails, int from, int to)
 {
     return rails->view->shape->is_output_partitioned ? shoal_output(to, from, rails->view->size) : shoal_output(to, 0, 1);
 }
 
 /* A sender's staging buffer has a bin for each rank of its host, if these receive different parts. */
-static struct shoal_block staged(const struct shoal_rails *rails, int from, int to)
+static struct shoal_block pairs_staged(const struct shoal_rails *rails, int from, int to)
 {
     const int host = rails->host_of[from], index = rails->view->shape->is_input_partitioned ? to : from;
     int local = 0;
@@ -67,12 +67,12 @@ static void send_cts(const struct shoal_rails *rails, int from)
         shoal_plan_signal(rails->plan, from);
 }
 
-static void put(const struct shoal_rails *rails, int to)
+static void pairs_put(const struct shoal_rails *rails, int to)
 {
     if (!shoal_rails_receives(rails, to))
         return;
     shoal_plan_wait(rails->plan, to);
-    shoal_plan_put(rails->plan, source(rails, rails->rank, to), inbox(rails, rails->rank, to));
+    shoal_plan_put(rails->plan, pairs_source(rails, rails->rank, to), inbox(rails, rails->rank, to));
 }
 
 static void receive(const struct shoal_rails *rails, int from)
@@ -80,7 +80,7 @@ static void receive(const struct shoal_rails *rails, int from)
     if (!pairs_contributes(rails, from))
         return;
     shoal_plan_wait(rails->plan, from);
-    shoal_plan_copy(rails->plan, inbox(rails, from, rails->rank), dest(rails, from, rails->rank));
+    shoal_plan_copy(rails->plan, inbox(rails, from, rails->rank), pairs_dest(rails, from, rails->rank));
 }
 
 /* To ranks of the own host. */
@@ -90,10 +90,10 @@ static void send_inside(const struct shoal_rails *rails)
 
     for (int i = 1; i <= shoal_rails_neighbours(rails); i++) {
         const int to = shoal_rails_neighbour(rails, i);
-        if (!shoal_rails_receives(rails, to) || way_of(rails, rank, to) == READ)
+        if (!shoal_rails_receives(rails, to) || pairs_way_of(rails, rank, to) == READ)
             continue;
-        shoal_plan_copy(rails->plan, source(rails, rank, to),
-                        way_of(rails, rank, to) == WRITTEN ? dest(rails, rank, to) : staged(rails, rank, to));
+        shoal_plan_copy(rails->plan, pairs_source(rails, rank, to),
+                        pairs_way_of(rails, rank, to) == WRITTEN ? pairs_dest(rails, rank, to) : pairs_staged(rails, rank, to));
         shoal_plan_signal(rails->plan, to);
     }
 }
@@ -104,15 +104,15 @@ static void take_inside(const struct shoal_rails *rails)
 
     for (int i = 1; i <= shoal_rails_neighbours(rails); i++) {
         const int from = shoal_rails_neighbour(rails, i);
-        const enum way way = way_of(rails, from, rank);
+        const enum way way = pairs_way_of(rails, from, rank);
         if (!pairs_contributes(rails, from))
             continue;
         if (way != READ)
             shoal_plan_wait(rails->plan, from);
         if (way == WRITTEN)
             continue;
-        shoal_plan_copy(rails->plan, way == READ ? source(rails, from, rank) : staged(rails, from, rank),
-                        dest(rails, from, rank));
+        shoal_plan_copy(rails->plan, way == READ ? pairs_source(rails, from, rank) : pairs_staged(rails, from, rank),
+                        pairs_dest(rails, from, rank));
         shoal_plan_signal(rails->plan, from);
     }
 }
@@ -123,9 +123,9 @@ static void await_readers(const struct shoal_rails *rails)
         const int to = shoal_rails_neighbour(rails, i);
         if (!shoal_rails_receives(rails, to))
             continue;
-        if (way_of(rails, rails->rank, to) == READ)
+        if (pairs_way_of(rails, rails->rank, to) == READ)
             shoal_plan_wait(rails->plan, to);
-        else if (way_of(rails, rails->rank, to) == STAGED)
+        else if (pairs_way_of(rails, rails->rank, to) == STAGED)
             shoal_plan_expect_credit(rails->plan, to);
     }
 }
@@ -134,7 +134,7 @@ static bool is_staging(const struct shoal_rails *rails)
 {
     for (int i = 1; i <= shoal_rails_neighbours(rails) && pairs_contributes(rails, rails->rank); i++) {
         const int to = shoal_rails_neighbour(rails, i);
-        if (shoal_rails_receives(rails, to) && way_of(rails, rails->rank, to) == STAGED)
+        if (shoal_rails_receives(rails, to) && pairs_way_of(rails, rails->rank, to) == STAGED)
             return true;
     }
     return false;
@@ -158,10 +158,10 @@ void shoal_pairs_build(struct shoal_plan *plan, const struct shoal_view *view, i
         visit_remote(&rails, true, send_cts);
     if (is_source) {
         send_inside(&rails);
-        visit_remote(&rails, false, put);
+        visit_remote(&rails, false, pairs_put);
     }
     if (is_source && is_receiver)
-        shoal_plan_copy(plan, source(&rails, rank, rank), dest(&rails, rank, rank));
+        shoal_plan_copy(plan, pairs_source(&rails, rank, rank), pairs_dest(&rails, rank, rank));
     if (is_receiver) {
         take_inside(&rails);
         if (view->shape->is_input_partitioned && view->shape->is_output_partitioned)

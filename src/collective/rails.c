@@ -13,7 +13,7 @@ static int number_host(struct shoal_rails *rails, uint16_t *first, int rank)
     return rails->count++;
 }
 
-static void list_members(struct shoal_rails *rails)
+static void rails_list_members(struct shoal_rails *rails)
 {
     int end = 0;
 
@@ -44,7 +44,7 @@ bool shoal_rails_find(struct shoal_rails *rails, struct shoal_plan *plan, const 
         return false;
     for (int i = 0; i < view->size; i++)
         rails->host_of[i] = (uint16_t)number_host(rails, first, i);
-    list_members(rails);
+    rails_list_members(rails);
     rails->own = rails->host_of[rank];
     rails->root_host = rails->host_of[root];
     if (rails->count < 2)

@@ -41,7 +41,7 @@ static void build_leaf(struct shoal_plan *plan, const struct shoal_view *view, i
 }
 
 /* True when a staging buffer is used, by whichever rank. */
-static bool is_any_staged(const struct shoal_view *view, int root)
+static bool root_is_any_staged(const struct shoal_view *view, int root)
 {
     for (int rank = 0; rank < view->size; rank++) {
         if (rank != root && !shoal_view_shares_input(view, rank))
@@ -52,7 +52,7 @@ static bool is_any_staged(const struct shoal_view *view, int root)
 
 void shoal_reduce_at_root_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
 {
-    if (is_any_staged(view, root))
+    if (root_is_any_staged(view, root))
         shoal_plan_use_staging(plan, SHOAL_PART_OWN + 1, 1);
     if (rank == root)
         build_root(plan, view, root);

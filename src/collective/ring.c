@@ -34,7 +34,7 @@ static int block_before(const struct ring *ring, int slice, int distance)
 /* ---- Sums go around ------------------------------------------------------------------------------------------------------ */
 
 /* Adds what came from the left. */
-static void add(const struct ring *ring, int slice, int j)
+static void ring_add(const struct ring *ring, int slice, int j)
 {
     const struct shoal_rails *rails = &ring->rails;
     const struct shoal_block came = shoal_rails_result(rails, rails->rank, slice, j);
@@ -56,7 +56,7 @@ static void pass_sum(const struct ring *ring, int slice, int step)
         return;
     if (step > 1) {
         shoal_rails_await(rails, ring->left, slice);
-        add(ring, slice, j);
+        ring_add(ring, slice, j);
     }
     put_on(ring, slice, j, step > 1 ? shoal_rails_result(rails, rails->rank, slice, j) : shoal_rails_partial(rails, slice, j));
 }

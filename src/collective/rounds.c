@@ -74,7 +74,7 @@ static int served_by(const struct builder *builder, int host)
 
 /* ---- Rounds -------------------------------------------------------------------------------------------------------------- */
 
-static void append(struct builder *builder, struct shoal_rounds_step round)
+static void rounds_append(struct builder *builder, struct shoal_rounds_step round)
 {
     builder->rounds->rounds[builder->rounds->count++] = round;
 }
@@ -83,34 +83,35 @@ static void append(struct builder *builder, struct shoal_rounds_step round)
 static void stand_by(struct builder *builder)
 {
     const int own = builder->hosts.own, partner = shoal_rails_stand_by(builder->hosts.count, own);
-    append(builder, (struct shoal_rounds_step){.from = served_by(builder, partner),
-                                               .to = list_served(builder, partner),
-                                               .held = list_host(builder, own),
-                                               .came = list_held(builder, 0, builder->powers),
-                                               .is_result = true});
+    rounds_append(builder, (struct shoal_rounds_step){.from = served_by(builder, partner),
+                                                      .to = list_served(builder, partner),
+                                                      .held = list_host(builder, own),
+                                                      .came = list_held(builder, 0, builder->powers),
+                                                      .is_result = true});
 }
 
 static void take_over(struct builder *builder, int partner)
 {
-    append(builder, (struct shoal_rounds_step){
-                        .from = served_by(builder, partner), .came = list_host(builder, partner), .is_own_first = true});
+    rounds_append(builder, (struct shoal_rounds_step){
+                               .from = served_by(builder, partner), .came = list_host(builder, partner), .is_own_first = true});
 }
 
 static void hand_back(struct builder *builder, int partner)
 {
-    append(builder, (struct shoal_rounds_step){
-                        .from = -1, .to = list_served(builder, partner), .held = list_held(builder, 0, builder->powers)});
+    rounds_append(builder, (struct shoal_rounds_step){.from = -1,
+                                                      .to = list_served(builder, partner),
+                                                      .held = list_held(builder, 0, builder->powers)});
 }
 
-static void exchange(struct builder *builder, int distance)
+static void rounds_exchange(struct builder *builder, int distance)
 {
     const int own = builder->hosts.own, other = own ^ distance;
-    append(builder, (struct shoal_rounds_step){.from = served_by(builder, other),
-                                               .to = list_served(builder, other),
-                                               .held = list_held(builder, own, distance),
-                                               .came = list_held(builder, other, distance),
-                                               .is_own_first = own < other,
-                                               .is_last_sum = 2 * distance == builder->powers});
+    rounds_append(builder, (struct shoal_rounds_step){.from = served_by(builder, other),
+                                                      .to = list_served(builder, other),
+                                                      .held = list_held(builder, own, distance),
+                                                      .came = list_held(builder, other, distance),
+                                                      .is_own_first = own < other,
+                                                      .is_last_sum = 2 * distance == builder->powers});
 }
 
 static void build(struct builder *builder)
@@ -124,7 +125,7 @@ static void build(struct builder *builder)
     if (partner >= 0)
         take_over(builder, partner);
     for (int distance = 1; distance < builder->powers; distance *= 2)
-        exchange(builder, distance);
+        rounds_exchange(builder, distance);
     if (partner >= 0)
         hand_back(builder, partner);
 }

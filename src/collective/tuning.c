@@ -116,7 +116,7 @@ static uint64_t hash_override(uint64_t hash, const struct shoal_tuning_override 
     return shoal_hash_bytes(hash, text, (size_t)length);
 }
 
-static enum shoal_status add(const struct reader *reader, const struct shoal_tuning_override *override)
+static enum shoal_status tuning_add(const struct reader *reader, const struct shoal_tuning_override *override)
 {
     struct shoal_tuning *tuning = reader->tuning;
     if (override->min_bytes > override->max_bytes || override->min_ranks > override->max_ranks)
@@ -158,7 +158,7 @@ static enum shoal_status parse_item(const struct reader *reader, char *item)
         SHOAL_TRY(parse_bytes(reader, range, &override.min_bytes));
         SHOAL_TRY(parse_bytes(reader, most, &override.max_bytes));
     }
-    return add(reader, &override);
+    return tuning_add(reader, &override);
 }
 
 static enum shoal_status parse_list(struct reader *reader, const char *text)
@@ -190,7 +190,7 @@ static enum shoal_status parse_line(const struct reader *reader, char *line)
     SHOAL_TRY(parse_bytes(reader, fields[3], &override.max_bytes));
     SHOAL_TRY(parse_ranks(reader, fields[4], &override.min_ranks));
     SHOAL_TRY(parse_ranks(reader, fields[5], &override.max_ranks));
-    return add(reader, &override);
+    return tuning_add(reader, &override);
 }
 
 static enum shoal_status parse_file(struct reader *reader, FILE *file)

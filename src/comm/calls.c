@@ -21,7 +21,7 @@ static uint32_t wait_of(const struct shoal_options *options)
     return options && options->struct_bytes >= wanted ? options->wait_ms : 0;
 }
 
-static void *stream_of(const struct shoal_options *options)
+static void *calls_stream_of(const struct shoal_options *options)
 {
     const size_t wanted = offsetof(struct shoal_options, stream) + sizeof options->stream;
     return options && options->struct_bytes >= wanted ? options->stream : NULL;
@@ -67,7 +67,7 @@ static enum shoal_status calls_start(struct shoal_comm *comm, const char *name, 
                                      struct shoal_request **request_out)
 {
     SHOAL_TRY(shoal_arguments_check(comm, name, call, extra, options));
-    return launch(comm, &(struct shoal_posting){name, call, 1, false, extra, stream_of(options)}, options, request_out);
+    return launch(comm, &(struct shoal_posting){name, call, 1, false, extra, calls_stream_of(options)}, options, request_out);
 }
 
 static enum shoal_status start_message(struct shoal_comm *comm, const char *name, struct shoal_message message,
@@ -75,7 +75,7 @@ static enum shoal_status start_message(struct shoal_comm *comm, const char *name
 {
     struct shoal_call call;
     SHOAL_TRY(shoal_arguments_check_message(comm, name, &message, options, &call));
-    return launch(comm, &(struct shoal_posting){name, &call, 1, false, NULL, stream_of(options)}, options, request_out);
+    return launch(comm, &(struct shoal_posting){name, &call, 1, false, NULL, calls_stream_of(options)}, options, request_out);
 }
 
 static enum shoal_status start_exchange(struct shoal_comm *comm, const char *name, const struct shoal_message *messages,
@@ -91,8 +91,8 @@ static enum shoal_status start_exchange(struct shoal_comm *comm, const char *nam
     for (size_t i = 0; i < count && status == SHOAL_OK; i++)
         status = shoal_arguments_check_message(comm, name, &messages[i], options, &calls[i]);
     if (status == SHOAL_OK)
-        status =
-            launch(comm, &(struct shoal_posting){name, calls, count, true, NULL, stream_of(options)}, options, request_out);
+        status = launch(comm, &(struct shoal_posting){name, calls, count, true, NULL, calls_stream_of(options)}, options,
+                        request_out);
     free(calls);
     return status;
 }

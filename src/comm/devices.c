@@ -410,8 +410,9 @@ static enum shoal_status open_leg(struct trip *trip, size_t i)
         if (!side->call)
             continue;
         struct shoal_device_ring *ring = shoal_gpu_port_ring(trip->port->port, operand == SHOAL_OPERAND_INPUT);
-        side->ring_operand = shoal_device_ring_open(ring, is_partitioned(call, side->operand) ? comm->size : 1,
-                                                    is_any_partitioned ? comm->size : 1, call->count, shoal_type_bytes(call->type));
+        side->ring_operand =
+            shoal_device_ring_open(ring, is_partitioned(call, side->operand) ? comm->size : 1,
+                                   is_any_partitioned ? comm->size : 1, call->count, shoal_type_bytes(call->type));
         bases[operand] = side->ring_operand ? &side->ring_operand->base : NULL;
         if (!bases[operand])
             break;
@@ -519,7 +520,7 @@ static bool has_failed(struct shoal_comm *comm)
     return has;
 }
 
-static enum shoal_status post_all(struct trip *trip, struct shoal_request **request_out)
+static enum shoal_status devices_post_all(struct trip *trip, struct shoal_request **request_out)
 {
     const struct shoal_posting *posting = trip->posting;
     reserve_all(trip);
@@ -541,7 +542,7 @@ static enum shoal_status post_all(struct trip *trip, struct shoal_request **requ
 }
 
 /* Layouts of calls that were not posted are freed by who drops the posting. */
-static enum shoal_status prepare(struct trip *trip)
+static enum shoal_status devices_prepare(struct trip *trip)
 {
     struct shoal_comm *comm = trip->comm;
     SHOAL_TRY(open_driver(comm->context));
@@ -565,8 +566,8 @@ enum shoal_status shoal_posting_drop(const struct shoal_posting *posting, enum s
 
 static enum shoal_status travel(struct trip *trip, struct shoal_request **request_out)
 {
-    enum shoal_status status = prepare(trip);
-    status = status == SHOAL_OK ? post_all(trip, request_out) : shoal_posting_drop(trip->posting, status);
+    enum shoal_status status = devices_prepare(trip);
+    status = status == SHOAL_OK ? devices_post_all(trip, request_out) : shoal_posting_drop(trip->posting, status);
     for (size_t i = 0; i < trip->posting->count; i++) {
         shoal_layout_free(trip->legs[i].call.layout);
         for (int operand = 0; operand < 2; operand++)

@@ -49,7 +49,7 @@ static struct found setting_at(size_t i)
     return (struct found){NULL, 0};
 }
 
-static void *values_of(struct shoal_settings *settings, struct found found)
+static void *settings_values_of(struct shoal_settings *settings, struct found found)
 {
     return (char *)settings + found.offset;
 }
@@ -71,7 +71,7 @@ static size_t settings_find_name(const char *name)
 }
 
 /* The setting that `name` may be meant for, NULL when it reads like none. */
-static const char *find_nearest(const char *name)
+static const char *settings_find_nearest(const char *name)
 {
     const char *nearest = NULL;
     size_t least = SIZE_MAX;
@@ -112,8 +112,8 @@ static enum shoal_status assign_override(struct shoal_settings *settings, const 
     if (found.setting && is_former(found, name))
         settings->former_names |= UINT64_C(1) << i;
     if (found.setting)
-        return shoal_setting_assign(found.setting, values_of(settings, found), equals + 1, error, error_bytes);
-    const char *nearest = find_nearest(name);
+        return shoal_setting_assign(found.setting, settings_values_of(settings, found), equals + 1, error, error_bytes);
+    const char *nearest = settings_find_nearest(name);
     snprintf(error, error_bytes, "\"%.100s\" is not a setting (SHOAL_NAME=value; `shoal info --settings` lists them)%s%s%s",
              text, nearest ? "; did you mean " : "", nearest ? nearest : "", nearest ? "?" : "");
     return SHOAL_ERR_ARGUMENT;
@@ -125,7 +125,7 @@ void shoal_settings_update_agreed(struct shoal_settings *settings)
     memset(&settings->bootstrap.agreed, 0, sizeof settings->bootstrap.agreed);
     for (size_t i = 0; (found = setting_at(i)).setting; i++) {
         if (found.setting->is_agreed)
-            shoal_agreed_add(&settings->bootstrap.agreed, found.setting, values_of(settings, found));
+            shoal_agreed_add(&settings->bootstrap.agreed, found.setting, settings_values_of(settings, found));
     }
 }
 
@@ -137,7 +137,7 @@ enum shoal_status shoal_settings_load(struct shoal_settings *settings_out, const
     memset(&settings, 0, sizeof settings);
     for (size_t i = 0; (found = setting_at(i)).setting; i++) {
         const char *value = find_value(&settings, i);
-        void *values = values_of(&settings, found);
+        void *values = settings_values_of(&settings, found);
         SHOAL_TRY(shoal_setting_assign(found.setting, values, found.setting->preset, error, error_bytes));
         if (value)
             SHOAL_TRY(shoal_setting_assign(found.setting, values, value, error, error_bytes));
@@ -156,7 +156,7 @@ void shoal_settings_load_right(struct shoal_settings *settings_out, void (*tell)
     memset(settings_out, 0, sizeof *settings_out);
     for (size_t i = 0; (found = setting_at(i)).setting; i++) {
         const char *value = find_value(settings_out, i);
-        void *values = values_of(settings_out, found);
+        void *values = settings_values_of(settings_out, found);
         if (shoal_setting_assign(found.setting, values, found.setting->preset, error, sizeof error) != SHOAL_OK ||
             (value && shoal_setting_assign(found.setting, values, value, error, sizeof error) != SHOAL_OK))
             tell(arg, error);
@@ -175,7 +175,7 @@ bool shoal_settings_find_unknown(size_t *at, char name[SHOAL_SETTING_NAME_MAX], 
         snprintf(name, SHOAL_SETTING_NAME_MAX, "%.*s", (int)strcspn(text, "="), text);
         if (settings_find_name(name) < SETTINGS_MAX || shoal_setting_is_one_of(others, name, strlen(name)))
             continue;
-        *nearest_out = find_nearest(name);
+        *nearest_out = settings_find_nearest(name);
         ++*at;
         return true;
     }

@@ -79,7 +79,7 @@ static void run_rounds(const struct shuffle *shuffle, uint64_t *indices, size_t 
 
 /* ---- Samples of a rank --------------------------------------------------------------------------------------------------- */
 
-static enum shoal_status check(const struct shoal_sampling *sampling, char *error, size_t error_bytes)
+static enum shoal_status sampling_check(const struct shoal_sampling *sampling, char *error, size_t error_bytes)
 {
     if (!sampling || sampling->struct_bytes < sizeof *sampling)
         return refuse(error, error_bytes, "sampling is NULL, or its struct_bytes is not set: use SHOAL_SAMPLING_INIT");
@@ -106,7 +106,7 @@ static uint64_t count_of(const struct shoal_sampling *sampling)
 enum shoal_status shoal_sampling_count(const struct shoal_sampling *sampling, uint64_t *count_out, char *error,
                                        size_t error_bytes)
 {
-    const enum shoal_status status = check(sampling, error, error_bytes);
+    const enum shoal_status status = sampling_check(sampling, error, error_bytes);
     if (status != SHOAL_OK)
         return status;
     if (!count_out)
@@ -119,7 +119,7 @@ enum shoal_status shoal_sampling_indices(const struct shoal_sampling *sampling, 
                                          uint64_t *indices_out, char *error, size_t error_bytes)
 {
     struct shuffle shuffle = {0};
-    const enum shoal_status status = check(sampling, error, error_bytes);
+    const enum shoal_status status = sampling_check(sampling, error, error_bytes);
     if (status != SHOAL_OK)
         return status;
     const uint64_t all = count_of(sampling), ranks = (uint64_t)sampling->ranks;

@@ -26,25 +26,25 @@ extern const struct shoal_kernels shoal_kernels_baseline;
 
 #if defined(__x86_64__)
 /* Clang does not know this name. The system saves the registers it needs wherever it does so for AVX2. */
-static bool has_f16c(void)
+static bool kernels_has_f16c(void)
 {
     unsigned eax, ebx, ecx, edx;
     return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
 }
 
-static bool has_avx2(void)
+static bool kernels_has_avx2(void)
 {
-    return __builtin_cpu_supports("avx2") && has_f16c();
+    return __builtin_cpu_supports("avx2") && kernels_has_f16c();
 }
 
-static bool has_avx512(void)
+static bool kernels_has_avx512(void)
 {
-    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+    return kernels_has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl");
 }
 #endif
 
-static bool has_baseline(void)
+static bool kernels_has_baseline(void)
 {
     return true;
 }
@@ -55,10 +55,10 @@ static const struct {
     bool (*can_run)(void);
 } sets[] = {
 #if defined(__x86_64__)
-    {&shoal_kernels_avx512, has_avx512},
-    {&shoal_kernels_avx2, has_avx2},
+    {&shoal_kernels_avx512, kernels_has_avx512},
+    {&shoal_kernels_avx2, kernels_has_avx2},
 #endif
-    {&shoal_kernels_baseline, has_baseline},
+    {&shoal_kernels_baseline, kernels_has_baseline},
 };
 
 const struct shoal_kernels *shoal_kernels_at(int index)

@@ -111,7 +111,7 @@ typedef void (*shoal_step_fn)(void *arg, uint64_t sequence, size_t chunk, const 
 
 #define SHOAL_KEPT_BYTES ((size_t)8 << 20) /* of plans, and of peer sets, that are kept though no operation uses them */
 
-#define SHOAL_STORES_TRIALS 1024
+#define SHOAL_TRIAL_COUNT 1024
 
 struct shoal_engine {
     char name[32];
@@ -157,7 +157,7 @@ struct shoal_engine {
     size_t plans_bytes, peer_sets_bytes, kept_bytes;
     uint64_t plans_built;
 
-    struct shoal_trial *stores; /* [SHOAL_STORES_TRIALS], on rank 0 once it has something to try */
+    struct shoal_trial *stores; /* [SHOAL_TRIAL_COUNT], on rank 0 once it has something to try */
 
     struct shoal_p2p *p2p;  /* sends and receives */
     unsigned message_count; /* of them under way */

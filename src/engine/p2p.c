@@ -82,7 +82,7 @@ static bool is_small(const struct shoal_request *request)
 
 /* ---- Bytes of an operand, whole elements of it --------------------------------------------------------------------------- */
 
-static enum shoal_operand operand_of(const struct shoal_request *request)
+static enum shoal_operand p2p_operand_of(const struct shoal_request *request)
 {
     return is_send(request) ? SHOAL_OPERAND_INPUT : SHOAL_OPERAND_OUTPUT;
 }
@@ -90,21 +90,23 @@ static enum shoal_operand operand_of(const struct shoal_request *request)
 static bool is_message_ready(struct shoal_engine *engine, const struct shoal_request *request, size_t offset, size_t bytes)
 {
     const size_t element = request->element_bytes;
-    return shoal_runner_is_ready(engine, request, operand_of(request), offset / element, (offset + bytes) / element);
+    return shoal_runner_is_ready(engine, request, p2p_operand_of(request), offset / element, (offset + bytes) / element);
 }
 
 static void release(const struct shoal_request *request, size_t offset, size_t bytes)
 {
     const size_t element = request->element_bytes;
-    shoal_runner_release(request, operand_of(request), offset / element, (offset + bytes) / element);
+    shoal_runner_release(request, p2p_operand_of(request), offset / element, (offset + bytes) / element);
 }
 
 /* *bytes becomes at most those that lie in a row from there. */
-static char *address_of(const struct shoal_engine *engine, const struct shoal_request *request, size_t offset, size_t *bytes)
+static char *p2p_address_of(const struct shoal_engine *engine, const struct shoal_request *request, size_t offset,
+                            size_t *bytes)
 {
     const size_t element = request->element_bytes;
     size_t run = *bytes / element;
-    char *const at = shoal_call_address(&request->call, engine->rank, element, operand_of(request), 0, offset / element, &run);
+    char *const at =
+        shoal_call_address(&request->call, engine->rank, element, p2p_operand_of(request), 0, offset / element, &run);
     *bytes = run * element;
     return at;
 }
@@ -215,7 +217,7 @@ static enum shoal_status copy_part(struct shoal_engine *engine, struct shoal_req
         return SHOAL_PENDING;
     for (size_t at = begin, bytes; at < end; at += bytes) {
         bytes = end - at;
-        void *const to = address_of(engine, request, at, &bytes);
+        void *const to = p2p_address_of(engine, request, at, &bytes);
         engine->kernels->copy(&to, 1, (const char *)request->message.source + at, bytes, SHOAL_STORES_CACHED);
     }
     if (engine->ops->leave)
@@ -328,7 +330,7 @@ static void take_data(struct shoal_engine *engine, int peer, const struct shoal_
         return;
     for (size_t at = packet->offset, bytes; at < end; at += bytes) {
         bytes = end - at;
-        char *const to = address_of(engine, receive, at, &bytes);
+        char *const to = p2p_address_of(engine, receive, at, &bytes);
         memcpy(to, (const char *)(packet + 1) + (at - packet->offset), bytes);
     }
     release(receive, packet->offset, packet->bytes);
@@ -434,7 +436,7 @@ static enum shoal_status stream(struct shoal_engine *engine, struct shoal_reques
         size_t bytes = shoal_min_size(message->granted - message->offset, SHOAL_PACKET_BYTES_MAX);
         if (!is_message_ready(engine, request, message->offset, bytes))
             return SHOAL_PENDING;
-        const char *from = address_of(engine, request, message->offset, &bytes);
+        const char *from = p2p_address_of(engine, request, message->offset, &bytes);
         const struct shoal_packet packet = {.kind = DATA, .bytes = (uint32_t)bytes, .offset = message->offset};
         SHOAL_TRY(p2p_push(engine, request, packet, from));
         release(request, message->offset, bytes);
@@ -678,7 +680,7 @@ static size_t find_wanted(const struct shoal_engine *engine, const struct shoal_
 
 bool shoal_p2p_is_unready(const struct shoal_engine *engine, const struct shoal_request *request)
 {
-    const struct shoal_device_operand *device = shoal_call_device(&request->call, operand_of(request));
+    const struct shoal_device_operand *device = shoal_call_device(&request->call, p2p_operand_of(request));
     size_t offset;
     if (!device)
         return false;

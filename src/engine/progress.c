@@ -170,7 +170,7 @@ void shoal_progress_check_by(struct shoal_progress *progress, uint64_t when_ns)
 void shoal_progress_add_source(struct shoal_progress *progress, struct shoal_wait_source source)
 {
     const unsigned count = atomic_load_explicit(&progress->source_count, memory_order_relaxed);
-    SHOAL_ASSERT(holds_lock(progress) && count < SHOAL_WAIT_SOURCES_MAX);
+    SHOAL_ASSERT(holds_lock(progress) && count < SHOAL_PROGRESS_SOURCES_MAX);
     progress->sources[count] = source;
     /* release: threads that wait without the lock read what was set before. */
     atomic_store_explicit(&progress->source_count, count + 1, memory_order_release);
@@ -363,7 +363,7 @@ static bool is_over(struct shoal_progress *progress, struct shoal_request *reque
 enum turn { IDLE, MOVED, LOCKED };
 
 /* A turn under the lock, if it is free. LOCKED: another thread has it, and may or may not make progress. */
-static enum turn progress_once(struct shoal_progress *progress)
+static enum turn take_turn(struct shoal_progress *progress)
 {
     if (!try_lock(progress))
         return LOCKED;
@@ -489,7 +489,7 @@ static void sleep_at_doorbell(struct shoal_progress *progress, struct shoal_requ
     else
         doorbell->ops->doze(doorbell->arg);
     /* The last look: whatever is published after it rings the doorbell. */
-    if (progress_once(progress) != IDLE || drain_before_sleep(progress, is_backoff) || is_over(progress, request))
+    if (take_turn(progress) != IDLE || drain_before_sleep(progress, is_backoff) || is_over(progress, request))
         return;
     const bool must_back_off = is_backoff || waits_for_silent(progress, SILENT_NETWORK);
     const uint64_t sleep_ns = must_back_off ? backoff_length(waited_ns, DEAF_BACKOFF_SHARE, left_ns) : left_ns;
@@ -503,7 +503,7 @@ static void sleep_once(struct shoal_progress *progress, struct shoal_request *re
     const uint64_t left_ns = until_ns - now_ns < check_ns ? until_ns - now_ns : check_ns;
     const struct shoal_wait_source *source = find_descriptor(progress);
     if (source) {
-        if (progress_once(progress) == IDLE && !drain_before_sleep(progress, true) && !is_over(progress, request))
+        if (take_turn(progress) == IDLE && !drain_before_sleep(progress, true) && !is_over(progress, request))
             back_off_at(progress, source, now_ns - idle_since_ns, left_ns);
         return;
     }
@@ -564,7 +564,7 @@ static void wait_until_over(struct shoal_progress *progress, struct shoal_reques
     uint64_t idle_since_ns = 0;
     unsigned turns = 0, moves = 0, burst = first_burst;
     while (!is_over(progress, request)) {
-        if (progress_once(progress) == MOVED) {
+        if (take_turn(progress) == MOVED) {
             idle_since_ns = 0;
             burst = first_burst;
             if (++moves % CHECK_MOVES)
@@ -614,7 +614,7 @@ enum shoal_status shoal_progress_wait(struct shoal_progress *progress, struct sh
 
 /* ---- The progress thread ------------------------------------------------------------------------------------------------- */
 
-static void *run_thread(void *arg)
+static void *run_progress_thread(void *arg)
 {
     struct shoal_progress *progress = arg;
     pthread_mutex_lock(&progress->thread_lock);
@@ -641,7 +641,7 @@ enum shoal_status shoal_progress_start_thread(struct shoal_progress *progress)
         sigset_t all, before;
         sigfillset(&all);
         pthread_sigmask(SIG_BLOCK, &all, &before); /* signals belong to the program's threads */
-        result = pthread_create(&progress->thread, NULL, run_thread, progress);
+        result = pthread_create(&progress->thread, NULL, run_progress_thread, progress);
         pthread_sigmask(SIG_SETMASK, &before, NULL);
         progress->has_thread = result == 0;
     }

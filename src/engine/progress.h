@@ -24,8 +24,8 @@ void shoal_progress_destroy(struct shoal_progress *progress);
 void shoal_progress_note_ranks(struct shoal_progress *progress, int local_ranks);
 
 /* Under the lock. From now on progress polls this, too, and sleeps at it where it has a descriptor. It must stay until the
- * progress thread has stopped and nobody waits. At most SHOAL_WAIT_SOURCES_MAX. */
-#define SHOAL_WAIT_SOURCES_MAX 4
+ * progress thread has stopped and nobody waits. At most SHOAL_PROGRESS_SOURCES_MAX. */
+#define SHOAL_PROGRESS_SOURCES_MAX 4
 void shoal_progress_add_source(struct shoal_progress *progress, struct shoal_wait_source source);
 
 void shoal_progress_lock(struct shoal_progress *progress);

@@ -19,7 +19,7 @@ struct shoal_progress {
     const struct shoal_engine_settings *settings;
     const volatile uint32_t *is_parent; /* 0 in a forked child, which may make no progress */
     struct shoal_doorbell doorbell;
-    struct shoal_wait_source sources[SHOAL_WAIT_SOURCES_MAX];
+    struct shoal_wait_source sources[SHOAL_PROGRESS_SOURCES_MAX];
     atomic_uint source_count; /* of those that are set; none while all ranks are on this host */
     struct shoal_engine *engines;
     struct shoal_engine *busy;       /* those with operations under way */

@@ -400,7 +400,7 @@ static void reduce_apart(struct shoal_engine *engine, const struct shoal_request
 }
 
 /* In place the source is a destination too: it is not written, for peers may be reading it. */
-static void copy_run(struct shoal_engine *engine, const struct shoal_step *step, size_t bytes, enum shoal_stores stores)
+static void runner_copy_run(struct shoal_engine *engine, const struct shoal_step *step, size_t bytes, enum shoal_stores stores)
 {
     int dests = 0;
     for (unsigned d = 0; d < step->dest_count; d++) {
@@ -430,7 +430,7 @@ static void reduce_run(struct shoal_engine *engine, const struct shoal_request *
                                                                             step->source_count, elements,
                                                                             shoal_engine_argument(engine, call), stores);
     else
-        copy_run(engine, step, elements * request->element_bytes, stores);
+        runner_copy_run(engine, step, elements * request->element_bytes, stores);
 }
 
 /* Where operands are several tensors, from border to border. */

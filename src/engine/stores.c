@@ -43,7 +43,7 @@ enum shoal_stores shoal_trial_next(struct shoal_trial *trial, uint32_t *use_out)
     return (is_tried ? is_block_streaming(block) : trial->is_streaming) ? SHOAL_STORES_STREAMING : SHOAL_STORES_CACHED;
 }
 
-static void conclude(struct shoal_trial *trial)
+static void stores_conclude(struct shoal_trial *trial)
 {
     const bool is_streaming = trial->balance > 0, is_same = is_streaming == trial->is_streaming;
     trial->agreed = is_same ? (uint8_t)(trial->agreed + (trial->agreed < REST_DOUBLINGS)) : 0;
@@ -65,7 +65,7 @@ void shoal_trial_note(struct shoal_trial *trial, uint32_t use, float ticks)
     trial->balance = (int8_t)(trial->balance + (streaming < cached * 15 / 16 ? 1 : -1));
     trial->pairs++;
     if (abs(trial->balance) == PAIRS_ENOUGH || trial->pairs == PAIRS_MOST)
-        conclude(trial);
+        stores_conclude(trial);
 }
 
 /* ---- The choice ---------------------------------------------------------------------------------------------------------- */
@@ -91,9 +91,8 @@ static struct shoal_trial *trial_of(struct shoal_engine *engine, const struct sh
     const unsigned is_in_place = request->call.input == request->call.output;
     const unsigned row = (unsigned)request->call.collective * 32 + size_class % 32;
     if (!engine->stores)
-        engine->stores = calloc(SHOAL_STORES_TRIALS, sizeof *engine->stores);
-    return engine->stores ? &engine->stores[(row * 4 + is_in_place * 2 + is_output_shared(request)) % SHOAL_STORES_TRIALS]
-                          : NULL;
+        engine->stores = calloc(SHOAL_TRIAL_COUNT, sizeof *engine->stores);
+    return engine->stores ? &engine->stores[(row * 4 + is_in_place * 2 + is_output_shared(request)) % SHOAL_TRIAL_COUNT] : NULL;
 }
 
 uint8_t shoal_trial_hint(struct shoal_engine *engine, struct shoal_request *request)

@@ -436,7 +436,7 @@ static bool run_one(struct shoal_reducer *reducer)
     return false;
 }
 
-static void *run_thread(void *arg)
+static void *compress_run_thread(void *arg)
 {
     struct shoal_reducer *reducer = arg;
     fusion_lock(reducer);
@@ -455,7 +455,7 @@ enum shoal_status fusion_compressor_start(struct shoal_reducer *reducer)
 {
     if (!reducer->compressor)
         return SHOAL_OK;
-    if (pthread_create(&reducer->compressor->thread, NULL, run_thread, reducer) != 0)
+    if (pthread_create(&reducer->compressor->thread, NULL, compress_run_thread, reducer) != 0)
         return SHOAL_ERR_SYSTEM;
     reducer->compressor->has_thread = true;
     return SHOAL_OK;

@@ -56,8 +56,8 @@ static enum shoal_status divide(struct shoal_outer *outer, char *text, size_t te
 }
 
 /* All that a rank can find out by itself. */
-static enum shoal_status prepare(struct shoal_outer *outer, const struct shoal_parameter *parameters, size_t count,
-                                 void *const *memory, char *text, size_t text_bytes)
+static enum shoal_status outer_prepare(struct shoal_outer *outer, const struct shoal_parameter *parameters, size_t count,
+                                       void *const *memory, char *text, size_t text_bytes)
 {
     const char *wrong = wrong_option(&outer->options);
     char name[FUSION_TEXT_MAX];
@@ -104,7 +104,7 @@ static uint64_t word_of(double value)
     return word;
 }
 
-static void fill_options(const struct shoal_outer *outer, uint64_t *words)
+static void outer_fill_options(const struct shoal_outer *outer, uint64_t *words)
 {
     const struct shoal_outer_options *options = &outer->options;
     const uint64_t division =
@@ -124,7 +124,7 @@ static void fill_options(const struct shoal_outer *outer, uint64_t *words)
     memcpy(words, all, sizeof all);
 }
 
-static void print_option(char *text, size_t text_bytes, size_t option, uint64_t word)
+static void outer_print_option(char *text, size_t text_bytes, size_t option, uint64_t word)
 {
     double value;
     memcpy(&value, &word, sizeof value);
@@ -134,15 +134,15 @@ static void print_option(char *text, size_t text_bytes, size_t option, uint64_t 
         snprintf(text, text_bytes, option == FIRST_REAL - 1 ? "%016" PRIx64 : "%" PRIu64, word);
 }
 
-static bool same_options(const struct agreement *all, int size, char *text, size_t text_bytes)
+static bool outer_same_options(const struct agreement *all, int size, char *text, size_t text_bytes)
 {
     char first[32], other[32];
     for (int r = 1; r < size; r++) {
         for (size_t i = 0; i < OPTION_COUNT; i++) {
             if (all[r].options[i] == all[0].options[i])
                 continue;
-            print_option(first, sizeof first, i, all[0].options[i]);
-            print_option(other, sizeof other, i, all[r].options[i]);
+            outer_print_option(first, sizeof first, i, all[0].options[i]);
+            outer_print_option(other, sizeof other, i, all[r].options[i]);
             snprintf(text, text_bytes, "options differ: %s is %s on rank 0, %s on rank %d", option_names[i], first, other, r);
             return false;
         }
@@ -150,7 +150,7 @@ static bool same_options(const struct agreement *all, int size, char *text, size
     return true;
 }
 
-static enum shoal_status judge(struct shoal_outer *outer, const struct agreement *all, char *text, size_t text_bytes)
+static enum shoal_status outer_judge(struct shoal_outer *outer, const struct agreement *all, char *text, size_t text_bytes)
 {
     const struct shoal_options options = outer_operation(outer);
     for (int r = 0; r < outer->size; r++) {
@@ -166,7 +166,7 @@ static enum shoal_status judge(struct shoal_outer *outer, const struct agreement
             fusion_lists_compare(outer->control, &options, &outer->parameters, all[0].parameter_count, text, text_bytes);
         return status == SHOAL_OK ? SHOAL_ERR_MISMATCH : status;
     }
-    return same_options(all, outer->size, text, text_bytes) ? SHOAL_OK : SHOAL_ERR_MISMATCH;
+    return outer_same_options(all, outer->size, text, text_bytes) ? SHOAL_OK : SHOAL_ERR_MISMATCH;
 }
 
 enum shoal_status outer_agree(struct shoal_outer *outer, const char *call, enum shoal_status status, const char *text)
@@ -179,10 +179,10 @@ enum shoal_status outer_agree(struct shoal_outer *outer, const char *call, enum 
     own->status = (int32_t)status;
     own->parameter_count = outer->parameters.count;
     own->parameters_hash = fusion_parameters_hash(&outer->parameters);
-    fill_options(outer, own->options);
+    outer_fill_options(outer, own->options);
     snprintf(own->text, sizeof own->text, "%s", text);
     const enum shoal_status met = shoal_allgather(outer->control, own, all, sizeof *own, SHOAL_UINT8, &options);
-    const enum shoal_status judged = met == SHOAL_OK ? judge(outer, all, verdict, sizeof verdict) : met;
+    const enum shoal_status judged = met == SHOAL_OK ? outer_judge(outer, all, verdict, sizeof verdict) : met;
     free(all);
     if (met != SHOAL_OK || judged == SHOAL_OK)
         return judged; /* the library has told why */
@@ -201,7 +201,7 @@ static enum shoal_status share_values(struct shoal_outer *outer, void *const *me
     return SHOAL_OK;
 }
 
-static uint64_t most_common(const uint64_t *values, int count)
+static uint64_t outer_most_common(const uint64_t *values, int count)
 {
     int best = 0, best_votes = 0;
     for (int i = 0; i < count && best_votes * 2 <= count; i++) {
@@ -216,7 +216,7 @@ static uint64_t most_common(const uint64_t *values, int count)
 
 void outer_list_others(const uint64_t *values, int count, char *text, size_t text_bytes)
 {
-    const uint64_t common = most_common(values, count);
+    const uint64_t common = outer_most_common(values, count);
     int listed = 0, others = 0;
     size_t length = 0;
     for (int r = 0; r < count; r++)
@@ -318,7 +318,7 @@ static size_t bytes_of_all(const struct fusion_parameters *parameters)
 }
 
 /* An array of pointers into one block. */
-static bool allocate(const struct shoal_outer *outer, void ***each_out, char **memory_out)
+static bool outer_allocate(const struct shoal_outer *outer, void ***each_out, char **memory_out)
 {
     void **each = calloc(outer->parameters.count + 1, sizeof *each);
     char *memory = calloc(outer->memory_bytes + 1, 1);
@@ -343,14 +343,14 @@ static bool list_members(struct shoal_outer *outer, uint32_t index)
     return fragment->members && fragment->all;
 }
 
-static enum shoal_status equip(struct shoal_outer *outer, char *text, size_t text_bytes)
+static enum shoal_status outer_equip(struct shoal_outer *outer, char *text, size_t text_bytes)
 {
     bool has_all = true;
     outer->memory_bytes = bytes_of_all(&outer->parameters);
     if (outer_has_anchor(&outer->options))
-        has_all &= allocate(outer, &outer->anchors, &outer->anchor_memory);
+        has_all &= outer_allocate(outer, &outer->anchors, &outer->anchor_memory);
     if (outer->options.momentum > 0)
-        has_all &= allocate(outer, &outer->momenta, &outer->momentum_memory);
+        has_all &= outer_allocate(outer, &outer->momenta, &outer->momentum_memory);
     for (uint32_t f = 0; f < outer->options.fragments; f++)
         has_all &= list_members(outer, f);
     if (has_all)
@@ -395,7 +395,7 @@ static void fill_anchors(struct shoal_outer *outer, void *const *memory)
     }
 }
 
-static enum shoal_status split(struct shoal_outer *outer, struct shoal_comm *comm)
+static enum shoal_status outer_split(struct shoal_outer *outer, struct shoal_comm *comm)
 {
     struct shoal_comm_options options = SHOAL_COMM_OPTIONS_INIT;
     options.name = outer->name;
@@ -403,14 +403,14 @@ static enum shoal_status split(struct shoal_outer *outer, struct shoal_comm *com
     return shoal_comm_split(comm, 0, outer->rank, &options, &outer->control);
 }
 
-static enum shoal_status make(struct shoal_outer *outer, struct shoal_comm *comm, const struct shoal_parameter *parameters,
-                              size_t count, void *const *memory)
+static enum shoal_status outer_make(struct shoal_outer *outer, struct shoal_comm *comm,
+                                    const struct shoal_parameter *parameters, size_t count, void *const *memory)
 {
     char text[FUSION_TEXT_MAX] = "";
-    FUSION_TRY(split(outer, comm));
-    enum shoal_status status = prepare(outer, parameters, count, memory, text, sizeof text);
+    FUSION_TRY(outer_split(outer, comm));
+    enum shoal_status status = outer_prepare(outer, parameters, count, memory, text, sizeof text);
     FUSION_TRY(outer_agree(outer, CALL, status, text));
-    status = equip(outer, text, sizeof text);
+    status = outer_equip(outer, text, sizeof text);
     FUSION_TRY(outer_agree(outer, CALL, status, text));
     FUSION_TRY(outer->options.shares_start ? share_values(outer, memory) : compare_values(outer, memory));
     for (uint32_t f = 0; f < outer->options.fragments; f++)
@@ -437,7 +437,7 @@ enum shoal_status shoal_outer_create(struct shoal_context *context, struct shoal
     outer->stats = (struct shoal_outer_totals)SHOAL_OUTER_TOTALS_INIT;
     memcpy(&outer->options, options, fusion_min(options->struct_bytes, sizeof *options));
     snprintf(outer->name, sizeof outer->name, "%.19s", outer->options.name ? outer->options.name : "outer");
-    const enum shoal_status status = make(outer, comm, parameters, parameter_count, memory);
+    const enum shoal_status status = outer_make(outer, comm, parameters, parameter_count, memory);
     outer->options.name = NULL; /* the caller's pointers are not kept */
     outer->options.fragment_of = NULL;
     if (status != SHOAL_OK) {

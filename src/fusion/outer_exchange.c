@@ -24,7 +24,7 @@ static bool is_same(const struct outer_record *a, const struct outer_record *b)
 }
 
 /* The rank that stands for most others; of several the lowest. */
-static int most_common(const struct outer_record *all, int size)
+static int exchange_most_common(const struct outer_record *all, int size)
 {
     int best = 0, best_votes = 0;
     for (int i = 0; i < size && best_votes * 2 <= size; i++) {
@@ -41,7 +41,7 @@ static enum shoal_status compare_records(struct shoal_outer *outer, const struct
 {
     struct shoal_failure cause = SHOAL_FAILURE_INIT;
     char there[96], here[96], text[FUSION_TEXT_MAX];
-    const int common = most_common(all, outer->size);
+    const int common = exchange_most_common(all, outer->size);
     for (int r = 0; r < outer->size; r++) {
         if (is_same(&all[r], &all[common]))
             continue;
@@ -178,7 +178,7 @@ int outer_first_due(const struct shoal_outer *outer)
     return first;
 }
 
-static void count_bytes(struct shoal_outer *outer, const struct outer_fragment *fragment)
+static void exchange_count_bytes(struct shoal_outer *outer, const struct outer_fragment *fragment)
 {
     struct shoal_step_stats stats = SHOAL_STEP_STATS_INIT;
     if (shoal_reducer_stats(fragment->reducer, &stats) != SHOAL_OK)
@@ -199,7 +199,7 @@ enum shoal_status outer_await(struct shoal_outer *outer, uint32_t index)
     if (status != SHOAL_OK)
         return reducer_failed(outer, status, index);
     if (fragment->reducer)
-        count_bytes(outer, fragment);
+        exchange_count_bytes(outer, fragment);
     fragment->is_averaged = true;
     return SHOAL_OK;
 }

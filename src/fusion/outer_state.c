@@ -55,7 +55,7 @@ static uint64_t hash_schedule(const struct shoal_outer *outer)
 
 /* ---- Bytes --------------------------------------------------------------------------------------------------------------- */
 
-static size_t bytes_of(const struct shoal_outer *outer, const struct outer_fragment *fragment)
+static size_t state_bytes_of(const struct shoal_outer *outer, const struct outer_fragment *fragment)
 {
     size_t bytes = 0;
     for (size_t i = 0; i < fragment->count; i++)
@@ -75,19 +75,19 @@ size_t shoal_outer_state_bytes(const struct shoal_outer *outer)
         return 0;
     size_t bytes = sizeof(struct header) + fixed_bytes(outer);
     for (uint32_t f = 0; f < outer->options.fragments; f++)
-        bytes += outer->fragments[f].is_under_way ? bytes_of(outer, &outer->fragments[f]) : 0;
+        bytes += outer->fragments[f].is_under_way ? state_bytes_of(outer, &outer->fragments[f]) : 0;
     return bytes;
 }
 
 /* A place in a state that moves on. */
-static void put(char **at, const void *from, size_t bytes)
+static void state_put(char **at, const void *from, size_t bytes)
 {
     if (bytes)
         memcpy(*at, from, bytes);
     *at += bytes;
 }
 
-static void take(const char **at, void *to, size_t bytes)
+static void state_take(const char **at, void *to, size_t bytes)
 {
     if (bytes)
         memcpy(to, *at, bytes);
@@ -99,7 +99,7 @@ static void take(const char **at, void *to, size_t bytes)
 static void put_averages(const struct shoal_outer *outer, const struct outer_fragment *fragment, char **at)
 {
     for (size_t i = 0; i < fragment->count; i++)
-        put(at, shoal_reducer_view(fragment->reducer, i), outer_bytes(&outer->parameters.items[fragment->members[i]]));
+        state_put(at, shoal_reducer_view(fragment->reducer, i), outer_bytes(&outer->parameters.items[fragment->members[i]]));
 }
 
 static void write_state(const struct shoal_outer *outer, char *state)
@@ -119,10 +119,10 @@ static void write_state(const struct shoal_outer *outer, char *state)
     for (uint32_t f = 0; f < outer->options.fragments; f++) {
         const struct outer_fragment *fragment = &outer->fragments[f];
         const struct entry entry = {fragment->is_under_way, fragment->begun_at, fragment->due_at};
-        put(&at, &entry, sizeof entry);
+        state_put(&at, &entry, sizeof entry);
     }
-    put(&at, outer->anchor_memory, outer->anchors ? outer->memory_bytes : 0);
-    put(&at, outer->momentum_memory, outer->momenta ? outer->memory_bytes : 0);
+    state_put(&at, outer->anchor_memory, outer->anchors ? outer->memory_bytes : 0);
+    state_put(&at, outer->momentum_memory, outer->momenta ? outer->memory_bytes : 0);
     for (uint32_t f = 0; f < outer->options.fragments; f++) {
         if (outer->fragments[f].is_under_way)
             put_averages(outer, &outer->fragments[f], &at);
@@ -160,12 +160,12 @@ static bool check_entries(const struct shoal_outer *outer, const struct header *
     *bytes_out = 0;
     for (uint32_t f = 0; f < outer->options.fragments; f++) {
         struct entry entry;
-        take(&body, &entry, sizeof entry);
+        state_take(&body, &entry, sizeof entry);
         is_right &= entry.begun_at <= header->phase && entry.is_under_way <= 1;
         if (!entry.is_under_way)
             continue;
         is_right &= entry.due_at > header->phase && entry.due_at - entry.begun_at == outer->options.delay;
-        *bytes_out += bytes_of(outer, &outer->fragments[f]);
+        *bytes_out += state_bytes_of(outer, &outer->fragments[f]);
     }
     return is_right;
 }
@@ -198,25 +198,25 @@ static const char *wrong_state(const struct shoal_outer *outer, const char *stat
 static void take_averages(struct shoal_outer *outer, struct outer_fragment *fragment, const char **at)
 {
     for (size_t i = 0; i < fragment->count; i++)
-        take(at, shoal_reducer_view(fragment->reducer, i), outer_bytes(&outer->parameters.items[fragment->members[i]]));
+        state_take(at, shoal_reducer_view(fragment->reducer, i), outer_bytes(&outer->parameters.items[fragment->members[i]]));
 }
 
 static void read_state(struct shoal_outer *outer, const char *state)
 {
     struct header header;
-    take(&state, &header, sizeof header);
+    state_take(&state, &header, sizeof header);
     outer->step = header.step;
     outer->phase = header.phase;
     for (uint32_t f = 0; f < outer->options.fragments; f++) {
         struct outer_fragment *fragment = &outer->fragments[f];
         struct entry entry;
-        take(&state, &entry, sizeof entry);
+        state_take(&state, &entry, sizeof entry);
         fragment->is_under_way = fragment->is_averaged = entry.is_under_way;
         fragment->begun_at = entry.begun_at;
         fragment->due_at = entry.due_at;
     }
-    take(&state, outer->anchor_memory, outer->anchors ? outer->memory_bytes : 0);
-    take(&state, outer->momentum_memory, outer->momenta ? outer->memory_bytes : 0);
+    state_take(&state, outer->anchor_memory, outer->anchors ? outer->memory_bytes : 0);
+    state_take(&state, outer->momentum_memory, outer->momenta ? outer->memory_bytes : 0);
     for (uint32_t f = 0; f < outer->options.fragments; f++) {
         if (outer->fragments[f].is_under_way)
             take_averages(outer, &outer->fragments[f], &state);

@@ -153,7 +153,7 @@ static void find_wrong(const struct shoal_reducer *reducer, const char *state, s
         snprintf(text, text_bytes, "the residuals are damaged");
 }
 
-static void take(const char **at, float *to, size_t count)
+static void residuals_take(const char **at, float *to, size_t count)
 {
     memcpy(to, *at, count * sizeof *to);
     *at += count * sizeof *to;
@@ -165,8 +165,8 @@ static void read_residuals(struct shoal_reducer *reducer, const char *at)
         const struct fusion_residuals each = fusion_compressed_residuals(reducer, b);
         if (!each.sent)
             continue;
-        take(&at, each.sent, each.sent_count);
-        take(&at, each.sum, each.sum_count);
+        residuals_take(&at, each.sent, each.sent_count);
+        residuals_take(&at, each.sum, each.sum_count);
     }
 }
 
@@ -184,8 +184,7 @@ enum shoal_status shoal_reducer_import_residuals(struct shoal_reducer *reducer, 
     if (*text)
         return fusion_refuse(reducer, SHOAL_ERR_ARGUMENT, IMPORT ": %s", text);
     if (rank >= 0)
-        return fusion_refuse(reducer, status, IMPORT ": rank %d was given none that it can take; its message says why",
-                             rank);
+        return fusion_refuse(reducer, status, IMPORT ": rank %d was given none that it can take; its message says why", rank);
     if (status != SHOAL_OK) {
         fusion_operation_failed(reducer, status, -2);
         return fusion_failure_status(reducer);

@@ -10,7 +10,7 @@
 
 /* ---- Begin --------------------------------------------------------------------------------------------------------------- */
 
-static void free_parts(struct fusion_gradient *gradient)
+static void step_free_parts(struct fusion_gradient *gradient)
 {
     while (gradient->first.next) {
         struct fusion_part *part = gradient->first.next;
@@ -23,7 +23,7 @@ static void reset_gradients(struct shoal_reducer *reducer)
 {
     for (size_t i = 0; i < reducer->layout->parameters.count; i++) {
         struct fusion_gradient *gradient = &reducer->gradients[i];
-        free_parts(gradient);
+        step_free_parts(gradient);
         gradient->first = (struct fusion_part){0, 0, NULL, NULL};
         gradient->is_ready = gradient->is_used = gradient->is_nonfinite = false;
         gradient->claimed = gradient->packed = 0;

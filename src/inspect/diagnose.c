@@ -29,7 +29,7 @@ static void make_printable(char *text)
             *text = '?';
 }
 
-static void pass_on(struct shoal_diagnosis *diagnosis, enum shoal_finding_level level, char *found, const char *advice)
+static void diagnose_pass_on(struct shoal_diagnosis *diagnosis, enum shoal_finding_level level, char *found, const char *advice)
 {
     make_printable(found);
     diagnosis->errors += level == SHOAL_FINDING_ERROR;
@@ -44,7 +44,7 @@ void shoal_diagnosis_tell(struct shoal_diagnosis *diagnosis, enum shoal_finding_
     va_start(args, format);
     vsnprintf(found, sizeof found, format, args);
     va_end(args);
-    pass_on(diagnosis, level, found, advice);
+    diagnose_pass_on(diagnosis, level, found, advice);
 }
 
 void shoal_diagnosis_tell_text(struct shoal_diagnosis *diagnosis, enum shoal_finding_level level, const char *text,
@@ -58,7 +58,7 @@ void shoal_diagnosis_tell_text(struct shoal_diagnosis *diagnosis, enum shoal_fin
         *end = 0;
         advice = end + 2;
     }
-    pass_on(diagnosis, level, found, advice);
+    diagnose_pass_on(diagnosis, level, found, advice);
 }
 
 /* ---- Settings and the job ------------------------------------------------------------------------------------------------ */
@@ -205,7 +205,7 @@ static void check_memory_limit(struct shoal_diagnosis *diagnosis, uint64_t stagi
                              (unsigned long long)(left / MIB));
 }
 
-static void check_memory(struct shoal_diagnosis *diagnosis)
+static void diagnose_check_memory(struct shoal_diagnosis *diagnosis)
 {
     const struct shoal_topology_limits limits = shoal_topology_memory_limits();
     const uint64_t left = limits.machine < limits.container ? limits.machine : limits.container;

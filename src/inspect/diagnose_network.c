@@ -256,7 +256,7 @@ static int count_free(const struct shoal_address *address, int first, int count,
     return free_count;
 }
 
-static void check_start(struct shoal_diagnosis *diagnosis)
+static void diagnose_check_start(struct shoal_diagnosis *diagnosis)
 {
     const struct shoal_launch_environment *around = &diagnosis->around;
     char at[SHOAL_ADDRESS_TEXT_MAX];
@@ -304,7 +304,7 @@ void shoal_diagnose_ports(struct shoal_diagnosis *diagnosis)
     uint16_t low, high;
     const bool has_range = shoal_setting_parse_ports(diagnosis->settings.bootstrap.ports, &low, &high) && low;
     if (diagnosis->around.port_count && diagnosis->is_master_here)
-        check_start(diagnosis);
+        diagnose_check_start(diagnosis);
     if (has_range)
         check_range(diagnosis, low, high);
     if (!has_range && !diagnosis->around.port_count)

@@ -150,7 +150,7 @@ static enum shoal_status script_meet(struct shoal_cast *cast, const uint8_t *pee
     for (int i = 1; i < cast->size; i++) {
         const int peer = (rank + i) % cast->size;
         if (peers[peer])
-            SHOAL_TRY(script_append(script, send_of(peer, SHOAL_RECORD_BYTES, SHOAL_RECORD_BYTES)));
+            SHOAL_TRY(script_append(script, send_of(peer, SHOAL_SCRIPT_ANNOUNCEMENT_BYTES, SHOAL_SCRIPT_ANNOUNCEMENT_BYTES)));
     }
     for (int peer = 0; peer < cast->size; peer++) {
         if (!is_peer_set(cast, peers, rank, peer))
@@ -179,7 +179,7 @@ static enum shoal_status give_directly(struct shoal_cast *cast, int rank)
     const struct shoal_case *asked = cast->asked;
     struct shoal_script *script = &cast->ranks[rank].meet;
     const uint64_t given = shoal_shape_contributes(asked->view.shape, rank, 0) ? asked->selection.payload_bytes : 0;
-    const uint64_t sent = SHOAL_RECORD_BYTES + given;
+    const uint64_t sent = SHOAL_SCRIPT_ANNOUNCEMENT_BYTES + given;
     if (given)
         SHOAL_TRY(append_work(script, 2 * given, 2 * given));
     SHOAL_TRY(script_append(script, (struct shoal_act){.kind = SHOAL_ACT_PUBLISH}));
@@ -228,7 +228,7 @@ static enum shoal_status append_round(struct shoal_cast *cast, int rank, const s
 {
     const struct shoal_case *asked = cast->asked;
     struct shoal_script *script = &cast->ranks[rank].meet;
-    const uint64_t sent = SHOAL_RECORD_BYTES + round_bytes(asked, round->held);
+    const uint64_t sent = SHOAL_SCRIPT_ANNOUNCEMENT_BYTES + round_bytes(asked, round->held);
     for (int i = 0; i < round->to.count; i++)
         SHOAL_TRY(script_append(script, send_of(round->to.at[i], sent, sent)));
     if (round->from < 0)

@@ -7,7 +7,7 @@
 #include "inspect/predict.h"
 
 /* The size of an announcement without data: struct shoal_network_announcement. */
-#define SHOAL_RECORD_BYTES 56
+#define SHOAL_SCRIPT_ANNOUNCEMENT_BYTES 56
 
 enum shoal_act_kind {
     SHOAL_ACT_WORK,

@@ -181,7 +181,7 @@ void shoal_control_link_greet(struct shoal_control_core *core, struct shoal_cont
         append(link, &(struct shoal_control_frame){.kind = SHOAL_CONTROL_HELLO, .value.hello = link->client});
 }
 
-static enum shoal_tcp_verdict judge(const struct shoal_control_core *core, const struct shoal_tcp_hello *there)
+static enum shoal_tcp_verdict link_judge(const struct shoal_control_core *core, const struct shoal_tcp_hello *there)
 {
     const enum shoal_tcp_verdict verdict = shoal_tcp_hello_judge(there, &core->hello);
     if (verdict != SHOAL_TCP_OK)
@@ -196,7 +196,7 @@ static void do_hello(struct shoal_control_core *core, struct shoal_control_link 
 {
     link->client = frame->value.hello;
     link->server = core->hello;
-    const enum shoal_tcp_verdict verdict = judge(core, &link->client);
+    const enum shoal_tcp_verdict verdict = link_judge(core, &link->client);
     struct shoal_control_frame reply = {.kind = SHOAL_CONTROL_CHALLENGE, .verdict = verdict};
     if (shoal_auth_random(link->server.nonce, sizeof link->server.nonce) != SHOAL_OK ||
         (verdict == SHOAL_TCP_OK &&
@@ -272,7 +272,7 @@ static void do_proof(struct shoal_control_core *core, struct shoal_control_link 
     if (reply.verdict == SHOAL_TCP_OK && !is_proved(core, link, false, frame->value.proof))
         reply.verdict = SHOAL_TCP_SECRET_WRONG;
     if (reply.verdict == SHOAL_TCP_OK)
-        reply.verdict = judge(core, &link->client); /* another may have come since the hello */
+        reply.verdict = link_judge(core, &link->client); /* another may have come since the hello */
     append(link, &reply);
     if (reply.verdict != SHOAL_TCP_OK) {
         shoal_control_link_refuse(core, link, reply.verdict);

@@ -26,7 +26,7 @@ static int number_here(const struct shoal_membership_process *process)
     return getsockopt(process->socket, SOL_SOCKET, SO_PEERCRED, &owner, &length) == 0 ? owner.pid : 0;
 }
 
-static bool is_over(const struct shoal_membership_process *process)
+static bool process_is_over(const struct shoal_membership_process *process)
 {
     struct pollfd entry = {process->pidfd, POLLIN, 0};
     if (process->pidfd >= 0)
@@ -73,7 +73,7 @@ static bool read_collected(int pidfd, int *exit_code_out)
 }
 
 /* "was killed by signal 9 (Killed)", "exited with code 3". False when the kernel does not tell now; text says why. */
-static bool read_end(int pidfd, char *text, size_t bytes)
+static bool process_read_end(int pidfd, char *text, size_t bytes)
 {
     int code;
     if (!read_uncollected(pidfd, &code) && !read_collected(pidfd, &code)) {
@@ -102,13 +102,13 @@ bool shoal_membership_process_has_ended(struct shoal_membership_process *process
         return false;
     if (process->ended[0])
         return true;
-    if (!is_over(process))
+    if (!process_is_over(process))
         return false;
     const uint64_t now_ns = shoal_clock_ns();
     if (!process->ended_ns)
         process->ended_ns = now_ns;
     char how[sizeof process->ended];
-    if (!read_end(process->pidfd, how, sizeof how) && now_ns - process->ended_ns < REAP_NS)
+    if (!process_read_end(process->pidfd, how, sizeof how) && now_ns - process->ended_ns < REAP_NS)
         return false; /* asked again soon; only then is it said */
     add_memory(process, how, sizeof how);
     memcpy(process->ended, how, sizeof how);

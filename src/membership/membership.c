@@ -84,8 +84,8 @@ static struct shoal_membership_comm *find_member(const struct shoal_membership *
     return member;
 }
 
-static void publish(struct shoal_membership *membership, enum notice_kind kind, uint64_t comm,
-                    const struct shoal_failure *failure)
+static void membership_publish(struct shoal_membership *membership, enum notice_kind kind, uint64_t comm,
+                               const struct shoal_failure *failure)
 {
     const struct notice notice = {.kind = kind, .comm = comm, .failure = *failure};
     const enum shoal_control_weight weight = kind == DECISION ? SHOAL_CONTROL_VERDICT : SHOAL_CONTROL_OPINION;
@@ -116,7 +116,7 @@ static bool propose(struct shoal_membership *membership, uint64_t comm, const st
         return false;
     }
     if (is_news && is_own)
-        publish(membership, CANDIDATE, comm, failure);
+        membership_publish(membership, CANDIDATE, comm, failure);
     return true;
 }
 
@@ -154,7 +154,7 @@ static uint64_t decide_one(struct shoal_membership *membership, struct shoal_cau
         return due_ns;
     cause->is_leaving = !cause->is_decided && (membership->is_root || cause->is_own);
     if (cause->is_leaving)
-        publish(membership, DECISION, cause->comm, &cause->best);
+        membership_publish(membership, DECISION, cause->comm, &cause->best);
     else if (!cause->is_decided || was_leaving)
         take_decision(membership, cause->comm, &cause->best);
     cause->is_decided = true;
@@ -191,7 +191,7 @@ static bool has_ended_here(struct shoal_membership *membership, int rank)
     return true;
 }
 
-static void describe(struct shoal_membership *membership, int rank, char *text, size_t bytes)
+static void membership_describe(struct shoal_membership *membership, int rank, char *text, size_t bytes)
 {
     if (membership->control)
         shoal_control_describe(membership->control, rank, text, bytes);
@@ -480,7 +480,7 @@ bool shoal_membership_is_cut_off(const struct shoal_membership *membership, int 
 void shoal_membership_describe(struct shoal_membership *membership, int rank, char *text, size_t bytes)
 {
     pthread_mutex_lock(&membership->lock);
-    describe(membership, rank, text, bytes);
+    membership_describe(membership, rank, text, bytes);
     pthread_mutex_unlock(&membership->lock);
 }
 
@@ -537,7 +537,7 @@ static bool await_decision(struct shoal_membership *membership)
 
 /* Proposes the failure, and waits until all have agreed on one, which then is in *failure. Seconds are counted one by one: a
  * machine that stands still in one of them does not end the wait before its thread has heard the others. */
-static void agree(struct shoal_membership *membership, uint64_t comm, struct shoal_failure *failure)
+static void membership_agree(struct shoal_membership *membership, uint64_t comm, struct shoal_failure *failure)
 {
     int waited_s = 0;
     pthread_mutex_lock(&membership->lock);
@@ -552,7 +552,7 @@ void shoal_membership_fail(struct shoal_membership_comm *member, const struct sh
 {
     struct shoal_failure first = *failure;
     if (member->membership)
-        agree(member->membership, member->comm, &first);
+        membership_agree(member->membership, member->comm, &first);
     write_cause(member, &first);
 }
 
@@ -603,7 +603,7 @@ static enum shoal_status say_disagreed(struct shoal_membership *membership, uint
     for (int r = rank; r >= 0; r = shoal_survivors_missing(survivors, r + 1))
         count++;
     if (rank >= 0)
-        describe(membership, rank, how, sizeof how);
+        membership_describe(membership, rank, how, sizeof how);
     if (count > 1)
         snprintf(more, sizeof more, " and %d more", count - 1);
     return shoal_log_fail(membership->log, SHOAL_ERR_TIMEOUT, "membership",

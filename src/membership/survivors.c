@@ -112,7 +112,7 @@ static bool has_strangers(const struct shoal_survivors_view *view, int size)
     return false;
 }
 
-static bool is_head_sound(const struct head *head, int size)
+static bool survivors_is_head_sound(const struct head *head, int size)
 {
     const bool has_ballot = head->kind != SHOAL_SURVIVORS_PROPOSAL;
     return head->kind >= SHOAL_SURVIVORS_PROPOSAL && head->kind < SHOAL_SURVIVORS_KIND_END && head->epoch > 0 &&
@@ -129,7 +129,7 @@ bool shoal_survivors_read(const unsigned char *data, size_t bytes, int size, str
     if (bytes < sizeof head)
         return false;
     memcpy(&head, data, sizeof head);
-    if (!is_head_sound(&head, size))
+    if (!survivors_is_head_sound(&head, size))
         return false;
     const bool with_view = has_view(head.kind, head.adopted);
     const size_t comm_bytes = head.comm_count * sizeof view->comms[0];
@@ -176,7 +176,7 @@ static bool is_voter(const struct shoal_survivors *survivors, int rank)
 
 /* Whether more than half of those that are left hold it not alive. Fewer decide nothing: they may be the ones that reach
  * nobody. */
-static bool is_given_up(const struct shoal_survivors *survivors, int rank)
+static bool survivors_is_given_up(const struct shoal_survivors *survivors, int rank)
 {
     int left = 0, accusers = 0;
     for (int r = 0; r < survivors->size; r++) {
@@ -189,7 +189,7 @@ static bool is_given_up(const struct shoal_survivors *survivors, int rank)
 static int next_silent(const struct shoal_survivors *survivors, int first)
 {
     for (int r = first; r < survivors->size; r++) {
-        if (!survivors->ranks[r].has_ended && !has_proposed(survivors, r) && !is_given_up(survivors, r))
+        if (!survivors->ranks[r].has_ended && !has_proposed(survivors, r) && !survivors_is_given_up(survivors, r))
             return r;
     }
     return -1;
@@ -198,7 +198,7 @@ static int next_silent(const struct shoal_survivors *survivors, int first)
 static int next_unpromised(const struct shoal_survivors *survivors, int first)
 {
     for (int r = first; r < survivors->size; r++) {
-        if (is_voter(survivors, r) && survivors->ranks[r].promised != survivors->ballot && !is_given_up(survivors, r))
+        if (is_voter(survivors, r) && survivors->ranks[r].promised != survivors->ballot && !survivors_is_given_up(survivors, r))
             return r;
     }
     return -1;
@@ -226,7 +226,7 @@ static int next_undecided(const struct shoal_survivors *survivors, int first)
 static int find_coordinator(const struct shoal_survivors *survivors)
 {
     for (int r = 0; r < survivors->size; r++) {
-        if (is_voter(survivors, r) && !is_given_up(survivors, r))
+        if (is_voter(survivors, r) && !survivors_is_given_up(survivors, r))
             return r;
     }
     return -1;
@@ -340,7 +340,7 @@ static void begin_ballot(struct shoal_survivors *survivors)
     owe(survivors, survivors->epoch, SHOAL_SURVIVORS_PREPARE);
 }
 
-static void decide(struct shoal_survivors *survivors)
+static void survivors_decide(struct shoal_survivors *survivors)
 {
     struct shoal_survivors_view chosen = survivors->best_view;
     if (!survivors->best)
@@ -371,7 +371,7 @@ void shoal_survivors_step(struct shoal_survivors *survivors)
         begin_ballot(survivors);
     if (survivors->phase == SHOAL_SURVIVORS_PREPARING && survivors->ballot == survivors->highest &&
         next_unpromised(survivors, 0) < 0)
-        decide(survivors);
+        survivors_decide(survivors);
 }
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
@@ -508,8 +508,8 @@ static enum shoal_survivors_kind take_owed(unsigned *owed)
     return (enum shoal_survivors_kind)0;
 }
 
-static void fill(const struct shoal_survivors *survivors, const struct shoal_survivors_vote *vote,
-                 struct shoal_survivors_message *message)
+static void survivors_fill(const struct shoal_survivors *survivors, const struct shoal_survivors_vote *vote,
+                           struct shoal_survivors_message *message)
 {
     switch (message->kind) {
     case SHOAL_SURVIVORS_PROPOSAL:
@@ -534,7 +534,7 @@ bool shoal_survivors_take(struct shoal_survivors *survivors, struct shoal_surviv
 {
     *message_out = (struct shoal_survivors_message){.kind = take_owed(&survivors->owed_before), .epoch = survivors->epoch - 1};
     if (message_out->kind) {
-        fill(survivors, vote_of(survivors, survivors->epoch - 1), message_out);
+        survivors_fill(survivors, vote_of(survivors, survivors->epoch - 1), message_out);
         return message_out->ballot > 0;
     }
     message_out->kind = take_owed(&survivors->owed);
@@ -542,7 +542,7 @@ bool shoal_survivors_take(struct shoal_survivors *survivors, struct shoal_surviv
     message_out->is_repeated = survivors->repeats;
     survivors->repeats &= survivors->owed > 0;
     if (message_out->kind)
-        fill(survivors, current(survivors), message_out);
+        survivors_fill(survivors, current(survivors), message_out);
     return message_out->kind != 0;
 }
 

@@ -13,7 +13,7 @@ static uint64_t begin_of(const struct shoal_region *region)
     return (uintptr_t)region->begin;
 }
 
-static uint64_t number_of(const struct shoal_region *region)
+static uint64_t region_number_of(const struct shoal_region *region)
 {
     return region->number;
 }
@@ -71,22 +71,22 @@ bool shoal_region_table_add(struct shoal_region_table *table, struct shoal_regio
         return false;
     region->number = next_number(table);
     put_in(table->by_begin, table->count, begin_of, region);
-    put_in(table->by_number, table->count++, number_of, region);
+    put_in(table->by_number, table->count++, region_number_of, region);
     return true;
 }
 
 void shoal_region_table_remove(struct shoal_region_table *table, struct shoal_region *region)
 {
     take_out(table->by_begin, table->count, begin_of, region);
-    take_out(table->by_number, table->count--, number_of, region);
+    take_out(table->by_number, table->count--, region_number_of, region);
 }
 
 void shoal_region_table_renumber(struct shoal_region_table *table, struct shoal_region *region)
 {
     const uint64_t fresh = next_number(table); /* while the old one is still taken */
-    take_out(table->by_number, table->count, number_of, region);
+    take_out(table->by_number, table->count, region_number_of, region);
     region->number = fresh;
-    put_in(table->by_number, table->count - 1, number_of, region);
+    put_in(table->by_number, table->count - 1, region_number_of, region);
 }
 
 void shoal_region_table_fini(struct shoal_region_table *table)

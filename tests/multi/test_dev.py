@@ -81,9 +81,18 @@ def a_name_that_two_modules_share_is_found():
     own = "/* struct shoal_two { is another's */\nstruct shoal_one {\n    int shoal_two_x;\n};\nint shoal_one_get(struct shoal_two *two);\n"
     expect(names_found(first__a=own, second__b="int shoal_two_get(void);\n", first__c="void shoal_one_put(int one);\n") == [])
     for text in ("struct shoal_one_more {\n    int x;\n};\n", "static inline int shoal_one_more(\n    int x)\n{\n    return x;\n}\n",
-                 "enum shoal_one_kind { SHOAL_ONE };\n", "SHOAL_MUST_USE enum shoal_status shoal_one_more(int x,\n    int y);\n"):
+                 "enum shoal_one_kind { SHOAL_TWO_A };\n", "#define SHOAL_ONE_MORE 1\n", "enum { SHOAL_TWO_A = 1, SHOAL_ONE_B };\n",
+                 "SHOAL_MUST_USE enum shoal_status shoal_one_more(int x,\n    int y);\n"):
         found = names_found(first__a=own, second__b="\n" + text)
-        expect(len(found) == 1 and found[0].startswith("src/second/b.h:2: names: shoal_one_") and "first" in found[0], text, found)
+        expect(len(found) == 1 and found[0].lower().startswith("src/second/b.h:2: names: shoal_one_") and "first" in found[0], text, found)
+
+
+def a_static_name_of_two_files_is_found():
+    one, inline = "static int take(int x)\n{\n    return x;\n}\n", "static inline int take(void)\n{\n    return 0;\n}\n"
+    files = {"src/a/one.c": "/* static int put(int x)\n{ */\n" + one, "src/a/two.c": "static int put(int x)\n{\n    return take(x);\n}\n" + inline}
+    expect(check_found("check_statics", files) == [])
+    found = check_found("check_statics", {**files, "src/b/three.c": "static void take(\n    int y)\n{\n}\n"})
+    expect(len(found) == 1 and found[0].startswith("src/b/three.c:1: statics: take is a static function of one.c"), found)
 
 
 def a_function_that_is_too_long_is_found():
@@ -163,5 +172,5 @@ def tests_of_python_wait_for_what_is_installed():
 
 if __name__ == "__main__":
     run_cases([tests_of_python_wait_for_what_is_installed, tables_of_the_readme_are_the_records, a_name_that_two_modules_share_is_found,
-               two_files_of_one_name_are_found, a_function_that_is_too_long_is_found, a_dependency_that_comes_later_is_found,
-               the_demo_for_torch_installs_no_deepspeed])
+               two_files_of_one_name_are_found, a_static_name_of_two_files_is_found, a_function_that_is_too_long_is_found,
+               a_dependency_that_comes_later_is_found, the_demo_for_torch_installs_no_deepspeed])

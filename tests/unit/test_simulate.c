@@ -82,20 +82,21 @@ static double crossings(const char *collective, size_t hosts, size_t ranks_per_h
 static void simulate_one_message_takes_the_sum_of_its_parts(void **state)
 {
     struct shoal_simulation question = question_of("allreduce", 2, 1, 1024);
-    const double wire = (SHOAL_RECORD_BYTES + 64 + 1024) * 8e-3 / question.rate_gbit_s, memory = 1e-3 / question.memory_gb_s;
+    const double wire = (SHOAL_SCRIPT_ANNOUNCEMENT_BYTES + 64 + 1024) * 8e-3 / question.rate_gbit_s,
+                 memory = 1e-3 / question.memory_gb_s;
     (void)state;
     const struct shoal_simulated answer = ask(&question);
     assert_string_equal(answer.algorithm, "direct");
     assert_near(answer.time_us, 2 * 1024 * memory + 0.2 + 2 + wire + 30 + 2 + 3 * 1024 * memory, 1e-7);
     question.stack_gb_s = 4;
-    assert_near(time_us(&question) - answer.time_us, 2 * (SHOAL_RECORD_BYTES + 1024) * 1e-3 / 4, 1e-5);
+    assert_near(time_us(&question) - answer.time_us, 2 * (SHOAL_SCRIPT_ANNOUNCEMENT_BYTES + 1024) * 1e-3 / 4, 1e-5);
 }
 
 /* Bytes that find tokens go at the burst's rate, or in no time; the rest waits for tokens. */
 static void simulate_a_burst_does_not_wait_for_the_rate(void **state)
 {
     struct shoal_simulation question = question_of("allreduce", 2, 1, 1024);
-    const double sent = SHOAL_RECORD_BYTES + 64 + 1024, us = time_us(&question);
+    const double sent = SHOAL_SCRIPT_ANNOUNCEMENT_BYTES + 64 + 1024, us = time_us(&question);
     (void)state;
     question.rate_gbit_s = 1;
     const double rest_us = us - sent * 8e-3 / 25;
@@ -208,7 +209,8 @@ static void simulate_counts_what_is_sent(void **state)
         const struct shoal_simulation question = question_of("allreduce", hosts, 1, 64 * MIB);
         const struct shoal_simulated answer = ask(&question);
         const double others = (double)(hosts - 1), peers = hosts > 2 ? 2 : 1; /* of a ring */
-        assert_near(answer.sent_bytes, 2 * others / (double)hosts * (double)(64 * MIB) + SHOAL_RECORD_BYTES * peers, 1e-12);
+        assert_near(answer.sent_bytes,
+                    2 * others / (double)hosts * (double)(64 * MIB) + SHOAL_SCRIPT_ANNOUNCEMENT_BYTES * peers, 1e-12);
         assert_near(answer.received_bytes, answer.sent_bytes, 1e-12);
         assert_near(answer.working + answer.messaging + answer.waiting, 1, 1e-9);
         assert_near(answer.algbw_gb_s, (double)(64 * MIB) / answer.time_us * 1e-3, 1e-9);

@@ -430,37 +430,38 @@ static void expect_over_hosts(const char *text, const struct case_of_hosts *want
     shoal_tuning_fini(&tuning);
 }
 
+static const struct case_of_hosts table_over_hosts[] = {{SHOAL_COLLECTIVE_ALLREDUCE, 8, 0, 65536, "owners"},
+                                                        {SHOAL_COLLECTIVE_ALLREDUCE, 8, 1, 65536, "owners"},
+                                                        {SHOAL_COLLECTIVE_ALLREDUCE, 2, 2, 256, "direct"},
+                                                        {SHOAL_COLLECTIVE_ALLREDUCE, 4, 2, 256, "rounds"},
+                                                        {SHOAL_COLLECTIVE_ALLREDUCE, 3, 3, 256, "direct"},
+                                                        {SHOAL_COLLECTIVE_ALLREDUCE, 4, 4, 256, "rounds"},
+                                                        {SHOAL_COLLECTIVE_ALLREDUCE, 5, 5, 256, "direct"},
+                                                        {SHOAL_COLLECTIVE_ALLREDUCE, 6, 3, 256, "direct"},
+                                                        {SHOAL_COLLECTIVE_ALLREDUCE, 17, 5, 256, "rounds"},
+                                                        {SHOAL_COLLECTIVE_ALLREDUCE, 8, 2, 65536, "mesh"},
+                                                        {SHOAL_COLLECTIVE_ALLREDUCE, 72, 8, 113, "rounds"},
+                                                        {SHOAL_COLLECTIVE_ALLREDUCE, 72, 8, 114, "mesh"},
+                                                        {SHOAL_COLLECTIVE_ALLREDUCE, 72, 9, 65535, "doubling"},
+                                                        {SHOAL_COLLECTIVE_ALLGATHER, 4, 4, 1024, "rounds"},
+                                                        {SHOAL_COLLECTIVE_REDUCE, 4, 4, 256, "direct"},
+                                                        {SHOAL_COLLECTIVE_REDUCE, 17, 4, 256, "mesh"},
+                                                        {SHOAL_COLLECTIVE_ALLREDUCE, 72, 9, 65536, "mesh"},
+                                                        {SHOAL_COLLECTIVE_REDUCE, 3, 3, 65536, "mesh"},
+                                                        {SHOAL_COLLECTIVE_REDUCE_SCATTER, 3, 3, 65536, "mesh"},
+                                                        {SHOAL_COLLECTIVE_BROADCAST, 3, 3, 65536, "mesh"},
+                                                        {SHOAL_COLLECTIVE_ALLGATHER, 3, 3, 65536, "mesh"},
+                                                        {SHOAL_COLLECTIVE_GATHER, 3, 3, 65536, "pairs"},
+                                                        {SHOAL_COLLECTIVE_SCATTER, 3, 3, 65536, "pairs"},
+                                                        {SHOAL_COLLECTIVE_ALLTOALL, 3, 3, 65536, "pairs"},
+                                                        {SHOAL_COLLECTIVE_BARRIER, 3, 3, 0, "direct"},
+                                                        {SHOAL_COLLECTIVE_BARRIER, 17, 5, 0, "rounds"},
+                                                        {SHOAL_COLLECTIVE_BARRIER, 1000, 1, 0, "direct"},
+                                                        {SHOAL_COLLECTIVE_SPLIT, 16, 2, 8192, "direct"},
+                                                        {SHOAL_COLLECTIVE_SPLIT, 17, 2, 8, "mesh"}};
+
 static void rules_and_table_over_hosts(void **state)
 {
-    static const struct case_of_hosts table[] = {{SHOAL_COLLECTIVE_ALLREDUCE, 8, 0, 65536, "owners"},
-                                                 {SHOAL_COLLECTIVE_ALLREDUCE, 8, 1, 65536, "owners"},
-                                                 {SHOAL_COLLECTIVE_ALLREDUCE, 2, 2, 256, "direct"},
-                                                 {SHOAL_COLLECTIVE_ALLREDUCE, 4, 2, 256, "rounds"},
-                                                 {SHOAL_COLLECTIVE_ALLREDUCE, 3, 3, 256, "direct"},
-                                                 {SHOAL_COLLECTIVE_ALLREDUCE, 4, 4, 256, "rounds"},
-                                                 {SHOAL_COLLECTIVE_ALLREDUCE, 5, 5, 256, "direct"},
-                                                 {SHOAL_COLLECTIVE_ALLREDUCE, 6, 3, 256, "direct"},
-                                                 {SHOAL_COLLECTIVE_ALLREDUCE, 17, 5, 256, "rounds"},
-                                                 {SHOAL_COLLECTIVE_ALLREDUCE, 8, 2, 65536, "mesh"},
-                                                 {SHOAL_COLLECTIVE_ALLREDUCE, 72, 8, 113, "rounds"},
-                                                 {SHOAL_COLLECTIVE_ALLREDUCE, 72, 8, 114, "mesh"},
-                                                 {SHOAL_COLLECTIVE_ALLREDUCE, 72, 9, 65535, "doubling"},
-                                                 {SHOAL_COLLECTIVE_ALLGATHER, 4, 4, 1024, "rounds"},
-                                                 {SHOAL_COLLECTIVE_REDUCE, 4, 4, 256, "direct"},
-                                                 {SHOAL_COLLECTIVE_REDUCE, 17, 4, 256, "mesh"},
-                                                 {SHOAL_COLLECTIVE_ALLREDUCE, 72, 9, 65536, "mesh"},
-                                                 {SHOAL_COLLECTIVE_REDUCE, 3, 3, 65536, "mesh"},
-                                                 {SHOAL_COLLECTIVE_REDUCE_SCATTER, 3, 3, 65536, "mesh"},
-                                                 {SHOAL_COLLECTIVE_BROADCAST, 3, 3, 65536, "mesh"},
-                                                 {SHOAL_COLLECTIVE_ALLGATHER, 3, 3, 65536, "mesh"},
-                                                 {SHOAL_COLLECTIVE_GATHER, 3, 3, 65536, "pairs"},
-                                                 {SHOAL_COLLECTIVE_SCATTER, 3, 3, 65536, "pairs"},
-                                                 {SHOAL_COLLECTIVE_ALLTOALL, 3, 3, 65536, "pairs"},
-                                                 {SHOAL_COLLECTIVE_BARRIER, 3, 3, 0, "direct"},
-                                                 {SHOAL_COLLECTIVE_BARRIER, 17, 5, 0, "rounds"},
-                                                 {SHOAL_COLLECTIVE_BARRIER, 1000, 1, 0, "direct"},
-                                                 {SHOAL_COLLECTIVE_SPLIT, 16, 2, 8192, "direct"},
-                                                 {SHOAL_COLLECTIVE_SPLIT, 17, 2, 8, "mesh"}};
     static const struct case_of_hosts ruled[] = {
         {SHOAL_COLLECTIVE_ALLREDUCE, 8, 2, 65536, "ring"},    {SHOAL_COLLECTIVE_ALLREDUCE, 8, 1, 65536, "owners"},
         {SHOAL_COLLECTIVE_ALLGATHER, 16, 2, 16384, "direct"}, {SHOAL_COLLECTIVE_ALLGATHER, 17, 2, 16384, "bruck"},
@@ -472,8 +473,8 @@ static void rules_and_table_over_hosts(void **state)
                                                      {SHOAL_COLLECTIVE_BARRIER, 3, 3, 0, "rounds"},
                                                      {SHOAL_COLLECTIVE_ALLREDUCE, 4, 1, 256, "direct"}};
     (void)state;
-    for (size_t i = 0; i < SHOAL_COUNT_OF(table); i++)
-        expect_over_hosts("", &table[i]);
+    for (size_t i = 0; i < SHOAL_COUNT_OF(table_over_hosts); i++)
+        expect_over_hosts("", &table_over_hosts[i]);
     for (size_t i = 0; i < SHOAL_COUNT_OF(ruled); i++)
         expect_over_hosts("allreduce=owners,allreduce=ring,allgather=direct,allgather=bruck,barrier=dissemination", &ruled[i]);
     for (size_t i = 0; i < SHOAL_COUNT_OF(in_rounds); i++)

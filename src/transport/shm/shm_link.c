@@ -60,7 +60,7 @@ static bool send_packet(int socket, const void *data, size_t bytes, const int *f
 }
 
 /* Descriptors beyond those asked for are closed. Returns the bytes received, 0 at the end, -1 when there is nothing. */
-static ssize_t receive_packet(int socket, void *data, size_t bytes, int *fds, size_t fd_count)
+static ssize_t link_receive_packet(int socket, void *data, size_t bytes, int *fds, size_t fd_count)
 {
     union control control;
     struct iovec part = {data, bytes};
@@ -98,7 +98,7 @@ bool shoal_shm_link_receive(int socket, struct shoal_shm_link_message *message_o
 {
     struct shoal_shm_link_message message;
     int fd;
-    if (receive_packet(socket, &message, sizeof message, &fd, 1) != (ssize_t)sizeof message) {
+    if (link_receive_packet(socket, &message, sizeof message, &fd, 1) != (ssize_t)sizeof message) {
         if (fd >= 0)
             close(fd);
         return false;
@@ -301,7 +301,7 @@ static enum shoal_status take_hello(struct shoal_shm_link_meeting *meeting, int 
     struct hello hello;
     int fds[FDS_MAX];
     *rank_out = -1;
-    const ssize_t received = receive_packet(socket, &hello, sizeof hello, fds, FDS_MAX);
+    const ssize_t received = link_receive_packet(socket, &hello, sizeof hello, fds, FDS_MAX);
     if (received < 0)
         return SHOAL_PENDING;
     if (received != (ssize_t)sizeof hello || !shm_link_is_expected(meeting, &hello, socket)) {
