@@ -315,7 +315,7 @@ static const struct check {
     {"kernel", check_kernel},
     {"processor", check_kernels},
     {"cores", check_cores},
-    {"memory", check_memory},
+    {"memory", diagnose_check_memory},
     {"descriptors", check_descriptors},
     {"MASTER_ADDR", shoal_diagnose_master},
     {"towards", shoal_diagnose_towards},

@@ -112,6 +112,6 @@ struct shoal_region *shoal_region_table_overlap(const struct shoal_region_table 
 
 struct shoal_region *shoal_region_table_numbered(const struct shoal_region_table *table, uint64_t number)
 {
-    const size_t after = count_up_to(table->by_number, table->count, number_of, number);
+    const size_t after = count_up_to(table->by_number, table->count, region_number_of, number);
     return after && table->by_number[after - 1]->number == number ? table->by_number[after - 1] : NULL;
 }
