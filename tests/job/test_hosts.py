@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
 """The engine "hosts": `shoal job run` once on each machine. Here all are this machine, which their agents do not know."""
+import dataclasses
 import json
 import os
 import platform
 import re
 import signal
 import subprocess
+import time
 
 from shoal.job import hosts, processes
 from shoal.job.document import Job, Where
+from shoal.job.folder import HostState, file_replace
+from shoal.job.places import folder_create
 from jobs import DATA_PARALLEL, RUN_S, SHOAL, Jobs, Machines, names_in, where
 from tap import expect, run_cases
 
@@ -70,6 +74,19 @@ def machines_without_a_shared_folder_keep_their_own():
         expect([code for code, _, _ in done] == [0, 0], done)
         for index in range(2):
             expect(names_in(jobs.root / f"of-{index}/job/model.tar.gz") == [f"of-{index}"])
+
+
+def a_machine_with_a_folder_of_its_own_is_not_lost_for_want_of_others():
+    """It hears nothing of the first host, however long the job runs."""
+    with Jobs() as jobs:
+        folder = folder_create(Job("train.py", name="own", instance_count=2, where=Where("hosts", options={"shared": False})), jobs.jobs)
+        status = dataclasses.replace(folder.status(), created=time.time() - 3600)
+        expect(hosts.lost_reason(folder, status) == "its host on this machine was never started")
+        state = HostState("algo-2", machine=platform.node(), pid=os.getpid(), pid_start=processes.start_time(os.getpid()))
+        file_replace(folder.host_state("algo-2"), json.dumps(dataclasses.asdict(state)))
+        expect(hosts.lost_reason(folder, status) is None, hosts.lost_reason(folder, status))
+        file_replace(folder.host_state("algo-2"), json.dumps(dataclasses.asdict(dataclasses.replace(state, pid_start=1))))
+        expect("the process of its host on this machine" in (hosts.lost_reason(folder, status) or ""), hosts.lost_reason(folder, status))
 
 
 def failure_of_one_machine_ends_all():
@@ -204,8 +221,8 @@ def name_is_used_once_on_all_machines():
 
 
 run_cases([machines_are_joined_in_a_shared_folder, machines_find_their_place_in_variables,
-           a_machine_finds_its_name_in_the_document,
-           machines_without_a_shared_folder_keep_their_own, failure_of_one_machine_ends_all, host_missing_at_the_start_is_named,
-           host_lost_in_the_middle_is_named, first_host_lost_is_found_out, workers_of_all_machines_start_again,
-           a_plain_script_starts_again_on_its_machine, a_lost_host_is_not_waited_for_by_restarts, signal_on_one_machine_stops_all,
-           name_is_used_once_on_all_machines])
+           a_machine_finds_its_name_in_the_document, machines_without_a_shared_folder_keep_their_own,
+           a_machine_with_a_folder_of_its_own_is_not_lost_for_want_of_others, failure_of_one_machine_ends_all,
+           host_missing_at_the_start_is_named, host_lost_in_the_middle_is_named, first_host_lost_is_found_out,
+           workers_of_all_machines_start_again, a_plain_script_starts_again_on_its_machine,
+           a_lost_host_is_not_waited_for_by_restarts, signal_on_one_machine_stops_all, name_is_used_once_on_all_machines])

@@ -145,16 +145,24 @@ def state_read(folder: JobFolder, host: str) -> Optional[HostState]:
         return None
 
 
+def _writer_of(folder: JobFolder, status: Status) -> Tuple[str, str]:
+    """The host that writes the status of the folder, and what to call it: the first one in a shared folder. A machine's own folder holds
+    the state of its own host alone."""
+    if is_shared(job_read(folder)):
+        return status.hosts[0], "its first host"
+    return next((host for host in status.hosts if folder.host_state(host).exists()), status.hosts[0]), "its host on this machine"
+
+
 def lost_reason(folder: JobFolder, status: Status) -> Optional[str]:
-    """The first host writes the status: it is asked for."""
-    state = state_read(folder, status.hosts[0])
+    host, words = _writer_of(folder, status)
+    state = state_read(folder, host)
     if state is None:
-        return None if time.time() - status.created < SILENCE_S else "its first host was never started"
+        return None if time.time() - status.created < SILENCE_S else f"{words} was never started"
     if state.machine == platform.node():
         is_gone = not processes.is_alive(state.pid, state.pid_start)
-        return f"the process of its first host (pid {state.pid}) is gone: it was killed, or the machine was started anew" if is_gone else None
-    silence = _now_there(folder) - folder.host_state(status.hosts[0]).stat().st_mtime
-    return f"its first host ({state.machine}) has given no sign of life for {silence:.0f} s" if silence > SILENCE_S else None
+        return f"the process of {words} (pid {state.pid}) is gone: it was killed, or the machine was started anew" if is_gone else None
+    silence = _now_there(folder) - folder.host_state(host).stat().st_mtime
+    return f"{words} ({state.machine}) has given no sign of life for {silence:.0f} s" if silence > SILENCE_S else None
 
 
 def _now_there(folder: JobFolder) -> float:
