@@ -6,8 +6,9 @@ passed as a table (docs/python.md and docs/tensorflow.md hold one).
   versions.py --list      what there is
 
 Each row has a virtual environment in build/versions, which is kept: PyTorch for x86-64 fetches gigabytes of CUDA, which is why
-these rows are no part of `make test`. A row whose interpreter is not on PATH is skipped. "newest" takes whatever the index has
-today, and says what that was: run it at night. Exit code 1 when a test failed, 2 when an environment could not be made."""
+these rows are no part of `make test`. A row whose interpreter is neither on PATH nor in pyenv's folder is skipped. "newest" takes
+whatever the index has today, and says what that was: run it at night. Where pip is told to hold packages back (a `constraint` in
+its configuration), these rows are not. Exit code 1 when a test failed, 2 when an environment could not be made."""
 import argparse
 import collections
 import os
@@ -25,7 +26,7 @@ Row = collections.namedtuple("Row", "name python packages programs lends_torch")
 
 OPERATIONS = (["tests/python/test_ops.py", "2"], ["tests/python/test_ddp.py", "2"])
 TENSORFLOW = (["tests/tensorflow/test_operations.py"], ["tests/tensorflow/test_gradients.py"], ["tests/tensorflow/test_keras.py"])
-TRAINERS = (["tests/python/test_trainers.py"], ["tests/python/test_keras.py"])
+TRAINERS = (["tests/python/test_trainers.py"], ["tests/python/test_keras.py"], ["tests/python/test_torchft.py"])
 
 
 def torch_row(python, version):
@@ -42,24 +43,31 @@ ROWS = [
     Row("newest-torch", "3.11", ["torch", "numpy"], OPERATIONS, False),
     Row("newest-tensorflow", "3.11", ["tensorflow-cpu", "keras"], TENSORFLOW, False),
     # With the PyTorch of build/torch, which is what their own newest releases ask for.
-    Row("newest-trainers", "3.11", ["accelerate", "transformers", "lightning", "keras"], TRAINERS, True),
+    Row("newest-trainers", "3.11", ["accelerate", "transformers", "lightning", "keras", "torchft"], TRAINERS, True),
+    Row("newest-deepspeed", "3.11", ["deepspeed"], (["tests/python/test_deepspeed.py"],), True),
 ]
 
 
 def run(*words):
-    return subprocess.run(list(map(str, words)), check=True, stdout=subprocess.DEVNULL)
+    return subprocess.run(list(map(str, words)), check=True, stdout=subprocess.DEVNULL, env={**os.environ, "PIP_CONSTRAINT": ""})
+
+
+def find_python(version):
+    """An interpreter of that version that runs; None: there is none. One on PATH may be pyenv's stand-in for another folder's."""
+    candidates = [shutil.which(f"python{version}"), *sorted(pathlib.Path.home().glob(f".pyenv/versions/{version}.*/bin/python3"))]
+    return next((one for one in filter(None, candidates) if not subprocess.run([one, "-c", ""], capture_output=True).returncode), None)
 
 
 def make(row):
     """The row's interpreter; None where its Python is not here."""
     folder = TOP / "build/versions" / row.name
     interpreter = folder / "bin/python3"
-    base = shutil.which(f"python{row.python}")
+    base = find_python(row.python)
     if row.name.startswith("newest"):
         shutil.rmtree(folder, ignore_errors=True)
     if (folder / "made").exists():
         return interpreter
-    if not base or subprocess.run([base, "-c", ""], capture_output=True).returncode:
+    if not base:
         return None
     print(f"# {row.name}: installing {' '.join(row.packages)}", flush=True)
     shutil.rmtree(folder, ignore_errors=True)
@@ -116,13 +124,14 @@ def main():
     if options.list or not chosen:
         print("\n".join(f"{row.name:28} {' '.join(row.packages)}" for row in ROWS))
         return 0 if options.list else 2
-    table, has_failed = [], False
+    table, has_failed, is_complete = [], False, True
     for row in chosen:
         try:
             interpreter = make(row)
         except subprocess.CalledProcessError as error:
-            print(f"# {row.name}: {' '.join(map(str, error.cmd))} failed")
-            return 2
+            print(f"# {row.name}: {' '.join(map(str, error.cmd))} failed", flush=True)
+            is_complete = False
+            continue
         if not interpreter:
             print(f"# {row.name}: skipped, there is no python{row.python}")
             continue
@@ -136,7 +145,7 @@ def main():
                   *(f"#     failed: {one}" for one in failed), sep="\n", flush=True)
             table.append(f"| {words} | {name} | {passed} | {len(failed)} | {skipped} |")
     print("| versions | program | passed | failed | skipped |\n|---|---|---:|---:|---:|", *table, sep="\n")
-    return 1 if has_failed else 0
+    return 1 if has_failed else 0 if is_complete else 2
 
 
 if __name__ == "__main__":
