@@ -1572,7 +1572,7 @@ static uint64_t note_completed(struct shoal_transport *transport, int peer)
 static const struct shoal_announcement *note_arrival(struct shoal_transport *transport, int peer, uint64_t sequence)
 {
     is_asked[peer] = true;
-    return ops_for_real->arrival(transport, peer, sequence);
+    return ops_for_real->announcement(transport, peer, sequence);
 }
 
 /* Every rank on a host of its own: in rounds a rank meets as many as the logarithm of all, and looks at no others. */
@@ -1588,12 +1588,12 @@ static void engine_looks_at_no_rank_that_it_does_not_meet(void **state)
     struct shoal_transport_ops ops = *engine->ops;
     ops_for_real = engine->ops;
     ops.completed = note_completed;
-    ops.arrival = note_arrival;
+    ops.announcement = note_arrival;
     engine->ops = &ops;
     memset(is_asked, 0, sizeof is_asked);
     for (int i = 0; i < 40; i++) { /* more than the announcements that a rank keeps */
         for (int r = 0; r < 64; r++) {
-            const struct shoal_call call = {.kind = SHOAL_COLLECTIVE_ALLREDUCE,
+            const struct shoal_call call = {.collective = SHOAL_COLLECTIVE_ALLREDUCE,
                                             .type = SHOAL_INT64,
                                             .op = SHOAL_SUM,
                                             .count = 1,
