@@ -1,0 +1,46 @@
+"""One rank of the job that bench/bench_watching.py starts: trains a small network of torch's over Shoal and prints a line each step, so
+that its agent has something to look at. Rank 0 leaves how long the steps took in output/data/steps.json.
+
+WATCHED_STEPS says how many."""
+import json
+import os
+import time
+from pathlib import Path
+from statistics import mean, median
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import shoal.torch  # noqa: F401  registers the back-end "shoal"
+
+WARMUPS = 20
+BATCH = 64
+
+
+def main():
+    steps = int(os.environ["WATCHED_STEPS"])
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    dist.init_process_group("shoal")
+    network = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(),
+                                                                nn.Linear(512, 10)))
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
+    images, labels = torch.randn(BATCH, 784), torch.randint(10, (BATCH,))
+    times = []
+    for step in range(WARMUPS + steps):
+        began = time.perf_counter()
+        loss = nn.functional.cross_entropy(network(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(f"step {step} loss={loss.item():.4f}; images_per_s={BATCH / (time.perf_counter() - began):.0f};", flush=True)
+        times.append(time.perf_counter() - began)
+    if dist.get_rank() == 0:
+        ms = [one * 1e3 for one in times[WARMUPS:]]
+        Path(os.environ["SM_OUTPUT_DATA_DIR"], "steps.json").write_text(json.dumps(
+            {"mean_ms": round(mean(ms), 4), "median_ms": round(median(ms), 4), "seconds": round(sum(ms) / 1e3, 2)}))
+    dist.destroy_process_group()
+
+
+main()
