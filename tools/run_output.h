@@ -1,7 +1,7 @@
 /* Passes the output of workers on to the launcher's terminal, file or pipe: lines stay whole and get their rank in front; a
- * progress bar of rank 0 stays alive on a terminal; the last lines of each worker are kept for the report of a failure. When a
- * communicator breaks, all ranks log the same cause, and exceptions repeat it: lines with a prefix on stderr show it once. Never
- * blocks: output that cannot be written yet is queued, and while much is queued nothing more is read. One thread. */
+ * progress bar of rank 0 stays alive on a terminal; the last lines of each worker are kept for the report of a failure. When
+ * a communicator breaks, all ranks log the same cause, and exceptions repeat it: lines with a prefix on stderr show it once.
+ * Never blocks: output that cannot be written yet is queued, and while much is queued nothing more is read. One thread. */
 #ifndef SHOAL_TOOLS_RUN_OUTPUT_H
 #define SHOAL_TOOLS_RUN_OUTPUT_H
 
