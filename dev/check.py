@@ -53,6 +53,9 @@ ALLOWED = {
 # Modules that show only these headers. The other headers are for the module's own files, and for tests.
 CONTRACTS = {
     "engine": {"engine/engine.h", "engine/engine_settings.h", "engine/layout.h", "engine/progress.h"},
+    "membership": {"membership/membership.h", "membership/member_process.h", "membership/same_host.h", "membership/survivors_board.h",
+                   "membership/survivors.h", "membership/cause_board.h"},
+    "memory": {"memory/memory.h", "memory/location.h", "memory/segment.h", "memory/memory_settings.h"},
 }
 # Parts of the engine that lie in struct shoal_engine: their fields, and the files that may name them. What is on the way of a small
 # operation is asked inline, in engine_state.h.
@@ -289,6 +292,7 @@ WORDS = [
     (r"\babort\(\)|\b_?exit\(", set(), "a library returns a status"),
     (r"\bsleep\(|\busleep\(|\bnanosleep\(", {"bootstrap"}, "waiting happens in engine/progress.c"),
     (r"->runner\.(chunks|left_packed|next|slot_base)\b", {"engine/runner.c"}, "ask by a function of engine/runner.h"),
+    (r"\bprogress->\w", {"engine/progress.c", "engine/progress_state.h"}, "ask by a function of engine/progress.h or progress_state.h"),
     (r"->message\.\w", {"engine/p2p.c"}, "ask by a function of engine/p2p.h"),
     (r"\batomic_(load|store|fetch_add|fetch_sub|exchange)\(", {"bootstrap"}, "name the memory order (_explicit)"),
 ]

@@ -58,7 +58,7 @@ static bool find_hop(const struct hop *last, struct hop *next_out)
     const struct shoal_progress *progress = last->engine->progress;
     if (find_hop_on(last->engine, last, next_out))
         return true;
-    for (struct shoal_engine *engine = progress ? progress->engines : NULL; engine; engine = engine->next) {
+    for (struct shoal_engine *engine = progress ? shoal_progress_engines(progress) : NULL; engine; engine = engine->next) {
         if (engine != last->engine && find_hop_on(engine, last, next_out))
             return true;
     }

@@ -17,11 +17,10 @@ static inline void note_sums(struct shoal_engine *engine, const struct shoal_req
     if (SHOAL_UNLIKELY(!progress)) /* in a simulation nobody waits */
         return;
     const int64_t ticks = (int64_t)(request->record->done - request->posted_ticks);
-    progress->waited_in_calls += request->is_blocking && ticks > 0 ? (uint64_t)ticks : 0;
     if (engine->ops->traffic)
         engine->ops->traffic(engine->transport, &traffic);
-    const uint64_t waited = atomic_load_explicit(&progress->waited, memory_order_relaxed);
-    shoal_recorder_note_sums(&engine->recorder, progress->waited_in_calls + waited, traffic.sent_bytes);
+    const uint64_t waited = shoal_progress_add_call(progress, request->is_blocking && ticks > 0 ? (uint64_t)ticks : 0);
+    shoal_recorder_note_sums(&engine->recorder, waited, traffic.sent_bytes);
 }
 
 static inline void note_end(struct shoal_engine *engine, const struct shoal_request *request)

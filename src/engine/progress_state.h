@@ -60,6 +60,25 @@ static inline void shoal_progress_note_posted(struct shoal_progress *progress, s
     progress->busy = engine;
 }
 
+/* Whether this process made the context: false in a forked child, which may make no progress. Any thread. */
+static inline bool shoal_progress_is_parent(const struct shoal_progress *progress)
+{
+    return *progress->is_parent;
+}
+
+/* The engines of the context, linked by `next`. Under the lock. */
+static inline struct shoal_engine *shoal_progress_engines(const struct shoal_progress *progress)
+{
+    return progress->engines;
+}
+
+/* Adds the ticks of a blocking call that has ended; returns how long all threads of the program have waited. Under the lock. */
+static inline uint64_t shoal_progress_add_call(struct shoal_progress *progress, uint64_t ticks)
+{
+    progress->waited_in_calls += ticks;
+    return progress->waited_in_calls + atomic_load_explicit(&progress->waited, memory_order_relaxed);
+}
+
 /* Counts the time since then as that of a thread of the program that had to wait. Any thread, with or without the lock. */
 static inline void shoal_progress_note_waited(struct shoal_progress *progress, uint64_t begin_ticks)
 {

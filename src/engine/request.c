@@ -7,7 +7,7 @@
 /* Not done, and will never be: made by the parent of this process. */
 static bool is_parents(struct shoal_request *request)
 {
-    return shoal_request_status(request) == SHOAL_PENDING && !*request->progress->is_parent;
+    return shoal_request_status(request) == SHOAL_PENDING && !shoal_progress_is_parent(request->progress);
 }
 
 enum shoal_status shoal_request_wait(struct shoal_request *request, uint32_t timeout_ms)

@@ -103,6 +103,27 @@ static void settings_unknown_variables_are_found_once_each(void **state)
         unsetenv(names[i]);
 }
 
+static void each_former_name_sets_its_setting(void **state)
+{
+    static const char *const names[][2] = {{"SHOAL_PIECE_BYTES", "SHOAL_CHUNK_BYTES"},
+                                           {"SHOAL_DIRECT_BYTES", "SHOAL_INLINE_BYTES"}};
+    (void)state;
+    for (size_t i = 0; i < SHOAL_COUNT_OF(names); i++) {
+        struct shoal_settings settings;
+        const char *former, *present;
+        char error[256];
+        size_t at = 0;
+        setenv(names[i][0], "8K", 1);
+        assert_int_equal(shoal_settings_load(&settings, NULL, error, sizeof error), SHOAL_OK);
+        assert_int_equal(i == 0 ? settings.engine.chunk_bytes : settings.engine.inline_bytes, 8192);
+        assert_true(shoal_settings_find_former(&settings, &at, &former, &present));
+        assert_string_equal(former, names[i][0]);
+        assert_string_equal(present, names[i][1]);
+        assert_false(shoal_settings_find_former(&settings, &at, &former, &present));
+        unsetenv(names[i][0]);
+    }
+}
+
 static void settings_former_names_work_and_are_told(void **state)
 {
     (void)state;
@@ -269,6 +290,7 @@ int main(void)
         cmocka_unit_test(settings_unknown_names_are_told_what_they_may_mean),
         cmocka_unit_test(spelling_counts_changes),
         cmocka_unit_test(settings_unknown_variables_are_found_once_each),
+        cmocka_unit_test(each_former_name_sets_its_setting),
         cmocka_unit_test(settings_former_names_work_and_are_told),
         cmocka_unit_test(settings_of_all_modules_are_listed_once),
         cmocka_unit_test(settings_differences_are_printed_with_both_values),
