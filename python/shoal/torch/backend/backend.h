@@ -315,27 +315,12 @@ class ShoalBackend : public Poster {
 
     Ref<c10d::Work> send(Tensors &tensors, int peer, int tag) override
     {
-        const Tensor &tensor = only(tensors);
-        const Moved moved(tensor.scalar_type());
-        Operands operands;
-        void *memory = operands.input(tensor);
-        operands.outputs.push_back(tensor);
-        return start(c10d::OpType::SEND, "shoal:send", tensors, Message(), std::move(operands),
-                     [&](auto *comm, auto *options, auto *out) {
-                         return shoal_send_post(comm, memory, moved.count(tensor.numel()), moved.type, peer, tag, options, out);
-                     });
+        return message(c10d::OpType::SEND, "shoal:send", only(tensors), peer, tag);
     }
 
     Ref<c10d::Work> recv(Tensors &tensors, int peer, int tag) override
     {
-        const Tensor &tensor = only(tensors);
-        const Moved moved(tensor.scalar_type());
-        Operands operands;
-        void *memory = operands.output(tensor);
-        return start(c10d::OpType::RECV, "shoal:recv", tensors, Message(), std::move(operands),
-                     [&](auto *comm, auto *options, auto *out) {
-                         return shoal_recv_post(comm, memory, moved.count(tensor.numel()), moved.type, peer, tag, options, out);
-                     });
+        return message(c10d::OpType::RECV, "shoal:recv", only(tensors), peer, tag);
     }
 
     Ref<c10d::Work> recvAnysource(Tensors &, int) override

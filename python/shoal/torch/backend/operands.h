@@ -179,8 +179,8 @@ class Operands {
     {
         if (!place_)
             place_ = tensor.device();
-        TORCH_CHECK_VALUE(tensor.device() == *place_, "shoal: the tensors of one call are on different devices, ", *place_, " and ",
-                          tensor.device());
+        TORCH_CHECK_VALUE(tensor.device() == *place_, "shoal: the tensors of one call are on different devices, ", *place_,
+                          " and ", tensor.device());
     }
     void check_place(const Tensors &tensors)
     {

@@ -9,12 +9,14 @@
 #include <type_traits>
 #include <vector>
 
+#include <ATen/DeviceAccelerator.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include <shoal/shoal.h>
 
 #include "communicator.h"
+#include "types.h"
 #include "work.h"
 
 namespace {
@@ -49,6 +51,12 @@ class Poster : public c10d::Backend {
         return "shoal";
     }
 
+    // Whether batch_isend_irecv is one work, which devices need. Where torch has none, each message is a work, as over Gloo.
+    bool supportsCoalescing() const
+    {
+        return at::getAccelerator().has_value();
+    }
+
     void startCoalescing() override
     {
         std::lock_guard<std::mutex> lock(coalescing_mutex_);
@@ -57,11 +65,15 @@ class Poster : public c10d::Backend {
 
     Ref<c10d::Work> endCoalescing() override
     {
-        std::lock_guard<std::mutex> lock(coalescing_mutex_);
-        TORCH_CHECK_VALUE(coalesced_, "shoal: coalescing has not begun");
-        auto work = c10::make_intrusive<JointWork>(rank_, std::move(*coalesced_));
-        coalesced_.reset();
-        return work;
+        std::optional<Coalesced> ended;
+        {
+            std::lock_guard<std::mutex> lock(coalescing_mutex_);
+            TORCH_CHECK_VALUE(coalesced_, "shoal: coalescing has not begun");
+            ended.swap(coalesced_);
+        }
+        if (!ended->messages.empty())
+            ended->works.push_back(exchange(ended->messages, std::move(ended->operands)));
+        return c10::make_intrusive<JointWork>(rank_, std::move(ended->works));
     }
 
     void setTimeout(milliseconds timeout)
@@ -142,11 +154,57 @@ class Poster : public c10d::Backend {
         return work;
     }
 
+    // Sends or receives a tensor. Several on a device between startCoalescing and endCoalescing are posted together at the end:
+    // one behind another on a stream, they could wait for each other.
+    Ref<c10d::Work> message(c10d::OpType type, const char *title, const Tensor &tensor, int peer, int tag)
+    {
+        {
+            std::lock_guard<std::mutex> lock(coalescing_mutex_);
+            if (coalesced_ && !tensor.is_cpu()) {
+                coalesced_->messages.push_back(message_of(coalesced_->operands, type, tensor, peer, tag));
+                return c10::make_intrusive<JointWork>(rank_, std::vector<Ref<c10d::Work>>());
+            }
+        }
+        Operands operands;
+        const shoal_message one = message_of(operands, type, tensor, peer, tag);
+        return start(type, title, tensor, Message(), std::move(operands), [&](auto *comm, auto *options, auto *out) {
+            if (one.is_send)
+                return shoal_send_post(comm, one.buffer, one.count, one.type, peer, tag, options, out);
+            return shoal_recv_post(comm, one.buffer, one.count, one.type, peer, tag, options, out);
+        });
+    }
+
     const std::shared_ptr<Communicator> group_;
     std::atomic<milliseconds> timeout_;
     WorkStreams streams_;
 
   private:
+    // What came since startCoalescing: works, and messages that are not posted yet.
+    struct Coalesced {
+        std::vector<Ref<c10d::Work>> works;
+        std::vector<shoal_message> messages;
+        Operands operands; // of the messages
+    };
+
+    static shoal_message message_of(Operands &operands, c10d::OpType type, const Tensor &tensor, int peer, int tag)
+    {
+        const Moved moved(tensor.scalar_type());
+        const bool is_send = type == c10d::OpType::SEND;
+        void *memory = is_send ? operands.input(tensor) : operands.output(tensor);
+        if (is_send)
+            operands.outputs.push_back(tensor);
+        return {is_send, memory, moved.count(tensor.numel()), moved.type, peer, tag};
+    }
+
+    Ref<c10d::Work> exchange(const std::vector<shoal_message> &messages, Operands operands)
+    {
+        const Tensors tensors = operands.outputs;
+        return start(c10d::OpType::COALESCED, "shoal:batch_isend_irecv", tensors, Message(), std::move(operands),
+                     [&](auto *comm, auto *options, auto *out) {
+                         return shoal_exchange_post(comm, messages.data(), messages.size(), options, out);
+                     });
+    }
+
     bool is_coalescing()
     {
         std::lock_guard<std::mutex> lock(coalescing_mutex_);
@@ -157,12 +215,12 @@ class Poster : public c10d::Backend {
     {
         std::lock_guard<std::mutex> lock(coalescing_mutex_);
         if (coalesced_)
-            coalesced_->push_back(work);
+            coalesced_->works.push_back(work);
     }
 
     std::atomic<uint64_t> sequence_{0};
     std::mutex coalescing_mutex_;
-    std::optional<std::vector<Ref<c10d::Work>>> coalesced_;
+    std::optional<Coalesced> coalesced_;
 };
 
 } // namespace

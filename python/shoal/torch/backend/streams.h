@@ -66,9 +66,10 @@ bool is_served(c10::DeviceType type)
 
 void check_served(const at::Tensor &tensor)
 {
-    TORCH_CHECK_VALUE(is_served(tensor.device().type()), "shoal: a tensor is on ", tensor.device(),
-                      ", which is no device of CUDA's driver; this back-end serves those and the CPU: give such tensors to another "
-                      "back-end, as \"cpu:shoal,xpu:xccl\" does, or copy them to the CPU");
+    TORCH_CHECK_VALUE(
+        is_served(tensor.device().type()), "shoal: a tensor is on ", tensor.device(),
+        ", which is no device of CUDA's driver; this back-end serves those and the CPU: give such tensors to another "
+        "back-end, as \"cpu:shoal,xpu:xccl\" does, or copy them to the CPU");
     TORCH_CHECK_NOT_IMPLEMENTED(kStreamsTellHandles, "shoal: a tensor is on ", tensor.device(), ", but torch ", TORCH_VERSION,
                                 " has no word for a stream's handle (c10::Stream::native_handle): use torch 2.13 or newer, or "
                                 "\"cpu:shoal,cuda:nccl\"");
@@ -108,9 +109,10 @@ class WorkStreams {
     c10::Stream enter(c10::Device device, c10d::OpType type, bool is_at_once)
     {
         const c10::Stream current = current_stream(device);
-        TORCH_CHECK_NOT_IMPLEMENTED(!is_captured(current), "shoal: the current stream of ", device,
-                                    " is being captured into a graph, and Shoal's calls cannot be replayed: call it outside of the "
-                                    "capture");
+        TORCH_CHECK_NOT_IMPLEMENTED(
+            !is_captured(current), "shoal: the current stream of ", device,
+            " is being captured into a graph, and Shoal's calls cannot be replayed: call it outside of the "
+            "capture");
         note(device);
         return is_at_once ? current : fork(current, type);
     }
