@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Tensors on a device over "shoal": torch, the back-end in C++, the library, and the stand-in for CUDA's driver, in its hostile
-modes (device/stand_in.cpp, tests/mock/cuda/mock_cuda.h). A fault that the stand-in sees ends the rank, and so fails its case."""
+"""Tensors on a device over "shoal": torch, the back-end in C++, the library, and the stand-in for CUDA's driver in its hostile
+modes (device/stand_in.cpp, tests/mock/cuda/mock_cuda.h). A fault that the stand-in sees ends the rank, and fails its case."""
+import contextlib
 import datetime
 import os
 import pathlib
@@ -136,7 +137,7 @@ def on_another_stream(world):
 
 def tensors_are_held(world):
     """A tensor that the program drops at once, and whose memory others would get, is kept until somebody waits, or it is done."""
-    output, mine, other = ones(world.size * LONG, value=0.0), ones(value=float(world.rank)), ones(value=77.0)
+    output, mine, other = ones(world.size * LONG, 0.0), ones(value=float(world.rank)), ones(value=77.0)
     with Held():
         work = dist.all_gather_into_tensor(output, another(mine), async_op=True)
         others = [another(other) for _ in range(3)]
@@ -224,6 +225,64 @@ def messages_both_ways(world):
     check(got, torch.full((LONG,), float(peer)))
 
 
+def batch(world, count):
+    """Both ranks name what they send first; one receives in another order than the other sends."""
+    peer, tags = 1 - world.rank, (1, 2) if world.rank else (2, 1)
+    got = {tag: ones(count, 0.0) for tag in tags}
+    calls = [dist.P2POp(dist.isend, ones(count, float(world.rank + tag)), peer, tag=tag) for tag in (1, 2)]
+    calls += [dist.P2POp(dist.irecv, got[tag], peer, tag=tag) for tag in tags]
+    works = dist.batch_isend_irecv(calls)
+    expect(len(works) == 1, works)
+    works[0].wait()
+    for tag in tags:
+        check(got[tag], torch.full((count,), float(peer + tag)))
+
+
+def a_batch_is_one_work(world):
+    for count in (0, 7, LONG):
+        batch(world, count)
+    with dist._coalescing_manager(device=stand_in.device()):  # with a collective among them
+        got, tensor = ones(5, 0.0), ones(5)
+        dist.isend(ones(5, 2.0), 1 - world.rank)
+        dist.all_reduce(tensor)
+        dist.irecv(got[::1], 1 - world.rank)
+    check(got, torch.full((5,), 2.0))
+    check(tensor, torch.full((5,), 2.0))
+
+
+def beside_another_back_end(world):
+    group = dist.new_group(backend=f"cpu:gloo,{stand_in.NAME}:shoal")
+    here, there = torch.ones(5), ones(5)
+    dist.all_reduce(here, group=group)
+    dist.all_reduce(there, group=group)
+    check(here, torch.full((5,), 2.0))
+    check(there, torch.full((5,), 2.0))
+    alone = dist.new_group(backend=f"{stand_in.NAME}:shoal")
+    dist.all_reduce(there, group=alone)
+    check(there, torch.full((5,), 4.0))
+    dist.barrier(group=alone)
+
+
+def a_factor_there(world):
+    tensor = ones(100)
+    dist.all_reduce(tensor, dist._make_nccl_premul_sum(torch.tensor([3.0], device=stand_in.NAME)))
+    check(tensor, torch.full((100,), 6.0))
+
+
+def a_group_is_destroyed(world):
+    """With a call under way on the device: whatever becomes of it, streams go on, and nothing of it hurts other groups."""
+    for _ in range(2):
+        group, tensor = dist.new_group(), ones()
+        with Held():
+            work = dist.all_reduce(tensor, group=group, async_op=True)
+            with contextlib.suppress(dist.DistBackendError):  # another rank may have left before
+                work.wait()
+            dist.destroy_process_group(group)
+        torch.standin.synchronize()
+        del work
+    check_sum(world)
+
+
 def some_ranks_there(world):
     """One rank's tensors are on the device, another one's in memory of the host."""
     for root in range(world.size):
@@ -243,10 +302,11 @@ def a_second_device(world):
         dist.all_reduce(tensor, async_op=True).wait(ranks.GROUP_TIMEOUT)
         check(tensor, torch.full((1000,), 4.0))
     try:
-        dist.all_gather_into_tensor(torch.empty(world.size, device=stand_in.device(1)), torch.ones(1, device=stand_in.device(0)))
+        output, tensor = (torch.ones(count, device=stand_in.device(count - 1)) for count in (world.size, 1))
+        dist.all_gather_into_tensor(output, tensor)
         raise AssertionError("tensors of two devices were taken")
     except ValueError as error:
-        expect("shoal: the tensors of one call are on different devices, standin:0 and standin:1" in str(error), error)
+        expect("shoal: the tensors of one call are on different devices, standin:" in str(error), error)
     check_sum(world)
 
 
@@ -300,7 +360,8 @@ def a_rank_that_dies(world):
 
 
 STREAMS = (waits_on_the_stream_only, a_source_is_written_after_wait, on_another_stream, tensors_are_held, wait_with_a_timeout,
-           blocking_mode, futures_are_complete_at_once, coalesced_there, messages_both_ways, some_ranks_there, a_second_device,
+           blocking_mode, futures_are_complete_at_once, coalesced_there, messages_both_ways, a_batch_is_one_work,
+           beside_another_back_end, a_factor_there, a_group_is_destroyed, some_ranks_there, a_second_device,
            a_captured_stream, a_barrier_of_the_device)
 
 
@@ -322,6 +383,7 @@ def hostile_case(modes):
         for sender in range(world.size):
             dist.send(tensors[0], 1 - sender) if world.rank == sender else dist.recv(got, sender)
         check(got, torch.full((LONG,), 3.0))
+        batch(world, LONG)
         compare_training("DDP", data_parallel, sgd, world)
     return Case(f"driver {modes}", body, sizes=(SIZE,), fresh=True, variables={"MOCK_CUDA": modes})
 

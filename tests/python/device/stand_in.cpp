@@ -1,10 +1,10 @@
-// A device of torch (PrivateUse1) whose memory, streams and events are those of the stand-in driver, tests/mock/cuda. So torch, the
-// back-end, the library and the driver run together where there is no GPU. stand_in.py compiles and registers it.
+// A device of torch (PrivateUse1) whose memory, streams and events are those of the stand-in driver, tests/mock/cuda. So torch,
+// the back-end, the library and the driver run together where there is no GPU. stand_in.py compiles and registers it.
 //
-// Copies inside the device, of any strides, go on the current stream and return at once, as on a GPU. Everything else is done by the
-// CPU: torch copies operands to the host, computes, and copies back (CPU fallback), and the calling thread waits for the current
-// stream each time. Memory is allocated and freed in the order of the stream that it was allocated on, and given out again at
-// once, so that a missing record_stream shows.
+// Copies inside the device, of any strides, go on the current stream and return at once, as on a GPU. Everything else is done by
+// the CPU: torch copies operands to the host, computes, and copies back (CPU fallback), and the calling thread waits for the
+// current stream each time. Memory is allocated and freed in the order of the stream that it was allocated on, and given out
+// again at once. So memory that is freed while another stream uses it, as without record_stream, is a fault.
 #include <algorithm>
 #include <mutex>
 #include <vector>
@@ -412,16 +412,16 @@ Tensor copy_from(const Tensor &given, const Tensor &to, bool)
 
 // ---- Operators ----
 
-Tensor empty(c10::IntArrayRef size, std::optional<at::ScalarType> type, std::optional<at::Layout>, std::optional<at::Device> device,
-             std::optional<bool>, std::optional<at::MemoryFormat> format)
+Tensor empty(c10::IntArrayRef size, std::optional<at::ScalarType> type, std::optional<at::Layout>,
+             std::optional<at::Device> device, std::optional<bool>, std::optional<at::MemoryFormat> format)
 {
     const c10::DeviceGuard guard(c10::device_or_default(device));
-    return at::detail::empty_generic(size, &memory, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::dtype_or_default(type),
-                                     format);
+    return at::detail::empty_generic(size, &memory, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+                                     c10::dtype_or_default(type), format);
 }
 
-Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<at::ScalarType> type, std::optional<at::Layout>,
-                     std::optional<at::Device> device, std::optional<bool>)
+Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<at::ScalarType> type,
+                     std::optional<at::Layout>, std::optional<at::Device> device, std::optional<bool>)
 {
     const c10::DeviceGuard guard(c10::device_or_default(device));
     return at::detail::empty_strided_generic(size, stride, &memory, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
@@ -521,7 +521,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module)
     module.def("open", &open);
     module.def("faults", &faults, "The last fault since the last call of this, or an empty text.");
     module.def("count", [](const char *what) { return control.count_of(what); });
-    module.def("hold", [](bool is_held) { control.hold_of(is_held); }, pybind11::call_guard<pybind11::gil_scoped_release>());
+    module.def(
+        "hold", [](bool is_held) { control.hold_of(is_held); }, pybind11::call_guard<pybind11::gil_scoped_release>());
     module.def("fail", [](const std::string &name, int nth, int result) {
         control.fail_of((new std::string(name))->c_str(), nth, result); // the text must stay
     });

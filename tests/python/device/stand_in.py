@@ -1,4 +1,5 @@
-"""The device "standin" of torch, over the stand-in driver of tests/mock/cuda: compiled at the first use and kept, as the back-end is.
+"""The device "standin" of torch, over the stand-in driver of tests/mock/cuda: compiled at the first use and kept, as the back-end
+is.
 
 start() makes it known to torch in this process, with what FSDP2 and torch's own device modules have. The driver has threads, so
 the process must not fork afterwards. MOCK_CUDA in the environment sets the driver's modes (mock_cuda.h)."""
@@ -35,7 +36,8 @@ def compiled():
 
 
 def command(_compile):
-    own = {str(_compile.MAIN): str(SOURCE), f"-DTORCH_EXTENSION_NAME={_compile.MODULE}": "-DTORCH_EXTENSION_NAME=stand_in", "-O2": "-O0"}
+    name = "-DTORCH_EXTENSION_NAME="
+    own = {str(_compile.MAIN): str(SOURCE), name + _compile.MODULE: name + "stand_in", "-O2": "-O0"}
     return [own.get(part, part) for part in _compile._command()] + [f"-I{folder}" for folder in HEADERS]
 
 
