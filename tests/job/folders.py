@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pathlib
+import platform
 import shutil
 import struct
 import subprocess
@@ -15,6 +16,7 @@ import zlib
 TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(TOP / "tests/multi"))
 sys.path.insert(0, str(TOP / "python"))
+from shoal.job import processes  # noqa: E402
 from shoal.job.document import Job, Metric, as_data  # noqa: E402
 from shoal.job.folder import JobFolder, Status  # noqa: E402
 from tap import Skip, expect  # noqa: E402
@@ -49,8 +51,8 @@ def job(place, name="fashion", status="Completed", hosts=2, workers=2, seconds=1
                    metric_definitions=[Metric("train:loss", r"loss=([\d.]+)")])
     folder.document.write_text(json.dumps(as_data(document)))
     ended = BEGAN + seconds + 5 if status in ("Completed", "Failed", "Stopped") else None
-    folder.status_write(Status(name, status, BEGAN - 3, BEGAN, ended, 0, names, workers, os.getpid(), "machine",
-                               exit_code=None if ended is None else 1 if failure else 0, failure_reason=failure,
+    folder.status_write(Status(name, status, BEGAN - 3, BEGAN, ended, 0, names, workers, os.getpid(), processes.start_time(os.getpid()),
+                               platform.node(), exit_code=None if ended is None else 1 if failure else 0, failure_reason=failure,
                                model=f"file://{folder.model}" if status == "Completed" else None))
     numbers(folder, names, workers, seconds)
     for index, host in enumerate(names):
