@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Tensors on a device over "shoal": torch, the back-end in C++, the library, and the stand-in for CUDA's driver in its hostile
-modes (device/stand_in.cpp, tests/mock/cuda/mock_cuda.h). A fault that the stand-in sees ends the rank, and fails its case."""
+modes (device/stand_in.cpp, tests/mock/cuda/mock_cuda.h). A fault that the stand-in sees fails the case."""
 import contextlib
+import dataclasses
 import datetime
 import os
 import pathlib
@@ -147,6 +148,18 @@ def tensors_are_held(world):
         dist.all_reduce(another(mine)[::2], async_op=True)
     check_sum(world)
     del others
+
+
+def copies_are_held(world):
+    """Those that a call makes stay until its stream is through with them, wherever somebody waits."""
+    stream, tensor = torch.standin.Stream(), place(torch.ones(5000), "strided")
+    with Held():
+        work = dist.all_reduce(tensor, async_op=True)
+        with torch.standin.stream(stream):
+            work.wait()
+        del work
+    torch.standin.current_stream().wait_stream(stream)
+    check(tensor, torch.full((5000,), float(world.size)))
 
 
 def another(source):
@@ -359,8 +372,8 @@ def a_rank_that_dies(world):
     check(ones(5).clone(), torch.ones(5))
 
 
-STREAMS = (waits_on_the_stream_only, a_source_is_written_after_wait, on_another_stream, tensors_are_held, wait_with_a_timeout,
-           blocking_mode, futures_are_complete_at_once, coalesced_there, messages_both_ways, a_batch_is_one_work,
+STREAMS = (waits_on_the_stream_only, a_source_is_written_after_wait, on_another_stream, tensors_are_held, copies_are_held,
+           wait_with_a_timeout, blocking_mode, futures_are_complete_at_once, coalesced_there, messages_both_ways, a_batch_is_one_work,
            beside_another_back_end, a_factor_there, a_group_is_destroyed, some_ranks_there, a_second_device,
            a_captured_stream, a_barrier_of_the_device)
 
@@ -468,6 +481,18 @@ CASES += [Case(body.__name__, body, sizes=(SIZE,)) for body in STREAMS]
 CASES += [hostile_case(modes) for modes in HOSTILE]
 CASES += [Case("a_rank_that_dies", a_rank_that_dies, sizes=(3,), fresh=True, ends=(1,))]
 CASES += [training_case(*row) for row in TRAINING] + [Case("not_by_shoals_own_class", not_by_shoals_own_class, sizes=(1,))]
+
+
+def without_faults(case):
+    def body(world):
+        case.body(world)
+        torch.standin.synchronize()
+        fault = stand_in.driver.faults()
+        expect(not fault, fault)
+    return dataclasses.replace(case, body=body)
+
+
+CASES = [without_faults(case) for case in CASES]
 
 
 if __name__ == "__main__":
