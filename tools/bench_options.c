@@ -186,7 +186,7 @@ static bool operator_agrees(const struct bench_options *options)
     const struct bench_kind *kind = &kinds[options->collective];
     if (options->op != SHOAL_SUM && !kind->reduces)
         return !tool_usage_fail("bench", "--op %s makes no sense: %s reduces nothing", ops[options->op], kind->name);
-    if (element_is_bitwise(options->op) && !is_integer(options->type))
+    if (element_is_bitwise((enum shoal_op)options->op) && !is_integer(options->type))
         return !tool_usage_fail("bench", "--op %s takes integers, not %s", ops[options->op], tool_type_name(options->type));
     return true;
 }

@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/assert.h"
+
 void shoal_key_table_init(struct shoal_key_table *table)
 {
     memset(table, 0, sizeof *table);
@@ -54,6 +56,7 @@ bool shoal_key_table_set(struct shoal_key_table *table, const char *key, size_t 
         return false;
     shoal_key_table_erase(table, key, key_bytes);
     struct shoal_key_entry **link = key_table_find_link(table, key, key_bytes);
+    SHOAL_ASSERT(!*link); /* a key has one entry */
     entry->next = NULL;
     entry->key_bytes = key_bytes;
     entry->value_bytes = value_bytes;
@@ -83,6 +86,7 @@ bool shoal_key_table_erase(struct shoal_key_table *table, const char *key, size_
     struct shoal_key_entry *entry = *link;
     if (!entry)
         return false;
+    SHOAL_ASSERT(table->key_count > 0 && table->total_bytes >= entry_bytes(entry));
     *link = entry->next;
     table->key_count--;
     table->total_bytes -= entry_bytes(entry);

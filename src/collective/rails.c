@@ -1,5 +1,7 @@
 #include "collective/rails.h"
 
+#include "base/assert.h"
+
 /* ---- Who is where -------------------------------------------------------------------------------------------------------- */
 
 /* The host of a rank among those that are known, or the next new one. Notes a rank of each host in first. */
@@ -86,6 +88,8 @@ void shoal_rails_partition(struct shoal_rails *rails, int owners, int first_owne
     rails->owners = owners;
     rails->first_owner = first_owner;
     rails->led = most_led(rails);
+    SHOAL_ASSERT(owners > 0 && owners <= rails->count && first_owner >= 0 && first_owner <= rails->count);
+    SHOAL_ASSERT(rails->slices > 0 && rails->led * shoal_rails_size(rails, rails->own) >= rails->slices); /* all are led */
     rails->is_compact = !rails->is_partitioned || rails->led * owners <= rails->view->size;
 }
 
@@ -134,6 +138,7 @@ struct shoal_block shoal_rails_output(const struct shoal_rails *rails, int rank,
 struct shoal_block shoal_rails_staging(const struct shoal_rails *rails, int rank, enum shoal_rails_region region, int bin,
                                        int slice, int j)
 {
+    SHOAL_ASSERT(bin >= 0 && rails->bins[region] + bin < rails->plan->bins);
     const struct shoal_block block = shoal_staging(rank, (int)region, number(rails, slice, j), number_end(rails));
     return shoal_in_bin(block, rails->bins[region] + bin);
 }

@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "base/assert.h"
 #include "collective/collective.h"
 #include "collective/rounds.h"
 #include "transport/transport.h"
@@ -391,6 +392,7 @@ size_t shoal_select_most_chunk_bytes(size_t chunk_bytes, int size, int hosts, bo
 static size_t chunk_of_bins(const struct shoal_plan *plan, size_t part_bytes, size_t element_bytes, bool is_partitioned)
 {
     const size_t stride = (size_t)plan->parts * part_bytes / (size_t)plan->bins / SHOAL_CACHE_LINE * SHOAL_CACHE_LINE;
+    SHOAL_ASSERT(stride >= element_bytes); /* a bin holds a cache line at least */
     return stride / element_bytes * (size_t)(is_partitioned ? 1 : plan->staging_of);
 }
 

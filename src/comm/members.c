@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/assert.h"
 #include "bootstrap/auth.h"
 #include "topology/nic.h"
 
@@ -35,6 +36,7 @@ int shoal_members_count_local(const struct shoal_member *members, int size, int 
     int count = 0;
     for (int r = 0; r < size; r++)
         count += members[r].host == members[rank].host;
+    SHOAL_ASSERT(count > 0); /* the rank itself is one of them */
     return count;
 }
 
@@ -148,6 +150,7 @@ static struct shoal_fabric_share share_of(const struct shoal_member *members, in
     struct shoal_fabric_share share = {.ranks = shoal_members_count_local(members, size, rank)};
     for (int r = 0; r < rank; r++)
         share.rank += members[r].host == members[rank].host;
+    SHOAL_ASSERT(share.rank < share.ranks);
     return share;
 }
 

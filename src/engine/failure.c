@@ -526,6 +526,7 @@ static int failure_find_missing(struct shoal_engine *engine, struct shoal_reques
         if (!shoal_engine_wait_is_for(engine, &wait, r))
             continue;
         const int end = end_of_chain(engine, r), named = wait.peer >= 0 ? find_stopped(engine, end) : end;
+        SHOAL_ASSERT(named >= 0 && named < engine->size);
         nearest[named] = (uint16_t)(1 + (named == end ? r : named));
     }
     while (first < engine->size && !nearest[first])

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/assert.h"
 #include "inspect/predict_copiers.h"
 #include "inspect/predict_script.h"
 #include "inspect/predict_wire.h"
@@ -543,6 +544,7 @@ static void end_sending(struct machine *machine, int host)
     int rank, slot;
     if (!shoal_wire_sent(&machine->wire, host, &rank, &slot))
         return;
+    SHOAL_ASSERT(predict_place_of(machine, rank, (unsigned)slot)->leaving > 0);
     if (--predict_place_of(machine, rank, (unsigned)slot)->leaving == 0)
         call_rank(machine, rank);
 }

@@ -7,6 +7,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/assert.h"
+
 #define RECORDS_BYTES (SHOAL_RECORDS * sizeof(struct shoal_record))
 #define FLIGHT_BYTES (sizeof(struct shoal_flight) + RECORDS_BYTES)
 
@@ -95,6 +97,7 @@ static void give_slot_back(struct shoal_flights *flights, long slot)
 {
     const off_t stride = (off_t)shoal_flight_stride();
     pthread_mutex_lock(&flights->lock);
+    SHOAL_ASSERT((size_t)slot < flights->slots && flights->is_used[slot]);
     if (fallocate(flights->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)slot * stride, stride) == 0)
         flights->is_used[slot] = false;
     pthread_mutex_unlock(&flights->lock);
