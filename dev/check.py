@@ -15,6 +15,7 @@
   python    what users install or run as an example is Python 3.9
   native    what Python knows of the headers is what they say (dev/native.py)
   figures   the tables of README.md are those of docs/figures
+  prose     lines of prose in the pages fit 120 columns
   words     getenv, printf to stdout, abort and exit stay in their modules; memory order is written at each atomic of shared memory
 """
 import ast
@@ -309,6 +310,26 @@ def check_words():
                 say(path, number, "words", "longer than 128 columns")
 
 
+def prose_of(path):
+    """(line, text) of a page's prose: without code, tables, and what comments of HTML hold."""
+    is_code = is_comment = False
+    for number, line in lines_of(path):
+        is_code ^= line.strip().startswith("```")
+        is_comment |= "<!--" in line
+        if not is_code and not is_comment and not line.startswith("|"):
+            yield number, line
+        is_comment &= "-->" not in line
+
+
+def check_prose():
+    pages = [TOP / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted((TOP / "docs").rglob("*.md"))
+    for path in (path for path in pages if "figures" not in path.parts):
+        for number, line in prose_of(path):
+            is_written = path == readme.README and line.startswith("`bench/")  # by dev/readme.py
+            if len(line) > 120 and " " in line[:120].strip() and not is_written:
+                say(path, number, "prose", "longer than 120 columns")
+
+
 def check_python():
     for path in sorted(p for folder in ("python", "examples") for p in (TOP / folder).rglob("*.py")):
         try:
@@ -327,7 +348,7 @@ def check_figures():
         say(readme.README, line, "figures", mend)
 
 
-CHECKS = (check_dependencies, check_contracts, check_parts, check_files, check_names, check_statics, check_lengths, check_settings, check_logs, check_public, check_symbols, check_headers, check_python, check_native, check_figures, check_words)
+CHECKS = (check_dependencies, check_contracts, check_parts, check_files, check_names, check_statics, check_lengths, check_settings, check_logs, check_public, check_symbols, check_headers, check_python, check_native, check_figures, check_words, check_prose)
 
 
 def main():
