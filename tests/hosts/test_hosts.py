@@ -725,7 +725,7 @@ def strangers_at_the_endpoint(word):
             whole = f"{told}\n{counts}\n{job.told()}"
             for reason in ("short", "unknown", *(("forged", "replayed") if count else ())):
                 expect(max(counts.get(reason, [0])) > 10, f"few were rejected as {reason}", whole)
-            expect(max(counts["foreign"]) == max(counts["early"]) == 0, "a stranger was believed", whole)
+            expect(max(counts["foreign"]) == max(counts["unexpected"]) == 0, "a stranger was believed", whole)
             subprocess.run([COMMAND, "trace", "-o", "/dev/null", *Path(folder).glob("flight.*")], check=True, capture_output=True)
             last = job.ranks[-1].output()
             for text in ("too short for a header", "unknown sender"):
