@@ -163,19 +163,26 @@ static void line_append(const struct run_output *output, struct run_sink *sink, 
     sink_append(sink, again + length, line.length - length - (size_t)(again - line.bytes));
 }
 
-/* Whether the line goes where causes are shown once: to stderr. What a program says on stdout is its result, which somebody
- * may read alone. */
-static bool shows_causes_once(const struct run_output *output, const struct run_stream *stream)
+static bool is_stderr(const struct run_output *output, const struct run_stream *stream)
 {
-    return output->has_prefix && stream->sink == output->route[1];
+    return (stream - output->streams) % 2 == 1;
 }
 
-/* The worker's last line was shown in full. */
-static void cause_keep(struct run_output *output, const struct run_stream *stream)
+/* Whether causes are shown once: on stderr, and where it goes into one file with stdout, to a person only. What a program says
+ * on stdout is its result, which somebody may read alone; so may a program that reads both as one. */
+static bool shows_causes_once(const struct run_output *output, const struct run_stream *stream)
 {
-    if (*output->cause || stream->sink != output->route[1])
+    return output->has_prefix && is_stderr(output, stream) &&
+           (stream->sink->is_terminal || output->route[0] != output->route[1]);
+}
+
+/* A line was shown in full. */
+static void cause_keep(struct run_output *output, const struct run_stream *stream, struct piece line)
+{
+    const char *cause = run_blame_cause(stream->blame);
+    if (*output->cause || !*cause || !is_stderr(output, stream) || !memmem(line.bytes, line.length, cause, strlen(cause)))
         return;
-    snprintf(output->cause, sizeof output->cause, "%s", run_blame_cause(stream->blame));
+    snprintf(output->cause, sizeof output->cause, "%s", cause);
     output->told_by = output->first_rank + stream->worker;
 }
 
@@ -196,7 +203,7 @@ static void line_finish(struct run_output *output, struct run_stream *stream)
     else
         sink_append(sink, printed.bytes, printed.length);
     sink_append(sink, "\n", 1);
-    cause_keep(output, stream);
+    cause_keep(output, stream, printed);
     text_drop(&stream->line, stream->line.length);
 }
 

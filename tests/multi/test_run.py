@@ -449,6 +449,8 @@ def cause_is_shown_once():
     equal(tail.err.count(cause), 2)
     within(tail.err, "\n    shoal: rank 0 (host:")
     equal(sh(worker, 2, "--no-prefix").err.count(cause), 5)
+    merged = subprocess.run([SHOAL, "run", "-n", "3", "sh", "-c", worker], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    equal(len(re.findall(rf"^\d\| .*all_reduce: {cause}\. Bye$", merged.stdout, re.M)), 3)
 
 
 def absent_rank_is_named():
@@ -607,8 +609,10 @@ def grace_passes_once():
 
 def ends_are_told_at_once():
     """With --ends: each worker that failed, once, the first of them seconds before the report."""
-    script = "case $RANK in 0) exec sleep 63;; 1) kill -KILL $$;; 2) exit 0;; 3) exit 137;; esac"
-    done = sh(script, 4, "--ends")
+    script = ("case $RANK in 0) exec sleep 63;; 1) until [ -e \"$MARKS/3\" ]; do sleep 0.02; done; kill -KILL $$;; 2) exit 0;;"
+              " 3) echo >\"$MARKS/3\"; exit 137;; esac")
+    with tempfile.TemporaryDirectory() as marks:
+        done = sh(script, 4, "--ends", env=environment(MARKS=marks))
     lines = done.err.splitlines()
     told = [re.sub(r"pid \d+", "pid", line) for line in lines if "has ended: " in line]
     equal(sorted(told), ["shoal run: rank 0 (pid) has ended: killed by signal 15 (Terminated)",
