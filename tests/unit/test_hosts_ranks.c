@@ -145,11 +145,21 @@ static double time_operations(int size)
     return took;
 }
 
+/* The least of a few: time that a hypervisor takes counts as the thread's. */
+static double time_best(int size)
+{
+    double best = time_operations(size);
+    for (int i = 0; i < 2; i++) {
+        const double again = time_operations(size);
+        best = again < best ? again : best;
+    }
+    return best;
+}
+
 static void operations_in_rounds_take_no_longer_with_many_ranks(void **state)
 {
     (void)state;
-    const double with_few = time_operations(3);
-    assert_true(time_operations(MANY) < 4 * with_few + 2);
+    assert_true(time_best(MANY) < 4 * time_best(3) + 2);
 }
 
 int main(void)

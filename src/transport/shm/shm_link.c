@@ -15,8 +15,9 @@
 #define FDS_MAX 2
 /* How long a wait of the meeting sleeps before it looks at its deadline again. */
 #define POLL_MS 20
-/* How many connections may wait for their greeting at once. When all are silent, the oldest is closed after CALLER_NS. */
-#define CALLERS_MAX 32
+/* How many connections of strangers may wait for a greeting beside those of all ranks. When all are silent, the oldest is closed
+ * after CALLER_NS. */
+#define STRANGERS_MAX 32
 #define CALLER_NS (100 * SHOAL_NS_PER_MS)
 
 /* First message in each direction; carries the sender's pidfd and doorbell. */
@@ -369,33 +370,34 @@ static enum shoal_status hear_lower(struct shoal_shm_link_meeting *meeting, int 
 
 /* ---- Accepting ----------------------------------------------------------------------------------------------------------- */
 
+struct shm_link_caller {
+    int socket;
+    uint64_t since_ns;
+};
+
 /* Connections that were accepted and have not greeted yet, the oldest first. A peer greets as soon as it has connected. A
  * stranger may stay silent, so the meeting listens to all of these at once. */
 struct shm_link_callers {
-    int count;
-    struct {
-        int socket;
-        uint64_t since_ns;
-    } at[CALLERS_MAX];
+    int count, most;
+    struct shm_link_caller *at; /* [most] */
+    struct pollfd *entries;     /* [most + 1] scratch */
 };
 
 static void await_callers(const struct shm_link_callers *callers, int listener)
 {
-    struct pollfd entries[CALLERS_MAX + 1];
     for (int i = 0; i < callers->count; i++)
-        entries[i] = (struct pollfd){callers->at[i].socket, POLLIN, 0};
-    entries[callers->count] = (struct pollfd){callers->count < CALLERS_MAX ? listener : -1, POLLIN, 0};
-    poll(entries, (nfds_t)callers->count + 1, POLL_MS);
+        callers->entries[i] = (struct pollfd){callers->at[i].socket, POLLIN, 0};
+    callers->entries[callers->count] = (struct pollfd){callers->count < callers->most ? listener : -1, POLLIN, 0};
+    poll(callers->entries, (nfds_t)callers->count + 1, POLL_MS);
 }
 
 static enum shoal_status accept_caller(struct shoal_shm_link_meeting *meeting, struct shm_link_callers *callers, int missing)
 {
-    if (callers->count == CALLERS_MAX)
+    if (callers->count == callers->most)
         return SHOAL_OK;
     const int fd = accept4(meeting->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd >= 0 && same_user(fd)) {
-        callers->at[callers->count].socket = fd;
-        callers->at[callers->count++].since_ns = shoal_clock_ns();
+        callers->at[callers->count++] = (struct shm_link_caller){fd, shoal_clock_ns()};
     } else if (fd >= 0) {
         close(fd);
     } else if (errno == EMFILE || errno == ENFILE) {
@@ -439,7 +441,7 @@ static enum shoal_status answer_callers(struct shoal_shm_link_meeting *meeting, 
 
 static void close_oldest_if_full(struct shm_link_callers *callers)
 {
-    if (callers->count < CALLERS_MAX || shoal_clock_ns() - callers->at[0].since_ns < CALLER_NS)
+    if (callers->count < callers->most || shoal_clock_ns() - callers->at[0].since_ns < CALLER_NS)
         return;
     close(callers->at[0].socket);
     remove_caller(callers, 0);
@@ -457,6 +459,23 @@ static enum shoal_status accept_higher(struct shoal_shm_link_meeting *meeting, s
     return SHOAL_OK;
 }
 
+static enum shoal_status meet_higher(struct shoal_shm_link_meeting *meeting)
+{
+    struct shm_link_callers callers = {.most = STRANGERS_MAX};
+    for (int r = meeting->bootstrap->rank + 1; r < meeting->bootstrap->size; r++)
+        callers.most += meeting->is_wanted[r] != 0;
+    callers.at = calloc((size_t)callers.most, sizeof *callers.at);
+    callers.entries = calloc((size_t)callers.most + 1, sizeof *callers.entries);
+    const enum shoal_status status =
+        callers.at && callers.entries ? accept_higher(meeting, &callers)
+                                      : shoal_log_fail(meeting->log, SHOAL_ERR_MEMORY, "shm", "no memory to meet other ranks");
+    for (int i = 0; i < callers.count; i++)
+        close(callers.at[i].socket);
+    free(callers.at);
+    free(callers.entries);
+    return status;
+}
+
 enum shoal_status shoal_shm_link_meet(struct shoal_shm_link_meeting *meeting)
 {
     const int own = meeting->bootstrap->rank;
@@ -468,9 +487,5 @@ enum shoal_status shoal_shm_link_meet(struct shoal_shm_link_meeting *meeting)
         SHOAL_TRY(connect_to(meeting, r));
         SHOAL_TRY(hear_lower(meeting, r));
     }
-    struct shm_link_callers callers = {.count = 0};
-    const enum shoal_status status = accept_higher(meeting, &callers);
-    for (int i = 0; i < callers.count; i++)
-        close(callers.at[i].socket);
-    return status;
+    return meet_higher(meeting);
 }
