@@ -292,9 +292,10 @@ struct shoal_options {
  * files (/dev/nvidiactl) loads it before.
  *
  * ERR_ARGUMENT, and nothing has happened: operands of different devices or contexts, a stream that is none or of another
- * context. ERR_STATE: such a call in a callback. ERR_UNSUPPORTED: a stream that is captured into a graph, a driver or device
- * that lacks what is needed (docs/gpu.md). A driver that refuses later breaks the communicator with ERR_SYSTEM, or ERR_MEMORY,
- * and its own name of the error. However an operation ends, streams go on: after a failure the output holds undefined bytes. */
+ * context, memory that was freed. ERR_STATE: such a call in a callback, where managed memory is host memory. ERR_UNSUPPORTED:
+ * a stream that is captured into a graph, a driver or device that lacks what is needed (docs/gpu.md). A driver that refuses
+ * later breaks the communicator with ERR_SYSTEM, or ERR_MEMORY, and its own name of the error. However an operation ends,
+ * streams go on: after a failure the output holds undefined bytes. */
 
 /* output on every rank = op over the inputs of all ranks, element by element. */
 SHOAL_CALL shoal_allreduce(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,

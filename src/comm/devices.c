@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/uio.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -236,12 +236,13 @@ static void name_piece(const struct shoal_posting *posting, size_t call, const s
         snprintf(name, bytes, "%s", operand);
 }
 
-/* Whether this process may read a byte; true where a filter of system calls keeps the kernel from telling. */
+/* Whether the processor may read a byte. The kernel reads the set of signals before it looks at the first argument, which is none
+ * of its words, so nothing is changed; no filter of system calls forbids this one. */
 static bool is_readable(const char *at)
 {
-    char byte;
-    const struct iovec here = {&byte, 1}, there = {(void *)(uintptr_t)at, 1};
-    return process_vm_readv(getpid(), &here, 1, &there, 1, 0) >= 0 || errno != EFAULT;
+    const size_t set_bytes = 8; /* the kernel's; aligned, it lies on one page */
+    const uintptr_t set = (uintptr_t)at & ~(uintptr_t)(set_bytes - 1);
+    return syscall(SYS_rt_sigprocmask, ~0, set, NULL, set_bytes) == 0 || errno != EFAULT;
 }
 
 static enum shoal_status refuse_in_callback(const struct shoal_comm *comm, const struct shoal_posting *posting,
