@@ -10,7 +10,7 @@
 #define POSTED 4
 #define LARGE ((size_t)16 << 20) /* elements of all calls under way: 64 MiB of float32 */
 #define SMALL ((size_t)80)       /* of each part or tensor: all travel beside the announcement */
-#define ROUND_TRIES 1000
+#define FAULT_COMES_NS UINT64_C(20000000000) /* its thread may get no processor for long */
 
 static bool is_stalled(const struct fault_scene *scene)
 {
@@ -150,8 +150,9 @@ static enum shoal_status call_once(struct fault_rank *self, struct fault_operand
 
 static void call_until_it_fails(struct fault_rank *self, struct fault_operands held[POSTED])
 {
+    const uint64_t until_ns = fault_now_ns() + FAULT_COMES_NS;
     enum shoal_status status = SHOAL_OK;
-    for (int turns = 0; turns < ROUND_TRIES && status == SHOAL_OK; turns++)
+    while (status == SHOAL_OK && fault_now_ns() < until_ns)
         status = call_once(self, held);
     fault_note(self, status);
     const enum shoal_status again = shoal_barrier(self->comm, NULL);
