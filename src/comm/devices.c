@@ -236,8 +236,8 @@ static void name_piece(const struct shoal_posting *posting, size_t call, const s
         snprintf(name, bytes, "%s", operand);
 }
 
-/* Whether the processor may read a byte. The kernel reads the set of signals before it looks at the first argument, which is none
- * of its words, so nothing is changed; no filter of system calls forbids this one. */
+/* Whether the processor may read a byte. The kernel reads the set of signals before it looks at the first argument, which is
+ * none of its words, so nothing is changed; no filter of system calls forbids this one. */
 static bool is_readable(const char *at)
 {
     const size_t set_bytes = 8; /* the kernel's; aligned, it lies on one page */

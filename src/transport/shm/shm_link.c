@@ -15,8 +15,8 @@
 #define FDS_MAX 2
 /* How long a wait of the meeting sleeps before it looks at its deadline again. */
 #define POLL_MS 20
-/* How many connections of strangers may wait for a greeting beside those of all ranks. When all are silent, the oldest is closed
- * after CALLER_NS. */
+/* How many connections of strangers may wait for a greeting beside those of all ranks. When all are silent, the oldest is
+ * closed after CALLER_NS. */
 #define STRANGERS_MAX 32
 #define CALLER_NS (100 * SHOAL_NS_PER_MS)
 
