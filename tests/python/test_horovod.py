@@ -224,6 +224,36 @@ def gradients_stay_in_a_row(world):
     expect(all(start + length == following for (start, length), (following, _) in zip(places[1], places[1][1:])), places[1])
 
 
+def gradients_without_shared_memory(world):
+    """Rank 0 gets none in its first step, when its gradients are on their way. The error is the shim's own."""
+    begun()
+    import shoal.torch
+    empty = shoal.torch.empty
+    if world.rank == 0:
+        shoal.torch.empty = lambda elements, **options: empty(1 << 55, **options)
+    try:
+        gradients_of_every_kind(world)
+    finally:
+        shoal.torch.empty = empty
+
+
+def gradients_over_gloo(world):
+    """A program's own default group, for which it has named no back-end: it has no averages and no memory of Shoal's."""
+    if world.shim != ranks.SHIMS[-1]:
+        raise Skip("no shim is asked")
+    torch.distributed.init_process_group(timeout=ranks.GROUP_TIMEOUT)
+    hvd = begun()
+    model = torch.nn.Linear(3, 1)
+    torch.nn.init.zeros_(model.weight)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 1.0), model.named_parameters())
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.full((1, 3), float(world.rank))).sum().backward()
+        optimizer.step()
+    expect(torch.equal(model.weight, torch.full((1, 3), 1.0 - world.size)), model.weight)
+    expect(optimizer._shoal_gradients._memory is None, "gradients lie in memory of Shoal's")
+
+
 def states_are_shared(world):
     """The state, the options and the next step are rank 0's, whether an optimizer is wrapped or not and has a state or none."""
     hvd = begun()
@@ -362,6 +392,8 @@ CASES = [Case(body.__name__, ended(body), sizes=(1, 2, 3)) for body in (any_orde
                                                                     goes_on_after_a_restart)]
 CASES += [Case(body.__name__, ended(body), sizes=(2,)) for body in (handles_and_groups, gradients_stay_in_a_row, states_are_shared)]
 CASES += [Case(body.__name__, ended(body), sizes=(2, 3)) for body in (operations_have_gradients, gradients_of_every_kind)]
+CASES += [Case("gradients_without_shared_memory", ended(gradients_without_shared_memory), sizes=(2,))]
+CASES += [Case("gradients_over_gloo", ended(gradients_over_gloo), sizes=(2,), init=False)]
 CASES += [Case("goes_on_after_a_death", goes_on_after_a_death, sizes=(1,), init=False, timeout_s=170)]
 CASES += [Case("some_ranks_train", ended(some_ranks_train), sizes=(3,))]
 CASES += [Case("mismatches", ended(mismatches), sizes=(2,)), Case("sets", ended(sets), sizes=(2, 3))]

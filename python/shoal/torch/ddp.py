@@ -578,9 +578,8 @@ def _group_of(group, mesh):
     group = first(group, dist.group.WORLD, False)
     if not group:
         raise RuntimeError('shoal: there is no process group yet: call torch.distributed.init_process_group("shoal") first')
-    backends = dict(pair.split(":", 1) for pair in str(dist.get_backend_config(group)).split(",") if ":" in pair)
-    backend = backends.get("cpu", "none")
-    if backend not in shoal.torch._registered:
+    if not shoal.torch._serves_cpu(group):
+        backend = shoal.torch._backend_for_cpu(group)
         raise ValueError(f"shoal: tensors of the CPU in this process group are {backend}'s, and shoal.torch.DistributedDataParallel "
                          'needs "shoal": write torch.distributed.init_process_group("shoal"), "cpu:shoal,cuda:nccl" beside NCCL, or '
                          'process_group=torch.distributed.new_group(backend="shoal")')

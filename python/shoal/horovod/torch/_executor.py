@@ -4,6 +4,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+import shoal.torch
+
 from .._common import controller as kinds
 from .._common.operators import Average, Max, Min, Product, Sum
 
@@ -18,7 +20,7 @@ class Executor:
     def __init__(self, group, ranks):
         self._group, self._ranks = group, ranks
         self._size = len(ranks)
-        self._has_average = dist.get_backend(group) != "gloo"  # where the program made the default group
+        self._has_average = shoal.torch._serves_cpu(group)  # the program may have chosen another back-end, which may have no AVG
 
     def gather(self, block):
         own = torch.frombuffer(bytearray(block), dtype=torch.uint8)

@@ -22,7 +22,7 @@ class GradientMemory:
         self._places = {}
         for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
             alike = [each for each in parameters if each.dtype is dtype and each.is_contiguous() and not each.grad.is_sparse]
-            block = shoal.torch.empty(sum(each.numel() for each in alike), dtype=dtype)
+            block = _block(sum(each.numel() for each in alike), dtype)
             for each, part in zip(alike, block.split([each.numel() for each in alike])):
                 self._places[each] = part.view(each.shape)
 
@@ -35,3 +35,12 @@ class GradientMemory:
         if gradient.dtype is place.dtype and gradient.shape == place.shape:
             place.copy_(gradient)
             parameter.grad = place
+
+
+def _block(elements, dtype):
+    """Plain memory where the host has no more that ranks can share: averages are copied then. An error here would leave the other
+    ranks alone with the averages that are on their way."""
+    try:
+        return shoal.torch.empty(elements, dtype=dtype)
+    except (RuntimeError, MemoryError):  # which of them depends on the shim and on torch; the library has told why
+        return torch.empty(elements, dtype=dtype, device="cpu")

@@ -6,7 +6,7 @@ import socket
 
 import torch.distributed as dist
 
-import shoal.torch  # noqa: F401  registers the back-end
+import shoal.torch  # registers the back-end
 
 from .._common import job
 from .._common.controller import Controller
@@ -135,6 +135,11 @@ def controller_of(process_set):
     _check()
     job.check_member(process_set, _sets, rank())
     return _controllers[process_set.process_set_id]
+
+
+def is_moved_by_shoal(process_set):
+    """Whether Shoal moves the tensors of a set that this rank is in; else a back-end does that the program chose."""
+    return shoal.torch._serves_cpu(_groups[process_set.process_set_id])
 
 
 def is_initialized():

@@ -11,7 +11,7 @@ import torch
 from . import _operations
 from ._gradient_memory import GradientMemory
 from ._operations import Adasum, Average, Sum
-from ._world import global_process_set
+from ._world import global_process_set, is_moved_by_shoal
 from .compression import Compression
 
 TWICE = ("Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
@@ -96,7 +96,7 @@ class _Gradients:
     def synchronize(self):
         for unit in sorted(set(self._units.values()) - set(self._handles), key=lambda unit: self._names[unit[0]]):
             self._post(unit)
-        if not self._memory and self._options["compression"] is Compression.none:
+        if not self._memory and self._options["has_memory"]:
             self._memory = GradientMemory([parameter for unit in self._handles for parameter in unit])
         handles, self._handles = self._handles, {}
         self._left = dict.fromkeys(self._units, self._options["passes"])
@@ -238,7 +238,8 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     if process_set.included() and process_set.size() > 1:
         parameters = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
         options = {"compression": compression, "passes": backward_passes_per_step, "op": op, "process_set": process_set,
-                   "predivide": gradient_predivide_factor, "sparse_as_dense": sparse_as_dense}
+                   "predivide": gradient_predivide_factor, "sparse_as_dense": sparse_as_dense,
+                   "has_memory": compression is Compression.none and is_moved_by_shoal(process_set)}
         gradients = _Gradients(names, _divide_into_units(parameters, groups), options)
     base = type(optimizer)
     added = {name: value for name, value in vars(_Distributed).items() if name not in ("__dict__", "__weakref__")}
