@@ -14,7 +14,7 @@ import ranks
 import torch
 import torch._dynamo  # noqa: F401: by each rank's first optimizer else, in two seconds
 import torch.distributed as dist
-from ranks import Case, expect
+from ranks import Case, Skip, expect
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
@@ -393,6 +393,8 @@ def copies_of(world, model, to_none=True):
 
 def copies(world):
     """docs/performance.md has these figures. torch's class divides by the number of ranks as it copies into a bucket."""
+    if "batched_grad_copy" not in inspect.signature(nn.parallel.DistributedDataParallel).parameters:
+        raise Skip("this torch is older than the one whose copies docs/performance.md counts")
     def theirs(**options):
         return nn.parallel.DistributedDataParallel(seeded(plain), **options)
     for told, found, expected in (
@@ -657,8 +659,8 @@ def takes_torchs_arguments(world):
             expect(taken[name].default == parameter.default, name, taken[name].default, "instead of", parameter.default)
     missing = [name for name in vars(torchs(plain())) if not name.startswith("_") and not hasattr(ours(plain()), name)]
     expect(not missing, "attributes that torch's class has:", missing)
-    model, theirs = (make(seeded(plain), check_reduction=True, skip_all_reduce_unused_params=True, batched_grad_copy=True)
-                     for make in (ours, torchs))
+    options = {name: True for name in ("check_reduction", "skip_all_reduce_unused_params", "batched_grad_copy") if name in expected}
+    model, theirs = (make(seeded(plain), **options) for make in (ours, torchs))
     for each in (model, theirs):
         train(world, each)
     compare(model.module, theirs.module, 1e-6)
