@@ -17,13 +17,14 @@ import sys
 import tempfile
 import threading
 import time
+import unittest.mock
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(TOP / "tests/multi"), str(TOP / "python")]
 
-from shoal.job import channels, fetching, progress, storage  # noqa: E402
+from shoal.job import agent, channels, fetching, progress, storage  # noqa: E402
 from shoal.job.document import Channel  # noqa: E402
-from shoal.job.folder import JobFolder, Status  # noqa: E402
+from shoal.job.folder import Amount, JobFolder, Status  # noqa: E402
 from jobs import RUN_S, SHOAL, Jobs, expect_failed  # noqa: E402
 from stores import CREDENTIALS, S3, Said, channel_folder, files_below, job_folder, message, wait_for  # noqa: E402
 from tap import Skip, expect, run_cases  # noqa: E402
@@ -535,6 +536,22 @@ def progress_is_a_bar_on_a_terminal_and_lines_elsewhere():
         expect(folder.progress() == {} and not list((job / "hosts").glob("*progress*")), list((job / "hosts").iterdir()))
 
 
+def a_stop_is_heard_while_progress_is_written():
+    """SIGTERM comes when the file is at its place, and its temporary name is gone."""
+    def replaced(*names, replace=os.replace):
+        replace(*names)
+        raise agent.StopAsked
+    with job_folder() as job, unittest.mock.patch("os.replace", replaced):
+        folder = JobFolder(job.name, job.parent)
+        (job / "hosts").mkdir(exist_ok=True)
+        try:
+            folder.progress_write("algo-1", Amount("channel train", 1, 2, 1.0))
+        except agent.StopAsked:
+            expect([path.name for path in (job / "hosts").iterdir() if path.is_file()] == ["algo-1.progress"])
+            return
+    raise AssertionError("the stop is lost")
+
+
 def a_job_shows_its_download_on_the_terminal():
     """The bar of `shoal job run` stands while the server holds its answers, and is gone when the script starts."""
     for number in range(8):
@@ -544,16 +561,19 @@ def a_job_shows_its_download_on_the_terminal():
         main, other = pty.openpty()
         s3.proxy.forget()
         s3.proxy.hold_after = 400 * KiB
+        running = subprocess.Popen([SHOAL, "job", "run", document], stdin=subprocess.DEVNULL, stdout=other, stderr=other,
+                                   env=jobs.environment)
+        os.close(other)
         try:
-            running = subprocess.Popen([SHOAL, "job", "run", document], stdin=subprocess.DEVNULL, stdout=other, stderr=other,
-                                       env=jobs.environment)
-            os.close(other)
             shown = terminal_read(main, r"channel training \[#+\.+\] +\d+ % of 819\.2 kB, [\d.]+ (bytes|kB|MB)/s")
+            s3.proxy.hold_after = None
+            shown += terminal_read(main, "Completed")
+            expect(running.wait(timeout=RUN_S) == 0, shown, jobs.told())
         finally:
             s3.proxy.hold_after = None
-        shown += terminal_read(main, "Completed")
-        expect(running.wait(timeout=RUN_S) == 0, shown, jobs.told())
-        os.close(main)
+            running.kill()
+            running.wait()
+            os.close(main)
         last_bar = shown.rindex("channel training [")
         expect("trains now" in shown[last_bar:] and "\x1b[K" in shown[last_bar:shown.index("trains now")], repr(shown))
 
@@ -601,5 +621,6 @@ run_cases([
     names_that_cannot_be_files_are_one_error,
     what_is_not_served_is_one_error,
     progress_is_a_bar_on_a_terminal_and_lines_elsewhere,
+    a_stop_is_heard_while_progress_is_written,
     a_job_shows_its_download_on_the_terminal,
 ])

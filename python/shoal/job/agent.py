@@ -368,6 +368,8 @@ class Agent:
         self._signals_take()
         try:
             self._prepare()
+            if self.is_stopping:  # where StopAsked came in code that drops exceptions, as a __del__ does
+                raise StopAsked
             self.tell(status="Ready")
             if not self.others_wait():
                 raise StopAsked

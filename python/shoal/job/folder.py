@@ -180,5 +180,6 @@ def file_replace(path: pathlib.Path, text: str) -> None:
             file.flush()
             os.replace(file.name, path)
         except BaseException:
-            os.unlink(file.name)
+            with contextlib.suppress(FileNotFoundError):  # a signal's exception may come when the file is at its place already
+                os.unlink(file.name)
             raise
