@@ -9,7 +9,7 @@ import time
 TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(TOP / "tests/multi"), str(TOP / "python")]
 
-from shoal.job import agent, fastfile  # noqa: E402
+from shoal.job import agent, checkpoints, fastfile  # noqa: E402
 from shoal.job.folder import JobFolder  # noqa: E402
 from jobs import DATA_PARALLEL, RUN_S, SHOAL, Jobs, content, expect_failed  # noqa: E402
 from stores import S3, wait_for  # noqa: E402
@@ -129,7 +129,8 @@ time.sleep(600)
 
 
 def what_a_killed_script_left_torn_replaces_nothing():
-    """Neither while the other rank lives nor at the end; and whoever started the job is told."""
+    """Neither while the other rank lives nor at the end; and whoever started the job is told. A machine may be so crowded that the
+    agent reads of the kill when the file has settled already: nothing can tell then that it is half-written."""
     with Jobs() as jobs:
         go = jobs.root / "go"
         document = jobs.document(TEARS, checkpoints={"uri": "s3://data/torn"}, environment={"GO": str(go)}, **RANKS)
@@ -137,25 +138,48 @@ def what_a_killed_script_left_torn_replaces_nothing():
                                    stderr=subprocess.PIPE, text=True)
         wait_for_set("torn", "last", b"whole")
         go.touch()
+        jobs.wait_for_line("shoal run: rank 0 (pid")
+        last = jobs.folder() / "hosts/algo-1/checkpoints/last"
+        late_s = time.time() - last.stat().st_mtime
         err = command.communicate(timeout=RUN_S)[1]
         expect_failed(jobs, r"^rank 0 killed by signal 9", 137)
-        expect((jobs.folder() / "hosts/algo-1/checkpoints/last").read_text() == "ha")
+        expect(last.read_text() == "ha")
+        if late_s > checkpoints.SETTLE_S and objects("torn")["last"] == b"ha":
+            raise Skip(f"the agent read of the kill {late_s:.1f} s late")
         expect(objects("torn")["last"] == b"whole" and sorted(objects("torn")) == [".shoal/algo-1.json", "last"], objects("torn"))
         text, = notes_of(err)
         expect("are not at s3://data/torn: last may be half-written, as a process of the script was killed; the set of 2" in text, err)
 
 
+# Its first process is killed as soon as it has saved; the second one finds the file and ends.
+SAVES_ONCE = """
+import os, signal
+path = "../checkpoints/last"
+if not os.path.exists(path):
+    open(path + ".tmp", "w").write("step 7")
+    os.replace(path + ".tmp", path)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def what_was_saved_before_a_kill_is_safe_when_the_script_completes():
+    with Jobs() as jobs:
+        jobs.run(SAVES_ONCE, checkpoints={"uri": "s3://data/restarted"}, restarts=1)
+        expect(notes_of(jobs.err) == [] and objects("restarted").get("last") == b"step 7", objects("restarted"), jobs.told())
+
+
 def a_slow_store_gets_the_last_checkpoints():
     """Copying takes longer than the grace time and all that the processes of the job may take to end."""
+    grace_s = 10  # the script takes 2 s, and more on a crowded machine
     with Jobs() as jobs:
-        jobs.start(SAVES, checkpoints={"uri": "s3://data/slow"}, stop_grace=3, **RANKS)
+        jobs.start(SAVES, checkpoints={"uri": "s3://data/slow"}, stop_grace=grace_s, **RANKS)
         wait_for_set("slow", "last", b"step 1")
         s3.proxy.forget()
         s3.proxy.hold_after = 0
         try:
             jobs.call("stop", "job")
             jobs.wait_for(lambda: jobs.status()["status"] == "Stopping", "the runner to hear of it")
-            time.sleep(3 + 2 * agent.KILL_AFTER_S + 2)
+            time.sleep(grace_s + 2 * agent.KILL_AFTER_S + 2)
             expect(not jobs.ended("job"), "it ended before its checkpoints were safe", jobs.told())
         finally:
             s3.proxy.hold_after = None
@@ -210,6 +234,7 @@ run_cases([
     data_come_and_results_go,
     what_a_script_saves_at_the_end_is_safe_and_comes_back,
     what_a_killed_script_left_torn_replaces_nothing,
+    what_was_saved_before_a_kill_is_safe_when_the_script_completes,
     a_slow_store_gets_the_last_checkpoints,
     a_store_that_is_too_slow_is_told,
     a_job_of_another_name_goes_on_with_what_has_come,

@@ -468,7 +468,7 @@ class Agent:
         except RuntimeError as error:
             raise AgentError(f"checkpoints ({place.uri}): {error}") from error
 
-    def _checkpoints_finish(self) -> None:
+    def _checkpoints_finish(self, is_completed: bool) -> None:
         """The last ones become safe; where that fails, the job has ended as it has, and everybody is told."""
         if not self.checkpoints:
             return
@@ -476,7 +476,7 @@ class Agent:
         deadline_s = checkpoints.timeout_of(self.job)
         self.tell(keeping=deadline_s)
         try:
-            self.checkpoints.finish(deadline_s)
+            self.checkpoints.finish(deadline_s, is_completed)
         except RuntimeError as error:
             self.say(str(error))
             self.tell(note=str(error))
@@ -545,7 +545,7 @@ class Agent:
     # -- after --
 
     def _finish(self, ending: Ending) -> Ending:
-        self._checkpoints_finish()
+        self._checkpoints_finish(ending.status == "Completed")
         try:
             if ending.status == "Failed" and self.container.output.is_dir():
                 contract.failure_write(self.container, ending.reason or "")

@@ -237,11 +237,14 @@ class Synchronizer:
         """A process of the script has just been killed, by whomever, perhaps while it was writing. Any thread may call this."""
         self.kills.append((time.time(), time.monotonic()))
 
-    def finish(self, deadline_s: float) -> None:
-        """Copies what is left and ends; the script has ended. Raises CheckpointError when not all files are safe within the
-        deadline; the set before them is."""
+    def finish(self, deadline_s: float, is_completed: bool = False) -> None:
+        """Copies what is left and ends; the script has ended. is_completed: its last attempt has done its work, so the files are as
+        it wanted them, whatever was killed before. Raises CheckpointError when not all files are safe within the deadline; the set
+        before them is."""
         if self.thread is None:
             return
+        if is_completed:
+            self.kills.clear()
         self.ending.set()
         self.thread.join(max(deadline_s, 0.0))
         if self.thread.is_alive():
@@ -309,7 +312,8 @@ class Synchronizer:
 
     def _may_be_torn(self, name: str, mark: Mark) -> bool:
         """Who was killed cannot have changed the file after that. The time of a file is that at which a write began, so a long one
-        shows by what it changed between our looks."""
+        shows by what it changed between our looks. A file that os.replace put at its place is whole; but a Mark does not tell how a
+        file came there, so that one counts as torn, too, until it changes or the script completes."""
         since = self.seen[name][1]
         return any(mark.mtime_ns <= at * 1e9 and (mark.mtime_ns >= (at - TORN_S) * 1e9 or since >= clock - TORN_S)
                    for at, clock in self.kills)
