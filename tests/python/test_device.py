@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import os
 import pathlib
+import signal
 import sys
 import time
 
@@ -184,6 +185,47 @@ def wait_with_a_timeout(world):
     check(tensor, torch.full((LONG,), float(world.size ** 2)))
 
 
+def wait_for_copies_back(world):
+    """The timeout and signals also end a wait for the copies that follow a request: here it is done, and they stand still."""
+    tensors, options = [place(torch.ones(5), "strided") for _ in range(40)], dist.AllreduceCoalescedOptions()
+    options.asyncOp = True
+    with Held():
+        work = dist.group.WORLD.allreduce_coalesced(tensors, options)
+        result = work.get_future_result()
+        while not result.done():
+            stand_in.driver.step(1)
+            time.sleep(0.005)
+        began = time.monotonic()
+        try:
+            work.wait(datetime.timedelta(milliseconds=200))
+            raise AssertionError("wait(timeout) came back before the copies")
+        except dist.DistBackendError as error:
+            expect("timed out after 200 ms" in str(error), error)
+        expect(0.2 <= time.monotonic() - began < 10, time.monotonic() - began)
+        with interrupted(0.2):
+            work.wait(ranks.GROUP_TIMEOUT)
+    work.wait(ranks.GROUP_TIMEOUT)
+    for tensor in tensors:
+        check(tensor, torch.full((5,), float(world.size)))
+
+
+@contextlib.contextmanager
+def interrupted(after_s):
+    """A signal comes so much later, and what its handler raises comes out of the block."""
+    def handler(*_):
+        raise KeyboardInterrupt
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, after_s)
+    try:
+        yield
+        raise AssertionError("nothing was interrupted")
+    except KeyboardInterrupt:
+        pass
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def blocking_mode(world):
     os.environ["SHOAL_TORCH_BLOCKING_WAIT"] = "1"
     work = dist.all_reduce(ones(), async_op=True)
@@ -212,6 +254,37 @@ def futures_are_complete_at_once(world):
         chained.wait()
     check(copy, torch.full((LONG,), float(world.size)))
     expect(result.wait() == 0, result.value())
+
+
+def futures_of_batches(world):
+    """As those of single works: complete at once, and who uses the value comes after it on the stream."""
+    peer, got, copies = 1 - world.rank, ones(value=0.0), [ones(value=0.0) for _ in range(2)]
+    calls = [dist.P2POp(dist.isend, ones(value=float(world.rank + 1)), peer), dist.P2POp(dist.irecv, got, peer)]
+    with Held():
+        future = dist.batch_isend_irecv(calls)[0].get_future()
+        expect(future.done(), "it waited")
+        chained = future.then(lambda done: copies[0].copy_(done.value()[1]))
+        future.wait()
+        copies[1].copy_(got)
+        chained.wait()
+    for copy in copies:
+        check(copy, torch.full((LONG,), float(peer + 1)))
+
+
+def copies_that_fail(world):
+    """A call whose copy back is refused is an error of its future and its work; the group goes on."""
+    peer, got = 1 - world.rank, place(torch.zeros(5), "strided")
+    sent = dist.isend(ones(5), peer)
+    stand_in.driver.fail("cuLaunchKernel", 1, 1)
+    work = dist.irecv(got, peer)
+    for call in (work.get_future().wait, work.wait):
+        try:
+            call()
+            raise AssertionError("nothing was raised")
+        except RuntimeError as error:
+            expect("answered CUDA_ERROR_INVALID_VALUE" in str(error), error)
+    sent.wait()
+    check_sum(world)
 
 
 def coalesced_there(world):
@@ -372,8 +445,27 @@ def a_rank_that_dies(world):
     check(ones(5).clone(), torch.ones(5))
 
 
+def dropped_after_a_failure(world):
+    """The memory of a call that failed is given to others only when the library's copies are through with it."""
+    value = ones(value=77.0)
+    check_sum(world)
+    with Held():
+        works = [dist.all_reduce(another(value), async_op=True) for _ in range(2)]
+        result = works[0].get_future_result()
+        if world.rank == 1:
+            time.sleep(0.2)
+            os._exit(3)
+        expect(result.wait() == 2, result.value())
+        time.sleep(0.2)
+        del works
+        others = [another(value) for _ in range(3)]
+    for other in others:
+        check(other, torch.full((LONG,), 77.0))
+
+
 STREAMS = (waits_on_the_stream_only, a_source_is_written_after_wait, on_another_stream, tensors_are_held, copies_are_held,
-           wait_with_a_timeout, blocking_mode, futures_are_complete_at_once, coalesced_there, messages_both_ways, a_batch_is_one_work,
+           wait_with_a_timeout, wait_for_copies_back, blocking_mode, futures_are_complete_at_once, futures_of_batches,
+           copies_that_fail, coalesced_there, messages_both_ways, a_batch_is_one_work,
            beside_another_back_end, a_factor_there, a_group_is_destroyed, some_ranks_there, a_second_device,
            a_captured_stream, a_barrier_of_the_device)
 
@@ -479,7 +571,8 @@ CASES += [Case(f"batch_isend_irecv {'receives' if first else 'sends'} first", on
           for first in (False, True)]
 CASES += [Case(body.__name__, body, sizes=(SIZE,)) for body in STREAMS]
 CASES += [hostile_case(modes) for modes in HOSTILE]
-CASES += [Case("a_rank_that_dies", a_rank_that_dies, sizes=(3,), fresh=True, ends=(1,))]
+CASES += [Case(body.__name__, body, sizes=(3,), fresh=True, ends=(1,))
+          for body in (a_rank_that_dies, dropped_after_a_failure)]
 CASES += [training_case(*row) for row in TRAINING] + [Case("not_by_shoals_own_class", not_by_shoals_own_class, sizes=(1,))]
 
 

@@ -523,6 +523,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module)
     module.def("count", [](const char *what) { return control.count_of(what); });
     module.def(
         "hold", [](bool is_held) { control.hold_of(is_held); }, pybind11::call_guard<pybind11::gil_scoped_release>());
+    module.def(
+        "step", [](unsigned parts) { return control.step_of(parts); }, pybind11::call_guard<pybind11::gil_scoped_release>());
     module.def("fail", [](const std::string &name, int nth, int result) {
         control.fail_of((new std::string(name))->c_str(), nth, result); // the text must stay
     });

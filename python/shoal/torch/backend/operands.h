@@ -147,6 +147,14 @@ class Operands {
             for (const Tensor &tensor : tensors)
                 device.recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
     }
+    // The same for all memory that the library's copies may touch.
+    void record_all_on(const c10::Stream &stream) const
+    {
+        record_on(stream);
+        const c10::impl::VirtualGuardImpl device(stream.device_type());
+        for (const Tensor &tensor : alive_)
+            device.recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
+    }
 
     // What the library may touch may go; what the caller asked for stays.
     void let_go()

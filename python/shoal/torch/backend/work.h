@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -26,6 +27,7 @@ namespace {
 
 template <class T>
 using Ref = c10::intrusive_ptr<T>;
+using Clock = std::chrono::steady_clock;
 
 // SHOAL_TORCH_BLOCKING_WAIT=1: work.wait() of a call on a device blocks the host, too.
 bool waits_block()
@@ -81,6 +83,7 @@ struct Outcome {
             } catch (...) {
                 error = std::current_exception();
                 result = status == SHOAL_ERR_TIMEOUT ? Result::TIMEOUT : Result::COMM_ERROR;
+                keep_for_stream();
             }
             let_go();
             if (profile_end)
@@ -89,7 +92,8 @@ struct Outcome {
     }
 
     // Puts on the stream what comes after the library's copies. The future is complete from here on: who uses it is ordered by
-    // the stream. An error of the copies is kept until somebody waits, as the other ranks count on this call.
+    // the stream. An error of the copies is the future's. It is kept until somebody waits, as the other ranks count on this
+    // call.
     void follow(const c10::Stream &on)
     {
         stream = on;
@@ -103,10 +107,21 @@ struct Outcome {
         end.emplace(on.device_type());
         end->record(on);
         future = future_of_tensors({on.device()});
-        future->markCompleted(c10::IValue(operands.outputs));
+        if (error_on_stream)
+            future->setError(error_on_stream);
+        else
+            future->markCompleted(c10::IValue(operands.outputs));
         is_future_complete = true;
         if (profile_end)
             std::exchange(profile_end, nullptr)();
+    }
+
+    // After a failure the library's copies may still be under way when the tensors are let go. The stream comes after them.
+    void keep_for_stream()
+    {
+        std::lock_guard<std::mutex> lock(mutex);
+        if (stream)
+            operands.record_all_on(*stream);
     }
 
     void let_go()
@@ -189,8 +204,8 @@ class ShoalWork : public c10d::Work {
         const shoal_status status = shoal_request_test(request_);
         if (status == SHOAL_PENDING && outcome_->must_be_kept())
             keep(); // the tensors
-        else if (status == SHOAL_OK)
-            outcome_->settle(status); // copies are brought back, whoever asked for it
+        else if (status != SHOAL_PENDING)
+            outcome_->settle(status); // it brings copies back, or keeps memory for the stream
         shoal_request_free(request_);
     }
 
@@ -250,8 +265,7 @@ class ShoalWork : public c10d::Work {
                 break;
             has_waited = true;
             left -= slice;
-            TORCH_CHECK_WITH(DistBackendError, left.count() > 0, outcome_->title, ": this wait timed out after ",
-                             timeout.count(), " ms; nothing is lost, it may be waited for again");
+            check_left(left.count() > 0, timeout);
         }
         outcome_->settle(status);
         if (outcome_->error)
@@ -293,11 +307,25 @@ class ShoalWork : public c10d::Work {
             std::rethrow_exception(error);
     }
 
+    // The host waits for the request, and then for the copies back that follow it on the stream.
     void wait_on_stream(milliseconds timeout)
     {
+        const auto begun = Clock::now();
         wait_on(timeout, false);
-        while (!outcome_->end->query()) // copies back, which take no longer than a device's memory needs
-            std::this_thread::sleep_for(kPause);
+        for (auto looked = begun; !outcome_->end->query(); std::this_thread::sleep_for(kPause)) {
+            const auto now = Clock::now();
+            check_left(timeout <= kNoTimeout || now - begun < timeout, timeout);
+            if (now - looked < kSlice)
+                continue;
+            raise_signals();
+            looked = now;
+        }
+    }
+
+    void check_left(bool is_left, milliseconds timeout) const
+    {
+        TORCH_CHECK_WITH(DistBackendError, is_left, outcome_->title, ": this wait timed out after ", timeout.count(),
+                         " ms; nothing is lost, it may be waited for again");
     }
 
     template <class Make>
@@ -368,9 +396,9 @@ class JointWork : public c10d::Work {
 
     bool wait(milliseconds timeout) override
     {
-        const auto until = std::chrono::steady_clock::now() + timeout;
+        const auto until = Clock::now() + timeout;
         for (const auto &work : works_) {
-            const auto left = std::chrono::duration_cast<milliseconds>(until - std::chrono::steady_clock::now());
+            const auto left = std::chrono::duration_cast<milliseconds>(until - Clock::now());
             work->wait(timeout > kNoTimeout ? std::max(left, milliseconds(1)) : timeout);
         }
         return true;
@@ -386,21 +414,45 @@ class JointWork : public c10d::Work {
         wait(kNoTimeout);
     }
 
-    // Of the outputs of all works, in their order.
+    // Of the outputs of all works, in their order. The future of collectAll has no devices, so a stream that waits for it would
+    // wait for nothing: this one has those of the works.
     Ref<c10::ivalue::Future> getFuture() override
     {
-        const auto type = c10::ListType::create(c10::TensorType::get());
-        c10::List<Ref<c10::ivalue::Future>> futures(c10::FutureType::create(type));
-        for (const auto &work : works_)
-            futures.push_back(work->getFuture());
-        const auto value_of = [works = works_](c10::ivalue::Future &all) {
-            all.value(); // throws what one of them failed with
-            return c10::IValue(outputs_of(works));
-        };
-        return c10::collectAll(futures)->then(value_of, type);
+        Futures parts;
+        c10::List<Ref<c10::ivalue::Future>> list(c10::FutureType::create(c10::ListType::create(c10::TensorType::get())));
+        std::vector<c10::Device> devices;
+        for (const auto &work : works_) {
+            parts.push_back(work->getFuture());
+            list.push_back(parts.back());
+            devices.insert(devices.end(), parts.back()->devices().begin(), parts.back()->devices().end());
+        }
+        const auto joint = future_of_tensors(std::move(devices));
+        c10::collectAll(list)->addCallback([joint, parts, works = works_](c10::ivalue::Future &all) {
+            try {
+                all.value(); // throws what one of them failed with
+                complete(*joint, parts, outputs_of(works));
+            } catch (const std::exception &) {
+                joint->setError(std::current_exception());
+            }
+        });
+        return joint;
     }
 
   private:
+    using Futures = std::vector<Ref<c10::ivalue::Future>>;
+
+    // The future's events are recorded on streams of the pool, which wait for the parts, so the current streams need not.
+    static void complete(c10::ivalue::Future &joint, const Futures &parts, const Tensors &outputs)
+    {
+        std::vector<c10::Stream> streams;
+        for (const c10::Device &device : joint.devices())
+            streams.push_back(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device));
+        const c10::MultiStreamGuard guard(streams);
+        for (const auto &part : parts)
+            part->wait();
+        joint.markCompleted(c10::IValue(outputs));
+    }
+
     static Tensors outputs_of(const std::vector<Ref<c10d::Work>> &works)
     {
         Tensors outputs;
