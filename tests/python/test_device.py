@@ -336,6 +336,22 @@ def a_batch_is_one_work(world):
     check(tensor, torch.full((5,), 2.0))
 
 
+def a_batch_that_is_refused(world):
+    """A bad tensor ends the batch: messages after it are sent, and those before it are not."""
+    peer, got = 1 - world.rank, ones(5, 0.0)
+    dist.group.WORLD._start_coalescing(stand_in.device())
+    dist.isend(ones(5, 7.0), peer)
+    try:
+        dist.isend(torch.ones(5, device=stand_in.device(1)), peer)
+        raise AssertionError("a bad tensor was taken")
+    except ValueError as error:
+        expect("are on different devices" in str(error), error)
+    works = [dist.isend(ones(5, 2.0), peer), dist.irecv(got, peer)]
+    for work in works:
+        work.wait()
+    check(got, torch.full((5,), 2.0))
+
+
 def beside_another_back_end(world):
     group = dist.new_group(backend=f"cpu:gloo,{stand_in.NAME}:shoal")
     here, there = torch.ones(5), ones(5)
@@ -463,9 +479,19 @@ def dropped_after_a_failure(world):
         check(other, torch.full((LONG,), 77.0))
 
 
+def no_device_is_there(world):
+    """torch is built for one, and the machine has none: each message of a batch is a work."""
+    peer, got = 1 - world.rank, torch.zeros(5)
+    works = dist.batch_isend_irecv([dist.P2POp(dist.isend, torch.ones(5), peer), dist.P2POp(dist.irecv, got, peer)])
+    expect(len(works) == 2, works)
+    for work in works:
+        work.wait()
+    check(got, torch.ones(5))
+
+
 STREAMS = (waits_on_the_stream_only, a_source_is_written_after_wait, on_another_stream, tensors_are_held, copies_are_held,
            wait_with_a_timeout, wait_for_copies_back, blocking_mode, futures_are_complete_at_once, futures_of_batches,
-           copies_that_fail, coalesced_there, messages_both_ways, a_batch_is_one_work,
+           copies_that_fail, coalesced_there, messages_both_ways, a_batch_is_one_work, a_batch_that_is_refused,
            beside_another_back_end, a_factor_there, a_group_is_destroyed, some_ranks_there, a_second_device,
            a_captured_stream, a_barrier_of_the_device)
 
@@ -586,6 +612,7 @@ def without_faults(case):
 
 
 CASES = [without_faults(case) for case in CASES]
+CASES += [Case("no_device_is_there", no_device_is_there, sizes=(SIZE,), fresh=True, variables={"MOCK_CUDA": "devices=0"})]
 
 
 if __name__ == "__main__":

@@ -315,12 +315,12 @@ class ShoalBackend : public Poster {
 
     Ref<c10d::Work> send(Tensors &tensors, int peer, int tag) override
     {
-        return message(c10d::OpType::SEND, "shoal:send", only(tensors), peer, tag);
+        return message(c10d::OpType::SEND, "shoal:send", tensors, peer, tag);
     }
 
     Ref<c10d::Work> recv(Tensors &tensors, int peer, int tag) override
     {
-        return message(c10d::OpType::RECV, "shoal:recv", only(tensors), peer, tag);
+        return message(c10d::OpType::RECV, "shoal:recv", tensors, peer, tag);
     }
 
     Ref<c10d::Work> recvAnysource(Tensors &, int) override

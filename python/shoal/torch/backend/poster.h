@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <ATen/DeviceAccelerator.h>
@@ -51,10 +52,12 @@ class Poster : public c10d::Backend {
         return "shoal";
     }
 
-    // Whether batch_isend_irecv is one work, which devices need. Where torch has none, each message is a work, as over Gloo.
+    // Whether batch_isend_irecv is one work, which devices need. Where the machine has none, each message is a work, as over
+    // Gloo. A torch that was built for a device names it on every machine.
     bool supportsCoalescing() const
     {
-        return at::getAccelerator().has_value();
+        const std::optional<c10::DeviceType> type = at::getAccelerator();
+        return type && c10::impl::hasDeviceGuardImpl(*type) && c10::impl::VirtualGuardImpl(*type).deviceCount() > 0;
     }
 
     void startCoalescing() override
@@ -65,12 +68,8 @@ class Poster : public c10d::Backend {
 
     Ref<c10d::Work> endCoalescing() override
     {
-        std::optional<Coalesced> ended;
-        {
-            std::lock_guard<std::mutex> lock(coalescing_mutex_);
-            TORCH_CHECK_VALUE(coalesced_, "shoal: coalescing has not begun");
-            ended.swap(coalesced_);
-        }
+        std::optional<Coalesced> ended = take_coalesced();
+        TORCH_CHECK_VALUE(ended, "shoal: coalescing has not begun");
         if (!ended->messages.empty())
             ended->works.push_back(exchange(ended->messages, std::move(ended->operands)));
         return c10::make_intrusive<JointWork>(rank_, std::move(ended->works));
@@ -138,9 +137,11 @@ class Poster : public c10d::Backend {
         outcome->group = group_;
         outcome->title = title;
         outcome->operands = std::move(operands);
-        auto work = c10::make_intrusive<ShoalWork>(rank_, type, std::move(outcome), inputs);
+        auto work = c10::make_intrusive<ShoalWork>(rank_, type, outcome, inputs);
         shoal_request *request = nullptr;
         const shoal_status status = group_->with([&](shoal_comm *comm) { return post(comm, &options, &request); });
+        if (status != SHOAL_OK && stream)
+            outcome->operands.record_all_on(*stream); // some of the library's copies may be under way
         if (status != SHOAL_OK)
             throw_status(*group_, title, status);
         work->posted(request);
@@ -155,23 +156,19 @@ class Poster : public c10d::Backend {
     }
 
     // Sends or receives a tensor. Several on a device between startCoalescing and endCoalescing are posted together at the end:
-    // one behind another on a stream, they could wait for each other.
-    Ref<c10d::Work> message(c10d::OpType type, const char *title, const Tensor &tensor, int peer, int tag)
+    // one behind another on a stream, they could wait for each other. An exception ends the coalescing: torch calls no
+    // endCoalescing then, and later messages would be listed and never sent.
+    Ref<c10d::Work> message(c10d::OpType type, const char *title, const Tensors &tensors, int peer, int tag)
     {
-        {
-            std::lock_guard<std::mutex> lock(coalescing_mutex_);
-            if (coalesced_ && !tensor.is_cpu()) {
-                coalesced_->messages.push_back(message_of(coalesced_->operands, type, tensor, peer, tag));
+        try {
+            const Tensor &tensor = only(tensors);
+            if (list(type, tensor, peer, tag))
                 return c10::make_intrusive<JointWork>(rank_, std::vector<Ref<c10d::Work>>());
-            }
+            return post_message(type, title, tensor, peer, tag);
+        } catch (...) {
+            take_coalesced();
+            throw;
         }
-        Operands operands;
-        const shoal_message one = message_of(operands, type, tensor, peer, tag);
-        return start(type, title, tensor, Message(), std::move(operands), [&](auto *comm, auto *options, auto *out) {
-            if (one.is_send)
-                return shoal_send_post(comm, one.buffer, one.count, one.type, peer, tag, options, out);
-            return shoal_recv_post(comm, one.buffer, one.count, one.type, peer, tag, options, out);
-        });
     }
 
     const std::shared_ptr<Communicator> group_;
@@ -185,6 +182,27 @@ class Poster : public c10d::Backend {
         std::vector<shoal_message> messages;
         Operands operands; // of the messages
     };
+
+    // Lists a message for endCoalescing; false where it is to be posted at once.
+    bool list(c10d::OpType type, const Tensor &tensor, int peer, int tag)
+    {
+        std::lock_guard<std::mutex> lock(coalescing_mutex_);
+        if (!coalesced_ || tensor.is_cpu())
+            return false;
+        coalesced_->messages.push_back(message_of(coalesced_->operands, type, tensor, peer, tag));
+        return true;
+    }
+
+    Ref<c10d::Work> post_message(c10d::OpType type, const char *title, const Tensor &tensor, int peer, int tag)
+    {
+        Operands operands;
+        const shoal_message one = message_of(operands, type, tensor, peer, tag);
+        return start(type, title, tensor, Message(), std::move(operands), [&](auto *comm, auto *options, auto *out) {
+            if (one.is_send)
+                return shoal_send_post(comm, one.buffer, one.count, one.type, peer, tag, options, out);
+            return shoal_recv_post(comm, one.buffer, one.count, one.type, peer, tag, options, out);
+        });
+    }
 
     static shoal_message message_of(Operands &operands, c10d::OpType type, const Tensor &tensor, int peer, int tag)
     {
@@ -203,6 +221,12 @@ class Poster : public c10d::Backend {
                      [&](auto *comm, auto *options, auto *out) {
                          return shoal_exchange_post(comm, messages.data(), messages.size(), options, out);
                      });
+    }
+
+    std::optional<Coalesced> take_coalesced()
+    {
+        std::lock_guard<std::mutex> lock(coalescing_mutex_);
+        return std::exchange(coalesced_, std::nullopt);
     }
 
     bool is_coalescing()
