@@ -168,8 +168,8 @@ static bool is_stderr(const struct run_output *output, const struct run_stream *
     return (stream - output->streams) % 2 == 1;
 }
 
-/* Whether causes are shown once: on stderr, and where it goes into one file with stdout, to a person only. What a program says
- * on stdout is its result, which somebody may read alone; so may a program that reads both as one. */
+/* Whether a repeated cause is shortened: on stderr only. A program may read stdout alone, or both streams as one, so where both
+ * go into one file that is no terminal every line stays whole. */
 static bool shows_causes_once(const struct run_output *output, const struct run_stream *stream)
 {
     return output->has_prefix && is_stderr(output, stream) &&

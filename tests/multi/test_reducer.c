@@ -1223,7 +1223,7 @@ static void mark_too_long(struct job *job, size_t parameter, bool is_told)
         shoal_reducer_fail(job->reducer, refusal.status, refusal.text);
 }
 
-/* What the rank at fault does where others mark a parameter. */
+/* The rank at fault does this where others mark a parameter. */
 static enum shoal_status mark_badly(struct job *job, enum fault fault, size_t parameter)
 {
     if (fault == NEVER_MARKED && (parameter == 4 || parameter == 9))

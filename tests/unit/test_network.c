@@ -346,7 +346,7 @@ static double cpu_ms(void)
     return (double)now.tv_sec * 1e3 + (double)now.tv_nsec / 1e6;
 }
 
-/* Of channels with so many counters each. */
+/* Processor time in ms to open, use and close CHANNELS channels, each with so many counters. */
 static double time_channels(struct fixture *fixture, int counters)
 {
     const double before = cpu_ms();

@@ -176,7 +176,7 @@ class Poster : public c10d::Backend {
     WorkStreams streams_;
 
   private:
-    // What came since startCoalescing: works, and messages that are not posted yet.
+    // The works since startCoalescing, and the messages that are not posted yet.
     struct Coalesced {
         std::vector<Ref<c10d::Work>> works;
         std::vector<shoal_message> messages;

@@ -58,7 +58,7 @@ struct Outcome {
     Result result = Result::SUCCESS;
     std::function<void()> profile_end;
 
-    // Of a call on a device, since it was posted: the stream that it is on, its end there, and an error of what follows it.
+    // Set when a call on a device has been posted: its stream, its end there, and an error of the copies that follow it.
     std::optional<c10::Stream> stream;
     std::optional<c10::Event> end;
     std::exception_ptr error_on_stream;
