@@ -26,6 +26,8 @@ class Proxy:
         self.hold_after = None  # when so many have gone, the others wait until this is None
         self.cut_after = None  # when so many of a connection's have gone, it is cut, `cuts` times in all
         self.cuts = 0
+        self.may_cut = threading.Event()  # a cut waits for it
+        self.may_cut.set()
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=256)
         self.port = self.listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -61,6 +63,7 @@ class Proxy:
                 if self.cut_after is not None and self.cuts > 0 and sent + len(data) > self.cut_after:
                     self.cuts -= 1
                     client.sendall(data[:self.cut_after - sent])
+                    self.may_cut.wait(60)
                     break
                 sent += len(data)
                 while self.hold_after is not None and self.answer_bytes >= self.hold_after:

@@ -276,24 +276,31 @@ def cut(times):
 
 
 def a_connection_that_is_cut_costs_one_more_request():
-    """For what has not come, and no byte twice."""
+    """For what has not come. It is cut when a piece has been taken: what has arrived and was not taken is lost with it."""
     body = os.urandom(MiB)
     s3.put("cut/blob", body)
-    asked = []
+    asked, pieces = [], []
     original = storage.S3Store._read_some
 
     def read_some(self, item, start, end, take):
+        def note(data):
+            take(data)
+            pieces.append(len(data))
+            s3.proxy.may_cut.set()
         asked.append((start, end))
-        return original(self, item, start, end, take)
+        return original(self, item, start, end, note)
 
     storage.S3Store._read_some = read_some
+    s3.proxy.may_cut.clear()
     try:
         with job_folder() as job, cut(1):
             files, said = bring("s3://data/cut/", job)
     finally:
         storage.S3Store._read_some = original
+        s3.proxy.may_cut.set()
     expect(files == {"blob": body} and "1.0 MB in" in said[-1], said)
     expect(len(asked) == 2 and asked[0] == (0, MiB) and 0 < asked[1][0] <= 300 * KiB and asked[1][1] == MiB, asked)
+    expect(sum(pieces) == MiB, pieces)
     expect(len(s3.proxy.gets("blob")) == 2, s3.proxy.gets())
 
 
