@@ -40,6 +40,13 @@ class Bench:
     def __init__(self, options):
         self.options, self.rows = options, []
 
+    def add(self, row):
+        """Keeps a row for the table, and adds it to the file: what was measured stays if the bench is interrupted."""
+        self.rows.append(row)
+        if self.options.output:
+            with self.options.output.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+
     def run(self, suite, number, python, script, *words):
         print(f"# round {number + 1}: {suite}: {' '.join(words)}", file=sys.stderr, flush=True)
         environment = {"PYTHONPATH": str(ROOT / "python"), "SHOAL_LIBRARY": str(ROOT / "build/libshoal.so"), "OMP_NUM_THREADS": "1",
@@ -50,7 +57,7 @@ class Bench:
         found = [json.loads(line[line.index("{"):]) for line in ended.stdout.splitlines() if '{"contestant"' in line]
         if ended.returncode or not found:
             sys.exit(f"bench_front_ends: {' '.join(words)} failed:\n{ended.stdout[-2000:]}\n{ended.stderr[-4000:]}")
-        self.rows.append({"suite": suite, "round": number, "exchange_ns": exchange_ns(self.options.shoal), **found[0]})
+        self.add({"suite": suite, "round": number, "exchange_ns": exchange_ns(self.options.shoal), **found[0]})
 
     def tensorflow(self, number):
         for model in ("cnn", "bert"):
@@ -88,15 +95,12 @@ def main():
     parser.add_argument("suites", nargs="*", metavar="SUITE", help="tensorflow, torch; both where none is named")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--shoal", type=Path, default=ROOT / "build/shoal", help="the command")
-    parser.add_argument("--output", type=Path, help="append what each run told, as JSON lines")
+    parser.add_argument("--output", type=Path, help="a file to which what each run tells is added, as JSON lines")
     options = parser.parse_args()
     bench = Bench(options)
     for number in range(options.rounds):
         for suite in options.suites or ("tensorflow", "torch"):
             getattr(bench, suite)(number)
-    if options.output:
-        with open(options.output, "a") as file:
-            file.writelines(json.dumps(row) + "\n" for row in bench.rows)
     bench.table()
 
 

@@ -13,8 +13,8 @@ Suites:
            each rank sleeping (as where a GPU computes) or computing on a core of its own
   torch-zero   the same ranks with nothing to hide behind, and the time of zero_grad() counted: to None, and to zeros
 
-Each line of docs/figures/step-hosts.jsonl is what one run tells, with the suite, the round and the rate. Runs add lines, and their
-rounds count on: delete the lines that a run is to replace.
+Each line of docs/figures/step-hosts.jsonl is what one run tells, with the suite, the round and the rate. It is added as soon as the
+run has ended, so what was measured stays if the bench is interrupted. Rounds count on: delete the lines that a run is to replace.
 The CPU is free: ranks sleep until a gradient is ready. Hosts share this machine's cores: on two cores four hosts at 2 Gbit/s
 each way are near to what the kernel carries.
 """
@@ -54,6 +54,12 @@ class Bench:
     def say(self, text):
         print(f"# {text}", file=sys.stderr, flush=True)
 
+    def add(self, row):
+        """Keeps a row for the table, and adds it to the file."""
+        self.rows.append(row)
+        with self.options.out.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
     def run(self, suite, number, rate, words):
         """One run; adds its row."""
         hosts = self.options.hosts
@@ -65,7 +71,7 @@ class Bench:
                 if not job.wait(LIMIT_S, emulated.GRACE_S) or job.failed():
                     sys.exit(f"bench_step: failed: {' '.join(command)}\n{job.told()}")
                 told = [json.loads(line) for line in job.ranks[0].output().splitlines() if line.startswith("{")]
-        self.rows.append({"suite": suite, "round": number, **told[-1]})
+        self.add({"suite": suite, "round": number, **told[-1]})
         return told[-1]
 
     # ---- suites ----
@@ -100,7 +106,7 @@ class Bench:
         turn = number % len(CONTESTANTS)
         for contestant in CONTESTANTS[turn:] + CONTESTANTS[:turn]:
             told = self.torch_run(contestant, rate, layout, profile, backward, *words)
-            self.rows.append({"suite": suite, "round": number, "profile": profile, "rate_gbit_s": rate, **told})
+            self.add({"suite": suite, "round": number, "profile": profile, "rate_gbit_s": rate, **told})
             found[contestant] = told["step_ms"]
         return found
 
@@ -136,13 +142,7 @@ class Bench:
             for way in ("none", "keep"):
                 self.torch_step(f"torch-zero-{way}", number, (0, "1x2"), profile, 0, "--zero", way)
 
-    # ---- what is written and printed ----
-
-    def write(self, begin):
-        """Adds the rows from begin on to the file. Returns how many there are."""
-        with self.options.out.open("a") as file:
-            file.writelines(json.dumps(row) + "\n" for row in self.rows[begin:])
-        return len(self.rows)
+    # ---- what is printed ----
 
     def torch_table(self):
         """Times of each contestant over that of torch's on Shoal, round by round."""
@@ -216,11 +216,10 @@ def main():
     options = arguments()
     emulated.require()
     bench = Bench(options)
-    first, written = next_round(options.out), 0
+    first = next_round(options.out)
     for number in range(first, first + options.rounds):
         for suite in options.suites:
             getattr(bench, suite.replace("-", "_"))(number)
-            written = bench.write(written)
     bench.table()
 
 
