@@ -29,6 +29,7 @@
 
 struct domain {
     struct fid_domain fid;
+    char name[32]; /* of the adapter */
     uint64_t modes;
     bool manages_resources;
 };
@@ -83,6 +84,7 @@ struct endpoint {
     bool emulates_writes;
     struct operation *under_way, *receives;
     unsigned count;
+    uint64_t sent; /* bytes of all that was posted */
     enum mock_way way;
     bool has_held; /* the one that MOCK_HELD is about */
     struct endpoint *next;
@@ -258,6 +260,16 @@ __attribute__((visibility("default"))) void mock_hinder(uint64_t number, enum mo
     pthread_mutex_unlock(&lock);
 }
 
+__attribute__((visibility("default"))) uint64_t mock_count_sent(uint64_t number, char *adapter, size_t room)
+{
+    pthread_mutex_lock(&lock);
+    const struct endpoint *endpoint = find_endpoint(number);
+    const uint64_t sent = endpoint ? endpoint->sent : 0;
+    snprintf(adapter, room, "%s", endpoint ? endpoint->domain->name : "");
+    pthread_mutex_unlock(&lock);
+    return sent;
+}
+
 /* 0, or why it fails. */
 static int land(const struct operation *operation, const struct endpoint *to)
 {
@@ -359,6 +371,7 @@ static ssize_t post(struct endpoint *endpoint, const struct operation *wanted, u
         operation->is_held = to && to->way == MOCK_HELD && !to->has_held;
         if (operation->is_held)
             to->has_held = true;
+        endpoint->sent += operation->bytes;
         operation->next = endpoint->under_way;
         endpoint->under_way = operation;
         endpoint->count++;
@@ -654,6 +667,7 @@ static int open_domain(struct fid_fabric *fabric, struct fi_info *info, struct f
     (void)fabric, (void)context;
     if (!domain)
         return -FI_ENOMEM;
+    snprintf(domain->name, sizeof domain->name, "%s", info->domain_attr->name);
     domain->modes = (uint64_t)info->domain_attr->mr_mode;
     domain->manages_resources = info->domain_attr->resource_mgmt == FI_RM_ENABLED;
     domain->fid.fid.fclass = FI_CLASS_DOMAIN;

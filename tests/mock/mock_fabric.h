@@ -9,10 +9,12 @@
 int mock_open_fabric(struct fid_fabric **fabric);
 
 /* For tests, which find these by name: how many regions hold the byte, how many bytes all regions have together, and may
- * have. */
+ * have; how many bytes an endpoint has sent and written, and the name of its adapter. An endpoint is named by the number that
+ * its address begins with. */
 unsigned mock_count_regions(const void *at);
 size_t mock_count_locked(void);
 void mock_limit_locked(size_t bytes);
+uint64_t mock_count_sent(uint64_t number, char *adapter, size_t room);
 void mock_hinder(uint64_t number, enum mock_way way);
 
 #endif

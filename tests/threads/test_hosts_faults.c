@@ -1,5 +1,5 @@
-/* Faults between hosts: the ranks are threads of one process that call themselves different hosts, over a mock of EFA whose
- * endpoints can be stalled or cut off one by one. */
+/* Faults between hosts, and what operations cost there: the ranks are threads of one process that call themselves different
+ * hosts, over a mock of EFA whose endpoints can be stalled or cut off one by one, and count what they send. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -16,7 +16,7 @@
 #include "mock/mock_ways.h"
 #include "thread_checks.h"
 
-#define RANKS_MAX 8
+#define RANKS_MAX 16
 #define COUNT ((size_t)20000)
 #define TIMEOUT_MS 20000
 
@@ -28,6 +28,7 @@ struct world {
     int size;
     void (*body)(struct rank *rank);
     int ranks_per_host;
+    const char *setting; /* one more; NULL: none */
 };
 
 struct rank {
@@ -57,7 +58,8 @@ static void *run_rank(void *arg)
     char host[32], timeout[32];
     snprintf(host, sizeof host, "SHOAL_HOST_ID=host-%d", rank->rank / rank->world->ranks_per_host);
     snprintf(timeout, sizeof timeout, "SHOAL_TIMEOUT_MS=%d", TIMEOUT_MS);
-    const char *const settings[] = {host, "SHOAL_LIBFABRIC=" MOCK_FABRIC, "SHOAL_PROVIDER=efa", timeout, NULL};
+    const char *const settings[] = {host,    "SHOAL_LIBFABRIC=" MOCK_FABRIC, "SHOAL_PROVIDER=efa",
+                                    timeout, rank->world->setting,           NULL};
     options.log = swallow;
     options.settings = settings;
     OK(rank, shoal_context_create(&options, &rank->context));
@@ -74,9 +76,9 @@ static void *run_rank(void *arg)
 
 static struct rank ranks[RANKS_MAX];
 
-static void run_world(int size, int ranks_per_host, void (*body)(struct rank *rank))
+static void run_world_with(const char *setting, int size, int ranks_per_host, void (*body)(struct rank *rank))
 {
-    struct world world = {.size = size, .body = body, .ranks_per_host = ranks_per_host};
+    struct world world = {.size = size, .body = body, .ranks_per_host = ranks_per_host, .setting = setting};
     pthread_t threads[RANKS_MAX];
     memory_store_init(&world.store);
     pthread_barrier_init(&world.meeting, NULL, (unsigned)size);
@@ -88,6 +90,11 @@ static void run_world(int size, int ranks_per_host, void (*body)(struct rank *ra
         pthread_join(threads[r], NULL);
     pthread_barrier_destroy(&world.meeting);
     memory_store_fini(&world.store);
+}
+
+static void run_world(int size, int ranks_per_host, void (*body)(struct rank *rank))
+{
+    run_world_with(NULL, size, ranks_per_host, body);
 }
 
 /* ---- A peer that takes nothing ------------------------------------------------------------------------------------------- */
@@ -297,6 +304,83 @@ static void lengths_are_told_to_those_they_concern(void **state)
     run_world(8, 2, uneven_body);
 }
 
+/* ---- Several adapters of a host ------------------------------------------------------------------------------------------ */
+
+#define ADAPTERS 4               /* of a p4d */
+#define BUCKET ((size_t)2 << 20) /* of float32: 8 MiB */
+
+static uint64_t (*count_sent)(uint64_t number, char *adapter, size_t room);
+
+struct adapter {
+    char name[32];
+    uint64_t sent;
+};
+
+/* Adds up what the ranks of a host have sent by each of its adapters. */
+static void list_adapters(const struct rank *rank, int host, struct adapter adapters[ADAPTERS])
+{
+    memset(adapters, 0, ADAPTERS * sizeof adapters[0]);
+    for (int r = host * rank->world->ranks_per_host; r < (host + 1) * rank->world->ranks_per_host; r++) {
+        char name[sizeof adapters[0].name];
+        const uint64_t sent = count_sent(endpoints[r], name, sizeof name);
+        int i = 0;
+        while (i < ADAPTERS && adapters[i].name[0] && strcmp(adapters[i].name, name) != 0)
+            i++;
+        CHECK(rank, name[0] && i < ADAPTERS, "rank %d sends by \"%s\"", r, name);
+        strcpy(adapters[i].name, name);
+        adapters[i].sent += sent;
+    }
+}
+
+/* Between two hosts each sends and receives as many bytes as the bucket has; control messages are few beside it. */
+static void check_adapters(const struct rank *rank)
+{
+    for (int host = 0; host < rank->world->size / rank->world->ranks_per_host; host++) {
+        struct adapter adapters[ADAPTERS];
+        const double mean = (double)(BUCKET * sizeof(float)) / ADAPTERS;
+        list_adapters(rank, host, adapters);
+        for (int i = 0; i < ADAPTERS; i++)
+            CHECK(rank, (double)adapters[i].sent > 0.99 * mean && (double)adapters[i].sent < 1.01 * mean,
+                  "adapter %d of host %d, \"%s\", has sent %llu bytes, not %g", i, host, adapters[i].name,
+                  (unsigned long long)adapters[i].sent, mean);
+    }
+}
+
+static void bucket_body(struct rank *rank)
+{
+    const float sum = (float)(rank->world->size * (rank->world->size + 1) / 2);
+    float *values = malloc(BUCKET * sizeof *values);
+    CHECK(rank, values, "no memory");
+    for (size_t i = 0; i < BUCKET; i++)
+        values[i] = (float)(rank->rank + 1);
+    OK(rank, shoal_allreduce(rank->comm, values, values, BUCKET, SHOAL_FLOAT32, SHOAL_SUM, NULL));
+    for (size_t i = 0; i < BUCKET; i++)
+        CHECK(rank, values[i] == sum, "value %zu is %g", i, (double)values[i]);
+    pthread_barrier_wait(&rank->world->meeting);
+    if (rank->rank == 0)
+        check_adapters(rank);
+    free(values);
+}
+
+static void all_adapters_send_as_much(void **state)
+{
+    static const char *const algorithms[] = {"SHOAL_ALGORITHMS=all-reduce=mesh", "SHOAL_ALGORITHMS=all-reduce=ring"};
+    (void)state;
+    setenv("SHOAL_MOCK_FABRIC", "p4d", 1);
+    for (size_t i = 0; i < 2; i++) {
+        run_world_with(algorithms[i], 8, 4, bucket_body);
+        run_world_with(algorithms[i], 16, 8, bucket_body);
+    }
+    setenv("SHOAL_MOCK_FABRIC", "aws", 1);
+}
+
+static void find_in_mock(void *mock, const char *name, void *function_out)
+{
+    void *function = dlsym(mock, name);
+    assert_non_null(function);
+    memcpy(function_out, &function, sizeof function);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -306,12 +390,12 @@ int main(void)
         cmocka_unit_test(failures_of_two_hosts_at_once_are_one_failure),
         cmocka_unit_test(backoff_interrupts_nobody),
         cmocka_unit_test(lengths_are_told_to_those_they_concern),
+        cmocka_unit_test(all_adapters_send_as_much),
     };
     setenv("SHOAL_MOCK_FABRIC", "aws", 1);
     void *mock = dlopen(MOCK_FABRIC, RTLD_NOW); /* here: the sanitizer does not know the loader's lock */
     assert_non_null(mock);
-    void *function = dlsym(mock, "mock_hinder");
-    assert_non_null(function);
-    memcpy(&hinder, &function, sizeof hinder);
+    find_in_mock(mock, "mock_hinder", &hinder);
+    find_in_mock(mock, "mock_count_sent", &count_sent);
     return cmocka_run_group_tests_name("hosts_faults_in_threads", tests, NULL, NULL);
 }
