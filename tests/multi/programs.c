@@ -1,34 +1,16 @@
-/* Random programs: collectives of all kinds on the world and on groups of it, messages alone and several in one request,
- * blocking and posted, in any memory and any order that the header allows. A seed says all of a program; `test_programs SEED`
- * repeats one. */
+#include "programs.h"
+
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "multi_world.h"
-#include "operations.h"
 #include "reference.h"
-#include "seeds.h"
 
-#define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
-#define PROGRAMS 1280 /* by default, in all sizes and settings together */
 #define GROUPS 4
 #define PHASES 3
 #define ITEMS 32 /* of a phase */
 #define ROOM ((size_t)48 << 10)
 #define LARGE_ITEMS 2 /* the last ones of a phase */
 #define LARGE_ROOM ((size_t)1 << 20)
-
-/* A seed is of one size and one line of settings. */
-static const int sizes[] = {2, 3, 4, 7};
-static const char *const settings[][4] = {
-    {NULL},
-    {"SHOAL_CHUNK_BYTES=4096", "SHOAL_DEPTH=2", "SHOAL_INLINE_BYTES=2048", NULL},
-    {"SHOAL_INLINE_BYTES=0", "SHOAL_CHUNK_BYTES=8192", NULL},
-    {"SHOAL_STORES=streaming", "SHOAL_SPIN_US=0", "SHOAL_YIELD_US=0", NULL},
-};
-#define WORLDS (COUNT_OF(sizes) * COUNT_OF(settings))
 
 /* One action of the ranks, and its group. */
 struct item {
@@ -169,15 +151,18 @@ static void send_singly(struct program *program, struct shoal_comm *comm, const 
     }
 }
 
+/* On the one stream of an exchange a single message would wait for those before it: there they stay in one request. */
 static void start_exchange(struct program *program, struct doing *doing, bool is_blocking)
 {
     struct shoal_message messages[EXCHANGE_MESSAGES_MAX];
+    struct shoal_options made;
+    const struct shoal_options *options = exchange_options(&doing->exchange, &made);
     struct shoal_comm *comm = program->groups[doing->item.group].comm;
     const size_t count = exchange_list(&doing->exchange, messages);
     if (!is_blocking)
-        OK(program->world, shoal_exchange_post(comm, messages, count, NULL, &doing->request));
-    else if (reference_below(&program->local, 2))
-        OK(program->world, shoal_exchange(comm, messages, count, NULL));
+        OK(program->world, shoal_exchange_post(comm, messages, count, options, &doing->request));
+    else if (reference_below(&program->local, 2) || options)
+        OK(program->world, shoal_exchange(comm, messages, count, options));
     else if (doing->item.exchange.pattern == EXCHANGE_ONE_TO_ALL && doing->item.exchange.tags == 1)
         send_blocking(program, comm, messages, count);
     else
@@ -294,53 +279,15 @@ static void run_program(struct program *program, uint64_t seed)
     }
 }
 
-/* Every WORLDS-th seed. */
-struct range {
-    uint64_t first, end;
-};
-
-static void programs_body(struct world *world)
+void programs_run(struct world *world, const struct programs *programs)
 {
     static struct program program;
-    const struct range *range = world->arg;
     program.world = world;
     program.areas = world_open_areas(world, (ITEMS - LARGE_ITEMS) * ROOM + LARGE_ITEMS * LARGE_ROOM);
-    for (uint64_t seed = range->first; seed < range->end; seed += WORLDS) {
+    for (uint64_t seed = programs->first; seed < programs->end; seed += programs->step) {
         world->seed = world->board[world->rank] = seed;
         run_program(&program, seed);
     }
     world->seed = 0;
     world_close_areas(world, &program.areas);
-}
-
-static void run(const char *name, const struct range *range)
-{
-    const int size = sizes[range->first % COUNT_OF(sizes)];
-    const char *const *const line = settings[range->first / COUNT_OF(sizes) % COUNT_OF(settings)];
-    char whole[128];
-    snprintf(whole, sizeof whole, "%s, %d ranks%s%s", name, size, line[0] ? ", " : "", line[0] ? line[0] : "");
-    const struct world_options options = {whole, size, line, programs_body, range};
-    if (world_run(&options))
-        return;
-    for (int r = 0; r < size; r++)
-        printf("# rank %d was at seed %llu; \"test_programs SEED\" repeats one\n", r, (unsigned long long)world_board()[r]);
-}
-
-int main(int count, char **words)
-{
-    if (count > 1) {
-        char *end, name[64];
-        const uint64_t seed = strtoull(words[1], &end, 10);
-        if (*end || count > 2 || seed == 0) {
-            fprintf(stderr, "usage: %s [SEED], a number above 0\n", words[0]);
-            return 2;
-        }
-        snprintf(name, sizeof name, "random program %llu", (unsigned long long)seed);
-        run(name, &(struct range){seed, seed + 1});
-        return world_finish();
-    }
-    const uint64_t first = (SEEDS_FROM + 1) * WORLDS; /* of the first size and settings, as all multiples of WORLDS */
-    for (uint64_t i = 0; i < WORLDS; i++)
-        run("random programs", &(struct range){first + i, first + seeds_count(PROGRAMS, 20 * WORLDS)});
-    return world_finish();
 }
