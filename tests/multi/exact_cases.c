@@ -123,13 +123,15 @@ void exact_small(struct world *world)
     world_close_areas(world, &areas);
 }
 
-/* Every type, operator and way, at sizes of which few are whole lines: what two ranks do in one exchange, and around. */
+/* Every type, operator and way, at sizes of which few are whole lines: what two ranks do in one exchange, and around. On a
+ * device a few of the combinations: their distance has no divisor in common with a number of values, so each value is met. */
 void exact_one_shot(struct world *world)
 {
     static const size_t bytes[] = {8200, 10008, 32768, 33000, 65536, 65544, 131080};
     struct areas areas = world_open_areas(world, 1 << 18);
     struct operation operation = {.kind = OPERATION_ALLREDUCE};
-    for (unsigned i = 0; i < SHOAL_TYPE_END * SHOAL_OP_END * COUNT_OF(bytes) * WAYS; i++) {
+    const unsigned distance = world->device ? 23 : 1;
+    for (unsigned i = 0; i < SHOAL_TYPE_END * SHOAL_OP_END * COUNT_OF(bytes) * WAYS; i += distance) {
         operation.op = (enum shoal_op)(i % SHOAL_OP_END);
         operation.type = (enum shoal_type)(i / SHOAL_OP_END % SHOAL_TYPE_END);
         if (!operation_is_legal(operation.type, operation.op))
@@ -407,6 +409,48 @@ void exact_callbacks(struct world *world)
     world_close_areas(world, &areas);
 }
 
+/* ---- Memory for one operand ---------------------------------------------------------------------------------------------- */
+
+/* What a test fills and looks at, and where the call finds it: at the same place, or at its twin on a device. */
+struct buffer {
+    const struct twin_device *device; /* NULL: the same place */
+    char *here, *there;
+    struct shoal_options options; /* on a device: a stream of its own */
+};
+
+/* Byte `at` of one of the areas: 0 that of inputs, 1 that of outputs. */
+static struct buffer take_buffer(const struct areas *areas, bool is_shared, int area, size_t at)
+{
+    struct buffer buffer = {.here = (is_shared ? areas->shared : areas->plain)[area] + at, .options = SHOAL_OPTIONS_INIT};
+    buffer.there = buffer.here;
+    if (!is_shared || !areas->device)
+        return buffer;
+    buffer.device = areas->device;
+    buffer.there = areas->twins[area] + at;
+    buffer.options.stream = areas->device->take_stream();
+    return buffer;
+}
+
+static const struct shoal_options *buffer_options(const struct buffer *buffer)
+{
+    return buffer->device ? &buffer->options : NULL;
+}
+
+/* To the device, before the call; and back, after it, when the stream has come to the end. */
+static void upload_buffer(const struct buffer *buffer, size_t bytes)
+{
+    if (buffer->device)
+        buffer->device->upload(buffer->there, buffer->here, bytes, buffer->options.stream);
+}
+
+static void download_buffer(const struct buffer *buffer, size_t bytes)
+{
+    if (!buffer->device)
+        return;
+    buffer->device->download(buffer->here, buffer->there, bytes, buffer->options.stream);
+    buffer->device->synchronize(buffer->options.stream);
+}
+
 /* ---- Send and receive ---------------------------------------------------------------------------------------------------- */
 
 #define EDGE_BYTES 64 /* looked after behind what is received */
@@ -419,20 +463,29 @@ static struct reference message_of(size_t bytes, int from, uint64_t salt)
     return reference;
 }
 
-static void fill_message(char *memory, size_t bytes, int from, uint64_t salt)
+static void fill_message(const struct buffer *buffer, size_t bytes, int from, uint64_t salt)
 {
     const struct reference given = message_of(bytes, from, salt);
-    reference_fill(&given, memory, bytes);
+    reference_fill(&given, buffer->here, bytes);
+    upload_buffer(buffer, bytes);
 }
 
-static void check_message(struct world *world, const char *memory, size_t bytes, int from, uint64_t salt)
+/* Before a message is received there. */
+static void clear_message(const struct buffer *buffer, size_t bytes)
+{
+    memset(buffer->here, 0xA5, bytes + EDGE_BYTES);
+    upload_buffer(buffer, bytes + EDGE_BYTES);
+}
+
+static void check_message(struct world *world, const struct buffer *buffer, size_t bytes, int from, uint64_t salt)
 {
     const struct reference wanted = message_of(bytes, from, salt);
-    const long wrong = reference_compare(&wanted, memory, bytes);
+    download_buffer(buffer, bytes + EDGE_BYTES);
+    const long wrong = reference_compare(&wanted, buffer->here, bytes);
     CHECK(world, wrong < 0, "message of %zu bytes from rank %d, salt %llu: wrong from byte %ld on", bytes, from,
           (unsigned long long)salt, wrong);
     for (int i = 0; i < EDGE_BYTES; i++)
-        CHECK(world, (unsigned char)memory[bytes + (size_t)i] == 0xA5, "wrote beyond the message");
+        CHECK(world, (unsigned char)buffer->here[bytes + (size_t)i] == 0xA5, "wrote beyond the message");
 }
 
 static const size_t message_bytes[] = {0, 1, 8191, 8192, 8193, 65536, (1 << 20) + 1};
@@ -441,16 +494,16 @@ static const size_t message_bytes[] = {0, 1, 8191, 8192, 8193, 65536, (1 << 20) 
 static void ring_blocking(struct world *world, const struct areas *areas, size_t bytes, int memory)
 {
     const int next = (world->rank + 1) % world->size, last = (world->rank + world->size - 1) % world->size;
-    char *from = memory % 2 ? areas->shared[0] : areas->plain[0], *to = memory / 2 ? areas->shared[1] : areas->plain[1];
-    fill_message(from, bytes, world->rank, bytes);
-    memset(to, 0xA5, bytes + EDGE_BYTES);
+    const struct buffer from = take_buffer(areas, memory % 2, 0, 0), to = take_buffer(areas, memory / 2, 1, 0);
+    fill_message(&from, bytes, world->rank, bytes);
+    clear_message(&to, bytes);
     for (int turn = 0; turn < 2; turn++) {
         if ((world->rank + turn) % 2 == 0)
-            OK(world, shoal_send(world->comm, from, bytes, SHOAL_INT8, next, 5, NULL));
+            OK(world, shoal_send(world->comm, from.there, bytes, SHOAL_INT8, next, 5, buffer_options(&from)));
         else
-            OK(world, shoal_recv(world->comm, to, bytes, SHOAL_INT8, last, 5, NULL));
+            OK(world, shoal_recv(world->comm, to.there, bytes, SHOAL_INT8, last, 5, buffer_options(&to)));
     }
-    check_message(world, to, bytes, last, bytes);
+    check_message(world, &to, bytes, last, bytes);
 }
 
 static void wait_all(struct world *world, struct shoal_request **requests, int count)
@@ -461,48 +514,61 @@ static void wait_all(struct world *world, struct shoal_request **requests, int c
     }
 }
 
+#define TAGS 4
+
+static void receive_tags(struct world *world, const struct buffer *in, size_t bytes, int from, struct shoal_request **requests)
+{
+    for (int tag = TAGS - 1; tag >= 0; tag--)
+        OK(world, shoal_recv_post(world->comm, in[tag].there, bytes, SHOAL_UINT8, from, tag, buffer_options(&in[tag]),
+                                  &requests[tag]));
+}
+
 /* A pair in both directions, four tags; received in another order than sent, before, after, or behind a barrier. */
 static void exchange_tags(struct world *world, const struct areas *areas, int round, int step)
 {
-    struct shoal_request *requests[8];
+    struct shoal_request *requests[2 * TAGS];
+    struct buffer out[TAGS], in[TAGS];
     const size_t bytes = message_bytes[(size_t)round % COUNT_OF(message_bytes)] % 200000, room = bytes + EDGE_BYTES;
     const int to = (world->rank + step) % world->size, from = (world->rank + world->size - step) % world->size;
-    char *out = round % 2 ? areas->shared[0] : areas->plain[0], *in = round / 2 % 2 ? areas->shared[1] : areas->plain[1];
-    for (int tag = 0; tag < 4; tag++) {
-        fill_message(out + (size_t)tag * room, bytes, world->rank, (uint64_t)(round * 4 + tag));
-        memset(in + (size_t)tag * room, 0xA5, room);
+    for (int tag = 0; tag < TAGS; tag++) {
+        out[tag] = take_buffer(areas, round % 2, 0, (size_t)tag * room);
+        in[tag] = take_buffer(areas, round / 2 % 2, 1, (size_t)tag * room);
+        fill_message(&out[tag], bytes, world->rank, (uint64_t)(round * TAGS + tag));
+        clear_message(&in[tag], bytes);
     }
-    for (int tag = 3; tag >= 0 && round % 3 == 0; tag--) /* receives are there before */
-        OK(world,
-           shoal_recv_post(world->comm, in + (size_t)tag * room, bytes, SHOAL_UINT8, from, tag, NULL, &requests[4 + tag]));
-    for (int tag = 0; tag < 4; tag++)
-        OK(world, shoal_send_post(world->comm, out + (size_t)tag * room, bytes, SHOAL_UINT8, to, tag, NULL, &requests[tag]));
+    if (round % 3 == 0) /* receives are there before */
+        receive_tags(world, in, bytes, from, &requests[TAGS]);
+    for (int tag = 0; tag < TAGS; tag++)
+        OK(world, shoal_send_post(world->comm, out[tag].there, bytes, SHOAL_UINT8, to, tag, buffer_options(&out[tag]),
+                                  &requests[tag]));
     if (round % 3 == 1)
         OK(world, shoal_barrier(world->comm, NULL)); /* messages wait for their receives, collectives pass them */
-    for (int tag = 3; tag >= 0 && round % 3 != 0; tag--)
-        OK(world,
-           shoal_recv_post(world->comm, in + (size_t)tag * room, bytes, SHOAL_UINT8, from, tag, NULL, &requests[4 + tag]));
-    wait_all(world, requests, 8);
-    for (int tag = 0; tag < 4; tag++)
-        check_message(world, in + (size_t)tag * room, bytes, from, (uint64_t)(round * 4 + tag));
+    if (round % 3 != 0)
+        receive_tags(world, in, bytes, from, &requests[TAGS]);
+    wait_all(world, requests, 2 * TAGS);
+    for (int tag = 0; tag < TAGS; tag++)
+        check_message(world, &in[tag], bytes, from, (uint64_t)(round * TAGS + tag));
 }
 
-/* First in, first out for one tag, small behind large. */
+/* First in, first out for one tag, small behind large, in one kind of memory behind the other. */
 static void keep_order(struct world *world, const struct areas *areas)
 {
     struct shoal_request *requests[16];
+    struct buffer in[8];
     const int next = (world->rank + 1) % world->size, last = (world->rank + world->size - 1) % world->size;
     for (int i = 0; i < 8; i++) {
         const size_t bytes = i % 2 ? 100 : 30000;
-        char *out = areas->plain[0] + i * 40000, *in = areas->plain[1] + i * 40000;
-        fill_message(out, bytes, world->rank, (uint64_t)i);
-        memset(in, 0xA5, bytes + EDGE_BYTES);
-        OK(world, shoal_send_post(world->comm, out, bytes, SHOAL_UINT8, next, 9, NULL, &requests[i]));
-        OK(world, shoal_recv_post(world->comm, in, bytes, SHOAL_UINT8, last, 9, NULL, &requests[8 + i]));
+        const struct buffer out = take_buffer(areas, i % 3 == 2, 0, (size_t)i * 40000);
+        in[i] = take_buffer(areas, i % 3 == 1, 1, (size_t)i * 40000);
+        fill_message(&out, bytes, world->rank, (uint64_t)i);
+        clear_message(&in[i], bytes);
+        OK(world, shoal_send_post(world->comm, out.there, bytes, SHOAL_UINT8, next, 9, buffer_options(&out), &requests[i]));
+        OK(world,
+           shoal_recv_post(world->comm, in[i].there, bytes, SHOAL_UINT8, last, 9, buffer_options(&in[i]), &requests[8 + i]));
     }
     wait_all(world, requests, 16);
     for (int i = 0; i < 8; i++)
-        check_message(world, areas->plain[1] + i * 40000, i % 2 ? 100 : 30000, last, (uint64_t)i);
+        check_message(world, &in[i], i % 2 ? 100 : 30000, last, (uint64_t)i);
 }
 
 void exact_messages(struct world *world)
@@ -520,24 +586,36 @@ void exact_messages(struct world *world)
     world_close_areas(world, &areas);
 }
 
-/* A small send ends without its receive; one to itself is refused, and nothing is lost. */
-void exact_eager(struct world *world)
+/* A small send ends without its receive. */
+static void send_ahead(struct world *world, const struct areas *areas, bool is_shared)
 {
-    static char buffer[SHOAL_EAGER_BYTES + EDGE_BYTES], received[SHOAL_EAGER_BYTES + EDGE_BYTES];
+    const struct buffer out = take_buffer(areas, is_shared, 0, 0), in = take_buffer(areas, is_shared, 1, 0);
     const int other = 1 - world->rank;
-    CHECK(world, shoal_send(world->comm, buffer, 1, SHOAL_FLOAT32, world->rank, 0, NULL) == SHOAL_ERR_ARGUMENT,
-          "sent to itself");
-    CHECK(world, shoal_recv(world->comm, buffer, 1, SHOAL_FLOAT32, world->rank, 0, NULL) == SHOAL_ERR_ARGUMENT,
-          "received from itself");
     for (int i = 0; i < 5; i++) {
-        fill_message(buffer, SHOAL_EAGER_BYTES, world->rank, (uint64_t)i);
-        OK(world, shoal_send(world->comm, buffer, SHOAL_EAGER_BYTES, SHOAL_UINT8, other, i, NULL));
+        fill_message(&out, SHOAL_EAGER_BYTES, world->rank, (uint64_t)i);
+        OK(world, shoal_send(world->comm, out.there, SHOAL_EAGER_BYTES, SHOAL_UINT8, other, i, buffer_options(&out)));
     }
     for (int i = 4; i >= 0; i--) {
-        memset(received, 0xA5, sizeof received);
-        OK(world, shoal_recv(world->comm, received, SHOAL_EAGER_BYTES, SHOAL_UINT8, other, i, NULL));
-        check_message(world, received, SHOAL_EAGER_BYTES, other, (uint64_t)i);
+        clear_message(&in, SHOAL_EAGER_BYTES);
+        OK(world, shoal_recv(world->comm, in.there, SHOAL_EAGER_BYTES, SHOAL_UINT8, other, i, buffer_options(&in)));
+        check_message(world, &in, SHOAL_EAGER_BYTES, other, (uint64_t)i);
     }
+}
+
+/* One to itself is refused, and nothing is lost. */
+void exact_eager(struct world *world)
+{
+    struct areas areas = world_open_areas(world, SHOAL_EAGER_BYTES + EDGE_BYTES);
+    const struct buffer own = take_buffer(&areas, true, 0, 0);
+    CHECK(world,
+          shoal_send(world->comm, own.there, 1, SHOAL_FLOAT32, world->rank, 0, buffer_options(&own)) == SHOAL_ERR_ARGUMENT,
+          "sent to itself");
+    CHECK(world,
+          shoal_recv(world->comm, own.there, 1, SHOAL_FLOAT32, world->rank, 0, buffer_options(&own)) == SHOAL_ERR_ARGUMENT,
+          "received from itself");
+    for (int is_shared = 0; is_shared < 2; is_shared++)
+        send_ahead(world, &areas, is_shared);
+    world_close_areas(world, &areas);
 }
 
 /* Each receive's callback posts the next one: every message arrives once. */
@@ -752,6 +830,12 @@ void exact_subsets(struct world *world)
 /* ---- Many communicators -------------------------------------------------------------------------------------------------- */
 
 #define COMMS 1000
+#define COMMS_THERE 24 /* on a device, where each has streams and rings of its own */
+
+static int count_comms(const struct world *world)
+{
+    return world->device ? COMMS_THERE : COMMS;
+}
 
 /* One operation of a kind of its own on the n-th communicator. */
 static void use_comm(struct world *world, const struct areas *areas, const struct world_group *group, int n)
@@ -772,7 +856,8 @@ void exact_comms_in_turn(struct world *world)
 {
     const struct world_group all = world_all(world);
     struct areas areas = world_open_areas(world, 1 << 17);
-    for (int n = 0; n < COMMS; n++) {
+    const int comms = count_comms(world);
+    for (int n = 0; n < comms; n++) {
         struct world_group group = n % 3 ? split_shape(world, &all, n / 3 % SHAPES)
                                          : split_subset(world, 1 + (unsigned)n / 3 % ((1u << world->size) - 1), n);
         use_comm(world, &areas, &group, n);
@@ -787,15 +872,16 @@ void exact_comms_at_once(struct world *world)
     static struct world_group groups[COMMS];
     const struct rlimit limit = {1024, 1024};
     const struct world_group all = world_all(world);
+    const int comms = count_comms(world);
     CHECK(world, setrlimit(RLIMIT_NOFILE, &limit) == 0, "no limit: %m");
     struct areas areas = world_open_areas(world, 1 << 17);
-    for (int n = 0; n < COMMS; n++)
+    for (int n = 0; n < comms; n++)
         groups[n] = split_shape(world, &all, n % 2 ? 1 : 5);
-    for (int n = 0; n < COMMS; n++)
+    for (int n = 0; n < comms; n++)
         use_comm(world, &areas, &groups[n], n);
-    for (int n = COMMS - 1; n >= 0; n--)
+    for (int n = comms - 1; n >= 0; n--)
         use_comm(world, &areas, &groups[n], n + 1);
-    for (int n = 0; n < COMMS; n++)
+    for (int n = 0; n < comms; n++)
         shoal_comm_free(groups[n].comm);
     world_close_areas(world, &areas);
 }
@@ -861,6 +947,19 @@ static uint64_t hash_of(uint64_t hash, const void *data, size_t bytes)
 }
 
 /* Random floats of very different size: every other order of summation gives other bits. */
+static void fill_random(char *memory, size_t count, bool is_double, uint64_t *random)
+{
+    for (size_t i = 0; i < count; i++) {
+        const double value =
+            (double)(int64_t)reference_random(random) / (double)(UINT64_C(1) << (reference_random(random) % 62));
+        const float single = (float)value;
+        if (is_double)
+            memcpy(memory + i * 8, &value, 8);
+        else
+            memcpy(memory + i * 4, &single, 4);
+    }
+}
+
 void exact_bits(struct world *world)
 {
     static const size_t counts[] = {1, 7, 500, 1024, 5000, 70001, 400003};
@@ -868,20 +967,16 @@ void exact_bits(struct world *world)
     uint64_t random = 11 + (uint64_t)world->rank, hash = UINT64_C(0xCBF29CE484222325);
     for (unsigned turn = 0; turn < COUNT_OF(counts) * 4; turn++) {
         const bool is_shared = turn % 2, is_double = turn / 2 % 2;
-        const size_t count = counts[turn / 4];
-        char *input = is_shared ? areas.shared[0] : areas.plain[0], *output = is_shared ? areas.shared[1] : areas.plain[1];
-        for (size_t i = 0; i < count; i++) {
-            const double value =
-                (double)(int64_t)reference_random(&random) / (double)(UINT64_C(1) << (reference_random(&random) % 62));
-            const float single = (float)value;
-            if (is_double)
-                memcpy(input + i * 8, &value, 8);
-            else
-                memcpy(input + i * 4, &single, 4);
-        }
-        OK(world, shoal_allreduce(world->comm, input, output, count, is_double ? SHOAL_FLOAT64 : SHOAL_FLOAT32,
-                                  turn % 3 ? SHOAL_SUM : SHOAL_AVG, NULL));
-        hash = hash_of(hash, output, count * (is_double ? 8 : 4));
+        const size_t count = counts[turn / 4], bytes = count * (is_double ? 8 : 4);
+        const struct buffer input = take_buffer(&areas, is_shared, 0, 0);
+        struct buffer output = take_buffer(&areas, is_shared, 1, 0);
+        output.options = input.options;
+        fill_random(input.here, count, is_double, &random);
+        upload_buffer(&input, bytes);
+        OK(world, shoal_allreduce(world->comm, input.there, output.there, count, is_double ? SHOAL_FLOAT64 : SHOAL_FLOAT32,
+                                  turn % 3 ? SHOAL_SUM : SHOAL_AVG, buffer_options(&input)));
+        download_buffer(&output, bytes);
+        hash = hash_of(hash, output.here, bytes);
     }
     world->board[world->rank] = hash;
     world_close_areas(world, &areas);
