@@ -4,7 +4,7 @@
 #   make demo-torch   trains a network with PyTorch, two workers, backend "shoal"
 #   make test    builds in several ways and runs every test
 #   make demo-job   a SageMaker notebook's cell: data on a local S3 server, two hosts, report page, endpoint
-#   make test-gpu   runs the tests of operands on a device over this machine's CUDA driver, and measures an all-reduce
+#   make test-gpu   runs the tests of operands on a device over this machine's CUDA driver, and measures beside NCCL and copies
 #   make test-versions   runs tests of the front-ends with other versions of Python and the frameworks; fetches gigabytes
 #   make bench   measures every collective beside Intel MPI, Open MPI and MPICH
 #   make bench-hosts  over emulated hosts, beside Open MPI and Gloo
@@ -20,6 +20,7 @@ WORKERS ?= 2
 TORCH ?= 2.13.0
 DEEPSPEED ?= 0.19.8
 IMPI ?= 2021.19.0
+NCCL ?= 2.32.3
 
 # What Python in a checkout needs to know.
 FROM_PYTHON = PYTHONPATH=$(CURDIR)/python SHOAL_LIBRARY=$(CURDIR)/build/libshoal.so
@@ -56,11 +57,19 @@ demo-job: build build/job/bin/python3
 	 PATH=$(CURDIR)/build:$$PATH build/job/bin/python3 examples/job/demo.py
 
 CUDA ?= libcuda.so.1
-test-gpu: build
+test-gpu: build build/nccl
 	@dev/deps.sh test
 	SHOAL_TEST_CUDA=$(CUDA) build/tests/multi/test_device_exact
 	SHOAL_TEST_CUDA=$(CUDA) build/tests/multi/test_device_faults
-	build/shoal bench allreduce --memory gpu --in-place --probe memory --check --min 4K
+	build/shoal bench allreduce --memory gpu --in-place --check --min 4K --iterations 5
+	bench/bench_gpu.py
+
+# NCCL is measured beside Shoal and never shipped. Without it Shoal and bare copies are measured.
+build/nccl:
+	@dev/deps.sh bench
+	@echo "installing NCCL $(NCCL) at build/nccl"
+	@python3 -m venv build/nccl
+	@build/nccl/bin/pip install --quiet --no-deps nvidia-nccl-cu13==$(NCCL) || echo "no NCCL $(NCCL) from pip: without it"
 
 test: build/torch/bin/python3 build/torch/deepspeed
 	@dev/deps.sh build demo test

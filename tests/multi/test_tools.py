@@ -87,6 +87,24 @@ def bench_measures_memory_of_a_device():
     expect(code == 1 and "--memory gpu: " in err and "device" in err and not out.count("\n8 "), code, out, err)
 
 
+def beside_nccl_a_table_is_made():
+    """`make test-gpu` over stand-ins for CUDA's driver and NCCL."""
+    tests = pathlib.Path(os.environ["SHOAL_TESTS"])
+    if not (tests / "libnccl.so").exists():
+        raise Skip("the stand-in for CUDA's driver was not built")
+    with tempfile.TemporaryDirectory() as folder:
+        env = {**os.environ, "LD_LIBRARY_PATH": str(tests.parent / "unit"), "MOCK_CUDA": "devices=2", "SHOAL_NCCL": str(tests / "libnccl.so"),
+               "SHOAL_BUILD": str(tests.parents[1]), "SHOAL_BENCH_GPU": folder, "SHOAL_BENCH_GPU_SIZES": "4096 65536 16 2"}
+        for words, names in (([], ("copies", "allreduce-2")), (["allreduce", "3"], ("copies", "allreduce-3"))):
+            code, out, err = call(TOP / "bench/bench_gpu.py", *words, env=env)
+            expect(code == 0 and all((pathlib.Path(folder) / f"gpu-{name}.md").read_text() in out + "\n" for name in names), code, out, err)
+        copies, pair, three = ((pathlib.Path(folder) / f"gpu-{name}.md").read_text() for name in ("copies", "allreduce-2", "allreduce-3"))
+    expect(copies.count("MiB |") >= 3 and "A write and a wait on a stream" in copies, copies)
+    rows = re.findall(r"^\| (\d+ KiB) \|(?: [\d.]+ \|){6}$", pair, re.M)
+    expect(rows == ["4 KiB", "64 KiB"], pair)
+    expect("NCCL was not measured: ranks share a GPU" in three and three.count("KiB |") == 2, three)
+
+
 def bench_counts_the_bytes_of_the_larger_operand():
     for collective in ("reduce-scatter", "all-gather", "all-to-all", "gather", "scatter"):
         rows = bench(collective, "-n", "3", "--min", "8", "--max", "512", "--factor", "8", "--iterations", "5")
@@ -566,7 +584,7 @@ def make_build_says_what_it_built():
 
 
 run_cases([bench_prints_one_object_per_size_with_the_agreed_fields, bench_checks_results_of_every_kind,
-           bench_checks_every_collective, bench_checks_every_type_and_operator, bench_measures_memory_of_a_device, bench_counts_the_bytes_of_the_larger_operand,
+           bench_checks_every_collective, bench_checks_every_type_and_operator, bench_measures_memory_of_a_device, beside_nccl_a_table_is_made, bench_counts_the_bytes_of_the_larger_operand,
            bench_names_the_algorithm_that_ran, bench_runs_under_mpirun, bench_binds_its_workers,
            lack_of_shared_memory_is_told_in_the_callers_numbers,
            bench_refuses_what_makes_no_sense, explain_prints_the_plan,

@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""Measures operands on this machine's GPUs beside NCCL and beside bare copies: docs/figures/gpu-NAME.{md,jsonl}.
+
+  bench/bench_gpu.py              copies, then all-reduces of 2, 4, ... ranks and of all GPUs; 2 ranks where there is one GPU
+  bench/bench_gpu.py copies       only what the copy engines of the first GPU do
+  bench/bench_gpu.py allreduce 4  only an all-reduce of that many ranks
+
+NCCL comes from the file that SHOAL_NCCL names, or from build/nccl (`make test-gpu` puts it there). It serves one rank on each GPU:
+where ranks share one it is left out, which the page says.
+"""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+TOP = pathlib.Path(__file__).resolve().parent.parent
+FIGURES = pathlib.Path(os.environ.get("SHOAL_BENCH_GPU", TOP / "docs/figures"))
+BUILD = pathlib.Path(os.environ.get("SHOAL_BUILD", TOP / "build"))
+SHOAL = BUILD / "shoal"
+# Smallest, largest, factor, iterations.
+SIZES = [int(size) for size in os.environ.get("SHOAL_BENCH_GPU_SIZES", f"{4 << 10} {256 << 20} 4 20").split()]
+sys.path.insert(0, str(TOP / "bench"))
+
+from bench_report import size_text  # noqa: E402
+
+
+def rows_of(*words):
+    """The JSON objects that a command prints; what it says goes to the terminal."""
+    done = subprocess.run([str(word) for word in words], stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        sys.exit(f"bench_gpu: exit code {done.returncode} of {' '.join(map(str, words))}")
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def record(name, rows, lines):
+    FIGURES.mkdir(parents=True, exist_ok=True)
+    (FIGURES / f"gpu-{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (FIGURES / f"gpu-{name}.md").write_text("\n".join([*lines, ""]))
+    print("\n".join(lines))
+
+
+def table(head, rows):
+    return ["| " + " | ".join(head) + " |", "|---" * len(head) + "|", *("| " + " | ".join(row) + " |" for row in rows)]
+
+
+# ---- Copies ----------------------------------------------------------------------------------------------------------------
+
+def name_of(gpu):
+    driver = gpu["driver"]
+    return f"{gpu['devices']} x {gpu['device']}, driver of CUDA {driver // 1000}.{driver % 1000 // 10}"
+
+
+def copies():
+    """Returns the row that names the GPU."""
+    gpu, *rows = rows_of(BUILD / "bench/gpu_copies")
+    units = [row for row in rows if "unit_bytes" in row]
+    values = [f"A write and a wait on a stream: {row['pair_us']:.2f} us, of which the caller {row['call_us']:.2f} us."
+              for row in rows if "pair_us" in row]
+    cells = [[size_text(row["unit_bytes"]), *(f"{row[way]:.1f}" for way in ("from_gb_s", "to_gb_s", "both_gb_s"))] for row in units]
+    record("copies", [gpu, *rows], [f"# Copies of the first of {name_of(gpu)}", "",
+           "Between the device and registered host memory, by `bench/gpu_copies.c`, GB/s of 10^9 bytes.", "",
+           *table(["unit", "from the device", "to it", "both ways at once, together"], cells), "", *values])
+    return gpu
+
+
+# ---- All-reduces -----------------------------------------------------------------------------------------------------------
+
+def nccl():
+    """The path of NCCL's library; None: it is not here."""
+    found = [os.environ["SHOAL_NCCL"]] if "SHOAL_NCCL" in os.environ else sorted(
+        map(str, TOP.glob("build/nccl/lib/python3*/site-packages/nvidia/nccl/lib/libnccl.so.2")))
+    return found[0] if found else None
+
+
+def of_shoal(ranks):
+    least, most, factor, iterations = SIZES
+    return rows_of(SHOAL, "bench", "allreduce", "-n", ranks, "--memory", "gpu", "--inputs", "warm", "--min", least, "--max", most,
+                   "--factor", factor, "--iterations", iterations, "--probe", "memory", "--format", "json")
+
+
+def of_nccl(ranks, library):
+    return rows_of(SHOAL, "run", "--no-prefix", "-n", ranks, BUILD / "bench/gpu_nccl", library, *SIZES)
+
+
+def line_of(bytes_, ours, copied, theirs):
+    cells = [size_text(bytes_), f"{ours['median_us']:.1f}", f"{ours['busbw_gb_s']:.2f}", f"{copied['median_us']:.1f}"]
+    if not theirs:
+        return cells + ["", "", ""]
+    return cells + [f"{theirs['median_us']:.1f}", f"{theirs['busbw_gb_s']:.2f}", f"{theirs['median_us'] / ours['median_us']:.2f}"]
+
+
+def allreduce(gpu, ranks):
+    library = nccl()
+    why = ("ranks share a GPU, which it refuses" if ranks > gpu["devices"] else "it is not here (`make test-gpu` fetches it)")
+    rows = of_shoal(ranks)
+    theirs = of_nccl(ranks, library) if library and ranks <= gpu["devices"] else []
+    by_bytes = {row["bytes"]: row for row in theirs}
+    copied = {row["bytes"]: row for row in rows if row["collective"] == "probe"}
+    ours = [row for row in rows if row["collective"] != "probe"]
+    cells = [line_of(row["bytes"], row, copied[row["bytes"]], by_bytes.get(row["bytes"])) for row in ours]
+    record(f"allreduce-{ranks}", rows + theirs, [f"# All-reduce of {ranks} ranks on {name_of(gpu)}", "",
+           "float32, sums, out of place; medians of the slowest rank; GB of 10^9 bytes; NCCL / Shoal above 1: Shoal is faster.",
+           "Copying: each rank's operand to the host and back, one after the other.",
+           *([] if theirs else [f"NCCL was not measured: {why}."]), "",
+           *table(["size", "Shoal us", "busbw GB/s", "copying us", "NCCL us", "busbw GB/s", "NCCL / Shoal"], cells)])
+
+
+def counts(devices):
+    """2, 4, ... ranks and as many as there are GPUs."""
+    return sorted({2, devices, *(1 << i for i in range(1, 8) if 1 << i <= devices)} - {1})
+
+
+def main(words):
+    gpu = copies()
+    if words[:1] == ["allreduce"]:
+        allreduce(gpu, int(words[1]))
+    elif not words:
+        for ranks in counts(gpu["devices"]):
+            allreduce(gpu, ranks)
+    elif words != ["copies"]:
+        sys.exit(__doc__)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
