@@ -14,10 +14,13 @@
 #include <unistd.h>
 
 #include "exact_cases.h"
+#include "host_rank.h"
 #include "operations.h"
 #include "reference.h"
 
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
+
+const struct twin_device *host_rank_device;
 
 static double now_s(void)
 {
@@ -401,7 +404,7 @@ static enum shoal_status work(struct world *world, const struct verb *verb, char
 int main(int argc, char **argv)
 {
     static uint64_t board[WORLD_BOARD];
-    struct world world = {.board = board};
+    struct world world = {.board = board, .device = host_rank_device};
     const struct verb *verb = find_verb(argc > 1 ? argv[1] : NULL);
     if (!verb) {
         fprintf(stderr, "usage: host_rank exact [GROUP...] | loop SECONDS [JOB] | abort | busy SECONDS | roots\n");

@@ -24,6 +24,7 @@ from tap import Skip, expect, run_cases  # noqa: E402
 PROGRAM = os.environ.get("SHOAL_HOST_RANK", "")
 COMMAND = os.environ.get("SHOAL_COMMAND", "")
 SHUFFLED = PROGRAM + "_shuffled"  # the same, in bad weather: TEST_SHUFFLE is its seed
+ON_DEVICE = PROGRAM + "_device"  # the same, with operands on a device
 STRANGER = os.environ.get("SHOAL_STRANGER", "")
 EXACT_S = 90  # far above what it takes: a hang is ended
 START_S = 30
@@ -86,6 +87,18 @@ def exact(word, groups=(), ipv6=False, of_rank=None, sleeps_at_once=None, **envi
             succeed(job, EXACT_S)
             for rank in job.ranks:
                 expect(len(re.findall("^exact: ", rank.output(), re.M)) >= max(1, len(groups)), "too few groups", job.told())
+
+
+def exact_on_device(word, *groups, **environment):
+    """Over the stand-in driver; callbacks that post are refused there (tests/multi/test_device_faults.c)."""
+    if not os.access(ON_DEVICE, os.X_OK):
+        raise Skip("the stand-in driver was not built")
+    layout = Layout(word)
+    with Cluster(len(layout.sizes)) as cluster:
+        with Job(cluster, layout, [ON_DEVICE, "exact", *groups], {**SLEEP_AT_ONCE, **environment}).start() as job:
+            succeed(job, EXACT_S)
+            for rank in job.ranks:
+                expect(len(re.findall("^exact: ", rank.output(), re.M)) >= len(groups), "too few groups", job.told())
 
 
 def exact_by_messages(word):
@@ -750,6 +763,9 @@ EXACT = [
     *[case(f"exact_{word}_by_messages", exact_by_messages, word) for word in ("2x2", "3x1")],
     *[case(f"exact_{word}_by_{name}", exact, word, ["rows", "megabytes", "asynchronous", "groups"], SHOAL_ALGORITHMS=rules)
       for word in ("3x2", "4x1") for name, rules in RULES.items()],
+    case("exact_2x2_on_devices", exact_on_device, "2x2", "megabytes", "messages", "exchanges", "asynchronous", "groups", "bits"),
+    case("exact_3+1_round_robin_on_devices", exact_on_device, "3+1:rr", "asynchronous", "exchanges", "bits"),
+    case("exact_3x1_on_devices_by_messages", exact_on_device, "3x1", "asynchronous", "messages", SHOAL_WRITES="no"),
     case("exact_2x2_as_an_ordinary_user", exact_as_an_ordinary_user, "2x2"),
     case("exact_2x2_without_secret", exact, "2x2", ["megabytes", "messages", "groups"], SHOAL_SECRET=None),
     *[case(f"exact_{word}_shuffled_{seed}", exact, word, SOME_GROUPS, TEST_SHUFFLE=seed)

@@ -1,0 +1,10 @@
+/* What a variant of host_rank.c sets before main, in a constructor. */
+#ifndef SHOAL_TESTS_HOST_RANK_H
+#define SHOAL_TESTS_HOST_RANK_H
+
+#include "operations.h"
+
+/* Where operands lie that are otherwise in shared memory; NULL: there. */
+extern const struct twin_device *host_rank_device;
+
+#endif
