@@ -5,10 +5,10 @@ passed as a table (docs/python.md and docs/tensorflow.md hold one).
   versions.py [ROW ...]   those rows only; a word is enough: 2.15, tensorflow, newest
   versions.py --list      what there is
 
-Each row has a virtual environment in build/versions, which is kept: PyTorch for x86-64 fetches gigabytes of CUDA, which is why
-these rows are no part of `make test`. A row whose interpreter is neither on PATH nor in pyenv's folder is skipped. "newest" takes
-whatever the index has today, and says what that was: run it at night. Where pip is told to hold packages back (a `constraint` in
-its configuration), these rows are not. Exit code 1 when a test failed, 2 when an environment could not be made."""
+Each row has a virtual environment in build/versions, which is kept unless --discard is given: PyTorch for x86-64 fetches gigabytes of
+CUDA, which is why these rows are no part of `make test`. A row whose interpreter is neither on PATH nor in pyenv's folder is
+skipped. "newest" takes whatever the index has today, and says what that was: run it at night. Where pip is told to hold packages
+back (a `constraint` in its configuration), these rows are not. Exit code 1 when a test failed, 2 when an environment could not be made."""
 import argparse
 import collections
 import os
@@ -75,7 +75,7 @@ def make(row):
     if row.lends_torch:
         site = next(folder.glob("lib/python3*/site-packages"))
         (site / "torch.pth").write_text(str(next((TOP / "build/torch").glob("lib/python3*/site-packages"))))
-    run(interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *row.packages)
+    run(interpreter, "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check", *row.packages)
     (folder / "made").touch()
     return interpreter
 
@@ -119,6 +119,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="*", metavar="ROW")
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--discard", action="store_true", help="remove a row's environment once its tests have run")
     options = parser.parse_args()
     chosen = [row for row in ROWS if not options.rows or any(word in row.name for word in options.rows)]
     if options.list or not chosen:
@@ -144,6 +145,8 @@ def main():
             print(f"# {row.name}: {name}: {passed} passed, {len(failed)} failed, {skipped} skipped, {time.monotonic() - began_s:.0f} s",
                   *(f"#     failed: {one}" for one in failed), sep="\n", flush=True)
             table.append(f"| {words} | {name} | {passed} | {len(failed)} | {skipped} |")
+        if options.discard:
+            shutil.rmtree(TOP / "build/versions" / row.name)
     print("| versions | program | passed | failed | skipped |\n|---|---|---:|---:|---:|", *table, sep="\n")
     return 1 if has_failed else 0 if is_complete else 2
 

@@ -224,6 +224,34 @@ def gradients_stay_in_a_row(world):
     expect(all(start + length == following for (start, length), (following, _) in zip(places[1], places[1][1:])), places[1])
 
 
+def gradients_are_agreed_on_together(world):
+    """Those of a step in one round. The first step of rank 1 comes to them in another order."""
+    hvd = begun()
+    from shoal.horovod._common import controller as controllers
+    from shoal.horovod.torch import _world
+    rounds, executor = [], _world._controllers[0]._executor
+    gather = executor.gather
+    executor.gather = lambda block: (rounds.append(1), gather(block))[1]
+    held_s, controllers.HELD_S = controllers.HELD_S, 1e6
+    layers = [torch.nn.Linear(8, 8) for _ in range(4)]
+    named = [(f"{i}.{name}", each) for i, layer in enumerate(layers) for name, each in layer.named_parameters()]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([each for _, each in named], 0.1), named)
+    counts = []
+    for step in range(4):
+        rounds.clear()
+        optimizer.zero_grad()
+        hidden = torch.full((1, 8), world.rank + 1.0)
+        for layer in reversed(layers) if (world.rank, step) == (1, 0) else layers:
+            hidden = layer(hidden)
+        hidden.sum().backward()
+        optimizer.step()
+        counts.append(len(rounds))
+    controllers.HELD_S = held_s
+    expect(counts == [1] * 4, counts)
+    everywhere = hvd.allgather_object([each.grad.tolist() for _, each in named])
+    expect(all(each == everywhere[0] for each in everywhere), "ranks have other averages")
+
+
 def gradients_without_shared_memory(world):
     """Rank 0 gets none in its first step, when its gradients are on their way. The error is the shim's own."""
     begun()
@@ -390,7 +418,8 @@ def ended(body):
 
 CASES = [Case(body.__name__, ended(body), sizes=(1, 2, 3)) for body in (any_order, uneven, joins, trains_as_one, norm_over_all_ranks,
                                                                     goes_on_after_a_restart)]
-CASES += [Case(body.__name__, ended(body), sizes=(2,)) for body in (handles_and_groups, gradients_stay_in_a_row, states_are_shared)]
+CASES += [Case(body.__name__, ended(body), sizes=(2,)) for body in (handles_and_groups, gradients_stay_in_a_row, states_are_shared,
+                                                                  gradients_are_agreed_on_together)]
 CASES += [Case(body.__name__, ended(body), sizes=(2, 3)) for body in (operations_have_gradients, gradients_of_every_kind)]
 CASES += [Case("gradients_without_shared_memory", ended(gradients_without_shared_memory), sizes=(2,))]
 CASES += [Case("gradients_over_gloo", ended(gradients_over_gloo), sizes=(2,), init=False)]

@@ -320,10 +320,56 @@ def wrong_options_are_refused(rank):
     refuses(ValueError, ["not been initialized"], hvd.rank)
 
 
+# ---- What ends a job: one of its own each ----
+
+
+class Halved(hvd.Compression.none):
+    """A compressor of a program's own."""
+
+    @staticmethod
+    def decompress(tensor, ctx):
+        return tensor / 2
+
+
+def lonely_none(wrap, call):
+    """The last rank's loss does not know the bias, from the second step on in which ranks average."""
+    def body(rank):
+        hvd.init()
+        kernel, bias = tf.Variable([1.0, 2.0], name="kernel"), tf.Variable(0.5, name="bias")
+        wrapped = wrap()
+
+        def step(has_bias):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(kernel) + (bias if has_bias else 0.0)
+            return wrapped(tape).gradient(loss, [kernel, bias])
+        step = call(step)
+        same(step(True)[0], step(True)[0])
+        step(rank != hvd.size() - 1)
+    return body
+
+
+def of_the_outer_ranks():
+    pair = hvd.add_process_set([0, 2])
+    return lambda tape: hvd.DistributedGradientTape(tape, process_set=pair)
+
+
+def a_gradient_that_is_none_on_one_rank_is_named():
+    table = (
+        (lambda: lambda tape: hvd.DistributedGradientTape(tape, gradient_predivide_factor=2.0), tf.function, range(3)),
+        (of_the_outer_ranks, tf.function, (0, 2)),
+        (lambda: lambda tape: hvd.DistributedGradientTape(tape, compression=Halved), lambda function: function, range(3)),
+    )
+    for wrap, call, those in table:
+        told = forked.Ranks(3, lonely_none(wrap, call))
+        for rank in range(3):
+            assert told.codes[rank] == int(rank in those), told.told()
+        assert all(word in told.texts[0] for word in ("FailedPreconditionError", "bias:0 is None")), told.told()
+
+
 FUNCTIONS = [allreduce_takes_horovods_arguments, groups_mix_types_and_slices, rows_travel, gradients_are_horovods, mismatches_are_told,
              process_sets_are_apart, objects_and_state_are_shared, variables_of_a_session_are_shared, joined_ranks_take_part_with_zeros,
              fit_equals_one_process, passes_are_summed_unless_averaged, local_gradients_stay, callbacks_and_saved_models, local_variables_are_not_broadcast,
              a_state_goes_on_after_a_restart, wrong_options_are_refused]
 
 if __name__ == "__main__":
-    run_cases(forked.Cases(3, FUNCTIONS, lambda: (hvd.init(), hvd.init())).report())
+    run_cases([*forked.Cases(3, FUNCTIONS, lambda: (hvd.init(), hvd.init())).report(), a_gradient_that_is_none_on_one_rank_is_named])

@@ -35,7 +35,7 @@ def allreduce(tensor, op: ReduceOp = ReduceOp.AVERAGE, compression: str = Compre
     AVERAGE only."""
     _world.current()
     if isinstance(tensor, tf.IndexedSlices):
-        return _allreduce_slices(tensor, op, compression, name)
+        return allreduce_slices(tensor, op, name)
     tensor = tf.convert_to_tensor(tensor)
     narrow = _cast_of(tensor, compression)
     result = _operations.allreduce([tf.cast(tensor, narrow)], int(op), name)[0]
@@ -112,13 +112,14 @@ def _cast_of(tensor, compression):
     return _CASTS[compression] if compression != "none" and tensor.dtype in (tf.float32, tf.float64) else tensor.dtype
 
 
-def _allreduce_slices(slices, op, compression, name):
+def allreduce_slices(slices, op, name=None, world=0):
+    """tf.IndexedSlices of all ranks, one after the other."""
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise NotImplementedError("shoal: tf.IndexedSlices can be summed and averaged only: tf.convert_to_tensor makes them "
                                   "dense")
-    values, indices = gather_slices(slices, name)
+    values, indices = gather_slices(slices, name, world)
     if op == ReduceOp.AVERAGE:
-        values = values / tf.cast(_world.size(), values.dtype)
+        values = values / tf.cast(_world.size_of(world), values.dtype)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 

@@ -23,9 +23,10 @@ _averagers = {}  # by what makes them the same
 
 
 class Settings:
-    """How gradients are averaged; checked once, so that a wrong one is told where it is written."""
+    """How gradients are averaged, and among which ranks (_world.add_world); checked once, so that a wrong one is told where it is
+    written."""
 
-    def __init__(self, op=ReduceOp.AVERAGE, compression=Compression.none, sparse_as_dense=False, buffer_mib=BUFFER_MIB):
+    def __init__(self, op=ReduceOp.AVERAGE, compression=Compression.none, sparse_as_dense=False, buffer_mib=BUFFER_MIB, world=0):
         if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
             raise ValueError(f"shoal: gradients can be averaged or summed (ReduceOp.AVERAGE, ReduceOp.SUM), and op is {op!r}")
         if compression not in _COMPRESSIONS:
@@ -34,13 +35,13 @@ class Settings:
         if not buffer_mib > 0:
             raise ValueError(f"shoal: buffers of {buffer_mib} MiB cannot hold gradients")
         self.op, self.compression, self.sparse_as_dense = ReduceOp(op), compression, bool(sparse_as_dense)
-        self.buffer_bytes = int(buffer_mib * (1 << 20))
+        self.buffer_bytes, self.world = int(buffer_mib * (1 << 20)), world
 
     def average(self, gradients, variables):
         return average(gradients, variables, self)
 
     def key(self):
-        return int(self.op), self.compression, self.buffer_bytes
+        return int(self.op), self.compression, self.buffer_bytes, self.world
 
 
 def average(gradients, variables, settings):
@@ -49,7 +50,7 @@ def average(gradients, variables, settings):
     gradients, variables = list(gradients), list(variables)
     if len(gradients) != len(variables):
         raise ValueError(f"shoal: {len(gradients)} gradients were given for {len(variables)} variables")
-    if _world.size() == 1:
+    if _world.size_of(settings.world) == 1:
         return gradients
     if settings.sparse_as_dense:
         gradients = [tf.convert_to_tensor(one) if isinstance(one, tf.IndexedSlices) else one for one in gradients]
@@ -62,7 +63,7 @@ def average(gradients, variables, settings):
             results[i] = result
     for i, sparse in enumerate(is_sparse):
         if sparse:
-            results[i] = _collectives.allreduce(gradients[i], settings.op, name=_node_name(name_of(variables[i])))
+            results[i] = _collectives.allreduce_slices(gradients[i], settings.op, _node_name(name_of(variables[i])), settings.world)
     return results
 
 
@@ -109,7 +110,7 @@ class _Averager:
     """struct averager of operations/averager.h; made by all ranks together."""
 
     def __init__(self, variables, types, settings):
-        self.names = [name_of(variable) for variable in variables]
+        self.names, self.world = [name_of(variable) for variable in variables], settings.world
         parameters = (_native.Parameter * len(variables))(*(
             (math.prod(map(int, variable.shape)), kind, _name_on_all_ranks(i, variable).encode())
             for i, (variable, kind) in enumerate(zip(variables, types))))
@@ -117,7 +118,7 @@ class _Averager:
                                          compression=_COMPRESSIONS[settings.compression])
         error = ctypes.create_string_buffer(_operations.ERROR_BYTES)
         self.number = _operations.load().library.shoal_tensorflow_averager_create(
-            0, ctypes.byref(parameters), len(variables), ctypes.byref(options), error, len(error))
+            self.world, ctypes.byref(parameters), len(variables), ctypes.byref(options), error, len(error))
         if self.number < 0:
             raise _world.error_of(-self.number, error.value.decode(errors="replace"))
         self._compiled = tf.function(self._average, autograph=False)
@@ -139,10 +140,9 @@ class _Averager:
         _operations.load().library.shoal_tensorflow_averager_free(self.number)
 
 
-def _free_all():
-    for averager in _averagers.values():
-        averager.free()
-    _averagers.clear()
+def _free_those_of(world):
+    for key in [key for key, averager in _averagers.items() if averager.world == world]:
+        _averagers.pop(key).free()
 
 
-_world.on_shutdown(_free_all)
+_world.on_end(_free_those_of)

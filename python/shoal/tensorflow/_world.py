@@ -26,6 +26,7 @@ _current = None  # World, between init() and shutdown()
 _worlds = {}  # by number: that of all ranks is 0; those of some ranks, of which this rank is one
 _next_world = 1
 _on_shutdown = []  # functions
+_on_end = []  # functions of the number of a world that is about to end
 
 
 class World:
@@ -89,9 +90,10 @@ def add_world(ranks) -> int:
 
 def remove_world(number: int) -> None:
     """Ends what add_world made. All of its ranks call it; on others it does nothing."""
-    world = _worlds.pop(number, None)
-    if world is None:
+    if number not in _worlds:
         return
+    _tell_end(number)
+    world = _worlds.pop(number)
     library = _native.load()
     status = library.comm_finalize(world.comm)
     error = _native.error_of(status, world.context, world.comm)
@@ -109,6 +111,7 @@ def shutdown() -> None:
         function()
     for number in sorted(_worlds)[1:]:
         remove_world(number)
+    _tell_end(0)
     library = _native.load()
     status = library.comm_finalize(world.comm)
     error = None
@@ -125,6 +128,16 @@ def shutdown() -> None:
 
 def on_shutdown(function) -> None:
     _on_shutdown.append(function)
+
+
+def on_end(function) -> None:
+    """function(number) is called before a world ends."""
+    _on_end.append(function)
+
+
+def _tell_end(number):
+    for function in _on_end:
+        function(number)
 
 
 def is_initialized() -> bool:

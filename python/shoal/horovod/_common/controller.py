@@ -8,6 +8,10 @@ without a message, and nothing is lost where two ranks post in different order.
     rank 0: a b      round: all have b         executed: b
     rank 1: b   c    waiting: a (rank 0), c (rank 1)
 
+A round costs as much as a small all-reduce, so few are held: gradients of an optimizer wait until there are many of them, or until
+the program waits for one. Each rank decides that by itself, as a round finds what all have whenever it comes. And all-reduces that
+ranks agreed on before are told by a number.
+
 A rank that has joined takes part in all-reduces with zeros. Nothing here knows a framework: an executor gathers blocks and moves
 tensors."""
 from __future__ import annotations
@@ -24,17 +28,23 @@ BARRIER, JOIN, END = "barrier", "join", "end"
 BLOCK_BYTES = 1024  # of a rank's requests in the first all-gather of a round; more go in a second one
 LENGTH_BYTES = 4
 PAUSE_S, PAUSE_MAX_S = 100e-6, 5e-3  # between two rounds that found nothing
+HELD_BYTES = 25 << 20  # of requests that may be held: so many begin a round
+HELD_S = 50e-3  # ... and one begins it when it has been held so long, as another rank may wait for it
+KNOWN_MAX = 4096  # all-reduces that have numbers
 STALL_S = 60  # requests that ranks do not all have are told on stderr then
 DUPLICATE = ("Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is currently "
              "being processed. If you want to request another tensor, use a different tensor name. The tensor is \"{}\"")
 
 
 class Request:
-    """One operation of this rank. forms: a [type, shape] for each tensor; more: what else must be known to all ranks."""
+    """One operation of this rank. forms: a [type, shape] for each tensor; more: what else must be known to all ranks. held_bytes: how
+    much it moves, if it may be held until there is more; None: it begins a round."""
 
-    def __init__(self, kind, name, forms=(), must_agree=(), splits=(), payload=None):
+    def __init__(self, kind, name, forms=(), must_agree=(), splits=(), payload=None, held_bytes=None):
         self.kind, self.name, self.payload = kind, name, payload
         self.forms, self.must_agree, self.splits = list(forms), list(must_agree), list(splits)
+        self.held_bytes = held_bytes
+        self.hurry = None  # what a wait for it calls while it is held
         self.result = self.error = None
         self._done = threading.Event()
         self.posted_s = time.monotonic()
@@ -51,6 +61,8 @@ class Request:
         return self._done.is_set()
 
     def wait(self):
+        if self.held_bytes is not None and not self.is_done():
+            self.hurry()
         self._done.wait()
         if self.error is not None:
             raise self.error
@@ -61,7 +73,34 @@ class Told:
     """A request of another rank, or of this one, as it was told."""
 
     def __init__(self, fields):
+        self.fields = fields
         self.kind, self.name, self.forms, self.must_agree, self.splits = fields
+
+
+class _Known:
+    """All-reduces that ranks have agreed on, by number. A number means the same on every rank, as all learn the same in each round."""
+
+    def __init__(self):
+        self._numbers, self._told = {}, []
+
+    def shorten(self, request):
+        """What is told of a request of this rank: a number where it is as ranks agreed on it the last time."""
+        number = self._numbers.get(request.name)
+        fields = request.told()
+        return number if number is not None and self._told[number].fields == fields else fields
+
+    def find(self, fields):
+        return self._told[fields] if isinstance(fields, int) else Told(fields)
+
+    def learn(self, told):
+        """Names that are used once would fill it in time: then it begins anew."""
+        if told.name in self._numbers:
+            self._told[self._numbers[told.name]] = told
+            return
+        if len(self._told) == KNOWN_MAX:
+            self._numbers, self._told = {}, []
+        self._numbers[told.name] = len(self._told)
+        self._told.append(told)
 
 
 class Controller:
@@ -73,6 +112,7 @@ class Controller:
         self._executor = executor
         self._pending, self._changed = {}, threading.Condition()
         self._counters = {}  # of requests without a name
+        self._known = _Known()
         self._failure = None
         self._last_joined = []  # ranks whose request to join came up in the latest round that had one
         self._warned_s = 0.0
@@ -96,8 +136,17 @@ class Controller:
             if request.kind == JOIN:
                 request.must_agree = [self._counters]
             self._pending[request.name] = request
-            self._changed.notify()
+            request.hurry = self._hurry
+            if len(self._pending) == 1 or self._is_time():
+                self._changed.notify()
         return request
+
+    def _hurry(self):
+        """The program waits: nothing is held any longer."""
+        with self._changed:
+            for request in self._pending.values():
+                request.held_bytes = None
+            self._changed.notify()
 
     def end(self):
         """All ranks; requests that are pending fail."""
@@ -126,9 +175,18 @@ class Controller:
 
     def _wait_for_requests(self):
         with self._changed:
-            while not self._pending:
-                self._changed.wait()
+            while not self._is_time():
+                self._changed.wait(HELD_S if self._pending else None)
         return True
+
+    def _is_time(self):
+        """Whether a request begins a round, or those that are held do together."""
+        held_bytes, late_s = 0, time.monotonic() - HELD_S
+        for request in self._pending.values():
+            if request.held_bytes is None or request.posted_s <= late_s:
+                return True
+            held_bytes += request.held_bytes
+        return held_bytes >= HELD_BYTES
 
     def _fail(self, error):
         with self._changed:
@@ -140,7 +198,7 @@ class Controller:
         """Returns whether something was executed; None at the end."""
         with self._changed:
             own = list(self._pending.values())
-        told = self._exchange([request.told() for request in own])
+        told = self._exchange([self._known.shorten(request) for request in own])
         joined = {rank for rank, requests in enumerate(told) if JOIN in requests}
         news = sorted(joined - set(self._joined_before()))
         if news:
@@ -171,7 +229,8 @@ class Controller:
         texts = [block[LENGTH_BYTES:] for block in blocks]
         if max(lengths) > room:
             texts = self._executor.gather(text.ljust(max(lengths), b" "))
-        return [{fields[1]: Told(fields) for fields in json.loads(text)} for text in texts]
+        found = {text: {each.name: each for each in map(self._known.find, json.loads(text))} for text in set(texts)}
+        return [found[text] for text in texts]
 
     def _take(self, name):
         with self._changed:
@@ -195,7 +254,10 @@ class Controller:
             if fault and request:
                 request.finish(error=HorovodInternalError(f"{fault} (tensor {name})"))
             elif not fault:
-                batch.append((next(iter(requests.values())).kind, requests, request))
+                first = next(iter(requests.values()))
+                if first.kind == ALLREDUCE:
+                    self._known.learn(first)
+                batch.append((first.kind, requests, request))
         try:
             if batch:
                 self._executor.execute(batch)
@@ -233,7 +295,7 @@ def fault_of(requests, joined):
     if absent and first.kind not in (ALLREDUCE, BARRIER):
         return f"{first.kind} is not supported with Join: rank {min(absent)} has joined"
     for rank, other in requests.items():
-        fault = _difference(first, other)
+        fault = _difference(first, other) if other is not first else None
         if fault:
             return f"{fault[0]}: One rank had {fault[1]}, but another rank had {fault[2]}: ranks {first_rank} and {rank}"
     if first.kind == ALLTOALL:

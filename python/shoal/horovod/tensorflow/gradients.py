@@ -8,15 +8,15 @@ from shoal.tensorflow import ReduceOp, _gradients, tape
 from .._common.operators import Adasum, Average, Sum
 from ._agreement import GRADIENTS, agree
 from ._operations import grouped_allreduce
-from ._world import global_process_set
+from ._world import global_process_set, world_of
 from .compression import Compression
 
 _OF_THE_ENGINE = {Compression.none: "none", Compression.fp16: "fp16"}
 
 
 class Settings:
-    """How gradients are averaged. Those of all ranks go through the gradient engine; those of a process set, those scaled before, and
-    those with a compression of the program's own, through one all-reduce for each type."""
+    """How gradients are averaged: by the gradient engine, or, where a rank has joined and with a compression of the program's own, by
+    one all-reduce for each type."""
 
     def __init__(self, compression=Compression.none, sparse_as_dense=False, op=Average, gradient_predivide_factor=1.0,
                  process_set=global_process_set, scale_local_gradients=True, factor=1):
@@ -30,10 +30,6 @@ class Settings:
         self._predivide, self._process_set = gradient_predivide_factor, process_set
         self._scales_local, self._factor = scale_local_gradients, factor
         self._local = {}  # variables whose gradients stay on this rank, by id; kept, so that no id comes again
-        self._engine = None
-        if process_set is global_process_set and compression in _OF_THE_ENGINE and gradient_predivide_factor == 1.0:
-            self._engine = _gradients.Settings(ReduceOp.AVERAGE if op == Average else ReduceOp.SUM, _OF_THE_ENGINE[compression],
-                                               sparse_as_dense)
 
     def add_local(self, variable):
         self._local[id(variable)] = variable
@@ -53,10 +49,20 @@ class Settings:
         return [_times(gradient, self._factor) for gradient in results]
 
     def _reduce(self, gradients, variables):
-        if self._engine is not None and not agree(GRADIENTS, [], 0):
-            return self._engine.average(gradients, variables)
         if not self._process_set.included() or self._process_set.size() == 1:
             return gradients
+        world = world_of(self._process_set)
+        has_engine = self._compression in _OF_THE_ENGINE
+        missing = [f"{_gradients.name_of(each)} is None" for gradient, each in zip(gradients, variables) if gradient is None]
+        has_joined = agree(GRADIENTS, [], world, [] if has_engine else missing)  # the engine tells by itself what is missing
+        if not has_engine or has_joined:
+            return self._reduce_together(gradients)
+        settings = _gradients.Settings(ReduceOp.AVERAGE if self._op == Average else ReduceOp.SUM, _OF_THE_ENGINE[self._compression],
+                                       self._sparse_as_dense, world=world)
+        averages = settings.average([_times(each, 1 / self._predivide) for each in gradients], variables)
+        return [_times(each, self._predivide) for each in averages]
+
+    def _reduce_together(self, gradients):
         here = [i for i, gradient in enumerate(gradients) if gradient is not None]
         sent = [gradients[i] for i in here]
         if self._sparse_as_dense:

@@ -61,8 +61,7 @@ class Executor:
     @staticmethod
     def _bytes_of(entry):
         one = next(iter(entry[1].values()))
-        return sum(torch.Size(shape).numel() * torch.empty((), dtype=getattr(torch, name)).element_size()
-                   for name, shape in one.forms)
+        return sum(torch.Size(shape).numel() * getattr(torch, name).itemsize for name, shape in one.forms)
 
     def _allreduce(self, batch):
         """Alike on all ranks, those that have joined too, which have no request."""

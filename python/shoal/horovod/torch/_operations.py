@@ -34,11 +34,11 @@ def _check(tensor):
         raise ValueError("Tensor is required to be contiguous.")
 
 
-def _post(kind, name, tensors, process_set, finish, outputs=None, must_agree=(), splits=()):
+def _post(kind, name, tensors, process_set, finish, outputs=None, must_agree=(), splits=(), held_bytes=None):
     for tensor in tensors:
         _check(tensor)
     controller = controller_of(process_set)
-    request = Request(kind, controller.name_of(kind, name), map(_form_of, tensors), must_agree, splits, (tensors, outputs))
+    request = Request(kind, controller.name_of(kind, name), map(_form_of, tensors), must_agree, splits, (tensors, outputs), held_bytes)
     controller.post(request)
     number = next(_numbers)
     _handles[number] = request, finish
@@ -72,9 +72,9 @@ def _all(results):
 # ---- All-reduce ----
 
 
-def _allreduce_async(tensors, outputs, average, name, op, prescale, postscale, process_set, finish):
+def _allreduce_async(tensors, outputs, average, name, op, prescale, postscale, process_set, finish, held_bytes=None):
     must_agree = [operator_of(op, average), float(prescale), float(postscale)]
-    return _post(kinds.ALLREDUCE, name, tensors, process_set, finish, outputs, must_agree)
+    return _post(kinds.ALLREDUCE, name, tensors, process_set, finish, outputs, must_agree, held_bytes=held_bytes)
 
 
 def allreduce_async(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
@@ -109,6 +109,13 @@ def grouped_allreduce_async_(tensors, average=None, name=None, op=None, prescale
                              process_set=global_process_set):
     tensors = list(tensors)
     return _allreduce_async(tensors, tensors, average, name, op, prescale_factor, postscale_factor, process_set, _all)
+
+
+def held_allreduce_async_(tensors, name, op, prescale_factor, postscale_factor, process_set):
+    """grouped_allreduce_async_, which may be held until there is more to reduce, or until the program waits."""
+    tensors = list(tensors)
+    return _allreduce_async(tensors, tensors, None, name, op, prescale_factor, postscale_factor, process_set, _all,
+                            held_bytes=sum(tensor.nbytes for tensor in tensors))
 
 
 def grouped_allreduce_(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,

@@ -88,9 +88,7 @@ class _Gradients:
         dense = [parameter.grad.to_dense() if sparse else parameter.grad for parameter, sparse in zip(unit, is_sparse)]
         compressed, contexts = zip(*(options["compression"].compress(each.contiguous()) for each in dense))
         factor = options["predivide"] if options["op"] == Average else 1.0
-        handle = _operations.grouped_allreduce_async_(
-            compressed, name=name, op=options["op"], prescale_factor=1 / factor, postscale_factor=factor,
-            process_set=options["process_set"])
+        handle = _operations.held_allreduce_async_(compressed, name, options["op"], 1 / factor, factor, options["process_set"])
         self._handles[unit] = functools.partial(_operations.synchronize, handle), contexts
 
     def synchronize(self):

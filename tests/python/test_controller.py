@@ -1,0 +1,225 @@
+#!/usr/bin/env python3
+"""What ranks under Horovod's names tell each other before tensors move (shoal.horovod._common.controller): how many rounds they need,
+and what they agree on. Ranks are threads of this process, and nothing is moved."""
+import contextlib
+import threading
+import time
+
+from shoal.horovod._common import controller as controllers
+from shoal.horovod._common.controller import ALLREDUCE, JOIN, Controller, Request
+from shoal.horovod._common.errors import HorovodInternalError
+from tap import expect, run_cases
+
+TIMEOUT_S = 60
+FOR_EVER_S = 1e6
+
+
+class Job:
+    """Controllers of as many ranks. gathers: how many blocks each rank has told; batches: of each rank, the names and forms that it
+    was given to execute."""
+
+    def __init__(self, size):
+        self.size, self.gathers, self.batches = size, 0, [[] for _ in range(size)]
+        self._meeting, self._blocks = threading.Barrier(size), [b""] * size
+        self.ranks = [Controller(rank, size, _Executor(self, rank)) for rank in range(size)]
+
+    def gather(self, rank, block):
+        self._blocks[rank] = block
+        if self._meeting.wait(TIMEOUT_S) == 0:
+            self.gathers += 1
+        blocks = list(self._blocks)
+        self._meeting.wait(TIMEOUT_S)
+        return blocks
+
+    def post(self, rank, name, held_bytes=None, form=("float32", [4])):
+        return self.ranks[rank].post(Request(ALLREDUCE, name, [list(form)], [0, 1.0, 1.0], held_bytes=held_bytes))
+
+    def post_everywhere(self, names, held_bytes=None):
+        """Rank 0 begins with the first name, each other rank with the one after that of the rank before it."""
+        return [[self.post(rank, name, held_bytes) for name in names[rank:] + names[:rank]] for rank in range(self.size)]
+
+    def end(self):
+        threads = [threading.Thread(target=controller.end) for controller in self.ranks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(TIMEOUT_S)
+            expect(not thread.is_alive(), "a controller does not end")
+
+
+class _Executor:
+    def __init__(self, job, rank):
+        self._job, self._rank = job, rank
+
+    def gather(self, block):
+        return self._job.gather(self._rank, block)
+
+    def execute(self, batch):
+        self._job.batches[self._rank].append([(one.name, one.forms) for one in (next(iter(told.values())) for _, told, _ in batch)])
+        for _, _, request in batch:
+            if request:
+                request.finish(request.name)
+
+
+@contextlib.contextmanager
+def held_for(seconds):
+    """Requests that may be held are, for so long."""
+    before_s, controllers.HELD_S = controllers.HELD_S, seconds
+    try:
+        yield
+    finally:
+        controllers.HELD_S = before_s
+
+
+def wait_for_all(requests):
+    """Each rank's, by a thread of its own, as its program would."""
+    results = [None] * len(requests)
+
+    def wait(rank):
+        results[rank] = [request.wait() for request in requests[rank]]
+    threads = [threading.Thread(target=wait, args=(rank,), daemon=True) for rank in range(len(requests))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    expect(None not in results, results)
+    return results
+
+
+def comes_true(condition, *told):
+    """Without a wait that a controller would know of."""
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not condition():
+        expect(time.monotonic() < deadline_s, *told)
+        time.sleep(1e-3)
+
+
+def names_of(batches):
+    return [[name for name, _ in batch] for batch in batches]
+
+
+def refused(request, *words):
+    try:
+        request.wait()
+    except HorovodInternalError as error:
+        expect(all(word in str(error) for word in words), error)
+        return
+    raise AssertionError("no HorovodInternalError")
+
+
+# ---- How many rounds ----
+
+
+def a_step_is_one_round():
+    """Of 40 gradients, which come in other orders on other ranks. Their names fill two blocks, their numbers one."""
+    names = [f"layers.{i}.attention.weight" for i in range(40)]
+    with held_for(FOR_EVER_S):
+        job, gathers = Job(3), []
+        for _ in range(4):
+            before = job.gathers
+            wait_for_all(job.post_everywhere(names, held_bytes=4))
+            gathers.append(job.gathers - before)
+        job.end()
+    expect(gathers == [2, 1, 1, 1], gathers)
+    expect([names_of(batches) for batches in job.batches] == [[names] * 4] * 3, job.batches)
+
+
+def enough_bytes_begin_a_round():
+    """Nobody waits for them."""
+    most = controllers.HELD_BYTES
+    with held_for(FOR_EVER_S):
+        job = Job(2)
+        job.post_everywhere(["a"], held_bytes=most - 1)
+        time.sleep(0.05)
+        expect(job.gathers == 0, "a round began for less")
+        requests = job.post_everywhere(["b"], held_bytes=1)
+        comes_true(lambda: all(one.is_done() for each in requests for one in each), "no round began")
+        job.end()
+    expect(names_of(job.batches[0]) == [["a", "b"]], job.batches)
+
+
+def nothing_is_held_for_long():
+    """Rank 1 waits for what rank 0 posted and does not wait for."""
+    with held_for(0.01):
+        job = Job(2)
+        held = job.post(0, "a", held_bytes=1)
+        expect(job.post(1, "a").wait() == "a", "the other rank's")
+        comes_true(held.is_done, "it is held")
+        job.end()
+
+
+def what_is_held_goes_with_others():
+    with held_for(FOR_EVER_S):
+        job = Job(2)
+        held = job.post_everywhere(["gradient"], held_bytes=1)
+        wait_for_all(job.post_everywhere(["loss"]))
+        expect(all(one.is_done() for each in held for one in each) and job.gathers == 1, job.gathers)
+        job.end()
+
+
+# ---- What they agree on ----
+
+
+def numbers_stand_for_what_was_agreed_on():
+    """A tensor may have another shape the next time, on all ranks; on one alone it fails, and the numbers hold on."""
+    long, short = ("float32", [4]), ("float64", [2, 2])
+    job = Job(2)
+    for form in (long, long, short, short, long):
+        wait_for_all([[job.post(rank, "a", form=form)] for rank in range(2)])
+    requests = [job.post(rank, "a", form=(long, short)[rank]) for rank in range(2)]
+    for request in requests:
+        refused(request, "Mismatched data types", "float32", "float64", "ranks 0 and 1", "tensor a")
+    wait_for_all(job.post_everywhere(["a", "new"]))
+    job.end()
+    wanted = [[("a", [list(form)])] for form in (long, long, short, short, long)]
+    expect(job.batches[0][:5] == job.batches[1][:5] == wanted, job.batches)
+    expect(sorted(sum(names_of(job.batches[1][5:]), [])) == ["a", "new"], job.batches)
+
+
+def ranks_that_joined_know_the_numbers():
+    """Rank 2 takes part in what it did before, in what is new to it, and goes on with both."""
+    with held_for(FOR_EVER_S):
+        job = Job(3)
+        wait_for_all(job.post_everywhere(["a", "b"], held_bytes=1))
+        joins = [job.ranks[2].post(Request(JOIN, JOIN))]
+        for names in (["a", "b"], ["b", "new"], ["b", "new"]):
+            wait_for_all([[job.post(rank, name, held_bytes=1) for name in names] for rank in range(2)])
+        joins += [job.ranks[rank].post(Request(JOIN, JOIN)) for rank in (0, 1)]
+        wait_for_all([[each] for each in joins])
+        before = job.gathers
+        wait_for_all(job.post_everywhere(["new", "a"], held_bytes=1))
+        expect(job.gathers - before == 1, job.gathers - before)
+        job.end()
+    wanted = [["a", "b"], ["a", "b"], ["b", "new"], ["b", "new"], ["new", "a"]]
+    expect([names_of(batches) for batches in job.batches] == [wanted] * 3, job.batches)
+
+
+def names_that_come_once_are_forgotten():
+    """More than there are numbers: they begin anew on all ranks at once."""
+    most, controllers.KNOWN_MAX = controllers.KNOWN_MAX, 5
+    try:
+        job = Job(2)
+        for i in range(8):
+            wait_for_all(job.post_everywhere(["a", f"once.{i}", "b"]))
+            expect(all(len(each._known._told) <= 5 for each in job.ranks), "numbers are kept")
+        job.end()
+    finally:
+        controllers.KNOWN_MAX = most
+    done = [sorted(sum(names_of(batches), [])) for batches in job.batches]
+    expect(done == [sorted([*"ab"] * 8 + [f"once.{i}" for i in range(8)])] * 2, done)
+
+
+def a_job_begins_anew():
+    """As after an elastic restart: the numbers of the job before mean nothing."""
+    for names in (["a", "b"], ["b", "c", "a"]):
+        job = Job(2)
+        for _ in range(2):
+            wait_for_all(job.post_everywhere(names))
+        job.end()
+        expect(sorted(sum(names_of(job.batches[1]), [])) == sorted(names * 2), job.batches)
+
+
+if __name__ == "__main__":
+    run_cases([a_step_is_one_round, enough_bytes_begin_a_round, nothing_is_held_for_long, what_is_held_goes_with_others,
+               numbers_stand_for_what_was_agreed_on, ranks_that_joined_know_the_numbers, names_that_come_once_are_forgotten,
+               a_job_begins_anew])
