@@ -320,9 +320,6 @@ def wrong_options_are_refused(rank):
     refuses(ValueError, ["not been initialized"], hvd.rank)
 
 
-# ---- What ends a job: one of its own each ----
-
-
 class Halved(hvd.Compression.none):
     """A compressor of a program's own."""
 
@@ -331,44 +328,53 @@ class Halved(hvd.Compression.none):
         return tensor / 2
 
 
-def lonely_none(wrap, call):
-    """The last rank's loss does not know the bias, from the second step on in which ranks average."""
-    def body(rank):
-        hvd.init()
-        kernel, bias = tf.Variable([1.0, 2.0], name="kernel"), tf.Variable(0.5, name="bias")
-        wrapped = wrap()
-
-        def step(has_bias):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(kernel) + (bias if has_bias else 0.0)
-            return wrapped(tape).gradient(loss, [kernel, bias])
-        step = call(step)
-        same(step(True)[0], step(True)[0])
-        step(rank != hvd.size() - 1)
-    return body
-
-
-def of_the_outer_ranks():
+def a_gradient_that_one_rank_lacks_is_named(rank):
+    """And work goes on."""
     pair = hvd.add_process_set([0, 2])
-    return lambda tape: hvd.DistributedGradientTape(tape, process_set=pair)
+    kernel, bias = tf.Variable([1.0, 2.0], name="kernel"), tf.Variable(0.5, name="bias")
+
+    def step(has_bias, **options):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(kernel) * (rank + 1.0) + (bias if has_bias else 0.0)
+        return hvd.DistributedGradientTape(tape, **options).gradient(loss, [kernel, bias])
+    for options in ({"compression": Halved}, {"gradient_predivide_factor": 4.0}, {"process_set": pair}):
+        if pair not in options.values() or rank != 1:
+            refuses(tf.errors.FailedPreconditionError, ["bias:0 is None", "ranks 0 and "], lambda: step(rank < 2, **options))
+            scale = 0.5 if "compression" in options else 1.0
+            same(step(False, **options)[0], [2.0 * scale] * 2)
+            same(step(True, **options)[1], scale)
+    assert hvd.remove_process_set(pair)
+
+
+# ---- What ends a job: one of its own ----
+
+
+def lonely_none(rank):
+    """Rank 2's loss does not know the bias in the end. Inside tf.function rank 0 hears of it in the next step."""
+    hvd.init()
+    pair = hvd.add_process_set([0, 2])
+    kernel, bias = tf.Variable([1.0, 2.0], name="kernel"), tf.Variable(0.5, name="bias")
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(kernel) + (bias if rank == 0 else 0.0)
+        return hvd.DistributedGradientTape(tape, gradient_predivide_factor=4.0, process_set=pair).gradient(loss, [kernel, bias])
+    for _ in range(3 if rank != 1 else 0):
+        step()
 
 
 def a_gradient_that_is_none_on_one_rank_is_named():
-    table = (
-        (lambda: lambda tape: hvd.DistributedGradientTape(tape, gradient_predivide_factor=2.0), tf.function, range(3)),
-        (of_the_outer_ranks, tf.function, (0, 2)),
-        (lambda: lambda tape: hvd.DistributedGradientTape(tape, compression=Halved), lambda function: function, range(3)),
-    )
-    for wrap, call, those in table:
-        told = forked.Ranks(3, lonely_none(wrap, call))
-        for rank in range(3):
-            assert told.codes[rank] == int(rank in those), told.told()
-        assert all(word in told.texts[0] for word in ("FailedPreconditionError", "bias:0 is None")), told.told()
+    told = forked.Ranks(3, lonely_none)
+    assert told.codes == [1, 0, 1], told.told()
+    for text in (told.texts[0], told.texts[2]):
+        assert all(word in text for word in ("FailedPreconditionError", "the gradient of variable 1, bias:0 is None on")), told.told()
 
 
 FUNCTIONS = [allreduce_takes_horovods_arguments, groups_mix_types_and_slices, rows_travel, gradients_are_horovods, mismatches_are_told,
              process_sets_are_apart, objects_and_state_are_shared, variables_of_a_session_are_shared, joined_ranks_take_part_with_zeros,
-             fit_equals_one_process, passes_are_summed_unless_averaged, local_gradients_stay, callbacks_and_saved_models, local_variables_are_not_broadcast,
+             fit_equals_one_process, passes_are_summed_unless_averaged, local_gradients_stay,
+             a_gradient_that_one_rank_lacks_is_named, callbacks_and_saved_models, local_variables_are_not_broadcast,
              a_state_goes_on_after_a_restart, wrong_options_are_refused]
 
 if __name__ == "__main__":

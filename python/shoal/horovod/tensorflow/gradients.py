@@ -54,7 +54,7 @@ class Settings:
         world = world_of(self._process_set)
         has_engine = self._compression in _OF_THE_ENGINE
         missing = [f"{_gradients.name_of(each)} is None" for gradient, each in zip(gradients, variables) if gradient is None]
-        has_joined = agree(GRADIENTS, [], world, [] if has_engine else missing)  # the engine tells by itself what is missing
+        has_joined = agree(GRADIENTS, [], world, missing)  # inside tf.function the engine tells what is missing
         if not has_engine or has_joined:
             return self._reduce_together(gradients)
         settings = _gradients.Settings(ReduceOp.AVERAGE if self._op == Average else ReduceOp.SUM, _OF_THE_ENGINE[self._compression],
