@@ -1038,6 +1038,10 @@ static void a_call_fails_where_a_test_says_so(void **state)
     REFUSED(cu.event_create(&event, 0), OUT_OF_MEMORY);
     OK(cu.event_create(&event, 0));
     assert_int_equal(control.count_of("events"), 3); /* the one that failed did nothing */
+    assert_int_equal(control.count_of("calls"), 4);
+    control.fail_of("cuEventCreate", 0, SHOAL_CU_OUT_OF_MEMORY);
+    OK(cu.event_create(&event, 0));
+    assert_int_equal(control.count_of("calls"), 1);
 }
 
 static void add_one(void *arg)

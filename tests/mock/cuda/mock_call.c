@@ -8,8 +8,9 @@
 #include "mock_driver.h"
 
 static struct {
-    const char *failing; /* the entry point whose call number `nth` fails */
-    int nth;
+    const char *watched; /* the entry point whose calls are counted, and whose call number `nth` fails */
+    size_t count;
+    size_t nth; /* 0: none */
     shoal_cu_result result;
     unsigned faults;
     char last[256];
@@ -83,10 +84,16 @@ void mock_forbid_callbacks(void)
 MOCK_API void mock_cuda_fail(const char *name, int nth, int result)
 {
     pthread_mutex_lock(&mock.lock);
-    calls.failing = name;
-    calls.nth = nth;
+    calls.watched = name;
+    calls.count = 0;
+    calls.nth = (size_t)nth;
     calls.result = result;
     pthread_mutex_unlock(&mock.lock);
+}
+
+size_t mock_count_calls(void)
+{
+    return calls.count;
 }
 
 void mock_calls_reset(void)
@@ -121,7 +128,7 @@ static shoal_cu_result check_context(struct mock_call *call)
 
 static shoal_cu_result check_all(struct mock_call *call, const char *name, unsigned needs)
 {
-    if (calls.failing && strcmp(name, calls.failing) == 0 && --calls.nth == 0)
+    if (calls.watched && strcmp(name, calls.watched) == 0 && ++calls.count == calls.nth)
         return calls.result;
     MOCK_TRY(check_thread(name));
     if (!(needs & MOCK_ANYTIME) && !mock.is_started)

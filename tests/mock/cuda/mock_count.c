@@ -46,6 +46,7 @@ static const struct {
     {"operations", mock_count_operations},
     {"stack", mock_stack_depth},
     {"blocks", mock_most_blocks},
+    {"calls", mock_count_calls},
 };
 
 MOCK_API size_t mock_cuda_count(const char *what)

@@ -92,8 +92,8 @@ void mock_cuda_set_devices(int count);
 
 /* The entry point of that base name is not found; NULL: all are. The text must stay. */
 void mock_cuda_hide(const char *name);
-/* The n-th call (from 1) of the entry point of that base name from now on answers `result` and does nothing. The text must
- * stay. */
+/* The n-th call (from 1) of the entry point of that base name from now on answers `result` and does nothing; 0: none does. The
+ * calls are counted (mock_cuda_count, "calls"). The text must stay; NULL: no entry point. */
 void mock_cuda_fail(const char *name, int nth, int result);
 /* The n-th operation that would run from now on fails instead, and with it its context: all calls that use the context answer
  * `result` from then on, and nothing runs any more on its streams. 0: all contexts fail now. */
@@ -110,7 +110,8 @@ void mock_cuda_forbid(bool is_forbidden);
 unsigned mock_cuda_faults(char *text, size_t bytes);
 /* How many there are: "contexts" (primary ones that are retained, and made ones), "streams" (made ones), "events",
  * "allocations" (with an address or without), "registrations", "modules", "operations" (on streams, not done yet), "stack"
- * (contexts that this thread has pushed), "blocks" (the most that one launch had since the start). Another word: SIZE_MAX. */
+ * (contexts that this thread has pushed), "blocks" (the most that one launch had since the start), "calls" (of the entry point
+ * that mock_cuda_fail was given last, since then, with the one that failed). Another word: SIZE_MAX. */
 size_t mock_cuda_count(const char *what);
 
 /* ---- Kernels -------------------------------------------------------------------------------------------------------------

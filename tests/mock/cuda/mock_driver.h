@@ -58,6 +58,7 @@ struct mock_call {
 struct mock_call mock_enter(const char *name, unsigned needs);
 void mock_leave(const struct mock_call *call);
 void mock_calls_reset(void);
+size_t mock_count_calls(void);
 /* In the callback thread. */
 void mock_forbid_callbacks(void);
 SHOAL_PRINTF(1, 2) void mock_fault(const char *format, ...);
