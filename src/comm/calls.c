@@ -39,7 +39,7 @@ static enum shoal_status launch_on_device(struct shoal_comm *comm, const struct 
         (void)so_far; /* the request's own */
         return SHOAL_OK;
     }
-    const enum shoal_status status = shoal_request_wait(request, SHOAL_FOREVER);
+    const enum shoal_status status = shoal_devices_wait(comm, request);
     shoal_request_free(request);
     return status;
 }

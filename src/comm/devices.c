@@ -262,13 +262,19 @@ static enum shoal_status classify_piece(const struct shoal_comm *comm, const str
 {
     const bool is_inside = shoal_progress_is_inside(comm->context->progress);
     char name[64];
-    *pointer_out = is_inside ? (struct shoal_gpu_pointer){SHOAL_GPU_MEMORY_HOST, -1, NULL}
+    *pointer_out = is_inside ? (struct shoal_gpu_pointer){SHOAL_GPU_MEMORY_HOST, -1, NULL, 0}
                              : shoal_gpu_classify(comm->devices.ask, piece->at);
     if (pointer_out->memory != SHOAL_GPU_MEMORY_HOST || is_readable(piece->at + piece->bytes - 1))
         return SHOAL_OK;
     name_piece(posting, call, piece, name, sizeof name);
     if (is_inside)
         return refuse_in_callback(comm, posting, name);
+    if (pointer_out->error)
+        return shoal_log_fail(
+            &comm->context->log, SHOAL_ERR_SYSTEM, "comm",
+            "%s on communicator %s: the driver does not say what memory %s is: cuPointerGetAttributes answered "
+            "%s",
+            posting->name, comm->name, name, shoal_gpu_error_name(pointer_out->error));
     return shoal_arguments_refuse(comm, posting->name,
                                   "%s, %zu bytes at %p, lies neither in memory of this process nor on a device that its driver "
                                   "knows: was it freed, or is it of another process?",
@@ -494,12 +500,12 @@ static void reserve_all(struct trip *trip)
     }
 }
 
-/* The driver has refused a copy that other ranks count on. */
-static void fail_posted(struct trip *trip, struct shoal_request *request, enum shoal_status status)
+/* What other ranks count on will not come. */
+static void fail_posted(struct shoal_comm *comm, struct shoal_request *request, enum shoal_status status)
 {
-    struct shoal_progress *progress = trip->comm->context->progress;
+    struct shoal_progress *progress = comm->context->progress;
     shoal_progress_lock(progress);
-    shoal_engine_fail_request(trip->comm->engine, request, status);
+    shoal_engine_fail_request(comm->engine, request, status);
     shoal_progress_wake(progress);
     shoal_progress_unlock(progress);
 }
@@ -521,6 +527,12 @@ static bool has_failed(struct shoal_comm *comm)
     return has;
 }
 
+/* No argument can be mended any more. */
+static enum shoal_status of_driver(enum shoal_status status)
+{
+    return status == SHOAL_ERR_MEMORY ? status : SHOAL_ERR_SYSTEM;
+}
+
 static enum shoal_status devices_post_all(struct trip *trip, struct shoal_request **request_out)
 {
     const struct shoal_posting *posting = trip->posting;
@@ -536,8 +548,10 @@ static enum shoal_status devices_post_all(struct trip *trip, struct shoal_reques
     status = shoal_gpu_port_post(trip->port->port, trip->transfers, trip->transfer_count, posting->stream);
     if (status == SHOAL_OK)
         return SHOAL_OK;
-    status = status == SHOAL_ERR_MEMORY ? status : SHOAL_ERR_SYSTEM; /* no argument can be mended any more */
-    fail_posted(trip, *request_out, status);
+    status = of_driver(status);
+    fail_posted(trip->comm, *request_out, status);
+    if (shoal_request_test(*request_out) == SHOAL_OK) /* was done before: refused was what comes behind its copies */
+        return SHOAL_OK;
     shoal_request_free(*request_out);
     return status;
 }
@@ -603,5 +617,32 @@ enum shoal_status shoal_devices_post(struct shoal_comm *comm, const struct shoal
     pthread_mutex_lock(&comm->devices.posting);
     const enum shoal_status status = post_in_order(comm, posting, request_out);
     pthread_mutex_unlock(&comm->devices.posting);
+    return status;
+}
+
+/* ---- Waiting ------------------------------------------------------------------------------------------------------------- */
+
+#define LOOK_MS 100
+
+/* Not while another thread posts, which may wait in the driver. */
+static enum shoal_status look_at_ports(struct shoal_comm *comm)
+{
+    enum shoal_status status = SHOAL_OK;
+    if (pthread_mutex_trylock(&comm->devices.posting) != 0)
+        return SHOAL_OK;
+    for (struct shoal_port *port = comm->devices.ports; port && status == SHOAL_OK; port = port->next)
+        status = shoal_gpu_port_look(port->port);
+    pthread_mutex_unlock(&comm->devices.posting);
+    return status;
+}
+
+enum shoal_status shoal_devices_wait(struct shoal_comm *comm, struct shoal_request *request)
+{
+    enum shoal_status status;
+    while ((status = shoal_request_wait(request, LOOK_MS)) == SHOAL_PENDING) {
+        const enum shoal_status looked = look_at_ports(comm);
+        if (looked != SHOAL_OK)
+            fail_posted(comm, request, of_driver(looked));
+    }
     return status;
 }

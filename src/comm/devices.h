@@ -64,4 +64,8 @@ SHOAL_MUST_USE enum shoal_status shoal_devices_look(const struct shoal_comm *com
 SHOAL_MUST_USE enum shoal_status shoal_devices_post(struct shoal_comm *comm, const struct shoal_posting *posting,
                                                     struct shoal_request **request_out);
 
+/* Waits for a request of shoal_devices_post. A device whose context has failed runs no copy any more, and the engine would wait
+ * until the deadline; so the driver is asked meanwhile, by this thread, and the communicator fails with its answer. */
+enum shoal_status shoal_devices_wait(struct shoal_comm *comm, struct shoal_request *request);
+
 #endif

@@ -49,10 +49,14 @@ struct shoal_gpu_pointer {
     enum shoal_gpu_memory memory;
     int device;    /* as the driver counts them */
     void *context; /* that made it; NULL: the driver does not say */
+    int error;     /* the driver's, which then says nothing at all; 0: none */
 };
 
 /* Tells whether the memory at a pointer is a device's, and which. Any thread. */
 struct shoal_gpu_pointer shoal_gpu_classify(shoal_gpu_ask_fn ask, const void *at);
+
+/* "CUDA_ERROR_..." */
+const char *shoal_gpu_error_name(int error);
 
 /* ---- The driver ---------------------------------------------------------------------------------------------------------- */
 
@@ -100,8 +104,10 @@ SHOAL_MUST_USE enum shoal_status shoal_gpu_port_open(struct shoal_gpu *gpu, cons
                                                      struct shoal_gpu_port **port_out);
 /* Whether its streams have run all that was put on them, or never will. Does not wait. */
 bool shoal_gpu_port_is_idle(const struct shoal_gpu_port *port);
-/* All its operands have been dropped. False: its streams are not idle, which is logged; then they are left, and the memory is
- * still registered and must stay for ever. */
+/* ERR_*: its context has failed, so nothing runs on its streams any more; the log has the driver's name for the error. */
+SHOAL_MUST_USE enum shoal_status shoal_gpu_port_look(const struct shoal_gpu_port *port);
+/* All its operands have been dropped. False, which is logged: its streams are not idle, and are left, or the driver does not
+ * take the memory back; it is still registered then and must stay for ever. */
 bool shoal_gpu_port_close(struct shoal_gpu_port *port);
 
 const void *shoal_gpu_port_context(const struct shoal_gpu_port *port);

@@ -18,7 +18,7 @@ struct world {
     int size;
     uint64_t *board; /* WORLD_BOARD numbers, shared by the ranks and the test; the test's to clear */
     const void *arg;
-    uint64_t seed; /* of what the body does now, for messages; 0: none */
+    uint64_t seed;                    /* of what the body does now, for messages; 0: none */
     const struct twin_device *device; /* of areas that are opened from now on; NULL: none */
 };
 
@@ -50,7 +50,10 @@ void world_divide(int ranks_per_host);
 /* The rank that SIGKILL ends in the worlds after it, which is as it should be; 0: none. */
 void world_expect_kill(int rank);
 
-/* Prints the plan line; 1 when anything failed. To be returned from main. */
+/* The arguments of main: of the worlds after it those run whose names contain one of the words; all, if there is none. */
+void world_choose(int argument_count, char **arguments);
+
+/* Prints the plan line; 1 when anything failed, or no world was chosen. To be returned from main. */
 int world_finish(void);
 
 /* ---- In a body ----------------------------------------------------------------------------------------------------------- */

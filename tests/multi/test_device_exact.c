@@ -181,8 +181,9 @@ static void run_raced(void)
 #define IS_RACED false
 #endif
 
-int main(void)
+int main(int argument_count, char **arguments)
 {
+    world_choose(argument_count, arguments);
     if (IS_RACED)
         run_raced();
     else

@@ -4,67 +4,17 @@
 #include <stdatomic.h>
 #include <unistd.h>
 
-#include "exact_cases.h"
-#include "mock_device.h"
+#include "device_bench.h"
 
 #define COUNT ((size_t)1 << 20)
 #define BYTES (COUNT * sizeof(float))
-
-/* A rank with memory on its device: ones in the input. */
-struct bench {
-    struct world *world;
-    struct shoal_comm *comm;
-    char *input, *output;
-    void *stream;
-    struct shoal_options options;
-};
-
-static struct bench open_bench(struct world *world)
-{
-    struct bench bench = {.world = world, .options = SHOAL_OPTIONS_INIT};
-    float *ones = malloc(BYTES);
-    mock_device_start(world->arg ? world->arg : "devices=2,seed=1");
-    OK(world, shoal_comm_split(world->comm, 0, world->rank, NULL, &bench.comm));
-    bench.input = mock_device_allocate(BYTES);
-    bench.output = mock_device_allocate(BYTES);
-    bench.options.stream = bench.stream = mock_device_take_stream();
-    for (size_t i = 0; i < COUNT; i++)
-        ones[i] = 1;
-    mock_device_upload(bench.input, (const char *)ones, BYTES, bench.stream);
-    mock_device_synchronize(bench.stream);
-    free(ones);
-    return bench;
-}
-
-static enum shoal_status sum(struct bench *bench, size_t count)
-{
-    return shoal_allreduce(bench->comm, bench->input, bench->output, count, SHOAL_FLOAT32, SHOAL_SUM, &bench->options);
-}
-
-static void expect_sum(struct bench *bench)
-{
-    float *got = malloc(BYTES);
-    OK(bench->world, sum(bench, COUNT));
-    mock_device_download((char *)got, bench->output, BYTES, bench->stream);
-    mock_device_synchronize(bench->stream);
-    for (size_t i = 0; i < COUNT; i++)
-        CHECK(bench->world, got[i] == (float)bench->world->size, "element %zu is %g", i, (double)got[i]);
-    free(got);
-}
+#define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 
 /* Then what fails afterwards fails no sum that another rank is still at. */
 static void expect_sum_on_all(struct bench *bench)
 {
     expect_sum(bench);
     OK(bench->world, shoal_barrier(bench->world->comm, NULL));
-}
-
-/* Of the communicator's failure; NULL: of this thread's last call. */
-static void expect_text_of(struct bench *bench, const struct shoal_comm *comm, const char *word)
-{
-    struct shoal_failure failure = SHOAL_FAILURE_INIT;
-    OK(bench->world, shoal_last_failure(bench->world->context, comm, &failure));
-    CHECK(bench->world, strstr(failure.text, word), "\"%s\" is not in: %s", word, failure.text);
 }
 
 static void expect_text(struct bench *bench, const char *word)
@@ -78,34 +28,14 @@ static void refuse(struct bench *bench, enum shoal_status status, enum shoal_sta
     expect_text(bench, word);
 }
 
-/* Streams have nothing to do any more, and all memory is given back. */
-static void close_bench(struct bench *bench)
-{
-    char text[256];
-    shoal_comm_free(bench->comm);
-    mock_device_synchronize(bench->stream);
-    mock_device_release(bench->input);
-    mock_device_release(bench->output);
-    mock_device_stop();
-    shoal_context_destroy(bench->world->context);
-    if (mock_device_is_real())
-        exit(0);
-    CHECK(bench->world, control.faults_of(text, sizeof text) == 0, "%s", text);
-    CHECK(bench->world, control.count_of("registrations") == 0, "host memory is registered");
-    CHECK(bench->world, control.count_of("streams") == 0, "streams are left");
-    CHECK(bench->world, control.count_of("events") == 0, "events are left");
-    CHECK(bench->world, control.count_of("operations") == 0, "work is left on streams");
-    exit(0);
-}
-
 /* ---- Refused: nothing has happened --------------------------------------------------------------------------------------- */
 
 static void refused_driver_calls(struct world *world)
 {
     static const char *const calls[] = {"cuMemHostRegister", "cuMemHostGetDevicePointer", "cuStreamCreateWithPriority",
                                         "cuEventCreate"};
-    struct bench bench = open_bench(world);
-    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
+    struct bench bench = open_bench(world, NULL, COUNT);
+    for (size_t i = 0; i < COUNT_OF(calls); i++) {
         control.fail_of(calls[i], 1, SHOAL_CU_OUT_OF_MEMORY);
         refuse(&bench, sum(&bench, COUNT), SHOAL_ERR_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY");
         expect_text(&bench, calls[i]);
@@ -129,7 +59,7 @@ static char *allocate_on_other_device(void)
 
 static void two_devices_in_a_call(struct world *world)
 {
-    struct bench bench = open_bench(world);
+    struct bench bench = open_bench(world, NULL, COUNT);
     char *other = allocate_on_other_device();
     struct shoal_options options = SHOAL_OPTIONS_INIT;
     refuse(&bench, shoal_allreduce(bench.comm, bench.input, other, COUNT, SHOAL_FLOAT32, SHOAL_SUM, &options),
@@ -146,7 +76,7 @@ static void two_devices_in_a_call(struct world *world)
 
 static void tensors_here_and_there(struct world *world)
 {
-    struct bench bench = open_bench(world);
+    struct bench bench = open_bench(world, NULL, COUNT);
     float here[2] = {1, 1};
     const struct shoal_tensor tensors[] = {{bench.input, bench.output, COUNT}, {here, here, 2}};
     refuse(&bench, shoal_allreduce_coalesced(bench.comm, tensors, 2, SHOAL_FLOAT32, SHOAL_SUM, &bench.options),
@@ -158,7 +88,7 @@ static void tensors_here_and_there(struct world *world)
 /* As memory of another process looks, and what was freed. */
 static void memory_of_nobody(struct world *world)
 {
-    struct bench bench = open_bench(world);
+    struct bench bench = open_bench(world, NULL, COUNT);
     char *freed = mock_device_allocate(BYTES);
     mock_device_release(freed);
     float host[4] = {1, 1, 1, 1};
@@ -191,7 +121,7 @@ static void call_driver(void *arg, enum shoal_status status)
 
 static void a_driver_call_in_a_callback(struct world *world)
 {
-    struct bench bench = open_bench(world);
+    struct bench bench = open_bench(world, NULL, COUNT);
     struct shoal_request *request;
     char word = 0, text[256];
     if (world->rank == 0) {
@@ -211,7 +141,7 @@ static void a_driver_call_in_a_callback(struct world *world)
 
 static void a_captured_stream(struct world *world)
 {
-    struct bench bench = open_bench(world);
+    struct bench bench = open_bench(world, NULL, COUNT);
     control.capture_of((shoal_cu_stream)bench.stream, SHOAL_CU_CAPTURE_ACTIVE);
     refuse(&bench, sum(&bench, COUNT), SHOAL_ERR_UNSUPPORTED, "is being captured into a graph");
     control.capture_of((shoal_cu_stream)bench.stream, SHOAL_CU_CAPTURE_NONE);
@@ -219,9 +149,29 @@ static void a_captured_stream(struct world *world)
     close_bench(&bench);
 }
 
+/* Which a driver ends when another thread asks it what may wait. */
+static void a_graph_that_is_captured_meanwhile(struct world *world)
+{
+    struct bench bench = open_bench(world, NULL, COUNT);
+    struct shoal_comm *first = bench.comm;
+    const shoal_cu_stream other = (shoal_cu_stream)mock_device_take_stream();
+    int status = SHOAL_CU_CAPTURE_NONE;
+    control.capture_of(other, SHOAL_CU_CAPTURE_ACTIVE);
+    OK(world, sum(&bench, COUNT));
+    OK(world, shoal_comm_split(world->comm, 0, world->rank, NULL, &bench.comm));
+    OK(world, shoal_barrier(world->comm, NULL));
+    shoal_comm_free(first);
+    OK(world, sum(&bench, COUNT));
+    MOCK_DEVICE(stream_is_capturing(other, &status));
+    CHECK(world, status == SHOAL_CU_CAPTURE_ACTIVE, "the capture was ended");
+    control.capture_of(other, SHOAL_CU_CAPTURE_NONE);
+    expect_sum(&bench);
+    close_bench(&bench);
+}
+
 static void a_stream_that_is_none(struct world *world)
 {
-    struct bench bench = open_bench(world);
+    struct bench bench = open_bench(world, NULL, COUNT);
     shoal_cu_stream destroyed;
     MOCK_DEVICE(stream_create(&destroyed, SHOAL_CU_STREAM_NON_BLOCKING, 0));
     MOCK_DEVICE(stream_destroy(destroyed));
@@ -239,7 +189,7 @@ static void a_stream_that_is_none(struct world *world)
 /* Options of a program that was compiled before there were streams. */
 static void options_without_a_stream(struct world *world)
 {
-    struct bench bench = open_bench(world);
+    struct bench bench = open_bench(world, NULL, COUNT);
     bench.options.struct_bytes = offsetof(struct shoal_options, stream);
     bench.options.stream = (void *)(uintptr_t)1234567;
     OK(world, sum(&bench, COUNT));
@@ -272,7 +222,7 @@ static void post_on_device(void *arg, enum shoal_status status)
 /* Host memory is told there without the driver. */
 static void a_post_in_a_callback(struct world *world)
 {
-    struct bench bench = open_bench(world);
+    struct bench bench = open_bench(world, NULL, COUNT);
     struct poster poster = {&bench, 0, SHOAL_PENDING, SHOAL_PENDING};
     struct shoal_request *request;
     char word = 0;
@@ -300,35 +250,15 @@ static void a_post_in_a_callback(struct world *world)
 static void expect_failure(struct bench *bench, enum shoal_status status, enum shoal_status wanted)
 {
     CHECK(bench->world, status == wanted, "%s instead of %s", shoal_status_name(status), shoal_status_name(wanted));
-    CHECK(bench->world, sum(bench, COUNT) == wanted, "the communicator is not broken for good");
+    CHECK(bench->world, sum(bench, bench->count) == wanted, "the communicator is not broken for good");
     mock_device_synchronize(bench->stream);
     OK(bench->world, shoal_barrier(bench->world->comm, NULL)); /* nobody leaves before all have seen it */
     close_bench(bench);
 }
 
-struct refusal {
-    const char *call;
-    int nth;
-};
-
-static void refused_while_posting(struct world *world)
-{
-    const struct refusal *refusal = world->arg;
-    struct world without = *world;
-    without.arg = NULL;
-    struct bench bench = open_bench(&without);
-    expect_sum_on_all(&bench);
-    if (world->rank == 0)
-        control.fail_of(refusal->call, refusal->nth, SHOAL_CU_INVALID_VALUE);
-    const enum shoal_status status = sum(&bench, COUNT);
-    expect_text_of(&bench, bench.comm, refusal->call);
-    expect_text_of(&bench, bench.comm, "CUDA_ERROR_INVALID_VALUE");
-    expect_failure(&bench, status, SHOAL_ERR_SYSTEM);
-}
-
 static void a_rank_that_leaves(struct world *world)
 {
-    struct bench bench = open_bench(world);
+    struct bench bench = open_bench(world, NULL, COUNT);
     expect_sum_on_all(&bench);
     if (world->rank == 1) {
         struct shoal_comm *left = bench.comm;
@@ -344,7 +274,7 @@ static void a_rank_that_leaves(struct world *world)
 
 static void a_rank_that_does_not_call(struct world *world)
 {
-    struct bench bench = open_bench(world);
+    struct bench bench = open_bench(world, NULL, COUNT);
     bench.options.timeout_ms = 400;
     expect_sum_on_all(&bench);
     if (world->rank == 1) {
@@ -357,7 +287,7 @@ static void a_rank_that_does_not_call(struct world *world)
 
 static void an_abort(struct world *world)
 {
-    struct bench bench = open_bench(world);
+    struct bench bench = open_bench(world, NULL, COUNT);
     struct shoal_request *request;
     expect_sum_on_all(&bench);
     if (world->rank == 1)
@@ -372,7 +302,7 @@ static void an_abort(struct world *world)
 
 static void calls_that_differ(struct world *world)
 {
-    struct bench bench = open_bench(world);
+    struct bench bench = open_bench(world, NULL, COUNT);
     expect_sum_on_all(&bench);
     expect_failure(&bench, sum(&bench, COUNT - (size_t)world->rank), SHOAL_ERR_MISMATCH);
 }
@@ -381,9 +311,7 @@ static void calls_that_differ(struct world *world)
 static void a_rank_that_is_killed(struct world *world)
 {
     const unsigned after_us = *(const unsigned *)world->arg;
-    struct world without = *world;
-    without.arg = "late=300,torn=3,seed=5";
-    struct bench bench = open_bench(&without);
+    struct bench bench = open_bench(world, "late=300,torn=3,seed=5", COUNT);
     expect_sum_on_all(&bench);
     if (world->rank == 1 && fork() == 0) {
         usleep(after_us);
@@ -401,16 +329,16 @@ static void a_rank_that_is_killed(struct world *world)
     close_bench(&bench);
 }
 
-/* The driver answers each call with its error from then on, and copies never come. */
+/* The driver answers each call with its error from then on, and copies never come: all ranks know long before the deadline. */
 static void a_context_that_breaks(struct world *world)
 {
-    struct bench bench = open_bench(world);
-    bench.options.timeout_ms = 1000;
+    struct bench bench = open_bench(world, NULL, COUNT);
     expect_sum_on_all(&bench);
     if (world->rank == 0)
         control.break_of(3, SHOAL_CU_ILLEGAL_ADDRESS);
     const enum shoal_status status = sum(&bench, COUNT);
-    CHECK(world, status == SHOAL_ERR_TIMEOUT || status == SHOAL_ERR_SYSTEM, "%s", shoal_status_name(status));
+    CHECK(world, status == SHOAL_ERR_SYSTEM, "%s", shoal_status_name(status));
+    expect_text_of(&bench, bench.comm, "CUDA_ERROR_ILLEGAL_ADDRESS");
     OK(world, shoal_barrier(world->comm, NULL));
     if (world->rank != 0)
         close_bench(&bench);
@@ -419,10 +347,66 @@ static void a_context_that_breaks(struct world *world)
     exit(0);
 }
 
+/* By a child of rank 1. */
+struct stop {
+    bool is_short; /* shorter than the deadline; else until the others have failed, whose number is on the board */
+    unsigned after_us;
+};
+
+#define STOP_FAILED 0 /* on the board: ranks that have failed, */
+#define STOP_OVER 1   /* and that rank 1 goes on */
+#define SHORT_STOP_US 300000
+#define STOP_SECONDS_MAX 60
+
+static void stop_parent(const struct world *world, const struct stop *stop)
+{
+    const pid_t parent = getppid();
+    usleep(stop->after_us);
+    kill(parent, SIGSTOP);
+    for (int ms = 0; !stop->is_short && ms < STOP_SECONDS_MAX * 1000; ms++) {
+        usleep(1000);
+        if (__atomic_load_n(&world->board[STOP_FAILED], __ATOMIC_ACQUIRE) == (uint64_t)world->size - 1)
+            break;
+    }
+    usleep(stop->is_short ? SHORT_STOP_US : 0);
+    kill(parent, SIGCONT);
+    __atomic_store_n(&world->board[STOP_OVER], 1, __ATOMIC_RELEASE);
+    _exit(0);
+}
+
+/* What rank 1 says, as all see it at the same time. */
+static bool is_over(struct world *world)
+{
+    int32_t mine = world->rank == 1 && __atomic_load_n(&world->board[STOP_OVER], __ATOMIC_ACQUIRE), any = 0;
+    OK(world, shoal_allreduce(world->comm, &mine, &any, 1, SHOAL_INT32, SHOAL_MAX, NULL));
+    return any != 0;
+}
+
+/* Rank 1 is stopped while its copies are under way, and goes on. */
+static void a_rank_that_is_stopped(struct world *world)
+{
+    const struct stop *stop = world->arg;
+    struct bench bench = open_bench(world, "late=300,torn=3,seed=5", COUNT / 4);
+    expect_sum_on_all(&bench);
+    bench.options.timeout_ms = stop->is_short ? 30000 : 1500;
+    if (world->rank == 1 && fork() == 0)
+        stop_parent(world, stop);
+    while (stop->is_short && !is_over(world))
+        expect_sum(&bench);
+    if (stop->is_short)
+        close_bench(&bench);
+    enum shoal_status status = SHOAL_OK;
+    while (status == SHOAL_OK)
+        status = sum(&bench, bench.count);
+    __atomic_fetch_add(&world->board[STOP_FAILED], 1, __ATOMIC_RELEASE);
+    expect_text_of(&bench, bench.comm, "rank 1");
+    expect_failure(&bench, status, SHOAL_ERR_TIMEOUT);
+}
+
 /* Comes back: the stream's place among the operations of others is kept, and nothing of the first communicator is left. */
 static void many_communicators(struct world *world)
 {
-    struct bench bench = open_bench(world);
+    struct bench bench = open_bench(world, NULL, COUNT);
     for (int i = 0; i < 20; i++) {
         struct shoal_comm *one;
         OK(world, shoal_comm_split(world->comm, 0, world->rank, NULL, &one));
@@ -438,24 +422,56 @@ static void many_communicators(struct world *world)
     close_bench(&bench);
 }
 
-static void run_kills(void)
+static void run(const char *name, int size, world_body_fn body, const void *arg)
 {
-    static const unsigned delays_us[] = {0, 500, 2000, 8000, 30000, 100000};
+    const struct world_options options = {name, size, NULL, body, arg};
+    world_run(&options);
+}
+
+static void run_kills(const char *where, const unsigned *delays_us, size_t count)
+{
     world_expect_kill(1);
-    for (size_t i = 0; i < sizeof delays_us / sizeof delays_us[0]; i++) {
+    for (size_t i = 0; i < count; i++) {
         char name[128];
-        snprintf(name, sizeof name, "a rank that is killed after %u us leaves no stream waiting", delays_us[i]);
-        const struct world_options options = {name, 3, NULL, a_rank_that_is_killed, &delays_us[i]};
-        world_run(&options);
+        snprintf(name, sizeof name, "a rank that is killed after %u us leaves no stream waiting%s", delays_us[i], where);
+        run(name, 3, a_rank_that_is_killed, &delays_us[i]);
     }
     world_expect_kill(0);
 }
 
-int main(void)
+static void run_stops(const char *where)
 {
-    static const struct refusal refusals[] = {{"cuEventRecord", 1},      {"cuStreamWaitEvent", 1}, {"cuStreamWaitEvent", 4},
-                                              {"cuMemcpyDtoHAsync", 1},  {"cuMemcpyDtoHAsync", 3}, {"cuMemcpyHtoDAsync", 2},
-                                              {"cuStreamBatchMemOp", 1}, {"cuStreamBatchMemOp", 7}};
+    static const struct stop stops[] = {{true, 2000}, {false, 2000}, {false, 30000}};
+    for (size_t i = 0; i < COUNT_OF(stops); i++) {
+        char name[128];
+        snprintf(name, sizeof name, "a rank that is stopped after %u us %s%s", stops[i].after_us,
+                 stops[i].is_short ? "and soon goes on changes nothing" : "until its deadline leaves no stream waiting", where);
+        memset(world_board(), 0, WORLD_BOARD * sizeof *world_board());
+        run(name, 3, a_rank_that_is_stopped, &stops[i]);
+    }
+}
+
+/* A host for each rank, and two on one. */
+static void run_over_hosts(void)
+{
+    static const unsigned delays_us[] = {500, 8000};
+    for (int ranks_per_host = 1; ranks_per_host <= 2; ranks_per_host++) {
+        const char *where = ranks_per_host == 1 ? ", each on its host" : ", 2 on a host";
+        char name[128];
+        world_divide(ranks_per_host);
+        run_kills(where, delays_us, COUNT_OF(delays_us));
+        run_stops(where);
+        snprintf(name, sizeof name, "an abort leaves no stream waiting%s", where);
+        run(name, 3, an_abort, NULL);
+        snprintf(name, sizeof name, "calls that differ leave no stream waiting%s", where);
+        run(name, 3, calls_that_differ, NULL);
+    }
+    world_divide(0);
+}
+
+int main(int argument_count, char **arguments)
+{
+    static const unsigned delays_us[] = {0, 500, 2000, 8000, 30000, 100000};
     static const struct {
         const char *name;
         world_body_fn body;
@@ -466,6 +482,7 @@ int main(void)
                   {"memory that was freed, or is another process's, is refused", memory_of_nobody, true},
                   {"a call of the driver in a callback is seen", a_driver_call_in_a_callback, true},
                   {"a captured stream is refused", a_captured_stream, true},
+                  {"a graph that is captured meanwhile is not touched", a_graph_that_is_captured_meanwhile, true},
                   {"a destroyed stream is refused", a_stream_that_is_none, true},
                   {"options without a stream mean the legacy one", options_without_a_stream, false},
                   {"a post in a callback is refused", a_post_in_a_callback, false},
@@ -475,18 +492,13 @@ int main(void)
                   {"calls that differ leave no stream waiting", calls_that_differ, false},
                   {"a context that breaks ends the operation", a_context_that_breaks, true},
                   {"communicators give back what they had", many_communicators, false}};
-    for (size_t i = 0; i < sizeof bodies / sizeof bodies[0]; i++) {
-        const struct world_options options = {bodies[i].name, 2, NULL, bodies[i].body, NULL};
+    world_choose(argument_count, arguments);
+    for (size_t i = 0; i < COUNT_OF(bodies); i++) {
         if (!bodies[i].needs_mock || !mock_device_is_real())
-            world_run(&options);
+            run(bodies[i].name, 2, bodies[i].body, NULL);
     }
-    run_kills();
-    for (size_t i = 0; i < sizeof refusals / sizeof refusals[0] && !mock_device_is_real(); i++) {
-        char name[128];
-        snprintf(name, sizeof name, "call %d of %s that is refused while posting fails on all ranks", refusals[i].nth,
-                 refusals[i].call);
-        const struct world_options options = {name, 3, NULL, refused_while_posting, &refusals[i]};
-        world_run(&options);
-    }
+    run_kills("", delays_us, COUNT_OF(delays_us));
+    run_stops("");
+    run_over_hosts();
     return world_finish();
 }

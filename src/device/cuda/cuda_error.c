@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "device/gpu.h"
+
 /* Through this file a process reaches the kernel's driver at all. */
 #define CONTROL_FILE "/dev/nvidiactl"
 
@@ -45,6 +47,12 @@ static const char *cuda_own_name(shoal_cu_result result)
     default:
         return NULL;
     }
+}
+
+const char *shoal_gpu_error_name(int error)
+{
+    const char *name = cuda_own_name((shoal_cu_result)error);
+    return name ? name : "an error that has no name here";
 }
 
 static const char *cuda_error_name(const struct shoal_cuda_calls *calls, shoal_cu_result result)

@@ -5,10 +5,32 @@
 #include "device/cuda/cuda_library.h"
 
 /* An attribute that the driver does not know is 0. */
-static int gpu_attribute(const struct shoal_gpu *gpu, int attribute, shoal_cu_device device)
+static shoal_cu_result gpu_attribute(const struct shoal_gpu *gpu, int attribute, shoal_cu_device device, int *value_out)
 {
-    int value = 0;
-    return gpu->calls.device_attribute(&value, attribute, device) == SHOAL_CU_SUCCESS ? value : 0;
+    *value_out = 0;
+    const shoal_cu_result result = gpu->calls.device_attribute(value_out, attribute, device);
+    return result == SHOAL_CU_INVALID_VALUE ? SHOAL_CU_SUCCESS : result;
+}
+
+static shoal_cu_result gpu_look_at_attributes(const struct shoal_gpu *gpu, struct shoal_gpu_device *device)
+{
+    int can_register, has_waits, has_dma_buf, mode;
+    const struct {
+        int attribute;
+        int *value;
+    } wanted[] = {{SHOAL_CU_DEVICE_MAJOR, &device->major},        {SHOAL_CU_DEVICE_MINOR, &device->minor},
+                  {SHOAL_CU_DEVICE_HOST_REGISTER, &can_register}, {SHOAL_CU_DEVICE_STREAM_MEMORY_64, &has_waits},
+                  {SHOAL_CU_DEVICE_DMA_BUF, &has_dma_buf},        {SHOAL_CU_DEVICE_COMPUTE_MODE, &mode}};
+    for (size_t i = 0; i < SHOAL_COUNT_OF(wanted); i++) {
+        const shoal_cu_result result = gpu_attribute(gpu, wanted[i].attribute, device->handle, wanted[i].value);
+        if (result != SHOAL_CU_SUCCESS)
+            return result;
+    }
+    device->can_register = can_register != 0;
+    device->has_value_waits = gpu->calls.memory_ops && has_waits;
+    device->has_dma_buf = gpu->calls.range_export && has_dma_buf;
+    device->is_prohibited = mode == SHOAL_CU_COMPUTE_MODE_PROHIBITED;
+    return SHOAL_CU_SUCCESS;
 }
 
 static enum shoal_status gpu_look(struct shoal_gpu *gpu, int index)
@@ -26,13 +48,9 @@ static enum shoal_status gpu_look(struct shoal_gpu *gpu, int index)
     result = calls->device_pci(device->pci, sizeof device->pci, device->handle);
     if (result != SHOAL_CU_SUCCESS)
         return shoal_cuda_fail(gpu->log, calls, "cuDeviceGetPCIBusId", result, doing);
-    const int handle = device->handle;
-    device->major = gpu_attribute(gpu, SHOAL_CU_DEVICE_MAJOR, handle);
-    device->minor = gpu_attribute(gpu, SHOAL_CU_DEVICE_MINOR, handle);
-    device->can_register = gpu_attribute(gpu, SHOAL_CU_DEVICE_HOST_REGISTER, handle) != 0;
-    device->has_value_waits = calls->memory_ops && gpu_attribute(gpu, SHOAL_CU_DEVICE_STREAM_MEMORY_64, handle) != 0;
-    device->has_dma_buf = calls->range_export && gpu_attribute(gpu, SHOAL_CU_DEVICE_DMA_BUF, handle) != 0;
-    device->is_prohibited = gpu_attribute(gpu, SHOAL_CU_DEVICE_COMPUTE_MODE, handle) == SHOAL_CU_COMPUTE_MODE_PROHIBITED;
+    result = gpu_look_at_attributes(gpu, device);
+    if (result != SHOAL_CU_SUCCESS)
+        return shoal_cuda_fail(gpu->log, calls, "cuDeviceGetAttribute", result, doing);
     return SHOAL_OK;
 }
 

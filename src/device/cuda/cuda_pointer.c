@@ -21,7 +21,8 @@ shoal_gpu_ask_fn shoal_gpu_look(void)
     return shoal_cuda_library_look(has_device_file());
 }
 
-/* A driver that was not started refuses, and so does one that does not know an attribute; each value is then as it was. */
+/* A driver that was not started refuses, and so does one that does not know an attribute; each value is then as it was. Another
+ * error is not of the memory, such as that of a context which has failed. */
 struct shoal_gpu_pointer shoal_gpu_classify(shoal_gpu_ask_fn ask, const void *at)
 {
     int attributes[] = {SHOAL_CU_POINTER_MEMORY_TYPE, SHOAL_CU_POINTER_IS_MANAGED, SHOAL_CU_POINTER_DEVICE,
@@ -32,10 +33,11 @@ struct shoal_gpu_pointer shoal_gpu_classify(shoal_gpu_ask_fn ask, const void *at
     const int result = ask(SHOAL_COUNT_OF(attributes), attributes, values, (uintptr_t)at);
     const bool is_known = result == SHOAL_CU_SUCCESS;
     if (is_known && is_managed)
-        return (struct shoal_gpu_pointer){SHOAL_GPU_MEMORY_MANAGED, device, context};
+        return (struct shoal_gpu_pointer){SHOAL_GPU_MEMORY_MANAGED, device, context, 0};
     if (is_known && type == SHOAL_CU_MEMORY_DEVICE)
-        return (struct shoal_gpu_pointer){SHOAL_GPU_MEMORY_DEVICE, device, context};
-    return (struct shoal_gpu_pointer){SHOAL_GPU_MEMORY_HOST, -1, NULL};
+        return (struct shoal_gpu_pointer){SHOAL_GPU_MEMORY_DEVICE, device, context, 0};
+    const bool is_usual = is_known || result == SHOAL_CU_INVALID_VALUE || result == SHOAL_CU_NOT_INITIALIZED;
+    return (struct shoal_gpu_pointer){SHOAL_GPU_MEMORY_HOST, -1, NULL, is_usual ? SHOAL_CU_SUCCESS : result};
 }
 
 /* ---- Contexts ------------------------------------------------------------------------------------------------------------ */

@@ -33,16 +33,43 @@ static enum shoal_status port_fail(const struct shoal_gpu_port *port, const char
             return port_fail(port, name, port_result_, doing);                       \
     } while (0)
 
+static enum shoal_status fail_entering(const struct shoal_gpu_port *port, shoal_cu_result result)
+{
+    return port_fail(port, "cuCtxPushCurrent", result, "entering a context");
+}
+
 static enum shoal_status port_enter(const struct shoal_gpu_port *port)
 {
-    PORT_CALL(port, context_push, "cuCtxPushCurrent", "entering a context", port->context);
-    return SHOAL_OK;
+    const shoal_cu_result result = port->gpu->calls.context_push(port->context);
+    return result == SHOAL_CU_SUCCESS ? SHOAL_OK : fail_entering(port, result);
 }
 
 static void port_exit(const struct shoal_gpu_port *port)
 {
     shoal_cu_context popped;
     (void)port->gpu->calls.context_pop(&popped);
+}
+
+/* While a thread of the program captures a graph, a driver refuses calls that may wait, and the capture fails with them; but
+ * not those of a thread in this mode. */
+struct visit {
+    int mode; /* the thread's own */
+    bool is_relaxed;
+};
+
+static shoal_cu_result port_visit(const struct shoal_gpu_port *port, struct visit *visit)
+{
+    const shoal_cu_result result = port->gpu->calls.context_push(port->context);
+    visit->mode = SHOAL_CU_CAPTURE_MODE_RELAXED;
+    visit->is_relaxed = result == SHOAL_CU_SUCCESS && port->gpu->calls.capture_mode(&visit->mode) == SHOAL_CU_SUCCESS;
+    return result;
+}
+
+static void port_leave(const struct shoal_gpu_port *port, struct visit *visit)
+{
+    if (visit->is_relaxed)
+        (void)port->gpu->calls.capture_mode(&visit->mode);
+    port_exit(port);
 }
 
 /* ---- Making and ending --------------------------------------------------------------------------------------------------- */
@@ -68,7 +95,6 @@ static enum shoal_status register_memory(struct shoal_gpu_port *port)
     return SHOAL_OK;
 }
 
-/* Another thread of the program may be capturing a graph, which must not make these calls fail. */
 static enum shoal_status port_fill(struct shoal_gpu_port *port)
 {
     for (int i = 0; i < 2; i++) {
@@ -80,12 +106,12 @@ static enum shoal_status port_fill(struct shoal_gpu_port *port)
     return register_memory(port);
 }
 
-/* What a driver that shuts down refuses cannot be mended. */
-static void port_empty(struct shoal_gpu_port *port)
+/* What a driver that shuts down refuses cannot be mended. False: the memory is still registered. */
+static bool port_empty(struct shoal_gpu_port *port)
 {
     const struct shoal_cuda_calls *calls = &port->gpu->calls;
     if (port->is_registered)
-        (void)calls->host_unregister(port->memory);
+        port->is_registered = calls->host_unregister(port->memory) != SHOAL_CU_SUCCESS;
     if (port->begun)
         (void)calls->event_destroy(port->begun);
     for (int i = 0; i < 2; i++) {
@@ -94,19 +120,19 @@ static void port_empty(struct shoal_gpu_port *port)
         if (port->streams[i])
             (void)calls->stream_destroy(port->streams[i]);
     }
+    return !port->is_registered;
 }
 
 static enum shoal_status port_make(struct shoal_gpu_port *port)
 {
-    int mode = SHOAL_CU_CAPTURE_MODE_RELAXED;
-    SHOAL_TRY(port_enter(port));
-    const bool is_exchanged = port->gpu->calls.capture_mode(&mode) == SHOAL_CU_SUCCESS;
+    struct visit visit;
+    const shoal_cu_result entered = port_visit(port, &visit);
+    if (entered != SHOAL_CU_SUCCESS)
+        return fail_entering(port, entered);
     const enum shoal_status status = port_fill(port);
     if (status != SHOAL_OK)
-        port_empty(port);
-    if (is_exchanged)
-        (void)port->gpu->calls.capture_mode(&mode);
-    port_exit(port);
+        (void)port_empty(port);
+    port_leave(port, &visit);
     return status;
 }
 
@@ -146,6 +172,12 @@ enum shoal_status shoal_gpu_port_open(struct shoal_gpu *gpu, const struct shoal_
     return status;
 }
 
+/* The program has destroyed the context, and with it all that was made there. */
+static bool port_is_gone(shoal_cu_result entered)
+{
+    return entered == SHOAL_CU_INVALID_CONTEXT || entered == SHOAL_CU_CONTEXT_IS_DESTROYED || entered == SHOAL_CU_DEINITIALIZED;
+}
+
 /* A context that has failed answers with its error, and runs nothing any more. */
 static bool is_idle(const struct shoal_gpu_port *port)
 {
@@ -155,27 +187,43 @@ static bool is_idle(const struct shoal_gpu_port *port)
 
 bool shoal_gpu_port_is_idle(const struct shoal_gpu_port *port)
 {
-    if (port_enter(port) != SHOAL_OK) /* destroyed by the program, and all that was made in it */
-        return true;
+    struct visit visit;
+    const shoal_cu_result entered = port_visit(port, &visit);
+    if (entered != SHOAL_CU_SUCCESS)
+        return port_is_gone(entered);
     const bool is_over = is_idle(port);
-    port_exit(port);
+    port_leave(port, &visit);
     return is_over;
+}
+
+enum shoal_status shoal_gpu_port_look(const struct shoal_gpu_port *port)
+{
+    struct visit visit;
+    const shoal_cu_result entered = port_visit(port, &visit);
+    if (entered != SHOAL_CU_SUCCESS)
+        return fail_entering(port, entered);
+    const shoal_cu_result result = port->gpu->calls.stream_query(port->streams[0]);
+    port_leave(port, &visit);
+    return result == SHOAL_CU_SUCCESS || result == SHOAL_CU_NOT_READY
+               ? SHOAL_OK
+               : port_fail(port, "cuStreamQuery", result, "waiting for copies");
 }
 
 bool shoal_gpu_port_close(struct shoal_gpu_port *port)
 {
-    bool is_over = true;
-    if (port_enter(port) == SHOAL_OK) {
-        is_over = is_idle(port);
-        if (is_over)
-            port_empty(port);
-        else
-            shoal_log_line(
-                port->gpu->log, SHOAL_LOG_WARN, "gpu",
-                "device %d has not ended its copies: %zu bytes of host memory stay registered until the process ends",
-                port->device, port->bytes);
-        port_exit(port);
+    struct visit visit;
+    const shoal_cu_result entered = port_visit(port, &visit);
+    bool is_over = port_is_gone(entered);
+    if (entered == SHOAL_CU_SUCCESS) {
+        is_over = is_idle(port) && port_empty(port);
+        port_leave(port, &visit);
     }
+    if (!is_over)
+        shoal_log_line(
+            port->gpu->log, SHOAL_LOG_WARN, "gpu",
+            "device %d has not ended its copies, or its context has failed: %zu bytes of host memory stay registered "
+            "until the process ends",
+            port->device, port->bytes);
     free(port);
     return is_over;
 }

@@ -1,0 +1,127 @@
+/* What a call with operands on a device asks of its driver, and that it waits for nothing there. Over the stand-in alone. */
+#include "device_bench.h"
+
+#define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
+#define UNIT_BYTES ((size_t)1 << 20) /* the usual SHOAL_GPU_UNIT_BYTES */
+#define TENSORS ((size_t)64)
+#define TINY ((size_t)5) /* floats of a tensor */
+#define UNITS ((size_t)8)
+
+/* ---- How many calls ------------------------------------------------------------------------------------------------------ */
+
+static enum shoal_status sum_tensors(struct bench *bench)
+{
+    struct shoal_tensor tensors[TENSORS];
+    const size_t bytes = TINY * sizeof(float);
+    for (size_t i = 0; i < TENSORS; i++)
+        tensors[i] = (struct shoal_tensor){bench->input + i * bytes, bench->output + i * bytes, TINY};
+    return shoal_allreduce_coalesced(bench->comm, tensors, TENSORS, SHOAL_FLOAT32, SHOAL_SUM, &bench->options);
+}
+
+static enum shoal_status sum_all(struct bench *bench)
+{
+    return sum(bench, bench->count);
+}
+
+struct asked {
+    const char *call;
+    size_t least, most;
+};
+
+/* The same call again for each entry point, as the stand-in counts one at a time. */
+static void expect_calls(struct bench *bench, enum shoal_status (*call)(struct bench *), const struct asked *asked,
+                         size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        control.fail_of(asked[i].call, 0, 0);
+        OK(bench->world, call(bench));
+        const size_t calls = control.count_of("calls");
+        CHECK(bench->world, calls >= asked[i].least && calls <= asked[i].most, "%zu calls of %s", calls, asked[i].call);
+        expect_output(bench, bench_sum);
+    }
+}
+
+/* A copy for each tensor; but one unit, and so one batch before its copies and one behind them, in each direction. */
+static void many_tensors(struct world *world)
+{
+    static const struct asked asked[] = {{"cuMemcpyDtoHAsync", TENSORS, TENSORS},
+                                         {"cuMemcpyHtoDAsync", TENSORS, TENSORS},
+                                         {"cuStreamBatchMemOp", 2, 4},
+                                         {"cuEventRecord", 3, 3},
+                                         {"cuStreamWaitEvent", 4, 4},
+                                         {"cuMemHostRegister", 0, 0},
+                                         {"cuStreamCreateWithPriority", 0, 0}};
+    struct bench bench = open_bench(world, NULL, TENSORS * TINY);
+    OK(world, sum_tensors(&bench));
+    expect_calls(&bench, sum_tensors, asked, COUNT_OF(asked));
+    close_bench(&bench);
+}
+
+/* A batch ends a unit and begins the next one. */
+static void many_units(struct world *world)
+{
+    static const struct asked asked[] = {{"cuMemcpyDtoHAsync", UNITS, UNITS},
+                                         {"cuMemcpyHtoDAsync", UNITS, UNITS},
+                                         {"cuStreamBatchMemOp", UNITS, 2 * (UNITS + 1)},
+                                         {"cuEventRecord", 3, 3},
+                                         {"cuStreamWaitEvent", 4, 4},
+                                         {"cuLaunchKernel", 0, 0}};
+    struct bench bench = open_bench(world, NULL, UNITS * UNIT_BYTES / sizeof(float));
+    OK(world, sum_all(&bench));
+    expect_calls(&bench, sum_all, asked, COUNT_OF(asked));
+    close_bench(&bench);
+}
+
+/* ---- Waiting ------------------------------------------------------------------------------------------------------------- */
+
+/* Nothing runs on the device until the calls have returned, however large, and what comes behind them on the stream waits. */
+static void posts_while_the_device_stands(struct world *world)
+{
+    struct bench bench = open_bench(world, NULL, UNITS * UNIT_BYTES / sizeof(float));
+    const size_t bytes = bench.count * sizeof(float);
+    struct shoal_request *large, *small;
+    float *behind = malloc(bytes), tiny = 0;
+    char *const word = mock_device_allocate(sizeof tiny);
+    OK(world, sum_all(&bench)); /* streams are made: a driver may wait there */
+    memset(behind, 0, bytes);
+    control.hold_of(true);
+    OK(world, shoal_allreduce_post(bench.comm, bench.input, bench.output, bench.count, SHOAL_FLOAT32, SHOAL_SUM, &bench.options,
+                                   &large));
+    OK(world, shoal_allreduce_post(bench.comm, bench.input, word, 1, SHOAL_FLOAT32, SHOAL_SUM, &bench.options, &small));
+    mock_device_download((char *)behind, bench.output, bytes, bench.stream);
+    mock_device_download((char *)&tiny, word, sizeof tiny, bench.stream);
+    CHECK(world, shoal_request_test(large) == SHOAL_PENDING && shoal_request_test(small) == SHOAL_PENDING, "done by nobody");
+    control.hold_of(false);
+    mock_device_synchronize(bench.stream);
+    for (size_t i = 0; i < bench.count; i++)
+        CHECK(world, behind[i] == bench_sum(&bench, i), "element %zu is %g", i, (double)behind[i]);
+    CHECK(world, tiny == bench_sum(&bench, 0), "it is %g", (double)tiny);
+    OK(world, shoal_request_wait(large, SHOAL_FOREVER));
+    OK(world, shoal_request_wait(small, SHOAL_FOREVER));
+    shoal_request_free(large);
+    shoal_request_free(small);
+    mock_device_release(word);
+    free(behind);
+    close_bench(&bench);
+}
+
+int main(int argument_count, char **arguments)
+{
+    static const struct {
+        const char *name;
+        world_body_fn body;
+    } bodies[] = {{"64 tiny tensors in a call are one unit of copies", many_tensors},
+                  {"a batch for each unit and direction, and a few calls more", many_units},
+                  {"a post does not wait for the device", posts_while_the_device_stands}};
+    world_choose(argument_count, arguments);
+    for (int hosts = 1; hosts <= 2; hosts++) {
+        world_divide(hosts - 1);
+        for (size_t i = 0; i < COUNT_OF(bodies); i++) {
+            char name[128];
+            snprintf(name, sizeof name, "%s%s", bodies[i].name, hosts == 1 ? "" : ", over hosts");
+            const struct world_options options = {name, 2, NULL, bodies[i].body, NULL};
+            world_run(&options);
+        }
+    }
+    return world_finish();
+}
