@@ -105,6 +105,23 @@ def beside_nccl_a_table_is_made():
     expect("NCCL was not measured: ranks share a GPU" in three and three.count("KiB |") == 2, three)
 
 
+def make_test_gpu_runs_where_there_is_a_driver():
+    """Its commands in this build, over the stand-in in the place of a driver: a few cases, and small sizes."""
+    folder = pathlib.Path(os.environ["SHOAL_TESTS"]).parent / "unit"
+    if not (folder / "libcuda.so.1").exists():
+        raise Skip("the stand-in for CUDA's driver was not built")
+    build = pathlib.Path(SHOAL).parent
+    code, out, err = call("make", "--no-print-directory", "--dry-run", "test-gpu", f"CUDA={folder}/libcuda.so.1",
+                          "ARGS='every root, 2 ranks' 'an abort'", cwd=TOP)
+    commands = [line for line in out.splitlines() if re.match(r"(\w+=\S+ )?build/(tests|shoal)", line)]
+    expect(code == 0 and len(commands) >= 3 and "shoal bench" in commands[-1], code, out, err)
+    env = {**os.environ, "LD_LIBRARY_PATH": str(folder)}
+    for command in commands:
+        small = " --max 64K" if "shoal bench" in command else ""
+        code, out, err = call("sh", "-c", re.sub(r"(^| )build/", rf"\1{build}/", command) + small, env=env)
+        expect(code == 0 and "not ok" not in out and (small or "\nok 1 - " in "\n" + out), command, out, err)
+
+
 def bench_counts_the_bytes_of_the_larger_operand():
     for collective in ("reduce-scatter", "all-gather", "all-to-all", "gather", "scatter"):
         rows = bench(collective, "-n", "3", "--min", "8", "--max", "512", "--factor", "8", "--iterations", "5")
@@ -584,7 +601,8 @@ def make_build_says_what_it_built():
 
 
 run_cases([bench_prints_one_object_per_size_with_the_agreed_fields, bench_checks_results_of_every_kind,
-           bench_checks_every_collective, bench_checks_every_type_and_operator, bench_measures_memory_of_a_device, beside_nccl_a_table_is_made, bench_counts_the_bytes_of_the_larger_operand,
+           bench_checks_every_collective, bench_checks_every_type_and_operator, bench_measures_memory_of_a_device,
+           beside_nccl_a_table_is_made, make_test_gpu_runs_where_there_is_a_driver, bench_counts_the_bytes_of_the_larger_operand,
            bench_names_the_algorithm_that_ran, bench_runs_under_mpirun, bench_binds_its_workers,
            lack_of_shared_memory_is_told_in_the_callers_numbers,
            bench_refuses_what_makes_no_sense, explain_prints_the_plan,
