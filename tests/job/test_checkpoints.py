@@ -156,6 +156,52 @@ def the_set_replaces_what_a_killed_script_left():
     expect(files_below(local) == {"last.pt": b"whole", "other.pt": b"other"}, files_below(local))
 
 
+# ---- what is shown of it ----
+
+KiB = 1 << 10
+
+
+@contextlib.contextmanager
+def held(prefix, count=8):
+    """So many checkpoints of 100 KiB are at s3://data/PREFIX; the server holds its answers when half of them have gone."""
+    for number in range(count):
+        s3.put(f"{prefix}/{number}", b"a" * 100 * KiB)
+    s3.proxy.forget()
+    s3.proxy.hold_after = count * 50 * KiB
+    try:
+        yield
+    finally:
+        s3.proxy.hold_after = None
+
+
+def what_comes_back_is_reported():
+    reports = []
+    with tempfile.TemporaryDirectory() as name:
+        sync = Synchronizer(pathlib.Path(name), "s3://data/reported", Said())
+        starting = threading.Thread(target=sync.start, args=[reports.append])
+        with held("reported"):
+            starting.start()
+            wait_for(lambda: any(one and 0 < one.bytes < one.size for one in reports), "a report")
+        starting.join(LONG_S)
+        sync.finish(LONG_S)
+        told = {(one.what, one.size) for one in reports if one}
+        expect(told == {("checkpoints", 800 * KiB)} and reports[-1] is None, reports)
+        expect(len(files_below(name)) == 8)
+
+
+def a_stop_does_not_wait_for_what_comes_back():
+    def stop(amount):
+        if amount and amount.bytes:
+            raise agent.StopAsked
+    with tempfile.TemporaryDirectory() as name, held("stopped"):
+        try:
+            Synchronizer(pathlib.Path(name), "s3://data/stopped", Said()).start(stop)
+        except agent.StopAsked:
+            expect(files_below(name) == {}, files_below(name))
+            return
+    raise AssertionError("the stop is lost")
+
+
 # ---- whole sets ----
 
 @contextlib.contextmanager
@@ -262,7 +308,7 @@ def read_only(uri):
     """As a start would bring it, without a writer."""
     with tempfile.TemporaryDirectory() as name:
         sync = Synchronizer(pathlib.Path(name), uri, Said(), host="reader")
-        sync._bring(sync._wanted())
+        sync._bring(sync._wanted(), lambda amount: None)
         return files_below(name)
 
 
@@ -437,6 +483,8 @@ run_cases([
     what_a_user_has_put_there_comes_and_stays,
     hosts_share_a_uri,
     the_set_replaces_what_a_killed_script_left,
+    what_comes_back_is_reported,
+    a_stop_does_not_wait_for_what_comes_back,
     a_file_that_is_being_written_waits,
     patience_ends,
     a_writer_that_is_killed_leaves_a_whole_set,

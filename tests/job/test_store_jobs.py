@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Jobs whose data, checkpoints and results are in S3, by the command from end to end: what each host asks for, what is safe
 however the script ends, what a job of another name finds."""
+import os
 import pathlib
+import signal
 import subprocess
 import sys
 import time
@@ -202,6 +204,30 @@ def a_store_that_is_too_slow_is_told():
         jobs.wait_for_silence()
 
 
+# ---- what is on its way ----
+
+def what_was_coming_to_a_killed_host_is_shown_no_more():
+    """Checkpoints come back as data come: with a bar. It ends with the agent that brought them, however that ends."""
+    for number in range(8):
+        s3.put(f"coming/{number}", b"a" * 100 * KiB)
+    with Jobs() as jobs:
+        s3.proxy.forget()
+        s3.proxy.hold_after = 400 * KiB
+        try:
+            jobs.start("pass", checkpoints={"uri": "s3://data/coming"})
+            folder = JobFolder("job", jobs.jobs)
+            wait_for(lambda: any(0 < amount.bytes < amount.size for amount in folder.progress().values()), "the middle of it")
+            coming = folder.progress()
+            expect([(host, amount.what) for host, amount in coming.items()] == [("algo-1", "checkpoints")], coming)
+            killed, = [pid for pid in jobs.processes("shoal.job.local") if '"index": 0' in open(f"/proc/{pid}/cmdline").read()]
+            os.kill(killed, signal.SIGKILL)
+            jobs.wait_for_end()
+        finally:
+            s3.proxy.hold_after = None
+        expect_failed(jobs, r"^the agent of algo-1 \(pid \d+\) was killed by signal 9 \(SIGKILL\)$", 137)
+        expect(folder.progress() == {}, folder.progress())
+
+
 # ---- a second run ----
 
 def a_job_of_another_name_goes_on_with_what_has_come():
@@ -237,5 +263,6 @@ run_cases([
     what_was_saved_before_a_kill_is_safe_when_the_script_completes,
     a_slow_store_gets_the_last_checkpoints,
     a_store_that_is_too_slow_is_told,
+    what_was_coming_to_a_killed_host_is_shown_no_more,
     a_job_of_another_name_goes_on_with_what_has_come,
 ])

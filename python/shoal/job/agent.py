@@ -27,7 +27,7 @@ from urllib.parse import unquote, urlparse
 from shoal.job import cluster, contract, distribution, metrics, processes
 from shoal.job.contract import Container, ContractError
 from shoal.job.document import Job
-from shoal.job.folder import JobFolder
+from shoal.job.folder import Amount, JobFolder
 
 EXIT_TIME_LIMIT = 124  # as `shoal run --timeout` has it
 EXIT_AGENT = 125  # the agent could not do its work, as that of `shoal run` itself
@@ -422,9 +422,13 @@ class Agent:
             self.say(f"installing {requirements.name}")
             self.python = requirements_install(requirements, self.base / "environment", self._call)
             self.command = [self.python if word == sys.executable else word for word in self.command]
-        channels_bring(container, self.place, self.say, lambda amount: self.folder.progress_write(self.place.host, amount))
+        channels_bring(container, self.place, self.say, self._report)
         self._checkpoints_bring()
         contract.config_write(container)
+
+    def _report(self, amount: Optional[Amount]) -> None:
+        """How much of what is on its way has come."""
+        self.folder.progress_write(self.place.host, amount)
 
     def _mpi4py_refuse(self) -> None:
         """No mpirun starts the workers, so that each would be alone in its MPI, and train apart in silence."""
@@ -464,7 +468,7 @@ class Agent:
         from shoal.job import checkpoints
         self.checkpoints = checkpoints.Synchronizer(self.base / place.local_path, place.uri, self.say, self.place.host)
         try:
-            self.checkpoints.start()
+            self.checkpoints.start(self._report)
         except RuntimeError as error:
             raise AgentError(f"checkpoints ({place.uri}): {error}") from error
 

@@ -17,22 +17,19 @@ import os
 import pathlib
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Dict, List, Optional, Set, Tuple
 
 from shoal.job.document import Job
-from shoal.job.fetching import Progress, Say, local_errors
+from shoal.job.fetching import Progress, Report, Say, Stopped, bring_at_once, local_errors
 from shoal.job.storage import Item, StorageError, Store, join, store_open
 
 OWN = ".shoal"
 INTERVAL_S = 2.0
 SETTLE_S = 1.0  # a file is complete when it has not changed for so long
 TORN_S = INTERVAL_S + SETTLE_S  # a file that changed so shortly before a process was killed may be half-written
-FILES_AT_ONCE = 8
 LAST_TRIES = 3
 TIMEOUT_S = 600.0  # until the last set is at its place
 PATIENCE_S = 60.0  # after that, what has settled is a set although another file is being written
-Rename = Tuple[pathlib.Path, pathlib.Path]
 UNFINISHED = (".tmp", ".part", ".partial", ".incomplete")
 
 
@@ -134,15 +131,15 @@ class Synchronizer:
 
     # -- in --
 
-    def start(self) -> None:
-        """Brings the last set back, whole or not at all. Raises StorageError."""
+    def start(self, report: Report = lambda amount: None) -> None:
+        """Brings the last set back, whole or not at all; `report` hears how much has come. Raises StorageError."""
         with local_errors(self.local):
             self.local.mkdir(parents=True, exist_ok=True)
         if self.manifest.read():  # a writer that was killed may have left plain names to be written
             self._settle_names()
         wanted = self._wanted()
         if wanted:
-            self._bring(wanted)
+            self._bring(wanted, report)
         self.thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
         self.thread.start()
 
@@ -178,29 +175,24 @@ class Synchronizer:
         manifests = [Manifest(self.store, self.top, key[lead:-len(".json")]) for key in keys]
         return sorted((one for one in manifests if one.read()), key=lambda one: one.time)
 
-    def _bring(self, wanted: Dict[str, Tuple[Item, int]]) -> None:
+    def _bring(self, wanted: Dict[str, Tuple[Item, int]], report: Report) -> None:
         """All files come beside their places first."""
         wrong = next((item for name, (item, _) in wanted.items() if {"..", "", "."} & set(name.split("/"))), None)
         if wrong:
             raise CheckpointError(f"{self.store.uri(wrong.key)} makes no name of a file below {self.local}")
-        progress = Progress("checkpoints", len(wanted), sum(item.size for item, _ in wanted.values()), self.say)
-        ready: List[Rename] = []
+        progress = Progress("checkpoints", len(wanted), sum(item.size for item, _ in wanted.values()), self.say, report)
+        stop = threading.Event()
         try:
-            with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
-                futures = [pool.submit(self._bring_one, item, self.local / name, mtime_ns, progress)
-                           for name, (item, mtime_ns) in sorted(wanted.items())]
-                for future in futures:
-                    ready += future.result()
+            missing = self._missing(wanted, progress)
+            bring_at_once(missing, lambda name: self._bring_one(name, *wanted[name], stop, progress), stop, progress)
             with local_errors(self.local):
-                for coming, place in ready:
-                    os.replace(coming, place)
+                for name in missing:
+                    os.replace(_coming(self.local / name), self.local / name)
         except BaseException:
             for name in wanted:
                 with contextlib.suppress(OSError):
                     _coming(self.local / name).unlink()
             raise
-        finally:
-            progress.clear()
         progress.end()
         looks = _scan(self.local)
         self.sent = {name: looks[name] for name in self.manifest.entries if name in looks}
@@ -213,23 +205,32 @@ class Synchronizer:
             return False
         return bool(mtime_ns) and (status.st_size, status.st_mtime_ns) == (item.size, mtime_ns)
 
-    def _bring_one(self, item: Item, place: pathlib.Path, mtime_ns: int, progress: Progress) -> List[Rename]:
-        """Returns what has to be renamed."""
-        if self._is_same(place, item, mtime_ns):
-            progress.add(item.size, is_new=False)
-            return []
+    def _missing(self, wanted: Dict[str, Tuple[Item, int]], progress: Progress) -> List[str]:
+        """The files that are not there yet as the set has them."""
+        missing = []
+        for name, (item, mtime_ns) in sorted(wanted.items()):
+            if self._is_same(self.local / name, item, mtime_ns):
+                progress.add(item.size, is_new=False)
+            else:
+                missing.append(name)
+        return missing
+
+    def _bring_one(self, name: str, item: Item, mtime_ns: int, stop: threading.Event, progress: Progress) -> None:
+        """Beside its place."""
+        place = self.local / name
         coming = _coming(place)
         with local_errors(place):
             place.parent.mkdir(parents=True, exist_ok=True)
             with open(coming, "wb") as file:
                 def take(data: bytes) -> None:
+                    if stop.is_set():
+                        raise Stopped
                     with local_errors(place):
                         file.write(data)
                     progress.add(len(data))
                 self.store.read(item, 0, item.size, take)
             if mtime_ns:
                 os.utime(coming, ns=(mtime_ns, mtime_ns))
-        return [(coming, place)]
 
     # -- out --
 

@@ -19,7 +19,7 @@ import pathlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Set
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Set, TypeVar
 
 from shoal.job.folder import Amount
 from shoal.job.progress import LINE_EVERY_S, bytes_text, text_of
@@ -35,6 +35,7 @@ SPARE_BYTES = 1 << 20
 
 Say = Callable[[str], None]
 Report = Callable[[Optional[Amount]], None]  # None: nothing is on its way any more
+Wanted = TypeVar("Wanted")
 
 
 class Stopped(BaseException):
@@ -94,6 +95,43 @@ class Progress:
         self.report(None)
 
 
+def bring_at_once(wanted: Sequence[Wanted], bring: Callable[[Wanted], object], stop: threading.Event,
+                  progress: Progress) -> None:
+    """Brings eight at a time, and draws the progress meanwhile. Returns when all are there, raises the first failure. However
+    it ends, `stop` is set then, at which `bring` is to raise Stopped. The threads are daemons: an interrupted process does not
+    wait for the network."""
+    queue, lock = iter(wanted), threading.Lock()
+    failures: List[BaseException] = []
+
+    def work() -> None:
+        try:
+            while not stop.is_set():
+                with lock:
+                    one = next(queue, None)
+                if one is None:
+                    return
+                bring(one)
+        except Stopped:
+            pass
+        except BaseException as error:
+            failures.append(error)
+            stop.set()
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(OBJECTS_AT_ONCE, len(wanted)))]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(0.05)
+                progress.draw()
+    finally:
+        stop.set()
+        progress.clear()
+    if failures:
+        raise failures[0]
+
+
 class Cache:
     """The objects of one store that lie below a folder."""
 
@@ -112,41 +150,11 @@ class Cache:
         with local_errors(self.folder):
             missing = self._look(items, progress)
             self._check_space(missing)
-        queue = iter(missing)
-        lock, failures = threading.Lock(), []  # type: ignore[var-annotated]
-
-        def work() -> None:
-            try:
-                while not self.stop.is_set():
-                    with lock:
-                        item = next(queue, None)
-                    if item is None:
-                        return
-                    self.bring(item, progress)
-            except Stopped:
-                pass
-            except BaseException as error:
-                failures.append(error)
-                self.stop.set()
-
-        threads = [threading.Thread(target=work, daemon=True) for _ in range(min(OBJECTS_AT_ONCE, len(missing)))]
-        self._run(threads, progress)
-        if failures:
-            if isinstance(failures[0], FullError):
-                self._drop_parts()
-            raise failures[0]
-
-    def _run(self, threads: List[threading.Thread], progress: Progress) -> None:
-        """The threads are daemons: an interrupted process does not wait for the network."""
-        for thread in threads:
-            thread.start()
         try:
-            while any(thread.is_alive() for thread in threads):
-                next(thread for thread in threads if thread.is_alive()).join(0.05)
-                progress.draw()
-        finally:
-            self.stop.set()
-            progress.clear()
+            bring_at_once(missing, lambda item: self.bring(item, progress), self.stop, progress)
+        except FullError:
+            self._drop_parts()
+            raise
 
     def _look(self, items: Sequence[Item], progress: Progress) -> List[Item]:
         """The objects that are not there."""

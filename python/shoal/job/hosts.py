@@ -265,6 +265,7 @@ class Member(Runner):
             self._other_failed(other, None)
         elif other.state.status not in ENDED and silence > _seconds(self.job, "silence", SILENCE_S):
             other.is_lost = True
+            self.folder.progress_write(other.name, None)  # nobody is there who would
             self._other_failed(other, f"{other.name} ({other.state.machine}) was lost: no sign of life for {silence:.0f} s")
 
     def _other_failed(self, other: Other, lost: Optional[str]) -> None:

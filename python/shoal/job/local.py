@@ -278,6 +278,7 @@ class Runner:
         except subprocess.TimeoutExpired:
             processes.group_signal(host.process.pid, signal.SIGKILL)
             code = host.process.wait()
+        self.folder.progress_write(host.name, None)  # where the agent was killed while something was on its way
         if host.ending is None:
             host.ending = Ending("Failed", processes.exit_code(code),
                                  f"the agent of {host.name} (pid {host.process.pid}) {processes.ending_text(code)}")
