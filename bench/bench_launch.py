@@ -14,6 +14,9 @@ All start the same program of Shoal's (launch_worker.c), the last two one of MPI
 says when that was done. Emulated hosts have one clock. A host's command ends when the last of its processes that was started here
 has. The value of a case is Shoal's time over the fastest other's of the same round.
 
+In one more run of `shoal run` the ranks say by themselves how long they loaded libfabric and asked it for its providers
+(SHOAL_LOG=info): the share of the slowest rank's time in that from the command to the first collective.
+
 Writes docs/figures/bench-launch.jsonl (see bench/bench_record.py). A launcher that is not here is left out, and the reason said."""
 import argparse
 import os
@@ -132,10 +135,11 @@ class Command:
         return self.file.read()
 
 
-def measure(name, contestant, cluster, folder):
-    """Seconds from the command to the first collective, and from the last exit to the return."""
+def measure(name, contestant, cluster, folder, **variables):
+    """Seconds from the command to the first collective, and from the last exit to the return; and what the programs told."""
     commands, program = contestant
-    environment = {**clean_environment(), "SHOAL_SECRET": secrets.token_hex(16), "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    environment = {**clean_environment(), "SHOAL_SECRET": secrets.token_hex(16), "OMP_NUM_THREADS": "1",
+                   "TORCH_CPP_LOG_LEVEL": "ERROR", **variables}
     begun_at = time.monotonic()
     started = [Command(host, words, environment) for host, words in commands(cluster, program, folder)]
     for one in started:
@@ -145,7 +149,22 @@ def measure(name, contestant, cluster, folder):
     if any(one.process.returncode != 0 for one in started) or len(times) != len(cluster.hosts):
         sys.exit(f"bench: {name} failed on {len(cluster.hosts)} hosts:\n{told}")
     return {"start": max(first for first, _ in times) - begun_at,
-            "end": max(one.ended_at for one in started) - max(last for _, last in times)}
+            "end": max(one.ended_at for one in started) - max(last for _, last in times), "told": told}
+
+
+TOLD_MS = {"libfabric loaded": r"libfabric was loaded in ([\d.]+) ms",
+           "its providers found": r"libfabric found its providers in ([\d.]+) ms",
+           "ranks together": r"ranks? came together in ([\d.]+) ms"}
+
+
+def parts_measure(number, contestant, cluster, folder):
+    """A point: what the slowest rank of a run says about its own time."""
+    run = measure("shoal", contestant, cluster, folder, SHOAL_LOG="info")
+    parts = {name: max(map(float, re.findall(line, run["told"]))) for name, line in TOLD_MS.items()}
+    start = round(run["start"] * 1e3, 2)
+    share = (parts["libfabric loaded"] + parts["its providers found"]) / start
+    return {"round": number, "case": f"{len(cluster.hosts)} hosts, libfabric's share of the time to the first collective",
+            "state": "unknown", "value": round(share, 4), "times_ms": {"shoal": start, **parts}}
 
 
 # ---- All of them -----------------------------------------------------------------------------------------------------------
@@ -159,7 +178,7 @@ def round_measure(number, hosts, contestants, folder):
     names = names[number % len(names):] + names[:number % len(names)]
     with Cluster(hosts) as cluster:
         times = {name: measure(name, contestants[name], cluster, folder) for name in names}
-    points = []
+        points = [parts_measure(number, contestants["shoal"], cluster, folder)]
     for case, text in CASES.items():
         ms = {name: round(times[name][case] * 1e3, 2) for name in contestants}
         fastest = min(value for name, value in ms.items() if name != "shoal")
@@ -175,7 +194,7 @@ def summary_print(points):
         print(f"{case}: {median(values):.2f} ({min(values):.2f} .. {max(values):.2f})")
         for name in mine[0]["times_ms"]:
             times = [point["times_ms"][name] for point in mine]
-            print(f"    {name:12} {median(times):9.1f} ms ({min(times):.1f} .. {max(times):.1f})")
+            print(f"    {name:19} {median(times):9.1f} ms ({min(times):.1f} .. {max(times):.1f})")
 
 
 def arguments():
@@ -201,7 +220,7 @@ def main():
         for hosts in options.hosts:
             for number in range(rounds):
                 points += round_measure(number, hosts, contestants, folder)
-                say(f"  {hosts} hosts, round {number + 1}: {[point['times_ms'] for point in points[-2:]]}")
+                say(f"  {hosts} hosts, round {number + 1}: {[point['times_ms'] for point in points[-3:]]}")
     if not options.quick:
         words = " ".join(map(str, options.hosts))
         bench_record.write(OUT, {"suite": "launch", "kind": "cases", "title": "Starting and ending a job on emulated hosts", "what":

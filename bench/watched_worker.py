@@ -1,7 +1,9 @@
 """One rank of the job that bench/bench_watching.py starts: trains a small network of torch's over Shoal and prints a line each step, so
 that its agent has something to look at. Rank 0 leaves how long the steps took in output/data/steps.json.
 
-WATCHED_STEPS says how many."""
+WATCHED_STEPS says how many, WATCHED_BATCHES how many batches a step has; the gradients of all but the last add up on their
+rank."""
+import contextlib
 import json
 import os
 import time
@@ -14,12 +16,12 @@ from torch import nn
 
 import shoal.torch  # noqa: F401  registers the back-end "shoal"
 
-WARMUPS = 20
+WARMUPS = 5
 BATCH = 64
 
 
 def main():
-    steps = int(os.environ["WATCHED_STEPS"])
+    steps, batches = int(os.environ["WATCHED_STEPS"]), int(os.environ["WATCHED_BATCHES"])
     torch.set_num_threads(1)
     torch.manual_seed(1)
     dist.init_process_group("shoal")
@@ -30,11 +32,14 @@ def main():
     times = []
     for step in range(WARMUPS + steps):
         began = time.perf_counter()
-        loss = nn.functional.cross_entropy(network(images), labels)
         optimizer.zero_grad()
-        loss.backward()
+        for batch in range(batches):
+            with network.no_sync() if batch < batches - 1 else contextlib.nullcontext():
+                loss = nn.functional.cross_entropy(network(images), labels)
+                loss.backward()
         optimizer.step()
-        print(f"step {step} loss={loss.item():.4f}; images_per_s={BATCH / (time.perf_counter() - began):.0f};", flush=True)
+        rate = batches * BATCH / (time.perf_counter() - began)
+        print(f"step {step} loss={loss.item():.4f}; images_per_s={rate:.0f};", flush=True)
         times.append(time.perf_counter() - began)
     if dist.get_rank() == 0:
         ms = [one * 1e3 for one in times[WARMUPS:]]

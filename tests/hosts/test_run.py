@@ -95,6 +95,8 @@ def expect_exact(told, code, hosts, workers):
     for rank in range(ranks):
         expect(re.search(rf"(^|\D){rank}\| exact: rows: ", told, re.M), f"rank {rank} has not done it", told)
     expect(f"{ranks} ranks on {hosts} hosts" in told, f"not {ranks} ranks on {hosts} hosts", told)
+    for text in ("libfabric was loaded", "libfabric found its providers"):  # for bench/bench_launch.py
+        expect(len(re.findall(rf"{text} in \d+\.\d ms$", told, re.M)) == ranks, f"not all ranks say when {text}", told)
 
 
 def exact(hosts, workers, found, ipv6=False):
@@ -231,14 +233,16 @@ def killed_stranger():
 
 def raising_worker():
     """The last lines of both its streams travel, no more than 20, and nothing in them acts on a terminal."""
-    script = ("[ $RANK = 1 ] || exec sleep 1000; for i in $(seq 30); do echo line $i; done; printf 'a\\033[2Jb\\n'; "
-              "echo 'ValueError: no gradient' >&2; exit 3")
-    with Cluster(2) as cluster:
-        with Hosts(cluster, [], ["sh", "-c", script], by_options(cluster, 2, 1)) as job:
-            ended(cluster, job, 3, r"^shoal run: rank 1 \(pid \d+\) on h2 failed first: exited with code 3$",
-                  r"^    ValueError: no gradient$", r"^    line 30$")
-            told = job.agents[0].output()
-            expect("line 11\n" not in told and "a?[2Jb" in told and "\033" not in told, told)
+    script = ("fail() { for i in $(seq 30); do echo line $i; done; printf 'a\\033[2Jb\\n'; echo 'ValueError: no gradient' >&2; "
+              "exit 3; }; "
+              f'trap fail USR1; echo "{READY}, process $$"; while :; do sleep 0.05; done')
+    with Cluster(2) as cluster, waiting(cluster, 2, 1, ["sh", "-c", script]) as job:
+        pid = process_of(job, 1, 1)
+        os.kill(pid, signal.SIGUSR1)
+        ended(cluster, job, 3, rf"^shoal run: rank 1 \(pid {pid}\) on h2 failed first: exited with code 3$",
+              r"^    ValueError: no gradient$", r"^    line 30$")
+        told = job.agents[0].output()
+        expect("line 11\n" not in told and "a?[2Jb" in told and "\033" not in told, told)
 
 
 def blamed_worker():

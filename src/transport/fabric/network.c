@@ -114,6 +114,19 @@ static void choose_writes(struct shoal_network *network, const struct shoal_fabr
                        network->provider->name, reason);
 }
 
+static double ms_since(uint64_t begun_ns)
+{
+    return (double)(shoal_clock_ns() - begun_ns) / (double)SHOAL_NS_PER_MS;
+}
+
+static enum shoal_status network_load_library(struct shoal_network *network, const char *wanted)
+{
+    const uint64_t begun_ns = shoal_clock_ns();
+    SHOAL_TRY(shoal_fabric_library_open(wanted, network->log, &network->library));
+    shoal_log_line(network->log, SHOAL_LOG_INFO, "fabric", "libfabric was loaded in %.1f ms", ms_since(begun_ns));
+    return SHOAL_OK;
+}
+
 static enum shoal_status network_open_endpoint(struct shoal_network *network, const struct shoal_network_options *options)
 {
     char reason[1200], adapter[SHOAL_LINKS_NAME_MAX];
@@ -122,7 +135,9 @@ static enum shoal_status network_open_endpoint(struct shoal_network *network, co
     (void)shoal_setting_parse_ports(options->ports, &low, &high); /* checked when settings were read */
     if (!share.adapter && shoal_links_name_adapter(SHOAL_LINKS_SYS, share.rank, share.ranks, adapter))
         share.adapter = adapter;
+    const uint64_t begun_ns = shoal_clock_ns();
     shoal_fabric_providers_find_best(&network->library, options->nic, options->settings->provider, share, network->providers);
+    shoal_log_line(network->log, SHOAL_LOG_INFO, "fabric", "libfabric found its providers in %.1f ms", ms_since(begun_ns));
     network->provider = shoal_fabric_providers_choose(network->providers, options->settings->provider, reason, sizeof reason);
     if (!network->provider)
         return shoal_log_fail(network->log, SHOAL_ERR_UNSUPPORTED, "fabric", "%s", reason);
@@ -192,7 +207,7 @@ enum shoal_status shoal_network_open(const struct shoal_network_options *options
     enum shoal_status status = read_random(network);
     (void)shoal_fabric_filter_undo(options->settings->provider, network->log);
     if (status == SHOAL_OK)
-        status = shoal_fabric_library_open(options->settings->libfabric, network->log, &network->library);
+        status = network_load_library(network, options->settings->libfabric);
     if (status == SHOAL_OK)
         status = network_open_endpoint(network, options);
     shoal_fabric_sources_init(&network->sources, network->endpoint, network->log);
