@@ -4,41 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fusion/lists.h"
 #include "fusion/reducer.h"
-
-/* The value most ranks have; of several, that of the lowest rank. */
-static uint64_t most_common(const uint64_t *values, int count)
-{
-    int best = 0, best_votes = 0;
-    for (int i = 0; i < count; i++) {
-        int votes = 0;
-        for (int k = 0; k < count; k++)
-            votes += values[k] == values[i];
-        if (votes > best_votes) {
-            best_votes = votes;
-            best = i;
-        }
-    }
-    return values[best];
-}
-
-static void list_others(const uint64_t *values, int count, char *text, size_t text_bytes)
-{
-    const uint64_t common = most_common(values, count);
-    int listed = 0, others = 0;
-    size_t length = 0;
-    for (int r = 0; r < count; r++)
-        others += values[r] != common;
-    for (int r = 0; r < count && listed < 8; r++) {
-        if (values[r] == common || length >= text_bytes)
-            continue;
-        const int written = snprintf(text + length, text_bytes - length, "%s %d", listed ? "," : "", r);
-        length += written > 0 ? (size_t)written : 0;
-        listed++;
-    }
-    if (others > listed && length < text_bytes)
-        snprintf(text + length, text_bytes - length, " and %d more", others - listed);
-}
 
 static enum shoal_status name_difference(struct shoal_reducer *reducer, size_t parameter, uint64_t own)
 {
@@ -49,15 +16,14 @@ static enum shoal_status name_difference(struct shoal_reducer *reducer, size_t p
         return fusion_fail(reducer, SHOAL_ERR_MEMORY, -1, "no memory for %d ranks", reducer->size);
     const enum shoal_status status = shoal_allgather(reducer->comm, &own, all, 1, SHOAL_INT64, &options);
     if (status == SHOAL_OK)
-        list_others(all, reducer->size, others, sizeof others);
+        fusion_list_others(all, reducer->size, others, sizeof others);
     free(all);
     if (status != SHOAL_OK) {
         fusion_operation_failed(reducer, status, -1);
         return fusion_failure_status(reducer);
     }
     fusion_parameter_text(&reducer->layout->parameters, parameter, name, sizeof name);
-    return fusion_refuse(reducer, SHOAL_ERR_MISMATCH,
-                         "%s is not the same on all ranks after step %llu: rank%s differ from most", name,
+    return fusion_refuse(reducer, SHOAL_ERR_MISMATCH, "%s is not the same on all ranks after step %llu: %s", name,
                          (unsigned long long)reducer->steps, others);
 }
 

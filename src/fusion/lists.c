@@ -101,8 +101,7 @@ static struct difference find_difference(const struct entry *first, size_t first
 }
 
 static enum shoal_status gather_differences(struct shoal_comm *comm, const struct shoal_options *options,
-                                            const struct difference *own, struct difference *all, char *text,
-                                            size_t text_bytes)
+                                            const struct difference *own, struct difference *all, char *text, size_t text_bytes)
 {
     const int size = shoal_comm_size(comm);
     int64_t first = INT64_MAX;
@@ -134,4 +133,45 @@ enum shoal_status fusion_lists_compare(struct shoal_comm *comm, const struct sho
     free(first);
     free(all);
     return status;
+}
+
+/* ---- Values that differ ---------------------------------------------------------------------------------------------------- */
+
+/* The value that most ranks have; of several, that of the lowest rank. */
+static uint64_t most_common(const uint64_t *values, int count)
+{
+    int best = 0, best_votes = 0;
+    for (int i = 0; i < count && best_votes * 2 <= count; i++) {
+        int votes = 0;
+        for (int k = 0; k < count; k++)
+            votes += values[k] == values[i];
+        best = votes > best_votes ? i : best;
+        best_votes = votes > best_votes ? votes : best_votes;
+    }
+    return values[best];
+}
+
+void fusion_list_others(const uint64_t *values, int count, char *text, size_t text_bytes)
+{
+    const uint64_t common = most_common(values, count);
+    int listed = 0, others = 0;
+    size_t length = 0;
+    for (int r = 0; r < count; r++)
+        others += values[r] != common;
+    for (int r = 0; r < count && listed < 8 && length < text_bytes; r++) {
+        if (values[r] == common)
+            continue;
+        const int written = snprintf(text + length, text_bytes - length, "%s %d",
+                                     listed       ? ","
+                                     : others > 1 ? "ranks"
+                                                  : "rank",
+                                     r);
+        length += written > 0 ? (size_t)written : 0;
+        listed++;
+    }
+    if (length < text_bytes)
+        snprintf(text + length, text_bytes - length, "%s from most",
+                 others > listed ? " and more differ"
+                 : others > 1    ? " differ"
+                                 : " differs");
 }

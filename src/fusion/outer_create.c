@@ -201,44 +201,6 @@ static enum shoal_status share_values(struct shoal_outer *outer, void *const *me
     return SHOAL_OK;
 }
 
-static uint64_t outer_most_common(const uint64_t *values, int count)
-{
-    int best = 0, best_votes = 0;
-    for (int i = 0; i < count && best_votes * 2 <= count; i++) {
-        int votes = 0;
-        for (int k = 0; k < count; k++)
-            votes += values[k] == values[i];
-        best = votes > best_votes ? i : best;
-        best_votes = votes > best_votes ? votes : best_votes;
-    }
-    return values[best];
-}
-
-void outer_list_others(const uint64_t *values, int count, char *text, size_t text_bytes)
-{
-    const uint64_t common = outer_most_common(values, count);
-    int listed = 0, others = 0;
-    size_t length = 0;
-    for (int r = 0; r < count; r++)
-        others += values[r] != common;
-    for (int r = 0; r < count && listed < 8 && length < text_bytes; r++) {
-        if (values[r] == common)
-            continue;
-        const int written = snprintf(text + length, text_bytes - length, "%s %d",
-                                     listed       ? ","
-                                     : others > 1 ? "ranks"
-                                                  : "rank",
-                                     r);
-        length += written > 0 ? (size_t)written : 0;
-        listed++;
-    }
-    if (length < text_bytes)
-        snprintf(text + length, text_bytes - length, "%s from most",
-                 others > listed ? " and more differ"
-                 : others > 1    ? " differ"
-                                 : " differs");
-}
-
 /* Each rank's hash of each parameter: where the first one differs, and on which ranks. */
 static enum shoal_status name_value(struct shoal_outer *outer, const uint64_t *all, char *text, size_t text_bytes)
 {
@@ -256,7 +218,7 @@ static enum shoal_status name_value(struct shoal_outer *outer, const uint64_t *a
     }
     for (int r = 0; r < outer->size && first < count; r++)
         values[r] = all[(size_t)r * count + first];
-    outer_list_others(values, outer->size, others, sizeof others);
+    fusion_list_others(values, outer->size, others, sizeof others);
     snprintf(text, text_bytes, "%s does not have the same values on all ranks: %s; shares_start would copy rank 0's",
              first < count ? fusion_parameter_text(&outer->parameters, first, name, sizeof name) : "a parameter", others);
     free(values);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "fusion/hash.h"
+#include "fusion/lists.h"
 #include "fusion/outer_steps.h"
 
 #define CALL "shoal_outer_import"
@@ -235,7 +236,7 @@ static enum shoal_status compare_states(struct shoal_outer *outer, uint64_t own)
     const enum shoal_status status = shoal_allgather(outer->control, &own, all, 1, SHOAL_INT64, &options);
     for (int r = 0; r < outer->size && status == SHOAL_OK; r++)
         is_same &= all[r] == own;
-    outer_list_others(all, outer->size, others, sizeof others);
+    fusion_list_others(all, outer->size, others, sizeof others);
     free(all);
     if (status != SHOAL_OK || is_same)
         return status;

@@ -77,9 +77,6 @@ struct shoal_options outer_operation(const struct shoal_outer *outer);
 SHOAL_MUST_USE enum shoal_status outer_agree(struct shoal_outer *outer, const char *call, enum shoal_status status,
                                              const char *text);
 
-/* "rank 3 differs from most", "ranks 1, 3 differ from most". */
-void outer_list_others(const uint64_t *values, int count, char *text, size_t text_bytes);
-
 /* ---- outer_math.c ---- */
 
 /* The pseudo-gradient of a parameter, or, without an anchor, the parameter, in outer_type. The anchor counts as the parameter's

@@ -856,7 +856,7 @@ static void compare_body(struct world *world)
     hashes[20] += (uint64_t)world->rank;
     hashes[7] += world->rank == 2;
     expect_last(world, shoal_reducer_compare(job.reducer, hashes), SHOAL_ERR_MISMATCH,
-                "parameter 7 (layer7) is not the same on all ranks after step 0: rank 2 differ from most");
+                "parameter 7 (layer7) is not the same on all ranks after step 0: rank 2 differs from most");
     hashes[7] -= world->rank == 2;
     hashes[20] -= (uint64_t)world->rank;
     OK(world, shoal_reducer_compare(job.reducer, hashes));

@@ -838,6 +838,24 @@ def resumed(world):
     loss.backward()
 
 
+def compares_parameters(world):
+    """Replicas that have come apart are told on all ranks, and may be mended."""
+    for make, name in ((plain, "2.weight"), (Convolutions, "convolution.weight")):
+        model = ours(seeded(make))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        several_steps(world, model, optimizer, range(2))
+        model.compare_parameters()
+        changed = model.module.get_parameter(name)
+        kept = changed.detach().clone()
+        with torch.no_grad():
+            changed[0, 0] += world.rank == 1
+        message_of(RuntimeError, model.compare_parameters, name, "after step", "rank 1 differs from most")
+        with torch.no_grad():
+            changed.copy_(kept)
+        model.compare_parameters()
+        several_steps(world, model, optimizer, range(2, 3))
+
+
 def hooks_resumed(world):
     """The same with a hook. DDP makes no new buckets after the first step with find_unused_parameters."""
     from shoal.torch import hooks
@@ -1093,6 +1111,7 @@ CASES += [Case(body.__name__, body, sizes=(1, 2)) for body in (
 CASES += [Case(body.__name__, body, sizes=(2, 3)) for body in (hooks_on_one_host, hooks_with_join, hooks_broken_backward, hooks_broken_early,
                                                        hooks_broken_otherwise, hooks_compiled, join, join_throws)]
 CASES += [Case("copies", copies, sizes=(2,))]
+CASES += [Case("compares_parameters", compares_parameters, sizes=(3,))]
 CASES += [Case("broken_backward", broken_backward, sizes=(2, 3))]
 CASES += [Case("compression", compression, sizes=(2,), init=False, fresh=True)]
 CASES += [Case("rank_ends", rank_ends, sizes=(2, 3), fresh=True, ends=(1,))]

@@ -130,6 +130,13 @@ class Reducer:
         self._check(self._library.reducer_order(self._address, numbers))
         return numbers
 
+    def compare(self, parameters):
+        """All ranks, between steps. Raises where one of the parameters has not the same values on all."""
+        tensors = [parameter.detach().contiguous() for parameter in parameters]
+        hashes = (ctypes.c_uint64 * self.count)(*(self._library.bytes_hash(tensor.data_ptr(), tensor.numel() * tensor.element_size())
+                                                  for tensor in tensors))
+        self._check(self._library.reducer_compare(self._address, hashes))
+
     def fail(self, status, text):
         """Here and on every rank."""
         self._library.reducer_fail(self._address, status, text.encode())
