@@ -40,7 +40,7 @@ WORKERS = 2
 WAYS = ("with", "without")
 PROMISED = 1.005
 STEP_MS = 98
-RUN_S = 12
+RUN_S = 10
 COPY_S = 8  # the first copy comes after 5 s
 LINES = 20000
 DEFINITIONS = {"loss": r"loss=(.*?);", "images_per_s": r"images_per_s=(.*?);"}
@@ -129,7 +129,7 @@ def jobs_folder():
 def batches_of(step_ms):
     """So many make a step of about that length: a step of 20 tells what one takes."""
     with jobs_folder() as jobs:
-        return max(round(20 * step_ms / measure("without", 20, 20, Path(jobs))["mean_ms"]), 1) if step_ms else 1
+        return max(round(20 * step_ms / measure("without", 20, 20, Path(jobs))["median_ms"]), 1) if step_ms else 1
 
 
 def round_measure(number, case, steps, batches):
