@@ -135,7 +135,7 @@ enum shoal_status fusion_lists_compare(struct shoal_comm *comm, const struct sho
     return status;
 }
 
-/* ---- Values that differ ---------------------------------------------------------------------------------------------------- */
+/* ---- Values that differ -------------------------------------------------------------------------------------------------- */
 
 /* The value that most ranks have; of several, that of the lowest rank. */
 static uint64_t most_common(const uint64_t *values, int count)
