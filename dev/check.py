@@ -14,6 +14,7 @@
   headers   each header compiles alone, as C11 and (the public ones) as C++17
   python    what users install or run as an example is Python 3.9
   native    what Python knows of the headers is what they say (dev/native.py)
+  ptx       the code for GPUs is that of its source (dev/ptx.py)
   figures   the tables of README.md are those of docs/figures
   prose     lines of prose in the pages fit 120 columns
   words     getenv, printf to stdout, abort and exit stay in their modules; memory order is written at each atomic of shared memory
@@ -26,6 +27,7 @@ import subprocess
 import sys
 
 import native
+import ptx
 import readme
 
 TOP = pathlib.Path(__file__).resolve().parent.parent
@@ -343,12 +345,17 @@ def check_native():
         say(native.WRITTEN, 1, "native", mend)
 
 
+def check_ptx():
+    for line, mend in ptx.differences():
+        say(ptx.WRITTEN, line, "ptx", mend)
+
+
 def check_figures():
     for line, mend in readme.differences():
         say(readme.README, line, "figures", mend)
 
 
-CHECKS = (check_dependencies, check_contracts, check_parts, check_files, check_names, check_statics, check_lengths, check_settings, check_logs, check_public, check_symbols, check_headers, check_python, check_native, check_figures, check_words, check_prose)
+CHECKS = (check_dependencies, check_contracts, check_parts, check_files, check_names, check_statics, check_lengths, check_settings, check_logs, check_public, check_symbols, check_headers, check_python, check_native, check_ptx, check_figures, check_words, check_prose)
 
 
 def main():

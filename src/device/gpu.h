@@ -5,6 +5,7 @@
  *     gpu     the driver and its devices
  *     port    one communicator's way to one device: two streams of its own, a ring each (device/device_ring.h), and events that
  *             join them to the caller's stream
+ *     kernels computations in memory of devices, in one context
  *
  * Any thread, each object by one thread at a time. Never call any of it from the engine or with the progress engine's lock: a
  * driver takes locks that the program may hold while it waits for us. */
@@ -132,5 +133,52 @@ struct shoal_gpu_transfer {
  * and must know the operands already. ERR_*: the driver refused, and the log says what; the rings must be let go. */
 SHOAL_MUST_USE enum shoal_status shoal_gpu_port_post(struct shoal_gpu_port *port, const struct shoal_gpu_transfer *transfers,
                                                      size_t count, void *stream);
+
+/* ---- Kernels -------------------------------------------------------------------------------------------------------------
+
+ * Each launch takes at most 8 multiprocessors, waits for no other launch, and adds the same bits as the processor's kernels
+ * (device/kernels.h, fusion/gradient_kernels.h). Memory is given by its addresses on the device: of the context's own device,
+ * of a peer whose access is enabled, or of the host and registered. A launch is put on `stream` of the context (NULL: the
+ * legacy stream) and not waited for: a wrong address breaks the context later.
+ *
+ * Every function: ERR_SYSTEM, ERR_MEMORY or ERR_ARGUMENT, as the driver refuses, with its name of the error. */
+
+#define SHOAL_GPU_SOURCES_MAX 8
+
+struct shoal_gpu_kernels;
+
+/* Loads the kernels into a context. Waits until the device is idle, and the first time on a device until the driver has
+ * compiled them: at the start only. ERR_UNSUPPORTED: a device before compute capability 7.0, a driver that cannot compile. */
+SHOAL_MUST_USE enum shoal_status shoal_gpu_kernels_open(struct shoal_gpu *gpu, void *context,
+                                                        struct shoal_gpu_kernels **kernels_out);
+/* No launch is under way. Waits until the device is idle. NULL is allowed. */
+void shoal_gpu_kernels_close(struct shoal_gpu_kernels *kernels);
+
+/* dest[i] = op over sources[0..source_count-1][i], in that order; argument as of shoal_reduce_fn. Addresses need the element's
+ * alignment only, but are read 16 bytes at a time where all arrays lie alike. dest may be one of the sources, and overlaps none
+ * otherwise. The type has the operator. */
+struct shoal_gpu_reduction {
+    enum shoal_type type;
+    enum shoal_op op;
+    uint64_t dest;
+    uint64_t sources[SHOAL_GPU_SOURCES_MAX];
+    int source_count; /* from 1 */
+    size_t count;
+    double argument;
+};
+SHOAL_MUST_USE enum shoal_status shoal_gpu_reduce(struct shoal_gpu_kernels *kernels,
+                                                  const struct shoal_gpu_reduction *reduction, void *stream);
+
+/* Casts of source * factor between float32 and `type`, bfloat16 or float16. */
+SHOAL_MUST_USE enum shoal_status shoal_gpu_narrow(struct shoal_gpu_kernels *kernels, enum shoal_type type, uint64_t dest,
+                                                  uint64_t source, size_t count, float factor, void *stream);
+SHOAL_MUST_USE enum shoal_status shoal_gpu_widen(struct shoal_gpu_kernels *kernels, enum shoal_type type, uint64_t dest,
+                                                 uint64_t source, size_t count, float factor, void *stream);
+
+/* As quantize and dequantize of fusion/gradient_kernels.h; error may be 0. */
+SHOAL_MUST_USE enum shoal_status shoal_gpu_quantize(struct shoal_gpu_kernels *kernels, uint64_t values, uint64_t scales,
+                                                    uint64_t source, uint64_t error, size_t count, void *stream);
+SHOAL_MUST_USE enum shoal_status shoal_gpu_dequantize(struct shoal_gpu_kernels *kernels, uint64_t dest, uint64_t values,
+                                                      uint64_t scales, size_t count, float factor, bool adds, void *stream);
 
 #endif

@@ -26,6 +26,12 @@ enum shoal_stores { SHOAL_STORES_CACHED, SHOAL_STORES_STREAMING };
 typedef void (*shoal_reduce_fn)(void *const *dests, int dest_count, const void *const *sources, int source_count, size_t count,
                                 double argument, enum shoal_stores stores);
 
+/* Whether one source alone is copied as it is: there is nothing to divide or multiply. */
+static inline bool shoal_kernels_copy_one(enum shoal_op op, double argument)
+{
+    return (op != SHOAL_AVG && op != SHOAL_SCALED_SUM) || argument == 1;
+}
+
 /* Copies bytes to m destinations; same rules. */
 typedef void (*shoal_copy_fn)(void *const *dests, int dest_count, const void *source, size_t bytes, enum shoal_stores stores);
 

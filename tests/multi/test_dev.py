@@ -146,6 +146,28 @@ def tables_of_the_readme_are_the_records():
         expect(code == 1 and "dev/readme.py" in out, "a block without an end is not told", code, out)
 
 
+def code_for_gpus_of_another_source_is_found():
+    with tempfile.TemporaryDirectory() as folder:
+        top = pathlib.Path(folder)
+        for name in ("dev/ptx.py", *(path.relative_to(TOP) for path in TOP.glob("src/device/c*/**/*") if path.suffix in (".h", ".ptx"))):
+            (top / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(TOP / name, top / name)
+        source, code, check = (top / "src/device/cuda/kernels" / name for name in ("gpu_kernel_body.h", "kernels.ptx", "../../../../dev/ptx.py"))
+        expect(call(check, "--check") == (0, "", ""), "kernels.ptx is not that of its source", *call(check, "--check"))
+        text, made = source.read_text(), code.read_text()
+        source.write_text("/* What the source says is no other code. */\n" + text.replace("{\n", "{\n\n"))
+        expect(call(check, "--check") == (0, "", ""), "a comment counts", *call(check, "--check"))
+        source.write_text(text.replace("0x1.8p+23f", "0x1.8p+22f"))
+        status, out, _ = call(check, "--check")
+        expect(status == 1 and out.startswith("src/device/cuda/kernels/kernels.ptx:1: ") and "run dev/ptx.py" in out, out)
+        source.write_text(text)
+        for wrong in ("add.f32", "fma.rn.f32", "mul.rn.ftz.f32", "div.approx.f32", "mad.rn.f32"):
+            code.write_text(made.replace("add.rn.f32", wrong, 1))
+            line = made[:made.index("add.rn.f32")].count("\n") + 1
+            status, out, _ = call(check, "--check")
+            expect(status == 1 and out.startswith(f"src/device/cuda/kernels/kernels.ptx:{line}: ") and wrong in out, wrong, out)
+
+
 def tests_of_python_wait_for_what_is_installed():
     """The other builds and their tests do not: the command ends when they have been reported."""
     with tempfile.TemporaryDirectory() as folder:
@@ -171,6 +193,6 @@ def tests_of_python_wait_for_what_is_installed():
 
 
 if __name__ == "__main__":
-    run_cases([tests_of_python_wait_for_what_is_installed, tables_of_the_readme_are_the_records, a_name_that_two_modules_share_is_found,
+    run_cases([tests_of_python_wait_for_what_is_installed, tables_of_the_readme_are_the_records, code_for_gpus_of_another_source_is_found, a_name_that_two_modules_share_is_found,
                two_files_of_one_name_are_found, a_static_name_of_two_files_is_found, a_function_that_is_too_long_is_found,
                a_dependency_that_comes_later_is_found, the_demo_for_torch_installs_no_deepspeed])

@@ -4,7 +4,8 @@
 #ifndef SHOAL_DEVICE_CPU_FORMATS_H
 #define SHOAL_DEVICE_CPU_FORMATS_H
 
-#if defined(__x86_64__)
+#if defined(__CUDA__) /* none of this processor's instructions for a GPU */
+#elif defined(__x86_64__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
@@ -38,14 +39,14 @@ INLINE bits plain_pack(struct wide wide)
 INLINE f32_one f32_one_from(u32_one word)
 {
     f32_one x;
-    memcpy(&x, &word, sizeof(x));
+    __builtin_memcpy(&x, &word, sizeof(x));
     return x;
 }
 
 INLINE u32_one f32_one_bits(f32_one x)
 {
     u32_one word;
-    memcpy(&word, &x, sizeof(word));
+    __builtin_memcpy(&word, &x, sizeof(word));
     return word;
 }
 
@@ -103,7 +104,24 @@ INLINE bits bfloat16_pack(struct wide wide)
 
 /* ---- float16 ---------------------------------------------------------------------------------------------------------- */
 
-#if defined(__F16C__) && WIDTH > 16
+#if defined(__CUDA__)
+
+INLINE f32_one float16_widen(uint16_t half)
+{
+    f32_one x;
+    __asm__("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(half));
+    return x;
+}
+
+/* The instruction has a NaN of its own. */
+INLINE uint16_t float16_round(f32_one x)
+{
+    uint16_t half;
+    __asm__("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(x));
+    return x != x ? (uint16_t)0x7e00 : half;
+}
+
+#elif defined(__F16C__) && WIDTH > 16
 
 INLINE f32_one float16_widen(uint16_t half)
 {

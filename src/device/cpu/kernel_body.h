@@ -5,10 +5,10 @@
  * no number is always the one positive quiet NaN (processors differ in sign and payload); of equal maxima or minima the first
  * is taken. One source alone is copied as it is, unless there is something to divide or multiply.
  *
- * A new type is a row of TYPES (and one of lanes.h, when its lanes are new); a new operator is a case of combine in lanes.h and
- * a row of FLOAT_OPS or INTEGER_OPS. Every function below gets type and op as constants, so the compiler removes the choices.
- * Reentrant. */
+ * Types and operators are those of kernel_lists.h. Every function below gets type and op as constants, so the compiler removes
+ * the choices. Reentrant. */
 #include "device/cpu/formats.h"
+#include "device/cpu/kernel_lists.h"
 #include "device/kernels.h"
 
 /* So many vectors are in work at once: enough to hide the latency of an addition, few enough for 16 registers. */
@@ -22,39 +22,6 @@
 /* Below this, streaming stores cost more than they save. */
 #define STREAMING_BYTES_MIN ((size_t)4096)
 #define COPY_CHUNK_BYTES ((size_t)4096)
-
-/* ---- Types and operators ---------------------------------------------------------------------------------------------- */
-
-/* type, element in memory, lane it is computed in, how one becomes the other, operators, and whose loops serve the operators
- * that do not see a sign */
-#define TYPES(X)                                              \
-    X(FLOAT32, float, f32, plain, FLOAT_OPS, FLOAT32)         \
-    X(FLOAT64, double, f64, plain, FLOAT_OPS, FLOAT64)        \
-    X(BFLOAT16, uint16_t, f32, bfloat16, FLOAT_OPS, BFLOAT16) \
-    X(FLOAT16, uint16_t, f32, float16, FLOAT_OPS, FLOAT16)    \
-    X(INT64, int64_t, i64, plain, INTEGER_OPS, INT64)         \
-    X(INT32, int32_t, i32, plain, INTEGER_OPS, INT32)         \
-    X(INT8, int8_t, i8, plain, INTEGER_OPS, UINT8)            \
-    X(UINT8, uint8_t, u8, plain, INTEGER_OPS, UINT8)
-
-/* type, operator, whose loops serve: the bitwise ones do not even see a width */
-#define FLOAT_OPS(X, TYPE, UNSIGNED) \
-    X(TYPE, SUM, TYPE)               \
-    X(TYPE, AVG, TYPE)               \
-    X(TYPE, MAX, TYPE)               \
-    X(TYPE, MIN, TYPE)               \
-    X(TYPE, PROD, TYPE)              \
-    X(TYPE, SCALED_SUM, TYPE)
-#define INTEGER_OPS(X, TYPE, UNSIGNED) \
-    X(TYPE, SUM, UNSIGNED)             \
-    X(TYPE, AVG, TYPE)                 \
-    X(TYPE, MAX, TYPE)                 \
-    X(TYPE, MIN, TYPE)                 \
-    X(TYPE, PROD, UNSIGNED)            \
-    X(TYPE, BITAND, UINT8)             \
-    X(TYPE, BITOR, UINT8)              \
-    X(TYPE, BITXOR, UINT8)             \
-    X(TYPE, SCALED_SUM, UNSIGNED)
 
 INLINE size_t type_bytes(enum shoal_type type)
 {
@@ -346,17 +313,6 @@ static void copy(void *const *dests, int dest_count, const void *source, size_t 
 
 /* ---- The kernels ------------------------------------------------------------------------------------------------------ */
 
-INLINE bool one_source_is_copied(enum shoal_op op, double argument)
-{
-    return (op != SHOAL_AVG && op != SHOAL_SCALED_SUM) || argument == 1;
-}
-
-INLINE double exact_inverse(double ranks)
-{
-    const int64_t whole = (int64_t)ranks;
-    return (whole & (whole - 1)) == 0 ? 1 / ranks : 0;
-}
-
 #define KERNEL(NAME, LENGTH)                                                                                   \
     void NAME(void *const *dests, int dest_count, const void *const *sources, int source_count, size_t LENGTH, \
               double argument, enum shoal_stores stores)
@@ -378,7 +334,7 @@ INLINE double exact_inverse(double ranks)
     static KERNEL(loops_##TYPE##_##OP, bytes)                                                                   \
     {                                                                                                           \
         const struct work work = {dests, dest_count, sources, source_count, argument, 0};                       \
-        if (source_count == 1 && one_source_is_copied(SHOAL_##OP, argument))                                    \
+        if (source_count == 1 && shoal_kernels_copy_one(SHOAL_##OP, argument))                                  \
             copy(dests, dest_count, sources[0], bytes, stores);                                                 \
         else if (bytes < WIDTH)                                                                                 \
             elements_reduce(SHOAL_##TYPE, SHOAL_##OP, &work, bytes / type_bytes(SHOAL_##TYPE));                 \

@@ -16,8 +16,12 @@
 #define WIDTH 16
 #endif
 
+#if defined(__CUDA__) /* compiled for a GPU */
+#define INLINE static inline __attribute__((always_inline, host, device))
+#else
 #define INLINE static inline __attribute__((always_inline))
-#define NOINLINE static __attribute__((noinline))
+#endif
+#define NOINLINE static __attribute__((noinline, unused))
 #define VECTOR __attribute__((vector_size(WIDTH)))
 
 typedef uint64_t bits VECTOR; /* a vector of lanes yet to be named */
@@ -63,6 +67,13 @@ struct work {
         return (T)(a | b); \
     case SHOAL_BITXOR:     \
         return (T)(a ^ b);
+
+/* A work's factor, for an average. */
+INLINE double exact_inverse(double ranks)
+{
+    const int64_t whole = (int64_t)ranks;
+    return (whole & (whole - 1)) == 0 ? 1 / ranks : 0;
+}
 
 /* The type QUOTIENT divides. */
 #define AVERAGE(QUOTIENT, sum, work) \

@@ -29,14 +29,21 @@ typedef void (*shoal_cu_host_fn)(void *arg);
     X(DEVICE_UNAVAILABLE, 46)              \
     X(NO_DEVICE, 100)                      \
     X(INVALID_DEVICE, 101)                 \
+    X(INVALID_IMAGE, 200)                  \
     X(INVALID_CONTEXT, 201)                \
+    X(NO_BINARY_FOR_GPU, 209)              \
     X(ECC_UNCORRECTABLE, 214)              \
     X(PEER_ACCESS_UNSUPPORTED, 217)        \
+    X(INVALID_PTX, 218)                    \
+    X(JIT_COMPILER_NOT_FOUND, 221)         \
+    X(UNSUPPORTED_PTX_VERSION, 222)        \
+    X(JIT_COMPILATION_DISABLED, 223)       \
     X(OPERATING_SYSTEM, 304)               \
     X(INVALID_HANDLE, 400)                 \
     X(NOT_FOUND, 500)                      \
     X(NOT_READY, 600)                      \
     X(ILLEGAL_ADDRESS, 700)                \
+    X(LAUNCH_OUT_OF_RESOURCES, 701)        \
     X(LAUNCH_TIMEOUT, 702)                 \
     X(PEER_ACCESS_ALREADY_ENABLED, 704)    \
     X(PEER_ACCESS_NOT_ENABLED, 705)        \

@@ -5,7 +5,6 @@
 
 #include "mock_driver.h"
 
-#define INVALID_IMAGE 200 /* CUDA_ERROR_INVALID_IMAGE */
 #define ENTRY ".entry"
 #define NAME_MAX_BYTES 256
 #define THREADS_MAX 1024
@@ -109,7 +108,7 @@ shoal_cu_result mock_module_load(shoal_cu_module *handle, const void *image)
     if (!image)
         return SHOAL_CU_INVALID_VALUE;
     if (!is_own_image(image) && !strstr(image, ".version"))
-        return INVALID_IMAGE;
+        return SHOAL_CU_INVALID_IMAGE;
     mock_wait_idle(&call);
     struct mock_module *module = mock_allocate_zeroed(sizeof *module);
     module->context = call.context;

@@ -1,0 +1,310 @@
+/* The kernels for GPUs, written once: dev/ptx.py compiles them for devices, into kernels.ptx beside this file, and tests for
+ * the host, where the stand-in driver runs them. Lanes, formats and operators are those of the processor's kernels
+ * (device/cpu), so the bits are the same; casts and blocks of 8 bits give those of src/fusion. Not a header for others.
+ *
+ * A kernel runs for one block. EACH_THREAD runs its statement for each thread of the block, and all have done it before what
+ * comes next: on a device with a barrier, on the host as a loop. No thread waits for another block, so blocks may run in any
+ * order, and few or many at once. */
+#include "device/cpu/formats.h"
+#include "device/cpu/kernel_lists.h"
+#include "device/cuda/kernels/gpu_kernels.h"
+
+struct place {
+    uint32_t block, blocks;
+};
+
+#if defined(__CUDA__)
+
+#define SHARED __attribute__((shared))
+#define UNROLL _Pragma("clang loop unroll(full)")
+#define EACH_THREAD(thread) \
+    for (uint32_t thread = (uint32_t)__nvvm_read_ptx_sreg_tid_x(), again = 1; again != 0; again = 0, __syncthreads())
+#define KERNEL(NAME, ARGS)                                                                                                \
+    INLINE void NAME##_in(struct place place, const struct ARGS *args);                                                   \
+    extern "C" __attribute__((global, launch_bounds(SHOAL_GPU_THREADS, 1))) void NAME(struct ARGS args)                   \
+    {                                                                                                                     \
+        const struct place place = {(uint32_t)__nvvm_read_ptx_sreg_ctaid_x(), (uint32_t)__nvvm_read_ptx_sreg_nctaid_x()}; \
+        NAME##_in(place, &args);                                                                                          \
+    }                                                                                                                     \
+    INLINE void NAME##_in(struct place place, const struct ARGS *args)
+
+#else
+
+#define SHARED
+#define UNROLL
+#define EACH_THREAD(thread) for (uint32_t thread = 0; thread < SHOAL_GPU_THREADS; thread++)
+#define KERNEL(NAME, ARGS) static void NAME(struct place place, const struct ARGS *args)
+
+#endif
+
+#define AT(TYPE, address) ((TYPE *)(uintptr_t)(address))
+
+/* Threads divide elements one by one: neighbors in time and place. */
+INLINE uint64_t first_of(struct place place, uint32_t thread)
+{
+    return (uint64_t)place.block * SHOAL_GPU_THREADS + thread;
+}
+
+INLINE uint64_t threads_of(struct place place)
+{
+    return (uint64_t)place.blocks * SHOAL_GPU_THREADS;
+}
+
+/* ---- Reductions --------------------------------------------------------------------------------------------------------- */
+
+#define HALF_BYTES 8 /* of a packet; elements are taken out of numbers, as arrays of them would be local memory of a device */
+
+/* Half a packet to lanes, and back. */
+#define DEFINE_HALF(TYPE, MEMORY, LANE, FORM, ...)                                                       \
+    INLINE void TYPE##_open(enum shoal_op op, const struct work *work, LANE##_one *lanes, uint64_t half) \
+    {                                                                                                    \
+        UNROLL                                                                                           \
+        for (int i = 0; i < HALF_BYTES / (int)sizeof(MEMORY); i++) {                                     \
+            const uint64_t shifted = half >> (8 * (int)sizeof(MEMORY) * i);                              \
+            MEMORY element;                                                                              \
+            __builtin_memcpy(&element, &shifted, sizeof element);                                        \
+            lanes[i] = LANE##_one_take(op, FORM##_widen(element), work);                                 \
+        }                                                                                                \
+    }                                                                                                    \
+    INLINE uint64_t TYPE##_close(enum shoal_op op, const struct work *work, const LANE##_one *lanes)     \
+    {                                                                                                    \
+        uint64_t half = 0;                                                                               \
+        UNROLL                                                                                           \
+        for (int i = 0; i < HALF_BYTES / (int)sizeof(MEMORY); i++) {                                     \
+            const MEMORY element = FORM##_round(LANE##_one_finish(op, lanes[i], work));                  \
+            uint64_t number = 0;                                                                         \
+            __builtin_memcpy(&number, &element, sizeof element);                                         \
+            half |= number << (8 * (int)sizeof(MEMORY) * i);                                             \
+        }                                                                                                \
+        return half;                                                                                     \
+    }
+TYPES(DEFINE_HALF)
+
+/* So many packets of each source a thread has in work at once: few blocks have to keep many loads under way. With more, lanes
+ * of 8 bits would need more registers than there are. */
+#define GROUP(MEMORY) (sizeof(MEMORY) == 1 ? 2 : 4)
+#define LANES(MEMORY) (HALF_BYTES / (int)sizeof(MEMORY)) /* of half a packet */
+
+/* n packets, 1 or GROUP, `step` bytes from one to the next. */
+#define DEFINE_PACKETS(TYPE, MEMORY, LANE, FORM, ...)                                                                          \
+    INLINE void TYPE##_load(enum shoal_op op, const struct work *work, int n, LANE##_one *lanes, uint64_t from, uint64_t step) \
+    {                                                                                                                          \
+        bits packets[GROUP(MEMORY)];                                                                                           \
+        UNROLL                                                                                                                 \
+        for (int p = 0; p < n; p++)                                                                                            \
+            packets[p] = *AT(const bits, from + (uint64_t)p * step);                                                           \
+        UNROLL                                                                                                                 \
+        for (int p = 0; p < n; p++) {                                                                                          \
+            TYPE##_open(op, work, lanes + 2 * p * LANES(MEMORY), packets[p][0]);                                               \
+            TYPE##_open(op, work, lanes + (2 * p + 1) * LANES(MEMORY), packets[p][1]);                                         \
+        }                                                                                                                      \
+    }                                                                                                                          \
+    INLINE void TYPE##_store(enum shoal_op op, const struct work *work, int n, const LANE##_one *lanes, uint64_t to,           \
+                             uint64_t step)                                                                                    \
+    {                                                                                                                          \
+        UNROLL                                                                                                                 \
+        for (int p = 0; p < n; p++)                                                                                            \
+            *AT(bits, to + (uint64_t)p * step) = (bits){TYPE##_close(op, work, lanes + 2 * p * LANES(MEMORY)),                 \
+                                                        TYPE##_close(op, work, lanes + (2 * p + 1) * LANES(MEMORY))};          \
+    }                                                                                                                          \
+    INLINE void TYPE##_packets(enum shoal_op op, const struct work *work, int n, const struct shoal_gpu_reduce_args *args,     \
+                               uint64_t at, uint64_t step)                                                                     \
+    {                                                                                                                          \
+        LANE##_one result[2 * GROUP(MEMORY) * LANES(MEMORY)], next[2 * GROUP(MEMORY) * LANES(MEMORY)];                         \
+        TYPE##_load(op, work, n, result, args->sources[0] + at, step);                                                         \
+        for (int64_t s = 1; s < args->source_count; s++) {                                                                     \
+            TYPE##_load(op, work, n, next, args->sources[s] + at, step);                                                       \
+            UNROLL                                                                                                             \
+            for (int i = 0; i < 2 * n * LANES(MEMORY); i++)                                                                    \
+                result[i] = LANE##_one_combine(op, result[i], next[i]);                                                        \
+        }                                                                                                                      \
+        TYPE##_store(op, work, n, result, args->dest + at, step);                                                              \
+    }
+TYPES(DEFINE_PACKETS)
+
+/* Element by element: what lies beside the packets, or not at the same place between two packets in all arrays. */
+#define DEFINE_THREAD(TYPE, MEMORY, LANE, FORM, ...)                                                                    \
+    INLINE LANE##_one TYPE##_taken(enum shoal_op op, const struct work *work, uint64_t from, uint64_t i)                \
+    {                                                                                                                   \
+        return LANE##_one_take(op, FORM##_widen(AT(const MEMORY, from)[i]), work);                                      \
+    }                                                                                                                   \
+    INLINE void TYPE##_element(enum shoal_op op, const struct work *work, const struct shoal_gpu_reduce_args *args,     \
+                               uint64_t i)                                                                              \
+    {                                                                                                                   \
+        LANE##_one result = TYPE##_taken(op, work, args->sources[0], i);                                                \
+        for (int64_t s = 1; s < args->source_count; s++)                                                                \
+            result = LANE##_one_combine(op, result, TYPE##_taken(op, work, args->sources[s], i));                       \
+        AT(MEMORY, args->dest)[i] = FORM##_round(LANE##_one_finish(op, result, work));                                  \
+    }                                                                                                                   \
+    INLINE void TYPE##_thread(enum shoal_op op, const struct shoal_gpu_reduce_args *args, uint64_t first, uint64_t all) \
+    {                                                                                                                   \
+        const double factor = op == SHOAL_AVG ? exact_inverse(args->argument) : 0;                                      \
+        const struct work work = {NULL, 0, NULL, 0, args->argument, factor};                                            \
+        const uint64_t head = args->head * sizeof(MEMORY), step = all * SHOAL_GPU_PACKET_BYTES;                         \
+        const uint64_t past = args->packets * (SHOAL_GPU_PACKET_BYTES / sizeof(MEMORY));                                \
+        uint64_t i = first;                                                                                             \
+        for (; i + (GROUP(MEMORY) - 1) * all < args->packets; i += GROUP(MEMORY) * all)                                 \
+            TYPE##_packets(op, &work, GROUP(MEMORY), args, head + i * SHOAL_GPU_PACKET_BYTES, step);                    \
+        for (; i < args->packets; i += all)                                                                             \
+            TYPE##_packets(op, &work, 1, args, head + i * SHOAL_GPU_PACKET_BYTES, step);                                \
+        for (i = first; i < args->head + args->tail; i += all)                                                          \
+            TYPE##_element(op, &work, args, i < args->head ? i : i + past);                                             \
+    }
+TYPES(DEFINE_THREAD)
+
+#define DEFINE_REDUCE(TYPE, OP)                                                      \
+    KERNEL(reduce_##TYPE##_##OP, shoal_gpu_reduce_args)                              \
+    {                                                                                \
+        EACH_THREAD(thread)                                                          \
+        TYPE##_thread(SHOAL_##OP, args, first_of(place, thread), threads_of(place)); \
+    }
+#define DEFINE_OWN(TYPE, OP, LOOPS) OWN_LOOPS(TYPE, LOOPS, DEFINE_REDUCE(TYPE, OP))
+#define EACH_REDUCE(TYPE, MEMORY, LANE, FORM, OPS, UNSIGNED) OPS(DEFINE_OWN, TYPE, UNSIGNED)
+TYPES(EACH_REDUCE)
+
+/* ---- Casts -------------------------------------------------------------------------------------------------------------- */
+
+/* No NaN but the one quiet NaN is rounded. */
+INLINE float without_payload(float x)
+{
+    return f32_one_finish(SHOAL_SUM, x, NULL);
+}
+
+/* Several elements of a thread are loaded before the first is stored. */
+#define DEFINE_CAST(NAME, FROM, TO, RESULT)                                                         \
+    INLINE void NAME##_thread(const struct shoal_gpu_cast_args *args, uint64_t first, uint64_t all) \
+    {                                                                                               \
+        for (uint64_t at = first; at < args->count; at += SHOAL_GPU_ELEMENTS * all) {               \
+            FROM from[SHOAL_GPU_ELEMENTS] = {0};                                                    \
+            UNROLL                                                                                  \
+            for (uint64_t k = 0; k < SHOAL_GPU_ELEMENTS; k++)                                       \
+                if (at + k * all < args->count)                                                     \
+                    from[k] = AT(const FROM, args->source)[at + k * all];                           \
+            UNROLL                                                                                  \
+            for (uint64_t k = 0; k < SHOAL_GPU_ELEMENTS; k++)                                       \
+                if (at + k * all < args->count)                                                     \
+                    AT(TO, args->dest)[at + k * all] = RESULT(from[k], args->factor);               \
+        }                                                                                           \
+    }                                                                                               \
+    KERNEL(NAME, shoal_gpu_cast_args)                                                               \
+    {                                                                                               \
+        EACH_THREAD(thread)                                                                         \
+        NAME##_thread(args, first_of(place, thread), threads_of(place));                            \
+    }
+
+#define TO_BFLOAT16(x, factor) bfloat16_round(without_payload((x) * (factor)))
+#define TO_FLOAT16(x, factor) float16_round(without_payload((x) * (factor)))
+#define FROM_BFLOAT16(x, factor) (bfloat16_widen(x) * (factor))
+#define FROM_FLOAT16(x, factor) (float16_widen(x) * (factor))
+DEFINE_CAST(to_bfloat16, float, uint16_t, TO_BFLOAT16)
+DEFINE_CAST(to_float16, float, uint16_t, TO_FLOAT16)
+DEFINE_CAST(from_bfloat16, uint16_t, float, FROM_BFLOAT16)
+DEFINE_CAST(from_float16, uint16_t, float, FROM_FLOAT16)
+
+/* ---- Blocks of 8 bits --------------------------------------------------------------------------------------------------- */
+
+/* A team of threads has a block of elements; each of them has every TEAM-th. */
+#define TEAM (SHOAL_GPU_QUANTIZED_BLOCK / SHOAL_GPU_ELEMENTS)
+#define TEAMS (SHOAL_GPU_THREADS / TEAM)
+#define ROUNDER 0x1.8p+23f /* adding and subtracting it rounds to a whole number, to nearest even, up to 2^22 */
+
+/* One element of a thread; the last block may be short. */
+INLINE uint64_t element_of(uint64_t team, uint32_t thread, uint32_t k)
+{
+    return team * SHOAL_GPU_QUANTIZED_BLOCK + k * TEAM + thread % TEAM;
+}
+
+INLINE float value_of(const struct shoal_gpu_quantize_args *args, uint64_t i)
+{
+    const float x = AT(const float, args->source)[i];
+    return args->error ? x + AT(const float, args->error)[i] : x;
+}
+
+/* The largest size that a thread finds; NaN where any is not finite. */
+INLINE float largest_of(const struct shoal_gpu_quantize_args *args, uint64_t team, uint32_t thread)
+{
+    float u[SHOAL_GPU_ELEMENTS] = {0}, most = 0, bad = 0;
+    UNROLL
+    for (uint32_t k = 0; k < SHOAL_GPU_ELEMENTS; k++)
+        if (element_of(team, thread, k) < args->count)
+            u[k] = value_of(args, element_of(team, thread, k));
+    UNROLL
+    for (uint32_t k = 0; k < SHOAL_GPU_ELEMENTS; k++) {
+        most = __builtin_fabsf(u[k]) > most ? __builtin_fabsf(u[k]) : most;
+        bad += u[k] - u[k];
+    }
+    return most + bad;
+}
+
+INLINE float scale_of(const float *largest)
+{
+    float most = 0, bad = 0;
+    for (uint32_t i = 0; i < TEAM; i++) {
+        most = largest[i] > most ? largest[i] : most;
+        bad += largest[i] - largest[i];
+    }
+    return without_payload((most + bad) / 127);
+}
+
+INLINE void quantize_element(const struct shoal_gpu_quantize_args *args, uint64_t i, float scale)
+{
+    const float inverse = scale > 0 ? 1 / scale : 0;      /* 0 of NaN, too */
+    const float part = inverse < 0x1p+126f ? inverse : 0; /* of a block of subnormals nothing is kept but in error */
+    const float u = value_of(args, i);
+    float whole = (u * part + ROUNDER) - ROUNDER;
+    whole = whole > 127 ? 127 : whole;
+    whole = whole < -127 ? -127 : whole;
+    AT(int8_t, args->values)[i] = (int8_t)(part > 0 ? (int)whole : 0);
+    if (args->error)
+        AT(float, args->error)[i] = scale == scale ? u - (part > 0 ? whole * scale : 0) : 0;
+}
+
+INLINE void quantize_thread(const struct shoal_gpu_quantize_args *args, uint64_t team, uint32_t thread, float scale)
+{
+    UNROLL
+    for (uint32_t k = 0; k < SHOAL_GPU_ELEMENTS; k++)
+        if (element_of(team, thread, k) < args->count)
+            quantize_element(args, element_of(team, thread, k), scale);
+    if (thread % TEAM == 0 && element_of(team, thread, 0) < args->count)
+        AT(float, args->scales)[team] = scale;
+}
+
+KERNEL(quantize, shoal_gpu_quantize_args)
+{
+    SHARED float largest[SHOAL_GPU_THREADS];
+    const uint64_t teams = (args->count + SHOAL_GPU_QUANTIZED_BLOCK - 1) / SHOAL_GPU_QUANTIZED_BLOCK;
+    for (uint64_t base = (uint64_t)place.block * TEAMS; base < teams; base += (uint64_t)place.blocks * TEAMS) {
+        EACH_THREAD(thread)
+        largest[thread] = largest_of(args, base + thread / TEAM, thread);
+        EACH_THREAD(thread)
+        quantize_thread(args, base + thread / TEAM, thread, scale_of(largest + thread / TEAM * TEAM));
+    }
+}
+
+INLINE float dequantized(const struct shoal_gpu_dequantize_args *args, uint64_t i)
+{
+    const float scale = AT(const float, args->scales)[i / SHOAL_GPU_QUANTIZED_BLOCK] * args->factor;
+    const float x = (float)AT(const int8_t, args->values)[i] * scale;
+    return args->adds ? AT(const float, args->dest)[i] + x : x;
+}
+
+INLINE void dequantize_thread(const struct shoal_gpu_dequantize_args *args, uint64_t first, uint64_t all)
+{
+    for (uint64_t at = first; at < args->count; at += SHOAL_GPU_ELEMENTS * all) {
+        float x[SHOAL_GPU_ELEMENTS] = {0};
+        UNROLL
+        for (uint64_t k = 0; k < SHOAL_GPU_ELEMENTS; k++)
+            if (at + k * all < args->count)
+                x[k] = dequantized(args, at + k * all);
+        UNROLL
+        for (uint64_t k = 0; k < SHOAL_GPU_ELEMENTS; k++)
+            if (at + k * all < args->count)
+                AT(float, args->dest)[at + k * all] = x[k];
+    }
+}
+
+KERNEL(dequantize, shoal_gpu_dequantize_args)
+{
+    EACH_THREAD(thread)
+    dequantize_thread(args, first_of(place, thread), threads_of(place));
+}
