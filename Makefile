@@ -59,7 +59,7 @@ demo-job: build build/job/bin/python3
 CUDA ?= libcuda.so.1
 test-gpu: build build/nccl
 	@dev/deps.sh test
-	SHOAL_TEST_CUDA=$(CUDA) build/tests/unit/test_gpu_kernels $(ARGS)
+	SHOAL_TEST_CUDA=$(CUDA) build/tests/unit/test_gpu_kernels
 	SHOAL_TEST_CUDA=$(CUDA) build/tests/multi/test_device_exact $(ARGS)
 	SHOAL_TEST_CUDA=$(CUDA) build/tests/multi/test_device_faults $(ARGS)
 	build/shoal bench allreduce --memory gpu --in-place --check --min 4K --iterations 5
