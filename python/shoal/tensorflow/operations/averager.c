@@ -208,7 +208,8 @@ static bool mark(struct call *call, struct averager *averager, struct shaped *in
     pthread_mutex_unlock(&averager->lock);
     if (!is_claimed)
         return false;
-    /* A failure is the reducer's, and is told at the end of the step, to which the other gradients go on. */
+    /* The gradient is read before this returns, so that its memory may be the output's. A failure is the reducer's, and is told
+     * at the end of the step, to which the other gradients go on. */
     const enum shoal_status status = shoal_reducer_ready(averager->reducer, index, input->data, gradient->count);
     (void)status;
     note_mark(averager);
@@ -231,8 +232,7 @@ void gradient_start(void *kernel, TF_OpKernelContext *context)
     if (call_begin(&call, kernel, context, "average of gradients", 2)) {
         if (!averager)
             call_refuse(&call, TF_FAILED_PRECONDITION, "its reducer has ended: shoal.tensorflow.shutdown() was called");
-        else if (call_input(&call, 0, &input) && call_output(&call, 0, input.type, input.dims, input.rank, &output) &&
-                 call_handle(&call, 1))
+        else if (call_in_place(&call, 0, &input, &output) && call_handle(&call, 1))
             mark(&call, averager, &input, &output);
     }
     call_end(&call);

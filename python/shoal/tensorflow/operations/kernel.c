@@ -116,6 +116,27 @@ bool call_output(struct call *call, int index, int type, const int64_t *dims, in
     return true;
 }
 
+/* TensorFlow gives the input's memory on only where nobody has a reference to it, nor we. */
+bool call_in_place(struct call *call, int index, struct shaped *input, struct shaped *output)
+{
+    int forwarded = -1;
+    TF_Tensor *tensor = NULL;
+    tf.GetInput(call->context, index, &tensor, call->status);
+    if (tf.GetCode(call->status) != TF_OK)
+        return failed(call);
+    describe(tensor, input);
+    tf.DeleteTensor(tensor);
+    tensor = tf.ForwardInputOrAllocateOutput(call->context, &index, 1, index, input->dims, input->rank, &forwarded, call->status);
+    if (tf.GetCode(call->status) != TF_OK)
+        return failed(call);
+    job_keep(call->job, tensor);
+    describe(tensor, output);
+    if (forwarded != index)
+        return call_input(call, index, input);
+    *input = *output;
+    return true;
+}
+
 bool call_handle(struct call *call, int index)
 {
     TF_Tensor *const handle = job_handle(call->job);

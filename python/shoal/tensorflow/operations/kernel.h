@@ -63,6 +63,10 @@ bool call_input(struct call *call, int index, struct shaped *input);
 /* Output of this index; the job keeps it. */
 bool call_output(struct call *call, int index, int type, const int64_t *dims, int rank, struct shaped *output);
 
+/* Input and output of this index, of one type and shape; the job keeps both. They are one memory where nobody else has the
+ * input's: then read all of it before anything is written. */
+bool call_in_place(struct call *call, int index, struct shaped *input, struct shaped *output);
+
 /* The handle as output of this index. */
 bool call_handle(struct call *call, int index);
 

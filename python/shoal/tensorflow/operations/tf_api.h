@@ -98,6 +98,9 @@ typedef void (*tf_delete_fn)(void *kernel);
     X(void, SetOutput, (TF_OpKernelContext *, int index, const TF_Tensor *, TF_Status *))                                      \
     X(TF_Tensor *, AllocateOutput,                                                                                             \
       (TF_OpKernelContext *, int index, int type, const int64_t *dims, int rank, size_t bytes, TF_Status *))                   \
+    X(TF_Tensor *, ForwardInputOrAllocateOutput,                                                                               \
+      (TF_OpKernelContext *, const int *inputs, int input_count, int index, const int64_t *dims, int rank, int *forwarded,     \
+       TF_Status *))                                                                                                           \
     X(void, OpKernelContext_Failure, (TF_OpKernelContext *, TF_Status *))                                                      \
     X(void, RunAsyncOpKernelDoneCallback, (TF_AsyncOpKernelDoneCallback *))
 
