@@ -92,6 +92,22 @@ def compression_changes_nothing_inside_a_host(rank):
             np.testing.assert_allclose(got, one, rtol=1e-4, atol=1e-6)
 
 
+def a_gradient_that_others_read_is_not_overwritten(rank):
+    """Averages come into the gradient's own memory where nobody else has it. Here a variable has it, and another gradient."""
+    mask = tf.Variable(np.arange(1000.0) * (rank + 1), trainable=False)
+    kernel, twin = tf.Variable(np.ones(1000)), tf.Variable(np.ones(1000))
+
+    @tf.function
+    def step():
+        with shoal.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = tf.reduce_sum(kernel * mask) + tf.reduce_sum(twin * mask)
+        return tape.gradient(loss, [kernel, twin])
+    for _ in range(3):
+        for gradient in step():
+            np.testing.assert_array_equal(gradient, np.arange(1000.0) * 1.5)
+    np.testing.assert_array_equal(mask, np.arange(1000.0) * (rank + 1))
+
+
 def sums_are_not_divided(rank):
     x = tf.Variable([1.0, 2.0])
     with shoal.DistributedGradientTape(tf.GradientTape(), op=ReduceOp.SUM) as tape:
@@ -286,8 +302,8 @@ def a_rank_that_ends_is_named():
 
 
 CASES = [training_equals_that_of_one_process, every_type_is_averaged, all_ranks_have_the_same_bits,
-         compression_changes_nothing_inside_a_host, sums_are_not_divided, slices_are_gathered_or_made_dense, what_no_rank_uses_stays_none,
-         nested_sources_keep_their_shape, two_tapes_in_one_function_keep_apart, variables_are_broadcast,
+         compression_changes_nothing_inside_a_host, a_gradient_that_others_read_is_not_overwritten, sums_are_not_divided,
+         slices_are_gathered_or_made_dense, what_no_rank_uses_stays_none, nested_sources_keep_their_shape, two_tapes_in_one_function_keep_apart, variables_are_broadcast,
          wrong_settings_are_told, data_sets_are_divided]
 run_cases([*forked.Cases(2, CASES, shoal.init, shoal.shutdown).report(), gradients_are_compressed_between_hosts, a_gradient_that_is_none_on_one_rank_is_named,
            variables_of_other_shapes_are_named, an_allreduce_of_other_shapes_is_told, a_rank_that_ends_is_named])
