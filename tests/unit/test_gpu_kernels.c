@@ -454,6 +454,24 @@ static void sources_may_be_a_peers(void **state)
     end();
 }
 
+/* Of each kernel, as kernels.ptx declares them; and there is no other. */
+static void the_code_for_devices_takes_these_arguments(void **state)
+{
+    size_t entries = 0;
+    (void)state;
+    for (size_t i = 0; i < SHOAL_COUNT_OF(mock_kernels); i++) {
+        char text[256];
+        const char *name = mock_kernels[i].name;
+        snprintf(text, sizeof text, ".visible .entry %s(\n\t.param .align 8 .b8 %s_param_0[%zu]\n)\n.maxntid %d, 1, 1\n", name,
+                 name, mock_kernels[i].argument_bytes[0], SHOAL_GPU_THREADS);
+        if (!strstr(shoal_gpu_kernels_ptx, text))
+            fail_msg("kernels.ptx has no %s", text);
+    }
+    for (const char *at = shoal_gpu_kernels_ptx; (at = strstr(at, ".entry")) != NULL; at++)
+        entries++;
+    assert_int_equal(entries, SHOAL_COUNT_OF(mock_kernels));
+}
+
 static void nothing_is_launched_for_no_elements(void **state)
 {
     struct shoal_gpu_reduction reduction;
@@ -575,6 +593,7 @@ int main(void)
     const struct CMUnitTest refusals[] = {
         cmocka_unit_test(one_source_is_copied_without_a_kernel),
         cmocka_unit_test(sources_may_be_a_peers),
+        cmocka_unit_test(the_code_for_devices_takes_these_arguments),
         cmocka_unit_test(nothing_is_launched_for_no_elements),
         cmocka_unit_test(a_refused_launch_is_named),
         cmocka_unit_test(kernels_that_cannot_be_loaded_are_refused),
