@@ -3,7 +3,7 @@
 
   dependencies  a module includes only modules below it (docs/architecture.md draws them)
   contracts other modules include a module's contract headers only, and these include no header of the module's own files
-  parts     fields of a part of the engine are named in that part's files only
+  parts     fields of a part of the engine or of the gradient engine are named in that part's files only
   names     no two C files have one name (third_party keeps its own); what modules call shoal_WORD_... (functions, types, enumerators, macros)
             begins with a WORD of their own
   statics   no two C files of src have static functions of one name: a backtrace says which file is meant
@@ -53,6 +53,8 @@ ALLOWED = {
     "fusion": set(),
     "data": set(),
 }
+# Single headers of modules that a module does not see otherwise.
+ALSO = {"fusion": {"base/assert.h"}}
 # Modules that show only these headers. The other headers are for the module's own files, and for tests.
 CONTRACTS = {
     "engine": {"engine/engine.h", "engine/engine_settings.h", "engine/layout.h", "engine/progress.h"},
@@ -65,6 +67,19 @@ CONTRACTS = {
 PARTS = {
     "intake": {"engine/engine.c", "engine/engine_state.h"},
     "runner": {"engine/runner.c", "engine/engine_state.h"},
+}
+# Parts whose struct only these files see; all others of src have a pointer to it and the functions of its header.
+OPAQUE = {
+    "shoal_p2p": ["engine/p2p.c"],
+    "shoal_blame": ["engine/failure.c"],
+    "shoal_dispute": ["engine/mismatch.c"],
+    "fusion_marks": ["fusion/marks.c"],
+    "fusion_flow": ["fusion/flow.c"],
+    "fusion_compressor": ["fusion/compress.c"],
+    "fusion_tally": ["fusion/tally.c"],
+    "fusion_out": ["fusion/out.c"],
+    "fusion_stats": ["fusion/stats.c"],
+    "fusion_fault": ["fusion/reducer_failure.c"],
 }
 found = []
 
@@ -96,6 +111,8 @@ def check_dependencies():
             continue
         for number, line in lines_of(path):
             match = re.match(r'#include "([a-z_]+/[^"]+)"', line)
+            if match and match.group(1) in ALSO.get(module, ()):
+                continue
             other = module_of(match.group(1)) if match else module
             used.add((module, other))
             if other not in ALLOWED[module] | {module, "shoal"}:
@@ -128,6 +145,22 @@ def check_parts():
             match = re.search(r"engine->(" + "|".join(PARTS) + r")\b", line)
             if match and place not in PARTS[match.group(1)]:
                 say(path, number, "parts", f"engine->{match.group(1)} is for {', '.join(sorted(PARTS[match.group(1)]))}: ask by a function of {match.group(1)}.h")
+
+
+def check_opaque():
+    """A struct that a header shows, or a header that shows it to another file, would open the part."""
+    seen = set()
+    for path in sources("src"):
+        place = path.relative_to(TOP / "src").as_posix()
+        for number, line in lines_of(path):
+            match = re.match(r'struct (\w+) \{|#include "([^"]+)"', line)
+            for name, files in OPAQUE.items() if match else ():
+                defines, includes = match.group(1) == name, match.group(2) in files
+                seen |= {name} if defines else set()
+                if (defines or includes) and place not in files:
+                    say(path, number, "parts", f"struct {name} is for {', '.join(files)}: ask by a function of its header")
+    for name in sorted(OPAQUE.keys() - seen):
+        say(TOP / "dev/check.py", 1, "parts", f"there is no struct {name}: take it out of the table")
 
 
 def without_comments(text):
@@ -355,7 +388,7 @@ def check_figures():
         say(readme.README, line, "figures", mend)
 
 
-CHECKS = (check_dependencies, check_contracts, check_parts, check_files, check_names, check_statics, check_lengths, check_settings, check_logs, check_public, check_symbols, check_headers, check_python, check_native, check_ptx, check_figures, check_words, check_prose)
+CHECKS = (check_dependencies, check_contracts, check_parts, check_opaque, check_files, check_names, check_statics, check_lengths, check_settings, check_logs, check_public, check_symbols, check_headers, check_python, check_native, check_ptx, check_figures, check_words, check_prose)
 
 
 def main():

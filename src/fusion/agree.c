@@ -5,17 +5,18 @@
 #include <string.h>
 
 #include "fusion/lists.h"
-#include "fusion/reducer.h"
+#include "fusion/reducer_failure.h"
 
 /* ---- What a rank tells of itself ----------------------------------------------------------------------------------------- */
 
-#define OPTIONS(X)                                                                                                       \
-    X(op)                                                                                                                \
-    X(buffer_bytes)                                                                                                      \
-    X(first_buffer_bytes)                                                                                                \
-    X(rank_bytes)                                                                                                        \
-    X(flight_bytes) X(timeout_ms) X(keeps_layout) X(results_in_views) X(allows_unused) X(is_uneven) X(divides_by_active) \
-        X(checks_finite) X(has_norms) X(compression) X(forgets_error) X(has_thread)
+#define OPTIONS(X)                                                                                                        \
+    X(op)                                                                                                                 \
+    X(buffer_bytes)                                                                                                       \
+    X(first_buffer_bytes)                                                                                                 \
+    X(rank_bytes)                                                                                                         \
+    X(flight_bytes)                                                                                                       \
+    X(timeout_ms) X(keeps_layout) X(results_in_views) X(allows_unused) X(is_uneven) X(divides_by_active) X(checks_finite) \
+        X(has_norms) X(compression) X(forgets_error) X(has_thread)
 
 static const char *const option_names[] = {
 #define NAME(option) #option,
@@ -167,7 +168,7 @@ static enum shoal_status rebuild_in(struct shoal_reducer *reducer, uint32_t *ord
                                                          order};
     struct shoal_gradient_layout *layout = NULL;
     char error[FUSION_TEXT_MAX];
-    memcpy(order, reducer->ready_order, count * sizeof *order);
+    FUSION_TRY(shoal_reducer_order(reducer, order));
     enum shoal_status status = shoal_broadcast(reducer->comm, order, order, count, SHOAL_INT32, 0, &options);
     if (status != SHOAL_OK) {
         fusion_operation_failed(reducer, status, -2);

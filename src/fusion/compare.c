@@ -5,7 +5,8 @@
 #include <string.h>
 
 #include "fusion/lists.h"
-#include "fusion/reducer.h"
+#include "fusion/marks.h"
+#include "fusion/reducer_failure.h"
 
 static enum shoal_status name_difference(struct shoal_reducer *reducer, size_t parameter, uint64_t own)
 {
@@ -44,7 +45,7 @@ enum shoal_status shoal_reducer_compare(struct shoal_reducer *reducer, const uin
         return SHOAL_ERR_ARGUMENT;
     if (fusion_failed(reducer) != SHOAL_OK)
         return fusion_failure_status(reducer);
-    if (atomic_load_explicit(&reducer->is_open, memory_order_acquire))
+    if (fusion_marks_are_open(reducer))
         return fusion_refuse(reducer, SHOAL_ERR_STATE, "shoal_reducer_compare inside a step: call it after finish");
     const size_t count = reducer->layout->parameters.count;
     int64_t *largest = calloc(2 * count + 1, sizeof *largest);

@@ -3,7 +3,7 @@
  *
  *     scatter   reduce-scatter inside the host, float32          n -> n / L
  *     across    16 bit: all-reduce of the cast part              n / L
- *               8 bit: all-to-all of quantized parts of parts    n / L, then summed in float32 by their owner
+ *               8 bit: all-to-all of quantized pieces of parts   n / L, then summed in float32 by their owner
  *     back      8 bit: all-gather of the quantized sums          n / L / H -> n / L
  *     gather    all-gather inside the host, float32              n / L -> n
  *
@@ -12,38 +12,47 @@
  *
  * The error of quantizing is added to the same element in the next step: `sent_error` by the sender of a part, `sum_error` by
  * the owner of the sum. Both begin at zero with each layout. */
+#include "fusion/compress.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "fusion/reducer.h"
+#include "base/assert.h"
+#include "fusion/flow.h"
+#include "fusion/reducer_failure.h"
+#include "fusion/stats.h"
 
 enum stage { SCATTER, ACROSS, BACK, GATHER, STAGES };
 
 static const char *const stage_names[STAGES] = {".scatter", ".across", ".back", ".gather"};
-_Static_assert(STAGES == FUSION_STAGES_MAX, "a request each");
+
+/* A buffer; part 0: it is not compressed. */
+struct compressed {
+    struct shoal_reducer *reducer; /* for callbacks */
+    size_t buffer;
+    struct shoal_request *requests[STAGES]; /* the reducer's lock, as the next two */
+    int stage;                              /* which is due; STAGES: none */
+    bool is_due;                            /* the one before is done */
+    size_t part;                            /* elements of a rank inside its host */
+    size_t piece;                           /* 8 bit: elements of a host, of a part */
+    size_t piece_bytes;                     /* with scales */
+    uint16_t *halves;                       /* [part] */
+    char *sent, *taken;                     /* [hosts * piece_bytes]; taken holds the gathered sums afterwards */
+    float *sum;                             /* [piece] */
+    float *sent_error;                      /* [part], NULL: errors are forgotten */
+    float *sum_error;                       /* [piece] */
+};
 
 struct fusion_compressor {
     struct shoal_comm *comms[STAGES];
     int *members[STAGES]; /* the reducer's rank of each of their ranks */
     int local_rank, local_size, host, hosts;
+    struct compressed *buffers; /* [buffers of the layout], with all that they name; NULL: none is compressed */
     pthread_t thread;
     bool has_thread;
-    bool is_ending;      /* the reducer's lock, as all below */
+    bool is_ending;      /* the reducer's lock, as the next */
     size_t next[STAGES]; /* the buffer whose stage is posted next */
-};
-
-struct fusion_compressed {
-    int stage;          /* the reducer's lock: which is due; STAGES: none */
-    bool is_due;        /* the one before is done */
-    size_t part;        /* elements of a rank inside its host */
-    size_t piece;       /* 8 bit: elements of a host, of a part */
-    size_t piece_bytes; /* with scales */
-    uint16_t *halves;   /* [part] */
-    char *sent, *taken; /* [hosts * piece_bytes]; taken holds the gathered sums afterwards */
-    float *sum;         /* [piece] */
-    float *sent_error;  /* [part], NULL: errors are forgotten */
-    float *sum_error;   /* [piece] */
 };
 
 /* ---- Making -------------------------------------------------------------------------------------------------------------- */
@@ -75,15 +84,10 @@ static enum shoal_status open_stage(struct shoal_reducer *reducer, enum stage st
     const bool is_inside = stage == SCATTER || stage == GATHER;
     const int color = is_inside ? compressor->host : compressor->local_rank;
     const int key = is_inside ? compressor->local_rank : compressor->host;
-    struct shoal_comm_options options = SHOAL_COMM_OPTIONS_INIT;
-    const struct shoal_options operation = fusion_options(reducer);
-    char name[40];
-    snprintf(name, sizeof name, "%s%s", reducer->name, stage_names[stage]);
-    options.name = name;
-    options.timeout_ms = options.create_timeout_ms = reducer->options.timeout_ms;
-    FUSION_TRY(shoal_comm_split(reducer->comm, color, key, &options, &compressor->comms[stage]));
+    const struct shoal_options options = fusion_options(reducer);
+    FUSION_TRY(fusion_split(reducer, reducer->comm, stage_names[stage], color, key, &compressor->comms[stage]));
     const int32_t own = reducer->rank;
-    return shoal_allgather(compressor->comms[stage], &own, compressor->members[stage], 1, SHOAL_INT32, &operation);
+    return shoal_allgather(compressor->comms[stage], &own, compressor->members[stage], 1, SHOAL_INT32, &options);
 }
 
 static bool needs(const struct shoal_reducer *reducer, enum stage stage)
@@ -148,6 +152,7 @@ void fusion_compressor_stop(struct shoal_reducer *reducer)
 
 void fusion_compressor_free(struct shoal_reducer *reducer)
 {
+    fusion_compressor_take(reducer, NULL);
     for (enum stage stage = SCATTER; reducer->compressor && stage < STAGES; stage++)
         free(reducer->compressor->members[stage]);
     free(reducer->compressor);
@@ -175,10 +180,11 @@ static void *carve(struct carver *carver, size_t bytes)
 }
 
 /* Scales stand before values, so that both are aligned. */
-static void carve_8_bit(const struct shoal_reducer *reducer, struct fusion_compressed *compressed, struct carver *carver)
+static void carve_8_bit(const struct shoal_reducer *reducer, struct compressed *compressed, struct carver *carver)
 {
     const size_t hosts = (size_t)reducer->compressor->hosts;
     compressed->piece = compressed->part / hosts;
+    SHOAL_ASSERT(compressed->piece * hosts == compressed->part);
     compressed->piece_bytes = blocks_of(compressed->piece) * sizeof(float) + compressed->piece;
     compressed->sent = carve(carver, hosts * compressed->piece_bytes);
     compressed->taken = carve(carver, hosts * compressed->piece_bytes);
@@ -189,59 +195,92 @@ static void carve_8_bit(const struct shoal_reducer *reducer, struct fusion_compr
     compressed->sum_error = carve(carver, compressed->piece * sizeof(float));
 }
 
-static void carve_buffer(const struct shoal_reducer *reducer, size_t bytes, struct fusion_compressed *compressed,
+static void carve_buffer(const struct shoal_reducer *reducer, size_t bytes, struct compressed *compressed,
                          struct carver *carver)
 {
-    compressed->part = bytes / sizeof(float) / (size_t)reducer->compressor->local_size;
+    const size_t local_size = (size_t)reducer->compressor->local_size;
+    compressed->part = bytes / sizeof(float) / local_size;
+    SHOAL_ASSERT(compressed->part * local_size * sizeof(float) == bytes); /* as the layout pads buffers */
     if (is_8_bit(reducer))
         carve_8_bit(reducer, compressed, carver);
     else
         compressed->halves = carve(carver, compressed->part * sizeof(uint16_t));
 }
 
-enum shoal_status fusion_compressor_prepare(struct shoal_reducer *reducer, const struct shoal_gradient_layout *layout,
-                                            struct fusion_slot *slots, void **scratch_out)
+/* Lays out all buffers in carver's memory, or counts what they need. False: none is compressed. */
+static bool carve_layout(const struct shoal_reducer *reducer, const struct shoal_gradient_layout *layout, struct carver *carver)
 {
-    struct carver count = {NULL, 0}, carver = {NULL, 0};
-    struct fusion_compressed unused = {0};
-    size_t buffers = 0;
-    void *memory;
-    *scratch_out = NULL;
-    for (size_t b = 0; reducer->compressor && b < layout->buffer_count; b++) {
+    struct compressed *buffers = carve(carver, layout->buffer_count * sizeof *buffers), counted = {0};
+    bool is_any = false;
+    for (size_t b = 0; b < layout->buffer_count; b++) {
+        struct compressed *each = buffers ? &buffers[b] : &counted;
         if (layout->buffers[b].type != SHOAL_FLOAT32)
             continue;
-        carve_buffer(reducer, layout->buffers[b].bytes, &unused, &count);
-        carve(&count, sizeof unused);
-        buffers++;
+        carve_buffer(reducer, layout->buffers[b].bytes, each, carver);
+        is_any = true;
     }
-    if (!buffers)
+    return is_any;
+}
+
+enum shoal_status fusion_compressor_prepare(const struct shoal_reducer *reducer, const struct shoal_gradient_layout *layout,
+                                            void **memory_out)
+{
+    struct carver count = {NULL, 0}, carver = {NULL, 0};
+    void *memory;
+    *memory_out = NULL;
+    if (!reducer->compressor || !carve_layout(reducer, layout, &count))
         return SHOAL_OK;
     FUSION_TRY(shoal_mem_alloc(reducer->context, count.used, &memory));
     memset(memory, 0, count.used);
     carver.memory = memory;
-    for (size_t b = 0; b < layout->buffer_count; b++) {
-        if (layout->buffers[b].type != SHOAL_FLOAT32)
-            continue;
-        slots[b].compressed = carve(&carver, sizeof unused);
-        carve_buffer(reducer, layout->buffers[b].bytes, slots[b].compressed, &carver);
-    }
-    *scratch_out = memory;
+    (void)carve_layout(reducer, layout, &carver);
+    *memory_out = memory;
     return SHOAL_OK;
+}
+
+static void drop_requests(struct shoal_reducer *reducer)
+{
+    struct compressed *buffers = reducer->compressor->buffers;
+    for (size_t b = 0; buffers && b < reducer->layout->buffer_count; b++) {
+        for (enum stage stage = SCATTER; stage < STAGES; stage++) {
+            shoal_request_free(buffers[b].requests[stage]);
+            buffers[b].requests[stage] = NULL;
+        }
+    }
+}
+
+void fusion_compressor_take(struct shoal_reducer *reducer, void *memory)
+{
+    if (!reducer->compressor)
+        return;
+    drop_requests(reducer);
+    fusion_free_memory(reducer, reducer->compressor->buffers);
+    reducer->compressor->buffers = memory;
+}
+
+bool fusion_is_compressed(const struct shoal_reducer *reducer, size_t buffer)
+{
+    return reducer->compressor && reducer->compressor->buffers && reducer->compressor->buffers[buffer].part > 0;
 }
 
 /* ---- What is computed between stages ------------------------------------------------------------------------------------- */
 
-static float *own_part(const struct shoal_reducer *reducer, const struct fusion_slot *slot)
+static float *whole(const struct compressed *compressed)
 {
-    return (float *)(void *)slot->memory + slot->compressed->part * (size_t)reducer->compressor->local_rank;
+    return (float *)(void *)fusion_buffer_memory(compressed->reducer, compressed->buffer);
 }
 
-static float *scales_of(const struct fusion_compressed *compressed, char *packed, size_t host)
+static float *own_part(const struct compressed *compressed)
+{
+    return whole(compressed) + compressed->part * (size_t)compressed->reducer->compressor->local_rank;
+}
+
+static float *scales_of(const struct compressed *compressed, char *packed, size_t host)
 {
     return (float *)(void *)(packed + host * compressed->piece_bytes);
 }
 
-static int8_t *values_of(const struct fusion_compressed *compressed, char *packed, size_t host)
+static int8_t *values_of(const struct compressed *compressed, char *packed, size_t host)
 {
     return (int8_t *)(scales_of(compressed, packed, host) + blocks_of(compressed->piece));
 }
@@ -254,26 +293,23 @@ static float divisor_of(const struct shoal_reducer *reducer)
 }
 
 /* Divided before, as 16 bits of float16 overflow soon. */
-static void cast_part(struct shoal_reducer *reducer, const struct fusion_slot *slot)
+static void cast_part(struct shoal_reducer *reducer, const struct compressed *compressed)
 {
-    const struct fusion_compressed *compressed = slot->compressed;
     const bool is_float16 = reducer->options.compression == SHOAL_COMPRESS_FLOAT16;
-    (is_float16 ? reducer->kernels->to_float16 : reducer->kernels->to_bfloat16)(compressed->halves, own_part(reducer, slot),
+    (is_float16 ? reducer->kernels->to_float16 : reducer->kernels->to_bfloat16)(compressed->halves, own_part(compressed),
                                                                                 compressed->part, divisor_of(reducer));
 }
 
-static void widen_part(struct shoal_reducer *reducer, const struct fusion_slot *slot)
+static void widen_part(struct shoal_reducer *reducer, const struct compressed *compressed)
 {
-    const struct fusion_compressed *compressed = slot->compressed;
     const bool is_float16 = reducer->options.compression == SHOAL_COMPRESS_FLOAT16;
-    (is_float16 ? reducer->kernels->from_float16 : reducer->kernels->from_bfloat16)(own_part(reducer, slot), compressed->halves,
+    (is_float16 ? reducer->kernels->from_float16 : reducer->kernels->from_bfloat16)(own_part(compressed), compressed->halves,
                                                                                     compressed->part, 1);
 }
 
-static void quantize_part(struct shoal_reducer *reducer, const struct fusion_slot *slot)
+static void quantize_part(struct shoal_reducer *reducer, const struct compressed *compressed)
 {
-    const struct fusion_compressed *compressed = slot->compressed;
-    const float *part = own_part(reducer, slot);
+    const float *part = own_part(compressed);
     for (size_t h = 0; h < (size_t)reducer->compressor->hosts; h++) {
         const size_t at = h * compressed->piece;
         reducer->kernels->quantize(values_of(compressed, compressed->sent, h), scales_of(compressed, compressed->sent, h),
@@ -282,9 +318,8 @@ static void quantize_part(struct shoal_reducer *reducer, const struct fusion_slo
 }
 
 /* In the order of hosts; then quantized again, into this host's place of what is gathered. */
-static void sum_pieces(struct shoal_reducer *reducer, const struct fusion_slot *slot)
+static void sum_pieces(struct shoal_reducer *reducer, const struct compressed *compressed)
 {
-    const struct fusion_compressed *compressed = slot->compressed;
     const size_t own = (size_t)reducer->compressor->host;
     for (size_t h = 0; h < (size_t)reducer->compressor->hosts; h++)
         reducer->kernels->dequantize(compressed->sum, values_of(compressed, compressed->taken, h),
@@ -293,45 +328,43 @@ static void sum_pieces(struct shoal_reducer *reducer, const struct fusion_slot *
                                compressed->sum, compressed->sum_error, compressed->piece);
 }
 
-static void dequantize_part(struct shoal_reducer *reducer, const struct fusion_slot *slot)
+static void dequantize_part(struct shoal_reducer *reducer, const struct compressed *compressed)
 {
-    const struct fusion_compressed *compressed = slot->compressed;
-    float *part = own_part(reducer, slot);
+    float *part = own_part(compressed);
     for (size_t h = 0; h < (size_t)reducer->compressor->hosts; h++)
         reducer->kernels->dequantize(part + h * compressed->piece, values_of(compressed, compressed->taken, h),
                                      scales_of(compressed, compressed->taken, h), compressed->piece, divisor_of(reducer),
                                      false);
 }
 
-static void compute(struct shoal_reducer *reducer, const struct fusion_slot *slot, enum stage stage)
+static void compute(struct shoal_reducer *reducer, const struct compressed *compressed, enum stage stage)
 {
     if (stage == ACROSS && is_8_bit(reducer))
-        quantize_part(reducer, slot);
+        quantize_part(reducer, compressed);
     else if (stage == ACROSS)
-        cast_part(reducer, slot);
+        cast_part(reducer, compressed);
     else if (stage == BACK && is_8_bit(reducer))
-        sum_pieces(reducer, slot);
+        sum_pieces(reducer, compressed);
     else if (stage == GATHER && is_8_bit(reducer))
-        dequantize_part(reducer, slot);
+        dequantize_part(reducer, compressed);
     else if (stage == GATHER)
-        widen_part(reducer, slot);
+        widen_part(reducer, compressed);
 }
 
 /* ---- Stages -------------------------------------------------------------------------------------------------------------- */
 
-static enum shoal_status post_stage(struct shoal_reducer *reducer, const struct fusion_slot *slot, enum stage stage,
+static enum shoal_status post_stage(struct shoal_reducer *reducer, const struct compressed *compressed, enum stage stage,
                                     struct shoal_request **request_out)
 {
-    const struct fusion_compressed *compressed = slot->compressed;
     struct shoal_comm *comm = reducer->compressor->comms[stage];
     const struct shoal_options options = fusion_options(reducer);
     const enum shoal_type half = reducer->options.compression == SHOAL_COMPRESS_FLOAT16 ? SHOAL_FLOAT16 : SHOAL_BFLOAT16;
     char *own = compressed->taken ? compressed->taken + compressed->piece_bytes * (size_t)reducer->compressor->host : NULL;
     if (stage == SCATTER)
-        return shoal_reduce_scatter_post(comm, slot->memory, own_part(reducer, slot), compressed->part, SHOAL_FLOAT32,
+        return shoal_reduce_scatter_post(comm, whole(compressed), own_part(compressed), compressed->part, SHOAL_FLOAT32,
                                          SHOAL_SUM, &options, request_out);
     if (stage == GATHER)
-        return shoal_allgather_post(comm, own_part(reducer, slot), slot->memory, compressed->part, SHOAL_FLOAT32, &options,
+        return shoal_allgather_post(comm, own_part(compressed), whole(compressed), compressed->part, SHOAL_FLOAT32, &options,
                                     request_out);
     if (stage == BACK)
         return shoal_allgather_post(comm, own, compressed->taken, compressed->piece_bytes, SHOAL_UINT8, &options, request_out);
@@ -343,93 +376,103 @@ static enum shoal_status post_stage(struct shoal_reducer *reducer, const struct 
 }
 
 /* The stage is over. With the lock. */
-static void pass_stage(struct shoal_reducer *reducer, struct fusion_slot *slot)
+static void pass_stage(struct compressed *compressed)
 {
-    slot->compressed->stage++;
-    slot->compressed->is_due = true;
-    pthread_cond_broadcast(&reducer->changed);
+    SHOAL_ASSERT(compressed->stage < STAGES && !compressed->is_due);
+    compressed->stage++;
+    compressed->is_due = true;
+    pthread_cond_broadcast(&compressed->reducer->changed);
 }
 
 static void stage_done(void *arg, enum shoal_status status)
 {
-    struct fusion_slot *slot = arg;
-    struct shoal_reducer *reducer = slot->reducer;
-    const size_t buffer = (size_t)(slot - reducer->slots);
+    struct compressed *compressed = arg;
+    struct shoal_reducer *reducer = compressed->reducer;
     if (status != SHOAL_OK) {
-        fusion_operation_failed(reducer, status, (long)buffer);
+        fusion_operation_failed(reducer, status, (long)compressed->buffer);
         return;
     }
     fusion_lock(reducer);
-    pass_stage(reducer, slot);
-    const bool is_last = slot->compressed->stage == STAGES;
+    pass_stage(compressed);
+    const bool is_last = compressed->stage == STAGES;
     fusion_unlock(reducer);
     if (is_last)
-        fusion_buffer_done(reducer, buffer, SHOAL_OK);
+        fusion_buffer_done(reducer, compressed->buffer, SHOAL_OK);
 }
 
 /* Without the lock. */
-static enum shoal_status run_stage(struct shoal_reducer *reducer, struct fusion_slot *slot, enum stage stage)
+static enum shoal_status run_stage(struct shoal_reducer *reducer, struct compressed *compressed, enum stage stage)
 {
     struct shoal_request *request;
-    compute(reducer, slot, stage);
+    compute(reducer, compressed, stage);
     if (!needs(reducer, stage)) {
-        stage_done(slot, SHOAL_OK);
+        stage_done(compressed, SHOAL_OK);
         return SHOAL_OK;
     }
-    FUSION_TRY(post_stage(reducer, slot, stage, &request));
+    FUSION_TRY(post_stage(reducer, compressed, stage, &request));
     fusion_lock(reducer);
-    slot->requests[stage] = request;
+    compressed->requests[stage] = request;
     pthread_cond_broadcast(&reducer->changed); /* who waits for the step can make progress on it */
     fusion_unlock(reducer);
-    shoal_request_on_done(request, stage_done, slot);
+    shoal_request_on_done(request, stage_done, compressed);
     return SHOAL_OK;
 }
 
 enum shoal_status fusion_compressed_post(struct shoal_reducer *reducer, size_t buffer)
 {
-    struct fusion_slot *slot = &reducer->slots[buffer];
+    struct compressed *compressed = &reducer->compressor->buffers[buffer];
+    compressed->reducer = reducer;
+    compressed->buffer = buffer;
     fusion_lock(reducer);
-    slot->compressed->stage = SCATTER;
-    slot->compressed->is_due = false;
+    compressed->stage = SCATTER;
+    compressed->is_due = false;
     fusion_unlock(reducer);
-    return run_stage(reducer, slot, SCATTER);
+    return run_stage(reducer, compressed, SCATTER);
 }
 
-struct shoal_request *fusion_compressed_request(const struct fusion_slot *slot)
+struct shoal_request *fusion_compressed_request(const struct shoal_reducer *reducer, size_t buffer)
 {
-    const int stage = slot->compressed->stage;
-    return stage < STAGES ? slot->requests[stage] : NULL; /* a stage that is due has none yet */
+    const struct compressed *compressed = &reducer->compressor->buffers[buffer];
+    return compressed->stage < STAGES ? compressed->requests[compressed->stage] : NULL; /* one that is due has none yet */
 }
 
-/* With the lock. */
-void fusion_compressor_begin_step(struct shoal_reducer *reducer)
+void fusion_compressor_reset(struct shoal_reducer *reducer)
 {
-    for (enum stage stage = SCATTER; reducer->compressor && stage < STAGES; stage++)
-        reducer->compressor->next[stage] = 0;
-    for (size_t b = 0; reducer->compressor && b < reducer->layout->buffer_count; b++) {
-        if (reducer->slots[b].compressed)
-            reducer->slots[b].compressed->is_due = false;
-    }
+    struct fusion_compressor *compressor = reducer->compressor;
+    if (!compressor)
+        return;
+    drop_requests(reducer);
+    for (enum stage stage = SCATTER; stage < STAGES; stage++)
+        compressor->next[stage] = 0;
+    for (size_t b = 0; compressor->buffers && b < reducer->layout->buffer_count; b++)
+        compressor->buffers[b].is_due = false;
+}
+
+/* The buffer whose stage is due next; NULL: none is. With the lock. */
+static struct compressed *find_due(struct shoal_reducer *reducer, enum stage stage)
+{
+    struct fusion_compressor *compressor = reducer->compressor;
+    size_t *next = &compressor->next[stage];
+    while (*next < reducer->layout->buffer_count && !fusion_is_compressed(reducer, *next))
+        ++*next;
+    struct compressed *compressed = *next < reducer->layout->buffer_count ? &compressor->buffers[*next] : NULL;
+    return compressed && compressed->is_due && compressed->stage == (int)stage ? compressed : NULL;
 }
 
 /* Later stages come first, as their buffers are nearest to their end. With the lock, which it lets go of. False: nothing is
  * due. */
 static bool run_one(struct shoal_reducer *reducer)
 {
-    struct fusion_compressor *compressor = reducer->compressor;
     for (enum stage stage = GATHER; stage > SCATTER; stage--) {
-        size_t *next = &compressor->next[stage];
-        while (*next < reducer->layout->buffer_count && !reducer->slots[*next].compressed)
-            ++*next;
-        struct fusion_slot *slot = *next < reducer->layout->buffer_count ? &reducer->slots[*next] : NULL;
-        if (!slot || !slot->compressed->is_due || slot->compressed->stage != (int)stage)
+        struct compressed *compressed = find_due(reducer, stage);
+        if (!compressed)
             continue;
-        const size_t buffer = (*next)++;
-        slot->compressed->is_due = false;
+        reducer->compressor->next[stage]++;
+        compressed->is_due = false;
         fusion_unlock(reducer);
-        const enum shoal_status status = run_stage(reducer, slot, stage);
+        const enum shoal_status status = run_stage(reducer, compressed, stage);
         if (status != SHOAL_OK)
-            fusion_operation_not_posted(reducer, status, (long)buffer);
+            fusion_operation_not_posted(reducer, status, (long)compressed->buffer);
         fusion_lock(reducer);
         return true;
     }
@@ -517,13 +560,13 @@ enum shoal_status fusion_compressor_add_sent_to(const struct shoal_reducer *redu
 
 struct fusion_residuals fusion_compressed_residuals(const struct shoal_reducer *reducer, size_t buffer)
 {
-    const struct fusion_compressed *compressed = reducer->slots[buffer].compressed;
-    if (!compressed || !compressed->sent_error)
+    if (!fusion_is_compressed(reducer, buffer) || !reducer->compressor->buffers[buffer].sent_error)
         return (struct fusion_residuals){NULL, NULL, 0, 0};
+    const struct compressed *compressed = &reducer->compressor->buffers[buffer];
     return (struct fusion_residuals){compressed->sent_error, compressed->sum_error, compressed->part, compressed->piece};
 }
 
-void fusion_compressor_place(const struct shoal_reducer *reducer, int32_t *host_out, int32_t *local_rank_out)
+void fusion_compressor_position(const struct shoal_reducer *reducer, int32_t *host_out, int32_t *local_rank_out)
 {
     if (!reducer->compressor)
         return;
@@ -533,7 +576,7 @@ void fusion_compressor_place(const struct shoal_reducer *reducer, int32_t *host_
 
 uint64_t fusion_compressed_network_bytes(const struct shoal_reducer *reducer, size_t buffer)
 {
-    const struct fusion_compressed *compressed = reducer->slots[buffer].compressed;
+    const struct compressed *compressed = &reducer->compressor->buffers[buffer];
     const uint64_t others = (uint64_t)reducer->compressor->hosts - 1;
     return is_8_bit(reducer) ? 2 * others * compressed->piece_bytes
                              : 2 * others * (compressed->part / (others + 1)) * sizeof(uint16_t);

@@ -1,90 +1,89 @@
-/* Posts the operations of a step. They go out in one order on every rank: the count of active ranks, the buffers by number, the
- * tail. A buffer waits for those before it and until bytes in flight allow it. */
-#include <stdio.h>
-#include <time.h>
+#include "fusion/flow.h"
 
-#include "fusion/reducer.h"
+#include <stdlib.h>
 
-uint64_t fusion_now_ns(void)
+#include "base/assert.h"
+#include "fusion/compress.h"
+#include "fusion/marks.h"
+#include "fusion/reducer_failure.h"
+#include "fusion/stats.h"
+#include "fusion/tally.h"
+
+enum phase { FILLING, POSTED, DONE };
+
+struct posted_buffer {
+    struct shoal_reducer *reducer; /* for the callback */
+    enum phase phase;              /* lock */
+    struct shoal_request *request; /* lock; NULL where the buffer is compressed */
+};
+
+struct fusion_flow {
+    struct posted_buffer *buffers;     /* [parameters]: no layout has more buffers */
+    size_t next;                       /* lock: buffers before it are posted */
+    size_t in_flight_bytes, in_flight; /* lock: posted, and not done */
+    bool is_posting;                   /* lock: a thread is posting; it looks again before it leaves */
+};
+
+/* ---- Life ---------------------------------------------------------------------------------------------------------------- */
+
+enum shoal_status fusion_flow_create(struct shoal_reducer *reducer)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+    const size_t count = reducer->layout->parameters.count;
+    struct fusion_flow *flow = reducer->flow = calloc(1, sizeof *flow);
+    if (!flow)
+        return SHOAL_ERR_MEMORY;
+    flow->buffers = calloc(count + 1, sizeof *flow->buffers);
+    for (size_t b = 0; flow->buffers && b < count; b++)
+        flow->buffers[b].reducer = reducer;
+    return flow->buffers ? SHOAL_OK : SHOAL_ERR_MEMORY;
 }
 
-struct shoal_options fusion_options(const struct shoal_reducer *reducer)
+void fusion_flow_reset(struct shoal_reducer *reducer)
 {
-    struct shoal_options options = SHOAL_OPTIONS_INIT;
-    options.timeout_ms = reducer->options.timeout_ms;
-    return options;
+    struct fusion_flow *flow = reducer->flow;
+    for (size_t b = 0; b < reducer->layout->buffer_count; b++) {
+        shoal_request_free(flow->buffers[b].request);
+        flow->buffers[b].request = NULL;
+        flow->buffers[b].phase = FILLING;
+    }
+    flow->next = flow->in_flight_bytes = flow->in_flight = 0;
+}
+
+void fusion_flow_destroy(struct shoal_reducer *reducer)
+{
+    if (!reducer->flow)
+        return;
+    if (reducer->flow->buffers)
+        fusion_flow_reset(reducer);
+    free(reducer->flow->buffers);
+    free(reducer->flow);
 }
 
 /* ---- Completions --------------------------------------------------------------------------------------------------------- */
 
-static void describe_buffer(const struct shoal_reducer *reducer, long buffer, char *text, size_t text_bytes)
-{
-    char first[160], last[160];
-    if (buffer < 0 || (size_t)buffer >= reducer->layout->buffer_count) {
-        snprintf(text, text_bytes, "the exchange at the %s of a step", buffer < -1 ? "begin" : "end");
-        return;
-    }
-    const struct fusion_buffer *found = &reducer->layout->buffers[buffer];
-    const struct fusion_parameters *parameters = &reducer->layout->parameters;
-    fusion_parameter_text(parameters, reducer->layout->order[found->first], first, sizeof first);
-    fusion_parameter_text(parameters, reducer->layout->order[found->first + found->count - 1], last, sizeof last);
-    snprintf(text, text_bytes, "buffer %ld: %.30s to %.30s", buffer, first, last);
-}
-
-void fusion_operation_failed(struct shoal_reducer *reducer, enum shoal_status status, long buffer)
-{
-    char operation[96];
-    describe_buffer(reducer, buffer, operation, sizeof operation);
-    fusion_lock(reducer);
-    fusion_note(reducer, status, operation);
-    fusion_unlock(reducer);
-}
-
-void fusion_operation_not_posted(struct shoal_reducer *reducer, enum shoal_status status, long buffer)
-{
-    char operation[96];
-    describe_buffer(reducer, buffer, operation, sizeof operation);
-    fusion_post_failed(reducer, status, operation);
-}
-
 void fusion_buffer_done(struct shoal_reducer *reducer, size_t buffer, enum shoal_status status)
 {
-    struct fusion_slot *slot = &reducer->slots[buffer];
+    struct fusion_flow *flow = reducer->flow;
+    const size_t bytes = reducer->layout->buffers[buffer].bytes;
     if (status != SHOAL_OK) {
         fusion_operation_failed(reducer, status, (long)buffer);
         return;
     }
     fusion_lock(reducer);
-    slot->done_ns = fusion_now_ns();
-    slot->phase = FUSION_DONE;
-    reducer->flight_bytes -= reducer->layout->buffers[buffer].bytes;
-    reducer->flight_buffers--;
+    SHOAL_ASSERT(flow->buffers[buffer].phase == POSTED && flow->in_flight > 0 && flow->in_flight_bytes >= bytes);
+    flow->buffers[buffer].phase = DONE;
+    flow->in_flight_bytes -= bytes;
+    flow->in_flight--;
+    fusion_stats_done(reducer, buffer);
     fusion_advance(reducer);
     pthread_cond_broadcast(&reducer->changed);
     fusion_unlock(reducer);
 }
 
-static void tail_done(void *arg, enum shoal_status status)
+static void allreduce_done(void *arg, enum shoal_status status)
 {
-    struct shoal_reducer *reducer = arg;
-    if (status != SHOAL_OK) {
-        fusion_operation_failed(reducer, status, -1);
-        return;
-    }
-    fusion_lock(reducer);
-    reducer->is_tail_done = true;
-    pthread_cond_broadcast(&reducer->changed);
-    fusion_unlock(reducer);
-}
-
-static void plain_done(void *arg, enum shoal_status status)
-{
-    struct fusion_slot *slot = arg;
-    fusion_buffer_done(slot->reducer, (size_t)(slot - slot->reducer->slots), status);
+    const struct posted_buffer *posted = arg;
+    fusion_buffer_done(posted->reducer, (size_t)(posted - posted->reducer->flow->buffers), status);
 }
 
 /* ---- Posting ------------------------------------------------------------------------------------------------------------- */
@@ -97,63 +96,44 @@ static enum shoal_op operator_of(const struct shoal_reducer *reducer)
 
 static enum shoal_status post_buffer(struct shoal_reducer *reducer, size_t index)
 {
-    struct fusion_slot *slot = &reducer->slots[index];
+    struct posted_buffer *posted = &reducer->flow->buffers[index];
+    const struct fusion_buffer *buffer = &reducer->layout->buffers[index];
     const struct shoal_options options = fusion_options(reducer);
+    char *memory = fusion_buffer_memory(reducer, index);
     struct shoal_request *request;
-    if (slot->compressed)
+    if (fusion_is_compressed(reducer, index))
         return fusion_compressed_post(reducer, index);
-    FUSION_TRY(shoal_allreduce_post(reducer->comm, slot->memory, slot->memory, slot->elements,
-                                    reducer->layout->buffers[index].type, operator_of(reducer), &options, &request));
+    FUSION_TRY(shoal_allreduce_post(reducer->comm, memory, memory, buffer->bytes / shoal_type_bytes(buffer->type), buffer->type,
+                                    operator_of(reducer), &options, &request));
     fusion_lock(reducer);
-    slot->requests[0] = request;
+    posted->request = request;
     fusion_unlock(reducer);
-    shoal_request_on_done(request, plain_done, slot);
-    return SHOAL_OK;
-}
-
-static void fill_tail(struct shoal_reducer *reducer)
-{
-    const size_t count = reducer->layout->parameters.count;
-    double *tail = reducer->tail, squared = 0;
-    bool is_nonfinite = false;
-    for (size_t i = 0; i < count; i++) {
-        const struct fusion_gradient *gradient = &reducer->gradients[i];
-        squared += gradient->local_squared;
-        is_nonfinite |= gradient->is_nonfinite;
-        if (reducer->options.allows_unused || reducer->options.is_uneven)
-            tail[FUSION_TAIL_FIELDS + i] = gradient->is_used;
-    }
-    tail[FUSION_TAIL_NONFINITE] = is_nonfinite;
-    tail[FUSION_TAIL_SQUARED] = squared;
-}
-
-static enum shoal_status post_tail(struct shoal_reducer *reducer)
-{
-    const struct shoal_options options = fusion_options(reducer);
-    struct shoal_request *request;
-    fill_tail(reducer);
-    FUSION_TRY(shoal_allreduce_post(reducer->comm, reducer->tail, reducer->tail_sum, reducer->tail_count, SHOAL_FLOAT64,
-                                    SHOAL_SUM, &options, &request));
-    fusion_lock(reducer);
-    reducer->tail_request = request;
-    fusion_unlock(reducer);
-    shoal_request_on_done(request, tail_done, reducer);
+    shoal_request_on_done(request, allreduce_done, posted);
     return SHOAL_OK;
 }
 
 /* With the lock. */
 static bool can_post_buffer(const struct shoal_reducer *reducer)
 {
-    if (reducer->next_post >= reducer->layout->buffer_count)
+    const struct fusion_flow *flow = reducer->flow;
+    if (flow->next >= reducer->layout->buffer_count || !fusion_marks_fill(reducer, flow->next))
         return false;
-    const size_t bytes = reducer->layout->buffers[reducer->next_post].bytes;
-    return atomic_load_explicit(&reducer->slots[reducer->next_post].missing, memory_order_acquire) == 0 &&
-           (reducer->flight_buffers == 0 || reducer->flight_bytes + bytes <= reducer->options.flight_bytes);
+    const size_t bytes = reducer->layout->buffers[flow->next].bytes;
+    return flow->in_flight == 0 || flow->in_flight_bytes + bytes <= reducer->options.flight_bytes;
 }
 
-static bool can_post_tail(const struct shoal_reducer *reducer)
+/* With the lock. Returns the buffer, which the caller has to post. */
+static size_t take_next(struct shoal_reducer *reducer)
 {
-    return reducer->next_post == reducer->layout->buffer_count && reducer->tail_count > 0 && !reducer->is_tail_posted;
+    struct fusion_flow *flow = reducer->flow;
+    const size_t index = flow->next++;
+    SHOAL_ASSERT(flow->buffers[index].phase == FILLING && (index == 0 || flow->buffers[index - 1].phase != FILLING));
+    flow->buffers[index].phase = POSTED;
+    flow->in_flight_bytes += reducer->layout->buffers[index].bytes;
+    flow->in_flight++;
+    SHOAL_ASSERT(flow->in_flight == 1 || flow->in_flight_bytes <= reducer->options.flight_bytes);
+    fusion_stats_posted(reducer, index, flow->in_flight);
+    return index;
 }
 
 /* With the lock, which it lets go of. False: there is nothing to post. */
@@ -164,20 +144,13 @@ static bool post_next(struct shoal_reducer *reducer)
     if (fusion_failed(reducer) != SHOAL_OK || !reducer->is_armed)
         return false;
     if (can_post_buffer(reducer)) {
-        const size_t index = reducer->next_post++;
+        const size_t index = take_next(reducer);
         which = (long)index;
-        reducer->flight_bytes += reducer->layout->buffers[index].bytes;
-        reducer->flight_buffers++;
-        if (reducer->flight_buffers > reducer->flight_most)
-            reducer->flight_most = reducer->flight_buffers;
-        reducer->slots[index].posted_ns = fusion_now_ns();
-        reducer->slots[index].phase = FUSION_POSTED;
         fusion_unlock(reducer);
         status = post_buffer(reducer, index);
-    } else if (can_post_tail(reducer)) {
-        reducer->is_tail_posted = true;
+    } else if (reducer->flow->next == reducer->layout->buffer_count && fusion_tally_claim_tail(reducer)) {
         fusion_unlock(reducer);
-        status = post_tail(reducer);
+        status = fusion_tally_post_tail(reducer);
     } else {
         return false;
     }
@@ -189,39 +162,33 @@ static bool post_next(struct shoal_reducer *reducer)
 
 void fusion_advance(struct shoal_reducer *reducer)
 {
-    if (reducer->is_posting)
+    if (reducer->flow->is_posting)
         return; /* who posts looks again, with the lock */
-    reducer->is_posting = true;
+    reducer->flow->is_posting = true;
     while (post_next(reducer))
         continue;
-    reducer->is_posting = false;
+    reducer->flow->is_posting = false;
     pthread_cond_broadcast(&reducer->changed);
 }
 
-/* ---- Waiting ------------------------------------------------------------------------------------------------------------- */
+/* ---- Questions ----------------------------------------------------------------------------------------------------------- */
 
-enum shoal_status fusion_wait(struct shoal_reducer *reducer, struct shoal_request **request)
+bool fusion_flow_is_done(const struct shoal_reducer *reducer, size_t buffer)
 {
-    (void)reducer;
-    const enum shoal_status status = shoal_request_wait(*request, SHOAL_FOREVER);
-    shoal_request_free(*request);
-    *request = NULL;
-    return status;
+    return reducer->flow->buffers[buffer].phase == DONE;
 }
 
-void fusion_reset_slots(struct shoal_reducer *reducer)
+bool fusion_flow_is_posting(const struct shoal_reducer *reducer)
 {
-    for (size_t b = 0; b < reducer->layout->buffer_count; b++) {
-        struct fusion_slot *slot = &reducer->slots[b];
-        for (size_t i = 0; i < FUSION_STAGES_MAX; i++) {
-            shoal_request_free(slot->requests[i]);
-            slot->requests[i] = NULL;
-        }
-        slot->phase = FUSION_FILLING;
-        slot->has_unused = false;
-        atomic_store_explicit(&slot->missing, reducer->layout->buffers[b].count, memory_order_relaxed);
+    return reducer->flow->is_posting;
+}
+
+struct shoal_request *fusion_flow_oldest(const struct shoal_reducer *reducer)
+{
+    const struct fusion_flow *flow = reducer->flow;
+    for (size_t b = 0; b < flow->next; b++) {
+        if (flow->buffers[b].phase == POSTED)
+            return fusion_is_compressed(reducer, b) ? fusion_compressed_request(reducer, b) : flow->buffers[b].request;
     }
-    fusion_compressor_begin_step(reducer);
-    shoal_request_free(reducer->tail_request);
-    reducer->tail_request = NULL;
+    return fusion_tally_request(reducer);
 }

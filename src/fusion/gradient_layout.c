@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/assert.h"
 #include "fusion/hash.h"
 
 #define BUFFER_BYTES ((size_t)25 << 20)
@@ -69,13 +70,22 @@ static void place_buffer(struct shoal_gradient_layout *layout, uint32_t index)
         end = fusion_round_up(end + bytes, FUSION_ALIGNMENT);
         buffer->used_bytes += bytes;
     }
+    buffer->begin = layout->bytes;
     buffer->bytes = fusion_round_up(end, FUSION_ALIGNMENT * (size_t)layout->ranks);
+    layout->bytes += buffer->bytes;
+    SHOAL_ASSERT(buffer->used_bytes <= buffer->bytes && buffer->bytes % (size_t)layout->ranks == 0);
 }
 
 void fusion_layout_close(struct shoal_gradient_layout *layout)
 {
-    for (uint32_t b = 0; b < layout->buffer_count; b++)
+    uint32_t placed = 0;
+    layout->bytes = 0;
+    for (uint32_t b = 0; b < layout->buffer_count; b++) {
+        SHOAL_ASSERT(layout->buffers[b].first == placed && layout->buffers[b].count > 0);
         place_buffer(layout, b);
+        placed += layout->buffers[b].count;
+    }
+    SHOAL_ASSERT(placed == layout->parameters.count); /* each parameter is in one buffer */
     layout->hash = hash_of(layout);
 }
 

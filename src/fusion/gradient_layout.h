@@ -15,6 +15,7 @@ struct fusion_place {
 
 struct fusion_buffer {
     enum shoal_type type;
+    size_t begin; /* bytes of the buffers before it */
     size_t bytes;
     size_t used_bytes;
     uint32_t first; /* of `order` */
@@ -28,6 +29,7 @@ struct shoal_gradient_layout {
     uint32_t *order;               /* [parameters.count]: of buffer 0, then of buffer 1 ... */
     struct fusion_buffer *buffers; /* [buffer_count] */
     size_t buffer_count;
+    size_t bytes; /* of all buffers */
     uint64_t hash;
 };
 
@@ -35,7 +37,7 @@ struct shoal_gradient_layout {
 SHOAL_MUST_USE enum shoal_status fusion_layout_open(const struct shoal_parameter *parameters, size_t count, int ranks,
                                                     struct shoal_gradient_layout **layout_out, char *error, size_t error_bytes);
 
-/* Fills places, bytes and hash from buffers (type, first, count) and order, which has all parameters once. */
+/* Fills places, begins, bytes and hash from buffers (type, first, count) and order, which has all parameters once. */
 void fusion_layout_close(struct shoal_gradient_layout *layout);
 
 SHOAL_MUST_USE enum shoal_status fusion_layout_copy(const struct shoal_gradient_layout *layout,

@@ -1,9 +1,96 @@
-/* From the buffers to where results are wanted: one pass that multiplies, copies and sums squares. */
-#include <string.h>
+#include "fusion/out.h"
 
-#include "fusion/reducer.h"
+#include <stdlib.h>
 
-/* Only the thread that set is_putting_out calls this. */
+#include "base/assert.h"
+#include "fusion/flow.h"
+#include "fusion/marks.h"
+#include "fusion/reducer_failure.h"
+#include "fusion/stats.h"
+#include "fusion/tally.h"
+
+struct fusion_out {
+    size_t next;          /* lock: buffers before it are in place */
+    bool is_busy;         /* lock: a thread is putting out */
+    double factor;        /* of averages on their way out: 1, or 1 / active */
+    bool is_factor_known; /* lock */
+    double *squared;      /* [parameters]: of the averages */
+    pthread_t thread;
+    bool has_thread;
+    bool is_ending; /* lock: the thread has to end */
+};
+
+/* ---- Life ---------------------------------------------------------------------------------------------------------------- */
+
+enum shoal_status fusion_out_create(struct shoal_reducer *reducer)
+{
+    struct fusion_out *out = reducer->out = calloc(1, sizeof *out);
+    if (!out)
+        return SHOAL_ERR_MEMORY;
+    out->squared = calloc(reducer->layout->parameters.count + 1, sizeof *out->squared);
+    return out->squared ? SHOAL_OK : SHOAL_ERR_MEMORY;
+}
+
+void fusion_out_destroy(struct shoal_reducer *reducer)
+{
+    if (!reducer->out)
+        return;
+    free(reducer->out->squared);
+    free(reducer->out);
+}
+
+static void *run_out_thread(void *arg)
+{
+    struct shoal_reducer *reducer = arg;
+    fusion_lock(reducer);
+    while (!reducer->out->is_ending) {
+        fusion_put_out(reducer);
+        fusion_tell_late(reducer);
+        if (!reducer->out->is_ending)
+            pthread_cond_wait(&reducer->changed, &reducer->lock);
+    }
+    fusion_unlock(reducer);
+    return NULL;
+}
+
+enum shoal_status fusion_out_start_thread(struct shoal_reducer *reducer)
+{
+    if (!reducer->options.has_thread)
+        return SHOAL_OK;
+    if (pthread_create(&reducer->out->thread, NULL, run_out_thread, reducer) != 0)
+        return SHOAL_ERR_SYSTEM;
+    reducer->out->has_thread = true;
+    return SHOAL_OK;
+}
+
+void fusion_out_stop_thread(struct shoal_reducer *reducer)
+{
+    if (!reducer->out || !reducer->out->has_thread)
+        return;
+    fusion_lock(reducer);
+    reducer->out->is_ending = true;
+    pthread_cond_broadcast(&reducer->changed);
+    fusion_unlock(reducer);
+    pthread_join(reducer->out->thread, NULL);
+}
+
+void fusion_out_reset(struct shoal_reducer *reducer)
+{
+    reducer->out->next = 0;
+    reducer->out->factor = 1;
+    reducer->out->is_factor_known = !reducer->options.divides_by_active;
+}
+
+void fusion_out_set_factor(struct shoal_reducer *reducer, double factor)
+{
+    if (!reducer->out->is_factor_known) /* else the thread may be reading it */
+        reducer->out->factor = factor;
+    reducer->out->is_factor_known = true;
+}
+
+/* ---- A buffer ------------------------------------------------------------------------------------------------------------ */
+
+/* Only the thread that set is_busy calls this. */
 static void put_part(struct shoal_reducer *reducer, size_t parameter, const struct fusion_part *part, double factor,
                      double *squared)
 {
@@ -15,25 +102,26 @@ static void put_part(struct shoal_reducer *reducer, size_t parameter, const stru
     if (to || squared)
         reducer->kernels->move[each->type](to, view, part->count, factor, false, squared);
     if (to && to != view)
-        atomic_fetch_add_explicit(&reducer->copied_bytes, part->count * shoal_type_bytes(each->type), memory_order_relaxed);
-}
-
-static bool is_marked(const struct fusion_gradient *gradient)
-{
-    const int mark = atomic_load_explicit(&gradient->mark, memory_order_relaxed);
-    return mark == FUSION_WHOLE || mark == FUSION_IN_PARTS;
+        fusion_stats_copied(reducer, part->count * shoal_type_bytes(each->type));
 }
 
 /* Squares are summed over a whole parameter, however it was marked: every rank gets the same bits. */
+static void sum_squares(struct shoal_reducer *reducer, size_t parameter, double factor)
+{
+    const struct shoal_parameter *each = fusion_parameter(reducer, parameter);
+    reducer->kernels->move[each->type](NULL, fusion_view(reducer, parameter), each->count, factor, false,
+                                       &reducer->out->squared[parameter]);
+}
+
 static void put_parameter(struct shoal_reducer *reducer, size_t parameter, double factor, bool has_norm)
 {
-    struct fusion_gradient *gradient = &reducer->gradients[parameter];
     const struct fusion_part all = {0, fusion_parameter(reducer, parameter)->count, NULL, NULL};
-    const struct fusion_part *part = is_marked(gradient) ? &gradient->first : &all;
-    double *squared = has_norm ? &gradient->squared : NULL;
+    const struct fusion_part *part = fusion_marks_parts(reducer, parameter);
+    if (!part)
+        part = &all;
+    double *squared = has_norm ? &reducer->out->squared[parameter] : NULL;
     if (part->next && squared) {
-        reducer->kernels->move[fusion_parameter(reducer, parameter)->type](NULL, fusion_view(reducer, parameter), all.count,
-                                                                           factor, false, squared);
+        sum_squares(reducer, parameter, factor);
         squared = NULL;
     }
     for (; part; part = part->next)
@@ -46,16 +134,13 @@ static void put_buffer(struct shoal_reducer *reducer, size_t index)
     const struct fusion_buffer *buffer = &reducer->layout->buffers[index];
     for (uint32_t i = 0; i < buffer->count; i++) {
         const uint32_t parameter = reducer->layout->order[buffer->first + i];
-        struct fusion_gradient *gradient = &reducer->gradients[parameter];
-        gradient->squared = 0;
-        if (!gradient->is_used)
+        reducer->out->squared[parameter] = 0;
+        if (!fusion_marks_use(reducer, parameter))
             continue;
         if (reducer->options.max_norm > 0)
-            reducer->kernels->move[buffer->type](NULL, fusion_view(reducer, parameter),
-                                                 fusion_parameter(reducer, parameter)->count, reducer->factor, false,
-                                                 &gradient->squared);
+            sum_squares(reducer, parameter, reducer->out->factor);
         else
-            put_parameter(reducer, parameter, reducer->factor, reducer->options.has_norms);
+            put_parameter(reducer, parameter, reducer->out->factor, reducer->options.has_norms);
     }
 }
 
@@ -66,7 +151,7 @@ static void call_back(struct shoal_reducer *reducer, size_t index)
     const uint64_t begin_ns = fusion_now_ns();
     const enum shoal_status status =
         reducer->options.on_buffer(reducer->options.on_buffer_arg, index, parameters, buffer->count);
-    reducer->callback_ns += fusion_now_ns() - begin_ns;
+    fusion_stats_called_back(reducer, begin_ns);
     if (status != SHOAL_OK) {
         char first[160], last[160];
         fusion_parameter_text(&reducer->layout->parameters, parameters[0], first, sizeof first);
@@ -76,56 +161,71 @@ static void call_back(struct shoal_reducer *reducer, size_t index)
     }
 }
 
+/* ---- In order ------------------------------------------------------------------------------------------------------------ */
+
 /* With the lock. A buffer with a parameter that is unused here waits for what the others say, in the tail. */
 static bool can_put_out(const struct shoal_reducer *reducer)
 {
-    if (fusion_failed(reducer) != SHOAL_OK || !reducer->is_armed || !reducer->is_factor_known ||
-        reducer->next_out >= reducer->layout->buffer_count)
+    const struct fusion_out *out = reducer->out;
+    if (fusion_failed(reducer) != SHOAL_OK || !reducer->is_armed || !out->is_factor_known ||
+        out->next >= reducer->layout->buffer_count)
         return false;
-    const struct fusion_slot *slot = &reducer->slots[reducer->next_out];
-    return slot->phase == FUSION_DONE && (!slot->has_unused || reducer->is_tail_done);
-}
-
-static void learn_used(struct shoal_reducer *reducer, size_t index)
-{
-    const struct fusion_buffer *buffer = &reducer->layout->buffers[index];
-    for (uint32_t i = 0; i < buffer->count; i++) {
-        const uint32_t parameter = reducer->layout->order[buffer->first + i];
-        reducer->gradients[parameter].is_used |= reducer->tail_sum[FUSION_TAIL_FIELDS + parameter] > 0;
-    }
+    return fusion_flow_is_done(reducer, out->next) &&
+           (!fusion_marks_have_unused(reducer, out->next) || fusion_tally_is_done(reducer));
 }
 
 void fusion_put_out(struct shoal_reducer *reducer)
 {
-    if (reducer->is_putting_out)
+    struct fusion_out *out = reducer->out;
+    if (out->is_busy)
         return;
-    reducer->is_putting_out = true;
+    out->is_busy = true;
     while (can_put_out(reducer)) {
-        const size_t index = reducer->next_out;
-        struct fusion_slot *slot = &reducer->slots[index];
+        const size_t index = out->next;
+        const bool has_unused = fusion_marks_have_unused(reducer, index);
         const uint64_t begin_ns = fusion_now_ns();
         fusion_unlock(reducer);
-        if (slot->has_unused)
-            learn_used(reducer, index);
+        if (has_unused)
+            fusion_marks_learn_used(reducer, index, fusion_tally_used(reducer));
         put_buffer(reducer, index);
-        reducer->out_ns += fusion_now_ns() - begin_ns;
+        fusion_stats_put_out(reducer, begin_ns);
         if (reducer->options.on_buffer)
             call_back(reducer, index);
         fusion_lock(reducer);
-        slot->out_ns = fusion_now_ns();
-        slot->phase = FUSION_OUT;
-        reducer->next_out++;
+        fusion_stats_is_out(reducer, index);
+        SHOAL_ASSERT(out->next == index);
+        out->next++;
     }
-    reducer->is_putting_out = false;
+    out->is_busy = false;
     pthread_cond_broadcast(&reducer->changed);
 }
 
-void fusion_clip(struct shoal_reducer *reducer)
+bool fusion_out_is_busy(const struct shoal_reducer *reducer)
+{
+    return reducer->out->is_busy;
+}
+
+bool fusion_out_is_complete(const struct shoal_reducer *reducer)
+{
+    return reducer->out->next == reducer->layout->buffer_count && !reducer->out->is_busy;
+}
+
+/* ---- All buffers --------------------------------------------------------------------------------------------------------- */
+
+double fusion_out_squared(const struct shoal_reducer *reducer)
+{
+    double squared = 0;
+    for (size_t i = 0; i < reducer->layout->parameters.count; i++)
+        squared += reducer->out->squared[i];
+    return squared;
+}
+
+void fusion_out_clip(struct shoal_reducer *reducer, double clip)
 {
     const uint64_t begin_ns = fusion_now_ns();
     for (size_t i = 0; i < reducer->layout->parameters.count; i++) {
-        if (reducer->gradients[i].is_used)
-            put_parameter(reducer, i, reducer->factor * reducer->clip, false);
+        if (fusion_marks_use(reducer, i))
+            put_parameter(reducer, i, reducer->out->factor * clip, false);
     }
-    reducer->out_ns += fusion_now_ns() - begin_ns;
+    fusion_stats_put_out(reducer, begin_ns);
 }

@@ -6,7 +6,7 @@
 #include <time.h>
 
 #include "fusion/outer_steps.h"
-#include "fusion/reducer.h"
+#include "fusion/reducer_failure.h"
 
 uint64_t outer_now_ns(void)
 {

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "fusion/outer_steps.h"
-#include "fusion/reducer.h"
+#include "fusion/reducer_failure.h"
 
 /* ---- Where ranks are ----------------------------------------------------------------------------------------------------- */
 

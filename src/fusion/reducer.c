@@ -1,140 +1,65 @@
 /* Making and freeing a reducer. */
+#include "fusion/reducer.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
-#include "fusion/reducer.h"
+#include "fusion/compress.h"
+#include "fusion/flow.h"
+#include "fusion/marks.h"
+#include "fusion/out.h"
+#include "fusion/reducer_failure.h"
+#include "fusion/stats.h"
+#include "fusion/tally.h"
 
 #define BUFFER_BYTES ((size_t)25 << 20)
 #define FLIGHT_BUFFERS 4
 
+uint64_t fusion_now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+}
+
+struct shoal_options fusion_options(const struct shoal_reducer *reducer)
+{
+    struct shoal_options options = SHOAL_OPTIONS_INIT;
+    options.timeout_ms = reducer->options.timeout_ms;
+    return options;
+}
+
 /* ---- Memory -------------------------------------------------------------------------------------------------------------- */
 
-static void free_memory(const struct shoal_reducer *reducer, void *memory)
+void fusion_free_memory(const struct shoal_reducer *reducer, void *memory)
 {
     if (memory && shoal_mem_free(reducer->context, memory) != SHOAL_OK)
         return; /* it has told why */
 }
 
-static void free_slots(struct shoal_reducer *reducer)
-{
-    for (size_t b = 0; reducer->slots && b < shoal_gradient_layout_buffers(reducer->layout); b++) {
-        for (size_t i = 0; i < FUSION_STAGES_MAX; i++)
-            shoal_request_free(reducer->slots[b].requests[i]);
-    }
-    free(reducer->slots);
-    free(reducer->times);
-    reducer->slots = NULL;
-    reducer->times = NULL;
-    free_memory(reducer, reducer->memory);
-    free_memory(reducer, reducer->scratch);
-    reducer->memory = NULL;
-    reducer->scratch = NULL;
-}
-
-static size_t bytes_of(const struct shoal_gradient_layout *layout)
-{
-    size_t bytes = 0;
-    for (size_t b = 0; b < layout->buffer_count; b++)
-        bytes += layout->buffers[b].bytes;
-    return bytes;
-}
-
 /* Padding is zero, and stays so, as sums of zeros are. */
-static void place_slots(struct shoal_reducer *reducer, struct fusion_slot *slots, const struct shoal_gradient_layout *layout,
-                        char *memory)
-{
-    for (size_t b = 0; b < layout->buffer_count; b++) {
-        slots[b].reducer = reducer;
-        slots[b].memory = memory;
-        slots[b].elements = layout->buffers[b].bytes / shoal_type_bytes(layout->buffers[b].type);
-        memory += layout->buffers[b].bytes;
-    }
-}
-
 enum shoal_status fusion_install(struct shoal_reducer *reducer, struct shoal_gradient_layout *layout)
 {
-    const size_t bytes = bytes_of(layout);
-    struct fusion_slot *slots = calloc(layout->buffer_count + 1, sizeof *slots);
-    struct shoal_buffer_times *times = calloc(layout->buffer_count + 1, sizeof *times);
-    void *memory = NULL, *scratch = NULL;
-    enum shoal_status status =
-        slots && times ? shoal_mem_alloc(reducer->context, bytes + FUSION_ALIGNMENT, &memory) : SHOAL_ERR_MEMORY;
-    if (status == SHOAL_OK)
-        status = fusion_compressor_prepare(reducer, layout, slots, &scratch);
+    void *memory, *compressed;
+    FUSION_TRY(shoal_mem_alloc(reducer->context, layout->bytes + FUSION_ALIGNMENT, &memory));
+    const enum shoal_status status = fusion_compressor_prepare(reducer, layout, &compressed);
     if (status != SHOAL_OK) {
-        free_memory(reducer, memory);
-        free(slots);
-        free(times);
+        fusion_free_memory(reducer, memory);
         return status;
     }
-    memset(memory, 0, bytes);
-    place_slots(reducer, slots, layout, memory);
-    free_slots(reducer);
+    memset(memory, 0, layout->bytes);
+    fusion_flow_reset(reducer);
+    fusion_compressor_take(reducer, compressed);
+    fusion_stats_forget_buffers(reducer);
+    fusion_free_memory(reducer, reducer->memory);
     if (reducer->layout != layout)
         shoal_gradient_layout_free(reducer->layout);
-    reducer->layout = layout;
-    reducer->slots = slots;
-    reducer->times = times;
     reducer->memory = memory;
-    reducer->scratch = scratch;
+    reducer->layout = layout;
     reducer->layout_number++;
     return SHOAL_OK;
-}
-
-static enum shoal_status allocate(struct shoal_reducer *reducer)
-{
-    const size_t count = reducer->layout->parameters.count;
-    const bool needs_used = reducer->options.allows_unused || reducer->options.is_uneven;
-    reducer->gradients = calloc(count + 1, sizeof *reducer->gradients);
-    reducer->ready_us = calloc(count + 1, sizeof *reducer->ready_us);
-    reducer->ready_order = calloc(count + 1, sizeof *reducer->ready_order);
-    reducer->was_used = calloc(count + 1, sizeof *reducer->was_used);
-    if (needs_used || reducer->options.has_norms || reducer->options.checks_finite)
-        reducer->tail_count = FUSION_TAIL_FIELDS + (needs_used ? count : 0);
-    reducer->tail = calloc(reducer->tail_count + 1, sizeof *reducer->tail);
-    reducer->tail_sum = calloc(reducer->tail_count + 1, sizeof *reducer->tail_sum);
-    if (!reducer->gradients || !reducer->ready_us || !reducer->ready_order || !reducer->was_used || !reducer->tail ||
-        !reducer->tail_sum)
-        return SHOAL_ERR_MEMORY;
-    return fusion_install(reducer, reducer->layout);
-}
-
-/* ---- The thread ---------------------------------------------------------------------------------------------------------- */
-
-static void *run_thread(void *arg)
-{
-    struct shoal_reducer *reducer = arg;
-    fusion_lock(reducer);
-    while (!reducer->is_ending) {
-        fusion_put_out(reducer);
-        fusion_tell_late(reducer);
-        if (!reducer->is_ending)
-            pthread_cond_wait(&reducer->changed, &reducer->lock);
-    }
-    fusion_unlock(reducer);
-    return NULL;
-}
-
-static enum shoal_status start_thread(struct shoal_reducer *reducer)
-{
-    if (!reducer->options.has_thread)
-        return SHOAL_OK;
-    if (pthread_create(&reducer->thread, NULL, run_thread, reducer) != 0)
-        return SHOAL_ERR_SYSTEM;
-    reducer->has_thread = true;
-    return SHOAL_OK;
-}
-
-static void stop_thread(struct shoal_reducer *reducer)
-{
-    if (!reducer->has_thread)
-        return;
-    fusion_lock(reducer);
-    reducer->is_ending = true;
-    pthread_cond_broadcast(&reducer->changed);
-    fusion_unlock(reducer);
-    pthread_join(reducer->thread, NULL);
 }
 
 /* ---- Arguments ----------------------------------------------------------------------------------------------------------- */
@@ -211,15 +136,15 @@ static enum shoal_status prepare(struct shoal_reducer *reducer, const struct sho
 
 /* ---- Making -------------------------------------------------------------------------------------------------------------- */
 
-static enum shoal_status split(const struct shoal_reducer *reducer, struct shoal_comm *comm, const char *suffix,
-                               struct shoal_comm **comm_out)
+enum shoal_status fusion_split(const struct shoal_reducer *reducer, struct shoal_comm *comm, const char *suffix, int color,
+                               int key, struct shoal_comm **comm_out)
 {
-    char name[32];
+    char name[40];
     struct shoal_comm_options options = SHOAL_COMM_OPTIONS_INIT;
     snprintf(name, sizeof name, "%s%s", reducer->name, suffix);
     options.name = name;
     options.timeout_ms = options.create_timeout_ms = reducer->options.timeout_ms;
-    return shoal_comm_split(comm, 0, reducer->rank, &options, comm_out);
+    return shoal_comm_split(comm, color, key, &options, comm_out);
 }
 
 /* A rank without memory for a reducer takes part in the first split with no color, so that the others miss it. */
@@ -275,15 +200,25 @@ static void init(struct shoal_reducer *reducer, struct shoal_context *context, s
     snprintf(reducer->name, sizeof reducer->name, "%.23s", reducer->options.name ? reducer->options.name : "gradients");
 }
 
+static enum shoal_status create_parts(struct shoal_reducer *reducer)
+{
+    FUSION_TRY(fusion_marks_create(reducer));
+    FUSION_TRY(fusion_flow_create(reducer));
+    FUSION_TRY(fusion_tally_create(reducer));
+    FUSION_TRY(fusion_out_create(reducer));
+    FUSION_TRY(fusion_stats_create(reducer));
+    return fusion_install(reducer, reducer->layout);
+}
+
 /* Allocates everything that may fail on one rank alone, after all ranks have agreed on the layout. */
 static enum shoal_status equip(struct shoal_reducer *reducer, char *text, size_t text_bytes)
 {
-    enum shoal_status status = allocate(reducer);
+    enum shoal_status status = create_parts(reducer);
     if (status != SHOAL_OK) {
-        snprintf(text, text_bytes, "no memory for %zu bytes of gradient buffers", bytes_of(reducer->layout));
+        snprintf(text, text_bytes, "no memory for %zu bytes of gradient buffers", reducer->layout->bytes);
         return status;
     }
-    status = start_thread(reducer);
+    status = fusion_out_start_thread(reducer);
     if (status == SHOAL_OK)
         status = fusion_compressor_start(reducer);
     if (status != SHOAL_OK)
@@ -314,9 +249,9 @@ static enum shoal_status agree(struct shoal_reducer *reducer, const struct shoal
 static enum shoal_status make(struct shoal_reducer *reducer, struct shoal_comm *comm, const struct shoal_parameter *parameters,
                               size_t count)
 {
-    FUSION_TRY(split(reducer, comm, "", &reducer->comm));
+    FUSION_TRY(fusion_split(reducer, comm, "", 0, reducer->rank, &reducer->comm));
     FUSION_TRY(check_all_split(reducer, comm));
-    FUSION_TRY(split(reducer, comm, ".notice", &reducer->notice));
+    FUSION_TRY(fusion_fault_open(reducer, comm));
     FUSION_TRY(find_hosts(reducer));
     return agree(reducer, parameters, count);
 }
@@ -339,8 +274,10 @@ enum shoal_status shoal_reducer_create(struct shoal_context *context, struct sho
         return shoal_report(context, SHOAL_ERR_ARGUMENT, "fusion",
                             "shoal_reducer_create: context, comm or reducer_out is NULL");
     struct shoal_reducer *reducer = calloc(1, sizeof *reducer);
-    if (!reducer)
+    if (!reducer || fusion_fault_create(reducer) != SHOAL_OK) {
+        free(reducer);
         return decline(context, comm);
+    }
     init(reducer, context, comm, options);
     const enum shoal_status status = make(reducer, comm, parameters, parameter_count);
     if (status != SHOAL_OK) {
@@ -352,38 +289,22 @@ enum shoal_status shoal_reducer_create(struct shoal_context *context, struct sho
     return SHOAL_OK;
 }
 
-static void free_parts(struct shoal_reducer *reducer)
-{
-    for (size_t i = 0; reducer->gradients && i < reducer->layout->parameters.count; i++) {
-        struct fusion_part *part = reducer->gradients[i].first.next;
-        while (part) {
-            struct fusion_part *next = part->next;
-            free(part);
-            part = next;
-        }
-    }
-}
-
 void shoal_reducer_free(struct shoal_reducer *reducer)
 {
     if (!reducer)
         return;
-    stop_thread(reducer);
+    fusion_out_stop_thread(reducer);
     fusion_compressor_stop(reducer);
     shoal_comm_free(reducer->comm); /* completions that it still calls see the reducer */
-    shoal_comm_free(reducer->notice);
-    free_parts(reducer);
-    shoal_request_free(reducer->head_request);
-    shoal_request_free(reducer->tail_request);
-    free_slots(reducer);
-    shoal_gradient_layout_free(reducer->layout);
+    fusion_fault_destroy(reducer);
+    fusion_marks_destroy(reducer);
+    fusion_tally_destroy(reducer);
+    fusion_flow_destroy(reducer);
     fusion_compressor_free(reducer);
-    free(reducer->gradients);
-    free(reducer->ready_us);
-    free(reducer->ready_order);
-    free(reducer->was_used);
-    free(reducer->tail);
-    free(reducer->tail_sum);
+    fusion_out_destroy(reducer);
+    fusion_stats_destroy(reducer);
+    fusion_free_memory(reducer, reducer->memory);
+    shoal_gradient_layout_free(reducer->layout);
     pthread_cond_destroy(&reducer->changed);
     pthread_mutex_destroy(&reducer->lock);
     free(reducer);

@@ -1,13 +1,15 @@
-/* How a fault of one rank reaches the others: it sends them a line on a communicator of its own, then aborts the one of the
- * buffers, so that what they wait for ends. A rank whose operation was aborted takes that line from the rank that aborted. */
-#include <assert.h>
+#include "fusion/reducer_failure.h"
+
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include "fusion/reducer.h"
+#include "base/assert.h"
+#include "fusion/compress.h"
+#include "fusion/tally.h"
 
 #define NOTICE_TAG 1
 #define NOTICE_SEND_MS 1000
@@ -16,7 +18,51 @@
 #define CAUSE_IDLE_MS 500 /* where no operation of a step can break the communicator, only another rank's abort */
 #define CAUSE_POLL_MS 5
 
-_Static_assert(sizeof(struct fusion_notice) <= SHOAL_EAGER_BYTES, "it leaves without a receive");
+/* Sent by a rank at fault to the others. */
+struct notice {
+    int32_t status;
+    int32_t rank; /* that is to blame; mostly the sender */
+    char operation[96];
+    char text[408];
+};
+_Static_assert(sizeof(struct notice) <= SHOAL_EAGER_BYTES, "it leaves without a receive");
+
+struct fusion_fault {
+    struct shoal_comm *comm;    /* on which ranks tell each other what failed */
+    struct notice sent;         /* over it, by this rank; lock until it was sent */
+    atomic_int failed;          /* enum shoal_status */
+    bool is_told;               /* lock: `cause` is what all ranks agree on */
+    bool is_own_fault;          /* lock: a thread of this rank settles it */
+    bool must_tell;             /* lock: and has to tell the others first */
+    struct shoal_failure cause; /* lock */
+};
+
+/* ---- Life ---------------------------------------------------------------------------------------------------------------- */
+
+enum shoal_status fusion_fault_create(struct shoal_reducer *reducer)
+{
+    reducer->fault = calloc(1, sizeof *reducer->fault);
+    return reducer->fault ? SHOAL_OK : SHOAL_ERR_MEMORY;
+}
+
+enum shoal_status fusion_fault_open(struct shoal_reducer *reducer, struct shoal_comm *comm)
+{
+    return fusion_split(reducer, comm, ".notice", 0, reducer->rank, &reducer->fault->comm);
+}
+
+void fusion_fault_destroy(struct shoal_reducer *reducer)
+{
+    if (reducer->fault)
+        shoal_comm_free(reducer->fault->comm);
+    free(reducer->fault);
+}
+
+enum shoal_status fusion_failed(const struct shoal_reducer *reducer)
+{
+    return (enum shoal_status)atomic_load_explicit(&reducer->fault->failed, memory_order_acquire);
+}
+
+/* ---- The first cause ----------------------------------------------------------------------------------------------------- */
 
 static void keep(char *to, size_t bytes, const char *from)
 {
@@ -39,21 +85,41 @@ static bool claim(struct shoal_reducer *reducer, enum shoal_status status)
 {
     if (fusion_failed(reducer) != SHOAL_OK)
         return false;
-    reducer->failure = (struct shoal_failure)SHOAL_FAILURE_INIT;
-    reducer->failure.status = status;
-    reducer->failure.sequence = reducer->steps + 1;
-    atomic_store_explicit(&reducer->failed, (int)status, memory_order_release);
+    reducer->fault->cause = (struct shoal_failure)SHOAL_FAILURE_INIT;
+    reducer->fault->cause.status = status;
+    reducer->fault->cause.sequence = reducer->steps + 1;
+    atomic_store_explicit(&reducer->fault->failed, (int)status, memory_order_release);
     pthread_cond_broadcast(&reducer->changed);
     return true;
 }
 
-void fusion_note(struct shoal_reducer *reducer, enum shoal_status status, const char *operation)
+static void describe_buffer(const struct shoal_reducer *reducer, long buffer, char *text, size_t text_bytes)
 {
-    if (claim(reducer, status))
-        keep(reducer->failure.operation, sizeof reducer->failure.operation, operation);
+    char first[160], last[160];
+    if (buffer < 0 || (size_t)buffer >= reducer->layout->buffer_count) {
+        snprintf(text, text_bytes, "the exchange at the %s of a step", buffer < -1 ? "begin" : "end");
+        return;
+    }
+    const struct fusion_buffer *found = &reducer->layout->buffers[buffer];
+    const struct fusion_parameters *parameters = &reducer->layout->parameters;
+    fusion_parameter_text(parameters, reducer->layout->order[found->first], first, sizeof first);
+    fusion_parameter_text(parameters, reducer->layout->order[found->first + found->count - 1], last, sizeof last);
+    snprintf(text, text_bytes, "buffer %ld: %.30s to %.30s", buffer, first, last);
 }
 
-static void fill_notice(struct fusion_notice *notice, const struct shoal_failure *failure)
+void fusion_operation_failed(struct shoal_reducer *reducer, enum shoal_status status, long buffer)
+{
+    char operation[96];
+    describe_buffer(reducer, buffer, operation, sizeof operation);
+    fusion_lock(reducer);
+    if (claim(reducer, status))
+        keep(reducer->fault->cause.operation, sizeof reducer->fault->cause.operation, operation);
+    fusion_unlock(reducer);
+}
+
+/* ---- Notices ------------------------------------------------------------------------------------------------------------- */
+
+static void fill_notice(struct notice *notice, const struct shoal_failure *failure)
 {
     notice->status = (int32_t)failure->status;
     notice->rank = failure->rank;
@@ -66,14 +132,14 @@ static uint64_t sent_until_ns(void)
     return fusion_now_ns() + NOTICE_SEND_MS * UINT64_C(1000000);
 }
 
-static void send_notice(struct shoal_reducer *reducer, const struct fusion_notice *notice, uint64_t until_ns)
+static void send_notice(struct shoal_reducer *reducer, const struct notice *notice, uint64_t until_ns)
 {
     struct shoal_request **requests = calloc((size_t)reducer->size, sizeof *requests);
     struct shoal_options options = SHOAL_OPTIONS_INIT;
     options.timeout_ms = NOTICE_SEND_MS;
     for (int peer = 0; requests && peer < reducer->size; peer++) {
-        if (peer != reducer->rank && shoal_send_post(reducer->notice, notice, sizeof *notice, SHOAL_UINT8, peer, NOTICE_TAG,
-                                                     &options, &requests[peer]) != SHOAL_OK)
+        if (peer != reducer->rank && shoal_send_post(reducer->fault->comm, notice, sizeof *notice, SHOAL_UINT8, peer,
+                                                     NOTICE_TAG, &options, &requests[peer]) != SHOAL_OK)
             requests[peer] = NULL;
     }
     for (int peer = 0; requests && peer < reducer->size; peer++) {
@@ -87,11 +153,11 @@ static void send_notice(struct shoal_reducer *reducer, const struct fusion_notic
 }
 
 /* Where two ranks are at fault at once, the one whose abort came first is the cause for all. */
-static bool take_notice(struct shoal_reducer *reducer, int from, struct fusion_notice *notice_out)
+static bool take_notice(struct shoal_reducer *reducer, int from, struct notice *notice_out)
 {
     struct shoal_options options = SHOAL_OPTIONS_INIT;
     options.timeout_ms = NOTICE_TAKE_MS;
-    if (shoal_recv(reducer->notice, notice_out, sizeof *notice_out, SHOAL_UINT8, from, NOTICE_TAG, &options) != SHOAL_OK)
+    if (shoal_recv(reducer->fault->comm, notice_out, sizeof *notice_out, SHOAL_UINT8, from, NOTICE_TAG, &options) != SHOAL_OK)
         return false;
     notice_out->operation[sizeof notice_out->operation - 1] = 0;
     notice_out->text[sizeof notice_out->text - 1] = 0;
@@ -114,9 +180,9 @@ static void pause_briefly(struct shoal_reducer *reducer)
 /* Whether each step has operations on the communicator of the reducer. */
 static bool is_comm_used(const struct shoal_reducer *reducer)
 {
-    bool is_used = reducer->tail_count > 0 || reducer->options.is_uneven;
+    bool is_used = fusion_tally_has_tail(reducer) || reducer->options.is_uneven;
     for (size_t b = 0; b < reducer->layout->buffer_count; b++)
-        is_used |= !reducer->slots[b].compressed;
+        is_used |= !fusion_is_compressed(reducer, b);
     return is_used;
 }
 
@@ -142,8 +208,8 @@ static bool find_cause(struct shoal_reducer *reducer, struct shoal_failure *caus
  * blamed. */
 static void relay(struct shoal_reducer *reducer)
 {
-    fill_notice(&reducer->sent, &reducer->failure);
-    send_notice(reducer, &reducer->sent, sent_until_ns());
+    fill_notice(&reducer->fault->sent, &reducer->fault->cause);
+    send_notice(reducer, &reducer->fault->sent, sent_until_ns());
     shoal_comm_abort(reducer->comm);
     fusion_compressor_abort(reducer);
 }
@@ -152,8 +218,8 @@ static void relay(struct shoal_reducer *reducer)
  * does this. */
 static void settle_failure(struct shoal_reducer *reducer, bool is_own)
 {
-    struct shoal_failure cause = SHOAL_FAILURE_INIT, *own = &reducer->failure;
-    struct fusion_notice notice;
+    struct shoal_failure cause = SHOAL_FAILURE_INIT, *own = &reducer->fault->cause;
+    struct notice notice;
     char text[sizeof cause.text];
     bool must_relay;
     if (!find_cause(reducer, &cause, &must_relay) ||
@@ -178,7 +244,7 @@ static void settle_failure(struct shoal_reducer *reducer, bool is_own)
     own->sequence = step;
     keep(own->operation, sizeof own->operation, kept);
     keep(own->text, sizeof own->text, text);
-    atomic_store_explicit(&reducer->failed, (int)cause.status, memory_order_release);
+    atomic_store_explicit(&reducer->fault->failed, (int)cause.status, memory_order_release);
     fusion_unlock(reducer);
     if (must_relay && !is_own)
         relay(reducer);
@@ -187,8 +253,8 @@ static void settle_failure(struct shoal_reducer *reducer, bool is_own)
 static enum shoal_status mark_told(struct shoal_reducer *reducer)
 {
     fusion_lock(reducer);
-    reducer->is_told = true;
-    const enum shoal_status status = reducer->failure.status;
+    reducer->fault->is_told = true;
+    const enum shoal_status status = reducer->fault->cause.status;
     pthread_cond_broadcast(&reducer->changed);
     fusion_unlock(reducer);
     return status;
@@ -198,27 +264,27 @@ static void publish(struct shoal_reducer *reducer, bool is_own)
 {
     settle_failure(reducer, is_own);
     const enum shoal_status status = mark_told(reducer);
-    if (shoal_report(reducer->context, status, "fusion", reducer->failure.text) == SHOAL_OK)
+    if (shoal_report(reducer->context, status, "fusion", reducer->fault->cause.text) == SHOAL_OK)
         return;
 }
 
 /* Claims the failure for this rank and writes the notice of it. With the lock; false: there was a cause before. */
 static bool claim_fault(struct shoal_reducer *reducer, enum shoal_status status, const char *operation, const char *text)
 {
-    struct shoal_failure *failure = &reducer->failure;
+    struct shoal_failure *failure = &reducer->fault->cause;
     if (!claim(reducer, status))
         return false;
     failure->rank = failure->reporter = reducer->rank;
     keep(failure->operation, sizeof failure->operation, operation);
     snprintf(failure->text, sizeof failure->text, "%s, step %llu, rank %d: %.400s", reducer->name,
              (unsigned long long)reducer->steps + 1, reducer->rank, text);
-    fill_notice(&reducer->sent, failure); /* for good: a send may end after the call that sends it */
+    fill_notice(&reducer->fault->sent, failure); /* for good: a send may end after the call that sends it */
     return true;
 }
 
 static enum shoal_status tell_others(struct shoal_reducer *reducer)
 {
-    send_notice(reducer, &reducer->sent, sent_until_ns());
+    send_notice(reducer, &reducer->fault->sent, sent_until_ns());
     shoal_comm_abort(reducer->comm);
     fusion_compressor_abort(reducer);
     publish(reducer, true);
@@ -227,7 +293,7 @@ static enum shoal_status tell_others(struct shoal_reducer *reducer)
 
 enum shoal_status fusion_fail(struct shoal_reducer *reducer, enum shoal_status status, long parameter, const char *format, ...)
 {
-    char text[FUSION_TEXT_MAX], operation[sizeof reducer->failure.operation] = "";
+    char text[FUSION_TEXT_MAX], operation[sizeof reducer->fault->cause.operation] = "";
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
@@ -236,7 +302,7 @@ enum shoal_status fusion_fail(struct shoal_reducer *reducer, enum shoal_status s
         fusion_parameter_text(&reducer->layout->parameters, (size_t)parameter, operation, sizeof operation);
     fusion_lock(reducer);
     const bool is_first = claim_fault(reducer, status, operation, text);
-    reducer->is_own_fault |= is_first; /* nobody else settles it */
+    reducer->fault->is_own_fault |= is_first; /* nobody else settles it */
     fusion_unlock(reducer);
     return is_first ? tell_others(reducer) : fusion_failure_status(reducer);
 }
@@ -246,14 +312,15 @@ enum shoal_status fusion_fail(struct shoal_reducer *reducer, enum shoal_status s
 static bool claim_cause(struct shoal_reducer *reducer, const struct shoal_failure *cause)
 {
     fusion_lock(reducer);
-    const bool is_first = claim(reducer, cause->status) || (!reducer->is_told && !reducer->is_own_fault && !reducer->must_tell);
+    const bool is_first = claim(reducer, cause->status) ||
+                          (!reducer->fault->is_told && !reducer->fault->is_own_fault && !reducer->fault->must_tell);
     if (is_first) {
-        const uint64_t step = reducer->failure.sequence;
-        reducer->failure = *cause;
-        reducer->failure.sequence = step;
-        atomic_store_explicit(&reducer->failed, (int)cause->status, memory_order_release);
-        reducer->is_own_fault = true;
-        fill_notice(&reducer->sent, &reducer->failure);
+        const uint64_t step = reducer->fault->cause.sequence;
+        reducer->fault->cause = *cause;
+        reducer->fault->cause.sequence = step;
+        atomic_store_explicit(&reducer->fault->failed, (int)cause->status, memory_order_release);
+        reducer->fault->is_own_fault = true;
+        fill_notice(&reducer->fault->sent, &reducer->fault->cause);
     }
     fusion_unlock(reducer);
     return is_first;
@@ -263,11 +330,11 @@ void fusion_pass_on(struct shoal_reducer *const *reducers, size_t count, const s
 {
     const uint64_t until_ns = sent_until_ns();
     uint64_t claimed = 0;
-    assert(count <= 64);
+    SHOAL_ASSERT(count <= 64);
     for (size_t i = 0; i < count; i++) {
         if (reducers[i] && claim_cause(reducers[i], cause)) {
             claimed |= UINT64_C(1) << i;
-            send_notice(reducers[i], &reducers[i]->sent, until_ns);
+            send_notice(reducers[i], &reducers[i]->fault->sent, until_ns);
         }
     }
     for (size_t i = 0; i < count; i++) {
@@ -287,7 +354,7 @@ void fusion_pass_on(struct shoal_reducer *const *reducers, size_t count, const s
 
 bool fusion_take_cause(struct shoal_reducer *reducer, int from, struct shoal_failure *cause)
 {
-    struct fusion_notice notice;
+    struct notice notice;
     if (fusion_failed(reducer) != SHOAL_OK)
         return shoal_reducer_failure(reducer, cause) == SHOAL_OK;
     if (!take_notice(reducer, from, &notice))
@@ -299,18 +366,19 @@ bool fusion_take_cause(struct shoal_reducer *reducer, int from, struct shoal_fai
     return true;
 }
 
-void fusion_post_failed(struct shoal_reducer *reducer, enum shoal_status status, const char *operation)
+void fusion_operation_not_posted(struct shoal_reducer *reducer, enum shoal_status status, long buffer)
 {
-    char text[FUSION_TEXT_MAX];
+    char operation[96], text[FUSION_TEXT_MAX];
+    describe_buffer(reducer, buffer, operation, sizeof operation);
     snprintf(text, sizeof text, "%s could not be posted: %s", operation, shoal_status_name(status));
     fusion_lock(reducer);
-    reducer->must_tell |= claim_fault(reducer, status, operation, text);
+    reducer->fault->must_tell |= claim_fault(reducer, status, operation, text);
     fusion_unlock(reducer);
 }
 
 void fusion_tell_late(struct shoal_reducer *reducer)
 {
-    if (!reducer->must_tell || reducer->is_own_fault)
+    if (!reducer->fault->must_tell || reducer->fault->is_own_fault)
         return;
     fusion_unlock(reducer);
     (void)fusion_failure_status(reducer);
@@ -320,15 +388,16 @@ void fusion_tell_late(struct shoal_reducer *reducer)
 enum shoal_status fusion_failure_status(struct shoal_reducer *reducer)
 {
     fusion_lock(reducer);
-    const bool is_mine = !reducer->is_told && !reducer->is_own_fault, must_tell = is_mine && reducer->must_tell;
-    reducer->is_own_fault |= is_mine; /* so that one thread does it */
-    while (!is_mine && !reducer->is_told)
+    const bool is_mine = !reducer->fault->is_told && !reducer->fault->is_own_fault,
+               must_tell = is_mine && reducer->fault->must_tell;
+    reducer->fault->is_own_fault |= is_mine; /* so that one thread does it */
+    while (!is_mine && !reducer->fault->is_told)
         pthread_cond_wait(&reducer->changed, &reducer->lock);
     fusion_unlock(reducer);
     if (must_tell)
         return tell_others(reducer);
     if (!is_mine)
-        return shoal_report(reducer->context, fusion_failed(reducer), NULL, reducer->failure.text);
+        return shoal_report(reducer->context, fusion_failed(reducer), NULL, reducer->fault->cause.text);
     publish(reducer, false);
     return fusion_failed(reducer);
 }
@@ -351,7 +420,7 @@ enum shoal_status shoal_reducer_failure(const struct shoal_reducer *reducer, str
         return SHOAL_PENDING;
     (void)fusion_failure_status(own);
     fusion_lock(own);
-    *failure_out = reducer->failure;
+    *failure_out = reducer->fault->cause;
     fusion_unlock(own);
     return SHOAL_OK;
 }

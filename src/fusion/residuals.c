@@ -4,7 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "fusion/reducer.h"
+#include "fusion/compress.h"
+#include "fusion/marks.h"
+#include "fusion/reducer_failure.h"
 
 #define EXPORT "shoal_reducer_export_residuals"
 #define IMPORT "shoal_reducer_import_residuals"
@@ -44,7 +46,7 @@ size_t shoal_reducer_residual_bytes(const struct shoal_reducer *reducer)
 /* A step reads and writes them. */
 static enum shoal_status check_open(const struct shoal_reducer *reducer, const char *call)
 {
-    if (!atomic_load_explicit(&reducer->is_open, memory_order_acquire))
+    if (!fusion_marks_are_open(reducer))
         return SHOAL_OK;
     return fusion_refuse(reducer, SHOAL_ERR_STATE, "%s: inside a step: call it after shoal_reducer_finish", call);
 }
@@ -62,7 +64,7 @@ static struct header describe(const struct shoal_reducer *reducer)
                             .local_size = reducer->local_size,
                             .body_bytes = body_bytes(reducer)};
     memcpy(header.magic, magic, sizeof magic);
-    fusion_compressor_place(reducer, &header.host, &header.local_rank);
+    fusion_compressor_position(reducer, &header.host, &header.local_rank);
     return header;
 }
 

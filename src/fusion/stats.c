@@ -1,71 +1,226 @@
-/* The measurements of the last step, kept until the next one ends. */
+#include "fusion/stats.h"
+
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "fusion/reducer.h"
+#include "fusion/compress.h"
+#include "fusion/reducer_failure.h"
 
-static double us_since(const struct shoal_reducer *reducer, uint64_t ns)
+/* When something of a buffer happened in the step. */
+struct moments {
+    uint64_t posted_ns, done_ns, out_ns;
+};
+
+struct fusion_stats {
+    /* The step under way. */
+    uint64_t begin_ns, finish_ns;
+    uint64_t begin_wire_bytes; /* sent before the step */
+    atomic_uint_least64_t pack_ns, copied_bytes;
+    uint64_t *ready_ns;         /* [parameters]; 0: not. The thread that marked it writes, as the next */
+    uint32_t *ready_number;     /* [parameters]: how many were ready before it */
+    struct moments *moments;    /* lock: [parameters], as no layout has more buffers */
+    size_t flight_most;         /* lock */
+    uint64_t out_ns, called_ns; /* the thread that puts out */
+
+    /* The last REDUCE step. */
+    struct shoal_step_stats kept;
+    struct shoal_buffer_times *times; /* [parameters] */
+    double *ready_us;                 /* [parameters] */
+    uint32_t *ready_order;            /* [parameters] */
+};
+
+/* ---- Life ---------------------------------------------------------------------------------------------------------------- */
+
+enum shoal_status fusion_stats_create(struct shoal_reducer *reducer)
 {
-    return ns > reducer->begin_ns ? (double)(ns - reducer->begin_ns) / 1e3 : 0;
+    const size_t count = reducer->layout->parameters.count + 1;
+    struct fusion_stats *stats = reducer->stats = calloc(1, sizeof *stats);
+    if (!stats)
+        return SHOAL_ERR_MEMORY;
+    stats->ready_ns = calloc(count, sizeof *stats->ready_ns);
+    stats->ready_number = calloc(count, sizeof *stats->ready_number);
+    stats->moments = calloc(count, sizeof *stats->moments);
+    stats->times = calloc(count, sizeof *stats->times);
+    stats->ready_us = calloc(count, sizeof *stats->ready_us);
+    stats->ready_order = calloc(count, sizeof *stats->ready_order);
+    return stats->ready_ns && stats->ready_number && stats->moments && stats->times && stats->ready_us && stats->ready_order
+               ? SHOAL_OK
+               : SHOAL_ERR_MEMORY;
 }
 
-static void keep_buffer(struct shoal_reducer *reducer, size_t index)
+void fusion_stats_destroy(struct shoal_reducer *reducer)
 {
-    const struct fusion_buffer *buffer = &reducer->layout->buffers[index];
-    const struct fusion_slot *slot = &reducer->slots[index];
-    uint64_t first_ns = UINT64_MAX, last_ns = 0;
-    for (uint32_t i = 0; i < buffer->count; i++) {
-        const uint64_t ready_ns = reducer->gradients[reducer->layout->order[buffer->first + i]].ready_ns;
-        first_ns = ready_ns && ready_ns < first_ns ? ready_ns : first_ns;
-        last_ns = ready_ns > last_ns ? ready_ns : last_ns;
-    }
-    reducer->times[index] = (struct shoal_buffer_times){
-        sizeof reducer->times[index],       us_since(reducer, last_ns ? first_ns : 0), us_since(reducer, last_ns),
-        us_since(reducer, slot->posted_ns), us_since(reducer, slot->done_ns),          us_since(reducer, slot->out_ns)};
+    struct fusion_stats *stats = reducer->stats;
+    if (!stats)
+        return;
+    free(stats->ready_ns);
+    free(stats->ready_number);
+    free(stats->moments);
+    free(stats->times);
+    free(stats->ready_us);
+    free(stats->ready_order);
+    free(stats);
 }
 
-/* Those that became ready in their order, then the others as a layout takes them by default. */
-static void keep_order(struct shoal_reducer *reducer)
+void fusion_stats_forget_buffers(struct shoal_reducer *reducer)
 {
-    const size_t count = reducer->layout->parameters.count;
-    const uint32_t ready = atomic_load_explicit(&reducer->ready_count, memory_order_relaxed);
-    uint32_t next = ready;
-    for (size_t i = count; i-- > 0;) {
-        const struct fusion_gradient *gradient = &reducer->gradients[i];
-        reducer->ready_order[gradient->ready_ns ? gradient->ready_number : next++] = (uint32_t)i;
-        reducer->ready_us[i] = gradient->ready_ns ? us_since(reducer, gradient->ready_ns) : -1;
-        reducer->was_used[i] = gradient->is_used;
-    }
+    memset(reducer->stats->times, 0, reducer->layout->parameters.count * sizeof *reducer->stats->times);
 }
 
-/* As owners reduce: of each buffer a rank sends all but its own share to its owners, and its own share to all others. A
- * compressed one is reduced so inside the host, and then between hosts. */
-static void count_bytes(const struct shoal_reducer *reducer, struct shoal_step_stats *stats)
-{
-    const uint64_t size = (uint64_t)reducer->size, hosts = (uint64_t)reducer->hosts, local = (uint64_t)reducer->local_size;
-    uint64_t total = 0, most = 0; /* in all buffers, and in the largest shares of their owners */
-    for (size_t b = 0; b < reducer->layout->buffer_count; b++) {
-        const uint64_t bytes = reducer->layout->buffers[b].bytes;
-        const bool is_compressed = reducer->slots[b].compressed != NULL;
-        const uint64_t network_bytes =
-            is_compressed ? fusion_compressed_network_bytes(reducer, b) : 2 * (hosts - 1) * (bytes / local / hosts);
-        stats->sent_bytes +=
-            is_compressed ? 2 * (local - 1) * (bytes / local) + network_bytes : 2 * (size - 1) * (bytes / size);
-        stats->network_bytes += network_bytes;
-        total += bytes;
-        most += (bytes / FUSION_ALIGNMENT + size - 1) / size * FUSION_ALIGNMENT;
-    }
-    stats->received_bytes = stats->sent_bytes;
-    stats->balance = total ? (double)(most * size) / (double)total : 1;
-}
+/* ---- What is told -------------------------------------------------------------------------------------------------------- */
 
-uint64_t fusion_wire_bytes(const struct shoal_reducer *reducer)
+/* Bytes that this rank has handed to the network so far, for all communicators of the reducer that carry gradients. */
+static uint64_t count_wire_bytes(const struct shoal_reducer *reducer)
 {
     struct shoal_traffic traffic = SHOAL_TRAFFIC_INIT;
     if (reducer->hosts == 1 || shoal_comm_traffic(reducer->comm, &traffic) != SHOAL_OK)
         return 0;
     return traffic.sent_bytes + fusion_compressor_wire_bytes(reducer);
 }
+
+void fusion_stats_begin(struct shoal_reducer *reducer)
+{
+    struct fusion_stats *stats = reducer->stats;
+    memset(stats->ready_ns, 0, reducer->layout->parameters.count * sizeof *stats->ready_ns);
+    stats->flight_most = 0;
+    stats->out_ns = stats->called_ns = 0;
+    atomic_store_explicit(&stats->pack_ns, 0, memory_order_relaxed);
+    atomic_store_explicit(&stats->copied_bytes, 0, memory_order_relaxed);
+    stats->begin_wire_bytes = count_wire_bytes(reducer);
+    stats->begin_ns = fusion_now_ns();
+}
+
+void fusion_stats_finish(struct shoal_reducer *reducer)
+{
+    reducer->stats->finish_ns = fusion_now_ns();
+}
+
+void fusion_stats_packed(struct shoal_reducer *reducer, uint64_t ns)
+{
+    atomic_fetch_add_explicit(&reducer->stats->pack_ns, ns, memory_order_relaxed);
+}
+
+void fusion_stats_ready(struct shoal_reducer *reducer, size_t parameter, uint32_t number)
+{
+    reducer->stats->ready_ns[parameter] = fusion_now_ns();
+    reducer->stats->ready_number[parameter] = number;
+}
+
+void fusion_stats_copied(struct shoal_reducer *reducer, size_t bytes)
+{
+    atomic_fetch_add_explicit(&reducer->stats->copied_bytes, bytes, memory_order_relaxed);
+}
+
+void fusion_stats_posted(struct shoal_reducer *reducer, size_t buffer, size_t in_flight)
+{
+    struct fusion_stats *stats = reducer->stats;
+    stats->moments[buffer].posted_ns = fusion_now_ns();
+    stats->flight_most = fusion_max(stats->flight_most, in_flight);
+}
+
+void fusion_stats_done(struct shoal_reducer *reducer, size_t buffer)
+{
+    reducer->stats->moments[buffer].done_ns = fusion_now_ns();
+}
+
+void fusion_stats_is_out(struct shoal_reducer *reducer, size_t buffer)
+{
+    reducer->stats->moments[buffer].out_ns = fusion_now_ns();
+}
+
+void fusion_stats_put_out(struct shoal_reducer *reducer, uint64_t begin_ns)
+{
+    reducer->stats->out_ns += fusion_now_ns() - begin_ns;
+}
+
+void fusion_stats_called_back(struct shoal_reducer *reducer, uint64_t begin_ns)
+{
+    reducer->stats->called_ns += fusion_now_ns() - begin_ns;
+}
+
+/* ---- What is kept -------------------------------------------------------------------------------------------------------- */
+
+static double us_since(const struct fusion_stats *stats, uint64_t ns)
+{
+    return ns > stats->begin_ns ? (double)(ns - stats->begin_ns) / 1e3 : 0;
+}
+
+static void keep_buffer(struct shoal_reducer *reducer, size_t index)
+{
+    struct fusion_stats *stats = reducer->stats;
+    const struct fusion_buffer *buffer = &reducer->layout->buffers[index];
+    const struct moments *moments = &stats->moments[index];
+    uint64_t first_ns = UINT64_MAX, last_ns = 0;
+    for (uint32_t i = 0; i < buffer->count; i++) {
+        const uint64_t ready_ns = stats->ready_ns[reducer->layout->order[buffer->first + i]];
+        first_ns = ready_ns && ready_ns < first_ns ? ready_ns : first_ns;
+        last_ns = ready_ns > last_ns ? ready_ns : last_ns;
+    }
+    stats->times[index] = (struct shoal_buffer_times){
+        sizeof stats->times[index],          us_since(stats, last_ns ? first_ns : 0), us_since(stats, last_ns),
+        us_since(stats, moments->posted_ns), us_since(stats, moments->done_ns),       us_since(stats, moments->out_ns)};
+}
+
+/* Those that became ready in their order, then the others as a layout takes them by default. */
+static void keep_order(struct fusion_stats *stats, size_t count)
+{
+    uint32_t next = 0;
+    for (size_t i = 0; i < count; i++)
+        next += stats->ready_ns[i] != 0;
+    for (size_t i = count; i-- > 0;) {
+        const uint64_t ready_ns = stats->ready_ns[i];
+        stats->ready_order[ready_ns ? stats->ready_number[i] : next++] = (uint32_t)i;
+        stats->ready_us[i] = ready_ns ? us_since(stats, ready_ns) : -1;
+    }
+}
+
+/* As owners reduce: of each buffer a rank sends all but its own share to its owners, and its own share to all others. A
+ * compressed one is reduced so inside the host, and then between hosts. */
+static void count_bytes(const struct shoal_reducer *reducer, struct shoal_step_stats *kept)
+{
+    const uint64_t size = (uint64_t)reducer->size, hosts = (uint64_t)reducer->hosts, local = (uint64_t)reducer->local_size;
+    uint64_t total = 0, most = 0; /* in all buffers, and in the largest shares of their owners */
+    for (size_t b = 0; b < reducer->layout->buffer_count; b++) {
+        const uint64_t bytes = reducer->layout->buffers[b].bytes;
+        const bool is_compressed = fusion_is_compressed(reducer, b);
+        const uint64_t network_bytes =
+            is_compressed ? fusion_compressed_network_bytes(reducer, b) : 2 * (hosts - 1) * (bytes / local / hosts);
+        kept->sent_bytes += is_compressed ? 2 * (local - 1) * (bytes / local) + network_bytes : 2 * (size - 1) * (bytes / size);
+        kept->network_bytes += network_bytes;
+        total += bytes;
+        most += (bytes / FUSION_ALIGNMENT + size - 1) / size * FUSION_ALIGNMENT;
+    }
+    kept->received_bytes = kept->sent_bytes;
+    kept->balance = total ? (double)(most * size) / (double)total : 1;
+}
+
+void fusion_stats_keep(struct shoal_reducer *reducer)
+{
+    struct fusion_stats *stats = reducer->stats;
+    struct shoal_step_stats kept = SHOAL_STEP_STATS_INIT;
+    const size_t count = reducer->layout->parameters.count;
+    uint64_t last_ns = 0;
+    for (size_t i = 0; i < count; i++)
+        last_ns = stats->ready_ns[i] > last_ns ? stats->ready_ns[i] : last_ns;
+    kept.step = reducer->steps;
+    kept.step_us = us_since(stats, fusion_now_ns());
+    kept.backward_us = us_since(stats, last_ns && last_ns < stats->finish_ns ? last_ns : stats->finish_ns);
+    kept.exposed_us = kept.step_us - kept.backward_us;
+    kept.pack_us = (double)atomic_load_explicit(&stats->pack_ns, memory_order_relaxed) / 1e3;
+    kept.unpack_us = (double)stats->out_ns / 1e3;
+    kept.callback_us = (double)stats->called_ns / 1e3;
+    kept.copied_bytes = atomic_load_explicit(&stats->copied_bytes, memory_order_relaxed);
+    kept.flight_buffers = stats->flight_most;
+    kept.wire_bytes = count_wire_bytes(reducer) - stats->begin_wire_bytes;
+    count_bytes(reducer, &kept);
+    stats->kept = kept;
+    keep_order(stats, count);
+    for (size_t b = 0; b < reducer->layout->buffer_count; b++)
+        keep_buffer(reducer, b);
+}
+
+/* ---- What is asked for --------------------------------------------------------------------------------------------------- */
 
 enum shoal_status fusion_add_sent_to(struct shoal_comm *comm, const int *members, uint64_t *bytes)
 {
@@ -90,38 +245,13 @@ enum shoal_status shoal_reducer_sent_to(const struct shoal_reducer *reducer, uin
     return fusion_compressor_add_sent_to(reducer, bytes_out);
 }
 
-void fusion_keep_stats(struct shoal_reducer *reducer)
-{
-    struct shoal_step_stats stats = SHOAL_STEP_STATS_INIT;
-    uint64_t last_ns = 0;
-    for (size_t i = 0; i < reducer->layout->parameters.count; i++) {
-        const uint64_t ready_ns = reducer->gradients[i].ready_ns;
-        last_ns = ready_ns > last_ns ? ready_ns : last_ns;
-    }
-    stats.step = reducer->steps;
-    stats.step_us = us_since(reducer, fusion_now_ns());
-    stats.backward_us = us_since(reducer, last_ns && last_ns < reducer->finish_ns ? last_ns : reducer->finish_ns);
-    stats.exposed_us = stats.step_us - stats.backward_us;
-    stats.pack_us = (double)atomic_load_explicit(&reducer->pack_ns, memory_order_relaxed) / 1e3;
-    stats.unpack_us = (double)reducer->out_ns / 1e3;
-    stats.callback_us = (double)reducer->callback_ns / 1e3;
-    stats.copied_bytes = atomic_load_explicit(&reducer->copied_bytes, memory_order_relaxed);
-    stats.flight_buffers = reducer->flight_most;
-    stats.wire_bytes = fusion_wire_bytes(reducer) - reducer->begin_wire_bytes;
-    count_bytes(reducer, &stats);
-    reducer->stats = stats;
-    keep_order(reducer);
-    for (size_t b = 0; b < reducer->layout->buffer_count; b++)
-        keep_buffer(reducer, b);
-}
-
 enum shoal_status shoal_reducer_stats(const struct shoal_reducer *reducer, struct shoal_step_stats *stats_out)
 {
     if (!reducer || !stats_out || stats_out->struct_bytes < sizeof *stats_out)
         return SHOAL_ERR_ARGUMENT;
     if (reducer->steps == 0)
         return SHOAL_PENDING;
-    *stats_out = reducer->stats;
+    *stats_out = reducer->stats->kept;
     return SHOAL_OK;
 }
 
@@ -130,15 +260,17 @@ enum shoal_status shoal_reducer_buffer_times(const struct shoal_reducer *reducer
 {
     if (!reducer || !times_out || times_out->struct_bytes < sizeof *times_out || buffer >= reducer->layout->buffer_count)
         return SHOAL_ERR_ARGUMENT;
-    if (reducer->steps == 0 || reducer->times[buffer].struct_bytes == 0)
+    const struct shoal_buffer_times *times = &reducer->stats->times[buffer];
+    if (reducer->steps == 0 || times->struct_bytes == 0)
         return SHOAL_PENDING;
-    *times_out = reducer->times[buffer];
+    *times_out = *times;
     return SHOAL_OK;
 }
 
 double shoal_reducer_ready_us(const struct shoal_reducer *reducer, size_t parameter)
 {
-    return reducer && reducer->steps && parameter < reducer->layout->parameters.count ? reducer->ready_us[parameter] : -1;
+    return reducer && reducer->steps && parameter < reducer->layout->parameters.count ? reducer->stats->ready_us[parameter]
+                                                                                      : -1;
 }
 
 enum shoal_status shoal_reducer_order(const struct shoal_reducer *reducer, uint32_t *order_out)
@@ -147,15 +279,6 @@ enum shoal_status shoal_reducer_order(const struct shoal_reducer *reducer, uint3
         return SHOAL_ERR_ARGUMENT;
     if (reducer->steps == 0)
         return fusion_refuse(reducer, SHOAL_ERR_STATE, "shoal_reducer_order: no step has been finished");
-    memcpy(order_out, reducer->ready_order, reducer->layout->parameters.count * sizeof *order_out);
+    memcpy(order_out, reducer->stats->ready_order, reducer->layout->parameters.count * sizeof *order_out);
     return SHOAL_OK;
-}
-
-/* During a step, which a callback may be in, what is known of it; else of the last one. */
-int shoal_reducer_is_used(const struct shoal_reducer *reducer, size_t parameter)
-{
-    if (!reducer || parameter >= reducer->layout->parameters.count)
-        return 0;
-    return atomic_load_explicit(&reducer->is_open, memory_order_acquire) ? reducer->gradients[parameter].is_used
-                                                                         : reducer->was_used[parameter];
 }

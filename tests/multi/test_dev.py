@@ -51,14 +51,16 @@ def dev_check(top):
     return module
 
 
-def check_found(rule, files):
-    """What one check says of files; the text of each, by path."""
+def check_found(rule, files, **tables):
+    """What one check says of files; the text of each, by path. Tables of the check may be others."""
     with tempfile.TemporaryDirectory() as folder:
         for name, text in files.items():
             path = pathlib.Path(folder) / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         check = dev_check(folder)
+        for name, table in tables.items():
+            setattr(check, name, table)
         getattr(check, rule)()
         return check.found
 
@@ -103,6 +105,28 @@ def a_function_that_is_too_long_is_found():
         expect(check_found("check_lengths", {path: function(44) + "\n" + function(44)}) == [])
         found = check_found("check_lengths", {path: "\n" + function(45)})
         expect(len(found) == 1 and found[0].startswith(f"{path}:6: lengths: this function has 45 lines"), found)
+
+
+def a_part_that_others_see_into_is_found():
+    table = {"fusion_flow": ["fusion/flow.c"], "shoal_wait": ["engine/wait.h", "engine/wait.c"]}
+    whole = "struct %s {\n    int x;\n};\n"
+    files = {"src/fusion/flow.c": whole % "fusion_flow", "src/fusion/flow.h": "struct fusion_flow;\nstruct fusion_flow *flow(void);\n",
+             "src/engine/wait.h": whole % "shoal_wait", "src/engine/wait.c": '#include "engine/wait.h"\n'}
+    expect(check_found("check_opaque", files, OPAQUE=table) == [])
+    for path, text in (("src/fusion/out.c", '#include "fusion/flow.c"\n'), ("src/fusion/flow.h", whole % "fusion_flow"),
+                       ("src/engine/run.c", '#include "engine/wait.h"\n')):
+        found = check_found("check_opaque", {**files, path: text}, OPAQUE=table)
+        expect(len(found) == 1 and found[0].startswith(f"{path}:1: parts: struct "), path, found)
+    found = check_found("check_opaque", {**files, "src/fusion/flow.c": ""}, OPAQUE=table)
+    expect(len(found) == 1 and "there is no struct fusion_flow" in found[0], found)
+
+
+def a_single_header_may_be_seen():
+    files = {"src/base/assert.h": "", "src/base/log.h": "", "src/fusion/a.c": '#include "base/assert.h"\n'}
+    tables = {"ALLOWED": {"base": set(), "fusion": set()}, "ALSO": {"fusion": {"base/assert.h"}}}
+    expect(check_found("check_dependencies", files, **tables) == [])
+    found = check_found("check_dependencies", {**files, "src/fusion/b.c": '#include "base/log.h"\n'}, **tables)
+    expect(len(found) == 1 and found[0].startswith("src/fusion/b.c:1: dependencies: fusion may not see base"), found)
 
 
 def make_in_a_fresh_checkout(target):
@@ -194,5 +218,6 @@ def tests_of_python_wait_for_what_is_installed():
 
 if __name__ == "__main__":
     run_cases([tests_of_python_wait_for_what_is_installed, tables_of_the_readme_are_the_records, code_for_gpus_of_another_source_is_found, a_name_that_two_modules_share_is_found,
-               two_files_of_one_name_are_found, a_static_name_of_two_files_is_found, a_function_that_is_too_long_is_found,
+               two_files_of_one_name_are_found, a_static_name_of_two_files_is_found, a_part_that_others_see_into_is_found,
+               a_single_header_may_be_seen, a_function_that_is_too_long_is_found,
                a_dependency_that_comes_later_is_found, the_demo_for_torch_installs_no_deepspeed])
