@@ -31,12 +31,15 @@ PCIE = ["--hosts", "1", "--ranks-per-host", "8", "--bytes", "1M-1G", "--factor",
 P4D = ["--hosts", "2-64", "--ranks-per-host", "8", "--bytes", "25M,256M", "--rate", "400gbit", "--pcie", "gen3", "--pcie-switch",
        "gen3", "--switch-gpus", "2", "--switch-adapters", "--memory", "24GB/s", "--host-memory", "210GB/s"]
 
+STEP = ["--profile", "resnet50,bert-large,gpt2", "--backward", "120,400,250", "--rate", "100gbit", "--memory", "20GB/s"]
+
 # name -> (title, words of the command)
 SUITES = {
     "allreduce": ("All-reduce on 1 to 256 hosts of 8 ranks, 25 Gbit/s, ordinary memory", ["allreduce", *HOSTS]),
     "gpu-pcie": ("All-reduce of 8 GPUs of one host, PCIe 4, no NVLink", ["allreduce", *PCIE]),
     "gpu-p4d": ("All-reduce on 2 to 64 hosts like p4d, of 8 GPUs with NVLink", ["allreduce", *P4D, "--nvlink", "gen3"]),
     "gpu-p4d-staged": ("All-reduce on 2 to 64 hosts like p4d, whole operands through host memory", ["allreduce", *P4D]),
+    "step": ("Training steps on 1 to 256 hosts of 8 ranks, float32", ["step", *STEP]),
 }
 
 
@@ -81,7 +84,27 @@ def gpus_text(row):
             "was measured.")
 
 
+def network_text(row):
+    return (f"The model: a network of {row['rate_gbit_s']:g} Gbit/s each way per host, latency {row['latency_us']:g} us, "
+            f"{row['message_us']:g} us CPU time per message and side;\nmemory {row['memory_gb_s']:g} GB/s read and written per "
+            "rank. Not measured: see `shoal sim step --help` and `shoal sim --explain-model`.")
+
+
+def step_text(row):
+    cells = [row["profile"], row["ranks"], row["algorithm"], *(f"{row[name] / 1e3:.1f}" for name in ("backward_us", "step_us", "exposed_us")),
+             *(f"{100 * row[name]:.1f}%" for name in ("efficiency", "bound_efficiency")), row["limit"]]
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def step_page(name, title, command, rows):
+    head = ["model", "workers", "algorithm", "backward ms", "step ms", "exposed ms", "efficiency", "at bound", "limit"]
+    return "\n".join([f"# {title}, predicted", "", f"`{command}`, by `bench/bench_sim.py {name}`", "", f"![efficiency](sim-{name}.svg)", "",
+                      network_text(rows[0]), "", "| " + " | ".join(head) + " |", "|---" * len(head) + "|", *map(step_text, rows), ""])
+
+
 def page(name, title, command, rows):
+    if command.startswith("shoal sim step"):
+        return step_page(name, title, command, rows)
     bound = "of the bound of wire and PCIe" if rows[0]["pcie_gb_s"] else "of the wire's bound"
     head = ["hosts", "size", "time", "algbw GB/s", "busbw GB/s", bound, *shares_of(rows[0]), "chunks simulated", "algorithm"]
     lines = [f"# {title}, predicted", "", f"`{command}`, by `bench/bench_sim.py {name}`", "", f"![times](sim-{name}.svg)", "",
