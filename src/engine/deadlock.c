@@ -4,7 +4,7 @@
  * was stopped may be over, and is not believed. */
 #include <string.h>
 
-#include "engine/progress_state.h"
+#include "engine/engine_state.h"
 
 #define HOPS_MAX 16
 

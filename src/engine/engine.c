@@ -5,22 +5,24 @@
 #include <string.h>
 
 #include "base/assert.h"
-#include "engine/progress_state.h"
+#include "engine/progress.h"
 
 /* ---- Requests ------------------------------------------------------------------------------------------------------------ */
 
 /* For other processes: how long the program waited, what left. A record that had to make room was done at another time. */
 static inline void note_sums(struct shoal_engine *engine, const struct shoal_request *request)
 {
-    struct shoal_progress *progress = engine->progress;
+    struct shoal_waited *waited = engine->waited;
     struct shoal_traffic traffic = {.sent_bytes = 0};
-    if (SHOAL_UNLIKELY(!progress)) /* in a simulation nobody waits */
+    if (SHOAL_UNLIKELY(!waited))
         return;
     const int64_t ticks = (int64_t)(request->record->done - request->posted_ticks);
     if (engine->ops->traffic)
         engine->ops->traffic(engine->transport, &traffic);
-    const uint64_t waited = shoal_progress_add_call(progress, request->is_blocking && ticks > 0 ? (uint64_t)ticks : 0);
-    shoal_recorder_note_sums(&engine->recorder, waited, traffic.sent_bytes);
+    waited->in_calls += request->is_blocking && ticks > 0 ? (uint64_t)ticks : 0;
+    shoal_recorder_note_sums(&engine->recorder,
+                             waited->in_calls + atomic_load_explicit(&waited->elsewhere, memory_order_relaxed),
+                             traffic.sent_bytes);
 }
 
 static inline void note_end(struct shoal_engine *engine, const struct shoal_request *request)
@@ -340,7 +342,6 @@ static enum shoal_status post_batch(struct shoal_engine *engine, const struct sh
         SHOAL_TRY(shoal_engine_post_group(engine, batch->calls, batch->count, request));
     else
         shoal_engine_post(engine, batch->calls, request);
-    shoal_progress_note_posted(engine->progress, engine);
     if (batch->calls->timeout_ms)
         shoal_progress_check_by(engine->progress, request->deadline_ns);
     return SHOAL_OK;
@@ -374,7 +375,7 @@ enum shoal_status shoal_engine_run(struct shoal_engine *engine, const struct sho
         return drop_batch(batch, status);
     const enum shoal_status done = shoal_progress_wait(progress, &request, UINT64_MAX);
     if (batch->is_group)
-        shoal_progress_note_waited(progress, begin_ticks);
+        shoal_waited_add(engine->waited, begin_ticks);
     return done;
 }
 
@@ -390,12 +391,10 @@ enum shoal_status shoal_engine_start(struct shoal_engine *engine, const struct s
         return drop_batch(batch, shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for a request"));
     shoal_progress_lock(progress);
     const enum shoal_status status = post_batch(engine, batch, request);
-    if (batch->wait_ms && status == SHOAL_OK) {
+    if (status == SHOAL_OK && batch->wait_ms)
         shoal_progress_spin(progress, engine, request);
-    } else {
-        shoal_engine_progress(engine);
-        shoal_engine_flush(engine);
-    }
+    else if (status == SHOAL_OK)
+        shoal_progress_begin(progress, engine);
     shoal_progress_wake(progress);
     shoal_progress_unlock(progress);
     if (status != SHOAL_OK) {

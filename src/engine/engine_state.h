@@ -40,6 +40,19 @@ struct shoal_cached_plan {
     unsigned users;
 };
 
+/* How long threads of the program have waited in calls of the context, in ticks. */
+struct shoal_waited {
+    uint64_t in_calls;          /* blocking calls; under the lock of the progress engine */
+    _Atomic uint64_t elsewhere; /* without the lock */
+};
+
+/* Counts the time since then as that of a thread of the program that had to wait. Any thread, with or without the lock. */
+static inline void shoal_waited_add(struct shoal_waited *waited, uint64_t begin_ticks)
+{
+    const int64_t ticks = (int64_t)(shoal_clock_ticks() - begin_ticks);
+    atomic_fetch_add_explicit(&waited->elsewhere, ticks > 0 ? (uint64_t)ticks : 0, memory_order_relaxed);
+}
+
 struct shoal_request {
     struct shoal_engine *engine; /* NULL when the engine is gone: then it is done */
     struct shoal_progress *progress;
@@ -123,6 +136,7 @@ struct shoal_engine {
     const struct shoal_tuning *tuning;
     struct shoal_log *log;
     struct shoal_progress *progress;
+    struct shoal_waited *waited;    /* of the progress engine; NULL in a simulation, where nobody waits */
     struct shoal_engine *next;      /* the progress engine's list */
     struct shoal_engine *busy_next; /* its list of engines with something under way */
     bool is_listed;                 /* there */
@@ -337,6 +351,12 @@ void shoal_engine_free_kept(struct shoal_engine *engine);
 SHOAL_MUST_USE enum shoal_status shoal_engine_prepare_rounds(struct shoal_engine *engine, struct shoal_request *request);
 /* Done when `round` is more than their number. */
 bool shoal_engine_advance_rounds(struct shoal_engine *engine, struct shoal_request *request);
+
+/* progress.c, for the files of the engine. The engines of the context, linked by `next`; under the lock. */
+struct shoal_engine *shoal_progress_engines(const struct shoal_progress *progress);
+struct shoal_waited *shoal_progress_waited(struct shoal_progress *progress);
+/* Whether this process made the context: false in a forked child, which may make no progress. Any thread. */
+bool shoal_progress_is_parent(const struct shoal_progress *progress);
 
 static inline bool shoal_engine_is_local(const struct shoal_engine *engine, int rank)
 {

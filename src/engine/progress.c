@@ -206,6 +206,21 @@ const struct shoal_clock_anchor *shoal_progress_anchor(const struct shoal_progre
     return &progress->anchor;
 }
 
+struct shoal_engine *shoal_progress_engines(const struct shoal_progress *progress)
+{
+    return progress->engines;
+}
+
+struct shoal_waited *shoal_progress_waited(struct shoal_progress *progress)
+{
+    return &progress->waited;
+}
+
+bool shoal_progress_is_parent(const struct shoal_progress *progress)
+{
+    return *progress->is_parent;
+}
+
 uint64_t shoal_progress_spin_ns(struct shoal_progress *progress)
 {
     return progress->spin_ns;
@@ -379,11 +394,30 @@ static enum turn take_turn(struct shoal_progress *progress)
 /* Prompt answers come within so many polls; a relaxed poll takes longer than an exchange. */
 #define SHORT_POLLS 20
 
+/* An engine that was removed is not listed again: callbacks may post while it closes. */
+static void list_engine(struct shoal_progress *progress, struct shoal_engine *engine)
+{
+    if (engine->is_listed || engine->is_closing)
+        return;
+    engine->is_listed = true;
+    engine->is_fresh = true; /* progress of earlier operations says nothing about this one */
+    engine->busy_next = progress->busy;
+    progress->busy = engine;
+}
+
+void shoal_progress_begin(struct shoal_progress *progress, struct shoal_engine *engine)
+{
+    list_engine(progress, engine);
+    shoal_engine_progress(engine);
+    shoal_engine_flush(engine);
+}
+
 void shoal_progress_spin(struct shoal_progress *progress, struct shoal_engine *engine, struct shoal_request *request)
 {
     const bool is_on_hosts = engine->hosts > 1;
     const unsigned polls = !progress->spin_ns ? 1 : is_on_hosts ? HOSTS_POLLS : SPIN_POLLS;
     unsigned idle = 0;
+    list_engine(progress, engine);
     for (unsigned i = 0; i < polls && !is_done(request); i++) {
         if (SHOAL_UNLIKELY(is_on_hosts) && i > 0) /* what can be sent goes first: others wait for it, and it acknowledges */
             poll_sources(progress);

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 
 #include "engine/engine_state.h"
-#include "engine/progress_state.h"
+#include "engine/progress.h"
 
 /* Not done, and will never be: made by the parent of this process. */
 static bool is_parents(struct shoal_request *request)
@@ -23,7 +23,7 @@ enum shoal_status shoal_request_wait(struct shoal_request *request, uint32_t tim
     const uint64_t until_ns = timeout_ms == SHOAL_FOREVER ? UINT64_MAX : shoal_clock_ns() + timeout_ms * UINT64_C(1000000);
     const uint64_t begin_ticks = shoal_clock_ticks();
     const enum shoal_status waited = shoal_progress_wait(progress, request, until_ns);
-    shoal_progress_note_waited(progress, begin_ticks);
+    shoal_waited_add(shoal_progress_waited(progress), begin_ticks);
     return waited;
 }
 

@@ -193,7 +193,7 @@ static void post_barrier(struct world *world, int pair, struct shoal_request *re
     const struct shoal_call call = {.collective = SHOAL_COLLECTIVE_BARRIER};
     shoal_progress_lock(world->progress);
     shoal_engine_post(world->engines[pair], &call, request);
-    shoal_progress_note_posted(world->progress, world->engines[pair]);
+    shoal_progress_begin(world->progress, world->engines[pair]);
     shoal_progress_unlock(world->progress);
 }
 
@@ -288,7 +288,7 @@ static void post_again(void *arg, enum shoal_status status)
     const struct shoal_call call = {.collective = SHOAL_COLLECTIVE_BARRIER};
     assert_int_equal(status, SHOAL_ERR_PEER_LOST);
     shoal_engine_post(world->engines[3], &call, &again);
-    shoal_progress_note_posted(world->progress, world->engines[3]);
+    shoal_progress_begin(world->progress, world->engines[3]);
 }
 
 /* The list must not hold an engine that is freed next. */
@@ -312,7 +312,7 @@ static void post_barrier_for(struct world *world, int pair, uint32_t timeout_ms,
     const struct shoal_call call = {.collective = SHOAL_COLLECTIVE_BARRIER, .timeout_ms = timeout_ms};
     shoal_progress_lock(world->progress);
     shoal_engine_post(world->engines[pair], &call, request);
-    shoal_progress_note_posted(world->progress, world->engines[pair]);
+    shoal_progress_begin(world->progress, world->engines[pair]);
     shoal_progress_unlock(world->progress);
 }
 
