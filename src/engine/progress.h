@@ -46,8 +46,8 @@ void shoal_progress_remove(struct shoal_progress *progress, struct shoal_engine 
 /* Whether an engine has broken, or has an operation under way with an operand in the segment of that location. */
 bool shoal_progress_has_broken(const struct shoal_progress *progress);
 bool shoal_progress_uses(const struct shoal_progress *progress, shoal_location location);
-/* Under the lock, after a post to the engine: from now on every wait makes progress on it. begin does so once. spin does so until
- * the request is done, for some microseconds at most: a small operation whose peers have called already ends there. */
+/* Under the lock, after a post to the engine: from now on every wait makes progress on it. begin does so once. spin does so
+ * until the request is done, for some microseconds at most: a small operation whose peers have called already ends there. */
 void shoal_progress_begin(struct shoal_progress *progress, struct shoal_engine *engine);
 void shoal_progress_spin(struct shoal_progress *progress, struct shoal_engine *engine, struct shoal_request *request);
 

@@ -1,5 +1,5 @@
-/* The progress engine, for progress.c alone, and for tests that look into it: they move its clock, or read what it counts. Others
- * call the functions of progress.h, files of the engine also those of engine_state.h. */
+/* The progress engine, for progress.c alone, and for tests that look into it: they move its clock, or read what it counts.
+ * Others call the functions of progress.h, files of the engine also those of engine_state.h. */
 #ifndef SHOAL_ENGINE_PROGRESS_STATE_H
 #define SHOAL_ENGINE_PROGRESS_STATE_H
 

@@ -14,8 +14,8 @@ SHOAL_MUST_USE enum shoal_status fusion_compressor_start(struct shoal_reducer *r
 void fusion_compressor_stop(struct shoal_reducer *reducer);
 void fusion_compressor_free(struct shoal_reducer *reducer);
 
-/* Memory for the buffers of a layout, with errors of nothing; NULL: none is compressed. fusion_compressor_take takes it over and
- * frees what there was before. */
+/* Memory for the buffers of a layout, with errors of nothing; NULL: none is compressed. fusion_compressor_take takes it over
+ * and frees what there was before. */
 SHOAL_MUST_USE enum shoal_status fusion_compressor_prepare(const struct shoal_reducer *reducer,
                                                            const struct shoal_gradient_layout *layout, void **memory_out);
 void fusion_compressor_take(struct shoal_reducer *reducer, void *memory);

@@ -1,6 +1,6 @@
-/* From the buffers to where results are wanted, in index order: one pass over a buffer multiplies, copies and sums squares, then
- * on_buffer is called. Finish does it on its caller's thread, or a thread of the reducer's own while the backward pass goes
- * on; one of them at a time. */
+/* From the buffers to where results are wanted, in index order: one pass over a buffer multiplies, copies and sums squares,
+ * then on_buffer is called. Finish does it on its caller's thread, or a thread of the reducer's own while the backward pass
+ * goes on; one of them at a time. */
 #ifndef SHOAL_FUSION_OUT_H
 #define SHOAL_FUSION_OUT_H
 
