@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from ranks import Case, expect
 
+warnings.filterwarnings("error", category=FutureWarning)  # the layer calls nothing that torch is about to take away
 CHANNELS = 5
 NEAR = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 0.05}
 SHAPES = {"1d": (), "1d in time": (6,), "2d": (4, 3), "3d": (2, 3, 2)}

@@ -118,9 +118,9 @@ def _gathered(row, group):
     """Those of all ranks, a row each."""
     if group is None or dist.get_world_size(group) == 1:
         return row[None]
-    rows = torch.empty(dist.get_world_size(group) * row.numel(), dtype=row.dtype)
-    dist.all_gather_into_tensor(rows, row, group=group)
-    return rows.view(-1, row.numel())
+    rows = row.new_empty((dist.get_world_size(group), row.numel()))
+    dist.all_gather(list(rows), row, group=group)  # all_gather_into_tensor warns in some versions, all_gather_single is not in others
+    return rows
 
 
 def _whole(rows):
