@@ -134,6 +134,9 @@ def enough_bytes_begin_a_round():
         expect(job.gathers == 0, "a round began for less")
         requests = job.post_everywhere(["b"], held_bytes=1)
         comes_true(lambda: all(one.is_done() for each in requests for one in each), "no round began")
+        job.post_everywhere(["c"], held_bytes=most - 1)
+        time.sleep(0.05)
+        expect(job.gathers == 1, "those that are done count")
         job.end()
     expect(names_of(job.batches[0]) == [["a", "b"]], job.batches)
 

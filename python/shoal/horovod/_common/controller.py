@@ -111,6 +111,7 @@ class Controller:
         self.rank, self.size = rank, size
         self._executor = executor
         self._pending, self._changed = {}, threading.Condition()
+        self._held_bytes = 0  # of those that are pending
         self._counters = {}  # of requests without a name
         self._known = _Known()
         self._failure = None
@@ -136,8 +137,9 @@ class Controller:
             if request.kind == JOIN:
                 request.must_agree = [self._counters]
             self._pending[request.name] = request
+            self._held_bytes += request.held_bytes or 0
             request.hurry = self._hurry
-            if len(self._pending) == 1 or self._is_time():
+            if len(self._pending) == 1 or request.held_bytes is None or self._held_bytes >= HELD_BYTES:
                 self._changed.notify()
         return request
 
@@ -146,6 +148,7 @@ class Controller:
         with self._changed:
             for request in self._pending.values():
                 request.held_bytes = None
+            self._held_bytes = 0
             self._changed.notify()
 
     def end(self):
@@ -181,12 +184,9 @@ class Controller:
 
     def _is_time(self):
         """Whether a request begins a round, or those that are held do together."""
-        held_bytes, late_s = 0, time.monotonic() - HELD_S
-        for request in self._pending.values():
-            if request.held_bytes is None or request.posted_s <= late_s:
-                return True
-            held_bytes += request.held_bytes
-        return held_bytes >= HELD_BYTES
+        late_s = time.monotonic() - HELD_S
+        return self._held_bytes >= HELD_BYTES or any(
+            request.held_bytes is None or request.posted_s <= late_s for request in self._pending.values())
 
     def _fail(self, error):
         with self._changed:
@@ -234,7 +234,9 @@ class Controller:
 
     def _take(self, name):
         with self._changed:
-            return self._pending.pop(name, None)
+            request = self._pending.pop(name, None)
+            self._held_bytes -= (request.held_bytes or 0) if request else 0
+            return request
 
     def _finish_join(self, told):
         """Names that calls make up go on alike on all ranks."""
