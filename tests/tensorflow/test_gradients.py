@@ -303,7 +303,8 @@ def a_rank_that_ends_is_named():
 
 CASES = [training_equals_that_of_one_process, every_type_is_averaged, all_ranks_have_the_same_bits,
          compression_changes_nothing_inside_a_host, a_gradient_that_others_read_is_not_overwritten, sums_are_not_divided,
-         slices_are_gathered_or_made_dense, what_no_rank_uses_stays_none, nested_sources_keep_their_shape, two_tapes_in_one_function_keep_apart, variables_are_broadcast,
+         slices_are_gathered_or_made_dense, what_no_rank_uses_stays_none, nested_sources_keep_their_shape,
+         two_tapes_in_one_function_keep_apart, variables_are_broadcast,
          wrong_settings_are_told, data_sets_are_divided]
 run_cases([*forked.Cases(2, CASES, shoal.init, shoal.shutdown).report(), gradients_are_compressed_between_hosts, a_gradient_that_is_none_on_one_rank_is_named,
            variables_of_other_shapes_are_named, an_allreduce_of_other_shapes_is_told, a_rank_that_ends_is_named])

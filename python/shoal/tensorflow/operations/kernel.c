@@ -126,7 +126,8 @@ bool call_in_place(struct call *call, int index, struct shaped *input, struct sh
         return failed(call);
     describe(tensor, input);
     tf.DeleteTensor(tensor);
-    tensor = tf.ForwardInputOrAllocateOutput(call->context, &index, 1, index, input->dims, input->rank, &forwarded, call->status);
+    tensor =
+        tf.ForwardInputOrAllocateOutput(call->context, &index, 1, index, input->dims, input->rank, &forwarded, call->status);
     if (tf.GetCode(call->status) != TF_OK)
         return failed(call);
     job_keep(call->job, tensor);
