@@ -13,11 +13,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "device/cpu/kernel_lists.h"
+#include "device/cuda/kernels/gpu_kernels.h"
 #include "device/gpu.h"
 #include "device/kernels.h"
 #include "fusion/gradient_kernels.h"
 #include "mock_cases.h"
-#include "mock_kernels.h"
 
 #define SOURCES SHOAL_GPU_SOURCES_MAX
 #define SMALL ((size_t)36864)  /* an array's room: 4,500 elements of 8 bytes, shifts, and what must stay between arrays */
@@ -61,12 +62,6 @@ static void start_real(void)
     OK(cu.context_set(contexts[0]));
 }
 
-static void start_stand_in(const char *modes)
-{
-    start(modes);
-    control.set_kernels_of(mock_kernels, SHOAL_COUNT_OF(mock_kernels));
-}
-
 /* A real driver does not say. */
 static void expect_count(const char *what, size_t wanted)
 {
@@ -79,7 +74,7 @@ static void begin(const char *modes)
     if (is_real())
         start_real();
     else
-        start_stand_in(modes);
+        start(modes);
     memset(&on, 0, sizeof on);
     on.random = UINT64_C(0x9e3779b97f4a7c15);
     assert_int_equal(shoal_gpu_open(&quiet, &on.gpu), SHOAL_OK);
@@ -457,19 +452,28 @@ static void sources_may_be_a_peers(void **state)
 /* Of each kernel, as kernels.ptx declares them; and there is no other. */
 static void the_code_for_devices_takes_these_arguments(void **state)
 {
+    static const struct {
+        const char *name;
+        size_t bytes;
+    } rows[] = {
+#define ROW(NAME, ARGS) {#NAME, sizeof(struct ARGS)},
+        SHOAL_GPU_KERNEL_LIST(ROW)
+#define REDUCE(TYPE, OP, LOOPS) OWN_LOOPS(TYPE, LOOPS, ROW(reduce_##TYPE##_##OP, shoal_gpu_reduce_args))
+#define REDUCES(TYPE, MEMORY, LANE, FORM, OPS, UNSIGNED) OPS(REDUCE, TYPE, UNSIGNED)
+            TYPES(REDUCES)};
     size_t entries = 0;
     (void)state;
-    for (size_t i = 0; i < SHOAL_COUNT_OF(mock_kernels); i++) {
+    for (size_t i = 0; i < SHOAL_COUNT_OF(rows); i++) {
         char text[256];
-        const char *name = mock_kernels[i].name;
+        const char *name = rows[i].name;
         snprintf(text, sizeof text, ".visible .entry %s(\n\t.param .align 8 .b8 %s_param_0[%zu]\n)\n.maxntid %d, 1, 1\n", name,
-                 name, mock_kernels[i].argument_bytes[0], SHOAL_GPU_THREADS);
+                 name, rows[i].bytes, SHOAL_GPU_THREADS);
         if (!strstr(shoal_gpu_kernels_ptx, text))
             fail_msg("kernels.ptx has no %s", text);
     }
     for (const char *at = shoal_gpu_kernels_ptx; (at = strstr(at, ".entry")) != NULL; at++)
         entries++;
-    assert_int_equal(entries, SHOAL_COUNT_OF(mock_kernels));
+    assert_int_equal(entries, SHOAL_COUNT_OF(rows));
 }
 
 static void nothing_is_launched_for_no_elements(void **state)
@@ -571,17 +575,6 @@ static void drivers_and_devices_that_cannot_are_refused(void **state)
     }
 }
 
-/* The tests of `make test-gpu` put the stand-in in the place of a driver: it has no kernels of its own. */
-static void give_kernels(const char *driver)
-{
-    void *library = dlopen(driver, RTLD_NOW | RTLD_LOCAL);
-    if (!library || !dlsym(library, "mock_cuda_set_kernels"))
-        return;
-    mock_client_symbol(library, "mock_cuda_set_kernels", &control.set_kernels_of);
-    mock_client_symbol(library, "mock_cuda_look_up", &control.look_up_of);
-    control.set_kernels_of(mock_kernels, SHOAL_COUNT_OF(mock_kernels));
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -599,9 +592,7 @@ int main(void)
         cmocka_unit_test(kernels_that_cannot_be_loaded_are_refused),
         cmocka_unit_test(drivers_and_devices_that_cannot_are_refused),
     };
-    const char *driver = is_real() ? getenv("SHOAL_TEST_CUDA") : MOCK_CUDA;
-    mock_client_open(driver, is_real());
-    give_kernels(driver);
+    mock_client_open(is_real() ? getenv("SHOAL_TEST_CUDA") : MOCK_CUDA, is_real());
     shoal_log_init_quiet(&quiet);
     int failed = cmocka_run_group_tests_name("gpu_kernels", tests, NULL, NULL);
     if (!is_real())

@@ -117,7 +117,7 @@ size_t mock_cuda_count(const char *what);
 /* ---- Kernels -------------------------------------------------------------------------------------------------------------
 
  * A kernel is a function of the host, known by its name. An image is a text: MOCK_CUDA_IMAGE and then one name a line, or PTX,
- * whose `.entry` lines name them. */
+ * whose `.entry` lines name them. Those of Shoal are known from the start (mock_kernels.c). */
 
 #define MOCK_CUDA_IMAGE "mock_cuda module\n"
 

@@ -350,6 +350,9 @@ void mock_launch_free(struct mock_launch *launch);
 
 void mock_modules_forget(const struct mock_context *context);
 void mock_modules_reset(void);
+/* Those of Shoal (mock_kernels.c), which a program need not give. */
+extern const struct mock_cuda_kernel mock_own_kernels[];
+extern const size_t mock_own_kernel_count;
 size_t mock_most_blocks(void);
 
 /* ---- Memory of other processes, and memory without an address (mock_ipc.c, mock_virtual.c) ------------------------------- */

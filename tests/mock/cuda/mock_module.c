@@ -92,12 +92,19 @@ static bool is_in_image(const char *image, const char *name)
     return is_own_image(image) ? is_listed(image, name) : is_entry(image, name);
 }
 
+static const struct mock_cuda_kernel *find_kernel_in(const struct mock_cuda_kernel *kernels, size_t count, const char *name)
+{
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(kernels[i].name, name) == 0)
+            return &kernels[i];
+    return NULL;
+}
+
+/* A test's, or Shoal's. */
 static const struct mock_cuda_kernel *find_kernel(const char *name)
 {
-    for (size_t i = 0; i < known.count; i++)
-        if (strcmp(known.kernels[i].name, name) == 0)
-            return &known.kernels[i];
-    return NULL;
+    const struct mock_cuda_kernel *kernel = find_kernel_in(known.kernels, known.count, name);
+    return kernel ? kernel : find_kernel_in(mock_own_kernels, mock_own_kernel_count, name);
 }
 
 /* ---- Modules ------------------------------------------------------------------------------------------------------------- */

@@ -1,18 +1,17 @@
-/* The kernels for GPUs (src/device/cuda/kernels) as functions of the host, for the stand-in: the same source, compiled with
- * -ffp-contract=off as for devices. After mock_client.h; one per program. */
-#ifndef SHOAL_TESTS_MOCK_KERNELS_H
-#define SHOAL_TESTS_MOCK_KERNELS_H
-
+/* The kernels for GPUs (src/device/cuda/kernels) as functions of the host: the same source, compiled with -ffp-contract=off as
+ * for devices. */
 #include "device/cuda/kernels/gpu_kernel_body.h"
 
+#include "mock_driver.h"
+
 /* A device's address becomes one of the host. False: the device may not use that memory. */
-static inline bool mock_kernel_find(const struct mock_cuda_block *block, uint64_t *address, uint64_t bytes)
+static bool mock_kernel_find(const struct mock_cuda_block *block, uint64_t *address, uint64_t bytes)
 {
-    *address = (uintptr_t)control.look_up_of(block, *address, bytes);
+    *address = (uintptr_t)mock_cuda_look_up(block, *address, bytes);
     return *address != 0;
 }
 
-static inline bool mock_find_reduce(const struct mock_cuda_block *block, struct shoal_gpu_reduce_args *args, size_t element)
+static bool mock_find_reduce(const struct mock_cuda_block *block, struct shoal_gpu_reduce_args *args, size_t element)
 {
     const uint64_t bytes = (args->head + args->tail) * element + args->packets * SHOAL_GPU_PACKET_BYTES;
     bool is_there = mock_kernel_find(block, &args->dest, bytes);
@@ -21,19 +20,18 @@ static inline bool mock_find_reduce(const struct mock_cuda_block *block, struct 
     return is_there;
 }
 
-static inline bool mock_find_cast(const struct mock_cuda_block *block, struct shoal_gpu_cast_args *args, size_t dest,
-                                  size_t source)
+static bool mock_find_cast(const struct mock_cuda_block *block, struct shoal_gpu_cast_args *args, size_t dest, size_t source)
 {
     return mock_kernel_find(block, &args->dest, args->count * dest) &&
            mock_kernel_find(block, &args->source, args->count * source);
 }
 
-static inline uint64_t mock_scale_bytes(uint64_t count)
+static uint64_t mock_scale_bytes(uint64_t count)
 {
     return (count + SHOAL_GPU_QUANTIZED_BLOCK - 1) / SHOAL_GPU_QUANTIZED_BLOCK * sizeof(float);
 }
 
-static inline bool mock_find_quantize(const struct mock_cuda_block *block, struct shoal_gpu_quantize_args *args)
+static bool mock_find_quantize(const struct mock_cuda_block *block, struct shoal_gpu_quantize_args *args)
 {
     const uint64_t bytes = args->count * sizeof(float);
     return mock_kernel_find(block, &args->values, args->count) &&
@@ -41,21 +39,22 @@ static inline bool mock_find_quantize(const struct mock_cuda_block *block, struc
            mock_kernel_find(block, &args->source, bytes) && (!args->error || mock_kernel_find(block, &args->error, bytes));
 }
 
-static inline bool mock_find_dequantize(const struct mock_cuda_block *block, struct shoal_gpu_dequantize_args *args)
+static bool mock_find_dequantize(const struct mock_cuda_block *block, struct shoal_gpu_dequantize_args *args)
 {
     return mock_kernel_find(block, &args->dest, args->count * sizeof(float)) &&
            mock_kernel_find(block, &args->values, args->count) &&
            mock_kernel_find(block, &args->scales, mock_scale_bytes(args->count));
 }
 
-#define MOCK_KERNEL(NAME, ARGS, FOUND)                                                         \
-    static void mock_##NAME(const struct mock_cuda_block *block, void *const *arguments)       \
-    {                                                                                          \
-        struct ARGS args = *(const struct ARGS *)arguments[0];                                 \
-        const struct place place = {block->index[0], block->grid[0]};                          \
-        mock_client_must(block->block[0] == SHOAL_GPU_THREADS, "a kernel with other threads"); \
-        if (FOUND)                                                                             \
-            NAME(place, &args);                                                                \
+#define MOCK_KERNEL(NAME, ARGS, FOUND)                                                                 \
+    static void mock_##NAME(const struct mock_cuda_block *block, void *const *arguments)               \
+    {                                                                                                  \
+        struct ARGS args = *(const struct ARGS *)arguments[0];                                         \
+        const struct place place = {block->index[0], block->grid[0]};                                  \
+        if (block->block[0] != SHOAL_GPU_THREADS)                                                      \
+            mock_fault("a kernel of Shoal's was launched with blocks of %u threads", block->block[0]); \
+        else if (FOUND)                                                                                \
+            NAME(place, &args);                                                                        \
     }
 MOCK_KERNEL(to_bfloat16, shoal_gpu_cast_args, mock_find_cast(block, &args, sizeof(uint16_t), sizeof(float)))
 MOCK_KERNEL(to_float16, shoal_gpu_cast_args, mock_find_cast(block, &args, sizeof(uint16_t), sizeof(float)))
@@ -72,11 +71,10 @@ MOCK_KERNEL(dequantize, shoal_gpu_dequantize_args, mock_find_dequantize(block, &
     OPS(MOCK_REDUCE, TYPE, UNSIGNED)
 TYPES(MOCK_REDUCES)
 
-static const struct mock_cuda_kernel mock_kernels[] = {
+const struct mock_cuda_kernel mock_own_kernels[] = {
 #define MOCK_ROW(NAME, ARGS) {#NAME, mock_##NAME, 1, {sizeof(struct ARGS)}},
     SHOAL_GPU_KERNEL_LIST(MOCK_ROW)
 #define MOCK_REDUCE_ROW(TYPE, OP, LOOPS) OWN_LOOPS(TYPE, LOOPS, MOCK_ROW(reduce_##TYPE##_##OP, shoal_gpu_reduce_args))
 #define MOCK_REDUCE_ROWS(TYPE, MEMORY, LANE, FORM, OPS, UNSIGNED) OPS(MOCK_REDUCE_ROW, TYPE, UNSIGNED)
         TYPES(MOCK_REDUCE_ROWS)};
-
-#endif
+const size_t mock_own_kernel_count = SHOAL_COUNT_OF(mock_own_kernels);
