@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Measures operands on this machine's GPUs beside NCCL and beside bare copies: docs/figures/gpu-NAME.{md,jsonl}.
 
-  bench/bench_gpu.py              copies, then all-reduces of 2, 4, ... ranks and of all GPUs; 2 ranks where there is one GPU
+  bench/bench_gpu.py              copies, kernels, then all-reduces of 2, 4, ... ranks and of all GPUs; 2 ranks where there is one GPU
   bench/bench_gpu.py copies       only what the copy engines of the first GPU do
+  bench/bench_gpu.py kernels      only what Shoal's kernels reach there, which nothing calls yet
   bench/bench_gpu.py allreduce 4  only an all-reduce of that many ranks
 
 NCCL comes from the file that SHOAL_NCCL names, or from build/nccl (`make test-gpu` puts it there). It serves one rank on each GPU:
@@ -64,6 +65,15 @@ def copies():
     return gpu
 
 
+def kernels(gpu):
+    rows = rows_of(BUILD / "bench/gpu_rates", min(SIZES[1], 32 << 20))
+    cells = [[row["kernel"], f"{row['own_gb_s']:.1f}", f"{row['peer_gb_s']:.1f}" if "peer_gb_s" in row else ""] for row in rows]
+    record("kernels", [gpu, *rows], [f"# Kernels on the first of {name_of(gpu)}", "",
+           f"At most 8 blocks, arrays of up to {size_text(rows[0]['bytes'])}, by `bench/gpu_rates.c`; what a kernel reads and writes, GB/s",
+           "of 10^9 bytes. Of a peer: all sources but the first lie in the memory of the next GPU.", "",
+           *table(["kernel", "own memory", "a peer's"], cells)])
+
+
 # ---- All-reduces -----------------------------------------------------------------------------------------------------------
 
 def nccl():
@@ -115,7 +125,10 @@ def main(words):
     gpu = copies()
     if words[:1] == ["allreduce"]:
         allreduce(gpu, int(words[1]))
+    elif words == ["kernels"]:
+        kernels(gpu)
     elif not words:
+        kernels(gpu)
         for ranks in counts(gpu["devices"]):
             allreduce(gpu, ranks)
     elif words != ["copies"]:

@@ -95,11 +95,13 @@ def beside_nccl_a_table_is_made():
     with tempfile.TemporaryDirectory() as folder:
         env = {**os.environ, "LD_LIBRARY_PATH": str(tests.parent / "unit"), "MOCK_CUDA": "devices=2", "SHOAL_NCCL": str(tests / "libnccl.so"),
                "SHOAL_BUILD": str(tests.parents[1]), "SHOAL_BENCH_GPU": folder, "SHOAL_BENCH_GPU_SIZES": "4096 65536 16 2"}
-        for words, names in (([], ("copies", "allreduce-2")), (["allreduce", "3"], ("copies", "allreduce-3"))):
+        for words, names in (([], ("copies", "kernels", "allreduce-2")), (["allreduce", "3"], ("copies", "allreduce-3"))):
             code, out, err = call(TOP / "bench/bench_gpu.py", *words, env=env)
             expect(code == 0 and all((pathlib.Path(folder) / f"gpu-{name}.md").read_text() in out + "\n" for name in names), code, out, err)
-        copies, pair, three = ((pathlib.Path(folder) / f"gpu-{name}.md").read_text() for name in ("copies", "allreduce-2", "allreduce-3"))
+        copies, kernels, pair, three = ((pathlib.Path(folder) / f"gpu-{name}.md").read_text()
+                                        for name in ("copies", "kernels", "allreduce-2", "allreduce-3"))
     expect(copies.count("MiB |") >= 3 and "A write and a wait on a stream" in copies, copies)
+    expect(len(re.findall(r"^\| sum of \d \w+ \| [\d.]+ \| [\d.]+ \|$", kernels, re.M)) == 7 and kernels.count("|  |") == 4, kernels)
     rows = re.findall(r"^\| (\d+ KiB) \|(?: [\d.]+ \|){6}$", pair, re.M)
     expect(rows == ["4 KiB", "64 KiB"], pair)
     expect("NCCL was not measured: ranks share a GPU" in three and three.count("KiB |") == 2, three)
