@@ -90,8 +90,8 @@ def bench_measures_memory_of_a_device():
 def beside_nccl_a_table_is_made():
     """`make test-gpu` over stand-ins for CUDA's driver and NCCL."""
     tests = pathlib.Path(os.environ["SHOAL_TESTS"])
-    if not (tests / "libnccl.so").exists():
-        raise Skip("the stand-in for CUDA's driver was not built")
+    if not (tests / "libnccl.so").exists() or not (tests.parents[1] / "bench/gpu_nccl").exists():
+        raise Skip("the programs of bench, or the stand-ins, are not in this build")
     with tempfile.TemporaryDirectory() as folder:
         env = {**os.environ, "LD_LIBRARY_PATH": str(tests.parent / "unit"), "MOCK_CUDA": "devices=2", "SHOAL_NCCL": str(tests / "libnccl.so"),
                "SHOAL_BUILD": str(tests.parents[1]), "SHOAL_BENCH_GPU": folder, "SHOAL_BENCH_GPU_SIZES": "4096 65536 16 2"}
