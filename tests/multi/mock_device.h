@@ -92,6 +92,13 @@ uint64_t __wrap_shoal_engine_check(struct shoal_engine *engine, uint64_t now_ns)
     return again_ns;
 }
 
+/* A build that looks for races: it needs several threads and little data, and is slow. */
+#ifdef __SANITIZE_THREAD__
+#define MOCK_DEVICE_IS_RACED true
+#else
+#define MOCK_DEVICE_IS_RACED false
+#endif
+
 /* ---- Worlds -------------------------------------------------------------------------------------------------------------- */
 
 /* The environment names a real driver in the stand-in's place (make test-gpu): nothing of it can be set or counted. */

@@ -160,7 +160,7 @@ static void run_all(void)
     run("asynchronous operations, 2 on each host", 3, "seed=11", NULL, exact_async);
 }
 
-/* A race needs several threads and little data: those of the program, the library's and the driver's. */
+/* Between threads of the program, the library's and the driver's. */
 static void run_raced(void)
 {
     static const struct {
@@ -175,16 +175,10 @@ static void run_raced(void)
         run(bodies[i].subject, 2, "late=20,torn=2,seed=20", NULL, bodies[i].body);
 }
 
-#ifdef __SANITIZE_THREAD__
-#define IS_RACED true
-#else
-#define IS_RACED false
-#endif
-
 int main(int argument_count, char **arguments)
 {
     world_choose(argument_count, arguments);
-    if (IS_RACED)
+    if (MOCK_DEVICE_IS_RACED)
         run_raced();
     else
         run_all();
