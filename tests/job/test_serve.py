@@ -21,6 +21,7 @@ sys.path[:0] = [str(TOP / "tests/multi"), str(TOP / "python")]
 
 import numpy  # noqa: E402
 from shoal.job import serve, serving  # noqa: E402
+from jobs import SHOAL  # noqa: E402
 from stores import CREDENTIALS, S3, message, wait_for  # noqa: E402
 from tap import Skip, expect, run_cases  # noqa: E402
 
@@ -509,10 +510,11 @@ def a_job_is_served_by_its_name_with_several_workers():
         source.mkdir()
         (source / "mine.py").write_text(SCRIPT)
         (source / "helper.py").write_text(HELPER)
-        environment = {**os.environ, "SHOAL_JOBS": f"{folder}/jobs", "PYTHONPATH": str(TOP / "python"), "TMPDIR": folder}
-        process = subprocess.Popen([sys.executable, "-m", "shoal.job.serve", "trained", "--port", "0", "--workers", "2",
-                                    "--source-dir", str(source), "--entry-point", "mine.py"], stderr=subprocess.PIPE, text=True,
-                                   env=environment, stdin=subprocess.DEVNULL)
+        environment = {**os.environ, "SHOAL_JOBS": f"{folder}/jobs", "SHOAL_PYTHON": sys.executable, "TMPDIR": folder}
+        environment.pop("PYTHONPATH", None)  # the command finds the package itself
+        process = subprocess.Popen([SHOAL, "job", "serve", "trained", "--port", "0", "--workers", "2", "--source-dir", str(source),
+                                    "--entry-point", "mine.py"], stderr=subprocess.PIPE, text=True, env=environment,
+                                   stdin=subprocess.DEVNULL)
         try:
             line = process.stderr.readline()
             address = line.split("shoal job serve: ")[1].split("/invocations")[0]

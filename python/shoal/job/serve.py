@@ -26,7 +26,7 @@ import urllib.error
 import urllib.request
 from typing import Any, Dict, Iterator, List, Optional, Sequence
 
-from shoal.job import channels, serving
+from shoal.job import channels, processes, serving
 from shoal.job.fetching import local_errors
 from shoal.job.folder import JobFolder
 from shoal.job.serving import ServeError
@@ -194,7 +194,7 @@ class Supervisor:
 
     def _start(self) -> None:
         worker = subprocess.Popen(self.command, pass_fds=(self.listener.fileno(),), stdin=subprocess.DEVNULL,
-                                  preexec_fn=_end_with_parent)
+                                  env=processes.python_environment(), preexec_fn=_end_with_parent)
         self.workers[worker.pid] = worker
         if self.kill_at is not None:
             worker.terminate()
