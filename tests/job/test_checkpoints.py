@@ -77,7 +77,7 @@ def objects(prefix):
 # ---- out and in ----
 
 def files_go_out_while_training_and_come_back():
-    for uri in ("s3://data/there", tempfile.mkdtemp(prefix="shoal-test-there-")):
+    for uri in ("s3://data/there", tempfile.mkdtemp(prefix="shoal-test-there-") + "/new/folder"):
         run = Run(uri)
         run.write("one.pt", b"1" * 100)
         run.write("deep/two.pt", b"2" * 200)

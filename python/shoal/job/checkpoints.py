@@ -21,7 +21,7 @@ from typing import Dict, List, Optional, Set, Tuple
 
 from shoal.job.document import Job
 from shoal.job.fetching import Progress, Report, Say, Stopped, bring_at_once, local_errors
-from shoal.job.storage import Item, StorageError, Store, join, store_open
+from shoal.job.storage import Item, StorageError, Store, join, local_path, store_open
 
 OWN = ".shoal"
 INTERVAL_S = 2.0
@@ -133,8 +133,9 @@ class Synchronizer:
 
     def start(self, report: Report = lambda amount: None) -> None:
         """Brings the last set back, whole or not at all; `report` hears how much has come. Raises StorageError."""
-        with local_errors(self.local):
-            self.local.mkdir(parents=True, exist_ok=True)
+        for folder in filter(None, (self.local, local_path(self.uri))):
+            with local_errors(folder):
+                folder.mkdir(parents=True, exist_ok=True)
         if self.manifest.read():  # a writer that was killed may have left plain names to be written
             self._settle_names()
         wanted = self._wanted()

@@ -147,8 +147,8 @@ def default_model_fn(model_dir: str) -> Any:
     """TorchScript."""
     path = os.path.join(model_dir, "model.pt")
     if not os.path.exists(path):
-        raise ServeError("the model has no model.pt, and the script has no model_fn(model_dir): write one, or save the model "
-                         "with torch.jit")
+        raise ServeError("the model has no model.pt, and the script has no model_fn(model_dir): write one, name the script "
+                         "that has one (--entry-point), or save the model with torch.jit")
     import torch
     return torch.jit.load(path, map_location=_device()).eval()
 
