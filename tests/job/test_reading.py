@@ -4,6 +4,7 @@ change."""
 import json
 import pathlib
 import random
+import re
 import shutil
 import string
 import tempfile
@@ -93,6 +94,22 @@ def toml_json_and_python_say_the_same():
     expect(job_read(written("same.py", f"from shoal.job.document import *\njob = {data!r}\n")) == from_toml)
     expect(job_read(written("job.py", "from shoal.job.document import *\njob = Job('train.py', source_dir='code')\n"))
            == Job("train.py", source_dir=str(ROOT / "code")))
+
+
+def documents_of_the_manual_are_right():
+    """docs/jobs.md: the script compiles, and no document has a mistake."""
+    needs_toml()
+    text = (pathlib.Path(__file__).resolve().parents[2] / "docs/jobs.md").read_text()
+    script, *_ = re.findall(r"```python\n(.*?)```", text, re.S)
+    compile(script, "train.py", "exec")
+    documents = re.findall(r"```toml\n(.*?)```", text, re.S)
+    expect(len(documents) == 2, documents)
+    for folder in ("manual", "manual/code", "manual/data"):
+        (ROOT / folder).mkdir()
+    written("manual/code/train.py", script)
+    for document in documents:
+        job = job_read(written("manual/job.toml", document))
+        expect(job.instance_count == 2 and job.metric_definitions[0].name == "loss", job)
 
 
 def paths_start_at_the_document():
@@ -454,6 +471,6 @@ try:
                types_are_checked, names_are_checked, numbers_are_checked, entry_points_are_checked, hyperparameters_are_checked,
                variables_are_checked, channels_are_checked, uris_are_checked, metrics_are_checked, places_to_run_are_checked,
                settings_that_exclude_each_other_are_checked, one_mistake_hides_no_other, what_is_written_is_read_again,
-               no_data_are_too_odd_to_be_told_of])
+               no_data_are_too_odd_to_be_told_of, documents_of_the_manual_are_right])
 finally:
     shutil.rmtree(ROOT, ignore_errors=True)

@@ -10,6 +10,7 @@ trains. The job takes no part: `shoal top` reads the memory in which the ranks r
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import json
 import math
@@ -625,7 +626,8 @@ def _number(value: float) -> str:
 
 def main(words: Sequence[str]) -> int:
     path = pathlib.Path(words[0])
-    Sampler(JobFolder(path.name, path.parent), words[1], int(words[2]), shoal_command()).run()
+    with contextlib.suppress(KeyboardInterrupt):
+        Sampler(JobFolder(path.name, path.parent), words[1], int(words[2]), shoal_command()).run()
     return 0
 
 
