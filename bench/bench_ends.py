@@ -4,7 +4,7 @@
   bench_ends.py [--rounds N] [--quick]
 
 Each case is one of tests/hosts/test_run.py, which also looks at what every host says and that no process is left. The time of a
-case begins at its failure, or at the start of `shoal run` where the failure comes by itself.
+case begins at its failure; where ranks blame one, at the first rank that says so.
 
 Writes docs/figures/bench-ends.jsonl (see bench/bench_record.py)."""
 import argparse
@@ -28,7 +28,7 @@ CASES = {
     "killed_worker_of_8x1": "8 hosts x 1, the same",
     "killed_worker_without_shoal": "3 hosts x 2, a worker is killed; the others know nothing of Shoal and ignore SIGTERM",
     "raising_worker": "2 hosts x 1, a worker exits with code 3; the other knows nothing of Shoal",
-    "blamed_worker": "3 hosts x 2, the ranks blame one of them; with the start of all",
+    "blamed_worker": "3 hosts x 2, the ranks blame one of them",
     "killed_agent_of_host_1": "3 hosts x 2, the `shoal run` of a host is killed",
     "cut_off_host": "3 hosts x 2, the cable of a host is cut; the workers ignore SIGTERM",
 }
