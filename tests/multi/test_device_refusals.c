@@ -11,6 +11,7 @@
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 #define FLOATS 3072 /* three units of the smallest size; whole parts for 2 and 3 ranks */
 #define TENSORS 8
+#define LAST_TRIES 40
 #define CALLS_MOST 100 /* more than any entry point is called in a call */
 
 static const char *const small_units[] = {"SHOAL_GPU_UNIT_BYTES=4096", NULL};
@@ -158,6 +159,18 @@ static void refuse_each(struct world *world)
         while (refuse_one(&bench, sweep->form, sweep->calls[i], nth))
             CHECK(world, nth++ < CALLS_MOST, "%s is called without end", sweep->calls[i]);
     }
+    bench.comm = NULL;
+    close_bench(&bench);
+}
+
+/* What comes behind the copies is refused, while the device goes on with them: in so many tries some calls are done before. */
+static void refuse_the_last(struct world *world)
+{
+    const struct sweep *sweep = world->arg;
+    struct bench bench = open_bench(world, "depth=1,seed=4", FLOATS);
+    shoal_comm_free(bench.comm);
+    for (int i = 0; i < LAST_TRIES; i++)
+        (void)refuse_one(&bench, sweep->form, "cuStreamWaitEvent", 4);
     bench.comm = NULL;
     close_bench(&bench);
 }
@@ -357,6 +370,7 @@ int main(int argument_count, char **arguments)
     run("each call of the driver is refused", &forms[0], 2, refuse_each, entry_points, COUNT_OF(entry_points));
     for (size_t i = 1; i < COUNT_OF(forms); i++)
         refuse_posting(&forms[i], 3);
+    run("what comes behind the copies is refused", &forms[0], 2, refuse_the_last, NULL, 0);
     for (size_t i = 0; i < COUNT_OF(forms); i++)
         fail_contexts(&forms[i], 2);
     ranks_per_host = 1;
