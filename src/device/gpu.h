@@ -23,7 +23,7 @@ struct shoal_gpu_device {
     char pci[32];         /* "0000:3b:00.0" */
     int major, minor;     /* compute capability */
     bool can_register;    /* host memory, so that the device copies from and to it directly */
-    bool has_value_waits; /* streams wait for and write 64-bit values in memory */
+    bool has_value_waits; /* streams wait for and write 64-bit values in memory; else host functions do */
     bool has_dma_buf;     /* its memory can be passed to network adapters as a dma-buf */
     bool is_prohibited;   /* the administrator allows nobody to compute on it */
 };
@@ -85,6 +85,9 @@ int shoal_gpu_driver_version(const struct shoal_gpu *gpu);
 SHOAL_MUST_USE enum shoal_status shoal_gpu_find_context(struct shoal_gpu *gpu, const struct shoal_gpu_pointer *pointer,
                                                         void *stream, const char *name, void **context_out);
 
+/* The context of the driver that is current in this thread; NULL: none is. */
+void *shoal_gpu_current_context(const struct shoal_gpu *gpu);
+
 /* ---- Ports --------------------------------------------------------------------------------------------------------------- */
 
 struct shoal_gpu_port;
@@ -103,10 +106,15 @@ size_t shoal_gpu_port_bytes(unsigned slots, size_t slot_bytes);
  * ERR_SYSTEM; nothing is left then. */
 SHOAL_MUST_USE enum shoal_status shoal_gpu_port_open(struct shoal_gpu *gpu, const struct shoal_gpu_port_options *options,
                                                      struct shoal_gpu_port **port_out);
+/* Whether its streams have something to run. Does not wait; any thread, also while another one posts. */
+bool shoal_gpu_port_is_at_work(const struct shoal_gpu_port *port);
 /* Whether its streams have run all that was put on them, or never will. Does not wait. */
 bool shoal_gpu_port_is_idle(const struct shoal_gpu_port *port);
 /* ERR_*: its context has failed, so nothing runs on its streams any more; the log has the driver's name for the error. */
 SHOAL_MUST_USE enum shoal_status shoal_gpu_port_look(const struct shoal_gpu_port *port);
+/* Its rings begin anew, for another communicator. It is idle, and its operands have been dropped. False: its context has failed
+ * or was destroyed, and the port can only be closed. */
+SHOAL_MUST_USE bool shoal_gpu_port_renew(struct shoal_gpu_port *port, uint64_t counter_start);
 /* All its operands have been dropped. False, which is logged: its streams are not idle, and are left, or the driver does not
  * take the memory back; it is still registered then and must stay for ever. */
 bool shoal_gpu_port_close(struct shoal_gpu_port *port);

@@ -4,8 +4,11 @@
 
 #include "base/setting.h"
 
+#define SHOAL_GPU_EARLY_MAX 64
+
 struct shoal_gpu_settings {
     uint64_t unit_bytes;
+    uint64_t early;
 };
 extern const struct shoal_setting_table shoal_gpu_setting_table;
 

@@ -114,13 +114,18 @@ static enum shoal_status retain_primary(struct shoal_gpu *gpu, int device, void 
     return SHOAL_OK;
 }
 
+void *shoal_gpu_current_context(const struct shoal_gpu *gpu)
+{
+    shoal_cu_context current = NULL;
+    return gpu->calls.context_current(&current) == SHOAL_CU_SUCCESS ? current : NULL;
+}
+
 /* Where the driver does not say who made the memory, as of virtual memory and pools. */
 static enum shoal_status find_usual_context(struct shoal_gpu *gpu, int device, void **context_out)
 {
-    shoal_cu_context current = NULL;
+    void *current = shoal_gpu_current_context(gpu);
     int handle = -1;
-    const bool has_current = gpu->calls.context_current(&current) == SHOAL_CU_SUCCESS && current &&
-                             gpu->calls.context_device(&handle) == SHOAL_CU_SUCCESS;
+    const bool has_current = current && gpu->calls.context_device(&handle) == SHOAL_CU_SUCCESS;
     const bool is_device = device >= 0 && device < gpu->count; /* managed memory may be of none */
     if (!has_current || (is_device && number_of(gpu, handle) != device))
         return retain_primary(gpu, is_device ? device : 0, context_out);

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "device/cuda/cuda_gpu.h"
+#include "device/cuda/cuda_host_ops.h"
 
 struct shoal_gpu_port {
     struct shoal_gpu *gpu;
@@ -15,6 +16,8 @@ struct shoal_gpu_port {
     shoal_cu_stream streams[2];
     shoal_cu_event begun;    /* what the caller's stream had when a call was posted */
     shoal_cu_event ended[2]; /* what ours have, after it */
+    bool has_value_waits;    /* false: host functions wait and write */
+    struct shoal_cuda_host_calls host_calls;
 };
 
 static enum shoal_status port_fail(const struct shoal_gpu_port *port, const char *call, shoal_cu_result result,
@@ -139,12 +142,32 @@ static enum shoal_status port_make(struct shoal_gpu_port *port)
 static enum shoal_status check_device(struct shoal_gpu *gpu, int number)
 {
     const struct shoal_gpu_device *device = shoal_gpu_at(gpu, number);
-    if (device->can_register && device->has_value_waits)
+    if (device->can_register)
         return SHOAL_OK;
     return shoal_log_fail(gpu->log, SHOAL_ERR_UNSUPPORTED, "gpu",
-                          "device %d (%s) cannot %s: copy tensors to host memory before the call", number, device->name,
-                          device->can_register ? "wait for values in memory on a stream"
-                                               : "copy to and from host memory that is registered");
+                          "device %d (%s) cannot copy to and from host memory that is registered: copy tensors to host memory "
+                          "before the call",
+                          number, device->name);
+}
+
+static void say_host_functions(struct shoal_gpu *gpu, int number)
+{
+    if (gpu->has_said_host_functions)
+        return;
+    gpu->has_said_host_functions = true;
+    shoal_log_line(
+        gpu->log, SHOAL_LOG_WARN, "gpu",
+        "device %d (%s) or its driver cannot wait for values in memory on a stream: host functions do, at about 100 us "
+        "for each copy, and calls with operands on a device run one after the other; all ranks must make them in one "
+        "order",
+        number, shoal_gpu_at(gpu, number)->name);
+}
+
+static void init_rings(struct shoal_gpu_port *port, unsigned slots, size_t slot_bytes, uint64_t counter_start)
+{
+    for (int i = 0; i < 2; i++)
+        shoal_device_ring_init(&port->rings[i], i == 1, slots, slot_bytes, counter_start,
+                               port->memory + (size_t)i * (port->bytes / 2));
 }
 
 enum shoal_status shoal_gpu_port_open(struct shoal_gpu *gpu, const struct shoal_gpu_port_options *options,
@@ -161,15 +184,17 @@ enum shoal_status shoal_gpu_port_open(struct shoal_gpu *gpu, const struct shoal_
     port->device = device;
     port->memory = options->memory;
     port->bytes = shoal_gpu_port_bytes(options->slots, options->slot_bytes);
-    for (int i = 0; i < 2; i++)
-        shoal_device_ring_init(&port->rings[i], i == 1, options->slots, options->slot_bytes, options->counter_start,
-                               port->memory + (size_t)i * (port->bytes / 2));
+    port->has_value_waits = shoal_gpu_at(gpu, device)->has_value_waits;
+    init_rings(port, options->slots, options->slot_bytes, options->counter_start);
     const enum shoal_status status = port_make(port);
-    if (status == SHOAL_OK)
-        *port_out = port;
-    else
+    if (status != SHOAL_OK) {
         free(port);
-    return status;
+        return status;
+    }
+    if (!port->has_value_waits)
+        say_host_functions(gpu, device);
+    *port_out = port;
+    return SHOAL_OK;
 }
 
 /* The program has destroyed the context, and with it all that was made there. */
@@ -178,22 +203,27 @@ static bool port_is_gone(shoal_cu_result entered)
     return entered == SHOAL_CU_INVALID_CONTEXT || entered == SHOAL_CU_CONTEXT_IS_DESTROYED || entered == SHOAL_CU_DEINITIALIZED;
 }
 
-/* A context that has failed answers with its error, and runs nothing any more. */
-static bool is_idle(const struct shoal_gpu_port *port)
+/* A context that has failed answers with its error, and begins nothing any more. */
+static shoal_cu_result query_streams(const struct shoal_gpu_port *port)
 {
-    return port->gpu->calls.stream_query(port->streams[0]) != SHOAL_CU_NOT_READY &&
-           port->gpu->calls.stream_query(port->streams[1]) != SHOAL_CU_NOT_READY;
+    const shoal_cu_result result = port->gpu->calls.stream_query(port->streams[0]);
+    return result == SHOAL_CU_SUCCESS ? port->gpu->calls.stream_query(port->streams[1]) : result;
 }
 
-bool shoal_gpu_port_is_idle(const struct shoal_gpu_port *port)
+bool shoal_gpu_port_is_at_work(const struct shoal_gpu_port *port)
 {
     struct visit visit;
     const shoal_cu_result entered = port_visit(port, &visit);
     if (entered != SHOAL_CU_SUCCESS)
-        return port_is_gone(entered);
-    const bool is_over = is_idle(port);
+        return !port_is_gone(entered);
+    const bool is_at_work = query_streams(port) == SHOAL_CU_NOT_READY;
     port_leave(port, &visit);
-    return is_over;
+    return is_at_work;
+}
+
+bool shoal_gpu_port_is_idle(const struct shoal_gpu_port *port)
+{
+    return !shoal_gpu_port_is_at_work(port) && !shoal_cuda_host_is_running(&port->host_calls);
 }
 
 enum shoal_status shoal_gpu_port_look(const struct shoal_gpu_port *port)
@@ -202,22 +232,54 @@ enum shoal_status shoal_gpu_port_look(const struct shoal_gpu_port *port)
     const shoal_cu_result entered = port_visit(port, &visit);
     if (entered != SHOAL_CU_SUCCESS)
         return fail_entering(port, entered);
-    const shoal_cu_result result = port->gpu->calls.stream_query(port->streams[0]);
+    const shoal_cu_result result = query_streams(port);
     port_leave(port, &visit);
     return result == SHOAL_CU_SUCCESS || result == SHOAL_CU_NOT_READY
                ? SHOAL_OK
                : port_fail(port, "cuStreamQuery", result, "waiting for copies");
 }
 
-bool shoal_gpu_port_close(struct shoal_gpu_port *port)
+bool shoal_gpu_port_renew(struct shoal_gpu_port *port, uint64_t counter_start)
+{
+    struct visit visit;
+    if (port_visit(port, &visit) != SHOAL_CU_SUCCESS)
+        return false;
+    const bool is_usable = query_streams(port) == SHOAL_CU_SUCCESS;
+    port_leave(port, &visit);
+    if (is_usable)
+        init_rings(port, port->rings[0].slots, port->rings[0].slot_bytes, counter_start);
+    return is_usable;
+}
+
+/* No later post comes after what it has had: there is nothing to come after. */
+static void leave_turn(struct shoal_gpu_port *port)
+{
+    struct shoal_gpu *gpu = port->gpu;
+    pthread_mutex_lock(&gpu->in_turn);
+    if (gpu->last_ended == port->ended[0] || gpu->last_ended == port->ended[1])
+        gpu->last_ended = NULL;
+    pthread_mutex_unlock(&gpu->in_turn);
+}
+
+/* False: the memory is still registered. */
+static bool port_give_back(struct shoal_gpu_port *port)
 {
     struct visit visit;
     const shoal_cu_result entered = port_visit(port, &visit);
-    bool is_over = port_is_gone(entered);
-    if (entered == SHOAL_CU_SUCCESS) {
-        is_over = is_idle(port) && port_empty(port);
-        port_leave(port, &visit);
-    }
+    if (entered != SHOAL_CU_SUCCESS)
+        return port_is_gone(entered);
+    const bool is_empty = port_empty(port);
+    port_leave(port, &visit);
+    return is_empty;
+}
+
+bool shoal_gpu_port_close(struct shoal_gpu_port *port)
+{
+    const bool is_idle = shoal_gpu_port_is_idle(port);
+    leave_turn(port);
+    const bool is_over = is_idle && port_give_back(port);
+    if (is_idle)
+        shoal_cuda_host_free(&port->host_calls);
     if (!is_over)
         shoal_log_line(
             port->gpu->log, SHOAL_LOG_WARN, "gpu",
@@ -250,7 +312,7 @@ struct poster {
     uint64_t next;                             /* unit of it */
     uint64_t posted;                           /* units of all */
     unsigned count;
-    union shoal_cu_memory_op ops[3];
+    struct shoal_cuda_op ops[SHOAL_CUDA_OPS_MAX];
 };
 
 static struct shoal_device_ring_operand *operand_of(const struct poster *poster)
@@ -258,9 +320,10 @@ static struct shoal_device_ring_operand *operand_of(const struct poster *poster)
     return poster->transfer->operand;
 }
 
+/* Host functions are called in the order of one stream only, so both directions have it in common. */
 static shoal_cu_stream stream_of(const struct poster *poster)
 {
-    return poster->port->streams[poster->is_inward];
+    return poster->port->streams[poster->is_inward && poster->port->has_value_waits];
 }
 
 static bool has_more(const struct poster *poster)
@@ -286,25 +349,44 @@ static struct poster begin_poster(struct shoal_gpu_port *port, bool is_inward, c
     return poster;
 }
 
+static enum shoal_status post_memory_ops(const struct poster *poster, unsigned count)
+{
+    const struct shoal_gpu_port *port = poster->port;
+    union shoal_cu_memory_op ops[SHOAL_CUDA_OPS_MAX] = {{.bytes = {0}}};
+    for (unsigned i = 0; i < count; i++) {
+        const struct shoal_cuda_op *op = &poster->ops[i];
+        ops[i].value.operation = op->is_wait ? SHOAL_CU_OP_WAIT_64 : SHOAL_CU_OP_WRITE_64;
+        ops[i].value.address = port->memory_on_device + (shoal_cu_address)((const char *)op->counter - port->memory);
+        ops[i].value.value = op->value;
+        ops[i].value.flags = op->is_wait ? SHOAL_CU_WAIT_GEQ : 0;
+    }
+    PORT_CALL(port, memory_ops, "cuStreamBatchMemOp", "posting waits and writes", stream_of(poster), count, ops, 0);
+    return SHOAL_OK;
+}
+
+static enum shoal_status post_host_function(const struct poster *poster, unsigned count)
+{
+    struct shoal_gpu_port *port = poster->port;
+    struct shoal_cuda_host_call *call = shoal_cuda_host_take(&port->host_calls, poster->ops, count);
+    if (!call)
+        return shoal_log_fail(port->gpu->log, SHOAL_ERR_MEMORY, "gpu", "no memory for a host function (device %d)",
+                              port->device);
+    PORT_CALL(port, launch_host, "cuLaunchHostFunc", "posting waits and writes", stream_of(poster), shoal_cuda_host_run, call);
+    return SHOAL_OK;
+}
+
 static enum shoal_status flush_ops(struct poster *poster)
 {
     const unsigned count = poster->count;
     poster->count = 0;
-    if (count)
-        PORT_CALL(poster->port, memory_ops, "cuStreamBatchMemOp", "posting waits and writes", stream_of(poster), count,
-                  poster->ops, 0);
-    return SHOAL_OK;
+    if (!count)
+        return SHOAL_OK;
+    return poster->port->has_value_waits ? post_memory_ops(poster, count) : post_host_function(poster, count);
 }
 
-static void add_op(struct poster *poster, unsigned operation, const struct shoal_device_ring_counter *counter, uint64_t value)
+static void add_op(struct poster *poster, bool is_wait, struct shoal_device_ring_counter *counter, uint64_t value)
 {
-    const struct shoal_gpu_port *port = poster->port;
-    union shoal_cu_memory_op *op = &poster->ops[poster->count++];
-    *op = (union shoal_cu_memory_op){.bytes = {0}};
-    op->value.operation = operation;
-    op->value.address = port->memory_on_device + (shoal_cu_address)((const char *)counter - port->memory);
-    op->value.value = value;
-    op->value.flags = operation == SHOAL_CU_OP_WAIT_64 ? SHOAL_CU_WAIT_GEQ : 0;
+    poster->ops[poster->count++] = (struct shoal_cuda_op){counter, value, is_wait};
 }
 
 static enum shoal_status copy_run(const struct poster *poster, char *host, shoal_cu_address device, size_t bytes)
@@ -341,7 +423,7 @@ static void wait_for_input(struct poster *poster, uint64_t number)
     if (!input || number >= input->units)
         return;
     const struct shoal_device_ring_unit unit = shoal_device_ring_unit(input, number);
-    add_op(poster, SHOAL_CU_OP_WAIT_64, &input->ring->by_stream[unit.slot], unit.number);
+    add_op(poster, true, &input->ring->by_stream[unit.slot], unit.number);
 }
 
 /* The next unit: see the picture in device/device_ring.h. */
@@ -351,11 +433,11 @@ static enum shoal_status post_unit(struct poster *poster)
     const struct shoal_device_ring *ring = operand->ring;
     const struct shoal_device_ring_unit unit = shoal_device_ring_unit(operand, poster->next);
     if (!ring->is_inward || !unit.is_first_use)
-        add_op(poster, SHOAL_CU_OP_WAIT_64, &ring->by_engine[unit.slot], ring->is_inward ? unit.number - 1 : unit.number);
+        add_op(poster, true, &ring->by_engine[unit.slot], ring->is_inward ? unit.number - 1 : unit.number);
     wait_for_input(poster, poster->next);
     SHOAL_TRY(flush_ops(poster));
     SHOAL_TRY(copy_unit(poster, &unit));
-    add_op(poster, SHOAL_CU_OP_WRITE_64, &ring->by_stream[unit.slot], unit.number);
+    add_op(poster, false, &ring->by_stream[unit.slot], unit.number);
     poster->next++;
     poster->posted++;
     find_next(poster);
@@ -409,12 +491,39 @@ static enum shoal_status post_all(struct shoal_gpu_port *port, struct poster *in
     return end_before(out, stream);
 }
 
+/* An event that is gone with its context has nothing to wait for. */
+static enum shoal_status begin_after_last(const struct poster *poster)
+{
+    const struct shoal_gpu *gpu = poster->port->gpu;
+    const shoal_cu_result result =
+        gpu->last_ended ? gpu->calls.stream_wait_event(stream_of(poster), gpu->last_ended, 0) : SHOAL_CU_SUCCESS;
+    if (result == SHOAL_CU_SUCCESS || result == SHOAL_CU_INVALID_HANDLE || result == SHOAL_CU_CONTEXT_IS_DESTROYED)
+        return SHOAL_OK;
+    return port_fail(poster->port, "cuStreamWaitEvent", result, "ordering a call after the one before");
+}
+
+/* One after the other, for all ports: a host function that waits then holds up no earlier call. */
+static enum shoal_status post_in_turn(struct shoal_gpu_port *port, struct poster *in, struct poster *out,
+                                      shoal_cu_stream stream)
+{
+    struct shoal_gpu *gpu = port->gpu;
+    pthread_mutex_lock(&gpu->in_turn);
+    enum shoal_status status = begin_after_last(in);
+    if (status == SHOAL_OK)
+        status = post_all(port, in, out, stream);
+    if (in->posted || out->posted)
+        gpu->last_ended = port->ended[out->posted == 0];
+    pthread_mutex_unlock(&gpu->in_turn);
+    return status;
+}
+
 enum shoal_status shoal_gpu_port_post(struct shoal_gpu_port *port, const struct shoal_gpu_transfer *transfers, size_t count,
                                       void *stream)
 {
     struct poster in = begin_poster(port, true, transfers, count), out = begin_poster(port, false, transfers, count);
     SHOAL_TRY(port_enter(port));
-    const enum shoal_status status = post_all(port, &in, &out, shoal_cuda_stream(stream));
+    const enum shoal_status status =
+        (port->has_value_waits ? post_all : post_in_turn)(port, &in, &out, shoal_cuda_stream(stream));
     port_exit(port);
     return status;
 }
