@@ -186,6 +186,7 @@ static enum shoal_status comm_make(struct shoal_context *context, const struct r
     context->comms = comm;
     shoal_progress_unlock(context->progress);
     say_made(context, comm, recipe->launcher);
+    shoal_devices_make_ports(context);
     *comm_out = comm;
     return SHOAL_OK;
 }

@@ -1,164 +1,12 @@
-#include "comm/arguments.h"
+#include "comm/devices.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "transport/shm/shm_link.h"
-
-/* ---- Ports --------------------------------------------------------------------------------------------------------------- */
-
-struct shoal_port {
-    struct shoal_port *next;
-    struct shoal_gpu_port *port;
-    void *memory; /* of its rings */
-    size_t bytes;
-};
-
-void shoal_drivers_init(struct shoal_drivers *drivers)
-{
-    pthread_mutex_init(&drivers->lock, NULL);
-}
-
-/* Memory that a device may still write to is never given back. */
-static void end_port(struct shoal_port *port)
-{
-    if (shoal_gpu_port_close(port->port))
-        munmap(port->memory, port->bytes);
-    free(port);
-}
-
-static void push_retired(struct shoal_drivers *drivers, struct shoal_port *port)
-{
-    port->next = atomic_load_explicit(&drivers->retired, memory_order_relaxed);
-    /* release: pairs with the acquire of sweep, so that what the port is made of is seen. */
-    while (!atomic_compare_exchange_weak_explicit(&drivers->retired, &port->next, port, memory_order_release,
-                                                  memory_order_relaxed))
-        continue;
-}
-
-/* Ends ports whose streams are idle, or all. True: none is left. */
-static bool sweep(struct shoal_drivers *drivers, bool is_last)
-{
-    bool is_clean = true;
-    pthread_mutex_lock(&drivers->lock);
-    struct shoal_port *port = atomic_exchange_explicit(&drivers->retired, NULL, memory_order_acquire);
-    while (port) {
-        struct shoal_port *next = port->next;
-        if (is_last || shoal_gpu_port_is_idle(port->port)) {
-            end_port(port);
-        } else {
-            push_retired(drivers, port);
-            is_clean = false;
-        }
-        port = next;
-    }
-    pthread_mutex_unlock(&drivers->lock);
-    return is_clean;
-}
-
-#define IDLE_WAIT_NS SHOAL_NS_PER_S
-
-void shoal_drivers_fini(struct shoal_context *context)
-{
-    struct shoal_drivers *drivers = &context->drivers;
-    const uint64_t deadline_ns = shoal_clock_ns() + IDLE_WAIT_NS;
-    while (!sweep(drivers, shoal_clock_ns() > deadline_ns))
-        shoal_shm_link_wait(-1, 0, 1);
-    shoal_gpu_close(drivers->gpu);
-    pthread_mutex_destroy(&drivers->lock);
-}
-
-void shoal_devices_init(struct shoal_devices *devices)
-{
-    devices->ask = shoal_gpu_look();
-    pthread_mutex_init(&devices->posting, NULL);
-}
-
-/* Takes a port off its communicator's list. */
-static void retire(struct shoal_context *context, struct shoal_port **link)
-{
-    struct shoal_port *port = *link;
-    *link = port->next;
-    push_retired(&context->drivers, port);
-    if (!shoal_progress_is_inside(context->progress))
-        (void)sweep(&context->drivers, false);
-}
-
-void shoal_devices_fini(struct shoal_comm *comm)
-{
-    while (comm->devices.ports)
-        retire(comm->context, &comm->devices.ports);
-    pthread_mutex_destroy(&comm->devices.posting);
-}
-
-/* Memory that a forked child does not share copies of: the device writes to these pages. */
-static enum shoal_status map_rings(struct shoal_comm *comm, struct shoal_port *port)
-{
-    port->memory = mmap(NULL, port->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (port->memory != MAP_FAILED)
-        return SHOAL_OK;
-    return shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm",
-                          "communicator %s: no %zu bytes of host memory for operands on a device (%s); a smaller "
-                          "SHOAL_GPU_UNIT_BYTES or SHOAL_CHUNK_BYTES needs less",
-                          comm->name, port->bytes, strerror(errno));
-}
-
-static enum shoal_status fill_port(struct shoal_comm *comm, void *driver_context, struct shoal_port *port)
-{
-    const struct shoal_settings *settings = &comm->context->settings;
-    const size_t slot_bytes = shoal_round_up((size_t)settings->gpu.unit_bytes, SHOAL_PAGE);
-    const size_t whole = shoal_engine_range_bytes(comm->engine, false), part = shoal_engine_range_bytes(comm->engine, true);
-    struct shoal_gpu_port_options options = {.context = driver_context,
-                                             .slots = shoal_device_ring_slots(slot_bytes, whole, comm->size, part),
-                                             .slot_bytes = slot_bytes,
-                                             .counter_start = settings->engine.counter_start};
-    port->bytes = shoal_gpu_port_bytes(options.slots, slot_bytes);
-    SHOAL_TRY(map_rings(comm, port));
-    options.memory = port->memory;
-    const enum shoal_status status = shoal_gpu_port_open(comm->context->drivers.gpu, &options, &port->port);
-    if (status != SHOAL_OK)
-        munmap(port->memory, port->bytes);
-    return status;
-}
-
-static enum shoal_status make_port(struct shoal_comm *comm, void *driver_context, struct shoal_port **port_out)
-{
-    struct shoal_port *port = calloc(1, sizeof *port);
-    if (!port)
-        return shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "no memory for the way to a device");
-    const enum shoal_status status = fill_port(comm, driver_context, port);
-    if (status != SHOAL_OK) {
-        free(port);
-        return status;
-    }
-    shoal_log_line(&comm->context->log, SHOAL_LOG_INFO, "comm",
-                   "communicator %s: operands on a device pass through %zu bytes of registered host memory", comm->name,
-                   port->bytes);
-    port->next = comm->devices.ports;
-    *port_out = comm->devices.ports = port;
-    return SHOAL_OK;
-}
-
-/* The communicator's port to that context; it is made where it does not exist. */
-static enum shoal_status find_port(struct shoal_comm *comm, void *driver_context, struct shoal_port **port_out)
-{
-    struct shoal_port *port = comm->devices.ports;
-    while (port && shoal_gpu_port_context(port->port) != driver_context)
-        port = port->next;
-    *port_out = port;
-    if (port)
-        return SHOAL_OK;
-    pthread_mutex_lock(&comm->context->drivers.lock);
-    const enum shoal_status status = make_port(comm, driver_context, port_out);
-    pthread_mutex_unlock(&comm->context->drivers.lock);
-    return status;
-}
+#include "comm/arguments.h"
 
 /* ---- What lies where ----------------------------------------------------------------------------------------------------- */
 
@@ -326,7 +174,7 @@ struct trip {
     const struct shoal_posting *posting;
     void *driver_context; /* NULL: nothing was found yet, */
     char first[64];       /* else what it was found by */
-    struct shoal_port *port;
+    struct shoal_devices_port *port;
     struct leg *legs;                     /* [count] */
     size_t *order;                        /* [count] in which messages of a group pass through the rings */
     struct shoal_gpu_transfer *transfers; /* [2 * count] */
@@ -510,15 +358,6 @@ static void fail_posted(struct shoal_comm *comm, struct shoal_request *request, 
     shoal_progress_unlock(progress);
 }
 
-/* Its rings were let go: the next call makes another port. */
-static void give_up_port(struct trip *trip)
-{
-    struct shoal_port **link = &trip->comm->devices.ports;
-    while (*link != trip->port)
-        link = &(*link)->next;
-    retire(trip->comm->context, link);
-}
-
 static bool has_failed(struct shoal_comm *comm)
 {
     shoal_progress_lock(comm->context->progress);
@@ -540,7 +379,7 @@ static enum shoal_status devices_post_all(struct trip *trip, struct shoal_reques
     const struct shoal_batch batch = {posting->calls, posting->count, posting->is_group, 0};
     enum shoal_status status = shoal_engine_start(trip->comm->engine, &batch, request_out);
     if (status != SHOAL_OK) {
-        give_up_port(trip);
+        shoal_devices_give_up_port(trip->comm, trip->port);
         return status;
     }
     if (has_failed(trip->comm)) /* the request, too, and its rings are let go */
@@ -565,7 +404,7 @@ static enum shoal_status devices_prepare(struct trip *trip)
         trip->order[i] = i;
         SHOAL_TRY(look_at_call(trip, i));
     }
-    SHOAL_TRY(find_port(comm, trip->driver_context, &trip->port));
+    SHOAL_TRY(shoal_devices_find_port(comm, trip->driver_context, &trip->port));
     SHOAL_TRY(shoal_gpu_port_check(trip->port->port, trip->posting->stream));
     for (size_t i = 0; i < trip->posting->count; i++)
         SHOAL_TRY(open_leg(trip, i));
@@ -630,7 +469,7 @@ static enum shoal_status look_at_ports(struct shoal_comm *comm)
     enum shoal_status status = SHOAL_OK;
     if (pthread_mutex_trylock(&comm->devices.posting) != 0)
         return SHOAL_OK;
-    for (struct shoal_port *port = comm->devices.ports; port && status == SHOAL_OK; port = port->next)
+    for (struct shoal_devices_port *port = comm->devices.ports; port && status == SHOAL_OK; port = port->next)
         status = shoal_gpu_port_look(port->port);
     pthread_mutex_unlock(&comm->devices.posting);
     return status;

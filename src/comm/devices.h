@@ -6,39 +6,10 @@
 #ifndef SHOAL_COMM_DEVICES_H
 #define SHOAL_COMM_DEVICES_H
 
-#include <pthread.h>
-#include <stdatomic.h>
-
-#include "device/gpu.h"
+#include "comm/device_ports.h"
 #include "engine/engine.h"
 
-struct shoal_comm;
-struct shoal_context;
 struct shoal_extra;
-struct shoal_port;
-
-/* What a communicator knows of devices. */
-struct shoal_devices {
-    shoal_gpu_ask_fn ask;    /* NULL: the process had no driver when the communicator was made, so nothing is on a device */
-    pthread_mutex_t posting; /* guards what follows, and keeps calls in order */
-    struct shoal_port *ports;
-};
-
-/* What a context knows of them. */
-struct shoal_drivers {
-    pthread_mutex_t lock;  /* of the driver; never taken in a callback */
-    struct shoal_gpu *gpu; /* NULL: no operand was on a device yet */
-    /* Of communicators that were freed: streams may have to run out, and a callback must not end them. */
-    _Atomic(struct shoal_port *) retired;
-};
-
-void shoal_drivers_init(struct shoal_drivers *drivers);
-/* All communicators were freed. Waits up to a second for the streams of their ports. */
-void shoal_drivers_fini(struct shoal_context *context);
-
-void shoal_devices_init(struct shoal_devices *devices);
-/* The engine was destroyed: no stream waits for it. In a callback of another communicator, too. */
-void shoal_devices_fini(struct shoal_comm *comm);
 
 /* Calls whose arguments have been checked, with their layouts, which are taken. */
 struct shoal_posting {

@@ -1,0 +1,68 @@
+/* The ports (device/gpu.h) of communicators: where a communicator's operands on a device pass through, one for each context of
+ * the driver that it uses.
+ *
+ *     made early, or at a call  ->  spare  ->  a communicator's  ->  retired when that is freed  ->  spare
+ *
+ * A driver may wait until a device has nothing to do before it makes or ends a stream, or registers memory. Then a first call
+ * on one communicator would wait for a call on another that is under way, and other ranks may need the first one before they
+ * make theirs. So ports are made early, while nothing of ours is under way, and are kept for the next communicator.
+ *
+ * Any thread, without the progress engine's lock. */
+#ifndef SHOAL_COMM_DEVICE_PORTS_H
+#define SHOAL_COMM_DEVICE_PORTS_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "device/gpu.h"
+
+struct shoal_comm;
+struct shoal_context;
+
+struct shoal_devices_port {
+    struct shoal_devices_port *next; /* of its communicator's, of the retired or of the spare ones */
+    struct shoal_devices_port *next_made;
+    struct shoal_gpu_port *port;
+    unsigned slots; /* of each ring */
+    bool is_counted;
+    void *memory; /* of its rings */
+    size_t bytes;
+};
+
+/* What a communicator knows of devices. */
+struct shoal_devices {
+    shoal_gpu_ask_fn ask;    /* NULL: the process had no driver when the communicator was made, so nothing is on a device */
+    pthread_mutex_t posting; /* guards what follows, and keeps calls in order */
+    struct shoal_devices_port *ports;
+};
+
+/* What a context knows of them. */
+struct shoal_drivers {
+    pthread_mutex_t lock;             /* of the driver and what follows; never taken in a callback */
+    struct shoal_gpu *gpu;            /* NULL: no operand was on a device yet */
+    struct shoal_devices_port *made;  /* all that there are, by next_made */
+    struct shoal_devices_port *spare; /* idle, and no communicator's */
+    /* Of communicators that were freed: streams may have to run out, and a callback must not end them. Without the lock. */
+    _Atomic(struct shoal_devices_port *) retired;
+};
+
+void shoal_drivers_init(struct shoal_drivers *drivers);
+/* All communicators were freed. Waits up to a second for the streams of their ports. */
+void shoal_drivers_fini(struct shoal_context *context);
+
+void shoal_devices_init(struct shoal_devices *devices);
+/* The engine was destroyed: no stream waits for it. In a callback of another communicator, too. */
+void shoal_devices_fini(struct shoal_comm *comm);
+
+/* The communicator's port to that context of the driver: the one it has, a spare one, or a new one; a new one is followed by
+ * those of other communicators (SHOAL_GPU_EARLY). Under the communicator's lock for posting. */
+SHOAL_MUST_USE enum shoal_status shoal_devices_find_port(struct shoal_comm *comm, void *driver_context,
+                                                         struct shoal_devices_port **port_out);
+/* Its rings were let go: the communicator's next call takes another one. Under the same lock. */
+void shoal_devices_give_up_port(struct shoal_comm *comm, struct shoal_devices_port *port);
+
+/* A communicator was made: where the thread's current context of the driver has ports, it gets one, too, unless calls are under
+ * way. What cannot be made is made at a call, which then says why it cannot. */
+void shoal_devices_make_ports(struct shoal_context *context);
+
+#endif
