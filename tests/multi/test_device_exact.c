@@ -85,11 +85,15 @@ static const struct {
     {"a communicator for each thread", exact_threads, {2, 4}},
 };
 
-/* What each mode of the stand-in may bring out. With one queue communicators must be used in one order on all ranks, as streams
- * of all share it: threads do not. */
-static const char *const modes[] = {
-    "late=50,torn=4,poison,reuse,seed=2", "queues=1,seed=3",     "queues=2,torn=2,seed=4", "depth=16,seed=5",
-    "depth=16,queues=1,seed=6",           "idle,pageable,seed=7"};
+/* What each mode of the stand-in may bring out. With one queue, and with host functions (values=0), communicators must be used in
+ * one order on all ranks, as streams of all share it: threads do not. */
+static const char *const modes[] = {"late=50,torn=4,poison,reuse,seed=2",
+                                    "queues=1,seed=3",
+                                    "queues=2,torn=2,seed=4",
+                                    "depth=16,seed=5",
+                                    "depth=16,queues=1,seed=6",
+                                    "idle,pageable,seed=7",
+                                    "values=0,late=50,torn=4,poison,seed=13"};
 
 /* A sanitizer looks at memory: fewer ranks show it as much. */
 #ifdef __SANITIZE_ADDRESS__
