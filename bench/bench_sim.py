@@ -154,7 +154,7 @@ def measured_of(record, size):
 
 
 def cpu_us(answer):
-    """CPU time of all ranks: computing, sending and hearing."""
+    """CPU time of all ranks: computing, sending and receiving."""
     return answer["ranks"] * answer["time_us"] * (answer["working"] + answer["messaging"])
 
 

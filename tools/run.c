@@ -29,7 +29,7 @@
 #define DRAIN_MS UINT64_C(500)
 /* After a signal or the timeout, what is still queued has so long to be read. */
 #define FLUSH_MS UINT64_C(1000)
-/* The other hosts have so long to hear the last word. */
+/* The other hosts have so long to receive the last word. */
 #define LEAVE_MS UINT64_C(2000)
 /* Workers that end within this time after the end was asked for need no word about it. */
 #define PATIENCE_MS UINT64_C(700)
@@ -135,7 +135,7 @@ static void trouble_say(struct run *run, int code, int signal)
     run_agents_say(run->agents, &message);
 }
 
-/* asked: how often one host was, this or another. Where the engine tells each host itself, as mpirun does, each also hears of
+/* asked: how often one host was, this or another. Where the engine tells each host itself, as mpirun does, each also learns of
  * the others, before or after: that is no second time. */
 static void end_begin(struct run *run, int signal, int asked)
 {
@@ -254,7 +254,7 @@ static void timeout_reached(struct run *run)
     trouble_say(run, RUN_EXIT_TIMEOUT, 0);
 }
 
-/* Whoever pressed Ctrl-C must not think that nothing has heard it. */
+/* Whoever pressed Ctrl-C must not think that nothing has noticed it. */
 static void word_reached(struct run *run)
 {
     const uint64_t now = now_ms();

@@ -1,4 +1,4 @@
-/* The agents of the other hosts: they look for host 0, and hear what it says. */
+/* The agents of the other hosts: they look for host 0, and receive what it says. */
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>

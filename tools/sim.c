@@ -32,7 +32,7 @@ static const char help_text[] =
     "    --every-chunk            simulate all chunks, also when the time from one to the next has settled\n"
     "    --rate RATE              payload that a host's adapter sends, and receives at the same time (25gbit)\n"
     "    --latency TIME           one way (30us)\n"
-    "    --message-us US          CPU time of a message, where it is sent and again where it is heard (2)\n"
+    "    --message-us US          CPU time of a message, where it is sent and again where it is received (2)\n"
     "    --stack RATE             what a core moves into or out of the network, as a kernel's TCP has it: 4GB/s; 0: the\n"
     "                             adapter does it alone (0)\n"
     "    --memory RATE            what a rank reads and writes in all (5GB/s); a copy reads and writes\n"

@@ -242,7 +242,7 @@ static void network_print(const struct shoal_simulation *model)
     static const double sizes[] = {8, 4096, 65536, 1 << 20};
     char size[24];
     puts("What the model says of things that can be measured. Where a measurement differs, set the option named beside it.\n");
-    puts("One message from a rank to a rank of another host, from the call to where it is heard (half a round trip):");
+    puts("One message from a rank to a rank of another host, from the call to where it is received (half a round trip):");
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
         printf("    %8s %12.2f us\n", sim_size_print(sizes[i], size), message_us(model, sizes[i]));
     printf("  = --message-us %g twice + --latency %gus + (bytes + --header %zu) over --rate %ggbit; and through --stack\n",

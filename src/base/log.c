@@ -208,7 +208,7 @@ enum shoal_status shoal_log_fail(struct shoal_log *log, enum shoal_status status
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    status = shoal_log_repeat(log, status, text); /* first: who hears the line may ask for it */
+    status = shoal_log_repeat(log, status, text); /* first: whoever is given the line may ask for it */
     write_line(log, SHOAL_LOG_WARN, module, text);
     return status;
 }

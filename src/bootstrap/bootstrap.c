@@ -29,19 +29,19 @@ enum shoal_status shoal_bootstrap_from_address(const char *address, int rank, in
                                                uint32_t timeout_ms, struct shoal_bootstrap *bootstrap_out)
 {
     char host[SHOAL_ADDRESS_HOST_MAX];
-    struct shoal_tcp_place place = {.host = host, .what = "the address", .port_count = 1};
-    if (!address || !shoal_address_parse(address, host, &place.port))
+    struct shoal_tcp_point point = {.host = host, .what = "the address", .port_count = 1};
+    if (!address || !shoal_address_parse(address, host, &point.port))
         return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap",
                               "the address is \"%.200s\", but must be \"host:port\" or \"[v6]:port\" with a port of 1 to 65535",
                               address ? address : "(null)");
     SHOAL_TRY(bootstrap_check_ranks("the address's caller", rank, size, log));
-    place.job = shoal_hash_bytes(SHOAL_HASH_START, settings->job_id, strlen(settings->job_id));
-    place.is_named = settings->job_id[0] != 0;
+    point.job = shoal_hash_bytes(SHOAL_HASH_START, settings->job_id, strlen(settings->job_id));
+    point.is_named = settings->job_id[0] != 0;
     struct shoal_bootstrap bootstrap = {
         .rank = rank, .size = size, .launcher = "address", .warn_ms = settings->warn_ms, .phase_begun_ns = shoal_clock_ns()};
     SHOAL_TRY(shoal_secret_load(settings, log, &bootstrap));
     SHOAL_TRY(size == 1 ? shoal_single_store_open(log, &bootstrap)
-                        : shoal_tcp_store_open(&place, settings, log, timeout_ms, &bootstrap));
+                        : shoal_tcp_store_open(&point, settings, log, timeout_ms, &bootstrap));
     *bootstrap_out = bootstrap;
     return SHOAL_OK;
 }
@@ -160,7 +160,7 @@ enum shoal_status shoal_bootstrap_agree(struct shoal_bootstrap *bootstrap, const
     struct agreement *all = (struct agreement *)(void *)bytes;
     if (!all)
         return shoal_log_fail(log, SHOAL_ERR_MEMORY, "bootstrap", "no memory for what %d ranks say", bootstrap->size);
-    SHOAL_TRY(shoal_bootstrap_exchange(bootstrap, log, "agree", &mine, all, sizeof mine, timeout_ms));
+    SHOAL_TRY(shoal_bootstrap_gather(bootstrap, log, "agree", &mine, all, sizeof mine, timeout_ms));
     for (int r = 0; r < bootstrap->size; r++) {
         if (r != bootstrap->rank)
             SHOAL_TRY(bootstrap_compare(bootstrap, &settings->agreed, log, &mine, &all[r], r));

@@ -9,7 +9,7 @@
 #define SHOAL_SECRET_BYTES 32
 #define SHOAL_BOOTSTRAP_PHASES_MAX 12
 
-/* The times of one phase, between two exchanges. */
+/* The times of one phase, between two gathers. */
 struct shoal_bootstrap_phase {
     const char *name; /* static storage */
     uint64_t took_ns;
@@ -30,9 +30,9 @@ struct shoal_bootstrap {
     void (*close)(void *state);
     /* Where the source's callbacks log their failures themselves: the status of the last one. NULL for the caller's store. */
     enum shoal_status (*failure)(const void *state);
-    /* Takes the place of set and get in shoal_bootstrap_exchange where values show only after a barrier (PMI-1); else NULL. */
-    enum shoal_status (*exchange)(void *state, struct shoal_log *log, const char *name, const void *mine, void *all,
-                                  size_t bytes, uint32_t timeout_ms);
+    /* Takes the place of set and get in shoal_bootstrap_gather where values show only after a barrier (PMI-1); else NULL. */
+    enum shoal_status (*gather)(void *state, struct shoal_log *log, const char *name, const void *mine, void *all, size_t bytes,
+                                uint32_t timeout_ms);
     /* Asked by rank 0, once, when all ranks have come: whether they are of one job, as far as can be known. NULL: they are. */
     enum shoal_status (*confirm)(void *state);
     struct shoal_bootstrap_phase phases[SHOAL_BOOTSTRAP_PHASES_MAX]; /* in their order; no time lies between them */
@@ -66,11 +66,11 @@ SHOAL_MUST_USE enum shoal_status shoal_bootstrap_from_store(const struct shoal_s
 /* Every rank contributes `bytes` bytes under `name`; all[r * bytes] receives rank r's. ERR_TIMEOUT names the ranks that did not
  * come within timeout_ms. A name is static, and may be used once per bootstrap. A rank sets one value and gets few, however
  * many ranks there are: rank 0 joins the values. It reports any fault it finds to all ranks. */
-SHOAL_MUST_USE enum shoal_status shoal_bootstrap_exchange(struct shoal_bootstrap *bootstrap, struct shoal_log *log,
-                                                          const char *name, const void *mine, void *all, size_t bytes,
-                                                          uint32_t timeout_ms);
+SHOAL_MUST_USE enum shoal_status shoal_bootstrap_gather(struct shoal_bootstrap *bootstrap, struct shoal_log *log,
+                                                        const char *name, const void *mine, void *all, size_t bytes,
+                                                        uint32_t timeout_ms);
 
-/* A phase ends now, and the next begins. The opening of a source and each exchange end one; others may. */
+/* A phase ends now, and the next begins. The opening of a source and each gather end one; others may. */
 void shoal_bootstrap_end_phase(struct shoal_bootstrap *bootstrap, const char *name);
 /* "12.5 ms: store 9.1, agreement 3.4" */
 void shoal_bootstrap_print_phases(const struct shoal_bootstrap *bootstrap, char *text, size_t text_bytes);

@@ -65,12 +65,12 @@ enum shoal_status shoal_environment_ports(const struct shoal_bootstrap_settings 
 }
 
 static enum shoal_status put_ports(const struct shoal_bootstrap_settings *settings, long master_port, struct shoal_log *log,
-                                   struct shoal_tcp_place *place)
+                                   struct shoal_tcp_point *point)
 {
     int first = 0, count = 0;
     SHOAL_TRY(shoal_environment_ports(settings, (int)master_port, log, &first, &count));
-    place->port = (uint16_t)first;
-    place->port_count = (uint16_t)count;
+    point->port = (uint16_t)first;
+    point->port_count = (uint16_t)count;
     return SHOAL_OK;
 }
 
@@ -118,20 +118,20 @@ bool shoal_environment_has_name(const struct shoal_bootstrap_settings *settings,
 }
 
 static enum shoal_status find_master(const struct shoal_bootstrap_settings *settings, int size, struct shoal_log *log,
-                                     struct shoal_tcp_place *place)
+                                     struct shoal_tcp_point *point)
 {
     static const char *const job[] = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"};
     long master_port = 0, local_size = 0;
     bool is_set;
-    *place = (struct shoal_tcp_place){
+    *point = (struct shoal_tcp_point){
         .host = variable("MASTER_ADDR"),
         .what = "MASTER_ADDR",
         .job = hash_job(settings, job, SHOAL_COUNT_OF(job)),
         .is_named = has_name(settings),
     };
-    place->job = hash_launch(place->job, size, &place->is_named);
-    place->is_by_hand = !place->is_named;
-    if (!place->host)
+    point->job = hash_launch(point->job, size, &point->is_named);
+    point->is_by_hand = !point->is_named;
+    if (!point->host)
         return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap",
                               "RANK and WORLD_SIZE are set, but MASTER_ADDR is not; set it to the host of rank 0 on all ranks");
     SHOAL_TRY(shoal_environment_number("MASTER_PORT", 1, 65535, log, &is_set, &master_port));
@@ -139,8 +139,8 @@ static enum shoal_status find_master(const struct shoal_bootstrap_settings *sett
         return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap",
                               "RANK and WORLD_SIZE are set, but MASTER_PORT is not; set it to the same free port on all ranks");
     SHOAL_TRY(shoal_environment_number("LOCAL_WORLD_SIZE", 1, SHOAL_NUMBER_MAX, log, &is_set, &local_size));
-    place->is_one_host = local_size == size;
-    return put_ports(settings, master_port, log, place);
+    point->is_one_host = local_size == size;
+    return put_ports(settings, master_port, log, point);
 }
 
 /* The first host of a list as Slurm writes it: "n[07-09,12]-a,gpu1" begins with "n07-a". */
@@ -162,16 +162,16 @@ static bool find_first_node(const char *list, char node[SHOAL_ADDRESS_HOST_MAX])
     return used > 0;
 }
 
-static enum shoal_status find_step_host(struct shoal_log *log, struct shoal_tcp_place *place)
+static enum shoal_status find_step_host(struct shoal_log *log, struct shoal_tcp_point *point)
 {
     const char *set = variable("SLURM_STEP_NODELIST"), *nodes = set ? set : "";
-    place->host = variable("MASTER_ADDR");
-    place->what = "MASTER_ADDR";
-    if (place->host)
+    point->host = variable("MASTER_ADDR");
+    point->what = "MASTER_ADDR";
+    if (point->host)
         return SHOAL_OK;
-    place->host = place->is_one_host ? "127.0.0.1" : place->node;
-    place->what = "SLURM_STEP_NODELIST (MASTER_ADDR overrules it)";
-    if (place->is_one_host || find_first_node(nodes, place->node))
+    point->host = point->is_one_host ? "127.0.0.1" : point->node;
+    point->what = "SLURM_STEP_NODELIST (MASTER_ADDR overrules it)";
+    if (point->is_one_host || find_first_node(nodes, point->node))
         return SHOAL_OK;
     return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap",
                           "srun started this, but SLURM_STEP_NODELIST is \"%.60s\", which does not begin with a host; set "
@@ -182,18 +182,18 @@ static enum shoal_status find_step_host(struct shoal_log *log, struct shoal_tcp_
 /* srun says which hosts there are; rank 0 is on the first, unless somebody laid tasks out by hand. It says no port: steps are
  * spread over some below those that the kernel gives out. */
 static enum shoal_status environment_find_step(const struct shoal_bootstrap_settings *settings, int size, struct shoal_log *log,
-                                               struct shoal_tcp_place *place)
+                                               struct shoal_tcp_point *point)
 {
     static const char *const job[] = {"SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"};
     bool is_set;
     long hosts = 0;
-    *place = (struct shoal_tcp_place){.job = hash_job(settings, job, SHOAL_COUNT_OF(job)), .is_named = true};
-    long master_port = STEP_PORT + (long)(place->job % STEP_PORT_RANGES) * (PORTS_AFTER_MASTER + 1);
+    *point = (struct shoal_tcp_point){.job = hash_job(settings, job, SHOAL_COUNT_OF(job)), .is_named = true};
+    long master_port = STEP_PORT + (long)(point->job % STEP_PORT_RANGES) * (PORTS_AFTER_MASTER + 1);
     SHOAL_TRY(shoal_environment_number("SLURM_STEP_NUM_NODES", 1, size, log, &is_set, &hosts));
-    place->is_one_host = hosts == 1;
-    SHOAL_TRY(find_step_host(log, place));
+    point->is_one_host = hosts == 1;
+    SHOAL_TRY(find_step_host(log, point));
     SHOAL_TRY(shoal_environment_number("MASTER_PORT", 1, 65535, log, &is_set, &master_port));
-    return put_ports(settings, master_port, log, place);
+    return put_ports(settings, master_port, log, point);
 }
 
 /* ---- the sources, in turn ---- */
@@ -201,8 +201,8 @@ static enum shoal_status environment_find_step(const struct shoal_bootstrap_sett
 /* A launcher that tells each rank in variables who it is, and where ranks meet. */
 struct recipe {
     const char *launcher, *rank, *size;
-    enum shoal_status (*find_place)(const struct shoal_bootstrap_settings *settings, int size, struct shoal_log *log,
-                                    struct shoal_tcp_place *place_out);
+    enum shoal_status (*find_point)(const struct shoal_bootstrap_settings *settings, int size, struct shoal_log *log,
+                                    struct shoal_tcp_point *point_out);
 };
 
 static const struct recipe by_name = {"torchrun or shoal run", "RANK", "WORLD_SIZE", find_master};
@@ -235,30 +235,30 @@ static enum shoal_status find_self(const struct recipe *recipe, struct shoal_log
 /* torchrun's agent keeps a store for its workers, and says so. */
 static enum shoal_status take_secret_of_agent(struct shoal_log *log, uint32_t timeout_ms, struct shoal_bootstrap *bootstrap)
 {
-    struct shoal_torch_place place = {.host = variable("MASTER_ADDR")};
+    struct shoal_torch_point point = {.host = variable("MASTER_ADDR")};
     const char *run = variable("TORCHELASTIC_RUN_ID"), *restarts = variable("TORCHELASTIC_RESTART_COUNT");
     bool is_set = false;
     long port = 0;
-    if (bootstrap->has_secret || bootstrap->size == 1 || !place.host ||
+    if (bootstrap->has_secret || bootstrap->size == 1 || !point.host ||
         !environment_is_same("TORCHELASTIC_USE_AGENT_STORE", "True") ||
         shoal_environment_number("MASTER_PORT", 1, 65535, log, &is_set, &port) != SHOAL_OK || !is_set)
         return SHOAL_OK;
-    place.port = (uint16_t)port;
-    snprintf(place.name, sizeof place.name, "%.60s/%.20s", run ? run : "", restarts ? restarts : "0");
-    return shoal_torch_secret_load(&place, log, timeout_ms, bootstrap);
+    point.port = (uint16_t)port;
+    snprintf(point.name, sizeof point.name, "%.60s/%.20s", run ? run : "", restarts ? restarts : "0");
+    return shoal_torch_secret_load(&point, log, timeout_ms, bootstrap);
 }
 
 static enum shoal_status open_variables(const struct recipe *recipe, const struct shoal_bootstrap_settings *settings,
                                         struct shoal_log *log, uint32_t timeout_ms, struct shoal_bootstrap *bootstrap)
 {
-    struct shoal_tcp_place place;
+    struct shoal_tcp_point point;
     SHOAL_TRY(find_self(recipe, log, bootstrap));
     SHOAL_TRY(shoal_secret_load(settings, log, bootstrap));
     SHOAL_TRY(take_secret_of_agent(log, timeout_ms, bootstrap));
     if (bootstrap->size == 1)
         return shoal_single_store_open(log, bootstrap);
-    SHOAL_TRY(recipe->find_place(settings, bootstrap->size, log, &place));
-    return shoal_tcp_store_open(&place, settings, log, timeout_ms, bootstrap);
+    SHOAL_TRY(recipe->find_point(settings, bootstrap->size, log, &point));
+    return shoal_tcp_store_open(&point, settings, log, timeout_ms, bootstrap);
 }
 
 /* PMIx and PMI-1 know rank and size only once they are open, and have no handshake. */

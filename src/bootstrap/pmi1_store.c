@@ -10,7 +10,7 @@
 #include "bootstrap/sources.h"
 
 /* PMI-1 is lines of text over the socket PMI_FD: "cmd=put kvsname=K key=A value=B\n" and an answer "cmd=put_result rc=0\n".
- * Other ranks see a value only after a barrier, so this source offers exchange and no store. Values are short texts: bytes go
+ * Other ranks see a value only after a barrier, so this source offers gather and no store. Values are short texts: bytes go
  * as hexadecimal, in chunks. */
 #define LINE_MAX_BYTES 4096
 #define CHUNK_BYTES 256
@@ -195,8 +195,8 @@ static void pmi1_print_key(char key[128], const char *name, int rank, size_t chu
     snprintf(key, 128, "shoal/%.40s/%d/%zu", name, rank, chunk);
 }
 
-static enum shoal_status pmi1_exchange(void *state, struct shoal_log *log, const char *name, const void *mine, void *all,
-                                       size_t bytes, uint32_t timeout_ms)
+static enum shoal_status pmi1_gather(void *state, struct shoal_log *log, const char *name, const void *mine, void *all,
+                                     size_t bytes, uint32_t timeout_ms)
 {
     struct pmi1 *pmi = state;
     char key[128];
@@ -237,7 +237,7 @@ static int no_erase(void *arg, const char *key)
     return -1;
 }
 
-/* Where the program uses MPI too, the connection is MPI's to end: after "finalize" the launcher hears nothing more from it.
+/* Where the program uses MPI too, the connection is MPI's to end: after "finalize" the launcher reads nothing more from it.
  * Without MPI it is ended here, as a process that goes without a word counts as crashed. */
 static void close_pmi1(void *state)
 {
@@ -292,6 +292,6 @@ enum shoal_status shoal_pmi1_store_open(struct shoal_log *log, uint32_t timeout_
     bootstrap->store = (struct shoal_store){no_set, no_get, no_erase, pmi};
     bootstrap->state = pmi;
     bootstrap->close = close_pmi1;
-    bootstrap->exchange = pmi1_exchange;
+    bootstrap->gather = pmi1_gather;
     return SHOAL_OK;
 }

@@ -1,5 +1,5 @@
 /* The sources a bootstrap can come from, and the steps they share. Private to this module; set-up only. A source fills rank,
- * size (where it is the one that knows them), store, above, below, state, close, failure and exchange; on failure it has logged
+ * size (where it is the one that knows them), store, above, below, state, close, failure and gather; on failure it has logged
  * why and leaves nothing open. */
 #ifndef SHOAL_BOOTSTRAP_SOURCES_H
 #define SHOAL_BOOTSTRAP_SOURCES_H
@@ -8,8 +8,8 @@
 #include "bootstrap/address.h"
 #include "bootstrap/bootstrap.h"
 
-/* Where the own store is: rank 0 takes the first free port, the others try them in turn. */
-struct shoal_tcp_place {
+/* The meeting point, where the own store is: rank 0 takes the first free port, the others try them in turn. */
+struct shoal_tcp_point {
     const char *host;
     const char *what;                  /* where the host came from, for messages: "MASTER_ADDR" */
     char node[SHOAL_ADDRESS_HOST_MAX]; /* what host points to where it is part of a variable only */
@@ -22,7 +22,7 @@ struct shoal_tcp_place {
 };
 
 /* bootstrap has rank, size and the secret. */
-SHOAL_MUST_USE enum shoal_status shoal_tcp_store_open(const struct shoal_tcp_place *place,
+SHOAL_MUST_USE enum shoal_status shoal_tcp_store_open(const struct shoal_tcp_point *point,
                                                       const struct shoal_bootstrap_settings *settings, struct shoal_log *log,
                                                       uint32_t timeout_ms, struct shoal_bootstrap *bootstrap);
 
@@ -53,7 +53,7 @@ SHOAL_MUST_USE enum shoal_status shoal_pmi1_store_open(struct shoal_log *log, ui
 SHOAL_MUST_USE enum shoal_status shoal_secret_load(const struct shoal_bootstrap_settings *settings, struct shoal_log *log,
                                                    struct shoal_bootstrap *bootstrap);
 
-struct shoal_torch_place {
+struct shoal_torch_point {
     const char *host;
     uint16_t port;
     char name[100]; /* the secret's in the store */
@@ -62,7 +62,7 @@ struct shoal_torch_place {
 /* A secret that ranks share through torchrun's store; whoever reaches the store can read it. has_secret stays false, and the
  * log says why, where no such store listens, or a rank without libsodium came first. ERR_TIMEOUT: the store does not answer, so
  * others may have a secret. ERR_AUTH: others have one, and libsodium is not here. */
-SHOAL_MUST_USE enum shoal_status shoal_torch_secret_load(const struct shoal_torch_place *place, struct shoal_log *log,
+SHOAL_MUST_USE enum shoal_status shoal_torch_secret_load(const struct shoal_torch_point *point, struct shoal_log *log,
                                                          uint32_t timeout_ms, struct shoal_bootstrap *bootstrap);
 
 /* For sources without a handshake of their own: compares versions, settings and secrets, and hands out one that rank 0 drew

@@ -151,7 +151,7 @@ static void await_sessions(struct shoal_tcp_server *server)
             events |= EPOLLOUT;
         if (events != session->awaited &&
             !server_await(server, session->awaited ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, session->fd, events, session))
-            shoal_tcp_session_close(&server->core, session); /* no memory: it could not be heard */
+            shoal_tcp_session_close(&server->core, session); /* no memory: nothing could be received from it */
         session->awaited = events;
     }
 }

@@ -27,7 +27,7 @@ struct tcp_store {
 #define HOLDER_MS 2000
 #define HOLDER_OF_MANY_MS 200
 
-static enum shoal_status fill_identity(const struct shoal_tcp_place *place, const struct shoal_bootstrap_settings *settings,
+static enum shoal_status fill_identity(const struct shoal_tcp_point *point, const struct shoal_bootstrap_settings *settings,
                                        const struct shoal_bootstrap *bootstrap, struct shoal_log *log,
                                        struct shoal_tcp_identity *identity)
 {
@@ -36,7 +36,7 @@ static enum shoal_status fill_identity(const struct shoal_tcp_place *place, cons
     identity->side.hello.rank = (uint32_t)bootstrap->rank;
     identity->side.hello.size = (uint32_t)bootstrap->size;
     identity->side.hello.has_secret = bootstrap->has_secret;
-    identity->side.hello.job = place->job;
+    identity->side.hello.job = point->job;
     identity->side.hello.settings = shoal_agreed_hash(&settings->agreed.agreed);
     identity->side.agreed = settings->agreed.agreed;
     identity->agreed = settings->agreed;
@@ -45,8 +45,8 @@ static enum shoal_status fill_identity(const struct shoal_tcp_place *place, cons
     if (gethostname(identity->side.hello.host, sizeof identity->side.hello.host - 1) != 0)
         strcpy(identity->side.hello.host, "?");
     memcpy(identity->secret, bootstrap->secret, sizeof identity->secret);
-    identity->is_named = place->is_named;
-    identity->has_choice = place->port_count > 1;
+    identity->is_named = point->is_named;
+    identity->has_choice = point->port_count > 1;
     if (shoal_auth_random(&identity->side.hello.tag, sizeof identity->side.hello.tag) != SHOAL_OK)
         return shoal_log_fail(log, SHOAL_ERR_SYSTEM, "bootstrap", "the system gives no random numbers: %s", strerror(errno));
     return SHOAL_OK;
@@ -54,31 +54,31 @@ static enum shoal_status fill_identity(const struct shoal_tcp_place *place, cons
 
 /* ---- rank 0 ---- */
 
-static void port_text(const struct shoal_tcp_place *place, char *text, size_t text_bytes)
+static void port_text(const struct shoal_tcp_point *point, char *text, size_t text_bytes)
 {
-    if (place->port_count == 1)
-        snprintf(text, text_bytes, "port %d", place->port);
+    if (point->port_count == 1)
+        snprintf(text, text_bytes, "port %d", point->port);
     else
-        snprintf(text, text_bytes, "ports %d to %d", place->port, place->port + place->port_count - 1);
+        snprintf(text, text_bytes, "ports %d to %d", point->port, point->port + point->port_count - 1);
 }
 
-static enum shoal_status tcp_store_fail_to_listen(const struct shoal_tcp_place *place, int error, struct shoal_log *log)
+static enum shoal_status tcp_store_fail_to_listen(const struct shoal_tcp_point *point, int error, struct shoal_log *log)
 {
     char ports[48];
-    port_text(place, ports, sizeof ports);
+    port_text(point, ports, sizeof ports);
     if (error == EADDRINUSE)
         return shoal_log_fail(log, SHOAL_ERR_SYSTEM, "bootstrap", "rank 0 cannot listen at %s: %s in use by other programs; %s",
-                              place->host, ports,
-                              place->port_count > 1 ? "choose another MASTER_PORT, or a free SHOAL_PORT"
-                              : place->is_by_hand
+                              point->host, ports,
+                              point->port_count > 1 ? "choose another MASTER_PORT, or a free SHOAL_PORT"
+                              : point->is_by_hand
                                   ? "choose another MASTER_PORT, or set SHOAL_JOB_ID or SHOAL_SECRET alike on all ranks: then "
                                     "the next 15 are tried, too, as ranks can tell their rank 0 from another job's"
                                   : "choose another port");
     if (error == EADDRNOTAVAIL)
         return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap",
                               "%s is \"%s\", which is no address of this host; it must name the host where rank 0 runs",
-                              place->what, place->host);
-    return shoal_log_fail(log, SHOAL_ERR_SYSTEM, "bootstrap", "rank 0 cannot listen at %s, %s: %s", place->host, ports,
+                              point->what, point->host);
+    return shoal_log_fail(log, SHOAL_ERR_SYSTEM, "bootstrap", "rank 0 cannot listen at %s, %s: %s", point->host, ports,
                           strerror(error));
 }
 
@@ -138,15 +138,15 @@ static enum shoal_status try_to_listen(const struct shoal_address *address, cons
 }
 
 /* The first free port, at the first of the host's addresses that is one of ours. */
-static enum shoal_status store_find_port(const struct shoal_tcp_place *place, const struct shoal_address_list *list,
+static enum shoal_status store_find_port(const struct shoal_tcp_point *point, const struct shoal_address_list *list,
                                          const struct shoal_tcp_identity *identity, uint64_t deadline_ns, struct shoal_log *log,
                                          struct listening *listening)
 {
     *listening = (struct listening){.fd = -1};
-    for (int p = 0; p < place->port_count; p++) {
+    for (int p = 0; p < point->port_count; p++) {
         for (int i = 0; i < list->count && listening->fd < 0; i++) {
             struct shoal_address address = list->at[i];
-            shoal_address_port_put(&address, (uint16_t)(place->port + p));
+            shoal_address_port_put(&address, (uint16_t)(point->port + p));
             SHOAL_TRY(try_to_listen(&address, identity, deadline_ns, log, listening));
         }
     }
@@ -154,38 +154,38 @@ static enum shoal_status store_find_port(const struct shoal_tcp_place *place, co
 }
 
 /* A port that is about to be free is waited for. */
-static enum shoal_status tcp_store_open_listener(const struct shoal_tcp_place *place, const struct shoal_address_list *list,
+static enum shoal_status tcp_store_open_listener(const struct shoal_tcp_point *point, const struct shoal_address_list *list,
                                                  const struct shoal_tcp_identity *identity, uint64_t deadline_ns,
                                                  struct shoal_log *log, struct listening *listening)
 {
-    SHOAL_TRY(store_find_port(place, list, identity, deadline_ns, log, listening));
+    SHOAL_TRY(store_find_port(point, list, identity, deadline_ns, log, listening));
     while (listening->fd < 0 && listening->comes_free && shoal_clock_ns() < deadline_ns) {
         poll(NULL, 0, PAUSE_MS_MAX);
-        SHOAL_TRY(store_find_port(place, list, identity, deadline_ns, log, listening));
+        SHOAL_TRY(store_find_port(point, list, identity, deadline_ns, log, listening));
     }
-    return listening->fd >= 0 ? SHOAL_OK : tcp_store_fail_to_listen(place, listening->error, log);
+    return listening->fd >= 0 ? SHOAL_OK : tcp_store_fail_to_listen(point, listening->error, log);
 }
 
-static void warn_without_secret(const struct shoal_tcp_place *place, const struct shoal_bootstrap *bootstrap,
+static void warn_without_secret(const struct shoal_tcp_point *point, const struct shoal_bootstrap *bootstrap,
                                 const struct shoal_address *bound, struct shoal_log *log)
 {
-    if (bootstrap->has_secret || place->is_one_host || shoal_address_is_loopback(bound))
+    if (bootstrap->has_secret || point->is_one_host || shoal_address_is_loopback(bound))
         return;
     shoal_log_line(log, SHOAL_LOG_WARN, "bootstrap",
                    "rank 0 listens at %s without a secret: anyone who reaches it can join this job; set SHOAL_SECRET or "
                    "SHOAL_SECRET_FILE alike on all ranks",
-                   place->host);
+                   point->host);
 }
 
-static enum shoal_status open_server(struct tcp_store *store, const struct shoal_tcp_place *place,
+static enum shoal_status open_server(struct tcp_store *store, const struct shoal_tcp_point *point,
                                      const struct shoal_address_list *list, const struct shoal_tcp_identity *identity,
                                      const struct shoal_bootstrap *bootstrap, uint64_t deadline_ns,
                                      struct shoal_address *bound_out)
 {
     struct listening listening;
-    SHOAL_TRY(tcp_store_open_listener(place, list, identity, deadline_ns, store->client.log, &listening));
+    SHOAL_TRY(tcp_store_open_listener(point, list, identity, deadline_ns, store->client.log, &listening));
     *bound_out = listening.bound;
-    warn_without_secret(place, bootstrap, bound_out, store->client.log);
+    warn_without_secret(point, bootstrap, bound_out, store->client.log);
     const enum shoal_status status = shoal_tcp_server_start(listening.fd, identity, store->client.log, &store->server);
     if (status != SHOAL_OK)
         close(listening.fd);
@@ -196,7 +196,7 @@ static enum shoal_status open_server(struct tcp_store *store, const struct shoal
 
 struct search {
     struct shoal_tcp_client *client;
-    const struct shoal_tcp_place *place;
+    const struct shoal_tcp_point *point;
     const struct shoal_address_list *list;
     const struct shoal_tcp_identity *identity;
     uint64_t deadline_ns;
@@ -221,10 +221,10 @@ static void note_reason(struct search *search, const char reason[SHOAL_TCP_REASO
 /* Tries every port at every address once. */
 static enum shoal_tcp_join search_once(struct search *search, uint32_t attempt_ms)
 {
-    for (int p = 0; p < search->place->port_count; p++) {
+    for (int p = 0; p < search->point->port_count; p++) {
         for (int i = 0; i < search->list->count; i++) {
             struct shoal_address address = search->list->at[i];
-            shoal_address_port_put(&address, (uint16_t)(search->place->port + p));
+            shoal_address_port_put(&address, (uint16_t)(search->point->port + p));
             const uint64_t attempt_ns = shoal_clock_ns() + attempt_ms * SHOAL_NS_PER_MS;
             char reason[SHOAL_TCP_REASON_MAX];
             const enum shoal_tcp_join join =
@@ -243,11 +243,11 @@ static void warn_that_it_waits(struct search *search)
     const uint64_t now_ns = shoal_clock_ns();
     if (search->warn_ns == 0 || now_ns < search->warn_ns)
         return;
-    port_text(search->place, ports, sizeof ports);
+    port_text(search->point, ports, sizeof ports);
     shoal_log_line(search->client->log, SHOAL_LOG_WARN, "bootstrap",
                    "has waited %llu ms for rank 0 of %u: nothing of this job listens at %s, %s (%s); did it start?",
                    (unsigned long long)((now_ns - search->begun_ns) / SHOAL_NS_PER_MS), search->identity->side.hello.size,
-                   search->place->host, ports, search->reason);
+                   search->point->host, ports, search->reason);
     search->warn_ns += now_ns - search->begun_ns;
 }
 
@@ -269,12 +269,12 @@ static enum shoal_status tcp_store_join(struct search *search, uint32_t timeout_
         pause_ms = pause_ms * 2 < PAUSE_MS_MAX ? pause_ms * 2 : PAUSE_MS_MAX;
     }
     char ports[48];
-    port_text(search->place, ports, sizeof ports);
+    port_text(search->point, ports, sizeof ports);
     return shoal_log_fail(
         search->client->log, search->met_secret ? SHOAL_ERR_AUTH : SHOAL_ERR_TIMEOUT, "bootstrap",
         "rank 0 of %u did not come within %u ms (SHOAL_BOOTSTRAP_TIMEOUT_MS, or create_timeout_ms): nothing of "
         "this job listens at %s, %s (%s)",
-        search->identity->side.hello.size, timeout_ms, search->place->host, ports, search->reason);
+        search->identity->side.hello.size, timeout_ms, search->point->host, ports, search->reason);
 }
 
 static int tcp_store_set(void *arg, const char *key, const void *value, size_t bytes)
@@ -318,16 +318,16 @@ static void tcp_store_close(void *state)
     free(store);
 }
 
-static enum shoal_status tcp_store_open_parts(struct tcp_store *store, const struct shoal_tcp_place *place,
+static enum shoal_status tcp_store_open_parts(struct tcp_store *store, const struct shoal_tcp_point *point,
                                               const struct shoal_tcp_identity *identity,
                                               const struct shoal_bootstrap *bootstrap, uint32_t timeout_ms)
 {
     const uint64_t deadline_ns = shoal_clock_ns() + timeout_ms * SHOAL_NS_PER_MS;
     struct shoal_address_list list;
-    SHOAL_TRY(shoal_lookup_list(place->host, place->what, deadline_ns, store->client.log, &list));
+    SHOAL_TRY(shoal_lookup_list(point->host, point->what, deadline_ns, store->client.log, &list));
     const uint64_t begun_ns = shoal_clock_ns();
     struct search search = {.client = &store->client,
-                            .place = place,
+                            .point = point,
                             .list = &list,
                             .identity = identity,
                             .deadline_ns = deadline_ns,
@@ -336,7 +336,7 @@ static enum shoal_status tcp_store_open_parts(struct tcp_store *store, const str
     if (bootstrap->rank != 0)
         return tcp_store_join(&search, timeout_ms);
     struct shoal_address bound;
-    SHOAL_TRY(open_server(store, place, &list, identity, bootstrap, deadline_ns, &bound));
+    SHOAL_TRY(open_server(store, point, &list, identity, bootstrap, deadline_ns, &bound));
     if (shoal_tcp_client_join(&store->client, &bound, identity, deadline_ns, deadline_ns, search.reason) == SHOAL_TCP_JOIN_DONE)
         return SHOAL_OK;
     return shoal_log_fail(store->client.log, SHOAL_ERR_SYSTEM, "bootstrap", "rank 0 cannot reach its own store: %s",
@@ -354,21 +354,21 @@ static enum shoal_status tcp_store_confirm(void *state)
                : SHOAL_OK;
 }
 
-enum shoal_status shoal_tcp_store_open(const struct shoal_tcp_place *found, const struct shoal_bootstrap_settings *settings,
+enum shoal_status shoal_tcp_store_open(const struct shoal_tcp_point *found, const struct shoal_bootstrap_settings *settings,
                                        struct shoal_log *log, uint32_t timeout_ms, struct shoal_bootstrap *bootstrap)
 {
-    struct shoal_tcp_place place = *found;
-    const bool is_untold = !place.is_named && !bootstrap->has_secret;
+    struct shoal_tcp_point point = *found;
+    const bool is_untold = !point.is_named && !bootstrap->has_secret;
     if (is_untold) /* its ranks could not know which of several servers is theirs */
-        place.port_count = 1;
+        point.port_count = 1;
     struct tcp_store *store = calloc(1, sizeof *store);
     if (!store)
         return shoal_log_fail(log, SHOAL_ERR_MEMORY, "bootstrap", "no memory for the connection to rank 0");
     shoal_tcp_client_init(&store->client, log);
     struct shoal_tcp_identity identity;
-    enum shoal_status status = fill_identity(&place, settings, bootstrap, log, &identity);
+    enum shoal_status status = fill_identity(&point, settings, bootstrap, log, &identity);
     if (status == SHOAL_OK)
-        status = tcp_store_open_parts(store, &place, &identity, bootstrap, timeout_ms);
+        status = tcp_store_open_parts(store, &point, &identity, bootstrap, timeout_ms);
     /* Where a firewall leaves only some ports, those are for what has to listen. */
     shoal_tcp_tree_open(&store->tree, &store->client, &identity, status == SHOAL_OK && !settings->ports[0]);
     explicit_bzero(&identity, sizeof identity);
@@ -383,7 +383,7 @@ enum shoal_status shoal_tcp_store_open(const struct shoal_tcp_place *found, cons
     bootstrap->state = store;
     bootstrap->close = tcp_store_close;
     bootstrap->failure = tcp_store_failure;
-    bootstrap->confirm = is_untold && place.is_by_hand ? tcp_store_confirm : NULL;
+    bootstrap->confirm = is_untold && point.is_by_hand ? tcp_store_confirm : NULL;
     shoal_bootstrap_end_phase(bootstrap, "store");
     return SHOAL_OK;
 }

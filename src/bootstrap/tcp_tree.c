@@ -67,7 +67,7 @@ static void serve_below(struct shoal_tcp_tree *tree)
     const uint64_t deadline_ns = shoal_clock_ns() + JOIN_MS * SHOAL_NS_PER_MS;
     tcp_tree_print_key(tree->below.owner, key);
     if (shoal_tcp_client_join(&tree->below, &address, &tree->identity, deadline_ns, deadline_ns, reason) == SHOAL_TCP_JOIN_DONE)
-        (void)shoal_tcp_client_set(tree->root, key, &address, sizeof address); /* a failure here is the next exchange's too */
+        (void)shoal_tcp_client_set(tree->root, key, &address, sizeof address); /* a failure here is the next gather's too */
 }
 
 int shoal_tcp_tree_set_below(struct shoal_tcp_tree *tree, const char *key, const void *value, size_t bytes)

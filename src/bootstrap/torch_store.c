@@ -151,12 +151,12 @@ static enum shoal_status torch_take_answer(const struct sharing *sharing, struct
                           "installed here; install libsodium23 on this host");
 }
 
-enum shoal_status shoal_torch_secret_load(const struct shoal_torch_place *place, struct shoal_log *log, uint32_t timeout_ms,
+enum shoal_status shoal_torch_secret_load(const struct shoal_torch_point *point, struct shoal_log *log, uint32_t timeout_ms,
                                           struct shoal_bootstrap *bootstrap)
 {
-    struct sharing sharing = {.port = place->port};
-    snprintf(sharing.host, sizeof sharing.host, "%s", place->host);
-    snprintf(sharing.key, sizeof sharing.key, "/shoal/secret/%s", place->name);
+    struct sharing sharing = {.port = point->port};
+    snprintf(sharing.host, sizeof sharing.host, "%s", point->host);
+    snprintf(sharing.key, sizeof sharing.key, "/shoal/secret/%s", point->name);
     SHOAL_TRY(make_offer(&sharing, log));
     if (shoal_timed_call(share, &sharing, sizeof sharing, timeout_ms < ANSWER_MS ? timeout_ms : ANSWER_MS) != SHOAL_OK)
         sharing.error = ETIMEDOUT;

@@ -1,5 +1,5 @@
 /* Barrier over several hosts: the ranks of a host signal its first rank; the first ranks disseminate, in round k = 1, 2, 4
- * ... to the host k further on, until each has heard of all; then they release their hosts.
+ * ... to the host k further on, until each has a signal of all; then they release their hosts.
  * Cost, H hosts: log2 H crossings of the network, rounded up, and two of the cache; no rank sends more than its host has ranks
  * and log2 H signals. */
 #include "collective/collective.h"

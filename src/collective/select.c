@@ -40,7 +40,7 @@ static bool is_small_for_hosts(const struct shoal_selection *selection, const st
     return selection->hosts > 8 && selection->bytes < (size_t)64 << 10;
 }
 
-/* Where the kernel's TCP carries the bytes, several senders to one receiver hold each other up; with a ring each host hears
+/* Where the kernel's TCP carries the bytes, several senders to one receiver hold each other up; with a ring each host receives
  * one. Blocks must be long enough to hide its crossings, and hosts few enough for its roundings. */
 #define RING_BLOCK ((size_t)256 << 10)
 #define RING_HOSTS 16

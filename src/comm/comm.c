@@ -209,8 +209,7 @@ static enum shoal_status comm_agree(struct shoal_context *context, struct shoal_
     struct agreement *all = calloc((size_t)bootstrap->size, sizeof *all);
     if (!all)
         return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory for %d ranks", bootstrap->size);
-    enum shoal_status status =
-        shoal_bootstrap_exchange(bootstrap, &context->log, "agreement", &own, all, sizeof own, timeout_ms);
+    enum shoal_status status = shoal_bootstrap_gather(bootstrap, &context->log, "agreement", &own, all, sizeof own, timeout_ms);
     for (int r = 0; r < bootstrap->size && status == SHOAL_OK; r++) {
         all[r].version[sizeof all[r].version - 1] = 0;
         if (strcmp(all[r].version, own.version) != 0)

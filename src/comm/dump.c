@@ -63,7 +63,7 @@ static void dump(const struct asker *asker)
         file.setting = "the flight recorder to";
         file.pattern = pattern;
         file.is_private = true;
-        if (!shoal_recorder_find_place(&recorder, pattern, sizeof pattern, all, sizeof all)) {
+        if (!shoal_recorder_find_path(&recorder, pattern, sizeof pattern, all, sizeof all)) {
             shoal_log_line(owner, SHOAL_LOG_WARN, "comm", "cannot write the flight recorder as %s: %m", all);
             return;
         }

@@ -127,7 +127,7 @@ static enum shoal_status choose_nic(struct shoal_context *context, struct shoal_
     if (!all)
         return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "hosts", "no memory for %d ranks", bootstrap->size);
     fill_reach(&nics, &own);
-    SHOAL_TRY(shoal_bootstrap_exchange(bootstrap, &context->log, "reach", &own, all, sizeof own, timeout_ms));
+    SHOAL_TRY(shoal_bootstrap_gather(bootstrap, &context->log, "reach", &own, all, sizeof own, timeout_ms));
     const int other = first_remote(members, bootstrap->rank);
     struct sockaddr_storage source;
     const bool has_route = members_find_source(&all[other], &source);
@@ -176,8 +176,8 @@ static enum shoal_status open_network(struct shoal_context *context, const struc
     return status;
 }
 
-static enum shoal_status exchange_addresses(struct shoal_context *context, struct shoal_bootstrap *bootstrap,
-                                            uint32_t timeout_ms, struct endpoint_address *addresses)
+static enum shoal_status gather_addresses(struct shoal_context *context, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
+                                          struct endpoint_address *addresses)
 {
     struct endpoint_address own = {.address = *shoal_network_address(context->network)};
     snprintf(own.provider, sizeof own.provider, "%s", shoal_network_provider(context->network));
@@ -185,7 +185,7 @@ static enum shoal_status exchange_addresses(struct shoal_context *context, struc
         (!bootstrap->has_secret && bootstrap->rank == 0 && shoal_auth_random(own.key, sizeof own.key) != SHOAL_OK))
         return shoal_log_fail(&context->log, SHOAL_ERR_SYSTEM, "hosts", "no random bytes from the kernel (%m)");
     const enum shoal_status status =
-        shoal_bootstrap_exchange(bootstrap, &context->log, "endpoints", &own, addresses, sizeof own, timeout_ms);
+        shoal_bootstrap_gather(bootstrap, &context->log, "endpoints", &own, addresses, sizeof own, timeout_ms);
     explicit_bzero(own.key, sizeof own.key);
     SHOAL_TRY(status);
     for (int r = 0; r < bootstrap->size; r++) {
@@ -236,7 +236,7 @@ static struct shoal_session_side side_of(const struct endpoint_address *addresse
     return side;
 }
 
-/* Must run before any peer may send. That holds because no rank leaves the next exchange, the control tree's, before all ranks
+/* Must run before any peer may send. That holds because no rank leaves the next gather, the control tree's, before all ranks
  * have reached it. */
 static enum shoal_status meet_remote(struct shoal_context *context, const struct shoal_bootstrap *bootstrap,
                                      const struct shoal_shm_place *places, const struct endpoint_address *addresses,
@@ -288,7 +288,7 @@ static enum shoal_status meet_at_addresses(struct shoal_context *context, struct
     struct endpoint_address *addresses = calloc((size_t)bootstrap->size, sizeof *addresses);
     if (!addresses)
         return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "hosts", "no memory for %d ranks", bootstrap->size);
-    enum shoal_status status = exchange_addresses(context, bootstrap, timeout_ms, addresses);
+    enum shoal_status status = gather_addresses(context, bootstrap, timeout_ms, addresses);
     if (status == SHOAL_OK)
         status = meet_remote(context, bootstrap, places, addresses, members);
     explicit_bzero(addresses, (size_t)bootstrap->size * sizeof *addresses);

@@ -204,7 +204,7 @@ static void keep_recorder(struct shoal_engine *engine)
 {
     char pattern[SHOAL_RECORDER_NAME_MAX], all[SHOAL_RECORDER_NAME_MAX];
     const struct shoal_recorder_file file = {engine->log, "the flight recorder to", pattern, true};
-    if (!shoal_recorder_find_place(&engine->recorder, pattern, sizeof pattern, all, sizeof all)) {
+    if (!shoal_recorder_find_path(&engine->recorder, pattern, sizeof pattern, all, sizeof all)) {
         shoal_log_line(engine->log, SHOAL_LOG_WARN, "engine",
                        "cannot keep the flight recorder as %s: %m; SHOAL_RECORDER_FILE names another file, or no", all);
         return;
@@ -398,7 +398,7 @@ static int end_of_chain(struct shoal_engine *engine, int peer)
 
 /* Some ranks run ahead of others. Ranks that have not come to the first operation that is not done everywhere are behind: a
  * rank that waits for all waits for them, or for one that does. Only ranks of this host count, as completions of others are
- * heard late. */
+ * received late. */
 static uint64_t first_open(const struct shoal_engine *engine)
 {
     uint64_t least = shoal_intake_done(engine);
@@ -720,8 +720,8 @@ static bool holds_up_nothing(const struct shoal_engine *engine, const struct sho
     return false;
 }
 
-/* Whether the call waits for a lost rank. A remote rank may have done its part and left, as its completions are heard late. A
- * rank that waits for it publishes so, and others hear that. */
+/* Whether the call waits for a lost rank. A remote rank may have done its part and left, as its completions are received late.
+ * A rank that waits for it publishes so, and others learn that. */
 static bool is_held_up_by(struct shoal_engine *engine, const struct shoal_request *call, int peer)
 {
     static bool (*const in_phase[SHOAL_PHASE_END])(const struct shoal_engine *, const struct shoal_request *, int) = {

@@ -256,7 +256,8 @@ static void fail_lengths(struct shoal_engine *engine, const struct shoal_request
 
 /* ---- Waiting for the others ---------------------------------------------------------------------------------------------- */
 
-/* How long to wait for whoever knows more: not at all where everything is known, or all that this rank ever hears names one. */
+/* How long to wait for whoever knows more: not at all where everything is known, or all that this rank ever receives names
+ * one. */
 static uint64_t patience_ns(const struct shoal_engine *engine, int known, int missing, int named)
 {
     if (known == engine->size || (!missing && named >= 0))

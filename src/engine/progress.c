@@ -498,7 +498,7 @@ static bool drain_before_sleep(struct shoal_progress *progress, bool is_backoff)
 }
 
 /* The wait source at whose descriptor to sleep while operations with remote ranks are under way; NULL: there is none. Such a
- * sleeper does not hear the doorbell of this host, nor the other sources. */
+ * sleeper is not woken by the doorbell of this host, nor the other sources. */
 static const struct shoal_wait_source *find_descriptor(const struct shoal_progress *progress)
 {
     if (!waits_for_silent(progress, SILENT_NETWORK))

@@ -743,7 +743,7 @@ static int find_unready_input(const struct shoal_engine *engine, const struct sh
 }
 
 /* All data are there; only the device's memory for the result is not ready. */
-static int find_unready_place(const struct shoal_request *request, bool has_all_come)
+static int find_unready_output(const struct shoal_request *request, bool has_all_come)
 {
     const bool is_unready_now = has_all_come && is_unready(request, SHOAL_OPERAND_OUTPUT, 0, request->call.count);
     return is_unready_now ? SHOAL_OPERAND_OUTPUT : -1;
@@ -751,13 +751,13 @@ static int find_unready_place(const struct shoal_request *request, bool has_all_
 
 static int find_unready_met(const struct shoal_engine *engine, const struct shoal_request *request)
 {
-    return find_unready_place(request, request->is_direct && request->next_missing == engine->size);
+    return find_unready_output(request, request->is_direct && request->next_missing == engine->size);
 }
 
 static int find_unready_in_rounds(const struct shoal_engine *engine, const struct shoal_request *request)
 {
     (void)engine;
-    return find_unready_place(request, request->round == request->peer_set->rounds.count);
+    return find_unready_output(request, request->round == request->peer_set->rounds.count);
 }
 
 static int find_unfinished(const struct shoal_engine *engine, const struct shoal_request *request)

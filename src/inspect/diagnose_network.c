@@ -279,7 +279,7 @@ static void diagnose_check_start(struct shoal_diagnosis *diagnosis)
                              around->master_port);
 }
 
-/* A rank listens twice: for the network's data, and for what all must hear soon. */
+/* A rank listens twice: for the network's data, and for what all must learn soon. */
 static void check_range(struct shoal_diagnosis *diagnosis, uint16_t low, uint16_t high)
 {
     struct shoal_address address = {.bytes = sizeof(struct sockaddr_in)};

@@ -14,8 +14,8 @@
 #define WINDOW_DEPTHS 32
 #define FIRST_DEPTHS 6
 
-/* The place where a rank runs its script of meeting is one more slot. */
-struct place {
+/* What a rank runs in a slot. The script of meeting has one more slot. */
+struct slot_run {
     bool is_used;
     uint32_t leaving; /* messages of it that have not left */
     uint32_t act;
@@ -23,12 +23,12 @@ struct place {
 };
 
 struct rank {
-    bool is_busy;    /* or wants a core */
-    bool is_called;  /* its event is noted, though it is not busy */
-    bool is_hearing; /* and busy with that */
-    bool has_done;   /* anything in this round */
+    bool is_busy;      /* or wants a core */
+    bool is_called;    /* its event is noted, though it is not busy */
+    bool is_handling; /* and busy with that */
+    bool has_done;     /* anything in this round */
     bool has_met;
-    unsigned turn;    /* of places in the round */
+    unsigned turn;    /* of slots in the round */
     uint64_t want_ps; /* while it waits for a core */
     uint32_t next;    /* 1 + the rank that waits after it */
     uint64_t started; /* chunks */
@@ -36,7 +36,7 @@ struct rank {
     uint32_t inbox_count;
     uint64_t inbox_bytes;
     struct shoal_wire_queue inbox;
-    struct shoal_wire_queue heard; /* while it is hearing */
+    struct shoal_wire_queue handled; /* while it handles what has come */
 };
 
 struct cores {
@@ -52,11 +52,11 @@ struct machine {
     struct shoal_events events;
     struct shoal_wire wire;
     struct shoal_copiers copies;
-    unsigned places; /* of a rank: the slots, and one for meeting */
+    unsigned slots;  /* of a rank, with one for meeting */
     uint64_t chunks; /* fewer than there are, once times have settled */
     struct rank *ranks;
-    struct place *at;      /* [rank * places + slot] */
-    int32_t **counters;    /* [rank][slot * heard + i], less what chunks before were owed: below 0 while a credit is */
+    struct slot_run *at;   /* [rank * slots + slot] */
+    int32_t **counters;    /* [rank][slot * sources + i], less what chunks before were owed: below 0 while a credit is */
     struct cores *cores;   /* [hosts] */
     uint16_t *finished;    /* [chunk] ranks that have done it */
     uint64_t *finished_ps; /* [chunk] */
@@ -77,20 +77,20 @@ static uint64_t most(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
-static struct place *predict_place_of(struct machine *machine, int rank, unsigned slot)
+static struct slot_run *predict_run_of(struct machine *machine, int rank, unsigned slot)
 {
-    return &machine->at[(size_t)rank * machine->places + slot];
+    return &machine->at[(size_t)rank * machine->slots + slot];
 }
 
 static unsigned meeting_slot(const struct machine *machine)
 {
-    return machine->places - 1;
+    return machine->slots - 1;
 }
 
 static int32_t *counter_of(struct machine *machine, int rank, int peer, unsigned slot)
 {
-    const uint16_t heard = machine->cast.ranks[rank].heard;
-    return &machine->counters[rank][(size_t)slot * heard + shoal_cast_index(&machine->cast, rank, peer)];
+    const uint16_t sources = machine->cast.ranks[rank].sources;
+    return &machine->counters[rank][(size_t)slot * sources + shoal_cast_index(&machine->cast, rank, peer)];
 }
 
 static void predict_fail(struct machine *machine, enum shoal_status status)
@@ -168,7 +168,7 @@ static uint64_t bytes_up_to(struct machine *machine, int rank, bool is_in, uint6
     return shoal_min_size(all, chunks * shoal_cast_bytes(&machine->cast, rank, is_in, machine->cast.chunk_elements));
 }
 
-/* So that a chunk, or all that travels beside an announcement, has its place wherever it begins in a unit, and two units more
+/* So that a chunk, or all that travels beside an announcement, has room wherever it begins in a unit, and two units more
  * come meanwhile; or what was asked for, if that is more. */
 static uint64_t ring_units(struct machine *machine, int rank, bool is_in)
 {
@@ -178,23 +178,23 @@ static uint64_t ring_units(struct machine *machine, int rank, bool is_in)
     return shoal_max_size(least, machine->model->ring_bytes / machine->model->unit_bytes);
 }
 
-/* Whether the units that an act needs have come, or their places are free. */
-static bool is_at_hand(struct machine *machine, int rank, const struct place *place, bool is_meeting, bool is_in)
+/* Whether the units that an act needs have come, or there is room for them. */
+static bool is_at_hand(struct machine *machine, int rank, const struct slot_run *run, bool is_meeting, bool is_in)
 {
     const uint64_t all = *shoal_copiers_bytes(&machine->copies, rank, is_in);
-    const uint64_t end = is_meeting ? all : bytes_up_to(machine, rank, is_in, place->chunk + 1);
+    const uint64_t end = is_meeting ? all : bytes_up_to(machine, rank, is_in, run->chunk + 1);
     const uint64_t room = is_in ? 0 : ring_units(machine, rank, false);
     return shoal_copiers_units(&machine->copies, end) <= shoal_copiers_done(&machine->copies, rank, is_in) + room;
 }
 
 static bool can_begin(struct machine *machine, int rank, unsigned slot, const struct shoal_act *act)
 {
-    const struct place *place = predict_place_of(machine, rank, slot);
+    const struct slot_run *run = predict_run_of(machine, rank, slot);
     const bool is_meeting = slot == meeting_slot(machine);
     if (!is_on_gpu(machine) || !act->needs)
         return true;
-    return (!(act->needs & SHOAL_ACT_NEEDS_INPUT) || is_at_hand(machine, rank, place, is_meeting, true)) &&
-           (!(act->needs & SHOAL_ACT_NEEDS_OUTPUT) || is_at_hand(machine, rank, place, is_meeting, false));
+    return (!(act->needs & SHOAL_ACT_NEEDS_INPUT) || is_at_hand(machine, rank, run, is_meeting, true)) &&
+           (!(act->needs & SHOAL_ACT_NEEDS_OUTPUT) || is_at_hand(machine, rank, run, is_meeting, false));
 }
 
 /* Chunks that the rank has done, from the first on without a gap. */
@@ -202,9 +202,9 @@ static uint64_t done_in_order(struct machine *machine, int rank)
 {
     uint64_t chunk = machine->ranks[rank].started;
     for (unsigned slot = 0; slot < machine->asked->depth; slot++) {
-        const struct place *place = predict_place_of(machine, rank, slot);
-        if (place->is_used && place->chunk < chunk)
-            chunk = place->chunk;
+        const struct slot_run *run = predict_run_of(machine, rank, slot);
+        if (run->is_used && run->chunk < chunk)
+            chunk = run->chunk;
     }
     return chunk;
 }
@@ -334,13 +334,13 @@ static void finish_chunk(struct machine *machine, uint64_t chunk)
 
 static const struct shoal_script *script_of(const struct machine *machine, int rank, unsigned slot)
 {
-    const struct shoal_script_part *part = &machine->cast.ranks[rank];
+    const struct shoal_script_rank *part = &machine->cast.ranks[rank];
     return slot == meeting_slot(machine) ? &part->meet : &part->chunk;
 }
 
-static uint64_t predict_bytes_of(const struct machine *machine, const struct place *place, const struct shoal_act *act)
+static uint64_t predict_bytes_of(const struct machine *machine, const struct slot_run *run, const struct shoal_act *act)
 {
-    return act->bytes[place->chunk + 1 == machine->chunks ? SHOAL_LENGTH_LAST : SHOAL_LENGTH_FULL];
+    return act->bytes[run->chunk + 1 == machine->chunks ? SHOAL_LENGTH_LAST : SHOAL_LENGTH_FULL];
 }
 
 static uint64_t message_ps(const struct shoal_model *model, uint64_t messages, uint64_t bytes)
@@ -348,22 +348,22 @@ static uint64_t message_ps(const struct shoal_model *model, uint64_t messages, u
     return messages * model->message_ps + shoal_bytes_ps(bytes, model->stack_ps);
 }
 
-static uint64_t act_ps(const struct machine *machine, const struct place *place, const struct shoal_act *act)
+static uint64_t act_ps(const struct machine *machine, const struct slot_run *run, const struct shoal_act *act)
 {
-    const uint64_t bytes = predict_bytes_of(machine, place, act);
+    const uint64_t bytes = predict_bytes_of(machine, run, act);
     if (act->kind == SHOAL_ACT_WORK)
         return shoal_bytes_ps(bytes, machine->model->memory_ps);
     return act->kind == SHOAL_ACT_SEND ? message_ps(machine->model, 1, bytes) : machine->model->signal_ps;
 }
 
 /* All ranks of a host share its memory. */
-static uint64_t work_ps_of(struct machine *machine, int rank, const struct place *place, const struct shoal_act *act)
+static uint64_t work_ps_of(struct machine *machine, int rank, const struct slot_run *run, const struct shoal_act *act)
 {
-    const uint64_t own_ps = act_ps(machine, place, act), now_ps = machine->events.now_ps;
+    const uint64_t own_ps = act_ps(machine, run, act), now_ps = machine->events.now_ps;
     const int host = shoal_cast_host(&machine->cast, rank);
     if (act->kind != SHOAL_ACT_WORK || machine->model->host_ps <= 0)
         return own_ps;
-    const uint64_t passed_at = shoal_copiers_pass_memory(&machine->copies, host, predict_bytes_of(machine, place, act));
+    const uint64_t passed_at = shoal_copiers_pass_memory(&machine->copies, host, predict_bytes_of(machine, run, act));
     return most(own_ps, passed_at - now_ps);
 }
 
@@ -384,10 +384,10 @@ static void predict_publish(struct machine *machine, int rank)
 
 static void send(struct machine *machine, int rank, unsigned slot, const struct shoal_act *act)
 {
-    struct place *place = predict_place_of(machine, rank, slot);
+    struct slot_run *run = predict_run_of(machine, rank, slot);
     const struct shoal_wire_message message = {
-        .from = (uint16_t)rank, .to = act->peer, .slot = (uint16_t)slot, .bytes = predict_bytes_of(machine, place, act)};
-    place->leaving++;
+        .from = (uint16_t)rank, .to = act->peer, .slot = (uint16_t)slot, .bytes = predict_bytes_of(machine, run, act)};
+    run->leaving++;
     predict_fail(machine, shoal_wire_send(&machine->wire, shoal_cast_host(&machine->cast, rank),
                                           shoal_cast_host(&machine->cast, act->peer), &message));
 }
@@ -395,24 +395,24 @@ static void send(struct machine *machine, int rank, unsigned slot, const struct 
 /* Carries out the act, after its time. */
 static void end_act(struct machine *machine, int rank, unsigned slot)
 {
-    struct place *place = predict_place_of(machine, rank, slot);
-    const struct shoal_act *act = &script_of(machine, rank, slot)->acts[place->act];
+    struct slot_run *run = predict_run_of(machine, rank, slot);
+    const struct shoal_act *act = &script_of(machine, rank, slot)->acts[run->act];
     if (act->kind == SHOAL_ACT_INCREMENT)
         predict_increment_counter(machine, rank, act->peer, slot);
     else if (act->kind == SHOAL_ACT_PUBLISH)
         predict_publish(machine, rank);
     else if (act->kind == SHOAL_ACT_SEND)
         send(machine, rank, slot, act);
-    place->act++;
+    run->act++;
     machine->ranks[rank].has_done = true;
 }
 
 static void end_script(struct machine *machine, int rank, unsigned slot)
 {
-    const struct shoal_script_part *part = &machine->cast.ranks[rank];
-    struct place *place = predict_place_of(machine, rank, slot);
+    const struct shoal_script_rank *part = &machine->cast.ranks[rank];
+    struct slot_run *run = predict_run_of(machine, rank, slot);
     struct rank *own = &machine->ranks[rank];
-    place->is_used = false;
+    run->is_used = false;
     own->has_done = true;
     machine->end_ps = machine->events.now_ps;
     if (slot == meeting_slot(machine)) {
@@ -420,64 +420,64 @@ static void end_script(struct machine *machine, int rank, unsigned slot)
         predict_allow_copies(machine, rank);
         return;
     }
-    for (unsigned i = 0; i < part->heard; i++)
-        machine->counters[rank][(size_t)slot * part->heard + i] -= (int32_t)part->owed[i];
+    for (unsigned i = 0; i < part->sources; i++)
+        machine->counters[rank][(size_t)slot * part->sources + i] -= (int32_t)part->owed[i];
     own->done++;
-    finish_chunk(machine, place->chunk);
+    finish_chunk(machine, run->chunk);
     predict_allow_copies(machine, rank);
 }
 
-/* Runs what is at a place until it has to wait, or the rank is busy. */
-static void run_place(struct machine *machine, int rank, unsigned slot)
+/* Runs what is in a slot until it has to wait, or the rank is busy. */
+static void run_slot(struct machine *machine, int rank, unsigned slot)
 {
     const struct shoal_script *script = script_of(machine, rank, slot);
-    struct place *place = predict_place_of(machine, rank, slot);
-    while (place->is_used && place->act < script->count) {
-        const struct shoal_act *act = &script->acts[place->act];
+    struct slot_run *run = predict_run_of(machine, rank, slot);
+    while (run->is_used && run->act < script->count) {
+        const struct shoal_act *act = &script->acts[run->act];
         const bool is_wait = act->kind == SHOAL_ACT_WAIT;
         if (is_wait && *counter_of(machine, rank, act->peer, slot) < (int32_t)act->value)
             return;
         if (!can_begin(machine, rank, slot, act))
             return;
-        const uint64_t work_ps = is_wait ? 0 : work_ps_of(machine, rank, place, act);
+        const uint64_t work_ps = is_wait ? 0 : work_ps_of(machine, rank, run, act);
         if (work_ps) {
             begin_work(machine, rank, work_ps);
             return;
         }
         end_act(machine, rank, slot);
     }
-    if (place->is_used && !place->leaving)
+    if (run->is_used && !run->leaving)
         end_script(machine, rank, slot);
 }
 
 /* ---- Ranks --------------------------------------------------------------------------------------------------------------- */
 
-static void end_hearing(struct machine *machine, int rank)
+static void end_handling(struct machine *machine, int rank)
 {
-    uint32_t heard;
-    machine->ranks[rank].is_hearing = false;
+    uint32_t number;
+    machine->ranks[rank].is_handling = false;
     machine->ranks[rank].has_done = true;
-    while ((heard = shoal_wire_pop(&machine->wire, &machine->ranks[rank].heard)) != SHOAL_NO_MESSAGE) {
-        const struct shoal_wire_message *message = &machine->wire.messages[heard];
+    while ((number = shoal_wire_pop(&machine->wire, &machine->ranks[rank].handled)) != SHOAL_NO_MESSAGE) {
+        const struct shoal_wire_message *message = &machine->wire.messages[number];
         ++*counter_of(machine, rank, message->from, message->slot);
-        shoal_wire_release(&machine->wire, heard);
+        shoal_wire_release(&machine->wire, number);
     }
 }
 
 /* All that has come. */
-static void begin_hearing(struct machine *machine, int rank)
+static void begin_handling(struct machine *machine, int rank)
 {
     struct rank *own = &machine->ranks[rank];
     const uint64_t work_ps = message_ps(machine->model, own->inbox_count, own->inbox_bytes);
-    own->heard = own->inbox;
+    own->handled = own->inbox;
     own->inbox = (struct shoal_wire_queue){0, 0};
     own->inbox_count = 0;
     own->inbox_bytes = 0;
-    own->is_hearing = true;
+    own->is_handling = true;
     if (work_ps)
         begin_work(machine, rank, work_ps);
     else
-        end_hearing(machine, rank);
+        end_handling(machine, rank);
 }
 
 /* Gives free slots to the next chunks, in order. */
@@ -485,16 +485,16 @@ static void predict_start_chunks(struct machine *machine, int rank)
 {
     struct rank *own = &machine->ranks[rank];
     while (own->has_met && own->started < machine->chunks) {
-        struct place *place = predict_place_of(machine, rank, (unsigned)(own->started % machine->asked->depth));
-        if (place->is_used)
+        struct slot_run *run = predict_run_of(machine, rank, (unsigned)(own->started % machine->asked->depth));
+        if (run->is_used)
             return;
-        *place = (struct place){.is_used = true, .chunk = own->started++};
+        *run = (struct slot_run){.is_used = true, .chunk = own->started++};
         machine->started_most = own->started > machine->started_most ? own->started : machine->started_most;
         own->has_done = true;
     }
 }
 
-/* The turn's place: first that of meeting, then slots from the oldest chunk on. */
+/* The turn's slot: first that of meeting, then those from the oldest chunk on. */
 static unsigned slot_of_turn(const struct machine *machine, const struct rank *rank)
 {
     const unsigned depth = machine->asked->depth;
@@ -507,13 +507,13 @@ static void predict_run_rank(struct machine *machine, int rank)
     struct rank *own = &machine->ranks[rank];
     while (!own->is_busy && machine->status == SHOAL_OK) {
         if (own->turn == 0 && own->inbox_count)
-            begin_hearing(machine, rank);
+            begin_handling(machine, rank);
         if (own->is_busy)
             return;
         if (own->turn == 0)
             predict_start_chunks(machine, rank);
-        for (; own->turn < machine->places && !own->is_busy; own->turn += !own->is_busy)
-            run_place(machine, rank, slot_of_turn(machine, own));
+        for (; own->turn < machine->slots && !own->is_busy; own->turn += !own->is_busy)
+            run_slot(machine, rank, slot_of_turn(machine, own));
         if (own->is_busy)
             return;
         own->turn = 0;
@@ -529,8 +529,8 @@ static void wake_rank(struct machine *machine, int rank)
     own->is_called = false;
     if (own->is_busy) {
         end_work(machine, rank);
-        if (own->is_hearing)
-            end_hearing(machine, rank);
+        if (own->is_handling)
+            end_handling(machine, rank);
         else
             end_act(machine, rank, slot_of_turn(machine, own));
     }
@@ -544,8 +544,8 @@ static void end_sending(struct machine *machine, int host)
     int rank, slot;
     if (!shoal_wire_sent(&machine->wire, host, &rank, &slot))
         return;
-    SHOAL_ASSERT(predict_place_of(machine, rank, (unsigned)slot)->leaving > 0);
-    if (--predict_place_of(machine, rank, (unsigned)slot)->leaving == 0)
+    SHOAL_ASSERT(predict_run_of(machine, rank, (unsigned)slot)->leaving > 0);
+    if (--predict_run_of(machine, rank, (unsigned)slot)->leaving == 0)
         call_rank(machine, rank);
 }
 
@@ -589,7 +589,7 @@ static enum shoal_status predict_run(struct machine *machine)
 {
     uint32_t id;
     for (int rank = 0; rank < machine->cast.size; rank++) {
-        predict_place_of(machine, rank, meeting_slot(machine))->is_used = true;
+        predict_run_of(machine, rank, meeting_slot(machine))->is_used = true;
         predict_allow_copies(machine, rank);
         call_rank(machine, rank);
     }
@@ -607,13 +607,13 @@ static enum shoal_status predict_allocate(struct machine *machine)
 {
     const size_t size = (size_t)machine->cast.size, hosts = (size_t)machine->asked->hosts;
     machine->ranks = calloc(size, sizeof *machine->ranks);
-    machine->at = calloc(size * machine->places, sizeof *machine->at);
+    machine->at = calloc(size * machine->slots, sizeof *machine->at);
     machine->counters = calloc(size, sizeof *machine->counters);
     machine->cores = calloc(hosts, sizeof *machine->cores);
     if (!machine->ranks || !machine->at || !machine->counters || !machine->cores)
         return SHOAL_ERR_MEMORY;
     for (size_t rank = 0; rank < size; rank++) {
-        const size_t counters = (size_t)machine->cast.ranks[rank].heard * machine->places;
+        const size_t counters = (size_t)machine->cast.ranks[rank].sources * machine->slots;
         machine->counters[rank] = calloc(counters + 1, sizeof **machine->counters);
         if (!machine->counters[rank])
             return SHOAL_ERR_MEMORY;
@@ -626,7 +626,7 @@ static enum shoal_status predict_allocate(struct machine *machine)
 static enum shoal_status set_up(struct machine *machine)
 {
     const int size = machine->asked->view.size, hosts = machine->asked->hosts;
-    machine->places = machine->asked->depth + 1;
+    machine->slots = machine->asked->depth + 1;
     SHOAL_TRY(shoal_cast_init(&machine->cast, machine->asked));
     machine->chunks = machine->cast.chunks;
     SHOAL_TRY(predict_allocate(machine));
@@ -669,20 +669,20 @@ static void add_load(struct shoal_load *sum, const struct shoal_load *load)
     sum->signals += load->signals;
     sum->sends += load->sends;
     sum->sent_bytes += load->sent_bytes;
-    sum->hears += load->hears;
-    sum->heard_bytes += load->heard_bytes;
+    sum->receives += load->receives;
+    sum->received_bytes += load->received_bytes;
 }
 
 static void add_host(const struct machine *machine, const struct shoal_load *load, struct shoal_forecast *forecast)
 {
     const struct shoal_model *model = machine->model;
     const uint64_t sent = load->sent_bytes + load->sends * model->header_bytes;
-    const uint64_t heard = load->heard_bytes + load->hears * model->header_bytes;
+    const uint64_t received = load->received_bytes + load->receives * model->header_bytes;
     add_load(&forecast->total, load);
     forecast->sent_bytes_most = most(forecast->sent_bytes_most, load->sent_bytes);
-    forecast->heard_bytes_most = most(forecast->heard_bytes_most, load->heard_bytes);
+    forecast->received_bytes_most = most(forecast->received_bytes_most, load->received_bytes);
     forecast->sending_ps_most = most(forecast->sending_ps_most, (uint64_t)shoal_adapter_ps(model, (double)sent));
-    forecast->receiving_ps_most = most(forecast->receiving_ps_most, (uint64_t)shoal_adapter_ps(model, (double)heard));
+    forecast->receiving_ps_most = most(forecast->receiving_ps_most, (uint64_t)shoal_adapter_ps(model, (double)received));
 }
 
 /* Bytes that a rank and its adapter move one way through their switch. */
@@ -690,7 +690,7 @@ static uint64_t switch_bytes(const struct machine *machine, int rank, bool is_in
 {
     const struct shoal_load *load = &machine->cast.loads[rank];
     const uint64_t copied = shoal_cast_bytes(&machine->cast, rank, is_in, machine->asked->count);
-    const uint64_t messages = is_in ? load->hears : load->sends, bytes = is_in ? load->heard_bytes : load->sent_bytes;
+    const uint64_t messages = is_in ? load->receives : load->sends, bytes = is_in ? load->received_bytes : load->sent_bytes;
     return copied + (machine->model->is_adapter_below ? bytes + messages * machine->model->header_bytes : 0);
 }
 

@@ -33,14 +33,14 @@
 
 struct shoal_model {
     uint64_t latency_ps;
-    uint64_t message_ps; /* CPU, where it is sent and where it is heard */
+    uint64_t message_ps; /* CPU, where it is sent and where it is received */
     uint64_t signal_ps;
     uint64_t burst_ps;   /* in which an empty token bucket is filled; 0: there is none */
     uint64_t lacking_ps; /* in which it is filled from what it has at first */
     double wire_ps;      /* per byte */
     double line_ps;      /* per byte that finds tokens */
     double memory_ps;    /* per byte read or written */
-    double stack_ps;     /* CPU per byte that is sent, and per byte that is heard */
+    double stack_ps;     /* CPU per byte that is sent, and per byte that is received */
     double pcie_ps;      /* per byte between a GPU and host memory, one way; 0: operands are in host memory */
     double switch_ps;    /* per byte up or down at a switch, for all below it; 0: it is no limit */
     double nvlink_ps;    /* per byte that a GPU sends and receives */
@@ -77,8 +77,8 @@ struct shoal_load {
     uint64_t signals;
     uint64_t sends;
     uint64_t sent_bytes; /* without headers */
-    uint64_t hears;
-    uint64_t heard_bytes;
+    uint64_t receives;
+    uint64_t received_bytes;
 };
 
 struct shoal_forecast {
@@ -86,10 +86,10 @@ struct shoal_forecast {
     uint64_t chunk_ps; /* from chunk to chunk, where times have settled; else 0 */
     size_t chunks;
     size_t chunks_run;
-    struct shoal_load total;   /* of all ranks */
-    uint64_t sent_bytes_most;  /* of a host */
-    uint64_t heard_bytes_most; /* of a host */
-    uint64_t sending_ps_most;  /* that a host's adapter needs, with headers */
+    struct shoal_load total;      /* of all ranks */
+    uint64_t sent_bytes_most;     /* of a host */
+    uint64_t received_bytes_most; /* of a host */
+    uint64_t sending_ps_most;     /* that a host's adapter needs, with headers */
     uint64_t receiving_ps_most;
     uint64_t copying_ps_most; /* that a GPU's PCIe or NVLink, or a switch needs, each way by itself */
 };

@@ -113,19 +113,19 @@ static enum shoal_status script_append_step(const struct shoal_cast *cast, struc
     return SHOAL_ERR_INTERNAL;
 }
 
-/* ---- Who hears from whom ------------------------------------------------------------------------------------------------- */
+/* ---- Who receives from whom ---------------------------------------------------------------------------------------------- */
 
-static void note_heard(struct shoal_cast *cast, int rank, int peer)
+static void note_source(struct shoal_cast *cast, int rank, int peer)
 {
     uint16_t *index = &cast->index[(size_t)rank * (size_t)cast->size + (size_t)peer];
     if (!*index)
-        *index = ++cast->ranks[rank].heard;
+        *index = ++cast->ranks[rank].sources;
 }
 
 static enum shoal_status note_owed(struct shoal_cast *cast, const struct shoal_plan *plan)
 {
-    struct shoal_script_part *part = &cast->ranks[plan->rank];
-    part->owed = calloc((size_t)part->heard + 1, sizeof *part->owed);
+    struct shoal_script_rank *part = &cast->ranks[plan->rank];
+    part->owed = calloc((size_t)part->sources + 1, sizeof *part->owed);
     if (!part->owed)
         return SHOAL_ERR_MEMORY;
     for (int peer = 0; peer < cast->size; peer++) {
@@ -155,7 +155,7 @@ static enum shoal_status script_meet(struct shoal_cast *cast, const uint8_t *pee
     for (int peer = 0; peer < cast->size; peer++) {
         if (!is_peer_set(cast, peers, rank, peer))
             continue;
-        note_heard(cast, rank, peer);
+        note_source(cast, rank, peer);
         SHOAL_TRY(append_wait(script, peer, 1));
     }
     return SHOAL_OK;
@@ -185,7 +185,7 @@ static enum shoal_status give_directly(struct shoal_cast *cast, int rank)
     SHOAL_TRY(script_append(script, (struct shoal_act){.kind = SHOAL_ACT_PUBLISH}));
     for (int i = 1; i < cast->size; i++) {
         const int peer = (rank + i) % cast->size;
-        note_heard(cast, rank, peer);
+        note_source(cast, rank, peer);
         if (shoal_cast_host(cast, rank) != shoal_cast_host(cast, peer))
             SHOAL_TRY(script_append(script, send_of(peer, sent, sent)));
     }
@@ -233,7 +233,7 @@ static enum shoal_status append_round(struct shoal_cast *cast, int rank, const s
         SHOAL_TRY(script_append(script, send_of(round->to.at[i], sent, sent)));
     if (round->from < 0)
         return SHOAL_OK;
-    note_heard(cast, rank, round->from);
+    note_source(cast, rank, round->from);
     SHOAL_TRY(append_wait(script, round->from, 1));
     const uint64_t work = round_work_bytes(asked, round_bytes(asked, round->came));
     return work ? append_work(script, work, work) : SHOAL_OK;
@@ -246,7 +246,7 @@ static enum shoal_status append_rounds(struct shoal_cast *cast, int rank, const 
     for (int i = 0; i < rounds->local.count; i++) {
         if (rounds->local.at[i] == rank)
             continue;
-        note_heard(cast, rank, rounds->local.at[i]);
+        note_source(cast, rank, rounds->local.at[i]);
         SHOAL_TRY(append_wait(script, rounds->local.at[i], 1));
     }
     const uint64_t work = round_work_bytes(cast->asked, round_bytes(cast->asked, rounds->local));
@@ -294,7 +294,7 @@ static enum shoal_status take_plan(struct shoal_cast *cast, const struct shoal_p
     SHOAL_TRY(script_meet(cast, peers, plan->rank));
     for (int peer = 0; peer < cast->size; peer++) {
         if (plan->signals_in[peer])
-            note_heard(cast, plan->rank, peer);
+            note_source(cast, plan->rank, peer);
     }
     SHOAL_TRY(note_owed(cast, plan));
     for (uint32_t i = 0; i < plan->step_count; i++)
@@ -379,8 +379,8 @@ static void load_act(struct shoal_cast *cast, int rank, const struct shoal_act *
         return;
     own->sends += count;
     own->sent_bytes += bytes;
-    peer->hears += count;
-    peer->heard_bytes += bytes;
+    peer->receives += count;
+    peer->received_bytes += bytes;
 }
 
 void shoal_cast_load(struct shoal_cast *cast)
@@ -388,7 +388,7 @@ void shoal_cast_load(struct shoal_cast *cast)
     const uint64_t once[SHOAL_LENGTHS] = {1, 0}, all[SHOAL_LENGTHS] = {cast->chunks - (cast->chunks > 0), 1};
     memset(cast->loads, 0, (size_t)cast->size * sizeof *cast->loads);
     for (int rank = 0; rank < cast->size; rank++) {
-        const struct shoal_script_part *part = &cast->ranks[rank];
+        const struct shoal_script_rank *part = &cast->ranks[rank];
         for (uint32_t i = 0; i < part->meet.count; i++)
             load_act(cast, rank, &part->meet.acts[i], once);
         for (uint32_t i = 0; i < part->chunk.count; i++)

@@ -37,11 +37,11 @@ struct shoal_script {
     uint32_t capacity;
 };
 
-struct shoal_script_part {
+struct shoal_script_rank {
     struct shoal_script meet;
     struct shoal_script chunk;
-    uint32_t *owed; /* owed[i]: how often the i-th rank that this one hears from increments its counter in one chunk */
-    uint16_t heard; /* how many ranks it hears from */
+    uint32_t *owed;   /* owed[i]: how often the i-th of its sources increments its counter in one chunk */
+    uint16_t sources; /* how many ranks it receives from */
 };
 
 struct shoal_cast {
@@ -50,9 +50,9 @@ struct shoal_cast {
     int local; /* ranks of a host */
     size_t chunks;
     size_t chunk_elements;           /* of a whole, or of each part */
-    struct shoal_script_part *ranks; /* [size] */
-    uint16_t *index;          /* index[rank * size + peer]: 1 + the peer's place among those that rank hears from; 0: none */
-    struct shoal_load *loads; /* [size], filled by shoal_cast_load */
+    struct shoal_script_rank *ranks; /* [size] */
+    uint16_t *index;                 /* index[rank * size + peer]: 1 + the peer's index among the rank's sources; 0: none */
+    struct shoal_load *loads;        /* [size], filled by shoal_cast_load */
 };
 
 /* All scripts. The caller owns them and empties them with shoal_cast_fini, also after an error. */

@@ -117,7 +117,8 @@ static void wire_arrive(struct shoal_wire *wire, int host, uint32_t message)
 {
     struct shoal_adapter *adapter = &wire->adapters[host];
     if (!adapter->arriving.head)
-        shoal_events_push(wire->events, wire->messages[message].heard_at, (uint32_t)(wire->first_event + wire->hosts + host));
+        shoal_events_push(wire->events, wire->messages[message].received_at,
+                          (uint32_t)(wire->first_event + wire->hosts + host));
     shoal_wire_push(wire, &adapter->arriving, message);
 }
 
@@ -138,7 +139,7 @@ static void wire_send_frame(struct shoal_wire *wire, int host)
     adapter->is_sending = true;
     shoal_events_push(wire->events, left_at, (uint32_t)(wire->first_event + host));
     message->left -= frame;
-    message->heard_at = wire_receive(wire, to, message->to, frame, left_at);
+    message->received_at = wire_receive(wire, to, message->to, frame, left_at);
     adapter->is_last_frame = message->left == 0;
     if (adapter->is_last_frame) {
         adapter->leaving_rank = message->from;
@@ -182,7 +183,7 @@ uint32_t shoal_wire_received(struct shoal_wire *wire, int host)
     struct shoal_adapter *adapter = &wire->adapters[host];
     const uint32_t message = shoal_wire_pop(wire, &adapter->arriving);
     if (adapter->arriving.head)
-        shoal_events_push(wire->events, wire->messages[adapter->arriving.head - 1].heard_at,
+        shoal_events_push(wire->events, wire->messages[adapter->arriving.head - 1].received_at,
                           (uint32_t)(wire->first_event + wire->hosts + host));
     return message;
 }

@@ -15,8 +15,8 @@ struct shoal_wire_message {
     uint16_t to;
     uint16_t slot;
     uint64_t bytes;
-    uint64_t left;     /* to be sent, with the header */
-    uint64_t heard_at; /* by the adapter */
+    uint64_t left;        /* to be sent, with the header */
+    uint64_t received_at; /* by the adapter */
 };
 
 /* Messages in a row, by number: numbers stay when the table of messages moves. */

@@ -257,10 +257,10 @@ static void find_shares(const struct inquiry *inquiry, const struct shoal_foreca
 {
     const struct shoal_model *model = &inquiry->asked.model;
     const struct shoal_load *total = &forecast->total;
-    const double time_us = answer->time_us, messages = (double)(total->sends + total->hears);
+    const double time_us = answer->time_us, messages = (double)(total->sends + total->receives);
     const double work_ps = (double)total->work_bytes * model->memory_ps + (double)total->signals * (double)model->signal_ps;
     const double message_ps =
-        messages * (double)model->message_ps + (double)(total->sent_bytes + total->heard_bytes) * model->stack_ps;
+        messages * (double)model->message_ps + (double)(total->sent_bytes + total->received_bytes) * model->stack_ps;
     if (time_us <= 0)
         return;
     answer->sending = (double)forecast->sending_ps_most / (double)SHOAL_PS_PER_US / time_us;
@@ -284,7 +284,7 @@ static void simulate_fill_in(const struct inquiry *inquiry, const struct shoal_f
     answer->busbw_gb_s = answer->algbw_gb_s * carried(inquiry->collective, inquiry->asked.view.size * slices);
     answer->bound_us = wire_us > copying_us ? wire_us : copying_us;
     answer->sent_bytes = (double)forecast->sent_bytes_most * slices;
-    answer->received_bytes = (double)forecast->heard_bytes_most * slices;
+    answer->received_bytes = (double)forecast->received_bytes_most * slices;
     answer->chunks = forecast->chunks;
     answer->chunks_simulated = forecast->chunks_run;
     answer->chunk_us = (double)forecast->chunk_ps / (double)SHOAL_PS_PER_US;

@@ -155,14 +155,14 @@ static void fill_contact(const struct shoal_control *control, struct shoal_contr
     }
 }
 
-static enum shoal_status exchange(struct shoal_control *control, struct shoal_bootstrap *bootstrap)
+static enum shoal_status gather_contacts(struct shoal_control *control, struct shoal_bootstrap *bootstrap)
 {
     struct shoal_control_contact mine;
     fill_contact(control, &mine);
     if (shoal_auth_random(&mine.job, sizeof mine.job) != SHOAL_OK)
         return shoal_log_fail(control->core.log, SHOAL_ERR_SYSTEM, "bootstrap", "no random bytes from the kernel (%m)");
-    SHOAL_TRY(shoal_bootstrap_exchange(bootstrap, control->core.log, "control", &mine, control->contacts, sizeof mine,
-                                       control->timeout_ms));
+    SHOAL_TRY(shoal_bootstrap_gather(bootstrap, control->core.log, "control", &mine, control->contacts, sizeof mine,
+                                     control->timeout_ms));
     for (int r = 0; r < shoal_control_tree_size(control); r++)
         shoal_tcp_text_clean(control->contacts[r].host, sizeof control->contacts[r].host);
     control->core.hello.job = control->contacts[0].job;
@@ -184,7 +184,7 @@ static enum shoal_status connect_all(struct shoal_control *control, struct shoal
                                      const struct shoal_control_options *options)
 {
     SHOAL_TRY(open_listener(control, options));
-    SHOAL_TRY(exchange(control, bootstrap));
+    SHOAL_TRY(gather_contacts(control, bootstrap));
     const int error = shoal_control_thread_start(control);
     if (error)
         return shoal_log_fail(options->log, SHOAL_ERR_SYSTEM, "bootstrap",

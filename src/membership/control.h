@@ -3,7 +3,7 @@
  * parent (rank - 1) / 2 and one to each child, and one thread that sleeps in poll().
  *
  *   lost      final: its connection closed without goodbye, its kernel did not acknowledge for 5 s, its watched process ended,
- *             or it could not be reached, or did not come, when the tree was mended. All others hear it within a second of
+ *             or it could not be reached, or did not come, when the tree was mended. All others learn it within a second of
  *             that.
  *   gone      final: it said goodbye.
  *   stopped   may pass: its kernel answers, but it has sent no heartbeat for 3 s, or its host sees it stopped.
@@ -61,9 +61,9 @@ struct shoal_control_options {
     struct shoal_control_handler handler;
 };
 
-/* Collective: listens, exchanges addresses through the bootstrap under "control", connects to its parent, waits for its
+/* Collective: listens, gathers addresses through the bootstrap under "control", connects to its parent, waits for its
  * children. Errors are logged (module "bootstrap") with ranks, hosts, addresses and the likely cause: ERR_PEER_LOST,
- * ERR_TIMEOUT, ERR_AUTH, ERR_SYSTEM, ERR_MEMORY, and those of shoal_bootstrap_exchange. In a world of one rank there are no
+ * ERR_TIMEOUT, ERR_AUTH, ERR_SYSTEM, ERR_MEMORY, and those of shoal_bootstrap_gather. In a world of one rank there are no
  * sockets and no thread, and the handler is never called. */
 SHOAL_MUST_USE enum shoal_status shoal_control_open(struct shoal_bootstrap *bootstrap,
                                                     const struct shoal_control_options *options,

@@ -356,7 +356,7 @@ static int next_ms(const struct shoal_control *control, uint64_t now_ns)
     return next_ns <= now_ns ? 1 : (int)((next_ns - now_ns) / SHOAL_NS_PER_MS) + 1;
 }
 
-enum place { EVENT, LISTENER, LINKS };
+enum polled { EVENT, LISTENER, LINKS };
 
 static struct pollfd poll_of(const struct shoal_control_link *link)
 {

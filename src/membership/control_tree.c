@@ -279,7 +279,7 @@ void shoal_control_tree_drop_useless(struct shoal_control *control)
  * another, and a rank leaves when all its neighbours have released it. A leaving rank releases a neighbour when all its other
  * neighbours have released the leaving rank, and accepts no new neighbours from then on. Links up other than the way do not
  * count: they would close circles in which each rank waits for the other. A rank that has lost its way, and comes after this
- * rank has left, does not hear the goodbye: it is refused. */
+ * rank has left, does not receive the goodbye: it is refused. */
 
 /* The link up that leads to the others: the parent's, or while there is none the last one. */
 static const struct shoal_control_link *find_way(const struct shoal_control *control)

@@ -84,7 +84,7 @@ struct shoal_control_notice_head {
 #define SHOAL_CONTROL_FRAME_BYTES_MAX \
     (sizeof(struct shoal_control_head) + sizeof(struct shoal_control_notice_head) + SHOAL_CONTROL_NOTICE_MAX)
 
-/* Each rank's contribution to the exchange. */
+/* Each rank's contribution to the gather. */
 struct shoal_control_contact {
     uint64_t job; /* rank 0's counts */
     unsigned char address[16];

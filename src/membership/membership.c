@@ -536,7 +536,7 @@ static bool await_decision(struct shoal_membership *membership)
 }
 
 /* Proposes the failure, and waits until all have agreed on one, which then is in *failure. Seconds are counted one by one: a
- * machine that stands still in one of them does not end the wait before its thread has heard the others. */
+ * machine that stands still in one of them does not end the wait before its thread has received what the others sent. */
 static void membership_agree(struct shoal_membership *membership, uint64_t comm, struct shoal_failure *failure)
 {
     int waited_s = 0;
@@ -623,7 +623,7 @@ static enum shoal_status say_too_many(struct shoal_membership *membership)
 #define LOOK_MS 1
 #define LOOKS 20
 
-/* On one host there is no thread that would hear others: the caller looks. Under the lock, but while it sleeps. */
+/* On one host there is no thread that would receive from others: the caller looks. Under the lock, but while it sleeps. */
 static void poll_boards(struct shoal_membership *membership, uint64_t until_ns)
 {
     for (unsigned looks = 0; !shoal_survivors_agreed(&membership->survivors) && shoal_clock_ns() < until_ns; looks++) {
@@ -638,7 +638,7 @@ static void poll_boards(struct shoal_membership *membership, uint64_t until_ns)
     }
 }
 
-/* The thread hears the others. Under the lock. */
+/* The thread receives from the others. Under the lock. */
 static void await_thread(struct shoal_membership *membership, uint64_t until_ns)
 {
     const struct timespec until = {.tv_sec = (time_t)(until_ns / SHOAL_NS_PER_S), .tv_nsec = (long)(until_ns % SHOAL_NS_PER_S)};

@@ -17,7 +17,7 @@
  * meanwhile, any two survivors return the same, or sets that have no rank in common.
  *
  * A rank of the decision that is lost after it had proposed may be in it: the survivors find that out and agree again, under
- * the next epoch. Ranks that cannot hear each other hold each other lost, and each side agrees by itself: a caller that must
+ * the next epoch. Ranks that cannot reach each other hold each other lost, and each side agrees by itself: a caller that must
  * not go on twice asks for more than half of the ranks.
  *
  * This is state and rules: it knows no clock, no thread and no connection. Its owner locks, passes messages on, and says who is
@@ -105,7 +105,7 @@ struct shoal_survivors {
     uint64_t epoch;                       /* of the agreement under way, or of the next one; from 1 */
     bool is_open;                         /* this rank has proposed in it */
     struct shoal_survivors_vote votes[2]; /* by epoch % 2: in it, and in the one before, which others may not have finished */
-    uint64_t highest;                     /* ballot heard of in it */
+    uint64_t highest;                     /* ballot received in it */
     enum shoal_survivors_phase phase;     /* as its coordinator */
     uint64_t ballot;                      /* the same */
     uint64_t best;                        /* of what others say they have adopted: the highest ballot, and what it decided */

@@ -1,6 +1,6 @@
-/* How survivors hear each other where all ranks of a world are on one host: a board for each rank in shared memory. Its owner
- * keeps the last message of each kind on it, and all others read. A rank that dies while it writes leaves a message that nobody
- * reads. Any thread. */
+/* How survivors tell each other where they stand, where all ranks of a world are on one host: a board for each rank in shared
+ * memory. Its owner keeps the last message of each kind on it, and all others read. A rank that dies while it writes leaves a
+ * message that nobody reads. Any thread. */
 #ifndef SHOAL_MEMBERSHIP_SURVIVORS_BOARD_H
 #define SHOAL_MEMBERSHIP_SURVIVORS_BOARD_H
 

@@ -141,7 +141,7 @@ static inline shoal_location shoal_region_locate(const struct shoal_region *regi
 SHOAL_MUST_USE bool shoal_region_expect_peers(struct shoal_region *region, size_t peers);
 
 /* Moves a region of alloc to fresh pages at the same addresses, under a new number; peers keep the old pages until they have
- * heard that the old number is revoked. A region stays where it is, which is logged, when no pages are left or an operation
+ * learned that the old number is revoked. A region stays where it is, which is logged, when no pages are left or an operation
  * under way still reads it through a network adapter; regions of the user always stay. */
 void shoal_memory_renew(struct shoal_memory *memory, struct shoal_region *region);
 

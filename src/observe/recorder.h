@@ -190,7 +190,7 @@ bool shoal_recorder_append_process(int pid, const struct shoal_recorder_file *fi
  * Makes the folder, readable by the user alone, and removes files there but for those of this job and the newest
  * SHOAL_RECORDERS_KEPT others. False with errno set: there is no such folder. */
 #define SHOAL_RECORDERS_KEPT 32
-SHOAL_MUST_USE bool shoal_recorder_find_place(const struct shoal_recorder *recorder, char *pattern, size_t pattern_bytes,
-                                              char *all, size_t all_bytes);
+SHOAL_MUST_USE bool shoal_recorder_find_path(const struct shoal_recorder *recorder, char *pattern, size_t pattern_bytes,
+                                             char *all, size_t all_bytes);
 
 #endif

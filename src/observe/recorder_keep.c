@@ -82,8 +82,8 @@ static void remove_old(const char *path, const char *own)
 
 /* ---- Keeping ------------------------------------------------------------------------------------------------------------- */
 
-bool shoal_recorder_find_place(const struct shoal_recorder *recorder, char *pattern, size_t pattern_bytes, char *all,
-                               size_t all_bytes)
+bool shoal_recorder_find_path(const struct shoal_recorder *recorder, char *pattern, size_t pattern_bytes, char *all,
+                              size_t all_bytes)
 {
     char folder[SHOAL_SETTING_TEXT_MAX], own[64];
     const int folder_bytes =

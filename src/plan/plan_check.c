@@ -92,7 +92,7 @@ static void check_fini(struct check *check)
 
 /* ---- Components ---------------------------------------------------------------------------------------------------------- */
 
-/* A rank's puts to one peer leave in order, as the peer hears of them in order. In large groups all its puts share one
+/* A rank's puts to one peer leave in order, as the peer sees them in order. In large groups all its puts share one
  * component, so that there are not too many. The epoch is that of the last put. */
 static uint32_t puts_to(const struct check *check, int rank, int peer)
 {

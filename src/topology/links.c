@@ -70,7 +70,7 @@ static void find_pci(const char *path, char pci_out[24])
 }
 
 /* Where the link of sysfs leads. False: nowhere, or to a device that is on no bus. */
-static bool find_place(const char *sys, const char *link, struct shoal_link_place *place_out)
+static bool find_device(const char *sys, const char *link, struct shoal_link_device *device_out)
 {
     char root[PATH_MAX], real[PATH_MAX];
     if (!realpath(sys, root) || !realpath(link, real))
@@ -79,12 +79,12 @@ static bool find_place(const char *sys, const char *link, struct shoal_link_plac
     if (strncmp(real, root, length) != 0 || strncmp(real + length, "/devices/", 9) != 0)
         return false;
     const char *path = real + length + 9;
-    *place_out = (struct shoal_link_place){.node = -1};
-    if (strlen(path) < sizeof place_out->path)
-        strcpy(place_out->path, path);
-    find_pci(path, place_out->pci);
-    place_out->node = find_node(real);
-    return place_out->pci[0] != 0;
+    *device_out = (struct shoal_link_device){.node = -1};
+    if (strlen(path) < sizeof device_out->path)
+        strcpy(device_out->path, path);
+    find_pci(path, device_out->pci);
+    device_out->node = find_node(real);
+    return device_out->pci[0] != 0;
 }
 
 /* ---- Reading ------------------------------------------------------------------------------------------------------------- */
@@ -102,14 +102,14 @@ static bool is_gpu(const char *device)
 
 static int compare_gpus(const void *left, const void *right)
 {
-    const struct shoal_link_place *a = left, *b = right;
+    const struct shoal_link_device *a = left, *b = right;
     return strcmp(a->pci, b->pci);
 }
 
 static int compare_adapters(const void *left, const void *right)
 {
     const struct shoal_link_adapter *a = left, *b = right;
-    const int by_pci = strcmp(a->place.pci, b->place.pci);
+    const int by_pci = strcmp(a->device.pci, b->device.pci);
     return by_pci ? by_pci : strcmp(a->name, b->name);
 }
 
@@ -119,7 +119,7 @@ static void read_gpus(const char *sys, struct shoal_links *links)
     DIR *folder = links_join(path, sys, "bus/pci", "devices", "") ? opendir(path) : NULL;
     for (const struct dirent *entry; folder && links->gpus < SHOAL_LINKS_GPUS_MAX && (entry = readdir(folder));) {
         if (links_join(path, sys, "bus/pci/devices", entry->d_name, "") && is_gpu(path))
-            links->gpus += find_place(sys, path, &links->gpu[links->gpus]);
+            links->gpus += find_device(sys, path, &links->gpu[links->gpus]);
     }
     if (folder)
         closedir(folder);
@@ -137,7 +137,7 @@ static void read_adapters(const char *sys, const char *kind, struct shoal_links 
         strcpy(adapter->name, entry->d_name);
         char device[SHOAL_LINKS_NAME_MAX + 16];
         snprintf(device, sizeof device, "%s/%s", kind, adapter->name);
-        links->adapters += links_join(path, sys, "class", device, "/device") && find_place(sys, path, &adapter->place);
+        links->adapters += links_join(path, sys, "class", device, "/device") && find_device(sys, path, &adapter->device);
     }
     if (folder)
         closedir(folder);
@@ -186,7 +186,7 @@ static enum shoal_link links_of_paths(const char *one, const char *other)
     return link;
 }
 
-static enum shoal_link link_of(const struct shoal_link_place *one, const struct shoal_link_place *other)
+static enum shoal_link link_of(const struct shoal_link_device *one, const struct shoal_link_device *other)
 {
     if (!one->path[0] || !other->path[0])
         return SHOAL_LINK_UNKNOWN;
@@ -207,7 +207,7 @@ enum shoal_link shoal_links_between(const struct shoal_links *links, int gpu, in
 
 enum shoal_link shoal_links_to_adapter(const struct shoal_links *links, int gpu, int adapter)
 {
-    return gpu < 0 || adapter < 0 ? SHOAL_LINK_UNKNOWN : link_of(&links->gpu[gpu], &links->adapter[adapter].place);
+    return gpu < 0 || adapter < 0 ? SHOAL_LINK_UNKNOWN : link_of(&links->gpu[gpu], &links->adapter[adapter].device);
 }
 
 /* ---- The nearest adapter ------------------------------------------------------------------------------------------------- */

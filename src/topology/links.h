@@ -32,7 +32,7 @@ enum shoal_link {
     SHOAL_LINKS
 };
 
-struct shoal_link_place {
+struct shoal_link_device {
     char pci[24];   /* "0000:10:1c.0"; empty: on no bus */
     char path[256]; /* in the tree: "pci0000:10/0000:10:1c.0"; empty: not shown */
     int node;       /* NUMA; -1: not known */
@@ -40,12 +40,12 @@ struct shoal_link_place {
 
 struct shoal_link_adapter {
     char name[SHOAL_LINKS_NAME_MAX]; /* "rdmap16s27", "mlx5_0", "eth0" */
-    struct shoal_link_place place;
+    struct shoal_link_device device;
 };
 
 struct shoal_links {
     int gpus, adapters;
-    struct shoal_link_place gpu[SHOAL_LINKS_GPUS_MAX];           /* by PCI id */
+    struct shoal_link_device gpu[SHOAL_LINKS_GPUS_MAX];          /* by PCI id */
     struct shoal_link_adapter adapter[SHOAL_LINKS_ADAPTERS_MAX]; /* by PCI id, then by name */
     bool is_nvlink[SHOAL_LINKS_GPUS_MAX][SHOAL_LINKS_GPUS_MAX];  /* the caller's, both ways round */
 };

@@ -16,7 +16,7 @@ static enum shoal_status exchange_all(struct shoal_bootstrap *bootstrap, struct 
     if (!values)
         return SHOAL_ERR_MEMORY;
     memcpy(padded, &mine, sizeof mine);
-    const enum shoal_status status = shoal_bootstrap_exchange(bootstrap, log, name, padded, values, sizeof padded, 20000);
+    const enum shoal_status status = shoal_bootstrap_gather(bootstrap, log, name, padded, values, sizeof padded, 20000);
     for (int r = 0; r < bootstrap->size; r++) {
         memcpy(&all[r], values + (size_t)r * sizeof padded, sizeof all[r]);
         all[r] -= 1000 * round;

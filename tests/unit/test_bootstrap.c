@@ -93,7 +93,7 @@ static bool exchange_is_right(struct rank *rank, struct shoal_log *log, int roun
     unsigned char *mine = malloc(rank->bytes + 1), *all = malloc(rank->bytes * (size_t)rank->size + 1);
     snprintf(name, sizeof name, "test%d", round);
     memset(mine, rank->first_value + 16 * round + rank->rank, rank->bytes);
-    rank->status = shoal_bootstrap_exchange(&rank->bootstrap, log, name, mine, all, rank->bytes, rank->timeout_ms);
+    rank->status = shoal_bootstrap_gather(&rank->bootstrap, log, name, mine, all, rank->bytes, rank->timeout_ms);
     bool is_right = rank->status == SHOAL_OK;
     for (size_t i = 0; is_right && i < rank->bytes * (size_t)rank->size; i++)
         is_right = all[i] == (unsigned char)(rank->first_value + 16 * round + (int)(i / rank->bytes));
@@ -683,10 +683,10 @@ static void bootstrap_store_above_that_stands_still_is_told(void **state)
     assert_int_equal(shoal_settings_load(&settings, NULL, error, sizeof error), SHOAL_OK);
     shoal_log_init(&log, &settings.log, keep_line, lines);
     assert_int_equal(shared_set(&shared, "shoal/x/1", "b", 1), 0);
-    assert_int_equal(shoal_bootstrap_exchange(&first, &log, "x", "a", all, 1, 1000), SHOAL_OK);
+    assert_int_equal(shoal_bootstrap_gather(&first, &log, "x", "a", all, 1, 1000), SHOAL_OK);
     assert_memory_equal(all, "ab", 2);
     assert_string_equal(lines, "");
-    assert_int_equal(shoal_bootstrap_exchange(&second, &log, "x", "b", all, 1, 1000), SHOAL_ERR_TIMEOUT);
+    assert_int_equal(shoal_bootstrap_gather(&second, &log, "x", "b", all, 1, 1000), SHOAL_ERR_TIMEOUT);
     expect_line(lines, "\"shoal/x/all.0\" did not come down within 1000 ms");
     shoal_log_fini(&log);
 }

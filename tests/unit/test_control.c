@@ -166,7 +166,7 @@ static void make_rank(struct world *world, int number)
     pthread_mutex_init(&rank->lock, NULL);
     shoal_log_init(&rank->log, &settings.log, keep_line, rank);
     rank->bootstrap =
-        (struct shoal_bootstrap){.rank = number, .size = world->size, .launcher = "test", .state = rank, .exchange = meet};
+        (struct shoal_bootstrap){.rank = number, .size = world->size, .launcher = "test", .state = rank, .gather = meet};
     rank->bootstrap.has_secret = shoal_auth_is_available();
     memset(rank->bootstrap.secret, 7, sizeof rank->bootstrap.secret);
     rank->options = (struct shoal_control_options){

@@ -269,8 +269,8 @@ static void links_without_numa(void **state)
     shoal_links_read(sys, &links);
     expect_gpus(rows);
     expect_adapters(adapters);
-    assert_string_equal(links.adapter[0].place.pci, "0000:80:04.0");
-    assert_int_equal(links.adapter[0].place.node, -1);
+    assert_string_equal(links.adapter[0].device.pci, "0000:80:04.0");
+    assert_int_equal(links.adapter[0].device.node, -1);
 }
 
 /* Four GPUs of a socket, two adapters for both sockets, on the first: near GPUs divide them, and so do far ones. */

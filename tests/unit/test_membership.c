@@ -89,7 +89,7 @@ static struct shoal_membership *open_membership(int number, struct shoal_log *lo
     struct shoal_membership *membership = NULL;
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     struct shoal_bootstrap bootstrap = {
-        .rank = number, .size = world->size, .launcher = "test", .state = &number, .exchange = meet};
+        .rank = number, .size = world->size, .launcher = "test", .state = &number, .gather = meet};
     if (shoal_settings_load(settings, NULL, error, sizeof error) != SHOAL_OK)
         _exit(2);
     shoal_log_init_quiet(log);

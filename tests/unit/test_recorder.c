@@ -349,7 +349,7 @@ static void kept_recorders_are_private_and_few(void **state)
     fixture->recorder.job = 0xab;
     setenv("TMPDIR", fixture->folder, 1);
     snprintf(folder, sizeof folder, "%s/shoal-%u", fixture->folder, (unsigned)geteuid());
-    assert_true(shoal_recorder_find_place(&fixture->recorder, pattern, sizeof pattern, all, sizeof all));
+    assert_true(shoal_recorder_find_path(&fixture->recorder, pattern, sizeof pattern, all, sizeof all));
     snprintf(wanted, sizeof wanted, "%s/flight-00000000000000ab-*", folder);
     assert_string_equal(all, wanted);
     assert_int_equal(stat(folder, &status), 0);
@@ -361,7 +361,7 @@ static void kept_recorders_are_private_and_few(void **state)
         make_file(folder, name, 2000 + i);
     }
     make_file(folder, "notes", 1);
-    assert_true(shoal_recorder_find_place(&fixture->recorder, pattern, sizeof pattern, all, sizeof all));
+    assert_true(shoal_recorder_find_path(&fixture->recorder, pattern, sizeof pattern, all, sizeof all));
     assert_int_equal(count_kept(folder, "flight-00000000000000ab-"), 40);
     assert_int_equal(count_kept(folder, "flight-00000000000000cd-"), SHOAL_RECORDERS_KEPT);
     assert_int_equal(count_kept(folder, "flight-00000000000000cd-r7-"), 0);
@@ -384,12 +384,12 @@ static void another_ones_folder_is_not_written_to(void **state)
     setenv("TMPDIR", fixture->folder, 1);
     snprintf(folder, sizeof folder, "%s/shoal-%u", fixture->folder, (unsigned)geteuid());
     assert_int_equal(symlink("/tmp", folder), 0);
-    assert_false(shoal_recorder_find_place(&fixture->recorder, pattern, sizeof pattern, all, sizeof all));
+    assert_false(shoal_recorder_find_path(&fixture->recorder, pattern, sizeof pattern, all, sizeof all));
     assert_int_equal(errno, ENOTDIR);
     assert_int_equal(unlink(folder), 0);
     assert_int_equal(mkdir(folder, 0700), 0);
     assert_int_equal(chmod(folder, 0777), 0);
-    assert_false(shoal_recorder_find_place(&fixture->recorder, pattern, sizeof pattern, all, sizeof all));
+    assert_false(shoal_recorder_find_path(&fixture->recorder, pattern, sizeof pattern, all, sizeof all));
     assert_int_equal(errno, EPERM);
     assert_int_equal(rmdir(folder), 0);
     unsetenv("TMPDIR");

@@ -78,7 +78,7 @@ static double crossings(const char *collective, size_t hosts, size_t ranks_per_h
 
 /* ---- On paper ------------------------------------------------------------------------------------------------------------ */
 
-/* Packed and published, sent, on the wire with record and header, heard, added. */
+/* Packed and published, sent, on the wire with record and header, received, added. */
 static void simulate_one_message_takes_the_sum_of_its_parts(void **state)
 {
     struct shoal_simulation question = question_of("allreduce", 2, 1, 1024);
@@ -135,7 +135,7 @@ static void simulate_a_burst_is_gained_once(void **state)
     assert_near(us, time_us(&question), 1e-9);
 }
 
-/* Both send, and both hear: on one core one after the other. */
+/* Both send, and both receive: on one core one after the other. */
 static void simulate_hosts_on_one_machine_share_its_cores(void **state)
 {
     struct shoal_simulation question = question_of("barrier", 2, 1, 0);

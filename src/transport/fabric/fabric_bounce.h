@@ -2,7 +2,7 @@
  * be registered (fabric_sources.h): a ring of bytes. Room is taken in order, given back in any, and is free again in order. It
  * registers nothing and knows no libfabric. One thread.
  *
- * A cache of registrations of any memory would save the copy, but it has to hear of every munmap of the process (efa's own
+ * A cache of registrations of any memory would save the copy, but it has to learn of every munmap of the process (efa's own
  * cache, where it is not offered FI_MR_LOCAL, patches munmap for that), to register what is written once costs more than to
  * copy it, and registered pages are missing in children that fork. */
 #ifndef SHOAL_TRANSPORT_FABRIC_BOUNCE_H

@@ -457,7 +457,7 @@ static void give_back_write(struct shoal_fabric_endpoint *endpoint, struct job *
 
 /* One write for all: where writes overtake each other (efa) an immediate tells of the bytes of its own write only. It completes
  * when the peer's device has it (FI_TRANSMIT_COMPLETE, the default). With FI_DELIVERY_COMPLETE efa would have each write
- * answered, and nobody here asks when the peer hears of it. */
+ * answered, and nobody here asks when the peer receives it. */
 static ssize_t post_write(struct shoal_fabric_endpoint *endpoint, struct job *job, const struct shoal_fabric_write *write)
 {
     return fi_writedata(endpoint->ep, write->source, write->bytes, descriptor_of(write->source_memory), write->immediate,

@@ -31,7 +31,7 @@ static int compare_ports(uint16_t a, uint16_t b)
     return a < b ? -1 : a > b;
 }
 
-/* A total order of addresses; those of other families than the internet's come in any place. */
+/* A total order of addresses; those of other families than the internet's come in any order. */
 static int fork_compare(const struct sockaddr_storage *a, const struct sockaddr_storage *b)
 {
     const struct sockaddr_in *a4 = (const void *)a, *b4 = (const void *)b;
@@ -47,7 +47,7 @@ static int fork_compare(const struct sockaddr_storage *a, const struct sockaddr_
 }
 
 /* The first entry that does not come before the address. */
-static size_t fork_find_place(const struct sockaddr_storage *address)
+static size_t fork_find_index(const struct sockaddr_storage *address)
 {
     size_t low = 0, high = noted.count;
     while (low < high) {
@@ -64,8 +64,8 @@ static bool is_noted(const struct sockaddr_storage *address)
 {
     if (address->ss_family != AF_INET && address->ss_family != AF_INET6)
         return false;
-    const size_t place = fork_find_place(address);
-    return place < noted.count && fork_compare(&noted.entries[place].address.socket, address) == 0;
+    const size_t index = fork_find_index(address);
+    return index < noted.count && fork_compare(&noted.entries[index].address.socket, address) == 0;
 }
 
 static bool is_of_endpoint(int fd)

@@ -41,7 +41,7 @@ struct shoal_network_unexpected {
 #define CLOSED_MAX 256   /* communicators whose late messages are known for what they are */
 #define FULL_MESSAGES 64 /* so many wait for one peer: then it is better to come again later */
 #define SENDING_MAX 16   /* messages to one peer under way: a peer that takes none must not hold up the others */
-#define POLLS_AT_ONCE 16 /* rounds of a poll while there is more to hear */
+#define POLLS_AT_ONCE 16 /* rounds of a poll while there is more to receive */
 #define SEAL_EVERY_NS (100 * SHOAL_NS_PER_MS) /* as it looks at all descriptors */
 #define FALSE_WAKES_MAX 4                     /* in a row: the descriptor tells nothing (libfabric before 1.18.1, issue 8947) */
 #define COUNTERS_MAX (1u << SHOAL_NETWORK_INDEX_BITS)

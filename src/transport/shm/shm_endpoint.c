@@ -376,8 +376,8 @@ enum shoal_status shoal_shm_endpoint_connect(struct shoal_shm_endpoint *endpoint
         return SHOAL_OK;
     SHOAL_TRY(shoal_shm_link_meeting_init(&meeting, endpoint->log, bootstrap, endpoint->id, endpoint->doorbell_segment,
                                           endpoint->settings->host_id));
-    enum shoal_status status = shoal_bootstrap_exchange(bootstrap, endpoint->log, "blobs", &meeting.blobs[bootstrap->rank],
-                                                        meeting.blobs, sizeof meeting.blobs[0], timeout_ms);
+    enum shoal_status status = shoal_bootstrap_gather(bootstrap, endpoint->log, "blobs", &meeting.blobs[bootstrap->rank],
+                                                      meeting.blobs, sizeof meeting.blobs[0], timeout_ms);
     meeting.deadline_ns = deadline_ns;
     if (status == SHOAL_OK)
         status = meet_all(endpoint, &meeting, places_out);

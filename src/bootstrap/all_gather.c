@@ -10,10 +10,10 @@
 
 /* Rank 0's deadline may be later than that of another rank, which waits so much longer for what it says. */
 #define RESULT_GRACE_MS 1000
-/* How long a rank that heard nothing from rank 0 asks for the others itself, once its time is over. */
+/* How long a rank that has received nothing from rank 0 asks for the others itself, once its time is over. */
 #define ROLL_CALL_MS 1000
 
-struct exchange {
+struct gather {
     struct shoal_bootstrap *bootstrap;
     struct shoal_log *log;
     const char *name;
@@ -30,7 +30,7 @@ struct result {
     char cause[SHOAL_LOG_TEXT_MAX];
 };
 
-static void exchange_free_bytes(unsigned char **bytes)
+static void gather_free_bytes(unsigned char **bytes)
 {
     free(*bytes);
 }
@@ -43,20 +43,20 @@ static uint32_t left_ms(uint64_t deadline_ns)
 
 /* ---- values ---- */
 
-static enum shoal_status fail_store(const struct exchange *exchange, const char *what, const char *key, long result)
+static enum shoal_status fail_store(const struct gather *gather, const char *what, const char *key, long result)
 {
-    const struct shoal_bootstrap *bootstrap = exchange->bootstrap;
+    const struct shoal_bootstrap *bootstrap = gather->bootstrap;
     if (bootstrap->failure)
         return bootstrap->failure(bootstrap->state);
-    return shoal_log_fail(exchange->log, SHOAL_ERR_SYSTEM, "bootstrap", "the store's %s(\"%s\") failed (it returned %ld)", what,
+    return shoal_log_fail(gather->log, SHOAL_ERR_SYSTEM, "bootstrap", "the store's %s(\"%s\") failed (it returned %ld)", what,
                           key, result);
 }
 
-static enum shoal_status set_value(const struct exchange *exchange, const struct shoal_store *store, const char *key,
+static enum shoal_status set_value(const struct gather *gather, const struct shoal_store *store, const char *key,
                                    const void *value, size_t bytes)
 {
     const int result = store->set(store->arg, key, value, bytes);
-    return result == 0 ? SHOAL_OK : fail_store(exchange, "set", key, result);
+    return result == 0 ? SHOAL_OK : fail_store(gather, "set", key, result);
 }
 
 struct wanted {
@@ -70,7 +70,7 @@ struct wanted {
 /* ---- who is missing ---- */
 
 /* "rank 2", "ranks 0, 2 and 5 to 7". How many there are. */
-static int exchange_print_missing(const unsigned char *missing, int size, char *text, size_t text_bytes)
+static int gather_print_missing(const unsigned char *missing, int size, char *text, size_t text_bytes)
 {
     char parts[16][32];
     int part_count = 0, missing_count = 0;
@@ -96,57 +96,57 @@ static int exchange_print_missing(const unsigned char *missing, int size, char *
 }
 
 /* The store is asked again for who else is missing, for a second at most; `from` is known to be. */
-static void exchange_find_missing(const struct exchange *exchange, int from, unsigned char *missing)
+static void gather_find_missing(const struct gather *gather, int from, unsigned char *missing)
 {
-    const struct shoal_store *store = &exchange->bootstrap->store;
+    const struct shoal_store *store = &gather->bootstrap->store;
     const uint64_t end_ns = shoal_clock_ns() + ROLL_CALL_MS * SHOAL_NS_PER_MS;
     char key[SHOAL_KEY_BYTES_MAX + 1];
     missing[from] = 1;
-    for (int r = from + 1; r < exchange->bootstrap->size && shoal_clock_ns() < end_ns; r++) {
-        snprintf(key, sizeof key, "shoal/%s/%d", exchange->name, r);
-        missing[r] = store->get(store->arg, key, exchange->all + (size_t)r * exchange->bytes, exchange->bytes, 1) == -1;
+    for (int r = from + 1; r < gather->bootstrap->size && shoal_clock_ns() < end_ns; r++) {
+        snprintf(key, sizeof key, "shoal/%s/%d", gather->name, r);
+        missing[r] = store->get(store->arg, key, gather->all + (size_t)r * gather->bytes, gather->bytes, 1) == -1;
     }
 }
 
 /* Rank 0 knows who is missing; the others wait for what it says. */
-static void warn(const struct exchange *exchange, int owner)
+static void warn(const struct gather *gather, int owner)
 {
-    struct shoal_bootstrap *bootstrap = exchange->bootstrap;
-    const uint64_t waited_ns = shoal_clock_ns() - exchange->begun_ns;
-    SHOAL_SCOPED(exchange_free_bytes) unsigned char *missing = bootstrap->rank == 0 ? calloc((size_t)bootstrap->size, 1) : NULL;
+    struct shoal_bootstrap *bootstrap = gather->bootstrap;
+    const uint64_t waited_ns = shoal_clock_ns() - gather->begun_ns;
+    SHOAL_SCOPED(gather_free_bytes) unsigned char *missing = bootstrap->rank == 0 ? calloc((size_t)bootstrap->size, 1) : NULL;
     char ranks[640] = "rank 0 to say that all have come; it names who is missing";
     int count = 1;
     if (missing) {
-        exchange_find_missing(exchange, owner, missing);
-        count = exchange_print_missing(missing, bootstrap->size, ranks, sizeof ranks);
+        gather_find_missing(gather, owner, missing);
+        count = gather_print_missing(missing, bootstrap->size, ranks, sizeof ranks);
     }
-    shoal_log_line(exchange->log, SHOAL_LOG_WARN, "bootstrap", "joining %d ranks has waited %llu ms for %s%s", bootstrap->size,
+    shoal_log_line(gather->log, SHOAL_LOG_WARN, "bootstrap", "joining %d ranks has waited %llu ms for %s%s", bootstrap->size,
                    (unsigned long long)(waited_ns / SHOAL_NS_PER_MS), ranks,
                    !missing     ? ""
                    : count == 1 ? "; did it start, and call shoal_comm_create?"
                                 : "; did they start, and call shoal_comm_create?");
-    *exchange->warn_ns += waited_ns;
+    *gather->warn_ns += waited_ns;
 }
 
 /* That it is not there in time is no error here. */
-static enum shoal_status exchange_get_value(const struct exchange *exchange, const struct shoal_store *store,
-                                            const struct wanted *wanted, bool *is_there_out)
+static enum shoal_status gather_get_value(const struct gather *gather, const struct shoal_store *store,
+                                          const struct wanted *wanted, bool *is_there_out)
 {
     long got = -1;
     while (got == -1) {
-        const bool is_last = *exchange->warn_ns == 0 || wanted->deadline_ns <= *exchange->warn_ns;
-        const uint64_t until_ns = is_last ? wanted->deadline_ns : *exchange->warn_ns;
+        const bool is_last = *gather->warn_ns == 0 || wanted->deadline_ns <= *gather->warn_ns;
+        const uint64_t until_ns = is_last ? wanted->deadline_ns : *gather->warn_ns;
         got = store->get(store->arg, wanted->key, wanted->value, wanted->bytes, left_ms(until_ns));
         if (is_last)
             break;
         if (got == -1 && shoal_clock_ns() >= until_ns)
-            warn(exchange, wanted->owner);
+            warn(gather, wanted->owner);
     }
     if (got < -1)
-        return fail_store(exchange, "get", wanted->key, got);
+        return fail_store(gather, "get", wanted->key, got);
     *is_there_out = got >= 0;
     if (got >= 0 && (size_t)got != wanted->bytes)
-        return shoal_log_fail(exchange->log, SHOAL_ERR_MISMATCH, "bootstrap",
+        return shoal_log_fail(gather->log, SHOAL_ERR_MISMATCH, "bootstrap",
                               "rank %d put %ld bytes under \"%s\", but %zu were expected", wanted->owner, got, wanted->key,
                               wanted->bytes);
     return SHOAL_OK;
@@ -154,167 +154,167 @@ static enum shoal_status exchange_get_value(const struct exchange *exchange, con
 
 /* ---- the roll ---- */
 
-static enum shoal_status exchange_fail_missing(const struct exchange *exchange, const unsigned char *missing)
+static enum shoal_status gather_fail_missing(const struct gather *gather, const unsigned char *missing)
 {
     char ranks[640];
-    const int count = exchange_print_missing(missing, exchange->bootstrap->size, ranks, sizeof ranks);
+    const int count = gather_print_missing(missing, gather->bootstrap->size, ranks, sizeof ranks);
     if (count == 0)
         return SHOAL_OK;
-    return shoal_log_fail(exchange->log, SHOAL_ERR_TIMEOUT, "bootstrap",
+    return shoal_log_fail(gather->log, SHOAL_ERR_TIMEOUT, "bootstrap",
                           "%s of %d did not come within %u ms (SHOAL_BOOTSTRAP_TIMEOUT_MS, or create_timeout_ms); "
                           "did %s start, and call shoal_comm_create?",
-                          ranks, exchange->bootstrap->size, exchange->timeout_ms, count == 1 ? "it" : "they");
+                          ranks, gather->bootstrap->size, gather->timeout_ms, count == 1 ? "it" : "they");
 }
 
 /* Gets the others' values, and goes on past one that is missing, until end_ns, so that all who are missing are named. */
-static enum shoal_status call_roll(const struct exchange *exchange, uint64_t end_ns)
+static enum shoal_status call_roll(const struct gather *gather, uint64_t end_ns)
 {
-    const struct shoal_bootstrap *bootstrap = exchange->bootstrap;
-    SHOAL_SCOPED(exchange_free_bytes) unsigned char *missing = calloc((size_t)bootstrap->size, 1);
+    const struct shoal_bootstrap *bootstrap = gather->bootstrap;
+    SHOAL_SCOPED(gather_free_bytes) unsigned char *missing = calloc((size_t)bootstrap->size, 1);
     if (!missing)
-        return shoal_log_fail(exchange->log, SHOAL_ERR_MEMORY, "bootstrap", "no memory to note %d ranks", bootstrap->size);
+        return shoal_log_fail(gather->log, SHOAL_ERR_MEMORY, "bootstrap", "no memory to note %d ranks", bootstrap->size);
     for (int r = 0; r < bootstrap->size && shoal_clock_ns() < end_ns; r++) {
         struct wanted wanted = {.owner = r,
-                                .value = exchange->all + (size_t)r * exchange->bytes,
-                                .bytes = exchange->bytes,
-                                .deadline_ns = exchange->deadline_ns};
+                                .value = gather->all + (size_t)r * gather->bytes,
+                                .bytes = gather->bytes,
+                                .deadline_ns = gather->deadline_ns};
         bool is_there = true;
-        snprintf(wanted.key, sizeof wanted.key, "shoal/%s/%d", exchange->name, r);
+        snprintf(wanted.key, sizeof wanted.key, "shoal/%s/%d", gather->name, r);
         if (r != bootstrap->rank)
-            SHOAL_TRY(exchange_get_value(exchange, &bootstrap->store, &wanted, &is_there));
+            SHOAL_TRY(gather_get_value(gather, &bootstrap->store, &wanted, &is_there));
         missing[r] = !is_there;
     }
-    return exchange_fail_missing(exchange, missing);
+    return gather_fail_missing(gather, missing);
 }
 
 /* ---- what rank 0 says ---- */
 
-static void print_result_key(const struct exchange *exchange, char key[SHOAL_KEY_BYTES_MAX + 1])
+static void print_result_key(const struct gather *gather, char key[SHOAL_KEY_BYTES_MAX + 1])
 {
-    snprintf(key, SHOAL_KEY_BYTES_MAX + 1, "shoal/%s/result", exchange->name);
+    snprintf(key, SHOAL_KEY_BYTES_MAX + 1, "shoal/%s/result", gather->name);
 }
 
 /* Returns status, or why nobody could be told. */
-static enum shoal_status tell_result(const struct exchange *exchange, enum shoal_status status)
+static enum shoal_status tell_result(const struct gather *gather, enum shoal_status status)
 {
     char key[SHOAL_KEY_BYTES_MAX + 1];
     struct result result = {.status = (uint32_t)status};
     if (status != SHOAL_OK)
-        (void)shoal_log_last_error(exchange->log, result.cause, sizeof result.cause);
-    print_result_key(exchange, key);
-    const enum shoal_status told = set_value(exchange, &exchange->bootstrap->store, key, &result, sizeof result);
+        (void)shoal_log_last_error(gather->log, result.cause, sizeof result.cause);
+    print_result_key(gather, key);
+    const enum shoal_status told = set_value(gather, &gather->bootstrap->store, key, &result, sizeof result);
     return status != SHOAL_OK ? status : told;
 }
 
 /* Rank 0 is missing, or comes later than others give up. */
-static enum shoal_status fail_without_result(const struct exchange *exchange)
+static enum shoal_status fail_without_result(const struct gather *gather)
 {
-    SHOAL_TRY(call_roll(exchange, shoal_clock_ns() + ROLL_CALL_MS * SHOAL_NS_PER_MS));
-    return shoal_log_fail(exchange->log, SHOAL_ERR_TIMEOUT, "bootstrap",
+    SHOAL_TRY(call_roll(gather, shoal_clock_ns() + ROLL_CALL_MS * SHOAL_NS_PER_MS));
+    return shoal_log_fail(gather->log, SHOAL_ERR_TIMEOUT, "bootstrap",
                           "rank 0 did not join what all ranks gave (\"%s\") within %u ms (SHOAL_BOOTSTRAP_TIMEOUT_MS, or "
                           "create_timeout_ms); is it stopped, or busy?",
-                          exchange->name, exchange->timeout_ms);
+                          gather->name, gather->timeout_ms);
 }
 
-static enum shoal_status hear_result(const struct exchange *exchange)
+static enum shoal_status await_result(const struct gather *gather)
 {
     struct result result;
     struct wanted wanted = {
-        .value = &result, .bytes = sizeof result, .deadline_ns = exchange->deadline_ns + RESULT_GRACE_MS * SHOAL_NS_PER_MS};
+        .value = &result, .bytes = sizeof result, .deadline_ns = gather->deadline_ns + RESULT_GRACE_MS * SHOAL_NS_PER_MS};
     bool is_there;
-    print_result_key(exchange, wanted.key);
-    SHOAL_TRY(exchange_get_value(exchange, &exchange->bootstrap->store, &wanted, &is_there));
+    print_result_key(gather, wanted.key);
+    SHOAL_TRY(gather_get_value(gather, &gather->bootstrap->store, &wanted, &is_there));
     if (!is_there)
-        return fail_without_result(exchange);
+        return fail_without_result(gather);
     if (result.status == SHOAL_OK)
         return SHOAL_OK;
     shoal_tcp_text_clean(result.cause, sizeof result.cause);
-    return shoal_log_fail(exchange->log, (enum shoal_status)result.status, "bootstrap", "rank 0: %s", result.cause);
+    return shoal_log_fail(gather->log, (enum shoal_status)result.status, "bootstrap", "rank 0: %s", result.cause);
 }
 
 /* ---- the joined values ---- */
 
-static enum shoal_status pass_chunk(const struct exchange *exchange, const struct wanted *chunk)
+static enum shoal_status pass_chunk(const struct gather *gather, const struct wanted *chunk)
 {
-    const struct shoal_bootstrap *bootstrap = exchange->bootstrap;
+    const struct shoal_bootstrap *bootstrap = gather->bootstrap;
     const struct shoal_store *above = bootstrap->above.get ? &bootstrap->above : &bootstrap->store;
     const struct shoal_store *below = bootstrap->rank == 0 ? &bootstrap->store : &bootstrap->below;
     bool is_there = true;
     if (bootstrap->rank != 0)
-        SHOAL_TRY(exchange_get_value(exchange, above, chunk, &is_there));
+        SHOAL_TRY(gather_get_value(gather, above, chunk, &is_there));
     if (!is_there)
-        return shoal_log_fail(exchange->log, SHOAL_ERR_TIMEOUT, "bootstrap",
+        return shoal_log_fail(gather->log, SHOAL_ERR_TIMEOUT, "bootstrap",
                               "\"%s\" did not come down within %u ms (SHOAL_BOOTSTRAP_TIMEOUT_MS, or create_timeout_ms); is a "
                               "rank between rank 0 and this one stopped?",
-                              chunk->key, exchange->timeout_ms);
-    return below->set ? set_value(exchange, below, chunk->key, chunk->value, chunk->bytes) : SHOAL_OK;
+                              chunk->key, gather->timeout_ms);
+    return below->set ? set_value(gather, below, chunk->key, chunk->value, chunk->bytes) : SHOAL_OK;
 }
 
 /* From above, but at rank 0, and on to those below. */
-static enum shoal_status pass_all(const struct exchange *exchange)
+static enum shoal_status pass_all(const struct gather *gather)
 {
-    const size_t total = exchange->bytes * (size_t)exchange->bootstrap->size;
+    const size_t total = gather->bytes * (size_t)gather->bootstrap->size;
     for (size_t at = 0; at < total; at += SHOAL_VALUE_BYTES_MAX) {
-        struct wanted chunk = {.value = exchange->all + at,
+        struct wanted chunk = {.value = gather->all + at,
                                .bytes = shoal_min_size(total - at, SHOAL_VALUE_BYTES_MAX),
-                               .deadline_ns = exchange->deadline_ns + RESULT_GRACE_MS * SHOAL_NS_PER_MS};
+                               .deadline_ns = gather->deadline_ns + RESULT_GRACE_MS * SHOAL_NS_PER_MS};
         /* No number after the last slash: with PMIx that would name its owner. */
-        snprintf(chunk.key, sizeof chunk.key, "shoal/%s/all.%zu", exchange->name, at / SHOAL_VALUE_BYTES_MAX);
-        SHOAL_TRY(pass_chunk(exchange, &chunk));
+        snprintf(chunk.key, sizeof chunk.key, "shoal/%s/all.%zu", gather->name, at / SHOAL_VALUE_BYTES_MAX);
+        SHOAL_TRY(pass_chunk(gather, &chunk));
     }
     return SHOAL_OK;
 }
 
-/* ---- the exchange ---- */
+/* ---- the whole ---- */
 
 /* When all have come for the first time. */
-static enum shoal_status exchange_confirm(struct shoal_bootstrap *bootstrap)
+static enum shoal_status gather_confirm(struct shoal_bootstrap *bootstrap)
 {
     enum shoal_status (*const ask)(void *state) = bootstrap->confirm;
     bootstrap->confirm = NULL;
     return ask ? ask(bootstrap->state) : SHOAL_OK;
 }
 
-static enum shoal_status exchange_through_store(const struct exchange *exchange, const void *mine)
+static enum shoal_status gather_through_store(const struct gather *gather, const void *mine)
 {
-    struct shoal_bootstrap *bootstrap = exchange->bootstrap;
+    struct shoal_bootstrap *bootstrap = gather->bootstrap;
     char key[SHOAL_KEY_BYTES_MAX + 1];
-    snprintf(key, sizeof key, "shoal/%s/%d", exchange->name, bootstrap->rank);
-    SHOAL_TRY(set_value(exchange, &bootstrap->store, key, mine, exchange->bytes));
+    snprintf(key, sizeof key, "shoal/%s/%d", gather->name, bootstrap->rank);
+    SHOAL_TRY(set_value(gather, &bootstrap->store, key, mine, gather->bytes));
     if (bootstrap->rank != 0) {
-        SHOAL_TRY(hear_result(exchange));
-        return pass_all(exchange);
+        SHOAL_TRY(await_result(gather));
+        return pass_all(gather);
     }
-    enum shoal_status status = call_roll(exchange, UINT64_MAX);
+    enum shoal_status status = call_roll(gather, UINT64_MAX);
     if (status == SHOAL_OK)
-        status = exchange_confirm(bootstrap);
+        status = gather_confirm(bootstrap);
     if (status == SHOAL_OK)
-        status = pass_all(exchange);
-    return tell_result(exchange, status);
+        status = pass_all(gather);
+    return tell_result(gather, status);
 }
 
-enum shoal_status shoal_bootstrap_exchange(struct shoal_bootstrap *bootstrap, struct shoal_log *log, const char *name,
-                                           const void *mine, void *all, size_t bytes, uint32_t timeout_ms)
+enum shoal_status shoal_bootstrap_gather(struct shoal_bootstrap *bootstrap, struct shoal_log *log, const char *name,
+                                         const void *mine, void *all, size_t bytes, uint32_t timeout_ms)
 {
     const uint64_t begun_ns = shoal_clock_ns();
     uint64_t warn_ns = bootstrap->warn_ms ? begun_ns + bootstrap->warn_ms * SHOAL_NS_PER_MS : 0;
-    const struct exchange exchange = {.bootstrap = bootstrap,
-                                      .log = log,
-                                      .name = name,
-                                      .all = all,
-                                      .bytes = bytes,
-                                      .timeout_ms = timeout_ms,
-                                      .begun_ns = begun_ns,
-                                      .deadline_ns = begun_ns + timeout_ms * SHOAL_NS_PER_MS,
-                                      .warn_ns = &warn_ns};
+    const struct gather gather = {.bootstrap = bootstrap,
+                                  .log = log,
+                                  .name = name,
+                                  .all = all,
+                                  .bytes = bytes,
+                                  .timeout_ms = timeout_ms,
+                                  .begun_ns = begun_ns,
+                                  .deadline_ns = begun_ns + timeout_ms * SHOAL_NS_PER_MS,
+                                  .warn_ns = &warn_ns};
     if (strlen(name) > 128 || bytes > SHOAL_VALUE_BYTES_MAX)
-        return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap", "an exchange of %zu bytes under \"%.40s\" is too long",
-                              bytes, name);
+        return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap", "a value of %zu bytes under \"%.40s\" is too long", bytes,
+                              name);
     if (bytes > 0)
         memmove((char *)all + (size_t)bootstrap->rank * bytes, mine, bytes); /* it may lie there */
     if (bootstrap->size > 1)
-        SHOAL_TRY(bootstrap->exchange ? bootstrap->exchange(bootstrap->state, log, name, mine, all, bytes, timeout_ms)
-                                      : exchange_through_store(&exchange, mine));
+        SHOAL_TRY(bootstrap->gather ? bootstrap->gather(bootstrap->state, log, name, mine, all, bytes, timeout_ms)
+                                    : gather_through_store(&gather, mine));
     shoal_bootstrap_end_phase(bootstrap, name);
     return SHOAL_OK;
 }
