@@ -44,7 +44,8 @@ def refused(*words, about):
 
 def sim(*words):
     code, out, err = call(SHOAL, "sim", "step", *words, timeout=240)  # 12 seconds of CPU time for 200 and 256 hosts
-    expect(code == 0 and not err, words, code, out, err)
+    said = [line for line in err.splitlines() if not line.endswith(" s so far")]  # after 30 s, as on a crowded machine
+    expect(code == 0 and not said, words, code, out, err)
     return out
 
 
