@@ -5,6 +5,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/assert.h"
+
 /* ---- Control groups ------------------------------------------------------------------------------------------------------ */
 
 #define CGROUPS "/sys/fs/cgroup"
@@ -138,6 +140,7 @@ struct shoal_core_limits shoal_topology_core_limits(void)
 int shoal_topology_quota_cores(int cores)
 {
     const int quota = quota_cores();
+    SHOAL_ASSERT(cores > 0 && quota >= 0);
     return quota && quota < cores ? quota : cores;
 }
 

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/assert.h"
+
 #define VENDOR_NVIDIA 0x10de
 #define CLASS_DISPLAY 0x03 /* graphics (0x0300) and compute only (0x0302) alike */
 
@@ -198,6 +200,7 @@ static enum shoal_link link_of(const struct shoal_link_device *one, const struct
 
 enum shoal_link shoal_links_between(const struct shoal_links *links, int gpu, int peer)
 {
+    SHOAL_ASSERT(gpu < links->gpus && peer < links->gpus);
     if (gpu < 0 || peer < 0)
         return SHOAL_LINK_UNKNOWN;
     if (gpu == peer)
@@ -207,6 +210,7 @@ enum shoal_link shoal_links_between(const struct shoal_links *links, int gpu, in
 
 enum shoal_link shoal_links_to_adapter(const struct shoal_links *links, int gpu, int adapter)
 {
+    SHOAL_ASSERT(gpu < links->gpus && adapter < links->adapters);
     return gpu < 0 || adapter < 0 ? SHOAL_LINK_UNKNOWN : link_of(&links->gpu[gpu], &links->adapter[adapter].device);
 }
 
@@ -216,6 +220,7 @@ struct nearest {
     enum shoal_link link;
     uint64_t adapters; /* a bit for each that is so near */
 };
+_Static_assert(SHOAL_LINKS_ADAPTERS_MAX <= 64, "a bit each");
 
 static struct nearest find_nearest(const struct shoal_links *links, int gpu)
 {
@@ -232,6 +237,7 @@ static struct nearest find_nearest(const struct shoal_links *links, int gpu)
 
 static int links_pick(uint64_t adapters, int number)
 {
+    SHOAL_ASSERT(!adapters || number < __builtin_popcountll(adapters));
     while (number-- > 0)
         adapters &= adapters - 1;
     return adapters ? __builtin_ctzll(adapters) : -1;
@@ -247,6 +253,7 @@ int shoal_links_choose_adapter(const struct shoal_links *links, int gpu)
         before += is_sharer && peer < gpu;
         sharers += is_sharer;
     }
+    SHOAL_ASSERT(!sharers || before < sharers); /* the GPU shares its adapters with itself */
     return links_pick(own.adapters, sharers ? before * __builtin_popcountll(own.adapters) / sharers : 0);
 }
 
