@@ -21,8 +21,8 @@
 #include "mock_cases.h"
 
 #define SOURCES SHOAL_GPU_SOURCES_MAX
-#define SMALL ((size_t)36864)  /* an array's room: 4,500 elements of 8 bytes, shifts, and what must stay between arrays */
-#define LARGE ((size_t)294912) /* here each of the 4,096 threads has several packets in work at once */
+#define SMALL ((size_t)4608)   /* elements of an array's room: 4,099, shifts, and what must stay between arrays */
+#define LARGE ((size_t)294912) /* bytes of it where each of the 4,096 threads has several packets in work at once */
 #define MEMORY_BYTES (3 * LARGE)
 
 static struct shoal_log quiet;
@@ -104,22 +104,28 @@ static void expect_said(enum shoal_status got, enum shoal_status wanted, const c
 
 /* ---- Reductions ---------------------------------------------------------------------------------------------------------- */
 
-/* Any bits, and ordinary numbers. */
+static bool is_float(enum shoal_type type)
+{
+    return type == SHOAL_FLOAT32 || type == SHOAL_FLOAT64 || type == SHOAL_BFLOAT16 || type == SHOAL_FLOAT16;
+}
+
+/* Any bits, and for most floats ordinary numbers. */
 static void fill_elements(enum shoal_type type, char *at, size_t bytes)
 {
-    const size_t element = shoal_type_bytes(type);
-    for (size_t i = 0; i + element <= bytes; i += element) {
-        uint64_t any = draw();
+    const size_t step = is_float(type) ? shoal_type_bytes(type) : sizeof(uint64_t);
+    for (size_t i = 0; i + step <= bytes; i += step) {
+        uint64_t any = draw() * UINT64_C(0x100000001b3);
         const float single = (float)(int32_t)any * 1.2345e-5f;
         const double wide = (double)(int64_t)any * 1.2345e-9;
+        uint32_t word;
+        memcpy(&word, &single, sizeof word);
         if (type == SHOAL_FLOAT64 && any % 4)
             memcpy(&any, &wide, sizeof any);
-        if ((type == SHOAL_FLOAT32 || type == SHOAL_BFLOAT16) && any % 4) {
-            uint32_t word;
-            memcpy(&word, &single, sizeof word);
-            any = type == SHOAL_BFLOAT16 ? word >> 16 : word;
-        }
-        memcpy(at + i, &any, element);
+        else if (type == SHOAL_FLOAT32 && any % 4)
+            any = word;
+        else if (type == SHOAL_BFLOAT16 && any % 4)
+            any = word >> 16;
+        memcpy(at + i, &any, step);
     }
 }
 
@@ -127,10 +133,9 @@ static double draw_argument(enum shoal_type type, enum shoal_op op)
 {
     static const double divisors[] = {1, 2, 3, 7, 64, 300}, scales[] = {1, 0, -1, 0.5, 1.0 / 3, 1e30};
     static const double wholes[] = {1, 0, -1, 3, 1000003, -9223372036854775808.0};
-    const bool is_float = type == SHOAL_FLOAT32 || type == SHOAL_FLOAT64 || type == SHOAL_BFLOAT16 || type == SHOAL_FLOAT16;
     if (op == SHOAL_AVG)
         return divisors[draw_below(SHOAL_COUNT_OF(divisors))];
-    return is_float ? scales[draw_below(SHOAL_COUNT_OF(scales))] : wholes[draw_below(SHOAL_COUNT_OF(wholes))];
+    return is_float(type) ? scales[draw_below(SHOAL_COUNT_OF(scales))] : wholes[draw_below(SHOAL_COUNT_OF(wholes))];
 }
 
 /* A call whose arrays lie in on.memory, one behind the other, and the same bytes on the host. */
@@ -194,7 +199,7 @@ static void reduce_in_many_ways(struct call *call)
     static const size_t counts[] = {0, 1, 2, 3, 15, 16, 17, 33, 255, 257, 1000, 4099};
     struct shoal_gpu_reduction *reduction = &call->reduction;
     for (int round = 0; round < 12; round++) {
-        call->room = round ? SMALL : LARGE;
+        call->room = round ? SMALL * shoal_type_bytes(reduction->type) : LARGE;
         reduction->source_count = round ? 1 + (int)draw_below(SOURCES) : 2;
         reduction->count = round ? counts[draw_below(SHOAL_COUNT_OF(counts))]
                                  : (LARGE - 64) / shoal_type_bytes(reduction->type) - draw_below(20);

@@ -20,7 +20,7 @@ struct mock_function {
 struct mock_module {
     shoal_cu_module handle;
     struct mock_context *context;
-    char *image;
+    char *image; /* that lists its kernels */
     struct mock_function *functions;
 };
 
@@ -55,7 +55,26 @@ size_t mock_most_blocks(void)
 
 /* ---- Images -------------------------------------------------------------------------------------------------------------- */
 
-static bool is_listed(const char *image, const char *name)
+static bool is_own_image(const char *image)
+{
+    return strncmp(image, MOCK_CUDA_IMAGE, strlen(MOCK_CUDA_IMAGE)) == 0;
+}
+
+/* The kernels of PTX as an image of our own. Once for a module: the text is long. */
+static char *list_entries(const char *image)
+{
+    char *list = mock_allocate_zeroed(strlen(MOCK_CUDA_IMAGE) + strlen(image) + 1);
+    char *end = stpcpy(list, MOCK_CUDA_IMAGE);
+    while ((image = strstr(image, ENTRY))) {
+        image += strlen(ENTRY);
+        image += strspn(image, " \t\n");
+        end = mempcpy(end, image, strcspn(image, " \t\n("));
+        *end++ = '\n';
+    }
+    return list;
+}
+
+static bool is_in_image(const char *image, const char *name)
 {
     const size_t bytes = strlen(name);
     const char *line = image + strlen(MOCK_CUDA_IMAGE);
@@ -67,29 +86,6 @@ static bool is_listed(const char *image, const char *name)
         line += *line == '\n';
     }
     return false;
-}
-
-static bool is_entry(const char *image, const char *name)
-{
-    const size_t bytes = strlen(name);
-    const char *at = image;
-    while ((at = strstr(at, ENTRY))) {
-        at += strlen(ENTRY);
-        at += strspn(at, " \t\n");
-        if (strcspn(at, " \t\n(") == bytes && memcmp(at, name, bytes) == 0)
-            return true;
-    }
-    return false;
-}
-
-static bool is_own_image(const char *image)
-{
-    return strncmp(image, MOCK_CUDA_IMAGE, strlen(MOCK_CUDA_IMAGE)) == 0;
-}
-
-static bool is_in_image(const char *image, const char *name)
-{
-    return is_own_image(image) ? is_listed(image, name) : is_entry(image, name);
 }
 
 static const struct mock_cuda_kernel *find_kernel_in(const struct mock_cuda_kernel *kernels, size_t count, const char *name)
@@ -119,7 +115,7 @@ shoal_cu_result mock_module_load(shoal_cu_module *handle, const void *image)
     mock_wait_idle(&call);
     struct mock_module *module = mock_allocate_zeroed(sizeof *module);
     module->context = call.context;
-    module->image = strdup(image);
+    module->image = is_own_image(image) ? strdup(image) : list_entries(image);
     module->handle = (shoal_cu_module)mock_handle_make(MOCK_MODULE, module);
     *handle = module->handle;
     return SHOAL_CU_SUCCESS;
