@@ -213,7 +213,7 @@ static void bootstrap_address_joins_ranks(void **state)
     }
 }
 
-static void bootstrap_exchange_takes_0_bytes_to_64_kib(void **state)
+static void bootstrap_gather_takes_0_bytes_to_64_kib(void **state)
 {
     (void)state;
     static struct rank ranks[RANKS_MAX];
@@ -1198,7 +1198,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bootstrap_without_libsodium_refuses_a_secret),
         cmocka_unit_test(bootstrap_address_joins_ranks),
-        cmocka_unit_test(bootstrap_exchange_takes_0_bytes_to_64_kib),
+        cmocka_unit_test(bootstrap_gather_takes_0_bytes_to_64_kib),
         cmocka_unit_test(bootstrap_address_can_be_used_again_at_once),
         cmocka_unit_test(bootstrap_names_the_ranks_that_did_not_come),
         cmocka_unit_test(bootstrap_says_whom_it_waits_for_long_before_the_deadline),
