@@ -24,6 +24,7 @@ Writes docs/figures/bench-watching.jsonl (see bench/bench_record.py), whose rows
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -68,8 +69,9 @@ class Unwatched:
 
 
 def cpu_s():
-    """Of this process, and of its children that have ended."""
-    return sum(os.times()[:4])
+    """Of this thread, and of the children that have ended."""
+    both = map(resource.getrusage, (resource.RUSAGE_THREAD, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in both)
 
 
 def copies_timed(copy, took):
