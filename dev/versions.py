@@ -49,7 +49,7 @@ ROWS = [
 
 
 def run(*words):
-    return subprocess.run(list(map(str, words)), check=True, stdout=subprocess.DEVNULL, env={**os.environ, "PIP_CONSTRAINT": ""})
+    return subprocess.run(list(map(str, words)), check=True, stdout=subprocess.DEVNULL, env={**os.environ, "PIP_CONSTRAINT": os.devnull})
 
 
 def find_python(version):
