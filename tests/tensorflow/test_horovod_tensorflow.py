@@ -2,6 +2,7 @@
 """Horovod's names for TensorFlow and Keras on 3 ranks: results, gradients, process sets, and training as one process does."""
 import os
 import tempfile
+import time
 
 import keras
 import numpy as np
@@ -165,6 +166,28 @@ def variables_of_a_session_are_shared(rank):
         session.run(tf.compat.v1.global_variables_initializer())
         for i, got in enumerate(session.run(assigned)):
             same(got, [i + 2] * (i + 1))
+
+
+def groups_of_a_session_are_in_order(rank):
+    """Each rank has evaluated some of what comes later first, as a session may."""
+    size = hvd.size()
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        made = [tf.fill([size * (i + 1)], float(i)) for i in range(6)]
+        slow = tf.py_function(lambda: (time.sleep(0.2 * rank), 1.0)[1], [], tf.float32)
+        late = [tensor * slow if (i + rank) % 2 else tensor for i, tensor in enumerate(made)]
+        for tensor in late:
+            tensor.set_shape([None])
+        slices = [tf.IndexedSlices(tf.fill([2, 2], float(i)), tf.constant([i, rank]), tf.constant([9, 2])) for i in range(3)]
+        rows, gathered = hvd.grouped_reducescatter(late, op=hvd.Sum), hvd.grouped_allgather(late)
+        with tf.control_dependencies(rows):
+            sums = hvd.grouped_allreduce([*slices, tf.ones([2]), tf.ones([3], tf.float64)], op=hvd.Sum)
+        for i, got in enumerate(session.run(rows)):
+            same(got, [float(i * size)] * (i + 1))
+        for i, got in enumerate(session.run(gathered)):
+            same(got, [float(i)] * (size * size * (i + 1)))
+        for i, got in enumerate(session.run([each.indices for each in sums[:3]])):
+            same(got, [index for r in ranks() for index in (i, r)])
+        same(session.run(sums[3]), [size] * 2)
 
 
 def joined_ranks_take_part_with_zeros(rank):
@@ -372,7 +395,8 @@ def a_gradient_that_is_none_on_one_rank_is_named():
 
 
 FUNCTIONS = [allreduce_takes_horovods_arguments, groups_mix_types_and_slices, rows_travel, gradients_are_horovods, mismatches_are_told,
-             process_sets_are_apart, objects_and_state_are_shared, variables_of_a_session_are_shared, joined_ranks_take_part_with_zeros,
+             process_sets_are_apart, objects_and_state_are_shared, variables_of_a_session_are_shared,
+             groups_of_a_session_are_in_order, joined_ranks_take_part_with_zeros,
              fit_equals_one_process, passes_are_summed_unless_averaged, local_gradients_stay,
              a_gradient_that_one_rank_lacks_is_named, callbacks_and_saved_models, local_variables_are_not_broadcast,
              a_state_goes_on_after_a_restart, wrong_options_are_refused]

@@ -1,6 +1,7 @@
 """The operations of libshoal_tensorflow.so in TensorFlow: starts and finishes as functions of tensors, and their gradients."""
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import types
@@ -78,6 +79,13 @@ def _collective(what, name, **inputs):
         if name is None or not tf.executing_eagerly():
             raise
         raise type(error)(error.node_def, error.op, f'shoal: "{name}": {error.message}') from None
+
+
+def after(results):
+    """Operations that are made in it start when the last of these results is there, in a graph of a session: TensorFlow orders nothing
+    there. Elsewhere starts are in the program's order, and need no wait."""
+    is_ordered = tf.executing_eagerly() or tf.compat.v1.executing_eagerly_outside_functions()
+    return contextlib.nullcontext() if is_ordered else tf.control_dependencies(results[-1:])
 
 
 def allreduce(tensors, operator: int, name=None, world=0):

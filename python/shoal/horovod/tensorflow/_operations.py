@@ -56,7 +56,7 @@ def allreduce(tensor, average=None, device_dense='', device_sparse='', compressi
 def grouped_allreduce(tensors, average=None, device_dense='', device_sparse='', compression=Compression.none, op=None,
                       prescale_factor=1.0, postscale_factor=1.0, process_set=global_process_set, ignore_name_scope=False, name=None):
     """A list of tensors, in one operation for each type."""
-    results, world = list(tensors), world_of(process_set)
+    results, world, last = list(tensors), world_of(process_set), []
     is_sparse = [isinstance(tensor, tf.IndexedSlices) for tensor in results]
     if any(is_sparse) and (op not in (None, Average, Sum) or prescale_factor != 1.0 or postscale_factor != 1.0):
         raise NotImplementedError("shoal: tf.IndexedSlices can be summed and averaged only, and not scaled: tf.convert_to_tensor makes "
@@ -64,22 +64,34 @@ def grouped_allreduce(tensors, average=None, device_dense='', device_sparse='', 
     op = operator_of(op, average)
     for i, sparse in enumerate(is_sparse):
         if sparse:
-            results[i] = _allreduce_slices(results[i], op, name, world, process_set.size())
+            with _operations.after(last):
+                results[i] = _allreduce_slices(results[i], op, name, world, process_set.size())
+            last = [results[i].indices]
     dense = [i for i, sparse in enumerate(is_sparse) if not sparse]
     tensors, contexts = zip(*(compression.compress(tf.convert_to_tensor(results[i])) for i in dense)) if dense else ((), ())
     if dense:
         agree(kinds.ALLREDUCE, tensors, world, [op, float(prescale_factor), float(postscale_factor)])
-    reduced = _reduced_by_type([_scaled(tensor, prescale_factor) for tensor in tensors], op, name, world, process_set.size())
+    reduced = _reduced_by_type([_scaled(tensor, prescale_factor) for tensor in tensors], op, name, world, process_set.size(), last)
     for i, tensor, context in zip(dense, reduced, contexts):
         results[i] = compression.decompress(_scaled(tensor, postscale_factor), context)
     return results
 
 
-def _reduced_by_type(tensors, op, name, world, size):
+def _reduced_by_type(tensors, op, name, world, size, last=()):
     results = [None] * len(tensors)
     for same in _collectives._by_type(tensors):
-        for i, result in zip(same, _reduced([tensors[i] for i in same], op, name, world, size)):
+        with _operations.after(last):
+            last = _reduced([tensors[i] for i in same], op, name, world, size)
+        for i, result in zip(same, last):
             results[i] = result
+    return results
+
+
+def _one_after_another(function, tensors):
+    results = []
+    for tensor in tensors:
+        with _operations.after(results):
+            results.append(function(tensor))
     return results
 
 
@@ -111,7 +123,7 @@ def allgather(tensor, name=None, ignore_name_scope=False, process_set=global_pro
 
 
 def grouped_allgather(tensors, name=None, ignore_name_scope=False, process_set=global_process_set):
-    return [allgather(tensor, name, ignore_name_scope, process_set) for tensor in tensors]
+    return _one_after_another(lambda tensor: allgather(tensor, name, ignore_name_scope, process_set), tensors)
 
 
 def _index_of(root_rank, process_set):
@@ -181,8 +193,8 @@ def reducescatter(tensor, device_dense='', compression=Compression.none, op=Aver
 
 def grouped_reducescatter(tensors, device_dense='', compression=Compression.none, op=Average, process_set=global_process_set,
                           prescale_factor=1.0, postscale_factor=1.0, name=None):
-    return [reducescatter(tensor, device_dense, compression, op, name, process_set, prescale_factor, postscale_factor)
-            for tensor in tensors]
+    return _one_after_another(lambda tensor: reducescatter(tensor, device_dense, compression, op, name, process_set, prescale_factor,
+                                                           postscale_factor), tensors)
 
 
 def barrier(process_set=global_process_set):
