@@ -425,7 +425,7 @@ static bool is_replaced(const struct operation_side *side, const struct stretch 
                            : row->is_input_partitioned && row->is_output_partitioned && !is_own;
 }
 
-static uint64_t element_bits(const void *memory, size_t element)
+static uint64_t read_element(const void *memory, size_t element)
 {
     uint64_t bits = 0;
     memcpy(&bits, memory, element);
@@ -442,8 +442,8 @@ static bool check_stretch(const struct stretch *stretch, const struct reference 
     const size_t element = wanted->element, at = (size_t)wrong % REFERENCE_PERIOD;
     snprintf(text, bytes, "%s, part %d, tensor %zu: element %ld of %zu is 0x%llx instead of 0x%llx", operand, stretch->part,
              stretch->tensor, wrong, stretch->count,
-             (unsigned long long)element_bits(stretch->begin + (size_t)wrong * element, element),
-             (unsigned long long)element_bits(wanted->bytes + at * element, element));
+             (unsigned long long)read_element(stretch->begin + (size_t)wrong * element, element),
+             (unsigned long long)read_element(wanted->bytes + at * element, element));
     return false;
 }
 

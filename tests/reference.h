@@ -84,11 +84,18 @@ static inline int64_t reference_value(const struct reference_question *question,
     return (int64_t)(bits % 31) - 15;
 }
 
-/* Writes what the operator makes of the ranks' total. */
-static inline void reference_put(const struct reference_question *question, int64_t total, int size, unsigned char *place)
+/* Writes eight bytes, of which the next element overwrites those that are not this one's. A copy of as many bytes as the type
+ * has would be a call: references are most of what a test of exact results computes. */
+static inline void reference_store(struct reference *reference, size_t i, uint64_t bits)
+{
+    memcpy(reference->bytes + i * reference->element, &bits, sizeof bits);
+}
+
+/* What the operator makes of the ranks' total. */
+static inline uint64_t reference_finish(const struct reference_question *question, int64_t total, int size)
 {
     const double scale = question->op == SHOAL_SCALED_SUM ? question->scale : 1;
-    element_write(place, question->type, total, scale, question->op == SHOAL_AVG ? size : 1);
+    return element_bits(question->type, total, scale, question->op == SHOAL_AVG ? size : 1);
 }
 
 /* ---- Periods ------------------------------------------------------------------------------------------------------------- */
@@ -101,16 +108,13 @@ static inline size_t reference_elements(const struct reference_question *questio
 /* The input of a rank. */
 static inline void reference_give(const struct reference_question *question, int rank, struct reference *reference_out)
 {
-    struct reference_question plain = *question;
-    const size_t element = reference_out->element = shoal_type_bytes(question->type);
-    plain.scale = 1;
-    for (size_t i = 0; i < reference_elements(question); i++) {
-        unsigned char *place = reference_out->bytes + i * element;
-        const uint64_t bits = reference_bits(rank, question->salt, question->first + i);
-        if (question->op == REFERENCE_MOVED)
-            memcpy(place, &bits, element);
-        else
-            reference_put(&plain, reference_value(question, rank, question->first + i), 1, place);
+    const struct reference_question asked = *question;
+    reference_out->element = shoal_type_bytes(asked.type);
+    for (size_t i = 0; i < reference_elements(&asked); i++) {
+        const uint64_t bits = asked.op == REFERENCE_MOVED
+                                  ? reference_bits(rank, asked.salt, asked.first + i)
+                                  : element_bits(asked.type, reference_value(&asked, rank, asked.first + i), 1, 1);
+        reference_store(reference_out, i, bits);
     }
 }
 
@@ -118,12 +122,13 @@ static inline void reference_give(const struct reference_question *question, int
 static inline void reference_reduce(const struct reference_question *question, const int *ranks, int size,
                                     struct reference *reference_out)
 {
-    const size_t element = reference_out->element = shoal_type_bytes(question->type);
-    for (size_t i = 0; i < reference_elements(question); i++) {
-        int64_t total = reference_value(question, ranks ? ranks[0] : 0, question->first + i);
+    const struct reference_question asked = *question;
+    reference_out->element = shoal_type_bytes(asked.type);
+    for (size_t i = 0; i < reference_elements(&asked); i++) {
+        int64_t total = reference_value(&asked, ranks ? ranks[0] : 0, asked.first + i);
         for (int r = 1; r < size; r++)
-            total = element_combine(question->op, total, reference_value(question, ranks ? ranks[r] : r, question->first + i));
-        reference_put(question, total, size, reference_out->bytes + i * element);
+            total = element_combine(asked.op, total, reference_value(&asked, ranks ? ranks[r] : r, asked.first + i));
+        reference_store(reference_out, i, reference_finish(&asked, total, size));
     }
 }
 

@@ -80,20 +80,41 @@ static inline int64_t element_combine(enum shoal_op op, int64_t a, int64_t b)
     }
 }
 
-/* Writes number * scale / divisor. Floats: the product is exact as a double, or rounded once. Integers: the scale is whole; the
- * product is wrapped before it is divided, and its bytes begin with the lowest. */
-static inline void element_write(void *place, enum shoal_type type, int64_t number, double scale, int64_t divisor)
+static inline uint64_t element_float_bits(enum shoal_type type, float single)
+{
+    uint32_t word;
+    memcpy(&word, &single, sizeof word);
+    return type == SHOAL_BFLOAT16 ? element_bfloat16(single) : type == SHOAL_FLOAT16 ? element_float16(single) : word;
+}
+
+static inline uint64_t element_double_bits(double value)
+{
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+/* number * scale / divisor; an element's bytes are the lowest ones. Floats: the product is exact as a double, or rounded once.
+ * Integers: the scale is whole; the product is wrapped before it is divided. */
+static inline uint64_t element_bits(enum shoal_type type, int64_t number, double scale, int64_t divisor)
 {
     const double product = number ? (double)number * scale : 0; /* not -0 */
-    const double twice = product / (double)divisor;
-    const float single = (float)product / (float)divisor;
-    const uint16_t brain = element_bfloat16(single), half = element_float16(single);
-    const int64_t whole = element_wrap(type, (int64_t)((uint64_t)number * (uint64_t)(int64_t)scale)) / divisor;
-    const void *const from[SHOAL_TYPE_END] = {
-        [SHOAL_FLOAT32] = &single, [SHOAL_FLOAT64] = &twice, [SHOAL_BFLOAT16] = &brain, [SHOAL_FLOAT16] = &half,
-        [SHOAL_INT64] = &whole,    [SHOAL_INT32] = &whole,   [SHOAL_INT8] = &whole,     [SHOAL_UINT8] = &whole,
-    };
-    memcpy(place, from[type], shoal_type_bytes(type));
+    switch (type) {
+    case SHOAL_FLOAT64:
+        return element_double_bits(product / (double)divisor);
+    case SHOAL_FLOAT32:
+    case SHOAL_BFLOAT16:
+    case SHOAL_FLOAT16:
+        return element_float_bits(type, (float)product / (float)divisor);
+    default:
+        return (uint64_t)(element_wrap(type, (int64_t)((uint64_t)number * (uint64_t)(int64_t)scale)) / divisor);
+    }
+}
+
+static inline void element_write(void *place, enum shoal_type type, int64_t number, double scale, int64_t divisor)
+{
+    const uint64_t bits = element_bits(type, number, scale, divisor); /* of a processor that stores the lowest byte first */
+    memcpy(place, &bits, shoal_type_bytes(type));
 }
 
 #endif
