@@ -14,6 +14,7 @@
 
 #include "gradient_values.h"
 #include "reference.h"
+#include "seeds.h"
 #include "shoal/gradients.h"
 #include "sim_calls.h"
 #include "threads/thread_checks.h"
@@ -357,7 +358,8 @@ static void check_same_bits(const struct drawn *drawn, const struct rank *ranks)
 static void any_order_gives_the_same_result(void **state)
 {
     (void)state;
-    for (uint64_t seed = 1; seed <= 200; seed++) {
+    const struct seeds seeds = seeds_of(200, 20);
+    for (uint64_t seed = seeds.first; seed < seeds.end; seed++) {
         struct drawn drawn;
         struct rank ranks[RANKS_MAX];
         draw(&drawn, seed, NO_FAULT);
@@ -435,9 +437,10 @@ static void check_told(const struct drawn *drawn, const struct rank *ranks, cons
     }
 }
 
-static void tell_faults(enum fault fault, uint64_t seeds)
+static void tell_faults(enum fault fault, uint64_t count)
 {
-    for (uint64_t seed = 1; seed <= seeds; seed++) {
+    const struct seeds seeds = seeds_of(count, count / 5);
+    for (uint64_t seed = seeds.first; seed < seeds.end; seed++) {
         struct drawn drawn;
         struct rank ranks[RANKS_MAX];
         draw(&drawn, seed + 1000 * fault, fault);
