@@ -209,8 +209,9 @@ static void expect_right(const struct group *group)
 
 /* ---- Every builder is right ---------------------------------------------------------------------------------------------- */
 
-/* The large ones take most of the time, more than half of it 64: the plain build alone has it. A sanitizer, which looks at
- * memory, needs none of them. */
+/* The large ones take most of the time, so few lengths of them are checked. 64 the plain build alone has, and a sanitizer, which
+ * looks at memory, needs none of them. */
+#define LARGE 17
 #ifdef __SANITIZE_ADDRESS__
 static const int sizes[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17};
 #elif defined(SHOAL_ASSERTS)
@@ -255,6 +256,17 @@ static void check_units(struct group *group)
     }
 }
 
+static void check_few_units(struct group *group)
+{
+    const unsigned units[] = {1, 13, 61}, of_parts[] = {1, 3};
+
+    for (size_t i = 0; i < (is_partitioned(group->algorithm) ? SHOAL_COUNT_OF(of_parts) : SHOAL_COUNT_OF(units)); i++) {
+        group->question.units = is_partitioned(group->algorithm) ? of_parts[i] : units[i];
+        expect_right(group);
+    }
+    check_lengths(group);
+}
+
 static void check_sharings(const struct algorithm *algorithm, int size, const uint16_t *host, int root)
 {
     for (int i = 0; i < 2 * SHARE_END; i++) {
@@ -262,7 +274,10 @@ static void check_sharings(const struct algorithm *algorithm, int size, const ui
         const bool in_place = i >= SHARE_END;
 
         group_init(&group, algorithm, size, host, root, (enum sharing)(i % SHARE_END), in_place);
-        check_units(&group);
+        if (size < LARGE)
+            check_units(&group);
+        else
+            check_few_units(&group);
         group_fini(&group);
     }
 }
@@ -356,17 +371,6 @@ static int layout_draw(uint16_t host[RANKS_MAX])
         return size;
     }
     return parse_hosts(layouts[draw(SHOAL_COUNT_OF(layouts))], host);
-}
-
-static void check_few_units(struct group *group)
-{
-    const unsigned units[] = {1, 13, 61}, of_parts[] = {1, 3};
-
-    for (size_t i = 0; i < (is_partitioned(group->algorithm) ? SHOAL_COUNT_OF(of_parts) : SHOAL_COUNT_OF(units)); i++) {
-        group->question.units = is_partitioned(group->algorithm) ? of_parts[i] : units[i];
-        expect_right(group);
-    }
-    check_lengths(group);
 }
 
 static void check_on_hosts(const struct algorithm *algorithm, int size, const uint16_t *host, int root)
