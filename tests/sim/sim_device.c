@@ -28,9 +28,12 @@ struct operand {
     size_t unit_elements;
     size_t unit_count, slot_count; /* unit u lies in slot u % slot_count */
     size_t first;                  /* all units before it are gone */
+    size_t movable;                /* how many units can move */
     struct unit *units;
     char *ring;
 };
+
+#define UNITS_MOST 100 /* about: they move one by one, and a step of the simulation looks at each */
 
 struct sim_device {
     uint64_t random;
@@ -103,40 +106,61 @@ static bool can_move(const struct operand *operand, size_t unit)
     return (stage == ABSENT && is_place_free(operand, unit)) || stage == WRITTEN;
 }
 
+static void set_stage(struct operand *operand, size_t unit, enum stage stage)
+{
+    operand->movable -= can_move(operand, unit);
+    operand->units[unit].stage = stage;
+    operand->movable += can_move(operand, unit);
+    if (stage == GONE && unit + operand->slot_count < operand->unit_count)
+        operand->movable += can_move(operand, unit + operand->slot_count);
+}
+
 static void move(struct operand *operand, size_t unit)
 {
-    struct unit *at = &operand->units[unit];
-    if (at->stage == WRITTEN) {
+    if (operand->units[unit].stage == WRITTEN) {
         copy_unit(operand, unit);
         wipe(operand, unit);
-        at->stage = GONE;
+        set_stage(operand, unit, GONE);
         return;
     }
     if (operand->which == SHOAL_OPERAND_INPUT)
         copy_unit(operand, unit);
     operand->device->reuses += unit >= operand->slot_count;
-    at->stage = READY;
+    set_stage(operand, unit, READY);
 }
 
-/* Any of those that can move, each as likely as the others. */
+static size_t movable_of(const struct sim_device *device, const struct operand *operand)
+{
+    return device->stopped & 1u << operand->which ? 0 : operand->movable;
+}
+
+/* Moves the nth of an operand's units that can move. */
+static void move_nth(struct operand *operand, size_t nth)
+{
+    size_t unit = operand->first;
+    while (operand->units[unit].stage == GONE)
+        unit++;
+    operand->first = unit;
+    while (!can_move(operand, unit) || nth--)
+        unit++;
+    move(operand, unit);
+}
+
+/* Any of the units that can move, each as likely as the others. Each operand keeps count of its own: there are many units, and one
+ * at a time moves. */
 bool sim_device_advance(struct sim_device *device)
 {
-    struct operand *found = NULL;
-    size_t found_unit = 0, seen = 0;
-    for (struct operand *operand = device->operands; operand; operand = operand->next) {
-        while (operand->first < operand->unit_count && operand->units[operand->first].stage == GONE)
-            operand->first++;
-        const size_t end = shoal_min_size(operand->first + operand->slot_count, operand->unit_count);
-        for (size_t unit = operand->first; unit < end && !(device->stopped & 1u << operand->which); unit++) {
-            if (!can_move(operand, unit) || reference_below(&device->random, ++seen))
-                continue;
-            found = operand;
-            found_unit = unit;
-        }
-    }
-    if (found)
-        move(found, found_unit);
-    return found != NULL;
+    size_t count = 0;
+    for (const struct operand *operand = device->operands; operand; operand = operand->next)
+        count += movable_of(device, operand);
+    if (!count)
+        return false;
+    struct operand *operand = device->operands;
+    size_t nth = reference_below(&device->random, count);
+    for (; nth >= movable_of(device, operand); operand = operand->next)
+        nth -= movable_of(device, operand);
+    move_nth(operand, nth);
+    return true;
 }
 
 /* ---- What the engine asks ------------------------------------------------------------------------------------------------ */
@@ -186,7 +210,7 @@ static void release_unit(struct operand *operand, size_t unit, size_t elements)
                       (int)at->stage);
     if (at->released < length)
         return;
-    at->stage = operand->which == SHOAL_OPERAND_INPUT ? GONE : WRITTEN;
+    set_stage(operand, unit, operand->which == SHOAL_OPERAND_INPUT ? GONE : WRITTEN);
     if (at->stage == GONE)
         wipe(operand, unit);
 }
@@ -254,6 +278,7 @@ static void draw_units(struct operand *operand)
     uint64_t *random = &operand->device->random;
     const size_t range = range_of(operand) / operand->element;
     operand->unit_elements = 1 + reference_below(random, reference_below(random, 2) ? 300 : 3000);
+    operand->unit_elements = shoal_max_size(operand->unit_elements, operand->count / UNITS_MOST);
     operand->unit_count = (operand->count + operand->unit_elements - 1) / operand->unit_elements;
     operand->slot_count = range / operand->unit_elements + 2 + reference_below(random, 3);
     if (operand->slot_count > operand->unit_count)
@@ -286,6 +311,7 @@ static struct shoal_device_operand *open_operand(struct sim_device *device, cons
     operand->ring = aligned_alloc(SHOAL_CACHE_LINE, shoal_round_up(bytes, SHOAL_CACHE_LINE));
     if (!operand->units || !operand->ring)
         abort();
+    operand->movable = shoal_min_size(operand->slot_count, operand->unit_count);
     memset(operand->ring, 0xFF, bytes);
     device->operands = operand;
     return &operand->base;
