@@ -5,6 +5,7 @@ Prints TAP. SHOAL_COMMAND is the `shoal` command, SHOAL_EXAMPLES the folder of t
 of Fashion-MNIST. A case fails with an AssertionError and is skipped, with its reason, by Skip.
 """
 import csv
+import functools
 import gzip
 import os
 import re
@@ -12,6 +13,8 @@ import struct
 import subprocess
 import sys
 import tempfile
+
+from images import write_part
 
 COMMAND = os.environ.get("SHOAL_COMMAND", "shoal")
 EXAMPLES = os.environ.get("SHOAL_EXAMPLES", ".")
@@ -98,10 +101,18 @@ def need_dataset():
         raise Skip(f"no Fashion-MNIST in {DATA}: apt install dataset-fashion-mnist")
 
 
+@functools.cache
+def part():
+    """A folder of 12,000 images to train with and of all to test with; it goes with the program."""
+    folder = tempfile.TemporaryDirectory(prefix="shoal-images-")
+    write_part(DATA, folder.name, train=12000, t10k=10000)
+    return folder
+
+
 def train(workers, folder, name, *options):
     """Trains a little; returns the curve as {step: loss} and what was printed."""
     path = os.path.join(folder, name + ".csv")
-    code, out, err = run(workers, FASHION, "--data", DATA, "--limit", "6000", "--hidden", "128", "--loss-csv", path, *options)
+    code, out, err = run(workers, FASHION, "--data", part().name, "--limit", "6000", "--hidden", "128", "--loss-csv", path, *options)
     assert code == 0, f"{name} ended with {code}: {out}{err}"
     assert f"identical bits on {workers} of {workers} workers" in out, f"{name}: no line about identical bits in:\n{out}"
     with open(path, newline="") as file:
@@ -132,7 +143,7 @@ def loss_curves_agree_when_the_batch_does_not_divide(folder):
 
 
 def batch_smaller_than_the_workers_is_right(folder):
-    options = ("--epochs", "1", "--limit", "60", "--batch", "3", "--lr", "0.01")
+    options = ("--epochs", "1", "--limit", "60", "--batch", "3", "--lr", "0.01", "--data", DATA)  # all, packed
     alone, _ = train(1, folder, "alone", *options)
     curve, _ = train(4, folder, "of4", *options)
     expect_same_curve(curve, alone, "4 workers, batch 3")
@@ -171,7 +182,7 @@ def compression_costs_no_accuracy():
     """Compressed gradients between two hosts of two workers: within half a point, fewer bytes, and the same bits on all workers."""
     accuracies, sent = {}, {}
     for compression in ("none", "float16", "bfloat16", "int8"):
-        code, out, err = run_on_hosts(4, 2, FASHION, "--epochs", "3", "--limit", "12000", "--hidden", "128", "--compress",
+        code, out, err = run_on_hosts(4, 2, FASHION, "--data", part().name, "--epochs", "3", "--limit", "12000", "--hidden", "128", "--compress",
                                      compression)
         if "no network" in err or "libfabric" in err and code:
             raise Skip("no network joins several hosts here")
