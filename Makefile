@@ -91,19 +91,19 @@ build/impi:
 	@dev/deps.sh bench
 	@echo "installing Intel MPI $(IMPI) at build/impi"
 	@python3 -m venv build/impi
-	@build/impi/bin/pip install --quiet --no-deps impi-rt==$(IMPI) impi-devel==$(IMPI) || \
+	@build/impi/bin/pip install --quiet --no-compile --no-deps impi-rt==$(IMPI) impi-devel==$(IMPI) || \
 	 echo "no Intel MPI $(IMPI) from pip: without it"
 
-# Without PyTorch its tests are skipped and Gloo is not measured; all else goes on.
+# Without PyTorch its tests are skipped and Gloo is not measured; all else goes on. Python compiles what is imported, not all there is.
 build/torch/bin/python3:
 	@dev/deps.sh python
 	@echo "installing PyTorch $(TORCH) at build/torch"
 	@python3 -m venv build/torch
-	@build/torch/bin/pip install --quiet torch==$(TORCH) numpy || echo "no PyTorch $(TORCH) from pip: without it, and without Gloo"
+	@build/torch/bin/pip install --quiet --no-compile torch==$(TORCH) numpy || echo "no PyTorch $(TORCH) from pip: without it, and without Gloo"
 
 # For tests and for measurements. Tried again by the next target that wants it where pip could not have it.
 build/torch/deepspeed: build/torch/bin/python3
-	@build/torch/bin/pip install --quiet deepspeed==$(DEEPSPEED) && touch $@ || echo "no DeepSpeed $(DEEPSPEED) from pip: without its engines and its all-reduce"
+	@build/torch/bin/pip install --quiet --no-compile deepspeed==$(DEEPSPEED) && touch $@ || echo "no DeepSpeed $(DEEPSPEED) from pip: without its engines and its all-reduce"
 
 # What training jobs use and what tests run beside Shoal: a virtual environment for each dev/venv/NAME.txt, with NAME.alone.txt.
 .SECONDEXPANSION:
@@ -129,7 +129,7 @@ build/sphinx/bin/python3: docs/sphinx/requirements.txt
 	@dev/deps.sh docs
 	@echo "installing Sphinx at build/sphinx"
 	@rm -rf build/sphinx && python3 -m venv build/sphinx
-	@build/sphinx/bin/pip install --quiet --requirement docs/sphinx/requirements.txt || { rm -rf build/sphinx; exit 1; }
+	@build/sphinx/bin/pip install --quiet --no-compile --requirement docs/sphinx/requirements.txt || { rm -rf build/sphinx; exit 1; }
 	@touch $@
 	@[ ! -e build/build.ninja ] || meson setup --reconfigure build >/dev/null
 
