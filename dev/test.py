@@ -46,6 +46,7 @@ ALL = {"plain"}  # builds of everything; the others are made of what their tests
 # One test has its turn after the other, so many of those that are `is_parallel` run beside it, and so many more of those that
 # hardly take a processor (suite "waits"), as --profile shows.
 LANES_BESIDE, LANES_WAITING = 1, 2
+IDLE_S, IDLE_CORES = 2, 0.5  # one lane more takes a test after so long with so many cores idle: what runs is slowed by nobody
 FAILURE_LINES = 60  # of a failed case, told again at the end
 
 
@@ -249,6 +250,19 @@ def failures_of(output):
     return told
 
 
+def idle_ticks():
+    """Of all cores since the machine began (proc(5): the fourth number, and the fifth, with input and output under way)."""
+    numbers = pathlib.Path("/proc/stat").read_text().splitlines()[0].split()[1:]
+    return int(numbers[3]) + int(numbers[4])
+
+
+def idle_cores(seconds):
+    """How many cores have nothing to do from now on for so long."""
+    ticks, start = idle_ticks(), time.monotonic()
+    time.sleep(seconds)
+    return (idle_ticks() - ticks) / os.sysconf("SC_CLK_TCK") / (time.monotonic() - start)
+
+
 def run_timed(test, directory):
     start = time.time()
     return *run(test, directory), time.time() - start
@@ -343,18 +357,32 @@ class Plan:
                 self.changed.wait()
             return next((queue.popleft() for queue in queues if queue), None)
 
+    def run_one(self, name, test):
+        result = run_timed(test, TOP / BUILDS[name][0])
+        with self.changed:
+            report(name, test, result, self.options, self.total)
+
     def run_all(self, *queues):
-        for name, test in iter(lambda: self.take(*queues), None):
-            result = run_timed(test, TOP / BUILDS[name][0])
+        for one in iter(lambda: self.take(*queues), None):
+            self.run_one(*one)
+
+    def run_while_idle(self, queue):
+        """A lane that waits for idle cores before each test."""
+        while queue or not self.is_complete:
+            if idle_cores(IDLE_S) < IDLE_CORES:
+                continue
             with self.changed:
-                report(name, test, result, self.options, self.total)
+                one = queue.popleft() if queue else None
+            if one:
+                self.run_one(*one)
 
     def run(self):
         queues = self.alone, self.beside, self.waiting
-        with concurrent.futures.ThreadPoolExecutor(self.making + LANES_BESIDE + LANES_WAITING) as pool:
+        with concurrent.futures.ThreadPoolExecutor(self.making + LANES_BESIDE + LANES_WAITING + 1) as pool:
             meanwhile = [*(pool.submit(self.make_builds, names) for names in self.makers),
                          *(pool.submit(self.run_all, *queues[1:]) for _ in range(LANES_BESIDE)),
-                         *(pool.submit(self.run_all, self.waiting) for _ in range(LANES_WAITING))]
+                         *(pool.submit(self.run_all, self.waiting) for _ in range(LANES_WAITING)),
+                         pool.submit(self.run_while_idle, self.beside)]
             try:
                 self.run_all(*queues)
             finally:  # after Ctrl-C nothing more begins

@@ -7,6 +7,8 @@ import pathlib
 import shutil
 import sys
 import tempfile
+import threading
+import time
 
 from tap import Skip, call, expect, run_cases
 
@@ -216,8 +218,37 @@ def tests_of_python_wait_for_what_is_installed():
         expect(order == ["build python", "test python"], order)
 
 
+def most_at_once(idle_cores, enough):
+    """How many of four tests ran at the same time; each goes on after a moment, or when so many run."""
+    dev, running, counts, changed = dev_test(TOP), set(), [], threading.Condition()
+    dev.why_impossible, dev.build, dev.report = lambda name: None, lambda name, is_beside: (True, 0, 0), lambda *_: None
+    dev.tests_of = lambda name, pattern: [{"name": str(number), "priority": 0, "is_parallel": True, "suite": ["unit"], "timeout": 1}
+                                          for number in range(4)]
+    dev.idle_cores = lambda seconds: time.sleep(0.01) or idle_cores
+
+    def run_timed(test, directory):
+        with changed:
+            running.add(test["name"])
+            counts.append(len(running))
+            changed.notify_all()
+            changed.wait_for(lambda: max(counts) >= enough, 0.2 if enough > 3 else 60)
+            running.discard(test["name"])
+        return 0, "ok 1 - case", 0, 0
+    dev.run_timed = run_timed
+    dev.Plan(argparse.Namespace(builds=[], k="", install=None), dev.Count()).run()
+    expect(len(counts) == 4, counts)
+    return max(counts)
+
+
+def a_lane_more_takes_tests_while_cores_are_idle():
+    expect(most_at_once(0.1, enough=4) <= 2, "a lane more although no core is idle")
+    expect(most_at_once(1.5, enough=3) == 3, "no lane more")
+
+
 if __name__ == "__main__":
-    run_cases([tests_of_python_wait_for_what_is_installed, tables_of_the_readme_are_the_records, code_for_gpus_of_another_source_is_found, a_name_that_two_modules_share_is_found,
+    run_cases([a_lane_more_takes_tests_while_cores_are_idle, tests_of_python_wait_for_what_is_installed,
+               tables_of_the_readme_are_the_records, code_for_gpus_of_another_source_is_found,
+               a_name_that_two_modules_share_is_found,
                two_files_of_one_name_are_found, a_static_name_of_two_files_is_found, a_part_that_others_see_into_is_found,
                a_single_header_may_be_seen, a_function_that_is_too_long_is_found,
                a_dependency_that_comes_later_is_found, the_demo_for_torch_installs_no_deepspeed])
