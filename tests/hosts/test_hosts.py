@@ -668,6 +668,54 @@ def strangers_at_the_start(word):
             succeed(job, START_S)
 
 
+# ---- Strangers where ranks of a host meet ----------------------------------------------------------------------------------
+
+MEETING_TRIES = 10  # the sockets are open for some milliseconds
+CALLS = 40  # at each of them; every silent one once cost a second
+
+
+def meetings():
+    """Addresses of the abstract Unix sockets on this host at which ranks that share memory meet."""
+    return {"\0" + name for name in re.findall(r"@(shoal-\w+)$", Path("/proc/net/unix").read_text(), re.M)}
+
+
+def call_silently(address):
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.setblocking(False)
+    return connection if connection.connect_ex(address) == 0 else None
+
+
+def call_at_meetings():
+    """Calls at each socket as soon as it is there, says so, and is silent until we are killed."""
+    known, callers = meetings(), []
+    print("ready", flush=True)
+    while True:
+        for address in meetings() - known:
+            known.add(address)
+            made = [caller for caller in (call_silently(address) for _ in range(CALLS)) if caller]
+            callers += made
+            print("called" if made else "late", flush=True)
+        time.sleep(0.001)
+
+
+def strangers_where_ranks_of_a_host_meet(word):
+    layout = layout_of_fault(word)
+    for _ in range(MEETING_TRIES):
+        with Cluster(len(layout.sizes)) as cluster:
+            strangers = subprocess.Popen([*cluster.hosts[0].enter(), sys.executable, __file__, "call_at_meetings"],
+                                         stdout=subprocess.PIPE, text=True)
+            try:
+                expect(strangers.stdout.readline() == "ready\n")
+                with Job(cluster, layout, [PROGRAM, "loop", "0.1"]).start() as job:
+                    succeed(job, START_S)
+            finally:
+                strangers.kill()
+                told = strangers.communicate()[0]
+        if "called" in told:
+            return
+    raise Skip(f"no stranger called in time in {MEETING_TRIES} tries")
+
+
 # ---- Strangers at the endpoint ---------------------------------------------------------------------------------------------
 
 SEAL_AND_HEAD = 72  # bytes of the shortest message
@@ -806,6 +854,7 @@ FAULTS = [
     case("two_named_jobs_on_one_port", two_jobs, "2x1", True),
     case("strangers_in_the_middle", strangers_in_the_middle, "2x2"),
     case("strangers_at_the_start", strangers_at_the_start, "2x2"),
+    case("strangers_where_ranks_of_a_host_meet", strangers_where_ranks_of_a_host_meet, "1x4"),
     case("strangers_at_the_endpoint", strangers_at_the_endpoint, "2x1"),
 ]
 
@@ -813,6 +862,8 @@ FAULTS = [
 def main():
     if sys.argv[1:2] == ["attack"]:
         return attack(sys.argv[2], sys.argv[3:])
+    if sys.argv[1:2] == ["call_at_meetings"]:
+        return call_at_meetings()
     if sys.argv[1:2] == ["sniff"]:
         return sniff(sys.argv[2])
     try:
