@@ -29,12 +29,12 @@ import sys
 import tempfile
 import time
 import traceback
-import types
 import typing
 
 TOP = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(TOP / "tests/multi"))
 import tap  # noqa: E402
+import warm  # noqa: E402
 
 Skip = tap.Skip
 expect = tap.expect
@@ -317,102 +317,17 @@ class Runner:
             raise Skip(reasons[0])
 
 
-# ---- Programs of their own ----
-
-
-@dataclasses.dataclass
-class Program:
-    """A text that is run as `python3 path arguments` would run it, after what the test program imports."""
-    path: pathlib.Path  # holds the text; path.out and path.err beside it get what it prints, a name for each rank
-    output: str
-    environment: dict
-    arguments: tuple = ()
-    umask: int = 0o022
-
-
-class Nursery:
-    """A process in which torch is imported and nothing is started: programs are forked from it, which spares each the seconds of
-    an import. They end as any program does: through sys.exit or an exception, and Python's and C++'s own tidying up."""
-
-    def __init__(self):
-        self.number = None  # of the present question
-        self.ours, theirs = multiprocessing.Pipe()
-        sys.stdout.flush()
-        if os.fork() == 0:
-            self.ours.close()
-            self.serve(theirs)
-        theirs.close()
-
-    def serve(self, pipe):
-        """Leaves by the end of a program, in one of the forked processes; or with the process that asks."""
-        while True:
-            try:
-                number, programs = pipe.recv()
-            except EOFError:
-                os._exit(0)
-            children = []
-            for program in programs:
-                children.append(os.fork())
-                if children[-1] == 0:
-                    pipe.close()
-                    become(program)
-            pipe.send((number, children))
-            codes = dict(os.waitpid(child, 0) for child in children)
-            pipe.send((number, [os.waitstatus_to_exitcode(codes[child]) for child in children]))
-
-    def answer(self, deadline):
-        """The next one to the present question: an earlier case may have left before it had all of its own."""
-        while self.ours.poll(max(0, deadline - time.monotonic())):
-            number, answer = self.ours.recv()
-            if number == self.number:
-                return answer
-        return None
-
-    def run(self, programs, timeout_s):
-        """Runs programs at the same time; returns (stdout, stderr, exit code) of each."""
-        deadline = time.monotonic() + timeout_s
-        self.number = os.getpid(), time.monotonic_ns()
-        self.ours.send((self.number, programs))
-        children = self.answer(deadline)
-        codes = self.answer(deadline)
-        if codes is None:
-            for child in children or ():
-                os.kill(child, signal.SIGKILL)
-        told = [[program.path.with_name(program.output + kind).read_text(errors="replace") for kind in (".out", ".err")]
-                for program in programs]
-        expect(codes is not None, f"no end within {timeout_s} s", *told)
-        return [(*texts, code) for texts, code in zip(told, codes)]
-
-
-def become(program):
-    """This process goes on as the program. Does not return."""
-    os.umask(program.umask)
-    os.environ.clear()
-    os.environ.update(program.environment)
-    for fd, name in enumerate((os.devnull, *(program.path.with_name(program.output + kind) for kind in (".out", ".err")))):
-        file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.dup2(file, fd)
-        os.close(file)
-    main = types.ModuleType("__main__")
-    main.__file__ = str(program.path)
-    sys.modules["__main__"] = main
-    sys.argv = [str(program.path), *program.arguments]
-    sys.path[0] = str(program.path.parent)
-    exec(compile(program.path.read_text(), main.__file__, "exec"), main.__dict__)
-    sys.exit(0)
-
-
-nursery = None  # the one of this process and of the ranks it forks
-
-
 # ---- The table of cases ----
+
+
+warm_python = None  # runs a program in place of Python (warm.py); of this process and of the ranks it forks
 
 
 def run(cases, has_programs=False):
     """Runs the cases and exits. Call it at the end of the program, when torch is imported and no rank has been forked yet.
-    has_programs: some run programs of the nursery."""
-    global nursery
-    nursery = Nursery() if has_programs else None
+    has_programs: some run programs with warm_python."""
+    global warm_python
+    warm_python = warm.start() if has_programs else None
     runner = Runner(cases, max(max(case.sizes) for case in cases))
     functions = []
     for shim in SHIMS:

@@ -9,31 +9,32 @@ import pathlib
 import sys
 import tempfile
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch looks when it is imported
 TOP = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(TOP / "tests/multi"), str(TOP / "bench")]
 
 import bench_report as report  # noqa: E402
 import bench_torch  # noqa: E402
+import torch  # noqa: E402, F401
+import warm  # noqa: E402
 from tap import Skip, call, expect, run_cases  # noqa: E402
 
 BENCH = TOP / "bench/bench_torch.py"
 LIBRARY = os.environ.get("SHOAL_LIBRARY", TOP / "build/libshoal.so")
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "SHOAL_LIBRARY": str(LIBRARY),
+ENVIRONMENT = {**os.environ, "SHOAL_LIBRARY": str(LIBRARY),
                "PYTHONPATH": os.pathsep.join([str(TOP / "python"), str(TOP / "bench"),
                                               os.environ.get("PYTHONPATH", "")])}
 K, M = 1 << 10, 1 << 20
+PYTHON = warm.start()
 
 
 @functools.cache
 def python_with(module):
-    """One that can import a module."""
-    why = "no Python here"
-    for python in filter(None, [os.environ.get("SHOAL_TEST_PYTHON"), TOP / "build/torch/bin/python3", sys.executable]):
-        if os.access(python, os.X_OK):
-            code, _, why = call(python, "-c", f"import {module}", env=ENVIRONMENT, timeout=300)
-            if code == 0:
-                return python
-    raise Skip(f"{module} cannot be imported: {(why.strip().splitlines() or ['no reason given'])[-1]}")
+    """If it can import a module."""
+    code, _, why = call(PYTHON, "-c", f"import {module}", env=ENVIRONMENT, timeout=300)
+    if code:
+        raise Skip(f"{module} cannot be imported: {(why.strip().splitlines() or ['no reason given'])[-1]}")
+    return PYTHON
 
 
 def bench(python, *words, folder):

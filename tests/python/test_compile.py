@@ -4,11 +4,12 @@ fails. The compilers here are scripts: one hands out what a real one made before
 import functools
 import os
 import pathlib
-import sys
+import subprocess
 import tempfile
 
 import ranks  # first: finds a python that has torch, and tells children where shoal is
 import torch  # noqa: F401
+import warm
 from tap import Skip, call, expect, run_cases
 
 SHOW = "import shoal.torch; print(shoal.torch.shim())"
@@ -22,8 +23,10 @@ def shows(count, folder, **variables):
     with tempfile.TemporaryDirectory() as place:
         program = pathlib.Path(place, "show.py")
         program.write_text(SHOW)
-        told = nursery.run([ranks.Program(program, f"process{number}", env, umask=UMASK) for number in range(count)], SECONDS_MAX)
-    return [(code, out, err) for out, err, code in told]
+        running = [subprocess.Popen([python, program], env=env, umask=UMASK, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                    stderr=subprocess.PIPE, text=True) for _ in range(count)]
+        told = [process.communicate(timeout=SECONDS_MAX) for process in running]
+    return [(process.returncode, out, err) for process, (out, err) in zip(running, told)]
 
 
 def show(folder, **variables):
@@ -34,7 +37,7 @@ def show(folder, **variables):
 def compiled_shim():
     """The one in the user's cache, made by a real compiler if need be."""
     program = "from shoal.torch import _compile; _compile.load(); print(_compile._cached())"
-    code, out, err = call(sys.executable, "-c", program, timeout=ranks.COMPILED_S)
+    code, out, err = call(python, "-c", program, timeout=ranks.COMPILED_S)
     if code:
         raise Skip("no C++ shim can be made here: " + err.strip().splitlines()[-1])
     return out.strip()
@@ -94,6 +97,6 @@ def what_others_could_have_put_there_is_not_loaded():
 
 
 if __name__ == "__main__":
-    nursery = ranks.Nursery()
+    python = warm.start()
     run_cases([several_ask_and_one_compiles, without_a_compiler_the_other_shim_serves,
                where_it_does_not_compile_the_other_shim_serves, what_others_could_have_put_there_is_not_loaded])

@@ -3,6 +3,7 @@
 
 SHOAL_DATA (optional) is the folder of Fashion-MNIST, SHOAL_TEXT the file of the text.
 """
+import functools
 import os
 import pathlib
 import re
@@ -12,6 +13,9 @@ import sys
 import tempfile
 
 import ranks  # first: finds a python that has torch, and tells children where shoal is  # noqa: F401
+import torch  # noqa: F401
+import warm
+from images import write_part
 from tap import Skip, call, expect, run_cases
 
 TOP = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -20,9 +24,9 @@ SHOAL = pathlib.Path(os.environ.get("SHOAL_COMMAND", TOP / "build/shoal"))
 IMAGES = pathlib.Path(os.environ.get("SHOAL_DATA", "/usr/share/datasets/fashion-mnist"))
 TEXT = pathlib.Path(os.environ.get("SHOAL_TEXT", "/usr/lib/bible.data"))
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+PYTHON = warm.start()  # but torchrun's workers import torch themselves
 SECONDS_MAX = 150  # importing torch alone takes long where other tests run beside
 
-FASHION_SHORT = ["--data", IMAGES, "--limit", "6000", "--epochs", "1"]
 GPT_SHORT = ["--data", TEXT, "--layers", "2", "--width", "128", "--context", "64", "--save-every", "20", "--sample", "40"]
 
 
@@ -32,8 +36,21 @@ def needs(*paths):
             raise Skip(f"no {path} here")
 
 
+@functools.cache
+def part():
+    """A folder of 6,000 images to train with and 4,000 to test with; it goes with the program."""
+    folder = tempfile.TemporaryDirectory(prefix="shoal-images-")
+    write_part(IMAGES, folder.name, train=6000, t10k=4000)
+    return folder
+
+
+def fashion_short():
+    needs(IMAGES)
+    return ["--data", part().name, "--epochs", "1"]
+
+
 def run(example, *words, workers, env=None):
-    return call(SHOAL, "run", "-n", workers, sys.executable, example / "train.py", *words, timeout=SECONDS_MAX, env=env)
+    return call(SHOAL, "run", "-n", workers, PYTHON, example / "train.py", *words, timeout=SECONDS_MAX, env=env)
 
 
 def train(example, *words, workers=2, env=None):
@@ -56,8 +73,7 @@ def refused(example, *words, about, workers=1):
 
 
 def fashion_mnist_learns_the_same_with_one_and_two_workers():
-    needs(IMAGES)
-    told = [train(FASHION, *FASHION_SHORT, workers=workers) for workers in (1, 2)]
+    told = [train(FASHION, *fashion_short(), workers=workers) for workers in (1, 2)]
     accuracies = [last_number("test accuracy", text) for text in told]
     losses = [last_number("loss", text) for text in told]
     expect(min(accuracies) > 65 and max(accuracies) - min(accuracies) < 2, *told)
@@ -84,8 +100,7 @@ def fashion_mnist_says_what_it_lacks():
 
 
 def outer_steps_send_less():
-    needs(IMAGES)
-    told = train(OUTER, *FASHION_SHORT, "--every", "8", "--compress", "int8")
+    told = train(OUTER, *fashion_short(), "--every", "8", "--compress", "int8")
     accuracies = [float(found) for found in re.findall(r"test accuracy (\d+\.\d\d) %", told)]
     sent = [float(found) for found in re.findall(r"([\d.]+) MB sent", told)]
     expect(len(accuracies) == 3 and min(accuracies) > 40 and min(accuracies[:2]) > 55, told)
@@ -139,7 +154,7 @@ def gpt_refuses_a_torch_that_cannot():
 
 def torchrun_starts_both():
     needs(IMAGES, TEXT)
-    for example, words, word in ((FASHION, FASHION_SHORT, "test accuracy"), (GPT, [*GPT_SHORT, "--steps", "20"], "loss")):
+    for example, words, word in ((FASHION, fashion_short(), "test accuracy"), (GPT, [*GPT_SHORT, "--steps", "20"], "loss")):
         code, out, err = call(*TORCHRUN, "--nproc-per-node", "2", example / "train.py", *words, timeout=SECONDS_MAX)
         expect(code == 0 and last_number(word, out) > 0, code, out, err)
 
@@ -154,8 +169,8 @@ def the_commands_of_the_readmes_run():
     needs(IMAGES, TEXT)
     with tempfile.TemporaryDirectory() as folder:
         os.symlink(SHOAL.resolve(), f"{folder}/shoal")
-        env = {**os.environ, "PATH": f"{folder}:{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
-        for example, short in ((FASHION, FASHION_SHORT), (GPT, [*GPT_SHORT, "--steps", "20"])):
+        env = {**os.environ, "PATH": f"{folder}:{os.path.dirname(PYTHON)}:{os.environ['PATH']}"}
+        for example, short in ((FASHION, fashion_short()), (GPT, [*GPT_SHORT, "--steps", "20"])):
             commands = commands_of(example / "README.md")
             expect(commands, f"no command in {example}/README.md")
             work = shutil.copytree(example, f"{folder}/{example.name}")  # what a command writes stays out of the checkout

@@ -49,14 +49,14 @@ def ranked(shim, size, folder, **variables):
                         MASTER_PORT=port, FOLDER=folder, **variables) for rank in range(size)]
 
 
-def start(shim, size, text, arguments=(), **variables):
+def start(shim, size, text, arguments=(), python=sys.executable, **variables):
     """Runs a program in processes of its own, which import torch themselves; returns (stdout, stderr, exit code) of each rank."""
     running = []
     with tempfile.TemporaryDirectory(prefix="shoal-life-") as folder:
         program = pathlib.Path(folder, "program.py")
         program.write_text(BEGIN + text)
         for its_own in ranked(shim, size, folder, **variables):
-            running.append(subprocess.Popen([sys.executable, str(program), *arguments], env=its_own, stdin=subprocess.DEVNULL,
+            running.append(subprocess.Popen([python, str(program), *arguments], env=its_own, stdin=subprocess.DEVNULL,
                                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
         try:
             return [(*process.communicate(timeout=STARTED_S), process.returncode) for process in running]
@@ -65,13 +65,9 @@ def start(shim, size, text, arguments=(), **variables):
                 process.kill()
 
 
-def fork(shim, size, text):
+def fork(shim, size, text, arguments=(), **variables):
     """The same by processes that have torch already: of cases that are not about how it is imported."""
-    with tempfile.TemporaryDirectory(prefix="shoal-life-") as folder:
-        program = pathlib.Path(folder, "program.py")
-        program.write_text(BEGIN + text)
-        return ranks.nursery.run([ranks.Program(program, f"rank{rank}", its_own)
-                                  for rank, its_own in enumerate(ranked(shim, size, folder))], STARTED_S)
+    return start(shim, size, text, arguments, ranks.warm_python, **variables)
 
 
 def is_clean(results, output=""):
@@ -104,13 +100,13 @@ def end_case(run, name, text):
 
 def debug_detail(world):
     """TORCH_DISTRIBUTED_DEBUG=DETAIL wraps the group in a checker of torch's."""
-    text = INIT + """
+    text = "dist.set_debug_level_from_env()\n" + INIT + """
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
 model(torch.ones(2, 3)).sum().backward()
 import time
 time.sleep(1)  # a thread of torch's Gloo that frees a tensor while Python ends aborts the process
 """
-    results = start(world.shim, 2, text, TORCH_DISTRIBUTED_DEBUG="DETAIL")
+    results = fork(world.shim, 2, text, TORCH_DISTRIBUTED_DEBUG="DETAIL")
     expect(all(code == 0 for _, _, code in results), *results)
 
 
@@ -187,7 +183,7 @@ def beside_nccl(world):
     """cpu:shoal,cuda:nccl, as far as a torch without CUDA goes."""
     if not dist.is_nccl_available():
         raise Skip("this torch has no NCCL")
-    results = start(world.shim, 2, 'dist.init_process_group("cpu:shoal,cuda:nccl")\n' + SUM)
+    results = fork(world.shim, 2, 'dist.init_process_group("cpu:shoal,cuda:nccl")\n' + SUM)
     expect(all(code == 0 for _, _, code in results), *results)
 
 
@@ -305,12 +301,12 @@ def registered(world):
 # ---- Launchers ----
 
 
-def launched(world, command, text=INIT):
+def launched(world, command, text=INIT, python=None):
     with tempfile.TemporaryDirectory(prefix="shoal-life-") as folder:
         program = pathlib.Path(folder, "program.py")
         program.write_text(BEGIN + text + 'print(f"rank {dist.get_rank()} of {dist.get_world_size()}\\n", end="")')
         variables = environment(world.shim)
-        code, out, err = tap.call(*command, sys.executable, program, timeout=STARTED_S, env=variables)
+        code, out, err = tap.call(*command, python or ranks.warm_python, program, timeout=STARTED_S, env=variables)
         expect(code == 0, code, out, err)
         for rank in range(2):
             expect(f"rank {rank} of 2" in out, out, err)
@@ -349,7 +345,8 @@ def mpirun(*names):
         if not command:
             raise Skip(f"no {names[0]}")
         as_root = ["--allow-run-as-root", "--oversubscribe"] if "openmpi" in names[0] else []
-        launched(world, [command, *as_root, "-n", 2], FROM_MPI)
+        # MPICH gives each rank a descriptor, which is not handed over.
+        launched(world, [command, *as_root, "-n", 2], FROM_MPI, None if "openmpi" in names[0] else sys.executable)
     return Case(f"{names[0]}", body, sizes=(1,), init=False, timeout_s=STARTED_S + 10)
 
 
@@ -378,7 +375,7 @@ else:
     with tempfile.TemporaryDirectory(prefix="shoal-life-") as folder:
         program = pathlib.Path(folder, "program.py")
         program.write_text(BEGIN + text)
-        code, out, err = tap.call(sys.executable, program, timeout=STARTED_S, env=environment(world.shim))
+        code, out, err = tap.call(ranks.warm_python, program, timeout=STARTED_S, env=environment(world.shim))
     expect((code, out, err) == (0, "", ""), code, out, err)
 
 
@@ -425,7 +422,7 @@ if __name__ == "__main__":
 
 def multiprocessing_case(method):
     return Case(f"torch.multiprocessing with {method}",
-                lambda world: is_clean(start(world.shim, 1, MULTIPROCESSING, [method])), sizes=(1,), init=False,
+                lambda world: is_clean(fork(world.shim, 1, MULTIPROCESSING, [method])), sizes=(1,), init=False,
                 timeout_s=STARTED_S + 10)
 
 

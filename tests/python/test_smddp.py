@@ -9,12 +9,15 @@ import sys
 import tempfile
 
 import ranks  # first: finds a python that has torch, and tells children where shoal is  # noqa: F401
+import torch  # noqa: F401
+import warm
 from tap import Skip, call, expect, run_cases
 
 TOP = pathlib.Path(__file__).resolve().parent.parent.parent
 SMDDP = TOP / "python/smdistributed"
 SHOAL = os.environ.get("SHOAL_COMMAND", TOP / "build/shoal")
 ENVIRONMENT = dict(os.environ)
+PYTHON = warm.start()
 SECONDS_MAX = 240  # importing torch takes long where other tests run beside
 
 # Both scripts train this: each of two workers has half of a batch, and gets the weights that the whole batch gives.
@@ -127,7 +130,7 @@ def python(text, launcher=(), env=ENVIRONMENT):
     with tempfile.TemporaryDirectory() as folder:
         script = pathlib.Path(folder) / "train.py"
         script.write_text(text)
-        return call(*launcher, sys.executable, script, env=env, timeout=SECONDS_MAX)
+        return call(*launcher, PYTHON, script, env=env, timeout=SECONDS_MAX)
 
 
 def trains(text, launcher, env=ENVIRONMENT):
