@@ -47,8 +47,8 @@ bool run_secret_load(struct run_secret *secret_out, char *error, size_t error_by
         return false;
     if (!*text)
         return true;
-    const struct shoal_auth_part part = {text, strlen(text)};
-    secret_out->is_set = shoal_auth_mac(context, &part, 1, secret_out->key);
+    const struct shoal_auth_span span = {text, strlen(text)};
+    secret_out->is_set = shoal_auth_mac(context, &span, 1, secret_out->key);
     explicit_bzero(text, sizeof text);
     if (!secret_out->is_set)
         snprintf(error, error_bytes,
@@ -60,13 +60,13 @@ bool run_secret_load(struct run_secret *secret_out, char *error, size_t error_by
 bool run_proof_make(const struct run_secret *secret, bool is_host_0, const struct run_hello *hello,
                     const struct run_challenge *challenge, unsigned char proof[RUN_PROOF_BYTES])
 {
-    const struct shoal_auth_part parts[] = {
+    const struct shoal_auth_span spans[] = {
         {is_host_0 ? "0" : "1", 1},
         {hello, sizeof *hello},
         {challenge->nonce, sizeof challenge->nonce},
     };
     memset(proof, 0, RUN_PROOF_BYTES);
-    return !secret->is_set || shoal_auth_mac(secret->key, parts, sizeof parts / sizeof parts[0], proof);
+    return !secret->is_set || shoal_auth_mac(secret->key, spans, sizeof spans / sizeof spans[0], proof);
 }
 
 bool run_proof_check(const struct run_secret *secret, bool is_host_0, const struct run_hello *hello,

@@ -59,15 +59,15 @@ bool shoal_auth_is_available(void)
     return sodium.is_loaded;
 }
 
-bool shoal_auth_mac(const unsigned char key[32], const struct shoal_auth_part *parts, size_t part_count,
+bool shoal_auth_mac(const unsigned char key[32], const struct shoal_auth_span *spans, size_t span_count,
                     unsigned char mac[SHOAL_AUTH_MAC_BYTES])
 {
     if (!shoal_auth_is_available())
         return false;
     _Alignas(64) unsigned char state[STATE_BYTES_MAX];
     sodium.hmac_init(state, key, 32);
-    for (size_t i = 0; i < part_count; i++)
-        sodium.hmac_update(state, parts[i].data, parts[i].bytes);
+    for (size_t i = 0; i < span_count; i++)
+        sodium.hmac_update(state, spans[i].data, spans[i].bytes);
     sodium.hmac_final(state, mac);
     return true;
 }

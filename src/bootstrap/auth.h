@@ -10,12 +10,12 @@
 /* False when libsodium is not on this machine. Any thread. */
 bool shoal_auth_is_available(void);
 
-/* mac = HMAC(key, parts[0] | parts[1] | ...). False when not available. */
-struct shoal_auth_part {
+/* mac = HMAC(key, spans[0] | spans[1] | ...). False when not available. */
+struct shoal_auth_span {
     const void *data;
     size_t bytes;
 };
-bool shoal_auth_mac(const unsigned char key[32], const struct shoal_auth_part *parts, size_t part_count,
+bool shoal_auth_mac(const unsigned char key[32], const struct shoal_auth_span *spans, size_t span_count,
                     unsigned char mac[SHOAL_AUTH_MAC_BYTES]);
 
 /* Compares in constant time. */

@@ -91,8 +91,8 @@ static bool build_proof(const struct shoal_bootstrap *bootstrap, const struct ag
                         unsigned char proof[SHOAL_AUTH_MAC_BYTES])
 {
     static const char label[24] = "shoal agreement";
-    const struct shoal_auth_part parts[] = {{label, sizeof label}, {of->nonce, sizeof of->nonce}, {&of->rank, sizeof of->rank}};
-    return shoal_auth_mac(bootstrap->secret, parts, SHOAL_COUNT_OF(parts), proof);
+    const struct shoal_auth_span spans[] = {{label, sizeof label}, {of->nonce, sizeof of->nonce}, {&of->rank, sizeof of->rank}};
+    return shoal_auth_mac(bootstrap->secret, spans, SHOAL_COUNT_OF(spans), proof);
 }
 
 static enum shoal_status build_agreement(const struct shoal_bootstrap *bootstrap,

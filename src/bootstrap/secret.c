@@ -42,8 +42,8 @@ enum shoal_status shoal_secret_load(const struct shoal_bootstrap_settings *setti
         SHOAL_TRY(secret_read_line(settings->secret_file, log, text));
     if (!text[0] || bootstrap->size == 1)
         return SHOAL_OK; /* a single rank has nobody to prove anything to */
-    const struct shoal_auth_part part = {text, strlen(text)};
-    bootstrap->has_secret = shoal_auth_mac(context, &part, 1, bootstrap->secret);
+    const struct shoal_auth_span span = {text, strlen(text)};
+    bootstrap->has_secret = shoal_auth_mac(context, &span, 1, bootstrap->secret);
     explicit_bzero(text, sizeof text);
     if (bootstrap->has_secret)
         return SHOAL_OK;

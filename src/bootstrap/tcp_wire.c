@@ -159,7 +159,7 @@ bool shoal_tcp_proof_build(const unsigned char secret[SHOAL_SECRET_BYTES], bool 
     if (!server->has_secret)
         return true;
     static const char sides[2][24] = {"shoal store client", "shoal store server"};
-    const struct shoal_auth_part parts[] = {
+    const struct shoal_auth_span spans[] = {
         {sides[of_server], sizeof sides[0]}, {client, sizeof *client}, {server, sizeof *server}};
-    return shoal_auth_mac(secret, parts, SHOAL_COUNT_OF(parts), proof);
+    return shoal_auth_mac(secret, spans, SHOAL_COUNT_OF(spans), proof);
 }

@@ -110,8 +110,8 @@ static void share(void *data)
 static bool hash_secret(const struct sharing *sharing, unsigned char secret[SHOAL_SECRET_BYTES])
 {
     static const unsigned char context[SHOAL_SECRET_BYTES] = "shoal secret of torch's store";
-    const struct shoal_auth_part part = {sharing->secret, sizeof sharing->secret};
-    return shoal_auth_mac(context, &part, 1, secret);
+    const struct shoal_auth_span span = {sharing->secret, sizeof sharing->secret};
+    return shoal_auth_mac(context, &span, 1, secret);
 }
 
 static enum shoal_status make_offer(struct sharing *sharing, struct shoal_log *log)

@@ -221,9 +221,9 @@ static enum shoal_status find_job_key(struct shoal_context *context, const struc
                                       const struct endpoint_address *addresses, struct shoal_siphash_key *key_out)
 {
     static const char label[] = "shoal data plane, version 1";
-    const struct shoal_auth_part part = {label, sizeof label};
+    const struct shoal_auth_span span = {label, sizeof label};
     unsigned char mac[SHOAL_AUTH_MAC_BYTES];
-    if (bootstrap->has_secret && !shoal_auth_mac(bootstrap->secret, &part, 1, mac))
+    if (bootstrap->has_secret && !shoal_auth_mac(bootstrap->secret, &span, 1, mac))
         return shoal_log_fail(&context->log, SHOAL_ERR_AUTH, "hosts", "libsodium, which the secret needs, is gone");
     *key_out = shoal_siphash_key_read(bootstrap->has_secret ? mac : addresses[0].key);
     return SHOAL_OK;

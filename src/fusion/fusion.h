@@ -1,5 +1,5 @@
-/* Words that every file of the gradient engine uses. src/fusion is a client of the public header alone, so nothing of the
- * library's own headers is here. No state. */
+/* Words that every file of the gradient engine uses. src/fusion is a client of the public header alone, so it includes none of
+ * the library's own headers but base/assert.h. No state. */
 #ifndef SHOAL_FUSION_FUSION_H
 #define SHOAL_FUSION_FUSION_H
 

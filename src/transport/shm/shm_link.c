@@ -196,10 +196,10 @@ void shoal_shm_link_meeting_fini(struct shoal_shm_link_meeting *meeting)
 
 static void sign(const struct shoal_bootstrap *bootstrap, struct hello *hello)
 {
-    const struct shoal_auth_part part = {hello, offsetof(struct hello, mac)};
+    const struct shoal_auth_span span = {hello, offsetof(struct hello, mac)};
     memset(hello->mac, 0, sizeof hello->mac);
     if (bootstrap->has_secret)
-        (void)shoal_auth_mac(bootstrap->secret, &part, 1, hello->mac);
+        (void)shoal_auth_mac(bootstrap->secret, &span, 1, hello->mac);
 }
 
 /* Without a secret there is nothing to prove, and perhaps no libsodium to compare with. */
