@@ -461,6 +461,22 @@ def a_rank_that_dies(world):
     check(ones(5).clone(), torch.ones(5))
 
 
+def a_driver_that_refuses(world):
+    """A copy of one rank is refused when others count on it: all have the driver's error, streams go on, and so does a new group."""
+    check_sum(world)
+    if world.rank == 0:
+        stand_in.driver.fail("cuStreamBatchMemOp", 2, 304)
+    try:
+        dist.all_reduce(ones(), async_op=True).wait(ranks.GROUP_TIMEOUT)
+        raise AssertionError("nothing was raised")
+    except dist.DistBackendError as error:
+        expect("answered CUDA_ERROR_OPERATING_SYSTEM" in str(error), error)
+    torch.standin.synchronize()
+    tensor = ones(100)
+    dist.all_reduce(tensor, group=dist.new_group())
+    check(tensor, torch.full((100,), float(world.size)))
+
+
 def dropped_after_a_failure(world):
     """The memory of a call that failed is given to others only when the library's copies are through with it."""
     value = ones(value=77.0)
@@ -599,6 +615,7 @@ CASES += [Case(body.__name__, body, sizes=(SIZE,)) for body in STREAMS]
 CASES += [hostile_case(modes) for modes in HOSTILE]
 CASES += [Case(body.__name__, body, sizes=(3,), fresh=True, ends=(1,))
           for body in (a_rank_that_dies, dropped_after_a_failure)]
+CASES += [Case("a_driver_that_refuses", a_driver_that_refuses, sizes=(SIZE,), fresh=True)]
 CASES += [training_case(*row) for row in TRAINING] + [Case("not_by_shoals_own_class", not_by_shoals_own_class, sizes=(1,))]
 
 

@@ -517,6 +517,16 @@ static enum shoal_status post_in_turn(struct shoal_gpu_port *port, struct poster
     return status;
 }
 
+/* Where more was refused: the memory of copies that have been posted may be freed on the caller's stream, or used anew. What a
+ * driver refuses again cannot be mended. */
+static void join_posted(const struct shoal_gpu_port *port, shoal_cu_stream stream)
+{
+    const struct shoal_cuda_calls *calls = &port->gpu->calls;
+    for (int i = 0; i < 2; i++)
+        if (calls->event_record(port->ended[i], port->streams[i]) == SHOAL_CU_SUCCESS)
+            (void)calls->stream_wait_event(stream, port->ended[i], 0);
+}
+
 enum shoal_status shoal_gpu_port_post(struct shoal_gpu_port *port, const struct shoal_gpu_transfer *transfers, size_t count,
                                       void *stream)
 {
@@ -524,6 +534,8 @@ enum shoal_status shoal_gpu_port_post(struct shoal_gpu_port *port, const struct 
     SHOAL_TRY(port_enter(port));
     const enum shoal_status status =
         (port->has_value_waits ? post_all : post_in_turn)(port, &in, &out, shoal_cuda_stream(stream));
+    if (status != SHOAL_OK)
+        join_posted(port, shoal_cuda_stream(stream));
     port_exit(port);
     return status;
 }
