@@ -23,8 +23,8 @@ static const char *const entry_points[] = {
 };
 
 /* Those that a call makes once a communicator has its streams. */
-static const char *const posting[] = {"cuCtxPushCurrent",  "cuEventRecord",     "cuStreamWaitEvent",
-                                      "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync", "cuStreamBatchMemOp"};
+static const char *const posting[] = {"cuCtxPushCurrent",  "cuEventRecord",      "cuStreamWaitEvent", "cuMemcpyDtoHAsync",
+                                      "cuMemcpyHtoDAsync", "cuStreamBatchMemOp", "cuLaunchHostFunc"};
 
 /* ---- Calls --------------------------------------------------------------------------------------------------------------- */
 
@@ -162,6 +162,7 @@ static bool refuse_one(struct bench *bench, const struct form *form, const char 
 }
 
 struct sweep {
+    const char *modes; /* of the stand-in; NULL: the usual ones */
     const struct form *form;
     const char *const *calls;
     size_t count;
@@ -170,7 +171,7 @@ struct sweep {
 static void refuse_each(struct world *world)
 {
     const struct sweep *sweep = world->arg;
-    struct bench bench = open_bench(world, NULL, FLOATS);
+    struct bench bench = open_bench(world, sweep->modes, FLOATS);
     shoal_comm_free(bench.comm);
     for (size_t i = 0; i < sweep->count; i++) {
         int nth = 1;
@@ -341,7 +342,7 @@ static bool break_one(struct bench *bench, const struct form *form, int nth)
 static void break_each(struct world *world)
 {
     const struct sweep *sweep = world->arg;
-    struct bench bench = open_bench(world, NULL, FLOATS);
+    struct bench bench = open_bench(world, sweep->modes, FLOATS);
     const char *const input = bench.input, *const output = bench.output;
     void *const stream = bench.stream;
     int nth = 1;
@@ -359,13 +360,14 @@ static void break_each(struct world *world)
 /* ---- Running ------------------------------------------------------------------------------------------------------------- */
 
 static int ranks_per_host; /* 0: all on one */
+static const char *modes;  /* of the stand-in; NULL: the usual ones */
 
 static void run(const char *what, const struct form *form, int size, world_body_fn body, const char *const *calls, size_t count)
 {
     char name[200];
-    const struct sweep sweep = {form, calls, count};
-    snprintf(name, sizeof name, "%s: %s, %d rank%s, %d on a host", what, form->name, size, size == 1 ? "" : "s",
-             ranks_per_host ? ranks_per_host : size);
+    const struct sweep sweep = {modes, form, calls, count};
+    snprintf(name, sizeof name, "%s: %s, %d rank%s, %d on a host%s%s", what, form->name, size, size == 1 ? "" : "s",
+             ranks_per_host ? ranks_per_host : size, modes ? ", " : "", modes ? modes : "");
     world_divide(ranks_per_host);
     const struct world_options options = {name, size, small_units, body, &sweep};
     world_run(&options);
@@ -392,6 +394,10 @@ int main(int argument_count, char **arguments)
     run("what comes behind the copies is refused", &forms[0], 2, refuse_the_last, NULL, 0);
     for (size_t i = 0; i < COUNT_OF(forms); i++)
         fail_contexts(&forms[i], 2);
+    modes = "values=0"; /* host functions wait */
+    refuse_posting(&forms[0], 2);
+    fail_contexts(&forms[0], 2);
+    modes = NULL;
     ranks_per_host = 1;
     refuse_posting(&forms[0], 3);
     ranks_per_host = 2;
