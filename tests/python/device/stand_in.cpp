@@ -1,5 +1,6 @@
-// A device of torch (PrivateUse1) whose memory, streams and events are those of the stand-in driver, tests/mock/cuda. So torch,
-// the back-end, the library and the driver run together where there is no GPU. stand_in.py compiles and registers it.
+// A device of torch whose memory, streams and events are those of the stand-in driver, tests/mock/cuda. So torch, the back-end,
+// the library and the driver run together where there is no GPU. stand_in.py compiles and registers it: as PrivateUse1, or with
+// STAND_IN_CUDA as CUDA, whose place in torch's tables is free in a torch that was built for CPUs.
 //
 // Copies inside the device, of any strides, go on the current stream and return at once, as on a GPU. Everything else is done by
 // the CPU: torch copies operands to the host, computes, and copies back (CPU fallback), and the calling thread waits for the
@@ -13,6 +14,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/NativeFunctions.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/CPUFallback.h>
 #include <ATen/ops/empty.h>
@@ -28,7 +30,16 @@ namespace {
 using at::Tensor;
 using c10::DeviceIndex;
 
-constexpr c10::DeviceType kType = c10::kPrivateUse1;
+#ifdef STAND_IN_CUDA
+#define STAND_IN_KEY CUDA
+using HooksInterface = at::CUDAHooksInterface;
+#else
+#define STAND_IN_KEY PrivateUse1
+using HooksInterface = at::PrivateUse1HooksInterface;
+#endif
+
+constexpr c10::DeviceType kType = c10::DeviceType::STAND_IN_KEY;
+constexpr c10::DispatchKey kKey = c10::DispatchKey::STAND_IN_KEY;
 constexpr int kStreams = 8; // of each device's pool: few, so that many of a program's streams are one
 constexpr int kDims = 8;
 
@@ -260,9 +271,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
         return device.has_index() ? device.index() : current_index;
     }
 };
-C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
+const c10::impl::DeviceGuardImplRegistrar guard_registrar(kType, new Guard);
 
-struct Hooks final : at::PrivateUse1HooksInterface {
+struct Hooks : HooksInterface {
     bool isBuilt() const override
     {
         return true;
@@ -299,6 +310,32 @@ struct Hooks final : at::PrivateUse1HooksInterface {
     {
         return at::detail::getDefaultCPUGenerator();
     }
+};
+
+#ifdef STAND_IN_CUDA
+
+struct CudaHooks final : Hooks {
+    explicit CudaHooks(at::CUDAHooksArgs)
+    {
+    }
+    void init() const override
+    {
+    }
+    bool hasCUDA() const override
+    {
+        return true;
+    }
+};
+using at::CUDAHooksRegistry, at::RegistererCUDAHooksRegistry;
+C10_REGISTER_CLASS(CUDAHooksRegistry, CUDAHooks, CudaHooks)
+
+void register_hooks()
+{
+}
+
+#else
+
+struct PrivateHooks final : Hooks {
     void resizePrivateUse1Bytes(const c10::Storage &storage, size_t bytes) const override
     {
         TORCH_CHECK(bytes <= storage.nbytes() || !storage.nbytes(), "stand_in: a tensor with contents cannot grow");
@@ -307,6 +344,13 @@ struct Hooks final : at::PrivateUse1HooksInterface {
         storage.set_nbytes(bytes);
     }
 };
+
+void register_hooks()
+{
+    at::RegisterPrivateUse1HooksInterface(new PrivateHooks);
+}
+
+#endif
 
 // ---- Copies ----
 
@@ -416,16 +460,14 @@ Tensor empty(c10::IntArrayRef size, std::optional<at::ScalarType> type, std::opt
              std::optional<at::Device> device, std::optional<bool>, std::optional<at::MemoryFormat> format)
 {
     const c10::DeviceGuard guard(c10::device_or_default(device));
-    return at::detail::empty_generic(size, &memory, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-                                     c10::dtype_or_default(type), format);
+    return at::detail::empty_generic(size, &memory, c10::DispatchKeySet(kKey), c10::dtype_or_default(type), format);
 }
 
 Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<at::ScalarType> type,
                      std::optional<at::Layout>, std::optional<at::Device> device, std::optional<bool>)
 {
     const c10::DeviceGuard guard(c10::device_or_default(device));
-    return at::detail::empty_strided_generic(size, stride, &memory, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-                                             c10::dtype_or_default(type));
+    return at::detail::empty_strided_generic(size, stride, &memory, c10::DispatchKeySet(kKey), c10::dtype_or_default(type));
 }
 
 Tensor copy_from_and_resize(const Tensor &from, const Tensor &to)
@@ -433,6 +475,15 @@ Tensor copy_from_and_resize(const Tensor &from, const Tensor &to)
     to.resize_(from.sizes());
     return copy_from(from, to, false);
 }
+
+#ifdef STAND_IN_CUDA
+// For devices that torch itself knows it does not ask _copy_from.
+Tensor &copy(Tensor &to, const Tensor &from, bool is_async)
+{
+    copy_from(from, to, is_async);
+    return to;
+}
+#endif
 
 at::Scalar local_scalar(const Tensor &tensor)
 {
@@ -454,7 +505,7 @@ void on_cpu(const c10::OperatorHandle &op, torch::jit::Stack *stack)
     at::native::cpu_fallback(op, stack);
 }
 
-TORCH_LIBRARY_IMPL(aten, PrivateUse1, m)
+TORCH_LIBRARY_IMPL(aten, STAND_IN_KEY, m)
 {
     m.impl("empty.memory_format", empty);
     m.impl("empty_strided", empty_strided);
@@ -464,6 +515,9 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m)
     m.impl("view_as_complex", at::native::view_as_complex);
     m.impl("_reshape_alias", at::native::_reshape_alias);
     m.impl("resize_", at::native::resize_);
+#ifdef STAND_IN_CUDA
+    m.impl("copy_", copy);
+#endif
     m.impl("_copy_from", copy_from);
     m.impl("_copy_from_and_resize", copy_from_and_resize);
     m.impl("_local_scalar_dense", local_scalar);
@@ -473,7 +527,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m)
     m.impl("set_.source_Storage_storage_offset", set_storage);
 }
 
-TORCH_LIBRARY_IMPL(_, PrivateUse1, m)
+TORCH_LIBRARY_IMPL(_, STAND_IN_KEY, m)
 {
     m.fallback(torch::CppFunction::makeFromBoxedFunction<&on_cpu>());
 }
@@ -505,7 +559,7 @@ void open(const std::string &path)
     for (int i = 0; i < count; i++)
         open_device(devices[i], i);
     c10::SetAllocator(kType, &memory);
-    at::RegisterPrivateUse1HooksInterface(new Hooks);
+    register_hooks();
 }
 
 std::string faults()
@@ -520,6 +574,14 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module)
 {
     module.def("open", &open);
     module.def("faults", &faults, "The last fault since the last call of this, or an empty text.");
+    module.def("current_device", [] { return current_index; });
+    module.def("set_device", [](DeviceIndex index) { current_index = index; });
+    module.def("device_count", [] { return devices.size(); });
+    module.def("current_stream", [](DeviceIndex index) { return current(index); });
+    module.def("set_stream", [](const c10::Stream &stream) { Guard().exchangeStream(stream); });
+    module.def(
+        "synchronize", [](DeviceIndex index) { Guard().synchronizeDevice(index); },
+        pybind11::call_guard<pybind11::gil_scoped_release>());
     module.def("count", [](const char *what) { return control.count_of(what); });
     module.def(
         "hold", [](bool is_held) { control.hold_of(is_held); }, pybind11::call_guard<pybind11::gil_scoped_release>());

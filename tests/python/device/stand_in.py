@@ -2,7 +2,9 @@
 is.
 
 start() makes it known to torch in this process, with what FSDP2 and torch's own device modules have. The driver has threads, so
-the process must not fork afterwards. MOCK_CUDA in the environment sets the driver's modes (mock_cuda.h)."""
+the process must not fork afterwards. MOCK_CUDA in the environment sets the driver's modes (mock_cuda.h). STAND_IN_NAME=cuda calls
+the device "cuda", in a torch that was built for CPUs: then the names of a program for GPUs are used, and torch's own ways for
+CUDA as far as such a torch has them."""
 import contextlib
 import hashlib
 import importlib.util
@@ -13,7 +15,7 @@ import types
 
 import torch
 
-NAME = "standin"
+NAME = os.environ.get("STAND_IN_NAME", "standin")
 SOURCE = pathlib.Path(__file__).with_name("stand_in.cpp")
 TOP = SOURCE.parents[3]
 DRIVER = os.environ.get("SHOAL_MOCK_CUDA") or str(TOP / "build/tests/unit/libcuda.so.1")
@@ -26,7 +28,7 @@ driver = None  # the module in C++, once started
 def compiled():
     """The path of the module, which is compiled where that has not been done."""
     from shoal.torch import _compile
-    digest = hashlib.sha256(torch.__version__.encode() + b"".join(path.read_bytes() for path in USED)).hexdigest()[:16]
+    digest = hashlib.sha256((torch.__version__ + NAME).encode() + b"".join(path.read_bytes() for path in USED)).hexdigest()[:16]
     folder = _compile.cache_folder()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / f"stand_in-{torch.__version__}-{digest}.so"
@@ -38,19 +40,37 @@ def compiled():
 def command(_compile):
     name = "-DTORCH_EXTENSION_NAME="
     own = {str(_compile.MAIN): str(SOURCE), name + _compile.MODULE: name + "stand_in", "-O2": "-O0"}
-    return [own.get(part, part) for part in _compile._command()] + [f"-I{folder}" for folder in HEADERS]
+    named = ["-DSTAND_IN_CUDA"] if NAME == "cuda" else []
+    return [own.get(part, part) for part in _compile._command()] + [f"-I{folder}" for folder in HEADERS] + named
 
 
 def start():
     global driver
     if driver:
         return
-    torch.utils.rename_privateuse1_backend(NAME)  # before shoal.torch is imported, which asks for that name
+    if NAME != "cuda":
+        torch.utils.rename_privateuse1_backend(NAME)  # before shoal.torch is imported, which asks for that name
     spec = importlib.util.spec_from_file_location("stand_in", compiled())
     driver = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(driver)
     driver.open(DRIVER)
-    torch._register_device_module(NAME, sys.modules[__name__].module())
+    publish(sys.modules[__name__].module())
+
+
+def publish(names):
+    """torch.cuda is there, but has nothing to call in a torch that was built for CPUs."""
+    if NAME != "cuda":
+        torch._register_device_module(NAME, names)
+        return
+    torch.cuda._lazy_init = lambda: None
+    for name, value in vars(names).items():
+        if not name.startswith("__"):
+            setattr(torch.cuda, name, value)
+
+
+def api():
+    """torch.cuda, or what is like it."""
+    return getattr(torch, NAME)
 
 
 def device(index=0):
@@ -63,9 +83,10 @@ def module():
     made.Stream = lambda device=None, priority=0: torch.Stream(_device(device), priority=priority)
     made.Event = lambda **_: torch.Event(NAME)
     made.stream, made.current_stream = on_stream, current_stream
-    made.current_device, made.set_device = torch.accelerator.current_device_index, torch.accelerator.set_device_index
-    made.device_count, made.is_available, made.is_initialized = torch.accelerator.device_count, lambda: True, lambda: True
-    made.synchronize = torch.accelerator.synchronize
+    made.current_device, made.set_device = driver.current_device, lambda given: driver.set_device(_device(given).index)
+    made.device_count, made.is_available, made.is_initialized = driver.device_count, lambda: True, lambda: True
+    made.synchronize = lambda given=None: driver.synchronize(_device(given).index)
+    made.get_device_capability = lambda device=None: (9, 0)
     made._is_in_bad_fork, made.manual_seed_all = lambda: False, lambda seed: None
     made.get_rng_state, made.set_rng_state = lambda device=None: torch.get_rng_state(), lambda state, device=None: None
     made.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
@@ -73,18 +94,19 @@ def module():
 
 
 def _device(given):
-    return device(torch.accelerator.current_device_index()) if given is None else torch.device(given)
+    return device(driver.current_device()) if given is None else device(given) if isinstance(given, int) else torch.device(given)
 
 
 def current_stream(given=None):
-    return torch.accelerator.current_stream(_device(given))
+    where = _device(given)
+    return driver.current_stream(driver.current_device() if where.index is None else where.index)
 
 
 @contextlib.contextmanager
 def on_stream(stream):
     before = current_stream(stream.device)
-    torch.accelerator.set_stream(stream)
+    driver.set_stream(stream)
     try:
         yield
     finally:
-        torch.accelerator.set_stream(before)
+        driver.set_stream(before)
