@@ -121,7 +121,7 @@ def make_test_gpu_runs_where_there_is_a_driver():
     for command in commands:
         small = " --max 64K" if "shoal bench" in command else ""
         code, out, err = call("sh", "-c", re.sub(r"(^| )build/", rf"\1{build}/", command) + small, env=env)
-        expect(code == 0 and "not ok" not in out and (small or "\nok 1 - " in "\n" + out), command, out, err)
+        expect(code == 0 and "not ok" not in out, command, out, err)
 
 
 def bench_counts_the_bytes_of_the_larger_operand():
