@@ -289,6 +289,7 @@ class Group(Base):
     # torch asks these of a Backend; as class attributes, for the properties of its base class lead back here without end.
     supports_coalescing = False
     supports_splitting = False
+    options = None  # which torch 2.15 asks for when it attaches its flight recorder
 
     _group_name = _group_desc = ""
 
