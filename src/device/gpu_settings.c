@@ -16,10 +16,8 @@ static const struct shoal_setting settings_of_gpu[] = {
      .preset = "8",
      .least = 0,
      .most = SHOAL_GPU_EARLY_MAX,
-     .text =
-         "for how many communicators the streams and registered memory that operands on a device pass through are made early: "
-         "at the first call with such an operand, and when a communicator is made after it. Others get theirs at their own "
-         "first call, which may wait until the device has nothing to do"},
+     .text = "for so many communicators, streams and registered memory for operands on a device are made at the first such "
+             "call, or at creation after it; for others at their own first call"},
 };
 #undef OF
 const struct shoal_setting_table shoal_gpu_setting_table = {settings_of_gpu, SHOAL_COUNT_OF(settings_of_gpu)};

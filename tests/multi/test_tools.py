@@ -89,12 +89,12 @@ def bench_measures_memory_of_a_device():
 
 def beside_nccl_a_table_is_made():
     """`make test-gpu` over stand-ins for CUDA's driver and NCCL."""
-    tests = pathlib.Path(os.environ["SHOAL_TESTS"])
-    if not (tests / "libnccl.so").exists() or not (tests.parents[1] / "bench/gpu_nccl").exists():
+    stand_ins = pathlib.Path(os.environ["SHOAL_TESTS"]).parent / "unit"
+    if not (stand_ins / "libnccl.so").exists() or not (stand_ins.parents[1] / "bench/gpu_nccl").exists():
         raise Skip("the programs of bench, or the stand-ins, are not in this build")
     with tempfile.TemporaryDirectory() as folder:
-        env = {**os.environ, "LD_LIBRARY_PATH": str(tests.parent / "unit"), "MOCK_CUDA": "devices=2", "SHOAL_NCCL": str(tests / "libnccl.so"),
-               "SHOAL_BUILD": str(tests.parents[1]), "SHOAL_BENCH_GPU": folder, "SHOAL_BENCH_GPU_SIZES": "4096 65536 16 2"}
+        env = {**os.environ, "LD_LIBRARY_PATH": str(stand_ins), "MOCK_CUDA": "devices=2",
+               "SHOAL_NCCL": str(stand_ins / "libnccl.so"), "SHOAL_BUILD": str(stand_ins.parents[1]), "SHOAL_BENCH_GPU": folder, "SHOAL_BENCH_GPU_SIZES": "4096 65536 16 2"}
         for words, names in (([], ("copies", "kernels", "allreduce-2")), (["allreduce", "3"], ("copies", "allreduce-3"))):
             code, out, err = call(TOP / "bench/bench_gpu.py", *words, env=env)
             expect(code == 0 and all((pathlib.Path(folder) / f"gpu-{name}.md").read_text() in out + "\n" for name in names), code, out, err)
