@@ -251,9 +251,11 @@ def failures_of(output):
 
 
 def idle_ticks():
-    """Of all cores since the machine began (proc(5): the fourth number, and the fifth, with input and output under way)."""
-    numbers = pathlib.Path("/proc/stat").read_text().splitlines()[0].split()[1:]
-    return int(numbers[3]) + int(numbers[4])
+    """Idle time of the cores that this process may use, since the machine began (proc(5): the fourth number of a core, and the
+    fifth, with input and output under way)."""
+    rows = (line.split() for line in pathlib.Path("/proc/stat").read_text().splitlines())
+    cores = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+    return sum(int(row[4]) + int(row[5]) for row in rows if row[0] in cores)
 
 
 def idle_cores(seconds):
@@ -302,6 +304,7 @@ class Plan:
         self.is_complete = False  # nothing is added any more
         self.changed = threading.Condition()
         self.first_is_made = threading.Event()
+        self.alone_runs = False  # a test that takes more than a core, or measures time
 
     def make_builds(self, names):
         try:
@@ -363,13 +366,17 @@ class Plan:
             report(name, test, result, self.options, self.total)
 
     def run_all(self, *queues):
-        for one in iter(lambda: self.take(*queues), None):
-            self.run_one(*one)
+        for name, test in iter(lambda: self.take(*queues), None):
+            if self.queue_for(test) is self.alone:
+                self.alone_runs = True
+            self.run_one(name, test)
+            if self.queue_for(test) is self.alone:
+                self.alone_runs = False
 
     def run_while_idle(self, queue):
-        """A lane that waits for idle cores before each test."""
+        """A lane that waits for idle cores before each test, and begins none beside one that runs alone."""
         while queue or not self.is_complete:
-            if idle_cores(IDLE_S) < IDLE_CORES:
+            if idle_cores(IDLE_S) < IDLE_CORES or self.alone_runs:
                 continue
             with self.changed:
                 one = queue.popleft() if queue else None

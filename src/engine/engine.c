@@ -375,7 +375,7 @@ enum shoal_status shoal_engine_run(struct shoal_engine *engine, const struct sho
         return drop_batch(batch, status);
     const enum shoal_status done = shoal_progress_wait(progress, &request, UINT64_MAX);
     if (batch->is_group)
-        shoal_waited_add(engine->waited, begin_ticks);
+        shoal_waited_add(shoal_progress_waited(progress), begin_ticks); /* the engine may be gone */
     return done;
 }
 

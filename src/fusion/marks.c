@@ -411,7 +411,8 @@ enum shoal_status fusion_marks_complete(struct shoal_reducer *reducer, bool may_
     for (size_t i = 0; i < count; i++) {
         if (gradients[i].is_ready)
             continue;
-        atomic_store_explicit(&gradients[i].mark, UNUSED, memory_order_release);
+        if (!claim_mark(reducer, i, UNUSED))
+            return fail_missing(reducer, i, 1); /* it is being marked while the step ends */
         (void)contribute_nothing(reducer, i); /* who waits for the step sees the failure */
     }
     return SHOAL_OK;

@@ -13,7 +13,7 @@ void fusion_stats_begin(struct shoal_reducer *reducer);
 void fusion_stats_finish(struct shoal_reducer *reducer);
 void fusion_stats_keep(struct shoal_reducer *reducer);
 
-/* There is another layout: the times of buffers are none of its. */
+/* The layout has changed: the times of buffers belong to the old one. */
 void fusion_stats_forget_buffers(struct shoal_reducer *reducer);
 
 /* Any thread: a mark has packed for so long, the parameter is the number-th that is ready, bytes were copied. */

@@ -694,12 +694,12 @@ def call_at_meetings():
             known.add(address)
             made = [caller for caller in (call_silently(address) for _ in range(CALLS)) if caller]
             callers += made
-            print("called" if made else "late", flush=True)
+            print("called" if len(made) == CALLS else "late", flush=True)
         time.sleep(0.001)
 
 
 def strangers_where_ranks_of_a_host_meet(word):
-    layout = layout_of_fault(word)
+    layout, told = layout_of_fault(word), ""
     for _ in range(MEETING_TRIES):
         with Cluster(len(layout.sizes)) as cluster:
             strangers = subprocess.Popen([*cluster.hosts[0].enter(), sys.executable, __file__, "call_at_meetings"],
@@ -710,10 +710,11 @@ def strangers_where_ranks_of_a_host_meet(word):
                     succeed(job, START_S)
             finally:
                 strangers.kill()
-                told = strangers.communicate()[0]
+                told += strangers.communicate()[0]
         if "called" in told:
             return
-    raise Skip(f"no stranger called in time in {MEETING_TRIES} tries")
+    expect(told, "no socket was seen at which ranks meet: has its name changed?")
+    raise Skip(f"{CALLS} strangers did not call in time in {MEETING_TRIES} tries")
 
 
 # ---- Strangers at the endpoint ---------------------------------------------------------------------------------------------

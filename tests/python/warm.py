@@ -4,8 +4,8 @@ start() forks a server from this process, which has what the test program import
 of an executable that launchers, and whoever else starts programs, take for Python: `PATH script.py ARGUMENTS` or `PATH -c TEXT`.
 That one hands its arguments, environment, folder, cores and standard files over, and the server forks a process that goes on as
 the program. It passes signals on, is killed with the program and the program with it, and ends as the program does: through
-sys.exit or an exception, with Python's and C++'s own tidying up. What is about how Python itself begins, or finds more
-descriptors than three, needs sys.executable."""
+sys.exit or an exception, with Python's and C++'s own tidying up. A program that tests how Python itself begins, or that
+inherits more than three descriptors, needs sys.executable."""
 import atexit
 import json
 import os
@@ -21,14 +21,22 @@ import types
 
 CLIENT = """#!{python} -IS
 import json, os, signal, socket, sys
+PASSED_ON = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 server = socket.socket(socket.AF_UNIX)
 server.connect("{address}")
 umask = os.umask(0)
 asked = json.dumps([sys.argv[1:], dict(os.environ), os.getcwd(), umask, sorted(os.sched_getaffinity(0))]).encode()
+def pass_on(number, frame):
+    try:
+        server.send(bytes([number]))
+    except OSError:
+        pass  # the program has ended
+signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until they can be passed on
 socket.send_fds(server, [len(asked).to_bytes(4, "big")], [0, 1, 2])
 server.sendall(asked)
-for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-    signal.signal(number, lambda number, _: server.send(bytes([number])))
+for number in PASSED_ON:
+    signal.signal(number, pass_on)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
 code = int(server.recv(16) or -signal.SIGKILL)
 if code < 0:
     signal.signal(-code, signal.SIG_DFL) if code != -signal.SIGKILL else None
@@ -68,6 +76,14 @@ def end(starter, server, folder):
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def receive(client, count):
+    """So many bytes, or fewer where the client has ended."""
+    text = b""
+    while len(text) < count and (more := client.recv(count - len(text))):
+        text += more
+    return text
+
+
 class Server:
     def __init__(self, listener, alive):
         self.listener, self.alive = listener, alive
@@ -98,7 +114,7 @@ class Server:
         files = []
         try:
             head, files, _, _ = socket.recv_fds(client, HEAD_BYTES, 3)
-            asked = json.loads(client.recv(int.from_bytes(head, "big"), socket.MSG_WAITALL))
+            asked = json.loads(receive(client, int.from_bytes(head, "big")))
         except (OSError, ValueError):  # it was killed meanwhile
             asked = None
         pid = os.fork() if asked else -1

@@ -369,6 +369,17 @@ def a_gradient_that_one_rank_lacks_is_named(rank):
     assert hvd.remove_process_set(pair)
 
 
+def a_gradient_that_no_rank_has_stays_none(rank):
+    """Keras numbers its layers in each process: ranks have other names for one variable."""
+    kernel, bias = tf.Variable([1.0, 2.0], name=f"dense_{rank + 1}/kernel"), tf.Variable(0.5, name=f"dense_{rank + 1}/bias")
+    for options in ({"compression": Halved}, {"gradient_predivide_factor": 4.0}, {}):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(kernel) * (rank + 1.0)
+        gradients = hvd.DistributedGradientTape(tape, **options).gradient(loss, [kernel, bias])
+        same(gradients[0], [1.0 if "compression" in options else 2.0] * 2)
+        assert gradients[1] is None
+
+
 # ---- What ends a job: one of its own ----
 
 
@@ -398,7 +409,8 @@ FUNCTIONS = [allreduce_takes_horovods_arguments, groups_mix_types_and_slices, ro
              process_sets_are_apart, objects_and_state_are_shared, variables_of_a_session_are_shared,
              groups_of_a_session_are_in_order, joined_ranks_take_part_with_zeros,
              fit_equals_one_process, passes_are_summed_unless_averaged, local_gradients_stay,
-             a_gradient_that_one_rank_lacks_is_named, callbacks_and_saved_models, local_variables_are_not_broadcast,
+             a_gradient_that_one_rank_lacks_is_named, a_gradient_that_no_rank_has_stays_none,
+             callbacks_and_saved_models, local_variables_are_not_broadcast,
              a_state_goes_on_after_a_restart, wrong_options_are_refused]
 
 if __name__ == "__main__":

@@ -209,8 +209,8 @@ static void expect_right(const struct group *group)
 
 /* ---- Every builder is right ---------------------------------------------------------------------------------------------- */
 
-/* The large ones take most of the time, so few lengths of them are checked. 64 the plain build alone has, and a sanitizer, which
- * looks at memory, needs none of them. */
+/* The large ones take most of the time, so few lengths of them are checked. Only the plain build checks 64 ranks; ASan, which
+ * looks at memory, checks none above LARGE. */
 #define LARGE 17
 #ifdef __SANITIZE_ADDRESS__
 static const int sizes[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17};

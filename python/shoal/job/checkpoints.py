@@ -132,7 +132,7 @@ class Synchronizer:
     # -- in --
 
     def start(self, report: Report = lambda amount: None) -> None:
-        """Brings the last set back, whole or not at all; `report` hears how much has come. Raises StorageError."""
+        """Brings the last set back, whole or not at all; `report` is called with how much has come. Raises StorageError."""
         for folder in filter(None, (self.local, local_path(self.uri))):
             with local_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -223,6 +223,10 @@ class Synchronizer:
         with local_errors(place):
             place.parent.mkdir(parents=True, exist_ok=True)
             with open(coming, "wb") as file:
+                if stop.is_set():  # the others' files may be gone already: nobody takes this one away later
+                    coming.unlink()
+                    raise Stopped
+
                 def take(data: bytes) -> None:
                     if stop.is_set():
                         raise Stopped

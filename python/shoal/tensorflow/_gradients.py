@@ -71,7 +71,7 @@ def name_of(variable):
     return getattr(variable, "path", None) or variable.name
 
 
-def _name_on_all_ranks(index, variable):
+def name_on_all_ranks(index, variable):
     """Ranks compare it. Keras numbers what it names, in each process on its own: a rank that made another model first has other
     numbers."""
     return f"variable {index}, {re.sub(r'_[0-9]+(?=/|$)', '', name_of(variable))}"
@@ -112,7 +112,7 @@ class _Averager:
     def __init__(self, variables, types, settings):
         self.names, self.world = [name_of(variable) for variable in variables], settings.world
         parameters = (_native.Parameter * len(variables))(*(
-            (math.prod(map(int, variable.shape)), kind, _name_on_all_ranks(i, variable).encode())
+            (math.prod(map(int, variable.shape)), kind, name_on_all_ranks(i, variable).encode())
             for i, (variable, kind) in enumerate(zip(variables, types))))
         options = _native.ReducerOptions(name=b"gradients", op=int(settings.op), buffer_bytes=settings.buffer_bytes,
                                          compression=_COMPRESSIONS[settings.compression])

@@ -466,8 +466,7 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
         self._steps.watch(tensors, is_synced)
 
     def compare_parameters(self):
-        """All ranks, between steps, every so many of them: raises an error that names the first parameter whose values differ, and
-        the ranks that have not what most have. The module stays usable."""
+        """All ranks, between steps, every so many of them: raises an error that names the first parameter whose values differ, and the ranks whose values differ from most. The module stays usable."""
         self._steps.reducer.compare(self._module_parameters)
 
     # ---- Saved and copied ----

@@ -53,7 +53,8 @@ class Settings:
             return gradients
         world = world_of(self._process_set)
         has_engine = self._compression in _OF_THE_ENGINE
-        missing = [f"{_gradients.name_of(each)} is None" for gradient, each in zip(gradients, variables) if gradient is None]
+        missing = [f"{_gradients.name_on_all_ranks(i, each)} is None"
+                   for i, (gradient, each) in enumerate(zip(gradients, variables)) if gradient is None]
         has_joined = agree(GRADIENTS, [], world, missing)  # inside tf.function the engine tells what is missing
         if not has_engine or has_joined:
             return self._reduce_together(gradients)
