@@ -72,6 +72,25 @@ static void many_units(struct world *world)
     close_bench(&bench);
 }
 
+/* Contexts of Shoal, with host functions: 4 calls join both directions to the caller's stream, and one puts them after the other
+ * context's call. */
+static void two_contexts_take_turns(struct world *world)
+{
+    struct bench bench = open_bench(world, "values=0,seed=1", TINY), other = bench;
+    struct shoal_context *context;
+    OK(world, sum_all(&bench));
+    OK(world, shoal_context_create(NULL, &context));
+    OK(world, shoal_comm_create(context, NULL, &other.comm));
+    control.fail_of("cuStreamWaitEvent", 0, 0);
+    OK(world, sum_all(&other));
+    const size_t calls = control.count_of("calls");
+    CHECK(world, calls == 5, "%zu calls of cuStreamWaitEvent", calls);
+    expect_output(&other, bench_sum);
+    shoal_comm_free(other.comm);
+    shoal_context_destroy(context);
+    close_bench(&bench);
+}
+
 /* ---- Waiting ------------------------------------------------------------------------------------------------------------- */
 
 /* Nothing runs on the device until the calls have returned, however large, and what comes behind them on the stream waits. */
@@ -123,5 +142,9 @@ int main(int argument_count, char **arguments)
             world_run(&options);
         }
     }
+    world_divide(0);
+    const struct world_options turns = {"host functions of two contexts of Shoal come one after the other", 1, NULL,
+                                        two_contexts_take_turns, NULL};
+    world_run(&turns);
     return world_finish();
 }

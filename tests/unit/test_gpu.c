@@ -14,6 +14,7 @@
 
 #include "comm/settings.h"
 #include "device/cuda/cuda_abi.h"
+#include "device/cuda/cuda_host_ops.h"
 #include "device/gpu.h"
 #include "mock_cuda.h"
 #include "quiet_log.h"
@@ -123,6 +124,20 @@ static void reach_is_what_the_driver_says(void **state)
     shoal_gpu_close(gpu);
 }
 
+/* It is not kept for a driver that never runs it. */
+static void a_refused_host_function_is_used_again(void **state)
+{
+    struct shoal_cuda_host_calls calls = {NULL, NULL};
+    struct shoal_device_ring_counter counter = {.value = 0};
+    const struct shoal_cuda_op op = {&counter, 1, false};
+    (void)state;
+    struct shoal_cuda_host_call *const refused = shoal_cuda_host_take(&calls, &op, 1);
+    assert_ptr_not_equal(shoal_cuda_host_take(&calls, &op, 1), refused); /* the driver may still have it */
+    shoal_cuda_host_drop(refused);
+    assert_ptr_equal(shoal_cuda_host_take(&calls, &op, 1), refused);
+    shoal_cuda_host_free(&calls);
+}
+
 static void an_old_driver_is_refused(void **state)
 {
     (void)state;
@@ -222,6 +237,7 @@ int main(void)
         cmocka_unit_test(without_a_driver_it_is_said_what_to_install),
         cmocka_unit_test(devices_are_found),
         cmocka_unit_test(reach_is_what_the_driver_says),
+        cmocka_unit_test(a_refused_host_function_is_used_again),
         cmocka_unit_test(an_old_driver_is_refused),
         cmocka_unit_test(a_missing_entry_point_is_named),
         cmocka_unit_test(a_refusal_has_the_name_of_the_driver_and_advice),

@@ -78,7 +78,6 @@ enum shoal_status shoal_gpu_open(struct shoal_log *log, struct shoal_gpu **gpu_o
     if (!gpu)
         return shoal_log_fail(log, SHOAL_ERR_MEMORY, "gpu", "no memory for the list of devices");
     gpu->log = log;
-    pthread_mutex_init(&gpu->in_turn, NULL);
     enum shoal_status status = shoal_cuda_library_open(log, &gpu->calls, &gpu->version);
     if (status == SHOAL_OK)
         status = gpu_look_at_all(gpu);
@@ -97,7 +96,6 @@ void shoal_gpu_close(struct shoal_gpu *gpu)
         if (gpu->primary[i])
             (void)gpu->calls.primary_release(gpu->devices[i].handle); /* a driver that shuts down refuses */
     }
-    pthread_mutex_destroy(&gpu->in_turn);
     free(gpu);
 }
 

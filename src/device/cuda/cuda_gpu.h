@@ -2,8 +2,6 @@
 #ifndef SHOAL_DEVICE_CUDA_GPU_H
 #define SHOAL_DEVICE_CUDA_GPU_H
 
-#include <pthread.h>
-
 #include "device/cuda/cuda_abi.h"
 #include "device/cuda/cuda_error.h"
 #include "device/gpu.h"
@@ -16,8 +14,6 @@ struct shoal_gpu {
     struct shoal_gpu_device devices[SHOAL_GPU_DEVICES_MAX];
     shoal_cu_context primary[SHOAL_GPU_DEVICES_MAX]; /* retained; NULL: not asked for */
     bool has_said_host_functions;
-    pthread_mutex_t in_turn;   /* of posts that need host functions; guards what follows */
-    shoal_cu_event last_ended; /* of the last such post; NULL: there was none, or it is over */
 };
 
 /* The number of a context's device. */

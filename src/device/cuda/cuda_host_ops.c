@@ -7,7 +7,7 @@
 #include "base/assert.h"
 
 #define YIELDS_MAX 100u
-#define NAP_NS 50000
+#define BACKOFF_NS 50000
 
 enum host_call_state { CALL_TAKEN, CALL_RUNNING, CALL_OVER };
 
@@ -30,12 +30,12 @@ static bool host_op_is_due(const struct shoal_cuda_op *op)
 /* Ends with the engine's release, or when the ring is let go. */
 static void host_op_wait(const struct shoal_cuda_op *op)
 {
-    const struct timespec nap = {0, NAP_NS};
+    const struct timespec backoff = {0, BACKOFF_NS};
     for (unsigned turns = 0; !host_op_is_due(op); turns++) {
         if (turns < YIELDS_MAX)
             sched_yield();
         else
-            nanosleep(&nap, NULL);
+            nanosleep(&backoff, NULL);
     }
 }
 
@@ -88,6 +88,11 @@ struct shoal_cuda_host_call *shoal_cuda_host_take(struct shoal_cuda_host_calls *
     *(calls->newest ? &calls->newest->next : &calls->oldest) = call;
     calls->newest = call;
     return call;
+}
+
+void shoal_cuda_host_drop(struct shoal_cuda_host_call *call)
+{
+    atomic_store_explicit(&call->state, CALL_OVER, memory_order_relaxed); /* relaxed: no other thread has seen it */
 }
 
 bool shoal_cuda_host_is_running(const struct shoal_cuda_host_calls *calls)

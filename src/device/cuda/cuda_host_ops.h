@@ -5,7 +5,7 @@
  *
  * A driver may call all host functions of a process one after the other, whichever stream it comes to first. One that waits
  * then holds up those of all streams. So whoever posts them puts them on streams in an order in which none waits for a later
- * one (struct shoal_gpu, `in_turn`).
+ * one (cuda_port.c, `in_turn`).
  *
  * The poster's alone, but for what functions do: these touch counters and their own call. */
 #ifndef SHOAL_DEVICE_CUDA_HOST_OPS_H
@@ -31,6 +31,8 @@ struct shoal_cuda_host_calls {
 /* A call of shoal_cuda_host_run, to be put on a stream with cuLaunchHostFunc at once. NULL: no memory. */
 struct shoal_cuda_host_call *shoal_cuda_host_take(struct shoal_cuda_host_calls *calls, const struct shoal_cuda_op *ops,
                                                   unsigned count);
+/* The driver has refused it: it is over. */
+void shoal_cuda_host_drop(struct shoal_cuda_host_call *call);
 /* The host function; its argument is the call. */
 void shoal_cuda_host_run(void *call);
 

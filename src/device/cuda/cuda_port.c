@@ -15,10 +15,15 @@ struct shoal_gpu_port {
     struct shoal_device_ring rings[2]; /* outward, inward */
     shoal_cu_stream streams[2];
     shoal_cu_event begun;    /* what the caller's stream had when a call was posted */
-    shoal_cu_event ended[2]; /* what ours have, after it */
-    bool has_value_waits;    /* false: host functions wait and write */
+    shoal_cu_event ended[2]; /* what each of ours has, after it */
+    bool has_value_waits;    /* false: host functions wait and write, on the first stream alone */
     struct shoal_cuda_host_calls host_calls;
 };
+
+/* A driver may run host functions of all streams of the process one after the other. So posts that need them take turns,
+ * whichever context of Shoal they belong to. */
+static pthread_mutex_t in_turn = PTHREAD_MUTEX_INITIALIZER; /* guards what follows */
+static const struct shoal_gpu_port *last; /* that has posted; NULL: there was none, or it has nothing to run any more */
 
 static enum shoal_status port_fail(const struct shoal_gpu_port *port, const char *call, shoal_cu_result result,
                                    const char *doing)
@@ -252,13 +257,12 @@ bool shoal_gpu_port_renew(struct shoal_gpu_port *port, uint64_t counter_start)
 }
 
 /* No later post comes after what it has had: there is nothing to come after. */
-static void leave_turn(struct shoal_gpu_port *port)
+static void leave_turn(const struct shoal_gpu_port *port)
 {
-    struct shoal_gpu *gpu = port->gpu;
-    pthread_mutex_lock(&gpu->in_turn);
-    if (gpu->last_ended == port->ended[0] || gpu->last_ended == port->ended[1])
-        gpu->last_ended = NULL;
-    pthread_mutex_unlock(&gpu->in_turn);
+    pthread_mutex_lock(&in_turn);
+    if (last == port)
+        last = NULL;
+    pthread_mutex_unlock(&in_turn);
 }
 
 /* False: the memory is still registered. */
@@ -321,9 +325,14 @@ static struct shoal_device_ring_operand *operand_of(const struct poster *poster)
 }
 
 /* Host functions are called in the order of one stream only, so both directions have it in common. */
+static int stream_index(const struct poster *poster)
+{
+    return poster->is_inward && poster->port->has_value_waits;
+}
+
 static shoal_cu_stream stream_of(const struct poster *poster)
 {
-    return poster->port->streams[poster->is_inward && poster->port->has_value_waits];
+    return poster->port->streams[stream_index(poster)];
 }
 
 static bool has_more(const struct poster *poster)
@@ -371,8 +380,11 @@ static enum shoal_status post_host_function(const struct poster *poster, unsigne
     if (!call)
         return shoal_log_fail(port->gpu->log, SHOAL_ERR_MEMORY, "gpu", "no memory for a host function (device %d)",
                               port->device);
-    PORT_CALL(port, launch_host, "cuLaunchHostFunc", "posting waits and writes", stream_of(poster), shoal_cuda_host_run, call);
-    return SHOAL_OK;
+    const shoal_cu_result result = port->gpu->calls.launch_host(stream_of(poster), shoal_cuda_host_run, call);
+    if (result == SHOAL_CU_SUCCESS)
+        return SHOAL_OK;
+    shoal_cuda_host_drop(call);
+    return port_fail(port, "cuLaunchHostFunc", result, "posting waits and writes");
 }
 
 static enum shoal_status flush_ops(struct poster *poster)
@@ -473,7 +485,7 @@ static enum shoal_status begin_after(const struct poster *poster)
 static enum shoal_status end_before(const struct poster *poster, shoal_cu_stream stream)
 {
     const struct shoal_gpu_port *port = poster->port;
-    const shoal_cu_event ended = port->ended[poster->is_inward];
+    const shoal_cu_event ended = port->ended[stream_index(poster)];
     if (!poster->posted)
         return SHOAL_OK;
     PORT_CALL(port, event_record, "cuEventRecord", "marking the end of a call", ended, stream_of(poster));
@@ -491,29 +503,32 @@ static enum shoal_status post_all(struct shoal_gpu_port *port, struct poster *in
     return end_before(out, stream);
 }
 
-/* An event that is gone with its context has nothing to wait for. */
+/* A refusal matters only while there is something to come after: the last port's context may have failed, or have ended. */
 static enum shoal_status begin_after_last(const struct poster *poster)
 {
-    const struct shoal_gpu *gpu = poster->port->gpu;
+    const struct shoal_gpu_port *port = poster->port;
     const shoal_cu_result result =
-        gpu->last_ended ? gpu->calls.stream_wait_event(stream_of(poster), gpu->last_ended, 0) : SHOAL_CU_SUCCESS;
-    if (result == SHOAL_CU_SUCCESS || result == SHOAL_CU_INVALID_HANDLE || result == SHOAL_CU_CONTEXT_IS_DESTROYED)
+        last ? port->gpu->calls.stream_wait_event(stream_of(poster), last->ended[0], 0) : SHOAL_CU_SUCCESS;
+    if (result == SHOAL_CU_SUCCESS)
         return SHOAL_OK;
-    return port_fail(poster->port, "cuStreamWaitEvent", result, "ordering a call after the one before");
+    if (shoal_gpu_port_is_at_work(last))
+        return port_fail(port, "cuStreamWaitEvent", result, "ordering a call after the one before");
+    last = NULL;
+    return SHOAL_OK;
 }
 
-/* One after the other, for all ports: a host function that waits then holds up no earlier call. */
+/* One after the other, for all ports: a host function that waits then holds up no earlier call. A call that is refused does not
+ * become the last one: its ring is let go, so its functions do not wait. */
 static enum shoal_status post_in_turn(struct shoal_gpu_port *port, struct poster *in, struct poster *out,
                                       shoal_cu_stream stream)
 {
-    struct shoal_gpu *gpu = port->gpu;
-    pthread_mutex_lock(&gpu->in_turn);
+    pthread_mutex_lock(&in_turn);
     enum shoal_status status = begin_after_last(in);
     if (status == SHOAL_OK)
         status = post_all(port, in, out, stream);
-    if (in->posted || out->posted)
-        gpu->last_ended = port->ended[out->posted == 0];
-    pthread_mutex_unlock(&gpu->in_turn);
+    if (status == SHOAL_OK && (in->posted || out->posted))
+        last = port;
+    pthread_mutex_unlock(&in_turn);
     return status;
 }
 
