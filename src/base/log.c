@@ -37,6 +37,13 @@ static _Thread_local struct {
     char text[SHOAL_LOG_TEXT_MAX];
 } own_error;
 
+static _Thread_local bool is_hushed;
+
+void shoal_log_hush(bool is_on)
+{
+    is_hushed = is_on;
+}
+
 /* "info,engine,shm" -> level info, modules ",engine,shm,"; checked as a setting. */
 static void parse_levels(struct shoal_log *log, const char *text)
 {
@@ -208,6 +215,10 @@ enum shoal_status shoal_log_fail(struct shoal_log *log, enum shoal_status status
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
+    if (is_hushed) {
+        shoal_log_line(log, SHOAL_LOG_DEBUG, module, "%s", text);
+        return status;
+    }
     status = shoal_log_repeat(log, status, text); /* first: whoever is given the line may ask for it */
     write_line(log, SHOAL_LOG_WARN, module, text);
     return status;

@@ -32,14 +32,15 @@ static enum shoal_status launch_on_device(struct shoal_comm *comm, const struct 
                                           struct shoal_request **request_out)
 {
     struct shoal_request *request;
-    SHOAL_TRY(shoal_devices_post(comm, posting, &request));
+    void *driver_context;
+    SHOAL_TRY(shoal_devices_post(comm, posting, &driver_context, &request));
     if (request_out != BLOCKING) {
         *request_out = request;
         const enum shoal_status so_far = wait_ms ? shoal_request_wait(request, wait_ms) : SHOAL_PENDING;
         (void)so_far; /* the request's own */
         return SHOAL_OK;
     }
-    const enum shoal_status status = shoal_devices_wait(comm, request);
+    const enum shoal_status status = shoal_devices_wait(comm, driver_context, request);
     shoal_request_free(request);
     return status;
 }

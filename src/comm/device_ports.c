@@ -68,6 +68,15 @@ static enum shoal_status make_port(struct shoal_context *context, void *driver_c
     return SHOAL_OK;
 }
 
+/* One that a call may do without: its failure is none of the thread's. */
+static bool try_to_make(struct shoal_context *context, void *driver_context, unsigned slots)
+{
+    shoal_log_hush(true);
+    const enum shoal_status status = make_port(context, driver_context, slots);
+    shoal_log_hush(false);
+    return status == SHOAL_OK;
+}
+
 /* Memory that a device may still write to is never given back. */
 static void end_port(struct shoal_drivers *drivers, struct shoal_devices_port *port)
 {
@@ -78,6 +87,32 @@ static void end_port(struct shoal_drivers *drivers, struct shoal_devices_port *p
     if (shoal_gpu_port_close(port->port))
         munmap(port->memory, port->bytes);
     free(port);
+}
+
+static bool is_any_at_work(const struct shoal_drivers *drivers)
+{
+    const struct shoal_devices_port *port = drivers->made;
+    while (port && !shoal_gpu_port_is_at_work(port->port))
+        port = port->next_made;
+    return port != NULL;
+}
+
+static size_t count_made(const struct shoal_drivers *drivers)
+{
+    size_t count = 0;
+    for (const struct shoal_devices_port *port = drivers->made; port; port = port->next_made)
+        count++;
+    return count;
+}
+
+/* Ends spare ports while there are more than so many ports; none while a call is under way, which a driver may wait for. */
+static void end_spares(struct shoal_drivers *drivers, size_t kept)
+{
+    while (drivers->spare && count_made(drivers) > kept && !is_any_at_work(drivers)) {
+        struct shoal_devices_port *port = drivers->spare;
+        drivers->spare = port->next;
+        end_port(drivers, port);
+    }
 }
 
 /* ---- Coming back --------------------------------------------------------------------------------------------------------- */
@@ -91,37 +126,18 @@ static void push_retired(struct shoal_drivers *drivers, struct shoal_devices_por
         continue;
 }
 
-static size_t count_made(const struct shoal_drivers *drivers)
-{
-    size_t count = 0;
-    for (const struct shoal_devices_port *port = drivers->made; port; port = port->next_made)
-        count++;
-    return count;
-}
-
-/* An idle one. To end it may take as long as to make one, so as many are kept as are made early. */
-static void keep_or_end(struct shoal_context *context, struct shoal_devices_port *port)
-{
-    struct shoal_drivers *drivers = &context->drivers;
-    if (count_made(drivers) > context->settings.gpu.early) {
-        end_port(drivers, port);
-        return;
-    }
-    port->next = drivers->spare;
-    drivers->spare = port;
-}
-
-/* Looks at retired ports. True: none is left; those that are not idle are, unless this is the last time. */
+/* Looks at retired ports, under the drivers' lock. True: none is left; those that are not idle are, unless this is the last
+ * time. To end a port may take as long as to make one, so as many are kept as are made early. */
 static bool sweep(struct shoal_context *context, bool is_last)
 {
     struct shoal_drivers *drivers = &context->drivers;
     bool is_clean = true;
-    pthread_mutex_lock(&drivers->lock);
     struct shoal_devices_port *port = atomic_exchange_explicit(&drivers->retired, NULL, memory_order_acquire);
     while (port) {
         struct shoal_devices_port *next = port->next;
         if (shoal_gpu_port_is_idle(port->port)) {
-            keep_or_end(context, port);
+            port->next = drivers->spare;
+            drivers->spare = port;
         } else if (is_last) {
             end_port(drivers, port);
         } else {
@@ -130,7 +146,15 @@ static bool sweep(struct shoal_context *context, bool is_last)
         }
         port = next;
     }
-    pthread_mutex_unlock(&drivers->lock);
+    end_spares(drivers, context->settings.gpu.early);
+    return is_clean;
+}
+
+static bool sweep_locked(struct shoal_context *context, bool is_last)
+{
+    pthread_mutex_lock(&context->drivers.lock);
+    const bool is_clean = sweep(context, is_last);
+    pthread_mutex_unlock(&context->drivers.lock);
     return is_clean;
 }
 
@@ -143,7 +167,7 @@ void shoal_drivers_fini(struct shoal_context *context)
 {
     struct shoal_drivers *drivers = &context->drivers;
     const uint64_t deadline_ns = shoal_clock_ns() + IDLE_WAIT_NS;
-    while (!sweep(context, shoal_clock_ns() > deadline_ns))
+    while (!sweep_locked(context, shoal_clock_ns() > deadline_ns))
         shoal_shm_link_wait(-1, 0, 1);
     while (drivers->spare) {
         struct shoal_devices_port *port = drivers->spare;
@@ -167,7 +191,7 @@ static void retire(struct shoal_context *context, struct shoal_devices_port **li
     *link = port->next;
     push_retired(&context->drivers, port);
     if (!shoal_progress_is_inside(context->progress))
-        (void)sweep(context, false);
+        (void)sweep_locked(context, false);
 }
 
 void shoal_devices_fini(struct shoal_comm *comm)
@@ -205,7 +229,7 @@ static size_t list_needs(struct shoal_context *context, unsigned *needs)
     return count;
 }
 
-/* Of the ports that are not counted yet the one that serves a need with the fewest slots; NULL: none does. */
+/* The port with the fewest slots that serves a need and is not counted yet; NULL: none does. */
 static struct shoal_devices_port *find_uncounted(const struct shoal_drivers *drivers, const void *driver_context,
                                                  unsigned slots)
 {
@@ -215,14 +239,6 @@ static struct shoal_devices_port *find_uncounted(const struct shoal_drivers *dri
             (!best || port->slots < best->slots))
             best = port;
     return best;
-}
-
-static bool is_any_at_work(const struct shoal_drivers *drivers)
-{
-    const struct shoal_devices_port *port = drivers->made;
-    while (port && !shoal_gpu_port_is_at_work(port->port))
-        port = port->next_made;
-    return port != NULL;
 }
 
 /* Until there is a port for each communicator. Under the drivers' lock. */
@@ -235,7 +251,7 @@ static void make_early(struct shoal_context *context, void *driver_context)
         port->is_counted = false;
     for (size_t i = 0; i < count; i++) {
         struct shoal_devices_port *port = find_uncounted(drivers, driver_context, needs[i]);
-        if (!port && (is_any_at_work(drivers) || make_port(context, driver_context, needs[i]) != SHOAL_OK))
+        if (!port && (is_any_at_work(drivers) || !try_to_make(context, driver_context, needs[i])))
             return;
         (port ? port : drivers->made)->is_counted = true;
     }
@@ -254,6 +270,7 @@ void shoal_devices_make_ports(struct shoal_context *context)
     struct shoal_drivers *drivers = &context->drivers;
     pthread_mutex_lock(&drivers->lock);
     void *current = drivers->gpu ? shoal_gpu_current_context(drivers->gpu) : NULL;
+    (void)sweep(context, false);
     if (current && has_port(drivers, current))
         make_early(context, current);
     pthread_mutex_unlock(&drivers->lock);
@@ -287,13 +304,23 @@ static struct shoal_devices_port *take_usable(struct shoal_context *context, con
     return port;
 }
 
+/* Spare ports that do not serve may hold what is lacking. */
+static enum shoal_status make_needed(struct shoal_context *context, void *driver_context, unsigned slots)
+{
+    if (context->drivers.spare && try_to_make(context, driver_context, slots))
+        return SHOAL_OK;
+    end_spares(&context->drivers, 0);
+    return make_port(context, driver_context, slots);
+}
+
 static enum shoal_status take_or_make(struct shoal_comm *comm, void *driver_context, struct shoal_devices_port **port_out)
 {
     struct shoal_context *context = comm->context;
     const unsigned slots = slots_for(comm);
+    (void)sweep(context, false);
     struct shoal_devices_port *port = take_usable(context, driver_context, slots);
     if (!port) {
-        SHOAL_TRY(make_port(context, driver_context, slots));
+        SHOAL_TRY(make_needed(context, driver_context, slots));
         port = take_spare(&context->drivers, driver_context, slots);
         make_early(context, driver_context);
     }
@@ -302,13 +329,18 @@ static enum shoal_status take_or_make(struct shoal_comm *comm, void *driver_cont
     return SHOAL_OK;
 }
 
-enum shoal_status shoal_devices_find_port(struct shoal_comm *comm, void *driver_context, struct shoal_devices_port **port_out)
+struct shoal_devices_port *shoal_devices_port_of(const struct shoal_comm *comm, const void *driver_context)
 {
     struct shoal_devices_port *port = comm->devices.ports;
     while (port && shoal_gpu_port_context(port->port) != driver_context)
         port = port->next;
-    *port_out = port;
-    if (port)
+    return port;
+}
+
+enum shoal_status shoal_devices_find_port(struct shoal_comm *comm, void *driver_context, struct shoal_devices_port **port_out)
+{
+    *port_out = shoal_devices_port_of(comm, driver_context);
+    if (*port_out)
         return SHOAL_OK;
     pthread_mutex_lock(&comm->context->drivers.lock);
     const enum shoal_status status = take_or_make(comm, driver_context, port_out);

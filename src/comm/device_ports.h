@@ -54,8 +54,10 @@ void shoal_devices_init(struct shoal_devices *devices);
 /* The engine was destroyed: no stream waits for it. In a callback of another communicator, too. */
 void shoal_devices_fini(struct shoal_comm *comm);
 
-/* The communicator's port to that context of the driver: the one it has, a spare one, or a new one; a new one is followed by
- * those of other communicators (SHOAL_GPU_EARLY). Under the communicator's lock for posting. */
+/* The port that the communicator has to that context of the driver; NULL: none. Under the communicator's lock for posting. */
+struct shoal_devices_port *shoal_devices_port_of(const struct shoal_comm *comm, const void *driver_context);
+/* That port, a spare one, or a new one; a new one is followed by those of other communicators (SHOAL_GPU_EARLY). Under the same
+ * lock. */
 SHOAL_MUST_USE enum shoal_status shoal_devices_find_port(struct shoal_comm *comm, void *driver_context,
                                                          struct shoal_devices_port **port_out);
 /* Its rings were let go: the communicator's next call takes another one. Under the same lock. */

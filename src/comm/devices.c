@@ -431,7 +431,7 @@ static enum shoal_status travel(struct trip *trip, struct shoal_request **reques
 }
 
 /* Under the lock for posting. */
-static enum shoal_status post_in_order(struct shoal_comm *comm, const struct shoal_posting *posting,
+static enum shoal_status post_in_order(struct shoal_comm *comm, const struct shoal_posting *posting, void **driver_context_out,
                                        struct shoal_request **request_out)
 {
     struct trip trip = {.comm = comm,
@@ -444,17 +444,18 @@ static enum shoal_status post_in_order(struct shoal_comm *comm, const struct sho
             ? travel(&trip, request_out)
             : shoal_posting_drop(posting, shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm",
                                                          "%s on communicator %s: no memory", posting->name, comm->name));
+    *driver_context_out = trip.driver_context;
     free(trip.legs);
     free(trip.order);
     free(trip.transfers);
     return status;
 }
 
-enum shoal_status shoal_devices_post(struct shoal_comm *comm, const struct shoal_posting *posting,
+enum shoal_status shoal_devices_post(struct shoal_comm *comm, const struct shoal_posting *posting, void **driver_context_out,
                                      struct shoal_request **request_out)
 {
     pthread_mutex_lock(&comm->devices.posting);
-    const enum shoal_status status = post_in_order(comm, posting, request_out);
+    const enum shoal_status status = post_in_order(comm, posting, driver_context_out, request_out);
     pthread_mutex_unlock(&comm->devices.posting);
     return status;
 }
@@ -463,23 +464,22 @@ enum shoal_status shoal_devices_post(struct shoal_comm *comm, const struct shoal
 
 #define LOOK_MS 100
 
-/* Not while another thread posts, which may wait in the driver. */
-static enum shoal_status look_at_ports(struct shoal_comm *comm)
+/* Not while another thread posts, which may wait in the driver. No port: another thread's call has given it up. */
+static enum shoal_status look_at_port(struct shoal_comm *comm, const void *driver_context)
 {
-    enum shoal_status status = SHOAL_OK;
     if (pthread_mutex_trylock(&comm->devices.posting) != 0)
         return SHOAL_OK;
-    for (struct shoal_devices_port *port = comm->devices.ports; port && status == SHOAL_OK; port = port->next)
-        status = shoal_gpu_port_look(port->port);
+    const struct shoal_devices_port *port = shoal_devices_port_of(comm, driver_context);
+    const enum shoal_status status = port ? shoal_gpu_port_look(port->port) : SHOAL_OK;
     pthread_mutex_unlock(&comm->devices.posting);
     return status;
 }
 
-enum shoal_status shoal_devices_wait(struct shoal_comm *comm, struct shoal_request *request)
+enum shoal_status shoal_devices_wait(struct shoal_comm *comm, const void *driver_context, struct shoal_request *request)
 {
     enum shoal_status status;
     while ((status = shoal_request_wait(request, LOOK_MS)) == SHOAL_PENDING) {
-        const enum shoal_status looked = look_at_ports(comm);
+        const enum shoal_status looked = look_at_port(comm, driver_context);
         if (looked != SHOAL_OK)
             fail_posted(comm, request, of_driver(looked));
     }

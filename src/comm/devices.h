@@ -31,12 +31,13 @@ SHOAL_MUST_USE enum shoal_status shoal_devices_look(const struct shoal_comm *com
                                                     bool *is_found_out);
 
 /* Posts calls with operands on a device; not in a callback. Errors as the public header says; without one *request_out is the
- * caller's. */
+ * caller's. *driver_context_out: where the operands are used. */
 SHOAL_MUST_USE enum shoal_status shoal_devices_post(struct shoal_comm *comm, const struct shoal_posting *posting,
-                                                    struct shoal_request **request_out);
+                                                    void **driver_context_out, struct shoal_request **request_out);
 
 /* Waits for a request of shoal_devices_post. A device whose context has failed runs no copy any more, and the engine would wait
- * until the deadline; so the driver is asked meanwhile, by this thread, and the communicator fails with its answer. */
-enum shoal_status shoal_devices_wait(struct shoal_comm *comm, struct shoal_request *request);
+ * until the deadline; so the driver is asked meanwhile, by this thread, whether the call's context works, and the communicator
+ * fails with its answer. */
+enum shoal_status shoal_devices_wait(struct shoal_comm *comm, const void *driver_context, struct shoal_request *request);
 
 #endif

@@ -397,6 +397,16 @@ static struct neighbour make_neighbour(void)
     return made;
 }
 
+/* The same communicator, but memory and stream of that context; sums are in place. */
+static struct stage stage_in(const struct stage *stage, const struct neighbour *neighbour)
+{
+    struct stage there = *stage;
+    there.home = neighbour->context;
+    there.input = there.output = neighbour->memory;
+    there.options.stream = (void *)neighbour->stream;
+    return there;
+}
+
 static void two_contexts_of_a_device(struct world *world)
 {
     struct stage stage = open_stage(world, "devices=2,seed=1", &usual);
@@ -433,6 +443,35 @@ static void the_legacy_stream_while_another_is_captured(struct world *world)
     stage.options.stream = stream;
     MOCK_DEVICE(stream_destroy(captured));
     close_stage(&stage);
+}
+
+/* A copy of the test's fails, and its context with it. */
+static void break_context(const struct neighbour *neighbour)
+{
+    char byte;
+    MOCK_DEVICE(context_push(neighbour->context));
+    control.break_of(1, SHOAL_CU_ILLEGAL_ADDRESS);
+    MOCK_DEVICE(copy_to_host(&byte, neighbour->memory, 1, neighbour->stream));
+    while (cu.stream_query(neighbour->stream) == SHOAL_CU_NOT_READY)
+        usleep(1000);
+    control.break_of(INT32_MAX, SHOAL_CU_ILLEGAL_ADDRESS);
+    MOCK_DEVICE(context_pop(NULL));
+}
+
+/* The communicator was used in that context, too. Rank 0's call takes longer than until it asks the driver. */
+static void another_context_breaks(struct world *world)
+{
+    struct stage stage = open_stage(world, world->arg, &usual);
+    const struct neighbour neighbour = make_neighbour();
+    struct stage there = stage_in(&stage, &neighbour);
+    OK(world, stage_sum(&there));
+    break_context(&neighbour);
+    if (world->rank == 1)
+        usleep(250000);
+    expect_sum(&stage);
+    shoal_comm_free(stage.comm);
+    shoal_context_destroy(world->context);
+    exit(0); /* what is left of the context is the driver's */
 }
 
 /* ---- Streams that cannot wait for values --------------------------------------------------------------------------------- */
@@ -552,6 +591,17 @@ static void a_rank_that_does_not_call(struct world *world)
     expect_failure(&stage, stage_sum(&stage), SHOAL_ERR_TIMEOUT);
 }
 
+/* As when its context has failed: the call before has ended, so nothing has to be waited for. */
+static void the_event_of_the_call_before_is_refused(struct world *world)
+{
+    struct stage stage = open_after_a_sum(world);
+    control.fail_of("cuStreamWaitEvent", 1, SHOAL_CU_ILLEGAL_ADDRESS);
+    expect_sum(&stage);
+    expect_sum(&stage);
+    CHECK(world, control.count_of("calls") == 10, "%zu calls of cuStreamWaitEvent", control.count_of("calls"));
+    close_stage(&stage);
+}
+
 static void a_refused_host_function(struct world *world)
 {
     struct stage stage = open_after_a_sum(world);
@@ -577,6 +627,51 @@ static void a_context_that_breaks(struct world *world)
         close_stage(&stage);
     shoal_comm_free(stage.comm);
     shoal_context_destroy(world->context);
+    exit(0);
+}
+
+/* ---- What is made early --------------------------------------------------------------------------------------------------- */
+
+static void expect_no_error(struct stage *stage)
+{
+    struct shoal_failure failure = SHOAL_FAILURE_INIT;
+    const enum shoal_status status = shoal_last_failure(stage->world->context, NULL, &failure);
+    CHECK(stage->world, status == SHOAL_PENDING, "%s: %s", shoal_status_name(status), failure.text);
+}
+
+/* The port of the communicator that has not been used. Its own first call makes it. */
+static void an_early_port_is_refused(struct world *world)
+{
+    struct stage stage = open_stage(world, "devices=2,seed=1", &usual);
+    struct shoal_comm *const first = stage.comm;
+    stage.comm = split(&stage);
+    control.fail_of("cuMemHostRegister", 2, SHOAL_CU_OUT_OF_MEMORY);
+    expect_sum(&stage);
+    CHECK(world, control.count_of("calls") == 2, "no port was made early");
+    expect_no_error(&stage);
+    shoal_comm_free(stage.comm);
+    stage.comm = first;
+    expect_sum(&stage);
+    close_stage(&stage);
+}
+
+/* One was made early; the driver registers no more memory when another context needs a port. */
+static void a_spare_port_makes_room(struct world *world)
+{
+    struct stage stage = open_stage(world, "devices=2,seed=1", &usual);
+    struct shoal_comm *const other = split(&stage);
+    const struct neighbour neighbour = make_neighbour();
+    struct stage there = stage_in(&stage, &neighbour);
+    expect_sum(&stage);
+    control.fail_of("cuMemHostRegister", 1, SHOAL_CU_OUT_OF_MEMORY);
+    OK(world, stage_sum(&there));
+    expect_no_error(&stage);
+    CHECK(world, control.count_of("registrations") == 3, "%zu ports", control.count_of("registrations"));
+    meet(&stage);
+    shoal_comm_free(other);
+    shoal_comm_free(stage.comm);
+    shoal_context_destroy(world->context);
+    CHECK(world, control.count_of("registrations") == 0, "%zu ports are left", control.count_of("registrations"));
     exit(0);
 }
 
@@ -653,7 +748,8 @@ static void a_communicator_is_freed_during_a_call(struct world *world)
     call_before_the_other(&stage, free_and_meet);
     stage.comm = split(&stage);
     expect_sum(&stage); /* with a port that had an owner before */
-    CHECK(world, control.count_of("registrations") == 2, "%zu ports", control.count_of("registrations"));
+    const size_t ports = control.count_of("registrations"), *const kept = world->arg;
+    CHECK(world, ports == *kept, "%zu ports", ports);
     close_stage(&stage);
 }
 
@@ -668,6 +764,29 @@ static void run_log(void)
     const struct world_options options = {"without stream memory operations host functions wait, which is said once", 2,
                                           settings, it_is_said_once, NULL};
     world_run(&options);
+}
+
+static void run_freeing(void)
+{
+    static const char *const one[] = {"SHOAL_GPU_EARLY=1", NULL};
+    static const size_t kept[] = {2, 1};
+    const struct world_options usually = {"freeing a communicator does not wait for another one's call", 2, NULL,
+                                          a_communicator_is_freed_during_a_call, &kept[0]},
+                               beyond = {"freeing a communicator whose port is too many does not wait either", 2, one,
+                                         a_communicator_is_freed_during_a_call, &kept[1]};
+    world_run(&usually);
+    world_run(&beyond);
+}
+
+static void run_broken_contexts(void)
+{
+    static const char *const modes[] = {"devices=2,seed=1", "values=0,seed=1"};
+    for (size_t i = 0; i < COUNT_OF(modes); i++) {
+        char name[128];
+        snprintf(name, sizeof name, "a context that breaks ends no operation in another one, %s", modes[i]);
+        const struct world_options options = {name, 2, NULL, another_context_breaks, modes[i]};
+        world_run(&options);
+    }
 }
 
 static void run_refused_functions(void)
@@ -691,12 +810,14 @@ int main(void)
         {"the legacy stream is refused while another one is captured", the_legacy_stream_while_another_is_captured},
         {"a driver without stream memory operations is served by host functions", an_entry_point_is_not_there},
         {"host functions of communicators in one order do not hold each other up", communicators_in_one_order},
+        {"an early port that is refused fails no call", an_early_port_is_refused},
+        {"a spare port makes room for one that a call needs", a_spare_port_makes_room},
         {"an abort leaves no host function waiting", an_abort},
         {"a rank that does not call leaves no host function waiting", a_rank_that_does_not_call},
+        {"a refusal to wait for a call that has ended fails none", the_event_of_the_call_before_is_refused},
         {"a context that breaks ends an operation with host functions", a_context_that_breaks},
         {"a first call during another communicator's does not wait for it", a_first_call_during_another},
         {"a younger communicator's first call does not wait either", a_first_call_of_a_younger_communicator},
-        {"freeing a communicator does not wait for another one's call", a_communicator_is_freed_during_a_call},
     };
     if (mock_device_is_real()) /* these are the driver's faults, or need a second process on the device */
         return world_finish();
@@ -706,6 +827,8 @@ int main(void)
         world_run(&options);
     }
     run_log();
+    run_freeing();
+    run_broken_contexts();
     run_refused_functions();
     return world_finish();
 }

@@ -124,6 +124,25 @@ static void posts_while_the_device_stands(struct world *world)
     close_bench(&bench);
 }
 
+/* Its copies are under way until nothing of Shoal runs any more that would look for it. */
+static void a_port_is_at_work_when_its_communicator_is_freed(struct world *world)
+{
+    struct bench bench = open_bench(world, NULL, UNITS * UNIT_BYTES / sizeof(float));
+    struct shoal_request *request;
+    OK(world, sum_all(&bench));
+    control.hold_of(true);
+    OK(world, shoal_allreduce_post(bench.comm, bench.input, bench.output, bench.count, SHOAL_FLOAT32, SHOAL_SUM, &bench.options,
+                                   &request));
+    shoal_request_free(request);
+    shoal_comm_free(bench.comm);
+    control.hold_of(false);
+    mock_device_synchronize(bench.stream);
+    OK(world, shoal_comm_create(world->context, NULL, &bench.comm));
+    expect_sum(&bench);
+    CHECK(world, control.count_of("registrations") == 1, "%zu ports", control.count_of("registrations"));
+    close_bench(&bench);
+}
+
 int main(int argument_count, char **arguments)
 {
     static const struct {
@@ -144,7 +163,10 @@ int main(int argument_count, char **arguments)
     }
     world_divide(0);
     const struct world_options turns = {"host functions of two contexts of Shoal come one after the other", 1, NULL,
-                                        two_contexts_take_turns, NULL};
+                                        two_contexts_take_turns, NULL},
+                               freed = {"a port that is at work when its communicator is freed serves the next one", 1, NULL,
+                                        a_port_is_at_work_when_its_communicator_is_freed, NULL};
     world_run(&turns);
+    world_run(&freed);
     return world_finish();
 }
