@@ -4,7 +4,7 @@
 #   make demo-torch   trains a network with PyTorch, two workers, backend "shoal"
 #   make test    builds in several ways and runs every test
 #   make demo-job   a SageMaker notebook's cell: data on a local S3 server, two hosts, report page, endpoint
-#   make test-gpu   runs the tests of operands on a device over this machine's CUDA driver, and measures beside NCCL and copies
+#   make test-gpu   runs three tests of devices over this machine's CUDA driver, and measures beside NCCL and copies
 #   make test-versions   runs tests of the front-ends with other versions of Python and the frameworks; fetches gigabytes
 #   make bench   measures every collective beside Intel MPI, Open MPI and MPICH
 #   make bench-hosts  over emulated hosts, beside Open MPI and Gloo

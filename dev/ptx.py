@@ -33,7 +33,7 @@ REFUSED = re.compile(r"\b(?:fma\.|mad\.\w+\.f)|\.ftz|\.approx|\b(?:add|sub|mul|d
 
 
 def digest(texts):
-    """Of sources: without comments, and with one space where there are some."""
+    """The digest of sources without comments, and with one space where there are some."""
     code = [" ".join(re.sub(r"/\*.*?\*/|\\\n", " ", text, flags=re.S).split()) for text in texts]
     return hashlib.sha256("\n".join([*FLAGS, *code]).encode()).hexdigest()[:32]
 
@@ -75,7 +75,7 @@ def find_ptxas():
 
 
 def registers(ptxas, device):
-    """Of each kernel, on a device of that compute capability. Ends the program where one needs local memory."""
+    """The registers of each kernel on a device of that compute capability. Ends the program where one needs local memory."""
     with tempfile.NamedTemporaryFile() as binary:
         command = [ptxas, f"-arch=sm_{device}", "-v", str(WRITTEN), "-o", binary.name]
         told = subprocess.run(command, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True, check=True).stdout

@@ -5,7 +5,8 @@
  *
  * A driver may wait until a device has nothing to do before it makes or ends a stream, or registers memory. Then a first call
  * on one communicator would wait for a call on another that is under way, and other ranks may need the first one before they
- * make theirs. So ports are made early, while nothing of ours is under way, and are kept for the next communicator.
+ * make theirs. So ports are made early and ended late, while nothing of ours is under way, and are kept for the next
+ * communicator.
  *
  * Any thread, without the progress engine's lock. */
 #ifndef SHOAL_COMM_DEVICE_PORTS_H
@@ -42,7 +43,7 @@ struct shoal_drivers {
     struct shoal_gpu *gpu;            /* NULL: no operand was on a device yet */
     struct shoal_devices_port *made;  /* all that there are, by next_made */
     struct shoal_devices_port *spare; /* idle, and no communicator's */
-    /* Of communicators that were freed: streams may have to run out, and a callback must not end them. Without the lock. */
+    /* Those of freed communicators: streams may have to run out, and a callback must not end them. Without the lock. */
     _Atomic(struct shoal_devices_port *) retired;
 };
 

@@ -144,7 +144,7 @@ SHOAL_MUST_USE enum shoal_status shoal_gpu_port_post(struct shoal_gpu_port *port
 
 /* ---- Kernels -------------------------------------------------------------------------------------------------------------
 
- * Each launch takes at most 8 multiprocessors, waits for no other launch, and adds the same bits as the processor's kernels
+ * Each launch takes at most 8 multiprocessors, waits for no other launch, and gives the same bits as the processor's kernels
  * (device/kernels.h, fusion/gradient_kernels.h). Memory is given by its addresses on the device: of the context's own device,
  * of a peer whose access is enabled, or of the host and registered. A launch is put on `stream` of the context (NULL: the
  * legacy stream) and not waited for: a wrong address breaks the context later.

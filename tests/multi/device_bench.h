@@ -84,7 +84,7 @@ static inline void expect_sum(struct bench *bench)
     expect_output(bench, bench_sum);
 }
 
-/* Of the communicator's failure; NULL: of this thread's last call. */
+/* The text of the communicator's failure has the word; NULL: that of this thread's last call. */
 static inline void expect_text_of(struct bench *bench, const struct shoal_comm *comm, const char *word)
 {
     struct shoal_failure failure = SHOAL_FAILURE_INIT;

@@ -102,7 +102,7 @@ static const char *const modes[] = {"late=50,torn=4,poison,reuse,seed=2",
 #define RANKS_MOST 7
 #endif
 
-/* Of a communicator: random operations show in a moment what depends on them. */
+/* A communicator's settings: random operations show in a moment what depends on them. */
 static void run_settings(void)
 {
     static const char *const settings[][4] = {

@@ -509,7 +509,7 @@ static void it_is_said_once(struct world *world)
     close_stage(&stage);
 }
 
-/* Of a driver that has no such entry point. */
+/* The driver has no such entry point. */
 static void an_entry_point_is_not_there(struct world *world)
 {
     struct stage stage = open_stage(world, "late=50,torn=3,seed=3", &usual);

@@ -1,7 +1,7 @@
 /* The kernels for GPUs over the stand-in driver, which runs them as functions of the host: the bits of the processor's kernels
- * and of the gradients' ones, however arrays lie; never more than 8 blocks; and what is said when the driver refuses. That the
- * code for devices is that of this source says dev/check.py. SHOAL_TEST_CUDA names a real driver, where the bits are compared
- * (make test-gpu). */
+ * and of the gradients' ones, however arrays lie; never more than 8 blocks; and what is said when the driver refuses.
+ * dev/check.py checks that kernels.ptx is made from this source. SHOAL_TEST_CUDA names a real driver, where the bits are
+ * compared (make test-gpu). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -193,7 +193,7 @@ static void run_and_compare(const struct call *call)
                  (int)reduction->op, reduction->source_count, reduction->count, reduction->argument);
 }
 
-/* Of one type and operator. */
+/* One type and operator. */
 static void reduce_in_many_ways(struct call *call)
 {
     static const size_t counts[] = {0, 1, 2, 3, 15, 16, 17, 33, 255, 257, 1000, 4099};
@@ -454,7 +454,7 @@ static void sources_may_be_a_peers(void **state)
     end();
 }
 
-/* Of each kernel, as kernels.ptx declares them; and there is no other. */
+/* Each kernel's arguments are as kernels.ptx declares them, and there is no other kernel. */
 static void the_code_for_devices_takes_these_arguments(void **state)
 {
     static const struct {

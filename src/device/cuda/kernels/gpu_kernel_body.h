@@ -39,7 +39,7 @@ struct place {
 
 #define AT(TYPE, address) ((TYPE *)(uintptr_t)(address))
 
-/* Threads divide elements one by one: neighbors in time and place. */
+/* Threads divide elements one by one: neighbours in time and place. */
 INLINE uint64_t first_of(struct place place, uint32_t thread)
 {
     return (uint64_t)place.block * SHOAL_GPU_THREADS + thread;
