@@ -5,7 +5,7 @@
  * A trial is a row of operations, two each way: streaming, cached, cached, streaming, and again. Only the second of two counts,
  * as early steps of other ranks follow the choice of the operation before. Two neighbours that were written differently are a
  * pair: a machine that is slow for longer slows both. The way that wins most pairs is chosen; streaming wins a pair where it
- * is faster by a sixteenth. */
+ * is faster by a sixteenth, and a pair that one way wins by a quarter counts twice. */
 #ifndef SHOAL_ENGINE_STORES_H
 #define SHOAL_ENGINE_STORES_H
 
@@ -19,7 +19,7 @@ struct shoal_trial {
     uint32_t uses;     /* operations so far */
     uint32_t begin;    /* of these, the first of the trial at hand or the next one */
     float first_ticks; /* of the pair at hand */
-    int8_t balance;    /* pairs that streaming won less those that it lost */
+    int8_t balance;    /* pairs that streaming won less those that it lost, by their weights */
     uint8_t pairs;
     uint8_t agreed; /* trials in a row that chose the same: the more, the longer until the next one */
     bool is_streaming;

@@ -89,14 +89,14 @@ static void stores_follow_what_is_faster(void **state)
     assert_false(trial.is_streaming);
 }
 
-/* Of 64 operations most are written the right way: the median of a short measurement shows it. */
+/* Of 64 operations all but a few are written the right way, as of the sixteen of a short measurement most: its median shows it. */
 static void stores_are_tried_in_few_operations(void **state)
 {
     struct shoal_trial trial = {0};
     (void)state;
-    assert_in_range(run(&trial, 64, near), 1, 16);
+    assert_in_range(run(&trial, 64, near), 1, 8);
     memset(&trial, 0, sizeof trial);
-    assert_in_range(run(&trial, 64, far), 64 - 16, 63);
+    assert_in_range(run(&trial, 64, far), 64 - 8, 63);
 }
 
 static void stores_cost_little_when_nothing_changes(void **state)
