@@ -411,10 +411,11 @@ static int last_step(const struct drawn *drawn, const struct rank *ranks)
 }
 
 /* A rank that has completed its last step needs nothing more of the rank at fault: one that cannot post the last stage of a
- * compressed buffer, which gathers inside its host, holds up its own host alone. */
+ * compressed buffer, which gathers inside its host, holds up its own host alone; one that marks twice may do so when the
+ * buffer has been summed. */
 static bool needs_nothing_more(const struct drawn *drawn, const struct rank *rank)
 {
-    return drawn->fault == CANNOT_POST && rank->rank != drawn->at_fault && rank->status == SHOAL_OK && rank->steps == STEPS;
+    return (drawn->fault == CANNOT_POST || drawn->fault == MARKS_TWICE) && rank->rank != drawn->at_fault && rank->status == SHOAL_OK && rank->steps == STEPS;
 }
 
 /* A rank may be in the step before when it learns of the fault. */
