@@ -415,7 +415,8 @@ static int last_step(const struct drawn *drawn, const struct rank *ranks)
  * buffer has been summed. */
 static bool needs_nothing_more(const struct drawn *drawn, const struct rank *rank)
 {
-    return (drawn->fault == CANNOT_POST || drawn->fault == MARKS_TWICE) && rank->rank != drawn->at_fault && rank->status == SHOAL_OK && rank->steps == STEPS;
+    return (drawn->fault == CANNOT_POST || drawn->fault == MARKS_TWICE) && rank->rank != drawn->at_fault &&
+           rank->status == SHOAL_OK && rank->steps == STEPS;
 }
 
 /* A rank may be in the step before when it learns of the fault. */
