@@ -69,7 +69,7 @@ class Unwatched:
 
 
 def cpu_s():
-    """Of this thread, and of the children that have ended."""
+    """Processor seconds of this thread, and of the children that have ended."""
     both = map(resource.getrusage, (resource.RUSAGE_THREAD, resource.RUSAGE_CHILDREN))
     return sum(one.ru_utime + one.ru_stime for one in both)
 

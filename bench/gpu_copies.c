@@ -1,4 +1,4 @@
-/* What the copy engines of a GPU do, and what streams cost, with nothing of Shoal between. One JSON object a line: the device;
+/* Measures the copy engines of a GPU and the cost of streams, without Shoal. One JSON object a line: the device;
  * for each unit GB/s (of 10^9 bytes) from the device, to it, and both ways at once, together; then microseconds on the stream
  * and of the caller for one write of a value and the wait for it, as a ring's unit has (src/device/cuda/cuda_port.c).
  *     build/bench/gpu_copies [DEVICE] */

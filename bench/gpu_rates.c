@@ -1,4 +1,4 @@
-/* What Shoal's kernels reach in a GPU's memory with their 8 blocks. One JSON object a line: GB/s (of 10^9 bytes) that a kernel
+/* Measures Shoal's kernels in a GPU's memory, with their 8 blocks. One JSON object a line: GB/s (of 10^9 bytes) that a kernel
  * reads and writes; of sums also where all sources but the first lie in the memory of the next GPU, if the first reaches it.
  *     build/bench/gpu_rates [BYTES]     of the longest array */
 #include "device/gpu.h"

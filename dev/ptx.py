@@ -43,7 +43,7 @@ def source_digest():
 
 
 def differences(ptx=None):
-    """What is wrong with the code in the tree."""
+    """The faults of the code in the tree, as texts."""
     text = WRITTEN.read_text() if ptx is None else ptx
     made_from = re.match(r"// Written by dev/ptx.py from source (\w+)", text)
     if not made_from or made_from[1] != source_digest():

@@ -91,7 +91,7 @@ static inline void reference_store(struct reference *reference, size_t i, uint64
     memcpy(reference->bytes + i * reference->element, &bits, sizeof bits);
 }
 
-/* What the operator makes of the ranks' total. */
+/* The operator's result, from the ranks' total. */
 static inline uint64_t reference_finish(const struct reference_question *question, int64_t total, int size)
 {
     const double scale = question->op == SHOAL_SCALED_SUM ? question->scale : 1;

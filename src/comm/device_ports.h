@@ -30,14 +30,14 @@ struct shoal_devices_port {
     size_t bytes;
 };
 
-/* What a communicator knows of devices. */
+/* A communicator's knowledge of devices. */
 struct shoal_devices {
     shoal_gpu_ask_fn ask;    /* NULL: the process had no driver when the communicator was made, so nothing is on a device */
     pthread_mutex_t posting; /* guards what follows, and keeps calls in order */
     struct shoal_devices_port *ports;
 };
 
-/* What a context knows of them. */
+/* A context's knowledge of devices. */
 struct shoal_drivers {
     pthread_mutex_t lock;             /* of the driver and what follows; never taken in a callback */
     struct shoal_gpu *gpu;            /* NULL: no operand was on a device yet */

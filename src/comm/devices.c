@@ -348,7 +348,7 @@ static void reserve_all(struct trip *trip)
     }
 }
 
-/* What other ranks count on will not come. */
+/* Other ranks wait for something that will not come. */
 static void fail_posted(struct shoal_comm *comm, struct shoal_request *request, enum shoal_status status)
 {
     struct shoal_progress *progress = comm->context->progress;

@@ -35,7 +35,7 @@ struct shoal_request *fusion_compressed_request(const struct shoal_reducer *redu
 bool fusion_compressor_failure(const struct shoal_reducer *reducer, struct shoal_failure *failure);
 void fusion_compressor_abort(const struct shoal_reducer *reducer);
 
-/* What it has sent to other hosts: in all, and added to an entry for each rank. */
+/* Bytes that it has sent to other hosts: in all, and added to an entry for each rank. */
 uint64_t fusion_compressor_wire_bytes(const struct shoal_reducer *reducer);
 SHOAL_MUST_USE enum shoal_status fusion_compressor_add_sent_to(const struct shoal_reducer *reducer, uint64_t *bytes);
 
@@ -49,7 +49,7 @@ struct fusion_residuals {
 };
 struct fusion_residuals fusion_compressed_residuals(const struct shoal_reducer *reducer, size_t buffer);
 
-/* Whose they are. Leaves both as they are where nothing is compressed. */
+/* This rank's host and its rank there, as the compressor has them. Leaves both as they are where nothing is compressed. */
 void fusion_compressor_position(const struct shoal_reducer *reducer, int32_t *host_out, int32_t *local_rank_out);
 
 #endif

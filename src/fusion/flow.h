@@ -1,4 +1,4 @@
-/* What is in flight. The operations of a step go out in one order on every rank: the count of active ranks, the buffers by
+/* The operations in flight. Those of a step go out in one order on every rank: the count of active ranks, the buffers by
  * number, the tail (tally.h). A buffer waits for its marks, for those before it, and until the bytes in flight allow it; one
  * buffer may be in flight in any case. */
 #ifndef SHOAL_FUSION_FLOW_H

@@ -108,7 +108,7 @@ bool fusion_marks_are_open(const struct shoal_reducer *reducer)
     return atomic_load_explicit(&reducer->marks->is_open, memory_order_acquire);
 }
 
-/* What is asked for after the step, and what the next one adds to. */
+/* Facts that are asked for after the step, and sums that the next one adds to. */
 void fusion_marks_close(struct shoal_reducer *reducer)
 {
     struct fusion_marks *marks = reducer->marks;
@@ -342,7 +342,7 @@ enum shoal_status shoal_reducer_ready_part(struct shoal_reducer *reducer, size_t
     return fail_twice(reducer, parameter);
 }
 
-/* What LOCAL steps gave stays; where they gave nothing, zeros. */
+/* A sum of LOCAL steps stays; where they gave nothing, zeros. */
 static enum shoal_status contribute_nothing(struct shoal_reducer *reducer, size_t parameter)
 {
     struct gradient *own = &reducer->marks->gradients[parameter];

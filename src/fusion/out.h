@@ -18,7 +18,7 @@ void fusion_out_stop_thread(struct shoal_reducer *reducer);
 /* A step begins: nothing is out. */
 void fusion_out_reset(struct shoal_reducer *reducer);
 
-/* What averages are multiplied by on their way out. Only divides_by_active waits for this; else it is 1 from the begin on. */
+/* The factor of averages on their way out: 1 from the begin of a step on, unless divides_by_active waits for it. */
 void fusion_out_set_factor(struct shoal_reducer *reducer, double factor);
 
 /* Puts out all buffers that can be, in order. Lets go of the lock meanwhile. */

@@ -167,7 +167,7 @@ static enum shoal_status conclude(struct shoal_reducer *reducer, int active, str
     return SHOAL_OK;
 }
 
-/* What a sum is multiplied by where the ranks that have joined do not count. */
+/* The factor of a sum where the ranks that have joined do not count. */
 static double factor_of(const struct shoal_reducer *reducer, int active)
 {
     const struct shoal_reducer_options *options = &reducer->options;

@@ -1,4 +1,4 @@
-/* What ranks count together beside the buffers of a step.
+/* The counts that ranks sum beside the buffers of a step.
  *
  *     head    with is_uneven, posted when a step begins: how many ranks are active
  *     tail    where an option asks for it, posted after the last buffer: has a value been NaN or infinity, the squared norms of

@@ -14,7 +14,7 @@
 #define WINDOW_DEPTHS 32
 #define FIRST_DEPTHS 6
 
-/* What a rank runs in a slot. The script of meeting has one more slot. */
+/* A rank's part of the script in a slot. The script of meeting has one more slot. */
 struct slot_run {
     bool is_used;
     uint32_t leaving; /* messages of it that have not left */

@@ -1,4 +1,4 @@
-/* What a variant of host_rank.c sets before main, in a constructor. */
+/* A variant of host_rank.c sets these before main, in a constructor. */
 #ifndef SHOAL_TESTS_HOST_RANK_H
 #define SHOAL_TESTS_HOST_RANK_H
 

@@ -18,7 +18,7 @@ struct bench {
     struct shoal_options options; /* with the stream */
 };
 
-/* What a call leaves in the output, element by element. */
+/* The output that a call leaves, element by element. */
 typedef float (*bench_result_fn)(const struct bench *bench, size_t i);
 
 static inline float bench_input(int rank, size_t i)

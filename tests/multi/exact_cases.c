@@ -421,7 +421,7 @@ void exact_callbacks(struct world *world)
 
 /* ---- Memory for one operand ---------------------------------------------------------------------------------------------- */
 
-/* What a test fills and looks at, and where the call finds it: at the same place, or at its twin on a device. */
+/* An operand as a test fills and checks it, and where the call finds it: at the same place, or at its twin on a device. */
 struct buffer {
     const struct twin_device *device; /* NULL: the same place */
     char *here, *there;

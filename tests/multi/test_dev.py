@@ -54,7 +54,7 @@ def dev_check(top):
 
 
 def check_found(rule, files, **tables):
-    """What one check says of files; the text of each, by path. Tables of the check may be others."""
+    """The findings of one check over files given as texts by path. Tables of the check may be others."""
     with tempfile.TemporaryDirectory() as folder:
         for name, text in files.items():
             path = pathlib.Path(folder) / name

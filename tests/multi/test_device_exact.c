@@ -85,8 +85,8 @@ static const struct {
     {"a communicator for each thread", exact_threads, {2, 4}},
 };
 
-/* What each mode of the stand-in may bring out. With one queue, and with host functions (values=0), communicators must be used in
- * one order on all ranks, as streams of all share it: threads do not. */
+/* Faults that modes of the stand-in may bring out. With one queue, and with host functions (values=0), communicators must be
+ * used in one order on all ranks, as streams of all share it: threads do not. */
 static const char *const modes[] = {"late=50,torn=4,poison,reuse,seed=2",
                                     "queues=1,seed=3",
                                     "queues=2,torn=2,seed=4",

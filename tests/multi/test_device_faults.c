@@ -374,7 +374,7 @@ static void stop_parent(const struct world *world, const struct stop *stop)
     _exit(0);
 }
 
-/* What rank 1 says, as all see it at the same time. */
+/* Rank 1's word, which all see at the same time. */
 static bool is_over(struct world *world)
 {
     int32_t mine = world->rank == 1 && __atomic_load_n(&world->board[STOP_OVER], __ATOMIC_ACQUIRE), any = 0;

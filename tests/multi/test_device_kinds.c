@@ -613,7 +613,7 @@ static void a_refused_host_function(struct world *world)
     expect_failure(&stage, status, SHOAL_ERR_SYSTEM);
 }
 
-/* A host function may be under way then. What is left of the context is the driver's. */
+/* A host function may be under way then. The driver keeps the rest of the context. */
 static void a_context_that_breaks(struct world *world)
 {
     struct stage stage = open_after_a_sum(world);

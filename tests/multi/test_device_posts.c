@@ -1,4 +1,4 @@
-/* What a call with operands on a device asks of its driver, and that it waits for nothing there. Over the stand-in alone. */
+/* A call with operands on a device needs few calls of its driver, and waits for nothing there. Over the stand-in alone. */
 #include "device_bench.h"
 
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))

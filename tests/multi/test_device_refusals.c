@@ -182,7 +182,7 @@ static void refuse_each(struct world *world)
     close_bench(&bench);
 }
 
-/* What comes behind the copies is refused, while the device goes on with them: in so many tries some calls are done before. */
+/* Refuses the driver calls behind the copies while the device goes on: in so many tries some operations are done before. */
 static void refuse_the_last(struct world *world)
 {
     const struct sweep *sweep = world->arg;
@@ -196,7 +196,7 @@ static void refuse_the_last(struct world *world)
 
 /* ---- One call is refused, from the driver's start to its end ------------------------------------------------------------- */
 
-/* What the driver does not take back is left, and all that is in a context which it does not enter: how much at most. */
+/* The most that may be left: the objects that the driver does not take back, and all in a context that it does not enter. */
 static size_t most_left(const char *call)
 {
     static const struct {

@@ -111,7 +111,7 @@ def refused(request, *words):
 
 
 def a_step_is_one_round():
-    """Of 40 gradients, which come in other orders on other ranks. Their names fill two blocks, their numbers one."""
+    """40 gradients come in other orders on other ranks. Their names fill two blocks, their numbers one."""
     names = [f"layers.{i}.attention.weight" for i in range(40)]
     with held_for(FOR_EVER_S):
         job, gathers = Job(3), []

@@ -89,7 +89,7 @@ static void stores_follow_what_is_faster(void **state)
     assert_false(trial.is_streaming);
 }
 
-/* Of 64 operations all but a few are written the right way, as of the sixteen of a short measurement most: its median shows it. */
+/* All but a few of 64 operations are written the right way, and most of the sixteen of a short measurement. */
 static void stores_are_tried_in_few_operations(void **state)
 {
     struct shoal_trial trial = {0};

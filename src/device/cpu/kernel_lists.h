@@ -37,7 +37,7 @@
     X(TYPE, BITXOR, UINT8)             \
     X(TYPE, SCALED_SUM, UNSIGNED)
 
-/* What follows, where the loops of an operator are the type's own; nothing, where another type's serve. */
+/* The arguments that follow, where the loops of an operator are the type's own; nothing, where another type's serve. */
 #define OWN_LOOPS(TYPE, LOOPS, ...) OWN_##TYPE##_##LOOPS(__VA_ARGS__)
 #define OWN_FLOAT32_FLOAT32(...) __VA_ARGS__
 #define OWN_FLOAT64_FLOAT64(...) __VA_ARGS__

@@ -13,7 +13,7 @@
 
 #include "device/device_ring.h"
 
-/* What a stream does between copies: it waits until a counter has come to a value, or writes the value. */
+/* An operation of a stream between copies: it waits until a counter has come to a value, or writes the value. */
 struct shoal_cuda_op {
     struct shoal_device_ring_counter *counter;
     uint64_t value;

@@ -20,7 +20,7 @@ struct shoal_gpu_kernels {
 #undef MEMBER
 };
 
-/* Whose loops serve a type's operator. */
+/* The type whose loops serve an operator of another type. */
 static const enum shoal_type loops_of[SHOAL_TYPE_END][SHOAL_OP_END] = {
 #define ROW(TYPE, OP, LOOPS) [SHOAL_##TYPE][SHOAL_##OP] = SHOAL_##LOOPS,
 #define ROWS(TYPE, MEMORY, LANE, FORM, OPS, UNSIGNED) OPS(ROW, TYPE, UNSIGNED)
@@ -29,7 +29,7 @@ static const enum shoal_type loops_of[SHOAL_TYPE_END][SHOAL_OP_END] = {
 #undef ROW
 };
 
-/* What the module is asked for: the name of a kernel, and where its function goes. */
+/* A lookup in the module: the name of a kernel, and where its function goes. */
 static const struct {
     const char *name;
     size_t offset;
@@ -142,7 +142,7 @@ void shoal_gpu_kernels_close(struct shoal_gpu_kernels *kernels)
 
 /* ---- Launching ----------------------------------------------------------------------------------------------------------- */
 
-/* What is put on a stream: a kernel and its arguments, or a copy. */
+/* One thing to put on a stream: a kernel and its arguments, or a copy. */
 struct job {
     shoal_cu_function function; /* NULL: a copy */
     void *args;

@@ -114,7 +114,7 @@ static enum shoal_status port_fill(struct shoal_gpu_port *port)
     return register_memory(port);
 }
 
-/* What a driver that shuts down refuses cannot be mended. False: the memory is still registered. */
+/* A driver that shuts down refuses, and nothing can be done about it. False: the memory is still registered. */
 static bool port_empty(struct shoal_gpu_port *port)
 {
     const struct shoal_cuda_calls *calls = &port->gpu->calls;

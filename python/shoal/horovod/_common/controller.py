@@ -84,7 +84,7 @@ class _Known:
         self._numbers, self._told = {}, []
 
     def shorten(self, request):
-        """What is told of a request of this rank: a number where it is as ranks agreed on it the last time."""
+        """A request of this rank as the others are told of it: a number where it is as ranks agreed on it the last time."""
         number = self._numbers.get(request.name)
         fields = request.told()
         return number if number is not None and self._told[number].fields == fields else fields

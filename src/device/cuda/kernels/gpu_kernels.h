@@ -1,4 +1,4 @@
-/* What the kernels for GPUs are called and what they take, for those who launch them and for the kernels themselves
+/* Names and arguments of the kernels for GPUs, for those who launch them and for the kernels themselves
  * (gpu_kernel_body.h). Addresses are numbers, so that a structure is the same on both sides. No state. */
 #ifndef SHOAL_DEVICE_CUDA_GPU_KERNELS_H
 #define SHOAL_DEVICE_CUDA_GPU_KERNELS_H
