@@ -424,6 +424,7 @@ def main():
             parser.error(f"there is no build \"{name}\"; there are {', '.join(BUILDS)}")
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a script started this behind it, and then in all
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)             # that is tested
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process compiles what it imports: SageMaker's SDK in four seconds
     total = Count()
     Plan(options, total).run()
     if options.profile:
