@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Horovod's names for TensorFlow and Keras on 3 ranks: results, gradients, process sets, and training as one process does."""
+import functools
 import os
 import tempfile
 import time
@@ -188,6 +189,24 @@ def groups_of_a_session_are_in_order(rank):
         for i, got in enumerate(session.run([each.indices for each in sums[:3]])):
             same(got, [index for r in ranks() for index in (i, r)])
         same(session.run(sums[3]), [size] * 2)
+
+
+def gradients_of_groups_are_in_order(rank):
+    """In a session, too; and a gradient that asks for no collective of the forward pass is there beside one that does."""
+    size = hvd.size()
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        slow = tf.py_function(lambda: (time.sleep(0.2 * rank), 1.0)[1], [], tf.float32)
+
+        def late(tensor, i):  # on each rank others
+            return tf.ensure_shape(tensor * slow if (i + rank) % 2 else tensor, tensor.shape)
+        given = [late(tf.ones([size * (i + 1)]), i) for i in range(6)]
+        for operation, rows, factor in ((functools.partial(hvd.grouped_reducescatter, op=hvd.Sum), 1, size),
+                                        (hvd.grouped_allgather, size * size, 1)):
+            made = operation(given)
+            weights = [late(tf.fill([rows * (i + 1)], float(i)), i + 1) for i in range(6)]
+            gradients = [tf.gradients(result, tensor, weight)[0] for result, tensor, weight in zip(made, given, weights)]
+            for i, got in enumerate(session.run(gradients)):
+                same(got, [float(i * factor)] * (size * (i + 1)))
 
 
 def joined_ranks_take_part_with_zeros(rank):
@@ -407,7 +426,7 @@ def a_gradient_that_is_none_on_one_rank_is_named():
 
 FUNCTIONS = [allreduce_takes_horovods_arguments, groups_mix_types_and_slices, rows_travel, gradients_are_horovods, mismatches_are_told,
              process_sets_are_apart, objects_and_state_are_shared, variables_of_a_session_are_shared,
-             groups_of_a_session_are_in_order, joined_ranks_take_part_with_zeros,
+             groups_of_a_session_are_in_order, gradients_of_groups_are_in_order, joined_ranks_take_part_with_zeros,
              fit_equals_one_process, passes_are_summed_unless_averaged, local_gradients_stay,
              a_gradient_that_one_rank_lacks_is_named, a_gradient_that_no_rank_has_stays_none,
              callbacks_and_saved_models, local_variables_are_not_broadcast,

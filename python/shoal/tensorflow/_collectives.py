@@ -126,10 +126,10 @@ def allreduce_slices(slices, op, name=None, world=0):
 def gather_slices(slices, name=None, world=0):
     """(values, indices) of all ranks."""
     values = tf.convert_to_tensor(slices.values)
-    shapes = _gathered_shapes(values, name, world)
-    values = _operations.allgather_rows(values, shapes, name and f"{name}_values", world)
-    with _operations.after([values]):
-        return values, _operations.allgather_rows(slices.indices, shapes[:, 1], name and f"{name}_indices", world)
+    with _operations.in_order():
+        shapes = _gathered_shapes(values, name, world)
+        return (_operations.allgather_rows(values, shapes, name and f"{name}_values", world),
+                _operations.allgather_rows(slices.indices, shapes[:, 1], name and f"{name}_indices", world))
 
 
 def _by_type(tensors):

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import ctypes
 import functools
 import types
@@ -60,6 +61,51 @@ def load() -> types.SimpleNamespace:
     return types.SimpleNamespace(of=operations, library=library)
 
 
+# ---- The order of collectives in a graph of a session, where TensorFlow orders nothing -------------------------------------
+
+
+_order = contextvars.ContextVar("shoal_order", default=None)  # the one that new collectives follow
+ORDERS = "_shoal_orders"  # attribute of a graph: by the name of a start, the order that it follows
+
+
+@contextlib.contextmanager
+def in_order():
+    """Collectives that are made in it start one after the other, and so do those of their gradients, after them. It changes nothing
+    outside of a session's graph, where starts are in the program's order, nor inside another in_order()."""
+    is_ordered = tf.executing_eagerly() or tf.compat.v1.executing_eagerly_outside_functions()
+    with contextlib.nullcontext() if is_ordered or _order.get() else _following(_Order()):
+        yield
+
+
+@contextlib.contextmanager
+def _following(order):
+    token = _order.set(order)
+    try:
+        yield
+    finally:
+        _order.reset(token)
+
+
+class _Order:
+    """last: a result of the newest collective, which the next start waits for. Only starts wait: what the program makes beside
+    them, such as a shape that a gradient needs, must not draw collectives into a run that has no use for them."""
+
+    def __init__(self):
+        self.last = []
+
+    def start(self, operation, inputs):
+        with tf.control_dependencies(self.last):
+            started = operation(**inputs)
+        graph = started.handle.graph
+        vars(graph).setdefault(ORDERS, {})[started.handle.op.name] = self
+        return started
+
+
+def _order_of(op):
+    """None: eagerly, and where nothing asked for an order."""
+    return getattr(getattr(op, "graph", None), ORDERS, {}).get(getattr(op, "name", None))
+
+
 # ---- Operations: each has started when the function returns, in a graph when its start has run ---------------------------
 
 
@@ -71,21 +117,18 @@ def finish(pending, handle, name=None):
 def _collective(what, name, **inputs):
     """A start and its finish: a list of results. Errors of an eager call begin with the name that the caller gave, as TensorFlow
     gives kernels names in graphs only."""
+    operation, order = getattr(load().of, f"shoal_{what}_start"), _order.get()
     try:
-        started = getattr(load().of, f"shoal_{what}_start")(name=name, **inputs)
+        started = order.start(operation, {"name": name, **inputs}) if order else operation(name=name, **inputs)
         pending = started.pending if isinstance(started.pending, list) else [started.pending]
-        return finish(pending, started.handle, name and f"{name}_finish")
+        results = finish(pending, started.handle, name and f"{name}_finish")
     except tf.errors.OpError as error:
         if name is None or not tf.executing_eagerly():
             raise
         raise type(error)(error.node_def, error.op, f'shoal: "{name}": {error.message}') from None
-
-
-def after(results):
-    """Operations that are made in it start when the last of these results is there, in a graph of a session: TensorFlow orders nothing
-    there. Elsewhere starts are in the program's order, and need no wait."""
-    is_ordered = tf.executing_eagerly() or tf.compat.v1.executing_eagerly_outside_functions()
-    return contextlib.nullcontext() if is_ordered else tf.control_dependencies(results[-1:])
+    if order:
+        order.last = results[-1:]
+    return results
 
 
 def allreduce(tensors, operator: int, name=None, world=0):
@@ -137,9 +180,19 @@ def _register_gradients():
                            ("ShoalBroadcastStart", _of_broadcast), ("ShoalAllgatherStart", _of_allgather),
                            ("ShoalReduceScatterStart", _of_reduce_scatter), ("ShoalAlltoallStart", _of_alltoall)):
         try:
-            tf.RegisterGradient(name)(function)
+            tf.RegisterGradient(name)(_in_order_of_its_call(function))
         except KeyError:  # this module was imported anew
             pass
+
+
+def _in_order_of_its_call(gradient):
+    """The collectives of a gradient start after those of the call that its operation is of."""
+    @functools.wraps(gradient)
+    def ordered(op, *gradients):
+        order = _order_of(op)
+        with _following(order) if order else contextlib.nullcontext():
+            return gradient(op, *gradients)
+    return ordered
 
 
 def _of_finish(op, *gradients):

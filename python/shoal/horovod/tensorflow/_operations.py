@@ -56,7 +56,12 @@ def allreduce(tensor, average=None, device_dense='', device_sparse='', compressi
 def grouped_allreduce(tensors, average=None, device_dense='', device_sparse='', compression=Compression.none, op=None,
                       prescale_factor=1.0, postscale_factor=1.0, process_set=global_process_set, ignore_name_scope=False, name=None):
     """A list of tensors, in one operation for each type."""
-    results, world, last = list(tensors), world_of(process_set), []
+    with _operations.in_order():
+        return _grouped_allreduce(list(tensors), average, compression, op, prescale_factor, postscale_factor, process_set, name)
+
+
+def _grouped_allreduce(results, average, compression, op, prescale_factor, postscale_factor, process_set, name):
+    world = world_of(process_set)
     is_sparse = [isinstance(tensor, tf.IndexedSlices) for tensor in results]
     if any(is_sparse) and (op not in (None, Average, Sum) or prescale_factor != 1.0 or postscale_factor != 1.0):
         raise NotImplementedError("shoal: tf.IndexedSlices can be summed and averaged only, and not scaled: tf.convert_to_tensor makes "
@@ -64,35 +69,28 @@ def grouped_allreduce(tensors, average=None, device_dense='', device_sparse='', 
     op = operator_of(op, average)
     for i, sparse in enumerate(is_sparse):
         if sparse:
-            with _operations.after(last):
-                results[i] = _allreduce_slices(results[i], op, name, world, process_set.size())
-            last = [results[i].indices]
+            results[i] = _allreduce_slices(results[i], op, name, world, process_set.size())
     dense = [i for i, sparse in enumerate(is_sparse) if not sparse]
     tensors, contexts = zip(*(compression.compress(tf.convert_to_tensor(results[i])) for i in dense)) if dense else ((), ())
     if dense:
         agree(kinds.ALLREDUCE, tensors, world, [op, float(prescale_factor), float(postscale_factor)])
-    reduced = _reduced_by_type([_scaled(tensor, prescale_factor) for tensor in tensors], op, name, world, process_set.size(), last)
+    reduced = _reduced_by_type([_scaled(tensor, prescale_factor) for tensor in tensors], op, name, world, process_set.size())
     for i, tensor, context in zip(dense, reduced, contexts):
         results[i] = compression.decompress(_scaled(tensor, postscale_factor), context)
     return results
 
 
-def _reduced_by_type(tensors, op, name, world, size, last=()):
+def _reduced_by_type(tensors, op, name, world, size):
     results = [None] * len(tensors)
     for same in _collectives._by_type(tensors):
-        with _operations.after(last):
-            last = _reduced([tensors[i] for i in same], op, name, world, size)
-        for i, result in zip(same, last):
+        for i, result in zip(same, _reduced([tensors[i] for i in same], op, name, world, size)):
             results[i] = result
     return results
 
 
 def _one_after_another(function, tensors):
-    results = []
-    for tensor in tensors:
-        with _operations.after(results):
-            results.append(function(tensor))
-    return results
+    with _operations.in_order():
+        return [function(tensor) for tensor in tensors]
 
 
 def _reduced(tensors, op, name, world, size):
