@@ -29,6 +29,7 @@ import sys
 import native
 import ptx
 import readme
+import version_records
 
 TOP = pathlib.Path(__file__).resolve().parent.parent
 # The edges that exist, and no more: one that nobody needs is reported, too. Sub-modules of transport count as modules.
@@ -386,6 +387,8 @@ def check_ptx():
 def check_figures():
     for line, mend in readme.differences():
         say(readme.README, line, "figures", mend)
+    for page, line, mend in version_records.differences():
+        say(TOP / page, line, "versions", mend)
 
 
 CHECKS = (check_dependencies, check_contracts, check_parts, check_opaque, check_files, check_names, check_statics, check_lengths, check_settings, check_logs, check_public, check_symbols, check_headers, check_python, check_native, check_ptx, check_figures, check_words, check_prose)

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Runs the tests of the front-ends with other versions of Python and of the frameworks than `make test` takes, and prints what
-passed as a table (docs/python.md and docs/tensorflow.md hold one).
+"""Runs the tests of the front-ends with other versions of Python and of the frameworks than `make test` takes. It records what
+passed in docs/versions.jsonl, and writes the tables of docs/python.md and docs/tensorflow.md from there.
 
   versions.py [ROW ...]   those rows only; a word is enough: 2.15, tensorflow, newest
   versions.py --list      what there is
+  versions.py --check     prints which rows have not run with the sources of today; 1 when a table is not as the records have it
+  versions.py --tables    writes the tables
 
 Each row has a virtual environment in build/versions, which is kept unless --discard is given: PyTorch for x86-64 fetches gigabytes of
 CUDA, which is why these rows are no part of `make test`. A row whose interpreter is neither on PATH nor in pyenv's folder is
@@ -11,6 +13,7 @@ skipped. "newest" takes whatever the index has today, and says what that was: ru
 back (a `constraint` in its configuration), these rows are not. Exit code 1 when a test failed, 2 when an environment could not be made."""
 import argparse
 import collections
+import datetime
 import os
 import pathlib
 import re
@@ -19,32 +22,40 @@ import subprocess
 import sys
 import time
 
+import version_records
+
 TOP = pathlib.Path(__file__).resolve().parent.parent
 LIMIT_S = 3600  # of a program
 
-Row = collections.namedtuple("Row", "name python packages programs lends_torch")
+# sources: the folders whose change asks for another run. page: where its table is.
+Row = collections.namedtuple("Row", "name python packages programs sources page lends_torch", defaults=(False,))
 
 OPERATIONS = (["tests/python/test_ops.py", "2"], ["tests/python/test_ddp.py", "2"])
 TENSORFLOW = (["tests/tensorflow/test_operations.py"], ["tests/tensorflow/test_gradients.py"], ["tests/tensorflow/test_keras.py"])
 TRAINERS = (["tests/python/test_trainers.py"], ["tests/python/test_keras.py"], ["tests/python/test_torchft.py"])
 
 
+SHIMS = ("python/shoal/torch", "python/shoal/_native"), "docs/python.md"
+KERAS = ("python/shoal/torch", "python/shoal/_keras", "python/shoal/_native"), "docs/python.md"
+OF_TENSORFLOW = ("python/shoal/tensorflow", "python/shoal/_keras", "python/shoal/_native"), "docs/tensorflow.md"
+
+
 def torch_row(python, version):
-    return Row(f"python{python}-torch{version}", python, [f"torch=={version}", "numpy"], OPERATIONS, False)
+    return Row(f"python{python}-torch{version}", python, [f"torch=={version}", "numpy"], OPERATIONS, *SHIMS)
 
 
 def tensorflow_row(python, version):
-    return Row(f"python{python}-tensorflow{version}", python, [f"tensorflow-cpu=={version}", "keras>=3"], TENSORFLOW, False)
+    return Row(f"python{python}-tensorflow{version}", python, [f"tensorflow-cpu=={version}", "keras>=3"], TENSORFLOW, *OF_TENSORFLOW)
 
 
 ROWS = [
-    torch_row("3.9", "2.4.1"), torch_row("3.9", "2.8.0"), torch_row("3.13", "2.15.0"),
+    torch_row("3.9", "2.4.1"), torch_row("3.9", "2.8.0"), torch_row("3.11", "2.14.1"), torch_row("3.13", "2.15.0"),
     tensorflow_row("3.11", "2.16.2"), tensorflow_row("3.11", "2.18.1"), tensorflow_row("3.13", "2.20.0"),
-    Row("newest-torch", "3.11", ["torch", "numpy"], OPERATIONS, False),
-    Row("newest-tensorflow", "3.11", ["tensorflow-cpu", "keras"], TENSORFLOW, False),
+    Row("newest-torch", "3.11", ["torch", "numpy"], OPERATIONS, *SHIMS),
+    Row("newest-tensorflow", "3.11", ["tensorflow-cpu", "keras"], TENSORFLOW, *OF_TENSORFLOW),
     # With the PyTorch of build/torch, which is what their own newest releases ask for.
-    Row("newest-trainers", "3.11", ["accelerate", "transformers", "lightning", "keras", "torchft"], TRAINERS, True),
-    Row("newest-deepspeed", "3.11", ["deepspeed"], (["tests/python/test_deepspeed.py"],), True),
+    Row("newest-trainers", "3.11", ["accelerate", "transformers", "lightning", "keras", "torchft"], TRAINERS, *KERAS, True),
+    Row("newest-deepspeed", "3.11", ["deepspeed"], (["tests/python/test_deepspeed.py"],), *SHIMS, True),
 ]
 
 
@@ -96,36 +107,69 @@ def versions(interpreter, row):
 
 
 def test(interpreter, row, program):
-    """(passed, failed, skipped, the names of what failed) of one program."""
+    """({shim: [passed, failed, skipped]}, the names of what failed) of one program; the shim is "" where the cases name none."""
     try:
         ended = subprocess.run([interpreter, TOP / program[0], *program[1:]], env=environment(row), stdout=subprocess.PIPE,
                                stderr=subprocess.STDOUT, text=True, errors="replace", timeout=LIMIT_S)
         output, code = ended.stdout, ended.returncode
     except subprocess.TimeoutExpired as late:
         output, code = (late.stdout or b"").decode(errors="replace"), None
+    log = TOP / "build/versions" / f"{row.name}-{pathlib.Path(program[0]).stem}.log"
+    log.write_text(output)
     lines = re.findall(r"^(not )?ok \d+ - (.*?)( # SKIP.*)?$", output, re.M)
+    counts = {}
+    for lacks, name, reason in lines:
+        shim = name.split()[0] if name.split()[0] in version_records.SHIMS else ""
+        counts.setdefault(shim, [0, 0, 0])[1 if lacks else 2 if reason else 0] += 1
     failed = [name for lacks, name, _ in lines if lacks]
-    skipped = sum(1 for lacks, _, reason in lines if reason and not lacks)
     if code is None:
         failed.append(f"did not end within {LIMIT_S} s after {lines[-1][1] if lines else 'nothing'}")
     elif code and not failed:
         failed.append(f"exit code {code}: {' '.join(output.split()[-20:])}")
-    log = TOP / "build/versions" / f"{row.name}-{pathlib.Path(program[0]).stem}.log"
-    log.write_text(output)
-    return len(lines) - len([one for one in lines if one[0]]) - skipped, failed, skipped
+    return counts, failed
+
+
+def run_row(row, interpreter):
+    """Whether all of its programs passed."""
+    words, passed_all = versions(interpreter, row), True
+    for program in row.programs:
+        began_s, sources = time.monotonic(), version_records.fingerprint(row.sources)
+        counts, failed = test(interpreter, row, program)
+        passed_all = passed_all and not failed
+        name = version_records.name_of(program)
+        print(f"# {row.name}: {name}: {counts}, {time.monotonic() - began_s:.0f} s", *(f"#     failed: {one}" for one in failed),
+              sep="\n", flush=True)
+        version_records.keep({"row": row.name, "program": name, "page": row.page, "versions": words, "date": f"{datetime.date.today()}",
+                              "counts": counts, "failed": failed, "sources": sources})
+    return passed_all
+
+
+def check():
+    for name, program, why in version_records.outdated(ROWS):
+        print(f"# {name}: {program}: {why}")
+    for page, line, text in version_records.differences():
+        print(f"{page}:{line}: {text}")
+    return 1 if version_records.differences() else 0
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="*", metavar="ROW")
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--tables", action="store_true")
     parser.add_argument("--discard", action="store_true", help="remove a row's environment once its tests have run")
     options = parser.parse_args()
     chosen = [row for row in ROWS if not options.rows or any(word in row.name for word in options.rows)]
     if options.list or not chosen:
         print("\n".join(f"{row.name:28} {' '.join(row.packages)}" for row in ROWS))
         return 0 if options.list else 2
-    table, has_failed, is_complete = [], False, True
+    if options.tables:
+        version_records.write_tables()
+        return 0
+    if options.check:
+        return check()
+    has_failed, is_complete = False, True
     for row in chosen:
         try:
             interpreter = make(row)
@@ -136,18 +180,9 @@ def main():
         if not interpreter:
             print(f"# {row.name}: skipped, there is no python{row.python}")
             continue
-        words = versions(interpreter, row)
-        for program in row.programs:
-            began_s = time.monotonic()
-            passed, failed, skipped = test(interpreter, row, program)
-            has_failed = has_failed or bool(failed)
-            name = " ".join([pathlib.Path(program[0]).name, *program[1:]])
-            print(f"# {row.name}: {name}: {passed} passed, {len(failed)} failed, {skipped} skipped, {time.monotonic() - began_s:.0f} s",
-                  *(f"#     failed: {one}" for one in failed), sep="\n", flush=True)
-            table.append(f"| {words} | {name} | {passed} | {len(failed)} | {skipped} |")
+        has_failed = not run_row(row, interpreter) or has_failed
         if options.discard:
             shutil.rmtree(TOP / "build/versions" / row.name)
-    print("| versions | program | passed | failed | skipped |\n|---|---|---:|---:|---:|", *table, sep="\n")
     return 1 if has_failed else 0 if is_complete else 2
 
 

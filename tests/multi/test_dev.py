@@ -172,6 +172,62 @@ def tables_of_the_readme_are_the_records():
         expect(code == 1 and "dev/readme.py" in out, "a block without an end is not told", code, out)
 
 
+def dev_versions():
+    """dev/versions.py and dev/version_records.py as modules."""
+    sys.path.insert(0, str(TOP / "dev"))
+    return importlib.import_module("versions"), importlib.import_module("version_records")
+
+
+def rows_of_versions_that_ran_with_other_sources_are_told():
+    versions, records = dev_versions()
+    with tempfile.TemporaryDirectory() as folder:
+        top = pathlib.Path(folder)
+        for name, text in (("docs/python.md", "<!-- dev/versions.py -->\n<!-- end -->\n"), ("docs/tensorflow.md", "<!-- dev/versions.py -->\n<!-- end -->\n"),
+                           ("shim/a.py", "a = 1\n"), ("shim/b/c.h", "int a;\n"), ("shim/page.md", "")):
+            (top / name).parent.mkdir(parents=True, exist_ok=True)
+            (top / name).write_text(text)
+        row = versions.Row("old", "3.9", [], (["tests/a.py", "2"], ["tests/b.py"]), ("shim",), "docs/python.md")
+        expect(records.outdated([row], top) == [("old", "a.py 2", "never ran"), ("old", "b.py", "never ran")], records.outdated([row], top))
+        for program, failed in (("a.py 2", 0), ("b.py", 1)):
+            records.keep({"row": "old", "program": program, "page": row.page, "versions": "torch 2.4", "date": "2026-11-05",
+                          "counts": {"c++": [7, failed, 3]}, "failed": ["one"] * failed, "sources": records.fingerprint(row.sources, top)}, top)
+        expect(records.outdated([row], top) == [] and records.differences(top) == [], records.outdated([row], top))
+        page = (top / "docs/python.md").read_text()
+        expect("| torch 2.4 | `b.py` | 7 / 1 / 3 | - | 5 November 2026 |" in page, page)
+        (top / "shim/page.md").write_text("no source")
+        expect(records.outdated([row], top) == [], "a page counts as a source")
+        for name, text in (("shim/b/c.h", "int b;\n"), ("shim/new.cpp", "")):
+            (top / name).write_text(text)
+            expect([program for _, program, _ in records.outdated([row], top)] == ["a.py 2", "b.py"], name)
+        (top / "docs/python.md").write_text(page.replace("7 / 1 / 3", "8 / 0 / 3"))
+        expect([told[:2] for told in records.differences(top)] == [("docs/python.md", 6)], records.differences(top))
+        (top / "docs/tensorflow.md").write_text("no table")
+        expect([told[0] for told in records.differences(top)] == ["docs/python.md", "docs/tensorflow.md"], records.differences(top))
+
+
+def results_of_a_program_are_counted_by_shim():
+    versions, _ = dev_versions()
+    with tempfile.TemporaryDirectory() as folder:
+        versions.TOP = pathlib.Path(folder)
+        (versions.TOP / "build/versions").mkdir(parents=True)
+        (versions.TOP / "a.py").write_text("print('ok 1 - c++ 2 ranks a\\nnot ok 2 - c++ 2 ranks b\\nok 3 - python 2 ranks a # SKIP no')\nraise SystemExit(1)\n")
+        (versions.TOP / "b.py").write_text("print('ok 1 - plain')\nraise SystemExit('died')\n")
+        row = versions.Row("old", "3.9", [], (), (), "")
+        told = versions.test(sys.executable, row, ["a.py"])
+        expect(told == ({"c++": [1, 1, 0], "python": [0, 0, 1]}, ["c++ 2 ranks b"]), told)
+        counts, failed = versions.test(sys.executable, row, ["b.py"])
+        expect(counts == {"": [1, 0, 0]} and len(failed) == 1 and "exit code 1" in failed[0] and "died" in failed[0], failed)
+
+
+def rows_of_versions_ran_with_the_sources_of_today():
+    """CI fetches no gigabytes: it tells which rows of `make test-versions` are of an older source."""
+    versions, records = dev_versions()
+    names = {name for name, _, _ in records.outdated(versions.ROWS)}
+    expect(set(row for row, _ in records.read()) <= {row.name for row in versions.ROWS}, "a record is of no row")
+    if names:
+        raise Skip(f"to be run again: dev/versions.py --discard {' '.join(row.name for row in versions.ROWS if row.name in names)}")
+
+
 def code_for_gpus_of_another_source_is_found():
     with tempfile.TemporaryDirectory() as folder:
         top = pathlib.Path(folder)
@@ -247,7 +303,8 @@ def a_lane_more_takes_tests_while_cores_are_idle():
 
 if __name__ == "__main__":
     run_cases([a_lane_more_takes_tests_while_cores_are_idle, tests_of_python_wait_for_what_is_installed,
-               tables_of_the_readme_are_the_records, code_for_gpus_of_another_source_is_found,
+               tables_of_the_readme_are_the_records, rows_of_versions_that_ran_with_other_sources_are_told,
+               results_of_a_program_are_counted_by_shim, rows_of_versions_ran_with_the_sources_of_today, code_for_gpus_of_another_source_is_found,
                a_name_that_two_modules_share_is_found,
                two_files_of_one_name_are_found, a_static_name_of_two_files_is_found, a_part_that_others_see_into_is_found,
                a_single_header_may_be_seen, a_function_that_is_too_long_is_found,

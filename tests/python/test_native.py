@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """What Python knows of the C headers (shoal._native, written by dev/native.py), held against the compiler and the library."""
 import ctypes
+import importlib
 import os
 import pathlib
 import re
@@ -14,10 +15,12 @@ sys.path[:0] = [str(TOP / "dev"), str(TOP / "python"), str(TOP / "tests/multi")]
 os.environ.setdefault("SHOAL_LIBRARY", str(TOP / "build/libshoal.so"))
 
 import native  # noqa: E402
+import versions  # noqa: E402
 from shoal import _native  # noqa: E402
 from tap import Skip, call, expect, run_cases  # noqa: E402
 
 HEADERS = TOP / "include/shoal"
+OTHER_PYTHONS = ("3.9", "3.10", "3.12", "3.13", "3.14")
 
 
 def compiled(program):
@@ -93,6 +96,24 @@ def a_sum_needs_nothing_but_python():
     finally:
         library.comm_free(comm)
         library.context_destroy(context)
+
+
+def read_all():
+    """What other versions of Python are asked for: to read each file, import what needs no framework, and add numbers up."""
+    for path in sorted((TOP / "python").rglob("*.py")):
+        compile(path.read_bytes(), str(path), "exec")
+    for name in ("shoal.job.engines", "shoal.horovod._common.controller", "shoal.horovod._common.elastic"):
+        importlib.import_module(name)
+    a_sum_needs_nothing_but_python()
+
+
+def other_versions_of_python_read_all():
+    found = list(filter(None, map(versions.find_python, OTHER_PYTHONS)))
+    if not found:
+        raise Skip(f"there is no Python {', '.join(OTHER_PYTHONS)}")
+    for interpreter in found:
+        code, out, err = call(interpreter, "-W", "error", __file__, "--read-all")
+        expect(code == 0, interpreter, out, err)
 
 
 def callbacks_are_called():
@@ -183,6 +204,9 @@ def other_forms_are_refused_with_their_place():
             expect(False, "not refused:", form)
 
 
+if sys.argv[1:] == ["--read-all"]:
+    sys.exit(read_all())
 run_cases([declarations_are_what_the_headers_say, structs_lie_as_the_compiler_lays_them, structs_begin_as_their_macros_say,
            numbers_are_the_compilers, every_exported_function_is_known, a_sum_needs_nothing_but_python, callbacks_are_called,
-           another_library_is_refused, a_second_header_joins_the_first, other_forms_are_refused_with_their_place])
+           other_versions_of_python_read_all, another_library_is_refused, a_second_header_joins_the_first,
+           other_forms_are_refused_with_their_place])

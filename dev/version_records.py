@@ -1,0 +1,96 @@
+"""What dev/versions.py found: one record a line in docs/versions.jsonl, from which it writes the tables of docs/python.md and
+docs/tensorflow.md. A record holds a hash of the sources that it was made with, which tells when a row has to run again."""
+import datetime
+import hashlib
+import json
+import pathlib
+import re
+
+TOP = pathlib.Path(__file__).resolve().parent.parent
+BLOCK = r"(<!-- dev/versions.py -->\n).*?(<!-- end -->\n)"
+SUFFIXES = (".py", ".h", ".c", ".cpp")
+SHIMS = {"c++": "shim in C++", "python": "shim in Python"}  # which cases of tests/python are named after
+PAGES = {"docs/python.md": SHIMS, "docs/tensorflow.md": {"": "passed / failed / skipped"}}  # the columns of each page's table
+
+
+def name_of(program):
+    """A program and its arguments, as a record names it."""
+    return " ".join([pathlib.Path(program[0]).name, *program[1:]])
+
+
+def fingerprint(folders, top=TOP):
+    """A hash of the sources in some folders."""
+    digest = hashlib.sha256()
+    for path in sorted(path for folder in folders for path in (top / folder).rglob("*") if path.suffix in SUFFIXES):
+        digest.update(f"{path.relative_to(top)} {path.stat().st_size}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def read(top=TOP):
+    """{(row, program): record}, in the order of the file."""
+    file = top / "docs/versions.jsonl"
+    records = map(json.loads, file.read_text().splitlines() if file.exists() else ())
+    return {(record["row"], record["program"]): record for record in records}
+
+
+def keep(record, top=TOP):
+    """Writes a record in the place of the older one of the same row and program, and the tables anew."""
+    records = {**read(top), (record["row"], record["program"]): record}
+    (top / "docs/versions.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records.values()))
+    write_tables(top)
+
+
+def write_tables(top=TOP):
+    for page in PAGES:
+        path = top / page
+        path.write_text(_written(page, path.read_text(), read(top)))
+
+
+def table(page, records):
+    columns = PAGES[page]
+    lines = ["| versions | program | " + " | ".join(columns.values()) + " | on |\n", "|---|---|" + "---:|" * len(columns) + "---|\n"]
+    for record in records.values():
+        if record["page"] == page:
+            day = datetime.date.fromisoformat(record["date"])
+            counts = [" / ".join(map(str, record["counts"][shim])) if shim in record["counts"] else "-" for shim in columns]
+            cells = [record["versions"], f"`{record['program'].split()[0]}`", *counts, f"{day.day} {day:%B %Y}"]
+            lines.append(f"| {' | '.join(cells)} |\n")
+    return "".join(lines)
+
+
+def _written(page, text, records):
+    """A page with the table as the records have it. ValueError: it has no place for one."""
+    text, count = re.subn(BLOCK, lambda match: f"{match[1]}\n{table(page, records)}\n{match[2]}", text, flags=re.S)
+    if count != 1:
+        raise ValueError(f"{page} has {count} blocks \"<!-- dev/versions.py -->\" that end with \"<!-- end -->\"")
+    return text
+
+
+def differences(top=TOP):
+    """(page, line, text) of the pages whose table is not as the records have it."""
+    found, records = [], read(top)
+    for page in PAGES:
+        have = (top / page).read_text()
+        try:
+            want = _written(page, have, records)
+        except ValueError as error:
+            found.append((page, 1, str(error)))
+            continue
+        if have != want:
+            line = next((i for i, (one, other) in enumerate(zip(have.splitlines(), want.splitlines()), 1) if one != other), 1)
+            found.append((page, line, "it differs from docs/versions.jsonl: run dev/versions.py --tables"))
+    return found
+
+
+def outdated(rows, top=TOP):
+    """(row, program, why it has to run again), of rows as dev/versions.py has them."""
+    records, found = read(top), []
+    for row in rows:
+        sources = fingerprint(row.sources, top)
+        for program in map(name_of, row.programs):
+            record = records.get((row.name, program))
+            if not record:
+                found.append((row.name, program, "never ran"))
+            elif record["sources"] != sources:
+                found.append((row.name, program, f"ran on {record['date']}, with other sources"))
+    return found
