@@ -602,12 +602,15 @@ class Group(Base):
     def _get_sequence_number_for_group(self):
         return 0
 
-    def _start_coalescing(self, device):
+    # By Python a group is asked with a device, by C++ a Backend without one.
+    def start_coalescing(self, device=None):
         self._coalesced = []
 
-    def _end_coalescing(self, device):
+    def end_coalescing(self, device=None):
         works, self._coalesced = self._coalesced, None
         return WorkOfMany(works)
+
+    _start_coalescing, _end_coalescing = start_coalescing, end_coalescing
 
     def abort(self):
         """All operations end with an error, on every rank."""
