@@ -30,7 +30,9 @@ SLICE_MS = 50
 CALLS_END_S = 10  # what other threads post ends far sooner; else the communicator is rather kept
 STOP_S = 5
 
-IS_BACKEND = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)  # else the shim is a whole group
+VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
+IS_BACKEND = VERSION >= (2, 14)  # else the shim is a whole group
+KEPT_WORKS = 0 if VERSION >= (2, 8) else 64  # see Group._keep
 Base = c10d.Backend if IS_BACKEND else dist.ProcessGroup
 NoSharedMemory = getattr(torch, "OutOfMemoryError", MemoryError)
 
@@ -106,6 +108,7 @@ class Work(dist.Work):
                 raise BackendError(f"{self.title}: this wait timed out after {limit_ms} ms; nothing is lost, it may be "
                                    "waited for again")
         self._settle(status)
+        self._group.let_go(self)
         if self._error:
             raise self._error
         return True
@@ -299,6 +302,7 @@ class Group(Base):
         self.context, self.comm, self.label, self.ranks, self.running = context, comm, name, ranks, set()
         self.library, self.lock, self._owner, self._calls = _native.load(), threading.RLock(), os.getpid(), 0
         self._left, self._timeout_ms, self._sweep_at, self._coalesced = threading.Condition(self.lock), 0, 64, None
+        self._kept = {}
         _groups.add(self)
 
     def __del__(self):
@@ -335,11 +339,26 @@ class Group(Base):
             self._leave()
         if self._coalesced is not None:
             self._coalesced.append(work)
+        self._keep(work)
         if waits:
             work.wait()
         elif work.operands.has_copies:
             work.get_future()  # so that they are copied also where nobody waits
         return work
+
+    def _keep(self, work):
+        """Before torch 2.8 C++ keeps a Work without its object in Python, and waits for ever once that is gone. So the object lives
+        until somebody has waited for it, or KEPT_WORKS others were posted."""
+        if KEPT_WORKS:
+            with self.lock:
+                self._kept[work] = None
+                if len(self._kept) > KEPT_WORKS:
+                    self._kept.pop(next(iter(self._kept)))
+
+    def let_go(self, work):
+        if KEPT_WORKS:
+            with self.lock:
+                self._kept.pop(work, None)
 
     def _enter(self):
         """The communicator, which is not freed before _leave()."""
