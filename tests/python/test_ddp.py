@@ -119,6 +119,17 @@ class Branches(nn.Module):
         return (self.left if is_left else self.right)(x)
 
 
+class Headed(nn.Module):
+    """A loss may leave the head out."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(12, 4), nn.Linear(4, 4)
+
+    def forward(self, x, has_head=True):
+        return self.head(self.body(x)) if has_head else self.body(x)
+
+
 def seeded(make):
     torch.manual_seed(1)
     return make()
@@ -703,6 +714,8 @@ def missing_gradient(world):
     model = ours(seeded(Branches))
     x, y = (share(world, tensor) for tensor in batch())
     message_of(RuntimeError, loss_of(model, x, y).backward, "never.weight", "rank")
+    lonely, model = world.size - 1, ours(seeded(Headed))
+    message_of(RuntimeError, loss_of(model, x, y, world.rank != lonely).backward, "head.weight", f"rank {lonely}")
 
 
 class Breaks(torch.autograd.Function):
