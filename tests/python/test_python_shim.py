@@ -200,19 +200,14 @@ def works_live_until_somebody_has_waited(world):
     from shoal.torch import _python
     _python.KEPT_WORKS = 2
     works = [dist.all_reduce(torch.ones(2), async_op=True) for _ in range(3)]
-    for work in works:
-        work.get_future().wait()
-    views = [weak(work) for work in works]
-    del work
-    works.clear()
-    deadline = time.monotonic() + 20
-    while views[0]() and time.monotonic() < deadline:  # a thread that completes futures may have it still
-        time.sleep(0.001)
-    gc.collect()
-    expect([view() is None for view in views] == [True, False, False], views)
-    views[1]().wait()
-    gc.collect()
-    expect([view() is None for view in views] == [True, True, False], views)
+    kept = dist.group.WORLD._kept
+    expect(list(kept) == works[1:], kept)
+    works[1].get_future().wait()
+    expect(list(kept) == works[1:], "a future that is done lets go of its work")
+    works[1].wait()
+    expect(list(kept) == works[2:], kept)
+    dist.barrier()
+    expect(list(kept) == works[2:], "a call that was waited for at once is kept")
 
 
 CASES = [Case(body.__name__, body, sizes=(2,), init=False, fresh=True) for body in (

@@ -96,8 +96,10 @@ class _Order:
     def start(self, operation, inputs):
         with tf.control_dependencies(self.last):
             started = operation(**inputs)
-        graph = started.handle.graph
-        vars(graph).setdefault(ORDERS, {})[started.handle.op.name] = self
+        graph = tf.compat.v1.get_default_graph()
+        if not hasattr(graph, ORDERS):
+            setattr(graph, ORDERS, {})
+        getattr(graph, ORDERS)[started.handle.op.name] = self
         return started
 
 

@@ -99,7 +99,11 @@ class Work(dist.Work):
 
     def wait(self, timeout=None):
         """Raises what went wrong. A timeout > 0 that passes is an error for the caller; the operation goes on."""
-        limit_ms = milliseconds(timeout)
+        self._finish(milliseconds(timeout))
+        self._group.let_go(self)
+        return True
+
+    def _finish(self, limit_ms=0):
         until = time.monotonic() + limit_ms / 1000 if limit_ms else None
         status = PENDING
         while status == PENDING:
@@ -108,10 +112,9 @@ class Work(dist.Work):
                 raise BackendError(f"{self.title}: this wait timed out after {limit_ms} ms; nothing is lost, it may be "
                                    "waited for again")
         self._settle(status)
-        self._group.let_go(self)
         if self._error:
             raise self._error
-        return True
+        return self._result
 
     def is_completed(self):
         status = self._library.request_test(self.request)
@@ -139,8 +142,8 @@ class Work(dist.Work):
             is_first = self._future is None
             if is_first:
                 self._done = torch.futures.Future()
-                # An exception of result() in a callback is an error for C++ too; Future.set_exception is known to Python alone.
-                self._future = self._done.then(lambda _: self.result())
+                # An exception in a callback is an error for C++ too; Future.set_exception is known to Python alone.
+                self._future = self._done.then(lambda _: self._finish())
         if is_first and self.is_completed():  # who has waited may ask for the value at once
             self.resolve()
         elif is_first:
