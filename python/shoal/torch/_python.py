@@ -100,7 +100,6 @@ class Work(dist.Work):
     def wait(self, timeout=None):
         """Raises what went wrong. A timeout > 0 that passes is an error for the caller; the operation goes on."""
         self._finish(milliseconds(timeout))
-        self._group.let_go(self)
         return True
 
     def _finish(self, limit_ms=0):
@@ -305,7 +304,7 @@ class Group(Base):
         self.context, self.comm, self.label, self.ranks, self.running = context, comm, name, ranks, set()
         self.library, self.lock, self._owner, self._calls = _native.load(), threading.RLock(), os.getpid(), 0
         self._left, self._timeout_ms, self._sweep_at, self._coalesced = threading.Condition(self.lock), 0, 64, None
-        self._kept = {}
+        self._kept = []
         _groups.add(self)
 
     def __del__(self):
@@ -342,26 +341,21 @@ class Group(Base):
             self._leave()
         if self._coalesced is not None:
             self._coalesced.append(work)
-        self._keep(work)
         if waits:
             work.wait()
-        elif work.operands.has_copies:
+            return work
+        self._keep(work)
+        if work.operands.has_copies:
             work.get_future()  # so that they are copied also where nobody waits
         return work
 
     def _keep(self, work):
-        """Before torch 2.8 C++ keeps a Work without its object in Python, and waits for ever once that is gone. So the object lives
-        until somebody has waited for it, or KEPT_WORKS others were posted."""
+        """Before torch 2.8 C++ keeps a Work without its object in Python, and waits for ever once that is gone, at its first wait
+        or a later one. So the objects of the newest works live on, and with them their tensors."""
         if KEPT_WORKS:
             with self.lock:
-                self._kept[work] = None
-                if len(self._kept) > KEPT_WORKS:
-                    self._kept.pop(next(iter(self._kept)))
-
-    def let_go(self, work):
-        if KEPT_WORKS:
-            with self.lock:
-                self._kept.pop(work, None)
+                self._kept.append(work)
+                del self._kept[:-KEPT_WORKS]
 
     def _enter(self):
         """The communicator, which is not freed before _leave()."""
