@@ -60,11 +60,11 @@ class Collective:
 COLLECTIVES = {
     "allreduce": Collective("all-reduce", 8 * K, "float32, sum"),
     "reducescatter": Collective("reduce-scatter", of="float32, sum"),
-    "allgather": Collective("all-gather", 32 * K),
+    "allgather": Collective("all-gather"),
     "broadcast": Collective("broadcast"),
     "reduce": Collective("reduce", of="float32, sum"),
     "alltoall": Collective("all-to-all"),
-    "gather": Collective("gather", 32 * K),
+    "gather": Collective("gather"),
     "scatter": Collective("scatter"),
 }
 

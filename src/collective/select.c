@@ -88,6 +88,7 @@ static bool is_never(const struct shoal_selection *selection, const struct shoal
 #define RING_WHEN "3 to 16 hosts over TCP, from 256 KiB per host"
 #define HALVING_WHEN "256 or more hosts, a power of two"
 #define DIRECT_WHEN "up to SHOAL_INLINE_BYTES per contributing rank"
+#define DIRECT_WHEN_HALF "up to SHOAL_INLINE_BYTES per contributing rank; 2 ranks on one host: up to half of it"
 #define ROUNDS_WHEN "several hosts, up to SHOAL_INLINE_BYTES per host, where that halves the announcements"
 
 static const struct shoal_algorithm entries[] = {
@@ -130,7 +131,7 @@ static const struct shoal_algorithm entries[] = {
      "otherwise", "shared: n read, n written per rank; staged: root n more"},
     {SHOAL_COLLECTIVE_BROADCAST, "mesh", SHOAL_WHERE_HOSTS, HOSTS("mesh"), shoal_mesh_build, false, NULL, "several hosts",
      "n sent by root's host, (H-2)/(H-1)*n by others, n received by these, in 2 crossings"},
-    {SHOAL_COLLECTIVE_ALLGATHER, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, DIRECT_WHEN,
+    {SHOAL_COLLECTIVE_ALLGATHER, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, DIRECT_WHEN_HALF,
      "n/p written, n read per rank"},
     {SHOAL_COLLECTIVE_ALLGATHER, "rounds", SHOAL_WHERE_HOSTS, HOSTS("rounds"), NULL, false, NULL, ROUNDS_WHEN,
      "(H-1)/H*n sent and received per rank, in log2 H crossings; H not a power of two: 2 more"},
@@ -142,7 +143,7 @@ static const struct shoal_algorithm entries[] = {
      "(H-1)/H*n sent and received per host, in 1 crossing"},
     {SHOAL_COLLECTIVE_ALLGATHER, "bruck", SHOAL_WHERE_HOSTS, HOSTS("bruck"), shoal_bruck_build, false, is_never, BY_OVERRIDE,
      "(H-1)/H*n sent and received per host, in log2 H crossings, rounded up"},
-    {SHOAL_COLLECTIVE_GATHER, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, DIRECT_WHEN,
+    {SHOAL_COLLECTIVE_GATHER, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, DIRECT_WHEN_HALF,
      "n/p written per rank, n read by root"},
     {SHOAL_COLLECTIVE_GATHER, "copies", SHOAL_WHERE_ONE_HOST, VARIANTS("copies"), shoal_copies_build, false, NULL, "otherwise",
      "output shared: n/p read and written per rank; else n by root; staged: n/p more by the others"},
@@ -199,21 +200,31 @@ const struct shoal_tuning_override *shoal_select_next_override(const struct shoa
     return NULL;
 }
 
-/* In an all-reduce without a plan every rank reduces the contributions of all: the more ranks, the sooner it pays to share the
- * work. The plan of two ranks needs one more exchange, and its staging buffer holds more than fits beside announcements. */
-size_t shoal_select_direct_limit(const struct shoal_selection *selection)
-{
-    const size_t limit = selection->inline_bytes;
-    if (selection->collective != SHOAL_COLLECTIVE_ALLREDUCE)
-        return limit;
-    if (selection->size <= 2)
-        return selection->hosts > 1 ? limit : limit / 2;
-    return shoal_max_size(2 * limit / (size_t)selection->size, limit / 4);
-}
-
 static bool is_over_hosts(const struct shoal_selection *selection)
 {
     return selection->hosts > 1;
+}
+
+/* Plans of two ranks on one host that do well from half of SHOAL_INLINE_BYTES on: their staging buffers go round, while the
+ * lines beside announcements are used again and again, and what an all-gather or a gather finds in shared memory is copied once
+ * instead of twice. */
+static bool has_plan_from_half(const struct shoal_selection *selection)
+{
+    return selection->size <= 2 && !is_over_hosts(selection) &&
+           (selection->collective == SHOAL_COLLECTIVE_ALLREDUCE || selection->collective == SHOAL_COLLECTIVE_ALLGATHER ||
+            selection->collective == SHOAL_COLLECTIVE_GATHER);
+}
+
+/* In an all-reduce without a plan every rank reduces the contributions of all: the more ranks, the sooner it pays to share the
+ * work. */
+size_t shoal_select_direct_limit(const struct shoal_selection *selection)
+{
+    const size_t limit = selection->inline_bytes;
+    if (has_plan_from_half(selection))
+        return limit / 2;
+    if (selection->collective != SHOAL_COLLECTIVE_ALLREDUCE || selection->size <= 2)
+        return limit;
+    return shoal_max_size(2 * limit / (size_t)selection->size, limit / 4);
 }
 
 static bool can_go_direct(const struct shoal_selection *selection)

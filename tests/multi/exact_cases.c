@@ -89,10 +89,10 @@ static size_t parts_of(enum operation_kind kind, int size)
 static size_t inline_bytes(enum operation_kind kind, int size)
 {
     const size_t shared = 2 * DIRECT_BYTES / (size_t)size;
+    if (size == 2 && (kind == OPERATION_ALLREDUCE || kind == OPERATION_ALLGATHER || kind == OPERATION_GATHER))
+        return DIRECT_BYTES / 2;
     if (kind != OPERATION_ALLREDUCE || size == 1)
         return DIRECT_BYTES;
-    if (size == 2)
-        return DIRECT_BYTES / 2;
     return shared > DIRECT_BYTES / 4 ? shared : DIRECT_BYTES / 4;
 }
 

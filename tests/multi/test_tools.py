@@ -316,9 +316,16 @@ def explain_tells_the_limit_of_the_direct_way():
     expect("one-shot-staged, because a rank sends 8196 bytes, more than direct's 8192; 2 ranks, nothing shared, up to 64 KiB\n"
            in above, above)
     expect("no more than direct's 16384 (" in explain("allreduce", "--hosts", "2", "--bytes", "16K"))
+    half = "(up to SHOAL_INLINE_BYTES per contributing rank; 2 ranks on one host: up to half of it)\n"
+    for collective in ("allgather", "gather"):
+        at, above = (explain(collective, "-n", "2", "--bytes", 2 * size) for size in (8192, 8196))
+        expect(f"direct, because a rank sends 8192 bytes, no more than direct's 8192 {half}" in at, at)
+        expect(f"copies-staged, because a rank sends 8196 bytes, more than direct's 8192 {half}" in above, above)
+        expect("no more than direct's 16384 (" in explain(collective, "-n", "3", "--bytes", "48K"))
+        expect("no more than direct's 16384 (" in explain(collective, "--hosts", "2", "--bytes", "32K"))
     env = {**os.environ, "SHOAL_INLINE_BYTES": "100"}
     expect("a rank sends 96 bytes, no more than direct's 100 (" in explain("broadcast", "--bytes", "96", env=env))
-    expect("a rank sends 100 bytes, no more than direct's 100 (" in explain("allgather", "--bytes", "200", env=env))
+    expect("a rank sends 100 bytes, no more than direct's 100 (" in explain("allgather", "--ranks", "3", "--bytes", "300", env=env))
     expect("a rank sends 208 bytes, more than direct's 100 (" in explain("alltoall", "--bytes", "208", env=env))
 
 

@@ -390,6 +390,27 @@ static void rules_fall_through_where_direct_cannot_serve(void **state)
     expect_choice("reduce=owners", SHOAL_COLLECTIVE_REDUCE, 8, 0, "direct"); /* nothing to do is always done so */
 }
 
+/* Of what a rank contributes; SHOAL_INLINE_BYTES is 1024. */
+static void table_ends_the_direct_way(void **state)
+{
+    static const struct {
+        enum shoal_collective_type collective;
+        int size;
+        size_t limit;
+        const char *beyond;
+    } rows[] = {{SHOAL_COLLECTIVE_ALLREDUCE, 2, 512, "one-shot"},      {SHOAL_COLLECTIVE_ALLREDUCE, 3, 682, "owners"},
+                {SHOAL_COLLECTIVE_ALLREDUCE, 9, 256, "owners"},        {SHOAL_COLLECTIVE_ALLGATHER, 2, 512, "copies"},
+                {SHOAL_COLLECTIVE_ALLGATHER, 3, 1024, "copies"},       {SHOAL_COLLECTIVE_GATHER, 2, 512, "copies"},
+                {SHOAL_COLLECTIVE_GATHER, 3, 1024, "copies"},          {SHOAL_COLLECTIVE_BROADCAST, 2, 1024, "copies"},
+                {SHOAL_COLLECTIVE_REDUCE_SCATTER, 2, 1024, "owners"}, {SHOAL_COLLECTIVE_REDUCE, 2, 1024, "at-root"},
+                {SHOAL_COLLECTIVE_SCATTER, 2, 1024, "copies"},         {SHOAL_COLLECTIVE_ALLTOALL, 2, 1024, "copies"}};
+    (void)state;
+    for (size_t i = 0; i < SHOAL_COUNT_OF(rows); i++) {
+        expect_choice("", rows[i].collective, rows[i].size, rows[i].limit, "direct");
+        expect_choice("", rows[i].collective, rows[i].size, rows[i].limit + 1, rows[i].beyond);
+    }
+}
+
 /* ---- Over several hosts -------------------------------------------------------------------------------------------------- */
 
 struct case_of_hosts {
@@ -444,6 +465,8 @@ static const struct case_of_hosts table_over_hosts[] = {{SHOAL_COLLECTIVE_ALLRED
                                                         {SHOAL_COLLECTIVE_ALLREDUCE, 72, 8, 114, "mesh"},
                                                         {SHOAL_COLLECTIVE_ALLREDUCE, 72, 9, 65535, "doubling"},
                                                         {SHOAL_COLLECTIVE_ALLGATHER, 4, 4, 1024, "rounds"},
+                                                        {SHOAL_COLLECTIVE_ALLGATHER, 2, 2, 1024, "direct"},
+                                                        {SHOAL_COLLECTIVE_GATHER, 2, 2, 1024, "direct"},
                                                         {SHOAL_COLLECTIVE_REDUCE, 4, 4, 256, "direct"},
                                                         {SHOAL_COLLECTIVE_REDUCE, 17, 4, 256, "mesh"},
                                                         {SHOAL_COLLECTIVE_ALLREDUCE, 72, 9, 65536, "mesh"},
@@ -639,6 +662,7 @@ int main(void)
         cmocka_unit_test(rules_choose_by_bytes),
         cmocka_unit_test(rules_choose_by_ranks),
         cmocka_unit_test(rules_fall_through_where_direct_cannot_serve),
+        cmocka_unit_test(table_ends_the_direct_way),
         cmocka_unit_test(rules_and_table_over_hosts),
         cmocka_unit_test(rules_are_printed),
         cmocka_unit_test(rules_change_what_runs),
