@@ -10,6 +10,9 @@
 
 /* The first operations touch memory for the first time. */
 #define WARM_USES 4
+/* Uses of one way in a row, of which the last is timed: those before it find what the other way left in caches. */
+#define BLOCK_USES 4
+#define PAIR_USES (2 * BLOCK_USES)
 /* So many pairs that all say the same decide; else the majority of so many. A pair in which one way takes a quarter less than
  * the other counts twice, so that a short run of large operations is over its trial soon. */
 #define PAIRS_ENOUGH 3
@@ -19,19 +22,27 @@
 #define REST_DOUBLINGS 3
 
 /* A trial ends though some of its times never came: so many operations later. */
-#define TRIAL_USES (4 * PAIRS_MOST + 2 * SHOAL_ACTIVE_MAX)
-
-/* Streaming, cached, cached, streaming. */
-static bool is_block_streaming(uint32_t block)
-{
-    return block % 4 == 0 || block % 4 == 3;
-}
+#define TRIAL_USES (PAIR_USES * PAIRS_MOST + 2 * SHOAL_ACTIVE_MAX)
 
 static void begin_at(struct shoal_trial *trial, uint32_t use)
 {
     trial->begin = use;
     trial->balance = 0;
-    trial->pairs = 0;
+    trial->pairs = trial->streaming_first = 0;
+}
+
+/* A pair begins with the way that leads, so that a short run has most of its operations written that way; where none leads,
+ * with the one that is not chosen. */
+static void order_pair(struct shoal_trial *trial, uint32_t pair)
+{
+    const bool is_streaming = trial->balance ? trial->balance > 0 : !trial->is_streaming;
+    trial->streaming_first |= (uint8_t)(is_streaming << pair);
+}
+
+static bool is_block_streaming(const struct shoal_trial *trial, uint32_t block)
+{
+    const bool is_first_streaming = trial->streaming_first >> block / 2 & 1;
+    return is_first_streaming == (block % 2 == 0);
 }
 
 enum shoal_stores shoal_trial_next(struct shoal_trial *trial, uint32_t *use_out)
@@ -39,9 +50,12 @@ enum shoal_stores shoal_trial_next(struct shoal_trial *trial, uint32_t *use_out)
     const uint32_t use = *use_out = trial->uses++;
     if (use == 0 || (use >= trial->begin && use - trial->begin >= TRIAL_USES))
         begin_at(trial, use == 0 ? WARM_USES : use);
-    const uint32_t block = (use - trial->begin) / 2;
-    const bool is_tried = use >= trial->begin && block < 2 * PAIRS_MOST;
-    return (is_tried ? is_block_streaming(block) : trial->is_streaming) ? SHOAL_STORES_STREAMING : SHOAL_STORES_CACHED;
+    const uint32_t at = use - trial->begin, pair = at / PAIR_USES;
+    const bool is_tried = use >= trial->begin && pair < PAIRS_MOST;
+    if (is_tried && at % PAIR_USES == 0)
+        order_pair(trial, pair);
+    const bool is_streaming = is_tried ? is_block_streaming(trial, at / BLOCK_USES) : trial->is_streaming;
+    return is_streaming ? SHOAL_STORES_STREAMING : SHOAL_STORES_CACHED;
 }
 
 static void stores_conclude(struct shoal_trial *trial)
@@ -59,15 +73,15 @@ static int stores_weight(float streaming, float cached)
 
 void shoal_trial_note(struct shoal_trial *trial, uint32_t use, float ticks)
 {
-    const uint32_t at = use - trial->begin, block = at / 2;
-    if (use < trial->begin || block >= 2 * PAIRS_MOST || at % 2 == 0)
+    const uint32_t at = use - trial->begin, block = at / BLOCK_USES;
+    if (use < trial->begin || block / 2 >= PAIRS_MOST || at % BLOCK_USES != BLOCK_USES - 1)
         return;
     if (block % 2 == 0) {
         trial->first_ticks = ticks;
         return;
     }
-    const float streaming = is_block_streaming(block) ? ticks : trial->first_ticks;
-    const float cached = is_block_streaming(block) ? trial->first_ticks : ticks;
+    const float streaming = is_block_streaming(trial, block) ? ticks : trial->first_ticks;
+    const float cached = is_block_streaming(trial, block) ? trial->first_ticks : ticks;
     const int weight = stores_weight(streaming, cached);
     trial->balance = (int8_t)(trial->balance + (streaming < cached * 15 / 16 ? weight : -weight));
     trial->pairs++;

@@ -2,10 +2,10 @@
  * the cores share a cache, which on virtual machines changes within minutes, so rank 0 tries both now and then and all follow
  * its choice (a hint in its announcement). Results do not depend on it.
  *
- * A trial is a row of operations, two each way: streaming, cached, cached, streaming, and again. Only the second of two counts,
- * as early steps of other ranks follow the choice of the operation before. Two neighbours that were written differently are a
- * pair: a machine that is slow for longer slows both. The way that wins most pairs is chosen; streaming wins a pair where it
- * is faster by a sixteenth, and a pair that one way wins by a quarter counts twice. */
+ * A trial is a row of pairs of blocks, four operations each way. Only the last of a block counts: the ones before it find what
+ * the other way left in caches, and early steps of other ranks follow the choice of the operation before. A machine that is
+ * slow for longer slows both blocks of a pair. The way that wins most pairs is chosen; streaming wins a pair where it is faster
+ * by a sixteenth, and a pair that one way wins by a quarter counts twice. */
 #ifndef SHOAL_ENGINE_STORES_H
 #define SHOAL_ENGINE_STORES_H
 
@@ -20,7 +20,8 @@ struct shoal_trial {
     uint32_t begin;    /* of these, the first of the trial at hand or the next one */
     float first_ticks; /* of the pair at hand */
     int8_t balance;    /* pairs that streaming won less those that it lost, by their weights */
-    uint8_t pairs;
+    uint8_t pairs;           /* that were timed */
+    uint8_t streaming_first; /* of each pair a bit, the first pair's the lowest: whether its first block is streaming */
     uint8_t agreed; /* trials in a row that chose the same: the more, the longer until the next one */
     bool is_streaming;
 };
