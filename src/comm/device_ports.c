@@ -163,6 +163,15 @@ void shoal_drivers_init(struct shoal_drivers *drivers)
     pthread_mutex_init(&drivers->lock, NULL);
 }
 
+enum shoal_status shoal_drivers_open(struct shoal_context *context)
+{
+    struct shoal_drivers *drivers = &context->drivers;
+    pthread_mutex_lock(&drivers->lock);
+    const enum shoal_status status = drivers->gpu ? SHOAL_OK : shoal_gpu_open(&context->log, &drivers->gpu);
+    pthread_mutex_unlock(&drivers->lock);
+    return status;
+}
+
 void shoal_drivers_fini(struct shoal_context *context)
 {
     struct shoal_drivers *drivers = &context->drivers;

@@ -48,6 +48,8 @@ struct shoal_drivers {
 };
 
 void shoal_drivers_init(struct shoal_drivers *drivers);
+/* The driver is loaded and looked at, once. Errors as shoal_gpu_open. */
+SHOAL_MUST_USE enum shoal_status shoal_drivers_open(struct shoal_context *context);
 /* All communicators were freed. Waits up to a second for the streams of their ports. */
 void shoal_drivers_fini(struct shoal_context *context);
 

@@ -237,16 +237,6 @@ static enum shoal_status look_at_call(struct trip *trip, size_t call)
     return SHOAL_OK;
 }
 
-/* The driver is loaded and looked at once. */
-static enum shoal_status open_driver(struct shoal_context *context)
-{
-    struct shoal_drivers *drivers = &context->drivers;
-    pthread_mutex_lock(&drivers->lock);
-    const enum shoal_status status = drivers->gpu ? SHOAL_OK : shoal_gpu_open(&context->log, &drivers->gpu);
-    pthread_mutex_unlock(&drivers->lock);
-    return status;
-}
-
 /* ---- Opening ------------------------------------------------------------------------------------------------------------- */
 
 static enum shoal_status open_leg(struct trip *trip, size_t i)
@@ -399,7 +389,7 @@ static enum shoal_status devices_post_all(struct trip *trip, struct shoal_reques
 static enum shoal_status devices_prepare(struct trip *trip)
 {
     struct shoal_comm *comm = trip->comm;
-    SHOAL_TRY(open_driver(comm->context));
+    SHOAL_TRY(shoal_drivers_open(comm->context));
     for (size_t i = 0; i < trip->posting->count; i++) {
         trip->order[i] = i;
         SHOAL_TRY(look_at_call(trip, i));

@@ -183,6 +183,8 @@ struct shoal_cu_access {
     X(context_device, "cuCtxGetDevice", 2000, NEEDED, (shoal_cu_device * device))                                            \
     X(pointer_attributes, "cuPointerGetAttributes", 7000, NEEDED,                                                            \
       (unsigned count, int *attributes, void **values, shoal_cu_address at))                                                 \
+    X(allocate, "cuMemAlloc", 3020, NEEDED, (shoal_cu_address * address, size_t bytes))                                      \
+    X(release, "cuMemFree", 3020, NEEDED, (shoal_cu_address address))                                                        \
     X(host_register, "cuMemHostRegister", 6050, NEEDED, (void *at, size_t bytes, unsigned flags))                            \
     X(host_unregister, "cuMemHostUnregister", 4000, NEEDED, (void *at))                                                      \
     X(host_address, "cuMemHostGetDevicePointer", 3020, NEEDED, (shoal_cu_address * address, void *at, unsigned flags))       \
@@ -198,6 +200,7 @@ struct shoal_cu_access {
     X(stream_context, "cuStreamGetCtx", 9020, NEEDED, (shoal_cu_stream stream, shoal_cu_context * context))                  \
     X(stream_is_capturing, "cuStreamIsCapturing", 10000, NEEDED, (shoal_cu_stream stream, int *status))                      \
     X(stream_query, "cuStreamQuery", 2000, NEEDED, (shoal_cu_stream stream))                                                 \
+    X(stream_synchronize, "cuStreamSynchronize", 2000, NEEDED, (shoal_cu_stream stream))                                     \
     X(stream_wait_event, "cuStreamWaitEvent", 3020, NEEDED, (shoal_cu_stream stream, shoal_cu_event event, unsigned flags))  \
     X(capture_mode, "cuThreadExchangeStreamCaptureMode", 10010, NEEDED, (int *mode))                                         \
     X(event_create, "cuEventCreate", 2000, NEEDED, (shoal_cu_event * event, unsigned flags))                                 \

@@ -127,3 +127,39 @@ int shoal_gpu_driver_version(const struct shoal_gpu *gpu)
 {
     return gpu->version;
 }
+
+/* ---- In a context -------------------------------------------------------------------------------------------------------- */
+
+shoal_cu_result shoal_cuda_visit(const struct shoal_gpu *gpu, shoal_cu_context context, struct shoal_cuda_visit *visit)
+{
+    const shoal_cu_result result = gpu->calls.context_push(context);
+    visit->mode = SHOAL_CU_CAPTURE_MODE_RELAXED;
+    visit->is_relaxed = result == SHOAL_CU_SUCCESS && gpu->calls.capture_mode(&visit->mode) == SHOAL_CU_SUCCESS;
+    return result;
+}
+
+void shoal_cuda_leave(const struct shoal_gpu *gpu, struct shoal_cuda_visit *visit)
+{
+    shoal_cu_context popped;
+    if (visit->is_relaxed)
+        (void)gpu->calls.capture_mode(&visit->mode);
+    (void)gpu->calls.context_pop(&popped);
+}
+
+enum shoal_status shoal_cuda_check_capture(const struct shoal_gpu *gpu, int device, shoal_cu_stream stream)
+{
+    int capture = SHOAL_CU_CAPTURE_NONE;
+    char doing[64];
+    const shoal_cu_result result = gpu->calls.stream_is_capturing(stream, &capture);
+    snprintf(doing, sizeof doing, "looking at options.stream (device %d)", device);
+    if (result == SHOAL_CU_SUCCESS && capture == SHOAL_CU_CAPTURE_NONE)
+        return SHOAL_OK;
+    if (result != SHOAL_CU_SUCCESS && result != SHOAL_CU_STREAM_CAPTURE_IMPLICIT)
+        return shoal_cuda_fail(gpu->log, &gpu->calls, "cuStreamIsCapturing", result, doing);
+    return shoal_log_fail(
+        gpu->log, SHOAL_ERR_UNSUPPORTED, "gpu",
+        "options.stream %s: the values that a ring counts by cannot be played again; leave this call out of the "
+        "graph",
+        result == SHOAL_CU_SUCCESS ? "is being captured into a graph"
+                                   : "is the legacy stream while another one is being captured into a graph");
+}

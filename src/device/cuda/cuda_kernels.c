@@ -80,20 +80,14 @@ static enum shoal_status load_module(struct shoal_gpu_kernels *kernels)
     return status;
 }
 
-/* Another thread of the program may be capturing a graph, which must not make these calls fail. */
 static enum shoal_status load_in_context(struct shoal_gpu_kernels *kernels)
 {
-    const struct shoal_cuda_calls *calls = &kernels->gpu->calls;
-    int mode = SHOAL_CU_CAPTURE_MODE_RELAXED;
-    shoal_cu_context popped;
-    const shoal_cu_result result = calls->context_push(kernels->context);
+    struct shoal_cuda_visit visit;
+    const shoal_cu_result result = shoal_cuda_visit(kernels->gpu, kernels->context, &visit);
     if (result != SHOAL_CU_SUCCESS)
         return kernels_fail(kernels, "cuCtxPushCurrent", result, "entering a context");
-    const bool is_exchanged = calls->capture_mode(&mode) == SHOAL_CU_SUCCESS;
     const enum shoal_status status = load_module(kernels);
-    if (is_exchanged)
-        (void)calls->capture_mode(&mode);
-    (void)calls->context_pop(&popped);
+    shoal_cuda_leave(kernels->gpu, &visit);
     return status;
 }
 

@@ -58,28 +58,6 @@ static void port_exit(const struct shoal_gpu_port *port)
     (void)port->gpu->calls.context_pop(&popped);
 }
 
-/* While a thread of the program captures a graph, a driver refuses calls that may wait, and the capture fails with them; but
- * not those of a thread in this mode. */
-struct visit {
-    int mode; /* the thread's own */
-    bool is_relaxed;
-};
-
-static shoal_cu_result port_visit(const struct shoal_gpu_port *port, struct visit *visit)
-{
-    const shoal_cu_result result = port->gpu->calls.context_push(port->context);
-    visit->mode = SHOAL_CU_CAPTURE_MODE_RELAXED;
-    visit->is_relaxed = result == SHOAL_CU_SUCCESS && port->gpu->calls.capture_mode(&visit->mode) == SHOAL_CU_SUCCESS;
-    return result;
-}
-
-static void port_leave(const struct shoal_gpu_port *port, struct visit *visit)
-{
-    if (visit->is_relaxed)
-        (void)port->gpu->calls.capture_mode(&visit->mode);
-    port_exit(port);
-}
-
 /* ---- Making and ending --------------------------------------------------------------------------------------------------- */
 
 size_t shoal_gpu_port_bytes(unsigned slots, size_t slot_bytes)
@@ -133,14 +111,14 @@ static bool port_empty(struct shoal_gpu_port *port)
 
 static enum shoal_status port_make(struct shoal_gpu_port *port)
 {
-    struct visit visit;
-    const shoal_cu_result entered = port_visit(port, &visit);
+    struct shoal_cuda_visit visit;
+    const shoal_cu_result entered = shoal_cuda_visit(port->gpu, port->context, &visit);
     if (entered != SHOAL_CU_SUCCESS)
         return fail_entering(port, entered);
     const enum shoal_status status = port_fill(port);
     if (status != SHOAL_OK)
         (void)port_empty(port);
-    port_leave(port, &visit);
+    shoal_cuda_leave(port->gpu, &visit);
     return status;
 }
 
@@ -217,12 +195,12 @@ static shoal_cu_result query_streams(const struct shoal_gpu_port *port)
 
 bool shoal_gpu_port_is_at_work(const struct shoal_gpu_port *port)
 {
-    struct visit visit;
-    const shoal_cu_result entered = port_visit(port, &visit);
+    struct shoal_cuda_visit visit;
+    const shoal_cu_result entered = shoal_cuda_visit(port->gpu, port->context, &visit);
     if (entered != SHOAL_CU_SUCCESS)
         return !port_is_gone(entered);
     const bool is_at_work = query_streams(port) == SHOAL_CU_NOT_READY;
-    port_leave(port, &visit);
+    shoal_cuda_leave(port->gpu, &visit);
     return is_at_work;
 }
 
@@ -233,12 +211,12 @@ bool shoal_gpu_port_is_idle(const struct shoal_gpu_port *port)
 
 enum shoal_status shoal_gpu_port_look(const struct shoal_gpu_port *port)
 {
-    struct visit visit;
-    const shoal_cu_result entered = port_visit(port, &visit);
+    struct shoal_cuda_visit visit;
+    const shoal_cu_result entered = shoal_cuda_visit(port->gpu, port->context, &visit);
     if (entered != SHOAL_CU_SUCCESS)
         return fail_entering(port, entered);
     const shoal_cu_result result = query_streams(port);
-    port_leave(port, &visit);
+    shoal_cuda_leave(port->gpu, &visit);
     return result == SHOAL_CU_SUCCESS || result == SHOAL_CU_NOT_READY
                ? SHOAL_OK
                : port_fail(port, "cuStreamQuery", result, "waiting for copies");
@@ -246,11 +224,11 @@ enum shoal_status shoal_gpu_port_look(const struct shoal_gpu_port *port)
 
 bool shoal_gpu_port_renew(struct shoal_gpu_port *port, uint64_t counter_start)
 {
-    struct visit visit;
-    if (port_visit(port, &visit) != SHOAL_CU_SUCCESS)
+    struct shoal_cuda_visit visit;
+    if (shoal_cuda_visit(port->gpu, port->context, &visit) != SHOAL_CU_SUCCESS)
         return false;
     const bool is_usable = query_streams(port) == SHOAL_CU_SUCCESS;
-    port_leave(port, &visit);
+    shoal_cuda_leave(port->gpu, &visit);
     if (is_usable)
         init_rings(port, port->rings[0].slots, port->rings[0].slot_bytes, counter_start);
     return is_usable;
@@ -268,12 +246,12 @@ static void leave_turn(const struct shoal_gpu_port *port)
 /* False: the memory is still registered. */
 static bool port_give_back(struct shoal_gpu_port *port)
 {
-    struct visit visit;
-    const shoal_cu_result entered = port_visit(port, &visit);
+    struct shoal_cuda_visit visit;
+    const shoal_cu_result entered = shoal_cuda_visit(port->gpu, port->context, &visit);
     if (entered != SHOAL_CU_SUCCESS)
         return port_is_gone(entered);
     const bool is_empty = port_empty(port);
-    port_leave(port, &visit);
+    shoal_cuda_leave(port->gpu, &visit);
     return is_empty;
 }
 
@@ -555,26 +533,10 @@ enum shoal_status shoal_gpu_port_post(struct shoal_gpu_port *port, const struct 
     return status;
 }
 
-static enum shoal_status check_capture(const struct shoal_gpu_port *port, shoal_cu_stream stream)
-{
-    int capture = SHOAL_CU_CAPTURE_NONE;
-    const shoal_cu_result result = port->gpu->calls.stream_is_capturing(stream, &capture);
-    if (result == SHOAL_CU_SUCCESS && capture == SHOAL_CU_CAPTURE_NONE)
-        return SHOAL_OK;
-    if (result != SHOAL_CU_SUCCESS && result != SHOAL_CU_STREAM_CAPTURE_IMPLICIT)
-        return port_fail(port, "cuStreamIsCapturing", result, "looking at options.stream");
-    return shoal_log_fail(
-        port->gpu->log, SHOAL_ERR_UNSUPPORTED, "gpu",
-        "options.stream %s: the values that a ring counts by cannot be played again; leave this call out of the "
-        "graph",
-        result == SHOAL_CU_SUCCESS ? "is being captured into a graph"
-                                   : "is the legacy stream while another one is being captured into a graph");
-}
-
 enum shoal_status shoal_gpu_port_check(struct shoal_gpu_port *port, void *stream)
 {
     SHOAL_TRY(port_enter(port));
-    const enum shoal_status status = check_capture(port, shoal_cuda_stream(stream));
+    const enum shoal_status status = shoal_cuda_check_capture(port->gpu, port->device, shoal_cuda_stream(stream));
     port_exit(port);
     return status;
 }

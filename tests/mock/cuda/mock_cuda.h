@@ -47,15 +47,12 @@ extern "C" {
     X(context_destroy, "cuCtxDestroy", 4000, OPTIONAL, (shoal_cu_context context))                                            \
     X(context_set, "cuCtxSetCurrent", 4000, OPTIONAL, (shoal_cu_context context))                                             \
     X(context_synchronize, "cuCtxSynchronize", 2000, OPTIONAL, (void))                                                        \
-    X(allocate, "cuMemAlloc", 3020, OPTIONAL, (shoal_cu_address * address, size_t bytes))                                     \
     X(allocate_managed, "cuMemAllocManaged", 6000, OPTIONAL, (shoal_cu_address * address, size_t bytes, unsigned flags))      \
-    X(release, "cuMemFree", 3020, OPTIONAL, (shoal_cu_address address))                                                       \
     X(allocate_async, "cuMemAllocAsync", 11020, OPTIONAL, (shoal_cu_address * address, size_t bytes, shoal_cu_stream stream)) \
     X(release_async, "cuMemFreeAsync", 11020, OPTIONAL, (shoal_cu_address address, shoal_cu_stream stream))                   \
     X(copy_to_host_now, "cuMemcpyDtoH", 3020, OPTIONAL, (void *dest, shoal_cu_address source, size_t bytes))                  \
     X(copy_to_device_now, "cuMemcpyHtoD", 3020, OPTIONAL, (shoal_cu_address dest, const void *source, size_t bytes))          \
     X(stream_create_plain, "cuStreamCreate", 2000, OPTIONAL, (shoal_cu_stream * stream, unsigned flags))                      \
-    X(stream_synchronize, "cuStreamSynchronize", 2000, OPTIONAL, (shoal_cu_stream stream))                                    \
     X(event_synchronize, "cuEventSynchronize", 2000, OPTIONAL, (shoal_cu_event event))
 
 /* ---- What it is ---------------------------------------------------------------------------------------------------------- */
