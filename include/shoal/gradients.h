@@ -18,7 +18,7 @@
  *
  * It is in learning order:
  *     1 parameters and layouts   2 making a reducer   3 a step   4 views   5 when something fails   6 what a step did
- *     7 are replicas equal?   8 checkpoints
+ *     7 are replicas equal?   8 checkpoints   9 gradients on a device
  *
  * The rules of shoal.h hold here, too: statuses, outputs named *_out, struct_bytes and *_INIT. All ranks must make the same
  * reducers in the same order and run the same steps; within a step, gradients may become ready in any order on any rank.
@@ -139,7 +139,7 @@ enum shoal_compression {
  * every rank. It may call shoal_reducer_view and shoal_reducer_is_used, but no other function of the reducer. */
 typedef enum shoal_status (*shoal_buffer_fn)(void *arg, size_t buffer, const uint32_t *parameters, size_t parameter_count);
 
-/* All but the functions, their arguments and struct_bytes must be the same on all ranks. */
+/* All but the functions, their arguments, stream and struct_bytes must be the same on all ranks. */
 struct shoal_reducer_options {
     size_t struct_bytes;
     const char *name;    /* for messages; NULL: "gradients". At most 23 bytes are kept */
@@ -170,11 +170,13 @@ struct shoal_reducer_options {
                                   on_buffer when a mark has returned an error; shoal_reducer_free waits for it */
     shoal_buffer_fn on_buffer; /* may be NULL */
     void *on_buffer_arg;
+    int is_on_device; /* 1: gradients lie in memory of the device of `stream`; see section 9 */
+    void *stream;     /* with is_on_device: a CUstream or cudaStream_t; NULL: the legacy stream */
 };
 #define SHOAL_REDUCER_OPTIONS_INIT                                                                                            \
     {                                                                                                                         \
         sizeof(struct shoal_reducer_options), 0, SHOAL_AVG, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, SHOAL_COMPRESS_NONE, \
-            0, 0, 0, 0                                                                                                        \
+            0, 0, 0, 0, 0, 0                                                                                                  \
     }
 
 /* A collective call on comm. Makes communicators of its own from it, so calls on comm never mix with the reducer's, and
@@ -211,7 +213,7 @@ SHOAL_CALL shoal_reducer_begin(struct shoal_reducer *reducer, enum shoal_step st
 /* Gradient `parameter` is ready: count elements of the parameter's type at gradient. From any thread, at the same time as other
  * marks. The gradient is read during the call only, and written by finish or the reducer's thread, unless results_in_views:
  * its memory must stay until finish has returned. Nothing is copied where gradient is the parameter's view.
- * Takes as long as the copy. Where a buffer becomes full it is posted, which does not wait.
+ * Takes as long as the copy. Where a buffer becomes full it is posted, which does not wait. (On a device: section 9.)
  *
  * ERR_ARGUMENT refuses the mark and changes nothing: there is no such parameter, or count is not the parameter's. ERR_STATE: no
  * step has begun. The parameter was marked before in this step: ERR_STATE, and the reducer fails on every rank, as the sums may
@@ -267,8 +269,8 @@ SHOAL_CALL shoal_reducer_join(struct shoal_reducer *reducer, int *more_out, stru
 /* ---- 4. Views ------------------------------------------------------------------------------------------------------------ */
 
 /* Where a parameter lies in the buffers: its count elements, aligned to 64 bytes, in memory of shoal_mem_alloc, which the ranks
- * of the host share. A gradient that is written there and marked with this address is copied nowhere. The caller may
- * write it from begin to its mark and read it from finish to the next begin. Moves when the layout is made anew (then
+ * of the host share, or on the device. A gradient that is written there and marked with this address is copied nowhere. The
+ * caller may write it from begin to its mark and read it from finish to the next begin. Moves when the layout is made anew (then
  * shoal_reducer_layout_number has grown). NULL: there is no such parameter. */
 SHOAL_API void *shoal_reducer_view(const struct shoal_reducer *reducer, size_t parameter);
 
@@ -383,6 +385,40 @@ SHOAL_CALL shoal_reducer_export_residuals(const struct shoal_reducer *reducer, v
  * message says why: they are of another layout, world, rank or place, or damaged. Then nothing has changed, on any rank.
  * ERR_STATE inside a step. Otherwise the reducer's failure. */
 SHOAL_CALL shoal_reducer_import_residuals(struct shoal_reducer *reducer, const void *state, size_t bytes);
+
+/* ---- 9. Gradients on a device -------------------------------------------------------------------------------------------- */
+
+/* With is_on_device all is in the order of `stream`: a gradient holds what kernels on the stream have written before its mark,
+ * and what comes on the stream after finish sees the averages. The device copies gradients into buffers and averages back. With
+ * compression its kernels cast and quantize, at most 8 blocks each; with one rank on each host only compressed bytes leave it.
+ * The bits are those of gradients in host memory.
+ *
+ *     shoal_reducer_begin(reducer, SHOAL_STEP_REDUCE);
+ *     for each gradient, when the kernels that compute it are on the stream:
+ *         shoal_reducer_ready(reducer, parameter, gradient, count);
+ *     shoal_reducer_finish(reducer, NULL);                            (returns at once)
+ *     the optimizer's kernels, on the stream
+ *
+ * These calls wait for the device: create, free, the begin that makes a new layout, the first LOCAL begin, and export and import
+ * of residuals. A gradient is read and written between its mark and the end of finish, as the stream sees it, and views are
+ * addresses on the device. finish calls on_buffer: what the callback puts on the stream sees the averages. Marks may come from
+ * any thread, but not from a callback.
+ *
+ * As finish does not wait, an operation may fail later: the next mark that fills a buffer, begin or finish returns the failure,
+ * and so does shoal_reducer_wait. Averages of a step that has failed are undefined, and the stream goes on. Before
+ * shoal_reducer_free call shoal_reducer_wait: the operations of other ranks may need this rank after its stream has run.
+ *
+ * create gives ERR_UNSUPPORTED on all ranks where one has no driver, or one that cannot (docs/gpu.md), and for is_uneven,
+ * allows_unused, has_norms, max_norm, checks_finite and has_thread, which need values on the host. So do create and begin for a
+ * stream that is being captured into a graph. ERR_ARGUMENT refuses the mark of a gradient in host memory, on another device, or
+ * of another context than the stream's; and, without is_on_device, of one on a device.
+ *
+ * flight_bytes does not count: four buffers are under way at a time. Of the measurements of a step, done_us and out_us are when
+ * the work was put on streams, and wire_bytes is what was sent until finish returned. */
+
+/* Waits on this thread until the operations of the steps that were finished are done; the copies behind them are on the stream.
+ * PENDING after timeout_ms. The reducer's failure. Without is_on_device finish has waited. One thread at a time, between steps. */
+SHOAL_CALL shoal_reducer_wait(struct shoal_reducer *reducer, uint32_t timeout_ms);
 
 #ifdef __cplusplus
 }

@@ -9,14 +9,16 @@
 
 /* ---- What a rank tells of itself ----------------------------------------------------------------------------------------- */
 
-#define OPTIONS(X)                                                                                                        \
-    X(op)                                                                                                                 \
-    X(buffer_bytes)                                                                                                       \
-    X(first_buffer_bytes)                                                                                                 \
-    X(rank_bytes)                                                                                                         \
-    X(flight_bytes)                                                                                                       \
-    X(timeout_ms) X(keeps_layout) X(results_in_views) X(allows_unused) X(is_uneven) X(divides_by_active) X(checks_finite) \
-        X(has_norms) X(compression) X(forgets_error) X(has_thread)
+#define OPTIONS(X)                                                                                                      \
+    X(op)                                                                                                               \
+    X(buffer_bytes)                                                                                                     \
+    X(first_buffer_bytes)                                                                                               \
+    X(rank_bytes)                                                                                                       \
+    X(flight_bytes)                                                                                                     \
+    X(timeout_ms)                                                                                                       \
+    X(keeps_layout)                                                                                                     \
+    X(results_in_views) X(allows_unused) X(is_uneven) X(divides_by_active) X(checks_finite) X(has_norms) X(compression) \
+        X(forgets_error) X(has_thread) X(is_on_device)
 
 static const char *const option_names[] = {
 #define NAME(option) #option,
@@ -184,9 +186,9 @@ static enum shoal_status rebuild_in(struct shoal_reducer *reducer, uint32_t *ord
     status = fusion_install(reducer, layout);
     if (status == SHOAL_OK)
         return SHOAL_OK;
+    fusion_tell_why(reducer, status, error, sizeof error);
     shoal_gradient_layout_free(layout);
-    return fusion_fail(reducer, status, -1, "the buffers of the layout in the order of readiness: %s",
-                       shoal_status_name(status));
+    return fusion_fail(reducer, status, -1, "the buffers of the layout in the order of readiness: %.400s", error);
 }
 
 enum shoal_status fusion_rebuild(struct shoal_reducer *reducer)

@@ -19,7 +19,9 @@
 #include <string.h>
 
 #include "base/assert.h"
+#include "fusion/compute.h"
 #include "fusion/flow.h"
+#include "fusion/reducer_device.h"
 #include "fusion/reducer_failure.h"
 #include "fusion/stats.h"
 
@@ -27,7 +29,7 @@ enum stage { SCATTER, ACROSS, BACK, GATHER, STAGES };
 
 static const char *const stage_names[STAGES] = {".scatter", ".across", ".back", ".gather"};
 
-/* A buffer; part 0: it is not compressed. */
+/* A buffer; part 0: it is not compressed. Its arrays lie where gradients do. */
 struct compressed {
     struct shoal_reducer *reducer; /* for callbacks */
     size_t buffer;
@@ -44,11 +46,17 @@ struct compressed {
     float *sum_error;                       /* [piece] */
 };
 
+/* Those of a layout, with all that they name. */
+struct compressed_layout {
+    void *arrays;
+    struct compressed buffers[]; /* [buffers of the layout] */
+};
+
 struct fusion_compressor {
     struct shoal_comm *comms[STAGES];
     int *members[STAGES]; /* the reducer's rank of each of their ranks */
     int local_rank, local_size, host, hosts;
-    struct compressed *buffers; /* [buffers of the layout], with all that they name; NULL: none is compressed */
+    struct compressed_layout *layout; /* NULL: no buffer is compressed */
     pthread_t thread;
     bool has_thread;
     bool is_ending;      /* the reducer's lock, as the next */
@@ -207,44 +215,49 @@ static void carve_buffer(const struct shoal_reducer *reducer, size_t bytes, stru
         compressed->halves = carve(carver, compressed->part * sizeof(uint16_t));
 }
 
-/* Lays out all buffers in carver's memory, or counts what they need. False: none is compressed. */
-static bool carve_layout(const struct shoal_reducer *reducer, const struct shoal_gradient_layout *layout, struct carver *carver)
+/* Lays out all buffers in carver's memory, or counts what they need. */
+static void carve_layout(const struct shoal_reducer *reducer, const struct shoal_gradient_layout *layout,
+                         struct compressed *buffers, struct carver *carver)
 {
-    struct compressed *buffers = carve(carver, layout->buffer_count * sizeof *buffers), counted = {0};
-    bool is_any = false;
-    for (size_t b = 0; b < layout->buffer_count; b++) {
-        struct compressed *each = buffers ? &buffers[b] : &counted;
-        if (layout->buffers[b].type != SHOAL_FLOAT32)
-            continue;
-        carve_buffer(reducer, layout->buffers[b].bytes, each, carver);
-        is_any = true;
-    }
-    return is_any;
+    for (size_t b = 0; b < layout->buffer_count; b++)
+        if (layout->buffers[b].type == SHOAL_FLOAT32)
+            carve_buffer(reducer, layout->buffers[b].bytes, &buffers[b], carver);
 }
 
 enum shoal_status fusion_compressor_prepare(const struct shoal_reducer *reducer, const struct shoal_gradient_layout *layout,
                                             void **memory_out)
 {
     struct carver count = {NULL, 0}, carver = {NULL, 0};
-    void *memory;
+    struct compressed_layout *compressed;
     *memory_out = NULL;
-    if (!reducer->compressor || !carve_layout(reducer, layout, &count))
+    if (!reducer->compressor)
         return SHOAL_OK;
-    FUSION_TRY(shoal_mem_alloc(reducer->context, count.used, &memory));
-    memset(memory, 0, count.used);
-    carver.memory = memory;
-    (void)carve_layout(reducer, layout, &carver);
-    *memory_out = memory;
+    compressed = calloc(1, sizeof *compressed + layout->buffer_count * sizeof compressed->buffers[0]);
+    if (!compressed)
+        return SHOAL_ERR_MEMORY;
+    carve_layout(reducer, layout, compressed->buffers, &count);
+    const enum shoal_status status = fusion_allocate(reducer, count.used + FUSION_ALIGNMENT, &compressed->arrays);
+    if (status != SHOAL_OK) {
+        free(compressed);
+        return status;
+    }
+    carver.memory = compressed->arrays;
+    carve_layout(reducer, layout, compressed->buffers, &carver);
+    *memory_out = compressed;
     return SHOAL_OK;
+}
+
+static struct compressed *compressed_at(const struct shoal_reducer *reducer, size_t buffer)
+{
+    return &reducer->compressor->layout->buffers[buffer];
 }
 
 static void drop_requests(struct shoal_reducer *reducer)
 {
-    struct compressed *buffers = reducer->compressor->buffers;
-    for (size_t b = 0; buffers && b < reducer->layout->buffer_count; b++) {
+    for (size_t b = 0; reducer->compressor->layout && b < reducer->layout->buffer_count; b++) {
         for (enum stage stage = SCATTER; stage < STAGES; stage++) {
-            shoal_request_free(buffers[b].requests[stage]);
-            buffers[b].requests[stage] = NULL;
+            shoal_request_free(compressed_at(reducer, b)->requests[stage]);
+            compressed_at(reducer, b)->requests[stage] = NULL;
         }
     }
 }
@@ -254,13 +267,15 @@ void fusion_compressor_take(struct shoal_reducer *reducer, void *memory)
     if (!reducer->compressor)
         return;
     drop_requests(reducer);
-    fusion_free_memory(reducer, reducer->compressor->buffers);
-    reducer->compressor->buffers = memory;
+    if (reducer->compressor->layout)
+        fusion_free_memory(reducer, reducer->compressor->layout->arrays);
+    free(reducer->compressor->layout);
+    reducer->compressor->layout = memory;
 }
 
 bool fusion_is_compressed(const struct shoal_reducer *reducer, size_t buffer)
 {
-    return reducer->compressor && reducer->compressor->buffers && reducer->compressor->buffers[buffer].part > 0;
+    return reducer->compressor && reducer->compressor->layout && compressed_at(reducer, buffer)->part > 0;
 }
 
 /* ---- What is computed between stages ------------------------------------------------------------------------------------- */
@@ -293,62 +308,60 @@ static float divisor_of(const struct shoal_reducer *reducer)
 }
 
 /* Divided before, as 16 bits of float16 overflow soon. */
-static void cast_part(struct shoal_reducer *reducer, const struct compressed *compressed)
+static enum shoal_status cast_part(struct shoal_reducer *reducer, const struct compressed *compressed)
 {
-    const bool is_float16 = reducer->options.compression == SHOAL_COMPRESS_FLOAT16;
-    (is_float16 ? reducer->kernels->to_float16 : reducer->kernels->to_bfloat16)(compressed->halves, own_part(compressed),
-                                                                                compressed->part, divisor_of(reducer));
+    return fusion_narrow(reducer, compressed->buffer, compressed->halves, own_part(compressed), compressed->part,
+                         divisor_of(reducer));
 }
 
-static void widen_part(struct shoal_reducer *reducer, const struct compressed *compressed)
+static enum shoal_status widen_part(struct shoal_reducer *reducer, const struct compressed *compressed)
 {
-    const bool is_float16 = reducer->options.compression == SHOAL_COMPRESS_FLOAT16;
-    (is_float16 ? reducer->kernels->from_float16 : reducer->kernels->from_bfloat16)(own_part(compressed), compressed->halves,
-                                                                                    compressed->part, 1);
+    return fusion_widen(reducer, compressed->buffer, own_part(compressed), compressed->halves, compressed->part);
 }
 
-static void quantize_part(struct shoal_reducer *reducer, const struct compressed *compressed)
+static enum shoal_status quantize_part(struct shoal_reducer *reducer, const struct compressed *compressed)
 {
     const float *part = own_part(compressed);
     for (size_t h = 0; h < (size_t)reducer->compressor->hosts; h++) {
         const size_t at = h * compressed->piece;
-        reducer->kernels->quantize(values_of(compressed, compressed->sent, h), scales_of(compressed, compressed->sent, h),
-                                   part + at, compressed->sent_error ? compressed->sent_error + at : NULL, compressed->piece);
+        FUSION_TRY(fusion_quantize(reducer, compressed->buffer, values_of(compressed, compressed->sent, h),
+                                   scales_of(compressed, compressed->sent, h), part + at,
+                                   compressed->sent_error ? compressed->sent_error + at : NULL, compressed->piece));
     }
+    return SHOAL_OK;
 }
 
 /* In the order of hosts; then quantized again, into this host's place of what is gathered. */
-static void sum_pieces(struct shoal_reducer *reducer, const struct compressed *compressed)
+static enum shoal_status sum_pieces(struct shoal_reducer *reducer, const struct compressed *compressed)
 {
     const size_t own = (size_t)reducer->compressor->host;
     for (size_t h = 0; h < (size_t)reducer->compressor->hosts; h++)
-        reducer->kernels->dequantize(compressed->sum, values_of(compressed, compressed->taken, h),
-                                     scales_of(compressed, compressed->taken, h), compressed->piece, 1, h > 0);
-    reducer->kernels->quantize(values_of(compressed, compressed->taken, own), scales_of(compressed, compressed->taken, own),
-                               compressed->sum, compressed->sum_error, compressed->piece);
+        FUSION_TRY(fusion_dequantize(reducer, compressed->buffer, compressed->sum, values_of(compressed, compressed->taken, h),
+                                     scales_of(compressed, compressed->taken, h), compressed->piece, 1, h > 0));
+    return fusion_quantize(reducer, compressed->buffer, values_of(compressed, compressed->taken, own),
+                           scales_of(compressed, compressed->taken, own), compressed->sum, compressed->sum_error,
+                           compressed->piece);
 }
 
-static void dequantize_part(struct shoal_reducer *reducer, const struct compressed *compressed)
+static enum shoal_status dequantize_part(struct shoal_reducer *reducer, const struct compressed *compressed)
 {
     float *part = own_part(compressed);
     for (size_t h = 0; h < (size_t)reducer->compressor->hosts; h++)
-        reducer->kernels->dequantize(part + h * compressed->piece, values_of(compressed, compressed->taken, h),
-                                     scales_of(compressed, compressed->taken, h), compressed->piece, divisor_of(reducer),
-                                     false);
+        FUSION_TRY(fusion_dequantize(reducer, compressed->buffer, part + h * compressed->piece,
+                                     values_of(compressed, compressed->taken, h), scales_of(compressed, compressed->taken, h),
+                                     compressed->piece, divisor_of(reducer), false));
+    return SHOAL_OK;
 }
 
-static void compute(struct shoal_reducer *reducer, const struct compressed *compressed, enum stage stage)
+static enum shoal_status compute(struct shoal_reducer *reducer, const struct compressed *compressed, enum stage stage)
 {
-    if (stage == ACROSS && is_8_bit(reducer))
-        quantize_part(reducer, compressed);
-    else if (stage == ACROSS)
-        cast_part(reducer, compressed);
-    else if (stage == BACK && is_8_bit(reducer))
-        sum_pieces(reducer, compressed);
-    else if (stage == GATHER && is_8_bit(reducer))
-        dequantize_part(reducer, compressed);
-    else if (stage == GATHER)
-        widen_part(reducer, compressed);
+    if (stage == ACROSS)
+        return is_8_bit(reducer) ? quantize_part(reducer, compressed) : cast_part(reducer, compressed);
+    if (stage == BACK && is_8_bit(reducer))
+        return sum_pieces(reducer, compressed);
+    if (stage == GATHER)
+        return is_8_bit(reducer) ? dequantize_part(reducer, compressed) : widen_part(reducer, compressed);
+    return SHOAL_OK;
 }
 
 /* ---- Stages -------------------------------------------------------------------------------------------------------------- */
@@ -357,7 +370,7 @@ static enum shoal_status post_stage(struct shoal_reducer *reducer, const struct 
                                     struct shoal_request **request_out)
 {
     struct shoal_comm *comm = reducer->compressor->comms[stage];
-    const struct shoal_options options = fusion_options(reducer);
+    const struct shoal_options options = fusion_buffer_options(reducer, compressed->buffer);
     const enum shoal_type half = reducer->options.compression == SHOAL_COMPRESS_FLOAT16 ? SHOAL_FLOAT16 : SHOAL_BFLOAT16;
     char *own = compressed->taken ? compressed->taken + compressed->piece_bytes * (size_t)reducer->compressor->host : NULL;
     if (stage == SCATTER)
@@ -404,7 +417,7 @@ static void stage_done(void *arg, enum shoal_status status)
 static enum shoal_status run_stage(struct shoal_reducer *reducer, struct compressed *compressed, enum stage stage)
 {
     struct shoal_request *request;
-    compute(reducer, compressed, stage);
+    FUSION_TRY(compute(reducer, compressed, stage));
     if (!needs(reducer, stage)) {
         stage_done(compressed, SHOAL_OK);
         return SHOAL_OK;
@@ -420,7 +433,7 @@ static enum shoal_status run_stage(struct shoal_reducer *reducer, struct compres
 
 enum shoal_status fusion_compressed_post(struct shoal_reducer *reducer, size_t buffer)
 {
-    struct compressed *compressed = &reducer->compressor->buffers[buffer];
+    struct compressed *compressed = compressed_at(reducer, buffer);
     compressed->reducer = reducer;
     compressed->buffer = buffer;
     fusion_lock(reducer);
@@ -430,9 +443,25 @@ enum shoal_status fusion_compressed_post(struct shoal_reducer *reducer, size_t b
     return run_stage(reducer, compressed, SCATTER);
 }
 
+enum shoal_status fusion_compressed_enqueue(struct shoal_reducer *reducer, size_t buffer)
+{
+    struct compressed *compressed = compressed_at(reducer, buffer);
+    compressed->reducer = reducer;
+    compressed->buffer = buffer;
+    for (enum stage stage = SCATTER; stage < STAGES; stage++) {
+        struct shoal_request *request;
+        FUSION_TRY(compute(reducer, compressed, stage));
+        if (!needs(reducer, stage))
+            continue;
+        FUSION_TRY(post_stage(reducer, compressed, stage, &request));
+        FUSION_TRY(fusion_device_keep(reducer, buffer, request));
+    }
+    return SHOAL_OK;
+}
+
 struct shoal_request *fusion_compressed_request(const struct shoal_reducer *reducer, size_t buffer)
 {
-    const struct compressed *compressed = &reducer->compressor->buffers[buffer];
+    const struct compressed *compressed = compressed_at(reducer, buffer);
     return compressed->stage < STAGES ? compressed->requests[compressed->stage] : NULL; /* one that is due has none yet */
 }
 
@@ -444,8 +473,8 @@ void fusion_compressor_reset(struct shoal_reducer *reducer)
     drop_requests(reducer);
     for (enum stage stage = SCATTER; stage < STAGES; stage++)
         compressor->next[stage] = 0;
-    for (size_t b = 0; compressor->buffers && b < reducer->layout->buffer_count; b++)
-        compressor->buffers[b].is_due = false;
+    for (size_t b = 0; compressor->layout && b < reducer->layout->buffer_count; b++)
+        compressed_at(reducer, b)->is_due = false;
 }
 
 /* The buffer whose stage is due next; NULL: none is. With the lock. */
@@ -455,7 +484,7 @@ static struct compressed *find_due(struct shoal_reducer *reducer, enum stage sta
     size_t *next = &compressor->next[stage];
     while (*next < reducer->layout->buffer_count && !fusion_is_compressed(reducer, *next))
         ++*next;
-    struct compressed *compressed = *next < reducer->layout->buffer_count ? &compressor->buffers[*next] : NULL;
+    struct compressed *compressed = *next < reducer->layout->buffer_count ? compressed_at(reducer, *next) : NULL;
     return compressed && compressed->is_due && compressed->stage == (int)stage ? compressed : NULL;
 }
 
@@ -496,7 +525,7 @@ static void *compress_run_thread(void *arg)
 
 enum shoal_status fusion_compressor_start(struct shoal_reducer *reducer)
 {
-    if (!reducer->compressor)
+    if (!reducer->compressor || reducer->device)
         return SHOAL_OK;
     if (pthread_create(&reducer->compressor->thread, NULL, compress_run_thread, reducer) != 0)
         return SHOAL_ERR_SYSTEM;
@@ -560,9 +589,9 @@ enum shoal_status fusion_compressor_add_sent_to(const struct shoal_reducer *redu
 
 struct fusion_residuals fusion_compressed_residuals(const struct shoal_reducer *reducer, size_t buffer)
 {
-    if (!fusion_is_compressed(reducer, buffer) || !reducer->compressor->buffers[buffer].sent_error)
+    if (!fusion_is_compressed(reducer, buffer) || !compressed_at(reducer, buffer)->sent_error)
         return (struct fusion_residuals){NULL, NULL, 0, 0};
-    const struct compressed *compressed = &reducer->compressor->buffers[buffer];
+    const struct compressed *compressed = compressed_at(reducer, buffer);
     return (struct fusion_residuals){compressed->sent_error, compressed->sum_error, compressed->part, compressed->piece};
 }
 
@@ -576,7 +605,7 @@ void fusion_compressor_position(const struct shoal_reducer *reducer, int32_t *ho
 
 uint64_t fusion_compressed_network_bytes(const struct shoal_reducer *reducer, size_t buffer)
 {
-    const struct compressed *compressed = &reducer->compressor->buffers[buffer];
+    const struct compressed *compressed = compressed_at(reducer, buffer);
     const uint64_t others = (uint64_t)reducer->compressor->hosts - 1;
     return is_8_bit(reducer) ? 2 * others * compressed->piece_bytes
                              : 2 * others * (compressed->part / (others + 1)) * sizeof(uint16_t);

@@ -1,5 +1,6 @@
 /* Buffers of float32 that travel compressed between hosts. Each goes through stages instead of one all-reduce (compress.c draws
- * them); the stages of all buffers go in index order. The compressor has a thread, which computes between stages.
+ * them); the stages of all buffers go in index order. The compressor has a thread, which computes between stages; on a device a
+ * stream keeps the order instead.
  * Where the reducer has no compressor no buffer is compressed, and all functions here do nothing. */
 #ifndef SHOAL_FUSION_COMPRESS_H
 #define SHOAL_FUSION_COMPRESS_H
@@ -27,6 +28,9 @@ void fusion_compressor_reset(struct shoal_reducer *reducer);
 
 /* Begins what a compressed buffer goes through. Without the lock; at the end it calls fusion_buffer_done. */
 SHOAL_MUST_USE enum shoal_status fusion_compressed_post(struct shoal_reducer *reducer, size_t buffer);
+
+/* The same on a device: all of it is put on the buffer's lane at once. */
+SHOAL_MUST_USE enum shoal_status fusion_compressed_enqueue(struct shoal_reducer *reducer, size_t buffer);
 
 /* The operation of a compressed buffer that is under way; NULL while something is computed between two. With the lock. */
 struct shoal_request *fusion_compressed_request(const struct shoal_reducer *reducer, size_t buffer);

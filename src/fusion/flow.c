@@ -5,6 +5,7 @@
 #include "base/assert.h"
 #include "fusion/compress.h"
 #include "fusion/marks.h"
+#include "fusion/reducer_device.h"
 #include "fusion/reducer_failure.h"
 #include "fusion/stats.h"
 #include "fusion/tally.h"
@@ -94,6 +95,14 @@ static enum shoal_op operator_of(const struct shoal_reducer *reducer)
     return reducer->options.is_uneven && reducer->options.divides_by_active ? SHOAL_SUM : reducer->options.op;
 }
 
+/* What becomes of the buffer is on its way; streams keep all of it in order, so it counts as done. */
+static enum shoal_status post_on_device(struct shoal_reducer *reducer, size_t index)
+{
+    FUSION_TRY(fusion_device_post(reducer, index));
+    fusion_buffer_done(reducer, index, SHOAL_OK);
+    return SHOAL_OK;
+}
+
 static enum shoal_status post_buffer(struct shoal_reducer *reducer, size_t index)
 {
     struct posted_buffer *posted = &reducer->flow->buffers[index];
@@ -101,6 +110,8 @@ static enum shoal_status post_buffer(struct shoal_reducer *reducer, size_t index
     const struct shoal_options options = fusion_options(reducer);
     char *memory = fusion_buffer_memory(reducer, index);
     struct shoal_request *request;
+    if (reducer->device)
+        return post_on_device(reducer, index);
     if (fusion_is_compressed(reducer, index))
         return fusion_compressed_post(reducer, index);
     FUSION_TRY(shoal_allreduce_post(reducer->comm, memory, memory, buffer->bytes / shoal_type_bytes(buffer->type), buffer->type,

@@ -7,6 +7,7 @@
 
 #include "base/assert.h"
 #include "fusion/flow.h"
+#include "fusion/reducer_device.h"
 #include "fusion/reducer_failure.h"
 #include "fusion/stats.h"
 
@@ -164,7 +165,7 @@ static bool wants_squares(const struct shoal_reducer *reducer)
     return (reducer->options.has_norms || reducer->options.checks_finite) && reducer->step == SHOAL_STEP_REDUCE;
 }
 
-/* In, in one pass. The squares are of what then lies in the buffer. */
+/* In, in one pass. The squares are of what then lies in the buffer. On a device a full buffer is packed as a whole. */
 static struct squares pack(struct shoal_reducer *reducer, size_t parameter, const void *memory, size_t offset, size_t count)
 {
     const enum shoal_type type = fusion_parameter(reducer, parameter)->type;
@@ -172,7 +173,7 @@ static struct squares pack(struct shoal_reducer *reducer, size_t parameter, cons
     const bool adds = reducer->marks->gradients[parameter].has_sum, is_there = memory == view;
     struct squares squares = {0, false};
     double *wanted = wants_squares(reducer) ? &squares.sum : NULL;
-    if (is_there && !wanted)
+    if ((is_there && !wanted) || reducer->device)
         return squares;
     const uint64_t begin_ns = fusion_now_ns();
     reducer->kernels->move[type](is_there ? NULL : view, memory, count, 1, adds && !is_there, wanted);
@@ -230,6 +231,16 @@ static enum shoal_status check_mark(struct shoal_reducer *reducer, const char *c
     return SHOAL_OK;
 }
 
+static enum shoal_status check_place(const struct shoal_reducer *reducer, const char *call, size_t parameter,
+                                     const void *gradient, size_t count)
+{
+    char wrong[256], text[FUSION_TEXT_MAX];
+    if (!count || gradient == fusion_view(reducer, parameter) || fusion_device_takes(reducer, gradient, wrong, sizeof wrong))
+        return SHOAL_OK;
+    return fusion_refuse(reducer, SHOAL_ERR_ARGUMENT, "%s: the gradient of %s %s", call,
+                         fusion_parameter_text(&reducer->layout->parameters, parameter, text, sizeof text), wrong);
+}
+
 /* False: it has another mark. */
 static bool claim_mark(struct shoal_reducer *reducer, size_t parameter, enum mark mark)
 {
@@ -261,6 +272,7 @@ enum shoal_status shoal_reducer_ready(struct shoal_reducer *reducer, size_t para
         return fusion_refuse(reducer, SHOAL_ERR_ARGUMENT, "shoal_reducer_ready: %s has %zu elements, its gradient %zu%s",
                              fusion_parameter_text(&reducer->layout->parameters, parameter, text, sizeof text), expected, count,
                              gradient ? "" : " at NULL");
+    FUSION_TRY(check_place(reducer, "shoal_reducer_ready", parameter, gradient, count));
     count_mark(reducer);
     if (!claim_mark(reducer, parameter, WHOLE))
         return fail_twice(reducer, parameter);
@@ -328,6 +340,7 @@ enum shoal_status shoal_reducer_ready_part(struct shoal_reducer *reducer, size_t
                              offset, gradient ? "" : ", at NULL");
     if (count == 0 || count == expected)
         return count == expected ? shoal_reducer_ready(reducer, parameter, gradient, count) : SHOAL_OK;
+    FUSION_TRY(check_place(reducer, "shoal_reducer_ready_part", parameter, gradient, count));
     struct fusion_part *part = calloc(1, sizeof *part);
     if (!part)
         return fusion_fail(reducer, SHOAL_ERR_MEMORY, (long)parameter, "no memory for a part of a gradient");
@@ -413,7 +426,7 @@ enum shoal_status fusion_marks_complete(struct shoal_reducer *reducer, bool may_
             continue;
         if (!claim_mark(reducer, i, UNUSED))
             return fail_missing(reducer, i, 1); /* it is being marked while the step ends */
-        (void)contribute_nothing(reducer, i); /* who waits for the step sees the failure */
+        (void)contribute_nothing(reducer, i);   /* who waits for the step sees the failure */
     }
     return SHOAL_OK;
 }
@@ -449,6 +462,11 @@ const struct fusion_part *fusion_marks_parts(const struct shoal_reducer *reducer
     const struct gradient *gradient = &reducer->marks->gradients[parameter];
     const int mark = atomic_load_explicit(&gradient->mark, memory_order_relaxed);
     return mark == WHOLE || mark == IN_PARTS ? &gradient->first : NULL;
+}
+
+bool fusion_marks_have_sum(const struct shoal_reducer *reducer, size_t parameter)
+{
+    return reducer->marks->gradients[parameter].has_sum;
 }
 
 double fusion_marks_sum(const struct shoal_reducer *reducer, bool *is_nonfinite_out, double *used)

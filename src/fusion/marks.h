@@ -55,6 +55,9 @@ bool fusion_marks_use(const struct shoal_reducer *reducer, size_t parameter);
 /* The parts in which the caller marked the parameter, one where it was whole. NULL: it was not marked. */
 const struct fusion_part *fusion_marks_parts(const struct shoal_reducer *reducer, size_t parameter);
 
+/* Whether LOCAL steps have left something of it in the buffer, to which the step adds. */
+bool fusion_marks_have_sum(const struct shoal_reducer *reducer, size_t parameter);
+
 /* ---- All gradients of this rank, once every buffer is full ---- */
 
 /* Their squared norm, whether one holds NaN or infinity, and, where used is not NULL, 1 or 0 for each parameter. */

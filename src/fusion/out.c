@@ -5,6 +5,7 @@
 #include "base/assert.h"
 #include "fusion/flow.h"
 #include "fusion/marks.h"
+#include "fusion/reducer_device.h"
 #include "fusion/reducer_failure.h"
 #include "fusion/stats.h"
 #include "fusion/tally.h"
@@ -128,10 +129,12 @@ static void put_parameter(struct shoal_reducer *reducer, size_t parameter, doubl
         put_part(reducer, parameter, part, factor, squared);
 }
 
-/* With max_norm only squares are summed now. */
-static void put_buffer(struct shoal_reducer *reducer, size_t index)
+/* With max_norm only squares are summed now. False: the reducer has failed. */
+static bool put_buffer(struct shoal_reducer *reducer, size_t index)
 {
     const struct fusion_buffer *buffer = &reducer->layout->buffers[index];
+    if (reducer->device)
+        return fusion_device_join(reducer, index) == SHOAL_OK;
     for (uint32_t i = 0; i < buffer->count; i++) {
         const uint32_t parameter = reducer->layout->order[buffer->first + i];
         reducer->out->squared[parameter] = 0;
@@ -142,6 +145,7 @@ static void put_buffer(struct shoal_reducer *reducer, size_t index)
         else
             put_parameter(reducer, parameter, reducer->out->factor, reducer->options.has_norms);
     }
+    return true;
 }
 
 static void call_back(struct shoal_reducer *reducer, size_t index)
@@ -187,9 +191,9 @@ void fusion_put_out(struct shoal_reducer *reducer)
         fusion_unlock(reducer);
         if (has_unused)
             fusion_marks_learn_used(reducer, index, fusion_tally_used(reducer));
-        put_buffer(reducer, index);
+        const bool is_there = put_buffer(reducer, index);
         fusion_stats_put_out(reducer, begin_ns);
-        if (reducer->options.on_buffer)
+        if (is_there && reducer->options.on_buffer)
             call_back(reducer, index);
         fusion_lock(reducer);
         fusion_stats_is_out(reducer, index);

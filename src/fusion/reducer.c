@@ -10,6 +10,7 @@
 #include "fusion/flow.h"
 #include "fusion/marks.h"
 #include "fusion/out.h"
+#include "fusion/reducer_device.h"
 #include "fusion/reducer_failure.h"
 #include "fusion/stats.h"
 #include "fusion/tally.h"
@@ -31,11 +32,30 @@ struct shoal_options fusion_options(const struct shoal_reducer *reducer)
     return options;
 }
 
+struct shoal_options fusion_buffer_options(const struct shoal_reducer *reducer, size_t buffer)
+{
+    struct shoal_options options = fusion_options(reducer);
+    if (reducer->device)
+        options.stream = fusion_device_stream(reducer, buffer);
+    return options;
+}
+
 /* ---- Memory -------------------------------------------------------------------------------------------------------------- */
+
+enum shoal_status fusion_allocate(const struct shoal_reducer *reducer, size_t bytes, void **memory_out)
+{
+    if (reducer->device)
+        return fusion_device_allocate(reducer, bytes, memory_out);
+    FUSION_TRY(shoal_mem_alloc(reducer->context, bytes, memory_out));
+    memset(*memory_out, 0, bytes);
+    return SHOAL_OK;
+}
 
 void fusion_free_memory(const struct shoal_reducer *reducer, void *memory)
 {
-    if (memory && shoal_mem_free(reducer->context, memory) != SHOAL_OK)
+    if (reducer->device)
+        fusion_device_release(reducer, memory);
+    else if (memory && shoal_mem_free(reducer->context, memory) != SHOAL_OK)
         return; /* it has told why */
 }
 
@@ -43,13 +63,12 @@ void fusion_free_memory(const struct shoal_reducer *reducer, void *memory)
 enum shoal_status fusion_install(struct shoal_reducer *reducer, struct shoal_gradient_layout *layout)
 {
     void *memory, *compressed;
-    FUSION_TRY(shoal_mem_alloc(reducer->context, layout->bytes + FUSION_ALIGNMENT, &memory));
+    FUSION_TRY(fusion_allocate(reducer, layout->bytes + FUSION_ALIGNMENT, &memory));
     const enum shoal_status status = fusion_compressor_prepare(reducer, layout, &compressed);
     if (status != SHOAL_OK) {
         fusion_free_memory(reducer, memory);
         return status;
     }
-    memset(memory, 0, layout->bytes);
     fusion_flow_reset(reducer);
     fusion_compressor_take(reducer, compressed);
     fusion_stats_forget_buffers(reducer);
@@ -67,7 +86,7 @@ enum shoal_status fusion_install(struct shoal_reducer *reducer, struct shoal_gra
 static enum shoal_status check_options(const struct shoal_reducer_options *options, const char **wrong)
 {
     *wrong = NULL;
-    if (options->struct_bytes < sizeof *options)
+    if (options->struct_bytes < offsetof(struct shoal_reducer_options, is_on_device))
         *wrong = "options->struct_bytes is not set: use SHOAL_REDUCER_OPTIONS_INIT";
     else if (options->op != SHOAL_AVG && options->op != SHOAL_SUM)
         *wrong = "options->op is neither SHOAL_AVG nor SHOAL_SUM";
@@ -78,6 +97,24 @@ static enum shoal_status check_options(const struct shoal_reducer_options *optio
     else if ((unsigned)options->compression > SHOAL_COMPRESS_INT8)
         *wrong = "options->compression is none of enum shoal_compression";
     return *wrong ? SHOAL_ERR_ARGUMENT : SHOAL_OK;
+}
+
+/* What needs the values of gradients on the host, or waits for other ranks there. */
+static enum shoal_status reducer_check_device(const struct shoal_reducer *reducer, char *text, size_t text_bytes)
+{
+    const struct shoal_reducer_options *options = &reducer->options;
+    const char *unsupported = options->is_uneven       ? "is_uneven"
+                              : options->allows_unused ? "allows_unused"
+                              : options->checks_finite ? "checks_finite"
+                              : options->has_norms     ? "has_norms"
+                              : options->max_norm > 0  ? "max_norm"
+                              : options->has_thread    ? "has_thread"
+                                                       : NULL;
+    if (!unsupported)
+        return fusion_device_check(reducer, text, text_bytes);
+    snprintf(text, text_bytes, "%s is for gradients in host memory, and is_on_device is set: leave one of them out",
+             unsupported);
+    return SHOAL_ERR_UNSUPPORTED;
 }
 
 static enum shoal_status check_given(const struct shoal_gradient_layout *layout, const struct fusion_parameters *parameters,
@@ -128,6 +165,8 @@ static enum shoal_status prepare(struct shoal_reducer *reducer, const struct sho
         snprintf(text, text_bytes, "%s", wrong);
         return status;
     }
+    if (reducer->device)
+        FUSION_TRY(reducer_check_device(reducer, text, text_bytes));
     if (!reducer->options.flight_bytes)
         reducer->options.flight_bytes = FLIGHT_BUFFERS * fusion_min(buffer_bytes, SIZE_MAX / FLIGHT_BUFFERS);
     FUSION_TRY(fusion_parameters_copy(parameters, count, copy, text, text_bytes));
@@ -213,9 +252,11 @@ static enum shoal_status create_parts(struct shoal_reducer *reducer)
 /* Allocates everything that may fail on one rank alone, after all ranks have agreed on the layout. */
 static enum shoal_status equip(struct shoal_reducer *reducer, char *text, size_t text_bytes)
 {
+    char why[FUSION_TEXT_MAX];
     enum shoal_status status = create_parts(reducer);
     if (status != SHOAL_OK) {
-        snprintf(text, text_bytes, "no memory for %zu bytes of gradient buffers", reducer->layout->bytes);
+        fusion_tell_why(reducer, status, why, sizeof why);
+        snprintf(text, text_bytes, "no memory for %zu bytes of gradient buffers: %.400s", reducer->layout->bytes, why);
         return status;
     }
     status = fusion_out_start_thread(reducer);
@@ -279,6 +320,10 @@ enum shoal_status shoal_reducer_create(struct shoal_context *context, struct sho
         return decline(context, comm);
     }
     init(reducer, context, comm, options);
+    if (fusion_device_open(reducer) != SHOAL_OK) {
+        shoal_reducer_free(reducer);
+        return decline(context, comm);
+    }
     const enum shoal_status status = make(reducer, comm, parameters, parameter_count);
     if (status != SHOAL_OK) {
         shoal_reducer_free(reducer);
@@ -304,6 +349,7 @@ void shoal_reducer_free(struct shoal_reducer *reducer)
     fusion_out_destroy(reducer);
     fusion_stats_destroy(reducer);
     fusion_free_memory(reducer, reducer->memory);
+    fusion_device_close(reducer);
     shoal_gradient_layout_free(reducer->layout);
     pthread_cond_destroy(&reducer->changed);
     pthread_mutex_destroy(&reducer->lock);

@@ -5,6 +5,8 @@
  *     an operation is done (the thread that makes progress) -> flow.c notes it, posts what had to wait
  *     finish, or the reducer's thread -> out.c puts averages into place, calls on_buffer, in index order
  *
+ * Where gradients lie on a device reducer_device.c does all of this for a full buffer, in the order of a stream.
+ *
  * step.c begins and ends steps. stats.c is told what happens when. reducer_failure.c settles who is to blame.
  *
  * Parts. Each struct is its own file's: others call the functions of its header, which say what they do, not what it holds.
@@ -32,7 +34,7 @@ struct shoal_reducer {
     /* Where gradients lie. fusion_install changes it, between steps. */
     struct shoal_gradient_layout *layout;
     unsigned layout_number;
-    char *memory; /* of all buffers, from shoal_mem_alloc */
+    char *memory; /* of all buffers: from shoal_mem_alloc, or on the device */
 
     /* Which step it is. step.c writes it. */
     enum shoal_step step; /* the last one that began */
@@ -45,6 +47,7 @@ struct shoal_reducer {
 
     struct fusion_marks *marks;
     struct fusion_flow *flow;
+    struct fusion_device *device;         /* NULL: gradients lie in host memory */
     struct fusion_compressor *compressor; /* NULL: nothing is compressed */
     struct fusion_tally *tally;
     struct fusion_out *out;
@@ -86,6 +89,9 @@ uint64_t fusion_now_ns(void);
 /* Options of an operation of the reducer. */
 struct shoal_options fusion_options(const struct shoal_reducer *reducer);
 
+/* The same of one on a buffer: with the stream of its lane, where it lies on a device. */
+struct shoal_options fusion_buffer_options(const struct shoal_reducer *reducer, size_t buffer);
+
 /* A communicator of ranks of the reducer's, named as it is with a suffix. Collective on comm. */
 SHOAL_MUST_USE enum shoal_status fusion_split(const struct shoal_reducer *reducer, struct shoal_comm *comm, const char *suffix,
                                               int color, int key, struct shoal_comm **comm_out);
@@ -93,6 +99,8 @@ SHOAL_MUST_USE enum shoal_status fusion_split(const struct shoal_reducer *reduce
 /* Takes over the layout, with memory for it. On an error nothing has changed and the layout is still the caller's. */
 SHOAL_MUST_USE enum shoal_status fusion_install(struct shoal_reducer *reducer, struct shoal_gradient_layout *layout);
 
+/* Memory of zeros where gradients lie. */
+SHOAL_MUST_USE enum shoal_status fusion_allocate(const struct shoal_reducer *reducer, size_t bytes, void **memory_out);
 /* NULL is allowed. */
 void fusion_free_memory(const struct shoal_reducer *reducer, void *memory);
 

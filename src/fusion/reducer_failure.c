@@ -80,6 +80,13 @@ enum shoal_status fusion_refuse(const struct shoal_reducer *reducer, enum shoal_
     return shoal_report(reducer->context, status, "fusion", line);
 }
 
+void fusion_tell_why(const struct shoal_reducer *reducer, enum shoal_status status, char *text, size_t text_bytes)
+{
+    struct shoal_failure failure = SHOAL_FAILURE_INIT;
+    const bool is_told = shoal_last_failure(reducer->context, NULL, &failure) == SHOAL_OK && failure.status == status;
+    snprintf(text, text_bytes, "%s", is_told ? failure.text : shoal_status_name(status));
+}
+
 /* The first cause stays. With the lock; false: there was one before. */
 static bool claim(struct shoal_reducer *reducer, enum shoal_status status)
 {

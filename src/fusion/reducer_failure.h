@@ -48,4 +48,7 @@ bool fusion_take_cause(struct shoal_reducer *reducer, int from, struct shoal_fai
 enum shoal_status fusion_refuse(const struct shoal_reducer *reducer, enum shoal_status status, const char *format, ...)
     FUSION_PRINTF(3, 4);
 
+/* Why a call of this thread has just failed with this status: what it has told, or else the status. Not in a completion. */
+void fusion_tell_why(const struct shoal_reducer *reducer, enum shoal_status status, char *text, size_t text_bytes);
+
 #endif

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "fusion/compress.h"
+#include "fusion/compute.h"
 #include "fusion/marks.h"
 #include "fusion/reducer_failure.h"
 
@@ -68,10 +69,18 @@ static struct header describe(const struct shoal_reducer *reducer)
     return header;
 }
 
-static void put(char **at, const float *from, size_t count)
+static enum shoal_status write_residuals(const struct shoal_reducer *reducer, char *at)
 {
-    memcpy(*at, from, count * sizeof *from);
-    *at += count * sizeof *from;
+    for (size_t b = 0; b < reducer->layout->buffer_count; b++) {
+        const struct fusion_residuals each = fusion_compressed_residuals(reducer, b);
+        if (!each.sent)
+            continue;
+        FUSION_TRY(fusion_save(reducer, b, at, each.sent, each.sent_count));
+        at += each.sent_count * sizeof *each.sent;
+        FUSION_TRY(fusion_save(reducer, b, at, each.sum, each.sum_count));
+        at += each.sum_count * sizeof *each.sum;
+    }
+    return fusion_settle(reducer);
 }
 
 enum shoal_status shoal_reducer_export_residuals(const struct shoal_reducer *reducer, void *state, size_t bytes)
@@ -86,14 +95,8 @@ enum shoal_status shoal_reducer_export_residuals(const struct shoal_reducer *red
     if (!needed)
         return SHOAL_OK;
     struct header header = describe(reducer);
-    char *body = (char *)state + sizeof header, *at = body;
-    for (size_t b = 0; b < reducer->layout->buffer_count; b++) {
-        const struct fusion_residuals each = fusion_compressed_residuals(reducer, b);
-        if (!each.sent)
-            continue;
-        put(&at, each.sent, each.sent_count);
-        put(&at, each.sum, each.sum_count);
-    }
+    char *body = (char *)state + sizeof header;
+    FUSION_TRY(write_residuals(reducer, body));
     header.body_hash = shoal_bytes_hash(body, header.body_bytes);
     memcpy(state, &header, sizeof header);
     return SHOAL_OK;
@@ -155,21 +158,18 @@ static void find_wrong(const struct shoal_reducer *reducer, const char *state, s
         snprintf(text, text_bytes, "the residuals are damaged");
 }
 
-static void residuals_take(const char **at, float *to, size_t count)
-{
-    memcpy(to, *at, count * sizeof *to);
-    *at += count * sizeof *to;
-}
-
-static void read_residuals(struct shoal_reducer *reducer, const char *at)
+static enum shoal_status read_residuals(struct shoal_reducer *reducer, const char *at)
 {
     for (size_t b = 0; b < reducer->layout->buffer_count; b++) {
         const struct fusion_residuals each = fusion_compressed_residuals(reducer, b);
         if (!each.sent)
             continue;
-        residuals_take(&at, each.sent, each.sent_count);
-        residuals_take(&at, each.sum, each.sum_count);
+        FUSION_TRY(fusion_restore(reducer, b, each.sent, at, each.sent_count));
+        at += each.sent_count * sizeof *each.sent;
+        FUSION_TRY(fusion_restore(reducer, b, each.sum, at, each.sum_count));
+        at += each.sum_count * sizeof *each.sum;
     }
+    return fusion_settle(reducer);
 }
 
 enum shoal_status shoal_reducer_import_residuals(struct shoal_reducer *reducer, const void *state, size_t bytes)
@@ -191,7 +191,5 @@ enum shoal_status shoal_reducer_import_residuals(struct shoal_reducer *reducer, 
         fusion_operation_failed(reducer, status, -2);
         return fusion_failure_status(reducer);
     }
-    if (bytes)
-        read_residuals(reducer, (const char *)state + sizeof(struct header));
-    return SHOAL_OK;
+    return bytes ? read_residuals(reducer, (const char *)state + sizeof(struct header)) : SHOAL_OK;
 }

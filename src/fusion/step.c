@@ -8,6 +8,7 @@
 #include "fusion/flow.h"
 #include "fusion/marks.h"
 #include "fusion/out.h"
+#include "fusion/reducer_device.h"
 #include "fusion/reducer_failure.h"
 #include "fusion/stats.h"
 #include "fusion/tally.h"
@@ -39,13 +40,15 @@ static void close_step(struct shoal_reducer *reducer)
     fusion_marks_close(reducer);
 }
 
-/* Once, after the first step. */
+/* Once, after the first step, whose buffers are then used no more. */
 static enum shoal_status renew_layout(struct shoal_reducer *reducer)
 {
     const bool is_fixed = reducer->options.keeps_layout || reducer->options.layout || reducer->options.order;
     if (is_fixed || reducer->has_renewed || reducer->steps != 1)
         return SHOAL_OK;
     reducer->has_renewed = true;
+    if (reducer->device && fusion_device_wait(reducer, SHOAL_FOREVER) != SHOAL_OK)
+        return fusion_failure_status(reducer);
     const enum shoal_status status = fusion_rebuild(reducer);
     return status == SHOAL_OK ? SHOAL_OK : fusion_failure_status(reducer);
 }
@@ -64,6 +67,8 @@ enum shoal_status shoal_reducer_begin(struct shoal_reducer *reducer, enum shoal_
     FUSION_TRY(check_begin(reducer, "shoal_reducer_begin"));
     if (step != SHOAL_STEP_REDUCE && step != SHOAL_STEP_LOCAL)
         return fusion_refuse(reducer, SHOAL_ERR_ARGUMENT, "shoal_reducer_begin: there is no kind of step %d", (int)step);
+    if (reducer->device)
+        FUSION_TRY(fusion_device_begin(reducer, step));
     FUSION_TRY(renew_layout(reducer));
     open_step(reducer, step);
     return step == SHOAL_STEP_REDUCE && reducer->options.is_uneven ? fusion_tally_post_head(reducer, true) : SHOAL_OK;
@@ -193,6 +198,14 @@ static enum shoal_status end_step(struct shoal_reducer *reducer, bool may_be_unu
     return SHOAL_OK;
 }
 
+static enum shoal_status end_local_step(struct shoal_reducer *reducer)
+{
+    if (reducer->device)
+        FUSION_TRY(fusion_device_collect(reducer));
+    close_step(reducer);
+    return SHOAL_OK;
+}
+
 static enum shoal_status check_result(const struct shoal_reducer *reducer, const char *call,
                                       const struct shoal_step_result *result_out)
 {
@@ -211,12 +224,13 @@ enum shoal_status shoal_reducer_finish(struct shoal_reducer *reducer, struct sho
     FUSION_TRY(check_result(reducer, "shoal_reducer_finish", result_out));
     if (!fusion_marks_are_open(reducer))
         return fusion_refuse(reducer, SHOAL_ERR_STATE, "shoal_reducer_finish: no step has begun");
-    if (reducer->step == SHOAL_STEP_LOCAL) {
-        close_step(reducer);
-        return SHOAL_OK;
-    }
+    if (reducer->step == SHOAL_STEP_LOCAL)
+        return end_local_step(reducer);
     fusion_stats_finish(reducer);
-    return end_step(reducer, reducer->options.allows_unused, result_out);
+    const enum shoal_status status = end_step(reducer, reducer->options.allows_unused, result_out);
+    if (status != SHOAL_OK && reducer->device)
+        fusion_device_give_up(reducer);
+    return status;
 }
 
 /* ---- Join ---------------------------------------------------------------------------------------------------------------- */

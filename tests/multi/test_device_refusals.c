@@ -261,6 +261,8 @@ static void refuse_each_alone(struct world *world)
     shoal_comm_free(bench.comm);
     for (size_t i = 0; i < COUNT_OF(entry_points); i++) {
         int nth = 1;
+        if (strcmp(entry_points[i], "cuStreamSynchronize") == 0)
+            continue; /* the test calls it, and no collective does */
         while (refuse_one_alone(&bench, entry_points[i], nth))
             CHECK(world, nth++ < CALLS_MOST, "%s is called without end", entry_points[i]);
     }

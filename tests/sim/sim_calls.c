@@ -9,6 +9,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "comm/packers.h"
 #include "engine/engine_state.h"
 #include "reference.h"
 #include "sim/sim_transport.h"
@@ -966,4 +967,23 @@ enum shoal_status shoal_mem_free(struct shoal_context *context, void *memory)
         context->memories[i].is_free |= context->memories[i].at == memory;
     unlock(context->world);
     return SHOAL_OK;
+}
+
+/* No device is here. */
+enum shoal_status shoal_packer_open(struct shoal_context *context, void *stream, struct shoal_gpu_packer **packer_out)
+{
+    (void)context, (void)stream, (void)packer_out;
+    return SHOAL_ERR_UNSUPPORTED;
+}
+
+bool shoal_packer_takes(const struct shoal_comm *comm, const struct shoal_gpu_packer *packer, const void *memory, char *wrong,
+                        size_t wrong_bytes)
+{
+    (void)comm, (void)packer, (void)memory, (void)wrong, (void)wrong_bytes;
+    return true;
+}
+
+enum shoal_status shoal_request_test(struct shoal_request *request)
+{
+    return shoal_request_wait(request, 0);
 }

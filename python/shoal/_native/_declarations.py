@@ -239,7 +239,8 @@ class ReducerOptions(Sized):
                 ("timeout_ms", c_uint32), ("layout", c_void_p), ("order", POINTER(c_uint32)), ("keeps_layout", c_int),
                 ("results_in_views", c_int), ("allows_unused", c_int), ("is_uneven", c_int), ("divides_by_active", c_int),
                 ("checks_finite", c_int), ("has_norms", c_int), ("max_norm", c_double), ("compression", c_int),
-                ("forgets_error", c_int), ("has_thread", c_int), ("on_buffer", BufferFn), ("on_buffer_arg", c_void_p)]
+                ("forgets_error", c_int), ("has_thread", c_int), ("on_buffer", BufferFn), ("on_buffer_arg", c_void_p),
+                ("is_on_device", c_int), ("stream", c_void_p)]
 
 
 # enum shoal_step
@@ -418,6 +419,7 @@ FUNCTIONS = {
     "shoal_reducer_residual_bytes": (c_size_t, [c_void_p]),
     "shoal_reducer_export_residuals": (c_int, [c_void_p, c_void_p, c_size_t]),
     "shoal_reducer_import_residuals": (c_int, [c_void_p, c_void_p, c_size_t]),
+    "shoal_reducer_wait": (c_int, [c_void_p, c_uint32]),
     "shoal_outer_create": (c_int, [c_void_p, c_void_p, POINTER(Parameter), c_size_t, POINTER(c_void_p), POINTER(OuterOptions),
                                    POINTER(c_void_p)]),
     "shoal_outer_free": (None, [c_void_p]),

@@ -1,0 +1,671 @@
+/* Reducers whose gradients lie on a device, over the stand-in driver: the same bits as those of a reducer in host memory, for all
+ * types, sizes, kinds of marks and of compression; what is refused; and faults, after which all ranks say the same, no stream
+ * waits and nothing is left. */
+#include <signal.h>
+#include <unistd.h>
+
+#include "device_bench.h"
+#include "reference.h"
+#include "shoal/gradients.h"
+
+#define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
+#define PARAMETERS 11
+#define ELEMENTS_MAX 5000
+#define STEPS 4
+
+static const enum shoal_type types[] = {SHOAL_FLOAT32, SHOAL_FLOAT64, SHOAL_BFLOAT16, SHOAL_FLOAT16};
+
+/* ---- Two reducers of one model ------------------------------------------------------------------------------------------- */
+
+/* One parameter's gradient: what is given in a step, and what comes back, on both sides. */
+struct gradient {
+    char *given; /* uploaded from here, so it stays until the stream has run */
+    char *host, *device;
+    char *back; /* downloaded to here */
+    bool is_in_view;
+};
+
+struct job {
+    struct world *world;
+    struct shoal_parameter parameters[PARAMETERS];
+    struct gradient gradients[PARAMETERS];
+    struct shoal_reducer_options options; /* of the one on the device */
+    struct shoal_reducer *host, *device;
+    void *stream;
+    uint64_t random; /* this rank's own */
+    uint64_t shared; /* the same on all ranks */
+};
+
+static size_t bytes_of(const struct job *job, size_t parameter)
+{
+    return job->parameters[parameter].count * shoal_type_bytes(job->parameters[parameter].type);
+}
+
+static void open_job(struct job *job, struct world *world, const char *modes, uint64_t seed)
+{
+    memset(job, 0, sizeof *job);
+    mock_device_start(modes);
+    job->world = world;
+    job->shared = seed;
+    job->random = seed * 100 + (uint64_t)world->rank + 1;
+    job->stream = mock_device_take_stream();
+    job->options = (struct shoal_reducer_options)SHOAL_REDUCER_OPTIONS_INIT;
+    job->options.buffer_bytes = 16 << 10;
+    job->options.first_buffer_bytes = 4 << 10;
+    job->options.rank_bytes = 1024;
+    job->options.is_on_device = 1;
+    job->options.stream = job->stream;
+    for (size_t i = 0; i < PARAMETERS; i++) {
+        const size_t most = i % 4 ? 700 : ELEMENTS_MAX;
+        const enum shoal_type type = i % 2 ? SHOAL_FLOAT32 : types[reference_below(&job->shared, COUNT_OF(types))];
+        job->parameters[i] = (struct shoal_parameter){reference_below(&job->shared, most), type, NULL};
+        struct gradient *gradient = &job->gradients[i];
+        gradient->given = calloc(ELEMENTS_MAX, 8);
+        gradient->host = calloc(ELEMENTS_MAX, 8);
+        gradient->back = calloc(ELEMENTS_MAX, 8);
+        gradient->device = mock_device_allocate(ELEMENTS_MAX * 8);
+    }
+}
+
+static enum shoal_status create_few(struct job *job, size_t count)
+{
+    return shoal_reducer_create(job->world->context, job->world->comm, job->parameters, count, &job->options, &job->device);
+}
+
+static enum shoal_status create_on_device(struct job *job)
+{
+    return create_few(job, PARAMETERS);
+}
+
+static void create_both(struct job *job)
+{
+    struct shoal_reducer_options options = job->options;
+    options.is_on_device = 0;
+    options.on_buffer = NULL;
+    OK(job->world, create_on_device(job));
+    OK(job->world,
+       shoal_reducer_create(job->world->context, job->world->comm, job->parameters, PARAMETERS, &options, &job->host));
+}
+
+/* Nothing is left in the driver. Ends the process. */
+static void close_job(struct job *job)
+{
+    static const char *const kinds[] = {"registrations", "streams", "events", "operations", "allocations", "modules"};
+    char text[256];
+    mock_device_synchronize(job->stream);
+    shoal_reducer_free(job->host);
+    shoal_reducer_free(job->device);
+    for (size_t i = 0; i < PARAMETERS; i++)
+        mock_device_release(job->gradients[i].device);
+    mock_device_stop();
+    shoal_context_destroy(job->world->context);
+    if (mock_device_is_real())
+        exit(0);
+    CHECK(job->world, control.faults_of(text, sizeof text) == 0, "%s", text);
+    for (size_t i = 0; i < COUNT_OF(kinds); i++)
+        CHECK(job->world, control.count_of(kinds[i]) == 0, "%zu %s are left", control.count_of(kinds[i]), kinds[i]);
+    CHECK(job->world, control.count_of("blocks") <= 8, "a launch had %zu blocks", control.count_of("blocks"));
+    exit(0);
+}
+
+/* ---- Steps --------------------------------------------------------------------------------------------------------------- */
+
+/* Any finite value that sums of a few stay finite with; rounding shows in what order they were added. */
+static void draw(struct job *job, size_t parameter)
+{
+    const size_t count = job->parameters[parameter].count;
+    char *given = job->gradients[parameter].given;
+    for (size_t i = 0; i < count; i++) {
+        const float value = (float)((double)(int64_t)reference_random(&job->random) * 0x1p-60);
+        uint32_t word;
+        memcpy(&word, &value, sizeof word);
+        if (job->parameters[parameter].type == SHOAL_FLOAT32)
+            ((float *)(void *)given)[i] = value;
+        else if (job->parameters[parameter].type == SHOAL_FLOAT64)
+            ((double *)(void *)given)[i] = (double)value;
+        else if (job->parameters[parameter].type == SHOAL_BFLOAT16)
+            ((uint16_t *)(void *)given)[i] = (uint16_t)(word >> 16);
+        else /* from 1 to 2, or their negatives */
+            ((uint16_t *)(void *)given)[i] = (uint16_t)((word >> 16 & 0x8000) | 0x3c00 | (word & 0x3ff));
+    }
+}
+
+/* The kernels of the backward pass, as far as Shoal can tell: the stream writes a gradient before its mark. */
+static void *give(struct job *job, size_t parameter)
+{
+    struct gradient *gradient = &job->gradients[parameter];
+    draw(job, parameter);
+    char *there = gradient->is_in_view ? shoal_reducer_view(job->device, parameter) : gradient->device;
+    if (bytes_of(job, parameter))
+        mock_device_upload(there, gradient->given, bytes_of(job, parameter), job->stream);
+    memcpy(gradient->host, gradient->given, bytes_of(job, parameter));
+    return there;
+}
+
+static enum shoal_status mark(struct job *job, struct shoal_reducer *reducer, size_t parameter, char *memory, size_t middle)
+{
+    const size_t count = job->parameters[parameter].count, element = shoal_type_bytes(job->parameters[parameter].type);
+    if (!middle)
+        return shoal_reducer_ready(reducer, parameter, memory, count);
+    const enum shoal_status status =
+        shoal_reducer_ready_part(reducer, parameter, memory + middle * element, middle, count - middle);
+    return status == SHOAL_OK ? shoal_reducer_ready_part(reducer, parameter, memory, 0, middle) : status;
+}
+
+/* Whole or in two parts, on both sides. */
+static void mark_both(struct job *job, size_t parameter)
+{
+    const size_t count = job->parameters[parameter].count;
+    const size_t middle = count && reference_below(&job->random, 3) == 0 ? reference_below(&job->random, count) : 0;
+    OK(job->world, mark(job, job->device, parameter, give(job, parameter), middle));
+    OK(job->world, mark(job, job->host, parameter, job->gradients[parameter].host, middle));
+}
+
+static void shuffle(uint64_t *random, uint32_t *order)
+{
+    for (uint32_t i = 0; i < PARAMETERS; i++)
+        order[i] = i;
+    for (size_t i = PARAMETERS; i > 1; i--) {
+        const size_t other = reference_below(random, i);
+        const uint32_t last = order[i - 1];
+        order[i - 1] = order[other];
+        order[other] = last;
+    }
+}
+
+static void expect_alike(struct job *job)
+{
+    OK(job->world, shoal_reducer_wait(job->device, SHOAL_FOREVER));
+    for (size_t i = 0; i < PARAMETERS; i++) {
+        const struct gradient *gradient = &job->gradients[i];
+        const bool is_in_view = gradient->is_in_view || job->options.results_in_views;
+        const char *there = is_in_view ? shoal_reducer_view(job->device, i) : gradient->device;
+        if (bytes_of(job, i))
+            mock_device_download(gradient->back, there, bytes_of(job, i), job->stream);
+    }
+    mock_device_synchronize(job->stream);
+    for (size_t i = 0; i < PARAMETERS; i++) {
+        const struct gradient *gradient = &job->gradients[i];
+        const char *here = job->options.results_in_views ? shoal_reducer_view(job->host, i) : gradient->host;
+        const size_t element = shoal_type_bytes(job->parameters[i].type);
+        for (size_t e = 0; e < job->parameters[i].count; e++)
+            CHECK(job->world, memcmp(gradient->back + e * element, here + e * element, element) == 0,
+                  "parameter %zu of type %d, element %zu of %zu differs", i, (int)job->parameters[i].type, e,
+                  job->parameters[i].count);
+    }
+}
+
+/* A LOCAL step leaves some gradients out. A view holds the sum of LOCAL steps, so it is written where there was none only. */
+static void run_pass(struct job *job, enum shoal_step step, bool has_views)
+{
+    uint32_t order[PARAMETERS];
+    shuffle(&job->random, order);
+    OK(job->world, shoal_reducer_begin(job->device, step));
+    OK(job->world, shoal_reducer_begin(job->host, step));
+    for (size_t i = 0; i < PARAMETERS; i++) {
+        job->gradients[order[i]].is_in_view = has_views && reference_below(&job->random, 3) == 0;
+        if (step == SHOAL_STEP_REDUCE || reference_below(&job->random, 4))
+            mark_both(job, order[i]);
+    }
+    OK(job->world, shoal_reducer_finish(job->device, NULL));
+    OK(job->world, shoal_reducer_finish(job->host, NULL));
+}
+
+struct kind {
+    enum shoal_compression compression;
+    const char *modes;
+    bool is_local; /* with LOCAL steps between */
+};
+
+static void steps_body(struct world *world)
+{
+    const struct kind *kind = world->arg;
+    struct job job;
+    open_job(&job, world, kind->modes, 7);
+    for (uint64_t seed = 1; seed <= 3; seed++) {
+        world->seed = job.shared = seed;
+        job.options.results_in_views = (int)reference_below(&job.shared, 2);
+        job.options.keeps_layout = (int)reference_below(&job.shared, 2);
+        job.options.op = seed == 2 ? SHOAL_SUM : SHOAL_AVG;
+        job.options.forgets_error = seed == 3;
+        job.options.compression = kind->compression;
+        create_both(&job);
+        for (int step = 0; step < STEPS; step++) {
+            for (int pass = 0; kind->is_local && pass < 2; pass++) {
+                run_pass(&job, SHOAL_STEP_LOCAL, false);
+                mock_device_synchronize(job.stream); /* what was given is written anew */
+            }
+            run_pass(&job, SHOAL_STEP_REDUCE, !kind->is_local);
+            expect_alike(&job);
+        }
+        shoal_reducer_free(job.host);
+        shoal_reducer_free(job.device);
+        job.host = job.device = NULL;
+    }
+    close_job(&job);
+}
+
+static void run_steps(const char *what, int size, int ranks_per_host, const struct kind *kind)
+{
+    char name[160];
+    snprintf(name, sizeof name, "the same bits: %s, %d ranks, %d on a host, %s", what, size,
+             ranks_per_host ? ranks_per_host : size, kind->modes);
+    world_divide(ranks_per_host);
+    world_run(&(const struct world_options){name, size, NULL, steps_body, kind});
+}
+
+/* ---- Residuals ----------------------------------------------------------------------------------------------------------- */
+
+static char *export_residuals(struct world *world, const struct shoal_reducer *reducer, size_t *bytes_out)
+{
+    *bytes_out = shoal_reducer_residual_bytes(reducer);
+    char *state = malloc(*bytes_out);
+    CHECK(world, *bytes_out && state, "no residuals");
+    OK(world, shoal_reducer_export_residuals(reducer, state, *bytes_out));
+    return state;
+}
+
+/* The residuals of both sides are the same bytes, and a new pair of reducers that takes them goes on with the same bits. */
+static void residuals_body(struct world *world)
+{
+    struct job job;
+    size_t bytes, host_bytes;
+    open_job(&job, world, "late=30,torn=2,poison=1,seed=4", 4);
+    job.options.compression = SHOAL_COMPRESS_INT8;
+    job.options.keeps_layout = 1;
+    create_both(&job);
+    run_pass(&job, SHOAL_STEP_REDUCE, true);
+    char *state = export_residuals(world, job.device, &bytes), *there = export_residuals(world, job.host, &host_bytes);
+    CHECK(world, bytes == host_bytes && memcmp(state, there, bytes) == 0, "residuals differ");
+    expect_alike(&job);
+    shoal_reducer_free(job.device);
+    OK(world, create_on_device(&job));
+    OK(world, shoal_reducer_import_residuals(job.device, state, bytes));
+    run_pass(&job, SHOAL_STEP_REDUCE, true);
+    expect_alike(&job);
+    free(state);
+    free(there);
+    close_job(&job);
+}
+
+/* ---- What finish does, and what it does not wait for --------------------------------------------------------------------- */
+
+struct calls {
+    struct job *job;
+    size_t next;
+};
+
+/* The averages are there for what comes on the stream now. */
+static enum shoal_status buffer_ready(void *arg, size_t buffer, const uint32_t *parameters, size_t parameter_count)
+{
+    struct calls *calls = arg;
+    struct job *job = calls->job;
+    CHECK(job->world, buffer == calls->next, "buffer %zu, not %zu", buffer, calls->next);
+    calls->next++;
+    for (size_t i = 0; i < parameter_count; i++) {
+        const size_t parameter = parameters[i];
+        if (bytes_of(job, parameter))
+            mock_device_download(job->gradients[parameter].back, job->gradients[parameter].device, bytes_of(job, parameter),
+                                 job->stream);
+    }
+    return SHOAL_OK;
+}
+
+static void callback_body(struct world *world)
+{
+    struct job job;
+    struct calls calls = {&job, 0};
+    open_job(&job, world, "late=50,torn=3,poison=1,seed=5", 5);
+    job.options.on_buffer = buffer_ready;
+    job.options.on_buffer_arg = &calls;
+    job.options.keeps_layout = 1;
+    create_both(&job);
+    for (int step = 0; step < 2; step++) {
+        calls.next = 0;
+        OK(world, shoal_reducer_begin(job.device, SHOAL_STEP_REDUCE));
+        OK(world, shoal_reducer_begin(job.host, SHOAL_STEP_REDUCE));
+        for (size_t i = PARAMETERS; i-- > 0;)
+            mark_both(&job, i);
+        OK(world, shoal_reducer_finish(job.device, NULL));
+        OK(world, shoal_reducer_finish(job.host, NULL));
+        CHECK(world, calls.next == shoal_gradient_layout_buffers(shoal_reducer_layout(job.device)), "%zu buffers", calls.next);
+        OK(world, shoal_reducer_wait(job.device, SHOAL_FOREVER));
+        mock_device_synchronize(job.stream);
+        for (size_t i = 0; i < PARAMETERS; i++)
+            CHECK(world, memcmp(job.gradients[i].back, job.gradients[i].host, bytes_of(&job, i)) == 0, "parameter %zu", i);
+    }
+    close_job(&job);
+}
+
+static void mark_all(struct job *job)
+{
+    OK(job->world, shoal_reducer_begin(job->device, SHOAL_STEP_REDUCE));
+    for (size_t i = 0; i < PARAMETERS; i++)
+        OK(job->world, shoal_reducer_ready(job->device, i, give(job, i), job->parameters[i].count));
+}
+
+/* While the device stands still two whole steps are put on the stream. */
+static void waiting_body(struct world *world)
+{
+    struct job job;
+    open_job(&job, world, "seed=3", 3);
+    job.options.keeps_layout = 1;
+    OK(world, create_on_device(&job));
+    mark_all(&job); /* makes what only an idle device makes */
+    OK(world, shoal_reducer_finish(job.device, NULL));
+    OK(world, shoal_reducer_wait(job.device, SHOAL_FOREVER));
+    mock_device_synchronize(job.stream);
+    control.hold_of(true);
+    for (int step = 0; step < 2; step++) {
+        mark_all(&job);
+        OK(world, shoal_reducer_finish(job.device, NULL));
+    }
+    CHECK(world, shoal_reducer_wait(job.device, 1) == SHOAL_PENDING, "it does not wait for the device");
+    OK(world, shoal_barrier(world->comm, NULL));
+    control.hold_of(false);
+    OK(world, shoal_reducer_wait(job.device, SHOAL_FOREVER));
+    close_job(&job);
+}
+
+/* ---- Refused ------------------------------------------------------------------------------------------------------------- */
+
+static void expect_told(struct job *job, enum shoal_status status, enum shoal_status wanted, const char *word)
+{
+    struct shoal_failure failure = SHOAL_FAILURE_INIT;
+    CHECK(job->world, status == wanted, "%s instead of %s", shoal_status_name(status), shoal_status_name(wanted));
+    OK(job->world, shoal_last_failure(job->world->context, NULL, &failure));
+    CHECK(job->world, strstr(failure.text, word), "\"%s\" is not in: %s", word, failure.text);
+}
+
+static char *allocate_elsewhere(void)
+{
+    shoal_cu_context other;
+    shoal_cu_device device;
+    shoal_cu_address at;
+    MOCK_DEVICE(device_get(&device, 1));
+    MOCK_DEVICE(primary_retain(&other, device));
+    MOCK_DEVICE(context_set(other));
+    MOCK_DEVICE(allocate(&at, 8 * ELEMENTS_MAX));
+    MOCK_DEVICE(context_set(mock_device_context));
+    return (char *)(uintptr_t)at;
+}
+
+static void marks_body(struct world *world)
+{
+    struct job job;
+    open_job(&job, world, "devices=2,seed=1", 1);
+    char *other = allocate_elsewhere();
+    const size_t count = job.parameters[1].count;
+    create_both(&job);
+    OK(world, shoal_reducer_begin(job.device, SHOAL_STEP_REDUCE));
+    OK(world, shoal_reducer_begin(job.host, SHOAL_STEP_REDUCE));
+    expect_told(&job, shoal_reducer_ready(job.device, 1, job.gradients[1].host, count), SHOAL_ERR_ARGUMENT,
+                "the gradient of parameter 1 lies in host memory");
+    expect_told(&job, shoal_reducer_ready(job.device, 1, other, count), SHOAL_ERR_ARGUMENT,
+                "lies on device 1, but the reducer's stream is of device 0");
+    expect_told(&job, shoal_reducer_ready(job.host, 1, job.gradients[1].device, count), SHOAL_ERR_ARGUMENT,
+                "lies on device 0: make the reducer with is_on_device");
+    expect_told(&job, shoal_reducer_ready_part(job.host, 1, job.gradients[1].device, 0, 1), SHOAL_ERR_ARGUMENT,
+                "lies on device 0: make the reducer with is_on_device");
+    for (size_t i = 0; i < PARAMETERS; i++)
+        mark_both(&job, i); /* nothing was changed */
+    OK(world, shoal_reducer_finish(job.device, NULL));
+    OK(world, shoal_reducer_finish(job.host, NULL));
+    expect_alike(&job);
+    mock_device_release(other);
+    close_job(&job);
+}
+
+static void options_body(struct world *world)
+{
+    struct job job;
+    open_job(&job, world, "seed=1", 1);
+    const struct shoal_reducer_options usual = job.options;
+    int *const unsupported[] = {&job.options.is_uneven, &job.options.allows_unused, &job.options.checks_finite,
+                                &job.options.has_norms, &job.options.has_thread};
+    for (size_t i = 0; i < COUNT_OF(unsupported); i++) {
+        *unsupported[i] = 1;
+        expect_told(&job, create_on_device(&job), SHOAL_ERR_UNSUPPORTED, "is for gradients in host memory");
+        job.options = usual;
+    }
+    job.options.is_on_device = world->rank > 0;
+    expect_told(&job, create_on_device(&job), SHOAL_ERR_MISMATCH, "is_on_device is 0 on rank 0, 1 on rank 1");
+    job.options = usual;
+    if (world->rank == 0)
+        control.fail_of("cuEventCreate", 1, SHOAL_CU_OUT_OF_MEMORY);
+    expect_told(&job, create_on_device(&job), SHOAL_ERR_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY");
+    OK(world, create_on_device(&job));
+    close_job(&job);
+}
+
+static void captured_body(struct world *world)
+{
+    struct job job;
+    open_job(&job, world, "seed=1", 1);
+    create_both(&job);
+    control.capture_of((shoal_cu_stream)job.stream, SHOAL_CU_CAPTURE_ACTIVE);
+    expect_told(&job, shoal_reducer_begin(job.device, SHOAL_STEP_REDUCE), SHOAL_ERR_UNSUPPORTED,
+                "is being captured into a graph");
+    control.capture_of((shoal_cu_stream)job.stream, SHOAL_CU_CAPTURE_NONE);
+    run_pass(&job, SHOAL_STEP_REDUCE, true);
+    expect_alike(&job);
+    close_job(&job);
+}
+
+/* ---- Faults -------------------------------------------------------------------------------------------------------------- */
+
+/* All ranks have this status. */
+static void agree(struct world *world, enum shoal_status status)
+{
+    world->board[world->rank] = (uint64_t)status;
+    OK(world, shoal_barrier(world->comm, NULL));
+    for (int rank = 0; rank < world->size; rank++)
+        CHECK(world, world->board[rank] == (uint64_t)status, "%s here, and %s on rank %d", shoal_status_name(status),
+              shoal_status_name((enum shoal_status)world->board[rank]), rank);
+    OK(world, shoal_barrier(world->comm, NULL));
+}
+
+/* A rank that has not failed learns it by waiting. */
+static void expect_cause(struct job *job, enum shoal_status wanted, const char *word)
+{
+    struct shoal_failure failure = SHOAL_FAILURE_INIT;
+    const enum shoal_status status = shoal_reducer_wait(job->device, SHOAL_FOREVER);
+    CHECK(job->world, status == wanted, "%s, not %s", shoal_status_name(status), shoal_status_name(wanted));
+    OK(job->world, shoal_reducer_failure(job->device, &failure));
+    CHECK(job->world, strstr(failure.text, word), "\"%s\" is not in: %s", word, failure.text);
+    mock_device_synchronize(job->stream); /* no stream waits */
+}
+
+static void given_up_body(struct world *world)
+{
+    struct job job;
+    open_job(&job, world, "late=50,seed=2", 2);
+    OK(world, create_on_device(&job));
+    OK(world, shoal_reducer_begin(job.device, SHOAL_STEP_REDUCE));
+    if (world->rank == 1) {
+        for (size_t i = PARAMETERS; i-- > PARAMETERS / 2;)
+            OK(world, shoal_reducer_ready(job.device, i, give(&job, i), job.parameters[i].count));
+        shoal_reducer_fail(job.device, SHOAL_ERR_ABORTED, "the loss is a kiwi");
+    } else {
+        for (size_t i = PARAMETERS; i-- > 0;)
+            if (shoal_reducer_ready(job.device, i, give(&job, i), job.parameters[i].count) != SHOAL_OK)
+                break;
+        (void)!shoal_reducer_finish(job.device, NULL); /* may have come before the fault */
+    }
+    expect_cause(&job, SHOAL_ERR_ABORTED, "rank 1: the loss is a kiwi");
+    agree(world, shoal_reducer_begin(job.device, SHOAL_STEP_REDUCE));
+    close_job(&job);
+}
+
+static void missing_body(struct world *world)
+{
+    struct job job;
+    open_job(&job, world, "late=50,seed=2", 2);
+    OK(world, create_on_device(&job));
+    OK(world, shoal_reducer_begin(job.device, SHOAL_STEP_REDUCE));
+    for (size_t i = PARAMETERS; i-- > (world->rank == 1);)
+        if (shoal_reducer_ready(job.device, i, give(&job, i), job.parameters[i].count) != SHOAL_OK)
+            break; /* the other rank has ended its step */
+    const enum shoal_status status = shoal_reducer_finish(job.device, NULL);
+    CHECK(world, world->rank != 1 || status == SHOAL_ERR_STATE, "%s", shoal_status_name(status));
+    expect_cause(&job, SHOAL_ERR_STATE, "1 of 11 gradients were not marked when the step ended: parameter 0");
+    close_job(&job);
+}
+
+static void killed_body(struct world *world)
+{
+    struct job job;
+    open_job(&job, world, "seed=2", 2);
+    job.options.keeps_layout = 1;
+    OK(world, create_on_device(&job));
+    mark_all(&job);
+    OK(world, shoal_reducer_finish(job.device, NULL));
+    OK(world, shoal_reducer_wait(job.device, SHOAL_FOREVER));
+    mock_device_synchronize(job.stream);
+    OK(world, shoal_barrier(world->comm, NULL));
+    OK(world, shoal_reducer_begin(job.device, SHOAL_STEP_REDUCE));
+    if (world->rank == world->size - 1)
+        raise(SIGKILL);
+    for (size_t i = PARAMETERS; i-- > 0;)
+        if (shoal_reducer_ready(job.device, i, give(&job, i), job.parameters[i].count) != SHOAL_OK)
+            break;
+    (void)!shoal_reducer_finish(job.device, NULL);
+    expect_cause(&job, SHOAL_ERR_PEER_LOST, "buffer");
+    close_job(&job);
+}
+
+/* ---- Each call of the driver is refused ---------------------------------------------------------------------------------- */
+
+#define REFUSED SHOAL_CU_OPERATING_SYSTEM
+#define REFUSED_NAME "CUDA_ERROR_OPERATING_SYSTEM"
+#define CALLS_MOST 200
+#define FEW ((size_t)3) /* parameters */
+
+static const char *const entry_points[] = {"cuEventCreate",          "cuMemAlloc",    "cuMemcpyHtoDAsync", "cuStreamWaitEvent",
+                                           "cuMemcpyAsync",          "cuEventRecord", "cuMemcpyDtoHAsync", "cuStreamBatchMemOp",
+                                           "cuPointerGetAttributes", "cuLaunchKernel"};
+
+static enum shoal_status take_step(struct job *job, enum shoal_step step)
+{
+    enum shoal_status status = shoal_reducer_begin(job->device, step);
+    for (size_t i = 0; i < FEW && status == SHOAL_OK; i++) {
+        status = shoal_reducer_ready(job->device, i, job->gradients[i].device, job->parameters[i].count);
+        if (status == SHOAL_ERR_ARGUMENT) /* where it lies was not told, and nothing has happened */
+            status = shoal_reducer_ready(job->device, i, job->gradients[i].device, job->parameters[i].count);
+    }
+    if (status == SHOAL_OK)
+        status = shoal_reducer_finish(job->device, NULL);
+    return status == SHOAL_OK ? shoal_reducer_wait(job->device, SHOAL_FOREVER) : status;
+}
+
+/* A life of a reducer of few buffers. The status of its first fault. */
+static enum shoal_status live(struct job *job)
+{
+    enum shoal_status status = create_few(job, FEW);
+    if (status == SHOAL_OK)
+        status = take_step(job, SHOAL_STEP_LOCAL);
+    return status == SHOAL_OK ? take_step(job, SHOAL_STEP_REDUCE) : status;
+}
+
+/* Rank 0's call number nth. False: it was not called so often. */
+static bool refuse_one(struct job *job, const char *call, int nth)
+{
+    struct world *world = job->world;
+    struct shoal_failure failure = SHOAL_FAILURE_INIT;
+    int32_t is_on = 1, has_failed, any;
+    if (world->rank == 0)
+        control.fail_of(call, nth, REFUSED);
+    enum shoal_status status = live(job);
+    if (world->rank == 0) {
+        is_on = control.count_of("calls") >= (size_t)nth;
+        control.fail_of(NULL, 0, 0);
+    }
+    OK(world, shoal_broadcast(world->comm, &is_on, &is_on, 1, SHOAL_INT32, 0, NULL));
+    has_failed = status != SHOAL_OK;
+    OK(world, shoal_allreduce(world->comm, &has_failed, &any, 1, SHOAL_INT32, SHOAL_MAX, NULL));
+    if (any && !has_failed) /* all operations of the step were done: it learns the fault in the next one */
+        status = take_step(job, SHOAL_STEP_REDUCE);
+    if (job->device && status != SHOAL_OK) { /* of another rank */
+        OK(world, shoal_reducer_failure(job->device, &failure));
+        status = failure.status;
+    } else if (status != SHOAL_OK) {
+        OK(world, shoal_last_failure(world->context, NULL, &failure));
+    }
+    agree(world, status);
+    if (status != SHOAL_OK)
+        CHECK(world, strstr(failure.text, REFUSED_NAME) && strstr(failure.text, call), "%s, call %d: %s", call, nth,
+              failure.text);
+    mock_device_synchronize(job->stream);
+    OK(world, shoal_barrier(world->comm, NULL));
+    shoal_reducer_free(job->device);
+    job->device = NULL;
+    return is_on != 0;
+}
+
+static void refused_body(struct world *world)
+{
+    struct job job;
+    open_job(&job, world, "seed=9", 9);
+    for (size_t i = 0; i < FEW; i++)
+        job.parameters[i] = (struct shoal_parameter){300 + i, SHOAL_FLOAT32, NULL};
+    job.options.compression = *(const enum shoal_compression *)world->arg;
+    job.options.keeps_layout = 1;
+    for (size_t i = 0; i < COUNT_OF(entry_points); i++) {
+        int nth = 1;
+        while (refuse_one(&job, entry_points[i], nth))
+            CHECK(world, nth++ < CALLS_MOST, "%s is called without end", entry_points[i]);
+    }
+    close_job(&job);
+}
+
+/* ---- Running ------------------------------------------------------------------------------------------------------------- */
+
+static void run(const char *name, int size, world_body_fn body)
+{
+    world_run(&(const struct world_options){name, size, NULL, body, NULL});
+}
+
+static void run_faults(void)
+{
+    static const enum shoal_compression none = SHOAL_COMPRESS_NONE, int8 = SHOAL_COMPRESS_INT8;
+    run("a rank gives up", 3, given_up_body);
+    run("a gradient is missing", 2, missing_body);
+    world_expect_kill(2);
+    run("a rank is killed", 3, killed_body);
+    world_expect_kill(0);
+    world_run(&(const struct world_options){"each call of the driver is refused", 2, NULL, refused_body, &none});
+    world_divide(1);
+    world_run(&(const struct world_options){"each call of the driver is refused, int8", 2, NULL, refused_body, &int8});
+}
+
+int main(int argument_count, char **arguments)
+{
+    static const struct kind plain = {SHOAL_COMPRESS_NONE, "seed=1", false},
+                             hostile = {SHOAL_COMPRESS_NONE, "late=30,torn=3,poison=1,seed=2", false},
+                             queues = {SHOAL_COMPRESS_NONE, "queues=1,seed=3", false},
+                             functions = {SHOAL_COMPRESS_NONE, "values=0,seed=4", false},
+                             local = {SHOAL_COMPRESS_NONE, "late=30,torn=2,poison=1,seed=5", true},
+                             float16 = {SHOAL_COMPRESS_FLOAT16, "late=30,poison=1,seed=6", false},
+                             bfloat16 = {SHOAL_COMPRESS_BFLOAT16, "seed=7", false},
+                             int8 = {SHOAL_COMPRESS_INT8, "late=30,torn=2,poison=1,seed=8", true};
+    world_choose(argument_count, arguments);
+    run_steps("steps", 2, 0, &plain);
+    run_steps("steps", 3, 0, &hostile);
+    run_steps("steps", 2, 0, &queues);
+    run_steps("steps", 2, 0, &functions);
+    run_steps("LOCAL steps", 2, 0, &local);
+    run_steps("steps", 3, 1, &hostile);
+    run_steps("float16", 4, 2, &float16);
+    run_steps("bfloat16", 2, 1, &bfloat16);
+    run_steps("int8", 4, 2, &int8);
+    run_steps("int8", 3, 1, &int8);
+    run("residuals", 2, residuals_body);
+    world_divide(0);
+    run("callbacks", 2, callback_body);
+    run("finish does not wait", 2, waiting_body);
+    run("gradients elsewhere", 2, marks_body);
+    run("options", 2, options_body);
+    run("a captured stream", 2, captured_body);
+    run_faults();
+    return world_finish();
+}
