@@ -366,6 +366,8 @@ static enum shoal_status devices_post_all(struct trip *trip, struct shoal_reques
 {
     const struct shoal_posting *posting = trip->posting;
     reserve_all(trip);
+    shoal_gpu_port_map(trip->port->port, trip->transfers, trip->transfer_count,
+                       (size_t)trip->comm->context->settings.gpu.gdrcopy_bytes);
     const struct shoal_batch batch = {posting->calls, posting->count, posting->is_group, 0};
     enum shoal_status status = shoal_engine_start(trip->comm->engine, &batch, request_out);
     if (status != SHOAL_OK) {

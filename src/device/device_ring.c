@@ -8,7 +8,7 @@
 
 static size_t counter_bytes(unsigned slots)
 {
-    return shoal_round_up(2 * slots * sizeof(struct shoal_device_ring_counter), SHOAL_PAGE);
+    return shoal_round_up((2 * slots + 1) * sizeof(struct shoal_device_ring_counter), SHOAL_PAGE);
 }
 
 size_t shoal_device_ring_bytes(unsigned slots, size_t slot_bytes)
@@ -25,7 +25,9 @@ void shoal_device_ring_init(struct shoal_device_ring *ring, bool is_inward, unsi
                                        .start = start,
                                        .by_stream = memory,
                                        .by_engine = (struct shoal_device_ring_counter *)memory + slots,
+                                       .opening = (struct shoal_device_ring_counter *)memory + (size_t)2 * slots,
                                        .data = (char *)memory + counter_bytes(slots)};
+    atomic_init(&ring->opening->value, start);
     for (unsigned slot = 0; slot < slots; slot++) {
         atomic_init(&ring->by_stream[slot].value, start);
         atomic_init(&ring->by_engine[slot].value, start);
@@ -72,10 +74,14 @@ static struct shoal_device_ring_operand *ring_operand_of(const struct shoal_devi
 }
 
 /* acquire: what the stream has copied, or has taken, comes before. */
+static bool has_come_to(const struct shoal_device_ring_counter *counter, uint64_t number)
+{
+    return (int64_t)(atomic_load_explicit(&counter->value, memory_order_acquire) - number) >= 0;
+}
+
 static bool has_reached(const struct shoal_device_ring *ring, const struct shoal_device_ring_unit *unit, uint64_t number)
 {
-    const uint64_t value = atomic_load_explicit(&ring->by_stream[unit->slot].value, memory_order_acquire);
-    return (int64_t)(value - number) >= 0;
+    return has_come_to(&ring->by_stream[unit->slot], number);
 }
 
 static bool ring_is_ready(const struct shoal_device_operand *base, size_t begin, size_t end)
@@ -83,6 +89,8 @@ static bool ring_is_ready(const struct shoal_device_operand *base, size_t begin,
     const struct shoal_device_ring_operand *operand = ring_operand_of(base);
     const struct shoal_device_ring *ring = operand->ring;
     end = shoal_min_size(end, operand->count);
+    if (operand->writes && !has_come_to(operand->opening, operand->opening_value))
+        return false;
     for (uint64_t u = begin / operand->unit_elements; u * operand->unit_elements < end; u++) {
         const struct shoal_device_ring_unit unit = shoal_device_ring_unit(operand, u);
         if (!has_reached(ring, &unit, ring->is_inward ? unit.number : unit.number - 1))
@@ -98,7 +106,24 @@ static char *ring_address(const struct shoal_device_operand *base, int part, siz
     return shoal_device_ring_at(operand, part, at);
 }
 
-/* release: what the engine has written, and that it has read, comes before. */
+static void write_to_device(const struct shoal_device_ring_operand *operand)
+{
+    for (size_t i = 0; i < operand->write_count; i++) {
+        const struct shoal_device_ring_write *run = &operand->writes[i];
+        run->mapping->write(run->mapping, run->to, run->from, run->bytes, i + 1 == operand->write_count);
+    }
+}
+
+/* A ring that was let go holds up no stream, and what comes behind may have taken the memory. release: what the engine has
+ * written, and that it has read, comes before. */
+static void ring_hand_over(const struct shoal_device_ring_operand *operand, const struct shoal_device_ring_unit *unit)
+{
+    if (operand->ring->is_let_go)
+        return;
+    write_to_device(operand);
+    atomic_store_explicit(&operand->ring->by_engine[unit->slot].value, unit->number, memory_order_release);
+}
+
 static void release_unit(struct shoal_device_ring_operand *operand, uint64_t number, size_t elements)
 {
     const struct shoal_device_ring_unit unit = shoal_device_ring_unit(operand, number);
@@ -109,8 +134,7 @@ static void release_unit(struct shoal_device_ring_operand *operand, uint64_t num
         return;
     *released = 0;
     operand->units_released++;
-    if (!operand->ring->is_let_go)
-        atomic_store_explicit(&operand->ring->by_engine[unit.slot].value, unit.number, memory_order_release);
+    ring_hand_over(operand, &unit);
 }
 
 static void ring_release(struct shoal_device_operand *base, size_t begin, size_t end)
@@ -174,11 +198,36 @@ void shoal_device_ring_reserve(struct shoal_device_ring_operand *operand)
     operand->ring->reserved += operand->units;
 }
 
+/* The input was copied from the memory that is written now, and its stream has reached the call. */
+void shoal_device_ring_write_out(struct shoal_device_ring_operand *operand, const struct shoal_device_ring_operand *input,
+                                 struct shoal_device_ring_write *writes, size_t count)
+{
+    SHOAL_ASSERT(operand->units == 1 && (!input || input->units <= 1));
+    operand->writes = writes;
+    operand->write_count = count;
+    operand->opening = operand->ring->opening;
+    operand->opening_value = operand->ring->start + operand->first + 1;
+    if (!input || !input->units)
+        return;
+    const struct shoal_device_ring_unit unit = shoal_device_ring_unit(input, 0);
+    operand->opening = &input->ring->by_stream[unit.slot];
+    operand->opening_value = unit.number;
+}
+
+static void ring_operand_free(struct shoal_device_ring_operand *operand)
+{
+    /* release: what was written through a mapping comes before its end. */
+    for (size_t i = 0; i < operand->write_count; i++)
+        atomic_fetch_sub_explicit(&operand->writes[i].mapping->holders, 1, memory_order_release);
+    free(operand->writes);
+    free(operand);
+}
+
 void shoal_device_ring_leave(struct shoal_device_ring_operand *operand)
 {
     /* acq_rel: what the other holder did with it comes before its end. */
     if (operand && atomic_fetch_sub_explicit(&operand->holders, 1, memory_order_acq_rel) == 1)
-        free(operand);
+        ring_operand_free(operand);
 }
 
 struct shoal_device_ring_unit shoal_device_ring_unit(const struct shoal_device_ring_operand *operand, uint64_t unit)

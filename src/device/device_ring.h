@@ -11,6 +11,13 @@
  * by the stream, `done` by the engine; they start at a number of the caller's choice and are compared signed, as a GPU does
  * (a wait for v is over when (int64_t)(counter - v) >= 0). So a ring is let go by counters that are 2^62 ahead.
  *
+ * A small output may be written by the engine, where the processor has a mapping of the device's memory. It passes through its
+ * slot all the same: the engine copies it from there when it releases it, and the stream copies nothing. The device's memory is
+ * the program's until the caller's stream has come to the call, which a counter says before the output is ready:
+ *
+ *     written     stream: write opening                   engine: opening, taken >= k-1: write, copy out; done = k
+ *                 stream: wait done >= k, taken = k
+ *
  * Threads: a poster reserves units and puts the stream's work on the stream, one thread at a time by a lock of its own; the
  * functions of struct shoal_device_ops come under the progress engine's lock; both may run at once. */
 #ifndef SHOAL_DEVICE_DEVICE_RING_H
@@ -27,6 +34,22 @@ struct shoal_device_ring_counter {
     _Alignas(SHOAL_CACHE_PAIR) _Atomic uint64_t value;
 };
 
+/* Memory of a device that the processor may write. */
+struct shoal_device_mapping {
+    /* Writes so many bytes. Calls no driver and does not wait. is_last: a stream that is told after the return finds there all
+     * that was written. */
+    void (*write)(const struct shoal_device_mapping *, char *to, const char *from, size_t bytes, bool is_last);
+    atomic_int holders; /* operands that are written through it, which stays meanwhile */
+};
+
+/* A run of an output that the engine writes to the device. */
+struct shoal_device_ring_write {
+    struct shoal_device_mapping *mapping;
+    char *to;
+    const char *from; /* in the ring */
+    size_t bytes;
+};
+
 struct shoal_device_ring {
     bool is_inward;
     unsigned slots;
@@ -35,6 +58,7 @@ struct shoal_device_ring {
     uint64_t reserved;                           /* units so far; the poster's */
     struct shoal_device_ring_counter *by_stream; /* [slots] ready, or taken */
     struct shoal_device_ring_counter *by_engine; /* [slots] done */
+    struct shoal_device_ring_counter *opening;   /* outward, by the inward stream: the caller's has come to these units */
     char *data;                                  /* [slots][slot_bytes] */
     bool is_let_go;                              /* under the progress engine's lock */
 };
@@ -53,6 +77,10 @@ struct shoal_device_ring_operand {
     uint64_t first;       /* its first unit's number in the ring */
     uint64_t units;
     uint64_t units_released;
+    struct shoal_device_ring_write *writes; /* by the engine; NULL: the stream copies */
+    size_t write_count;
+    const struct shoal_device_ring_counter *opening; /* with writes: it is the engine's when this has come to opening_value */
+    uint64_t opening_value;
     size_t released[]; /* [ring->slots] elements of the unit that lies there */
 };
 
@@ -81,6 +109,11 @@ struct shoal_device_ring_operand *shoal_device_ring_open(struct shoal_device_rin
 /* Gives it the next units. The poster's, before the engine sees the operand; each reserved unit must be put on the stream, or
  * the ring let go. */
 void shoal_device_ring_reserve(struct shoal_device_ring_operand *operand);
+/* Instead of a copy by the stream, the engine writes an output of one unit: with all runs of it, which hold their mappings, in
+ * memory of malloc. input: that of its call, whose memory it may lie in; NULL: none. The poster's, after it was reserved and
+ * before the engine sees it. */
+void shoal_device_ring_write_out(struct shoal_device_ring_operand *operand, const struct shoal_device_ring_operand *input,
+                                 struct shoal_device_ring_write *writes, size_t count);
 /* The poster's last word. NULL is allowed. */
 void shoal_device_ring_leave(struct shoal_device_ring_operand *operand);
 

@@ -24,6 +24,7 @@ struct shoal_gpu_device {
     int major, minor;     /* compute capability */
     bool can_register;    /* host memory, so that the device copies from and to it directly */
     bool has_value_waits; /* streams wait for and write 64-bit values in memory; else host functions do */
+    bool can_flush;       /* a stream's wait can see to it that what the processor wrote to the device is there */
     bool has_dma_buf;     /* its memory can be passed to network adapters as a dma-buf */
     bool is_prohibited;   /* the administrator allows nobody to compute on it */
 };
@@ -85,6 +86,9 @@ int shoal_gpu_driver_version(const struct shoal_gpu *gpu);
 SHOAL_MUST_USE enum shoal_status shoal_gpu_find_context(struct shoal_gpu *gpu, const struct shoal_gpu_pointer *pointer,
                                                         void *stream, const char *name, void **context_out);
 
+/* "2.5, kernel module 2.5", or "none" and why. */
+void shoal_gpu_describe_gdrcopy(char *text, size_t bytes);
+
 /* The context of the driver that is current in this thread; NULL: none is. */
 void *shoal_gpu_current_context(const struct shoal_gpu *gpu);
 
@@ -134,6 +138,11 @@ struct shoal_gpu_transfer {
     unsigned long long (*find)(const void *arg, int part, size_t at, size_t *run);
     const void *arg;
 };
+
+/* Has the engine write outputs of at most so many bytes, where GDRCopy maps their memory: shoal_gpu_port_post posts no copy of
+ * those. Before it, with the same transfers, and before the engine knows the operands. */
+void shoal_gpu_port_map(struct shoal_gpu_port *port, const struct shoal_gpu_transfer *transfers, size_t count,
+                        size_t most_bytes);
 
 /* Puts the copies of a call, or of a group of messages, on the port's streams: after all that is on the caller's stream now,
  * and before what is put on that later. The operands' units have been reserved in this order, by calls of this thread that no

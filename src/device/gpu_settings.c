@@ -18,6 +18,14 @@ static const struct shoal_setting settings_of_gpu[] = {
      .most = SHOAL_GPU_EARLY_MAX,
      .text = "for so many communicators, streams and registered memory for operands on a device are made at the first such "
              "call, or at creation after it; for others at their own first call"},
+    {.name = "SHOAL_GDRCOPY_BYTES",
+     .type = SHOAL_SETTING_BYTES,
+     .offset = OF(gdrcopy_bytes),
+     .preset = "8K",
+     .least = 0,
+     .most = 64 << 10,
+     .text = "where GDRCopy is found, results on a device of at most so many bytes are written there by the processor, and not "
+             "copied by the device; 0: none are"},
 };
 #undef OF
 const struct shoal_setting_table shoal_gpu_setting_table = {settings_of_gpu, SHOAL_COUNT_OF(settings_of_gpu)};

@@ -87,6 +87,9 @@ static void print_all(struct gpus *gpus, FILE *out)
         print_device(gpus, device, out);
     if (count > 1)
         print_links(gpus, out);
+    char gdrcopy[200];
+    shoal_gpu_describe_gdrcopy(gdrcopy, sizeof gdrcopy);
+    fprintf(out, "  GDRCopy             %s\n", gdrcopy);
 }
 
 /* Where neither driver nor sysfs knows of a GPU, nothing is missing. */

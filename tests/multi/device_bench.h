@@ -105,7 +105,7 @@ static inline bool is_broken(const struct bench *bench)
  * that a real driver lets pass. */
 static inline void expect_nothing_left(const struct world *world)
 {
-    static const char *const kinds[] = {"registrations", "streams", "events", "operations", "blocks"};
+    static const char *const kinds[] = {"registrations", "streams", "events", "operations", "blocks", "pins"};
     char text[256];
     if (mock_device_is_real())
         return;

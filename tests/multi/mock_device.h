@@ -116,6 +116,10 @@ static inline void mock_device_start(const char *modes)
         fprintf(stderr, "mock_device: no such modes: %s\n", modes);
         abort();
     }
+#ifdef MOCK_GDR
+    if (!mock_device_is_real())
+        mock_client_must(dlopen(MOCK_GDR, RTLD_NOW | RTLD_LOCAL) != NULL, MOCK_GDR);
+#endif
     MOCK_DEVICE(init(0));
     MOCK_DEVICE(device_get(&device, 0));
     MOCK_DEVICE(primary_retain(&mock_device_context, device));

@@ -222,6 +222,111 @@ static void device_ring_let_go_stays_so(void **state)
     close_bench(&bench);
 }
 
+/* ---- Outputs that the engine writes -------------------------------------------------------------------------------------- */
+
+#define HALF ((size_t)100) /* elements of a run */
+
+/* A device's memory, and the counter that must not have come there before. */
+struct device {
+    struct shoal_device_mapping base; /* first */
+    const struct bench *bench;
+    uint32_t memory[2 * HALF];
+    unsigned writes, lasts;
+};
+
+static void write_here(const struct shoal_device_mapping *base, char *to, const char *from, size_t bytes, bool is_last)
+{
+    struct device *device = (struct device *)(uintptr_t)base;
+    assert_int_equal(done_of(device->bench, 0), device->bench->ring.start);
+    memcpy(to, from, bytes);
+    device->writes++;
+    device->lasts += is_last;
+    assert_true(is_last == (device->writes == 2));
+}
+
+/* In two runs, the halves in the other order. */
+static void write_out(struct bench *bench, struct device *device, const struct shoal_device_ring_operand *input)
+{
+    struct shoal_device_ring_write *writes = calloc(2, sizeof *writes);
+    assert_non_null(writes);
+    *device = (struct device){.base.write = write_here, .bench = bench};
+    for (size_t i = 0; i < 2; i++) {
+        writes[i] =
+            (struct shoal_device_ring_write){&device->base, (char *)&device->memory[(1 - i) * HALF],
+                                             shoal_device_ring_at(bench->operand, 0, i * HALF), HALF * sizeof(uint32_t)};
+        atomic_fetch_add(&device->base.holders, 1);
+    }
+    shoal_device_ring_write_out(bench->operand, input, writes, 2);
+}
+
+static void release_all(struct bench *bench)
+{
+    touch(bench, 0, 2 * HALF);
+    bench->operand->base.ops->release(&bench->operand->base, 0, HALF);
+    bench->operand->base.ops->release(&bench->operand->base, HALF, 2 * HALF);
+}
+
+static void device_ring_written_output_is_there_before_the_stream_goes_on(void **state)
+{
+    struct bench bench = open_bench(false, 2, INT64_MAX);
+    struct device device;
+    (void)state;
+    open_operand(&bench, 1, 2 * HALF);
+    write_out(&bench, &device, NULL);
+    assert_false(seen(&bench)->ops->is_ready(seen(&bench), 0, 1)); /* the caller's stream has not come to it */
+    atomic_store(&bench.ring.opening->value, bench.operand->opening_value);
+    assert_true(seen(&bench)->ops->is_ready(seen(&bench), 0, 2 * HALF));
+    release_all(&bench);
+    assert_true(is_over(&bench, 0, bench.ring.start + 1));
+    assert_int_equal(device.writes, 2);
+    assert_int_equal(device.lasts, 1);
+    for (size_t i = 0; i < 2 * HALF; i++)
+        assert_int_equal(device.memory[(i + HALF) % (2 * HALF)], i * 16);
+    assert_true(play_stream(&bench));
+    assert_true(seen(&bench)->ops->is_finished(seen(&bench)));
+    shoal_device_ring_leave(bench.operand);
+    assert_int_equal(atomic_load(&device.base.holders), 2);
+    bench.operand->base.ops->drop(&bench.operand->base);
+    assert_int_equal(atomic_load(&device.base.holders), 0);
+    close_bench(&bench);
+}
+
+/* It may lie in the memory of its call's input. */
+static void device_ring_written_output_waits_for_its_input(void **state)
+{
+    struct bench in = open_bench(true, 2, 3), out = open_bench(false, 2, 3);
+    struct device device;
+    (void)state;
+    open_operand(&in, 1, 2 * HALF);
+    open_operand(&out, 1, 2 * HALF);
+    write_out(&out, &device, in.operand);
+    assert_false(seen(&out)->ops->is_ready(seen(&out), 0, 1));
+    assert_true(play_stream(&in));
+    assert_true(seen(&out)->ops->is_ready(seen(&out), 0, 2 * HALF));
+    in.operand->base.ops->release(&in.operand->base, 0, 2 * HALF);
+    release_all(&out);
+    drop(&in);
+    drop(&out);
+    close_bench(&in);
+    close_bench(&out);
+}
+
+/* What comes behind the call on the stream may use the memory by then. */
+static void device_ring_let_go_writes_nothing(void **state)
+{
+    struct bench bench = open_bench(false, 2, 0);
+    struct device device;
+    (void)state;
+    open_operand(&bench, 1, 2 * HALF);
+    write_out(&bench, &device, NULL);
+    shoal_device_ring_let_go(&bench.ring);
+    release_all(&bench);
+    assert_int_equal(device.writes, 0);
+    drop(&bench);
+    assert_int_equal(atomic_load(&device.base.holders), 0);
+    close_bench(&bench);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -230,6 +335,9 @@ int main(void)
         cmocka_unit_test(device_ring_output_waits_for_its_place),
         cmocka_unit_test(device_ring_dropped_early_lets_streams_go),
         cmocka_unit_test(device_ring_let_go_stays_so),
+        cmocka_unit_test(device_ring_written_output_is_there_before_the_stream_goes_on),
+        cmocka_unit_test(device_ring_written_output_waits_for_its_input),
+        cmocka_unit_test(device_ring_let_go_writes_nothing),
     };
     return cmocka_run_group_tests_name("device_ring", tests, NULL, NULL);
 }

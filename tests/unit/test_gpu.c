@@ -129,7 +129,7 @@ static void a_refused_host_function_is_used_again(void **state)
 {
     struct shoal_cuda_host_calls calls = {NULL, NULL};
     struct shoal_device_ring_counter counter = {.value = 0};
-    const struct shoal_cuda_op op = {&counter, 1, false};
+    const struct shoal_cuda_op op = {&counter, 1, false, false};
     (void)state;
     struct shoal_cuda_host_call *const refused = shoal_cuda_host_take(&calls, &op, 1);
     assert_ptr_not_equal(shoal_cuda_host_take(&calls, &op, 1), refused); /* the driver may still have it */

@@ -320,6 +320,21 @@ static const char *describe(const char *modes)
 
 static void links_in_words(void **state)
 {
+    static const char wanted[] =
+        "GPUs                  4 that this process may use; CUDA driver 12.4\n"
+        "  GPU 0               Stand-in 0 at 0000:01:00.0, NUMA node 0 (cores 0-3), adapter mlx5_0 (one root "
+        "complex)\n"
+        "  GPU 1               Stand-in 1 at 0000:02:00.0, NUMA node 0 (cores 0-3), adapter mlx5_0 (one PCIe "
+        "switch)\n"
+        "  GPU 2               Stand-in 2 at 0000:03:00.0, NUMA node 1, adapter mlx5_0 (across sockets)\n"
+        "  GPU 3               Stand-in 3 at 0000:04:00.0, NUMA node not known, adapter mlx5_0 (unknown)\n"
+        "  links of GPUs              0       1       2       3\n"
+        "                     0       -  nvlink sockets       ?\n"
+        "                     1  nvlink       - sockets       ?\n"
+        "                     2 sockets sockets       -       ?\n"
+        "                     3       ?       ?       ?       -\n"
+        "  memory of others    is reached (12 of 12 pairs)\n"
+        "  GDRCopy             "; /* and what this machine has */
     (void)state;
     put_gpu("pci0000:00/0000:00:01.0/0000:01:00.0", "0");
     put_gpu("pci0000:00/0000:00:02.0/0000:02:00.0", "0");
@@ -327,26 +342,16 @@ static void links_in_words(void **state)
     put_adapter("infiniband", "mlx5_0", "pci0000:00/0000:00:02.0/0000:04:00.0", "0");
     make_folders("devices/system/node/node0");
     put_line("devices/system/node/node0", "cpulist", "0-3");
-    assert_string_equal(describe("devices=4,nvlink=2"),
-                        "GPUs                  4 that this process may use; CUDA driver 12.4\n"
-                        "  GPU 0               Stand-in 0 at 0000:01:00.0, NUMA node 0 (cores 0-3), adapter mlx5_0 (one root "
-                        "complex)\n"
-                        "  GPU 1               Stand-in 1 at 0000:02:00.0, NUMA node 0 (cores 0-3), adapter mlx5_0 (one PCIe "
-                        "switch)\n"
-                        "  GPU 2               Stand-in 2 at 0000:03:00.0, NUMA node 1, adapter mlx5_0 (across sockets)\n"
-                        "  GPU 3               Stand-in 3 at 0000:04:00.0, NUMA node not known, adapter mlx5_0 (unknown)\n"
-                        "  links of GPUs              0       1       2       3\n"
-                        "                     0       -  nvlink sockets       ?\n"
-                        "                     1  nvlink       - sockets       ?\n"
-                        "                     2 sockets sockets       -       ?\n"
-                        "                     3       ?       ?       ?       -\n"
-                        "  memory of others    is reached (12 of 12 pairs)\n");
+    assert_memory_equal(describe("devices=4,nvlink=2"), wanted, sizeof wanted - 1);
     assert_non_null(strstr(describe("devices=2,nvlink=2,peers=0"), "  0       -    root\n"));
     assert_non_null(strstr(words, "  memory of others    is not reached (0 of 2 pairs)\n"));
     assert_null(strstr(describe("devices=1"), "links"));
     assert_non_null(strstr(describe("devices=0"), "GPUs                  none of 3 that this process may use:\n  "));
     assert_non_null(strstr(words, "CUDA_ERROR_NO_DEVICE"));
     assert_null(strstr(words, "GPU 0"));
+    assert_non_null(dlopen(MOCK_GDR, RTLD_NOW | RTLD_LOCAL));
+    assert_non_null(strstr(describe("devices=1,gdrcopy"), "  GDRCopy             2.5, kernel module 2.4\n"));
+    assert_non_null(strstr(describe("devices=1"), "  GDRCopy             none (libgdrapi.so.2 finds no kernel module"));
 }
 
 /* ---- What is not there --------------------------------------------------------------------------------------------------- */

@@ -74,6 +74,7 @@ enum { /* cuDeviceGetAttribute */
        SHOAL_CU_DEVICE_COMPUTE_MODE = 20,
        SHOAL_CU_DEVICE_MAJOR = 75,
        SHOAL_CU_DEVICE_MINOR = 76,
+       SHOAL_CU_DEVICE_FLUSH = 98, /* SHOAL_CU_WAIT_FLUSH */
        SHOAL_CU_DEVICE_HOST_REGISTER = 99,
        SHOAL_CU_DEVICE_STREAM_MEMORY_64 = 122,
        SHOAL_CU_DEVICE_DMA_BUF = 124,
@@ -98,6 +99,8 @@ enum { SHOAL_CU_EVENT_DEFAULT = 0, SHOAL_CU_EVENT_NO_TIMING = 2 };
 enum { SHOAL_CU_CAPTURE_NONE = 0, SHOAL_CU_CAPTURE_ACTIVE = 1, SHOAL_CU_CAPTURE_INVALIDATED = 2 };
 enum { SHOAL_CU_CAPTURE_MODE_GLOBAL = 0, SHOAL_CU_CAPTURE_MODE_THREAD = 1, SHOAL_CU_CAPTURE_MODE_RELAXED = 2 };
 enum { SHOAL_CU_WAIT_GEQ = 0, SHOAL_CU_WAIT_EQ = 1 };
+/* A flag of a wait: what others wrote to the device's memory, and what had come there before the value, is seen behind it. */
+enum { SHOAL_CU_WAIT_FLUSH = 1 << 30 };
 enum { SHOAL_CU_OP_WAIT_32 = 1, SHOAL_CU_OP_WRITE_32 = 2, SHOAL_CU_OP_WAIT_64 = 4, SHOAL_CU_OP_WRITE_64 = 5 };
 enum { SHOAL_CU_BATCH_MAX = 255 }; /* operations in one cuStreamBatchMemOp */
 enum { SHOAL_CU_LOCATION_DEVICE = 1, SHOAL_CU_ALLOCATION_PINNED = 1, SHOAL_CU_ACCESS_READ_WRITE = 3 };

@@ -14,13 +14,17 @@ static shoal_cu_result gpu_attribute(const struct shoal_gpu *gpu, int attribute,
 
 static shoal_cu_result gpu_look_at_attributes(const struct shoal_gpu *gpu, struct shoal_gpu_device *device)
 {
-    int can_register, has_waits, has_dma_buf, mode;
+    int can_register, has_waits, can_flush, has_dma_buf, mode;
     const struct {
         int attribute;
         int *value;
-    } wanted[] = {{SHOAL_CU_DEVICE_MAJOR, &device->major},        {SHOAL_CU_DEVICE_MINOR, &device->minor},
-                  {SHOAL_CU_DEVICE_HOST_REGISTER, &can_register}, {SHOAL_CU_DEVICE_STREAM_MEMORY_64, &has_waits},
-                  {SHOAL_CU_DEVICE_DMA_BUF, &has_dma_buf},        {SHOAL_CU_DEVICE_COMPUTE_MODE, &mode}};
+    } wanted[] = {{SHOAL_CU_DEVICE_MAJOR, &device->major},
+                  {SHOAL_CU_DEVICE_MINOR, &device->minor},
+                  {SHOAL_CU_DEVICE_HOST_REGISTER, &can_register},
+                  {SHOAL_CU_DEVICE_STREAM_MEMORY_64, &has_waits},
+                  {SHOAL_CU_DEVICE_DMA_BUF, &has_dma_buf},
+                  {SHOAL_CU_DEVICE_COMPUTE_MODE, &mode},
+                  {SHOAL_CU_DEVICE_FLUSH, &can_flush}};
     for (size_t i = 0; i < SHOAL_COUNT_OF(wanted); i++) {
         const shoal_cu_result result = gpu_attribute(gpu, wanted[i].attribute, device->handle, wanted[i].value);
         if (result != SHOAL_CU_SUCCESS)
@@ -28,6 +32,7 @@ static shoal_cu_result gpu_look_at_attributes(const struct shoal_gpu *gpu, struc
     }
     device->can_register = can_register != 0;
     device->has_value_waits = gpu->calls.memory_ops && has_waits;
+    device->can_flush = can_flush != 0;
     device->has_dma_buf = gpu->calls.range_export && has_dma_buf;
     device->is_prohibited = mode == SHOAL_CU_COMPUTE_MODE_PROHIBITED;
     return SHOAL_CU_SUCCESS;
@@ -78,6 +83,7 @@ enum shoal_status shoal_gpu_open(struct shoal_log *log, struct shoal_gpu **gpu_o
     if (!gpu)
         return shoal_log_fail(log, SHOAL_ERR_MEMORY, "gpu", "no memory for the list of devices");
     gpu->log = log;
+    shoal_cuda_mappings_init(&gpu->mappings);
     enum shoal_status status = shoal_cuda_library_open(log, &gpu->calls, &gpu->version);
     if (status == SHOAL_OK)
         status = gpu_look_at_all(gpu);
@@ -92,6 +98,7 @@ void shoal_gpu_close(struct shoal_gpu *gpu)
 {
     if (!gpu)
         return;
+    shoal_cuda_mappings_fini(&gpu->mappings);
     for (int i = 0; i < gpu->count; i++) {
         if (gpu->primary[i])
             (void)gpu->calls.primary_release(gpu->devices[i].handle); /* a driver that shuts down refuses */

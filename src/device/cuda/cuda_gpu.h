@@ -4,6 +4,7 @@
 
 #include "device/cuda/cuda_abi.h"
 #include "device/cuda/cuda_error.h"
+#include "device/cuda/cuda_mapping.h"
 #include "device/gpu.h"
 
 struct shoal_gpu {
@@ -14,6 +15,7 @@ struct shoal_gpu {
     struct shoal_gpu_device devices[SHOAL_GPU_DEVICES_MAX];
     shoal_cu_context primary[SHOAL_GPU_DEVICES_MAX]; /* retained; NULL: not asked for */
     bool has_said_host_functions;
+    struct shoal_cuda_mappings mappings;
 };
 
 /* The number of a context's device. */

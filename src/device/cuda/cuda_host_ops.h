@@ -18,8 +18,9 @@ struct shoal_cuda_op {
     struct shoal_device_ring_counter *counter;
     uint64_t value;
     bool is_wait;
+    bool flushes; /* a wait of which SHOAL_CU_WAIT_FLUSH is true */
 };
-#define SHOAL_CUDA_OPS_MAX 3 /* between two copies */
+#define SHOAL_CUDA_OPS_MAX 4 /* between two copies */
 
 struct shoal_cuda_host_call;
 

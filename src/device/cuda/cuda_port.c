@@ -1,6 +1,8 @@
 /* One communicator's way to one device: two streams of its own, with a ring each, joined to the caller's stream by events. */
 #include <stdlib.h>
+#include <string.h>
 
+#include "base/assert.h"
 #include "device/cuda/cuda_gpu.h"
 #include "device/cuda/cuda_host_ops.h"
 
@@ -282,6 +284,73 @@ struct shoal_device_ring *shoal_gpu_port_ring(struct shoal_gpu_port *port, bool 
     return &port->rings[is_inward];
 }
 
+/* ---- Outputs that the engine writes -------------------------------------------------------------------------------------- */
+
+#define RUNS_MAX 64
+
+/* An output's runs on the device, each of which holds its mapping. */
+struct runs {
+    size_t count;
+    struct shoal_cuda_mapping *last; /* that was found */
+    struct shoal_device_ring_write all[RUNS_MAX];
+};
+
+/* The driver is asked once where several runs lie in one mapping. */
+static struct shoal_cuda_mapping *hold_mapping(const struct shoal_gpu_port *port, const struct runs *runs, shoal_cu_address at,
+                                               size_t bytes)
+{
+    if (!runs->last || !shoal_cuda_mapping_has(runs->last, at, bytes))
+        return shoal_cuda_mapping_hold(port->gpu, port->device, at, bytes);
+    atomic_fetch_add_explicit(&runs->last->base.holders, 1, memory_order_relaxed);
+    return runs->last;
+}
+
+/* False: there are too many, or one has no mapping. */
+static bool hold_runs(const struct shoal_gpu_port *port, const struct shoal_gpu_transfer *transfer, struct runs *runs)
+{
+    const struct shoal_device_ring_operand *operand = transfer->operand;
+    for (int part = 0; part < operand->parts; part++) {
+        for (size_t at = 0, run; at < operand->count; at += run) {
+            run = operand->count - at;
+            const shoal_cu_address device = transfer->find(transfer->arg, part, at, &run);
+            const size_t bytes = run * operand->element;
+            if (!run)
+                break;
+            runs->last = runs->count < RUNS_MAX ? hold_mapping(port, runs, device, bytes) : NULL;
+            if (!runs->last)
+                return false;
+            runs->all[runs->count++] = (struct shoal_device_ring_write){
+                &runs->last->base, shoal_cuda_mapping_at(runs->last, device), shoal_device_ring_at(operand, part, at), bytes};
+        }
+    }
+    return runs->count > 0;
+}
+
+static void map_output(const struct shoal_gpu_port *port, const struct shoal_gpu_transfer *transfer)
+{
+    struct runs runs = {.count = 0};
+    const bool has_all = hold_runs(port, transfer, &runs);
+    struct shoal_device_ring_write *writes = has_all ? malloc(runs.count * sizeof *writes) : NULL;
+    if (writes) {
+        memcpy(writes, runs.all, runs.count * sizeof *writes);
+        shoal_device_ring_write_out(transfer->operand, transfer->input, writes, runs.count);
+        return;
+    }
+    for (size_t i = 0; i < runs.count; i++)
+        atomic_fetch_sub_explicit(&runs.all[i].mapping->holders, 1, memory_order_release);
+}
+
+void shoal_gpu_port_map(struct shoal_gpu_port *port, const struct shoal_gpu_transfer *transfers, size_t count,
+                        size_t most_bytes)
+{
+    for (size_t i = 0; i < count && port->has_value_waits; i++) {
+        const struct shoal_device_ring_operand *operand = transfers[i].operand;
+        const bool is_small = operand->units == 1 && operand->count * operand->element * (size_t)operand->parts <= most_bytes;
+        if (is_small && !operand->ring->is_inward)
+            map_output(port, &transfers[i]);
+    }
+}
+
 /* ---- Putting work on the streams ----------------------------------------------------------------------------------------- */
 
 /* One of the two streams while a call is posted to it. A write goes to the driver with the waits of the next unit; by then no
@@ -289,10 +358,11 @@ struct shoal_device_ring *shoal_gpu_port_ring(struct shoal_gpu_port *port, bool 
 struct poster {
     struct shoal_gpu_port *port;
     bool is_inward;
-    const struct shoal_gpu_transfer *transfer; /* the next one of its direction, */
-    const struct shoal_gpu_transfer *end;      /* before here; there is none at the end */
-    uint64_t next;                             /* unit of it */
-    uint64_t posted;                           /* units of all */
+    const struct shoal_gpu_transfer *transfer;      /* the next one of its direction, */
+    const struct shoal_gpu_transfer *end;           /* before here; there is none at the end */
+    uint64_t next;                                  /* unit of it */
+    uint64_t posted;                                /* units of all */
+    const struct shoal_device_ring_operand *opened; /* up to here the stream says that the caller's has come; NULL: nothing */
     unsigned count;
     struct shoal_cuda_op ops[SHOAL_CUDA_OPS_MAX];
 };
@@ -345,7 +415,7 @@ static enum shoal_status post_memory_ops(const struct poster *poster, unsigned c
         ops[i].value.operation = op->is_wait ? SHOAL_CU_OP_WAIT_64 : SHOAL_CU_OP_WRITE_64;
         ops[i].value.address = port->memory_on_device + (shoal_cu_address)((const char *)op->counter - port->memory);
         ops[i].value.value = op->value;
-        ops[i].value.flags = op->is_wait ? SHOAL_CU_WAIT_GEQ : 0;
+        ops[i].value.flags = (op->is_wait ? SHOAL_CU_WAIT_GEQ : 0) | (op->flushes ? SHOAL_CU_WAIT_FLUSH : 0);
     }
     PORT_CALL(port, memory_ops, "cuStreamBatchMemOp", "posting waits and writes", stream_of(poster), count, ops, 0);
     return SHOAL_OK;
@@ -376,7 +446,8 @@ static enum shoal_status flush_ops(struct poster *poster)
 
 static void add_op(struct poster *poster, bool is_wait, struct shoal_device_ring_counter *counter, uint64_t value)
 {
-    poster->ops[poster->count++] = (struct shoal_cuda_op){counter, value, is_wait};
+    SHOAL_ASSERT(poster->count < SHOAL_CUDA_OPS_MAX);
+    poster->ops[poster->count++] = (struct shoal_cuda_op){counter, value, is_wait, false};
 }
 
 static enum shoal_status copy_run(const struct poster *poster, char *host, shoal_cu_address device, size_t bytes)
@@ -416,18 +487,34 @@ static void wait_for_input(struct poster *poster, uint64_t number)
     add_op(poster, true, &input->ring->by_stream[unit.slot], unit.number);
 }
 
+static enum shoal_status post_copy(struct poster *poster, const struct shoal_device_ring_unit *unit)
+{
+    const struct shoal_device_ring *ring = operand_of(poster)->ring;
+    if (!ring->is_inward || !unit->is_first_use)
+        add_op(poster, true, &ring->by_engine[unit->slot], ring->is_inward ? unit->number - 1 : unit->number);
+    wait_for_input(poster, poster->next);
+    SHOAL_TRY(flush_ops(poster));
+    return copy_unit(poster, unit);
+}
+
+/* Of a unit that the engine writes: the wait goes to the driver with the write behind it. */
+static enum shoal_status post_wait(struct poster *poster, const struct shoal_device_ring_unit *unit)
+{
+    const struct shoal_gpu_port *port = poster->port;
+    add_op(poster, true, &operand_of(poster)->ring->by_engine[unit->slot], unit->number);
+    poster->ops[poster->count - 1].flushes = shoal_gpu_at(port->gpu, port->device)->can_flush;
+    return SHOAL_OK;
+}
+
 /* The next unit: see the picture in device/device_ring.h. */
 static enum shoal_status post_unit(struct poster *poster)
 {
     const struct shoal_device_ring_operand *operand = operand_of(poster);
-    const struct shoal_device_ring *ring = operand->ring;
     const struct shoal_device_ring_unit unit = shoal_device_ring_unit(operand, poster->next);
-    if (!ring->is_inward || !unit.is_first_use)
-        add_op(poster, true, &ring->by_engine[unit.slot], ring->is_inward ? unit.number - 1 : unit.number);
-    wait_for_input(poster, poster->next);
-    SHOAL_TRY(flush_ops(poster));
-    SHOAL_TRY(copy_unit(poster, &unit));
-    add_op(poster, false, &ring->by_stream[unit.slot], unit.number);
+    if (poster->count + 2 > SHOAL_CUDA_OPS_MAX) /* two before a copy, or two without one */
+        SHOAL_TRY(flush_ops(poster));
+    SHOAL_TRY((operand->writes ? post_wait : post_copy)(poster, &unit));
+    add_op(poster, false, &operand->ring->by_stream[unit.slot], unit.number);
     poster->next++;
     poster->posted++;
     find_next(poster);
@@ -451,13 +538,16 @@ static enum shoal_status post_units(struct poster *in, struct poster *out)
     return SHOAL_OK;
 }
 
-static enum shoal_status begin_after(const struct poster *poster)
+static enum shoal_status begin_after(struct poster *poster)
 {
     const struct shoal_gpu_port *port = poster->port;
-    if (has_more(poster))
+    const struct shoal_device_ring_operand *opened = poster->opened;
+    if (has_more(poster) || opened)
         PORT_CALL(port, stream_wait_event, "cuStreamWaitEvent", "ordering a stream after the caller's", stream_of(poster),
                   port->begun, 0);
-    return SHOAL_OK;
+    if (opened)
+        add_op(poster, false, opened->ring->opening, opened->opening_value);
+    return has_more(poster) ? SHOAL_OK : flush_ops(poster);
 }
 
 static enum shoal_status end_before(const struct poster *poster, shoal_cu_stream stream)
@@ -520,10 +610,22 @@ static void join_posted(const struct shoal_gpu_port *port, shoal_cu_stream strea
             (void)calls->stream_wait_event(stream, port->ended[i], 0);
 }
 
+/* The last output whose memory no input's counter tells to be the engine's. */
+static const struct shoal_device_ring_operand *find_opened(const struct shoal_gpu_transfer *transfers, size_t count)
+{
+    for (size_t i = count; i-- > 0;) {
+        const struct shoal_device_ring_operand *operand = transfers[i].operand;
+        if (operand->writes && operand->opening == operand->ring->opening)
+            return operand;
+    }
+    return NULL;
+}
+
 enum shoal_status shoal_gpu_port_post(struct shoal_gpu_port *port, const struct shoal_gpu_transfer *transfers, size_t count,
                                       void *stream)
 {
     struct poster in = begin_poster(port, true, transfers, count), out = begin_poster(port, false, transfers, count);
+    in.opened = find_opened(transfers, count);
     SHOAL_TRY(port_enter(port));
     const enum shoal_status status =
         (port->has_value_waits ? post_all : post_in_turn)(port, &in, &out, shoal_cuda_stream(stream));

@@ -47,6 +47,8 @@ static const struct {
     {"stack", mock_stack_depth},
     {"blocks", mock_most_blocks},
     {"calls", mock_count_calls},
+    {"pins", mock_count_pins},
+    {"remote writes", mock_count_remote_writes},
 };
 
 MOCK_API size_t mock_cuda_count(const char *what)

@@ -24,7 +24,8 @@
  * What it does not mean. Nothing is measured: times, bandwidth, and how many queues or copy engines a device has are made up.
  * The declarations of cuda_abi.h are taken for granted on both sides, so a wrong number there passes. Graphs are not captured:
  * a stream only says that it is. Kernels are functions of the host, so neither PTX nor memory order inside a device is tested.
- * All of a device's writes are seen in order by the CPU; a device's caches, BAR and PCIe's relaxed order are not there. Host
+ * All of a device's writes are seen in order by the CPU; the CPU's own to a device (mock_remote.c) come there all at once, and
+ * only when something sees to it; a device's caches and PCIe's relaxed order are not there. Host
  * functions run one at a time. Managed memory does not migrate; priorities are ignored; contexts have no limits but memory.
  * Missing: dma-buf, memory pools as objects, multicast, MPS, MIG. IPC needs processes that may look into each other (/proc), and
  * the memory of a process that has ended stays there for those who have it open. */
@@ -70,6 +71,8 @@ void mock_cuda_reset(void);
  *     peers=1         devices reach each other's memory
  *     nvlink=0        so many neighbours are joined by NVLink, if they reach each other; 0: none are
  *     values=1        streams wait for values in memory
+ *     flush=1         such a wait can have the processor's writes to the device come first
+ *     gdrcopy=0       the processor can write there, through GDRCopy (mock_gdr.c)
  *     seed=1          of all that is random
  *     late=0          a copy runs last of what can run, and then up to so many microseconds later
  *     torn=1          a copy is made in so many parts, in a random order, with other operations between them
@@ -108,7 +111,8 @@ unsigned mock_cuda_faults(char *text, size_t bytes);
 /* How many there are: "contexts" (primary ones that are retained, and made ones), "streams" (made ones), "events",
  * "allocations" (with an address or without), "registrations", "modules", "operations" (on streams, not done yet), "stack"
  * (contexts that this thread has pushed), "blocks" (the most that one launch had since the start), "calls" (of the entry point
- * that mock_cuda_fail was given last, since then, with the one that failed). Another word: SIZE_MAX. */
+ * that mock_cuda_fail was given last, since then, with the one that failed), "pins" (by GDRCopy), "remote writes" (through it,
+ * since the start). Another word: SIZE_MAX. */
 size_t mock_cuda_count(const char *what);
 
 /* ---- Kernels -------------------------------------------------------------------------------------------------------------

@@ -21,7 +21,8 @@ MOCK_CUDA_EXTRA_LIST(MOCK_DECLARE)
 /* ---- Modes and state of the whole (mock_start.c, mock_modes.c) ----------------------------------------------------------- */
 
 struct mock_modes {
-    int devices, version, memory, peers, nvlink, values, seed, late, torn, poison, queues, depth, idle, pageable, reuse, leaks;
+    int devices, version, memory, peers, nvlink, values, flush, gdrcopy, seed, late, torn, poison, queues, depth, idle,
+        pageable, reuse, leaks;
 };
 
 struct mock_driver {
@@ -211,6 +212,12 @@ size_t mock_memory_count(bool is_host);
 /* Everything that was allocated or registered in it. */
 void mock_memory_forget(const struct mock_context *context);
 
+/* What the processor writes past the driver (mock_remote.c): all that is on its way comes. */
+void mock_remote_flush(void);
+void mock_remote_reset(void);
+size_t mock_count_remote_writes(void);
+size_t mock_count_pins(void);
+
 /* Host memory that is registered, by the host's addresses (mock_host.c). */
 struct mock_region *mock_host_find(uint64_t at);
 bool mock_host_overlaps(uint64_t begin, size_t bytes);
@@ -259,7 +266,7 @@ struct mock_value {
     void *at;
     uint64_t value;
     unsigned comparison;
-    bool is_32;
+    bool is_32, flushes;
 };
 
 struct mock_host_call {

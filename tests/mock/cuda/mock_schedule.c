@@ -346,6 +346,8 @@ static void run_op(struct mock_op *op)
 {
     if (breaks_now(op))
         return;
+    if (op->kind == MOCK_WAIT_VALUE && op->value.flushes)
+        mock_remote_flush();
     if (op->kind == MOCK_CALL_HOST)
         mock_callback_run(op);
     else if (op->kind == MOCK_COPY || op->kind == MOCK_WRITE_VALUE || op->kind == MOCK_LAUNCH)

@@ -32,6 +32,7 @@ MOCK_API void mock_cuda_reset(void)
     mock_contexts_reset();
     mock_modules_reset();
     mock_memory_reset();
+    mock_remote_reset();
     mock_calls_reset();
     mock_modes_reset();
     hidden = NULL;
@@ -137,6 +138,9 @@ shoal_cu_result mock_device_attribute(int *value, int attribute, shoal_cu_device
         break;
     case SHOAL_CU_DEVICE_STREAM_MEMORY_64:
         *value = mock.modes.values;
+        break;
+    case SHOAL_CU_DEVICE_FLUSH:
+        *value = mock.modes.flush;
         break;
     default:
         *value = 0;

@@ -3,6 +3,7 @@
 
 #define COMPARISON 3u
 #define AND 2u
+#define FLUSH ((unsigned)SHOAL_CU_WAIT_FLUSH)
 
 /* ---- Doing --------------------------------------------------------------------------------------------------------------- */
 
@@ -67,8 +68,10 @@ static shoal_cu_result check_op(const union shoal_cu_memory_op *op, struct mock_
     const size_t bytes = is_32(op) ? sizeof(uint32_t) : sizeof(uint64_t);
     if (!is_wait(op) && !is_write(op))
         return SHOAL_CU_INVALID_VALUE;
-    if (op->value.address % bytes || (is_wait(op) && op->value.flags > AND) || (is_write(op) && op->value.flags))
+    if (op->value.address % bytes || (is_wait(op) && (op->value.flags & ~FLUSH) > AND) || (is_write(op) && op->value.flags))
         return SHOAL_CU_INVALID_VALUE;
+    if ((op->value.flags & FLUSH) && !mock.modes.flush)
+        return SHOAL_CU_NOT_SUPPORTED;
     MOCK_TRY(mock_find_device_span(op->value.address, bytes, span));
     return span->holder->kind == MOCK_MANAGED_MEMORY ? SHOAL_CU_INVALID_VALUE : SHOAL_CU_SUCCESS;
 }
@@ -76,8 +79,11 @@ static shoal_cu_result check_op(const union shoal_cu_memory_op *op, struct mock_
 static struct mock_op *make_op(const union shoal_cu_memory_op *op, const struct mock_span *span)
 {
     struct mock_op *made = mock_op_make(is_wait(op) ? MOCK_WAIT_VALUE : MOCK_WRITE_VALUE, span->holder, NULL);
-    made->value = (struct mock_value){
-        .at = span->bytes, .value = op->value.value, .comparison = op->value.flags & COMPARISON, .is_32 = is_32(op)};
+    made->value = (struct mock_value){.at = span->bytes,
+                                      .value = op->value.value,
+                                      .comparison = op->value.flags & COMPARISON,
+                                      .is_32 = is_32(op),
+                                      .flushes = (op->value.flags & FLUSH) != 0};
     return made;
 }
 

@@ -1,0 +1,199 @@
+#include "device/cuda/cuda_mapping.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "device/cuda/cuda_gpu.h"
+
+/* ---- Writing ------------------------------------------------------------------------------------------------------------- */
+
+/* A read of the device comes back after all writes that went there before it. */
+static void mapping_write(const struct shoal_device_mapping *base, char *to, const char *from, size_t bytes, bool is_last)
+{
+    const struct shoal_cuda_mapping *mapping = (const struct shoal_cuda_mapping *)(const void *)base;
+    char byte;
+    (void)mapping->calls->write(mapping->handle, to, from, bytes); /* refuses only what is not mapped */
+    if (is_last && mapping->reads_back)
+        (void)mapping->calls->read(mapping->handle, &byte, to + bytes - 1, 1);
+}
+
+/* ---- Making and ending --------------------------------------------------------------------------------------------------- */
+
+void shoal_cuda_mappings_init(struct shoal_cuda_mappings *mappings)
+{
+    pthread_mutex_init(&mappings->lock, NULL);
+}
+
+/* A kernel module that has lost the memory refuses, which leaves nothing. */
+static void mapping_end(struct shoal_cuda_mappings *mappings, size_t index)
+{
+    struct shoal_cuda_mapping *mapping = mappings->all[index];
+    mappings->all[index] = mappings->all[--mappings->count];
+    if (mapping->memory) {
+        (void)mappings->calls.unmap(mappings->gdr, mapping->handle, mapping->memory, mapping->page_bytes);
+        (void)mappings->calls.unpin(mappings->gdr, mapping->handle);
+    }
+    free(mapping);
+}
+
+void shoal_cuda_mappings_fini(struct shoal_cuda_mappings *mappings)
+{
+    while (mappings->count)
+        mapping_end(mappings, 0);
+    if (mappings->gdr)
+        (void)mappings->calls.close(mappings->gdr);
+    pthread_mutex_destroy(&mappings->lock);
+}
+
+/* Whether GDRCopy is there; looked for once. */
+static bool open_gdr(struct shoal_gpu *gpu)
+{
+    struct shoal_cuda_mappings *mappings = &gpu->mappings;
+    const char *reason;
+    if (mappings->is_open)
+        return mappings->gdr != NULL;
+    mappings->is_open = true;
+    mappings->gdr = shoal_gdr_library_open(&mappings->calls, &reason);
+    if (!mappings->gdr)
+        shoal_log_line(gpu->log, SHOAL_LOG_DEBUG, "gpu", "GDRCopy is not used (%s): small results are copied by the device",
+                       reason);
+    return mappings->gdr != NULL;
+}
+
+/* Refusals are kept like mappings, so that not every call asks again. */
+static void mapping_map(struct shoal_gpu *gpu, struct shoal_cuda_mapping *mapping)
+{
+    struct shoal_cuda_mappings *mappings = &gpu->mappings;
+    const struct shoal_gdr_calls *calls = &mappings->calls;
+    void *memory = NULL;
+    const char *call = "gdr_pin_buffer";
+    int error = calls->pin(mappings->gdr, mapping->pages, mapping->page_bytes, 0, 0, &mapping->handle);
+    if (!error) {
+        call = "gdr_map";
+        error = calls->map(mappings->gdr, mapping->handle, &memory, mapping->page_bytes);
+        if (error)
+            (void)calls->unpin(mappings->gdr, mapping->handle);
+    }
+    if (!error)
+        mapping->memory = memory;
+    else if (!mappings->has_refused)
+        shoal_log_line(gpu->log, SHOAL_LOG_INFO, "gpu",
+                       "GDRCopy does not map some memory of a device (%s: %s): small results there are copied by the device",
+                       call, strerror(error));
+    mappings->has_refused |= error != 0;
+}
+
+/* ---- Finding ------------------------------------------------------------------------------------------------------------- */
+
+struct allocation {
+    unsigned long long buffer;
+    shoal_cu_address begin;
+    size_t bytes;
+};
+
+/* Memory of pools, and that which programs map, has no context. Its number may stay when pages of it change. */
+static bool find_allocation(const struct shoal_cuda_calls *cuda, shoal_cu_address at, struct allocation *allocation)
+{
+    int attributes[] = {SHOAL_CU_POINTER_BUFFER_ID, SHOAL_CU_POINTER_RANGE_START, SHOAL_CU_POINTER_RANGE_BYTES,
+                        SHOAL_CU_POINTER_CONTEXT, SHOAL_CU_POINTER_IS_MANAGED};
+    void *context = NULL;
+    unsigned is_managed = 0;
+    void *values[] = {&allocation->buffer, &allocation->begin, &allocation->bytes, &context, &is_managed};
+    return cuda->pointer_attributes(SHOAL_COUNT_OF(attributes), attributes, values, at) == SHOAL_CU_SUCCESS && context &&
+           !is_managed;
+}
+
+static bool is_held(const struct shoal_cuda_mapping *mapping)
+{
+    return atomic_load_explicit(&mapping->base.holders, memory_order_acquire) > 0;
+}
+
+/* Ends mappings of memory that was freed: of allocations where another one lies now. */
+static void mapping_end_stale(struct shoal_cuda_mappings *mappings, const struct allocation *allocation)
+{
+    for (size_t i = mappings->count; i-- > 0;) {
+        const struct shoal_cuda_mapping *mapping = mappings->all[i];
+        const bool overlaps = mapping->begin < allocation->begin + allocation->bytes && allocation->begin < mapping->end;
+        if (overlaps && mapping->buffer != allocation->buffer && !is_held(mapping))
+            mapping_end(mappings, i);
+    }
+}
+
+/* False: all are held. */
+static bool make_room(struct shoal_cuda_mappings *mappings)
+{
+    size_t oldest = SHOAL_CUDA_MAPPINGS_MAX;
+    if (mappings->count < SHOAL_CUDA_MAPPINGS_MAX)
+        return true;
+    for (size_t i = 0; i < mappings->count; i++) {
+        const bool is_older = oldest == SHOAL_CUDA_MAPPINGS_MAX || mappings->all[i]->used < mappings->all[oldest]->used;
+        if (!is_held(mappings->all[i]) && is_older)
+            oldest = i;
+    }
+    if (oldest == SHOAL_CUDA_MAPPINGS_MAX)
+        return false;
+    mapping_end(mappings, oldest);
+    return true;
+}
+
+static struct shoal_cuda_mapping *mapping_find(const struct shoal_cuda_mappings *mappings, const struct allocation *allocation,
+                                               shoal_cu_address at, size_t bytes)
+{
+    for (size_t i = 0; i < mappings->count; i++) {
+        struct shoal_cuda_mapping *mapping = mappings->all[i];
+        if (mapping->buffer == allocation->buffer && shoal_cuda_mapping_has(mapping, at, bytes))
+            return mapping;
+    }
+    return NULL;
+}
+
+static shoal_cu_address round_down(shoal_cu_address at)
+{
+    return at & ~(shoal_cu_address)(SHOAL_GDR_PAGE - 1);
+}
+
+static struct shoal_cuda_mapping *mapping_add(struct shoal_gpu *gpu, int device, const struct allocation *allocation,
+                                              shoal_cu_address at, size_t bytes)
+{
+    struct shoal_cuda_mappings *mappings = &gpu->mappings;
+    mapping_end_stale(mappings, allocation);
+    struct shoal_cuda_mapping *mapping = make_room(mappings) ? calloc(1, sizeof *mapping) : NULL;
+    if (!mapping)
+        return NULL;
+    const shoal_cu_address until = round_down(at + bytes + SHOAL_GDR_PAGE - 1), end = allocation->begin + allocation->bytes;
+    mapping->base.write = mapping_write;
+    atomic_init(&mapping->base.holders, 0);
+    mapping->calls = &mappings->calls;
+    mapping->buffer = allocation->buffer;
+    mapping->reads_back = !gpu->devices[device].can_flush;
+    mapping->pages = round_down(at);
+    mapping->page_bytes = until - mapping->pages;
+    mapping->begin = mapping->pages > allocation->begin ? mapping->pages : allocation->begin;
+    mapping->end = until < end ? until : end;
+    mapping_map(gpu, mapping);
+    mappings->all[mappings->count++] = mapping;
+    return mapping;
+}
+
+/* Under the lock. It may be one that was refused; NULL: there is none. */
+static struct shoal_cuda_mapping *find_or_add(struct shoal_gpu *gpu, int device, shoal_cu_address at, size_t bytes)
+{
+    struct allocation allocation = {.buffer = 0};
+    if (!open_gdr(gpu) || !find_allocation(&gpu->calls, at, &allocation))
+        return NULL;
+    struct shoal_cuda_mapping *found = mapping_find(&gpu->mappings, &allocation, at, bytes);
+    return found ? found : mapping_add(gpu, device, &allocation, at, bytes);
+}
+
+struct shoal_cuda_mapping *shoal_cuda_mapping_hold(struct shoal_gpu *gpu, int device, shoal_cu_address at, size_t bytes)
+{
+    pthread_mutex_lock(&gpu->mappings.lock);
+    struct shoal_cuda_mapping *mapping = find_or_add(gpu, device, at, bytes);
+    const bool is_mapped = mapping && mapping->memory;
+    if (mapping)
+        mapping->used = ++gpu->mappings.now;
+    if (is_mapped)
+        atomic_fetch_add_explicit(&mapping->base.holders, 1, memory_order_relaxed);
+    pthread_mutex_unlock(&gpu->mappings.lock);
+    return is_mapped ? mapping : NULL;
+}

@@ -1,0 +1,41 @@
+/* GDRCopy's library, libgdrapi.so.2, declared by ourselves and loaded at run time where it is found. It maps memory of a device
+ * into the process, so that the processor writes there with plain stores. Its kernel module does the mapping (/dev/gdrdrv).
+ *
+ * Pinning and mapping are system calls. Writing and reading are none, touch nothing but the mapping, and take no lock. */
+#ifndef SHOAL_DEVICE_GDR_LIBRARY_H
+#define SHOAL_DEVICE_GDR_LIBRARY_H
+
+#include "base/compiler.h"
+
+#define SHOAL_GDR_PAGE ((size_t)64 << 10) /* what is pinned begins and ends at such pages of the device */
+
+struct shoal_gdr_of;
+struct shoal_gdr_handle { /* of what is pinned */
+    unsigned long value;
+};
+
+/* Entry points: member of the table, symbol, result, arguments. What answers int answers 0 or an error of errno.h. */
+#define SHOAL_GDR_CALL_LIST(X)                                                                                          \
+    X(open, "gdr_open", struct shoal_gdr_of *, (void))                                                                  \
+    X(close, "gdr_close", int, (struct shoal_gdr_of * gdr))                                                             \
+    X(pin, "gdr_pin_buffer", int,                                                                                       \
+      (struct shoal_gdr_of * gdr, unsigned long at, size_t bytes, uint64_t token, uint32_t space,                       \
+       struct shoal_gdr_handle *handle))                                                                                \
+    X(unpin, "gdr_unpin_buffer", int, (struct shoal_gdr_of * gdr, struct shoal_gdr_handle handle))                      \
+    X(map, "gdr_map", int, (struct shoal_gdr_of * gdr, struct shoal_gdr_handle handle, void **memory, size_t bytes))    \
+    X(unmap, "gdr_unmap", int, (struct shoal_gdr_of * gdr, struct shoal_gdr_handle handle, void *memory, size_t bytes)) \
+    X(write, "gdr_copy_to_mapping", int, (struct shoal_gdr_handle handle, void *to, const void *from, size_t bytes))    \
+    X(read, "gdr_copy_from_mapping", int, (struct shoal_gdr_handle handle, void *to, const void *from, size_t bytes))   \
+    X(version, "gdr_runtime_get_version", void, (int *major, int *minor))                                               \
+    X(module_version, "gdr_driver_get_version", int, (struct shoal_gdr_of * gdr, int *major, int *minor))
+
+struct shoal_gdr_calls {
+#define SHOAL_GDR_CALL_MEMBER(member, name, result, signature) result(*member) signature;
+    SHOAL_GDR_CALL_LIST(SHOAL_GDR_CALL_MEMBER)
+#undef SHOAL_GDR_CALL_MEMBER
+};
+
+/* Loads the library and opens its kernel module; says nothing. NULL: *reason_out says why not. */
+struct shoal_gdr_of *shoal_gdr_library_open(struct shoal_gdr_calls *calls_out, const char **reason_out);
+
+#endif

@@ -1,0 +1,244 @@
+/* Small results on a device that the processor writes there, over the stand-ins for the driver and for GDRCopy: which calls of
+ * the driver that saves, when memory is mapped and for how long, and what is copied by the device nevertheless. */
+#include <errno.h>
+#include <unistd.h>
+
+#include "device_bench.h"
+
+#define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
+#define FLOATS ((size_t)2048) /* 8 KiB, the most that is written */
+#define TENSORS ((size_t)64)
+#define TINY ((size_t)5) /* floats of a tensor */
+#define ALLOCATIONS 100  /* more than are mapped at once */
+#define MAPPED_MOST 64
+
+#define MAPPED "devices=2,gdrcopy,seed=1"
+
+static size_t remote_writes(void)
+{
+    return control.count_of("remote writes");
+}
+
+static size_t calls_of_sum(struct bench *bench, const char *call, size_t count)
+{
+    control.fail_of(call, 0, 0);
+    OK(bench->world, sum(bench, count));
+    return control.count_of("calls");
+}
+
+/* Whether the sum of all is written by the processor, and not copied. */
+static void expect_written(struct bench *bench, bool is_written)
+{
+    const size_t before = remote_writes(), copies = calls_of_sum(bench, "cuMemcpyHtoDAsync", bench->count);
+    CHECK(bench->world, copies == !is_written, "%zu copies to the device", copies);
+    CHECK(bench->world, remote_writes() - before == is_written, "%zu writes of the processor", remote_writes() - before);
+    expect_output(bench, bench_sum);
+}
+
+/* ---- What is written ----------------------------------------------------------------------------------------------------- */
+
+static void a_small_sum(struct world *world)
+{
+    struct bench bench = open_bench(world, world->arg, FLOATS);
+    expect_sum(&bench);
+    expect_written(&bench, true);
+    const size_t copies = calls_of_sum(&bench, "cuMemcpyDtoHAsync", FLOATS);
+    CHECK(world, copies == 1, "%zu copies from the device", copies);
+    const size_t batches = calls_of_sum(&bench, "cuStreamBatchMemOp", FLOATS);
+    CHECK(world, batches <= 3, "%zu batches", batches);
+    const size_t pinned = calls_of_sum(&bench, "gdr_pin_buffer", FLOATS);
+    CHECK(world, pinned == 0, "it is mapped again");
+    close_bench(&bench);
+}
+
+static void a_larger_sum(struct world *world)
+{
+    struct bench bench = open_bench(world, MAPPED, FLOATS + 1);
+    expect_sum(&bench);
+    expect_written(&bench, false);
+    CHECK(world, control.count_of("pins") == 0, "something is mapped");
+    close_bench(&bench);
+}
+
+static void switched_off(struct world *world)
+{
+    struct bench bench = open_bench(world, MAPPED, TINY);
+    expect_sum(&bench);
+    expect_written(&bench, false);
+    close_bench(&bench);
+}
+
+/* A write for each tensor, none of which crosses a page. */
+static void many_tensors(struct world *world)
+{
+    struct bench bench = open_bench(world, MAPPED, TENSORS * TINY);
+    struct shoal_tensor tensors[TENSORS];
+    for (size_t i = 0; i < TENSORS; i++)
+        tensors[i] =
+            (struct shoal_tensor){bench.input + i * TINY * sizeof(float), bench.output + i * TINY * sizeof(float), TINY};
+    control.fail_of("cuMemcpyHtoDAsync", 0, 0);
+    OK(world, shoal_allreduce_coalesced(bench.comm, tensors, TENSORS, SHOAL_FLOAT32, SHOAL_SUM, &bench.options));
+    CHECK(world, control.count_of("calls") == 0 && remote_writes() == TENSORS, "%zu writes", remote_writes());
+    expect_output(&bench, bench_sum);
+    close_bench(&bench);
+}
+
+/* In place, and with another operand in host memory: the other direction has nothing to do. */
+static void one_operand(struct world *world)
+{
+    struct bench bench = open_bench(world, MAPPED, TINY);
+    float host[TINY];
+    OK(world, shoal_allreduce(bench.comm, bench.input, host, TINY, SHOAL_FLOAT32, SHOAL_SUM, &bench.options));
+    OK(world, shoal_allreduce(bench.comm, bench.input, bench.input, TINY, SHOAL_FLOAT32, SHOAL_SUM, &bench.options));
+    OK(world, shoal_allreduce(bench.comm, host, bench.output, TINY, SHOAL_FLOAT32, SHOAL_MAX, &bench.options));
+    expect_output(&bench, bench_sum);
+    CHECK(world, remote_writes() == 2, "%zu writes", remote_writes());
+    close_bench(&bench);
+}
+
+/* ---- When it is written -------------------------------------------------------------------------------------------------- */
+
+static float from_root(const struct bench *bench, size_t i)
+{
+    (void)bench;
+    return bench_input(0, i);
+}
+
+/* What lies before a call on the stream still uses the memory: late copies out of it and into it. */
+static void after_what_is_on_the_stream(struct world *world)
+{
+    struct bench bench = open_bench(world, "devices=2,gdrcopy,late=3000,torn=3,seed=5", FLOATS);
+    float *before = malloc(FLOATS * sizeof *before), *other = calloc(FLOATS, sizeof *other);
+    for (int turn = 0; turn < 10; turn++) {
+        mock_device_upload(bench.output, (const char *)other, FLOATS * sizeof *other, bench.stream);
+        mock_device_download((char *)before, bench.output, FLOATS * sizeof *before, bench.stream);
+        OK(world, shoal_broadcast(bench.comm, bench.input, bench.output, FLOATS, SHOAL_FLOAT32, 0, &bench.options));
+        expect_output(&bench, from_root);
+        for (size_t i = 0; i < FLOATS; i++)
+            CHECK(world, before[i] == 0, "element %zu was %g before the call", i, (double)before[i]);
+    }
+    CHECK(world, remote_writes() >= 10, "%zu writes", remote_writes());
+    free(before);
+    free(other);
+    close_bench(&bench);
+}
+
+/* The program may have freed the memory since. */
+static void not_after_a_failure(struct world *world)
+{
+    struct bench bench = open_bench(world, MAPPED, FLOATS);
+    expect_sum(&bench);
+    const size_t before = remote_writes();
+    bench.options.timeout_ms = 200;
+    while (world->rank == 1 && !is_broken(&bench))
+        usleep(1000);
+    CHECK(world, sum(&bench, FLOATS) == SHOAL_ERR_TIMEOUT, "it did not fail");
+    mock_device_synchronize(bench.stream);
+    CHECK(world, remote_writes() == before, "written after all");
+    close_bench(&bench);
+}
+
+/* ---- What is mapped ------------------------------------------------------------------------------------------------------ */
+
+struct refusal {
+    const char *call;
+    const char *modes;
+};
+
+/* The device copies, and GDRCopy is not asked again for the same memory. */
+static void a_refusal(struct world *world)
+{
+    const struct refusal *refusal = world->arg;
+    struct bench bench = open_bench(world, refusal->modes, TINY);
+    control.fail_of(refusal->call, 1, EPERM);
+    expect_sum(&bench);
+    expect_sum(&bench);
+    CHECK(world, control.count_of("calls") == 1, "%zu calls of %s", control.count_of("calls"), refusal->call);
+    CHECK(world, control.count_of("pins") == 0 && remote_writes() == 0, "something is mapped");
+    expect_written(&bench, false);
+    close_bench(&bench);
+}
+
+/* Other memory lies at the same address: the mapping of what was there is of no use. */
+static void freed_memory(struct world *world)
+{
+    struct bench bench = open_bench(world, "devices=2,gdrcopy,reuse,seed=3", FLOATS);
+    for (int turn = 0; turn < 5; turn++) {
+        char *const was = bench.output;
+        expect_sum(&bench);
+        mock_device_release(bench.output);
+        bench.output = mock_device_allocate(FLOATS * sizeof(float));
+        CHECK(world, bench.output == was, "another address");
+        expect_written(&bench, true);
+        CHECK(world, control.count_of("pins") == 1, "%zu mappings", control.count_of("pins"));
+    }
+    close_bench(&bench);
+}
+
+static void many_allocations(struct world *world)
+{
+    struct bench bench = open_bench(world, MAPPED, TINY);
+    char *const own = bench.output, *outputs[ALLOCATIONS];
+    for (size_t i = 0; i < ALLOCATIONS; i++)
+        outputs[i] = mock_device_allocate(TINY * sizeof(float));
+    for (size_t turn = 0; turn < 2; turn++) {
+        for (size_t i = 0; i < ALLOCATIONS; i++) {
+            bench.output = outputs[i];
+            expect_sum(&bench);
+            CHECK(world, control.count_of("pins") <= MAPPED_MOST, "%zu mappings", control.count_of("pins"));
+        }
+    }
+    CHECK(world, remote_writes() == 2 * ALLOCATIONS, "%zu writes", remote_writes());
+    for (size_t i = 0; i < ALLOCATIONS; i++)
+        mock_device_release(outputs[i]);
+    bench.output = own;
+    close_bench(&bench);
+}
+
+/* Nobody tells when such memory gets other pages. */
+static void memory_of_a_pool(struct world *world)
+{
+    struct bench bench = open_bench(world, MAPPED, TINY);
+    char *const own = bench.output;
+    shoal_cu_address at;
+    MOCK_DEVICE(allocate_async(&at, TINY * sizeof(float), (shoal_cu_stream)bench.stream));
+    bench.output = (char *)(uintptr_t)at;
+    expect_sum(&bench);
+    expect_written(&bench, false);
+    CHECK(world, control.count_of("pins") == 0, "it is mapped");
+    MOCK_DEVICE(release_async(at, (shoal_cu_stream)bench.stream));
+    bench.output = own;
+    close_bench(&bench);
+}
+
+/* ---- The end ------------------------------------------------------------------------------------------------------------- */
+
+static void run(const char *name, const char *const *settings, world_body_fn body, const void *arg)
+{
+    const struct world_options options = {name, 2, settings, body, arg};
+    world_run(&options);
+}
+
+int main(int argument_count, char **arguments)
+{
+    static const char *const off[] = {"SHOAL_GDRCOPY_BYTES=0", NULL};
+    static const struct refusal pin = {"gdr_pin_buffer", MAPPED}, map = {"gdr_map", MAPPED};
+    static const struct refusal unknown = {"gdr_pin_buffer", "devices=2,gdrcopy,flush=0,seed=2"};
+    world_choose(argument_count, arguments);
+    run("a small sum is written, and not copied", NULL, a_small_sum, MAPPED);
+    run("a small sum is written and read back where a stream's wait does not flush", NULL, a_small_sum,
+        "devices=2,gdrcopy,flush=0,seed=1");
+    run("a larger sum is copied", NULL, a_larger_sum, NULL);
+    run("a setting switches it off", off, switched_off, NULL);
+    run("64 tiny tensors are written", NULL, many_tensors, NULL);
+    run("one operand on the device, and both at one place", NULL, one_operand, NULL);
+    run("a result is written after what is on the stream", NULL, after_what_is_on_the_stream, NULL);
+    run("nothing is written after a failure", NULL, not_after_a_failure, NULL);
+    run("what cannot be pinned is copied", NULL, a_refusal, &pin);
+    run("what cannot be mapped is copied", NULL, a_refusal, &map);
+    run("what cannot be pinned is copied where nothing flushes", NULL, a_refusal, &unknown);
+    run("memory that was freed is mapped anew", NULL, freed_memory, NULL);
+    run("of many allocations some are mapped", NULL, many_allocations, NULL);
+    run("memory of a pool is copied", NULL, memory_of_a_pool, NULL);
+    return world_finish();
+}
