@@ -25,6 +25,27 @@ static enum shoal_status map_rings(struct shoal_context *context, struct shoal_d
                           port->bytes, strerror(errno));
 }
 
+/* What a plan puts to remote ranks leaves from the rings, where an adapter wants sources registered: a unit is released when
+ * all puts of its chunk have completed locally. What the table of regions does not take is copied first. */
+static void register_rings(struct shoal_context *context, struct shoal_devices_port *port)
+{
+    shoal_log_hush(true);
+    shoal_memory_lock(context->memory);
+    port->is_region = shoal_memory_register(context->memory, port->memory, port->bytes, -1, 0) == SHOAL_OK;
+    shoal_memory_unlock(context->memory);
+    shoal_log_hush(false);
+}
+
+/* False: an adapter still reads from them for an operation that failed. */
+static bool deregister_rings(struct shoal_context *context, const struct shoal_devices_port *port)
+{
+    shoal_memory_lock(context->memory);
+    const bool is_busy = port->is_region && shoal_memory_is_busy(context->memory, port->memory);
+    const bool is_gone = !port->is_region || (!is_busy && shoal_memory_deregister(context->memory, port->memory) == SHOAL_OK);
+    shoal_memory_unlock(context->memory);
+    return is_gone;
+}
+
 static size_t slot_bytes_of(const struct shoal_context *context)
 {
     return shoal_round_up((size_t)context->settings.gpu.unit_bytes, SHOAL_PAGE);
@@ -40,7 +61,9 @@ static enum shoal_status fill_port(struct shoal_context *context, void *driver_c
     SHOAL_TRY(map_rings(context, port));
     options.memory = port->memory;
     const enum shoal_status status = shoal_gpu_port_open(context->drivers.gpu, &options, &port->port);
-    if (status != SHOAL_OK)
+    if (status == SHOAL_OK)
+        register_rings(context, port);
+    else
         munmap(port->memory, port->bytes);
     return status;
 }
@@ -77,14 +100,15 @@ static bool try_to_make(struct shoal_context *context, void *driver_context, uns
     return status == SHOAL_OK;
 }
 
-/* Memory that a device may still write to is never given back. */
-static void end_port(struct shoal_drivers *drivers, struct shoal_devices_port *port)
+/* Memory that a device may still write to, or an adapter read, is never given back. */
+static void end_port(struct shoal_context *context, struct shoal_devices_port *port)
 {
-    struct shoal_devices_port **link = &drivers->made;
+    struct shoal_devices_port **link = &context->drivers.made;
     while (*link != port)
         link = &(*link)->next_made;
     *link = port->next_made;
-    if (shoal_gpu_port_close(port->port))
+    const bool is_closed = shoal_gpu_port_close(port->port);
+    if (deregister_rings(context, port) && is_closed)
         munmap(port->memory, port->bytes);
     free(port);
 }
@@ -106,12 +130,13 @@ static size_t count_made(const struct shoal_drivers *drivers)
 }
 
 /* Ends spare ports while there are more than so many ports; none while a call is under way, which a driver may wait for. */
-static void end_spares(struct shoal_drivers *drivers, size_t kept)
+static void end_spares(struct shoal_context *context, size_t kept)
 {
+    struct shoal_drivers *drivers = &context->drivers;
     while (drivers->spare && count_made(drivers) > kept && !is_any_at_work(drivers)) {
         struct shoal_devices_port *port = drivers->spare;
         drivers->spare = port->next;
-        end_port(drivers, port);
+        end_port(context, port);
     }
 }
 
@@ -139,14 +164,14 @@ static bool sweep(struct shoal_context *context, bool is_last)
             port->next = drivers->spare;
             drivers->spare = port;
         } else if (is_last) {
-            end_port(drivers, port);
+            end_port(context, port);
         } else {
             push_retired(drivers, port);
             is_clean = false;
         }
         port = next;
     }
-    end_spares(drivers, context->settings.gpu.early);
+    end_spares(context, context->settings.gpu.early);
     return is_clean;
 }
 
@@ -181,7 +206,7 @@ void shoal_drivers_fini(struct shoal_context *context)
     while (drivers->spare) {
         struct shoal_devices_port *port = drivers->spare;
         drivers->spare = port->next;
-        end_port(drivers, port);
+        end_port(context, port);
     }
     shoal_gpu_close(drivers->gpu);
     pthread_mutex_destroy(&drivers->lock);
@@ -307,7 +332,7 @@ static struct shoal_devices_port *take_usable(struct shoal_context *context, con
     struct shoal_drivers *drivers = &context->drivers;
     struct shoal_devices_port *port = take_spare(drivers, driver_context, slots);
     while (port && !shoal_gpu_port_renew(port->port, context->settings.engine.counter_start)) {
-        end_port(drivers, port);
+        end_port(context, port);
         port = take_spare(drivers, driver_context, slots);
     }
     return port;
@@ -318,7 +343,7 @@ static enum shoal_status make_needed(struct shoal_context *context, void *driver
 {
     if (context->drivers.spare && try_to_make(context, driver_context, slots))
         return SHOAL_OK;
-    end_spares(&context->drivers, 0);
+    end_spares(context, 0);
     return make_port(context, driver_context, slots);
 }
 

@@ -26,7 +26,8 @@ struct shoal_devices_port {
     struct shoal_gpu_port *port;
     unsigned slots; /* of each ring */
     bool is_counted;
-    void *memory; /* of its rings */
+    bool is_region; /* the context's memory knows its rings */
+    void *memory;   /* of its rings */
     size_t bytes;
 };
 

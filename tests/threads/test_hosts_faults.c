@@ -13,8 +13,10 @@
 
 #include "comm/context.h"
 #include "memory_store.h"
+#include "mock/cuda/mock_client.h"
 #include "mock/mock_ways.h"
 #include "thread_checks.h"
+#include "topology/features.h"
 
 #define RANKS_MAX 16
 #define COUNT ((size_t)20000)
@@ -374,6 +376,65 @@ static void all_adapters_send_as_much(void **state)
     setenv("SHOAL_MOCK_FABRIC", "aws", 1);
 }
 
+/* ---- Operands on a device ------------------------------------------------------------------------------------------------ */
+
+static shoal_cu_context device_context;
+
+static float gathered(size_t i)
+{
+    return (float)(i % 1009 + i / COUNT);
+}
+
+static void gather_on_device(struct rank *rank, shoal_cu_address input, shoal_cu_address output, shoal_cu_stream stream)
+{
+    struct shoal_options options = SHOAL_OPTIONS_INIT;
+    const size_t count = (size_t)rank->world->size * COUNT;
+    float *values = calloc(count, sizeof *values);
+    CHECK(rank, values, "no memory");
+    CHECK(rank, cu.copy_to_device_now(output, values, count * sizeof *values) == SHOAL_CU_SUCCESS, "no copy");
+    options.stream = stream;
+    OK(rank, shoal_allgather(rank->comm, (void *)(uintptr_t)input, (void *)(uintptr_t)output, COUNT, SHOAL_FLOAT32, &options));
+    CHECK(rank, cu.stream_synchronize(stream) == SHOAL_CU_SUCCESS, "not synchronized");
+    CHECK(rank, cu.copy_to_host_now(values, output, count * sizeof *values) == SHOAL_CU_SUCCESS, "no copy");
+    for (size_t i = 0; i < count; i++)
+        CHECK(rank, values[i] == gathered(i), "value %zu is %g, not %g", i, (double)values[i], (double)gathered(i));
+    free(values);
+}
+
+/* The adapter reads them where the device has put them. */
+static void device_body(struct rank *rank)
+{
+    shoal_cu_address input, output;
+    shoal_cu_stream stream;
+    CHECK(rank, cu.context_set(device_context) == SHOAL_CU_SUCCESS, "no context");
+    CHECK(rank, cu.stream_create(&stream, SHOAL_CU_STREAM_NON_BLOCKING, 0) == SHOAL_CU_SUCCESS, "no stream");
+    CHECK(rank, cu.allocate(&input, sizeof rank->values) == SHOAL_CU_SUCCESS, "no memory");
+    CHECK(rank, cu.allocate(&output, (size_t)rank->world->size * sizeof rank->values) == SHOAL_CU_SUCCESS, "no memory");
+    for (size_t i = 0; i < COUNT; i++)
+        rank->values[i] = gathered((size_t)rank->rank * COUNT + i);
+    CHECK(rank, cu.copy_to_device_now(input, rank->values, sizeof rank->values) == SHOAL_CU_SUCCESS, "no copy");
+    gather_on_device(rank, input, output, stream);
+    const uint64_t copies = shoal_network_copies(rank->context->network);
+    gather_on_device(rank, input, output, stream);
+    CHECK(rank, shoal_network_copies(rank->context->network) == copies, "%llu sources were copied",
+          (unsigned long long)(shoal_network_copies(rank->context->network) - copies));
+    CHECK(rank, cu.release(input) == SHOAL_CU_SUCCESS && cu.release(output) == SHOAL_CU_SUCCESS, "not freed");
+}
+
+static void operands_on_a_device_are_copied_by_no_processor(void **state)
+{
+    shoal_cu_device device;
+    (void)state;
+    if (!shoal_topology_copies_locked_pages()) /* then they are copied */
+        skip();
+    mock_client_open(MOCK_CUDA, false);
+    assert_int_equal(cu.init(0), SHOAL_CU_SUCCESS);
+    assert_int_equal(cu.device_get(&device, 0), SHOAL_CU_SUCCESS);
+    assert_int_equal(cu.primary_retain(&device_context, device), SHOAL_CU_SUCCESS);
+    run_world(2, 1, device_body);
+    run_world(4, 2, device_body);
+}
+
 static void find_in_mock(void *mock, const char *name, void *function_out)
 {
     void *function = dlsym(mock, name);
@@ -391,6 +452,7 @@ int main(void)
         cmocka_unit_test(backoff_interrupts_nobody),
         cmocka_unit_test(lengths_are_told_to_those_they_concern),
         cmocka_unit_test(all_adapters_send_as_much),
+        cmocka_unit_test(operands_on_a_device_are_copied_by_no_processor),
     };
     setenv("SHOAL_MOCK_FABRIC", "aws", 1);
     void *mock = dlopen(MOCK_FABRIC, RTLD_NOW); /* here: the sanitizer does not know the loader's lock */
