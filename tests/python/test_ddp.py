@@ -671,7 +671,8 @@ def takes_torchs_arguments(world):
             expect(taken[name].default == parameter.default, name, taken[name].default, "instead of", parameter.default)
     missing = [name for name in vars(torchs(plain())) if not name.startswith("_") and not hasattr(ours(plain()), name)]
     expect(not missing, "attributes that torch's class has:", missing)
-    options = {name: True for name in ("check_reduction", "skip_all_reduce_unused_params", "batched_grad_copy") if name in expected}
+    change_nothing = "check_reduction", "skip_all_reduce_unused_params", "batched_grad_copy", "lazy_bucket_allocation"
+    options = {name: True for name in change_nothing if name in expected}
     model, theirs = (make(seeded(plain), **options) for make in (ours, torchs))
     for each in (model, theirs):
         train(world, each)
@@ -1119,11 +1120,12 @@ CASES += [form_case(name, options, to_none, **optimizing) for name, options, to_
 CASES += [Case(body.__name__, body, sizes=(1, 2)) for body in (
     begins_as_rank_0, no_sync, no_sync_between, no_sync_of_lists, no_sync_with_more, adds_to_averages, keeps_gradients,
     frees_gradients, unused, several_models, two_forwards_one_backward, static_graph_with_segments, complex_gradients,
-    hooks_of_others, ignored, compiled, made_and_dropped,
+    hooks_of_others, ignored, made_and_dropped,
     saved_and_copied, what_others_read, takes_torchs_arguments, backwards_without_forward, missing_gradient, different_models, sparse_gradient,
     changed_static_graph, wrong_arguments, hooks_with_other_buckets, hooks_wrong_use)]
 CASES += [Case(body.__name__, body, sizes=(2, 3)) for body in (hooks_on_one_host, hooks_with_join, hooks_broken_backward, hooks_broken_early,
-                                                       hooks_broken_otherwise, hooks_compiled, join, join_throws)]
+                                                       hooks_broken_otherwise, join, join_throws)]
+CASES += [Case(body.__name__, body, sizes=sizes, timeout_s=200) for body, sizes in ((compiled, (1, 2)), (hooks_compiled, (2, 3)))]
 CASES += [Case("copies", copies, sizes=(2,))]
 CASES += [Case("compares_parameters", compares_parameters, sizes=(3,))]
 CASES += [Case("broken_backward", broken_backward, sizes=(2, 3))]

@@ -186,6 +186,8 @@ def group_is_named_by_what_torch_asks(world):
     expect(group.name() == "shoal" and dist.get_backend(group) == "shoal" and group.group_name, group.group_name)
     memory = group._get_backend(torch.device("cpu")).allocate_tensor(10, dtype=torch.bfloat16, device=torch.device("cpu"))
     expect(memory.shape == (10,) and memory.dtype is torch.bfloat16 and memory.data_ptr() % 4096 == 0)
+    served = [group._get_backend(torch.device("cpu")).supports_tensor_alloc(device) for device in ("cpu", torch.device("cuda:0"), -1, 0)]
+    expect(served == [True, False, False, False], served)
     group.shutdown()
     try:
         dist.barrier(group)

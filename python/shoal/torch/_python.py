@@ -601,9 +601,10 @@ class Group(Base):
         return self
 
     def supports_tensor_alloc(self, device):
-        return torch.device(device).type == "cpu"
+        """C++ asks with the device's number, from torch 2.14 on, and then asks no back-end in Python to allocate."""
+        return not isinstance(device, int) and torch.device(device).type == "cpu"
 
-    def allocate_tensor(self, size, *, dtype, device):
+    def allocate_tensor(self, size, dtype, device):
         try:
             return empty(self.context, size * torch.empty((), dtype=dtype).element_size()).view(dtype)
         except NoSharedMemory:  # told by the library

@@ -355,7 +355,8 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
                  process_group=None, bucket_cap_mb=None, find_unused_parameters=False, check_reduction=False,
                  gradient_as_bucket_view=False, static_graph=False, delay_all_reduce_named_params=None,
                  param_to_hook_all_reduce=None, mixed_precision=None, device_mesh=None, skip_all_reduce_unused_params=False,
-                 bucket_cap_mb_list=None, batched_grad_copy=False, forward_sync_buffers=None, *, compression="none"):
+                 bucket_cap_mb_list=None, batched_grad_copy=False, forward_sync_buffers=None, lazy_bucket_allocation=False,
+                 *, compression="none"):
         torch.nn.Module.__init__(self)
         Joinable.__init__(self)
         _refuse(delay_all_reduce_named_params=delay_all_reduce_named_params, param_to_hook_all_reduce=param_to_hook_all_reduce,
@@ -372,6 +373,7 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
         self.find_unused_parameters, self.static_graph = find_unused_parameters, static_graph
         self.gradient_as_bucket_view, self.compression, self.dim = gradient_as_bucket_view, compression, dim
         self.skip_all_reduce_unused_params, self.batched_grad_copy = skip_all_reduce_unused_params, batched_grad_copy
+        self.lazy_bucket_allocation = lazy_bucket_allocation
         self.forward_sync_buffers = first(forward_sync_buffers, broadcast_buffers, True)
         if not isinstance(getattr(type(self), "broadcast_buffers", None), property):  # in older versions of torch
             self.broadcast_buffers = self.forward_sync_buffers
