@@ -24,9 +24,9 @@
  * What it does not mean. Nothing is measured: times, bandwidth, and how many queues or copy engines a device has are made up.
  * The declarations of cuda_abi.h are taken for granted on both sides, so a wrong number there passes. Graphs are not captured:
  * a stream only says that it is. Kernels are functions of the host, so neither PTX nor memory order inside a device is tested.
- * All of a device's writes are seen in order by the CPU; the CPU's own to a device (mock_remote.c) come there all at once, and
- * only when something sees to it; a device's caches and PCIe's relaxed order are not there. Host
- * functions run one at a time. Managed memory does not migrate; priorities are ignored; contexts have no limits but memory.
+ * All of a device's writes are seen in order by the CPU, and the CPU's own (mock_remote.c) by the device; a device's caches and
+ * PCIe's relaxed order are not there. Host functions run one at a time. Managed memory does not migrate; priorities are ignored;
+ * contexts have no limits but memory.
  * Missing: dma-buf, memory pools as objects, multicast, MPS, MIG. IPC needs processes that may look into each other (/proc), and
  * the memory of a process that has ended stays there for those who have it open. */
 #ifndef SHOAL_TESTS_MOCK_CUDA_H

@@ -1,6 +1,6 @@
 /* What the processor writes to a device's memory past the driver, for the stand-in of GDRCopy (mock_gdr.c). Such writes are on
- * their way until something sees to it that they have come: a stream's wait that flushes, or a read of the device. Until then
- * the device does not see them, however late that is. */
+ * their way until something sees to it that they have come: a stream's wait that flushes, or a read of the device. Or they come
+ * at once, by a random number, whatever the device still does with the memory. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -125,6 +125,8 @@ void mock_remote_write(uint64_t pin, shoal_cu_address at, const void *from, size
         *(newest ? &newest->next : &oldest) = remote;
         newest = remote;
         writes++;
+        if (mock_draw(2))
+            mock_remote_flush();
     }
     pthread_mutex_unlock(&mock.lock);
 }
