@@ -534,6 +534,36 @@ static void killed_body(struct world *world)
     close_job(&job);
 }
 
+/* One rank's context fails: nothing runs there any more, its memory is gone, and no call hangs. The others' streams go on. */
+static void broken_body(struct world *world)
+{
+    struct job job;
+    struct shoal_failure failure = SHOAL_FAILURE_INIT;
+    open_job(&job, world, "seed=2", 2);
+    job.options.timeout_ms = 1000;
+    OK(world, create_on_device(&job));
+    mark_all(&job);
+    OK(world, shoal_reducer_finish(job.device, NULL));
+    OK(world, shoal_reducer_wait(job.device, SHOAL_FOREVER));
+    mock_device_synchronize(job.stream);
+    OK(world, shoal_barrier(world->comm, NULL));
+    if (world->rank == 0)
+        control.break_of(0, SHOAL_CU_ILLEGAL_ADDRESS);
+    enum shoal_status status = shoal_reducer_begin(job.device, SHOAL_STEP_REDUCE);
+    for (size_t i = 0; i < PARAMETERS && status == SHOAL_OK; i++)
+        status = shoal_reducer_ready(job.device, i, job.gradients[i].device, job.parameters[i].count);
+    status = status == SHOAL_OK ? shoal_reducer_finish(job.device, NULL) : status;
+    status = status == SHOAL_OK ? shoal_reducer_wait(job.device, SHOAL_FOREVER) : status;
+    CHECK(world, status != SHOAL_OK, "a context that has failed is used");
+    OK(world, shoal_last_failure(world->context, NULL, &failure));
+    CHECK(world, world->rank > 0 || strstr(failure.text, "CUDA_ERROR_ILLEGAL_ADDRESS"), "%s", failure.text);
+    if (world->rank > 0)
+        close_job(&job);
+    shoal_reducer_free(job.device);
+    shoal_context_destroy(world->context);
+    exit(0);
+}
+
 /* ---- Each call of the driver is refused ---------------------------------------------------------------------------------- */
 
 #define REFUSED SHOAL_CU_OPERATING_SYSTEM
@@ -633,6 +663,7 @@ static void run_faults(void)
     world_expect_kill(2);
     run("a rank is killed", 3, killed_body);
     world_expect_kill(0);
+    run("a context fails", 2, broken_body);
     world_run(&(const struct world_options){"each call of the driver is refused", 2, NULL, refused_body, &none});
     world_divide(1);
     world_run(&(const struct world_options){"each call of the driver is refused, int8", 2, NULL, refused_body, &int8});
