@@ -281,6 +281,14 @@ static double iterations_usual(size_t bytes, double took_s)
     return quarter < ITERATIONS_SMALL ? ITERATIONS_SMALL : quarter > ITERATIONS_MOST ? ITERATIONS_MOST : quarter;
 }
 
+/* Until the trial of ways of writing is over: what is measured is how a size goes for long, not its first operations. */
+static enum shoal_status trial_pass(struct worker *worker, const struct task *task)
+{
+    for (size_t i = BENCH_WARMUPS; i < BENCH_TRIAL; i++)
+        TRY(iterate(worker, task, i));
+    return SHOAL_OK;
+}
+
 /* Warms up and says how many iterations fit the cap: the same number on every rank, as the slowest rank's time decides. */
 static enum shoal_status warm_up(struct worker *worker, const struct task *task, size_t *iterations_out)
 {
@@ -293,6 +301,8 @@ static enum shoal_status warm_up(struct worker *worker, const struct task *task,
     took_s = (bench_now() - start) / BENCH_WARMUPS;
     TRY(shoal_allreduce(worker->comm, &took_s, &slowest_s, 1, SHOAL_FLOAT64, SHOAL_MAX, NULL));
     const double fit = worker->options->seconds / slowest_s, usual = iterations_usual(task->bytes, slowest_s);
+    if (!worker->options->iterations && BENCH_TRIAL + usual <= fit)
+        TRY(trial_pass(worker, task));
     const size_t capped = (size_t)(fit >= usual ? usual : fit < ITERATIONS_MIN ? ITERATIONS_MIN : fit);
     *iterations_out = worker->options->iterations ? (size_t)worker->options->iterations : capped;
     return SHOAL_OK;

@@ -10,14 +10,14 @@
 /* ---- Requests ------------------------------------------------------------------------------------------------------------ */
 
 /* For other processes: how long the program waited, what left. A record that had to make room was done at another time. */
-static inline void note_sums(struct shoal_engine *engine, const struct shoal_request *request)
+static inline void note_sums(struct shoal_engine *engine, const struct shoal_request *request, uint64_t done_ticks)
 {
     struct shoal_waited *waited = engine->waited;
     struct shoal_traffic traffic = {.sent_bytes = 0};
     if (SHOAL_UNLIKELY(!waited))
         return;
-    const int64_t ticks = (int64_t)(request->record->done - request->posted_ticks);
-    if (engine->ops->traffic)
+    const int64_t ticks = (int64_t)(done_ticks - request->posted_ticks);
+    if (SHOAL_UNLIKELY(engine->ops->traffic != NULL)) /* not inside a host */
         engine->ops->traffic(engine->transport, &traffic);
     waited->in_calls += request->is_blocking && ticks > 0 ? (uint64_t)ticks : 0;
     shoal_recorder_note_sums(&engine->recorder,
@@ -25,12 +25,11 @@ static inline void note_sums(struct shoal_engine *engine, const struct shoal_req
                              traffic.sent_bytes);
 }
 
-static inline void note_end(struct shoal_engine *engine, const struct shoal_request *request)
+static inline void note_end(struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_record *record)
 {
-    const struct shoal_record *record = request->record;
     engine->last = record;
     shoal_recorder_count(&engine->recorder, request->bytes, record->last_rank == engine->rank, record->late);
-    note_sums(engine, request);
+    note_sums(engine, request, record->done);
     if (SHOAL_UNLIKELY(engine->is_wait_said))
         shoal_engine_go_on(engine);
 }
@@ -40,14 +39,15 @@ void shoal_request_complete(struct shoal_request *request, enum shoal_status sta
     const bool is_detached = request->is_detached;
     const shoal_done_fn fn = request->done_fn;
     void *arg = request->done_arg;
-    if (request->record) {
-        if (!request->record->done)
-            request->record->done = shoal_clock_ticks();
-        request->record->status = (uint8_t)status;
-        request->record->step = -1;
+    struct shoal_record *record = request->record;
+    if (record) {
+        if (!record->done)
+            record->done = shoal_clock_ticks();
+        record->status = (uint8_t)status;
+        record->step = -1;
         if (request->engine)
-            note_end(request->engine, request);
-        request->record->owner = NULL;
+            note_end(request->engine, request, record);
+        record->owner = NULL;
         request->record = NULL;
     }
     shoal_layout_free(request->call.layout);
@@ -214,7 +214,8 @@ static size_t count_contributions(const struct shoal_engine *engine, const struc
     return layout->sent_at[engine->size - 1] + layout->sent[engine->size - 1]; /* in a row */
 }
 
-size_t shoal_engine_payload_bytes(const struct shoal_engine *engine, const struct shoal_request *request, int peer)
+/* Inline, like the next but one, for it is on the way of every call. */
+inline size_t shoal_engine_payload_bytes(const struct shoal_engine *engine, const struct shoal_request *request, int peer)
 {
     if (!shoal_shape_contributes(request->shape, peer, request->call.root))
         return 0;
@@ -231,7 +232,7 @@ static size_t most_payload_bytes(const struct shoal_engine *engine, const struct
     return count_contributions(engine, request, engine->rank) * request->element_bytes;
 }
 
-struct shoal_selection shoal_engine_selection(const struct shoal_engine *engine, const struct shoal_request *request)
+inline struct shoal_selection shoal_engine_selection(const struct shoal_engine *engine, const struct shoal_request *request)
 {
     return (struct shoal_selection){.collective = request->call.collective,
                                     .size = engine->size,

@@ -142,16 +142,18 @@ static inline struct shoal_record *shoal_recorder_next(struct shoal_recorder *re
 /* Counts an operation that has ended, and this rank's lateness where it came last (was_last is 0 or 1). */
 static inline void shoal_recorder_count(struct shoal_recorder *recorder, uint64_t bytes, uint64_t was_last, int64_t late)
 {
-    shoal_flight_add(&recorder->flight->bytes, bytes);
-    shoal_flight_add(&recorder->flight->came_last, was_last);
-    shoal_flight_add(&recorder->flight->late, (uint64_t)late & (0 - was_last));
+    struct shoal_flight *flight = recorder->flight;
+    shoal_flight_add(&flight->bytes, bytes);
+    shoal_flight_add(&flight->came_last, was_last);
+    shoal_flight_add(&flight->late, (uint64_t)late & (0 - was_last));
 }
 
 /* Stores sums that other modules keep. */
 static inline void shoal_recorder_note_sums(struct shoal_recorder *recorder, uint64_t waited_ticks, uint64_t sent_bytes)
 {
-    atomic_store_explicit(&recorder->flight->waited, waited_ticks, memory_order_relaxed);
-    atomic_store_explicit(&recorder->flight->sent, sent_bytes, memory_order_relaxed);
+    struct shoal_flight *flight = recorder->flight;
+    atomic_store_explicit(&flight->waited, waited_ticks, memory_order_relaxed);
+    atomic_store_explicit(&flight->sent, sent_bytes, memory_order_relaxed);
 }
 
 /* Says which rank this one waits for (-1: none) and since when, in ticks. */

@@ -121,6 +121,22 @@ static void stores_are_judged_when_they_have_settled(void **state)
     assert_int_equal(trial.agreed, 1); /* a trial is over */
 }
 
+/* Each way wins every other pair. */
+static float undecided(uint32_t use, enum shoal_stores stores)
+{
+    const bool streaming_wins = (use - 4) / 8 % 2 == 0;
+    return (stores == SHOAL_STORES_STREAMING) == streaming_wins ? 90 : 100;
+}
+
+/* `shoal bench` warms up for so long (BENCH_TRIAL). */
+static void stores_are_tried_in_60_operations_at_most(void **state)
+{
+    struct shoal_trial trial = {0};
+    (void)state;
+    assert_int_equal(run(&trial, 60, undecided), 28);
+    assert_int_equal(run(&trial, 200, undecided), trial.is_streaming ? 200 : 0);
+}
+
 static void stores_cost_little_when_nothing_changes(void **state)
 {
     struct shoal_trial trial = {0};
@@ -227,6 +243,7 @@ int main(void)
         cmocka_unit_test(stores_follow_what_is_faster),
         cmocka_unit_test(stores_are_tried_in_few_operations),
         cmocka_unit_test(stores_are_judged_when_they_have_settled),
+        cmocka_unit_test(stores_are_tried_in_60_operations_at_most),
         cmocka_unit_test(stores_cost_little_when_nothing_changes),
         cmocka_unit_test(stores_are_chosen_anew_when_the_machine_changes),
         cmocka_unit_test(stores_are_right_on_a_machine_that_wavers),
