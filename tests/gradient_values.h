@@ -9,10 +9,11 @@
 
 #include "shoal/shoal.h"
 
-/* Small whole numbers: sums are exact in every type, averages over 2 and 4 ranks too. */
+/* Small whole numbers: sums are exact in every type, averages over 2 and 4 ranks too. They repeat after GRADIENT_PERIOD elements. */
+#define GRADIENT_PERIOD 17
 static inline double gradient_value(int step, int rank, size_t parameter, size_t element)
 {
-    return (double)((element * 7 + parameter * 13 + (size_t)step * 5 + (size_t)rank * 3) % 17) - 8;
+    return (double)((element * 7 + parameter * 13 + (size_t)step * 5 + (size_t)rank * 3) % GRADIENT_PERIOD) - 8;
 }
 
 static inline void gradient_put(enum shoal_type type, void *memory, size_t i, double value)
@@ -47,6 +48,40 @@ static inline double gradient_get(enum shoal_type type, const void *memory, size
     }
     const double size = (half & 0x7fff) ? ldexp(1024 + (half & 0x3ff), (half >> 10 & 31) - 25) : 0;
     return half & 0x8000 ? -size : size;
+}
+
+/* ---- Whole gradients: copies and comparisons of blocks, which a sanitizer sees as such and not element by element --------- */
+
+/* Writes the period's values again and again. */
+static inline void gradient_fill(enum shoal_type type, const double *period, void *memory, size_t count)
+{
+    const size_t bytes = count * shoal_type_bytes(type);
+    size_t done = GRADIENT_PERIOD * shoal_type_bytes(type);
+    for (size_t i = 0; i < GRADIENT_PERIOD && i < count; i++)
+        gradient_put(type, memory, i, period[i]);
+    for (size_t more; done < bytes; done += more) {
+        more = done < bytes - done ? done : bytes - done; /* a whole number of periods is done */
+        memcpy((char *)memory + done, memory, more);
+    }
+}
+
+#define GRADIENT_BLOCK (GRADIENT_PERIOD * 64)
+
+/* The first element that has not its value in the period; count: there is none. */
+static inline size_t gradient_find_other(enum shoal_type type, const double *period, const void *memory, size_t count)
+{
+    double block[GRADIENT_BLOCK];
+    gradient_fill(type, period, block, count < GRADIENT_BLOCK ? count : GRADIENT_BLOCK);
+    for (size_t at = 0; at < count; at += GRADIENT_BLOCK) {
+        const size_t end = count - at < GRADIENT_BLOCK ? count : at + GRADIENT_BLOCK, element = shoal_type_bytes(type);
+        if (memcmp((const char *)memory + at * element, block, (end - at) * element) == 0)
+            continue;
+        for (size_t i = at; i < end; i++) { /* 0 may have either sign */
+            if (gradient_get(type, memory, i) != period[i % GRADIENT_PERIOD])
+                return i;
+        }
+    }
+    return count;
 }
 
 #endif
