@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../tools/elements.h"
 #include "reference.h"
 
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))

@@ -13,7 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../tools/elements.h"
 #include "shoal/shoal.h"
 
 #define REFERENCE_PERIOD 1021
@@ -56,99 +55,24 @@ static inline size_t reference_below(uint64_t *state, size_t limit)
     return (size_t)(reference_random(state) % limit);
 }
 
-static inline uint64_t reference_bits(int rank, uint64_t salt, size_t index)
-{
-    return reference_mix((uint64_t)(index % REFERENCE_PERIOD + 1) * UINT64_C(0x9E3779B97F4A7C15) +
-                         (uint64_t)(rank + 1) * UINT64_C(0xD1B54A32D192ED03) + salt * UINT64_C(0x8CB92BA72F3D8DD7));
-}
-
-/* ---- Elements ------------------------------------------------------------------------------------------------------------ */
-
 static inline bool reference_is_integer(enum shoal_type type)
 {
     return type == SHOAL_INT8 || type == SHOAL_UINT8 || type == SHOAL_INT32 || type == SHOAL_INT64;
 }
 
-/* What `rank` gives to a reduction at `index`. Factors are small, and no term of a scaled sum is 0: its sign would be one more
- * thing to agree on. */
-static inline int64_t reference_value(const struct reference_question *question, int rank, size_t index)
-{
-    static const int8_t factors[] = {1, 1, 1, -1, -1, -1, 2, -2};
-    const uint64_t bits = reference_bits(rank, question->salt, index);
-    if (reference_is_integer(question->type))
-        return element_wrap(question->type, (int64_t)bits);
-    if (question->op == SHOAL_PROD)
-        return factors[bits % 8];
-    if (question->op == SHOAL_SCALED_SUM)
-        return (bits & 32 ? 1 : -1) * (int64_t)(bits % 15 + 1);
-    return (int64_t)(bits % 31) - 15;
-}
-
-/* Writes eight bytes, of which the next element overwrites those that are not this one's. A copy of as many bytes as the type
- * has would be a call: references are most of what a test of exact results computes. */
-static inline void reference_store(struct reference *reference, size_t i, uint64_t bits)
-{
-    memcpy(reference->bytes + i * reference->element, &bits, sizeof bits);
-}
-
-/* The operator's result, from the ranks' total. */
-static inline uint64_t reference_finish(const struct reference_question *question, int64_t total, int size)
-{
-    const double scale = question->op == SHOAL_SCALED_SUM ? question->scale : 1;
-    return element_bits(question->type, total, scale, question->op == SHOAL_AVG ? size : 1);
-}
-
-/* ---- Periods ------------------------------------------------------------------------------------------------------------- */
-
-static inline size_t reference_elements(const struct reference_question *question)
-{
-    return question->count < REFERENCE_PERIOD ? question->count : REFERENCE_PERIOD;
-}
+/* ---- Periods (reference.c) ----------------------------------------------------------------------------------------------- */
 
 /* The input of a rank. */
-static inline void reference_give(const struct reference_question *question, int rank, struct reference *reference_out)
-{
-    const struct reference_question asked = *question;
-    reference_out->element = shoal_type_bytes(asked.type);
-    for (size_t i = 0; i < reference_elements(&asked); i++) {
-        const uint64_t bits = asked.op == REFERENCE_MOVED
-                                  ? reference_bits(rank, asked.salt, asked.first + i)
-                                  : element_bits(asked.type, reference_value(&asked, rank, asked.first + i), 1, 1);
-        reference_store(reference_out, i, bits);
-    }
-}
+void reference_give(const struct reference_question *question, int rank, struct reference *reference_out);
 
 /* The operator's result for the inputs of ranks[0] to ranks[size - 1]; ranks NULL: 0 to size - 1. */
-static inline void reference_reduce(const struct reference_question *question, const int *ranks, int size,
-                                    struct reference *reference_out)
-{
-    const struct reference_question asked = *question;
-    reference_out->element = shoal_type_bytes(asked.type);
-    for (size_t i = 0; i < reference_elements(&asked); i++) {
-        int64_t total = reference_value(&asked, ranks ? ranks[0] : 0, asked.first + i);
-        for (int r = 1; r < size; r++)
-            total = element_combine(asked.op, total, reference_value(&asked, ranks ? ranks[r] : r, asked.first + i));
-        reference_store(reference_out, i, reference_finish(&asked, total, size));
-    }
-}
+void reference_reduce(const struct reference_question *question, const int *ranks, int size, struct reference *reference_out);
 
 /* One period of what a rank gives to a sum, an average, a maximum, a minimum. */
-static inline struct reference reference_input(enum shoal_type type, int rank, uint64_t salt)
-{
-    struct reference reference;
-    const struct reference_question question = {type, SHOAL_SUM, 1, salt, 0, REFERENCE_PERIOD};
-    reference_give(&question, rank, &reference);
-    return reference;
-}
+struct reference reference_input(enum shoal_type type, int rank, uint64_t salt);
 
 /* One period of their result on ranks 0 to size - 1. */
-static inline struct reference reference_result(enum shoal_type type, enum shoal_op op, int size, uint64_t salt)
-{
-    struct reference reference;
-    const struct reference_question question = {type, op, 1, salt, 0, REFERENCE_PERIOD};
-    reference_reduce(&question, NULL, size, &reference);
-    return reference;
-}
+struct reference reference_result(enum shoal_type type, enum shoal_op op, int size, uint64_t salt);
 
 /* ---- Memory -------------------------------------------------------------------------------------------------------------- */
 

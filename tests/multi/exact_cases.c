@@ -9,6 +9,7 @@
 
 #include "operations.h"
 #include "reference.h"
+#include "shoal/gradients.h"
 
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 #define CHUNK_BYTES ((size_t)262144)
@@ -44,11 +45,17 @@ void exact_run_one(struct world *world, const struct areas *areas, const struct 
     exact_run_in(world, &all, areas, operation);
 }
 
-/* Whether a world asks a combination, of whose numbers this is the sum: a third of all. The values of all dimensions but two still
- * occur together, and worlds of other sizes ask the other thirds. */
-static bool is_asked(const struct world *world, size_t sum)
+#define THIRDS 3
+#define NINTHS 9 /* on a device, through whose memory all types and operators go the same way */
+
+/* Whether a world asks a combination, of whose numbers this is the sum: a third of all, on a device one of so many. The values of
+ * all dimensions but two still occur together, and worlds of other sizes ask the others. What lies in host memory is asked where
+ * there is no device. */
+static bool is_asked(const struct world *world, size_t on_device, const struct operation *operation, size_t sum)
 {
-    return (sum + (size_t)world->size) % 3 == 0;
+    if (world->device && operation->memory == MEMORY_PLAIN)
+        return false;
+    return (sum + (size_t)world->size) % (world->device ? on_device : THIRDS) == 0;
 }
 
 /* The way-th combination of place, offset and memory. Returns the sum of their numbers. */
@@ -108,7 +115,8 @@ static void run_small(struct world *world, const struct areas *areas, struct ope
         operation.count = counts[i / WAYS];
         operation.salt++;
         operation.root = (int)(operation.salt % (uint64_t)world->size);
-        if (is_asked(world, set_way(&operation, i % WAYS) + i / WAYS + operation.type + operation.op))
+        const size_t way = set_way(&operation, i % WAYS);
+        if (is_asked(world, NINTHS, &operation, way + i / WAYS + operation.type + operation.op))
             exact_run_one(world, areas, &operation);
     }
 }
@@ -144,7 +152,8 @@ void exact_one_shot(struct world *world)
         operation.op = (enum shoal_op)(i % SHOAL_OP_END);
         operation.type = (enum shoal_type)(i / SHOAL_OP_END % SHOAL_TYPE_END);
         const size_t way = set_way(&operation, i / SHOAL_OP_END / SHOAL_TYPE_END / COUNT_OF(bytes));
-        if (!operation_is_legal(operation.type, operation.op) || !is_asked(world, way + size + operation.type + operation.op))
+        if (!operation_is_legal(operation.type, operation.op) ||
+            !is_asked(world, THIRDS, &operation, way + size + operation.type + operation.op))
             continue;
         operation.scale = reference_is_integer(operation.type) ? -2 : 0.5;
         operation.salt++;
@@ -154,7 +163,7 @@ void exact_one_shot(struct world *world)
     world_close_areas(world, &areas);
 }
 
-/* Each way and each of these sizes of the larger operand, one element less and more too. */
+/* Each way, and each of these sizes of the larger operand, one element less and more too. */
 static void run_sizes(struct world *world, const struct areas *areas, const size_t *bytes, size_t sizes)
 {
     struct operation operation = {.kind = OPERATION_ALLREDUCE};
@@ -162,7 +171,9 @@ static void run_sizes(struct world *world, const struct areas *areas, const size
     for (; operation.kind < OPERATION_BARRIER; operation.kind++) {
         for (size_t i = 0; i < sizes * 3 * WAYS; i++, turn++) {
             set_lot(&operation, turn, world->size);
-            set_way(&operation, i % WAYS);
+            const size_t way = set_way(&operation, i % WAYS);
+            if (!is_asked(world, NINTHS, &operation, way + i / WAYS + operation.kind))
+                continue;
             operation.count =
                 bytes[i / WAYS / 3 % sizes] / shoal_type_bytes(operation.type) / parts_of(operation.kind, world->size);
             operation.count += i / WAYS % 3 - 1;
@@ -192,12 +203,16 @@ void exact_huge(struct world *world)
         operation.form = (enum operation_form)(i / OPERATION_BARRIER % FORM_END);
         if (!operation_row(operation.kind)->has_form[operation.form])
             continue;
+        const unsigned memory = i / OPERATION_BARRIER / FORM_END % MEMORY_END;
+        const unsigned size = i / OPERATION_BARRIER / FORM_END / MEMORY_END;
+        operation.memory = (enum operation_memory)memory;
+        if (!is_asked(world, THIRDS, &operation, operation.kind + operation.form + memory + size))
+            continue;
         set_lot(&operation, i, world->size);
-        operation.memory = (enum operation_memory)(i / OPERATION_BARRIER / FORM_END % MEMORY_END);
         operation.place = (enum operation_place)(i / 3 % PLACE_END);
         operation.lengths = i % 2 ? LENGTHS_RANDOM : LENGTHS_ONE;
         operation.order = (enum operation_order)(i / 5 % ORDER_END);
-        operation.count = bytes[i / OPERATION_BARRIER / FORM_END / MEMORY_END] / shoal_type_bytes(operation.type);
+        operation.count = bytes[size] / shoal_type_bytes(operation.type);
         operation.count /= parts_of(operation.kind, world->size) * (operation.form == FORM_TENSORS ? 20 : 1);
         while (operation_room(&operation, world->size) > areas.bytes)
             operation.count = operation.count / 8 * 7;
@@ -217,7 +232,8 @@ void exact_roots(struct world *world)
         for (size_t i = 0; i < COUNT_OF(kinds) * COUNT_OF(bytes) * WAYS; i++, turn++) {
             operation.kind = kinds[i / WAYS / COUNT_OF(bytes)];
             set_lot(&operation, turn, world->size);
-            if (!is_asked(world, set_way(&operation, i % WAYS) + i / WAYS + (size_t)root))
+            const size_t way = set_way(&operation, i % WAYS);
+            if (!is_asked(world, THIRDS, &operation, way + i / WAYS + (size_t)root))
                 continue;
             operation.root = root;
             operation.count = bytes[i / WAYS % COUNT_OF(bytes)] / shoal_type_bytes(operation.type);
@@ -244,7 +260,8 @@ static void run_parts(struct world *world, const struct areas *areas, enum opera
         operation.place = (enum operation_place)(i / LENGTHS_END / ORDER_END % PLACE_END);
         operation.memory = (enum operation_memory)(i / LENGTHS_END / ORDER_END / PLACE_END);
         operation.count = (bytes + shoal_type_bytes(operation.type) - 1) / shoal_type_bytes(operation.type);
-        if (is_asked(world, number + operation.lengths + operation.order + operation.place + operation.memory))
+        const size_t sum = number + operation.lengths + operation.order + operation.place + operation.memory;
+        if (is_asked(world, NINTHS, &operation, sum))
             exact_run_one(world, areas, &operation);
     }
 }
@@ -273,7 +290,9 @@ static void run_tensors(struct world *world, const struct areas *areas, int tens
         operation.place = (enum operation_place)(i / OPERATION_BARRIER % PLACE_END);
         operation.memory = (enum operation_memory)(i / OPERATION_BARRIER / PLACE_END);
         operation.count = bytes / shoal_type_bytes(operation.type);
-        exact_run_one(world, areas, &operation);
+        const size_t sum = (size_t)tensors + bytes + operation.kind + operation.place + operation.memory;
+        if (is_asked(world, NINTHS, &operation, sum))
+            exact_run_one(world, areas, &operation);
     }
 }
 
@@ -949,13 +968,6 @@ void exact_threads(struct world *world)
 
 /* ---- The same bits ------------------------------------------------------------------------------------------------------- */
 
-static uint64_t hash_of(uint64_t hash, const void *data, size_t bytes)
-{
-    for (size_t i = 0; i < bytes; i++)
-        hash = (hash ^ ((const unsigned char *)data)[i]) * UINT64_C(0x100000001B3);
-    return hash;
-}
-
 /* Random floats of very different size: every other order of summation gives other bits. */
 static void fill_random(char *memory, size_t count, bool is_double, uint64_t *random)
 {
@@ -986,7 +998,7 @@ void exact_bits(struct world *world)
         OK(world, shoal_allreduce(world->comm, input.there, output.there, count, is_double ? SHOAL_FLOAT64 : SHOAL_FLOAT32,
                                   turn % 3 ? SHOAL_SUM : SHOAL_AVG, buffer_options(&input)));
         download_buffer(&output, bytes);
-        hash = hash_of(hash, output.here, bytes);
+        hash = hash * UINT64_C(0x100000001B3) + shoal_bytes_hash(output.here, bytes);
     }
     world->board[world->rank] = hash;
     world_close_areas(world, &areas);
