@@ -29,24 +29,64 @@ static double now_s(void)
     return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
 }
 
+/* ---- Hosts --------------------------------------------------------------------------------------------------------------- */
+
+struct places {
+    int host[WORLD_RANKS_MAX];  /* the lowest rank with the same host name */
+    int local[WORLD_RANKS_MAX]; /* how many ranks before it have that name */
+};
+
+#define NAME_BYTES 64
+
+static struct places find_places(struct world *world)
+{
+    struct places places;
+    char own[NAME_BYTES] = {0}, names[WORLD_RANKS_MAX][NAME_BYTES];
+    CHECK(world, gethostname(own, sizeof own - 1) == 0, "no host name: %m");
+    OK(world, shoal_allgather(world->comm, own, names, NAME_BYTES, SHOAL_UINT8, NULL));
+    for (int r = 0; r < world->size; r++) {
+        places.local[r] = 0;
+        places.host[r] = r;
+        for (int before = r - 1; before >= 0; before--) {
+            if (strcmp(names[before], names[r]) != 0)
+                continue;
+            places.host[r] = before;
+            places.local[r]++;
+        }
+    }
+    return places;
+}
+
+static unsigned count_hosts(struct world *world)
+{
+    const struct places places = find_places(world);
+    unsigned hosts = 0;
+    for (int r = 0; r < world->size; r++)
+        hosts += places.local[r] == 0;
+    return hosts;
+}
+
 /* ---- Every collective, type and operator --------------------------------------------------------------------------------- */
 
-#define SMALL_WAYS 4 /* in place or apart, in plain or shared memory */
+#define WAYS 4 /* in place or apart, in plain or shared memory */
 
-/* Nothing, one, odd counts on and off a cache line, each in two ways; then what does not fit beside an announcement, in one. The
- * next type and the next operator have the two other ways. */
+static void set_way(struct operation *operation, size_t way)
+{
+    operation->place = way % 2 ? PLACE_SAME : PLACE_APART;
+    operation->memory = way / 2 % 2 ? MEMORY_SHARED : MEMORY_PLAIN;
+}
+
+/* Nothing, one, odd counts on and off a cache line, and what does not fit beside an announcement, each in one way. The next
+ * count, type and operator have the next way, and so have jobs of one rank more. */
 static void run_row(struct world *world, const struct areas *areas, struct operation operation)
 {
     static const size_t counts[] = {0, 1, 7, 1001};
-    for (size_t i = 0; i < COUNT_OF(counts) * SMALL_WAYS; i++) {
-        if ((i + i / 2 + i / SMALL_WAYS + operation.type + operation.op) % 2)
-            continue;
+    for (size_t i = 0; i < COUNT_OF(counts); i++) {
+        set_way(&operation, i + operation.type + operation.op + (size_t)world->size);
         operation.salt++;
-        operation.count = counts[i / SMALL_WAYS];
+        operation.count = counts[i];
         operation.root = operation.salt % 2 ? 0 : world->size - 1;
-        operation.place = i % 2 ? PLACE_SAME : PLACE_APART;
-        operation.memory = i / 2 % 2 ? MEMORY_SHARED : MEMORY_PLAIN;
-        operation.is_offset = i / SMALL_WAYS == 2;
+        operation.is_offset = i == 2;
         exact_run_one(world, areas, &operation);
     }
     operation.count = 131071 / shoal_type_bytes(operation.type) / (size_t)world->size;
@@ -76,15 +116,18 @@ static void every_row(struct world *world)
 
 #define MEGABYTES ((size_t)5 << 20)
 
-/* Megabytes of the larger operand, in each way; no whole number of chunks. */
+/* Megabytes of the larger operand, in two ways of which one is in place and one in shared memory; no whole number of chunks.
+ * The next collective has the two other ways, and so have jobs of one host more. */
 static void megabytes(struct world *world)
 {
+    const unsigned hosts = count_hosts(world);
     struct areas areas = world_open_areas(world, MEGABYTES + (1 << 20));
     struct operation operation = {.type = SHOAL_FLOAT32, .op = SHOAL_SUM};
-    for (unsigned i = 0; i < OPERATION_BARRIER * SMALL_WAYS; i++) {
-        operation.kind = (enum operation_kind)(i / SMALL_WAYS);
-        operation.place = i % 2 ? PLACE_SAME : PLACE_APART;
-        operation.memory = i / 2 % 2 ? MEMORY_SHARED : MEMORY_PLAIN;
+    for (unsigned i = 0; i < OPERATION_BARRIER * WAYS; i++) {
+        operation.kind = (enum operation_kind)(i / WAYS);
+        set_way(&operation, i);
+        if ((i + i / 2 + operation.kind + hosts) % 2)
+            continue;
         const struct operation_row *row = operation_row(operation.kind);
         operation.count =
             (MEGABYTES + 12) / 4 / (row->is_input_partitioned || row->is_output_partitioned ? (size_t)world->size : 1);
@@ -96,32 +139,6 @@ static void megabytes(struct world *world)
 }
 
 /* ---- Groups -------------------------------------------------------------------------------------------------------------- */
-
-struct places {
-    int host[WORLD_RANKS_MAX];  /* the lowest rank with the same host name */
-    int local[WORLD_RANKS_MAX]; /* how many ranks before it have that name */
-};
-
-#define NAME_BYTES 64
-
-static struct places find_places(struct world *world)
-{
-    struct places places;
-    char own[NAME_BYTES] = {0}, names[WORLD_RANKS_MAX][NAME_BYTES];
-    CHECK(world, gethostname(own, sizeof own - 1) == 0, "no host name: %m");
-    OK(world, shoal_allgather(world->comm, own, names, NAME_BYTES, SHOAL_UINT8, NULL));
-    for (int r = 0; r < world->size; r++) {
-        places.local[r] = 0;
-        places.host[r] = r;
-        for (int before = r - 1; before >= 0; before--) {
-            if (strcmp(names[before], names[r]) != 0)
-                continue;
-            places.host[r] = before;
-            places.local[r]++;
-        }
-    }
-    return places;
-}
 
 enum shape { WITHIN_A_HOST, ONE_OF_EACH_HOST, SOME_HOSTS, ROUND_ROBIN, WITHOUT_FIRST_ONES, SHAPE_END };
 
