@@ -49,7 +49,7 @@ struct world {
     struct shoal_tuning tuning;
     uint64_t device_random;
     size_t device_pace; /* a device copies in one of so many turns */
-    struct rank_of_world ranks[RANKS_MAX];
+    struct rank_of_world *ranks;
     unsigned failures_logged;
     char last_line[1400];
 };
@@ -76,16 +76,19 @@ static void hear(void *arg, int level, const char *line)
     snprintf(world->last_line, sizeof world->last_line, "%s", line);
 }
 
+/* A rank's areas are those of the same rank in the world before: what the kernel gives costs more than what most worlds do. */
 static struct areas open_areas(struct shoal_sim *sim, int rank)
 {
-    struct areas areas = {.bytes = MEMORY_BYTES};
+    static struct areas kept[RANKS_MAX];
+    struct areas *areas = &kept[rank];
+    areas->bytes = MEMORY_BYTES;
     for (int i = 0; i < 2; i++) {
-        areas.plain[i] = aligned_alloc(SHOAL_CACHE_LINE, MEMORY_BYTES);
-        areas.shared[i] = aligned_alloc(SHOAL_CACHE_LINE, MEMORY_BYTES);
-        assert_true(areas.plain[i] && areas.shared[i]);
-        assert_int_equal(shoal_sim_share(sim, rank, areas.shared[i], MEMORY_BYTES), SHOAL_OK);
+        areas->plain[i] = areas->plain[i] ? areas->plain[i] : aligned_alloc(SHOAL_CACHE_LINE, MEMORY_BYTES);
+        areas->shared[i] = areas->shared[i] ? areas->shared[i] : aligned_alloc(SHOAL_CACHE_LINE, MEMORY_BYTES);
+        assert_true(areas->plain[i] && areas->shared[i]);
+        assert_int_equal(shoal_sim_share(sim, rank, areas->shared[i], MEMORY_BYTES), SHOAL_OK);
     }
-    return areas;
+    return *areas;
 }
 
 static struct world *open_world(const struct shoal_sim_options *weather, const char *const *overrides)
@@ -94,6 +97,8 @@ static struct world *open_world(const struct shoal_sim_options *weather, const c
     struct world *world = calloc(1, sizeof *world);
     assert_non_null(world);
     world->size = weather->size;
+    world->ranks = calloc((size_t)world->size, sizeof *world->ranks);
+    assert_non_null(world->ranks);
     assert_int_equal(shoal_settings_load(&world->settings, overrides, error, sizeof error), SHOAL_OK);
     assert_int_equal(shoal_tuning_load(&world->tuning, world->settings.tuning.algorithms, error, sizeof error), SHOAL_OK);
     struct shoal_sim_options options = *weather;
@@ -153,13 +158,10 @@ static void close_world(struct world *world)
         shoal_engine_destroy(world->ranks[r].engine);
         close_device(world, r);
         shoal_log_fini(&world->ranks[r].log);
-        for (int i = 0; i < 2; i++) {
-            free(world->ranks[r].areas.plain[i]);
-            free(world->ranks[r].areas.shared[i]);
-        }
     }
     shoal_sim_destroy(world->sim);
     shoal_tuning_fini(&world->tuning);
+    free(world->ranks);
     free(world);
 }
 
