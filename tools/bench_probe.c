@@ -6,7 +6,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
-enum { CHUNKS = 10, CHUNK_ROUNDS = 2000, ROUNDS = (CHUNKS + 1) * CHUNK_ROUNDS, SPINS = 4096 };
+enum { CHUNKS = 10, CHUNK_ROUNDS = 500, ROUNDS = (CHUNKS + 1) * CHUNK_ROUNDS, SPINS = 4096 };
 
 struct line {
     _Alignas(128) _Atomic uint64_t value; /* written by one rank only */
