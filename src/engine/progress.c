@@ -598,7 +598,8 @@ static void wait_until_over(struct shoal_progress *progress, struct shoal_reques
     uint64_t idle_since_ns = 0;
     unsigned turns = 0, moves = 0, burst = first_burst;
     while (!is_over(progress, request)) {
-        if (take_turn(progress) == MOVED) {
+        const enum turn turn = take_turn(progress);
+        if (turn == MOVED) {
             idle_since_ns = 0;
             burst = first_burst;
             if (++moves % CHECK_MOVES)
@@ -621,8 +622,8 @@ static void wait_until_over(struct shoal_progress *progress, struct shoal_reques
             look_at_core(progress, now_ns);
         const uint64_t waited_ns = now_ns - idle_since_ns;
         burst = waited_ns < progress->spin_ns ? first_burst : 1;
-        if (waited_ns < progress->spin_ns + progress->yield_ns)
-            sched_yield();
+        if (turn == LOCKED || waited_ns < progress->spin_ns + progress->yield_ns)
+            sched_yield(); /* nobody sleeps with the lock, but the thread that has it may wait for this core */
         else
             sleep_once(progress, request, idle_since_ns, now_ns, until_ns);
     }

@@ -281,6 +281,41 @@ static void progress_yields_to_the_thread_that_drives(void **state)
     close_world(world);
 }
 
+struct waiting {
+    struct shoal_progress *progress;
+    struct shoal_request *request;
+};
+
+static void *wait_a_moment(void *arg)
+{
+    struct waiting *waiting = arg;
+    const uint64_t until_ns = shoal_clock_ns() + 5 * SHOAL_NS_PER_MS;
+    return shoal_progress_wait(waiting->progress, waiting->request, until_ns) == SHOAL_PENDING ? arg : NULL;
+}
+
+/* Without a spin, and when it would sleep, a wait leaves the core to the thread that has the lock. */
+static void progress_waits_yield_to_the_thread_that_has_the_lock(void **state)
+{
+    struct world *world = open_world();
+    struct shoal_request request = {.done_fn = NULL};
+    struct waiting waiting = {world->progress, &request};
+    pthread_t thread;
+    void *was_pending;
+    (void)state;
+    world->progress->spin_ns = 0;
+    world->progress->yield_ns = 0;
+    post_barrier(world, 0, &request);
+    shoal_progress_lock(world->progress);
+    const int before = atomic_load(&yields);
+    assert_int_equal(pthread_create(&thread, NULL, wait_a_moment, &waiting), 0);
+    pthread_join(thread, &was_pending);
+    assert_non_null(was_pending);
+    assert_true(atomic_load(&yields) > before);
+    shoal_progress_unlock(world->progress);
+    end_barrier(world, 0, &request);
+    close_world(world);
+}
+
 static void post_again(void *arg, enum shoal_status status)
 {
     struct world *world = arg;
@@ -486,6 +521,7 @@ int main(void)
         cmocka_unit_test(progress_lists_only_busy_engines),
         cmocka_unit_test(progress_takes_messages_of_idle_engines),
         cmocka_unit_test(progress_yields_to_the_thread_that_drives),
+        cmocka_unit_test(progress_waits_yield_to_the_thread_that_has_the_lock),
         cmocka_unit_test(progress_does_not_list_an_engine_that_closes),
         cmocka_unit_test(deadlines_pass_with_a_counter_of_another_rate),
         cmocka_unit_test(absences_are_not_excused_for_ever),
