@@ -17,7 +17,7 @@ from tap import Skip, expect, run_cases  # noqa: E402
 
 PROGRAM = os.path.abspath(os.environ.get("SHOAL_HOST_RANK", ""))
 COMMAND = os.path.abspath(os.environ.get("SHOAL_COMMAND", ""))
-RANK = [PROGRAM, "exact", "rows"]
+RANK = [PROGRAM, "exact", "groups"]
 RUN_S = 150  # far above what it takes: a hang is ended
 HOSTS, RANKS_EACH = 2, 2
 VARIABLES = {"SHOAL_LOG": "info", "SHOAL_SECRET": "secret"}
@@ -44,7 +44,7 @@ TORCH_S = 240  # PyTorch is imported, by all ranks at once
 def expect_joined(code, told, launcher):
     """Every rank is done, and has been joined in this way."""
     ranks = HOSTS * RANKS_EACH
-    expect(code == 0 and told.count("exact: rows: ") == ranks, f"exit code {code}", told)
+    expect(code == 0 and told.count("exact: groups ") == ranks, f"exit code {code}", told)
     expect(f"{ranks} ranks on {HOSTS} hosts" in told and f"joined by {launcher};" in told, f"not joined by {launcher}", told)
 
 

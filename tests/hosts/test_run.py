@@ -93,7 +93,7 @@ def expect_exact(told, code, hosts, workers):
     ranks = hosts * workers
     expect(code == 0, f"exit code {code}", told)
     for rank in range(ranks):
-        expect(re.search(rf"(^|\D){rank}\| exact: rows: ", told, re.M), f"rank {rank} has not done it", told)
+        expect(re.search(rf"(^|\D){rank}\| exact: groups ", told, re.M), f"rank {rank} has not done it", told)
     expect(f"{ranks} ranks on {hosts} hosts" in told, f"not {ranks} ranks on {hosts} hosts", told)
     for text in ("libfabric was loaded", "libfabric found its providers"):  # for bench/bench_launch.py
         expect(len(re.findall(rf"{text} in \d+\.\d ms$", told, re.M)) == ranks, f"not all ranks say when {text}", told)
@@ -101,7 +101,7 @@ def expect_exact(told, code, hosts, workers):
 
 def exact(hosts, workers, found, ipv6=False):
     with Cluster(hosts, ipv6=ipv6) as cluster:
-        with Hosts(cluster, [], [PROGRAM, "exact", "rows"], found(cluster, hosts, workers), SHOAL_LOG="info") as job:
+        with Hosts(cluster, [], [PROGRAM, "exact", "groups"], found(cluster, hosts, workers), SHOAL_LOG="info") as job:
             job.wait(JOINED_S)
             expect_exact(job.told(), sum(agent.code for agent in job.agents), hosts, workers)
 
@@ -119,10 +119,10 @@ def workers_are_told_their_place():
 
 def srun():
     with Cluster(2) as cluster, Slurm(cluster) as slurm:
-        done = slurm.srun("--mpi=none", "-N2", "-n2", COMMAND, "run", "-n", "2", PROGRAM, "exact", "rows", timeout=JOINED_S,
+        done = slurm.srun("--mpi=none", "-N2", "-n2", COMMAND, "run", "-n", "2", PROGRAM, "exact", "groups", timeout=JOINED_S,
                           SHOAL_LOG="info", SHOAL_SECRET="secret")
         expect_exact(done.stdout + done.stderr, done.returncode, 2, 2)
-        done = slurm.srun("--mpi=none", "-N2", "-n4", COMMAND, "run", "-n", "2", PROGRAM, "exact", "rows", timeout=JOINED_S)
+        done = slurm.srun("--mpi=none", "-N2", "-n4", COMMAND, "run", "-n", "2", PROGRAM, "exact", "groups", timeout=JOINED_S)
         expect(done.returncode and "start one `shoal run` for each host" in done.stderr, done)
 
 
@@ -137,7 +137,7 @@ def mpirun(command, words, exports):
         hosts = ",".join(f"{cluster.address(number)}:1" for number in range(2))
         done = subprocess.run([*cluster.hosts[0].enter(), command, *(word for name in variables for word in exports(name)), *words,
                                agent, "--host", hosts, "-n", "2", COMMAND, "run", "-n", "2", "--meet",
-                               f"{cluster.address(0)}:{PORT}", PROGRAM, "exact", "rows"],
+                               f"{cluster.address(0)}:{PORT}", PROGRAM, "exact", "groups"],
                               capture_output=True, text=True, timeout=JOINED_S, stdin=subprocess.DEVNULL,
                               env={**clean_environment(), **cluster.environment(), **variables})
         expect_exact(done.stdout + done.stderr, done.returncode, 2, 2)
@@ -358,7 +358,7 @@ def done_by_all():
 
 def restarted(times, code):
     """Everything starts again from the script's checkpoint, as often as it may."""
-    script = ('echo "attempt $SHOAL_RESTART $TORCHELASTIC_RESTART_COUNT $SHOAL_JOB_ID"; "$0" exact rows > /dev/null || exit 9; '
+    script = ('echo "attempt $SHOAL_RESTART $TORCHELASTIC_RESTART_COUNT $SHOAL_JOB_ID"; "$0" exact groups > /dev/null || exit 9; '
               f'[ $RANK = 3 ] && [ $SHOAL_RESTART -lt {times} ] && exit 5; exit 0')
     with Cluster(2) as cluster:
         with Hosts(cluster, ["--restarts", "2"], ["sh", "-c", script, PROGRAM], by_options(cluster, 2, 2)) as job:
@@ -391,13 +391,13 @@ def uneven_workers():
     with Cluster(3) as cluster:
         def own(index):
             return by_options(cluster, 3, (2, 1, 3)[index])(index)
-        with Hosts(cluster, [], [PROGRAM, "exact", "rows"], own, SHOAL_LOG="info") as job:
+        with Hosts(cluster, [], [PROGRAM, "exact", "groups"], own, SHOAL_LOG="info") as job:
             job.wait(JOINED_S)
             told = job.told()
             expect(not any(agent.code for agent in job.agents) and "6 ranks on 3 hosts" in told, told)
             for host, ranks in enumerate(((0, 1), (2,), (3, 4, 5))):
                 for rank in ranks:
-                    expect(re.search(rf"(^|\D){rank}\| exact: rows: ", job.agents[host].output(), re.M), rank, told)
+                    expect(re.search(rf"(^|\D){rank}\| exact: groups ", job.agents[host].output(), re.M), rank, told)
 
 
 def host_that_never_comes():
