@@ -308,7 +308,8 @@ class Group(Base):
         _groups.add(self)
 
     def __del__(self):
-        self.shutdown()
+        if self.comm is not None:  # while the interpreter ends, modules may be gone; then _free_groups() has been here
+            self.shutdown()
 
     def getBackendName(self):
         return "shoal"
