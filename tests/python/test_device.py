@@ -20,6 +20,7 @@ os.environ.setdefault("MOCK_CUDA", "late=20,torn=3,poison,reuse,devices=2")  # r
 import inputs  # noqa: E402
 import test_ops  # noqa: E402
 import torch  # noqa: E402
+import torch._dynamo  # noqa: E402, F401: by each rank's first optimizer else, in two seconds
 import torch.distributed as dist  # noqa: E402
 from inputs import check, numbers, operators, place, reduced  # noqa: E402
 from ranks import Case, expect  # noqa: E402

@@ -7,6 +7,7 @@ import warnings
 
 import ranks
 import torch
+import torch._dynamo  # noqa: F401: by each rank's first optimizer else, in two seconds
 import torch.distributed as dist
 from ranks import Case, expect
 from torch import nn

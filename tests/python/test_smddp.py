@@ -10,6 +10,7 @@ import tempfile
 
 import ranks  # first: finds a python that has torch, and tells children where shoal is  # noqa: F401
 import torch  # noqa: F401
+import torch._dynamo  # noqa: F401: by each rank's first optimizer else, in two seconds
 import warm
 from tap import Skip, call, expect, run_cases
 

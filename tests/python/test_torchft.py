@@ -21,6 +21,7 @@ except ImportError as reason:
     print(f"1..0 # SKIP no torchft: {reason}")
     sys.exit(0)
 import torch
+import torch._dynamo  # noqa: F401: by each process's first optimizer else, in two seconds
 import torch.distributed as dist
 from torchft.coordination import LighthouseServer
 
