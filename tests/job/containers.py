@@ -24,6 +24,7 @@ INTERFACE = "eth0"
 INSTANCE_TYPE = "ml.p4d.24xlarge"  # one of those whose runners set FI_PROVIDER=efa
 SSHD_ID = 74  # of the user sshd
 END_S = 60  # for processes that were killed, on a busy machine
+WARM = "/tmp/warm"  # of each container: its interpreter that has imported what scripts need (warm.py)
 
 # The first process of a container. Paths of the checkout stay what they are, below /tmp, too.
 BEGIN = """
@@ -62,6 +63,19 @@ cd /opt/ml
 "$@" </dev/null >>"$WORK/log" 2>&1
 """
 
+# Run by such an interpreter of ours: starts one in the namespaces of a process, which it ends with. A container ends when all of
+# its processes have ended and their parents know it.
+ENTER = f"""
+import ctypes, os, sys, warm
+library = ctypes.CDLL(None, use_errno=True)
+for kind in ("net", "uts", "pid_for_children", "mnt"):
+    if library.setns(os.open(f"/proc/{{sys.argv[1]}}/ns/{{kind}}", os.O_RDONLY), 0):
+        raise OSError(ctypes.get_errno(), f"setns {{kind}}")
+print(warm.start("{WARM}"), flush=True)
+os.wait()
+os._exit(0)
+"""
+
 
 def need():
     """Skips where there cannot be such containers."""
@@ -90,7 +104,7 @@ class Container:
             (self.work / part).mkdir(parents=True)
         self.config("resourceconfig", resource_config(name, names))
         self.config("inputdataconfig", {})
-        self.process = None
+        self.process = self.warm = None
 
     def config(self, name, content):
         (self.base / f"input/config/{name}.json").write_text(json.dumps(content))
@@ -110,6 +124,12 @@ class Container:
 
     def enter(self, *command):
         subprocess.run(["nsenter", "-t", str(self.process.pid), "--net", *command], check=True, timeout=20)
+
+    def warm_up(self, python):
+        """Scripts of this container may be run by WARM/python3, which has imported what this python has."""
+        self.warm = subprocess.Popen([python, "-c", ENTER, str(self.process.pid)], stdin=subprocess.DEVNULL,
+                                     stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(TOP / "tests/multi")})
+        expect(self.warm.stdout.readline().decode() == f"{WARM}/python3\n", "the container has no warm interpreter")
 
     def go(self):
         self.process.stdin.write(b"go\n")
@@ -134,14 +154,18 @@ class Container:
             self.process.wait(END_S)
         if self.process:
             self.process.stdout.close()
+        if self.warm:
+            self.warm.wait(END_S)
+            self.warm.stdout.close()
 
 
 class Containers:
     """Hosts of these names on one bridge. sshd: the folder where openssh-server's packages were unpacked; None: no sshd.
-    volumes: of each name, where it has some."""
+    volumes: of each name, where it has some. python: an interpreter of warm.py, for Container.warm_up()."""
 
-    def __init__(self, names, sshd=None, volumes={}):
+    def __init__(self, names, sshd=None, volumes={}, python=None):
         need()
+        self.python = python
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="containers-", dir=TOP / "build"))
         self.switch, self.hosts = None, []
         try:
@@ -214,6 +238,8 @@ class Containers:
             host.start(command, variables)
         self.connect()
         for host in self.hosts:
+            if self.python:
+                host.warm_up(self.python)
             host.go()
         end = time.monotonic() + seconds
         while not all([host.poll() for host in self.hosts]) and not (until and until(self)):

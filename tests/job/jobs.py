@@ -13,6 +13,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "multi"))
 
+from scripts import HAND_OVER  # noqa: E402
 from tap import call, expect  # noqa: E402
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
@@ -22,7 +23,11 @@ DATA_PARALLEL = {"smdistributed": {"dataparallel": {"enabled": True}}}
 
 
 class Jobs:
-    """A context manager: a folder for scripts and one for jobs. What still runs at the end is killed."""
+    """A context manager: a folder for scripts and one for jobs. What still runs at the end is killed. python: runs the scripts,
+    in place of the interpreter that a job starts them with."""
+
+    def __init__(self, python=None):
+        self.python = python
 
     def __enter__(self):
         self.root = pathlib.Path(tempfile.mkdtemp(prefix="shoal-job-"))
@@ -46,6 +51,9 @@ class Jobs:
 
     def document(self, script="", name="job", **fields):
         """A document with this script; its path."""
+        if self.python:
+            self.write("script.py", script)
+            script = HAND_OVER.format(python=self.python)
         self.write("train.py", script)
         path = self.root / f"{name}.json"
         data = {"name": name, "entry_point": "train.py", "source_dir": str(self.root / "source"), "stop_grace": 20, **fields}

@@ -1,5 +1,14 @@
 """Training scripts that tests of jobs hand to launchers of others."""
 
+# Becomes script.py, beside it, run by an interpreter that has imported what that needs (warm.py).
+HAND_OVER = """
+import os
+import sys
+
+python, script = {python!r}, os.path.join(os.path.dirname(os.path.abspath(__file__)), "script.py")
+os.execv(python, [python, script, *sys.argv[1:]])
+"""
+
 # Any backend: `--backend smddp` or shoal. Each rank writes a line, also into a file, rank 0 a model; `--fails RANK` raises.
 TRAIN = """
 import argparse

@@ -3,6 +3,7 @@ become emulated containers, whatever image they name with what image.py has. As 
 ends ends all, and its exit code is that of the command."""
 import array
 import fcntl
+import os
 import pathlib
 import sys
 import termios
@@ -38,7 +39,7 @@ def up(path):
         if set(service) != KNOWN or service["command"] != "train":
             raise SystemExit(f"docker: {path} asks for what this stand-in does not know: {service}")
     volumes = {name: service["volumes"] for name, service in services.items()}
-    with Containers(sorted(services), image.SSHD, volumes) as containers:
+    with Containers(sorted(services), image.SSHD, volumes, os.environ["TEST_WARM_PYTHON"]) as containers:
         given = dict(variable.split("=", 1) for variable in first["environment"])
         containers.run(image.START, {**image.variables(containers), **given}, image.RUN_S,
                        one_has_ended)

@@ -3,17 +3,19 @@
 writes hyperparameters, channels and its compose file, SageMaker's training toolkit trains over Shoal in the containers that a
 stand-in for docker emulates, and the SDK packs the model. Both give the same model and hyperparameters, and tell who failed."""
 import concurrent.futures
+import functools
 import json
 import os
 import pathlib
 import shutil
 import tempfile
 
-from containers import TOP
+from containers import TOP, WARM
 from image import RUN_S, why_not
 from jobs import DATA_PARALLEL, SHOAL, content, names_in
-from scripts import CELL
+from scripts import CELL, HAND_OVER
 from tap import call, expect, run_cases
+from warm import start_other
 
 SDK2 = TOP / "build/sdk2/bin/python3"
 TORCH = TOP / "build/torch/bin/python3"
@@ -24,7 +26,7 @@ ROOT = pathlib.Path(tempfile.mkdtemp(prefix="cell-", dir=TOP / "build"))
 NOTEBOOK = """
 from {module} import PyTorch
 
-estimator = PyTorch(entry_point="train.py", source_dir="{root}/code", role="arn:aws:iam::1:role/r", image_uri="shoal",
+estimator = PyTorch(entry_point="train.py", source_dir="{root}/{code}", role="arn:aws:iam::1:role/r", image_uri="shoal",
                     instance_count={hosts}, instance_type="local", output_path="file://{output}",
                     distribution={distribution}, hyperparameters={{"steps": 5, "fails": {fails}}})
 estimator.fit({{"training": "file://{root}/data"}}, job_name="{job}")
@@ -38,7 +40,9 @@ DOCKER = f'#!/bin/sh\nexec "{SDK2}" "{TOP}/tests/job/stand_in_docker.py" "$@"\n'
 
 
 def prepare():
-    for path, text in (("code/train.py", CELL), ("data/numbers.json", json.dumps([[n % 5, n % 3] for n in range(16)])),
+    for path, text in (("theirs/script.py", CELL), ("theirs/train.py", HAND_OVER.format(python=f"{WARM}/python3")),
+                       ("ours/script.py", CELL), ("ours/train.py", HAND_OVER.format(python=python_with_torch())),
+                       ("data/numbers.json", json.dumps([[n % 5, n % 3] for n in range(16)])),
                        ("bin/docker", DOCKER), ("home/.sagemaker/config.yaml", LOCAL), ("quiet.yaml", QUIET)):
         (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
         (ROOT / path).write_text(text)
@@ -52,7 +56,17 @@ def environment():
             "AWS_ACCESS_KEY_ID": "none", "AWS_SECRET_ACCESS_KEY": "none", "AWS_EC2_METADATA_DISABLED": "true",
             "SAGEMAKER_USER_CONFIG_OVERRIDE": f"{ROOT}/quiet.yaml", "SAGEMAKER_ADMIN_CONFIG_OVERRIDE": f"{ROOT}/quiet.yaml",
             "SAGEMAKER_SUPPRESS_V2_WARNING": "1", "SHOAL_JOBS": f"{ROOT}/jobs", "SHOAL_COMMAND": SHOAL,
-            "SHOAL_TORCH_SHIM": "python", "OMP_NUM_THREADS": "1"}
+            "SHOAL_TORCH_SHIM": "python", "OMP_NUM_THREADS": "1", "TEST_WARM_PYTHON": python_with_torch()}
+
+
+@functools.cache
+def python_with_torch():
+    return start_other(TORCH, "torch")
+
+
+@functools.cache
+def python_with_sdk():
+    return start_other(SDK2, "sagemaker.pytorch")
 
 
 class Cell:
@@ -60,9 +74,10 @@ class Cell:
 
     def __init__(self, module, hosts, fails=-1):
         job = f"cell-{hosts}-{'fails' if fails >= 0 else 'trains'}"
-        text = NOTEBOOK.format(module=module, root=ROOT, output=ROOT / module / job, hosts=hosts, distribution=DISTRIBUTION,
-                               fails=fails, job=job)
-        python = TORCH if module.startswith("shoal") else SDK2
+        is_ours = module.startswith("shoal")
+        text = NOTEBOOK.format(module=module, root=ROOT, code="ours" if is_ours else "theirs", output=ROOT / module / job,
+                               hosts=hosts, distribution=DISTRIBUTION, fails=fails, job=job)
+        python = TORCH if is_ours else python_with_sdk()
         self.code, self.out, self.err = call(python, "-W", "ignore", "-c", text, timeout=2 * RUN_S, env=environment())
         self.told = f"--- {job} by {module}\n{self.out}\n--- errors\n{self.err}"
         said = [line for line in self.out.splitlines() if line.startswith("the model is at file://")]

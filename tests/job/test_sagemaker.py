@@ -15,9 +15,11 @@ from shoal.job import sagemaker as engine
 from shoal.job.folder import JobFolder, Status
 from shoal.job.places import EngineError
 from tap import Skip, call, expect, run_cases
+from warm import start_other
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
-SDKS = {"v2": TOP / "build/sdk2/bin/python3", "v3": TOP / "build/sdk3/bin/python3"}
+SDKS = {"v2": (TOP / "build/sdk2/bin/python3", "sagemaker.pytorch"),
+        "v3": (TOP / "build/sdk3/bin/python3", "sagemaker.train.model_trainer")}
 MOTO = TOP / "build/job/bin/python3"
 SDK_S = 180  # its import takes long where other tests run beside
 SERVER = """
@@ -104,10 +106,18 @@ class Server:
         self.folder.cleanup()
 
 
+@functools.cache
+def python_with(sdk):
+    """An interpreter that has imported the SDK."""
+    python, module = SDKS[sdk]
+    if not python.exists():
+        raise Skip(f"there is no {python}: `make test` makes it")
+    return start_other(python, module)
+
+
 def submit(sdk, document, **more):
     """(exit code, stdout, stderr) of handing the document to SageMaker through this SDK."""
-    if not SDKS[sdk].exists():
-        raise Skip(f"there is no {SDKS[sdk]}: `make test` makes it")
+    python = python_with(sdk)
     with tempfile.TemporaryDirectory() as folder:
         code = pathlib.Path(folder, "code")
         code.mkdir()
@@ -120,7 +130,7 @@ def submit(sdk, document, **more):
             "AWS_ENDPOINT_URL": server.url, "SAGEMAKER_USER_CONFIG_OVERRIDE": f"{folder}/config.yaml",
             "SHOAL_JOBS": f"{folder}/jobs", **more}
         text = json.dumps({"source_dir": str(code), **document})
-        return call(SDKS[sdk], "-c", SUBMIT, text, env=environment, timeout=SDK_S, cwd=folder)
+        return call(python, "-c", SUBMIT, text, env=environment, timeout=SDK_S, cwd=folder)
 
 
 def the_document_becomes_a_training_job(sdk):

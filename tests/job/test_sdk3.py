@@ -8,9 +8,10 @@ import shutil
 import sys
 import tempfile
 
-from containers import INSTANCE_TYPE, TOP, Containers, Skip, expect
-from scripts import PLAIN, TRAIN
+from containers import INSTANCE_TYPE, TOP, WARM, Containers, Skip, expect
+from scripts import HAND_OVER, PLAIN, TRAIN
 from tap import call, run_cases
+from warm import start_other
 
 SDK = TOP / "build/sdk3/bin/python3"
 TORCH = TOP / "build/torch/bin"
@@ -58,7 +59,7 @@ class Made:
         (folder / "code").mkdir()
         (folder / "code/train.py").write_text("")
         (folder / "config.yaml").write_text(NO_TELEMETRY)
-        code, out, err = call(SDK, "-c", GENERATE, folder, json.dumps(hyperparameters), timeout=SDK_S, cwd=folder, env={
+        code, out, err = call(with_sdk, "-c", GENERATE, folder, json.dumps(hyperparameters), timeout=SDK_S, cwd=folder, env={
             **os.environ, "PYTHONPATH": str(TOP / "python"), "AWS_DEFAULT_REGION": "us-west-2", "HOME": str(folder),
             "SAGEMAKER_USER_CONFIG_OVERRIDE": str(folder / "config.yaml")})
         expect(code == 0, out, err)
@@ -76,10 +77,13 @@ class Run:
     """The generated command on every host, as the platform starts it."""
 
     def __init__(self, script, hyperparameters, hosts=HOSTS, **more):
-        with Containers([f"algo-{number + 1}" for number in range(hosts)]) as containers:
+        names, python = [f"algo-{number + 1}" for number in range(hosts)], with_torch if script is TRAIN else None
+        with Containers(names, python=python) as containers:
             for host in containers.hosts:
-                (host.base / "input/data/code").mkdir()
-                (host.base / "input/data/code/train.py").write_text(script)
+                code = host.base / "input/data/code"
+                code.mkdir()
+                (code / "script.py").write_text(script)
+                (code / "train.py").write_text(HAND_OVER.format(python=f"{WARM}/python3") if python else script)
                 shutil.copytree(made.folder / "sm_drivers", host.base / "input/data/sm_drivers")
                 host.config("hyperparameters", {name: str(value) for name, value in hyperparameters.items()})
                 host.config("inputdataconfig", {name: {"TrainingInputMode": "File"} for name in made.channels})
@@ -140,7 +144,7 @@ print(Shoal(process_count_per_node=2), Shoal().secret == Shoal().secret)
 
 
 def the_class_refuses_what_it_does_not_know():
-    code, out, err = call(SDK, "-c", REFUSED, timeout=SDK_S, env={**os.environ, "PYTHONPATH": str(TOP / "python")})
+    code, out, err = call(with_sdk, "-c", REFUSED, timeout=SDK_S, env={**os.environ, "PYTHONPATH": str(TOP / "python")})
     for told in ("greater than or equal to 1", "Extra inputs are not permitted", "Input should be a valid list",
                  "process_count_per_node=2 run_options=None False\n"):
         expect(code == 0 and told in out, told, code, out, err)
@@ -161,6 +165,7 @@ reason = why_not()
 if reason:
     print(f"1..0 # SKIP {reason}")
     sys.exit(0)
+with_sdk, with_torch = start_other(SDK, "sagemaker.train.model_trainer"), start_other(TORCH / "python3", "torch")
 made, folder = None, tempfile.TemporaryDirectory()
 run_cases([the_sdk_makes_a_job_with_our_driver, the_generated_script_trains_by_our_driver,
            a_rank_that_fails_is_the_failure_of_the_job, a_container_without_shoal_says_so,

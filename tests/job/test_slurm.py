@@ -30,6 +30,7 @@ class SlurmJobs(Jobs):
     """Jobs of one Slurm, whose commands run on the first host."""
 
     def __init__(self, slurm):
+        super().__init__()
         self.slurm = slurm
 
     def call(self, *words, **environment):

@@ -8,10 +8,11 @@ import json
 import re
 import sys
 
-from containers import INSTANCE_TYPE, Containers, expect
+from containers import INSTANCE_TYPE, TOP, WARM, Containers, expect
 from image import RUN_S, SSHD, START, variables, why_not
-from scripts import PLAIN, TRAIN
+from scripts import HAND_OVER, PLAIN, TRAIN
 from tap import run_cases
+from warm import start_other
 
 HOSTS, RANKS_EACH = ["algo-1", "algo-2"], 2
 RANKS = len(HOSTS) * RANKS_EACH
@@ -30,7 +31,8 @@ def prepare(containers, script, hyperparameters):
     """Puts code and hyperparameters in place; returns the variables of the image."""
     for host in containers.hosts:
         (host.base / "code").mkdir()
-        (host.base / "code/train.py").write_text(script)
+        (host.base / "code/script.py").write_text(script)
+        (host.base / "code/train.py").write_text(HAND_OVER.format(python=f"{WARM}/python3") if script is TRAIN else script)
         host.config("hyperparameters", {name: json.dumps(value) for name, value in {**COMMON, **hyperparameters}.items()})
     return {**variables(containers), "TRAINING_JOB_NAME": "cell", "AWS_DEFAULT_REGION": "us-west-2"}
 
@@ -39,7 +41,7 @@ class Run:
     """How a run of the toolkit ended."""
 
     def __init__(self, script, hyperparameters, until=None):
-        with Containers(HOSTS, SSHD) as containers:
+        with Containers(HOSTS, SSHD, python=python if script is TRAIN else None) as containers:
             containers.run(START, prepare(containers, script, hyperparameters), RUN_S, until)
             self.told = containers.told()
             self.outputs = [host.output() for host in containers.hosts]
@@ -80,6 +82,7 @@ STARTS = {
     "fails": functools.partial(Run, PLAIN, {**SMDDP, "fails": 3}, has_failed),
 }
 runs = {}
+python = None  # which has imported what TRAIN needs
 
 
 def the_toolkit_trains_by_smddprun():
@@ -116,6 +119,8 @@ def main():
     if reason:
         print(f"1..0 # SKIP {reason}")
         return
+    global python
+    python = start_other(TOP / "build/torch/bin/python3", "torch")
     wanted = [name for name in STARTS if not sys.argv[1:] or name in sys.argv[1:]]
     cases = {"smddp": the_toolkit_trains_by_smddprun, "mpi": the_toolkit_trains_by_mpirun,
              "torchrun": the_toolkit_trains_by_torchrun, "fails": a_rank_that_fails_is_the_failure_of_the_job}

@@ -2,8 +2,13 @@
 """Jobs that train with PyTorch and the backend "shoal" over two hosts; tests/python/with_torch.py starts this where PyTorch is."""
 import re
 
+import torch  # noqa: F401
+import torch._dynamo  # noqa: F401: by each rank's first optimizer else, in two seconds
+import warm
 from jobs import DATA_PARALLEL, Jobs, names_in
 from tap import expect, run_cases
+
+PYTHON = warm.start()
 
 TRAIN = """
     import argparse, os
@@ -32,7 +37,7 @@ TRAIN = """
 
 
 def hosts_train_the_same_model():
-    with Jobs() as jobs:
+    with Jobs(PYTHON) as jobs:
         jobs.run(TRAIN, instance_count=2, workers_per_host=2, distribution=DATA_PARALLEL, hyperparameters={"steps": 3})
         weights = re.findall(r"\| weights (\S+)$", jobs.out, re.M)
         expect(len(weights) == 4 and len(set(weights)) == 1, jobs.out, jobs.err)
@@ -40,7 +45,7 @@ def hosts_train_the_same_model():
 
 
 def rank_that_fails_ends_all_hosts_and_is_named():
-    with Jobs() as jobs:
+    with Jobs(PYTHON) as jobs:
         status = jobs.run(TRAIN, instance_count=2, workers_per_host=2, distribution=DATA_PARALLEL, hyperparameters={"steps": 1000},
                           environment={"FAILS": "3"}, code=1)
         expect(status["failure_reason"] == "algo-2: rank 3 exited with code 1: ValueError: a bad sample", status, jobs.told())

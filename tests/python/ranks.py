@@ -16,6 +16,7 @@ import dataclasses
 import datetime
 import faulthandler
 import functools
+import gc
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -144,6 +145,7 @@ def serve(rank, shim, log, pipe, cases, variables):
     with open(log, "w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    gc.freeze()  # what was imported is never garbage
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     os.environ.update(variables)

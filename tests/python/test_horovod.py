@@ -9,6 +9,7 @@ import time
 import ranks
 import tap
 import torch
+import torch._dynamo  # noqa: F401: by each rank's first optimizer else, in two seconds
 from ranks import Case, Skip, expect
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -395,11 +396,11 @@ print("ended", model.weight.item(), flush=True)
 def goes_on_after_a_death(world):
     """Rank 0 is killed with its third commit written and not yet in place: the launcher starts all again, from the second one."""
     if world.shim != ranks.SHIMS[-1]:
-        raise Skip("one shim is enough: processes that import torch cost seconds")
+        raise Skip("one shim is enough")
     with tempfile.TemporaryDirectory() as folder:
         program, state = pathlib.Path(folder, "train.py"), pathlib.Path(folder, "state")
         program.write_text(DIES_IN_A_COMMIT)
-        code, out, err = tap.call(COMMAND, "run", "-n", "2", "--restarts", "1", sys.executable, program, timeout=150,
+        code, out, err = tap.call(COMMAND, "run", "-n", "2", "--restarts", "1", ranks.warm_python, program, timeout=150,
                                   env={**os.environ, "HOROVOD_ELASTIC_STATE": str(state), "SHOAL_TORCH_SHIM": world.shim})
         expect(code == 0 and not state.exists(), code, out, err)
     wanted = [f"epoch {epoch} {epoch}.0" for epoch in (0, 1, 2, 2, 3)] + ["ended 4.0"]
@@ -428,4 +429,4 @@ CASES += [Case("some_ranks_train", ended(some_ranks_train), sizes=(3,))]
 CASES += [Case("mismatches", ended(mismatches), sizes=(2,)), Case("sets", ended(sets), sizes=(2, 3))]
 
 if __name__ == "__main__":
-    ranks.run(CASES)
+    ranks.run(CASES, has_programs=True)

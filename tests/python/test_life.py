@@ -3,6 +3,7 @@
 
 Most cases start programs of their own, as a user would: the texts below. Each prints nothing but what it is asked for.
 """
+import multiprocessing
 import os
 import pathlib
 import shutil
@@ -14,6 +15,7 @@ import threading
 import ranks
 import tap
 import torch
+import torch._dynamo  # noqa: F401: by each process's first DistributedDataParallel else, in two seconds
 import torch.distributed as dist
 from ranks import Case, Skip, expect
 
@@ -301,19 +303,19 @@ def registered(world):
 # ---- Launchers ----
 
 
-def launched(world, command, text=INIT, python=None):
+def launched(world, command, text=INIT):
     with tempfile.TemporaryDirectory(prefix="shoal-life-") as folder:
         program = pathlib.Path(folder, "program.py")
         program.write_text(BEGIN + text + 'print(f"rank {dist.get_rank()} of {dist.get_world_size()}\\n", end="")')
         variables = environment(world.shim)
-        code, out, err = tap.call(*command, python or ranks.warm_python, program, timeout=STARTED_S, env=variables)
+        code, out, err = tap.call(*command, ranks.warm_python, program, timeout=STARTED_S, env=variables)
         expect(code == 0, code, out, err)
         for rank in range(2):
             expect(f"rank {rank} of 2" in out, out, err)
 
 
 def torchrun(world):
-    launched(world, [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port", ranks.free_port(),
+    launched(world, [ranks.warm_python, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port", ranks.free_port(),
                      "--no-python"])
 
 
@@ -345,8 +347,7 @@ def mpirun(*names):
         if not command:
             raise Skip(f"no {names[0]}")
         as_root = ["--allow-run-as-root", "--oversubscribe"] if "openmpi" in names[0] else []
-        # MPICH gives each rank a descriptor, which is not handed over.
-        launched(world, [command, *as_root, "-n", 2], FROM_MPI, None if "openmpi" in names[0] else sys.executable)
+        launched(world, [command, *as_root, "-n", 2], FROM_MPI)
     return Case(f"{names[0]}", body, sizes=(1,), init=False, timeout_s=STARTED_S + 10)
 
 
@@ -472,9 +473,10 @@ class Squares(torch.utils.data.Dataset):
 
 def loader_case(method):
     def body(world):
+        multiprocessing.set_executable(ranks.warm_python)  # of workers by spawn
         model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
         loader = torch.utils.data.DataLoader(Squares(), batch_size=8, num_workers=1, multiprocessing_context=method,
-                                             persistent_workers=method == "spawn")  # else each epoch imports torch anew
+                                             persistent_workers=method == "spawn")
         seen = 0
         for _ in range(2):
             for x, y in loader:

@@ -6,14 +6,18 @@ import pathlib
 import sys
 import tempfile
 
-import keras
-import numpy as np
 import tensorflow as tf
+import warm
 
-import forked
-import shoal.tensorflow as plain_shoal
-import shoal.tensorflow.keras as shoal
-from tap import Skip, call, expect, run_cases
+PYTHON = warm.start()  # it has not imported Keras: one script takes Keras 2
+
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
+
+import forked  # noqa: E402
+import shoal.tensorflow as plain_shoal  # noqa: E402
+import shoal.tensorflow.keras as shoal  # noqa: E402
+from tap import Skip, call, expect, run_cases  # noqa: E402
 
 # smdistributed/ is that package; a checkout's has its parent in the path.
 sys.path.insert(0, str(forked.TOP / "python"))
@@ -282,7 +286,7 @@ def the_manuals_loop_trains_under_shoal_run():
         script = os.path.join(folder, "train.py")
         with open(script, "w") as file:
             file.write(PRELUDE + loop + FINALE)
-        code, out, err = call(os.environ["SHOAL_COMMAND"], "run", "-n", "2", sys.executable, script, timeout=forked.TIMEOUT_S)
+        code, out, err = call(os.environ["SHOAL_COMMAND"], "run", "-n", "2", PYTHON, script, timeout=forked.TIMEOUT_S)
     expect(code == 0 and out.count("trained 3 steps") == 2, code, out, err)
 
 
@@ -293,7 +297,7 @@ def a_script_as_the_vendor_writes_it_trains():
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "TF_USE_LEGACY_KERAS": "1", "SM_MODEL_DIR": folder}
         script = pathlib.Path(__file__).with_name("vendors_loop.py")
-        code, out, err = call(os.environ["SHOAL_COMMAND"], "run", "-n", "2", sys.executable, script, timeout=forked.TIMEOUT_S,
+        code, out, err = call(os.environ["SHOAL_COMMAND"], "run", "-n", "2", PYTHON, script, timeout=forked.TIMEOUT_S,
                               env=environment)
     expect(code == 0 and out.count("trained 25 steps") == 2, code, out, err)
 

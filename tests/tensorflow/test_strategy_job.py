@@ -4,11 +4,15 @@ import pathlib
 import re
 import sys
 
+import tensorflow  # noqa: F401
+import warm
+
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "job"))
 from jobs import Jobs, Machines, where  # noqa: E402
 from shoal.job import processes  # noqa: E402
 from tap import expect, run_cases  # noqa: E402
 
+PYTHON = warm.start()
 MIRRORED = {"multi_worker_mirrored_strategy": {"enabled": True}}
 STEPS, RATE = 4, 0.1
 # Both know the whole batch; a worker trains on its half. The losses are Shoal's averages, the gradients the strategy's.
@@ -51,13 +55,13 @@ def told_by(text):
 
 
 def a_job_of_two_hosts_trains_as_one_process():
-    with Jobs() as jobs:
+    with Jobs(PYTHON) as jobs:
         jobs.run(SCRIPT, instance_count=2, distribution=MIRRORED, framework="tensorflow")
         expect(told_by(jobs.out) == ["0 of 2 on host 0 of 2", "1 of 2 on host 1 of 2"], jobs.out, jobs.err)
 
 
 def machines_that_know_nothing_of_each_other_do_too():
-    with Jobs() as jobs:
+    with Jobs(PYTHON) as jobs:
         place = where(shared=False, port=processes.free_port())
         document = jobs.document(SCRIPT, instance_count=2, distribution=MIRRORED, framework="tensorflow", where=place)
         done = Machines(jobs, document, 2, of_machine=lambda index: {

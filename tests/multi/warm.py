@@ -1,15 +1,21 @@
 """An interpreter that has imported torch already. To import it takes a process two CPU seconds, and to fork one a hundredth of that.
 
 start() forks a server from this process, which has what the test program imported and has started nothing. It gives the path
-of an executable that launchers, and whoever else starts programs, take for Python: `PATH script.py ARGUMENTS` or `PATH -c TEXT`.
-That one hands its arguments, environment, folder, cores and standard files over, and the server forks a process that goes on as
-the program. It passes signals on, is killed with the program and the program with it, and ends as the program does: through
-sys.exit or an exception, with Python's and C++'s own tidying up. A program that tests how Python itself begins, or that
-inherits more than three descriptors, needs sys.executable."""
+of an executable that launchers, and whoever else starts programs, take for Python: `PATH script.py ARGUMENTS`, `PATH -c TEXT`,
+`PATH -m MODULE`. That one hands its arguments, environment, folder, cores and open files over, and the server forks a process
+that goes on as the program. It passes signals on, is killed with the program and the program with it, and ends as the program
+does: through sys.exit or an exception, with Python's and C++'s own tidying up. What the program starts as sys.executable is
+such a program, too. A program that tests how Python itself begins needs the real one.
+
+start_other() has another interpreter for that, which imports modules first: it runs this file."""
 import atexit
+import fcntl
+import gc
+import importlib
 import json
 import os
 import pathlib
+import runpy
 import selectors
 import shutil
 import signal
@@ -18,22 +24,31 @@ import subprocess
 import sys
 import tempfile
 import types
+import warnings
 
 CLIENT = """#!{python} -IS
 import json, os, signal, socket, sys
 PASSED_ON = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+def is_open(file):
+    try:
+        return os.fstat(file)
+    except OSError:
+        return False  # it was the folder's that was listed
+files = [file for file in map(int, os.listdir("/proc/self/fd")) if is_open(file)]
 server = socket.socket(socket.AF_UNIX)
 server.connect("{address}")
 umask = os.umask(0)
-asked = json.dumps([sys.argv[1:], dict(os.environ), os.getcwd(), umask, sorted(os.sched_getaffinity(0))]).encode()
+asked = json.dumps([files, sys.argv, dict(os.environ), os.getcwd(), umask, sorted(os.sched_getaffinity(0))]).encode()
 def pass_on(number, frame):
     try:
         server.send(bytes([number]))
     except OSError:
         pass  # the program has ended
 signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until they can be passed on
-socket.send_fds(server, [len(asked).to_bytes(4, "big")], [0, 1, 2])
+socket.send_fds(server, [len(asked).to_bytes(4, "big")], files)
 server.sendall(asked)
+for file in files:
+    os.close(file)  # else nobody would see that the program closes one
 for number in PASSED_ON:
     signal.signal(number, pass_on)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
@@ -44,12 +59,15 @@ if code < 0:
 os._exit(code)
 """
 HEAD_BYTES = 4
+FILES_MAX = 253  # that the kernel passes on with one message
 ASKED_S = 60  # to say what is wanted
+INTERPRETER = os.path.join(sys.prefix, "bin/python3")  # sys.executable may be such a path already
 
 
-def start():
-    """The path of the executable; it lies in a folder that goes with this process."""
-    folder = tempfile.mkdtemp(prefix="shoal-warm-")
+def start(folder=None):
+    """The path of the executable, in this new folder or another one; the folder goes with this process."""
+    folder = folder or tempfile.mkdtemp(prefix="shoal-warm-")
+    os.makedirs(folder, exist_ok=True)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"{folder}/server")
     listener.listen(64)
@@ -63,7 +81,7 @@ def start():
     os.close(alive)
     listener.close()
     client = pathlib.Path(folder, "python3")
-    client.write_text(CLIENT.format(python=sys.executable, address=f"{folder}/server"))
+    client.write_text(CLIENT.format(python=INTERPRETER, address=f"{folder}/server"))
     client.chmod(0o755)
     return str(client)
 
@@ -91,11 +109,12 @@ class Server:
         self.selector = selectors.DefaultSelector()
         self.selector.register(listener, selectors.EVENT_READ)
         self.selector.register(alive, selectors.EVENT_READ)
-        self.own_path = json.loads(subprocess.run([sys.executable, "-I", "-c", "import json, sys; print(json.dumps(sys.path))"],
+        self.own_path = json.loads(subprocess.run([INTERPRETER, "-I", "-c", "import json, sys; print(json.dumps(sys.path))"],
                                                   capture_output=True, check=True).stdout)
 
     def serve(self):
         """Leaves by the end of a program, in one of the forked processes; or with the process that started it."""
+        gc.freeze()  # programs do not look through all that was imported when they end: that took each a second
         while True:
             for key, _ in self.selector.select():
                 if key.fileobj == self.alive:
@@ -113,7 +132,7 @@ class Server:
         client.settimeout(ASKED_S)
         files = []
         try:
-            head, files, _, _ = socket.recv_fds(client, HEAD_BYTES, 3)
+            head, files, _, _ = socket.recv_fds(client, HEAD_BYTES, FILES_MAX)
             asked = json.loads(receive(client, int.from_bytes(head, "big")))
         except (OSError, ValueError):  # it was killed meanwhile
             asked = None
@@ -163,23 +182,82 @@ class Server:
         os.close(self.alive)
 
 
-def become(files, own_path, arguments, environment, folder, umask, cores):
-    """This process goes on as the program. Does not return."""
-    for number, file in enumerate(files):
+def put(files, numbers):
+    """Gives files the numbers that they had in the client."""
+    aside = [fcntl.fcntl(file, fcntl.F_DUPFD, max(numbers) + 1) for file in files]
+    for file in files:
+        os.close(file)
+    for file, number in zip(aside, numbers):
         os.dup2(file, number)
         os.close(file)
+
+
+def options_take(words, environment):
+    """Does what an interpreter's options ask for; the words behind them."""
+    while words[0].startswith("-") and words[0] not in ("-c", "-m"):
+        option, *words = words
+        if option == "-u":
+            environment["PYTHONUNBUFFERED"] = "1"
+        elif option == "-B":
+            sys.dont_write_bytecode = True
+        elif option == "-W":
+            warnings.simplefilter(words.pop(0))
+        else:
+            sys.exit(f"warm.py does not know the option {option}")
+    return words
+
+
+def become(files, own_path, numbers, words, environment, folder, umask, cores):
+    """This process goes on as the program. Does not return."""
+    put(files, numbers)
     os.chdir(folder)
     os.umask(umask)
     os.sched_setaffinity(0, cores)
+    sys.executable = words[0]
+    if "multiprocessing.spawn" in sys.modules:  # which knows the interpreter since it was imported
+        sys.modules["multiprocessing.spawn"].set_executable(sys.executable)
+    words = options_take(words[1:], environment)
     os.environ.clear()
     os.environ.update(environment)
     sys.stdout.reconfigure(write_through=bool(environment.get("PYTHONUNBUFFERED")))
-    main = sys.modules["__main__"] = types.ModuleType("__main__")
-    if arguments[0] == "-c":
-        name, text, place, sys.argv = "<string>", arguments[1], "", ["-c", *arguments[2:]]
-    else:
-        main.__file__ = name = arguments[0]
-        text, place, sys.argv = pathlib.Path(name).read_text(), str(pathlib.Path(name).resolve().parent), arguments
-    sys.path[:] = [place, *filter(None, environment.get("PYTHONPATH", "").split(":")), *own_path]
-    exec(compile(text, name, "exec"), main.__dict__)
+    go_on(words, [*filter(None, environment.get("PYTHONPATH", "").split(":")), *own_path])
     sys.exit(0)
+
+
+def go_on(words, path):
+    """Runs the script, the text or the module that the words name."""
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    if words[0] == "-m":
+        sys.path[:], sys.argv = [os.getcwd(), *path], words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        return
+    if words[0] == "-c":
+        name, text, place, sys.argv = "<string>", words[1], "", ["-c", *words[2:]]
+    else:
+        main.__file__ = name = words[0]
+        text, place, sys.argv = pathlib.Path(name).read_text(), str(pathlib.Path(name).resolve().parent), words
+    sys.path[:] = [place, *path]
+    exec(compile(text, name, "exec"), main.__dict__)
+
+
+def start_other(python, *modules):
+    """As start(), with another interpreter that imports these modules."""
+    process = subprocess.Popen([python, __file__, *modules], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    atexit.register(end_other, os.getpid(), process)
+    for line in process.stdout:  # modules may print when they are imported
+        if line.endswith("/python3\n"):
+            return line.strip()
+    raise RuntimeError(f"{python} cannot import {' '.join(modules)}")
+
+
+def end_other(starter, process):
+    if os.getpid() == starter:
+        process.stdin.close()
+        process.wait()
+
+
+if __name__ == "__main__":
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
+    print(start(), flush=True)
+    sys.stdin.read()  # until the other process ends
