@@ -64,11 +64,6 @@ def python_with_torch():
     return start_other(TORCH, "torch")
 
 
-@functools.cache
-def python_with_sdk():
-    return start_other(SDK2, "sagemaker.pytorch")
-
-
 class Cell:
     """How a run of the cell ended. The model's files, with their text; none where there is no archive."""
 
@@ -77,7 +72,7 @@ class Cell:
         is_ours = module.startswith("shoal")
         text = NOTEBOOK.format(module=module, root=ROOT, code="ours" if is_ours else "theirs", output=ROOT / module / job,
                                hosts=hosts, distribution=DISTRIBUTION, fails=fails, job=job)
-        python = TORCH if is_ours else python_with_sdk()
+        python = TORCH if is_ours else SDK2
         self.code, self.out, self.err = call(python, "-W", "ignore", "-c", text, timeout=2 * RUN_S, env=environment())
         self.told = f"--- {job} by {module}\n{self.out}\n--- errors\n{self.err}"
         said = [line for line in self.out.splitlines() if line.startswith("the model is at file://")]
