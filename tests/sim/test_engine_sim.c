@@ -1,5 +1,6 @@
 /* Engines over the simulated transport, all ranks in one thread, in virtual time: exact results in any weather, and a named
  * end of every operation when an event is lost, a rank dies, or calls do not agree. */
+#include <malloc.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -2003,5 +2004,7 @@ static const struct CMUnitTest tests[] = {
 
 int main(void)
 {
+    mallopt(M_MMAP_THRESHOLD, 32 << 20); /* what a world has given back, the next one takes: not from the kernel */
+    mallopt(M_TRIM_THRESHOLD, 1 << 30);
     return cmocka_run_group_tests_name("engine_sim", tests, NULL, NULL);
 }
