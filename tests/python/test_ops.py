@@ -14,7 +14,7 @@ from inputs import (FLOATS, GUARD, LAYOUTS, MOVED, REDUCED, check, guarded, name
                     reduce_op, reduced)
 from ranks import Case, Skip, expect
 
-if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15):  # by each rank's first functional collective else, in half a minute
+if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14):  # by each rank's first functional collective else, in half a minute
     import torch._dynamo  # noqa: F401
 
 COUNTS = (0, 1, 7, 1000, 20_001)
