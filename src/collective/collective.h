@@ -18,6 +18,9 @@ void shoal_owners_build(struct shoal_plan *plan, const struct shoal_view *view, 
 /* One host; all-reduce: every rank reduces everything. */
 void shoal_one_shot_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root);
 
+/* One host; all-reduce: the ranks' devices do the work in memory of their own. */
+void shoal_peers_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root);
+
 /* One host; reduce: root reduces all. */
 void shoal_reduce_at_root_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root);
 

@@ -75,7 +75,7 @@ static bool is_never(const struct shoal_selection *selection, const struct shoal
     {                                \
         "direct", "direct", "direct" \
     }
-/* Over several hosts nothing depends on operands. */
+/* Nothing depends on operands: over several hosts, and where devices do the work. */
 #define HOSTS(name)      \
     {                    \
         name, name, name \
@@ -96,6 +96,8 @@ static const struct shoal_algorithm entries[] = {
      "n written, p*n read per rank; one exchange"},
     {SHOAL_COLLECTIVE_ALLREDUCE, "rounds", SHOAL_WHERE_HOSTS, HOSTS("rounds"), NULL, false, NULL, ROUNDS_WHEN,
      "log2(H)*n sent and received per rank, in log2 H crossings; H not a power of two: 2 more"},
+    {SHOAL_COLLECTIVE_ALLREDUCE, "peers", SHOAL_WHERE_ONE_HOST, HOSTS("peers"), shoal_peers_build, false, NULL,
+     "GPUs, from SHOAL_GPU_PEER_BYTES", "3n read, (2p+1)/p*n written per GPU; three exchanges"},
     {SHOAL_COLLECTIVE_ALLREDUCE, "one-shot", SHOAL_WHERE_ONE_HOST, VARIANTS("one-shot"), shoal_one_shot_build, false,
      is_one_shot_best, "2 ranks, nothing shared, up to 64 KiB", "(p+1)*n read, 2n written per rank; one exchange"},
     {SHOAL_COLLECTIVE_ALLREDUCE, "owners", SHOAL_WHERE_ONE_HOST, VARIANTS("owners"), shoal_owners_build, true, NULL,
@@ -241,6 +243,8 @@ static bool can_go_in_rounds(const struct shoal_selection *selection)
 
 bool shoal_select_can_serve(const struct shoal_selection *selection, const struct shoal_algorithm *entry)
 {
+    if (selection->is_on_devices != (entry->build == shoal_peers_build))
+        return false;
     if (shoal_algorithm_is_in_rounds(entry))
         return can_go_in_rounds(selection);
     if (!entry->build)
@@ -309,6 +313,8 @@ bool shoal_select_is_direct(const struct shoal_selection *selection, const struc
     *rounds_out = SHOAL_UNLIKELY(is_over_hosts(selection)) ? find_rounds(selection) : NULL;
     if (!is_over_hosts(selection) && is_bare)
         return true;
+    if (SHOAL_UNLIKELY(selection->is_on_devices))
+        return false;
     if (*rounds_out)
         return true;
     if (!can_go_direct(selection))

@@ -24,8 +24,7 @@ struct shoal_algorithm {
     enum shoal_where where;
     const char *variants[SHOAL_REACH_END]; /* the name with what the operands were: what the recorder shows */
     shoal_plan_build_fn build;             /* NULL: the data travel beside the announcements */
-    bool
-        is_partitioned; /* ranks partition the chunk: without staging buffers it may be `size` times larger */
+    bool is_partitioned; /* ranks partition the chunk: without staging buffers it may be `size` times larger */
     /* NULL: always; of the entries that fit the first one is taken. Over several hosts no operands count. */
     bool (*fits)(const struct shoal_selection *selection, const struct shoal_view *view, int root);
     const char *when; /* for people: when it is chosen */
@@ -48,6 +47,7 @@ struct shoal_selection {
     size_t inline_bytes;  /* the setting */
     bool is_uneven;       /* operands are in parts of different lengths */
     bool sends_cheaply;   /* over several hosts: an announcement costs far less than a round trip to a host */
+    bool is_on_devices;   /* the ranks' devices sum among themselves */
     const struct shoal_tuning *tuning;
 };
 

@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "bootstrap/auth.h"
 #include "comm/context.h"
+#include "comm/device_peers.h"
 #include "comm/members.h"
 #include "transport/shm/shm_link.h"
 
@@ -187,6 +188,7 @@ static enum shoal_status comm_make(struct shoal_context *context, const struct r
     shoal_progress_unlock(context->progress);
     say_made(context, comm, recipe->launcher);
     shoal_devices_make_ports(context);
+    shoal_devices_join_peers(comm, create_timeout(context, recipe->options));
     *comm_out = comm;
     return SHOAL_OK;
 }

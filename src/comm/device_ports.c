@@ -100,6 +100,16 @@ static bool try_to_make(struct shoal_context *context, void *driver_context, uns
     return status == SHOAL_OK;
 }
 
+static bool is_port_at_work(const struct shoal_devices_port *port)
+{
+    return port->peers ? shoal_gpu_peers_is_at_work(port->peers) : shoal_gpu_port_is_at_work(port->port);
+}
+
+static bool is_port_idle(const struct shoal_devices_port *port)
+{
+    return port->peers ? !shoal_gpu_peers_is_at_work(port->peers) : shoal_gpu_port_is_idle(port->port);
+}
+
 /* Memory that a device may still write to, or an adapter read, is never given back. */
 static void end_port(struct shoal_context *context, struct shoal_devices_port *port)
 {
@@ -107,7 +117,7 @@ static void end_port(struct shoal_context *context, struct shoal_devices_port *p
     while (*link != port)
         link = &(*link)->next_made;
     *link = port->next_made;
-    const bool is_closed = shoal_gpu_port_close(port->port);
+    const bool is_closed = port->peers ? shoal_gpu_peers_close(port->peers) : shoal_gpu_port_close(port->port);
     if (deregister_rings(context, port) && is_closed)
         munmap(port->memory, port->bytes);
     free(port);
@@ -116,7 +126,7 @@ static void end_port(struct shoal_context *context, struct shoal_devices_port *p
 static bool is_any_at_work(const struct shoal_drivers *drivers)
 {
     const struct shoal_devices_port *port = drivers->made;
-    while (port && !shoal_gpu_port_is_at_work(port->port))
+    while (port && !is_port_at_work(port))
         port = port->next_made;
     return port != NULL;
 }
@@ -125,7 +135,7 @@ static size_t count_made(const struct shoal_drivers *drivers)
 {
     size_t count = 0;
     for (const struct shoal_devices_port *port = drivers->made; port; port = port->next_made)
-        count++;
+        count += port->port != NULL;
     return count;
 }
 
@@ -151,6 +161,12 @@ static void push_retired(struct shoal_drivers *drivers, struct shoal_devices_por
         continue;
 }
 
+/* Whether a retired port can leave the list now. Peers end there, which a driver may keep waiting while a call is under way. */
+static bool can_leave(const struct shoal_drivers *drivers, const struct shoal_devices_port *port)
+{
+    return is_port_idle(port) && (port->port || !is_any_at_work(drivers));
+}
+
 /* Looks at retired ports, under the drivers' lock. True: none is left; those that are not idle are, unless this is the last
  * time. To end a port may take as long as to make one, so as many are kept as are made early. */
 static bool sweep(struct shoal_context *context, bool is_last)
@@ -160,10 +176,11 @@ static bool sweep(struct shoal_context *context, bool is_last)
     struct shoal_devices_port *port = atomic_exchange_explicit(&drivers->retired, NULL, memory_order_acquire);
     while (port) {
         struct shoal_devices_port *next = port->next;
-        if (shoal_gpu_port_is_idle(port->port)) {
+        const bool is_free = can_leave(drivers, port);
+        if (is_free && port->port) {
             port->next = drivers->spare;
             drivers->spare = port;
-        } else if (is_last) {
+        } else if (is_free || is_last) {
             end_port(context, port);
         } else {
             push_retired(drivers, port);
@@ -218,20 +235,27 @@ void shoal_devices_init(struct shoal_devices *devices)
     pthread_mutex_init(&devices->posting, NULL);
 }
 
-/* Takes a port off its communicator's list. */
-static void retire(struct shoal_context *context, struct shoal_devices_port **link)
+void shoal_devices_retire(struct shoal_context *context, struct shoal_devices_port *port)
 {
-    struct shoal_devices_port *port = *link;
-    *link = port->next;
     push_retired(&context->drivers, port);
     if (!shoal_progress_is_inside(context->progress))
         (void)sweep_locked(context, false);
 }
 
+/* Takes a port off its communicator's list. */
+static void retire_from(struct shoal_context *context, struct shoal_devices_port **link)
+{
+    struct shoal_devices_port *port = *link;
+    *link = port->next;
+    shoal_devices_retire(context, port);
+}
+
 void shoal_devices_fini(struct shoal_comm *comm)
 {
     while (comm->devices.ports)
-        retire(comm->context, &comm->devices.ports);
+        retire_from(comm->context, &comm->devices.ports);
+    if (comm->devices.peers)
+        shoal_devices_retire(comm->context, comm->devices.peers);
     pthread_mutex_destroy(&comm->devices.posting);
 }
 
@@ -240,7 +264,7 @@ void shoal_devices_give_up_port(struct shoal_comm *comm, struct shoal_devices_po
     struct shoal_devices_port **link = &comm->devices.ports;
     while (*link != port)
         link = &(*link)->next;
-    retire(comm->context, link);
+    retire_from(comm->context, link);
 }
 
 /* ---- Making early -------------------------------------------------------------------------------------------------------- */
@@ -269,7 +293,7 @@ static struct shoal_devices_port *find_uncounted(const struct shoal_drivers *dri
 {
     struct shoal_devices_port *best = NULL;
     for (struct shoal_devices_port *port = drivers->made; port; port = port->next_made)
-        if (!port->is_counted && port->slots >= slots && shoal_gpu_port_context(port->port) == driver_context &&
+        if (port->port && !port->is_counted && port->slots >= slots && shoal_gpu_port_context(port->port) == driver_context &&
             (!best || port->slots < best->slots))
             best = port;
     return best;
@@ -294,7 +318,7 @@ static void make_early(struct shoal_context *context, void *driver_context)
 static bool has_port(const struct shoal_drivers *drivers, const void *driver_context)
 {
     const struct shoal_devices_port *port = drivers->made;
-    while (port && shoal_gpu_port_context(port->port) != driver_context)
+    while (port && (!port->port || shoal_gpu_port_context(port->port) != driver_context))
         port = port->next_made;
     return port != NULL;
 }
@@ -378,6 +402,60 @@ enum shoal_status shoal_devices_find_port(struct shoal_comm *comm, void *driver_
         return SHOAL_OK;
     pthread_mutex_lock(&comm->context->drivers.lock);
     const enum shoal_status status = take_or_make(comm, driver_context, port_out);
+    pthread_mutex_unlock(&comm->context->drivers.lock);
+    return status;
+}
+
+/* ---- Sums among GPUs ----------------------------------------------------------------------------------------------------- */
+
+static enum shoal_status fill_peers(const struct shoal_comm *comm, void *driver_context, struct shoal_devices_port *port)
+{
+    struct shoal_context *context = comm->context;
+    struct shoal_gpu_peers_options options = {.context = driver_context,
+                                              .rank = comm->rank,
+                                              .size = comm->size,
+                                              .slots = (unsigned)context->settings.engine.depth,
+                                              .slot_bytes = slot_bytes_of(context) * (size_t)comm->size,
+                                              .counter_start = context->settings.engine.counter_start};
+    port->bytes = shoal_device_stage_bytes(options.slots);
+    SHOAL_TRY(map_rings(context, port));
+    options.memory = port->memory;
+    const enum shoal_status status = shoal_gpu_peers_open(context->drivers.gpu, &options, &port->peers);
+    if (status != SHOAL_OK)
+        munmap(port->memory, port->bytes);
+    return status;
+}
+
+/* Under the drivers' lock. */
+static enum shoal_status make_peers(const struct shoal_comm *comm, struct shoal_devices_port **port_out)
+{
+    struct shoal_context *context = comm->context;
+    struct shoal_drivers *drivers = &context->drivers;
+    void *current = shoal_gpu_current_context(drivers->gpu);
+    (void)sweep(context, false);
+    if (!current)
+        return shoal_log_fail(&context->log, SHOAL_ERR_STATE, "comm",
+                              "no context of the driver is current in the thread that makes the communicator");
+    if (is_any_at_work(drivers))
+        return shoal_log_fail(&context->log, SHOAL_ERR_STATE, "comm",
+                              "a call on a GPU is under way while the communicator is made: the driver may wait for its end");
+    struct shoal_devices_port *port = calloc(1, sizeof *port);
+    if (!port)
+        return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory for sums among GPUs");
+    const enum shoal_status status = fill_peers(comm, current, port);
+    if (status != SHOAL_OK) {
+        free(port);
+        return status;
+    }
+    port->next_made = drivers->made;
+    *port_out = drivers->made = port;
+    return SHOAL_OK;
+}
+
+enum shoal_status shoal_devices_make_peers(const struct shoal_comm *comm, struct shoal_devices_port **port_out)
+{
+    pthread_mutex_lock(&comm->context->drivers.lock);
+    const enum shoal_status status = make_peers(comm, port_out);
     pthread_mutex_unlock(&comm->context->drivers.lock);
     return status;
 }

@@ -2,6 +2,7 @@
  * the driver that it uses.
  *
  *     made early, or at a call  ->  spare  ->  a communicator's  ->  retired when that is freed  ->  spare
+ *     made with a communicator, for sums among GPUs (comm/device_peers.h)  ->  retired when that is freed  ->  ended
  *
  * A driver may wait until a device has nothing to do before it makes or ends a stream, or registers memory. Then a first call
  * on one communicator would wait for a call on another that is under way, and other ranks may need the first one before they
@@ -24,7 +25,8 @@ struct shoal_devices_port {
     struct shoal_devices_port *next; /* of its communicator's, of the retired or of the spare ones */
     struct shoal_devices_port *next_made;
     struct shoal_gpu_port *port;
-    unsigned slots; /* of each ring */
+    struct shoal_gpu_peers *peers; /* in its stead: what the communicator's GPUs sum by among themselves */
+    unsigned slots;                /* of each ring */
     bool is_counted;
     bool is_region; /* the context's memory knows its rings */
     void *memory;   /* of its rings */
@@ -36,6 +38,7 @@ struct shoal_devices {
     shoal_gpu_ask_fn ask;    /* NULL: the process had no driver when the communicator was made, so nothing is on a device */
     pthread_mutex_t posting; /* guards what follows, and keeps calls in order */
     struct shoal_devices_port *ports;
+    struct shoal_devices_port *peers; /* constant once the communicator is made; NULL: its GPUs do not sum among themselves */
 };
 
 /* A context's knowledge of devices. */
@@ -70,5 +73,11 @@ void shoal_devices_give_up_port(struct shoal_comm *comm, struct shoal_devices_po
 /* A communicator was made: where the thread's current context of the driver has ports, it gets one, too, unless calls are under
  * way. What cannot be made is made at a call, which then says why it cannot. */
 void shoal_devices_make_ports(struct shoal_context *context);
+
+/* For comm/device_peers.h: makes what the communicator's GPU sums by, in the context of the driver that is current in this
+ * thread. ERR_STATE: there is none, or a call is under way. */
+SHOAL_MUST_USE enum shoal_status shoal_devices_make_peers(const struct shoal_comm *comm, struct shoal_devices_port **port_out);
+/* It is nobody's any more. In a callback of another communicator, too. */
+void shoal_devices_retire(struct shoal_context *context, struct shoal_devices_port *port);
 
 #endif

@@ -175,6 +175,7 @@ struct trip {
     void *driver_context; /* NULL: nothing was found yet, */
     char first[64];       /* else what it was found by */
     struct shoal_devices_port *port;
+    struct shoal_device_sum *sum;         /* the communicator's GPUs sum among themselves; NULL: they do not */
     struct leg *legs;                     /* [count] */
     size_t *order;                        /* [count] in which messages of a group pass through the rings */
     struct shoal_gpu_transfer *transfers; /* [2 * count] */
@@ -239,15 +240,22 @@ static enum shoal_status look_at_call(struct trip *trip, size_t call)
 
 /* ---- Opening ------------------------------------------------------------------------------------------------------------- */
 
+/* The call, with a layout of its own. */
+static enum shoal_status copy_call(struct trip *trip, size_t i)
+{
+    const struct shoal_call *call = &trip->posting->calls[i];
+    struct leg *leg = &trip->legs[i];
+    leg->call = *call;
+    leg->call.layout = NULL;
+    return call->layout ? shoal_arguments_lay_out(trip->comm, trip->posting->name, &leg->call, trip->posting->extra) : SHOAL_OK;
+}
+
 static enum shoal_status open_leg(struct trip *trip, size_t i)
 {
     struct shoal_comm *comm = trip->comm;
     struct shoal_call *call = &trip->posting->calls[i];
     struct leg *leg = &trip->legs[i];
-    leg->call = *call;
-    leg->call.layout = NULL;
-    if (call->layout)
-        SHOAL_TRY(shoal_arguments_lay_out(comm, trip->posting->name, &leg->call, trip->posting->extra));
+    SHOAL_TRY(copy_call(trip, i));
     const bool is_any_partitioned = is_partitioned(call, SHOAL_OPERAND_INPUT) || is_partitioned(call, SHOAL_OPERAND_OUTPUT);
     struct shoal_device_operand *bases[2] = {NULL, NULL};
     for (int operand = 0; operand < 2; operand++) {
@@ -268,6 +276,33 @@ static enum shoal_status open_leg(struct trip *trip, size_t i)
         return SHOAL_OK;
     for (int operand = 0; operand < 2; operand++) /* in the engine's stead */
         shoal_device_ring_leave(leg->sides[operand].ring_operand);
+    return shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "%s on communicator %s: no memory",
+                          trip->posting->name, comm->name);
+}
+
+/* All ranks must come to the same answer: what their memory is decides it, and ranks that differ learn that when their calls
+ * are compared. */
+static bool goes_among_gpus(const struct trip *trip)
+{
+    const struct shoal_devices_port *peers = trip->comm->devices.peers;
+    const struct shoal_call *call = &trip->posting->calls[0];
+    const struct side *sides = trip->legs[0].sides;
+    return peers && call->collective == SHOAL_COLLECTIVE_ALLREDUCE && sides[0].call && sides[1].call &&
+           call->count * shoal_type_bytes(call->type) >= trip->comm->context->settings.gpu.peer_bytes &&
+           trip->driver_context == shoal_gpu_peers_context(peers->peers);
+}
+
+static enum shoal_status prepare_sum(struct trip *trip)
+{
+    struct shoal_comm *comm = trip->comm;
+    struct shoal_gpu_peers *peers = comm->devices.peers->peers;
+    struct shoal_call *call = &trip->posting->calls[0];
+    SHOAL_TRY(shoal_gpu_peers_check(peers, trip->posting->stream));
+    SHOAL_TRY(copy_call(trip, 0));
+    trip->sum = shoal_device_sum_open(shoal_gpu_peers_stage(peers), call->count, shoal_type_bytes(call->type));
+    if (trip->sum && shoal_layout_put_on_peers(call, trip->sum))
+        return SHOAL_OK;
+    shoal_device_sum_leave(trip->sum); /* in the engine's stead */
     return shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "%s on communicator %s: no memory",
                           trip->posting->name, comm->name);
 }
@@ -320,6 +355,10 @@ static void order_messages(struct trip *trip)
 /* From here on each unit must be posted, or the ring let go. */
 static void reserve_all(struct trip *trip)
 {
+    if (trip->sum) {
+        shoal_device_sum_reserve(trip->sum);
+        return;
+    }
     if (trip->posting->is_group)
         order_messages(trip);
     for (size_t i = 0; i < trip->posting->count; i++) {
@@ -362,21 +401,52 @@ static enum shoal_status of_driver(enum shoal_status status)
     return status == SHOAL_ERR_MEMORY ? status : SHOAL_ERR_SYSTEM;
 }
 
+/* Nothing of it was posted. */
+static void take_back(struct trip *trip)
+{
+    if (trip->sum)
+        shoal_device_sum_give_back(trip->sum);
+    else
+        shoal_devices_give_up_port(trip->comm, trip->port);
+}
+
+static enum shoal_status post_sum(struct trip *trip)
+{
+    const struct shoal_call *call = &trip->legs[0].call;
+    const struct shoal_gpu_sum sum = {.sum = trip->sum,
+                                      .type = call->type,
+                                      .op = call->op,
+                                      .argument = call->op == SHOAL_AVG ? trip->comm->size : call->scale,
+                                      .find = find_element,
+                                      .input = &trip->legs[0].sides[SHOAL_OPERAND_INPUT],
+                                      .output = &trip->legs[0].sides[SHOAL_OPERAND_OUTPUT]};
+    return shoal_gpu_peers_post(trip->comm->devices.peers->peers, &sum, trip->posting->stream);
+}
+
+static enum shoal_status post_on_streams(struct trip *trip)
+{
+    return trip->sum ? post_sum(trip)
+                     : shoal_gpu_port_post(trip->port->port, trip->transfers, trip->transfer_count, trip->posting->stream);
+}
+
 static enum shoal_status devices_post_all(struct trip *trip, struct shoal_request **request_out)
 {
     const struct shoal_posting *posting = trip->posting;
     reserve_all(trip);
-    shoal_gpu_port_map(trip->port->port, trip->transfers, trip->transfer_count,
-                       (size_t)trip->comm->context->settings.gpu.gdrcopy_bytes);
+    if (!trip->sum)
+        shoal_gpu_port_map(trip->port->port, trip->transfers, trip->transfer_count,
+                           (size_t)trip->comm->context->settings.gpu.gdrcopy_bytes);
     const struct shoal_batch batch = {posting->calls, posting->count, posting->is_group, 0};
     enum shoal_status status = shoal_engine_start(trip->comm->engine, &batch, request_out);
     if (status != SHOAL_OK) {
-        shoal_devices_give_up_port(trip->comm, trip->port);
+        take_back(trip);
         return status;
     }
+    if (trip->sum)
+        shoal_device_sum_put_on_streams(trip->sum);
     if (has_failed(trip->comm)) /* the request, too, and its rings are let go */
         return SHOAL_OK;
-    status = shoal_gpu_port_post(trip->port->port, trip->transfers, trip->transfer_count, posting->stream);
+    status = post_on_streams(trip);
     if (status == SHOAL_OK)
         return SHOAL_OK;
     status = of_driver(status);
@@ -396,6 +466,8 @@ static enum shoal_status devices_prepare(struct trip *trip)
         trip->order[i] = i;
         SHOAL_TRY(look_at_call(trip, i));
     }
+    if (goes_among_gpus(trip))
+        return prepare_sum(trip);
     SHOAL_TRY(shoal_devices_find_port(comm, trip->driver_context, &trip->port));
     SHOAL_TRY(shoal_gpu_port_check(trip->port->port, trip->posting->stream));
     for (size_t i = 0; i < trip->posting->count; i++)
@@ -414,6 +486,7 @@ static enum shoal_status travel(struct trip *trip, struct shoal_request **reques
 {
     enum shoal_status status = devices_prepare(trip);
     status = status == SHOAL_OK ? devices_post_all(trip, request_out) : shoal_posting_drop(trip->posting, status);
+    shoal_device_sum_leave(trip->sum);
     for (size_t i = 0; i < trip->posting->count; i++) {
         shoal_layout_free(trip->legs[i].call.layout);
         for (int operand = 0; operand < 2; operand++)
@@ -456,13 +529,21 @@ enum shoal_status shoal_devices_post(struct shoal_comm *comm, const struct shoal
 
 #define LOOK_MS 100
 
-/* Not while another thread posts, which may wait in the driver. No port: another thread's call has given it up. */
+/* No port: another thread's call has given it up. */
+static enum shoal_status look_at_streams(const struct shoal_comm *comm, const void *driver_context)
+{
+    const struct shoal_devices_port *port = shoal_devices_port_of(comm, driver_context), *peers = comm->devices.peers;
+    if (port)
+        SHOAL_TRY(shoal_gpu_port_look(port->port));
+    return peers && shoal_gpu_peers_context(peers->peers) == driver_context ? shoal_gpu_peers_look(peers->peers) : SHOAL_OK;
+}
+
+/* Not while another thread posts, which may wait in the driver. */
 static enum shoal_status look_at_port(struct shoal_comm *comm, const void *driver_context)
 {
     if (pthread_mutex_trylock(&comm->devices.posting) != 0)
         return SHOAL_OK;
-    const struct shoal_devices_port *port = shoal_devices_port_of(comm, driver_context);
-    const enum shoal_status status = port ? shoal_gpu_port_look(port->port) : SHOAL_OK;
+    const enum shoal_status status = look_at_streams(comm, driver_context);
     pthread_mutex_unlock(&comm->devices.posting);
     return status;
 }

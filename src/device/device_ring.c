@@ -55,14 +55,19 @@ unsigned shoal_device_ring_slots(size_t slot_bytes, size_t range_bytes, int part
     return (unsigned)shoal_max_size(whole, cut) + 2;
 }
 
-/* release: as in ring_release. The engine alone writes these counters, and under the lock, so none is overwritten. */
+/* release: as in release_unit. No counter is overwritten, for one thread at a time writes them. */
+void shoal_device_ring_counters_let_go(struct shoal_device_ring_counter *counters, unsigned count)
+{
+    for (unsigned i = 0; i < count; i++) {
+        const uint64_t value = atomic_load_explicit(&counters[i].value, memory_order_relaxed);
+        atomic_store_explicit(&counters[i].value, value + SHOAL_DEVICE_RING_FAR_AHEAD, memory_order_release);
+    }
+}
+
 void shoal_device_ring_let_go(struct shoal_device_ring *ring)
 {
-    for (unsigned slot = 0; slot < ring->slots && !ring->is_let_go; slot++) {
-        _Atomic uint64_t *const done = &ring->by_engine[slot].value;
-        const uint64_t value = atomic_load_explicit(done, memory_order_relaxed);
-        atomic_store_explicit(done, value + SHOAL_DEVICE_RING_FAR_AHEAD, memory_order_release);
-    }
+    if (!ring->is_let_go)
+        shoal_device_ring_counters_let_go(ring->by_engine, ring->slots);
     ring->is_let_go = true;
 }
 
@@ -73,15 +78,10 @@ static struct shoal_device_ring_operand *ring_operand_of(const struct shoal_devi
     return (struct shoal_device_ring_operand *)(uintptr_t)base;
 }
 
-/* acquire: what the stream has copied, or has taken, comes before. */
-static bool has_come_to(const struct shoal_device_ring_counter *counter, uint64_t number)
-{
-    return (int64_t)(atomic_load_explicit(&counter->value, memory_order_acquire) - number) >= 0;
-}
-
+/* What the stream has copied, or has taken, comes before. */
 static bool has_reached(const struct shoal_device_ring *ring, const struct shoal_device_ring_unit *unit, uint64_t number)
 {
-    return has_come_to(&ring->by_stream[unit->slot], number);
+    return shoal_device_ring_counter_has(&ring->by_stream[unit->slot], number);
 }
 
 static bool ring_is_ready(const struct shoal_device_operand *base, size_t begin, size_t end)
@@ -89,7 +89,7 @@ static bool ring_is_ready(const struct shoal_device_operand *base, size_t begin,
     const struct shoal_device_ring_operand *operand = ring_operand_of(base);
     const struct shoal_device_ring *ring = operand->ring;
     end = shoal_min_size(end, operand->count);
-    if (operand->writes && !has_come_to(operand->opening, operand->opening_value))
+    if (operand->writes && !shoal_device_ring_counter_has(operand->opening, operand->opening_value))
         return false;
     for (uint64_t u = begin / operand->unit_elements; u * operand->unit_elements < end; u++) {
         const struct shoal_device_ring_unit unit = shoal_device_ring_unit(operand, u);

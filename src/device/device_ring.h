@@ -34,6 +34,15 @@ struct shoal_device_ring_counter {
     _Alignas(SHOAL_CACHE_PAIR) _Atomic uint64_t value;
 };
 
+/* Compared as a GPU does. acquire: what the writer did before comes before. */
+static inline bool shoal_device_ring_counter_has(const struct shoal_device_ring_counter *counter, uint64_t number)
+{
+    return (int64_t)(atomic_load_explicit(&counter->value, memory_order_acquire) - number) >= 0;
+}
+
+/* Sets counters far ahead, so that no stream waits for one, now or later. The caller alone writes them. */
+void shoal_device_ring_counters_let_go(struct shoal_device_ring_counter *counters, unsigned count);
+
 /* Memory of a device that the processor may write. */
 struct shoal_device_mapping {
     /* Writes so many bytes. Calls no driver and does not wait. is_last: a stream that is told after the return finds there all

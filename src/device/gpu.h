@@ -5,6 +5,7 @@
  *     gpu     the driver and its devices
  *     port    one communicator's way to one device: two streams of its own, a ring each (device/device_ring.h), and events that
  *             join them to the caller's stream
+ *     peers   one rank's part in sums that the devices of a host make among themselves (device/device_stage.h)
  *     kernels computations in memory of devices, in one context
  *
  * Any thread, each object by one thread at a time. Never call any of it from the engine or with the progress engine's lock: a
@@ -13,7 +14,8 @@
 #define SHOAL_DEVICE_GPU_H
 
 #include "base/log.h"
-#include "device/device_ring.h"
+#include "device/device_stage.h"
+#include "device/kernels.h"
 
 #define SHOAL_GPU_DEVICES_MAX 64
 
@@ -151,6 +153,57 @@ void shoal_gpu_port_map(struct shoal_gpu_port *port, const struct shoal_gpu_tran
 SHOAL_MUST_USE enum shoal_status shoal_gpu_port_post(struct shoal_gpu_port *port, const struct shoal_gpu_transfer *transfers,
                                                      size_t count, void *stream);
 
+/* ---- Peers --------------------------------------------------------------------------------------------------------------- */
+
+#define SHOAL_GPU_SOURCES_MAX 8
+
+struct shoal_gpu_peers;
+
+struct shoal_gpu_peers_options {
+    void *context;
+    int rank, size;    /* up to SHOAL_GPU_SOURCES_MAX, all on one host */
+    unsigned slots;    /* as many as chunks of the communicator are under way at most; the same on all ranks, */
+    size_t slot_bytes; /* and so is this: a multiple of a page */
+    uint64_t counter_start;
+    void *memory; /* shoal_device_stage_bytes, as of struct shoal_gpu_port_options */
+};
+
+/* Makes streams, slots in the device's memory that peers can map, and loads kernels: what may wait until the device is idle.
+ * The first time on a device the driver compiles the kernels for seconds. ERR_UNSUPPORTED (the device or its driver lacks
+ * what it takes), ERR_MEMORY, ERR_SYSTEM; nothing is left then. */
+SHOAL_MUST_USE enum shoal_status shoal_gpu_peers_open(struct shoal_gpu *gpu, const struct shoal_gpu_peers_options *options,
+                                                      struct shoal_gpu_peers **peers_out);
+/* A descriptor of the own slots, for other processes of the host and this one. The caller closes it. */
+SHOAL_MUST_USE enum shoal_status shoal_gpu_peers_export(struct shoal_gpu_peers *peers, int *descriptor_out);
+/* Maps the slots of another rank; the descriptor stays the caller's. They stay as long as they are mapped, whatever becomes of
+ * the other process. ERR_*: this device does not reach them, or the driver refuses. */
+SHOAL_MUST_USE enum shoal_status shoal_gpu_peers_import(struct shoal_gpu_peers *peers, int rank, int descriptor);
+
+bool shoal_gpu_peers_is_at_work(const struct shoal_gpu_peers *peers);
+/* As of a port: all its sums have been dropped; false where the memory must stay for ever. */
+bool shoal_gpu_peers_close(struct shoal_gpu_peers *peers);
+SHOAL_MUST_USE enum shoal_status shoal_gpu_peers_look(const struct shoal_gpu_peers *peers);
+SHOAL_MUST_USE enum shoal_status shoal_gpu_peers_check(const struct shoal_gpu_peers *peers, void *stream);
+
+const void *shoal_gpu_peers_context(const struct shoal_gpu_peers *peers);
+/* The number of its device, for shoal_gpu_at. */
+int shoal_gpu_peers_device(const struct shoal_gpu_peers *peers);
+struct shoal_device_stage *shoal_gpu_peers_stage(struct shoal_gpu_peers *peers);
+
+/* An all-reduce, and where its elements lie on the device. */
+struct shoal_gpu_sum {
+    struct shoal_device_sum *sum;
+    enum shoal_type type;
+    enum shoal_op op;
+    double argument;                                                               /* as of shoal_reduce_fn */
+    unsigned long long (*find)(const void *arg, int part, size_t at, size_t *run); /* as of struct shoal_gpu_transfer */
+    const void *input, *output;                                                    /* args */
+};
+
+/* Puts all works of a sum on the streams, as shoal_gpu_port_post does. The slots of all ranks have been imported. */
+SHOAL_MUST_USE enum shoal_status shoal_gpu_peers_post(struct shoal_gpu_peers *peers, const struct shoal_gpu_sum *sum,
+                                                      void *stream);
+
 /* ---- Kernels -------------------------------------------------------------------------------------------------------------
 
  * Each launch takes at most 8 multiprocessors, waits for no other launch, and gives the same bits as the processor's kernels
@@ -159,8 +212,6 @@ SHOAL_MUST_USE enum shoal_status shoal_gpu_port_post(struct shoal_gpu_port *port
  * legacy stream) and not waited for: a wrong address breaks the context later.
  *
  * Every function: ERR_SYSTEM, ERR_MEMORY or ERR_ARGUMENT, as the driver refuses, with its name of the error. */
-
-#define SHOAL_GPU_SOURCES_MAX 8
 
 struct shoal_gpu_kernels;
 

@@ -26,6 +26,13 @@ static const struct shoal_setting settings_of_gpu[] = {
      .most = 64 << 10,
      .text = "where GDRCopy is found, results on a device of at most so many bytes are written there by the processor, and not "
              "copied by the device; 0: none are"},
+    {.name = "SHOAL_GPU_PEER_BYTES",
+     .type = SHOAL_SETTING_BYTES,
+     .offset = OF(peer_bytes),
+     .preset = "0",
+     .is_agreed = true,
+     .text = "GPUs of one host that reach each other's memory sum all-reduces of so many bytes and more among themselves; 0: "
+             "never"},
 };
 #undef OF
 const struct shoal_setting_table shoal_gpu_setting_table = {settings_of_gpu, SHOAL_COUNT_OF(settings_of_gpu)};

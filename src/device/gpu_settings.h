@@ -10,6 +10,7 @@ struct shoal_gpu_settings {
     uint64_t unit_bytes;
     uint64_t early;
     uint64_t gdrcopy_bytes;
+    uint64_t peer_bytes;
 };
 extern const struct shoal_setting_table shoal_gpu_setting_table;
 

@@ -242,6 +242,7 @@ inline struct shoal_selection shoal_engine_selection(const struct shoal_engine *
                                     .inline_bytes = engine->settings->inline_bytes,
                                     .is_uneven = request->call.layout && !shoal_layout_is_even(request->call.layout),
                                     .sends_cheaply = engine->transport->sends_cheaply,
+                                    .is_on_devices = shoal_call_sum(&request->call) != NULL,
                                     .tuning = engine->tuning};
 }
 
@@ -489,7 +490,7 @@ static void locate_operands(struct shoal_engine *engine, const struct shoal_requ
     const size_t element = request->element_bytes;
     const bool is_overwritten =
         call->input == call->output && traits->shape.is_input_partitioned && traits->shape.is_output_partitioned;
-    if (call->layout && call->layout->tensors)
+    if (call->layout && (call->layout->tensors || call->layout->sum))
         return;
     if (traits->is_input_reached && !is_overwritten && !shoal_call_device(call, SHOAL_OPERAND_INPUT) &&
         shoal_shape_contributes(&traits->shape, rank, call->root))
@@ -571,6 +572,7 @@ static void engine_announce(struct shoal_engine *engine, struct shoal_request *r
         .collective = (uint8_t)call->collective,
         .type = (uint8_t)call->type,
         .op = (uint8_t)call->op,
+        .way = shoal_call_sum(call) ? SHOAL_WAY_DEVICES : SHOAL_WAY_HOST,
         .posted = (uint32_t)(request->posted_ticks >> 8),
     };
     announcement->input = announcement->output = 0;

@@ -115,6 +115,8 @@ void shoal_engine_print_call(const struct shoal_descriptor *d, char *text, size_
         shoal_engine_append(text, bytes, ", ");
         append_word(text, bytes, failure_op_name(d->op));
     }
+    if (d->way == SHOAL_WAY_DEVICES)
+        shoal_engine_append(text, bytes, ", summed by GPUs");
     if (shape->root_contributes || shape->root_receives || failure_is_message(d->collective))
         shoal_engine_append(text, bytes, ", %s %d", failure_is_message(d->collective) ? "peer" : "root", d->root);
 }

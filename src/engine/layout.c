@@ -145,6 +145,8 @@ static void drop_devices(struct shoal_layout *layout)
         if (layout->device[i])
             layout->device[i]->ops->drop(layout->device[i]);
     }
+    if (layout->sum)
+        shoal_device_sum_drop(layout->sum);
 }
 
 bool shoal_layout_put_on_device(struct shoal_call *call, int rank, int size, struct shoal_device_operand *input,
@@ -169,6 +171,15 @@ bool shoal_layout_put_on_device(struct shoal_call *call, int rank, int size, str
     if (layout != call->layout)
         free(layout);
     return false;
+}
+
+bool shoal_layout_put_on_peers(struct shoal_call *call, struct shoal_device_sum *sum)
+{
+    if (!call->layout)
+        call->layout = calloc(1, sizeof *call->layout);
+    if (call->layout)
+        call->layout->sum = sum;
+    return call->layout != NULL;
 }
 
 void shoal_layout_free(struct shoal_layout *layout)

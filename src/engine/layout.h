@@ -8,7 +8,7 @@
 #define SHOAL_ENGINE_LAYOUT_H
 
 #include "base/assert.h"
-#include "device/device.h"
+#include "device/device_stage.h"
 #include "plan/collective_type.h"
 
 /* All-to-all with parts of different lengths: the length and place of a peer's part, which travels beside the announcement. */
@@ -29,6 +29,7 @@ struct shoal_layout {
     char *input_scratch;
     char *output_scratch;
     struct shoal_device_operand *device[2]; /* the input, the output (enum shoal_operand); NULL: in host memory */
+    struct shoal_device_sum *sum; /* the devices of all ranks do the work, and know where operands lie; NULL: they do not */
     /* Parts of different lengths, [size] each; NULL: equal, or the operand is a whole. */
     size_t *sent; /* of the input: elements for each rank, and where they begin */
     size_t *sent_at;
@@ -69,7 +70,10 @@ struct shoal_layout *shoal_layout_of_parts(int size, const size_t *sent, const s
  * of both operands must be there. False: no memory; nothing has changed. */
 SHOAL_MUST_USE bool shoal_layout_put_on_device(struct shoal_call *call, int rank, int size, struct shoal_device_operand *input,
                                                struct shoal_device_operand *output);
-/* Drops operands on a device. NULL is allowed. */
+/* The devices of all ranks do the work of the call. The sum is dropped with the layout. False: no memory; nothing has
+ * changed. */
+SHOAL_MUST_USE bool shoal_layout_put_on_peers(struct shoal_call *call, struct shoal_device_sum *sum);
+/* Drops operands on a device, and a sum. NULL is allowed. */
 void shoal_layout_free(struct shoal_layout *layout);
 
 /* Whether parts are equally long. */
@@ -84,9 +88,15 @@ static inline struct shoal_device_operand *shoal_call_device(const struct shoal_
     return SHOAL_LIKELY(!call->layout) ? NULL : call->layout->device[operand];
 }
 
+/* What the devices of all ranks do; NULL: the engine does the work. */
+static inline struct shoal_device_sum *shoal_call_sum(const struct shoal_call *call)
+{
+    return SHOAL_LIKELY(!call->layout) ? NULL : call->layout->sum;
+}
+
 static inline bool shoal_call_is_on_device(const struct shoal_call *call)
 {
-    return SHOAL_UNLIKELY(call->layout != NULL) && (call->layout->device[0] || call->layout->device[1]);
+    return SHOAL_UNLIKELY(call->layout != NULL) && (call->layout->device[0] || call->layout->device[1] || call->layout->sum);
 }
 
 /* Elements of what goes from one rank to another; this rank is one of the two, or lengths are the same on all ranks. */

@@ -33,12 +33,14 @@ static bool is_same_call(const struct shoal_descriptor *a, const struct shoal_de
 {
     const bool has_peer_counts = a->collective == SHOAL_COLLECTIVE_ALLTOALL && a->detail;
     return (a->count == b->count || has_peer_counts) && a->detail == b->detail && a->root == b->root &&
-           a->collective == b->collective && a->type == b->type && a->op == b->op && a->codec == b->codec;
+           a->collective == b->collective && a->type == b->type && a->op == b->op && a->way == b->way;
 }
 
 /* Names the difference of two calls that are printed alike. */
 static const char *hint_at_detail(const struct shoal_descriptor *a, const struct shoal_descriptor *b)
 {
+    if (a->way != b->way)
+        return "; where GPUs sum, all ranks must give memory of the GPU that was current when the communicator was made";
     if (a->count != b->count || a->root != b->root || a->collective != b->collective || a->type != b->type || a->op != b->op ||
         a->detail == b->detail)
         return "";

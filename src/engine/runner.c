@@ -217,8 +217,10 @@ enum shoal_status shoal_engine_prepare_hosts(struct shoal_engine *engine, struct
 
 static void cut_chunks(const struct shoal_engine *engine, struct shoal_request *request)
 {
-    request->chunk_elements = shoal_select_chunk(request->cached->entry, &request->cached->plan, engine->settings->chunk_bytes,
-                                                 request->element_bytes);
+    const struct shoal_device_sum *sum = shoal_call_sum(&request->call);
+    request->chunk_elements = sum ? sum->unit_elements
+                                  : shoal_select_chunk(request->cached->entry, &request->cached->plan,
+                                                       engine->settings->chunk_bytes, request->element_bytes);
     request->chunk_count = (request->call.count + request->chunk_elements - 1) / request->chunk_elements;
     request->part_stride =
         shoal_round_up(shoal_min_size(request->call.count, request->chunk_elements), SHOAL_CACHE_LINE / request->element_bytes);
@@ -238,7 +240,7 @@ enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal
     SHOAL_TRY(find_addresses(engine, request));
     request->cached->hints = request->announcement.descriptor.hints;
     const struct shoal_plan *plan = &request->cached->plan;
-    if (plan->parts && engine->hosts == 1)
+    if (plan->parts && engine->hosts == 1 && !shoal_call_sum(&request->call))
         SHOAL_TRY(engine->ops->reserve_staging(engine->transport, engine->depth, engine->slot_bytes));
     request->record->algorithm = request->cached->entry->variants[request->cached->reach];
     if (request->shape->is_empty) { /* a barrier: its steps are all there is */
@@ -527,6 +529,32 @@ static enum shoal_status run_put(struct shoal_engine *engine, struct shoal_chunk
     return status;
 }
 
+/* The work of a device that a step stands for in a plan of collective/peers.c. */
+static enum shoal_device_work find_work(const struct shoal_plan *plan, const struct shoal_step *step)
+{
+    const struct shoal_block *blocks = &plan->blocks[step->first_block];
+    return blocks[0].operand == SHOAL_OPERAND_INPUT                     ? SHOAL_DEVICE_BRING
+           : blocks[step->source_count].operand == SHOAL_OPERAND_OUTPUT ? SHOAL_DEVICE_GATHER
+                                                                        : SHOAL_DEVICE_REDUCE;
+}
+
+static size_t find_unit(const struct shoal_chunk *chunk)
+{
+    return chunk->first / chunk->request->chunk_elements;
+}
+
+/* A rank publishes its failure and then lets its streams go, which write to memory that this rank's device may have read
+ * meanwhile: what was read counts when nobody has failed by then. */
+static bool run_work(struct shoal_engine *engine, const struct shoal_chunk *chunk, const struct shoal_step *step)
+{
+    const struct shoal_plan *plan = &chunk->request->cached->plan;
+    struct shoal_failure failure;
+    if (shoal_device_sum_run(shoal_call_sum(&chunk->request->call), find_unit(chunk), find_work(plan, step)))
+        return !engine->ops->failed(engine->transport, &failure);
+    engine->awaits_device = true;
+    return false;
+}
+
 /* True when the step is done; false when it has to wait, or when it failed (then the engine is broken). */
 static bool run_step(struct shoal_engine *engine, struct shoal_chunk *chunk, unsigned slot, const struct shoal_step *step)
 {
@@ -540,6 +568,8 @@ static bool run_step(struct shoal_engine *engine, struct shoal_chunk *chunk, uns
         engine->must_flush = true;
         return true;
     case SHOAL_STEP_REDUCE:
+        if (SHOAL_UNLIKELY(shoal_call_sum(&chunk->request->call) != NULL))
+            return run_work(engine, chunk, step);
         if (!can_touch(engine, chunk, step))
             return false;
         run_reduce(engine, chunk, slot, step);
@@ -606,7 +636,7 @@ static bool run_chunk(struct shoal_engine *engine, struct shoal_chunk *chunk, un
 static size_t find_shift(const struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_plan *plan = &request->cached->plan;
-    if (engine->hosts > 1 || !plan->parts)
+    if (engine->hosts > 1 || !plan->parts || shoal_call_sum(&request->call))
         return 0;
     const bool is_partitioned = request->shape->is_input_partitioned || request->shape->is_output_partitioned;
     const size_t parts = is_partitioned && plan->staging_of > 1 ? (size_t)engine->size : 1;
@@ -704,10 +734,21 @@ static bool is_unready(const struct shoal_request *request, enum shoal_operand o
     return device && begin < end && !device->ops->is_ready(device, begin, end);
 }
 
+/* The own device has not done the work that the chunk waits for. */
+static bool is_at_work(const struct shoal_chunk *chunk)
+{
+    const struct shoal_plan *plan = &chunk->request->cached->plan;
+    const struct shoal_step *step = chunk->step < plan->step_count ? &plan->steps[chunk->step] : NULL;
+    return step && step->kind == SHOAL_STEP_REDUCE &&
+           !shoal_device_sum_has_ended(shoal_call_sum(&chunk->request->call), find_unit(chunk), find_work(plan, step));
+}
+
 /* The first operand that the oldest chunk cannot go on without. */
 static int find_unready_of_chunk(const struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_chunk *chunk = oldest_chunk(engine, request);
+    if (chunk && shoal_call_sum(&request->call))
+        return is_at_work(chunk) ? SHOAL_OPERAND_INPUT : -1;
     if (!chunk || !chunk->unready)
         return -1;
     const struct shoal_plan *plan = &request->cached->plan;

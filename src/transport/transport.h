@@ -23,6 +23,9 @@
 #define SHOAL_PAYLOAD_MAX 16384 /* bytes that fit beside it */
 #define SHOAL_DEPTH_MAX 16      /* slots */
 
+/* Who does the work of an operation, where that is the caller's choice. */
+enum shoal_way { SHOAL_WAY_HOST, SHOAL_WAY_DEVICES };
+
 /* A rank's call; 32 bytes. Ranks compare all fields but `hints` and `posted`. */
 struct shoal_descriptor {
     uint64_t sequence; /* of the operation; never 0 */
@@ -33,7 +36,7 @@ struct shoal_descriptor {
     uint8_t collective; /* enum shoal_collective_type */
     uint8_t type;
     uint8_t op;
-    uint8_t codec;  /* 0: none */
+    uint8_t way;    /* enum shoal_way */
     uint16_t hints; /* SHOAL_HINT_*; local choices that others may follow */
 };
 

@@ -102,7 +102,7 @@ static struct shoal_announcement record_of(int rank, uint64_t sequence)
                                                       .root = (int16_t)rank,
                                                       .collective = SHOAL_COLLECTIVE_ALLREDUCE,
                                                       .type = SHOAL_FLOAT32,
-                                                      .codec = 7,
+                                                      .way = 7,
                                                       .hints = hints_of(sequence)},
                                        .input = (uint64_t)rank << 40 | 5,
                                        .output = sequence};
@@ -137,7 +137,7 @@ static void assert_arrived(struct contract_world *world, int rank, int peer, uin
     assert_int_equal(record->descriptor.count, sequence * 3);
     assert_int_equal(record->descriptor.root, peer);
     assert_int_equal(record->descriptor.collective, SHOAL_COLLECTIVE_ALLREDUCE);
-    assert_int_equal(record->descriptor.codec, 7);
+    assert_int_equal(record->descriptor.way, 7);
     assert_int_equal(record->descriptor.hints, hints_of(sequence));
     if (hints_of(sequence) & SHOAL_HINT_PLANNED && are_together(world, rank, peer)) {
         assert_int_equal(record->input, (uint64_t)peer << 40 | 5);

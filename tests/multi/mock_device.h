@@ -10,6 +10,7 @@
 static shoal_cu_context mock_device_context;
 static shoal_cu_stream mock_device_streams[MOCK_DEVICE_STREAMS];
 static unsigned mock_device_next;
+static int mock_device_ordinal; /* of the device that mock_device_start takes */
 
 static inline void mock_device_must(shoal_cu_result result, const char *call)
 {
@@ -121,7 +122,7 @@ static inline void mock_device_start(const char *modes)
         mock_client_must(dlopen(MOCK_GDR, RTLD_NOW | RTLD_LOCAL) != NULL, MOCK_GDR);
 #endif
     MOCK_DEVICE(init(0));
-    MOCK_DEVICE(device_get(&device, 0));
+    MOCK_DEVICE(device_get(&device, mock_device_ordinal));
     MOCK_DEVICE(primary_retain(&mock_device_context, device));
     MOCK_DEVICE(context_set(mock_device_context));
     for (int i = 0; i < MOCK_DEVICE_STREAMS; i++)

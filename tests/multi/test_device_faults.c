@@ -424,7 +424,8 @@ static void many_communicators(struct world *world)
 
 static void run(const char *name, int size, world_body_fn body, const void *arg)
 {
-    const struct world_options options = {name, size, NULL, body, arg};
+    static const char *const among_devices[] = {"SHOAL_GPU_PEER_BYTES=1", NULL};
+    const struct world_options options = {name, size, device_bench_has_peers ? among_devices : NULL, body, arg};
     world_run(&options);
 }
 
@@ -449,6 +450,70 @@ static void run_stops(const char *where)
         memset(world_board(), 0, WORLD_BOARD * sizeof *world_board());
         run(name, 3, a_rank_that_is_stopped, &stops[i]);
     }
+}
+
+/* Rank 1's output lies in host memory, and all ranks know what all have called. */
+static void memory_of_the_host_on_a_rank(struct world *world)
+{
+    struct bench bench = open_bench(world, NULL, COUNT);
+    char *const output = bench.output;
+    char *const host = malloc(BYTES);
+    expect_sum_on_all(&bench);
+    bench.output = world->rank == 1 ? host : output;
+    const enum shoal_status status = sum(&bench, COUNT);
+    expect_text_of(&bench, bench.comm, "of 1048576 float32, sum, summed by GPUs");
+    expect_text_of(&bench, bench.comm, "all ranks must give memory of the GPU that was current");
+    bench.output = output;
+    free(host);
+    expect_failure(&bench, status, SHOAL_ERR_MISMATCH);
+}
+
+/* The deadline names the rank whose stream does not come to the call, and its device. */
+static void a_device_that_does_not_come(struct world *world)
+{
+    struct bench bench = open_bench(world, NULL, COUNT);
+    _Alignas(SHOAL_CACHE_PAIR) static uint64_t gate[16];
+    shoal_cu_address at = 0;
+    expect_sum_on_all(&bench);
+    bench.options.timeout_ms = 600;
+    if (world->rank == 1) {
+        MOCK_DEVICE(host_register(gate, sizeof gate, SHOAL_CU_REGISTER_DEVICEMAP));
+        MOCK_DEVICE(host_address(&at, gate, 0));
+        MOCK_DEVICE(wait_value((shoal_cu_stream)bench.stream, at, 1, SHOAL_CU_WAIT_GEQ));
+    }
+    const enum shoal_status status = sum(&bench, COUNT);
+    expect_text_of(&bench, bench.comm, "rank 1");
+    expect_text_of(&bench, bench.comm, "not ready on its device");
+    __atomic_store_n(&gate[0], 1, __ATOMIC_RELEASE);
+    mock_device_synchronize(bench.stream);
+    if (at)
+        MOCK_DEVICE(host_unregister(gate));
+    expect_failure(&bench, status, SHOAL_ERR_TIMEOUT);
+}
+
+/* What goes wrong while GPUs sum among themselves. */
+static void run_among_devices(void)
+{
+    static const struct {
+        const char *name;
+        world_body_fn body;
+    } bodies[] = {{"a rank that leaves leaves no stream waiting, among GPUs", a_rank_that_leaves},
+                  {"a rank that does not call leaves no stream waiting, among GPUs", a_rank_that_does_not_call},
+                  {"an abort leaves no stream waiting, among GPUs", an_abort},
+                  {"calls that differ leave no stream waiting, among GPUs", calls_that_differ},
+                  {"memory of the host on a rank is named, among GPUs", memory_of_the_host_on_a_rank},
+                  {"a device that does not come is named, among GPUs", a_device_that_does_not_come},
+                  {"a captured stream is refused, among GPUs", a_captured_stream},
+                  {"a context that breaks ends the operation, among GPUs", a_context_that_breaks},
+                  {"communicators give back what they had, among GPUs", many_communicators}};
+    static const unsigned delays_us[] = {0, 2000, 8000, 30000};
+    device_bench_has_peers = true;
+    for (size_t i = 0; i < COUNT_OF(bodies); i++)
+        run(bodies[i].name, 2, bodies[i].body, NULL);
+    run_kills(", among GPUs", delays_us, COUNT_OF(delays_us));
+    if (!MOCK_DEVICE_IS_RACED)
+        run_stops(", among GPUs");
+    device_bench_has_peers = false;
 }
 
 /* A host for each rank, and two on one. */
@@ -502,5 +567,7 @@ int main(int argument_count, char **arguments)
         run_stops("");
         run_over_hosts();
     }
+    if (!mock_device_is_real())
+        run_among_devices();
     return world_finish();
 }

@@ -15,6 +15,7 @@
 #define CALLS_MOST 100 /* more than any entry point is called in a call */
 
 static const char *const small_units[] = {"SHOAL_GPU_UNIT_BYTES=4096", NULL};
+static const char *const small_among_devices[] = {"SHOAL_GPU_UNIT_BYTES=4096", "SHOAL_GPU_PEER_BYTES=1", NULL};
 
 static const char *const entry_points[] = {
 #define ENTRY_POINT(member, name, version, need, signature) name,
@@ -23,8 +24,9 @@ static const char *const entry_points[] = {
 };
 
 /* Those that a call makes once a communicator has its streams. */
-static const char *const posting[] = {"cuCtxPushCurrent",  "cuEventRecord",      "cuStreamWaitEvent", "cuMemcpyDtoHAsync",
-                                      "cuMemcpyHtoDAsync", "cuStreamBatchMemOp", "cuLaunchHostFunc"};
+static const char *const posting[] = {"cuCtxPushCurrent",  "cuEventRecord",     "cuStreamWaitEvent",
+                                      "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync", "cuStreamBatchMemOp",
+                                      "cuLaunchHostFunc",  "cuMemcpyAsync",     "cuLaunchKernel"};
 
 /* ---- Calls --------------------------------------------------------------------------------------------------------------- */
 
@@ -270,6 +272,64 @@ static void refuse_each_alone(struct world *world)
     exit(0);
 }
 
+/* ---- One call is refused while a communicator is made that sums among devices --------------------------------------------- */
+
+/* What may be left: what the driver does not take back, and, as it is not entered, all of one communicator. */
+static size_t most_left_of_peers(const char *call)
+{
+    static const char *const returns[] = {"cuCtxPushCurrent", "cuCtxPopCurrent",  "cuMemHostUnregister",
+                                          "cuEventDestroy",   "cuStreamDestroy",  "cuMemRelease",
+                                          "cuMemUnmap",       "cuMemAddressFree", "cuModuleUnload"};
+    const size_t all = 3 + 4 + 1 + 1 + 1; /* streams, events, registrations, allocations, modules */
+    for (size_t i = 0; i < COUNT_OF(returns); i++)
+        if (strcmp(call, returns[i]) == 0)
+            return all;
+    return 0;
+}
+
+static size_t count_with_peers(void)
+{
+    return count_all() + control.count_of("allocations") + control.count_of("modules");
+}
+
+/* Rank 0's call number nth of an entry point. Sums go through host memory then, and nothing is left but a spare port. False: it
+ * was not called so often. */
+static bool refuse_joining(struct bench *bench, const char *call, int nth)
+{
+    struct world *world = bench->world;
+    const size_t before = count_with_peers(), spare = 1 + 2 + 3; /* registration, streams, events */
+    if (world->rank == 0)
+        control.fail_of(call, nth, REFUSED);
+    OK(world, shoal_comm_split(world->comm, 0, world->rank, NULL, &bench->comm));
+    const bool is_on = world->rank == 0 && control.count_of("calls") >= (size_t)nth;
+    control.fail_of(NULL, 0, 0);
+    OK(world, sum(bench, bench->count));
+    expect_output(bench, bench_sum);
+    OK(world, shoal_barrier(world->comm, NULL));
+    shoal_comm_free(bench->comm);
+    OK(world, shoal_barrier(world->comm, NULL));
+    const size_t left = count_with_peers() - before;
+    CHECK(world, left <= spare + (is_on ? most_left_of_peers(call) : 0), "%zu objects are left after call %d of %s", left, nth,
+          call);
+    return decide(world, is_on);
+}
+
+/* Kernels are looked up one by one, so only the first look is refused. */
+static void refuse_each_joining(struct world *world)
+{
+    struct bench bench = open_bench(world, NULL, FLOATS);
+    char text[256];
+    shoal_comm_free(bench.comm);
+    for (size_t i = 0; i < COUNT_OF(entry_points); i++) {
+        int nth = 1;
+        while (refuse_joining(&bench, entry_points[i], nth) && strcmp(entry_points[i], "cuModuleGetFunction") != 0)
+            nth++;
+    }
+    shoal_context_destroy(world->context);
+    CHECK(world, control.faults_of(text, sizeof text) == 0, "%s", text);
+    exit(0);
+}
+
 /* ---- A context fails at one of its operations ---------------------------------------------------------------------------- */
 
 /* A context in the place of the first one. */
@@ -368,10 +428,12 @@ static void run(const char *what, const struct form *form, int size, world_body_
 {
     char name[200];
     const struct sweep sweep = {modes, form, calls, count};
-    snprintf(name, sizeof name, "%s: %s, %d rank%s, %d on a host%s%s", what, form->name, size, size == 1 ? "" : "s",
-             ranks_per_host ? ranks_per_host : size, modes ? ", " : "", modes ? modes : "");
+    snprintf(name, sizeof name, "%s: %s, %d rank%s, %d on a host%s%s%s", what, form->name, size, size == 1 ? "" : "s",
+             ranks_per_host ? ranks_per_host : size, modes ? ", " : "", modes ? modes : "",
+             device_bench_has_peers ? ", among GPUs" : "");
     world_divide(ranks_per_host);
-    const struct world_options options = {name, size, small_units, body, &sweep};
+    const char *const *settings = device_bench_has_peers ? small_among_devices : small_units;
+    const struct world_options options = {name, size, settings, body, &sweep};
     world_run(&options);
 }
 
@@ -400,6 +462,13 @@ int main(int argument_count, char **arguments)
     refuse_posting(&forms[0], 2);
     fail_contexts(&forms[0], 2);
     modes = NULL;
+    device_bench_has_peers = true;
+    run("each call of the driver at a making is refused", &forms[0], 2, refuse_each_joining, NULL, 0);
+    refuse_posting(&forms[0], 2);
+    refuse_posting(&forms[1], 3);
+    refuse_posting(&freeing, 2);
+    fail_contexts(&forms[0], 2);
+    device_bench_has_peers = false;
     ranks_per_host = 1;
     refuse_posting(&forms[0], 3);
     ranks_per_host = 2;

@@ -26,6 +26,7 @@ struct algorithm {
 };
 
 static const struct algorithm owners = {"owners", shoal_owners_build, SHOAL_COLLECTIVE_ALLREDUCE, false};
+static const struct algorithm on_devices = {"peers", shoal_peers_build, SHOAL_COLLECTIVE_ALLREDUCE, false};
 static const struct algorithm one_shot = {"one-shot", shoal_one_shot_build, SHOAL_COLLECTIVE_ALLREDUCE, false};
 static const struct algorithm broadcast = {"broadcast", shoal_copies_build, SHOAL_COLLECTIVE_BROADCAST, false};
 static const struct algorithm reduce_owners = {"reduce, owners", shoal_owners_build, SHOAL_COLLECTIVE_REDUCE, false};
@@ -35,8 +36,9 @@ static const struct algorithm allgather = {"all-gather", shoal_copies_build, SHO
 static const struct algorithm gather = {"gather", shoal_copies_build, SHOAL_COLLECTIVE_GATHER, false};
 static const struct algorithm scatter = {"scatter", shoal_copies_build, SHOAL_COLLECTIVE_SCATTER, false};
 static const struct algorithm alltoall = {"all-to-all", shoal_copies_build, SHOAL_COLLECTIVE_ALLTOALL, false};
-static const struct algorithm *const on_one_host[] = {&owners,         &one_shot,  &broadcast, &reduce_owners, &reduce_at_root,
-                                                      &reduce_scatter, &allgather, &gather,    &scatter,       &alltoall};
+static const struct algorithm *const on_one_host[] = {&owners,         &one_shot,       &broadcast, &reduce_owners,
+                                                      &reduce_at_root, &reduce_scatter, &allgather, &gather,
+                                                      &scatter,        &alltoall,       &on_devices};
 
 static const struct algorithm mesh = {"mesh", shoal_mesh_build, SHOAL_COLLECTIVE_ALLREDUCE, true};
 
@@ -320,6 +322,12 @@ static void plan_check_accepts_one_shot(void **state)
 {
     (void)state;
     check_all_sizes(&one_shot);
+}
+
+static void plan_check_accepts_peers(void **state)
+{
+    (void)state;
+    check_all_sizes(&on_devices);
 }
 
 static void check_each_root(const struct algorithm *algorithm)
@@ -1203,6 +1211,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(plan_check_accepts_owners),
+        cmocka_unit_test(plan_check_accepts_peers),
         cmocka_unit_test(plan_check_accepts_one_shot),
         cmocka_unit_test(plan_check_accepts_broadcast_from_each_root),
         cmocka_unit_test(plan_check_accepts_reduce_to_each_root),

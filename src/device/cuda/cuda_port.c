@@ -3,13 +3,11 @@
 #include <string.h>
 
 #include "base/assert.h"
-#include "device/cuda/cuda_gpu.h"
 #include "device/cuda/cuda_host_ops.h"
+#include "device/cuda/cuda_place.h"
 
 struct shoal_gpu_port {
-    struct shoal_gpu *gpu;
-    shoal_cu_context context;
-    int device;
+    struct shoal_cuda_place place;
     char *memory;
     shoal_cu_address memory_on_device;
     size_t bytes;
@@ -27,39 +25,6 @@ struct shoal_gpu_port {
 static pthread_mutex_t in_turn = PTHREAD_MUTEX_INITIALIZER; /* guards what follows */
 static const struct shoal_gpu_port *last; /* that has posted; NULL: there was none, or it has nothing to run any more */
 
-static enum shoal_status port_fail(const struct shoal_gpu_port *port, const char *call, shoal_cu_result result,
-                                   const char *doing)
-{
-    char text[256];
-    snprintf(text, sizeof text, "%s (device %d)", doing, port->device);
-    return shoal_cuda_fail(port->gpu->log, &port->gpu->calls, call, result, text);
-}
-
-/* Returns from the function that names the call when the driver refuses. */
-#define PORT_CALL(port, member, name, doing, ...)                                    \
-    do {                                                                             \
-        const shoal_cu_result port_result_ = (port)->gpu->calls.member(__VA_ARGS__); \
-        if (port_result_ != SHOAL_CU_SUCCESS)                                        \
-            return port_fail(port, name, port_result_, doing);                       \
-    } while (0)
-
-static enum shoal_status fail_entering(const struct shoal_gpu_port *port, shoal_cu_result result)
-{
-    return port_fail(port, "cuCtxPushCurrent", result, "entering a context");
-}
-
-static enum shoal_status port_enter(const struct shoal_gpu_port *port)
-{
-    const shoal_cu_result result = port->gpu->calls.context_push(port->context);
-    return result == SHOAL_CU_SUCCESS ? SHOAL_OK : fail_entering(port, result);
-}
-
-static void port_exit(const struct shoal_gpu_port *port)
-{
-    shoal_cu_context popped;
-    (void)port->gpu->calls.context_pop(&popped);
-}
-
 /* ---- Making and ending --------------------------------------------------------------------------------------------------- */
 
 size_t shoal_gpu_port_bytes(unsigned slots, size_t slot_bytes)
@@ -67,37 +32,23 @@ size_t shoal_gpu_port_bytes(unsigned slots, size_t slot_bytes)
     return 2 * shoal_device_ring_bytes(slots, slot_bytes);
 }
 
-static enum shoal_status register_memory(struct shoal_gpu_port *port)
-{
-    char doing[200];
-    snprintf(
-        doing, sizeof doing,
-        "registering %zu bytes of host memory with the driver (a smaller SHOAL_GPU_UNIT_BYTES needs less; a container's or "
-        "WSL's limits may leave less)",
-        port->bytes);
-    PORT_CALL(port, host_register, "cuMemHostRegister", doing, port->memory, port->bytes,
-              SHOAL_CU_REGISTER_PORTABLE | SHOAL_CU_REGISTER_DEVICEMAP);
-    port->is_registered = true;
-    PORT_CALL(port, host_address, "cuMemHostGetDevicePointer", "asking for the device's address of host memory",
-              &port->memory_on_device, port->memory, 0);
-    return SHOAL_OK;
-}
-
 static enum shoal_status port_fill(struct shoal_gpu_port *port)
 {
     for (int i = 0; i < 2; i++) {
-        PORT_CALL(port, stream_create, "cuStreamCreateWithPriority", "making a stream", &port->streams[i],
-                  SHOAL_CU_STREAM_NON_BLOCKING, 0);
-        PORT_CALL(port, event_create, "cuEventCreate", "making an event", &port->ended[i], SHOAL_CU_EVENT_NO_TIMING);
+        SHOAL_CUDA_PLACE_CALL(&port->place, stream_create, "cuStreamCreateWithPriority", "making a stream", &port->streams[i],
+                              SHOAL_CU_STREAM_NON_BLOCKING, 0);
+        SHOAL_CUDA_PLACE_CALL(&port->place, event_create, "cuEventCreate", "making an event", &port->ended[i],
+                              SHOAL_CU_EVENT_NO_TIMING);
     }
-    PORT_CALL(port, event_create, "cuEventCreate", "making an event", &port->begun, SHOAL_CU_EVENT_NO_TIMING);
-    return register_memory(port);
+    SHOAL_CUDA_PLACE_CALL(&port->place, event_create, "cuEventCreate", "making an event", &port->begun,
+                          SHOAL_CU_EVENT_NO_TIMING);
+    return shoal_cuda_place_register(&port->place, port->memory, port->bytes, &port->is_registered, &port->memory_on_device);
 }
 
 /* A driver that shuts down refuses, and nothing can be done about it. False: the memory is still registered. */
 static bool port_empty(struct shoal_gpu_port *port)
 {
-    const struct shoal_cuda_calls *calls = &port->gpu->calls;
+    const struct shoal_cuda_calls *calls = &port->place.gpu->calls;
     if (port->is_registered)
         port->is_registered = calls->host_unregister(port->memory) != SHOAL_CU_SUCCESS;
     if (port->begun)
@@ -114,13 +65,13 @@ static bool port_empty(struct shoal_gpu_port *port)
 static enum shoal_status port_make(struct shoal_gpu_port *port)
 {
     struct shoal_cuda_visit visit;
-    const shoal_cu_result entered = shoal_cuda_visit(port->gpu, port->context, &visit);
+    const shoal_cu_result entered = shoal_cuda_visit(port->place.gpu, port->place.context, &visit);
     if (entered != SHOAL_CU_SUCCESS)
-        return fail_entering(port, entered);
+        return shoal_cuda_place_fail_entering(&port->place, entered);
     const enum shoal_status status = port_fill(port);
     if (status != SHOAL_OK)
         (void)port_empty(port);
-    shoal_cuda_leave(port->gpu, &visit);
+    shoal_cuda_leave(port->place.gpu, &visit);
     return status;
 }
 
@@ -164,9 +115,7 @@ enum shoal_status shoal_gpu_port_open(struct shoal_gpu *gpu, const struct shoal_
     struct shoal_gpu_port *port = calloc(1, sizeof *port);
     if (!port)
         return shoal_log_fail(gpu->log, SHOAL_ERR_MEMORY, "gpu", "no memory for the way to device %d", device);
-    port->gpu = gpu;
-    port->context = options->context;
-    port->device = device;
+    port->place = (struct shoal_cuda_place){gpu, options->context, device};
     port->memory = options->memory;
     port->bytes = shoal_gpu_port_bytes(options->slots, options->slot_bytes);
     port->has_value_waits = shoal_gpu_at(gpu, device)->has_value_waits;
@@ -182,28 +131,9 @@ enum shoal_status shoal_gpu_port_open(struct shoal_gpu *gpu, const struct shoal_
     return SHOAL_OK;
 }
 
-/* The program has destroyed the context, and with it all that was made there. */
-static bool port_is_gone(shoal_cu_result entered)
-{
-    return entered == SHOAL_CU_INVALID_CONTEXT || entered == SHOAL_CU_CONTEXT_IS_DESTROYED || entered == SHOAL_CU_DEINITIALIZED;
-}
-
-/* A context that has failed answers with its error, and begins nothing any more. */
-static shoal_cu_result query_streams(const struct shoal_gpu_port *port)
-{
-    const shoal_cu_result result = port->gpu->calls.stream_query(port->streams[0]);
-    return result == SHOAL_CU_SUCCESS ? port->gpu->calls.stream_query(port->streams[1]) : result;
-}
-
 bool shoal_gpu_port_is_at_work(const struct shoal_gpu_port *port)
 {
-    struct shoal_cuda_visit visit;
-    const shoal_cu_result entered = shoal_cuda_visit(port->gpu, port->context, &visit);
-    if (entered != SHOAL_CU_SUCCESS)
-        return !port_is_gone(entered);
-    const bool is_at_work = query_streams(port) == SHOAL_CU_NOT_READY;
-    shoal_cuda_leave(port->gpu, &visit);
-    return is_at_work;
+    return shoal_cuda_place_is_at_work(&port->place, port->streams, 2);
 }
 
 bool shoal_gpu_port_is_idle(const struct shoal_gpu_port *port)
@@ -213,24 +143,16 @@ bool shoal_gpu_port_is_idle(const struct shoal_gpu_port *port)
 
 enum shoal_status shoal_gpu_port_look(const struct shoal_gpu_port *port)
 {
-    struct shoal_cuda_visit visit;
-    const shoal_cu_result entered = shoal_cuda_visit(port->gpu, port->context, &visit);
-    if (entered != SHOAL_CU_SUCCESS)
-        return fail_entering(port, entered);
-    const shoal_cu_result result = query_streams(port);
-    shoal_cuda_leave(port->gpu, &visit);
-    return result == SHOAL_CU_SUCCESS || result == SHOAL_CU_NOT_READY
-               ? SHOAL_OK
-               : port_fail(port, "cuStreamQuery", result, "waiting for copies");
+    return shoal_cuda_place_look(&port->place, port->streams, 2);
 }
 
 bool shoal_gpu_port_renew(struct shoal_gpu_port *port, uint64_t counter_start)
 {
     struct shoal_cuda_visit visit;
-    if (shoal_cuda_visit(port->gpu, port->context, &visit) != SHOAL_CU_SUCCESS)
+    if (shoal_cuda_visit(port->place.gpu, port->place.context, &visit) != SHOAL_CU_SUCCESS)
         return false;
-    const bool is_usable = query_streams(port) == SHOAL_CU_SUCCESS;
-    shoal_cuda_leave(port->gpu, &visit);
+    const bool is_usable = shoal_cuda_place_query(&port->place, port->streams, 2) == SHOAL_CU_SUCCESS;
+    shoal_cuda_leave(port->place.gpu, &visit);
     if (is_usable)
         init_rings(port, port->rings[0].slots, port->rings[0].slot_bytes, counter_start);
     return is_usable;
@@ -249,11 +171,11 @@ static void leave_turn(const struct shoal_gpu_port *port)
 static bool port_give_back(struct shoal_gpu_port *port)
 {
     struct shoal_cuda_visit visit;
-    const shoal_cu_result entered = shoal_cuda_visit(port->gpu, port->context, &visit);
+    const shoal_cu_result entered = shoal_cuda_visit(port->place.gpu, port->place.context, &visit);
     if (entered != SHOAL_CU_SUCCESS)
-        return port_is_gone(entered);
+        return shoal_cuda_place_is_gone(entered);
     const bool is_empty = port_empty(port);
-    shoal_cuda_leave(port->gpu, &visit);
+    shoal_cuda_leave(port->place.gpu, &visit);
     return is_empty;
 }
 
@@ -266,17 +188,17 @@ bool shoal_gpu_port_close(struct shoal_gpu_port *port)
         shoal_cuda_host_free(&port->host_calls);
     if (!is_over)
         shoal_log_line(
-            port->gpu->log, SHOAL_LOG_WARN, "gpu",
+            port->place.gpu->log, SHOAL_LOG_WARN, "gpu",
             "device %d has not ended its copies, or its context has failed: %zu bytes of host memory stay registered "
             "until the process ends",
-            port->device, port->bytes);
+            port->place.device, port->bytes);
     free(port);
     return is_over;
 }
 
 const void *shoal_gpu_port_context(const struct shoal_gpu_port *port)
 {
-    return port->context;
+    return port->place.context;
 }
 
 struct shoal_device_ring *shoal_gpu_port_ring(struct shoal_gpu_port *port, bool is_inward)
@@ -300,7 +222,7 @@ static struct shoal_cuda_mapping *hold_mapping(const struct shoal_gpu_port *port
                                                size_t bytes)
 {
     if (!runs->last || !shoal_cuda_mapping_has(runs->last, at, bytes))
-        return shoal_cuda_mapping_hold(port->gpu, port->device, at, bytes);
+        return shoal_cuda_mapping_hold(port->place.gpu, port->place.device, at, bytes);
     atomic_fetch_add_explicit(&runs->last->base.holders, 1, memory_order_relaxed);
     return runs->last;
 }
@@ -417,7 +339,8 @@ static enum shoal_status post_memory_ops(const struct poster *poster, unsigned c
         ops[i].value.value = op->value;
         ops[i].value.flags = (op->is_wait ? SHOAL_CU_WAIT_GEQ : 0) | (op->flushes ? SHOAL_CU_WAIT_FLUSH : 0);
     }
-    PORT_CALL(port, memory_ops, "cuStreamBatchMemOp", "posting waits and writes", stream_of(poster), count, ops, 0);
+    SHOAL_CUDA_PLACE_CALL(&port->place, memory_ops, "cuStreamBatchMemOp", "posting waits and writes", stream_of(poster), count,
+                          ops, 0);
     return SHOAL_OK;
 }
 
@@ -426,13 +349,13 @@ static enum shoal_status post_host_function(const struct poster *poster, unsigne
     struct shoal_gpu_port *port = poster->port;
     struct shoal_cuda_host_call *call = shoal_cuda_host_take(&port->host_calls, poster->ops, count);
     if (!call)
-        return shoal_log_fail(port->gpu->log, SHOAL_ERR_MEMORY, "gpu", "no memory for a host function (device %d)",
-                              port->device);
-    const shoal_cu_result result = port->gpu->calls.launch_host(stream_of(poster), shoal_cuda_host_run, call);
+        return shoal_log_fail(port->place.gpu->log, SHOAL_ERR_MEMORY, "gpu", "no memory for a host function (device %d)",
+                              port->place.device);
+    const shoal_cu_result result = port->place.gpu->calls.launch_host(stream_of(poster), shoal_cuda_host_run, call);
     if (result == SHOAL_CU_SUCCESS)
         return SHOAL_OK;
     shoal_cuda_host_drop(call);
-    return port_fail(port, "cuLaunchHostFunc", result, "posting waits and writes");
+    return shoal_cuda_place_fail(&port->place, "cuLaunchHostFunc", result, "posting waits and writes");
 }
 
 static enum shoal_status flush_ops(struct poster *poster)
@@ -454,9 +377,11 @@ static enum shoal_status copy_run(const struct poster *poster, char *host, shoal
 {
     const struct shoal_gpu_port *port = poster->port;
     if (operand_of(poster)->ring->is_inward)
-        PORT_CALL(port, copy_to_host, "cuMemcpyDtoHAsync", "copying an input", host, device, bytes, stream_of(poster));
+        SHOAL_CUDA_PLACE_CALL(&port->place, copy_to_host, "cuMemcpyDtoHAsync", "copying an input", host, device, bytes,
+                              stream_of(poster));
     else
-        PORT_CALL(port, copy_to_device, "cuMemcpyHtoDAsync", "copying an output", device, host, bytes, stream_of(poster));
+        SHOAL_CUDA_PLACE_CALL(&port->place, copy_to_device, "cuMemcpyHtoDAsync", "copying an output", device, host, bytes,
+                              stream_of(poster));
     return SHOAL_OK;
 }
 
@@ -502,7 +427,7 @@ static enum shoal_status post_wait(struct poster *poster, const struct shoal_dev
 {
     const struct shoal_gpu_port *port = poster->port;
     add_op(poster, true, &operand_of(poster)->ring->by_engine[unit->slot], unit->number);
-    poster->ops[poster->count - 1].flushes = shoal_gpu_at(port->gpu, port->device)->can_flush;
+    poster->ops[poster->count - 1].flushes = shoal_gpu_at(port->place.gpu, port->place.device)->can_flush;
     return SHOAL_OK;
 }
 
@@ -543,8 +468,8 @@ static enum shoal_status begin_after(struct poster *poster)
     const struct shoal_gpu_port *port = poster->port;
     const struct shoal_device_ring_operand *opened = poster->opened;
     if (has_more(poster) || opened)
-        PORT_CALL(port, stream_wait_event, "cuStreamWaitEvent", "ordering a stream after the caller's", stream_of(poster),
-                  port->begun, 0);
+        SHOAL_CUDA_PLACE_CALL(&port->place, stream_wait_event, "cuStreamWaitEvent", "ordering a stream after the caller's",
+                              stream_of(poster), port->begun, 0);
     if (opened)
         add_op(poster, false, opened->ring->opening, opened->opening_value);
     return has_more(poster) ? SHOAL_OK : flush_ops(poster);
@@ -556,14 +481,15 @@ static enum shoal_status end_before(const struct poster *poster, shoal_cu_stream
     const shoal_cu_event ended = port->ended[stream_index(poster)];
     if (!poster->posted)
         return SHOAL_OK;
-    PORT_CALL(port, event_record, "cuEventRecord", "marking the end of a call", ended, stream_of(poster));
-    PORT_CALL(port, stream_wait_event, "cuStreamWaitEvent", "ordering the caller's stream after a call", stream, ended, 0);
+    SHOAL_CUDA_PLACE_CALL(&port->place, event_record, "cuEventRecord", "marking the end of a call", ended, stream_of(poster));
+    SHOAL_CUDA_PLACE_CALL(&port->place, stream_wait_event, "cuStreamWaitEvent", "ordering the caller's stream after a call",
+                          stream, ended, 0);
     return SHOAL_OK;
 }
 
 static enum shoal_status post_all(struct shoal_gpu_port *port, struct poster *in, struct poster *out, shoal_cu_stream stream)
 {
-    PORT_CALL(port, event_record, "cuEventRecord", "marking the caller's stream", port->begun, stream);
+    SHOAL_CUDA_PLACE_CALL(&port->place, event_record, "cuEventRecord", "marking the caller's stream", port->begun, stream);
     SHOAL_TRY(begin_after(in));
     SHOAL_TRY(begin_after(out));
     SHOAL_TRY(post_units(in, out));
@@ -576,11 +502,11 @@ static enum shoal_status begin_after_last(const struct poster *poster)
 {
     const struct shoal_gpu_port *port = poster->port;
     const shoal_cu_result result =
-        last ? port->gpu->calls.stream_wait_event(stream_of(poster), last->ended[0], 0) : SHOAL_CU_SUCCESS;
+        last ? port->place.gpu->calls.stream_wait_event(stream_of(poster), last->ended[0], 0) : SHOAL_CU_SUCCESS;
     if (result == SHOAL_CU_SUCCESS)
         return SHOAL_OK;
     if (shoal_gpu_port_is_at_work(last))
-        return port_fail(port, "cuStreamWaitEvent", result, "ordering a call after the one before");
+        return shoal_cuda_place_fail(&port->place, "cuStreamWaitEvent", result, "ordering a call after the one before");
     last = NULL;
     return SHOAL_OK;
 }
@@ -600,16 +526,6 @@ static enum shoal_status post_in_turn(struct shoal_gpu_port *port, struct poster
     return status;
 }
 
-/* Where more was refused: the memory of copies that have been posted may be freed on the caller's stream, or used anew. What a
- * driver refuses again cannot be mended. */
-static void join_posted(const struct shoal_gpu_port *port, shoal_cu_stream stream)
-{
-    const struct shoal_cuda_calls *calls = &port->gpu->calls;
-    for (int i = 0; i < 2; i++)
-        if (calls->event_record(port->ended[i], port->streams[i]) == SHOAL_CU_SUCCESS)
-            (void)calls->stream_wait_event(stream, port->ended[i], 0);
-}
-
 /* The last output whose memory no input's counter tells to be the engine's. */
 static const struct shoal_device_ring_operand *find_opened(const struct shoal_gpu_transfer *transfers, size_t count)
 {
@@ -626,19 +542,19 @@ enum shoal_status shoal_gpu_port_post(struct shoal_gpu_port *port, const struct 
 {
     struct poster in = begin_poster(port, true, transfers, count), out = begin_poster(port, false, transfers, count);
     in.opened = find_opened(transfers, count);
-    SHOAL_TRY(port_enter(port));
+    SHOAL_TRY(shoal_cuda_place_enter(&port->place));
     const enum shoal_status status =
         (port->has_value_waits ? post_all : post_in_turn)(port, &in, &out, shoal_cuda_stream(stream));
     if (status != SHOAL_OK)
-        join_posted(port, shoal_cuda_stream(stream));
-    port_exit(port);
+        shoal_cuda_place_join(&port->place, port->streams, port->ended, 2, shoal_cuda_stream(stream));
+    shoal_cuda_place_exit(&port->place);
     return status;
 }
 
 enum shoal_status shoal_gpu_port_check(struct shoal_gpu_port *port, void *stream)
 {
-    SHOAL_TRY(port_enter(port));
-    const enum shoal_status status = shoal_cuda_check_capture(port->gpu, port->device, shoal_cuda_stream(stream));
-    port_exit(port);
+    SHOAL_TRY(shoal_cuda_place_enter(&port->place));
+    const enum shoal_status status = shoal_cuda_check_capture(port->place.gpu, port->place.device, shoal_cuda_stream(stream));
+    shoal_cuda_place_exit(&port->place);
     return status;
 }

@@ -68,6 +68,12 @@ int shoal_shm_endpoint_cores(const struct shoal_shm_endpoint *endpoint)
     return CPU_COUNT(&all);
 }
 
+static void close_if_open(int descriptor)
+{
+    if (descriptor >= 0)
+        close(descriptor);
+}
+
 static void destroy_peer(struct shoal_shm_peer *peer)
 {
     for (size_t i = 0; i < peer->mapped_count; i++)
@@ -75,10 +81,8 @@ static void destroy_peer(struct shoal_shm_peer *peer)
     free(peer->mapped);
     free(peer->unsaid);
     shoal_segment_put(peer->doorbell_segment);
-    if (peer->socket >= 0)
-        close(peer->socket);
-    if (peer->process.pidfd >= 0)
-        close(peer->process.pidfd);
+    close_if_open(peer->socket);
+    close_if_open(peer->process.pidfd);
     free(peer);
 }
 
@@ -92,9 +96,12 @@ void shoal_shm_endpoint_destroy(struct shoal_shm_endpoint *endpoint)
         destroy_peer(endpoint->peers[i]);
     for (size_t i = 0; i < endpoint->joining_count; i++)
         shoal_segment_put(endpoint->joining[i].segment);
+    for (size_t i = 0; i < endpoint->device_count; i++)
+        close_if_open(endpoint->devices[i].descriptor);
     shoal_memory_release(endpoint->memory, endpoint->doorbell_segment);
     free(endpoint->peers);
     free(endpoint->joining);
+    free(endpoint->devices);
     free(endpoint);
 }
 
@@ -166,6 +173,21 @@ static void keep_joining(struct shoal_shm_endpoint *endpoint, struct shoal_shm_p
     endpoint->joining[endpoint->joining_count++] = (struct shoal_shm_joining){comm, peer, segment};
 }
 
+/* Without a descriptor, too: then the peer has none, or this process can open no more. */
+static void keep_device(struct shoal_shm_endpoint *endpoint, const struct shoal_shm_peer *peer,
+                        const struct shoal_shm_link_message *message, int descriptor)
+{
+    struct shoal_shm_device *devices = shm_endpoint_grow(endpoint->devices, endpoint->device_count, sizeof *devices);
+    if (!devices) {
+        close_if_open(descriptor);
+        shoal_log_line(endpoint->log, SHOAL_LOG_WARN, "shm", "no memory to keep GPU memory of process %d", peer->name.pid);
+        return;
+    }
+    endpoint->devices = devices;
+    endpoint->devices[endpoint->device_count++] =
+        (struct shoal_shm_device){message->key, peer, descriptor, message->bytes && descriptor < 0};
+}
+
 static void shm_endpoint_take_message(struct shoal_shm_endpoint *endpoint, struct shoal_shm_peer *peer,
                                       const struct shoal_shm_link_message *message, int fd)
 {
@@ -176,6 +198,10 @@ static void shm_endpoint_take_message(struct shoal_shm_endpoint *endpoint, struc
     }
     if (message->type == SHOAL_SHM_LINK_REFUSED) {
         keep_joining(endpoint, peer, message->key, NULL);
+        return;
+    }
+    if (message->type == SHOAL_SHM_LINK_DEVICE) {
+        keep_device(endpoint, peer, message, fd);
         return;
     }
     if (message->type != SHOAL_SHM_LINK_MEMORY && message->type != SHOAL_SHM_LINK_COMM)
@@ -407,6 +433,30 @@ enum shoal_status shoal_shm_endpoint_take(struct shoal_shm_endpoint *endpoint, s
                                   peer->name.host);
         *segment_out = segment;
         return SHOAL_OK;
+    }
+    return SHOAL_PENDING;
+}
+
+bool shoal_shm_endpoint_offer_device(struct shoal_shm_peer *peer, uint64_t comm, int descriptor)
+{
+    const struct shoal_shm_link_message message = {.type = SHOAL_SHM_LINK_DEVICE, .key = comm, .bytes = descriptor >= 0};
+    return shoal_shm_link_send(peer->socket, &message, descriptor);
+}
+
+enum shoal_status shoal_shm_endpoint_take_device(struct shoal_shm_endpoint *endpoint, struct shoal_shm_peer *peer,
+                                                 uint64_t comm, int *descriptor_out)
+{
+    drain_peer(endpoint, peer);
+    for (size_t i = 0; i < endpoint->device_count; i++) {
+        const struct shoal_shm_device device = endpoint->devices[i];
+        if (device.comm != comm || device.peer != peer)
+            continue;
+        endpoint->devices[i] = endpoint->devices[--endpoint->device_count];
+        *descriptor_out = device.descriptor;
+        return device.is_lost
+                   ? shoal_log_fail(endpoint->log, SHOAL_ERR_SYSTEM, "shm",
+                                    "no descriptor left to take GPU memory of process %d: raise `ulimit -n`", peer->name.pid)
+                   : SHOAL_OK;
     }
     return SHOAL_PENDING;
 }

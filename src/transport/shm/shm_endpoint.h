@@ -61,6 +61,14 @@ struct shoal_shm_joining {
     struct shoal_segment *segment; /* NULL: the peer could not make it */
 };
 
+/* A descriptor of a peer's memory on its device, for a communicator. */
+struct shoal_shm_device {
+    uint64_t comm;
+    const struct shoal_shm_peer *peer;
+    int descriptor; /* -1: it has none, */
+    bool is_lost;   /* or this process could not take it */
+};
+
 struct shoal_shm_endpoint {
     struct shoal_log *log;
     const struct shoal_shm_settings *settings;
@@ -75,6 +83,8 @@ struct shoal_shm_endpoint {
     unsigned locates;
     struct shoal_shm_joining *joining;
     size_t joining_count;
+    struct shoal_shm_device *devices; /* that were not taken yet */
+    size_t device_count;
     _Atomic uint64_t fences; /* how often all other processes were made to pass a fence; for tests */
 };
 
@@ -105,6 +115,13 @@ SHOAL_MUST_USE enum shoal_status shoal_shm_endpoint_connect(struct shoal_shm_end
 bool shoal_shm_endpoint_offer(struct shoal_shm_peer *peer, uint64_t comm, struct shoal_segment *own);
 SHOAL_MUST_USE enum shoal_status shoal_shm_endpoint_take(struct shoal_shm_endpoint *endpoint, struct shoal_shm_peer *peer,
                                                          uint64_t comm, struct shoal_segment **segment_out);
+
+/* The same for a descriptor of memory on a device, which stays the caller's; -1 says that there is none. take:
+ * *descriptor_out is the caller's. */
+bool shoal_shm_endpoint_offer_device(struct shoal_shm_peer *peer, uint64_t comm, int descriptor);
+SHOAL_MUST_USE enum shoal_status shoal_shm_endpoint_take_device(struct shoal_shm_endpoint *endpoint,
+                                                                struct shoal_shm_peer *peer, uint64_t comm,
+                                                                int *descriptor_out);
 
 /* Reads what peers have sent about their memory, new and gone. Then tells them of own regions that ended while the link was
  * full. */

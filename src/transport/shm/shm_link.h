@@ -54,7 +54,8 @@ enum shoal_shm_link_type {
     SHOAL_SHM_LINK_MEMORY = 1, /* key: number of a region; with its descriptor */
     SHOAL_SHM_LINK_GONE,       /* key: number of a region that was freed */
     SHOAL_SHM_LINK_COMM,       /* key: number of a communicator; with the descriptor of the sender's segment */
-    SHOAL_SHM_LINK_REFUSED     /* key: number of a communicator for which the sender could not make a segment */
+    SHOAL_SHM_LINK_REFUSED,    /* key: number of a communicator for which the sender could not make a segment */
+    SHOAL_SHM_LINK_DEVICE      /* key: number of a communicator; bytes: 1 with a descriptor of memory on its device, else 0 */
 };
 
 struct shoal_shm_link_message {

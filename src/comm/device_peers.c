@@ -1,0 +1,231 @@
+#include "comm/device_peers.h"
+
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "comm/context.h"
+#include "comm/members.h"
+#include "transport/shm/shm_link.h"
+
+/* What each rank tells the others. */
+struct card {
+    uint64_t unit_bytes; /* SHOAL_GPU_UNIT_BYTES, which the size of slots follows from */
+    char pci[32];        /* of its GPU */
+    char why[208];       /* it cannot; empty: it can */
+};
+
+struct joining {
+    struct shoal_comm *comm;
+    struct shoal_devices_port *port; /* NULL: this rank cannot */
+    uint32_t timeout_ms;
+    struct card own;
+    struct card cards[SHOAL_GPU_SOURCES_MAX]; /* of all ranks */
+};
+
+/* ---- What this rank can -------------------------------------------------------------------------------------------------- */
+
+/* The first reason, which is what was logged last. */
+static void note_why(struct joining *joining, enum shoal_status status)
+{
+    char text[SHOAL_LOG_TEXT_MAX];
+    if (status == SHOAL_OK || joining->own.why[0])
+        return;
+    (void)shoal_log_last_error(&joining->comm->context->log, text, sizeof text);
+    snprintf(joining->own.why, sizeof joining->own.why, "%.*s", (int)sizeof joining->own.why - 1, text);
+}
+
+static enum shoal_status peers_make_own(struct joining *joining)
+{
+    struct shoal_comm *comm = joining->comm;
+    struct shoal_context *context = comm->context;
+    if (!comm->devices.ask) { /* no failure of anything */
+        snprintf(joining->own.why, sizeof joining->own.why, "its process has loaded no driver of GPUs");
+        return SHOAL_OK;
+    }
+    SHOAL_TRY(shoal_drivers_open(context));
+    SHOAL_TRY(shoal_devices_make_peers(comm, &joining->port));
+    const int device = shoal_gpu_peers_device(joining->port->peers);
+    snprintf(joining->own.pci, sizeof joining->own.pci, "%s", shoal_gpu_at(context->drivers.gpu, device)->pci);
+    return SHOAL_OK;
+}
+
+/* A process may not see the GPUs of others; then mapping their memory tells. */
+static bool does_reach(const struct shoal_gpu *gpu, int device, const char *pci)
+{
+    for (int i = 0; i < shoal_gpu_count(gpu); i++) {
+        if (i != device && strcmp(shoal_gpu_at(gpu, i)->pci, pci) == 0 &&
+            shoal_gpu_reach(gpu, device, i) == SHOAL_GPU_REACH_NONE)
+            return false;
+    }
+    return true;
+}
+
+static enum shoal_status check_cards(const struct joining *joining)
+{
+    struct shoal_context *context = joining->comm->context;
+    const int device = shoal_gpu_peers_device(joining->port->peers);
+    for (int r = 0; r < joining->comm->size; r++) {
+        const struct card *card = &joining->cards[r];
+        if (card->unit_bytes != joining->own.unit_bytes)
+            return shoal_log_fail(&context->log, SHOAL_ERR_STATE, "comm",
+                                  "SHOAL_GPU_UNIT_BYTES is %llu, and %llu on rank %d: it must be the same",
+                                  (unsigned long long)joining->own.unit_bytes, (unsigned long long)card->unit_bytes, r);
+        if (!does_reach(context->drivers.gpu, device, card->pci))
+            return shoal_log_fail(&context->log, SHOAL_ERR_STATE, "comm", "GPU %s does not reach GPU %s, that of rank %d",
+                                  joining->own.pci, card->pci, r);
+    }
+    return SHOAL_OK;
+}
+
+/* ---- Telling each other -------------------------------------------------------------------------------------------------- */
+
+static enum shoal_status exchange_cards(struct joining *joining)
+{
+    const struct shoal_call call = {.collective = SHOAL_COLLECTIVE_ALLGATHER,
+                                    .type = SHOAL_UINT8,
+                                    .input = &joining->own,
+                                    .output = joining->cards,
+                                    .count = sizeof joining->own,
+                                    .timeout_ms = joining->timeout_ms};
+    return shoal_comm_run(joining->comm, &call);
+}
+
+/* The lowest rank that cannot; -1: all can. */
+static int find_unable(const struct joining *joining)
+{
+    int rank = 0;
+    while (rank < joining->comm->size && !joining->cards[rank].why[0])
+        rank++;
+    return rank < joining->comm->size ? rank : -1;
+}
+
+/* Descriptors of GPU memory on their way between the ranks. A rank that has none says so, that nobody waits for it. */
+struct passing {
+    int own; /* -1: none */
+    bool has_sent[SHOAL_GPU_SOURCES_MAX];
+    bool has_come[SHOAL_GPU_SOURCES_MAX];
+    int descriptors[SHOAL_GPU_SOURCES_MAX]; /* -1: none */
+    enum shoal_status status;               /* the first error */
+};
+
+/* True when the peer needs nothing more and has told all. Under the progress engine's lock. */
+static bool pass_with(const struct shoal_comm *comm, struct passing *passing, int rank)
+{
+    struct shoal_shm_peer *peer = comm->members[rank].local;
+    if (!passing->has_sent[rank])
+        passing->has_sent[rank] = shoal_shm_endpoint_offer_device(peer, comm->number, passing->own);
+    if (!passing->has_come[rank]) {
+        const enum shoal_status status =
+            shoal_shm_endpoint_take_device(comm->context->endpoint, peer, comm->number, &passing->descriptors[rank]);
+        passing->has_come[rank] = status != SHOAL_PENDING;
+        if (passing->has_come[rank] && passing->status == SHOAL_OK)
+            passing->status = status;
+    }
+    return passing->has_sent[rank] && passing->has_come[rank];
+}
+
+/* True when all is passed. */
+static bool pass_once(const struct shoal_comm *comm, struct passing *passing)
+{
+    bool is_over = true;
+    shoal_progress_lock(comm->context->progress);
+    for (int r = 0; r < comm->size; r++)
+        is_over &= r == comm->rank || pass_with(comm, passing, r);
+    shoal_progress_unlock(comm->context->progress);
+    return is_over;
+}
+
+static enum shoal_status peers_pass_all(const struct joining *joining, struct passing *passing)
+{
+    const uint64_t deadline_ns = shoal_clock_ns() + joining->timeout_ms * SHOAL_NS_PER_MS;
+    while (!pass_once(joining->comm, passing)) {
+        if (shoal_clock_ns() > deadline_ns)
+            return shoal_log_fail(&joining->comm->context->log, SHOAL_ERR_TIMEOUT, "comm",
+                                  "a rank did not pass its GPU memory in %u ms", joining->timeout_ms);
+        shoal_shm_link_wait(-1, 0, 1);
+    }
+    return passing->status;
+}
+
+/* A rank that has passed none says why itself. */
+static enum shoal_status import_all(const struct joining *joining, const struct passing *passing)
+{
+    enum shoal_status status = SHOAL_OK;
+    for (int r = 0; r < joining->comm->size; r++) {
+        if (passing->descriptors[r] < 0)
+            continue;
+        if (status == SHOAL_OK)
+            status = shoal_gpu_peers_import(joining->port->peers, r, passing->descriptors[r]);
+        close(passing->descriptors[r]);
+    }
+    return status;
+}
+
+/* Other ranks are told even where this one cannot. */
+static void map_peers(struct joining *joining)
+{
+    struct passing passing = {.own = -1};
+    for (int r = 0; r < SHOAL_GPU_SOURCES_MAX; r++)
+        passing.descriptors[r] = -1;
+    enum shoal_status status = check_cards(joining);
+    if (status == SHOAL_OK)
+        status = shoal_gpu_peers_export(joining->port->peers, &passing.own);
+    note_why(joining, status);
+    note_why(joining, peers_pass_all(joining, &passing));
+    note_why(joining, import_all(joining, &passing));
+    if (passing.own >= 0)
+        close(passing.own);
+}
+
+/* ---- Joining ------------------------------------------------------------------------------------------------------------- */
+
+static void say_why_not(struct shoal_comm *comm, const char *why)
+{
+    if (comm->rank == 0)
+        shoal_log_line(&comm->context->log, SHOAL_LOG_WARN, "comm",
+                       "communicator %s: GPUs do not sum among themselves, although SHOAL_GPU_PEER_BYTES is set: %s",
+                       comm->name, why);
+}
+
+/* False: the communicator is broken, or a rank cannot. */
+static bool join_all(struct joining *joining)
+{
+    note_why(joining, peers_make_own(joining));
+    if (exchange_cards(joining) != SHOAL_OK)
+        return false;
+    if (find_unable(joining) >= 0)
+        return false;
+    map_peers(joining);
+    return exchange_cards(joining) == SHOAL_OK && find_unable(joining) < 0;
+}
+
+void shoal_devices_join_peers(struct shoal_comm *comm, uint32_t timeout_ms)
+{
+    struct shoal_context *context = comm->context;
+    struct joining joining = {.comm = comm, .timeout_ms = timeout_ms, .own = {.unit_bytes = context->settings.gpu.unit_bytes}};
+    if (!context->settings.gpu.peer_bytes || comm->size == 1)
+        return;
+    if (shoal_members_count_hosts(comm->members, comm->size) > 1) {
+        say_why_not(comm, "its ranks are on several hosts");
+        return;
+    }
+    if (comm->size > SHOAL_GPU_SOURCES_MAX) {
+        say_why_not(comm, "it has more than 8 ranks");
+        return;
+    }
+    if (join_all(&joining)) {
+        comm->devices.peers = joining.port;
+        shoal_log_line(&context->log, SHOAL_LOG_INFO, "comm",
+                       "communicator %s: GPUs sum all-reduces of %llu bytes and more among themselves (this rank's is %s)",
+                       comm->name, (unsigned long long)context->settings.gpu.peer_bytes, joining.own.pci);
+        return;
+    }
+    if (joining.port)
+        shoal_devices_retire(context, joining.port);
+    const int unable = find_unable(&joining);
+    char why[256];
+    snprintf(why, sizeof why, "rank %d: %s", unable, unable < 0 ? "" : joining.cards[unable].why);
+    if (unable >= 0)
+        say_why_not(comm, why);
+}

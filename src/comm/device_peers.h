@@ -1,0 +1,15 @@
+/* Whether the GPUs of a communicator sum among themselves (device/device_stage.h), which all of its ranks must agree on
+ * before the first call: what a call puts on streams is fixed when it is posted, and then no peer is known. */
+#ifndef SHOAL_COMM_DEVICE_PEERS_H
+#define SHOAL_COMM_DEVICE_PEERS_H
+
+#include "base/compiler.h"
+
+struct shoal_comm;
+
+/* A communicator was made; a collective call of its ranks, where SHOAL_GPU_PEER_BYTES says that they want it. All of them
+ * can, or none does, and the log says why: then operands on devices pass through host memory. A rank that is lost meanwhile
+ * has broken the communicator, which its next call says. Waits; without the progress engine's lock. */
+void shoal_devices_join_peers(struct shoal_comm *comm, uint32_t timeout_ms);
+
+#endif

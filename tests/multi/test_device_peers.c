@@ -1,0 +1,195 @@
+/* Sums that GPUs make among themselves, over the stand-in driver: every type and operator to the bit, in sizes around the borders of
+ * slices and units, in orders that the stand-in's modes bring; and where GPUs cannot, sums go through host memory. What fails in
+ * them is in test_device_faults.c and test_device_refusals.c. */
+#include <string.h>
+
+#include "exact_cases.h"
+#include "mock_device.h"
+
+#define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
+#define UNIT_BYTES ((size_t)4096) /* of a rank: a unit has as many of them as there are ranks */
+
+struct plan {
+    const char *modes; /* of the stand-in */
+    world_body_fn body;
+    bool is_among; /* the GPUs must have summed */
+};
+
+/* Each rank has a device of its own. */
+static void run_on_devices(struct world *world)
+{
+    const struct plan *plan = world->arg;
+    struct world there = *world;
+    char text[256];
+    mock_device_ordinal = world->rank;
+    mock_device_start(plan->modes);
+    there.device = &mock_device;
+    OK(world, shoal_comm_split(world->comm, 0, world->rank, NULL, &there.comm));
+    plan->body(&there);
+    OK(world, shoal_comm_finalize(there.comm));
+    shoal_comm_free(there.comm);
+    OK(world, shoal_barrier(world->comm, NULL));
+    mock_device_stop();
+    CHECK(world, control.faults_of(text, sizeof text) == 0, "%s", text);
+    CHECK(world, control.count_of("allocations") == 0, "memory of the device is left");
+    const size_t blocks = control.count_of("blocks");
+    CHECK(world, plan->is_among ? blocks >= 1 && blocks <= 8 : blocks == 0, "a launch had %zu blocks", blocks);
+}
+
+static void run(const char *subject, int size, const struct plan *plan, const char *const *settings)
+{
+    char name[200];
+    snprintf(name, sizeof name, "%s, %d ranks, %s%s%s", subject, size, plan->modes, settings[2] ? ", " : "",
+             settings[2] ? settings[2] : "");
+    const struct world_options options = {name, size, settings, run_on_devices, plan};
+    world_run(&options);
+}
+
+/* ---- Bodies -------------------------------------------------------------------------------------------------------------- */
+
+static void run_sums(struct world *world, const struct areas *areas, struct operation operation)
+{
+    const size_t unit = UNIT_BYTES * (size_t)world->size / shoal_type_bytes(operation.type);
+    const size_t counts[] = {1, unit / (size_t)world->size + 1, unit, 3 * unit + 7};
+    for (size_t i = 0; i < COUNT_OF(counts); i++) {
+        operation.count = counts[i];
+        operation.salt++;
+        operation.place = (operation.salt + i) % 2 ? PLACE_SAME : PLACE_APART;
+        operation.is_offset = operation.salt % 3 == 0;
+        operation.form = operation.salt % 4 == 1 ? FORM_TENSORS : FORM_PLAIN;
+        exact_run_one(world, areas, &operation);
+    }
+}
+
+static void every_type_and_operator(struct world *world)
+{
+    struct areas areas = world_open_areas(world, 1 << 20);
+    struct operation operation = {.kind = OPERATION_ALLREDUCE, .memory = MEMORY_SHARED, .scale = 3, .tensors = 3};
+    for (operation.type = 0; operation.type < SHOAL_TYPE_END; operation.type++) {
+        for (operation.op = 0; operation.op < SHOAL_OP_END; operation.op++) {
+            if (operation_is_legal(operation.type, operation.op))
+                run_sums(world, &areas, operation);
+        }
+    }
+    world_close_areas(world, &areas);
+}
+
+/* Several at once, and between them calls that go through host memory, or lie in it. */
+static void many_at_once(struct world *world)
+{
+    enum { CALLS = 6 };
+    const struct operation sum = {.kind = OPERATION_ALLREDUCE, .type = SHOAL_FLOAT32, .memory = MEMORY_SHARED, .count = 9000};
+    struct areas areas[CALLS];
+    struct operation_side sides[CALLS];
+    struct shoal_request *requests[CALLS];
+    const struct world_group all = world_all(world);
+    const struct team team = world_team(&all);
+    char text[512];
+    for (int i = 0; i < CALLS; i++)
+        areas[i] = world_open_areas(world, 1 << 18);
+    for (uint64_t turn = 0; turn < 8; turn++) {
+        for (int i = 0; i < CALLS; i++) {
+            struct operation operation = sum;
+            operation.kind = i % 3 == 1 ? OPERATION_ALLGATHER : OPERATION_ALLREDUCE;
+            operation.memory = i % 3 == 2 ? MEMORY_PLAIN : MEMORY_SHARED;
+            operation.salt = turn * CALLS + (uint64_t)i;
+            sides[i] = operation_prepare(&operation, &team, &areas[i], 0);
+            OK(world, operation_call(&sides[i], world->comm, &requests[i]));
+        }
+        for (int i = 0; i < CALLS; i++) {
+            OK(world, shoal_request_wait(requests[i], SHOAL_FOREVER));
+            shoal_request_free(requests[i]);
+            CHECK(world, operation_check(&sides[i], text, sizeof text), "%s", text);
+        }
+    }
+    for (int i = 0; i < CALLS; i++)
+        world_close_areas(world, &areas[i]);
+}
+
+static void one_sum(struct world *world)
+{
+    const struct operation sum = {.kind = OPERATION_ALLREDUCE, .type = SHOAL_FLOAT32, .memory = MEMORY_SHARED, .count = 9000};
+    struct areas areas = world_open_areas(world, 1 << 18);
+    exact_run_one(world, &areas, &sum);
+    world_close_areas(world, &areas);
+}
+
+/* In the order in which operands in host memory are summed. */
+static void same_bits(struct world *world)
+{
+    struct world here = *world;
+    here.device = NULL;
+    exact_bits(&here);
+    const uint64_t wanted = world->board[world->rank];
+    exact_bits(world);
+    CHECK(world, world->board[world->rank] == wanted, "the bits are not those of operands in host memory");
+}
+
+/* A communicator that is made while a call is under way, and one that is freed then. */
+static void communicators_meanwhile(struct world *world)
+{
+    struct world second = *world;
+    OK(world, shoal_comm_split(world->comm, 0, world->rank, NULL, &second.comm));
+    many_at_once(&second);
+    many_at_once(world);
+    OK(world, shoal_barrier(second.comm, NULL));
+    shoal_comm_free(second.comm);
+    many_at_once(world);
+}
+
+/* ---- Running ------------------------------------------------------------------------------------------------------------- */
+
+#define SETTINGS(...)                                                            \
+    (const char *const[])                                                        \
+    {                                                                            \
+        "SHOAL_GPU_UNIT_BYTES=4096", "SHOAL_GPU_PEER_BYTES=1", __VA_ARGS__, NULL \
+    }
+
+static void run_exact(void)
+{
+    static const char *const modes[] = {"devices=4,late=50,torn=4,poison,reuse,seed=2", "devices=4,queues=1,seed=3",
+                                        "devices=4,depth=16,queues=2,torn=2,seed=4", "devices=4,idle,pageable,seed=7"};
+    const struct plan every = {"devices=4,seed=1", every_type_and_operator, true};
+    for (int size = 2; size <= 4; size += 2)
+        run("every type and operator", size, &every, SETTINGS(NULL));
+    for (size_t i = 0; i < COUNT_OF(modes); i++) {
+        const struct plan plan = {modes[i], many_at_once, true};
+        run("many at once", 2 + (int)i % 3, &plan, SETTINGS(NULL));
+    }
+    const struct plan many = {"devices=4,late=20,torn=2,seed=8", many_at_once, true};
+    run("many at once", 3, &many, SETTINGS("SHOAL_DEPTH=1"));
+    run("many at once", 3, &many, SETTINGS("SHOAL_DEPTH=2"));
+    run("many at once", 2, &many, SETTINGS("SHOAL_COUNTER_START=9223372036854775800"));
+    const struct plan bits = {"devices=4,seed=15", same_bits, true};
+    run("the same bits as in host memory", 3, &bits, SETTINGS(NULL));
+    const struct plan comms = {"devices=4,idle,seed=9", communicators_meanwhile, true};
+    run("communicators meanwhile", 3, &comms, SETTINGS(NULL));
+}
+
+/* Each for its reason goes through host memory, with the same results. */
+static void run_unable(void)
+{
+    const struct plan unreached = {"devices=4,peers=0,seed=10", many_at_once, false},
+                      old = {"devices=4,values=0,seed=11", one_sum, false}, many = {"devices=9,seed=12", one_sum, false};
+    run("GPUs that do not reach each other", 3, &unreached, SETTINGS(NULL));
+    run("GPUs without memory operations", 2, &old, SETTINGS(NULL));
+    run("more ranks than a kernel has sources", 9, &many, SETTINGS(NULL));
+    run("small sums", 2, &(struct plan){"devices=4,seed=13", one_sum, false},
+        (const char *const[]){"SHOAL_GPU_UNIT_BYTES=4096", "SHOAL_GPU_PEER_BYTES=36001", NULL, NULL});
+    world_divide(2);
+    run("ranks on several hosts", 4, &(struct plan){"devices=4,seed=14", one_sum, false}, SETTINGS(NULL));
+    world_divide(0);
+}
+
+int main(int argument_count, char **arguments)
+{
+    world_choose(argument_count, arguments);
+    if (MOCK_DEVICE_IS_RACED) {
+        const struct plan raced = {"devices=4,late=20,torn=2,seed=20", many_at_once, true};
+        run("many at once", 2, &raced, SETTINGS(NULL));
+        return world_finish();
+    }
+    run_exact();
+    run_unable();
+    return world_finish();
+}
