@@ -42,6 +42,7 @@ DOCKER = f'#!/bin/sh\nexec "{SDK2}" "{TOP}/tests/job/stand_in_docker.py" "$@"\n'
 def prepare():
     for path, text in (("theirs/script.py", CELL), ("theirs/train.py", HAND_OVER.format(python=f"{WARM}/python3")),
                        ("ours/script.py", CELL), ("ours/train.py", HAND_OVER.format(python=python_with_torch())),
+                       ("fails/train.py", CELL),  # whose ranks end one after the other, as those of Python itself do
                        ("data/numbers.json", json.dumps([[n % 5, n % 3] for n in range(16)])),
                        ("bin/docker", DOCKER), ("home/.sagemaker/config.yaml", LOCAL), ("quiet.yaml", QUIET)):
         (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +71,8 @@ class Cell:
     def __init__(self, module, hosts, fails=-1):
         job = f"cell-{hosts}-{'fails' if fails >= 0 else 'trains'}"
         is_ours = module.startswith("shoal")
-        text = NOTEBOOK.format(module=module, root=ROOT, code="ours" if is_ours else "theirs", output=ROOT / module / job,
+        code = "theirs" if not is_ours else "fails" if fails >= 0 else "ours"
+        text = NOTEBOOK.format(module=module, root=ROOT, code=code, output=ROOT / module / job,
                                hosts=hosts, distribution=DISTRIBUTION, fails=fails, job=job)
         python = TORCH if is_ours else SDK2
         self.code, self.out, self.err = call(python, "-W", "ignore", "-c", text, timeout=2 * RUN_S, env=environment())

@@ -45,7 +45,7 @@ def hosts_train_the_same_model():
 
 
 def rank_that_fails_ends_all_hosts_and_is_named():
-    with Jobs(PYTHON) as jobs:
+    with Jobs() as jobs:
         status = jobs.run(TRAIN, instance_count=2, workers_per_host=2, distribution=DATA_PARALLEL, hyperparameters={"steps": 1000},
                           environment={"FAILS": "3"}, code=1)
         expect(status["failure_reason"] == "algo-2: rank 3 exited with code 1: ValueError: a bad sample", status, jobs.told())
