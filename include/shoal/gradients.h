@@ -405,8 +405,9 @@ SHOAL_CALL shoal_reducer_import_residuals(struct shoal_reducer *reducer, const v
  * any thread, but not from a callback.
  *
  * As finish does not wait, an operation may fail later: the next mark that fills a buffer, begin or finish returns the failure,
- * and so does shoal_reducer_wait. Averages of a step that has failed are undefined, and the stream goes on. Before
- * shoal_reducer_free call shoal_reducer_wait: the operations of other ranks may need this rank after its stream has run.
+ * and so does shoal_reducer_wait. Averages of a step that has failed are undefined, and the stream goes on. What is
+ * put on it when finish or shoal_reducer_wait has returned the failure comes after all that is read and written of gradients.
+ * Before shoal_reducer_free call shoal_reducer_wait: the operations of other ranks may need this rank after its stream has run.
  *
  * create gives ERR_UNSUPPORTED on all ranks where one has no driver, or one that cannot (docs/gpu.md), and for is_uneven,
  * allows_unused, has_norms, max_norm, checks_finite and has_thread, which need values on the host. So do create and begin for a

@@ -53,6 +53,10 @@ SHOAL_MUST_USE enum shoal_status shoal_gpu_packer_begin(struct shoal_gpu_packer 
 /* What is put on the caller's stream comes after what is on the lane now. */
 SHOAL_MUST_USE enum shoal_status shoal_gpu_packer_join(struct shoal_gpu_packer *packer, int lane);
 
+/* A failed step: the same for all lanes. Where the driver refuses this thread waits for the lane, which nothing holds up any
+ * more. */
+void shoal_gpu_packer_give_back(struct shoal_gpu_packer *packer);
+
 SHOAL_MUST_USE enum shoal_status shoal_gpu_packer_copy(struct shoal_gpu_packer *packer, int lane, void *dest,
                                                        const void *source, size_t bytes);
 

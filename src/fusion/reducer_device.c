@@ -5,6 +5,7 @@
 
 #include "comm/packers.h"
 #include "fusion/compress.h"
+#include "fusion/flow.h"
 #include "fusion/marks.h"
 #include "fusion/reducer_failure.h"
 #include "fusion/stats.h"
@@ -229,10 +230,15 @@ static enum shoal_status enqueue_buffer(struct shoal_reducer *reducer, size_t in
 
 enum shoal_status fusion_device_post(struct shoal_reducer *reducer, size_t buffer)
 {
-    if (look(reducer) != SHOAL_OK)
-        return fusion_failure_status(reducer);
-    const enum shoal_status status = enqueue_buffer(reducer, buffer);
-    return status == SHOAL_OK ? SHOAL_OK : fail_work(reducer, buffer, status, "posted");
+    enum shoal_status status = look(reducer);
+    if (status == SHOAL_OK) {
+        status = enqueue_buffer(reducer, buffer);
+        if (status == SHOAL_OK)
+            return SHOAL_OK;
+        status = fail_work(reducer, buffer, status, "posted");
+    }
+    shoal_gpu_packer_give_back(reducer->device->packer); /* the caller may end the step without finish */
+    return status;
 }
 
 /* ---- A step -------------------------------------------------------------------------------------------------------------- */
@@ -276,11 +282,16 @@ enum shoal_status fusion_device_join(struct shoal_reducer *reducer, size_t buffe
     return status == SHOAL_OK ? SHOAL_OK : fail_work(reducer, buffer, status, "waited for");
 }
 
-void fusion_device_give_up(struct shoal_reducer *reducer)
+/* Another thread's mark may be putting a buffer on its lane, which has to be waited for, too. */
+enum shoal_status fusion_device_give_up(struct shoal_reducer *reducer)
 {
-    for (int lane = 0; lane < SHOAL_GPU_LANES; lane++)
-        if (shoal_gpu_packer_join(reducer->device->packer, lane) != SHOAL_OK)
-            return; /* what a driver refuses now cannot be mended */
+    fusion_lock(reducer);
+    while (fusion_flow_is_posting(reducer))
+        pthread_cond_wait(&reducer->changed, &reducer->lock);
+    fusion_unlock(reducer);
+    (void)fusion_failure_status(reducer); /* the operations have ended, or are about to */
+    shoal_gpu_packer_give_back(reducer->device->packer);
+    return fusion_failure_status(reducer);
 }
 
 enum shoal_status shoal_reducer_wait(struct shoal_reducer *reducer, uint32_t timeout_ms)
@@ -289,5 +300,7 @@ enum shoal_status shoal_reducer_wait(struct shoal_reducer *reducer, uint32_t tim
         return SHOAL_ERR_ARGUMENT;
     const enum shoal_status status =
         reducer->device && fusion_failed(reducer) == SHOAL_OK ? fusion_device_wait(reducer, timeout_ms) : SHOAL_OK;
-    return fusion_failed(reducer) == SHOAL_OK ? status : fusion_failure_status(reducer);
+    if (fusion_failed(reducer) == SHOAL_OK)
+        return status;
+    return reducer->device ? fusion_device_give_up(reducer) : fusion_failure_status(reducer);
 }

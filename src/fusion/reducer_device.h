@@ -48,8 +48,9 @@ SHOAL_MUST_USE enum shoal_status fusion_device_collect(struct shoal_reducer *red
 /* What is put on the caller's stream from now on sees the averages of a buffer. */
 SHOAL_MUST_USE enum shoal_status fusion_device_join(struct shoal_reducer *reducer, size_t buffer);
 
-/* The step has failed: nothing touches the caller's gradients behind its stream any more. */
-void fusion_device_give_up(struct shoal_reducer *reducer);
+/* The reducer has failed: what is put on the caller's stream from now on comes after all that lanes do with its gradients.
+ * Returns the reducer's failure. */
+SHOAL_MUST_USE enum shoal_status fusion_device_give_up(struct shoal_reducer *reducer);
 
 /* Waits until all operations are done, or until the time is over: PENDING. Their failure is the reducer's. */
 SHOAL_MUST_USE enum shoal_status fusion_device_wait(struct shoal_reducer *reducer, uint32_t timeout_ms);

@@ -215,10 +215,8 @@ static enum shoal_status check_result(const struct shoal_reducer *reducer, const
     return SHOAL_OK;
 }
 
-enum shoal_status shoal_reducer_finish(struct shoal_reducer *reducer, struct shoal_step_result *result_out)
+static enum shoal_status finish(struct shoal_reducer *reducer, struct shoal_step_result *result_out)
 {
-    if (!reducer)
-        return SHOAL_ERR_ARGUMENT;
     if (fusion_failed(reducer) != SHOAL_OK)
         return fusion_failure_status(reducer);
     FUSION_TRY(check_result(reducer, "shoal_reducer_finish", result_out));
@@ -227,10 +225,15 @@ enum shoal_status shoal_reducer_finish(struct shoal_reducer *reducer, struct sho
     if (reducer->step == SHOAL_STEP_LOCAL)
         return end_local_step(reducer);
     fusion_stats_finish(reducer);
-    const enum shoal_status status = end_step(reducer, reducer->options.allows_unused, result_out);
-    if (status != SHOAL_OK && reducer->device)
-        fusion_device_give_up(reducer);
-    return status;
+    return end_step(reducer, reducer->options.allows_unused, result_out);
+}
+
+enum shoal_status shoal_reducer_finish(struct shoal_reducer *reducer, struct shoal_step_result *result_out)
+{
+    if (!reducer)
+        return SHOAL_ERR_ARGUMENT;
+    const enum shoal_status status = finish(reducer, result_out);
+    return reducer->device && fusion_failed(reducer) != SHOAL_OK ? fusion_device_give_up(reducer) : status;
 }
 
 /* ---- Join ---------------------------------------------------------------------------------------------------------------- */

@@ -564,6 +564,60 @@ static void broken_body(struct world *world)
     exit(0);
 }
 
+/* How rank 0 fails when its first buffer is under way. */
+static void fail_refused(struct job *job)
+{
+    enum shoal_status status = SHOAL_OK;
+    control.fail_of("cuMemcpyAsync", 1, SHOAL_CU_OPERATING_SYSTEM);
+    for (size_t i = PARAMETERS - 1; i-- > 0 && status == SHOAL_OK;)
+        status = shoal_reducer_ready(job->device, i, job->gradients[i].device, job->parameters[i].count);
+    control.fail_of(NULL, 0, 0);
+    CHECK(job->world, status == SHOAL_ERR_SYSTEM, "%s", shoal_status_name(status));
+}
+
+static void fail_given_up(struct job *job)
+{
+    shoal_reducer_fail(job->device, SHOAL_ERR_ABORTED, "the loss is a plum");
+}
+
+struct spoiler {
+    void (*fail)(struct job *job);
+    enum shoal_status status;
+};
+
+/* The caller uses a gradient's memory for something else when its step has failed, while the device stood still. */
+static void intact_body(struct world *world)
+{
+    const struct spoiler *spoiler = world->arg;
+    struct job job;
+    open_job(&job, world, "late=50,seed=6", 6);
+    struct gradient *gradient = &job.gradients[PARAMETERS - 1]; /* all of the first buffer */
+    const size_t bytes = job.options.first_buffer_bytes;
+    for (size_t i = 0; i < PARAMETERS; i++)
+        job.parameters[i] = (struct shoal_parameter){bytes / sizeof(float), SHOAL_FLOAT32, NULL};
+    OK(world, create_on_device(&job));
+    control.hold_of(true);
+    OK(world, shoal_reducer_begin(job.device, SHOAL_STEP_REDUCE));
+    OK(world, shoal_reducer_ready(job.device, PARAMETERS - 1, gradient->device, bytes / sizeof(float)));
+    if (world->rank == 0) {
+        spoiler->fail(&job);
+        const enum shoal_status status = shoal_reducer_finish(job.device, NULL);
+        CHECK(world, status == spoiler->status, "%s", shoal_status_name(status));
+    } else {
+        CHECK(world, shoal_reducer_wait(job.device, SHOAL_FOREVER) == spoiler->status, "it learns of the fault");
+    }
+    memset(gradient->given, 0x5a, bytes);
+    mock_device_upload(gradient->device, gradient->given, bytes, job.stream);
+    control.hold_of(false);
+    mock_device_synchronize(job.stream);
+    shoal_reducer_free(job.device);
+    job.device = NULL;
+    mock_device_download(gradient->back, gradient->device, bytes, job.stream);
+    mock_device_synchronize(job.stream);
+    CHECK(world, memcmp(gradient->back, gradient->given, bytes) == 0, "a failed step writes to memory of the caller");
+    close_job(&job);
+}
+
 /* ---- Each call of the driver is refused ---------------------------------------------------------------------------------- */
 
 #define REFUSED SHOAL_CU_OPERATING_SYSTEM
@@ -655,6 +709,14 @@ static void run(const char *name, int size, world_body_fn body)
     world_run(&(const struct world_options){name, size, NULL, body, NULL});
 }
 
+static void run_intact(const char *what, void (*fail)(struct job *job), enum shoal_status status)
+{
+    const struct spoiler spoiler = {fail, status};
+    char name[120];
+    snprintf(name, sizeof name, "a failed step leaves gradients alone: %s", what);
+    world_run(&(const struct world_options){name, 2, NULL, intact_body, &spoiler});
+}
+
 static void run_faults(void)
 {
     static const enum shoal_compression none = SHOAL_COMPRESS_NONE, int8 = SHOAL_COMPRESS_INT8;
@@ -664,6 +726,8 @@ static void run_faults(void)
     run("a rank is killed", 3, killed_body);
     world_expect_kill(0);
     run("a context fails", 2, broken_body);
+    run_intact("a rank gives up", fail_given_up, SHOAL_ERR_ABORTED);
+    run_intact("the driver refuses", fail_refused, SHOAL_ERR_SYSTEM);
     world_run(&(const struct world_options){"each call of the driver is refused", 2, NULL, refused_body, &none});
     world_divide(1);
     world_run(&(const struct world_options){"each call of the driver is refused, int8", 2, NULL, refused_body, &int8});

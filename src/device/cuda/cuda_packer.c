@@ -257,6 +257,18 @@ enum shoal_status shoal_gpu_packer_join(struct shoal_gpu_packer *packer, int lan
     return packer_exit(packer, caller_after_lane(packer, lane));
 }
 
+/* A context that cannot be entered is lost, and the work in it. */
+void shoal_gpu_packer_give_back(struct shoal_gpu_packer *packer)
+{
+    struct shoal_cuda_visit visit;
+    if (packer_visit(packer, &visit) != SHOAL_OK)
+        return;
+    for (int lane = 0; lane < SHOAL_GPU_LANES; lane++)
+        if (caller_after_lane(packer, lane) != SHOAL_OK)
+            (void)packer->gpu->calls.stream_synchronize(packer->lanes[lane]);
+    shoal_cuda_leave(packer->gpu, &visit);
+}
+
 /* ---- Work ---------------------------------------------------------------------------------------------------------------- */
 
 static enum shoal_status put_copy(const struct shoal_gpu_packer *packer, int lane, shoal_cu_address dest,
