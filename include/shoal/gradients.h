@@ -377,8 +377,8 @@ SHOAL_CALL shoal_reducer_compare(struct shoal_reducer *reducer, const uint64_t *
 SHOAL_API size_t shoal_reducer_residual_bytes(const struct shoal_reducer *reducer);
 
 /* Writes them; a local call, between steps. Other bytes on each rank. ERR_ARGUMENT: bytes is less than
- * shoal_reducer_residual_bytes; ERR_STATE inside a step. */
-SHOAL_CALL shoal_reducer_export_residuals(const struct shoal_reducer *reducer, void *state, size_t bytes);
+ * shoal_reducer_residual_bytes; ERR_STATE inside a step. Otherwise the reducer's failure, or why this rank's device refuses. */
+SHOAL_CALL shoal_reducer_export_residuals(struct shoal_reducer *reducer, void *state, size_t bytes);
 
 /* A collective call, between steps: takes what the same rank has exported, with the same layout, in a world of as many ranks
  * and hosts. bytes 0 where the reducer keeps none. ERR_ARGUMENT on every rank where one of them cannot take its own; there the
@@ -405,7 +405,7 @@ SHOAL_CALL shoal_reducer_import_residuals(struct shoal_reducer *reducer, const v
  * any thread, but not from a callback.
  *
  * As finish does not wait, an operation may fail later: the next mark that fills a buffer, begin or finish returns the failure,
- * and so does shoal_reducer_wait. Averages of a step that has failed are undefined, and the stream goes on. What is
+ * and so do shoal_reducer_wait and export and import of residuals. Averages of a step that has failed are undefined, and the stream goes on. What is
  * put on it when finish or shoal_reducer_wait has returned the failure comes after all that is read and written of gradients.
  * Before shoal_reducer_free call shoal_reducer_wait: the operations of other ranks may need this rank after its stream has run.
  *

@@ -44,12 +44,21 @@ size_t shoal_reducer_residual_bytes(const struct shoal_reducer *reducer)
     return bytes ? sizeof(struct header) + bytes : 0;
 }
 
-/* A step reads and writes them. */
-static enum shoal_status check_open(const struct shoal_reducer *reducer, const char *call)
+/* A step reads and writes them; on a device it may still fail when it was finished. */
+static enum shoal_status check_between(struct shoal_reducer *reducer, const char *call)
 {
-    if (!fusion_marks_are_open(reducer))
-        return SHOAL_OK;
-    return fusion_refuse(reducer, SHOAL_ERR_STATE, "%s: inside a step: call it after shoal_reducer_finish", call);
+    if (fusion_failed(reducer) != SHOAL_OK)
+        return fusion_failure_status(reducer);
+    if (fusion_marks_are_open(reducer))
+        return fusion_refuse(reducer, SHOAL_ERR_STATE, "%s: inside a step: call it after shoal_reducer_finish", call);
+    return shoal_reducer_wait(reducer, SHOAL_FOREVER);
+}
+
+/* The caller may free its memory now: also where one copy was refused, others may be under way. */
+static enum shoal_status residuals_settle(const struct shoal_reducer *reducer, enum shoal_status status)
+{
+    const enum shoal_status settled = fusion_settle(reducer);
+    return status == SHOAL_OK ? settled : status;
 }
 
 /* ---- Export -------------------------------------------------------------------------------------------------------------- */
@@ -69,7 +78,7 @@ static struct header describe(const struct shoal_reducer *reducer)
     return header;
 }
 
-static enum shoal_status write_residuals(const struct shoal_reducer *reducer, char *at)
+static enum shoal_status save_all(const struct shoal_reducer *reducer, char *at)
 {
     for (size_t b = 0; b < reducer->layout->buffer_count; b++) {
         const struct fusion_residuals each = fusion_compressed_residuals(reducer, b);
@@ -80,15 +89,15 @@ static enum shoal_status write_residuals(const struct shoal_reducer *reducer, ch
         FUSION_TRY(fusion_save(reducer, b, at, each.sum, each.sum_count));
         at += each.sum_count * sizeof *each.sum;
     }
-    return fusion_settle(reducer);
+    return SHOAL_OK;
 }
 
-enum shoal_status shoal_reducer_export_residuals(const struct shoal_reducer *reducer, void *state, size_t bytes)
+enum shoal_status shoal_reducer_export_residuals(struct shoal_reducer *reducer, void *state, size_t bytes)
 {
     if (!reducer)
         return SHOAL_ERR_ARGUMENT;
     const size_t needed = shoal_reducer_residual_bytes(reducer);
-    FUSION_TRY(check_open(reducer, EXPORT));
+    FUSION_TRY(check_between(reducer, EXPORT));
     if (bytes < needed || (!state && needed))
         return fusion_refuse(reducer, SHOAL_ERR_ARGUMENT, EXPORT ": the residuals have %zu bytes, there is room for %zu",
                              needed, state ? bytes : 0);
@@ -96,7 +105,7 @@ enum shoal_status shoal_reducer_export_residuals(const struct shoal_reducer *red
         return SHOAL_OK;
     struct header header = describe(reducer);
     char *body = (char *)state + sizeof header;
-    FUSION_TRY(write_residuals(reducer, body));
+    FUSION_TRY(residuals_settle(reducer, save_all(reducer, body)));
     header.body_hash = shoal_bytes_hash(body, header.body_bytes);
     memcpy(state, &header, sizeof header);
     return SHOAL_OK;
@@ -158,7 +167,7 @@ static void find_wrong(const struct shoal_reducer *reducer, const char *state, s
         snprintf(text, text_bytes, "the residuals are damaged");
 }
 
-static enum shoal_status read_residuals(struct shoal_reducer *reducer, const char *at)
+static enum shoal_status restore_all(struct shoal_reducer *reducer, const char *at)
 {
     for (size_t b = 0; b < reducer->layout->buffer_count; b++) {
         const struct fusion_residuals each = fusion_compressed_residuals(reducer, b);
@@ -169,7 +178,18 @@ static enum shoal_status read_residuals(struct shoal_reducer *reducer, const cha
         FUSION_TRY(fusion_restore(reducer, b, each.sum, at, each.sum_count));
         at += each.sum_count * sizeof *each.sum;
     }
-    return fusion_settle(reducer);
+    return SHOAL_OK;
+}
+
+/* Where it fails, some of the residuals are those that were given, and some are not. */
+static enum shoal_status read_residuals(struct shoal_reducer *reducer, const char *at)
+{
+    char why[FUSION_TEXT_MAX];
+    const enum shoal_status status = residuals_settle(reducer, restore_all(reducer, at));
+    if (status == SHOAL_OK)
+        return SHOAL_OK;
+    fusion_tell_why(reducer, status, why, sizeof why);
+    return fusion_fail(reducer, status, -1, IMPORT ": %.400s", why);
 }
 
 enum shoal_status shoal_reducer_import_residuals(struct shoal_reducer *reducer, const void *state, size_t bytes)
@@ -178,9 +198,7 @@ enum shoal_status shoal_reducer_import_residuals(struct shoal_reducer *reducer, 
     int rank;
     if (!reducer)
         return SHOAL_ERR_ARGUMENT;
-    if (fusion_failed(reducer) != SHOAL_OK)
-        return fusion_failure_status(reducer);
-    FUSION_TRY(check_open(reducer, IMPORT));
+    FUSION_TRY(check_between(reducer, IMPORT));
     find_wrong(reducer, state, bytes, text, sizeof text);
     const enum shoal_status status = fusion_all_ready(reducer, *text ? SHOAL_ERR_ARGUMENT : SHOAL_OK, &rank);
     if (*text)

@@ -254,9 +254,51 @@ static void run_steps(const char *what, int size, int ranks_per_host, const stru
     world_run(&(const struct world_options){name, size, NULL, steps_body, kind});
 }
 
+/* ---- What a call says ---------------------------------------------------------------------------------------------------- */
+
+static void expect_told(struct job *job, enum shoal_status status, enum shoal_status wanted, const char *word)
+{
+    struct shoal_failure failure = SHOAL_FAILURE_INIT;
+    CHECK(job->world, status == wanted, "%s instead of %s", shoal_status_name(status), shoal_status_name(wanted));
+    OK(job->world, shoal_last_failure(job->world->context, NULL, &failure));
+    CHECK(job->world, strstr(failure.text, word), "\"%s\" is not in: %s", word, failure.text);
+}
+
+/* All ranks have this status. */
+static void agree(struct world *world, enum shoal_status status)
+{
+    world->board[world->rank] = (uint64_t)status;
+    OK(world, shoal_barrier(world->comm, NULL));
+    for (int rank = 0; rank < world->size; rank++)
+        CHECK(world, world->board[rank] == (uint64_t)status, "%s here, and %s on rank %d", shoal_status_name(status),
+              shoal_status_name((enum shoal_status)world->board[rank]), rank);
+    OK(world, shoal_barrier(world->comm, NULL));
+}
+
+/* A rank that has not failed learns it by waiting. */
+static void expect_cause(struct job *job, enum shoal_status wanted, const char *word)
+{
+    struct shoal_failure failure = SHOAL_FAILURE_INIT;
+    const enum shoal_status status = shoal_reducer_wait(job->device, SHOAL_FOREVER);
+    CHECK(job->world, status == wanted, "%s, not %s", shoal_status_name(status), shoal_status_name(wanted));
+    OK(job->world, shoal_reducer_failure(job->device, &failure));
+    CHECK(job->world, strstr(failure.text, word), "\"%s\" is not in: %s", word, failure.text);
+    mock_device_synchronize(job->stream); /* no stream waits */
+}
+
+/* A step that some rank fails; the others may have ended theirs before. */
+static void try_step(struct job *job)
+{
+    enum shoal_status status = shoal_reducer_begin(job->device, SHOAL_STEP_REDUCE);
+    for (size_t i = PARAMETERS; i-- > 0 && status == SHOAL_OK;)
+        status = shoal_reducer_ready(job->device, i, give(job, i), job->parameters[i].count);
+    if (status == SHOAL_OK)
+        (void)!shoal_reducer_finish(job->device, NULL);
+}
+
 /* ---- Residuals ----------------------------------------------------------------------------------------------------------- */
 
-static char *export_residuals(struct world *world, const struct shoal_reducer *reducer, size_t *bytes_out)
+static char *export_residuals(struct world *world, struct shoal_reducer *reducer, size_t *bytes_out)
 {
     *bytes_out = shoal_reducer_residual_bytes(reducer);
     char *state = malloc(*bytes_out);
@@ -285,6 +327,58 @@ static void residuals_body(struct world *world)
     expect_alike(&job);
     free(state);
     free(there);
+    close_job(&job);
+}
+
+/* What the driver refuses leaves the reducer as it was, and no copy is under way when export returns. */
+static void refused_export_body(struct world *world)
+{
+    struct job job;
+    open_job(&job, world, "seed=4", 4);
+    job.options.compression = SHOAL_COMPRESS_INT8;
+    job.options.keeps_layout = 1;
+    create_both(&job);
+    run_pass(&job, SHOAL_STEP_REDUCE, true);
+    expect_alike(&job);
+    const size_t bytes = shoal_reducer_residual_bytes(job.device);
+    char *state = calloc(1, bytes), *then = malloc(bytes);
+    control.set_of("late=20000");
+    control.fail_of("cuMemcpyDtoHAsync", 2, SHOAL_CU_OPERATING_SYSTEM);
+    expect_told(&job, shoal_reducer_export_residuals(job.device, state, bytes), SHOAL_ERR_SYSTEM, "cuMemcpyDtoHAsync");
+    control.fail_of(NULL, 0, 0);
+    memcpy(then, state, bytes);
+    usleep(50000);
+    CHECK(world, memcmp(state, then, bytes) == 0, "a copy is under way");
+    control.set_of("late=0");
+    OK(world, shoal_reducer_export_residuals(job.device, state, bytes));
+    OK(world, shoal_reducer_export_residuals(job.host, then, bytes));
+    CHECK(world, memcmp(state, then, bytes) == 0, "residuals differ");
+    free(state);
+    free(then);
+    close_job(&job);
+}
+
+/* Half of the residuals would be new, so the reducer has failed on all ranks. */
+static void refused_import_body(struct world *world)
+{
+    struct job job;
+    size_t bytes;
+    open_job(&job, world, "seed=4", 4);
+    job.options.compression = SHOAL_COMPRESS_INT8;
+    job.options.keeps_layout = 1;
+    create_both(&job);
+    run_pass(&job, SHOAL_STEP_REDUCE, true);
+    char *state = export_residuals(world, job.device, &bytes);
+    control.set_of("late=20000");
+    if (world->rank == 0)
+        control.fail_of("cuMemcpyHtoDAsync", 2, SHOAL_CU_OPERATING_SYSTEM);
+    const enum shoal_status status = shoal_reducer_import_residuals(job.device, state, bytes);
+    free(state);
+    control.fail_of(NULL, 0, 0);
+    control.set_of("late=0");
+    CHECK(world, status == SHOAL_ERR_SYSTEM || (world->rank && status == SHOAL_OK), "%s", shoal_status_name(status));
+    try_step(&job);
+    expect_cause(&job, SHOAL_ERR_SYSTEM, "cuMemcpyHtoDAsync");
     close_job(&job);
 }
 
@@ -369,14 +463,6 @@ static void waiting_body(struct world *world)
 
 /* ---- Refused ------------------------------------------------------------------------------------------------------------- */
 
-static void expect_told(struct job *job, enum shoal_status status, enum shoal_status wanted, const char *word)
-{
-    struct shoal_failure failure = SHOAL_FAILURE_INIT;
-    CHECK(job->world, status == wanted, "%s instead of %s", shoal_status_name(status), shoal_status_name(wanted));
-    OK(job->world, shoal_last_failure(job->world->context, NULL, &failure));
-    CHECK(job->world, strstr(failure.text, word), "\"%s\" is not in: %s", word, failure.text);
-}
-
 static char *allocate_elsewhere(void)
 {
     shoal_cu_context other;
@@ -452,29 +538,32 @@ static void captured_body(struct world *world)
     close_job(&job);
 }
 
+/* The program captures another stream while the reducer waits for the device. */
+static void captured_other_body(struct world *world)
+{
+    struct job job;
+    size_t bytes;
+    int status = SHOAL_CU_CAPTURE_NONE;
+    open_job(&job, world, "seed=1", 1);
+    job.options.compression = SHOAL_COMPRESS_INT8;
+    shoal_cu_stream other = (shoal_cu_stream)mock_device_take_stream();
+    OK(world, create_on_device(&job));
+    mark_all(&job);
+    OK(world, shoal_reducer_finish(job.device, NULL));
+    OK(world, shoal_reducer_wait(job.device, SHOAL_FOREVER));
+    mock_device_synchronize(job.stream);
+    control.capture_of(other, SHOAL_CU_CAPTURE_ACTIVE);
+    free(export_residuals(world, job.device, &bytes));
+    shoal_reducer_free(job.device);
+    job.device = NULL;
+    MOCK_DEVICE(stream_is_capturing(other, &status));
+    CHECK(world, status == SHOAL_CU_CAPTURE_ACTIVE, "the capture is broken");
+    CHECK(world, control.count_of("modules") == 0, "a module is left");
+    control.capture_of(other, SHOAL_CU_CAPTURE_NONE);
+    close_job(&job);
+}
+
 /* ---- Faults -------------------------------------------------------------------------------------------------------------- */
-
-/* All ranks have this status. */
-static void agree(struct world *world, enum shoal_status status)
-{
-    world->board[world->rank] = (uint64_t)status;
-    OK(world, shoal_barrier(world->comm, NULL));
-    for (int rank = 0; rank < world->size; rank++)
-        CHECK(world, world->board[rank] == (uint64_t)status, "%s here, and %s on rank %d", shoal_status_name(status),
-              shoal_status_name((enum shoal_status)world->board[rank]), rank);
-    OK(world, shoal_barrier(world->comm, NULL));
-}
-
-/* A rank that has not failed learns it by waiting. */
-static void expect_cause(struct job *job, enum shoal_status wanted, const char *word)
-{
-    struct shoal_failure failure = SHOAL_FAILURE_INIT;
-    const enum shoal_status status = shoal_reducer_wait(job->device, SHOAL_FOREVER);
-    CHECK(job->world, status == wanted, "%s, not %s", shoal_status_name(status), shoal_status_name(wanted));
-    OK(job->world, shoal_reducer_failure(job->device, &failure));
-    CHECK(job->world, strstr(failure.text, word), "\"%s\" is not in: %s", word, failure.text);
-    mock_device_synchronize(job->stream); /* no stream waits */
-}
 
 static void given_up_body(struct world *world)
 {
@@ -517,19 +606,23 @@ static void killed_body(struct world *world)
     struct job job;
     open_job(&job, world, "seed=2", 2);
     job.options.keeps_layout = 1;
+    job.options.compression = *(const enum shoal_compression *)world->arg;
     OK(world, create_on_device(&job));
     mark_all(&job);
     OK(world, shoal_reducer_finish(job.device, NULL));
     OK(world, shoal_reducer_wait(job.device, SHOAL_FOREVER));
     mock_device_synchronize(job.stream);
     OK(world, shoal_barrier(world->comm, NULL));
-    OK(world, shoal_reducer_begin(job.device, SHOAL_STEP_REDUCE));
     if (world->rank == world->size - 1)
         raise(SIGKILL);
-    for (size_t i = PARAMETERS; i-- > 0;)
-        if (shoal_reducer_ready(job.device, i, give(&job, i), job.parameters[i].count) != SHOAL_OK)
-            break;
-    (void)!shoal_reducer_finish(job.device, NULL);
+    try_step(&job);
+    if (job.options.compression == SHOAL_COMPRESS_INT8) { /* no residuals of a step that has failed */
+        const size_t bytes = shoal_reducer_residual_bytes(job.device);
+        char *state = malloc(bytes);
+        const enum shoal_status status = shoal_reducer_export_residuals(job.device, state, bytes);
+        CHECK(world, status == SHOAL_ERR_PEER_LOST, "%s", shoal_status_name(status));
+        free(state);
+    }
     expect_cause(&job, SHOAL_ERR_PEER_LOST, "buffer");
     close_job(&job);
 }
@@ -723,7 +816,10 @@ static void run_faults(void)
     run("a rank gives up", 3, given_up_body);
     run("a gradient is missing", 2, missing_body);
     world_expect_kill(2);
-    run("a rank is killed", 3, killed_body);
+    world_run(&(const struct world_options){"a rank is killed", 3, NULL, killed_body, &none});
+    world_divide(1);
+    world_run(&(const struct world_options){"a rank is killed, int8", 3, NULL, killed_body, &int8});
+    world_divide(0);
     world_expect_kill(0);
     run("a context fails", 2, broken_body);
     run_intact("a rank gives up", fail_given_up, SHOAL_ERR_ABORTED);
@@ -755,6 +851,9 @@ int main(int argument_count, char **arguments)
     run_steps("int8", 4, 2, &int8);
     run_steps("int8", 3, 1, &int8);
     run("residuals", 2, residuals_body);
+    run("the driver refuses to export residuals", 2, refused_export_body);
+    run("the driver refuses to import residuals", 2, refused_import_body);
+    run("another stream is captured", 2, captured_other_body);
     world_divide(0);
     run("callbacks", 2, callback_body);
     run("finish does not wait", 2, waiting_body);

@@ -126,10 +126,10 @@ enum shoal_status shoal_gpu_kernels_open(struct shoal_gpu *gpu, void *context, s
 /* With a context that the program has destroyed, its modules are gone, too. */
 void shoal_gpu_kernels_close(struct shoal_gpu_kernels *kernels)
 {
-    shoal_cu_context popped;
-    if (kernels && kernels->gpu->calls.context_push(kernels->context) == SHOAL_CU_SUCCESS) {
+    struct shoal_cuda_visit visit;
+    if (kernels && shoal_cuda_visit(kernels->gpu, kernels->context, &visit) == SHOAL_CU_SUCCESS) {
         (void)kernels->gpu->calls.module_unload(kernels->module);
-        (void)kernels->gpu->calls.context_pop(&popped);
+        shoal_cuda_leave(kernels->gpu, &visit);
     }
     free(kernels);
 }

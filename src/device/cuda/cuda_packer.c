@@ -56,9 +56,12 @@ static enum shoal_status packer_visit(const struct shoal_gpu_packer *packer, str
 
 static enum shoal_status wait_for_lanes(const struct shoal_gpu_packer *packer)
 {
-    for (int i = 0; i < SHOAL_GPU_LANES; i++)
-        PACKER_CALL(packer, stream_synchronize, "cuStreamSynchronize", "waiting for copies", packer->lanes[i]);
-    return SHOAL_OK;
+    shoal_cu_result first = SHOAL_CU_SUCCESS;
+    for (int i = 0; i < SHOAL_GPU_LANES; i++) {
+        const shoal_cu_result result = packer->gpu->calls.stream_synchronize(packer->lanes[i]);
+        first = first == SHOAL_CU_SUCCESS ? result : first;
+    }
+    return first == SHOAL_CU_SUCCESS ? SHOAL_OK : packer_fail(packer, "cuStreamSynchronize", first, "waiting for copies");
 }
 
 /* ---- Making and ending --------------------------------------------------------------------------------------------------- */
@@ -316,8 +319,11 @@ enum shoal_status shoal_gpu_packer_store(struct shoal_gpu_packer *packer, int la
 
 enum shoal_status shoal_gpu_packer_settle(struct shoal_gpu_packer *packer)
 {
-    SHOAL_TRY(packer_enter(packer));
-    return packer_exit(packer, wait_for_lanes(packer));
+    struct shoal_cuda_visit visit;
+    SHOAL_TRY(packer_visit(packer, &visit));
+    const enum shoal_status status = wait_for_lanes(packer);
+    shoal_cuda_leave(packer->gpu, &visit);
+    return status;
 }
 
 enum shoal_status shoal_gpu_packer_add(struct shoal_gpu_packer *packer, int lane, enum shoal_type type, void *dest,
