@@ -213,10 +213,72 @@ def newest_works_live_on(world):
     expect(views[1]().wait() and views[2]().get_future().wait()[0].tolist() == [2, 2])
 
 
+def works_live_until_somebody_has_waited(world):
+    """However many there are, as the functional collectives of torch before 2.8 need it: they post all before they wait for one."""
+    start()
+    from shoal.torch import _python
+    _python.KEPT_WORKS = 2
+    kept = torch.zeros(10, 10)
+    views = [weak(dist.all_reduce(torch.ones(2), async_op=True)) for _ in range(3)]
+    views.append(weak(dist.all_reduce(kept[:, ::2].fill_(1), async_op=True)))  # for whose copy the shim itself asks for a future
+    views.append(weak(dist.all_reduce(torch.ones(2), async_op=True)))
+    views.append(weak(dist.all_reduce(torch.ones(2), async_op=True)))
+    dist.barrier()
+    dist.group.WORLD._sweep()
+    gc.collect()
+    expect(all(view() for view in views) and not dist.group.WORLD.running, views)
+    for view in views:
+        view().wait()
+    gc.collect()
+    expect([view() is None for view in views[:3] + views[4:]] == [True] * 3 + [False] * 2, views)  # the future's thread has one
+
+
+def kept_works_end_with_their_group(world):
+    """Works hold their group. Messages are not kept: Python alone posts them."""
+    start()
+    from shoal.torch import _python
+    _python.KEPT_WORKS = 2
+    gc.disable()
+    group, message, waited, unwaited = dist.new_group([0, 1]), torch.ones(2), torch.ones(2), torch.ones(2)
+    (dist.recv if world.rank else dist.send)(message, 1 - world.rank, group)
+    views = [weak(tensor) for tensor in (message, waited, unwaited)]
+    del message
+    expect(views[0]() is None, "a message is kept")
+    dist.all_reduce(waited, group=group, async_op=True).wait()
+    dist.all_reduce(unwaited, group=group, async_op=True)
+    dist.barrier(group)
+    group._sweep()
+    del waited, unwaited
+    expect(all(view() is not None for view in views[1:]), views)
+    views.append(weak(group))
+    dist.destroy_process_group(group)
+    del group
+    expect(not any(view() for view in views[:3]) and views[3]() is None, views)
+
+
+def a_block_that_an_exception_left_keeps_no_works(world):
+    """torch does not end it."""
+    start()
+    dist.group.WORLD._start_coalescing(torch.device("cpu"))
+    views = []
+    for _ in range(20):
+        works = [dist.all_reduce(torch.ones(2), async_op=True) for _ in range(2)]
+        works[0].wait()
+        works[1].get_future().wait()
+        views += map(weak, works)
+        dist.all_reduce(torch.ones(2))
+        del works
+    dist.barrier()
+    gc.collect()
+    alive = sum(view() is not None for view in views) - len(dist.group.WORLD._kept)
+    expect(alive <= 2 and not dist.group.WORLD._coalesced, alive)
+
+
 CASES = [Case(body.__name__, body, sizes=(2,), init=False, fresh=True) for body in (
     callback_that_waits_for_another_future, futures_out_of_order, dropped_work_keeps_its_tensors,
     interrupt_in_a_synchronous_call, error_reaches_cpp, wait_gives_up_and_the_operation_goes_on,
-    child_has_a_context_of_its_own, memory_stays_flat, newest_works_live_on, group_is_named_by_what_torch_asks)]
+    child_has_a_context_of_its_own, memory_stays_flat, newest_works_live_on,
+    works_live_until_somebody_has_waited, kept_works_end_with_their_group, a_block_that_an_exception_left_keeps_no_works, group_is_named_by_what_torch_asks)]
 
 if __name__ == "__main__":
     ranks.run(CASES)

@@ -100,6 +100,7 @@ class Work(dist.Work):
     def wait(self, timeout=None):
         """Raises what went wrong. A timeout > 0 that passes is an error for the caller; the operation goes on."""
         self._finish(milliseconds(timeout))
+        self._group.was_waited_for(self)
         return True
 
     def _finish(self, limit_ms=0):
@@ -136,7 +137,8 @@ class Work(dist.Work):
         return self._result
 
     def get_future(self):
-        """A torch.futures.Future of the list of output tensors."""
+        """A torch.futures.Future of the list of output tensors. It holds the work until it has them."""
+        self._group.was_waited_for(self)
         with self._group.lock:
             is_first = self._future is None
             if is_first:
@@ -304,7 +306,7 @@ class Group(Base):
         self.context, self.comm, self.label, self.ranks, self.running = context, comm, name, ranks, set()
         self.library, self.lock, self._owner, self._calls = _native.load(), threading.RLock(), os.getpid(), 0
         self._left, self._timeout_ms, self._sweep_at, self._coalesced = threading.Condition(self.lock), 0, 64, None
-        self._kept = []
+        self._unwaited, self._kept = set(), []
         _groups.add(self)
 
     def __del__(self):
@@ -341,20 +343,29 @@ class Group(Base):
         finally:
             self._leave()
         if self._coalesced is not None:
-            self._coalesced.append(work)
+            self._coalesced[work] = None
         if waits:
             work.wait()
             return work
-        self._keep(work)
         if work.operands.has_copies:
             work.get_future()  # so that they are copied also where nobody waits
+        if options is not None:  # messages have none, and no C++ code of torch posts any
+            self._keep(work)
         return work
 
     def _keep(self, work):
         """Before torch 2.8 C++ keeps a Work without its object in Python, and waits for ever once that is gone, at its first wait
-        or a later one. So the objects of the newest works live on, and with them their tensors."""
+        or a later one. So the objects live on, and with them their tensors, until KEPT_WORKS others were waited for as well."""
         if KEPT_WORKS:
             with self.lock:
+                self._unwaited.add(work)
+
+    def was_waited_for(self, work):
+        with self.lock:
+            if self._coalesced is not None:  # a block that an exception left is never ended, and would hold all works for ever
+                self._coalesced.pop(work, None)
+            if work in self._unwaited:
+                self._unwaited.discard(work)
                 self._kept.append(work)
                 del self._kept[:-KEPT_WORKS]
 
@@ -622,10 +633,11 @@ class Group(Base):
 
     # By Python a group is asked with a device, by C++ a Backend without one.
     def start_coalescing(self, device=None):
-        self._coalesced = []
+        self._coalesced = {}
 
     def end_coalescing(self, device=None):
-        works, self._coalesced = self._coalesced, None
+        with self.lock:
+            works, self._coalesced = list(self._coalesced), None
         return WorkOfMany(works)
 
     _start_coalescing, _end_coalescing = start_coalescing, end_coalescing
@@ -644,6 +656,8 @@ class Group(Base):
             comm, self.comm = self.comm, None
             if comm is None:
                 return
+            self._unwaited.clear()  # works hold their group
+            self._kept.clear()
             if self._left.wait_for(lambda: not self._calls, CALLS_END_S):
                 self.library.comm_free(comm)
 
