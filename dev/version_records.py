@@ -1,5 +1,6 @@
 """What dev/versions.py found: one record a line in docs/versions.jsonl, from which it writes the tables of docs/python.md and
-docs/tensorflow.md. A record holds a hash of the sources that it was made with, which tells when a row has to run again."""
+docs/tensorflow.md. A record holds a hash of the sources that it was made with, which tells when a row has to run again: the tables
+say so, and after a change of those sources they have to be written anew."""
 import datetime
 import hashlib
 import json
@@ -43,24 +44,34 @@ def keep(record, top=TOP):
 def write_tables(top=TOP):
     for page in PAGES:
         path = top / page
-        path.write_text(_written(page, path.read_text(), read(top)))
+        path.write_text(_written(page, path.read_text(), top))
 
 
-def table(page, records):
+def _count(record, shim):
+    """Passed / failed / skipped, as a cell; "-": none of its cases ran."""
+    return (" / ".join(map(str, record["counts"].get(shim, ()))) or "-") + ("" if record["ended"] else ", did not end")
+
+
+def _day(record, top):
+    day = datetime.date.fromisoformat(record["date"])
+    is_outdated = record["sources"] != fingerprint(record["folders"], top)
+    return f"{day.day} {day:%B %Y}{', with older sources' if is_outdated else ''}"
+
+
+def table(page, top):
     columns = PAGES[page]
     lines = ["| versions | program | " + " | ".join(columns.values()) + " | on |\n", "|---|---|" + "---:|" * len(columns) + "---|\n"]
-    for record in records.values():
+    for record in read(top).values():
         if record["page"] == page:
-            day = datetime.date.fromisoformat(record["date"])
-            counts = [" / ".join(map(str, record["counts"][shim])) if shim in record["counts"] else "-" for shim in columns]
-            cells = [record["versions"], f"`{record['program'].split()[0]}`", *counts, f"{day.day} {day:%B %Y}"]
+            counts = [_count(record, shim) for shim in columns]
+            cells = [record["versions"], f"`{record['program'].split()[0]}`", *counts, _day(record, top)]
             lines.append(f"| {' | '.join(cells)} |\n")
     return "".join(lines)
 
 
-def _written(page, text, records):
+def _written(page, text, top):
     """A page with the table as the records have it. ValueError: it has no place for one."""
-    text, count = re.subn(BLOCK, lambda match: f"{match[1]}\n{table(page, records)}\n{match[2]}", text, flags=re.S)
+    text, count = re.subn(BLOCK, lambda match: f"{match[1]}\n{table(page, top)}\n{match[2]}", text, flags=re.S)
     if count != 1:
         raise ValueError(f"{page} has {count} blocks \"<!-- dev/versions.py -->\" that end with \"<!-- end -->\"")
     return text
@@ -68,17 +79,17 @@ def _written(page, text, records):
 
 def differences(top=TOP):
     """(page, line, text) of the pages whose table is not as the records have it."""
-    found, records = [], read(top)
+    found = []
     for page in PAGES:
         have = (top / page).read_text()
         try:
-            want = _written(page, have, records)
+            want = _written(page, have, top)
         except ValueError as error:
             found.append((page, 1, str(error)))
             continue
         if have != want:
             line = next((i for i, (one, other) in enumerate(zip(have.splitlines(), want.splitlines()), 1) if one != other), 1)
-            found.append((page, line, "it differs from docs/versions.jsonl: run dev/versions.py --tables"))
+            found.append((page, line, "it differs from docs/versions.jsonl and the sources of today: run dev/versions.py --tables"))
     return found
 
 

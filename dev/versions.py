@@ -4,7 +4,7 @@ passed in docs/versions.jsonl, and writes the tables of docs/python.md and docs/
 
   versions.py [ROW ...]   those rows only; a word is enough: 2.15, tensorflow, newest
   versions.py --list      what there is
-  versions.py --check     prints which rows have not run with the sources of today; 1 when a table is not as the records have it
+  versions.py --check     prints what failed, and which rows have not run with the sources of today; 1 when a table says otherwise
   versions.py --tables    writes the tables
 
 Each row has a virtual environment in build/versions, which is kept unless --discard is given: PyTorch for x86-64 fetches gigabytes of
@@ -108,7 +108,8 @@ def versions(interpreter, row):
 
 
 def test(interpreter, row, program):
-    """({shim: [passed, failed, skipped]}, the names of what failed) of one program; the shim is "" where the cases name none."""
+    """Of one program: {shim: [passed, failed, skipped]}, the names of what failed, and whether it ran all of its cases and ended as
+    they say. The shim is "" where the cases name none."""
     try:
         ended = subprocess.run([interpreter, TOP / program[0], *program[1:]], env=environment(row), stdout=subprocess.PIPE,
                                stderr=subprocess.STDOUT, text=True, errors="replace", timeout=LIMIT_S)
@@ -122,12 +123,12 @@ def test(interpreter, row, program):
     for lacks, name, reason in lines:
         shim = name.split()[0] if name.split()[0] in version_records.SHIMS else ""
         counts.setdefault(shim, [0, 0, 0])[1 if lacks else 2 if reason else 0] += 1
-    failed = [name for lacks, name, _ in lines if lacks]
-    if code is None:
-        failed.append(f"did not end within {LIMIT_S} s after {lines[-1][1] if lines else 'nothing'}")
-    elif code and not failed:
-        failed.append(f"exit code {code}: {' '.join(output.split()[-20:])}")
-    return counts, failed
+    failed, planned = [name for lacks, name, _ in lines if lacks], re.search(r"^1\.\.(\d+)", output, re.M)
+    ended = code == (1 if failed else 0) and planned is not None and int(planned[1]) == len(lines)
+    if not ended:
+        why = f"no end within {LIMIT_S} s" if code is None else f"exit code {code}"
+        failed.append(f"{why} after {lines[-1][1] if lines else 'nothing'}: {' '.join(output.split()[-20:])}")
+    return counts, failed, ended
 
 
 def run_row(row, interpreter):
@@ -135,17 +136,20 @@ def run_row(row, interpreter):
     words, passed_all = versions(interpreter, row), True
     for program in row.programs:
         began_s, sources = time.monotonic(), version_records.fingerprint(row.sources)
-        counts, failed = test(interpreter, row, program)
+        counts, failed, ended = test(interpreter, row, program)
         passed_all = passed_all and not failed
         name = version_records.name_of(program)
         print(f"# {row.name}: {name}: {counts}, {time.monotonic() - began_s:.0f} s", *(f"#     failed: {one}" for one in failed),
               sep="\n", flush=True)
         version_records.keep({"row": row.name, "program": name, "page": row.page, "versions": words, "date": f"{datetime.date.today()}",
-                              "counts": counts, "failed": failed, "sources": sources})
+                              "counts": counts, "failed": failed, "ended": ended, "folders": row.sources, "sources": sources})
     return passed_all
 
 
 def check():
+    for record in version_records.read().values():
+        if record["failed"]:
+            print(f"# {record['row']}: {record['program']}: failed: {', '.join(record['failed'])}")
     for name, program, why in version_records.outdated(ROWS):
         print(f"# {name}: {program}: {why}")
     for page, line, text in version_records.differences():

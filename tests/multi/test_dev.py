@@ -190,7 +190,8 @@ def rows_of_versions_that_ran_with_other_sources_are_told():
         expect(records.outdated([row], top) == [("old", "a.py 2", "never ran"), ("old", "b.py", "never ran")], records.outdated([row], top))
         for program, failed in (("a.py 2", 0), ("b.py", 1)):
             records.keep({"row": "old", "program": program, "page": row.page, "versions": "torch 2.4", "date": "2026-11-05",
-                          "counts": {"c++": [7, failed, 3]}, "failed": ["one"] * failed, "sources": records.fingerprint(row.sources, top)}, top)
+                          "counts": {"c++": [7, failed, 3]}, "failed": ["one"] * failed, "ended": True, "folders": row.sources,
+                          "sources": records.fingerprint(row.sources, top)}, top)
         expect(records.outdated([row], top) == [] and records.differences(top) == [], records.outdated([row], top))
         page = (top / "docs/python.md").read_text()
         expect("| torch 2.4 | `b.py` | 7 / 1 / 3 | - | 5 November 2026 |" in page, page)
@@ -199,24 +200,43 @@ def rows_of_versions_that_ran_with_other_sources_are_told():
         for name, text in (("shim/b/c.h", "int b;\n"), ("shim/new.cpp", "")):
             (top / name).write_text(text)
             expect([program for _, program, _ in records.outdated([row], top)] == ["a.py 2", "b.py"], name)
+        expect([told[:2] for told in records.differences(top)] == [("docs/python.md", 5)], "a table of older sources is not told", records.differences(top))
+        records.write_tables(top)
+        page = (top / "docs/python.md").read_text()
+        expect("| torch 2.4 | `b.py` | 7 / 1 / 3 | - | 5 November 2026, with older sources |" in page, page)
         (top / "docs/python.md").write_text(page.replace("7 / 1 / 3", "8 / 0 / 3"))
         expect([told[:2] for told in records.differences(top)] == [("docs/python.md", 6)], records.differences(top))
         (top / "docs/tensorflow.md").write_text("no table")
         expect([told[0] for told in records.differences(top)] == ["docs/python.md", "docs/tensorflow.md"], records.differences(top))
 
 
-def results_of_a_program_are_counted_by_shim():
-    versions, _ = dev_versions()
+# Of programs with three cases: what each prints and does, the counts of its row, and what is told beside the names of failed cases.
+PASSES, FAILS, SKIPS = "ok 1 - c++ 2 ranks a", "not ok 2 - c++ 2 ranks b", "ok 3 - python 2 ranks a # SKIP no"
+PROGRAMS = {"whole.py": ([PASSES, FAILS, SKIPS], "raise SystemExit(1)", "| 1 / 1 / 0 | 0 / 0 / 1 |", []),
+            "died.py": ([PASSES], "raise SystemExit('died')", "| 1 / 0 / 0, did not end | -, did not end |", ["exit code 1", "died"]),
+            "died_after_a_failure.py": ([PASSES, FAILS], "import os; os.kill(os.getpid(), 9)", "| 1 / 1 / 0, did not end | -, did not end |", ["exit code -9"]),
+            "left.py": ([PASSES], "", "| 1 / 0 / 0, did not end | -, did not end |", ["exit code 0"]),
+            "hung.py": ([PASSES], "import time; time.sleep(60)", "| 1 / 0 / 0, did not end | -, did not end |", ["no end within 1 s"])}
+
+
+def a_program_that_dies_is_not_written_as_passed():
+    versions, records = dev_versions()
     with tempfile.TemporaryDirectory() as folder:
-        versions.TOP = pathlib.Path(folder)
-        (versions.TOP / "build/versions").mkdir(parents=True)
-        (versions.TOP / "a.py").write_text("print('ok 1 - c++ 2 ranks a\\nnot ok 2 - c++ 2 ranks b\\nok 3 - python 2 ranks a # SKIP no')\nraise SystemExit(1)\n")
-        (versions.TOP / "b.py").write_text("print('ok 1 - plain')\nraise SystemExit('died')\n")
-        row = versions.Row("old", "3.9", [], (), (), "")
-        told = versions.test(sys.executable, row, ["a.py"])
-        expect(told == ({"c++": [1, 1, 0], "python": [0, 0, 1]}, ["c++ 2 ranks b"]), told)
-        counts, failed = versions.test(sys.executable, row, ["b.py"])
-        expect(counts == {"": [1, 0, 0]} and len(failed) == 1 and "exit code 1" in failed[0] and "died" in failed[0], failed)
+        top = versions.TOP = pathlib.Path(folder)
+        (top / "build/versions").mkdir(parents=True)
+        (top / "docs").mkdir()
+        for page in records.PAGES:
+            (top / page).write_text("<!-- dev/versions.py -->\n<!-- end -->\n")
+        for name, (lines, ending, cells, words) in PROGRAMS.items():
+            (top / name).write_text(f"print('1..3', *{lines}, sep='\\n', flush=True)\n{ending}\n")
+            versions.LIMIT_S = 1 if name == "hung.py" else 60
+            counts, failed, ended = versions.test(sys.executable, versions.Row(name, "3.9", [], (), (), ""), [name])
+            expect(failed[:lines.count(FAILS)] == ["c++ 2 ranks b"] * lines.count(FAILS), name, failed)
+            expect(ended == (not words) and all(word in failed[-1] for word in words), name, failed)
+            records.keep({"row": name, "program": name, "page": "docs/python.md", "versions": "torch 2.4", "date": "2026-11-05", "counts": counts,
+                          "failed": failed, "ended": ended, "folders": [], "sources": records.fingerprint([], top)}, top)
+            page = (top / "docs/python.md").read_text()
+            expect(f"| torch 2.4 | `{name}` {cells} 5 November 2026 |" in page, page)
 
 
 def rows_of_versions_ran_with_the_sources_of_today():
@@ -304,7 +324,7 @@ def a_lane_more_takes_tests_while_cores_are_idle():
 if __name__ == "__main__":
     run_cases([a_lane_more_takes_tests_while_cores_are_idle, tests_of_python_wait_for_what_is_installed,
                tables_of_the_readme_are_the_records, rows_of_versions_that_ran_with_other_sources_are_told,
-               results_of_a_program_are_counted_by_shim, rows_of_versions_ran_with_the_sources_of_today, code_for_gpus_of_another_source_is_found,
+               a_program_that_dies_is_not_written_as_passed, rows_of_versions_ran_with_the_sources_of_today, code_for_gpus_of_another_source_is_found,
                a_name_that_two_modules_share_is_found,
                two_files_of_one_name_are_found, a_static_name_of_two_files_is_found, a_part_that_others_see_into_is_found,
                a_single_header_may_be_seen, a_function_that_is_too_long_is_found,
