@@ -71,8 +71,8 @@ class Count:
 
 
 def configure(name):
-    """Makes a build folder; configures one anew that lacks what tests need, which may have been installed since. Returns what is
-    missing still."""
+    """Makes a build folder; configures one anew that has other options, or lacks what tests need, which may have been installed
+    since. Returns what is missing still."""
     directory, compiler, options = BUILDS[name]
     path = TOP / directory
 
@@ -82,11 +82,27 @@ def configure(name):
 
     if not (path / "build.ninja").exists():
         setup()
+    elif not has_options(path, options):  # some of them, such as b_sanitize, setup leaves as they were
+        subprocess.run(["meson", "configure", str(path), *defined(options)], check=True, stdout=subprocess.DEVNULL, cwd=TOP)
     elif missing(name):
         setup("--reconfigure")
     # What Meson says of tests and targets is as old as its last run: a test that was added since would not be built.
     subprocess.run(["ninja", "-C", str(path), "--quiet", "build.ninja"], check=True, stdout=subprocess.DEVNULL)
     return missing(name)
+
+
+def defined(options):
+    return [option for option in options if option.startswith("-D")]
+
+
+def has_options(path, options):
+    """Whether a build folder was configured with these options for meson, so that none is from before a change of BUILDS."""
+    had = {one["name"]: one["value"] for one in json.loads((path / "meson-info/intro-buildoptions.json").read_text())}
+
+    def text(value):
+        return ",".join(value) if isinstance(value, list) else str(value).lower() if isinstance(value, bool) else str(value)
+    wanted = dict(option[2:].split("=", 1) for option in defined(options))
+    return all(name in had and text(had[name]) == value for name, value in wanted.items())
 
 
 def missing(name):

@@ -2,8 +2,10 @@
 """Tests of the front door, dev/test.py and the Makefile: all that happens before a test runs."""
 import argparse
 import importlib.util
+import json
 import os
 import pathlib
+import re
 import shutil
 import sys
 import tempfile
@@ -41,6 +43,27 @@ def a_dependency_that_comes_later_is_found():
         expect(dev.is_incomplete("plain"), "a build without the tests' dependency counts as one")
         (packages / "shoal-test-dependency.pc").write_text("Name: later\nDescription: none\nVersion: 1\n")
         expect(not dev.is_incomplete("plain"), "not found once it is there")
+
+
+def other_options_reach_a_build_that_is_there():
+    if not shutil.which("meson"):
+        raise Skip("no meson")
+    with tempfile.TemporaryDirectory() as folder:
+        top, dev = pathlib.Path(folder), dev_test(folder)
+        (top / "meson.build").write_text("project('options', 'c', default_options: ['werror=true'])\nexecutable('a', 'a.c')\n")
+        (top / "a.c").touch()
+        dev.NEEDED = {}
+        for options, flags in ((["-Doptimization=0"], {"-O0", "-Werror"}),
+                               (["-Doptimization=1", "-Db_sanitize=address,undefined", "-Dc_args=-g1", "-Dwerror=false"],
+                                {"-O1", "-fsanitize=address,undefined", "-g1"})):
+            dev.BUILDS = {"plain": ("build", "cc", options)}
+            dev.configure("plain")
+            command = json.loads((top / "build/compile_commands.json").read_text())[0]["command"].split()
+            asked = {word for word in command if re.match("-O|-fsan|-g1|-Werror", word)}
+            expect(asked == flags, options, asked)
+        written = (top / "build/build.ninja").stat().st_mtime_ns
+        dev.configure("plain")
+        expect((top / "build/build.ninja").stat().st_mtime_ns == written, "configured anew with the same options")
 
 
 def dev_check(top):
@@ -328,4 +351,4 @@ if __name__ == "__main__":
                a_name_that_two_modules_share_is_found,
                two_files_of_one_name_are_found, a_static_name_of_two_files_is_found, a_part_that_others_see_into_is_found,
                a_single_header_may_be_seen, a_function_that_is_too_long_is_found,
-               a_dependency_that_comes_later_is_found, the_demo_for_torch_installs_no_deepspeed])
+               a_dependency_that_comes_later_is_found, other_options_reach_a_build_that_is_there, the_demo_for_torch_installs_no_deepspeed])
