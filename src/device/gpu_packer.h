@@ -23,7 +23,7 @@ struct shoal_gpu;
 struct shoal_gpu_packer;
 
 /* Of the caller's stream, in whose context it works. NULL: the legacy stream, of the thread's current context or else of the
- * first device. */
+ * first device. ERR_ARGUMENT: the stream of each thread. */
 SHOAL_MUST_USE enum shoal_status shoal_gpu_packer_open(struct shoal_gpu *gpu, void *stream,
                                                        struct shoal_gpu_packer **packer_out);
 /* All its memory was released. NULL is allowed. */

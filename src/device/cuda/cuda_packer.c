@@ -109,6 +109,11 @@ enum shoal_status shoal_gpu_packer_open(struct shoal_gpu *gpu, void *stream, str
     const struct shoal_gpu_pointer anywhere = {SHOAL_GPU_MEMORY_MANAGED, -1, NULL, 0};
     void *context;
     int device;
+    if (stream == (void *)SHOAL_CU_STREAM_PER_THREAD)
+        return shoal_log_fail(
+            gpu->log, SHOAL_ERR_ARGUMENT, "gpu",
+            "options.stream is the per-thread stream, which is another one in each thread that marks gradients: "
+            "make a stream, or pass the legacy one");
     SHOAL_TRY(shoal_gpu_find_context(gpu, &anywhere, stream, "the reducer", &context));
     SHOAL_TRY(shoal_cuda_find_device(gpu, context, &device));
     struct shoal_gpu_packer *packer = calloc(1, sizeof *packer);
