@@ -171,7 +171,7 @@ struct shoal_reducer_options {
     shoal_buffer_fn on_buffer; /* may be NULL */
     void *on_buffer_arg;
     int is_on_device; /* 1: gradients lie in memory of the device of `stream`; see section 9 */
-    void *stream;     /* with is_on_device: a CUstream or cudaStream_t; NULL: the legacy stream */
+    void *stream;     /* with is_on_device: a CUstream or cudaStream_t, not the per-thread one; NULL: the legacy stream */
 };
 #define SHOAL_REDUCER_OPTIONS_INIT                                                                                            \
     {                                                                                                                         \
@@ -405,14 +405,16 @@ SHOAL_CALL shoal_reducer_import_residuals(struct shoal_reducer *reducer, const v
  * any thread, but not from a callback.
  *
  * As finish does not wait, an operation may fail later: the next mark that fills a buffer, begin or finish returns the failure,
- * and so do shoal_reducer_wait and export and import of residuals. Averages of a step that has failed are undefined, and the stream goes on. What is
- * put on it when finish or shoal_reducer_wait has returned the failure comes after all that is read and written of gradients.
- * Before shoal_reducer_free call shoal_reducer_wait: the operations of other ranks may need this rank after its stream has run.
+ * and so do shoal_reducer_wait, and export and import of residuals. Averages of a step that has failed are undefined, and the
+ * stream goes on. What is put on it when finish or shoal_reducer_wait has returned the failure comes after all that is read and
+ * written of gradients. Before shoal_reducer_free call shoal_reducer_wait: the operations of other ranks may need this rank
+ * after its stream has run.
  *
  * create gives ERR_UNSUPPORTED on all ranks where one has no driver, or one that cannot (docs/gpu.md), and for is_uneven,
  * allows_unused, has_norms, max_norm, checks_finite and has_thread, which need values on the host. So do create and begin for a
  * stream that is being captured into a graph. ERR_ARGUMENT refuses the mark of a gradient in host memory, on another device, or
- * of another context than the stream's; and, without is_on_device, of one on a device.
+ * of another context than the stream's; and, without is_on_device, of one on a device. ERR_SYSTEM refuses a mark where the driver
+ * does not say where the gradient lies, ERR_STATE any mark in a callback.
  *
  * flight_bytes does not count: four buffers are under way at a time. Of the measurements of a step, done_us and out_us are when
  * the work was put on streams, and wire_bytes is what was sent until finish returned. */

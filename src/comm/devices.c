@@ -84,9 +84,9 @@ static void name_piece(const struct shoal_posting *posting, size_t call, const s
         snprintf(name, bytes, "%s", operand);
 }
 
-/* Whether the processor may read a byte. The kernel reads the set of signals before it looks at the first argument, which is
+/* The kernel reads the set of signals before it looks at the first argument, which is
  * none of its words, so nothing is changed; no filter of system calls forbids this one. */
-static bool is_readable(const char *at)
+bool shoal_devices_is_readable(const char *at)
 {
     const size_t set_bytes = 8; /* the kernel's; aligned, it lies on one page */
     const uintptr_t set = (uintptr_t)at & ~(uintptr_t)(set_bytes - 1);
@@ -112,7 +112,7 @@ static enum shoal_status classify_piece(const struct shoal_comm *comm, const str
     char name[64];
     *pointer_out = is_inside ? (struct shoal_gpu_pointer){SHOAL_GPU_MEMORY_HOST, -1, NULL, 0}
                              : shoal_gpu_classify(comm->devices.ask, piece->at);
-    if (pointer_out->memory != SHOAL_GPU_MEMORY_HOST || is_readable(piece->at + piece->bytes - 1))
+    if (pointer_out->memory != SHOAL_GPU_MEMORY_HOST || shoal_devices_is_readable(piece->at + piece->bytes - 1))
         return SHOAL_OK;
     name_piece(posting, call, piece, name, sizeof name);
     if (is_inside)

@@ -24,6 +24,9 @@ struct shoal_posting {
 /* Frees the layouts of calls that are not posted; returns status. */
 enum shoal_status shoal_posting_drop(const struct shoal_posting *posting, enum shoal_status status);
 
+/* Whether the processor may read a byte. */
+bool shoal_devices_is_readable(const char *at);
+
 /* Whether an operand lies on a device; to be asked where the communicator has a driver to ask. ERR_ARGUMENT: an operand lies
  * neither in memory of this process nor on a device. ERR_STATE: one is not in host memory, and this is a callback, where no
  * driver is asked. */

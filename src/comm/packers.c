@@ -8,26 +8,38 @@ enum shoal_status shoal_packer_open(struct shoal_context *context, void *stream,
 {
     SHOAL_TRY(shoal_context_check(context, "shoal_reducer_create"));
     SHOAL_TRY(shoal_drivers_open(context));
-    return shoal_gpu_packer_open(context->drivers.gpu, stream, packer_out);
+    pthread_mutex_lock(&context->drivers.lock); /* it may retain a context, as a call may at the same time */
+    const enum shoal_status status = shoal_gpu_packer_open(context->drivers.gpu, stream, packer_out);
+    pthread_mutex_unlock(&context->drivers.lock);
+    return status;
 }
 
-/* Managed memory serves both. */
-static bool host_takes(const struct shoal_gpu_pointer *pointer, char *wrong, size_t wrong_bytes)
+static enum shoal_status tell_error(const struct shoal_gpu_pointer *pointer, char *wrong, size_t wrong_bytes)
 {
-    if (pointer->memory != SHOAL_GPU_MEMORY_DEVICE)
-        return true;
-    snprintf(wrong, wrong_bytes, "lies on device %d: make the reducer with is_on_device", pointer->device);
-    return false;
+    snprintf(wrong, wrong_bytes, "lies where the driver does not say: cuPointerGetAttributes answered %s",
+             shoal_gpu_error_name(pointer->error));
+    return SHOAL_ERR_SYSTEM;
 }
 
-static bool device_takes(const struct shoal_gpu_packer *packer, const struct shoal_gpu_pointer *pointer, char *wrong,
-                         size_t wrong_bytes)
+/* Managed memory serves both. A driver that has failed does not know a device's memory from the host's; the processor does. */
+static enum shoal_status check_for_host(const struct shoal_gpu_pointer *pointer, const void *memory, char *wrong,
+                                        size_t wrong_bytes)
+{
+    if (pointer->error && !shoal_devices_is_readable(memory))
+        return tell_error(pointer, wrong, wrong_bytes);
+    if (pointer->memory != SHOAL_GPU_MEMORY_DEVICE)
+        return SHOAL_OK;
+    snprintf(wrong, wrong_bytes, "lies on device %d: make the reducer with is_on_device", pointer->device);
+    return SHOAL_ERR_ARGUMENT;
+}
+
+static enum shoal_status check_for_device(const struct shoal_gpu_packer *packer, const struct shoal_gpu_pointer *pointer,
+                                          char *wrong, size_t wrong_bytes)
 {
     const int device = shoal_gpu_packer_device(packer);
     if (pointer->error)
-        snprintf(wrong, wrong_bytes, "lies where the driver does not say: cuPointerGetAttributes answered %s",
-                 shoal_gpu_error_name(pointer->error));
-    else if (pointer->memory == SHOAL_GPU_MEMORY_HOST)
+        return tell_error(pointer, wrong, wrong_bytes);
+    if (pointer->memory == SHOAL_GPU_MEMORY_HOST)
         snprintf(wrong, wrong_bytes,
                  "lies in host memory, or was freed: all gradients of a reducer that is_on_device lie on its device, here %d",
                  device);
@@ -39,22 +51,25 @@ static bool device_takes(const struct shoal_gpu_packer *packer, const struct sho
                  "lies in another context of device %d than the reducer's stream: make both in one, as the CUDA runtime does",
                  device);
     else
-        return true;
-    return false;
+        return SHOAL_OK;
+    return SHOAL_ERR_ARGUMENT;
 }
 
 /* In a callback no driver is asked: it may be waiting for this thread. */
-bool shoal_packer_takes(const struct shoal_comm *comm, const struct shoal_gpu_packer *packer, const void *memory, char *wrong,
-                        size_t wrong_bytes)
+enum shoal_status shoal_packer_check(const struct shoal_comm *comm, const struct shoal_gpu_packer *packer, const void *memory,
+                                     char *wrong, size_t wrong_bytes)
 {
     const bool is_inside = shoal_progress_is_inside(comm->context->progress);
     if (!packer && (is_inside || !comm->devices.ask))
-        return true;
+        return SHOAL_OK;
     if (is_inside) {
         snprintf(wrong, wrong_bytes,
                  "lies on a device, whose driver must not be called in a callback: mark it in another thread");
-        return false;
+        return SHOAL_ERR_STATE;
     }
+    if (!memory)
+        return SHOAL_OK;
     const struct shoal_gpu_pointer pointer = shoal_gpu_classify(comm->devices.ask, memory);
-    return packer ? device_takes(packer, &pointer, wrong, wrong_bytes) : host_takes(&pointer, wrong, wrong_bytes);
+    return packer ? check_for_device(packer, &pointer, wrong, wrong_bytes)
+                  : check_for_host(&pointer, memory, wrong, wrong_bytes);
 }

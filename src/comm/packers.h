@@ -10,9 +10,10 @@ SHOAL_MUST_USE enum shoal_status shoal_packer_open(struct shoal_context *context
                                                    struct shoal_gpu_packer **packer_out);
 
 /* Whether a packer can copy the memory at a pointer, or, with packer NULL, the processor can. Where it cannot, wrong tells why:
- * "lies on device 1 ...", to be put behind the name of what lies there. comm was made after the packer; without one it knows of
- * no device if the process had no driver then. */
-bool shoal_packer_takes(const struct shoal_comm *comm, const struct shoal_gpu_packer *packer, const void *memory, char *wrong,
-                        size_t wrong_bytes);
+ * "lies on device 1 ...", to be put behind the name of what lies there. ERR_ARGUMENT: it lies elsewhere; ERR_SYSTEM: the driver
+ * does not say where; ERR_STATE: this is a callback, and there is a packer. memory NULL: that alone is asked. comm was made
+ * after the packer; without one it knows of no device if the process had no driver then. */
+SHOAL_MUST_USE enum shoal_status shoal_packer_check(const struct shoal_comm *comm, const struct shoal_gpu_packer *packer,
+                                                    const void *memory, char *wrong, size_t wrong_bytes);
 
 #endif

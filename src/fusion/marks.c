@@ -235,9 +235,11 @@ static enum shoal_status check_place(const struct shoal_reducer *reducer, const 
                                      const void *gradient, size_t count)
 {
     char wrong[256], text[FUSION_TEXT_MAX];
-    if (!count || gradient == fusion_view(reducer, parameter) || fusion_device_takes(reducer, gradient, wrong, sizeof wrong))
+    const bool is_there = !count || gradient == fusion_view(reducer, parameter);
+    const enum shoal_status status = fusion_device_check_mark(reducer, is_there ? NULL : gradient, wrong, sizeof wrong);
+    if (status == SHOAL_OK)
         return SHOAL_OK;
-    return fusion_refuse(reducer, SHOAL_ERR_ARGUMENT, "%s: the gradient of %s %s", call,
+    return fusion_refuse(reducer, status, "%s: the gradient of %s %s", call,
                          fusion_parameter_text(&reducer->layout->parameters, parameter, text, sizeof text), wrong);
 }
 

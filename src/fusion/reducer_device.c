@@ -72,9 +72,10 @@ void fusion_device_close(struct shoal_reducer *reducer)
     reducer->device = NULL;
 }
 
-bool fusion_device_takes(const struct shoal_reducer *reducer, const void *gradient, char *wrong, size_t wrong_bytes)
+enum shoal_status fusion_device_check_mark(const struct shoal_reducer *reducer, const void *gradient, char *wrong,
+                                           size_t wrong_bytes)
 {
-    return shoal_packer_takes(reducer->comm, reducer->device ? reducer->device->packer : NULL, gradient, wrong, wrong_bytes);
+    return shoal_packer_check(reducer->comm, reducer->device ? reducer->device->packer : NULL, gradient, wrong, wrong_bytes);
 }
 
 enum shoal_status fusion_device_allocate(const struct shoal_reducer *reducer, size_t bytes, void **memory_out)
@@ -246,10 +247,18 @@ enum shoal_status fusion_device_post(struct shoal_reducer *reducer, size_t buffe
 enum shoal_status fusion_device_begin(struct shoal_reducer *reducer, enum shoal_step step)
 {
     struct shoal_gpu_packer *packer = reducer->device->packer;
+    char why[FUSION_TEXT_MAX];
     if (look(reducer) != SHOAL_OK)
         return fusion_failure_status(reducer);
-    FUSION_TRY(shoal_gpu_packer_check(packer));
-    return step == SHOAL_STEP_LOCAL ? shoal_gpu_packer_load(packer) : SHOAL_OK;
+    enum shoal_status status = shoal_gpu_packer_check(packer);
+    if (status == SHOAL_ERR_UNSUPPORTED)
+        return status; /* a stream that is being captured: the caller may try again */
+    if (status == SHOAL_OK && step == SHOAL_STEP_LOCAL)
+        status = shoal_gpu_packer_load(packer);
+    if (status == SHOAL_OK)
+        return SHOAL_OK;
+    fusion_tell_why(reducer, status, why, sizeof why);
+    return fusion_fail(reducer, status, -1, "the step could not begin: %.360s", why);
 }
 
 static enum shoal_status collect_buffer(struct shoal_reducer *reducer, size_t buffer)

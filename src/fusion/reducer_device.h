@@ -22,8 +22,10 @@ SHOAL_MUST_USE enum shoal_status fusion_device_check(const struct shoal_reducer 
 /* For every reducer. Its operations are over, and its memory has been released. */
 void fusion_device_close(struct shoal_reducer *reducer);
 
-/* For every reducer: whether a gradient lies where the reducer takes it; wrong says why not. */
-bool fusion_device_takes(const struct shoal_reducer *reducer, const void *gradient, char *wrong, size_t wrong_bytes);
+/* For every reducer: whether a mark may come here, and its gradient lies where the reducer takes it; wrong says why not, as
+ * shoal_packer_check. gradient NULL: it lies there. */
+SHOAL_MUST_USE enum shoal_status fusion_device_check_mark(const struct shoal_reducer *reducer, const void *gradient,
+                                                          char *wrong, size_t wrong_bytes);
 
 /* Memory of zeros on the device. Another layout comes: release waits for what uses it. */
 SHOAL_MUST_USE enum shoal_status fusion_device_allocate(const struct shoal_reducer *reducer, size_t bytes, void **memory_out);

@@ -976,11 +976,11 @@ enum shoal_status shoal_packer_open(struct shoal_context *context, void *stream,
     return SHOAL_ERR_UNSUPPORTED;
 }
 
-bool shoal_packer_takes(const struct shoal_comm *comm, const struct shoal_gpu_packer *packer, const void *memory, char *wrong,
-                        size_t wrong_bytes)
+enum shoal_status shoal_packer_check(const struct shoal_comm *comm, const struct shoal_gpu_packer *packer, const void *memory,
+                                     char *wrong, size_t wrong_bytes)
 {
     (void)comm, (void)packer, (void)memory, (void)wrong, (void)wrong_bytes;
-    return true;
+    return SHOAL_OK;
 }
 
 enum shoal_status shoal_request_test(struct shoal_request *request)
