@@ -724,8 +724,21 @@ static bool is_followed_by_more(const struct shoal_plan *plan, uint32_t step)
     return false;
 }
 
+/* Nothing but waits stands behind: they say when a place in the memory of devices is free, which is not bound to the slot. */
+static bool frees_a_place_on_devices(const struct group *group, int rank, uint32_t step)
+{
+    const struct shoal_plan *plan = &group->plans[rank];
+    for (uint32_t i = step; i < plan->step_count; i++) {
+        if (plan->steps[i].kind != SHOAL_STEP_WAIT)
+            return false;
+    }
+    return group->algorithm == &on_devices;
+}
+
 static bool is_redundant_wait(const struct group *group, int rank, uint32_t step)
 {
+    if (frees_a_place_on_devices(group, rank, step))
+        return true;
     if (group->plans[rank].steps[step].peer == rank && !group->question.in_place)
         return true;
     return is_followed_by_more(&group->plans[rank], step) || (group->algorithm == &allgather && is_mixed(group));

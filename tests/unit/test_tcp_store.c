@@ -470,13 +470,21 @@ static void tcp_store_refuses_another_version(void **state)
     expect_both_say(f, "protocol 9");
 }
 
+static void have_other(struct shoal_tcp_identity *identity, const char *setting, uint64_t value)
+{
+    for (size_t i = 0; i < identity->agreed.count; i++) {
+        if (strcmp(identity->agreed.settings[i]->name, setting) == 0)
+            identity->side.agreed.values[i] = value;
+    }
+}
+
 static void tcp_store_refuses_other_settings(void **state)
 {
     struct fixture *f = *state;
     struct shoal_tcp_identity identity = f->identity;
     identity.side.hello.settings = 0x99;
-    identity.side.agreed.values[1] = 7;
-    identity.side.agreed.values[identity.agreed.count - 1] = 1;
+    have_other(&identity, "SHOAL_DEPTH", 7);
+    have_other(&identity, "SHOAL_ALGORITHMS", 1);
     assert_int_equal(join_as(f, 0, identity, NULL), SHOAL_TCP_JOIN_REFUSED);
     assert_int_equal(f->clients[0].failure, SHOAL_ERR_AUTH);
     expect_both_say(f, "SHOAL_DEPTH is 7 there, 4 on rank 0; the tuning overrides of SHOAL_ALGORITHMS differ");
