@@ -187,6 +187,7 @@ static void settings_of_all_modules_are_listed_once(void **state)
         assert_true(end && strncmp(end + 1, "    ", 4) == 0 && end[5] != ' ' && end[5] != '\n'); /* what it means */
         assert_null(strstr(end, name));
         end = strchr(end + 1, '\n');
+        assert_non_null(end);
     }
     assert_true(count > 25 && count <= 64); /* a bit of former_names for each */
     assert_true(!strstr(text, "hush") && strstr(text, "(set)"));
