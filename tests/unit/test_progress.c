@@ -286,11 +286,10 @@ struct waiting {
     struct shoal_request *request;
 };
 
-static void *wait_a_moment(void *arg)
+static void *wait_for_request(void *arg)
 {
     struct waiting *waiting = arg;
-    const uint64_t until_ns = shoal_clock_ns() + 5 * SHOAL_NS_PER_MS;
-    return shoal_progress_wait(waiting->progress, waiting->request, until_ns) == SHOAL_PENDING ? arg : NULL;
+    return shoal_progress_wait(waiting->progress, waiting->request, UINT64_MAX) == SHOAL_ERR_PEER_LOST ? arg : NULL;
 }
 
 /* Without a spin, and when it would sleep, a wait leaves the core to the thread that has the lock. */
@@ -300,19 +299,23 @@ static void progress_waits_yield_to_the_thread_that_has_the_lock(void **state)
     struct shoal_request request = {.done_fn = NULL};
     struct waiting waiting = {world->progress, &request};
     pthread_t thread;
-    void *was_pending;
+    void *was_lost;
     (void)state;
     world->progress->spin_ns = 0;
     world->progress->yield_ns = 0;
     post_barrier(world, 0, &request);
     shoal_progress_lock(world->progress);
     const int before = atomic_load(&yields);
-    assert_int_equal(pthread_create(&thread, NULL, wait_a_moment, &waiting), 0);
-    pthread_join(thread, &was_pending);
-    assert_non_null(was_pending);
+    const uint64_t start_ns = shoal_clock_ns();
+    assert_int_equal(pthread_create(&thread, NULL, wait_for_request, &waiting), 0);
+    while (atomic_load(&yields) == before && shoal_clock_ns() - start_ns < 30 * SHOAL_NS_PER_S)
+        nanosleep(&(struct timespec){0, 100000}, NULL);
     assert_true(atomic_load(&yields) > before);
+    shoal_progress_remove(world->progress, world->engines[0]);
+    shoal_engine_close(world->engines[0]); /* ends the wait */
     shoal_progress_unlock(world->progress);
-    end_barrier(world, 0, &request);
+    pthread_join(thread, &was_lost);
+    assert_non_null(was_lost);
     close_world(world);
 }
 
