@@ -209,6 +209,17 @@ def gradients_of_groups_are_in_order(rank):
                 same(got, [float(i * factor)] * (size * (i + 1)))
 
 
+def a_gradient_starts_after_its_call(rank):
+    """In a session, too, where both are ready in another order on each rank, and could be summed with each other."""
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        slow = tf.py_function(lambda: (time.sleep(0.2), 1.0)[1], [], tf.float32)
+        x, weight = (tf.ensure_shape(tf.constant([value, value]) * slow if rank % 2 == late else tf.constant([value, value]), [2])
+                     for late, value in enumerate((2.0, 5.0)))
+        y = hvd.allreduce(x, op=hvd.Sum)
+        for got, value in zip(session.run([y, tf.gradients(y, x, weight)[0]]), (2.0, 5.0)):
+            same(got, [value * hvd.size()] * 2)
+
+
 def joined_ranks_take_part_with_zeros(rank):
     variable = tf.Variable([2.0])
     for step in range(rank + 1):
@@ -426,7 +437,8 @@ def a_gradient_that_is_none_on_one_rank_is_named():
 
 FUNCTIONS = [allreduce_takes_horovods_arguments, groups_mix_types_and_slices, rows_travel, gradients_are_horovods, mismatches_are_told,
              process_sets_are_apart, objects_and_state_are_shared, variables_of_a_session_are_shared,
-             groups_of_a_session_are_in_order, gradients_of_groups_are_in_order, joined_ranks_take_part_with_zeros,
+             groups_of_a_session_are_in_order, gradients_of_groups_are_in_order,
+             a_gradient_starts_after_its_call, joined_ranks_take_part_with_zeros,
              fit_equals_one_process, passes_are_summed_unless_averaged, local_gradients_stay,
              a_gradient_that_one_rank_lacks_is_named, a_gradient_that_no_rank_has_stays_none,
              callbacks_and_saved_models, local_variables_are_not_broadcast,
