@@ -30,8 +30,8 @@ static const struct shoal_setting settings_of_engine[] = {
      .least = 0,
      .most = 16384,
      .is_agreed = true,
-     .text = "most bytes of a rank that travel with its announcement, 0 to 16K; fewer in an all-reduce, and in an "
-             "all-gather or a gather between 2 ranks"},
+     .text = "most bytes of a rank that travel with its announcement, 0 to 16K; fewer in an all-reduce of "
+             "more than 2 ranks, and in an all-reduce, all-gather or gather by 2 ranks on one host"},
     {.name = "SHOAL_COUNTER_START",
      .type = SHOAL_SETTING_NUMBER,
      .offset = OF(counter_start),

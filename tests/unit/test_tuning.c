@@ -390,7 +390,7 @@ static void rules_fall_through_where_direct_cannot_serve(void **state)
     expect_choice("reduce=owners", SHOAL_COLLECTIVE_REDUCE, 8, 0, "direct"); /* nothing to do is always done so */
 }
 
-/* Of what a rank contributes; SHOAL_INLINE_BYTES is 1024. */
+/* Limits count the bytes that a rank contributes; SHOAL_INLINE_BYTES is 1024. */
 static void table_ends_the_direct_way(void **state)
 {
     static const struct {
