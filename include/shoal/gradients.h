@@ -396,11 +396,14 @@ SHOAL_CALL shoal_reducer_import_residuals(struct shoal_reducer *reducer, const v
  *     shoal_reducer_begin(reducer, SHOAL_STEP_REDUCE);
  *     for each gradient, when the kernels that compute it are on the stream:
  *         shoal_reducer_ready(reducer, parameter, gradient, count);
- *     shoal_reducer_finish(reducer, NULL);                            (returns at once)
+ *     shoal_reducer_finish(reducer, NULL);                            (does not wait for the averages)
  *     the optimizer's kernels, on the stream
  *
  * These calls wait for the device: create, free, the begin that makes a new layout, the first LOCAL begin, and export and import
- * of residuals. A gradient is read and written between its mark and the end of finish, as the stream sees it, and views are
+ * of residuals. A stream holds about 1,000 operations, so where a buffer has more gradients than some hundreds, or the device is
+ * far behind, a mark and finish wait, too, until the device has gone on. Where ranks are threads of one process and use one
+ * device, they begin with a LOCAL step if they take any: no rank loads kernels then while another one's operations wait for
+ * it. A gradient is read and written between its mark and the end of finish, as the stream sees it, and views are
  * addresses on the device. finish calls on_buffer: what the callback puts on the stream sees the averages. Marks may come from
  * any thread, but not from a callback.
  *

@@ -6,7 +6,9 @@
  *                                         |                                                    ^
  *     lane b % 4                          | copies into buffer b | call | copies back ... ended |
  *
- * All of it is put on streams when it is asked for; only open, close, load, allocate, release and settle wait for the device.
+ * All of it is put on streams when it is asked for. A stream holds about 1,000 operations: a thread that puts more on it waits
+ * until the device has run some of them, which may need other ranks.
+ * Besides, only open, close, load, allocate, release and settle wait for the device.
  * One thread at a time, never in a callback nor with the progress engine's lock. Functions that fail log why, with the driver's
  * name of the error: ERR_SYSTEM, ERR_MEMORY or ERR_ARGUMENT, as it refuses. */
 #ifndef SHOAL_DEVICE_GPU_PACKER_H
@@ -31,6 +33,8 @@ void shoal_gpu_packer_close(struct shoal_gpu_packer *packer);
 
 /* Loads the kernels, once: what add and the casts need. As shoal_gpu_kernels_open. */
 SHOAL_MUST_USE enum shoal_status shoal_gpu_packer_load(struct shoal_gpu_packer *packer);
+
+bool shoal_gpu_packer_has_kernels(const struct shoal_gpu_packer *packer);
 
 int shoal_gpu_packer_device(const struct shoal_gpu_packer *packer);
 

@@ -253,7 +253,12 @@ static enum shoal_status create_parts(struct shoal_reducer *reducer)
 static enum shoal_status equip(struct shoal_reducer *reducer, char *text, size_t text_bytes)
 {
     char why[FUSION_TEXT_MAX];
-    enum shoal_status status = create_parts(reducer);
+    enum shoal_status status = fusion_device_load(reducer);
+    if (status != SHOAL_OK) {
+        fusion_tell_why(reducer, status, text, text_bytes);
+        return status;
+    }
+    status = create_parts(reducer);
     if (status != SHOAL_OK) {
         fusion_tell_why(reducer, status, why, sizeof why);
         snprintf(text, text_bytes, "no memory for %zu bytes of gradient buffers: %.400s", reducer->layout->bytes, why);

@@ -38,8 +38,6 @@ enum shoal_status fusion_device_open(struct shoal_reducer *reducer)
         return SHOAL_ERR_MEMORY;
     device->last = &device->first;
     device->opened = shoal_packer_open(reducer->context, reducer->options.stream, &device->packer);
-    if (device->opened == SHOAL_OK && reducer->options.compression != SHOAL_COMPRESS_NONE)
-        device->opened = shoal_gpu_packer_load(device->packer);
     if (device->opened != SHOAL_OK)
         fusion_tell_why(reducer, device->opened, device->why, sizeof device->why);
     return SHOAL_OK;
@@ -49,6 +47,11 @@ enum shoal_status fusion_device_check(const struct shoal_reducer *reducer, char 
 {
     snprintf(text, text_bytes, "%s", reducer->device->why);
     return reducer->device->opened;
+}
+
+enum shoal_status fusion_device_load(struct shoal_reducer *reducer)
+{
+    return reducer->device && reducer->compressor ? shoal_gpu_packer_load(reducer->device->packer) : SHOAL_OK;
 }
 
 static void drop_oldest(struct fusion_device *device)
@@ -244,21 +247,44 @@ enum shoal_status fusion_device_post(struct shoal_reducer *reducer, size_t buffe
 
 /* ---- A step -------------------------------------------------------------------------------------------------------------- */
 
-enum shoal_status fusion_device_begin(struct shoal_reducer *reducer, enum shoal_step step)
+/* Also where an operation has failed, which is then the cause. */
+static enum shoal_status fail_begin(struct shoal_reducer *reducer, enum shoal_status status)
+{
+    char why[FUSION_TEXT_MAX];
+    fusion_tell_why(reducer, status, why, sizeof why);
+    return fusion_fail(reducer, status, -1, "the step could not begin: %.360s", why);
+}
+
+/* Loading may wait until the device is idle, and hold up the threads of other ranks that an operation of this one waits for. */
+static enum shoal_status load_for_sums(struct shoal_reducer *reducer)
 {
     struct shoal_gpu_packer *packer = reducer->device->packer;
-    char why[FUSION_TEXT_MAX];
+    if (shoal_gpu_packer_has_kernels(packer))
+        return SHOAL_OK;
+    FUSION_TRY(fusion_device_wait(reducer, SHOAL_FOREVER));
+    return shoal_gpu_packer_load(packer);
+}
+
+enum shoal_status fusion_device_begin(struct shoal_reducer *reducer, enum shoal_step step)
+{
     if (look(reducer) != SHOAL_OK)
         return fusion_failure_status(reducer);
-    enum shoal_status status = shoal_gpu_packer_check(packer);
+    enum shoal_status status = shoal_gpu_packer_check(reducer->device->packer);
     if (status == SHOAL_ERR_UNSUPPORTED)
         return status; /* a stream that is being captured: the caller may try again */
     if (status == SHOAL_OK && step == SHOAL_STEP_LOCAL)
-        status = shoal_gpu_packer_load(packer);
+        status = load_for_sums(reducer);
     if (status == SHOAL_OK)
         return SHOAL_OK;
-    fusion_tell_why(reducer, status, why, sizeof why);
-    return fusion_fail(reducer, status, -1, "the step could not begin: %.360s", why);
+    return fail_begin(reducer, status);
+}
+
+enum shoal_status fusion_device_leave_views(struct shoal_reducer *reducer)
+{
+    enum shoal_status status = fusion_device_wait(reducer, SHOAL_FOREVER);
+    if (status == SHOAL_OK)
+        status = shoal_gpu_packer_begin(reducer->device->packer, 0);
+    return status == SHOAL_OK ? SHOAL_OK : fail_begin(reducer, status);
 }
 
 static enum shoal_status collect_buffer(struct shoal_reducer *reducer, size_t buffer)

@@ -1,14 +1,14 @@
 /* Gradients that lie on a device (options.is_on_device). A mark only notes where a gradient is. When a buffer is full, all that
  * becomes of it is put on a lane of a packer (device/gpu_packer.h) at once: the gradients are copied in, the operations are
- * posted on the lane, and the averages are copied back. So no thread waits for the device, and nothing here runs in a
- * completion.
+ * posted on the lane, and the averages are copied back. So no thread waits for the device while the lane has room, and nothing
+ * here runs in a completion.
  *
  *     marks ... the last one of buffer b -> lane b % 4: wait for the caller's stream, copies in, all-reduce, copies back
  *     finish                             -> the caller's stream waits for the lanes
  *
  * The host learns later how an operation has ended: at the next buffer, begin, finish or shoal_reducer_wait.
  *
- * What is not said to be for every reducer is for those that are on a device. */
+ * These functions are for reducers on a device, but for those whose comment says that they are for every reducer. */
 #ifndef SHOAL_FUSION_REDUCER_DEVICE_H
 #define SHOAL_FUSION_REDUCER_DEVICE_H
 
@@ -18,6 +18,9 @@
  * other ranks can be told, too: check says whether it did, and text what. ERR_MEMORY. */
 SHOAL_MUST_USE enum shoal_status fusion_device_open(struct shoal_reducer *reducer);
 SHOAL_MUST_USE enum shoal_status fusion_device_check(const struct shoal_reducer *reducer, char *text, size_t text_bytes);
+
+/* For every reducer, when it is known whether it compresses: loads the kernels that this needs. */
+SHOAL_MUST_USE enum shoal_status fusion_device_load(struct shoal_reducer *reducer);
 
 /* For every reducer. Its operations are over, and its memory has been released. */
 void fusion_device_close(struct shoal_reducer *reducer);
@@ -30,6 +33,9 @@ SHOAL_MUST_USE enum shoal_status fusion_device_check_mark(const struct shoal_red
 /* Memory of zeros on the device. Another layout comes: release waits for what uses it. */
 SHOAL_MUST_USE enum shoal_status fusion_device_allocate(const struct shoal_reducer *reducer, size_t bytes, void **memory_out);
 void fusion_device_release(const struct shoal_reducer *reducer, void *memory);
+
+/* Another layout is about to come: the operations are over, and release waits for what the caller's stream does with views. */
+SHOAL_MUST_USE enum shoal_status fusion_device_leave_views(struct shoal_reducer *reducer);
 
 /* A step begins: whether the stream can be used, and no operation has failed. */
 SHOAL_MUST_USE enum shoal_status fusion_device_begin(struct shoal_reducer *reducer, enum shoal_step step);

@@ -47,8 +47,8 @@ static enum shoal_status renew_layout(struct shoal_reducer *reducer)
     if (is_fixed || reducer->has_renewed || reducer->steps != 1)
         return SHOAL_OK;
     reducer->has_renewed = true;
-    if (reducer->device && fusion_device_wait(reducer, SHOAL_FOREVER) != SHOAL_OK)
-        return fusion_failure_status(reducer);
+    if (reducer->device)
+        FUSION_TRY(fusion_device_leave_views(reducer));
     const enum shoal_status status = fusion_rebuild(reducer);
     return status == SHOAL_OK ? SHOAL_OK : fusion_failure_status(reducer);
 }

@@ -594,6 +594,21 @@ static void options_body(struct world *world)
     close_job(&job);
 }
 
+/* A driver that cannot load kernels serves reducers that need none. */
+static void kernels_body(struct world *world)
+{
+    struct job job;
+    open_job(&job, world, "seed=1", 1);
+    control.hide_of("cuModuleLoadData");
+    job.options.compression = SHOAL_COMPRESS_INT8; /* on one host nothing is compressed */
+    create_both(&job);
+    run_pass(&job, SHOAL_STEP_REDUCE, true);
+    expect_alike(&job);
+    expect_told(&job, shoal_reducer_begin(job.device, SHOAL_STEP_LOCAL), SHOAL_ERR_UNSUPPORTED,
+                "the CUDA driver cannot load kernels");
+    close_job(&job);
+}
+
 static void captured_body(struct world *world)
 {
     struct job job;
@@ -915,6 +930,8 @@ int main(int argument_count, char **arguments)
     static const struct kind plain = {SHOAL_COMPRESS_NONE, "seed=1", false},
                              hostile = {SHOAL_COMPRESS_NONE, "late=30,torn=3,poison=1,seed=2", false},
                              queues = {SHOAL_COMPRESS_NONE, "queues=1,seed=3", false},
+                             shallow = {SHOAL_COMPRESS_NONE, "depth=16,late=20,seed=10", true},
+                             idle = {SHOAL_COMPRESS_NONE, "idle=1,pageable=1,reuse=1,seed=11", true},
                              functions = {SHOAL_COMPRESS_NONE, "values=0,seed=4", false},
                              local = {SHOAL_COMPRESS_NONE, "late=30,torn=2,poison=1,seed=5", true},
                              float16 = {SHOAL_COMPRESS_FLOAT16, "late=30,poison=1,seed=6", false},
@@ -926,6 +943,8 @@ int main(int argument_count, char **arguments)
     run_steps("steps", 2, 0, &queues);
     run_steps("steps", 2, 0, &functions);
     run_steps("LOCAL steps", 2, 0, &local);
+    run_steps("LOCAL steps", 2, 0, &shallow);
+    run_steps("LOCAL steps", 2, 0, &idle);
     run_steps("steps", 3, 1, &hostile);
     run_steps("float16", 4, 2, &float16);
     run_steps("bfloat16", 2, 1, &bfloat16);
@@ -941,6 +960,7 @@ int main(int argument_count, char **arguments)
     run("gradients elsewhere", 2, marks_body);
     run("marks in a callback", 2, callback_marks_body);
     run("options", 2, options_body);
+    run("no kernels", 2, kernels_body);
     run("a captured stream", 2, captured_body);
     run_faults();
     return world_finish();

@@ -150,6 +150,11 @@ enum shoal_status shoal_gpu_packer_load(struct shoal_gpu_packer *packer)
     return packer->kernels ? SHOAL_OK : shoal_gpu_kernels_open(packer->gpu, packer->context, &packer->kernels);
 }
 
+bool shoal_gpu_packer_has_kernels(const struct shoal_gpu_packer *packer)
+{
+    return packer->kernels != NULL;
+}
+
 int shoal_gpu_packer_device(const struct shoal_gpu_packer *packer)
 {
     return packer->device;
