@@ -13,37 +13,20 @@
 
 /* ---- Making and ending --------------------------------------------------------------------------------------------------- */
 
-/* Memory that a forked child does not share copies of: the device writes to these pages. */
+/* Memory that a forked child does not share copies of: the device writes to these pages. It is no region, so what leaves a host
+ * is copied to a bounce buffer: after a failure a stream writes here while an adapter may still read (decision 41). */
 static enum shoal_status map_rings(struct shoal_context *context, struct shoal_devices_port *port)
 {
     port->memory = mmap(NULL, port->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (port->memory != MAP_FAILED)
-        return SHOAL_OK;
-    return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm",
-                          "no %zu bytes of host memory for operands on a device (%s); a smaller SHOAL_GPU_UNIT_BYTES or "
-                          "SHOAL_CHUNK_BYTES needs less",
-                          port->bytes, strerror(errno));
-}
-
-/* What a plan puts to remote ranks leaves from the rings, where an adapter wants sources registered: a unit is released when
- * all puts of its chunk have completed locally. What the table of regions does not take is copied first. */
-static void register_rings(struct shoal_context *context, struct shoal_devices_port *port)
-{
-    shoal_log_hush(true);
+    if (port->memory == MAP_FAILED)
+        return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm",
+                              "no %zu bytes of host memory for operands on a device (%s); a smaller SHOAL_GPU_UNIT_BYTES or "
+                              "SHOAL_CHUNK_BYTES needs less",
+                              port->bytes, strerror(errno));
     shoal_memory_lock(context->memory);
-    port->is_region = shoal_memory_register(context->memory, port->memory, port->bytes, -1, 0) == SHOAL_OK;
+    shoal_memory_end_stale(context->memory, port->memory, port->bytes);
     shoal_memory_unlock(context->memory);
-    shoal_log_hush(false);
-}
-
-/* False: an adapter still reads from them for an operation that failed. */
-static bool deregister_rings(struct shoal_context *context, const struct shoal_devices_port *port)
-{
-    shoal_memory_lock(context->memory);
-    const bool is_busy = port->is_region && shoal_memory_is_busy(context->memory, port->memory);
-    const bool is_gone = !port->is_region || (!is_busy && shoal_memory_deregister(context->memory, port->memory) == SHOAL_OK);
-    shoal_memory_unlock(context->memory);
-    return is_gone;
+    return SHOAL_OK;
 }
 
 static size_t slot_bytes_of(const struct shoal_context *context)
@@ -61,9 +44,7 @@ static enum shoal_status fill_port(struct shoal_context *context, void *driver_c
     SHOAL_TRY(map_rings(context, port));
     options.memory = port->memory;
     const enum shoal_status status = shoal_gpu_port_open(context->drivers.gpu, &options, &port->port);
-    if (status == SHOAL_OK)
-        register_rings(context, port);
-    else
+    if (status != SHOAL_OK)
         munmap(port->memory, port->bytes);
     return status;
 }
@@ -110,15 +91,14 @@ static bool is_port_idle(const struct shoal_devices_port *port)
     return port->peers ? !shoal_gpu_peers_is_at_work(port->peers) : shoal_gpu_port_is_idle(port->port);
 }
 
-/* Memory that a device may still write to, or an adapter read, is never given back. */
-static void end_port(struct shoal_context *context, struct shoal_devices_port *port)
+/* Memory that a device may still write to is never given back. */
+static void end_port(struct shoal_drivers *drivers, struct shoal_devices_port *port)
 {
-    struct shoal_devices_port **link = &context->drivers.made;
+    struct shoal_devices_port **link = &drivers->made;
     while (*link != port)
         link = &(*link)->next_made;
     *link = port->next_made;
-    const bool is_closed = port->peers ? shoal_gpu_peers_close(port->peers) : shoal_gpu_port_close(port->port);
-    if (deregister_rings(context, port) && is_closed)
+    if (port->peers ? shoal_gpu_peers_close(port->peers) : shoal_gpu_port_close(port->port))
         munmap(port->memory, port->bytes);
     free(port);
 }
@@ -140,13 +120,12 @@ static size_t count_made(const struct shoal_drivers *drivers)
 }
 
 /* Ends spare ports while there are more than so many ports; none while a call is under way, which a driver may wait for. */
-static void end_spares(struct shoal_context *context, size_t kept)
+static void end_spares(struct shoal_drivers *drivers, size_t kept)
 {
-    struct shoal_drivers *drivers = &context->drivers;
     while (drivers->spare && count_made(drivers) > kept && !is_any_at_work(drivers)) {
         struct shoal_devices_port *port = drivers->spare;
         drivers->spare = port->next;
-        end_port(context, port);
+        end_port(drivers, port);
     }
 }
 
@@ -181,14 +160,14 @@ static bool sweep(struct shoal_context *context, bool is_last)
             port->next = drivers->spare;
             drivers->spare = port;
         } else if (is_free || is_last) {
-            end_port(context, port);
+            end_port(drivers, port);
         } else {
             push_retired(drivers, port);
             is_clean = false;
         }
         port = next;
     }
-    end_spares(context, context->settings.gpu.early);
+    end_spares(drivers, context->settings.gpu.early);
     return is_clean;
 }
 
@@ -223,7 +202,7 @@ void shoal_drivers_fini(struct shoal_context *context)
     while (drivers->spare) {
         struct shoal_devices_port *port = drivers->spare;
         drivers->spare = port->next;
-        end_port(context, port);
+        end_port(drivers, port);
     }
     shoal_gpu_close(drivers->gpu);
     pthread_mutex_destroy(&drivers->lock);
@@ -356,7 +335,7 @@ static struct shoal_devices_port *take_usable(struct shoal_context *context, con
     struct shoal_drivers *drivers = &context->drivers;
     struct shoal_devices_port *port = take_spare(drivers, driver_context, slots);
     while (port && !shoal_gpu_port_renew(port->port, context->settings.engine.counter_start)) {
-        end_port(context, port);
+        end_port(drivers, port);
         port = take_spare(drivers, driver_context, slots);
     }
     return port;
@@ -367,7 +346,7 @@ static enum shoal_status make_needed(struct shoal_context *context, void *driver
 {
     if (context->drivers.spare && try_to_make(context, driver_context, slots))
         return SHOAL_OK;
-    end_spares(context, 0);
+    end_spares(&context->drivers, 0);
     return make_port(context, driver_context, slots);
 }
 

@@ -28,8 +28,7 @@ struct shoal_devices_port {
     struct shoal_gpu_peers *peers; /* in its stead: what the communicator's GPUs sum by among themselves */
     unsigned slots;                /* of each ring */
     bool is_counted;
-    bool is_region; /* the context's memory knows its rings */
-    void *memory;   /* of its rings */
+    void *memory; /* of its rings */
     size_t bytes;
 };
 

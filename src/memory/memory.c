@@ -264,11 +264,10 @@ void shoal_memory_release(struct shoal_memory *memory, struct shoal_segment *seg
     shoal_segment_release(segment, &memory->budget);
 }
 
-/* Where a new mapping lies, nothing of the user's can be mapped any more. */
-static void end_stale(struct shoal_memory *memory, const struct shoal_segment *segment)
+void shoal_memory_end_stale(struct shoal_memory *memory, const void *address, size_t bytes)
 {
     struct shoal_region *stale;
-    while ((stale = shoal_region_table_overlap(&memory->table, segment->base, segment->bytes))) {
+    while ((stale = shoal_region_table_overlap(&memory->table, address, bytes))) {
         SHOAL_ASSERT(stale->owner == SHOAL_REGION_USER);
         shoal_log_line(memory->log, SHOAL_LOG_WARN, "memory",
                        "%zu bytes at %p were unmapped while they were registered: their registration ends; call "
@@ -296,7 +295,7 @@ static enum shoal_status make_own(struct shoal_memory *memory, size_t bytes, siz
                                      .bytes = bytes,
                                      .segment = segment};
     shoal_memory_lock(memory);
-    end_stale(memory, segment);
+    shoal_memory_end_stale(memory, segment->base, segment->bytes);
     status = add_region(memory, &own);
     shoal_memory_unlock(memory);
     if (status == SHOAL_OK)

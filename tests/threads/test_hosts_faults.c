@@ -16,7 +16,6 @@
 #include "mock/cuda/mock_client.h"
 #include "mock/mock_ways.h"
 #include "thread_checks.h"
-#include "topology/features.h"
 
 #define RANKS_MAX 16
 #define COUNT ((size_t)20000)
@@ -401,7 +400,7 @@ static void gather_on_device(struct rank *rank, shoal_cu_address input, shoal_cu
     free(values);
 }
 
-/* The adapter reads them where the device has put them. */
+/* The adapter reads no ring, where a stream may write after a failure. */
 static void device_body(struct rank *rank)
 {
     shoal_cu_address input, output;
@@ -413,20 +412,18 @@ static void device_body(struct rank *rank)
     for (size_t i = 0; i < COUNT; i++)
         rank->values[i] = gathered((size_t)rank->rank * COUNT + i);
     CHECK(rank, cu.copy_to_device_now(input, rank->values, sizeof rank->values) == SHOAL_CU_SUCCESS, "no copy");
-    gather_on_device(rank, input, output, stream);
-    const uint64_t copies = shoal_network_copies(rank->context->network);
-    gather_on_device(rank, input, output, stream);
-    CHECK(rank, shoal_network_copies(rank->context->network) == copies, "%llu sources were copied",
-          (unsigned long long)(shoal_network_copies(rank->context->network) - copies));
+    for (int turn = 0; turn < 2; turn++) {
+        const uint64_t copies = shoal_network_copies(rank->context->network);
+        gather_on_device(rank, input, output, stream);
+        CHECK(rank, shoal_network_copies(rank->context->network) > copies, "the adapter reads a ring");
+    }
     CHECK(rank, cu.release(input) == SHOAL_CU_SUCCESS && cu.release(output) == SHOAL_CU_SUCCESS, "not freed");
 }
 
-static void operands_on_a_device_are_copied_by_no_processor(void **state)
+static void operands_on_a_device_leave_from_bounce_buffers(void **state)
 {
     shoal_cu_device device;
     (void)state;
-    if (!shoal_topology_copies_locked_pages()) /* then they are copied */
-        skip();
     mock_client_open(MOCK_CUDA, false);
     assert_int_equal(cu.init(0), SHOAL_CU_SUCCESS);
     assert_int_equal(cu.device_get(&device, 0), SHOAL_CU_SUCCESS);
@@ -452,7 +449,7 @@ int main(void)
         cmocka_unit_test(backoff_interrupts_nobody),
         cmocka_unit_test(lengths_are_told_to_those_they_concern),
         cmocka_unit_test(all_adapters_send_as_much),
-        cmocka_unit_test(operands_on_a_device_are_copied_by_no_processor),
+        cmocka_unit_test(operands_on_a_device_leave_from_bounce_buffers),
     };
     setenv("SHOAL_MOCK_FABRIC", "aws", 1);
     void *mock = dlopen(MOCK_FABRIC, RTLD_NOW); /* here: the sanitizer does not know the loader's lock */

@@ -133,6 +133,23 @@ static void memory_that_is_registered_may_not_overlap(void **state)
     shoal_memory_destroy(memory);
 }
 
+/* Shoal maps memory where ranges were unmapped that are registered. */
+static void memory_that_lies_where_a_range_was_ends_its_registration(void **state)
+{
+    static char area[1000];
+    struct shoal_memory *memory = open_memory();
+    (void)state;
+    assert_range(memory, area, 300);
+    assert_range(memory, area + 300, 100);
+    assert_range(memory, area + 600, 100);
+    shoal_memory_end_stale(memory, area + 200, 300);
+    assert_null(shoal_memory_find(memory, area + 250, 1));
+    assert_null(shoal_memory_find(memory, area, 1));
+    assert_null(shoal_memory_find(memory, area + 300, 100));
+    assert_non_null(shoal_memory_find(memory, area + 600, 100));
+    shoal_memory_destroy(memory);
+}
+
 /* Bytes over the border of two ranges lie in neither, however close the ranges are. */
 static void memory_that_is_adjacent_stays_apart(void **state)
 {
@@ -500,6 +517,7 @@ int main(void)
         cmocka_unit_test(memory_is_found_where_it_lies),
         cmocka_unit_test(memory_that_was_found_last_is_not_found_after_its_end),
         cmocka_unit_test(memory_that_is_registered_may_not_overlap),
+        cmocka_unit_test(memory_that_lies_where_a_range_was_ends_its_registration),
         cmocka_unit_test(memory_that_is_adjacent_stays_apart),
         cmocka_unit_test(memory_of_no_bytes_has_a_place_of_its_own),
         cmocka_unit_test(memory_of_a_descriptor_is_shared),
