@@ -59,14 +59,13 @@ void shoal_gpu_describe_gdrcopy(char *text, size_t bytes)
 {
     struct shoal_gdr_calls calls;
     const char *reason;
-    int version[2] = {0, 0}, module_version[2] = {0, 0};
+    int major, minor;
     struct shoal_gdr_of *gdr = shoal_gdr_library_open(&calls, &reason);
     if (!gdr) {
         snprintf(text, bytes, "none (%s)", reason);
         return;
     }
-    calls.version(&version[0], &version[1]);
-    (void)calls.module_version(gdr, &module_version[0], &module_version[1]); /* 0.0: it does not say */
-    snprintf(text, bytes, "%d.%d, kernel module %d.%d", version[0], version[1], module_version[0], module_version[1]);
+    calls.version(&major, &minor);
+    snprintf(text, bytes, "%d.%d", major, minor);
     (void)calls.close(gdr);
 }

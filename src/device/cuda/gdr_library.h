@@ -1,7 +1,9 @@
 /* GDRCopy's library, libgdrapi.so.2, declared by ourselves and loaded at run time where it is found. It maps memory of a device
- * into the process, so that the processor writes there with plain stores. Its kernel module does the mapping (/dev/gdrdrv).
+ * into the process, so that the processor writes there with plain stores. Its kernel module does the mapping (/dev/gdrdrv), or,
+ * from 2.6 on, the driver's own (a dma-buf).
  *
- * Pinning and mapping are system calls. Writing and reading are none, touch nothing but the mapping, and take no lock. */
+ * One thread of the process at a time calls what pins and maps, which may enter the kernel and the driver. Writing and reading
+ * touch nothing but the mapping, enter neither, and take no lock: any thread. */
 #ifndef SHOAL_DEVICE_GDR_LIBRARY_H
 #define SHOAL_DEVICE_GDR_LIBRARY_H
 
@@ -14,7 +16,8 @@ struct shoal_gdr_handle { /* of what is pinned */
     unsigned long value;
 };
 
-/* Entry points: member of the table, symbol, result, arguments. What answers int answers 0 or an error of errno.h. */
+/* Entry points: member of the table, symbol, result, arguments. An int is 0 or an error of errno.h. gdr_driver_get_version is
+ * none of them: without the kernel module 2.6 ends the process there, by an assert. */
 #define SHOAL_GDR_CALL_LIST(X)                                                                                          \
     X(open, "gdr_open", struct shoal_gdr_of *, (void))                                                                  \
     X(close, "gdr_close", int, (struct shoal_gdr_of * gdr))                                                             \
@@ -26,8 +29,7 @@ struct shoal_gdr_handle { /* of what is pinned */
     X(unmap, "gdr_unmap", int, (struct shoal_gdr_of * gdr, struct shoal_gdr_handle handle, void *memory, size_t bytes)) \
     X(write, "gdr_copy_to_mapping", int, (struct shoal_gdr_handle handle, void *to, const void *from, size_t bytes))    \
     X(read, "gdr_copy_from_mapping", int, (struct shoal_gdr_handle handle, void *to, const void *from, size_t bytes))   \
-    X(version, "gdr_runtime_get_version", void, (int *major, int *minor))                                               \
-    X(module_version, "gdr_driver_get_version", int, (struct shoal_gdr_of * gdr, int *major, int *minor))
+    X(version, "gdr_runtime_get_version", void, (int *major, int *minor))
 
 struct shoal_gdr_calls {
 #define SHOAL_GDR_CALL_MEMBER(member, name, result, signature) result(*member) signature;

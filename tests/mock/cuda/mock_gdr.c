@@ -68,9 +68,8 @@ GDR_API int gdr_close(struct shoal_gdr_of *gdr)
 GDR_API int gdr_driver_get_version(struct shoal_gdr_of *gdr, int *major, int *minor);
 GDR_API int gdr_driver_get_version(struct shoal_gdr_of *gdr, int *major, int *minor)
 {
-    expect(gdr == (void *)&opened, "gdr_driver_get_version of something else");
-    *major = 2;
-    *minor = 4;
+    (void)gdr, (void)major, (void)minor;
+    expect(false, "gdr_driver_get_version, which asserts that there is a kernel module");
     return 0;
 }
 
