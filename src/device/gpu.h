@@ -88,7 +88,7 @@ int shoal_gpu_driver_version(const struct shoal_gpu *gpu);
 SHOAL_MUST_USE enum shoal_status shoal_gpu_find_context(struct shoal_gpu *gpu, const struct shoal_gpu_pointer *pointer,
                                                         void *stream, const char *name, void **context_out);
 
-/* "2.5, kernel module 2.5", or "none" and why. */
+/* "2.5", or "none" and why. Where nothing is mapped meanwhile. */
 void shoal_gpu_describe_gdrcopy(char *text, size_t bytes);
 
 /* The context of the driver that is current in this thread; NULL: none is. */

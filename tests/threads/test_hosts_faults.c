@@ -420,16 +420,55 @@ static void device_body(struct rank *rank)
     CHECK(rank, cu.release(input) == SHOAL_CU_SUCCESS && cu.release(output) == SHOAL_CU_SUCCESS, "not freed");
 }
 
-static void operands_on_a_device_leave_from_bounce_buffers(void **state)
+static void start_device(void)
 {
     shoal_cu_device device;
-    (void)state;
     mock_client_open(MOCK_CUDA, false);
+    assert_non_null(dlopen(MOCK_GDR, RTLD_NOW | RTLD_LOCAL));
+    assert_true(control.set_of("gdrcopy"));
     assert_int_equal(cu.init(0), SHOAL_CU_SUCCESS);
     assert_int_equal(cu.device_get(&device, 0), SHOAL_CU_SUCCESS);
     assert_int_equal(cu.primary_retain(&device_context, device), SHOAL_CU_SUCCESS);
+}
+
+static void operands_on_a_device_leave_from_bounce_buffers(void **state)
+{
+    (void)state;
+    start_device();
     run_world(2, 1, device_body);
     run_world(4, 2, device_body);
+}
+
+/* Sums end on all ranks at once, so all map the next output at once. */
+static void mapping_body(struct rank *rank)
+{
+    const float value = (float)(rank->rank + 1);
+    struct shoal_options options = SHOAL_OPTIONS_INIT;
+    shoal_cu_stream stream;
+    CHECK(rank, cu.context_set(device_context) == SHOAL_CU_SUCCESS, "no context");
+    CHECK(rank, cu.stream_create(&stream, SHOAL_CU_STREAM_NON_BLOCKING, 0) == SHOAL_CU_SUCCESS, "no stream");
+    options.stream = stream;
+    for (int i = 0; i < 10; i++) {
+        float sum = 0;
+        shoal_cu_address output;
+        CHECK(rank, cu.allocate(&output, sizeof sum) == SHOAL_CU_SUCCESS, "no memory");
+        OK(rank, shoal_allreduce(rank->comm, &value, (void *)(uintptr_t)output, 1, SHOAL_FLOAT32, SHOAL_SUM, &options));
+        CHECK(rank, cu.stream_synchronize(stream) == SHOAL_CU_SUCCESS, "not synchronized");
+        CHECK(rank, cu.copy_to_host_now(&sum, output, sizeof sum) == SHOAL_CU_SUCCESS, "no copy");
+        CHECK(rank, sum == 10, "the sum is %g", (double)sum);
+    }
+}
+
+/* By the process: each rank has a context of Shoal's, and GDRCopy's library is not for several threads. */
+static void memory_of_a_device_is_mapped_by_one_thread_at_a_time(void **state)
+{
+    (void)state;
+    start_device();
+    run_world(4, 2, mapping_body);
+    assert_int_equal(control.count_of("pins"), 0);
+#if defined(__x86_64__)
+    assert_int_equal(control.count_of("remote writes"), 40);
+#endif
 }
 
 static void find_in_mock(void *mock, const char *name, void *function_out)
@@ -450,6 +489,7 @@ int main(void)
         cmocka_unit_test(lengths_are_told_to_those_they_concern),
         cmocka_unit_test(all_adapters_send_as_much),
         cmocka_unit_test(operands_on_a_device_leave_from_bounce_buffers),
+        cmocka_unit_test(memory_of_a_device_is_mapped_by_one_thread_at_a_time),
     };
     setenv("SHOAL_MOCK_FABRIC", "aws", 1);
     void *mock = dlopen(MOCK_FABRIC, RTLD_NOW); /* here: the sanitizer does not know the loader's lock */

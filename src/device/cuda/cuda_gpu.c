@@ -83,7 +83,6 @@ enum shoal_status shoal_gpu_open(struct shoal_log *log, struct shoal_gpu **gpu_o
     if (!gpu)
         return shoal_log_fail(log, SHOAL_ERR_MEMORY, "gpu", "no memory for the list of devices");
     gpu->log = log;
-    shoal_cuda_mappings_init(&gpu->mappings);
     enum shoal_status status = shoal_cuda_library_open(log, &gpu->calls, &gpu->version);
     if (status == SHOAL_OK)
         status = gpu_look_at_all(gpu);

@@ -19,12 +19,10 @@ static void mapping_write(const struct shoal_device_mapping *base, char *to, con
 
 /* ---- Making and ending --------------------------------------------------------------------------------------------------- */
 
-void shoal_cuda_mappings_init(struct shoal_cuda_mappings *mappings)
-{
-    pthread_mutex_init(&mappings->lock, NULL);
-}
+/* Guards the mappings of all contexts of the process: GDRCopy's library counts what it has without a lock of its own. */
+static pthread_mutex_t mapping_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* A kernel module that has lost the memory refuses, which leaves nothing. */
+/* Where the kernel module has lost the memory, both calls answer an error, and nothing is left to be ended. */
 static void mapping_end(struct shoal_cuda_mappings *mappings, size_t index)
 {
     struct shoal_cuda_mapping *mapping = mappings->all[index];
@@ -38,11 +36,12 @@ static void mapping_end(struct shoal_cuda_mappings *mappings, size_t index)
 
 void shoal_cuda_mappings_fini(struct shoal_cuda_mappings *mappings)
 {
+    pthread_mutex_lock(&mapping_lock);
     while (mappings->count)
         mapping_end(mappings, 0);
     if (mappings->gdr)
         (void)mappings->calls.close(mappings->gdr);
-    pthread_mutex_destroy(&mappings->lock);
+    pthread_mutex_unlock(&mapping_lock);
 }
 
 /* Whether GDRCopy is there; looked for once. */
@@ -187,13 +186,13 @@ static struct shoal_cuda_mapping *find_or_add(struct shoal_gpu *gpu, int device,
 
 struct shoal_cuda_mapping *shoal_cuda_mapping_hold(struct shoal_gpu *gpu, int device, shoal_cu_address at, size_t bytes)
 {
-    pthread_mutex_lock(&gpu->mappings.lock);
+    pthread_mutex_lock(&mapping_lock);
     struct shoal_cuda_mapping *mapping = find_or_add(gpu, device, at, bytes);
     const bool is_mapped = mapping && mapping->memory;
     if (mapping)
         mapping->used = ++gpu->mappings.now;
     if (is_mapped)
         atomic_fetch_add_explicit(&mapping->base.holders, 1, memory_order_relaxed);
-    pthread_mutex_unlock(&gpu->mappings.lock);
+    pthread_mutex_unlock(&mapping_lock);
     return is_mapped ? mapping : NULL;
 }

@@ -8,7 +8,7 @@
  * has another number now is of freed memory, and ends. It is not used meanwhile: whoever frees memory waits for the calls that
  * use it, as with any work on a stream.
  *
- * Any thread, by a lock of its own; not from the engine, which only writes. */
+ * Any thread, by a lock of the process; not from the engine, which only writes. */
 #ifndef SHOAL_DEVICE_CUDA_MAPPING_H
 #define SHOAL_DEVICE_CUDA_MAPPING_H
 
@@ -35,8 +35,8 @@ struct shoal_cuda_mapping {
     uint64_t used;               /* when */
 };
 
+/* Of a struct shoal_gpu. */
 struct shoal_cuda_mappings {
-    pthread_mutex_t lock; /* guards all but `calls` and `gdr`, which stay once `is_open` */
     struct shoal_gdr_calls calls;
     struct shoal_gdr_of *gdr; /* NULL: GDRCopy was not found */
     bool is_open;             /* was looked for */
@@ -46,8 +46,7 @@ struct shoal_cuda_mappings {
     size_t count;
 };
 
-void shoal_cuda_mappings_init(struct shoal_cuda_mappings *mappings);
-/* None is held. */
+/* None is held. All zero before the first use. */
 void shoal_cuda_mappings_fini(struct shoal_cuda_mappings *mappings);
 
 /* The mapping that has so many bytes at an address of a device, made now if need be, and held once more. NULL: there is none:

@@ -6,12 +6,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "device/cuda/gdr_library.h"
 #include "mock_remote.h"
 
 #define GDR_API __attribute__((visibility("default")))
 #define PINS_MAX 64 /* of the BAR */
+#define CALL_US 100
 
 /* What a handle points to. */
 struct pinned {
@@ -21,9 +23,13 @@ struct pinned {
     char *memory; /* NULL: not mapped */
 };
 
+/* What gdr_open gives. */
+struct shoal_gdr_of {
+    size_t pinned;
+};
+
 static atomic_flag is_busy = ATOMIC_FLAG_INIT;
-static size_t pinned_count;
-static int opened; /* what gdr_open gives the address of */
+static size_t pinned_count; /* of all */
 
 static void expect(bool is_right, const char *what)
 {
@@ -31,6 +37,19 @@ static void expect(bool is_right, const char *what)
         return;
     fprintf(stderr, "mock_gdr: %s\n", what);
     abort();
+}
+
+/* The real library counts what is open, pinned and mapped in variables of the process without a lock. Each call takes a moment,
+ * so that two of them meet. */
+static void begin_call(void)
+{
+    expect(!atomic_flag_test_and_set(&is_busy), "two calls at once");
+    usleep(CALL_US);
+}
+
+static void end_call(void)
+{
+    atomic_flag_clear(&is_busy);
 }
 
 static struct pinned *of(struct shoal_gdr_handle handle)
@@ -55,13 +74,19 @@ GDR_API void gdr_runtime_get_version(int *major, int *minor)
 GDR_API struct shoal_gdr_of *gdr_open(void);
 GDR_API struct shoal_gdr_of *gdr_open(void)
 {
-    return mock_remote_is_there() ? (struct shoal_gdr_of *)(void *)&opened : NULL;
+    begin_call();
+    struct shoal_gdr_of *gdr = mock_remote_is_there() ? calloc(1, sizeof *gdr) : NULL;
+    end_call();
+    return gdr;
 }
 
 GDR_API int gdr_close(struct shoal_gdr_of *gdr);
 GDR_API int gdr_close(struct shoal_gdr_of *gdr)
 {
-    expect(gdr == (void *)&opened && !pinned_count, "gdr_close of something else, or something is pinned");
+    begin_call();
+    expect(!gdr->pinned, "gdr_close while something is pinned");
+    free(gdr);
+    end_call();
     return 0;
 }
 
@@ -73,7 +98,7 @@ GDR_API int gdr_driver_get_version(struct shoal_gdr_of *gdr, int *major, int *mi
     return 0;
 }
 
-static int pin_pages(shoal_cu_address at, size_t bytes, struct shoal_gdr_handle *handle)
+static int pin_pages(struct shoal_gdr_of *gdr, shoal_cu_address at, size_t bytes, struct shoal_gdr_handle *handle)
 {
     uint64_t pin;
     const int error = mock_remote_pin(at, bytes, &pin);
@@ -83,6 +108,7 @@ static int pin_pages(shoal_cu_address at, size_t bytes, struct shoal_gdr_handle 
     expect(pinned != NULL, "no memory");
     *pinned = (struct pinned){at, bytes, pin, NULL};
     handle->value = (unsigned long)pinned;
+    gdr->pinned++;
     pinned_count++;
     return 0;
 }
@@ -92,49 +118,59 @@ GDR_API int gdr_pin_buffer(struct shoal_gdr_of *gdr, unsigned long at, size_t by
 GDR_API int gdr_pin_buffer(struct shoal_gdr_of *gdr, unsigned long at, size_t bytes, uint64_t token, uint32_t space,
                            struct shoal_gdr_handle *handle)
 {
+    begin_call();
     int error = mock_remote_enter("gdr_pin_buffer");
-    expect(gdr == (void *)&opened && !token && !space, "gdr_pin_buffer with other arguments");
+    expect(!token && !space, "gdr_pin_buffer with other arguments");
     expect(bytes && at % SHOAL_GDR_PAGE == 0 && bytes % SHOAL_GDR_PAGE == 0, "gdr_pin_buffer of parts of pages");
-    expect(!atomic_flag_test_and_set(&is_busy), "two calls at once");
     if (!error)
-        error = pinned_count < PINS_MAX ? pin_pages(at, bytes, handle) : ENOMEM;
-    atomic_flag_clear(&is_busy);
+        error = pinned_count < PINS_MAX ? pin_pages(gdr, at, bytes, handle) : ENOMEM;
+    end_call();
     return error;
 }
 
 GDR_API int gdr_unpin_buffer(struct shoal_gdr_of *gdr, struct shoal_gdr_handle handle);
 GDR_API int gdr_unpin_buffer(struct shoal_gdr_of *gdr, struct shoal_gdr_handle handle)
 {
+    begin_call();
     const int error = mock_remote_enter("gdr_unpin_buffer");
-    expect(gdr == (void *)&opened && !of(handle)->memory, "gdr_unpin_buffer of what is mapped");
-    expect(!atomic_flag_test_and_set(&is_busy), "two calls at once");
+    expect(!of(handle)->memory, "gdr_unpin_buffer of what is mapped");
     mock_remote_unpin();
     free(of(handle));
+    gdr->pinned--;
     pinned_count--;
-    atomic_flag_clear(&is_busy);
+    end_call();
     return error;
+}
+
+static int map_pages(struct pinned *pinned, void **memory)
+{
+    *memory = mmap(NULL, pinned->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    expect(*memory != MAP_FAILED, "no addresses");
+    pinned->memory = *memory;
+    return 0;
 }
 
 GDR_API int gdr_map(struct shoal_gdr_of *gdr, struct shoal_gdr_handle handle, void **memory, size_t bytes);
 GDR_API int gdr_map(struct shoal_gdr_of *gdr, struct shoal_gdr_handle handle, void **memory, size_t bytes)
 {
-    const int error = mock_remote_enter("gdr_map");
-    expect(gdr == (void *)&opened && !of(handle)->memory && bytes == of(handle)->bytes, "gdr_map of something else");
-    if (error)
-        return error;
-    *memory = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    expect(*memory != MAP_FAILED, "no addresses");
-    of(handle)->memory = *memory;
-    return 0;
+    begin_call();
+    int error = mock_remote_enter("gdr_map");
+    expect(gdr->pinned && !of(handle)->memory && bytes == of(handle)->bytes, "gdr_map of something else");
+    if (!error)
+        error = map_pages(of(handle), memory);
+    end_call();
+    return error;
 }
 
 GDR_API int gdr_unmap(struct shoal_gdr_of *gdr, struct shoal_gdr_handle handle, void *memory, size_t bytes);
 GDR_API int gdr_unmap(struct shoal_gdr_of *gdr, struct shoal_gdr_handle handle, void *memory, size_t bytes)
 {
+    begin_call();
     const int error = mock_remote_enter("gdr_unmap");
-    expect(gdr == (void *)&opened && memory == of(handle)->memory && bytes == of(handle)->bytes, "gdr_unmap of something else");
+    expect(gdr->pinned && memory == of(handle)->memory && bytes == of(handle)->bytes, "gdr_unmap of something else");
     munmap(memory, bytes);
     of(handle)->memory = NULL;
+    end_call();
     return error;
 }
 
