@@ -126,8 +126,8 @@ bool shoal_memory_is_busy(struct shoal_memory *memory, const void *address);
  * are the user's, so they cannot be kept. */
 SHOAL_MUST_USE enum shoal_status shoal_memory_deregister(struct shoal_memory *memory, void *address);
 
-/* Shoal has mapped memory there: nothing of the user's can be mapped any more. Registrations of ranges that overlap it end, with
- * a warning. */
+/* Shoal has mapped memory there: nothing of the user's can be mapped any more. Registrations of ranges that overlap it end,
+ * with a warning. */
 void shoal_memory_end_stale(struct shoal_memory *memory, const void *address, size_t bytes);
 
 /* The region in use in which all of [address, address + bytes) lie; NULL: there is none. O(log n), and less for the region
