@@ -210,56 +210,75 @@ struct shoal_device_ring *shoal_gpu_port_ring(struct shoal_gpu_port *port, bool 
 
 #define RUNS_MAX 64
 
-/* An output's runs on the device, each of which holds its mapping. */
+/* An output's runs on the device. */
 struct runs {
     size_t count;
-    struct shoal_cuda_mapping *last; /* that was found */
+    shoal_cu_address devices[RUNS_MAX];
     struct shoal_device_ring_write all[RUNS_MAX];
 };
 
-/* The driver is asked once where several runs lie in one mapping. */
-static struct shoal_cuda_mapping *hold_mapping(const struct shoal_gpu_port *port, const struct runs *runs, shoal_cu_address at,
-                                               size_t bytes)
-{
-    if (!runs->last || !shoal_cuda_mapping_has(runs->last, at, bytes))
-        return shoal_cuda_mapping_hold(port->place.gpu, port->place.device, at, bytes);
-    atomic_fetch_add_explicit(&runs->last->base.holders, 1, memory_order_relaxed);
-    return runs->last;
-}
-
-/* False: there are too many, or one has no mapping. */
-static bool hold_runs(const struct shoal_gpu_port *port, const struct shoal_gpu_transfer *transfer, struct runs *runs)
+/* False: there are none, or too many. */
+static bool find_runs(const struct shoal_gpu_transfer *transfer, struct runs *runs)
 {
     const struct shoal_device_ring_operand *operand = transfer->operand;
     for (int part = 0; part < operand->parts; part++) {
         for (size_t at = 0, run; at < operand->count; at += run) {
             run = operand->count - at;
             const shoal_cu_address device = transfer->find(transfer->arg, part, at, &run);
-            const size_t bytes = run * operand->element;
             if (!run)
                 break;
-            runs->last = runs->count < RUNS_MAX ? hold_mapping(port, runs, device, bytes) : NULL;
-            if (!runs->last)
+            if (runs->count == RUNS_MAX)
                 return false;
-            runs->all[runs->count++] = (struct shoal_device_ring_write){
-                &runs->last->base, shoal_cuda_mapping_at(runs->last, device), shoal_device_ring_at(operand, part, at), bytes};
+            runs->devices[runs->count] = device;
+            runs->all[runs->count++] = (struct shoal_device_ring_write){.from = shoal_device_ring_at(operand, part, at),
+                                                                        .bytes = run * operand->element};
         }
     }
     return runs->count > 0;
 }
 
+/* The driver is asked once where several runs lie in one mapping. */
+static struct shoal_cuda_mapping *hold_mapping(const struct shoal_gpu_port *port, struct shoal_cuda_mapping *previous,
+                                               shoal_cu_address at, size_t bytes)
+{
+    if (!previous || !shoal_cuda_mapping_has(previous, at, bytes))
+        return shoal_cuda_mapping_hold(port->place.gpu, port->place.device, at, bytes);
+    atomic_fetch_add_explicit(&previous->base.holders, 1, memory_order_relaxed);
+    return previous;
+}
+
+/* Each run holds its mapping. False: one has none, and nothing is held. */
+static bool hold_runs(const struct shoal_gpu_port *port, struct runs *runs)
+{
+    struct shoal_cuda_mapping *mapping = NULL;
+    size_t held = 0;
+    for (; held < runs->count; held++) {
+        struct shoal_device_ring_write *run = &runs->all[held];
+        mapping = hold_mapping(port, mapping, runs->devices[held], run->bytes);
+        if (!mapping)
+            break;
+        run->mapping = &mapping->base;
+        run->to = shoal_cuda_mapping_at(mapping, runs->devices[held]);
+    }
+    if (held == runs->count)
+        return true;
+    while (held-- > 0)
+        atomic_fetch_sub_explicit(&runs->all[held].mapping->holders, 1, memory_order_release);
+    return false;
+}
+
 static void map_output(const struct shoal_gpu_port *port, const struct shoal_gpu_transfer *transfer)
 {
     struct runs runs = {.count = 0};
-    const bool has_all = hold_runs(port, transfer, &runs);
-    struct shoal_device_ring_write *writes = has_all ? malloc(runs.count * sizeof *writes) : NULL;
-    if (writes) {
-        memcpy(writes, runs.all, runs.count * sizeof *writes);
-        shoal_device_ring_write_out(transfer->operand, transfer->input, writes, runs.count);
+    if (!find_runs(transfer, &runs))
+        return;
+    struct shoal_device_ring_write *writes = malloc(runs.count * sizeof *writes);
+    if (!writes || !hold_runs(port, &runs)) {
+        free(writes);
         return;
     }
-    for (size_t i = 0; i < runs.count; i++)
-        atomic_fetch_sub_explicit(&runs.all[i].mapping->holders, 1, memory_order_release);
+    memcpy(writes, runs.all, runs.count * sizeof *writes);
+    shoal_device_ring_write_out(transfer->operand, transfer->input, writes, runs.count);
 }
 
 void shoal_gpu_port_map(struct shoal_gpu_port *port, const struct shoal_gpu_transfer *transfers, size_t count,
@@ -275,8 +294,8 @@ void shoal_gpu_port_map(struct shoal_gpu_port *port, const struct shoal_gpu_tran
 
 /* ---- Putting work on the streams ----------------------------------------------------------------------------------------- */
 
-/* One of the two streams while a call is posted to it. A write goes to the driver with the waits of the next unit; by then no
- * more is needed of it than that of all units but one. */
+/* One of the two streams while a call is posted to it. A unit's write goes to the driver with the waits of the next unit: until
+ * then only the writes of the units before it are needed. */
 struct poster {
     struct shoal_gpu_port *port;
     bool is_inward;
@@ -422,7 +441,7 @@ static enum shoal_status post_copy(struct poster *poster, const struct shoal_dev
     return copy_unit(poster, unit);
 }
 
-/* Of a unit that the engine writes: the wait goes to the driver with the write behind it. */
+/* The stream waits for a unit that the engine writes. The wait goes to the driver with the write behind it. */
 static enum shoal_status post_wait(struct poster *poster, const struct shoal_device_ring_unit *unit)
 {
     const struct shoal_gpu_port *port = poster->port;
