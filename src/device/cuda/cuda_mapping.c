@@ -1,5 +1,6 @@
 #include "device/cuda/cuda_mapping.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -59,23 +60,37 @@ static bool open_gdr(struct shoal_gpu *gpu)
     return mappings->gdr != NULL;
 }
 
-/* Refusals are kept like mappings, so that not every call asks again. */
-static void mapping_map(struct shoal_gpu *gpu, struct shoal_cuda_mapping *mapping)
+/* 0, or an error, of the call that *call_out names. */
+static int pin_and_map(const struct shoal_cuda_mappings *mappings, struct shoal_cuda_mapping *mapping, const char **call_out)
 {
-    struct shoal_cuda_mappings *mappings = &gpu->mappings;
     const struct shoal_gdr_calls *calls = &mappings->calls;
     void *memory = NULL;
-    const char *call = "gdr_pin_buffer";
+    *call_out = "gdr_pin_buffer";
     int error = calls->pin(mappings->gdr, mapping->pages, mapping->page_bytes, 0, 0, &mapping->handle);
-    if (!error) {
-        call = "gdr_map";
-        error = calls->map(mappings->gdr, mapping->handle, &memory, mapping->page_bytes);
-        if (error)
-            (void)calls->unpin(mappings->gdr, mapping->handle);
-    }
-    if (!error)
+    if (error)
+        return error;
+    *call_out = "gdr_map";
+    error = calls->map(mappings->gdr, mapping->handle, &memory, mapping->page_bytes);
+    if (error)
+        (void)calls->unpin(mappings->gdr, mapping->handle);
+    else
         mapping->memory = memory;
-    else if (!mappings->has_refused)
+    return error;
+}
+
+/* Refusals are kept like mappings, so that not every call asks again. A library that pins by dma-bufs wants the memory's context
+ * to be current. */
+static void mapping_map(struct shoal_gpu *gpu, struct shoal_cuda_mapping *mapping, shoal_cu_context context)
+{
+    struct shoal_cuda_mappings *mappings = &gpu->mappings;
+    struct shoal_cuda_visit visit;
+    const char *call;
+    mapping->used = mappings->now;
+    if (shoal_cuda_visit(gpu, context, &visit) != SHOAL_CU_SUCCESS)
+        return;
+    const int error = pin_and_map(mappings, mapping, &call);
+    shoal_cuda_leave(gpu, &visit);
+    if (error && !mappings->has_refused)
         shoal_log_line(gpu->log, SHOAL_LOG_INFO, "gpu",
                        "GDRCopy does not map some memory of a device (%s: %s): small results there are copied by the device",
                        call, strerror(error));
@@ -88,6 +103,7 @@ struct allocation {
     unsigned long long buffer;
     shoal_cu_address begin;
     size_t bytes;
+    shoal_cu_context context;
 };
 
 /* Memory of pools, and that which programs map, has no context. Its number may stay when pages of it change. */
@@ -95,11 +111,10 @@ static bool find_allocation(const struct shoal_cuda_calls *cuda, shoal_cu_addres
 {
     int attributes[] = {SHOAL_CU_POINTER_BUFFER_ID, SHOAL_CU_POINTER_RANGE_START, SHOAL_CU_POINTER_RANGE_BYTES,
                         SHOAL_CU_POINTER_CONTEXT, SHOAL_CU_POINTER_IS_MANAGED};
-    void *context = NULL;
     unsigned is_managed = 0;
-    void *values[] = {&allocation->buffer, &allocation->begin, &allocation->bytes, &context, &is_managed};
-    return cuda->pointer_attributes(SHOAL_COUNT_OF(attributes), attributes, values, at) == SHOAL_CU_SUCCESS && context &&
-           !is_managed;
+    void *values[] = {&allocation->buffer, &allocation->begin, &allocation->bytes, &allocation->context, &is_managed};
+    return cuda->pointer_attributes(SHOAL_COUNT_OF(attributes), attributes, values, at) == SHOAL_CU_SUCCESS &&
+           allocation->context && !is_managed;
 }
 
 static bool is_held(const struct shoal_cuda_mapping *mapping)
@@ -107,7 +122,27 @@ static bool is_held(const struct shoal_cuda_mapping *mapping)
     return atomic_load_explicit(&mapping->base.holders, memory_order_acquire) > 0;
 }
 
-/* Ends mappings of memory that was freed: of allocations where another one lies now. */
+static bool is_old(const struct shoal_cuda_mappings *mappings, const struct shoal_cuda_mapping *mapping)
+{
+    return mappings->now - mapping->used >= SHOAL_CUDA_MAPPING_AGE;
+}
+
+/* Looks at one mapping, at the next one in the next use, and ends it if its allocation was freed. */
+static void end_if_freed(struct shoal_gpu *gpu, const struct allocation *in_use)
+{
+    struct shoal_cuda_mappings *mappings = &gpu->mappings;
+    struct allocation allocation = {.buffer = 0};
+    if (!mappings->count)
+        return;
+    mappings->looked_at = (mappings->looked_at + 1) % mappings->count;
+    const struct shoal_cuda_mapping *mapping = mappings->all[mappings->looked_at];
+    if (mapping->buffer == in_use->buffer || is_held(mapping))
+        return;
+    if (!find_allocation(&gpu->calls, mapping->begin, &allocation) || allocation.buffer != mapping->buffer)
+        mapping_end(mappings, mappings->looked_at);
+}
+
+/* Ends mappings of allocations where another one lies now. */
 static void mapping_end_stale(struct shoal_cuda_mappings *mappings, const struct allocation *allocation)
 {
     for (size_t i = mappings->count; i-- > 0;) {
@@ -118,7 +153,7 @@ static void mapping_end_stale(struct shoal_cuda_mappings *mappings, const struct
     }
 }
 
-/* False: all are held. */
+/* False: all are held, or were used lately. */
 static bool make_room(struct shoal_cuda_mappings *mappings)
 {
     size_t oldest = SHOAL_CUDA_MAPPINGS_MAX;
@@ -126,7 +161,7 @@ static bool make_room(struct shoal_cuda_mappings *mappings)
         return true;
     for (size_t i = 0; i < mappings->count; i++) {
         const bool is_older = oldest == SHOAL_CUDA_MAPPINGS_MAX || mappings->all[i]->used < mappings->all[oldest]->used;
-        if (!is_held(mappings->all[i]) && is_older)
+        if (!is_held(mappings->all[i]) && is_old(mappings, mappings->all[i]) && is_older)
             oldest = i;
     }
     if (oldest == SHOAL_CUDA_MAPPINGS_MAX)
@@ -169,7 +204,7 @@ static struct shoal_cuda_mapping *mapping_add(struct shoal_gpu *gpu, int device,
     mapping->page_bytes = until - mapping->pages;
     mapping->begin = mapping->pages > allocation->begin ? mapping->pages : allocation->begin;
     mapping->end = until < end ? until : end;
-    mapping_map(gpu, mapping);
+    mapping_map(gpu, mapping, allocation->context);
     mappings->all[mappings->count++] = mapping;
     return mapping;
 }
@@ -180,19 +215,27 @@ static struct shoal_cuda_mapping *find_or_add(struct shoal_gpu *gpu, int device,
     struct allocation allocation = {.buffer = 0};
     if (!open_gdr(gpu) || !find_allocation(&gpu->calls, at, &allocation))
         return NULL;
+    end_if_freed(gpu, &allocation);
+    if (allocation.bytes > SHOAL_CUDA_MAPPED_ALLOCATION_MAX)
+        return NULL;
     struct shoal_cuda_mapping *found = mapping_find(&gpu->mappings, &allocation, at, bytes);
-    return found ? found : mapping_add(gpu, device, &allocation, at, bytes);
+    if (!found)
+        return mapping_add(gpu, device, &allocation, at, bytes);
+    if (!found->memory && is_old(&gpu->mappings, found))
+        mapping_map(gpu, found, allocation.context);
+    return found;
 }
 
 struct shoal_cuda_mapping *shoal_cuda_mapping_hold(struct shoal_gpu *gpu, int device, shoal_cu_address at, size_t bytes)
 {
     pthread_mutex_lock(&mapping_lock);
+    gpu->mappings.now++;
     struct shoal_cuda_mapping *mapping = find_or_add(gpu, device, at, bytes);
     const bool is_mapped = mapping && mapping->memory;
-    if (mapping)
-        mapping->used = ++gpu->mappings.now;
-    if (is_mapped)
+    if (is_mapped) {
+        mapping->used = gpu->mappings.now;
         atomic_fetch_add_explicit(&mapping->base.holders, 1, memory_order_relaxed);
+    }
     pthread_mutex_unlock(&mapping_lock);
     return is_mapped ? mapping : NULL;
 }

@@ -3,22 +3,26 @@
  *     output, 1 KiB at 0x7f..a400     the driver: memory number 17, made in context C
  *     mapping of its page(s) of 64 KiB, kept for the next call with memory number 17
  *
- * Pinning takes a system call and some of the device's BAR, so mappings are kept: at most SHOAL_CUDA_MAPPINGS_MAX, the least
- * recently used one goes first. The driver gives each allocation a number that no later one gets; a mapping whose allocation
- * has another number now is of freed memory, and ends. It is not used meanwhile: whoever frees memory waits for the calls that
- * use it, as with any work on a stream.
+ * Pinning takes a system call and some of the device's BAR, so mappings are kept, at most SHOAL_CUDA_MAPPINGS_MAX. One that was
+ * not used in SHOAL_CUDA_MAPPING_AGE uses of others makes room; before, others are copied by the device, which costs less than
+ * to map in each call. The driver gives each allocation a number that no later one gets; a mapping whose allocation has
+ * another number now is of freed memory, and ends. It is not used meanwhile: whoever frees memory waits for the calls that use
+ * it, as with any work on a stream.
+ *
+ * A mapping may hold the whole allocation in the device after the program has freed it. So only allocations of at most
+ * SHOAL_CUDA_MAPPED_ALLOCATION_MAX are mapped, and each use asks the driver for the number of one more mapping's allocation.
  *
  * Any thread, by a lock of the process; not from the engine, which only writes. */
 #ifndef SHOAL_DEVICE_CUDA_MAPPING_H
 #define SHOAL_DEVICE_CUDA_MAPPING_H
-
-#include <pthread.h>
 
 #include "device/cuda/cuda_abi.h"
 #include "device/cuda/gdr_library.h"
 #include "device/device_ring.h"
 
 #define SHOAL_CUDA_MAPPINGS_MAX 64
+#define SHOAL_CUDA_MAPPING_AGE 256                         /* uses */
+#define SHOAL_CUDA_MAPPED_ALLOCATION_MAX ((size_t)2 << 20) /* what torch allocates for its small tensors */
 
 struct shoal_gpu;
 
@@ -32,7 +36,7 @@ struct shoal_cuda_mapping {
     size_t page_bytes;
     shoal_cu_address begin, end; /* and what of them is of the allocation */
     char *memory;                /* where the first page is mapped; NULL: this was refused */
-    uint64_t used;               /* when */
+    uint64_t used;               /* when; that which was refused: when GDRCopy was asked */
 };
 
 /* Of a struct shoal_gpu. */
@@ -42,6 +46,7 @@ struct shoal_cuda_mappings {
     bool is_open;             /* was looked for */
     bool has_refused;         /* which is logged once */
     uint64_t now;             /* counts uses */
+    size_t looked_at;         /* the mapping whose allocation the driver was asked for last */
     struct shoal_cuda_mapping *all[SHOAL_CUDA_MAPPINGS_MAX];
     size_t count;
 };
@@ -50,7 +55,8 @@ struct shoal_cuda_mappings {
 void shoal_cuda_mappings_fini(struct shoal_cuda_mappings *mappings);
 
 /* The mapping that has so many bytes at an address of a device, made now if need be, and held once more. NULL: there is none:
- * GDRCopy was not found or refuses, or the memory is managed, of a pool or mapped by the program. */
+ * GDRCopy was not found or refuses, all places are in use, or the memory is managed, of a pool, mapped by the program or of a
+ * large allocation. */
 struct shoal_cuda_mapping *shoal_cuda_mapping_hold(struct shoal_gpu *gpu, int device, shoal_cu_address at, size_t bytes);
 /* Whether a held mapping has these bytes, too. */
 static inline bool shoal_cuda_mapping_has(const struct shoal_cuda_mapping *mapping, shoal_cu_address at, size_t bytes)

@@ -75,13 +75,15 @@ int mock_remote_enter(const char *name)
     return 0;
 }
 
-/* Whether a page has memory of a device that can be mapped. */
+/* Whether a page has memory of a device that can be mapped. A dma-buf is made in its context. */
 static bool has_memory(shoal_cu_address at, size_t bytes)
 {
+    bool is_destroyed;
+    const struct mock_context *current = mock_current(&is_destroyed);
     const struct mock_region *region = NULL;
     while ((region = mock_region_next(region)))
         if (region->kind == MOCK_PLAIN_MEMORY && region->at < at + bytes && at < region->at + region->bytes)
-            return true;
+            return region->context == current;
     return false;
 }
 
