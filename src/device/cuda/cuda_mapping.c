@@ -78,8 +78,8 @@ static int pin_and_map(const struct shoal_cuda_mappings *mappings, struct shoal_
     return error;
 }
 
-/* Refusals are kept like mappings, so that not every call asks again. A library that pins by dma-bufs wants the memory's context
- * to be current. */
+/* Refusals are kept like mappings, so that not every call asks again. A library that pins by dma-bufs wants the memory's
+ * context to be current. */
 static void mapping_map(struct shoal_gpu *gpu, struct shoal_cuda_mapping *mapping, shoal_cu_context context)
 {
     struct shoal_cuda_mappings *mappings = &gpu->mappings;
