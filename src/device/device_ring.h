@@ -45,8 +45,8 @@ void shoal_device_ring_counters_let_go(struct shoal_device_ring_counter *counter
 
 /* Memory of a device that the processor may write. */
 struct shoal_device_mapping {
-    /* Writes so many bytes. Calls no driver and does not wait. is_last: a stream that is told after the return finds there all
-     * that was written. */
+    /* Writes so many bytes. Calls no driver. is_last: a stream that is told after the return finds there all that was written,
+     * for which the call may wait a round trip of the bus. */
     void (*write)(const struct shoal_device_mapping *, char *to, const char *from, size_t bytes, bool is_last);
     atomic_int holders; /* operands that are written through it, which stays meanwhile */
 };

@@ -39,7 +39,7 @@ struct shoal_cuda_mapping {
     uint64_t used;               /* when; that which was refused: when GDRCopy was asked */
 };
 
-/* Of a struct shoal_gpu. */
+/* Each struct shoal_gpu has one. */
 struct shoal_cuda_mappings {
     struct shoal_gdr_calls calls;
     struct shoal_gdr_of *gdr; /* NULL: GDRCopy was not found */
