@@ -262,23 +262,38 @@ def a_block_that_an_exception_left_keeps_no_works(world):
     dist.group.WORLD._start_coalescing(torch.device("cpu"))
     views = []
     for _ in range(20):
-        works = [dist.all_reduce(torch.ones(2), async_op=True) for _ in range(2)]
-        works[0].wait()
-        works[1].get_future().wait()
-        views += map(weak, works)
+        work = dist.all_reduce(torch.ones(2), async_op=True)
+        work.wait()
+        views.append(weak(work))
         dist.all_reduce(torch.ones(2))
-        del works
     dist.barrier()
+    del work
     gc.collect()
     alive = sum(view() is not None for view in views) - len(dist.group.WORLD._kept)
-    expect(alive <= 2 and not dist.group.WORLD._coalesced, alive)
+    expect(alive <= 0 and not dist.group.WORLD._coalesced, alive)
+
+
+def a_block_waits_for_copies_and_futures(world):
+    start()
+    columns = torch.zeros(2, 10, 2)
+    if world.rank == 0:
+        time.sleep(0.3)
+    with dist._coalescing_manager(device=torch.device("cpu"), async_ops=True) as block:
+        for tensor in columns:
+            if world.rank == 0:
+                dist.isend(torch.ones(10), 1)
+            else:
+                future = dist.irecv(tensor[:, 0], 0).get_future()
+    block.wait()
+    expect(world.rank == 0 or columns[:, :, 0].eq(1).all() and future.wait(), columns)
 
 
 CASES = [Case(body.__name__, body, sizes=(2,), init=False, fresh=True) for body in (
     callback_that_waits_for_another_future, futures_out_of_order, dropped_work_keeps_its_tensors,
     interrupt_in_a_synchronous_call, error_reaches_cpp, wait_gives_up_and_the_operation_goes_on,
     child_has_a_context_of_its_own, memory_stays_flat, newest_works_live_on,
-    works_live_until_somebody_has_waited, kept_works_end_with_their_group, a_block_that_an_exception_left_keeps_no_works, group_is_named_by_what_torch_asks)]
+    works_live_until_somebody_has_waited, kept_works_end_with_their_group, a_block_that_an_exception_left_keeps_no_works,
+    a_block_waits_for_copies_and_futures, group_is_named_by_what_torch_asks)]
 
 if __name__ == "__main__":
     ranks.run(CASES)

@@ -100,7 +100,8 @@ class Work(dist.Work):
     def wait(self, timeout=None):
         """Raises what went wrong. A timeout > 0 that passes is an error for the caller; the operation goes on."""
         self._finish(milliseconds(timeout))
-        self._group.was_waited_for(self)
+        self._group.was_asked_for(self)
+        self._group.leave_block(self)
         return True
 
     def _finish(self, limit_ms=0):
@@ -137,8 +138,8 @@ class Work(dist.Work):
         return self._result
 
     def get_future(self):
-        """A torch.futures.Future of the list of output tensors. It holds the work until it has them."""
-        self._group.was_waited_for(self)
+        """A torch.futures.Future of the list of output tensors."""
+        self._group.was_asked_for(self)
         with self._group.lock:
             is_first = self._future is None
             if is_first:
@@ -360,14 +361,19 @@ class Group(Base):
             with self.lock:
                 self._unwaited.add(work)
 
-    def was_waited_for(self, work):
+    def was_asked_for(self, work):
+        """By wait(), or for its future, which holds it until it is done."""
         with self.lock:
-            if self._coalesced is not None:  # a block that an exception left is never ended, and would hold all works for ever
-                self._coalesced.pop(work, None)
             if work in self._unwaited:
                 self._unwaited.discard(work)
                 self._kept.append(work)
                 del self._kept[:-KEPT_WORKS]
+
+    def leave_block(self, work):
+        """Once it was waited for. torch does not end a block that an exception left, which would hold all works for ever."""
+        with self.lock:
+            if self._coalesced is not None:
+                self._coalesced.pop(work, None)
 
     def _enter(self):
         """The communicator, which is not freed before _leave()."""
