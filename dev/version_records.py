@@ -93,6 +93,11 @@ def differences(top=TOP):
     return found
 
 
+def failing(top=TOP):
+    """(row, program, what failed)."""
+    return [(*key, f"failed: {', '.join(record['failed'])}") for key, record in read(top).items() if record["failed"]]
+
+
 def outdated(rows, top=TOP):
     """(row, program, why it has to run again), of rows as dev/versions.py has them."""
     records, found = read(top), []

@@ -147,10 +147,7 @@ def run_row(row, interpreter):
 
 
 def check():
-    for record in version_records.read().values():
-        if record["failed"]:
-            print(f"# {record['row']}: {record['program']}: failed: {', '.join(record['failed'])}")
-    for name, program, why in version_records.outdated(ROWS):
+    for name, program, why in version_records.failing() + version_records.outdated(ROWS):
         print(f"# {name}: {program}: {why}")
     for page, line, text in version_records.differences():
         print(f"{page}:{line}: {text}")

@@ -218,6 +218,7 @@ def rows_of_versions_that_ran_with_other_sources_are_told():
         expect(records.outdated([row], top) == [] and records.differences(top) == [], records.outdated([row], top))
         page = (top / "docs/python.md").read_text()
         expect("| torch 2.4 | `b.py` | 7 / 1 / 3 | - | 5 November 2026 |" in page, page)
+        expect(records.failing(top) == [("old", "b.py", "failed: one")], records.failing(top))
         (top / "shim/page.md").write_text("no source")
         expect(records.outdated([row], top) == [], "a page counts as a source")
         for name, text in (("shim/b/c.h", "int b;\n"), ("shim/new.cpp", "")):
