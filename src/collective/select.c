@@ -241,9 +241,14 @@ static bool can_go_in_rounds(const struct shoal_selection *selection)
     return is_over_hosts(selection) && !selection->is_uneven && selection->bytes <= SHOAL_PAYLOAD_MAX;
 }
 
+bool shoal_algorithm_is_of_devices(const struct shoal_algorithm *entry)
+{
+    return entry->build == shoal_peers_build;
+}
+
 bool shoal_select_can_serve(const struct shoal_selection *selection, const struct shoal_algorithm *entry)
 {
-    if (selection->is_on_devices != (entry->build == shoal_peers_build))
+    if (selection->is_on_devices != shoal_algorithm_is_of_devices(entry))
         return false;
     if (shoal_algorithm_is_in_rounds(entry))
         return can_go_in_rounds(selection);

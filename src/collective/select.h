@@ -37,6 +37,9 @@ static inline bool shoal_algorithm_is_in_rounds(const struct shoal_algorithm *en
     return !entry->build && entry->where == SHOAL_WHERE_HOSTS;
 }
 
+/* All its work is done by the ranks' devices. */
+bool shoal_algorithm_is_of_devices(const struct shoal_algorithm *entry);
+
 /* A question to the table. */
 struct shoal_selection {
     enum shoal_collective_type collective;

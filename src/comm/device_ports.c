@@ -29,16 +29,11 @@ static enum shoal_status map_rings(struct shoal_context *context, struct shoal_d
     return SHOAL_OK;
 }
 
-static size_t slot_bytes_of(const struct shoal_context *context)
-{
-    return shoal_round_up((size_t)context->settings.gpu.unit_bytes, SHOAL_PAGE);
-}
-
 static enum shoal_status fill_port(struct shoal_context *context, void *driver_context, struct shoal_devices_port *port)
 {
     struct shoal_gpu_port_options options = {.context = driver_context,
                                              .slots = port->slots,
-                                             .slot_bytes = slot_bytes_of(context),
+                                             .slot_bytes = shoal_gpu_unit_bytes(&context->settings.gpu),
                                              .counter_start = context->settings.engine.counter_start};
     port->bytes = shoal_gpu_port_bytes(options.slots, options.slot_bytes);
     SHOAL_TRY(map_rings(context, port));
@@ -251,7 +246,7 @@ void shoal_devices_give_up_port(struct shoal_comm *comm, struct shoal_devices_po
 static unsigned slots_for(const struct shoal_comm *comm)
 {
     const size_t whole = shoal_engine_range_bytes(comm->engine, false), part = shoal_engine_range_bytes(comm->engine, true);
-    return shoal_device_ring_slots(slot_bytes_of(comm->context), whole, comm->size, part);
+    return shoal_device_ring_slots(shoal_gpu_unit_bytes(&comm->context->settings.gpu), whole, comm->size, part);
 }
 
 /* The slots that the youngest communicators need, at most SHOAL_GPU_EARLY of them. */
@@ -394,7 +389,7 @@ static enum shoal_status fill_peers(const struct shoal_comm *comm, void *driver_
                                               .rank = comm->rank,
                                               .size = comm->size,
                                               .slots = (unsigned)context->settings.engine.depth,
-                                              .slot_bytes = slot_bytes_of(context) * (size_t)comm->size,
+                                              .slot_bytes = shoal_gpu_unit_bytes(&context->settings.gpu) * (size_t)comm->size,
                                               .counter_start = context->settings.engine.counter_start};
     port->bytes = shoal_device_stage_bytes(options.slots);
     SHOAL_TRY(map_rings(context, port));

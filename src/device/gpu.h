@@ -168,6 +168,8 @@ struct shoal_gpu_peers_options {
     void *memory; /* shoal_device_stage_bytes, as of struct shoal_gpu_port_options */
 };
 
+/* ERR_UNSUPPORTED: the device, or its driver, lacks what sums among devices take; the log says what. */
+SHOAL_MUST_USE enum shoal_status shoal_gpu_peers_can(const struct shoal_gpu *gpu, int index);
 /* Makes streams, slots in the device's memory that peers can map, and loads kernels: what may wait until the device is idle.
  * The first time on a device the driver compiles the kernels for seconds. ERR_UNSUPPORTED (the device or its driver lacks
  * what it takes), ERR_MEMORY, ERR_SYSTEM; nothing is left then. */

@@ -14,4 +14,10 @@ struct shoal_gpu_settings {
 };
 extern const struct shoal_setting_table shoal_gpu_setting_table;
 
+/* A unit, in whole pages. */
+static inline size_t shoal_gpu_unit_bytes(const struct shoal_gpu_settings *settings)
+{
+    return shoal_round_up((size_t)settings->unit_bytes, SHOAL_PAGE);
+}
+
 #endif

@@ -357,7 +357,11 @@ static void explain_call(const struct inquiry *inquiry, FILE *out)
 /* Why an entry that a tuning override names is passed over. */
 static void explain_unable(const struct inquiry *inquiry, const struct shoal_algorithm *entry, FILE *out)
 {
-    if (shoal_algorithm_is_in_rounds(entry) && inquiry->hosts > 1)
+    if (inquiry->selection.is_on_devices)
+        fputs("GPUs sum among themselves\n", out);
+    else if (shoal_algorithm_is_of_devices(entry))
+        fputs("it serves GPUs that sum among themselves\n", out);
+    else if (shoal_algorithm_is_in_rounds(entry) && inquiry->hosts > 1)
         fprintf(out, "it serves parts of one length, together up to %d bytes\n", SHOAL_PAYLOAD_MAX);
     else if (entry->build || shoal_algorithm_is_in_rounds(entry))
         fprintf(out, "it serves %s\n", entry->where == SHOAL_WHERE_HOSTS ? "several hosts" : "one host");
@@ -381,6 +385,11 @@ static void explain_passed_over(const struct inquiry *inquiry, const struct shoa
 static void explain_why(const struct inquiry *inquiry, const struct shoal_algorithm *entry, FILE *out)
 {
     const struct shoal_selection *selection = &inquiry->selection;
+    if (selection->is_on_devices) {
+        fprintf(out, "because GPUs of this host reach each other's memory; SHOAL_GPU_PEER_BYTES is %llu\n",
+                (unsigned long long)inquiry->settings.gpu.peer_bytes);
+        return;
+    }
     if (inquiry->hosts > 1 && entry->build && selection->size > SHOAL_DIRECT_RANKS_REMOTE) {
         fprintf(out, "because of several hosts direct serves up to %d ranks; %s\n", SHOAL_DIRECT_RANKS_REMOTE, entry->when);
         return;
@@ -414,7 +423,9 @@ static void explain_choice(const struct inquiry *inquiry, const struct shoal_alg
         fprintf(out, "because of the tuning override %s:%d\n", inquiry->tuning.source, override->line);
     else
         explain_why(inquiry, entry, out);
-    if (entry->build && inquiry->hosts > 1)
+    if (inquiry->selection.is_on_devices)
+        fputs("operands: in memory of GPUs, through staging buffers there\n", out);
+    else if (entry->build && inquiry->hosts > 1)
         fprintf(out, "operands: through staging buffers between hosts; inside them, %s\n", reaches[reach]);
     else if (entry->build && inquiry->is_overwritten)
         fprintf(out, "operands: an %s in place goes through staging buffers\n", inquiry->entry->name);
@@ -442,6 +453,14 @@ static void explain_direct(const struct inquiry *inquiry, const struct shoal_alg
           out);
 }
 
+/* Elements of a whole, or of each part, in a chunk. */
+static size_t find_chunk(const struct inquiry *inquiry, const struct shoal_algorithm *entry, const struct shoal_plan *plan)
+{
+    if (inquiry->selection.is_on_devices)
+        return shoal_gpu_unit_bytes(&inquiry->settings.gpu) * (size_t)plan->size / inquiry->element;
+    return shoal_select_chunk(entry, plan, inquiry->settings.engine.chunk_bytes, inquiry->element);
+}
+
 static void explain_chunks(const struct inquiry *inquiry, const struct shoal_algorithm *entry, const struct shoal_plan *plan,
                            FILE *out)
 {
@@ -449,7 +468,7 @@ static void explain_chunks(const struct inquiry *inquiry, const struct shoal_alg
         fprintf(out, "rank %d:\n", plan->rank);
         return;
     }
-    const size_t chunk = shoal_select_chunk(entry, plan, inquiry->settings.engine.chunk_bytes, inquiry->element);
+    const size_t chunk = find_chunk(inquiry, entry, plan);
     const size_t chunks = (inquiry->count + chunk - 1) / chunk;
     fprintf(out, "rank %d: %zu chunk%s of up to %zu bytes%s, %llu under way at once, %d staging buffer part%s", plan->rank,
             chunks, plural(chunks), chunk * inquiry->element, inquiry->is_partitioned ? " of each part" : "",
@@ -506,11 +525,17 @@ static enum shoal_status explain_plans(const struct inquiry *inquiry, FILE *out)
     return SHOAL_OK;
 }
 
-static void explain_gpus(FILE *out)
+static void explain_gpus(const struct inquiry *inquiry, FILE *out)
 {
-    fputs("\noperands on GPUs: their copy engines move them through host memory in units, in and out at the same time, while\n"
-          "ranks and network work on other units; the plan is that of ordinary memory. Of this host:\n",
-          out);
+    if (inquiry->selection.is_on_devices)
+        fputs(
+            "\noperands on GPUs: the GPUs copy and reduce, and no byte passes through host memory; ranks signal and wait. Of\n"
+            "this host:\n",
+            out);
+    else
+        fputs("\noperands on GPUs: their copy engines move them through host memory in units, in and out at the same time,\n"
+              "while ranks and network work on other units; the plan is that of ordinary memory. Of this host:\n",
+              out);
     shoal_describe_gpus(SHOAL_LINKS_SYS, out);
 }
 
@@ -532,7 +557,7 @@ static enum shoal_status describe_explain(const struct inquiry *inquiry, FILE *o
 {
     SHOAL_TRY(explain_work(inquiry, out));
     if (inquiry->is_on_gpus)
-        explain_gpus(out);
+        explain_gpus(inquiry, out);
     return SHOAL_OK;
 }
 
@@ -596,8 +621,7 @@ static void print_json_choice(const struct inquiry *inquiry, const struct shoal_
 static void print_json_chunks(const struct inquiry *inquiry, const struct shoal_algorithm *entry, const struct shoal_plan *plan,
                               FILE *out)
 {
-    const size_t chunk =
-        inquiry->count ? shoal_select_chunk(entry, plan, inquiry->settings.engine.chunk_bytes, inquiry->element) : 0;
+    const size_t chunk = inquiry->count ? find_chunk(inquiry, entry, plan) : 0;
     fprintf(out,
             "{\"rank\":%d,\"chunks\":%zu,\"chunk_bytes\":%zu,\"depth\":%llu,\"parts\":%d,\"bins\":%d,\"steps\":", plan->rank,
             chunk ? (inquiry->count + chunk - 1) / chunk : 1, chunk * inquiry->element,
@@ -686,6 +710,14 @@ static bool is_question(struct inquiry *inquiry, FILE *out)
     return false;
 }
 
+/* As far as one process can know: ranks decide it when they make their communicator (comm/device_peers.h). */
+static bool describe_goes_among(const struct inquiry *inquiry)
+{
+    const uint64_t least = inquiry->settings.gpu.peer_bytes;
+    return inquiry->is_on_gpus && inquiry->hosts == 1 && inquiry->collective == SHOAL_COLLECTIVE_ALLREDUCE && least &&
+           inquiry->question->bytes >= least && shoal_describe_can_sum(inquiry->question->ranks);
+}
+
 /* Parts are equal: what is left over belongs to none. */
 static void describe_measure(struct inquiry *inquiry)
 {
@@ -699,6 +731,7 @@ static void describe_measure(struct inquiry *inquiry)
                                                   .payload_bytes = inquiry->count * inquiry->element *
                                                                    (inquiry->entry->shape.is_input_partitioned ? ranks : 1),
                                                   .inline_bytes = inquiry->settings.engine.inline_bytes,
+                                                  .is_on_devices = describe_goes_among(inquiry),
                                                   .tuning = &inquiry->tuning};
 }
 

@@ -121,3 +121,31 @@ void shoal_describe_gpus(const char *sys, FILE *out)
     shoal_gpu_close(gpu);
     shoal_log_fini(&log);
 }
+
+/* ---- Sums among GPUs ----------------------------------------------------------------------------------------------------- */
+
+static bool can_all_sum(const struct shoal_gpu *gpu)
+{
+    const int count = shoal_gpu_count(gpu);
+    for (int device = 0; device < count; device++) {
+        if (shoal_gpu_peers_can(gpu, device) != SHOAL_OK)
+            return false;
+        for (int peer = 0; peer < count; peer++)
+            if (peer != device && shoal_gpu_reach(gpu, device, peer) == SHOAL_GPU_REACH_NONE)
+                return false;
+    }
+    return true;
+}
+
+bool shoal_describe_can_sum(int ranks)
+{
+    struct shoal_gpu *gpu = NULL;
+    struct shoal_log log;
+    if (ranks < 2 || ranks > SHOAL_GPU_SOURCES_MAX)
+        return false;
+    shoal_log_init_quiet(&log);
+    const bool can = shoal_gpu_open(&log, &gpu) == SHOAL_OK && can_all_sum(gpu);
+    shoal_gpu_close(gpu);
+    shoal_log_fini(&log);
+    return can;
+}

@@ -246,6 +246,25 @@ def explain_names_the_gpus_of_operands():
     expect(told == [True, False], told)
 
 
+def explain_shows_sums_among_gpus():
+    """As a communicator over the stand-in for the driver goes (test_device_peers): where GPUs cannot, the plan is the usual one."""
+    folder = pathlib.Path(os.environ["SHOAL_TESTS"]).parent / "unit"
+    if not (folder / "libcuda.so.1").exists():
+        raise Skip("the stand-in for CUDA's driver was not built")
+    words = ("allreduce", "--memory", "gpu", "--bytes", "9M")
+    env = {**os.environ, "LD_LIBRARY_PATH": str(folder), "MOCK_CUDA": "devices=3", "SHOAL_GPU_PEER_BYTES": "1M"}
+    out, told = explain(*words, "-n", "3", env=env), json.loads(explain(*words, "-n", "3", "--format", "json", env=env))
+    expect("algorithm peers, because GPUs of this host reach each other's memory; SHOAL_GPU_PEER_BYTES is 1048576\n" in out, out)
+    expect("rank 2: 3 chunks of up to 3145728 bytes, 4 under way" in out and "the GPUs copy and reduce" in out, out)
+    expect(told["algorithm"] == "peers" and [(plan["chunks"], plan["chunk_bytes"]) for plan in told["plans"]] == [(3, 3 << 20)] * 3, told)
+    out = explain(*words, env={**env, "SHOAL_ALGORITHMS": "all-reduce=owners"})
+    expect("algorithm peers, " in out and "(owners) cannot serve this call: GPUs sum among themselves\n" in out, out)
+    for more, changed in ((["--bytes", "1020K"], {}), (["-n", "9"], {}), (["--hosts", "2"], {}), ([], {"SHOAL_GPU_PEER_BYTES": "0"}),
+                          ([], {"MOCK_CUDA": "devices=3,peers=0"}), ([], {"MOCK_CUDA": "devices=3,values=0"}), ([], {"MOCK_CUDA": "devices=0"})):
+        out = explain(*words, *more, env={**env, **changed})
+        expect("algorithm peers" not in out and "through host memory" in out, more, changed, out)
+
+
 def explain_tells_programs_the_same():
     """Each step of the text in another form."""
     def text_of(step):
@@ -617,7 +636,8 @@ run_cases([bench_prints_one_object_per_size_with_the_agreed_fields, bench_checks
            bench_names_the_algorithm_that_ran, bench_runs_under_mpirun, bench_binds_its_workers,
            lack_of_shared_memory_is_told_in_the_callers_numbers,
            bench_refuses_what_makes_no_sense, explain_prints_the_plan,
-           explain_shows_zero_copy_for_shared_memory, explain_knows_all_sizes_of_jobs, explain_names_the_gpus_of_operands, explain_tells_programs_the_same,
+           explain_shows_zero_copy_for_shared_memory, explain_knows_all_sizes_of_jobs, explain_names_the_gpus_of_operands,
+           explain_shows_sums_among_gpus, explain_tells_programs_the_same,
            explain_has_a_legend_for_its_steps,
            explain_knows_every_collective,
            explain_tells_the_limit_of_the_direct_way, explain_of_a_barrier_knows_no_bytes,

@@ -161,7 +161,7 @@ static enum shoal_status peers_make(struct shoal_gpu_peers *peers)
     return status;
 }
 
-static enum shoal_status check_can_sum(struct shoal_gpu *gpu, int number)
+enum shoal_status shoal_gpu_peers_can(const struct shoal_gpu *gpu, int number)
 {
     const struct shoal_cuda_calls *calls = &gpu->calls;
     const struct shoal_gpu_device *device = shoal_gpu_at(gpu, number);
@@ -185,7 +185,7 @@ enum shoal_status shoal_gpu_peers_open(struct shoal_gpu *gpu, const struct shoal
     int device = 0;
     SHOAL_ASSERT(options->size <= SHOAL_GPU_SOURCES_MAX && options->slot_bytes % SHOAL_PAGE == 0);
     SHOAL_TRY(shoal_cuda_find_device(gpu, options->context, &device));
-    SHOAL_TRY(check_can_sum(gpu, device));
+    SHOAL_TRY(shoal_gpu_peers_can(gpu, device));
     struct shoal_gpu_peers *peers = calloc(1, sizeof *peers);
     if (!peers)
         return shoal_log_fail(gpu->log, SHOAL_ERR_MEMORY, "gpu", "no memory for sums on device %d", device);
