@@ -11,6 +11,8 @@ struct attempt {
     struct shoal_call *call;
     const struct shoal_extra *extra; /* NULL: none */
     const struct shoal_shape *shape;
+    size_t element;                   /* bytes; a power of two */
+    size_t input_parts, output_parts; /* of this rank; 1 for a whole, 0 where it has none */
 };
 
 /* ---- Arguments ----------------------------------------------------------------------------------------------------------- */
@@ -61,20 +63,16 @@ static enum shoal_status check_operator(const struct attempt *attempt)
     return SHOAL_OK;
 }
 
-static bool has_input(const struct attempt *attempt)
+/* By the low bits of the address: a division would take longer. */
+static bool is_aligned(const struct attempt *attempt, const void *operand)
 {
-    return shoal_shape_contributes(attempt->shape, attempt->comm->rank, attempt->call->root);
-}
-
-static bool has_output(const struct attempt *attempt)
-{
-    return shoal_shape_receives(attempt->shape, attempt->comm->rank, attempt->call->root);
+    return !((uintptr_t)operand & (attempt->element - 1));
 }
 
 static enum shoal_status refuse_unaligned(const struct attempt *attempt, const char *what, const void *operand)
 {
     return shoal_arguments_refuse(attempt->comm, attempt->name, "%s is %p, not aligned to its elements of %zu bytes", what,
-                                  operand, shoal_type_bytes(attempt->call->type));
+                                  operand, attempt->element);
 }
 
 static enum shoal_status refuse_count(const struct attempt *attempt, const char *what, size_t count)
@@ -89,14 +87,13 @@ static enum shoal_status check_operands(const struct attempt *attempt, const voi
                                         const void *output, size_t output_bytes, size_t own_at)
 {
     const char *a = input, *b = output;
-    const size_t element = shoal_type_bytes(attempt->call->type);
     if (SHOAL_UNLIKELY(input_bytes && !input))
         return shoal_arguments_refuse(attempt->comm, attempt->name, "input is NULL, but count is not 0");
     if (SHOAL_UNLIKELY(output_bytes && !output))
         return shoal_arguments_refuse(attempt->comm, attempt->name, "output is NULL, but count is not 0");
-    if (SHOAL_UNLIKELY(input_bytes && (uintptr_t)input % element))
+    if (SHOAL_UNLIKELY(input_bytes && !is_aligned(attempt, input)))
         return refuse_unaligned(attempt, "input", input);
-    if (SHOAL_UNLIKELY(output_bytes && (uintptr_t)output % element))
+    if (SHOAL_UNLIKELY(output_bytes && !is_aligned(attempt, output)))
         return refuse_unaligned(attempt, "output", output);
     if (!input_bytes || !output_bytes || a + input_bytes <= b || b + output_bytes <= a)
         return SHOAL_OK;
@@ -115,19 +112,17 @@ static enum shoal_status check_operands(const struct attempt *attempt, const voi
 /* No type is larger than 8 bytes, so that sums of what passes here never wrap. */
 static bool is_count(const struct shoal_comm *comm, size_t count)
 {
-    return count <= SIZE_MAX / 16 / (size_t)comm->size;
+    size_t product;
+    return !__builtin_mul_overflow(count, 16 * (size_t)comm->size, &product);
 }
 
 static enum shoal_status check_plain(const struct attempt *attempt)
 {
     const struct shoal_call *call = attempt->call;
-    const size_t size = (size_t)attempt->comm->size;
-    const size_t part = call->count * shoal_type_bytes(call->type);
+    const size_t part = call->count * attempt->element;
     if (SHOAL_UNLIKELY(!is_count(attempt->comm, call->count)))
         return refuse_count(attempt, "count", call->count);
-    return check_operands(attempt, call->input,
-                          has_input(attempt) ? part * (attempt->shape->is_input_partitioned ? size : 1) : 0, call->output,
-                          has_output(attempt) ? part * (attempt->shape->is_output_partitioned ? size : 1) : 0,
+    return check_operands(attempt, call->input, part * attempt->input_parts, call->output, part * attempt->output_parts,
                           (size_t)attempt->comm->rank * part);
 }
 
@@ -203,7 +198,7 @@ static enum shoal_status check_parts(const struct attempt *attempt)
     const struct shoal_extra *extra = attempt->extra;
     const struct shoal_call *call = attempt->call;
     const int rank = attempt->comm->rank;
-    const size_t element = shoal_type_bytes(call->type);
+    const size_t element = attempt->element;
     size_t sent_end = 0, received_end = 0, own_at = 0;
     if ((attempt->shape->is_input_partitioned && !extra->sent) || (attempt->shape->is_output_partitioned && !extra->received))
         return shoal_arguments_refuse(attempt->comm, attempt->name, "an array of counts is NULL");
@@ -292,7 +287,7 @@ static bool are_apart(const struct range *ranges, size_t count)
 static enum shoal_status check_tensors_apart(const struct attempt *attempt)
 {
     const struct shoal_extra *extra = attempt->extra;
-    const size_t element = shoal_type_bytes(attempt->call->type), size = (size_t)attempt->comm->size;
+    const size_t element = attempt->element;
     struct range *ranges = malloc((2 * extra->tensor_count + 1) * sizeof *ranges);
     size_t used = 0;
     if (!ranges)
@@ -300,10 +295,8 @@ static enum shoal_status check_tensors_apart(const struct attempt *attempt)
     for (size_t t = 0; t < extra->tensor_count; t++) {
         const struct shoal_tensor *tensor = &extra->tensors[t];
         const size_t part = tensor->count * element;
-        if (has_input(attempt))
-            used = add_range(ranges, used, tensor->input, part * (attempt->shape->is_input_partitioned ? size : 1), t, false);
-        if (has_output(attempt))
-            used = add_range(ranges, used, tensor->output, part * (attempt->shape->is_output_partitioned ? size : 1), t, true);
+        used = add_range(ranges, used, tensor->input, part * attempt->input_parts, t, false);
+        used = add_range(ranges, used, tensor->output, part * attempt->output_parts, t, true);
     }
     qsort(ranges, used, sizeof *ranges, compare_ranges);
     const bool is_apart = are_apart(ranges, used);
@@ -321,7 +314,9 @@ static enum shoal_status check_tensors(const struct attempt *attempt)
     size_t total = 0;
     for (size_t t = 0; t < extra->tensor_count; t++) {
         struct shoal_call one = *call;
-        const struct attempt alone = {attempt->comm, attempt->name, &one, NULL, attempt->shape};
+        struct attempt alone = *attempt;
+        alone.call = &one;
+        alone.extra = NULL;
         one.input = extra->tensors[t].input;
         one.output = extra->tensors[t].output;
         one.count = extra->tensors[t].count;
@@ -353,12 +348,27 @@ enum shoal_status shoal_arguments_lay_out(const struct shoal_comm *comm, const c
     return shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "%s on communicator %s: no memory", name, comm->name);
 }
 
+static size_t count_parts(const struct shoal_comm *comm, bool has_operand, bool is_partitioned)
+{
+    return !has_operand ? 0 : is_partitioned ? (size_t)comm->size : 1;
+}
+
 enum shoal_status shoal_arguments_check(const struct shoal_comm *comm, const char *name, struct shoal_call *call,
                                         const struct shoal_extra *extra, const struct shoal_options *options)
 {
-    const struct attempt whole = {comm, name, call, extra, &shoal_collective_traits(call->collective)->shape},
-                         *attempt = &whole;
     SHOAL_TRY(shoal_comm_check(comm, name));
+    const struct shoal_shape *shape = &shoal_collective_traits(call->collective)->shape;
+    const struct attempt whole = {.comm = comm,
+                                  .name = name,
+                                  .call = call,
+                                  .extra = extra,
+                                  .shape = shape,
+                                  .element = shoal_type_bytes(call->type),
+                                  .input_parts = count_parts(comm, shoal_shape_contributes(shape, comm->rank, call->root),
+                                                             shape->is_input_partitioned),
+                                  .output_parts = count_parts(comm, shoal_shape_receives(shape, comm->rank, call->root),
+                                                              shape->is_output_partitioned)},
+                         *attempt = &whole;
     SHOAL_TRY(take_options(attempt, options));
     if (SHOAL_UNLIKELY((unsigned)call->type >= SHOAL_TYPE_END))
         return shoal_arguments_refuse(comm, name, "type is %d, none of enum shoal_type", (int)call->type);
@@ -366,8 +376,8 @@ enum shoal_status shoal_arguments_check(const struct shoal_comm *comm, const cha
         SHOAL_TRY(check_operator(attempt));
     if (SHOAL_UNLIKELY(call->root < 0 || call->root >= comm->size))
         return shoal_arguments_refuse(comm, name, "root is %d, but there are %d ranks, from 0", call->root, comm->size);
-    call->input = has_input(attempt) ? call->input : NULL;
-    call->output = has_output(attempt) ? call->output : NULL;
+    call->input = attempt->input_parts ? call->input : NULL;
+    call->output = attempt->output_parts ? call->output : NULL;
     if (SHOAL_LIKELY(!extra))
         return check_plain(attempt);
     SHOAL_TRY(extra->has_tensors ? check_tensors(attempt) : check_parts(attempt));
@@ -378,8 +388,7 @@ enum shoal_status shoal_arguments_check_message(const struct shoal_comm *comm, c
                                                 const struct shoal_message *message, const struct shoal_options *options,
                                                 struct shoal_call *call)
 {
-    const size_t element = shoal_type_bytes(message->type);
-    const struct attempt attempt = {comm, name, call, NULL, NULL};
+    const struct attempt attempt = {.comm = comm, .name = name, .call = call, .element = shoal_type_bytes(message->type)};
     const char *operand = message->is_send ? "input" : "output";
     SHOAL_TRY(shoal_comm_check(comm, name));
     *call = (struct shoal_call){.collective = message->is_send ? SHOAL_COLLECTIVE_SEND : SHOAL_COLLECTIVE_RECV,
@@ -395,13 +404,13 @@ enum shoal_status shoal_arguments_check_message(const struct shoal_comm *comm, c
                                       message->peer, comm->size, comm->rank);
     if (message->tag < 0)
         return shoal_arguments_refuse(comm, name, "tag is %d, but must not be negative", message->tag);
-    if (!element)
+    if (!attempt.element)
         return shoal_arguments_refuse(comm, name, "type is %d, none of enum shoal_type", (int)message->type);
     if (!is_count(comm, message->count))
         return refuse_count(&attempt, "count", message->count);
     if (message->count && !message->buffer)
         return shoal_arguments_refuse(comm, name, "%s is NULL, but count is not 0", operand);
-    if (message->count && (uintptr_t)message->buffer % element)
+    if (message->count && !is_aligned(&attempt, message->buffer))
         return refuse_unaligned(&attempt, operand, message->buffer);
     return SHOAL_OK;
 }
