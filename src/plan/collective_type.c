@@ -2,7 +2,7 @@
 
 /* In a broadcast, a scatter and an all-to-all no rank writes into another's output: root, or a rank in place, would have to
  * write where the receiver may still be reading. */
-static const struct shoal_collective_traits rows[SHOAL_COLLECTIVE_END] = {
+const struct shoal_collective_traits shoal_collective_rows[SHOAL_COLLECTIVE_END + 1] = {
     [SHOAL_COLLECTIVE_NONE] = {.name = "none"},
     [SHOAL_COLLECTIVE_ALLREDUCE] = {"all-reduce", {.is_reduced = true}, true, true},
     [SHOAL_COLLECTIVE_REDUCE] = {"reduce", {.root_receives = true, .is_reduced = true}, true, true},
@@ -18,13 +18,8 @@ static const struct shoal_collective_traits rows[SHOAL_COLLECTIVE_END] = {
     [SHOAL_COLLECTIVE_RECV] = {.name = "receive"},
     [SHOAL_COLLECTIVE_DRAIN] = {.name = "drain"},
     [SHOAL_COLLECTIVE_GROUP] = {.name = "group"},
+    [SHOAL_COLLECTIVE_END] = {.name = "unknown operation"},
 };
-
-const struct shoal_collective_traits *shoal_collective_traits(enum shoal_collective_type collective)
-{
-    static const struct shoal_collective_traits unknown = {.name = "unknown operation"};
-    return (unsigned)collective < SHOAL_COLLECTIVE_END ? &rows[collective] : &unknown;
-}
 
 static bool is_same_word(const char *name, const char *word)
 {
@@ -40,7 +35,7 @@ static bool is_same_word(const char *name, const char *word)
 enum shoal_collective_type shoal_collective_find(const char *name)
 {
     for (int collective = SHOAL_COLLECTIVE_ALLREDUCE; name && collective <= SHOAL_COLLECTIVE_BARRIER; collective++) {
-        if (is_same_word(rows[collective].name, name))
+        if (is_same_word(shoal_collective_rows[collective].name, name))
             return (enum shoal_collective_type)collective;
     }
     return SHOAL_COLLECTIVE_NONE;

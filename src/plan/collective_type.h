@@ -34,8 +34,14 @@ struct shoal_collective_traits {
     bool is_output_reached;
 };
 
-/* Never NULL; a row without a name for numbers that are no collective. */
-const struct shoal_collective_traits *shoal_collective_traits(enum shoal_collective_type collective);
+/* By collective type; the last is of numbers that are none. */
+extern const struct shoal_collective_traits shoal_collective_rows[SHOAL_COLLECTIVE_END + 1];
+
+/* Never NULL. Inline, for it is on the way of every call. */
+static inline const struct shoal_collective_traits *shoal_collective_traits(enum shoal_collective_type collective)
+{
+    return &shoal_collective_rows[(unsigned)collective < SHOAL_COLLECTIVE_END ? collective : SHOAL_COLLECTIVE_END];
+}
 
 /* The collective of that name, with or without dashes; NONE when no collective that users call has it. */
 enum shoal_collective_type shoal_collective_find(const char *name);
