@@ -300,7 +300,7 @@ static bool rounds_pay(const struct shoal_selection *selection)
 }
 
 /* NULL: the call does not go in rounds. */
-static const struct shoal_algorithm *find_rounds(const struct shoal_selection *selection)
+static SHOAL_NOINLINE const struct shoal_algorithm *find_rounds(const struct shoal_selection *selection)
 {
     if (!can_go_in_rounds(selection))
         return NULL;
@@ -312,11 +312,27 @@ static const struct shoal_algorithm *find_rounds(const struct shoal_selection *s
     return override || (rounds_pay(selection) && selection->bytes <= shoal_select_rounds_limit(selection)) ? entry : NULL;
 }
 
+/* Nothing is moved, or next to nothing. */
+static bool is_bare(const struct shoal_selection *selection)
+{
+    return selection->collective == SHOAL_COLLECTIVE_BARRIER || selection->collective == SHOAL_COLLECTIVE_SPLIT;
+}
+
+static bool is_direct_by_size(const struct shoal_selection *selection)
+{
+    return is_bare(selection) || selection->payload_bytes <= shoal_select_direct_limit(selection);
+}
+
+static SHOAL_NOINLINE bool is_direct_with_overrides(const struct shoal_selection *selection)
+{
+    const struct shoal_tuning_override *override = shoal_select_override(selection);
+    return override ? !shoal_select_find(override->collective, override->name)->build : is_direct_by_size(selection);
+}
+
 bool shoal_select_is_direct(const struct shoal_selection *selection, const struct shoal_algorithm **rounds_out)
 {
-    const bool is_bare = selection->collective == SHOAL_COLLECTIVE_BARRIER || selection->collective == SHOAL_COLLECTIVE_SPLIT;
     *rounds_out = SHOAL_UNLIKELY(is_over_hosts(selection)) ? find_rounds(selection) : NULL;
-    if (!is_over_hosts(selection) && is_bare)
+    if (!is_over_hosts(selection) && is_bare(selection))
         return true;
     if (SHOAL_UNLIKELY(selection->is_on_devices))
         return false;
@@ -324,11 +340,9 @@ bool shoal_select_is_direct(const struct shoal_selection *selection, const struc
         return true;
     if (!can_go_direct(selection))
         return false;
-    const bool has_overrides = shoal_select_has_overrides(selection);
-    const struct shoal_tuning_override *override = SHOAL_UNLIKELY(has_overrides) ? shoal_select_override(selection) : NULL;
-    if (override)
-        return !shoal_select_find(override->collective, override->name)->build;
-    return is_bare || selection->payload_bytes <= shoal_select_direct_limit(selection);
+    if (SHOAL_UNLIKELY(shoal_select_has_overrides(selection)))
+        return is_direct_with_overrides(selection);
+    return is_direct_by_size(selection);
 }
 
 const struct shoal_algorithm *shoal_select_plan(const struct shoal_selection *selection, const struct shoal_view *view,

@@ -551,15 +551,18 @@ void shoal_comm_abort(struct shoal_comm *comm)
         shoal_engine_abort(comm->engine);
 }
 
-enum shoal_status shoal_comm_check(const struct shoal_comm *comm, const char *call)
+static SHOAL_NOINLINE enum shoal_status refuse_comm(const struct shoal_comm *comm, const char *call)
 {
-    if (SHOAL_UNLIKELY(!comm)) {
+    if (!comm) {
         fprintf(stderr, "shoal: [comm] %s: the communicator is NULL\n", call);
         return SHOAL_ERR_ARGUMENT;
     }
     SHOAL_TRY(shoal_context_check(comm->context, call));
-    if (SHOAL_UNLIKELY(comm->is_finalized))
-        return shoal_log_fail(&comm->context->log, SHOAL_ERR_STATE, "comm", "%s: communicator %s was finalized", call,
-                              comm->name);
-    return SHOAL_OK;
+    return shoal_log_fail(&comm->context->log, SHOAL_ERR_STATE, "comm", "%s: communicator %s was finalized", call, comm->name);
+}
+
+enum shoal_status shoal_comm_check(const struct shoal_comm *comm, const char *call)
+{
+    const bool is_usable = comm && *comm->context->is_parent && !comm->is_finalized;
+    return SHOAL_LIKELY(is_usable) ? SHOAL_OK : refuse_comm(comm, call);
 }

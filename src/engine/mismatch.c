@@ -29,10 +29,15 @@ void shoal_dispute_destroy(struct shoal_dispute *dispute)
     free(dispute);
 }
 
+/* In an all-to-all with parts of different lengths each rank has its own. */
+static bool may_count_differ(const struct shoal_descriptor *call)
+{
+    return call->collective == SHOAL_COLLECTIVE_ALLTOALL && call->detail;
+}
+
 static bool is_same_call(const struct shoal_descriptor *a, const struct shoal_descriptor *b)
 {
-    const bool has_peer_counts = a->collective == SHOAL_COLLECTIVE_ALLTOALL && a->detail;
-    return (a->count == b->count || has_peer_counts) && a->detail == b->detail && a->root == b->root &&
+    return (a->count == b->count || may_count_differ(a)) && a->detail == b->detail && a->root == b->root &&
            a->collective == b->collective && a->type == b->type && a->op == b->op && a->way == b->way;
 }
 
@@ -201,9 +206,11 @@ static struct shoal_peer_count peer_count_of(struct shoal_engine *engine, uint64
 }
 
 /* Notes where the peer's part is. False: its length is not what this rank expects. */
-static bool heed_peer_count(struct shoal_engine *engine, struct shoal_request *request, int peer)
+static SHOAL_NOINLINE bool heed_peer_count(struct shoal_engine *engine, struct shoal_request *request, int peer)
 {
     struct shoal_layout *layout = request->call.layout;
+    if (!layout->peer_counts)
+        return true;
     const struct shoal_peer_count theirs = peer_count_of(engine, request->sequence, peer);
     layout->peer_at[peer] = theirs.count ? (size_t)theirs.offset : 0;
     return theirs.count == layout->received[peer];
@@ -291,30 +298,27 @@ bool shoal_engine_settle(struct shoal_engine *engine, bool is_urgent)
     return true;
 }
 
-static void dispute(struct shoal_engine *engine, uint64_t sequence)
+/* False, for its callers. */
+static SHOAL_NOINLINE bool dispute(struct shoal_engine *engine, uint64_t sequence)
 {
     if (!engine->dispute->sequence || sequence < engine->dispute->sequence) {
         engine->dispute->sequence = sequence;
         engine->dispute->since_ns = shoal_engine_now_ns(engine);
     }
     (void)shoal_engine_settle(engine, false);
+    return false;
 }
 
 bool shoal_engine_check_call(struct shoal_engine *engine, struct shoal_request *request, int peer,
                              const struct shoal_announcement *other)
 {
-    if (SHOAL_LIKELY(is_same_call(&request->announcement.descriptor, &other->descriptor)) &&
-        (!request->call.layout || !request->call.layout->peer_counts || heed_peer_count(engine, request, peer)))
-        return true;
-    dispute(engine, request->sequence);
-    return false;
+    if (SHOAL_UNLIKELY(!is_same_call(&request->announcement.descriptor, &other->descriptor)))
+        return dispute(engine, request->sequence);
+    return SHOAL_LIKELY(!request->call.layout) || heed_peer_count(engine, request, peer) || dispute(engine, request->sequence);
 }
 
 bool shoal_engine_check_past_call(struct shoal_engine *engine, const struct shoal_descriptor *own,
                                   const struct shoal_announcement *other)
 {
-    if (SHOAL_LIKELY(is_same_call(own, &other->descriptor)))
-        return true;
-    dispute(engine, own->sequence);
-    return false;
+    return SHOAL_LIKELY(is_same_call(own, &other->descriptor)) || dispute(engine, own->sequence);
 }

@@ -629,10 +629,9 @@ static void wait_until_over(struct shoal_progress *progress, struct shoal_reques
     }
 }
 
-enum shoal_status shoal_progress_wait(struct shoal_progress *progress, struct shoal_request *request, uint64_t until_ns)
+static SHOAL_NOINLINE enum shoal_status wait_for_request(struct shoal_progress *progress, struct shoal_request *request,
+                                                         uint64_t until_ns)
 {
-    if (is_done(request))
-        return shoal_request_status(request);
     atomic_fetch_add_explicit(&progress->waiters, 1, memory_order_seq_cst);
     atomic_fetch_add_explicit(&request->awaited, 1, memory_order_relaxed);
     wait_until_over(progress, request, until_ns);
@@ -645,6 +644,12 @@ enum shoal_status shoal_progress_wait(struct shoal_progress *progress, struct sh
         pthread_mutex_unlock(&progress->thread_lock);
     }
     return shoal_request_status(request);
+}
+
+enum shoal_status shoal_progress_wait(struct shoal_progress *progress, struct shoal_request *request, uint64_t until_ns)
+{
+    const enum shoal_status status = shoal_request_status(request);
+    return status != SHOAL_PENDING ? status : wait_for_request(progress, request, until_ns);
 }
 
 /* ---- The progress thread ------------------------------------------------------------------------------------------------- */

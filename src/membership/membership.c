@@ -568,12 +568,13 @@ void shoal_membership_abort(struct shoal_membership_comm *member)
     shoal_control_wake(member->membership->control);
 }
 
-void shoal_membership_heed_abort(struct shoal_membership_comm *member)
+bool shoal_membership_heed_abort(struct shoal_membership_comm *member, struct shoal_failure *failure_out)
 {
     struct shoal_failure failure;
     atomic_store_explicit(&member->has_aborted, false, memory_order_relaxed);
     shoal_cause_fill_abort(&failure, member->rank, member->host);
     shoal_membership_fail(member, &failure);
+    return shoal_cause_board_read(member->board, failure_out);
 }
 
 void shoal_membership_tell_left(struct shoal_membership *membership, uint64_t comm, int rank, uint64_t completed)

@@ -91,14 +91,14 @@ void shoal_membership_fail(struct shoal_membership_comm *comm, const struct shoa
 /* The same for shoal_comm_abort, without waiting. Any thread; async-signal-safe. */
 void shoal_membership_abort(struct shoal_membership_comm *comm);
 /* The rank that called shoal_comm_abort does nothing more in the communicator, though others may not know of it yet: it waits
- * for their agreement. */
-void shoal_membership_heed_abort(struct shoal_membership_comm *comm);
+ * for their agreement. Returns as shoal_membership_failed. */
+bool shoal_membership_heed_abort(struct shoal_membership_comm *comm, struct shoal_failure *failure_out);
 
 /* True when there is a first cause; *failure_out is it. Cheap while there is none. */
 static inline bool shoal_membership_failed(struct shoal_membership_comm *comm, struct shoal_failure *failure_out)
 {
     if (SHOAL_UNLIKELY(atomic_load_explicit(&comm->has_aborted, memory_order_relaxed)))
-        shoal_membership_heed_abort(comm);
+        return shoal_membership_heed_abort(comm, failure_out);
     return shoal_cause_board_read(comm->board, failure_out);
 }
 

@@ -48,9 +48,9 @@ void shoal_membership_abort(struct shoal_membership_comm *comm)
     (void)comm;
 }
 
-void shoal_membership_heed_abort(struct shoal_membership_comm *comm)
+bool shoal_membership_heed_abort(struct shoal_membership_comm *comm, struct shoal_failure *failure_out)
 {
-    (void)comm;
+    return shoal_cause_board_read(comm->board, failure_out);
 }
 
 void shoal_membership_tell_left(struct shoal_membership *membership, uint64_t comm, int rank, uint64_t completed)
