@@ -9,20 +9,25 @@
 
 /* ---- Requests ------------------------------------------------------------------------------------------------------------ */
 
+static void engine_note_sent(struct shoal_engine *engine)
+{
+    struct shoal_traffic traffic = {.sent_bytes = 0};
+    engine->ops->traffic(engine->transport, &traffic);
+    shoal_recorder_note_sent(&engine->recorder, traffic.sent_bytes);
+}
+
 /* For other processes: how long the program waited, what left. A record that had to make room was done at another time. */
 static inline void note_sums(struct shoal_engine *engine, const struct shoal_request *request, uint64_t done_ticks)
 {
     struct shoal_waited *waited = engine->waited;
-    struct shoal_traffic traffic = {.sent_bytes = 0};
     if (SHOAL_UNLIKELY(!waited))
         return;
     const int64_t ticks = (int64_t)(done_ticks - request->posted_ticks);
-    if (SHOAL_UNLIKELY(engine->ops->traffic != NULL)) /* not inside a host */
-        engine->ops->traffic(engine->transport, &traffic);
     waited->in_calls += request->is_blocking && ticks > 0 ? (uint64_t)ticks : 0;
-    shoal_recorder_note_sums(&engine->recorder,
-                             waited->in_calls + atomic_load_explicit(&waited->elsewhere, memory_order_relaxed),
-                             traffic.sent_bytes);
+    shoal_recorder_note_waited(&engine->recorder,
+                               waited->in_calls + atomic_load_explicit(&waited->elsewhere, memory_order_relaxed));
+    if (SHOAL_UNLIKELY(engine->ops->traffic != NULL)) /* not inside a host */
+        engine_note_sent(engine);
 }
 
 static inline void note_end(struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_record *record)
@@ -50,8 +55,10 @@ void shoal_request_complete(struct shoal_request *request, enum shoal_status sta
         record->owner = NULL;
         request->record = NULL;
     }
-    shoal_layout_free(request->call.layout);
-    request->call.layout = NULL;
+    if (SHOAL_UNLIKELY(request->call.layout != NULL)) {
+        shoal_layout_free(request->call.layout);
+        request->call.layout = NULL;
+    }
     request->state = SHOAL_REQUEST_DONE;
     request->engine = NULL;
     /* release: outputs are seen by who reads the status. After this store a request on a stack may be gone. */
@@ -360,7 +367,6 @@ static enum shoal_status drop_batch(const struct shoal_batch *batch, enum shoal_
 enum shoal_status shoal_engine_run(struct shoal_engine *engine, const struct shoal_batch *batch)
 {
     struct shoal_progress *progress = engine->progress;
-    const uint64_t begin_ticks = batch->is_group ? shoal_clock_ticks() : 0;
     struct shoal_request request;
     request.is_detached = false;
     request.is_blocking = !batch->is_group; /* messages of a group overlap: it is measured as a whole */
@@ -377,7 +383,7 @@ enum shoal_status shoal_engine_run(struct shoal_engine *engine, const struct sho
         return drop_batch(batch, status);
     const enum shoal_status done = shoal_progress_wait(progress, &request, UINT64_MAX);
     if (batch->is_group)
-        shoal_waited_add(shoal_progress_waited(progress), begin_ticks); /* the engine may be gone */
+        shoal_waited_add(shoal_progress_waited(progress), request.posted_ticks); /* the engine may be gone */
     return done;
 }
 
@@ -426,22 +432,29 @@ static void engine_tell(struct shoal_engine *engine)
     engine->must_flush = true;
 }
 
-/* Compares the calls of operations that this rank did not wait for the others in. False: not all are there yet, or they differ
- * and the engine is broken. */
-static bool agree_up_to(struct shoal_engine *engine, uint64_t last)
+/* Compares the calls of an operation that this rank did not wait for the others in. False: not all are there yet, or they
+ * differ and the engine is broken. */
+static bool agree_on(struct shoal_engine *engine, uint64_t sequence)
+{
+    const struct shoal_peer_set *peer_set = engine->intake.met[sequence % SHOAL_ANNOUNCEMENTS];
+    for (int i = 0; i < shoal_engine_source_count(engine, peer_set); i++) {
+        const int r = shoal_peer_set_source(peer_set, i);
+        if (r == engine->rank)
+            continue;
+        const struct shoal_announcement *other = engine->ops->announcement(engine->transport, r, sequence);
+        if (!other || !shoal_engine_check_past_call(engine, &engine->intake.called[sequence % SHOAL_ANNOUNCEMENTS], other))
+            return false;
+    }
+    engine->intake.agreed_sequence = sequence;
+    return true;
+}
+
+/* The same for all operations up to the last. */
+static inline bool agree_up_to(struct shoal_engine *engine, uint64_t last)
 {
     while (engine->intake.agreed_sequence < last) {
-        const uint64_t sequence = engine->intake.agreed_sequence + 1;
-        const struct shoal_peer_set *peer_set = engine->intake.met[sequence % SHOAL_ANNOUNCEMENTS];
-        for (int i = 0; i < shoal_engine_source_count(engine, peer_set); i++) {
-            const int r = shoal_peer_set_source(peer_set, i);
-            if (r == engine->rank)
-                continue;
-            const struct shoal_announcement *other = engine->ops->announcement(engine->transport, r, sequence);
-            if (!other || !shoal_engine_check_past_call(engine, &engine->intake.called[sequence % SHOAL_ANNOUNCEMENTS], other))
-                return false;
-        }
-        engine->intake.agreed_sequence = sequence;
+        if (!agree_on(engine, engine->intake.agreed_sequence + 1))
+            return false;
     }
     return true;
 }
@@ -650,9 +663,10 @@ static void engine_blame(struct shoal_engine *engine, struct shoal_request *requ
     struct shoal_record *record = request->record;
     int32_t first = 0, last = 0;
     record->arrived = shoal_clock_ticks();
-    record->last_rank = request->needed == SHOAL_NEEDED_ALL ? engine->rank : -1;
-    const int count = request->needed == SHOAL_NEEDED_ALL ? shoal_engine_source_count(engine, request->peer_set) : 0;
-    for (int i = 0; i < count; i++) {
+    if (request->needed != SHOAL_NEEDED_ALL)
+        return;
+    record->last_rank = engine->rank;
+    for (int i = 0; i < shoal_engine_source_count(engine, request->peer_set); i++) {
         const int r = shoal_peer_set_source(request->peer_set, i);
         if (r == engine->rank)
             continue;

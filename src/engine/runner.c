@@ -74,6 +74,14 @@ static void copy_payload(struct shoal_engine *engine, const struct shoal_request
         memcpy(to, sent, bytes);
 }
 
+static void copy_payloads(struct shoal_engine *engine, const struct shoal_request *request)
+{
+    for (int from = 0; from < engine->size; from++) {
+        if (shoal_shape_contributes(request->shape, from, request->call.root))
+            copy_payload(engine, request, from);
+    }
+}
+
 void shoal_engine_finish_direct(struct shoal_engine *engine, struct shoal_request *request)
 {
     const struct shoal_shape *shape = request->shape;
@@ -83,10 +91,8 @@ void shoal_engine_finish_direct(struct shoal_engine *engine, struct shoal_reques
         return;
     if (shape->is_reduced)
         reduce_payloads(engine, request);
-    for (int from = 0; from < engine->size && !shape->is_reduced; from++) {
-        if (shoal_shape_contributes(shape, from, request->call.root))
-            copy_payload(engine, request, from);
-    }
+    else
+        copy_payloads(engine, request);
     if (SHOAL_UNLIKELY(request->call.layout != NULL))
         shoal_runner_release(request, SHOAL_OPERAND_OUTPUT, 0, request->call.count);
 }

@@ -148,12 +148,15 @@ static inline void shoal_recorder_count(struct shoal_recorder *recorder, uint64_
     shoal_flight_add(&flight->late, (uint64_t)late & (0 - was_last));
 }
 
-/* Stores sums that other modules keep. */
-static inline void shoal_recorder_note_sums(struct shoal_recorder *recorder, uint64_t waited_ticks, uint64_t sent_bytes)
+/* Store sums that other modules keep. */
+static inline void shoal_recorder_note_waited(struct shoal_recorder *recorder, uint64_t ticks)
 {
-    struct shoal_flight *flight = recorder->flight;
-    atomic_store_explicit(&flight->waited, waited_ticks, memory_order_relaxed);
-    atomic_store_explicit(&flight->sent, sent_bytes, memory_order_relaxed);
+    atomic_store_explicit(&recorder->flight->waited, ticks, memory_order_relaxed);
+}
+
+static inline void shoal_recorder_note_sent(struct shoal_recorder *recorder, uint64_t bytes)
+{
+    atomic_store_explicit(&recorder->flight->sent, bytes, memory_order_relaxed);
 }
 
 /* Says which rank this one waits for (-1: none) and since when, in ticks. */
