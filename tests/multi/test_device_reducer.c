@@ -221,13 +221,15 @@ static void run_pass(struct job *job, enum shoal_step step, bool has_views)
 struct kind {
     enum shoal_compression compression;
     const char *modes;
-    bool is_local; /* with LOCAL steps between */
+    bool is_local;               /* with LOCAL steps between */
+    const char *const *settings; /* by which devices sum among themselves, one for each rank; NULL: none */
 };
 
 static void steps_body(struct world *world)
 {
     const struct kind *kind = world->arg;
     struct job job;
+    mock_device_ordinal = kind->settings ? world->rank : 0;
     open_job(&job, world, kind->modes, 7);
     for (uint64_t seed = 1; seed <= 3; seed++) {
         world->seed = job.shared = seed;
@@ -249,6 +251,8 @@ static void steps_body(struct world *world)
         shoal_reducer_free(job.device);
         job.host = job.device = NULL;
     }
+    if (kind->settings) /* nothing else of such a step launches a kernel */
+        CHECK(world, control.count_of("blocks") > 0, "sums went through host memory");
     close_job(&job);
 }
 
@@ -258,7 +262,7 @@ static void run_steps(const char *what, int size, int ranks_per_host, const stru
     snprintf(name, sizeof name, "the same bits: %s, %d ranks, %d on a host, %s", what, size,
              ranks_per_host ? ranks_per_host : size, kind->modes);
     world_divide(ranks_per_host);
-    world_run(&(const struct world_options){name, size, NULL, steps_body, kind});
+    world_run(&(const struct world_options){name, size, kind->settings, steps_body, kind});
 }
 
 /* ---- What a call says ---------------------------------------------------------------------------------------------------- */
@@ -1004,19 +1008,20 @@ static void run_faults(void)
     world_run(&(const struct world_options){"each call of the driver is refused, int8", 2, NULL, refused_body, &int8});
 }
 
-int main(int argument_count, char **arguments)
+static void run_kinds(void)
 {
-    static const struct kind plain = {SHOAL_COMPRESS_NONE, "seed=1", false},
-                             hostile = {SHOAL_COMPRESS_NONE, "late=30,torn=3,poison=1,seed=2", false},
-                             queues = {SHOAL_COMPRESS_NONE, "queues=1,seed=3", false},
-                             shallow = {SHOAL_COMPRESS_NONE, "depth=16,late=20,seed=10", true},
-                             idle = {SHOAL_COMPRESS_NONE, "idle=1,pageable=1,reuse=1,seed=11", true},
-                             functions = {SHOAL_COMPRESS_NONE, "values=0,seed=4", false},
-                             local = {SHOAL_COMPRESS_NONE, "late=30,torn=2,poison=1,seed=5", true},
-                             float16 = {SHOAL_COMPRESS_FLOAT16, "late=30,poison=1,seed=6", false},
-                             bfloat16 = {SHOAL_COMPRESS_BFLOAT16, "seed=7", false},
-                             int8 = {SHOAL_COMPRESS_INT8, "late=30,torn=2,poison=1,seed=8", true};
-    world_choose(argument_count, arguments);
+    static const char *const among_devices[] = {"SHOAL_GPU_PEER_BYTES=1", "SHOAL_GPU_UNIT_BYTES=4096", NULL};
+    static const struct kind plain = {SHOAL_COMPRESS_NONE, "seed=1", false, NULL},
+                             hostile = {SHOAL_COMPRESS_NONE, "late=30,torn=3,poison=1,seed=2", false, NULL},
+                             queues = {SHOAL_COMPRESS_NONE, "queues=1,seed=3", false, NULL},
+                             shallow = {SHOAL_COMPRESS_NONE, "depth=16,late=20,seed=10", true, NULL},
+                             idle = {SHOAL_COMPRESS_NONE, "idle=1,pageable=1,reuse=1,seed=11", true, NULL},
+                             functions = {SHOAL_COMPRESS_NONE, "values=0,seed=4", false, NULL},
+                             local = {SHOAL_COMPRESS_NONE, "late=30,torn=2,poison=1,seed=5", true, NULL},
+                             float16 = {SHOAL_COMPRESS_FLOAT16, "late=30,poison=1,seed=6", false, NULL},
+                             bfloat16 = {SHOAL_COMPRESS_BFLOAT16, "seed=7", false, NULL},
+                             int8 = {SHOAL_COMPRESS_INT8, "late=30,torn=2,poison=1,seed=8", true, NULL},
+                             among = {SHOAL_COMPRESS_NONE, "devices=3,late=30,torn=3,poison=1,seed=10", false, among_devices};
     run_steps("steps", 2, 0, &plain);
     run_steps("steps", 3, 0, &hostile);
     run_steps("steps", 2, 0, &queues);
@@ -1024,11 +1029,19 @@ int main(int argument_count, char **arguments)
     run_steps("LOCAL steps", 2, 0, &local);
     run_steps("LOCAL steps", 2, 0, &shallow);
     run_steps("LOCAL steps", 2, 0, &idle);
+    if (!mock_device_is_real())
+        run_steps("steps among GPUs", 3, 0, &among);
     run_steps("steps", 3, 1, &hostile);
     run_steps("float16", 4, 2, &float16);
     run_steps("bfloat16", 2, 1, &bfloat16);
     run_steps("int8", 4, 2, &int8);
     run_steps("int8", 3, 1, &int8);
+}
+
+int main(int argument_count, char **arguments)
+{
+    world_choose(argument_count, arguments);
+    run_kinds();
     run("residuals", 2, residuals_body);
     run("the driver refuses to export residuals", 2, refused_export_body);
     run("the driver refuses to import residuals", 2, refused_import_body);
