@@ -585,9 +585,11 @@ static void engine_announce(struct shoal_engine *engine, struct shoal_request *r
         .collective = (uint8_t)call->collective,
         .type = (uint8_t)call->type,
         .op = (uint8_t)call->op,
-        .way = shoal_call_sum(call) ? SHOAL_WAY_DEVICES : SHOAL_WAY_HOST,
+        .way = SHOAL_WAY_HOST,
         .posted = (uint32_t)(request->posted_ticks >> 8),
     };
+    if (shoal_call_sum(call))
+        announcement->descriptor.way = SHOAL_WAY_DEVICES;
     announcement->input = announcement->output = 0;
     if (!request->is_direct) {
         locate_operands(engine, request, announcement);
