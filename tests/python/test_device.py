@@ -7,10 +7,12 @@ of streams."""
 import contextlib
 import dataclasses
 import datetime
+import json
 import os
 import pathlib
 import signal
 import sys
+import tempfile
 import time
 
 import ranks
@@ -597,6 +599,24 @@ def zero(parameters):
     return ZeroRedundancyOptimizer(parameters, torch.optim.Adam, lr=0.01)
 
 
+def sums_among_devices(world):
+    """SHOAL_GPU_PEER_BYTES, and a device for each rank: the same values, and each all-reduce there goes by the plan `peers`."""
+    stand_in.api().set_device(world.rank)
+    ones(1)  # makes the context current, by which the group finds its device
+    with tempfile.TemporaryDirectory() as folder:
+        flight = pathlib.Path(folder, "flight")
+        os.environ["SHOAL_TRACE_FILE"] = str(flight)
+        dist.init_process_group("shoal", timeout=ranks.GROUP_TIMEOUT)
+        on_cpu = dist.new_group()
+        check_sum(world)
+        compare_training("DDP", lambda model, device: DistributedDataParallel(
+            model, bucket_cap_mb=0.0005, process_group=on_cpu if device == "cpu" else None), sgd, world)
+        dist.destroy_process_group()
+        records = [json.loads(line) for line in flight.read_text().splitlines()]
+    ways = [record["algorithm"] for record in records if (record["comm"], record["kind"]) == ("torch.0", "all-reduce")]
+    expect(len(ways) > 3 and set(ways) == {"peers"}, ways, records)
+
+
 def not_by_shoals_own_class(world):
     """shoal.torch.DistributedDataParallel is over the gradient engine, which is of the CPU: it says what to use instead."""
     import shoal.torch
@@ -621,6 +641,8 @@ CASES += [hostile_case(modes) for modes in HOSTILE]
 CASES += [Case(body.__name__, body, sizes=(3,), fresh=True, ends=(1,))
           for body in (a_rank_that_dies, dropped_after_a_failure)]
 CASES += [Case("a_driver_that_refuses", a_driver_that_refuses, sizes=(SIZE,), fresh=True)]
+CASES += [Case("sums_among_devices", sums_among_devices, sizes=(SIZE,), init=False, fresh=True,
+               variables={"SHOAL_GPU_PEER_BYTES": "1", "SHOAL_GPU_UNIT_BYTES": "4096"})]
 CASES += [training_case(*row) for row in TRAINING] + [Case("not_by_shoals_own_class", not_by_shoals_own_class, sizes=(1,))]
 
 
