@@ -270,8 +270,8 @@ SHOAL_CALL shoal_reducer_join(struct shoal_reducer *reducer, int *more_out, stru
 
 /* Where a parameter lies in the buffers: its count elements, aligned to 64 bytes, in memory of shoal_mem_alloc, which the ranks
  * of the host share, or on the device. A gradient that is written there and marked with this address is copied nowhere. The
- * caller may write it from begin to its mark and read it from finish to the next begin. Moves when the layout is made anew (then
- * shoal_reducer_layout_number has grown). NULL: there is no such parameter. */
+ * caller may write it from begin to its mark and read it from finish to the next begin. Moves when the layout is made anew
+ * (then shoal_reducer_layout_number has grown). NULL: there is no such parameter. */
 SHOAL_API void *shoal_reducer_view(const struct shoal_reducer *reducer, size_t parameter);
 
 /* 1 + how often the layout has been made anew. 0 for NULL. */
@@ -397,15 +397,15 @@ SHOAL_CALL shoal_reducer_import_residuals(struct shoal_reducer *reducer, const v
  *     for each gradient, when the kernels that compute it are on the stream:
  *         shoal_reducer_ready(reducer, parameter, gradient, count);
  *     shoal_reducer_finish(reducer, NULL);                            (does not wait for the averages)
- *     the optimizer's kernels, on the stream
+ *     kernels of the optimizer, on the stream
  *
- * These calls wait for the device: create, free, the begin that makes a new layout, the first LOCAL begin, and export and import
- * of residuals. A stream holds about 1,000 operations, so where a buffer has more gradients than some hundreds, or the device is
- * far behind, a mark and finish wait, too, until the device has gone on. Where ranks are threads of one process and use one
- * device, they begin with a LOCAL step if they take any: no rank loads kernels then while another one's operations wait for
- * it. A gradient is read and written between its mark and the end of finish, as the stream sees it, and views are
- * addresses on the device. finish calls on_buffer: what the callback puts on the stream sees the averages. Marks may come from
- * any thread, but not from a callback.
+ * These calls wait for the device: create, free, the begin that makes a new layout, the first LOCAL begin, and export and
+ * import of residuals. A stream holds about 1,000 operations, so where a buffer has more gradients than some hundreds, or the
+ * device is far behind, a mark and finish wait, too, until the device has gone on. Where ranks are threads of one process and
+ * use one device, they begin with a LOCAL step if they take any: no rank loads kernels then while another one's operations wait
+ * for it. A gradient is read and written between its mark and the end of finish, as the stream sees it, and views are addresses
+ * on the device. finish calls on_buffer: what the callback puts on the stream sees the averages. Marks may come from any
+ * thread, but not from a callback.
  *
  * As finish does not wait, an operation may fail later: the next mark that fills a buffer, begin or finish returns the failure,
  * and so do shoal_reducer_wait, and export and import of residuals. Averages of a step that has failed are undefined, and the
@@ -416,14 +416,15 @@ SHOAL_CALL shoal_reducer_import_residuals(struct shoal_reducer *reducer, const v
  * create gives ERR_UNSUPPORTED on all ranks where one has no driver, or one that cannot (docs/gpu.md), and for is_uneven,
  * allows_unused, has_norms, max_norm, checks_finite and has_thread, which need values on the host. So do create and begin for a
  * stream that is being captured into a graph. ERR_ARGUMENT refuses the mark of a gradient in host memory, on another device, or
- * of another context than the stream's; and, without is_on_device, of one on a device. ERR_SYSTEM refuses a mark where the driver
- * does not say where the gradient lies, ERR_STATE any mark in a callback.
+ * of another context than the stream's; and, without is_on_device, of one on a device. ERR_SYSTEM refuses a mark where the
+ * driver does not say where the gradient lies, ERR_STATE any mark in a callback.
  *
  * flight_bytes does not count: four buffers are under way at a time. Of the measurements of a step, done_us and out_us are when
  * the work was put on streams, and wire_bytes is what was sent until finish returned. */
 
-/* Waits on this thread until the operations of the steps that were finished are done; the copies behind them are on the stream.
- * PENDING after timeout_ms. The reducer's failure. Without is_on_device finish has waited. One thread at a time, between steps. */
+/* Waits on this thread until the operations of the steps that were finished are done; the copies behind them are on the
+ * stream. PENDING after timeout_ms. The reducer's failure. Without is_on_device finish has waited. One thread at a time,
+ * between steps. */
 SHOAL_CALL shoal_reducer_wait(struct shoal_reducer *reducer, uint32_t timeout_ms);
 
 #ifdef __cplusplus
