@@ -303,6 +303,7 @@ def channels_are_checked():
     is_wrong('channels.a.url: unknown key; did you mean "uri"?', channels={"a": {"uri": "s3://bucket/x", "url": "x"}})
     is_wrong(f'channels.a.uri: no file or folder "{ROOT}/none"', channels={"a": str(ROOT / "none")})
     is_wrong(f'channels.a.uri: no file or folder "{ROOT}/none"', channels={"a": f"file://{ROOT}/none"})
+    is_wrong(f'channels.a.uri: no file or folder "{ROOT}/of\\n\\nthree lines"', channels={"a": f"{ROOT}/of\n\nthree lines"})
     expect(wrong(channels={"a": str(ROOT / "none")}, where={"engine": "slurm"}) == [])
 
 

@@ -407,12 +407,12 @@ def _check_script(job: Job, source: Source) -> Iterator[Mistake]:
     if job.source_dir is None:
         script = source.folder / job.entry_point
         if not script.is_file():
-            yield ("entry_point",), f'no file "{script}"'
+            yield ("entry_point",), f"no file {_in_quotes(script)}"
         yield from _mistakes_of_requirements(job, script.parent)
         return
     folder = source.folder / job.source_dir
     if not folder.is_dir():
-        yield ("source_dir",), f'no folder "{folder}"'
+        yield ("source_dir",), f"no folder {_in_quotes(folder)}"
         return
     is_package = (folder / "setup.py").is_file() and (folder / job.entry_point).is_dir()
     if not is_package and not (folder / job.entry_point).is_file():
@@ -429,7 +429,7 @@ def _check_dependencies(job: Job, source: Source) -> Iterator[Mistake]:
         if "://" in path:
             yield place, f'"{path}": needs a folder or file of this machine'
         elif not (source.folder / path).exists():
-            yield place, f'no file or folder "{source.folder / path}"'
+            yield place, f"no file or folder {_in_quotes(source.folder / path)}"
         name = os.path.basename(os.path.normpath(path))
         if name in names:
             yield place, f'"{path}" and "{names[name]}" would both be {name} beside the source; rename one'
@@ -443,7 +443,12 @@ def _files_like(job: Job, folder: pathlib.Path) -> str:
 
 def _mistakes_of_requirements(job: Job, folder: pathlib.Path) -> Iterator[Mistake]:
     if job.requirements is not None and not (folder / job.requirements).is_file():
-        yield ("requirements",), f'no file "{folder / job.requirements}"'
+        yield ("requirements",), f"no file {_in_quotes(folder / job.requirements)}"
+
+
+def _in_quotes(path: pathlib.Path) -> str:
+    """On one line, whatever is in its name."""
+    return json.dumps(str(path), ensure_ascii=False)
 
 
 def _check_data(job: Job, source: Source) -> Iterator[Mistake]:
@@ -452,7 +457,7 @@ def _check_data(job: Job, source: Source) -> Iterator[Mistake]:
     for name, channel in job.channels.items():
         path = local_path(channel.uri)
         if path and not (source.folder / path).exists():
-            yield ("channels", name, "uri"), f'no file or folder "{source.folder / path}"'
+            yield ("channels", name, "uri"), f"no file or folder {_in_quotes(source.folder / path)}"
 
 
 def local_path(uri: str) -> Optional[str]:
