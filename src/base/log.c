@@ -224,7 +224,7 @@ enum shoal_status shoal_log_fail(struct shoal_log *log, enum shoal_status status
     return status;
 }
 
-enum shoal_status shoal_log_repeat(struct shoal_log *log, enum shoal_status status, const char *text)
+void shoal_log_restore(struct shoal_log *log, enum shoal_status status, const char *text)
 {
     own_error.log_id = log->id;
     own_error.status = status;
@@ -233,6 +233,11 @@ enum shoal_status shoal_log_repeat(struct shoal_log *log, enum shoal_status stat
     log->last_status = status;
     snprintf(log->last_error, sizeof log->last_error, "%s", text);
     pthread_mutex_unlock(&log->lock);
+}
+
+enum shoal_status shoal_log_repeat(struct shoal_log *log, enum shoal_status status, const char *text)
+{
+    shoal_log_restore(log, status, text);
     return status;
 }
 

@@ -60,6 +60,9 @@ SHOAL_MUST_USE enum shoal_status shoal_log_repeat(struct shoal_log *log, enum sh
 /* Copies this thread's last error, or that of any thread when this one had none; SHOAL_OK when there was none. */
 enum shoal_status shoal_log_last_error(struct shoal_log *log, char *text, size_t text_bytes);
 
+/* Puts back what that gave: what has failed since is no failure of this thread's call. */
+void shoal_log_restore(struct shoal_log *log, enum shoal_status status, const char *text);
+
 /* Replaces %h, %p and %r in a file name. */
 void shoal_log_expand(const struct shoal_log *log, const char *pattern, char *name, size_t name_bytes);
 

@@ -188,9 +188,12 @@ static enum shoal_status comm_make(struct shoal_context *context, const struct r
     shoal_progress_unlock(context->progress);
     say_made(context, comm, recipe->launcher);
     shoal_devices_make_ports(context);
-    shoal_devices_join_peers(comm, create_timeout(context, recipe->options));
-    *comm_out = comm;
-    return SHOAL_OK;
+    status = shoal_devices_join_peers(comm, create_timeout(context, recipe->options));
+    if (status == SHOAL_OK)
+        *comm_out = comm;
+    else
+        shoal_comm_free(comm);
+    return status;
 }
 
 static enum shoal_status fail_settings(struct shoal_context *context, int rank, const struct shoal_agreed *there,

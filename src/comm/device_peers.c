@@ -9,7 +9,7 @@
 #include "transport/shm/shm_link.h"
 
 /* What each rank tells the others. */
-struct card {
+struct answer {
     uint64_t unit_bytes; /* SHOAL_GPU_UNIT_BYTES, which the size of slots follows from */
     char pci[32];        /* of its GPU */
     char why[208];       /* it cannot; empty: it can */
@@ -18,10 +18,17 @@ struct card {
 struct joining {
     struct shoal_comm *comm;
     struct shoal_devices_port *port; /* NULL: this rank cannot */
-    uint32_t timeout_ms;
-    struct card own;
-    struct card cards[SHOAL_GPU_SOURCES_MAX]; /* of all ranks */
+    uint64_t deadline_ns;            /* of all of it */
+    struct answer own;
+    struct answer answers[SHOAL_GPU_SOURCES_MAX]; /* of all ranks */
 };
+
+/* At least 1: 0 would mean the communicator's own. */
+static uint32_t peers_left_ms(const struct joining *joining)
+{
+    const uint64_t now_ns = shoal_clock_ns();
+    return now_ns < joining->deadline_ns ? (uint32_t)((joining->deadline_ns - now_ns) / SHOAL_NS_PER_MS) + 1 : 1;
+}
 
 /* ---- What this rank can -------------------------------------------------------------------------------------------------- */
 
@@ -44,7 +51,7 @@ static enum shoal_status peers_make_own(struct joining *joining)
         return SHOAL_OK;
     }
     SHOAL_TRY(shoal_drivers_open(context));
-    SHOAL_TRY(shoal_devices_make_peers(comm, &joining->port));
+    SHOAL_TRY(shoal_devices_make_peers(comm, peers_left_ms(joining) / 2, &joining->port)); /* others wait meanwhile */
     const int device = shoal_gpu_peers_device(joining->port->peers);
     snprintf(joining->own.pci, sizeof joining->own.pci, "%s", shoal_gpu_at(context->drivers.gpu, device)->pci);
     return SHOAL_OK;
@@ -61,33 +68,33 @@ static bool does_reach(const struct shoal_gpu *gpu, int device, const char *pci)
     return true;
 }
 
-static enum shoal_status check_cards(const struct joining *joining)
+static enum shoal_status check_answers(const struct joining *joining)
 {
     struct shoal_context *context = joining->comm->context;
     const int device = shoal_gpu_peers_device(joining->port->peers);
     for (int r = 0; r < joining->comm->size; r++) {
-        const struct card *card = &joining->cards[r];
-        if (card->unit_bytes != joining->own.unit_bytes)
+        const struct answer *answer = &joining->answers[r];
+        if (answer->unit_bytes != joining->own.unit_bytes)
             return shoal_log_fail(&context->log, SHOAL_ERR_STATE, "comm",
                                   "SHOAL_GPU_UNIT_BYTES is %llu, and %llu on rank %d: it must be the same",
-                                  (unsigned long long)joining->own.unit_bytes, (unsigned long long)card->unit_bytes, r);
-        if (!does_reach(context->drivers.gpu, device, card->pci))
+                                  (unsigned long long)joining->own.unit_bytes, (unsigned long long)answer->unit_bytes, r);
+        if (!does_reach(context->drivers.gpu, device, answer->pci))
             return shoal_log_fail(&context->log, SHOAL_ERR_STATE, "comm", "GPU %s does not reach GPU %s, that of rank %d",
-                                  joining->own.pci, card->pci, r);
+                                  joining->own.pci, answer->pci, r);
     }
     return SHOAL_OK;
 }
 
 /* ---- Telling each other -------------------------------------------------------------------------------------------------- */
 
-static enum shoal_status exchange_cards(struct joining *joining)
+static enum shoal_status exchange_answers(struct joining *joining)
 {
     const struct shoal_call call = {.collective = SHOAL_COLLECTIVE_ALLGATHER,
                                     .type = SHOAL_UINT8,
                                     .input = &joining->own,
-                                    .output = joining->cards,
+                                    .output = joining->answers,
                                     .count = sizeof joining->own,
-                                    .timeout_ms = joining->timeout_ms};
+                                    .timeout_ms = peers_left_ms(joining)};
     return shoal_comm_run(joining->comm, &call);
 }
 
@@ -95,7 +102,7 @@ static enum shoal_status exchange_cards(struct joining *joining)
 static int find_unable(const struct joining *joining)
 {
     int rank = 0;
-    while (rank < joining->comm->size && !joining->cards[rank].why[0])
+    while (rank < joining->comm->size && !joining->answers[rank].why[0])
         rank++;
     return rank < joining->comm->size ? rank : -1;
 }
@@ -109,19 +116,20 @@ struct passing {
     enum shoal_status status;               /* the first error */
 };
 
-/* True when the peer needs nothing more and has told all. Under the progress engine's lock. */
+/* True when the peer needs nothing more and has told all, or has ended. Under the progress engine's lock. */
 static bool pass_with(const struct shoal_comm *comm, struct passing *passing, int rank)
 {
     struct shoal_shm_peer *peer = comm->members[rank].local;
     if (!passing->has_sent[rank])
         passing->has_sent[rank] = shoal_shm_endpoint_offer_device(peer, comm->number, passing->own);
-    if (!passing->has_come[rank]) {
-        const enum shoal_status status =
-            shoal_shm_endpoint_take_device(comm->context->endpoint, peer, comm->number, &passing->descriptors[rank]);
-        passing->has_come[rank] = status != SHOAL_PENDING;
-        if (passing->has_come[rank] && passing->status == SHOAL_OK)
-            passing->status = status;
-    }
+    if (passing->has_sent[rank] && passing->has_come[rank])
+        return true;
+    const enum shoal_status status =
+        shoal_shm_endpoint_take_device(comm->context->endpoint, peer, comm->number, &passing->descriptors[rank]);
+    passing->has_come[rank] |= status != SHOAL_PENDING;
+    passing->has_sent[rank] |= status == SHOAL_ERR_PEER_LOST;
+    if (status != SHOAL_PENDING && passing->status == SHOAL_OK)
+        passing->status = status;
     return passing->has_sent[rank] && passing->has_come[rank];
 }
 
@@ -138,11 +146,10 @@ static bool pass_once(const struct shoal_comm *comm, struct passing *passing)
 
 static enum shoal_status peers_pass_all(const struct joining *joining, struct passing *passing)
 {
-    const uint64_t deadline_ns = shoal_clock_ns() + joining->timeout_ms * SHOAL_NS_PER_MS;
     while (!pass_once(joining->comm, passing)) {
-        if (shoal_clock_ns() > deadline_ns)
+        if (shoal_clock_ns() > joining->deadline_ns)
             return shoal_log_fail(&joining->comm->context->log, SHOAL_ERR_TIMEOUT, "comm",
-                                  "a rank did not pass its GPU memory in %u ms", joining->timeout_ms);
+                                  "a rank did not pass its GPU memory in time");
         shoal_shm_link_wait(-1, 0, 1);
     }
     return passing->status;
@@ -168,7 +175,7 @@ static void map_peers(struct joining *joining)
     struct passing passing = {.own = -1};
     for (int r = 0; r < SHOAL_GPU_SOURCES_MAX; r++)
         passing.descriptors[r] = -1;
-    enum shoal_status status = check_cards(joining);
+    enum shoal_status status = check_answers(joining);
     if (status == SHOAL_OK)
         status = shoal_gpu_peers_export(joining->port->peers, &passing.own);
     note_why(joining, status);
@@ -188,44 +195,65 @@ static void say_why_not(struct shoal_comm *comm, const char *why)
                        comm->name, why);
 }
 
-/* False: the communicator is broken, or a rank cannot. */
-static bool join_all(struct joining *joining)
+/* OK: all know whether all can. Else the communicator is broken. */
+static enum shoal_status join_all(struct joining *joining)
 {
     note_why(joining, peers_make_own(joining));
-    if (exchange_cards(joining) != SHOAL_OK)
-        return false;
+    SHOAL_TRY(exchange_answers(joining));
     if (find_unable(joining) >= 0)
-        return false;
+        return SHOAL_OK;
     map_peers(joining);
-    return exchange_cards(joining) == SHOAL_OK && find_unable(joining) < 0;
+    return exchange_answers(joining);
 }
 
-void shoal_devices_join_peers(struct shoal_comm *comm, uint32_t timeout_ms)
+/* All can. */
+static void use_peers(const struct joining *joining)
+{
+    struct shoal_comm *comm = joining->comm;
+    comm->devices.peers = joining->port;
+    shoal_log_line(&comm->context->log, SHOAL_LOG_INFO, "comm",
+                   "communicator %s: GPUs sum all-reduces of %llu bytes and more among themselves (this rank's is %s)",
+                   comm->name, (unsigned long long)comm->context->settings.gpu.peer_bytes, joining->own.pci);
+}
+
+static enum shoal_status join_or_decline(struct joining *joining)
+{
+    char why[256];
+    const enum shoal_status status = join_all(joining);
+    const int unable = status == SHOAL_OK ? find_unable(joining) : -1;
+    if (status == SHOAL_OK && unable < 0) {
+        use_peers(joining);
+        return SHOAL_OK;
+    }
+    if (joining->port)
+        shoal_devices_retire(joining->comm->context, joining->port);
+    if (unable >= 0) {
+        snprintf(why, sizeof why, "rank %d: %s", unable, joining->answers[unable].why);
+        say_why_not(joining->comm, why);
+    }
+    return status;
+}
+
+enum shoal_status shoal_devices_join_peers(struct shoal_comm *comm, uint32_t timeout_ms)
 {
     struct shoal_context *context = comm->context;
-    struct joining joining = {.comm = comm, .timeout_ms = timeout_ms, .own = {.unit_bytes = context->settings.gpu.unit_bytes}};
+    struct joining joining = {.comm = comm,
+                              .deadline_ns = shoal_clock_ns() + timeout_ms * SHOAL_NS_PER_MS,
+                              .own = {.unit_bytes = context->settings.gpu.unit_bytes}};
+    char last[SHOAL_LOG_TEXT_MAX] = "";
     if (!context->settings.gpu.peer_bytes || comm->size == 1)
-        return;
+        return SHOAL_OK;
     if (shoal_members_count_hosts(comm->members, comm->size) > 1) {
         say_why_not(comm, "its ranks are on several hosts");
-        return;
+        return SHOAL_OK;
     }
     if (comm->size > SHOAL_GPU_SOURCES_MAX) {
         say_why_not(comm, "it has more than 8 ranks");
-        return;
+        return SHOAL_OK;
     }
-    if (join_all(&joining)) {
-        comm->devices.peers = joining.port;
-        shoal_log_line(&context->log, SHOAL_LOG_INFO, "comm",
-                       "communicator %s: GPUs sum all-reduces of %llu bytes and more among themselves (this rank's is %s)",
-                       comm->name, (unsigned long long)context->settings.gpu.peer_bytes, joining.own.pci);
-        return;
-    }
-    if (joining.port)
-        shoal_devices_retire(context, joining.port);
-    const int unable = find_unable(&joining);
-    char why[256];
-    snprintf(why, sizeof why, "rank %d: %s", unable, unable < 0 ? "" : joining.cards[unable].why);
-    if (unable >= 0)
-        say_why_not(comm, why);
+    const enum shoal_status before = shoal_log_last_error(&context->log, last, sizeof last);
+    const enum shoal_status status = join_or_decline(&joining);
+    if (status == SHOAL_OK) /* why this rank cannot is no failure of the call */
+        shoal_log_restore(&context->log, before, last);
+    return status;
 }

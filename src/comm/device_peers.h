@@ -8,8 +8,9 @@
 struct shoal_comm;
 
 /* A communicator was made; a collective call of its ranks, where SHOAL_GPU_PEER_BYTES says that they want it. All of them
- * can, or none does, and the log says why: then operands on devices pass through host memory. A rank that is lost meanwhile
- * has broken the communicator, which its next call says. Waits; without the progress engine's lock. */
-void shoal_devices_join_peers(struct shoal_comm *comm, uint32_t timeout_ms);
+ * can, or none does, and the log says why: then operands on devices pass through host memory, and the call is OK. Another
+ * status: the communicator has broken meanwhile, as a rank was lost or did not come in time. Waits; without the progress
+ * engine's lock. */
+SHOAL_MUST_USE enum shoal_status shoal_devices_join_peers(struct shoal_comm *comm, uint32_t timeout_ms);
 
 #endif

@@ -426,8 +426,24 @@ static enum shoal_status make_peers(const struct shoal_comm *comm, struct shoal_
     return SHOAL_OK;
 }
 
-enum shoal_status shoal_devices_make_peers(const struct shoal_comm *comm, struct shoal_devices_port **port_out)
+/* A request is done before the streams have noted its end, and frameworks wait on streams alone. */
+static void await_idle(struct shoal_drivers *drivers, uint32_t timeout_ms)
 {
+    const uint64_t timeout_ns = timeout_ms * SHOAL_NS_PER_MS;
+    const uint64_t deadline_ns = shoal_clock_ns() + (timeout_ns < IDLE_WAIT_NS ? timeout_ns : IDLE_WAIT_NS);
+    for (bool is_at_work = true; is_at_work && shoal_clock_ns() < deadline_ns;) {
+        pthread_mutex_lock(&drivers->lock);
+        is_at_work = is_any_at_work(drivers);
+        pthread_mutex_unlock(&drivers->lock);
+        if (is_at_work)
+            shoal_shm_link_wait(-1, 0, 1);
+    }
+}
+
+enum shoal_status shoal_devices_make_peers(const struct shoal_comm *comm, uint32_t timeout_ms,
+                                           struct shoal_devices_port **port_out)
+{
+    await_idle(&comm->context->drivers, timeout_ms);
     pthread_mutex_lock(&comm->context->drivers.lock);
     const enum shoal_status status = make_peers(comm, port_out);
     pthread_mutex_unlock(&comm->context->drivers.lock);

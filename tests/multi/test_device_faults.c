@@ -4,6 +4,8 @@
 #include <stdatomic.h>
 #include <unistd.h>
 
+#include "base/clock.h"
+#include "device/gpu.h"
 #include "device_bench.h"
 
 #define COUNT ((size_t)1 << 20)
@@ -475,7 +477,7 @@ static void a_device_that_does_not_come(struct world *world)
     _Alignas(SHOAL_CACHE_PAIR) static uint64_t gate[16];
     shoal_cu_address at = 0;
     expect_sum_on_all(&bench);
-    bench.options.timeout_ms = 600;
+    bench.options.timeout_ms = 2000;
     if (world->rank == 1) {
         MOCK_DEVICE(host_register(gate, sizeof gate, SHOAL_CU_REGISTER_DEVICEMAP));
         MOCK_DEVICE(host_address(&at, gate, 0));
@@ -489,6 +491,64 @@ static void a_device_that_does_not_come(struct world *world)
     if (at)
         MOCK_DEVICE(host_unregister(gate));
     expect_failure(&bench, status, SHOAL_ERR_TIMEOUT);
+}
+
+/* ---- A communicator whose GPUs join -------------------------------------------------------------------------------------- */
+
+static bool dies_at_export; /* this rank, when the others wait for its GPU memory */
+static unsigned compile_us; /* what the driver takes more to load kernels */
+
+/* The linker puts these in the place of the library's. */
+enum shoal_status __real_shoal_gpu_peers_export(struct shoal_gpu_peers *peers, int *descriptor_out);
+enum shoal_status __wrap_shoal_gpu_peers_export(struct shoal_gpu_peers *peers, int *descriptor_out);
+enum shoal_status __real_shoal_gpu_kernels_open(struct shoal_gpu *gpu, void *context, struct shoal_gpu_kernels **kernels_out);
+enum shoal_status __wrap_shoal_gpu_kernels_open(struct shoal_gpu *gpu, void *context, struct shoal_gpu_kernels **kernels_out);
+
+enum shoal_status __wrap_shoal_gpu_peers_export(struct shoal_gpu_peers *peers, int *descriptor_out)
+{
+    if (dies_at_export)
+        raise(SIGKILL);
+    return __real_shoal_gpu_peers_export(peers, descriptor_out);
+}
+
+enum shoal_status __wrap_shoal_gpu_kernels_open(struct shoal_gpu *gpu, void *context, struct shoal_gpu_kernels **kernels_out)
+{
+    usleep(compile_us);
+    return __real_shoal_gpu_kernels_open(gpu, context, kernels_out);
+}
+
+/* The others learn it long before the deadline. */
+static void a_rank_that_is_killed_while_gpus_join(struct world *world)
+{
+    struct bench bench = open_bench(world, NULL, COUNT);
+    struct shoal_comm *second = NULL;
+    struct shoal_comm_options options = SHOAL_COMM_OPTIONS_INIT;
+    options.create_timeout_ms = 60000;
+    expect_sum_on_all(&bench);
+    dies_at_export = world->rank == 1;
+    const uint64_t before_ns = shoal_clock_ns();
+    const enum shoal_status status = shoal_comm_split(world->comm, 0, world->rank, &options, &second);
+    CHECK(world, status == SHOAL_ERR_PEER_LOST, "%s", shoal_status_name(status));
+    CHECK(world, shoal_clock_ns() - before_ns < 30 * SHOAL_NS_PER_S, "it was waited for the deadline");
+    expect_text(&bench, "was killed by signal 9");
+    close_bench(&bench);
+}
+
+/* No rank is given a communicator that has broken. */
+static void a_rank_that_joins_too_late(struct world *world)
+{
+    struct bench bench = open_bench(world, NULL, COUNT);
+    struct shoal_comm *second = NULL;
+    struct shoal_comm_options options = SHOAL_COMM_OPTIONS_INIT;
+    options.create_timeout_ms = 1000;
+    compile_us = world->rank == 1 ? 2000000 : 0;
+    OK(world, shoal_barrier(world->comm, NULL));
+    const enum shoal_status status = shoal_comm_split(world->comm, 0, world->rank, &options, &second);
+    CHECK(world, status == SHOAL_ERR_TIMEOUT, "%s", shoal_status_name(status));
+    CHECK(world, !second, "there is a communicator");
+    compile_us = 0;
+    expect_sum_on_all(&bench);
+    close_bench(&bench);
 }
 
 /* What goes wrong while GPUs sum among themselves. */
@@ -505,12 +565,16 @@ static void run_among_devices(void)
                   {"a device that does not come is named, among GPUs", a_device_that_does_not_come},
                   {"a captured stream is refused, among GPUs", a_captured_stream},
                   {"a context that breaks ends the operation, among GPUs", a_context_that_breaks},
+                  {"a rank that joins too late is a failure, among GPUs", a_rank_that_joins_too_late},
                   {"communicators give back what they had, among GPUs", many_communicators}};
     static const unsigned delays_us[] = {0, 2000, 8000, 30000};
     device_bench_has_peers = true;
     for (size_t i = 0; i < COUNT_OF(bodies); i++)
         run(bodies[i].name, 2, bodies[i].body, NULL);
     run_kills(", among GPUs", delays_us, COUNT_OF(delays_us));
+    world_expect_kill(1);
+    run("a rank that is killed while GPUs join is a failure, among GPUs", 2, a_rank_that_is_killed_while_gpus_join, NULL);
+    world_expect_kill(0);
     if (!MOCK_DEVICE_IS_RACED)
         run_stops(", among GPUs");
     device_bench_has_peers = false;

@@ -458,6 +458,9 @@ enum shoal_status shoal_shm_endpoint_take_device(struct shoal_shm_endpoint *endp
                                     "no descriptor left to take GPU memory of process %d: raise `ulimit -n`", peer->name.pid)
                    : SHOAL_OK;
     }
+    if (shoal_membership_process_has_ended(&peer->process))
+        return shoal_log_fail(endpoint->log, SHOAL_ERR_PEER_LOST, "shm", "process %d on %s %s before it passed GPU memory",
+                              peer->name.pid, peer->name.host, peer->process.ended);
     return SHOAL_PENDING;
 }
 

@@ -117,7 +117,7 @@ SHOAL_MUST_USE enum shoal_status shoal_shm_endpoint_take(struct shoal_shm_endpoi
                                                          uint64_t comm, struct shoal_segment **segment_out);
 
 /* The same for a descriptor of memory on a device, which stays the caller's; -1 says that there is none. take:
- * *descriptor_out is the caller's. */
+ * *descriptor_out is the caller's; ERR_PEER_LOST: the peer's process has ended, and none comes any more. */
 bool shoal_shm_endpoint_offer_device(struct shoal_shm_peer *peer, uint64_t comm, int descriptor);
 SHOAL_MUST_USE enum shoal_status shoal_shm_endpoint_take_device(struct shoal_shm_endpoint *endpoint,
                                                                 struct shoal_shm_peer *peer, uint64_t comm,
