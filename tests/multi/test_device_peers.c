@@ -1,6 +1,7 @@
 /* Sums that GPUs make among themselves, over the stand-in driver: every type and operator to the bit, in sizes around the borders of
  * slices and units, in orders that the stand-in's modes bring; and where GPUs cannot, sums go through host memory. What fails in
  * them is in test_device_faults.c and test_device_refusals.c. */
+#include <pthread.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -51,11 +52,14 @@ static void run_on_devices(struct world *world)
 {
     const struct plan *plan = world->arg;
     struct world there = *world;
+    struct shoal_failure failure = SHOAL_FAILURE_INIT;
     mock_device_ordinal = mock_device_is_real() ? world->rank % 2 : world->rank;
     mock_device_start(plan->modes);
     there.device = &mock_device;
     OK(world, shoal_comm_split(world->comm, 0, world->rank, NULL, &there.comm));
     expect_way(&there, plan->is_among);
+    CHECK(world, shoal_last_failure(world->context, NULL, &failure) == SHOAL_PENDING, "nothing has failed, but: %s",
+          failure.text);
     plan->body(&there);
     OK(world, shoal_comm_finalize(there.comm));
     shoal_comm_free(there.comm);
@@ -145,16 +149,111 @@ static void same_bits(struct world *world)
     CHECK(world, world->board[world->rank] == wanted, "the bits are not those of operands in host memory");
 }
 
-/* A communicator that is made while a call is under way, and one that is freed then. */
+/* A sum that is under way on a communicator of its own, of which the device does nothing yet. */
+struct held {
+    struct world busy;
+    struct world_group all;
+    struct team team;
+    struct areas areas;
+    struct operation_side side;
+    struct shoal_request *request;
+};
+
+static void free_on_all(struct world *world, struct shoal_comm *comm)
+{
+    OK(world, shoal_barrier(comm, NULL));
+    shoal_comm_free(comm);
+}
+
+static void begin_held(struct world *world, struct held *held)
+{
+    const struct operation sum = {.kind = OPERATION_ALLREDUCE, .type = SHOAL_FLOAT32, .memory = MEMORY_SHARED, .count = 9000};
+    held->busy = *world;
+    OK(world, shoal_comm_split(world->comm, 0, world->rank, NULL, &held->busy.comm));
+    held->all = world_all(&held->busy);
+    held->team = world_team(&held->all);
+    held->areas = world_open_areas(&held->busy, 1 << 18);
+    held->side = operation_prepare(&sum, &held->team, &held->areas, 0);
+    control.hold_of(true);
+    OK(world, operation_call(&held->side, held->busy.comm, &held->request));
+}
+
+/* Of the communicator, too. */
+static void end_held(struct world *world, struct held *held)
+{
+    char text[512];
+    control.hold_of(false);
+    OK(world, shoal_request_wait(held->request, SHOAL_FOREVER));
+    shoal_request_free(held->request);
+    CHECK(world, operation_check(&held->side, text, sizeof text), "%s", text);
+    world_close_areas(&held->busy, &held->areas);
+    free_on_all(world, held->busy.comm);
+}
+
+/* Each communicator whose GPUs sum has a module. */
+static void expect_modules(struct world *world, size_t count)
+{
+    CHECK(world, control.count_of("modules") == count, "%zu modules, not %zu", control.count_of("modules"), count);
+}
+
+/* One that is made then has no sums among GPUs, and what one has that is freed then stays until the call is over. */
 static void communicators_meanwhile(struct world *world)
 {
     struct world second = *world;
+    struct shoal_comm *third;
+    struct held held;
+    OK(world, shoal_comm_split(world->comm, 0, world->rank, NULL, &third));
+    begin_held(world, &held);
+    expect_modules(world, 3);
     OK(world, shoal_comm_split(world->comm, 0, world->rank, NULL, &second.comm));
+    expect_modules(world, 3);
+    free_on_all(world, third);
+    expect_modules(world, 3);
+    end_held(world, &held);
     many_at_once(&second);
     many_at_once(world);
-    OK(world, shoal_barrier(second.comm, NULL));
-    shoal_comm_free(second.comm);
-    many_at_once(world);
+    free_on_all(world, second.comm);
+    expect_modules(world, 1);
+}
+
+static void *go_on(void *unused)
+{
+    usleep(100000);
+    control.hold_of(false);
+    return unused;
+}
+
+/* It is waited for what ends soon: frameworks wait for calls on streams alone. */
+static void a_communicator_right_behind_a_sum(struct world *world)
+{
+    struct world second = *world;
+    struct held held;
+    pthread_t thread;
+    begin_held(world, &held);
+    CHECK(world, pthread_create(&thread, NULL, go_on, NULL) == 0, "no thread");
+    OK(world, shoal_comm_split(world->comm, 0, world->rank, NULL, &second.comm));
+    pthread_join(thread, NULL);
+    expect_modules(world, 3);
+    end_held(world, &held);
+    many_at_once(&second);
+    free_on_all(world, second.comm);
+}
+
+/* The slots are no memory of the context in which they were made. */
+static void a_context_that_ends_first(struct world *world)
+{
+    struct shoal_comm *comm;
+    shoal_cu_context first = mock_device_context, there;
+    shoal_cu_device device;
+    MOCK_DEVICE(device_get(&device, mock_device_ordinal));
+    MOCK_DEVICE(context_create(&there, 0, device));
+    OK(world, shoal_comm_split(world->comm, 0, world->rank, NULL, &comm));
+    expect_modules(world, 2);
+    MOCK_DEVICE(context_destroy(there));
+    MOCK_DEVICE(context_set(first));
+    free_on_all(world, comm);
+    CHECK(world, control.count_of("allocations") == 1, "%zu allocations, not 1", control.count_of("allocations"));
+    one_sum(world);
 }
 
 /* ---- Running ------------------------------------------------------------------------------------------------------------- */
@@ -176,8 +275,6 @@ static void run_exact(void)
     run("many at once", 2, &many, SETTINGS("SHOAL_COUNTER_START=9223372036854775800"));
     const struct plan bits = {"devices=4,seed=15", same_bits, true};
     run("the same bits as in host memory", 3, &bits, SETTINGS(NULL));
-    const struct plan comms = {"devices=4,idle,seed=9", communicators_meanwhile, true};
-    run("communicators meanwhile", 3, &comms, SETTINGS(NULL));
 }
 
 static void run_modes(void)
@@ -188,6 +285,17 @@ static void run_modes(void)
         const struct plan plan = {modes[i], many_at_once, true};
         run("many at once", 2 + (int)i % 3, &plan, SETTINGS(NULL));
     }
+}
+
+/* A real device is not held. */
+static void run_meanwhile(void)
+{
+    const struct plan comms = {"devices=4,idle,seed=9", communicators_meanwhile, true};
+    run("communicators meanwhile", 3, &comms, SETTINGS(NULL));
+    const struct plan behind = {"devices=4,seed=16", a_communicator_right_behind_a_sum, true};
+    run("a communicator right behind a sum", 2, &behind, SETTINGS(NULL));
+    const struct plan first = {"devices=4,seed=17", a_context_that_ends_first, true};
+    run("a context that ends first", 2, &first, SETTINGS(NULL));
 }
 
 /* Each for its reason goes through host memory, with the same results. */
@@ -246,6 +354,7 @@ int main(int argument_count, char **arguments)
     run_exact();
     if (!mock_device_is_real()) {
         run_modes();
+        run_meanwhile();
         run_unable();
     }
     return world_finish();

@@ -133,15 +133,21 @@ static void end_streams(struct shoal_gpu_peers *peers)
     }
 }
 
+/* Needs no context. */
+static void end_slots(struct shoal_gpu_peers *peers)
+{
+    for (int r = 0; r < peers->size; r++)
+        unmap_slots(peers, r);
+    if (peers->allocation)
+        (void)peers->place.gpu->calls.allocation_release(peers->allocation);
+    shoal_gpu_kernels_close(peers->kernels);
+}
+
 /* Slots and kernels first: a driver may wait for streams then. False: the counters are still registered. */
 static bool peers_empty(struct shoal_gpu_peers *peers)
 {
     const struct shoal_cuda_calls *calls = &peers->place.gpu->calls;
-    for (int r = 0; r < peers->size; r++)
-        unmap_slots(peers, r);
-    if (peers->allocation)
-        (void)calls->allocation_release(peers->allocation);
-    shoal_gpu_kernels_close(peers->kernels);
+    end_slots(peers);
     if (peers->is_registered)
         peers->is_registered = calls->host_unregister(peers->memory) != SHOAL_CU_SUCCESS;
     end_streams(peers);
@@ -213,11 +219,14 @@ enum shoal_status shoal_gpu_peers_look(const struct shoal_gpu_peers *peers)
     return shoal_cuda_place_look(&peers->place, peers->streams, SHOAL_DEVICE_WORKS);
 }
 
-/* False: the counters are still registered. */
+/* With a context that the program has destroyed, streams and events are gone, too, but no slots. False: the counters are still
+ * registered. */
 static bool peers_give_back(struct shoal_gpu_peers *peers)
 {
     struct shoal_cuda_visit visit;
     const shoal_cu_result entered = shoal_cuda_visit(peers->place.gpu, peers->place.context, &visit);
+    if (shoal_cuda_place_is_gone(entered))
+        end_slots(peers);
     if (entered != SHOAL_CU_SUCCESS)
         return shoal_cuda_place_is_gone(entered);
     const bool is_empty = peers_empty(peers);
