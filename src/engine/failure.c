@@ -130,7 +130,8 @@ static struct shoal_descriptor describe_call(const struct shoal_request *request
                                      .root = (int16_t)call->root,
                                      .collective = (uint8_t)call->collective,
                                      .type = (uint8_t)call->type,
-                                     .op = (uint8_t)call->op};
+                                     .op = (uint8_t)call->op,
+                                     .way = shoal_call_sum(call) ? SHOAL_WAY_DEVICES : SHOAL_WAY_HOST};
 }
 
 /* With the tag of a message, which is compared with no other rank's and stands in no descriptor. */
