@@ -290,6 +290,8 @@ struct shoal_options {
  * for the device nor needs its caller to. Host memory is not ordered by the stream: its operands are touched from the call on
  * until the request is done. The driver is looked for when a communicator is made; a program that loads one without device
  * files (/dev/nvidiactl) loads it before.
+ * Where SHOAL_GPU_PEER_BYTES makes GPUs sum among themselves, both operands of such an all-reduce lie, on all ranks, on the GPU
+ * that was current when the communicator was made: other memory on a rank is ERR_MISMATCH.
  *
  * ERR_ARGUMENT, and nothing has happened: operands of different devices or contexts, a stream that is none or of another
  * context, memory that was freed. ERR_STATE: such a call in a callback, where managed memory is host memory. ERR_UNSUPPORTED:

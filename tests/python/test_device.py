@@ -600,9 +600,9 @@ def zero(parameters):
 
 
 def sums_among_devices(world):
-    """SHOAL_GPU_PEER_BYTES, and a device for each rank: the same values, and each all-reduce there goes by the plan `peers`."""
+    """SHOAL_GPU_PEER_BYTES, and a device for each rank: the same values, and each all-reduce there goes by the plan `peers`. To
+    choose the device makes no context current, by which the group finds it: the back-end does."""
     stand_in.api().set_device(world.rank)
-    ones(1)  # makes the context current, by which the group finds its device
     with tempfile.TemporaryDirectory() as folder:
         flight = pathlib.Path(folder, "flight")
         os.environ["SHOAL_TRACE_FILE"] = str(flight)

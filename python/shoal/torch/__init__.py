@@ -111,6 +111,15 @@ def _create_plain(store, rank, size, timeout):
     return join(store, rank, size, timeout, "torch", [])
 
 
+def _enter_devices():
+    """GPUs sum among themselves where this thread has a context of the driver. torch makes it when a device is first used: to
+    choose one that is chosen already (0, on rank 0) makes none."""
+    for name in ("cuda", *_added_device()):
+        device = getattr(torch, name, None)
+        if device and device.is_available():
+            torch.empty(1, device=torch.device(name, device.current_device()))
+
+
 def join(store, rank, size, timeout, name, ranks):
     """A group of torch that Shoal serves; all its ranks call this, with one Store. ranks: theirs in the job. Not for users: torch
     calls it, and the shim in C++ where a group is split."""
@@ -119,6 +128,8 @@ def join(store, rank, size, timeout, name, ranks):
     if not torch.cuda.is_available():
         os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
     create = _shim(rank)[1].create
+    if os.environ.get("SHOAL_GPU_PEER_BYTES"):
+        _enter_devices()
     comm = _communicator.join(store, rank, size, timeout, name)
     return create(_communicator.context(), comm, rank, size, timeout, name, ranks)
 
