@@ -128,7 +128,7 @@ def join(store, rank, size, timeout, name, ranks):
     if not torch.cuda.is_available():
         os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
     create = _shim(rank)[1].create
-    if os.environ.get("SHOAL_GPU_PEER_BYTES"):
+    if os.environ.get("SHOAL_GPU_PEER_BYTES", "0") not in ("", "0"):
         _enter_devices()
     comm = _communicator.join(store, rank, size, timeout, name)
     return create(_communicator.context(), comm, rank, size, timeout, name, ranks)
