@@ -116,7 +116,7 @@ def make_test_gpu_runs_where_there_is_a_driver():
         raise Skip("the stand-in for CUDA's driver was not built")
     build = pathlib.Path(SHOAL).parent
     code, out, err = call("make", "--no-print-directory", "--dry-run", "test-gpu", f"CUDA={folder}/libcuda.so.1",
-                          "ARGS='every root, 2 ranks' 'an abort' 'communicators meanwhile'", cwd=TOP)
+                          "ARGS='every root, 2 ranks' 'an abort' 'many at once, 2 ranks'", cwd=TOP)
     commands = [line for line in out.splitlines() if re.match(r"(\w+=\S+ )?build/(tests|shoal)", line)]
     expect(code == 0 and len(commands) >= 3 and "shoal bench" in commands[-1], code, out, err)
     env = {**os.environ, "LD_LIBRARY_PATH": str(folder)}
