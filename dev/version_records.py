@@ -1,5 +1,5 @@
-"""What dev/versions.py found: one record a line in docs/versions.jsonl, from which it writes the tables of docs/python.md and
-docs/tensorflow.md. A record holds a hash of the sources that it was made with, which tells when a row has to run again: the tables
+"""The findings of dev/versions.py: one record a line in docs/versions.jsonl, from which it writes the tables of docs/python.md
+and docs/tensorflow.md. A record holds a hash of the sources that it was made with, which tells when a row has to run again: the tables
 say so, and after a change of those sources they have to be written anew."""
 import datetime
 import hashlib

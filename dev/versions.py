@@ -35,7 +35,7 @@ TENSORFLOW = (["tests/tensorflow/test_operations.py"], ["tests/tensorflow/test_g
 TRAINERS = (["tests/python/test_trainers.py"], ["tests/python/test_keras.py"], ["tests/python/test_torchft.py"])
 
 
-# What meets the framework. The C library and its declarations in Python do not, and would ask for these rows too often.
+# Folders that meet the framework. The C library and its declarations in Python do not, and would ask for these rows too often.
 SHIMS = ("python/shoal/torch",), "docs/python.md"
 KERAS = ("python/shoal/torch", "python/shoal/_keras"), "docs/python.md"
 OF_TENSORFLOW = ("python/shoal/tensorflow", "python/shoal/_keras"), "docs/tensorflow.md"
@@ -108,8 +108,8 @@ def versions(interpreter, row):
 
 
 def test(interpreter, row, program):
-    """Of one program: {shim: [passed, failed, skipped]}, the names of what failed, and whether it ran all of its cases and ended as
-    they say. The shim is "" where the cases name none."""
+    """One program's results: {shim: [passed, failed, skipped]}, the names of failed cases, and whether it ran all of its
+    cases and ended as they say. The shim is "" where the cases name none."""
     try:
         ended = subprocess.run([interpreter, TOP / program[0], *program[1:]], env=environment(row), stdout=subprocess.PIPE,
                                stderr=subprocess.STDOUT, text=True, errors="replace", timeout=LIMIT_S)

@@ -24,8 +24,8 @@ static inline uint64_t next_number(struct numbers *numbers)
     return number;
 }
 
-/* What a rank gives to a reduction, of one of its random numbers. Factors are small, and no term of a scaled sum is 0: its sign
- * would be one more thing to agree on. */
+/* A rank's contribution to a reduction, made of one of its random numbers. Factors are small, and no term of a scaled sum is 0:
+ * its sign would be one more thing to agree on. */
 static inline int64_t value_of(const struct reference_question *question, uint64_t number)
 {
     static const int8_t factors[] = {1, 1, 1, -1, -1, -1, 2, -2};

@@ -409,9 +409,9 @@ SHOAL_CALL shoal_reducer_import_residuals(struct shoal_reducer *reducer, const v
  *
  * As finish does not wait, an operation may fail later: the next mark that fills a buffer, begin or finish returns the failure,
  * and so do shoal_reducer_wait, and export and import of residuals. Averages of a step that has failed are undefined, and the
- * stream goes on. What is put on it when finish or shoal_reducer_wait has returned the failure comes after all that is read and
- * written of gradients. Before shoal_reducer_free call shoal_reducer_wait: the operations of other ranks may need this rank
- * after its stream has run.
+ * stream goes on. Once finish or shoal_reducer_wait has returned the failure, work that is put on the stream comes after all
+ * reads and writes of gradients. Before shoal_reducer_free call shoal_reducer_wait: the operations of other ranks may need this
+ * rank after its stream has run.
  *
  * create gives ERR_UNSUPPORTED on all ranks where one has no driver, or one that cannot (docs/gpu.md), and for is_uneven,
  * allows_unused, has_norms, max_norm, checks_finite and has_thread, which need values on the host. So do create and begin for a
@@ -419,7 +419,7 @@ SHOAL_CALL shoal_reducer_import_residuals(struct shoal_reducer *reducer, const v
  * of another context than the stream's; and, without is_on_device, of one on a device. ERR_SYSTEM refuses a mark where the
  * driver does not say where the gradient lies, ERR_STATE any mark in a callback.
  *
- * flight_bytes does not count: four buffers are under way at a time. Of the measurements of a step, done_us and out_us are when
+ * flight_bytes does not count: four buffers are under way at a time. In the measurements of a step, done_us and out_us say when
  * the work was put on streams, and wire_bytes is what was sent until finish returned. */
 
 /* Waits on this thread until the operations of the steps that were finished are done; the copies behind them are on the

@@ -21,7 +21,7 @@
 
 #define SHOAL_LIKELY(x) __builtin_expect(!!(x), 1)
 #define SHOAL_UNLIKELY(x) __builtin_expect(!!(x), 0)
-/* Of a function that small operations seldom call: inline, it would make its caller save registers each time. */
+/* For a function that small operations seldom call: inline, it would make its caller save registers each time. */
 #define SHOAL_NOINLINE __attribute__((noinline))
 #define SHOAL_PRINTF(format_at, args_at) __attribute__((format(printf, format_at, args_at)))
 

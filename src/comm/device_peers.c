@@ -8,7 +8,7 @@
 #include "comm/members.h"
 #include "transport/shm/shm_link.h"
 
-/* What each rank tells the others. */
+/* Each rank tells the others this. */
 struct answer {
     uint64_t unit_bytes; /* SHOAL_GPU_UNIT_BYTES, which the size of slots follows from */
     char pci[32];        /* of its GPU */

@@ -78,7 +78,7 @@ static struct shoal_device_ring_operand *ring_operand_of(const struct shoal_devi
     return (struct shoal_device_ring_operand *)(uintptr_t)base;
 }
 
-/* What the stream has copied, or has taken, comes before. */
+/* Copies of the stream come before. */
 static bool has_reached(const struct shoal_device_ring *ring, const struct shoal_device_ring_unit *unit, uint64_t number)
 {
     return shoal_device_ring_counter_has(&ring->by_stream[unit->slot], number);

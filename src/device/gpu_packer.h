@@ -24,14 +24,14 @@
 struct shoal_gpu;
 struct shoal_gpu_packer;
 
-/* Of the caller's stream, in whose context it works. NULL: the legacy stream, of the thread's current context or else of the
- * first device. ERR_ARGUMENT: the stream of each thread. */
+/* Opens a packer that works in the context of the caller's stream. NULL: the legacy stream, of the thread's current context or
+ * else of the first device. ERR_ARGUMENT: the stream of each thread. */
 SHOAL_MUST_USE enum shoal_status shoal_gpu_packer_open(struct shoal_gpu *gpu, void *stream,
                                                        struct shoal_gpu_packer **packer_out);
 /* All its memory was released. NULL is allowed. */
 void shoal_gpu_packer_close(struct shoal_gpu_packer *packer);
 
-/* Loads the kernels, once: what add and the casts need. As shoal_gpu_kernels_open. */
+/* Loads the kernels, once: add and the casts need them. Errors are those of shoal_gpu_kernels_open. */
 SHOAL_MUST_USE enum shoal_status shoal_gpu_packer_load(struct shoal_gpu_packer *packer);
 
 bool shoal_gpu_packer_has_kernels(const struct shoal_gpu_packer *packer);
@@ -51,10 +51,10 @@ SHOAL_MUST_USE enum shoal_status shoal_gpu_packer_check(struct shoal_gpu_packer 
 /* The stream of a lane, for options.stream. */
 void *shoal_gpu_packer_lane(const struct shoal_gpu_packer *packer, int lane);
 
-/* What is put on the lane comes after what is on the caller's stream now. */
+/* Work that is put on the lane comes after all that is on the caller's stream now. */
 SHOAL_MUST_USE enum shoal_status shoal_gpu_packer_begin(struct shoal_gpu_packer *packer, int lane);
 
-/* What is put on the caller's stream comes after what is on the lane now. */
+/* Work that is put on the caller's stream comes after all that is on the lane now. */
 SHOAL_MUST_USE enum shoal_status shoal_gpu_packer_join(struct shoal_gpu_packer *packer, int lane);
 
 /* A failed step: the same for all lanes. Where the driver refuses this thread waits for the lane, which nothing holds up any

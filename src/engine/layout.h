@@ -88,7 +88,7 @@ static inline struct shoal_device_operand *shoal_call_device(const struct shoal_
     return SHOAL_LIKELY(!call->layout) ? NULL : call->layout->device[operand];
 }
 
-/* What the devices of all ranks do; NULL: the engine does the work. */
+/* The work that the devices of all ranks do; NULL: the engine does it. */
 static inline struct shoal_device_sum *shoal_call_sum(const struct shoal_call *call)
 {
     return SHOAL_LIKELY(!call->layout) ? NULL : call->layout->sum;

@@ -95,7 +95,7 @@ static enum shoal_op operator_of(const struct shoal_reducer *reducer)
     return reducer->options.is_uneven && reducer->options.divides_by_active ? SHOAL_SUM : reducer->options.op;
 }
 
-/* What becomes of the buffer is on its way; streams keep all of it in order, so it counts as done. */
+/* All work on the buffer has been put on streams, which keep it in order; so the buffer counts as done. */
 static enum shoal_status post_on_device(struct shoal_reducer *reducer, size_t index)
 {
     FUSION_TRY(fusion_device_post(reducer, index));

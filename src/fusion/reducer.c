@@ -99,7 +99,7 @@ static enum shoal_status check_options(const struct shoal_reducer_options *optio
     return *wrong ? SHOAL_ERR_ARGUMENT : SHOAL_OK;
 }
 
-/* What needs the values of gradients on the host, or waits for other ranks there. */
+/* Options that need the values of gradients on the host, or wait for other ranks there. */
 static enum shoal_status reducer_check_device(const struct shoal_reducer *reducer, char *text, size_t text_bytes)
 {
     const struct shoal_reducer_options *options = &reducer->options;

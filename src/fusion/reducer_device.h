@@ -14,7 +14,7 @@
 
 #include "fusion/reducer.h"
 
-/* For every reducer, before its communicators are made, as they then know of the driver. What fails is told later, when the
+/* For every reducer, before its communicators are made, as they then know of the driver. A failure is told later, when the
  * other ranks can be told, too: check says whether it did, and text what. ERR_MEMORY. */
 SHOAL_MUST_USE enum shoal_status fusion_device_open(struct shoal_reducer *reducer);
 SHOAL_MUST_USE enum shoal_status fusion_device_check(const struct shoal_reducer *reducer, char *text, size_t text_bytes);
@@ -53,7 +53,7 @@ SHOAL_MUST_USE enum shoal_status fusion_device_keep(struct shoal_reducer *reduce
 /* A LOCAL step ends: what was marked is copied into the buffers, or added. */
 SHOAL_MUST_USE enum shoal_status fusion_device_collect(struct shoal_reducer *reducer);
 
-/* What is put on the caller's stream from now on sees the averages of a buffer. */
+/* Work that is put on the caller's stream from now on sees the averages of a buffer. */
 SHOAL_MUST_USE enum shoal_status fusion_device_join(struct shoal_reducer *reducer, size_t buffer);
 
 /* The reducer has failed: what is put on the caller's stream from now on comes after all that lanes do with its gradients.

@@ -534,7 +534,7 @@ static void explain_gpus(const struct inquiry *inquiry, FILE *out)
             out);
     else
         fputs("\noperands on GPUs: their copy engines move them through host memory in units, in and out at the same time,\n"
-              "while ranks and network work on other units; the plan is that of ordinary memory. Of this host:\n",
+              "while ranks and network work on other units; the plan is that of ordinary memory. This host has:\n",
               out);
     shoal_describe_gpus(SHOAL_LINKS_SYS, out);
 }

@@ -23,7 +23,7 @@
 #define SHOAL_PAYLOAD_MAX 16384 /* bytes that fit beside it */
 #define SHOAL_DEPTH_MAX 16      /* slots */
 
-/* Who does the work of an operation, where that is the caller's choice. */
+/* Says who does the work of an operation, where that is the caller's choice. */
 enum shoal_way { SHOAL_WAY_HOST, SHOAL_WAY_DEVICES };
 
 /* A rank's call; 32 bytes. Ranks compare all fields but `hints` and `posted`. */

@@ -23,8 +23,8 @@ DATA_PARALLEL = {"smdistributed": {"dataparallel": {"enabled": True}}}
 
 
 class Jobs:
-    """A context manager: a folder for scripts and one for jobs. What still runs at the end is killed. python: runs the scripts,
-    in place of the interpreter that a job starts them with."""
+    """A context manager: a folder for scripts and one for jobs. A process that still runs at the end is killed. python: an
+    interpreter that runs the scripts instead of the one that a job takes."""
 
     def __init__(self, python=None):
         self.python = python

@@ -49,8 +49,8 @@ void exact_run_one(struct world *world, const struct areas *areas, const struct 
 #define NINTHS 9 /* on a device, through whose memory all types and operators go the same way */
 
 /* Whether a world asks a combination, of whose numbers this is the sum: a third of all, on a device one of so many. The values of
- * all dimensions but two still occur together, and worlds of other sizes ask the others. What lies in host memory is asked where
- * there is no device. */
+ * all dimensions but two still occur together, and worlds of other sizes ask the others. Operands in host
+ * memory are left to worlds without a device. */
 static bool is_asked(const struct world *world, size_t on_device, const struct operation *operation, size_t sum)
 {
     if (world->device && operation->memory == MEMORY_PLAIN)

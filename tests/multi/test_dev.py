@@ -234,7 +234,7 @@ def rows_of_versions_that_ran_with_other_sources_are_told():
         expect([told[0] for told in records.differences(top)] == ["docs/python.md", "docs/tensorflow.md"], records.differences(top))
 
 
-# Of programs with three cases: what each prints and does, the counts of its row, and what is told beside the names of failed cases.
+# Programs with three cases: the text that each prints, how it ends, the counts of its row, and the words beside failed cases.
 PASSES, FAILS, SKIPS = "ok 1 - c++ 2 ranks a", "not ok 2 - c++ 2 ranks b", "ok 3 - python 2 ranks a # SKIP no"
 PROGRAMS = {"whole.py": ([PASSES, FAILS, SKIPS], "raise SystemExit(1)", "| 1 / 1 / 0 | 0 / 0 / 1 |", []),
             "died.py": ([PASSES], "raise SystemExit('died')", "| 1 / 0 / 0, did not end | -, did not end |", ["exit code 1", "died"]),

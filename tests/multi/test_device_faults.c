@@ -551,7 +551,7 @@ static void a_rank_that_joins_too_late(struct world *world)
     close_bench(&bench);
 }
 
-/* What goes wrong while GPUs sum among themselves. */
+/* Faults while GPUs sum among themselves. */
 static void run_among_devices(void)
 {
     static const struct {

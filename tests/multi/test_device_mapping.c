@@ -105,7 +105,7 @@ static float from_root(const struct bench *bench, size_t i)
     return bench_input(0, i);
 }
 
-/* What lies before a call on the stream still uses the memory: late copies out of it and into it, when the root's data have come
+/* Work before a call on the stream still uses the memory: late copies out of it and into it, when the root's data have come
  * for long. */
 static void after_what_is_on_the_stream(struct world *world)
 {

@@ -1,5 +1,5 @@
 /* Sums that GPUs make among themselves, over the stand-in driver: every type and operator to the bit, in sizes around the borders of
- * slices and units, in orders that the stand-in's modes bring; and where GPUs cannot, sums go through host memory. What fails in
+ * slices and units, in orders that the stand-in's modes bring; and where GPUs cannot, sums go through host memory. Faults in
  * them is in test_device_faults.c and test_device_refusals.c. */
 #include <pthread.h>
 #include <string.h>
@@ -35,7 +35,7 @@ static void expect_way(struct world *world, bool is_among)
     CHECK(world, is_among == (strcmp(last.algorithm, "peers") == 0), "a sum went by %s", last.algorithm);
 }
 
-/* What only the stand-in counts. */
+/* Only the stand-in counts these. */
 static void expect_counts(struct world *world, bool is_among)
 {
     char text[256];
@@ -178,7 +178,7 @@ static void begin_held(struct world *world, struct held *held)
     OK(world, operation_call(&held->side, held->busy.comm, &held->request));
 }
 
-/* Of the communicator, too. */
+/* This holds for the communicator, too. */
 static void end_held(struct world *world, struct held *held)
 {
     char text[512];

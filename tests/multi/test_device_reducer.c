@@ -179,7 +179,7 @@ static void shuffle(uint64_t *random, uint32_t *order)
     }
 }
 
-/* What comes on the stream after finish sees the averages, without a wait before. */
+/* Work on the stream after finish sees the averages, without a wait before. */
 static void expect_alike(struct job *job)
 {
     for (size_t i = 0; i < PARAMETERS; i++) {
@@ -346,7 +346,7 @@ static void residuals_body(struct world *world)
     close_job(&job);
 }
 
-/* What the driver refuses leaves the reducer as it was, and no copy is under way when export returns. */
+/* A refusal of the driver leaves the reducer as it was, and no copy is under way when export returns. */
 static void refused_export_body(struct world *world)
 {
     struct job job;

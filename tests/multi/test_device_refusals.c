@@ -274,7 +274,7 @@ static void refuse_each_alone(struct world *world)
 
 /* ---- One call is refused while a communicator is made that sums among devices --------------------------------------------- */
 
-/* What may be left: what the driver does not take back, and, as it is not entered, all of one communicator. */
+/* These may be left: memory that the driver does not take back, and all of one communicator, as its context is not entered. */
 static size_t most_left_of_peers(const char *call)
 {
     static const char *const returns[] = {"cuCtxPushCurrent", "cuCtxPopCurrent",  "cuMemHostUnregister",

@@ -4,7 +4,7 @@ start() forks a server from this process, which has what the test program import
 of an executable that launchers, and whoever else starts programs, take for Python: `PATH script.py ARGUMENTS`, `PATH -c TEXT`,
 `PATH -m MODULE`. That one hands its arguments, environment, folder, cores and open files over, and the server forks a process
 that goes on as the program. It passes signals on, is killed with the program and the program with it, and ends as the program
-does: through sys.exit or an exception, with Python's and C++'s own tidying up. What the program starts as sys.executable is
+does: through sys.exit or an exception, with Python's and C++'s own tidying up. A program that it starts as sys.executable is
 such a program, too. A program that tests how Python itself begins needs the real one.
 
 start_other() has another interpreter for that, which imports modules first: it runs this file."""

@@ -99,7 +99,7 @@ def a_sum_needs_nothing_but_python():
 
 
 def read_all():
-    """What other versions of Python are asked for: to read each file, import what needs no framework, and add numbers up."""
+    """Other versions of Python are asked to read each file, import what needs no framework, and add numbers up."""
     for path in sorted((TOP / "python").rglob("*.py")):
         compile(path.read_bytes(), str(path), "exec")
     for name in ("shoal.job.engines", "shoal.horovod._common.controller", "shoal.horovod._common.elastic"):

@@ -311,7 +311,7 @@ static void device_ring_written_output_waits_for_its_input(void **state)
     close_bench(&out);
 }
 
-/* What comes behind the call on the stream may use the memory by then. */
+/* Work that follows the call on the stream may use the memory by then. */
 static void device_ring_let_go_writes_nothing(void **state)
 {
     struct bench bench = open_bench(false, 2, 0);

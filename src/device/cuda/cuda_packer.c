@@ -16,7 +16,7 @@ struct shoal_gpu_packer {
     struct shoal_gpu_kernels *kernels;     /* NULL: not loaded */
 };
 
-/* What memory is filled with. It stays, as a driver may read it late. */
+/* Memory is filled with this. It stays, as a driver may read it late. */
 static const char zeros[64 << 10];
 
 static enum shoal_status packer_fail(const struct shoal_gpu_packer *packer, const char *call, shoal_cu_result result,
@@ -178,7 +178,7 @@ static shoal_cu_address packer_address(const void *memory)
     return (shoal_cu_address)(uintptr_t)memory;
 }
 
-/* What is zero already is copied behind itself, so that few calls do; then the other streams come after. */
+/* The part that is zero already is copied behind itself, so that few calls do; then the other streams come after. */
 static enum shoal_status clear(struct shoal_gpu_packer *packer, shoal_cu_address at, size_t bytes)
 {
     const shoal_cu_stream lane = packer->lanes[0];

@@ -43,7 +43,7 @@ bool shoal_cuda_place_is_at_work(const struct shoal_cuda_place *place, const sho
 SHOAL_MUST_USE enum shoal_status shoal_cuda_place_look(const struct shoal_cuda_place *place, const shoal_cu_stream *streams,
                                                        int count);
 /* Makes the caller's stream wait for all that our streams have, where more was refused: the memory of copies that have been
- * posted may be freed on the caller's stream, or used anew. What a driver refuses again cannot be mended. Inside. */
+ * posted may be freed on the caller's stream, or used anew. Where a driver refuses again, nothing can be done. Inside. */
 void shoal_cuda_place_join(const struct shoal_cuda_place *place, const shoal_cu_stream *streams, const shoal_cu_event *events,
                            int count, shoal_cu_stream stream);
 

@@ -9,8 +9,8 @@
 #define LIBRARY "libgdrapi.so.2"
 #define MAJOR 2
 
-/* What a processor has written to a device must be there before a counter that it writes to memory afterwards. The library's
- * fence and PCIe's order see to that on x86. */
+/* Bytes that a processor has written to a device must be there before a counter that it writes to memory afterwards. The
+ * library's fence and PCIe's order see to that on x86. */
 #if defined(__x86_64__)
 #define IS_ORDERED true
 #else

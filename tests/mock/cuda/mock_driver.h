@@ -212,7 +212,7 @@ size_t mock_memory_count(bool is_host);
 /* Everything that was allocated or registered in it. */
 void mock_memory_forget(const struct mock_context *context);
 
-/* What the processor writes past the driver (mock_remote.c): all that is on its way comes. */
+/* All that the processor has written past the driver and that is still on its way comes (mock_remote.c). */
 void mock_remote_flush(void);
 void mock_remote_reset(void);
 size_t mock_count_remote_writes(void);

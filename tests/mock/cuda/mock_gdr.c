@@ -15,7 +15,7 @@
 #define PINS_MAX 64 /* of the BAR */
 #define CALL_US 100
 
-/* What a handle points to. */
+/* A handle points to this. */
 struct pinned {
     shoal_cu_address at;
     size_t bytes;
@@ -23,7 +23,7 @@ struct pinned {
     char *memory; /* NULL: not mapped */
 };
 
-/* What gdr_open gives. */
+/* gdr_open gives this. */
 struct shoal_gdr_of {
     size_t pinned;
 };

@@ -1,4 +1,4 @@
-/* What the processor writes to a device's memory past the driver, for the stand-in of GDRCopy (mock_gdr.c). Such writes are on
+/* Writes of the processor to a device's memory, past the driver, for the stand-in of GDRCopy (mock_gdr.c). Such writes are on
  * their way until something sees to it that they have come: a stream's wait that flushes, or a read of the device. Or they come
  * at once, by a random number, whatever the device still does with the memory. */
 #include <errno.h>

@@ -1,4 +1,4 @@
-/* What the stand-in driver has for the stand-in of GDRCopy: its memory, as the processor reaches it past the driver. */
+/* The stand-in driver's part for the stand-in of GDRCopy: its memory, as the processor reaches it past the driver. */
 #ifndef SHOAL_TESTS_MOCK_REMOTE_H
 #define SHOAL_TESTS_MOCK_REMOTE_H
 
