@@ -55,6 +55,19 @@ static inline size_t reference_below(uint64_t *state, size_t limit)
     return (size_t)(reference_random(state) % limit);
 }
 
+/* The numbers below count, in random order. */
+static inline void reference_shuffle(uint64_t *state, uint32_t *order, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        order[i] = (uint32_t)i;
+    for (size_t i = count; i > 1; i--) {
+        const size_t other = reference_below(state, i);
+        const uint32_t last = order[i - 1];
+        order[i - 1] = order[other];
+        order[other] = last;
+    }
+}
+
 static inline bool reference_is_integer(enum shoal_type type)
 {
     return type == SHOAL_INT8 || type == SHOAL_UINT8 || type == SHOAL_INT32 || type == SHOAL_INT64;

@@ -80,8 +80,8 @@ size_t shoal_device_sum_slice(const struct shoal_device_sum *sum, const struct s
 
 /* ---- The engine's -------------------------------------------------------------------------------------------------------- */
 
-/* Begins a work on a unit, unless it has begun; true when it has ended. What the streams of other ranks read and write then is
- * right only if no rank has failed by now: after a failure a rank lets its streams go. */
+/* Begins a work on a unit, unless it has begun; true when it has ended. Only if no rank has failed by then have the streams of
+ * other ranks read and written the right bytes: after a failure a rank lets its streams go. */
 bool shoal_device_sum_run(struct shoal_device_sum *sum, uint64_t unit, enum shoal_device_work work);
 bool shoal_device_sum_has_ended(const struct shoal_device_sum *sum, uint64_t unit, enum shoal_device_work work);
 /* The call is over. If streams have not done all of it, they are let go, now and for later units: other ranks must have been

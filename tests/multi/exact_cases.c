@@ -1017,3 +1017,13 @@ void exact_small_chunks(struct world *world)
         post_and_wait(world, &areas, 20, seed);
     world_close_areas(world, &areas);
 }
+
+void exact_same_bits(struct world *world)
+{
+    struct world here = *world;
+    here.device = NULL;
+    exact_bits(&here);
+    const uint64_t wanted = world->board[world->rank];
+    exact_bits(world);
+    CHECK(world, world->board[world->rank] == wanted, "the bits are not those of operands in host memory");
+}

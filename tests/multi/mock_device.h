@@ -29,6 +29,20 @@ static inline char *mock_device_allocate(size_t bytes)
     return (char *)(uintptr_t)at;
 }
 
+/* On device 1, in its primary context. */
+static inline char *mock_device_allocate_on_other(size_t bytes)
+{
+    shoal_cu_context other;
+    shoal_cu_device device;
+    shoal_cu_address at;
+    MOCK_DEVICE(device_get(&device, 1));
+    MOCK_DEVICE(primary_retain(&other, device));
+    MOCK_DEVICE(context_set(other));
+    MOCK_DEVICE(allocate(&at, bytes));
+    MOCK_DEVICE(context_set(mock_device_context));
+    return (char *)(uintptr_t)at;
+}
+
 static inline void mock_device_release(char *there)
 {
     MOCK_DEVICE(context_set(mock_device_context));

@@ -59,6 +59,16 @@ void world_fail(const struct world *world, const char *file, int line, const cha
     _exit(1);
 }
 
+void world_agree(struct world *world, enum shoal_status status)
+{
+    world->board[world->rank] = (uint64_t)status;
+    OK(world, shoal_barrier(world->comm, NULL));
+    for (int rank = 0; rank < world->size; rank++)
+        CHECK(world, world->board[rank] == (uint64_t)status, "%s here, and %s on rank %d", shoal_status_name(status),
+              shoal_status_name((enum shoal_status)world->board[rank]), rank);
+    OK(world, shoal_barrier(world->comm, NULL));
+}
+
 static const char *const *add_host(const struct world_options *options, int rank, const char **settings, char *host,
                                    size_t host_bytes)
 {

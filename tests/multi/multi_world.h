@@ -73,6 +73,9 @@ struct team world_team(const struct world_group *group);
 struct areas world_open_areas(struct world *world, size_t bytes);
 void world_close_areas(struct world *world, struct areas *areas);
 
+/* All ranks call this with the same status; one that has another fails. */
+void world_agree(struct world *world, enum shoal_status status);
+
 /* Prints where and what on stderr, and ends the rank as failed. */
 void world_fail(const struct world *world, const char *file, int line, const char *format, ...)
     __attribute__((noreturn, format(printf, 4, 5)));

@@ -46,23 +46,10 @@ static void refused_driver_calls(struct world *world)
     close_bench(&bench);
 }
 
-static char *allocate_on_other_device(void)
-{
-    shoal_cu_context other;
-    shoal_cu_device device;
-    shoal_cu_address at;
-    MOCK_DEVICE(device_get(&device, 1));
-    MOCK_DEVICE(primary_retain(&other, device));
-    MOCK_DEVICE(context_set(other));
-    MOCK_DEVICE(allocate(&at, BYTES));
-    MOCK_DEVICE(context_set(mock_device_context));
-    return (char *)(uintptr_t)at;
-}
-
 static void two_devices_in_a_call(struct world *world)
 {
     struct bench bench = open_bench(world, NULL, COUNT);
-    char *other = allocate_on_other_device();
+    char *other = mock_device_allocate_on_other(BYTES);
     struct shoal_options options = SHOAL_OPTIONS_INIT;
     refuse(&bench, shoal_allreduce(bench.comm, bench.input, other, COUNT, SHOAL_FLOAT32, SHOAL_SUM, &options),
            SHOAL_ERR_ARGUMENT, "input and output lie on different devices");

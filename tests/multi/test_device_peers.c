@@ -138,17 +138,6 @@ static void many_at_once(struct world *world)
         world_close_areas(world, &areas[i]);
 }
 
-/* In the order in which operands in host memory are summed. */
-static void same_bits(struct world *world)
-{
-    struct world here = *world;
-    here.device = NULL;
-    exact_bits(&here);
-    const uint64_t wanted = world->board[world->rank];
-    exact_bits(world);
-    CHECK(world, world->board[world->rank] == wanted, "the bits are not those of operands in host memory");
-}
-
 /* A sum that is under way on a communicator of its own, of which the device does nothing yet. */
 struct held {
     struct world busy;
@@ -273,7 +262,7 @@ static void run_exact(void)
     run("many at once", 3, &many, SETTINGS("SHOAL_DEPTH=1"));
     run("many at once", 3, &many, SETTINGS("SHOAL_DEPTH=2"));
     run("many at once", 2, &many, SETTINGS("SHOAL_COUNTER_START=9223372036854775800"));
-    const struct plan bits = {"devices=4,seed=15", same_bits, true};
+    const struct plan bits = {"devices=4,seed=15", exact_same_bits, true};
     run("the same bits as in host memory", 3, &bits, SETTINGS(NULL));
 }
 

@@ -167,18 +167,6 @@ static void mark_both(struct job *job, size_t parameter)
     OK(job->world, mark(job, job->host, parameter, job->gradients[parameter].host, middle));
 }
 
-static void shuffle(uint64_t *random, uint32_t *order)
-{
-    for (uint32_t i = 0; i < PARAMETERS; i++)
-        order[i] = i;
-    for (size_t i = PARAMETERS; i > 1; i--) {
-        const size_t other = reference_below(random, i);
-        const uint32_t last = order[i - 1];
-        order[i - 1] = order[other];
-        order[other] = last;
-    }
-}
-
 /* Work on the stream after finish sees the averages, without a wait before. */
 static void expect_alike(struct job *job)
 {
@@ -206,7 +194,7 @@ static void expect_alike(struct job *job)
 static void run_pass(struct job *job, enum shoal_step step, bool has_views)
 {
     uint32_t order[PARAMETERS];
-    shuffle(&job->random, order);
+    reference_shuffle(&job->random, order, PARAMETERS);
     OK(job->world, shoal_reducer_begin(job->device, step));
     OK(job->world, shoal_reducer_begin(job->host, step));
     for (size_t i = 0; i < PARAMETERS; i++) {
@@ -273,17 +261,6 @@ static void expect_told(struct job *job, enum shoal_status status, enum shoal_st
     CHECK(job->world, status == wanted, "%s instead of %s", shoal_status_name(status), shoal_status_name(wanted));
     OK(job->world, shoal_last_failure(job->world->context, NULL, &failure));
     CHECK(job->world, strstr(failure.text, word), "\"%s\" is not in: %s", word, failure.text);
-}
-
-/* All ranks have this status. */
-static void agree(struct world *world, enum shoal_status status)
-{
-    world->board[world->rank] = (uint64_t)status;
-    OK(world, shoal_barrier(world->comm, NULL));
-    for (int rank = 0; rank < world->size; rank++)
-        CHECK(world, world->board[rank] == (uint64_t)status, "%s here, and %s on rank %d", shoal_status_name(status),
-              shoal_status_name((enum shoal_status)world->board[rank]), rank);
-    OK(world, shoal_barrier(world->comm, NULL));
 }
 
 /* A rank that has not failed learns it by waiting. */
@@ -520,19 +497,6 @@ static void threads_body(struct world *world)
 
 /* ---- Refused ------------------------------------------------------------------------------------------------------------- */
 
-static char *allocate_elsewhere(void)
-{
-    shoal_cu_context other;
-    shoal_cu_device device;
-    shoal_cu_address at;
-    MOCK_DEVICE(device_get(&device, 1));
-    MOCK_DEVICE(primary_retain(&other, device));
-    MOCK_DEVICE(context_set(other));
-    MOCK_DEVICE(allocate(&at, 8 * ELEMENTS_MAX));
-    MOCK_DEVICE(context_set(mock_device_context));
-    return (char *)(uintptr_t)at;
-}
-
 /* The driver refuses to say where a gradient lies. */
 static void expect_not_said(struct job *job, struct shoal_reducer *reducer)
 {
@@ -546,7 +510,7 @@ static void marks_body(struct world *world)
 {
     struct job job;
     open_job(&job, world, "devices=2,seed=1", 1);
-    char *other = allocate_elsewhere();
+    char *other = mock_device_allocate_on_other(8 * ELEMENTS_MAX);
     const size_t count = job.parameters[1].count;
     create_both(&job);
     OK(world, shoal_reducer_begin(job.device, SHOAL_STEP_REDUCE));
@@ -749,7 +713,7 @@ static void given_up_body(struct world *world)
         (void)!shoal_reducer_finish(job.device, NULL); /* may have come before the fault */
     }
     expect_cause(&job, SHOAL_ERR_ABORTED, "rank 1: the loss is a kiwi");
-    agree(world, shoal_reducer_begin(job.device, SHOAL_STEP_REDUCE));
+    world_agree(world, shoal_reducer_begin(job.device, SHOAL_STEP_REDUCE));
     close_job(&job);
 }
 
@@ -946,7 +910,7 @@ static bool refuse_one(struct job *job, const char *call, int nth)
     } else if (status != SHOAL_OK) {
         OK(world, shoal_last_failure(world->context, NULL, &failure));
     }
-    agree(world, status);
+    world_agree(world, status);
     if (status != SHOAL_OK)
         CHECK(world, strstr(failure.text, REFUSED_NAME) && strstr(failure.text, call), "%s, call %d: %s", call, nth,
               failure.text);

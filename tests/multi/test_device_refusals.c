@@ -99,18 +99,6 @@ static const struct form {
 
 /* ---- What must follow ---------------------------------------------------------------------------------------------------- */
 
-/* All ranks have this, or none. */
-static void agree(struct bench *bench, enum shoal_status status)
-{
-    struct world *world = bench->world;
-    world->board[world->rank] = (uint64_t)status;
-    OK(world, shoal_barrier(world->comm, NULL));
-    for (int rank = 0; rank < world->size; rank++)
-        CHECK(world, world->board[rank] == (uint64_t)status, "%s here, and %s on rank %d", shoal_status_name(status),
-              shoal_status_name((enum shoal_status)world->board[rank]), rank);
-    OK(world, shoal_barrier(world->comm, NULL));
-}
-
 /* Rank 0 tells all whether to go on. */
 static bool decide(struct world *world, bool is_on)
 {
@@ -151,7 +139,7 @@ static bool refuse_one(struct bench *bench, const struct form *form, const char 
     CHECK(world, after == SHOAL_OK || after == SHOAL_ERR_SYSTEM, "%s", shoal_status_name(after));
     CHECK(world, status == SHOAL_OK || status == after, "%s before, then %s", shoal_status_name(status),
           shoal_status_name(after));
-    agree(bench, after);
+    world_agree(bench->world, after);
     if (after != SHOAL_OK) {
         expect_text_of(bench, bench->comm, call);
         expect_text_of(bench, bench->comm, REFUSED_NAME);
@@ -385,7 +373,7 @@ static bool break_one(struct bench *bench, const struct form *form, int nth)
         control.break_of(INT32_MAX, FAILED);
     }
     const enum shoal_status after = shoal_barrier(bench->comm, NULL);
-    agree(bench, after);
+    world_agree(bench->world, after);
     const bool is_on = decide(world, has_failed);
     CHECK(world, is_on == (after != SHOAL_OK), "%s", shoal_status_name(after));
     if (after == SHOAL_ERR_SYSTEM)

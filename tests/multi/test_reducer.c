@@ -147,18 +147,6 @@ static void *run_marker(void *arg)
     return NULL;
 }
 
-static void shuffle(uint64_t *random, uint32_t *order)
-{
-    for (uint32_t i = 0; i < PARAMETERS; i++)
-        order[i] = i;
-    for (size_t i = PARAMETERS; i > 1; i--) {
-        const size_t other = reference_below(random, i);
-        const uint32_t last = order[i - 1];
-        order[i - 1] = order[other];
-        order[other] = last;
-    }
-}
-
 /* Threads are joined before finish. */
 static void mark_all(struct job *job, const bool *in_view)
 {
@@ -166,7 +154,7 @@ static void mark_all(struct job *job, const bool *in_view)
     struct marker markers[THREADS];
     pthread_t threads[THREADS];
     const size_t used = 1 + reference_below(&job->random, THREADS);
-    shuffle(&job->random, order);
+    reference_shuffle(&job->random, order, PARAMETERS);
     for (size_t t = 0; t < used; t++) {
         markers[t] = (struct marker){
             job, order, PARAMETERS * t / used, PARAMETERS * (t + 1) / used, reference_random(&job->random), in_view, SHOAL_OK};
@@ -436,8 +424,8 @@ static void layout_body(struct world *world)
     struct shoal_gradient_layout *expected;
     open_job(&job, world, 77);
     OK(world, create(&job));
-    shuffle(&job.shared, order); /* rank 0's; the others have orders of their own */
-    shuffle(&job.random, own);
+    reference_shuffle(&job.shared, order, PARAMETERS); /* rank 0's; the others have orders of their own */
+    reference_shuffle(&job.random, own, PARAMETERS);
     const uint64_t before = shoal_gradient_layout_hash(shoal_reducer_layout(job.reducer));
     CHECK(world, shoal_reducer_order(job.reducer, seen) == SHOAL_ERR_STATE, "an order before the first step");
     mark_in(&job, world->rank ? own : order);

@@ -185,18 +185,6 @@ static void *run_marker(void *arg)
     return NULL;
 }
 
-static void shuffle(uint64_t *random, uint32_t *order)
-{
-    for (uint32_t i = 0; i < PARAMETERS; i++)
-        order[i] = i;
-    for (size_t i = PARAMETERS; i > 1; i--) {
-        const size_t other = reference_below(random, i);
-        const uint32_t last = order[i - 1];
-        order[i - 1] = order[other];
-        order[other] = last;
-    }
-}
-
 /* The threads are joined before finish; meanwhile this one rests. */
 static enum shoal_status mark_all(struct rank *rank)
 {
@@ -205,7 +193,7 @@ static enum shoal_status mark_all(struct rank *rank)
     pthread_t threads[THREADS];
     const size_t used = 1 + reference_below(&rank->random, THREADS);
     enum shoal_status status = SHOAL_OK;
-    shuffle(&rank->random, order);
+    reference_shuffle(&rank->random, order, PARAMETERS);
     for (size_t t = 0; t < used; t++) {
         markers[t] = (struct marker){
             rank, order, PARAMETERS * t / used, PARAMETERS * (t + 1) / used, reference_random(&rank->random), SHOAL_OK};
