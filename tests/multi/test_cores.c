@@ -67,19 +67,25 @@ static void call_some(struct world *world)
     }
 }
 
+static uint64_t moves_of(const struct world *world)
+{
+    return atomic_load(&world->context->progress->core_moves);
+}
+
 static void meet_on_one_core(struct world *world)
 {
     cpu_set_t one;
     CPU_ZERO(&one);
     CPU_SET((size_t)cores[0], &one);
     bind_to(world, &one);
+    const uint64_t before = moves_of(world);
     call_some(world);
-    CHECK(world, atomic_load(&world->context->progress->core_moves) == 0, "a rank left the one core that it may use");
+    CHECK(world, moves_of(world) == before, "a rank left the one core that it may use");
     bind_to(world, &both);
 }
 
-/* All ranks go on until rank 0 has seen enough, so that all make the same calls. */
-static bool goes_on(struct world *world, bool wanted)
+/* All ranks do what rank 0 wants, so that all make the same calls. */
+static bool rank_0_wants(struct world *world, bool wanted)
 {
     float x = world->rank == 0 && wanted ? 1 : 0;
     OK(world, shoal_allreduce(world->comm, &x, &x, 1, SHOAL_FLOAT32, SHOAL_MAX, NULL));
@@ -91,20 +97,25 @@ static void look(struct world *world)
     volatile uint64_t *board = world->board;
     call_some(world);
     board[CORE_OF + world->rank] = (uint64_t)sched_getcpu();
-    board[MOVES_OF + world->rank] = atomic_load(&world->context->progress->core_moves);
+    board[MOVES_OF + world->rank] = moves_of(world);
 }
 
+/* Where the kernel has parted them before one left, they meet again. */
 static void one_of_two_leaves(struct world *world)
 {
     volatile uint64_t *board = world->board;
     meet_on_one_core(world);
     const double start = seconds();
+    bool is_enough;
     do {
         look(world);
+        const bool is_apart = board[CORE_OF] != board[CORE_OF + 1], has_left = board[MOVES_OF] + board[MOVES_OF + 1];
         if (world->rank == 0) /* nobody else writes it */
-            board[APART] += board[CORE_OF] != board[CORE_OF + 1];
-    } while (
-        goes_on(world, seconds() - start < SECONDS_MAX && (!(board[MOVES_OF] + board[MOVES_OF + 1]) || board[APART] < 50)));
+            board[APART] += is_apart;
+        if (rank_0_wants(world, is_apart && !has_left))
+            meet_on_one_core(world);
+        is_enough = (has_left && board[APART] >= 50) || seconds() - start >= SECONDS_MAX;
+    } while (rank_0_wants(world, !is_enough));
     CHECK(world, board[MOVES_OF] + board[MOVES_OF + 1] > 0, "nobody left in %.0f s", SECONDS_MAX);
     CHECK(world, board[APART] >= 50, "the ranks were seen on two cores %llu times", (unsigned long long)board[APART]);
     CHECK(world, (double)board[MOVES_OF + world->rank] <= 2 + 20 * (seconds() - start), "%llu moves in %.3f s",
@@ -119,7 +130,7 @@ static void nobody_leaves(struct world *world)
     const double start = seconds();
     do
         look(world);
-    while (goes_on(world, seconds() - start < SECONDS_STILL));
+    while (rank_0_wants(world, seconds() - start < SECONDS_STILL));
     CHECK(world, ((volatile uint64_t *)world->board)[MOVES_OF + world->rank] == 0, "a rank left");
     CHECK(world, is_bound_to(&both), "the cores that the rank may use are not what they were");
 }

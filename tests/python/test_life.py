@@ -550,7 +550,7 @@ def many_collectives(world):
         dist.all_gather(lists, tensor)
         dist.broadcast(tensor, 0)
         dist.all_reduce(tensor.fill_(1), async_op=True).get_future().wait()
-    # Futures are completed by as many threads as have something to do; one more may still be on its way back to rest.
+    # Futures are completed by as many threads as have something to do, or are still on their way back to rest: a few, not 200.
     works = [dist.all_reduce(torch.ones(10), async_op=True) for _ in range(8)]
     for future in [work.get_future() for work in works]:  # as many threads as there will be
         future.wait()
@@ -560,7 +560,7 @@ def many_collectives(world):
     for _ in range(200):
         turn()
     after = held()
-    expect(after[0] <= before[0] and after[1] <= before[1] + 1 and after[2] < before[2] + 8_000, before, after)
+    expect(after[0] <= before[0] and after[1] <= before[1] + 8 and after[2] < before[2] + 8_000, before, after)
 
 
 def memory_is_given_back(world):
