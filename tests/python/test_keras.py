@@ -131,8 +131,9 @@ def dies_in_fit(world):
     def die(batch, logs):
         if world.rank == 1 and batch == 2:
             os._exit(3)
-    raises(RuntimeError, lambda: fit(model_of(1), shoal.DistributedOptimizer(keras.optimizers.SGD(0.1)), share(x, world), share(y, world),
-                                     BATCH // world.size, [keras.callbacks.LambdaCallback(on_train_batch_begin=die)]), "rank 1")
+    optimizer, mortal = shoal.DistributedOptimizer(keras.optimizers.SGD(0.1)), keras.callbacks.LambdaCallback(on_train_batch_begin=die)
+    raises(RuntimeError, lambda: fit(model_of(1), optimizer, share(x, world), share(y, world), BATCH // world.size, [mortal]), "rank 1",
+           "kernel and 3 more")
 
 
 CASES = [Case(body.__name__, body, sizes=(2,)) for body in (fit_equals_one_process, faults, the_learning_rate_warms_up, narrow_types_train)]

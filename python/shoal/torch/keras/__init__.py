@@ -9,6 +9,8 @@
 """
 from __future__ import annotations
 
+import contextlib
+
 import keras
 import torch
 import torch.distributed as dist
@@ -32,10 +34,21 @@ class _Averages:
         results = list(gradients)
         if size() == 1:
             return results
-        for same in _by_type(_used(results, variables), variables):
-            for i, average in zip(same, _averages_of([results[i] for i in same])):
-                results[i] = average
+        with _named(variables):
+            for same in _by_type(_used(results, variables), variables):
+                for i, average in zip(same, _averages_of([results[i] for i in same])):
+                    results[i] = average
         return results
+
+
+@contextlib.contextmanager
+def _named(variables):
+    """A collective that fails says which gradients it was for: one carries those of many variables."""
+    try:
+        yield
+    except dist.DistBackendError as error:
+        more = f" and {len(variables) - 1} more" if len(variables) > 1 else ""
+        raise type(error)(f"gradients of {variables[0].path}{more}: {error}") from error
 
 
 def _used(gradients, variables):
