@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Runs Horovod's own tests over Shoal, on two ranks, and prints what passed as a table, and the names of what failed.
+"""Runs Horovod's own tests over Shoal and prints what passed as a table, and the names of what failed.
 
   horovod.py PATH [WORD ...]     PATH: a checkout of Horovod; of the rows below those whose name has one of the words
   horovod.py --list
 
-PyTorch is build/torch's, TensorFlow build/tensorflow's. A row "in graphs" runs the tests of a file in TensorFlow's graphs alone, one
-"eagerly" without them, where the file itself would run each test in both ways. "without Muon" takes this optimizer out of torch.optim,
-as the tests give every optimizer a model that Muon refuses. What each rank printed is kept in build/horovod-logs. docs/horovod.md
-says why tests fail. Exit code 1 when one failed, 2 when a row gave no result."""
+Two ranks run each file; one runs test/single, as Horovod has it. PyTorch is build/torch's, TensorFlow build/tensorflow's. A row
+"in graphs" runs the tests of a file in TensorFlow's graphs alone, one "eagerly" without them, where the file itself would run
+each test in both ways. "without Muon" takes this optimizer out of torch.optim, as the tests give every optimizer a model that
+Muon refuses. What each rank printed is kept in build/horovod-logs. docs/horovod.md says why tests fail. Exit code 1 when one
+failed, 2 when a row gave no result."""
 import argparse
 import collections
 import json
@@ -18,16 +19,15 @@ import subprocess
 import sys
 
 TOP = pathlib.Path(__file__).resolve().parent.parent
-RANKS = 2
 LIMIT_S = 1800  # of a row
 
 # mode: what dev/horovod_rank changes. shuts_down: after each test, as these leave a communicator broken that the next one needs.
-Row = collections.namedtuple("Row", "file venv mode shuts_down", defaults=("", False))
+Row = collections.namedtuple("Row", "file venv mode shuts_down ranks", defaults=("", False, 2))
 ROWS = (
     Row("test/parallel/test_torch.py", "torch"),
     Row("test/parallel/test_torch.py", "torch", "without Muon"),
     Row("test/parallel/test_adasum_pytorch.py", "torch"),
-    Row("test/single/test_torch_elastic.py", "torch"),
+    Row("test/single/test_torch_elastic.py", "torch", ranks=1),
     Row("test/parallel/test_tensorflow.py", "tensorflow", "eagerly", True),
     Row("test/parallel/test_tensorflow.py", "tensorflow", "in graphs", True),
     Row("test/parallel/test_tensorflow_process_sets.py", "tensorflow", "eagerly"),
@@ -62,17 +62,17 @@ def run(row, path):
     logs = TOP / "build/horovod-logs" / name_of(row).replace(" ", "-")
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)
-    words = [TOP / "build/shoal", "run", "-n", RANKS, "--timeout", LIMIT_S, TOP / f"build/{row.venv}/bin/python3", "-m", "pytest",
+    words = [TOP / "build/shoal", "run", "-n", row.ranks, "--timeout", LIMIT_S, TOP / f"build/{row.venv}/bin/python3", "-m", "pytest",
              "-q", "-p", "horovod_rank", "-p", "no:cacheprovider", path / row.file]
     with open(logs / "output", "w") as output:
         subprocess.run(list(map(str, words)), stdout=output, stderr=subprocess.STDOUT, cwd=path, env=environment(row, path, logs))
     outcomes = {}
-    for rank in range(RANKS):
+    for rank in range(row.ranks):
         file = logs / f"rank{rank}"
         for line in file.read_text().splitlines() if file.exists() else ():
             test, outcome, why = json.loads(line)
             outcomes.setdefault(test, []).append((outcome, why))
-    return {test: worst(told + [("absent", "a rank told no outcome")] * (RANKS - len(told))) for test, told in outcomes.items()}
+    return {test: worst(told + [("absent", "a rank told no outcome")] * (row.ranks - len(told))) for test, told in outcomes.items()}
 
 
 def main():

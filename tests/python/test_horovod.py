@@ -362,6 +362,31 @@ def goes_on_after_a_restart(world):
     expect([epoch for epoch, _ in seen] == [0, 1] and abs(seen[1][1] - seen[0][1] - 1) < 1e-6 and resets == [1], seen, resets)
 
 
+def samples_go_on_within_an_epoch(world):
+    """The ranks divide what the latest commit did not count; an epoch has each sample once, and some twice where they are uneven."""
+    hvd = begun()
+    count, batch = 7 * world.size - 1, 2
+    sampler = hvd.elastic.ElasticSampler(range(count), seed=3)
+    state = hvd.elastic.TorchState(sampler=sampler)
+    sampler.set_epoch(4)
+    first = list(sampler)
+    for number in range(2):
+        sampler.record_batch(number, batch)
+    state.commit()
+    sampler.record_batch(2, batch)
+    state.restore()
+    expect(len(first) == 7 and len(sampler) == 3 and state.sampler.epoch == 4, first, list(sampler))
+    taken = [sum(each, []) for each in zip(*hvd.allgather_object((first[:2 * batch], list(sampler))))]
+    expect(set(taken[0]).isdisjoint(taken[1]) and set(sum(taken, [])) == set(range(count)), taken)
+    sampler.set_epoch(5)
+    expect(len(sampler) == 7 and list(sampler) != first, first, list(sampler))
+    tiny = hvd.elastic.ElasticSampler(range(1), shuffle=False)
+    expect(list(tiny) == [0], list(tiny))
+    tiny.record_batch(0, 1)
+    tiny.reset()
+    expect(list(tiny) == [], list(tiny))
+
+
 DIES_IN_A_COMMIT = """
 import os, signal, torch
 import shoal.horovod.torch as hvd
@@ -421,7 +446,8 @@ CASES = [Case(body.__name__, ended(body), sizes=(1, 2, 3)) for body in (any_orde
                                                                     goes_on_after_a_restart)]
 CASES += [Case(body.__name__, ended(body), sizes=(2,)) for body in (handles_and_groups, gradients_stay_in_a_row, states_are_shared,
                                                                   gradients_are_agreed_on_together)]
-CASES += [Case(body.__name__, ended(body), sizes=(2, 3)) for body in (operations_have_gradients, gradients_of_every_kind)]
+CASES += [Case(body.__name__, ended(body), sizes=(2, 3)) for body in (operations_have_gradients, gradients_of_every_kind,
+                                                                    samples_go_on_within_an_epoch)]
 CASES += [Case("gradients_without_shared_memory", ended(gradients_without_shared_memory), sizes=(2,))]
 CASES += [Case("gradients_over_gloo", ended(gradients_over_gloo), sizes=(2,), init=False)]
 CASES += [Case("goes_on_after_a_death", goes_on_after_a_death, sizes=(1,), init=False, timeout_s=170)]
