@@ -413,9 +413,11 @@ SHOAL_CALL shoal_reducer_import_residuals(struct shoal_reducer *reducer, const v
  * reads and writes of gradients. Before shoal_reducer_free call shoal_reducer_wait: the operations of other ranks may need this
  * rank after its stream has run.
  *
- * create gives ERR_UNSUPPORTED on all ranks where one has no driver, or one that cannot (docs/gpu.md), and for is_uneven,
- * allows_unused, has_norms, max_norm, checks_finite and has_thread, which need values on the host. So do create and begin for a
- * stream that is being captured into a graph. ERR_ARGUMENT refuses the mark of a gradient in host memory, on another device, or
+ * With allows_unused or is_uneven finish and join wait, too, though not for the averages: for the other ranks' finish, as only
+ * then it is known what they have used, and how many of them are active.
+ *
+ * create gives ERR_UNSUPPORTED on all ranks where one has no driver, or one that cannot (docs/gpu.md), and for has_norms,
+ * max_norm, checks_finite and has_thread, which need values on the host. So do create and begin for a stream that is being captured into a graph. ERR_ARGUMENT refuses the mark of a gradient in host memory, on another device, or
  * of another context than the stream's; and, without is_on_device, of one on a device. ERR_SYSTEM refuses a mark where the
  * driver does not say where the gradient lies, ERR_STATE any mark in a callback.
  *

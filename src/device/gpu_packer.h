@@ -31,7 +31,7 @@ SHOAL_MUST_USE enum shoal_status shoal_gpu_packer_open(struct shoal_gpu *gpu, vo
 /* All its memory was released. NULL is allowed. */
 void shoal_gpu_packer_close(struct shoal_gpu_packer *packer);
 
-/* Loads the kernels, once: add and the casts need them. Errors are those of shoal_gpu_kernels_open. */
+/* Loads the kernels, once: add, scale and the casts need them. Errors are those of shoal_gpu_kernels_open. */
 SHOAL_MUST_USE enum shoal_status shoal_gpu_packer_load(struct shoal_gpu_packer *packer);
 
 bool shoal_gpu_packer_has_kernels(const struct shoal_gpu_packer *packer);
@@ -64,6 +64,9 @@ void shoal_gpu_packer_give_back(struct shoal_gpu_packer *packer);
 SHOAL_MUST_USE enum shoal_status shoal_gpu_packer_copy(struct shoal_gpu_packer *packer, int lane, void *dest,
                                                        const void *source, size_t bytes);
 
+/* Writes zeros. */
+SHOAL_MUST_USE enum shoal_status shoal_gpu_packer_clear(struct shoal_gpu_packer *packer, int lane, void *dest, size_t bytes);
+
 /* To host memory, and from there, which stay until the lanes are settled. */
 SHOAL_MUST_USE enum shoal_status shoal_gpu_packer_fetch(struct shoal_gpu_packer *packer, int lane, void *dest,
                                                         const void *source, size_t bytes);
@@ -76,6 +79,10 @@ SHOAL_MUST_USE enum shoal_status shoal_gpu_packer_settle(struct shoal_gpu_packer
 /* dest[i] += source[i]; needs the kernels, as what follows. */
 SHOAL_MUST_USE enum shoal_status shoal_gpu_packer_add(struct shoal_gpu_packer *packer, int lane, enum shoal_type type,
                                                       void *dest, const void *source, size_t count);
+
+/* values[i] *= factor, which is rounded to the type, or to float32 for one of 16 bits. */
+SHOAL_MUST_USE enum shoal_status shoal_gpu_packer_scale(struct shoal_gpu_packer *packer, int lane, enum shoal_type type,
+                                                        void *values, size_t count, double factor);
 
 /* Those of device/gpu.h. */
 SHOAL_MUST_USE enum shoal_status shoal_gpu_packer_narrow(struct shoal_gpu_packer *packer, int lane, enum shoal_type type,

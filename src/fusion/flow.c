@@ -89,12 +89,6 @@ static void allreduce_done(void *arg, enum shoal_status status)
 
 /* ---- Posting ------------------------------------------------------------------------------------------------------------- */
 
-/* With divides_by_active the sum is divided on its way out. */
-static enum shoal_op operator_of(const struct shoal_reducer *reducer)
-{
-    return reducer->options.is_uneven && reducer->options.divides_by_active ? SHOAL_SUM : reducer->options.op;
-}
-
 /* All work on the buffer has been put on streams, which keep it in order; so the buffer counts as done. */
 static enum shoal_status post_on_device(struct shoal_reducer *reducer, size_t index)
 {
@@ -115,7 +109,7 @@ static enum shoal_status post_buffer(struct shoal_reducer *reducer, size_t index
     if (fusion_is_compressed(reducer, index))
         return fusion_compressed_post(reducer, index);
     FUSION_TRY(shoal_allreduce_post(reducer->comm, memory, memory, buffer->bytes / shoal_type_bytes(buffer->type), buffer->type,
-                                    operator_of(reducer), &options, &request));
+                                    fusion_operator(reducer), &options, &request));
     fusion_lock(reducer);
     posted->request = request;
     fusion_unlock(reducer);

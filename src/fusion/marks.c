@@ -357,14 +357,15 @@ enum shoal_status shoal_reducer_ready_part(struct shoal_reducer *reducer, size_t
     return fail_twice(reducer, parameter);
 }
 
-/* A sum of LOCAL steps stays; where they gave nothing, zeros. */
+/* A sum of LOCAL steps stays; where they gave nothing, zeros, which a device writes when the buffer is full. */
 static enum shoal_status contribute_nothing(struct shoal_reducer *reducer, size_t parameter)
 {
     struct gradient *own = &reducer->marks->gradients[parameter];
     const struct shoal_parameter *each = fusion_parameter(reducer, parameter);
     char *view = fusion_view(reducer, parameter);
     if (reducer->step == SHOAL_STEP_REDUCE && !own->has_sum) {
-        memset(view, 0, fusion_parameter_bytes(each));
+        if (!reducer->device)
+            memset(view, 0, fusion_parameter_bytes(each));
         fusion_lock(reducer);
         reducer->marks->buffers[reducer->layout->places[parameter].buffer].has_unused = true;
         fusion_unlock(reducer);

@@ -134,7 +134,7 @@ static bool put_buffer(struct shoal_reducer *reducer, size_t index)
 {
     const struct fusion_buffer *buffer = &reducer->layout->buffers[index];
     if (reducer->device)
-        return fusion_device_join(reducer, index) == SHOAL_OK;
+        return fusion_device_join(reducer, index, reducer->out->factor) == SHOAL_OK;
     for (uint32_t i = 0; i < buffer->count; i++) {
         const uint32_t parameter = reducer->layout->order[buffer->first + i];
         reducer->out->squared[parameter] = 0;

@@ -99,17 +99,15 @@ static enum shoal_status check_options(const struct shoal_reducer_options *optio
     return *wrong ? SHOAL_ERR_ARGUMENT : SHOAL_OK;
 }
 
-/* Options that need the values of gradients on the host, or wait for other ranks there. */
+/* Options that need the values of gradients on the host. */
 static enum shoal_status reducer_check_device(const struct shoal_reducer *reducer, char *text, size_t text_bytes)
 {
     const struct shoal_reducer_options *options = &reducer->options;
-    const char *unsupported = options->is_uneven       ? "is_uneven"
-                              : options->allows_unused ? "allows_unused"
-                              : options->checks_finite ? "checks_finite"
-                              : options->has_norms     ? "has_norms"
-                              : options->max_norm > 0  ? "max_norm"
-                              : options->has_thread    ? "has_thread"
-                                                       : NULL;
+    const char *unsupported = options->checks_finite  ? "checks_finite"
+                              : options->has_norms    ? "has_norms"
+                              : options->max_norm > 0 ? "max_norm"
+                              : options->has_thread   ? "has_thread"
+                                                      : NULL;
     if (!unsupported)
         return fusion_device_check(reducer, text, text_bytes);
     snprintf(text, text_bytes, "%s is for gradients in host memory, and is_on_device is set: leave one of them out",

@@ -51,7 +51,8 @@ enum shoal_status fusion_device_check(const struct shoal_reducer *reducer, char 
 
 enum shoal_status fusion_device_load(struct shoal_reducer *reducer)
 {
-    return reducer->device && reducer->compressor ? shoal_gpu_packer_load(reducer->device->packer) : SHOAL_OK;
+    const bool computes = reducer->compressor || fusion_divides_late(reducer);
+    return reducer->device && computes ? shoal_gpu_packer_load(reducer->device->packer) : SHOAL_OK;
 }
 
 static void drop_oldest(struct fusion_device *device)
@@ -211,6 +212,20 @@ static enum shoal_status device_copy_parts(struct shoal_reducer *reducer, size_t
     return SHOAL_OK;
 }
 
+/* Parameters without a gradient, as other ranks may have one. */
+static enum shoal_status clear_unused(struct shoal_reducer *reducer, size_t index)
+{
+    const struct fusion_buffer *buffer = &reducer->layout->buffers[index];
+    for (uint32_t i = 0; i < buffer->count; i++) {
+        const uint32_t parameter = reducer->layout->order[buffer->first + i];
+        if (!fusion_marks_parts(reducer, parameter) && !fusion_marks_have_sum(reducer, parameter))
+            FUSION_TRY(shoal_gpu_packer_clear(reducer->device->packer, fusion_device_lane(index),
+                                              fusion_view(reducer, parameter),
+                                              fusion_parameter_bytes(fusion_parameter(reducer, parameter))));
+    }
+    return SHOAL_OK;
+}
+
 static enum shoal_status reduce_buffer(struct shoal_reducer *reducer, size_t index)
 {
     const struct fusion_buffer *buffer = &reducer->layout->buffers[index];
@@ -220,16 +235,22 @@ static enum shoal_status reduce_buffer(struct shoal_reducer *reducer, size_t ind
     if (fusion_is_compressed(reducer, index))
         return fusion_compressed_enqueue(reducer, index);
     FUSION_TRY(shoal_allreduce_post(reducer->comm, memory, memory, buffer->bytes / shoal_type_bytes(buffer->type), buffer->type,
-                                    reducer->options.op, &options, &request));
+                                    fusion_operator(reducer), &options, &request));
     return fusion_device_keep(reducer, index, request);
+}
+
+static enum shoal_status put_back(struct shoal_reducer *reducer, size_t index)
+{
+    return reducer->options.results_in_views ? SHOAL_OK : device_copy_parts(reducer, index, device_copy_out);
 }
 
 static enum shoal_status enqueue_buffer(struct shoal_reducer *reducer, size_t index)
 {
     FUSION_TRY(shoal_gpu_packer_begin(reducer->device->packer, fusion_device_lane(index)));
     FUSION_TRY(device_copy_parts(reducer, index, device_copy_in));
+    FUSION_TRY(clear_unused(reducer, index));
     FUSION_TRY(reduce_buffer(reducer, index));
-    return reducer->options.results_in_views ? SHOAL_OK : device_copy_parts(reducer, index, device_copy_out);
+    return fusion_divides_late(reducer) ? SHOAL_OK : put_back(reducer, index);
 }
 
 enum shoal_status fusion_device_post(struct shoal_reducer *reducer, size_t buffer)
@@ -305,15 +326,26 @@ enum shoal_status fusion_device_collect(struct shoal_reducer *reducer)
     return SHOAL_OK;
 }
 
-enum shoal_status fusion_device_join(struct shoal_reducer *reducer, size_t buffer)
+static enum shoal_status divide_buffer(struct shoal_reducer *reducer, size_t index, double factor)
+{
+    const struct fusion_buffer *buffer = &reducer->layout->buffers[index];
+    FUSION_TRY(shoal_gpu_packer_scale(reducer->device->packer, fusion_device_lane(index), buffer->type,
+                                      fusion_buffer_memory(reducer, index), buffer->bytes / shoal_type_bytes(buffer->type),
+                                      factor));
+    return put_back(reducer, index);
+}
+
+enum shoal_status fusion_device_join(struct shoal_reducer *reducer, size_t buffer, double factor)
 {
     /* Later buffers of the same lane are posted by now, so without callbacks the last one of each lane is enough. */
     const bool is_last = buffer + SHOAL_GPU_LANES >= reducer->layout->buffer_count;
+    enum shoal_status status = SHOAL_OK;
     if (look(reducer) != SHOAL_OK)
         return fusion_failure_status(reducer);
-    if (!is_last && !reducer->options.on_buffer)
-        return SHOAL_OK;
-    const enum shoal_status status = shoal_gpu_packer_join(reducer->device->packer, fusion_device_lane(buffer));
+    if (fusion_divides_late(reducer))
+        status = divide_buffer(reducer, buffer, factor);
+    if (status == SHOAL_OK && (is_last || reducer->options.on_buffer))
+        status = shoal_gpu_packer_join(reducer->device->packer, fusion_device_lane(buffer));
     return status == SHOAL_OK ? SHOAL_OK : fail_work(reducer, buffer, status, "waited for");
 }
 

@@ -175,8 +175,7 @@ static enum shoal_status conclude(struct shoal_reducer *reducer, int active, str
 /* The factor of a sum where the ranks that have joined do not count. */
 static double factor_of(const struct shoal_reducer *reducer, int active)
 {
-    const struct shoal_reducer_options *options = &reducer->options;
-    return options->is_uneven && options->divides_by_active && options->op == SHOAL_AVG ? 1.0 / active : 1;
+    return fusion_divides_late(reducer) ? 1.0 / active : 1;
 }
 
 static enum shoal_status end_step(struct shoal_reducer *reducer, bool may_be_unused, struct shoal_step_result *result_out)
@@ -228,17 +227,20 @@ static enum shoal_status finish(struct shoal_reducer *reducer, struct shoal_step
     return end_step(reducer, reducer->options.allows_unused, result_out);
 }
 
+/* Where gradients lie on a device the caller's stream comes after what a failed step has put on lanes. */
+static enum shoal_status settle_step(struct shoal_reducer *reducer, enum shoal_status status)
+{
+    return reducer && reducer->device && fusion_failed(reducer) != SHOAL_OK ? fusion_device_give_up(reducer) : status;
+}
+
 enum shoal_status shoal_reducer_finish(struct shoal_reducer *reducer, struct shoal_step_result *result_out)
 {
-    if (!reducer)
-        return SHOAL_ERR_ARGUMENT;
-    const enum shoal_status status = finish(reducer, result_out);
-    return reducer->device && fusion_failed(reducer) != SHOAL_OK ? fusion_device_give_up(reducer) : status;
+    return settle_step(reducer, reducer ? finish(reducer, result_out) : SHOAL_ERR_ARGUMENT);
 }
 
 /* ---- Join ---------------------------------------------------------------------------------------------------------------- */
 
-enum shoal_status shoal_reducer_join(struct shoal_reducer *reducer, int *more_out, struct shoal_step_result *result_out)
+static enum shoal_status join(struct shoal_reducer *reducer, int *more_out, struct shoal_step_result *result_out)
 {
     int active;
     FUSION_TRY(check_begin(reducer, "shoal_reducer_join"));
@@ -248,6 +250,8 @@ enum shoal_status shoal_reducer_join(struct shoal_reducer *reducer, int *more_ou
                              !more_out                     ? "more_out is NULL"
                              : !reducer->options.is_uneven ? "the reducer was made without is_uneven"
                                                            : "a step has begun: finish it before");
+    if (reducer->device)
+        FUSION_TRY(fusion_device_begin(reducer, SHOAL_STEP_REDUCE));
     FUSION_TRY(renew_layout(reducer));
     FUSION_TRY(fusion_tally_post_head(reducer, false));
     FUSION_TRY(fusion_tally_take_head(reducer, &active));
@@ -257,4 +261,9 @@ enum shoal_status shoal_reducer_join(struct shoal_reducer *reducer, int *more_ou
     open_step(reducer, SHOAL_STEP_REDUCE);
     fusion_stats_finish(reducer);
     return end_step(reducer, true, result_out);
+}
+
+enum shoal_status shoal_reducer_join(struct shoal_reducer *reducer, int *more_out, struct shoal_step_result *result_out)
+{
+    return settle_step(reducer, join(reducer, more_out, result_out));
 }

@@ -25,6 +25,7 @@ struct gradient {
     char *host, *device;
     char *back; /* downloaded to here */
     bool is_in_view;
+    bool is_left_out; /* of the step, which then has the average in the view alone */
 };
 
 struct job {
@@ -36,6 +37,7 @@ struct job {
     void *stream;
     uint64_t random; /* this rank's own */
     uint64_t shared; /* the same on all ranks */
+    bool leaves_out; /* steps leave some gradients out, others on each rank */
 };
 
 static size_t bytes_of(const struct job *job, size_t parameter)
@@ -172,7 +174,7 @@ static void expect_alike(struct job *job)
 {
     for (size_t i = 0; i < PARAMETERS; i++) {
         const struct gradient *gradient = &job->gradients[i];
-        const bool is_in_view = gradient->is_in_view || job->options.results_in_views;
+        const bool is_in_view = gradient->is_in_view || gradient->is_left_out || job->options.results_in_views;
         const char *there = is_in_view ? shoal_reducer_view(job->device, i) : gradient->device;
         if (bytes_of(job, i))
             mock_device_download(gradient->back, there, bytes_of(job, i), job->stream);
@@ -181,13 +183,25 @@ static void expect_alike(struct job *job)
     mock_device_synchronize(job->stream);
     for (size_t i = 0; i < PARAMETERS; i++) {
         const struct gradient *gradient = &job->gradients[i];
-        const char *here = job->options.results_in_views ? shoal_reducer_view(job->host, i) : gradient->host;
+        const bool is_in_view = gradient->is_left_out || job->options.results_in_views;
+        const char *here = is_in_view ? shoal_reducer_view(job->host, i) : gradient->host;
         const size_t element = shoal_type_bytes(job->parameters[i].type);
         for (size_t e = 0; e < job->parameters[i].count; e++)
             CHECK(job->world, memcmp(gradient->back + e * element, here + e * element, element) == 0,
                   "parameter %zu of type %d, element %zu of %zu differs", i, (int)job->parameters[i].type, e,
                   job->parameters[i].count);
+        CHECK(job->world, shoal_reducer_is_used(job->device, i) == shoal_reducer_is_used(job->host, i), "is %zu used?", i);
     }
+}
+
+/* Says so, or nothing at all. */
+static void leave_out(struct job *job, size_t parameter)
+{
+    job->gradients[parameter].is_in_view = false;
+    if (reference_below(&job->random, 2))
+        return;
+    OK(job->world, shoal_reducer_unused(job->device, parameter));
+    OK(job->world, shoal_reducer_unused(job->host, parameter));
 }
 
 /* A LOCAL step leaves some gradients out. A view holds the sum of LOCAL steps, so it is written where there was none only. */
@@ -198,8 +212,12 @@ static void run_pass(struct job *job, enum shoal_step step, bool has_views)
     OK(job->world, shoal_reducer_begin(job->device, step));
     OK(job->world, shoal_reducer_begin(job->host, step));
     for (size_t i = 0; i < PARAMETERS; i++) {
-        job->gradients[order[i]].is_in_view = has_views && reference_below(&job->random, 3) == 0;
-        if (step == SHOAL_STEP_REDUCE || reference_below(&job->random, 4))
+        struct gradient *gradient = &job->gradients[order[i]];
+        gradient->is_in_view = has_views && reference_below(&job->random, 3) == 0;
+        gradient->is_left_out = step == SHOAL_STEP_REDUCE && job->leaves_out && reference_below(&job->random, 3) == 0;
+        if (gradient->is_left_out)
+            leave_out(job, order[i]);
+        else if (step == SHOAL_STEP_REDUCE || reference_below(&job->random, 4))
             mark_both(job, order[i]);
     }
     OK(job->world, shoal_reducer_finish(job->device, NULL));
@@ -244,13 +262,68 @@ static void steps_body(struct world *world)
     close_job(&job);
 }
 
-static void run_steps(const char *what, int size, int ranks_per_host, const struct kind *kind)
+/* Takes part in the steps of the other ranks, until these have joined, too. */
+static void join_both(struct job *job)
+{
+    int more = 1, more_here;
+    while (more) {
+        struct shoal_step_result there = SHOAL_STEP_RESULT_INIT, here = SHOAL_STEP_RESULT_INIT;
+        OK(job->world, shoal_reducer_join(job->device, &more, &there));
+        OK(job->world, shoal_reducer_join(job->host, &more_here, &here));
+        CHECK(job->world, more == more_here && there.active == here.active && there.step == here.step, "%d active, not %d",
+              there.active, here.active);
+        for (size_t i = 0; i < PARAMETERS; i++) {
+            job->gradients[i].is_left_out = true;
+            job->gradients[i].is_in_view = false;
+        }
+        if (more)
+            expect_alike(job);
+    }
+}
+
+/* Each rank has another number of steps, and leaves out what it likes. */
+static void uneven_body(struct world *world)
+{
+    const struct kind *kind = world->arg;
+    struct job job;
+    open_job(&job, world, kind->modes, 7);
+    for (uint64_t seed = 1; seed <= 4; seed++) {
+        world->seed = job.shared = seed;
+        job.options.results_in_views = (int)reference_below(&job.shared, 2);
+        job.options.op = seed == 2 ? SHOAL_SUM : SHOAL_AVG;
+        job.options.compression = kind->compression;
+        job.options.allows_unused = job.leaves_out = seed != 3;
+        job.options.is_uneven = seed != 4;
+        job.options.divides_by_active = seed > 1;
+        create_both(&job);
+        for (int step = job.options.is_uneven ? world->rank : 0; step < STEPS; step++) {
+            if (kind->is_local)
+                run_pass(&job, SHOAL_STEP_LOCAL, false);
+            mock_device_synchronize(job.stream); /* what was given is written anew */
+            run_pass(&job, SHOAL_STEP_REDUCE, !kind->is_local);
+            expect_alike(&job);
+        }
+        if (job.options.is_uneven)
+            join_both(&job);
+        shoal_reducer_free(job.host);
+        shoal_reducer_free(job.device);
+        job.host = job.device = NULL;
+    }
+    close_job(&job);
+}
+
+static void run_bits(const char *what, int size, int ranks_per_host, world_body_fn body, const struct kind *kind)
 {
     char name[160];
     snprintf(name, sizeof name, "the same bits: %s, %d ranks, %d on a host, %s", what, size,
              ranks_per_host ? ranks_per_host : size, kind->modes);
     world_divide(ranks_per_host);
-    world_run(&(const struct world_options){name, size, kind->settings, steps_body, kind});
+    world_run(&(const struct world_options){name, size, kind->settings, body, kind});
+}
+
+static void run_steps(const char *what, int size, int ranks_per_host, const struct kind *kind)
+{
+    run_bits(what, size, ranks_per_host, steps_body, kind);
 }
 
 /* ---- What a call says ---------------------------------------------------------------------------------------------------- */
@@ -589,8 +662,7 @@ static void options_body(struct world *world)
     struct job job;
     open_job(&job, world, "seed=1", 1);
     const struct shoal_reducer_options usual = job.options;
-    int *const unsupported[] = {&job.options.is_uneven, &job.options.allows_unused, &job.options.checks_finite,
-                                &job.options.has_norms, &job.options.has_thread};
+    int *const unsupported[] = {&job.options.checks_finite, &job.options.has_norms, &job.options.has_thread};
     for (size_t i = 0; i < COUNT_OF(unsupported); i++) {
         *unsupported[i] = 1;
         expect_told(&job, create_on_device(&job), SHOAL_ERR_UNSUPPORTED, "is for gradients in host memory");
@@ -1000,6 +1072,9 @@ static void run_kinds(void)
     run_steps("bfloat16", 2, 1, &bfloat16);
     run_steps("int8", 4, 2, &int8);
     run_steps("int8", 3, 1, &int8);
+    run_bits("uneven steps", 3, 0, uneven_body, &hostile);
+    run_bits("uneven steps", 2, 0, uneven_body, &local);
+    run_bits("uneven steps, float16", 2, 1, uneven_body, &float16);
 }
 
 int main(int argument_count, char **arguments)

@@ -178,16 +178,24 @@ static shoal_cu_address packer_address(const void *memory)
     return (shoal_cu_address)(uintptr_t)memory;
 }
 
-/* The part that is zero already is copied behind itself, so that few calls do; then the other streams come after. */
+/* The part that is zero already is copied behind itself, so that few calls do. */
+static enum shoal_status put_zeros(const struct shoal_gpu_packer *packer, int lane, shoal_cu_address at, size_t bytes)
+{
+    const shoal_cu_stream stream = packer->lanes[lane];
+    size_t done = bytes < sizeof zeros ? bytes : sizeof zeros;
+    PACKER_CALL(packer, copy_to_device, "cuMemcpyHtoDAsync", "clearing a buffer", at, zeros, done, stream);
+    for (size_t run; done < bytes; done += run) {
+        run = bytes - done < done ? bytes - done : done;
+        PACKER_CALL(packer, copy, "cuMemcpyAsync", "clearing a buffer", at + done, at, run, stream);
+    }
+    return SHOAL_OK;
+}
+
+/* All streams come after. */
 static enum shoal_status clear(struct shoal_gpu_packer *packer, shoal_cu_address at, size_t bytes)
 {
     const shoal_cu_stream lane = packer->lanes[0];
-    size_t done = bytes < sizeof zeros ? bytes : sizeof zeros;
-    PACKER_CALL(packer, copy_to_device, "cuMemcpyHtoDAsync", "clearing a buffer", at, zeros, done, lane);
-    for (size_t run; done < bytes; done += run) {
-        run = bytes - done < done ? bytes - done : done;
-        PACKER_CALL(packer, copy, "cuMemcpyAsync", "clearing a buffer", at + done, at, run, lane);
-    }
+    SHOAL_TRY(put_zeros(packer, 0, at, bytes));
     PACKER_CALL(packer, event_record, "cuEventRecord", "marking a cleared buffer", packer->ended[0], lane);
     for (int i = 1; i < SHOAL_GPU_LANES; i++)
         PACKER_CALL(packer, stream_wait_event, "cuStreamWaitEvent", "ordering a stream after a cleared buffer",
@@ -299,6 +307,14 @@ enum shoal_status shoal_gpu_packer_copy(struct shoal_gpu_packer *packer, int lan
     return packer_exit(packer, put_copy(packer, lane, packer_address(dest), packer_address(source), bytes));
 }
 
+enum shoal_status shoal_gpu_packer_clear(struct shoal_gpu_packer *packer, int lane, void *dest, size_t bytes)
+{
+    if (!bytes)
+        return SHOAL_OK;
+    SHOAL_TRY(packer_enter(packer));
+    return packer_exit(packer, put_zeros(packer, lane, packer_address(dest), bytes));
+}
+
 static enum shoal_status put_fetch(const struct shoal_gpu_packer *packer, int lane, void *dest, shoal_cu_address source,
                                    size_t bytes)
 {
@@ -346,6 +362,19 @@ enum shoal_status shoal_gpu_packer_add(struct shoal_gpu_packer *packer, int lane
                                                   .source_count = 2,
                                                   .count = count,
                                                   .argument = 1};
+    return shoal_gpu_reduce(packer->kernels, &reduction, packer->lanes[lane]);
+}
+
+enum shoal_status shoal_gpu_packer_scale(struct shoal_gpu_packer *packer, int lane, enum shoal_type type, void *values,
+                                         size_t count, double factor)
+{
+    const struct shoal_gpu_reduction reduction = {.type = type,
+                                                  .op = SHOAL_SCALED_SUM,
+                                                  .dest = packer_address(values),
+                                                  .sources = {packer_address(values)},
+                                                  .source_count = 1,
+                                                  .count = count,
+                                                  .argument = factor};
     return shoal_gpu_reduce(packer->kernels, &reduction, packer->lanes[lane]);
 }
 
