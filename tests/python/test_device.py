@@ -20,6 +20,7 @@ import ranks
 os.environ.setdefault("MOCK_CUDA", "late=20,torn=3,poison,reuse,devices=2")  # read when a rank loads the driver
 
 import inputs  # noqa: E402
+import test_ddp  # noqa: E402
 import test_ops  # noqa: E402
 import torch  # noqa: E402
 import torch._dynamo  # noqa: E402, F401: by each rank's first optimizer else, in two seconds
@@ -591,6 +592,14 @@ def sharded(model, device):
     return fully_shard(model, mesh=mesh)
 
 
+def own_class(**options):
+    """shoal.torch's, over the gradient engine."""
+    def wrap(model, device):
+        import shoal.torch
+        return shoal.torch.DistributedDataParallel(model, **options)
+    return wrap
+
+
 def sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.1)
 
@@ -617,18 +626,126 @@ def sums_among_devices(world):
     expect(len(ways) > 3 and set(ways) == {"peers"}, ways, records)
 
 
-def not_by_shoals_own_class(world):
-    """shoal.torch.DistributedDataParallel is over the gradient engine, which is of the CPU: it says what to use instead."""
-    import shoal.torch
-    try:
-        shoal.torch.DistributedDataParallel(network().to(stand_in.NAME))
-        raise AssertionError("a model on a device was taken")
-    except ValueError as error:
-        expect("on the CPU so far: use torch.nn.parallel.DistributedDataParallel" in str(error), error)
-
-
 TRAINING = (("DDP with many buckets", data_parallel, sgd), ("DDP with views", data_parallel_views, sgd), ("FSDP2", sharded, sgd),
-            ("ZeRO", data_parallel, zero))
+            ("ZeRO", data_parallel, zero), ("own class", own_class(), sgd), ("own class, many buffers", own_class(bucket_cap_mb=0.0005), sgd),
+            ("own class, ZeRO", own_class(), zero), ("own class, static graph", own_class(static_graph=True), sgd))
+
+
+# ---- shoal.torch.DistributedDataParallel: cases of test_ddp.py, with modules there ----
+
+OWN_CLASS = (test_ddp.begins_as_rank_0, test_ddp.no_sync, test_ddp.adds_to_averages, test_ddp.keeps_gradients,
+             test_ddp.frees_gradients, test_ddp.unused, test_ddp.several_models, test_ddp.hooks_of_others,
+             test_ddp.missing_gradient, test_ddp.broken_backward, test_ddp.made_and_dropped, test_ddp.saved_and_copied)
+
+
+def own_class_joins(world):
+    """Ranks with other numbers of batches end with the model of the last one, which is that of the same training on the CPU."""
+    def trained_on(device, by_all):
+        model = own_class()(network().to(device), device)
+        optimizer = sgd(model.parameters())
+        with model.join(divide_by_initial_world_size=by_all):
+            for step in range(1 + 2 * world.rank):
+                optimizer.zero_grad()
+                x = torch.randn(8, 12, generator=torch.Generator().manual_seed(10 * step + world.rank)).to(device)
+                model(x).square().mean().backward()
+                optimizer.step()
+        return [each.detach().cpu() for each in model.parameters()]
+
+    for by_all in (True, False):
+        for ours, theirs in zip(trained_on(stand_in.NAME, by_all), trained_on("cpu", by_all)):
+            expect(torch.equal(ours, theirs), by_all, ours, theirs)
+            same = [torch.empty_like(ours) for _ in range(world.size)]
+            dist.all_gather(same, ours)
+            expect(all(torch.equal(each, ours) for each in same), by_all, "differs between ranks")
+
+
+def own_class_on_other_streams(world):
+    """Each step is on another stream than the module was made on; and one device is not the process's current one."""
+    def trained_on_streams(device):
+        model = own_class()(network().to(device), device)
+        optimizer = sgd(model.parameters())
+        for step in range(4):
+            x = torch.randn(8, 12, generator=torch.Generator().manual_seed(10 * step + world.rank)).to(device)
+            with on_a_stream(device):
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+        return [each.detach().cpu() for each in model.parameters()]
+
+    expected = trained_on_streams(torch.device("cpu"))
+    for index in (0, 1):
+        for ours, theirs in zip(trained_on_streams(stand_in.device(index)), expected):
+            expect(torch.equal(ours, theirs), index, ours, theirs)
+
+
+@contextlib.contextmanager
+def on_a_stream(device):
+    if device.type == "cpu":
+        yield
+        return
+    stream, before = stand_in.api().Stream(device), stand_in.api().current_stream(device)
+    stream.wait_stream(before)
+    with stand_in.api().stream(stream):
+        yield
+    before.wait_stream(stream)
+
+
+def own_class_compresses(world):
+    """Between hosts: the bits of the same training on the CPU."""
+    os.environ["SHOAL_HOST_ID"] = f"host-{world.rank}"
+    dist.init_process_group("shoal", timeout=ranks.GROUP_TIMEOUT)
+    for compression in ("fp16", "int8"):
+        compare_training(compression, own_class(compression=compression, bucket_cap_mb=0.0005), sgd, world)
+
+
+def own_class_compares(world):
+    model = own_class()(network().to(stand_in.NAME), stand_in.NAME)
+    model.compare_parameters()
+    with torch.no_grad():
+        model.module[2].bias.add_(world.rank)
+    test_ddp.message_of(RuntimeError, model.compare_parameters, "2.bias")
+
+
+def own_class_moves_inputs(world):
+    """Where device_ids names the device, as torch's class does."""
+    model, alone = own_class(device_ids=[0])(network().to(stand_in.NAME), stand_in.NAME), network()
+    x = torch.ones(8, 12)
+    check(model(x), alone(x).detach())
+    expect(model.device_ids == [0] and model.output_device == 0 and model.device == stand_in.device(), vars(model))
+
+
+def own_class_refuses(world):
+    import shoal.torch
+    module = network().to(stand_in.NAME)
+    for options, words in (({"device_ids": [1]}, f"device_ids=[1], but the module is on {stand_in.device()}"),
+                           ({"device_ids": [0, 1]}, "device_ids=[0, 1], but the module is on"),
+                           ({"output_device": 1}, "output_device=1, but the module is on"),
+                           ({"process_group": dist.new_group(backend="gloo")}, f"tensors of {stand_in.NAME} devices in this")):
+        test_ddp.message_of(ValueError, lambda: shoal.torch.DistributedDataParallel(module, **options), words)
+    module[0].to("cpu")
+    test_ddp.message_of(ValueError, lambda: shoal.torch.DistributedDataParallel(module), "parameter 0.weight is on cpu",
+                        f"2.weight on {stand_in.device()}", "models on one device")
+
+
+def own_class_after_a_death(world):
+    """A rank that ends in mid-training is named by the next call."""
+    model = own_class()(network().to(stand_in.NAME), stand_in.NAME)
+    x = torch.ones(8, 12, device=stand_in.NAME)
+    model(x).sum().backward()
+    model.zero_grad()
+    stand_in.api().synchronize()
+    dist.barrier()
+    if world.rank == 1:
+        os._exit(3)
+    def step_until_told():
+        for _ in range(100):
+            model(x).sum().backward()
+            stand_in.api().synchronize()
+    test_ddp.message_of(RuntimeError, step_until_told, "rank 1")
+    stand_in.api().synchronize()
+
+
+OWN = (own_class_joins, own_class_on_other_streams, own_class_compares, own_class_moves_inputs, own_class_refuses)
 
 CASES = [reducing_case(operation) for operation in test_ops.REDUCING]
 CASES += [moving_case(operation) for operation in test_ops.MOVING]
@@ -643,7 +760,11 @@ CASES += [Case(body.__name__, body, sizes=(3,), fresh=True, ends=(1,))
 CASES += [Case("a_driver_that_refuses", a_driver_that_refuses, sizes=(SIZE,), fresh=True)]
 CASES += [Case("sums_among_devices", sums_among_devices, sizes=(SIZE,), init=False, fresh=True,
                variables={"SHOAL_GPU_PEER_BYTES": "1", "SHOAL_GPU_UNIT_BYTES": "4096"})]
-CASES += [training_case(*row) for row in TRAINING] + [Case("not_by_shoals_own_class", not_by_shoals_own_class, sizes=(1,))]
+CASES += [training_case(*row) for row in TRAINING]
+CASES += [Case(f"own class: {body.__name__}", on_device(body), sizes=(SIZE,), timeout_s=120) for body in OWN_CLASS]
+CASES += [Case(body.__name__, body, sizes=(SIZE,), timeout_s=120) for body in OWN]
+CASES += [Case("own_class_compresses", own_class_compresses, sizes=(SIZE,), init=False, fresh=True),
+          Case("own_class_after_a_death", own_class_after_a_death, sizes=(3,), fresh=True, ends=(1,))]
 
 
 # In these, and in the backward pass, torch asks which accelerator it was built for: one that was built for CPUs says none.

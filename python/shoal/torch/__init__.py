@@ -66,15 +66,19 @@ def monitored_barrier(group: dist.ProcessGroup | None = None, timeout: datetime.
     group.monitored_barrier(timeout or datetime.timedelta(seconds=300), wait_all_ranks)
 
 
-def _backend_for_cpu(group) -> str:
-    """The name of the back-end that tensors of the CPU have in a process group."""
+def _backend_for(group, device_type: str) -> str:
+    """The name of the back-end that tensors of such devices have in a process group."""
     backends = dict(pair.split(":", 1) for pair in str(dist.get_backend_config(group)).split(",") if ":" in pair)
-    return backends.get("cpu", "none")
+    return backends.get(device_type, "none")
+
+
+def _serves(group, device_type: str) -> bool:
+    """Whether Shoal moves the tensors of such devices in a process group."""
+    return _backend_for(group, device_type) in _registered
 
 
 def _serves_cpu(group) -> bool:
-    """Whether Shoal moves the tensors of the CPU in a process group."""
-    return _backend_for_cpu(group) in _registered
+    return _serves(group, "cpu")
 
 
 def _shim(rank: int):

@@ -11,7 +11,7 @@ go through include/shoal/gradients.h.
     end of backward  a callback of the autograd engine waits for all buffers: .grad is the average
 
 Gradients are copied once: autograd keeps the tensor that the backward pass made as .grad where .grad is None, that tensor goes
-into the buffer and is freed, and the average is left there. Where .grad is still the view, as after zero_grad(set_to_none=False), autograd
+into the buffer and is freed, and the average is left there. On a device torch copies, as the engine would read the tensor later. Where .grad is still the view, as after zero_grad(set_to_none=False), autograd
 adds into it and nothing is copied. docs/python.md says more.
 """
 from __future__ import annotations
@@ -220,7 +220,7 @@ class _Steps:
             view.zero_()
         elif gradient is not view:
             self._check(index, gradient)
-            if gradient.stride() == view.stride() and not gradient.is_conj() and not gradient.is_neg():
+            if self.reducer.can_read(index, gradient):
                 view = gradient
             else:
                 with torch.no_grad():
@@ -347,9 +347,9 @@ def _parameters_of(module, ignored):
 
 
 class DistributedDataParallel(torchs.DistributedDataParallel):
-    """torch.nn.parallel.DistributedDataParallel for modules on the CPU, over a group whose back-end is "shoal". Its arguments are
-    torch's; those that it cannot serve raise an error that says what to write. compression is of what travels between hosts:
-    "none", "fp16", "bf16" or "int8"."""
+    """torch.nn.parallel.DistributedDataParallel for modules on the CPU or on one device, over a group whose back-end is "shoal". Its
+    arguments are torch's; those that it cannot serve raise an error that says what to write. compression is of what travels
+    between hosts: "none", "fp16", "bf16" or "int8"."""
 
     def __init__(self, module, device_ids=None, output_device=None, dim=0, broadcast_buffers=None, init_sync=True,
                  process_group=None, bucket_cap_mb=None, find_unused_parameters=False, check_reduction=False,
@@ -361,15 +361,13 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
         Joinable.__init__(self)
         _refuse(delay_all_reduce_named_params=delay_all_reduce_named_params, param_to_hook_all_reduce=param_to_hook_all_reduce,
                 mixed_precision=mixed_precision, bucket_cap_mb_list=bucket_cap_mb_list)
-        if device_ids or output_device is not None:
-            raise ValueError(f"shoal: device_ids={device_ids} and output_device={output_device} name GPUs, but this class serves "
-                             "models on the CPU so far: leave both out, or use torch.nn.parallel.DistributedDataParallel, over "
-                             "\"shoal\" as well")
         if compression not in _gradients.COMPRESSIONS:
             raise ValueError(f"shoal: compression is \"{compression}\", but must be one of {', '.join(_gradients.COMPRESSIONS)}")
         self.module = module
-        self.process_group = _group_of(process_group, device_mesh)
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        self.device = _device_of(*_parameters_of(module, self.parameters_to_ignore))
+        self.device_ids, self.output_device = _check_device_ids(self.device, device_ids, output_device)
+        self.process_group = _group_of(process_group, device_mesh, self.device.type)
         self.find_unused_parameters, self.static_graph = find_unused_parameters, static_graph
         self.gradient_as_bucket_view, self.compression, self.dim = gradient_as_bucket_view, compression, dim
         self.skip_all_reduce_unused_params, self.batched_grad_copy = skip_all_reduce_unused_params, batched_grad_copy
@@ -387,8 +385,7 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
 
     def _set_what_others_read(self):
         """Attributes of torch's class that its methods, or other libraries, look at."""
-        self.device, self.device_type = torch.device("cpu"), "cpu"
-        self.device_ids = self.output_device = self.mixed_precision = None
+        self.device_type, self.mixed_precision = self.device.type, None
         self.is_multi_device_module, self.require_backward_grad_sync, self.require_forward_param_sync = False, True, True
         self.broadcast_bucket_size = BROADCAST_BYTES
         self.use_side_stream_for_tensor_copies = self._use_python_reducer = self._delay_all_reduce_all_params = False
@@ -422,6 +419,8 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
             if not self._is_batch_seen:
                 self._tell_small_batch(inputs, kwargs)
             self._before_forward()
+            if self.device_ids:
+                (inputs,), (kwargs,) = torchs._to_kwargs(inputs, kwargs, self.device, False)
             with self._inside_ddp_forward():  # so that torch.compile divides the module's graph
                 outputs = self.module(*inputs, **kwargs)
             self._after_forward(outputs)
@@ -483,8 +482,8 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
 
     def __setstate__(self, state):
         """All ranks do so together."""
-        self.process_group = _group_of(None, None)
         torch.nn.Module.__setstate__(self, state)
+        self.process_group = _group_of(None, None, self.device.type)
         self._begin()
 
     def gradient_state_dict(self):
@@ -572,7 +571,7 @@ def _refuse(**options):
                                       "torch.nn.parallel.DistributedDataParallel")
 
 
-def _group_of(group, mesh):
+def _group_of(group, mesh, device_type):
     """The process group, if Shoal serves it."""
     import shoal.torch
     if group is not None and mesh is not None:
@@ -584,12 +583,39 @@ def _group_of(group, mesh):
     group = first(group, dist.group.WORLD, False)
     if not group:
         raise RuntimeError('shoal: there is no process group yet: call torch.distributed.init_process_group("shoal") first')
-    if not shoal.torch._serves_cpu(group):
-        backend = shoal.torch._backend_for_cpu(group)
-        raise ValueError(f"shoal: tensors of the CPU in this process group are {backend}'s, and shoal.torch.DistributedDataParallel "
-                         'needs "shoal": write torch.distributed.init_process_group("shoal"), "cpu:shoal,cuda:nccl" beside NCCL, or '
-                         'process_group=torch.distributed.new_group(backend="shoal")')
+    if not shoal.torch._serves(group, device_type):
+        backend, beside = shoal.torch._backend_for(group, device_type), ', "cpu:shoal,cuda:nccl" beside NCCL' * (device_type == "cpu")
+        raise ValueError(f"shoal: tensors of {_words_of(device_type)} in this process group are {backend}'s, and "
+                         "shoal.torch.DistributedDataParallel needs \"shoal\": write torch.distributed.init_process_group(\"shoal\")"
+                         f'{beside}, or process_group=torch.distributed.new_group(backend="shoal")')
     return group
+
+
+def _words_of(device_type):
+    return "the CPU" if device_type == "cpu" else f"{device_type} devices"
+
+
+def _device_of(names, parameters):
+    """The one on which all parameters lie: the CPU, or one that CUDA's driver knows."""
+    devices = {}
+    for name, parameter in zip(names, parameters):
+        devices.setdefault(parameter.device, name)
+    if len(devices) > 1:
+        (first_device, first_name), (other_device, other_name) = list(devices.items())[:2]
+        raise ValueError(f"shoal: parameter {first_name} is on {first_device}, and {other_name} on {other_device}, but "
+                         "shoal.torch.DistributedDataParallel serves models on one device: use "
+                         "torch.nn.parallel.DistributedDataParallel, over \"shoal\" as well")
+    return next(iter(devices), torch.device("cpu"))
+
+
+def _check_device_ids(device, device_ids, output_device):
+    """Both as attributes of torch's class. Each may name the module's own device, to which inputs are then moved."""
+    for name, given in (("device_ids", device_ids or []), ("output_device", [] if output_device is None else [output_device])):
+        named = [torch.device(device.type, each) if isinstance(each, int) else torch.device(each) for each in given]
+        if named not in ([], [device]) or (named and device.type == "cpu"):
+            raise ValueError(f"shoal: {name}={given if name == 'device_ids' else given[0]}, but the module is on {device}: leave it "
+                             "out, or name that GPU")
+    return ([device.index], first(output_device, device.index)) if device_ids else (None, None)
 
 
 def _check_parameters(names, parameters):
@@ -597,9 +623,6 @@ def _check_parameters(names, parameters):
         raise RuntimeError("shoal: DistributedDataParallel is not needed when a module doesn't have any parameters that require a "
                            "gradient")
     for name, parameter in zip(names, parameters):
-        if parameter.device.type != "cpu":
-            raise ValueError(f"shoal: parameter {name} is on {parameter.device}, but shoal.torch.DistributedDataParallel serves models "
-                             "on the CPU so far: use torch.nn.parallel.DistributedDataParallel, over \"shoal\" as well")
         if parameter.dtype not in _gradients.TYPES:
             raise TypeError(f"shoal: parameter {name} is of {parameter.dtype}, but gradients are averaged of "
                             f"{', '.join(str(each).removeprefix('torch.') for each in _gradients.TYPES)}: convert it, or freeze it "
@@ -609,7 +632,7 @@ def _check_parameters(names, parameters):
 def _compare_shapes(group, names, parameters):
     """The reducer compares names, types and numbers of elements."""
     shapes = [list(parameter.shape) for parameter in parameters]
-    digest = torch.tensor([zlib.crc32(str(shapes).encode())])
+    digest = torch.tensor([zlib.crc32(str(shapes).encode())], device=parameters[0].device)
     digests = [torch.empty_like(digest) for _ in range(group.size())]
     dist.all_gather(digests, digest, group=group)
     if all(torch.equal(each, digest) for each in digests):

@@ -152,7 +152,7 @@ Memory memory;
 
 void record_on(const c10::DataPtr &data, const c10::Stream &stream)
 {
-    Block *block = static_cast<Block *>(data.get_context());
+    Block *block = data.get_deleter() == &release ? static_cast<Block *>(data.get_context()) : nullptr; // else not its memory
     if (block && stream != block->stream)
         block->users.push_back(stream);
 }

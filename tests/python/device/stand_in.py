@@ -82,7 +82,7 @@ def module():
     made = types.ModuleType(f"torch.{NAME}")
     made.Stream = lambda device=None, priority=0: torch.Stream(_device(device), priority=priority)
     made.Event = lambda **_: torch.Event(NAME)
-    made.stream, made.current_stream = on_stream, current_stream
+    made.stream, made.current_stream, made.device = on_stream, current_stream, on_device
     made.current_device, made.set_device = driver.current_device, lambda given: driver.set_device(_device(given).index)
     made.device_count, made.is_available, made.is_initialized = driver.device_count, lambda: True, lambda: True
     made.synchronize = lambda given=None: driver.synchronize(_device(given).index)
@@ -100,6 +100,16 @@ def _device(given):
 def current_stream(given=None):
     where = _device(given)
     return driver.current_stream(driver.current_device() if where.index is None else where.index)
+
+
+@contextlib.contextmanager
+def on_device(given):
+    before = driver.current_device()
+    driver.set_device(_device(given).index or 0)
+    try:
+        yield
+    finally:
+        driver.set_device(before)
 
 
 @contextlib.contextmanager

@@ -34,6 +34,24 @@ at::Tensor empty(uintptr_t context, int64_t bytes)
     return shared_bytes(reinterpret_cast<shoal_context *>(context), bytes);
 }
 
+// Bytes of a device's memory; owner keeps them until the last tensor has gone that views them.
+at::Tensor bytes_at(uintptr_t address, int64_t count, at::Device device, pybind11::object owner)
+{
+    auto *held = new pybind11::object(std::move(owner));
+    const auto let_go = [held](void *) {
+        pybind11::gil_scoped_acquire gil;
+        delete held;
+    };
+    const at::TensorOptions options = at::TensorOptions().dtype(at::kByte).device(device);
+    return at::from_blob(reinterpret_cast<void *>(address), {count}, let_go, options, device);
+}
+
+uintptr_t handle_as_number(const c10::Stream &stream)
+{
+    TORCH_CHECK_NOT_IMPLEMENTED(kStreamsTellHandles, "shoal: the stream of a device is wanted, but ", kNoHandles);
+    return reinterpret_cast<uintptr_t>(handle_of(stream));
+}
+
 } // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module)
@@ -53,4 +71,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module)
     module.def("finish", [] { Completer::instance().finish(); }, "Ends the threads that complete futures; at exit.");
     module.def("empty", &empty, "A tensor of bytes that the host's other ranks map.", pybind11::arg("context"),
                pybind11::arg("bytes"));
+    module.def("bytes_at", &bytes_at, "A tensor of bytes over memory of a device, which owner keeps.", pybind11::arg("address"),
+               pybind11::arg("count"), pybind11::arg("device"), pybind11::arg("owner"));
+    module.def("handle_of", &handle_as_number, "The driver's handle of a stream.", pybind11::arg("stream"));
 }

@@ -34,6 +34,8 @@ struct TellsHandle<Stream, std::void_t<decltype(std::declval<const Stream>().nat
 };
 
 constexpr bool kStreamsTellHandles = TellsHandle<c10::Stream>::value;
+constexpr char kNoHandles[] = "torch " TORCH_VERSION " has no word for a stream's handle (c10::Stream::native_handle): use torch "
+                              "2.13 or newer, or \"cpu:shoal,cuda:nccl\"";
 
 // The driver's handle of a stream, for shoal_options.
 template <class Stream>
@@ -70,9 +72,7 @@ void check_served(const at::Tensor &tensor)
         is_served(tensor.device().type()), "shoal: a tensor is on ", tensor.device(),
         ", which is no device of CUDA's driver; this back-end serves those and the CPU: give such tensors to another "
         "back-end, as \"cpu:shoal,xpu:xccl\" does, or copy them to the CPU");
-    TORCH_CHECK_NOT_IMPLEMENTED(kStreamsTellHandles, "shoal: a tensor is on ", tensor.device(), ", but torch ", TORCH_VERSION,
-                                " has no word for a stream's handle (c10::Stream::native_handle): use torch 2.13 or newer, or "
-                                "\"cpu:shoal,cuda:nccl\"");
+    TORCH_CHECK_NOT_IMPLEMENTED(kStreamsTellHandles, "shoal: a tensor is on ", tensor.device(), ", but ", kNoHandles);
 }
 
 c10::Stream current_stream(c10::Device device)
