@@ -701,6 +701,7 @@ static void kernels_body(struct world *world)
     create_both(&job);
     run_pass(&job, SHOAL_STEP_REDUCE, true);
     expect_alike(&job);
+    OK(world, shoal_barrier(world->comm, NULL)); /* the first one to be refused fails the others, too */
     expect_told(&job, shoal_reducer_begin(job.device, SHOAL_STEP_LOCAL), SHOAL_ERR_UNSUPPORTED,
                 "the CUDA driver cannot load kernels");
     close_job(&job);
