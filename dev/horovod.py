@@ -22,10 +22,12 @@ TOP = pathlib.Path(__file__).resolve().parent.parent
 LIMIT_S = 1800  # of a row
 
 # mode: what dev/horovod_rank changes. shuts_down: after each test, as these leave a communicator broken that the next one needs.
-Row = collections.namedtuple("Row", "file venv mode shuts_down ranks", defaults=("", False, 2))
+# tests: an expression of pytest's -k.
+Row = collections.namedtuple("Row", "file venv mode shuts_down ranks tests", defaults=("", False, 2, ""))
 ROWS = (
-    Row("test/parallel/test_torch.py", "torch"),
-    Row("test/parallel/test_torch.py", "torch", "without Muon"),
+    Row("test/parallel/test_torch.py", "torch", tests="not duplicate_name"),
+    Row("test/parallel/test_torch.py", "torch", tests="duplicate_name"),
+    Row("test/parallel/test_torch.py", "torch", "without Muon", tests="broadcast_state or force_allreduce"),
     Row("test/parallel/test_adasum_pytorch.py", "torch"),
     Row("test/single/test_torch_elastic.py", "torch", ranks=1),
     Row("test/parallel/test_tensorflow.py", "tensorflow", "eagerly", True),
@@ -41,7 +43,7 @@ WORST_FIRST = ("failed", "absent", "skipped", "passed")  # a test's outcome is t
 
 
 def name_of(row):
-    return f"{pathlib.Path(row.file).name} {row.mode}".strip()
+    return " ".join(filter(None, [pathlib.Path(row.file).name, row.mode, row.tests]))
 
 
 def environment(row, path, logs):
@@ -63,7 +65,7 @@ def run(row, path):
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)
     words = [TOP / "build/shoal", "run", "-n", row.ranks, "--timeout", LIMIT_S, TOP / f"build/{row.venv}/bin/python3", "-m", "pytest",
-             "-q", "-p", "horovod_rank", "-p", "no:cacheprovider", path / row.file]
+             "-q", "-p", "horovod_rank", "-p", "no:cacheprovider", "-k", row.tests, path / row.file]
     with open(logs / "output", "w") as output:
         subprocess.run(list(map(str, words)), stdout=output, stderr=subprocess.STDOUT, cwd=path, env=environment(row, path, logs))
     outcomes = {}

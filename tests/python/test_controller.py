@@ -212,6 +212,23 @@ def names_that_come_once_are_forgotten():
     expect(done == [sorted([*"ab"] * 8 + [f"once.{i}" for i in range(8)])] * 2, done)
 
 
+def what_an_ended_rank_lacks_fails():
+    """At once, and the job ends when the other rank does. What the ended rank has posted is done first."""
+    job = Job(2)
+    posted = [job.post(0, "both")]
+    ending = threading.Thread(target=job.ranks[0].end)
+    ending.start()
+    requests = [job.post(1, name) for name in ("both", "lonely")] + [job.ranks[1].post(Request(JOIN, JOIN))]
+    for request in (*posted, requests[0]):
+        expect(request.wait() == "both", request.result)
+    for request, name in zip(requests[1:], ("lonely", "join")):
+        comes_true(request.is_done, name, "is waited for")
+        refused(request, name, "rank 0", "shutdown()")
+    job.ranks[1].end()
+    ending.join(TIMEOUT_S)
+    expect(not ending.is_alive(), "rank 0 does not end")
+
+
 def a_job_begins_anew():
     """As after an elastic restart: the numbers of the job before mean nothing."""
     for names in (["a", "b"], ["b", "c", "a"]):
@@ -225,4 +242,4 @@ def a_job_begins_anew():
 if __name__ == "__main__":
     run_cases([a_step_is_one_round, enough_bytes_begin_a_round, nothing_is_held_for_long, what_is_held_goes_with_others,
                numbers_stand_for_what_was_agreed_on, ranks_that_joined_know_the_numbers, names_that_come_once_are_forgotten,
-               a_job_begins_anew])
+               what_an_ended_rank_lacks_fails, a_job_begins_anew])

@@ -212,6 +212,7 @@ class Controller:
             return True
         names = ready(told, joined)
         if not names:
+            self._fail_what_cannot_come(told)
             self._warn(told, joined)
             return False
         self._execute(names, told, joined)
@@ -268,6 +269,15 @@ class Controller:
                 if request and not request.is_done():
                     request.finish(error=HorovodInternalError(str(error)))
             raise
+
+    def _fail_what_cannot_come(self, told):
+        """This rank's requests that a rank lacks which has ended, as that one posts no more."""
+        ended = [rank for rank, requests in enumerate(told) if END in requests]
+        for name in told[self.rank]:
+            absent = [rank for rank in ended if name not in told[rank]]
+            if absent:
+                self._take(name).finish(error=HorovodInternalError(
+                    f"{name} needs rank {absent[0]}, which has called shutdown() or removed this process set"))
 
     def _warn(self, told, joined):
         """Ranks that wait for each other's tensors."""
