@@ -58,22 +58,23 @@ static bool is_any_staged(const struct shoal_view *view, int root)
     return false;
 }
 
-/* All receivers get the same: one pass over the input serves the own output, those that are written, and the staging buffer. */
+/* All receivers get the same. The staging buffer is written first, and alone: that may happen before anything is known of
+ * peers, and the own output is written while they read. Without one, a pass over the input serves all outputs. */
 static void send_whole(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
 {
-    struct shoal_block dests[SHOAL_PLAN_RANKS_MAX + 1];
+    struct shoal_block dests[SHOAL_PLAN_RANKS_MAX];
+    const struct shoal_block input = copies_source(view, rank, rank);
     int count = 0;
 
-    if (receives(view, rank, root))
+    if (is_staged(view, rank, root))
+        shoal_plan_copy(plan, input, copies_staged(view, rank, rank));
+    else if (receives(view, rank, root))
         dests[count++] = copies_dest(view, rank, rank);
     for (int i = 1; i < view->size; i++) {
         const int to = (rank + i) % view->size;
         if (receives(view, to, root) && copies_way_of(view, rank, to) == WRITTEN)
             dests[count++] = copies_dest(view, rank, to);
     }
-    if (is_staged(view, rank, root))
-        dests[count++] = copies_staged(view, rank, rank);
-    const struct shoal_block input = copies_source(view, rank, rank);
     if (count > 0)
         shoal_plan_reduce(plan, &input, 1, dests, count);
 }
@@ -110,6 +111,8 @@ static void copies_send(struct shoal_plan *plan, const struct shoal_view *view, 
         if (receives(view, to, root) && copies_way_of(view, rank, to) != READ)
             shoal_plan_signal(plan, to);
     }
+    if (is_staged(view, rank, root) && receives(view, rank, root))
+        shoal_plan_copy(plan, copies_source(view, rank, rank), copies_dest(view, rank, rank));
 }
 
 /* Inputs are final when a plan starts: what is read needs no wait. The contributing rank is told that it was read. */

@@ -209,7 +209,7 @@ static bool is_over_hosts(const struct shoal_selection *selection)
 
 /* Plans of two ranks on one host that do well from half of SHOAL_INLINE_BYTES on: their staging buffers go round, while the
  * lines beside announcements are used again and again, and an all-gather or a gather copies operands in shared memory once
- * instead of twice. An all-gather of plain memory loses 7 to 25 % for it (docs/performance.md). */
+ * instead of twice. */
 static bool has_plan_from_half(const struct shoal_selection *selection)
 {
     return selection->size <= 2 && !is_over_hosts(selection) &&

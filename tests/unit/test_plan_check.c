@@ -1034,7 +1034,7 @@ static void plan_check_text_names_both_parties_of_a_race(void **state)
     remove_step(&group.plans[0], 0);
     expect_text(&group,
                 "race: rank 1, step 1 of operation 1 [copy    stg[0].0 0/1 -> out[1] 0/1] reads stg[0].0 0/1, which "
-                "rank 0, step 0 of operation 2 [copy    in[0] 0/1 -> out[0] 0/1, stg[0].0 0/1] writes; nothing orders the two");
+                "rank 0, step 0 of operation 2 [copy    in[0] 0/1 -> stg[0].0 0/1] writes; nothing orders the two");
     group_fini(&group);
     group_init(&group, &broadcast, 2, NULL, 0, SHARE_ALL, false);
     remove_step(&group.plans[0], 1);
