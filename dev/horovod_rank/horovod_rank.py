@@ -104,6 +104,11 @@ def pytest_runtest_logreport(report):
             file.write(json.dumps([report.nodeid.split("::")[-1], report.outcome, lines[-1][:300] if lines else ""]) + "\n")
 
 
+def pytest_runtest_setup(item):
+    if SHUTS_DOWN:
+        sys.modules[f"horovod.{VENV}"].init()  # which a test may leave to those before it
+
+
 def pytest_runtest_teardown(item, nextitem):
     if SHUTS_DOWN:
         with contextlib.suppress(Exception):  # where a test has broken the communicator
