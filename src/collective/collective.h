@@ -18,7 +18,7 @@ void shoal_owners_build(struct shoal_plan *plan, const struct shoal_view *view, 
 /* One host; all-reduce: every rank reduces everything. */
 void shoal_one_shot_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root);
 
-/* One host; all-reduce: the ranks' devices do the work in memory of their own. */
+/* One host, or several with equal numbers of ranks; all-reduce: the devices of a host sum among themselves. */
 void shoal_peers_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root);
 
 /* One host; reduce: root reduces all. */

@@ -1,38 +1,40 @@
-/* All-reduce on one host by the ranks' devices, which reach each other's memory: each brings its vector to its staging buffer,
- * there each reduces the block that it owns, and each gathers all blocks. Staging buffers lie on devices here, and devices take
- * all steps but signals and waits (device/device_stage.h); so nothing is shared with host memory.
- * At the end every rank knows that all have gathered: a chunk that ends leaves its place in the staging buffers free, whichever
- * slot the next one runs in.
- * Cost, n bytes and p ranks: a device reads 3n and writes (2 + 1/p) n, and 2 (p - 1)/p n of what it reads are its peers'; three
- * exchanges. */
+/* All-reduce by the ranks' devices, which reach each other's memory on their host: each brings its vector to its slot, there each
+ * reduces the slice that it owns, and each gathers all slices. Over several hosts the slice passes host memory before it is
+ * gathered: the ranks that own it on each host sum it up as a mesh. Devices take all steps that name a slot
+ * (device/device_stage.h), in the order of rails.h.
+ * At the end every rank knows that all of its host have gathered: a chunk that ends leaves its place in the slots free,
+ * whichever slot the next one runs in.
+ * Cost, n bytes, H hosts of L ranks: a device reads 3n and writes (2 + 1/L) n, and 2 (L - 1)/L n of what it reads are its
+ * peers'; three exchanges. Over several hosts it copies n/L to host memory and back, and a host sends and receives
+ * 2 (H - 1)/H n. */
 #include "collective/collective.h"
+#include "collective/rails.h"
 
-static void meet_all_peers(struct shoal_plan *plan, int rank)
+static bool is_one_host(const struct shoal_view *view)
 {
-    for (int i = 1; i < plan->size; i++)
-        shoal_plan_signal(plan, (rank + i) % plan->size);
-    for (int i = 1; i < plan->size; i++)
-        shoal_plan_wait(plan, (rank + i) % plan->size);
+    int rank = 0;
+    while (rank < view->size && shoal_view_reaches(view, 0, rank))
+        rank++;
+    return rank == view->size;
+}
+
+static void build_on_one_host(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
+{
+    struct shoal_rails rails;
+
+    if (!shoal_rails_find(&rails, plan, view, rank, root))
+        return;
+    shoal_rails_partition(&rails, 1, 0);
+    shoal_rails_gather_inputs(&rails);
+    shoal_rails_collect(&rails, true);
 }
 
 void shoal_peers_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
 {
-    const int size = view->size;
-    struct shoal_block sources[SHOAL_PLAN_RANKS_MAX];
-    const struct shoal_block own = shoal_staging(rank, SHOAL_PART_OWN, rank, size);
+    const struct shoal_view on_devices = {.size = view->size, .host = view->host, .shape = view->shape, .is_on_devices = true};
 
-    (void)root;
-    for (int i = 1; i < size; i++)
-        shoal_plan_wait_credit(plan, (rank + i) % size);
-    shoal_plan_copy(plan, shoal_input(rank, 0, 1), shoal_staging(rank, SHOAL_PART_OWN, 0, 1));
-    meet_all_peers(plan, rank);
-    for (int r = 0; r < size; r++)
-        sources[r] = shoal_staging(r, SHOAL_PART_OWN, rank, size);
-    shoal_plan_reduce(plan, sources, size, &own, 1);
-    meet_all_peers(plan, rank);
-    for (int i = 1; i <= size; i++) {
-        const int owner = (rank + i) % size;
-        shoal_plan_copy(plan, shoal_staging(owner, SHOAL_PART_OWN, owner, size), shoal_output(rank, owner, size));
-    }
-    meet_all_peers(plan, rank);
+    if (is_one_host(view))
+        build_on_one_host(plan, &on_devices, rank, root);
+    else
+        shoal_mesh_build(plan, &on_devices, rank, root);
 }

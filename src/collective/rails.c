@@ -49,9 +49,9 @@ bool shoal_rails_find(struct shoal_rails *rails, struct shoal_plan *plan, const 
     rails_list_members(rails);
     rails->own = rails->host_of[rank];
     rails->root_host = rails->host_of[root];
-    if (rails->count < 2)
+    if (rails->count < 2 && !view->is_on_devices)
         plan->status = SHOAL_ERR_INTERNAL;
-    return rails->count >= 2;
+    return plan->status == SHOAL_OK;
 }
 
 bool shoal_rails_has_receiver(const struct shoal_rails *rails, int host)
@@ -95,7 +95,7 @@ void shoal_rails_partition(struct shoal_rails *rails, int owners, int first_owne
 
 int shoal_rails_staging_bins(const struct shoal_rails *rails)
 {
-    return rails->most > 1 ? number_end(rails) : 0;
+    return rails->most > 1 && !rails->view->is_on_devices ? number_end(rails) : 0;
 }
 
 void shoal_rails_divide(struct shoal_rails *rails, int own_bins, int inbox_bins, bool has_results)
@@ -132,6 +132,8 @@ struct shoal_block shoal_rails_output(const struct shoal_rails *rails, int rank,
 {
     if (rails->is_partitioned && !rails->view->shape->is_output_partitioned)
         return shoal_output(rank, 0, 1);
+    if (rails->view->is_on_devices)
+        return shoal_on_device(rank, SHOAL_DEVICE_BACK, number(rails, slice, j), number_end(rails));
     return shoal_output(rank, number(rails, slice, j), number_end(rails));
 }
 
@@ -178,6 +180,63 @@ void shoal_rails_await(const struct shoal_rails *rails, int host, int slice)
     shoal_plan_wait(rails->plan, shoal_rails_leader(rails, host, slice));
 }
 
+/* ---- Inside the host: its devices ---------------------------------------------------------------------------------------- */
+
+/* Each rank's slice is its local number's. */
+static struct shoal_block whole_slice(const struct shoal_rails *rails, struct shoal_block block)
+{
+    return rails->owners > 1 ? shoal_run(block, rails->owners) : block;
+}
+
+static struct shoal_block slice_on_device(const struct shoal_rails *rails, int rank, enum shoal_device_part part, int slice)
+{
+    return whole_slice(rails, shoal_on_device(rank, part, number(rails, slice, 0), number_end(rails)));
+}
+
+static void meet_neighbours(const struct shoal_rails *rails)
+{
+    for (int i = 1; i <= shoal_rails_neighbours(rails); i++)
+        shoal_plan_signal(rails->plan, shoal_rails_neighbour(rails, i));
+    for (int i = 1; i <= shoal_rails_neighbours(rails); i++)
+        shoal_plan_wait(rails->plan, shoal_rails_neighbour(rails, i));
+}
+
+/* The own slice of the host's sum, in host memory if other hosts add to it. */
+static void reduce_on_devices(const struct shoal_rails *rails)
+{
+    struct shoal_block sources[SHOAL_PLAN_RANKS_MAX];
+    const int count = shoal_rails_size(rails, rails->own), rank = rails->rank;
+    const struct shoal_block own = slice_on_device(rails, rank, SHOAL_DEVICE_SLOT, rails->local);
+
+    shoal_plan_copy(rails->plan, shoal_input(rank, 0, 1), shoal_on_device(rank, SHOAL_DEVICE_SLOT, 0, 1));
+    meet_neighbours(rails);
+    for (int i = 0; i < count; i++)
+        sources[i] = slice_on_device(rails, shoal_rails_leader(rails, rails->own, i), SHOAL_DEVICE_SLOT, rails->local);
+    if (rails->count == 1) {
+        shoal_plan_reduce(rails->plan, sources, count, &own, 1);
+        return;
+    }
+    shoal_plan_reduce_partial(rails->plan, sources, count, own);
+    shoal_plan_copy(rails->plan, own, slice_on_device(rails, rank, SHOAL_DEVICE_OUT, rails->local));
+}
+
+/* Each rank gathers all slices. In the end it knows that all have: their slots are free. */
+static void gather_on_devices(const struct shoal_rails *rails)
+{
+    const int count = shoal_rails_size(rails, rails->own), rank = rails->rank;
+
+    if (rails->count > 1)
+        shoal_plan_copy(rails->plan, slice_on_device(rails, rank, SHOAL_DEVICE_BACK, rails->local),
+                        slice_on_device(rails, rank, SHOAL_DEVICE_SLOT, rails->local));
+    meet_neighbours(rails);
+    for (int i = 1; i <= count; i++) {
+        const int owner = shoal_rails_leader(rails, rails->own, rails->local + i), slice = (rails->local + i) % count;
+        shoal_plan_copy(rails->plan, slice_on_device(rails, owner, SHOAL_DEVICE_SLOT, slice),
+                        whole_slice(rails, shoal_output(rank, number(rails, slice, 0), number_end(rails))));
+    }
+    meet_neighbours(rails);
+}
+
 /* ---- Inside the host: on the way in -------------------------------------------------------------------------------------- */
 
 static int own_number(const struct shoal_rails *rails, int i)
@@ -217,6 +276,10 @@ static void stage_input(const struct shoal_rails *rails)
 
 void shoal_rails_gather_inputs(const struct shoal_rails *rails)
 {
+    if (rails->view->is_on_devices) {
+        reduce_on_devices(rails);
+        return;
+    }
     if (!shoal_view_shares_input(rails->view, rails->rank))
         stage_input(rails);
     for (int i = 1; i <= shoal_rails_neighbours(rails) && carries(rails, 0); i++) {
@@ -227,6 +290,8 @@ void shoal_rails_gather_inputs(const struct shoal_rails *rails)
 
 struct shoal_block shoal_rails_partial(const struct shoal_rails *rails, int slice, int j)
 {
+    if (rails->view->is_on_devices)
+        return shoal_on_device(rails->rank, SHOAL_DEVICE_OUT, number(rails, slice, j), number_end(rails));
     return shoal_rails_neighbours(rails) > 0 ? shoal_rails_staged(rails, rails->rank, slice, j)
                                              : shoal_rails_input(rails, rails->rank, slice, j);
 }
@@ -236,7 +301,7 @@ void shoal_rails_reduce_partial(const struct shoal_rails *rails, int slice, int 
     struct shoal_block sources[SHOAL_PLAN_RANKS_MAX];
     const int count = shoal_rails_size(rails, rails->own);
 
-    if (shoal_rails_neighbours(rails) == 0)
+    if (shoal_rails_neighbours(rails) == 0 || rails->view->is_on_devices)
         return;
     for (int i = 0; i < count; i++) {
         const int rank = shoal_rails_leader(rails, rails->own, i);
@@ -252,6 +317,10 @@ int shoal_rails_wanted(const struct shoal_rails *rails, int slice, int j, bool m
 {
     int count = 0;
 
+    if (rails->view->is_on_devices) { /* whose own devices tell the neighbours */
+        dests[0] = shoal_rails_output(rails, rails->rank, slice, j);
+        return 1;
+    }
     for (int i = 0; i < shoal_rails_size(rails, rails->own); i++) {
         const int rank = shoal_rails_leader(rails, rails->own, i);
         if (!shoal_rails_receives(rails, rank))
@@ -324,6 +393,10 @@ void shoal_rails_collect(const struct shoal_rails *rails, bool delivers)
 {
     const bool is_reduced = rails->view->shape->is_reduced;
 
+    if (rails->view->is_on_devices) {
+        gather_on_devices(rails);
+        return;
+    }
     for (int i = 1; i <= shoal_rails_neighbours(rails) && carries(rails, 0); i++) {
         if (is_reduced || (delivers && shoal_rails_receives(rails, shoal_rails_neighbour(rails, i))))
             shoal_plan_signal(rails->plan, shoal_rails_neighbour(rails, i));

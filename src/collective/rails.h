@@ -15,6 +15,10 @@
  * Inside a host. Ranks work as on one host alone. A rank stages an input that is not shared in its staging buffer. It fills an
  * output that is not shared itself, from the rail leaders' staging buffers. Between hosts nothing depends on what is shared.
  *
+ * Where the devices of a host sum among themselves (view->is_on_devices), they take the place of that: each reduces the slice of
+ * its rank, hands it out to host memory, where the hosts' rail leaders exchange it as ever, takes the result back, and all
+ * devices gather. Then hosts have equal numbers of ranks, and each rank leads one slice.
+ *
  * Staging buffers have three regions of bins:
  *   OWN      what the rank itself stages: its input, its host's sums
  *   INBOX    intermediate data that rail leaders of other hosts put here
@@ -58,7 +62,7 @@ struct shoal_rails {
     uint16_t host_of[SHOAL_PLAN_RANKS_MAX];
 };
 
-/* False, with the plan's status set, when there are not several hosts. */
+/* False, with the plan's status set, when there are not several hosts; devices may be on one. */
 bool shoal_rails_find(struct shoal_rails *rails, struct shoal_plan *plan, const struct shoal_view *view, int rank, int root);
 
 /* Partitions the data into slices with a block for each of `owners` hosts. */

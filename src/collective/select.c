@@ -96,8 +96,9 @@ static const struct shoal_algorithm entries[] = {
      "n written, p*n read per rank; one exchange"},
     {SHOAL_COLLECTIVE_ALLREDUCE, "rounds", SHOAL_WHERE_HOSTS, HOSTS("rounds"), NULL, false, NULL, ROUNDS_WHEN,
      "log2(H)*n sent and received per rank, in log2 H crossings; H not a power of two: 2 more"},
-    {SHOAL_COLLECTIVE_ALLREDUCE, "peers", SHOAL_WHERE_ONE_HOST, HOSTS("peers"), shoal_peers_build, false, NULL,
-     "GPUs, from SHOAL_GPU_PEER_BYTES", "3n read, (2p+1)/p*n written per GPU; three exchanges"},
+    {SHOAL_COLLECTIVE_ALLREDUCE, "peers", SHOAL_WHERE_ANY, HOSTS("peers"), shoal_peers_build, false, NULL,
+     "GPUs, from SHOAL_GPU_PEER_BYTES",
+     "of L on a host: 3n read, (2L+1)/L*n written per GPU; H hosts: n/L in and out, 2(H-1)/H*n sent and received per host"},
     {SHOAL_COLLECTIVE_ALLREDUCE, "one-shot", SHOAL_WHERE_ONE_HOST, VARIANTS("one-shot"), shoal_one_shot_build, false,
      is_one_shot_best, "2 ranks, nothing shared, up to 64 KiB", "(p+1)*n read, 2n written per rank; one exchange"},
     {SHOAL_COLLECTIVE_ALLREDUCE, "owners", SHOAL_WHERE_ONE_HOST, VARIANTS("owners"), shoal_owners_build, true, NULL,
@@ -254,7 +255,8 @@ bool shoal_select_can_serve(const struct shoal_selection *selection, const struc
         return can_go_in_rounds(selection);
     if (!entry->build)
         return can_go_direct(selection);
-    return entry->where == (is_over_hosts(selection) ? SHOAL_WHERE_HOSTS : SHOAL_WHERE_ONE_HOST);
+    return entry->where == SHOAL_WHERE_ANY ||
+           entry->where == (is_over_hosts(selection) ? SHOAL_WHERE_HOSTS : SHOAL_WHERE_ONE_HOST);
 }
 
 /* The next tuning override whose entry can serve the call; NULL: none. */
@@ -331,7 +333,7 @@ static SHOAL_NOINLINE bool is_direct_with_overrides(const struct shoal_selection
 
 bool shoal_select_is_direct(const struct shoal_selection *selection, const struct shoal_algorithm **rounds_out)
 {
-    *rounds_out = SHOAL_UNLIKELY(is_over_hosts(selection)) ? find_rounds(selection) : NULL;
+    *rounds_out = SHOAL_UNLIKELY(is_over_hosts(selection)) && !selection->is_on_devices ? find_rounds(selection) : NULL;
     if (!is_over_hosts(selection) && is_bare(selection))
         return true;
     if (SHOAL_UNLIKELY(selection->is_on_devices))
@@ -430,6 +432,18 @@ static size_t chunk_of_bins(const struct shoal_plan *plan, size_t part_bytes, si
     const size_t stride = (size_t)plan->parts * part_bytes / (size_t)plan->bins / SHOAL_CACHE_LINE * SHOAL_CACHE_LINE;
     SHOAL_ASSERT(stride >= element_bytes); /* a bin holds a cache line at least */
     return stride / element_bytes * (size_t)(is_partitioned ? 1 : plan->staging_of);
+}
+
+/* Blocks are not split between cache lines. A rank has two bins for each host but its own, and one for that. */
+size_t shoal_select_device_chunk_bytes(size_t unit_bytes, size_t chunk_bytes, int size, int hosts)
+{
+    const size_t whole = unit_bytes * (size_t)(size / hosts), lines = (size_t)size * SHOAL_CACHE_LINE;
+    struct shoal_plan plan = {.size = size};
+    if (hosts <= 1)
+        return whole;
+    shoal_plan_use_bins(&plan, 2 * hosts - 1, size);
+    const size_t most = chunk_of_bins(&plan, shoal_select_part_bytes(chunk_bytes, size, hosts), 1, false);
+    return shoal_max_size(shoal_min_size(whole, most) / lines, 1) * lines;
 }
 
 size_t shoal_select_chunk(const struct shoal_algorithm *entry, const struct shoal_plan *plan, size_t chunk_bytes,

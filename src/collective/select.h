@@ -37,7 +37,7 @@ static inline bool shoal_algorithm_is_in_rounds(const struct shoal_algorithm *en
     return !entry->build && entry->where == SHOAL_WHERE_HOSTS;
 }
 
-/* All its work is done by the ranks' devices. */
+/* The ranks' devices do the work inside hosts. */
 bool shoal_algorithm_is_of_devices(const struct shoal_algorithm *entry);
 
 /* A question to the table. */
@@ -50,7 +50,7 @@ struct shoal_selection {
     size_t inline_bytes;  /* the setting */
     bool is_uneven;       /* operands are in parts of different lengths */
     bool sends_cheaply;   /* over several hosts: an announcement costs far less than a round trip to a host */
-    bool is_on_devices;   /* the ranks' devices sum among themselves */
+    bool is_on_devices;   /* the devices of each host sum among themselves */
     const struct shoal_tuning *tuning;
 };
 
@@ -105,7 +105,10 @@ size_t shoal_select_slot_bytes(size_t chunk_bytes, int size, int hosts);
 /* The most bytes of a whole, or of each part, that a chunk of any entry has. */
 size_t shoal_select_most_chunk_bytes(size_t chunk_bytes, int size, int hosts, bool is_in_parts);
 
-/* How many elements of a whole, or of each part, one chunk of a plan has. */
+/* Bytes of a chunk of all-reduces that devices sum: unit_bytes for each rank of a host, or as much as staging buffers hold. */
+size_t shoal_select_device_chunk_bytes(size_t unit_bytes, size_t chunk_bytes, int size, int hosts);
+
+/* How many elements of a whole, or of each part, one chunk of another plan has. */
 size_t shoal_select_chunk(const struct shoal_algorithm *entry, const struct shoal_plan *plan, size_t chunk_bytes,
                           size_t element_bytes);
 

@@ -1,9 +1,11 @@
 #include "comm/device_peers.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "collective/select.h"
 #include "comm/context.h"
 #include "comm/members.h"
 #include "transport/shm/shm_link.h"
@@ -19,8 +21,10 @@ struct joining {
     struct shoal_comm *comm;
     struct shoal_devices_port *port; /* NULL: this rank cannot */
     uint64_t deadline_ns;            /* of all of it */
+    struct shoal_device_stage_options stage;
+    int ranks[SHOAL_GPU_SOURCES_MAX]; /* of the host */
     struct answer own;
-    struct answer answers[SHOAL_GPU_SOURCES_MAX]; /* of all ranks */
+    struct answer *answers; /* of all ranks */
 };
 
 /* At least 1: 0 would mean the communicator's own. */
@@ -51,7 +55,8 @@ static enum shoal_status peers_make_own(struct joining *joining)
         return SHOAL_OK;
     }
     SHOAL_TRY(shoal_drivers_open(context));
-    SHOAL_TRY(shoal_devices_make_peers(comm, peers_left_ms(joining) / 2, &joining->port)); /* others wait meanwhile */
+    SHOAL_TRY(shoal_devices_make_peers(context, &joining->stage, peers_left_ms(joining) / 2,
+                                       &joining->port)); /* others wait meanwhile */
     const int device = shoal_gpu_peers_device(joining->port->peers);
     snprintf(joining->own.pci, sizeof joining->own.pci, "%s", shoal_gpu_at(context->drivers.gpu, device)->pci);
     return SHOAL_OK;
@@ -78,9 +83,12 @@ static enum shoal_status check_answers(const struct joining *joining)
             return shoal_log_fail(&context->log, SHOAL_ERR_STATE, "comm",
                                   "SHOAL_GPU_UNIT_BYTES is %llu, and %llu on rank %d: it must be the same",
                                   (unsigned long long)joining->own.unit_bytes, (unsigned long long)answer->unit_bytes, r);
-        if (!does_reach(context->drivers.gpu, device, answer->pci))
+    }
+    for (int i = 0; i < joining->stage.ranks; i++) {
+        const char *pci = joining->answers[joining->ranks[i]].pci;
+        if (!does_reach(context->drivers.gpu, device, pci))
             return shoal_log_fail(&context->log, SHOAL_ERR_STATE, "comm", "GPU %s does not reach GPU %s, that of rank %d",
-                                  joining->own.pci, answer->pci, r);
+                                  joining->own.pci, pci, joining->ranks[i]);
     }
     return SHOAL_OK;
 }
@@ -107,7 +115,7 @@ static int find_unable(const struct joining *joining)
     return rank < joining->comm->size ? rank : -1;
 }
 
-/* Descriptors of GPU memory on their way between the ranks. A rank that has none says so, that nobody waits for it. */
+/* Descriptors of GPU memory on their way between the ranks of a host. A rank that has none says so, that nobody waits for it. */
 struct passing {
     int own; /* -1: none */
     bool has_sent[SHOAL_GPU_SOURCES_MAX];
@@ -117,36 +125,38 @@ struct passing {
 };
 
 /* True when the peer needs nothing more and has told all, or has ended. Under the progress engine's lock. */
-static bool pass_with(const struct shoal_comm *comm, struct passing *passing, int rank)
+static bool pass_with(const struct joining *joining, struct passing *passing, int i)
 {
-    struct shoal_shm_peer *peer = comm->members[rank].local;
-    if (!passing->has_sent[rank])
-        passing->has_sent[rank] = shoal_shm_endpoint_offer_device(peer, comm->number, passing->own);
-    if (passing->has_sent[rank] && passing->has_come[rank])
+    const struct shoal_comm *comm = joining->comm;
+    struct shoal_shm_peer *peer = comm->members[joining->ranks[i]].local;
+    if (!passing->has_sent[i])
+        passing->has_sent[i] = shoal_shm_endpoint_offer_device(peer, comm->number, passing->own);
+    if (passing->has_sent[i] && passing->has_come[i])
         return true;
     const enum shoal_status status =
-        shoal_shm_endpoint_take_device(comm->context->endpoint, peer, comm->number, &passing->descriptors[rank]);
-    passing->has_come[rank] |= status != SHOAL_PENDING;
-    passing->has_sent[rank] |= status == SHOAL_ERR_PEER_LOST;
+        shoal_shm_endpoint_take_device(comm->context->endpoint, peer, comm->number, &passing->descriptors[i]);
+    passing->has_come[i] |= status != SHOAL_PENDING;
+    passing->has_sent[i] |= status == SHOAL_ERR_PEER_LOST;
     if (status != SHOAL_PENDING && passing->status == SHOAL_OK)
         passing->status = status;
-    return passing->has_sent[rank] && passing->has_come[rank];
+    return passing->has_sent[i] && passing->has_come[i];
 }
 
 /* True when all is passed. */
-static bool pass_once(const struct shoal_comm *comm, struct passing *passing)
+static bool pass_once(const struct joining *joining, struct passing *passing)
 {
+    struct shoal_progress *progress = joining->comm->context->progress;
     bool is_over = true;
-    shoal_progress_lock(comm->context->progress);
-    for (int r = 0; r < comm->size; r++)
-        is_over &= r == comm->rank || pass_with(comm, passing, r);
-    shoal_progress_unlock(comm->context->progress);
+    shoal_progress_lock(progress);
+    for (int i = 0; i < joining->stage.ranks; i++)
+        is_over &= i == joining->stage.rank || pass_with(joining, passing, i);
+    shoal_progress_unlock(progress);
     return is_over;
 }
 
 static enum shoal_status peers_pass_all(const struct joining *joining, struct passing *passing)
 {
-    while (!pass_once(joining->comm, passing)) {
+    while (!pass_once(joining, passing)) {
         if (shoal_clock_ns() > joining->deadline_ns)
             return shoal_log_fail(&joining->comm->context->log, SHOAL_ERR_TIMEOUT, "comm",
                                   "a rank did not pass its GPU memory in time");
@@ -159,12 +169,12 @@ static enum shoal_status peers_pass_all(const struct joining *joining, struct pa
 static enum shoal_status import_all(const struct joining *joining, const struct passing *passing)
 {
     enum shoal_status status = SHOAL_OK;
-    for (int r = 0; r < joining->comm->size; r++) {
-        if (passing->descriptors[r] < 0)
+    for (int i = 0; i < joining->stage.ranks; i++) {
+        if (passing->descriptors[i] < 0)
             continue;
         if (status == SHOAL_OK)
-            status = shoal_gpu_peers_import(joining->port->peers, r, passing->descriptors[r]);
-        close(passing->descriptors[r]);
+            status = shoal_gpu_peers_import(joining->port->peers, i, passing->descriptors[i]);
+        close(passing->descriptors[i]);
     }
     return status;
 }
@@ -173,8 +183,8 @@ static enum shoal_status import_all(const struct joining *joining, const struct 
 static void map_peers(struct joining *joining)
 {
     struct passing passing = {.own = -1};
-    for (int r = 0; r < SHOAL_GPU_SOURCES_MAX; r++)
-        passing.descriptors[r] = -1;
+    for (int i = 0; i < SHOAL_GPU_SOURCES_MAX; i++)
+        passing.descriptors[i] = -1;
     enum shoal_status status = check_answers(joining);
     if (status == SHOAL_OK)
         status = shoal_gpu_peers_export(joining->port->peers, &passing.own);
@@ -234,26 +244,64 @@ static enum shoal_status join_or_decline(struct joining *joining)
     return status;
 }
 
+/* All ranks come to the same answer; NULL: all may be able to. */
+static const char *find_obstacle(const struct shoal_comm *comm)
+{
+    const int ranks = shoal_members_count_local(comm->members, comm->size, comm->rank);
+    for (int r = 0; r < comm->size; r++) {
+        if (shoal_members_count_local(comm->members, comm->size, r) != ranks)
+            return "its hosts have different numbers of ranks";
+    }
+    return ranks == 1                      ? "each rank is alone on its host"
+           : ranks > SHOAL_GPU_SOURCES_MAX ? "a host has more than 8 of its ranks"
+                                           : NULL;
+}
+
+static void describe_host(struct joining *joining)
+{
+    const struct shoal_comm *comm = joining->comm;
+    const struct shoal_settings *settings = &comm->context->settings;
+    const int hosts = shoal_members_count_hosts(comm->members, comm->size);
+    joining->stage = (struct shoal_device_stage_options){
+        .slots = (unsigned)settings->engine.depth, .hosts = hosts, .start = settings->engine.counter_start};
+    joining->stage.slot_bytes =
+        shoal_select_device_chunk_bytes(shoal_gpu_unit_bytes(&settings->gpu), settings->engine.chunk_bytes, comm->size, hosts);
+    for (int r = 0; r < comm->size; r++) {
+        if (comm->members[r].host != comm->members[comm->rank].host)
+            continue;
+        if (r == comm->rank)
+            joining->stage.rank = joining->stage.ranks;
+        joining->ranks[joining->stage.ranks++] = r;
+    }
+}
+
+static enum shoal_status join_with(struct joining *joining)
+{
+    struct shoal_log *log = &joining->comm->context->log;
+    char last[SHOAL_LOG_TEXT_MAX] = "";
+    describe_host(joining);
+    joining->answers = calloc((size_t)joining->comm->size, sizeof *joining->answers);
+    if (!joining->answers)
+        return shoal_log_fail(log, SHOAL_ERR_MEMORY, "comm", "no memory for what ranks say of their GPUs");
+    const enum shoal_status before = shoal_log_last_error(log, last, sizeof last);
+    const enum shoal_status status = join_or_decline(joining);
+    if (status == SHOAL_OK) /* why this rank cannot is no failure of the call */
+        shoal_log_restore(log, before, last);
+    free(joining->answers);
+    return status;
+}
+
 enum shoal_status shoal_devices_join_peers(struct shoal_comm *comm, uint32_t timeout_ms)
 {
-    struct shoal_context *context = comm->context;
+    const struct shoal_settings *settings = &comm->context->settings;
     struct joining joining = {.comm = comm,
                               .deadline_ns = shoal_clock_ns() + timeout_ms * SHOAL_NS_PER_MS,
-                              .own = {.unit_bytes = context->settings.gpu.unit_bytes}};
-    char last[SHOAL_LOG_TEXT_MAX] = "";
-    if (!context->settings.gpu.peer_bytes || comm->size == 1)
+                              .own = {.unit_bytes = settings->gpu.unit_bytes}};
+    if (!settings->gpu.peer_bytes || comm->size == 1)
         return SHOAL_OK;
-    if (shoal_members_count_hosts(comm->members, comm->size) > 1) {
-        say_why_not(comm, "its ranks are on several hosts");
-        return SHOAL_OK;
-    }
-    if (comm->size > SHOAL_GPU_SOURCES_MAX) {
-        say_why_not(comm, "it has more than 8 ranks");
-        return SHOAL_OK;
-    }
-    const enum shoal_status before = shoal_log_last_error(&context->log, last, sizeof last);
-    const enum shoal_status status = join_or_decline(&joining);
-    if (status == SHOAL_OK) /* why this rank cannot is no failure of the call */
-        shoal_log_restore(&context->log, before, last);
-    return status;
+    const char *obstacle = find_obstacle(comm);
+    if (!obstacle)
+        return join_with(&joining);
+    say_why_not(comm, obstacle);
+    return SHOAL_OK;
 }

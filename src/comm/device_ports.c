@@ -382,16 +382,11 @@ enum shoal_status shoal_devices_find_port(struct shoal_comm *comm, void *driver_
 
 /* ---- Sums among GPUs ----------------------------------------------------------------------------------------------------- */
 
-static enum shoal_status fill_peers(const struct shoal_comm *comm, void *driver_context, struct shoal_devices_port *port)
+static enum shoal_status fill_peers(struct shoal_context *context, void *driver_context,
+                                    const struct shoal_device_stage_options *stage, struct shoal_devices_port *port)
 {
-    struct shoal_context *context = comm->context;
-    struct shoal_gpu_peers_options options = {.context = driver_context,
-                                              .rank = comm->rank,
-                                              .size = comm->size,
-                                              .slots = (unsigned)context->settings.engine.depth,
-                                              .slot_bytes = shoal_gpu_unit_bytes(&context->settings.gpu) * (size_t)comm->size,
-                                              .counter_start = context->settings.engine.counter_start};
-    port->bytes = shoal_device_stage_bytes(options.slots);
+    struct shoal_gpu_peers_options options = {.context = driver_context, .stage = *stage};
+    port->bytes = shoal_device_stage_bytes(stage);
     SHOAL_TRY(map_rings(context, port));
     options.memory = port->memory;
     const enum shoal_status status = shoal_gpu_peers_open(context->drivers.gpu, &options, &port->peers);
@@ -401,9 +396,9 @@ static enum shoal_status fill_peers(const struct shoal_comm *comm, void *driver_
 }
 
 /* Under the drivers' lock. */
-static enum shoal_status make_peers(const struct shoal_comm *comm, struct shoal_devices_port **port_out)
+static enum shoal_status make_peers(struct shoal_context *context, const struct shoal_device_stage_options *stage,
+                                    struct shoal_devices_port **port_out)
 {
-    struct shoal_context *context = comm->context;
     struct shoal_drivers *drivers = &context->drivers;
     void *current = shoal_gpu_current_context(drivers->gpu);
     (void)sweep(context, false);
@@ -416,7 +411,7 @@ static enum shoal_status make_peers(const struct shoal_comm *comm, struct shoal_
     struct shoal_devices_port *port = calloc(1, sizeof *port);
     if (!port)
         return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory for sums among GPUs");
-    const enum shoal_status status = fill_peers(comm, current, port);
+    const enum shoal_status status = fill_peers(context, current, stage, port);
     if (status != SHOAL_OK) {
         free(port);
         return status;
@@ -440,12 +435,12 @@ static void await_idle(struct shoal_drivers *drivers, uint32_t timeout_ms)
     }
 }
 
-enum shoal_status shoal_devices_make_peers(const struct shoal_comm *comm, uint32_t timeout_ms,
-                                           struct shoal_devices_port **port_out)
+enum shoal_status shoal_devices_make_peers(struct shoal_context *context, const struct shoal_device_stage_options *stage,
+                                           uint32_t timeout_ms, struct shoal_devices_port **port_out)
 {
-    await_idle(&comm->context->drivers, timeout_ms);
-    pthread_mutex_lock(&comm->context->drivers.lock);
-    const enum shoal_status status = make_peers(comm, port_out);
-    pthread_mutex_unlock(&comm->context->drivers.lock);
+    await_idle(&context->drivers, timeout_ms);
+    pthread_mutex_lock(&context->drivers.lock);
+    const enum shoal_status status = make_peers(context, stage, port_out);
+    pthread_mutex_unlock(&context->drivers.lock);
     return status;
 }

@@ -73,10 +73,11 @@ void shoal_devices_give_up_port(struct shoal_comm *comm, struct shoal_devices_po
  * way. What cannot be made is made at a call, which then says why it cannot. */
 void shoal_devices_make_ports(struct shoal_context *context);
 
-/* For comm/device_peers.h: makes what the communicator's GPU sums by, in the context of the driver that is current in this
+/* For comm/device_peers.h: makes what a communicator's GPU sums by, in the context of the driver that is current in this
  * thread. Waits a second, and timeout_ms, at most for calls that are under way. ERR_STATE: there is no context, or a call is
  * still under way. */
-SHOAL_MUST_USE enum shoal_status shoal_devices_make_peers(const struct shoal_comm *comm, uint32_t timeout_ms,
+SHOAL_MUST_USE enum shoal_status shoal_devices_make_peers(struct shoal_context *context,
+                                                          const struct shoal_device_stage_options *stage, uint32_t timeout_ms,
                                                           struct shoal_devices_port **port_out);
 /* It is nobody's any more. In a callback of another communicator, too. */
 void shoal_devices_retire(struct shoal_context *context, struct shoal_devices_port *port);

@@ -6,27 +6,42 @@
 
 /* ---- The stage ----------------------------------------------------------------------------------------------------------- */
 
-size_t shoal_device_stage_bytes(unsigned slots)
+static size_t stage_counter_bytes(unsigned slots)
 {
     return shoal_round_up(2 * (size_t)SHOAL_DEVICE_WORKS * slots * sizeof(struct shoal_device_ring_counter), SHOAL_PAGE);
 }
 
-void shoal_device_stage_init(struct shoal_device_stage *stage, unsigned slots, size_t slot_bytes, uint64_t start, void *memory)
+/* Of the longest one. */
+static size_t slice_bytes(const struct shoal_device_stage_options *options)
 {
+    return options->hosts > 1 ? options->slot_bytes / (size_t)options->ranks : 0;
+}
+
+size_t shoal_device_stage_bytes(const struct shoal_device_stage_options *options)
+{
+    return stage_counter_bytes(options->slots) + shoal_round_up(2 * options->slots * slice_bytes(options), SHOAL_PAGE);
+}
+
+void shoal_device_stage_init(struct shoal_device_stage *stage, const struct shoal_device_stage_options *options, void *memory)
+{
+    const unsigned slots = options->slots;
     struct shoal_device_ring_counter *const counters = memory;
-    *stage = (struct shoal_device_stage){.slots = slots, .slot_bytes = slot_bytes, .start = start};
+    SHOAL_ASSERT(options->slot_bytes % ((size_t)options->ranks * (size_t)options->hosts * SHOAL_CACHE_LINE) == 0);
+    *stage = (struct shoal_device_stage){.options = *options};
+    stage->works = options->hosts > 1 ? SHOAL_DEVICE_WORKS : SHOAL_DEVICE_GATHER + 1;
+    stage->slices = options->hosts > 1 ? (char *)memory + stage_counter_bytes(slots) : NULL;
     for (unsigned work = 0; work < SHOAL_DEVICE_WORKS; work++) {
         stage->begin[work] = counters + (size_t)work * slots;
         stage->ended[work] = counters + (size_t)(SHOAL_DEVICE_WORKS + work) * slots;
     }
     for (size_t i = 0; i < 2 * (size_t)SHOAL_DEVICE_WORKS * slots; i++)
-        atomic_init(&counters[i].value, start);
+        atomic_init(&counters[i].value, options->start);
 }
 
 static void stage_let_go(struct shoal_device_stage *stage)
 {
     for (unsigned work = 0; work < SHOAL_DEVICE_WORKS && !stage->is_let_go; work++)
-        shoal_device_ring_counters_let_go(stage->begin[work], stage->slots);
+        shoal_device_ring_counters_let_go(stage->begin[work], stage->options.slots);
     stage->is_let_go = true;
 }
 
@@ -41,7 +56,7 @@ struct shoal_device_sum *shoal_device_sum_open(struct shoal_device_stage *stage,
     atomic_init(&sum->holders, 2);
     sum->element = element;
     sum->count = count;
-    sum->unit_elements = stage->slot_bytes / element;
+    sum->unit_elements = stage->options.slot_bytes / element;
     sum->units = (count + sum->unit_elements - 1) / sum->unit_elements;
     return sum;
 }
@@ -73,23 +88,35 @@ void shoal_device_sum_leave(struct shoal_device_sum *sum)
 
 struct shoal_device_stage_unit shoal_device_sum_unit(const struct shoal_device_sum *sum, uint64_t unit)
 {
-    const struct shoal_device_stage *stage = sum->stage;
+    const struct shoal_device_stage_options *options = &sum->stage->options;
     const uint64_t at = sum->first + unit;
     const size_t begin = (size_t)unit * sum->unit_elements;
-    return (struct shoal_device_stage_unit){.slot = (unsigned)(at % stage->slots),
+    return (struct shoal_device_stage_unit){.slot = (unsigned)(at % options->slots),
                                             .begin = begin,
                                             .end = shoal_min_size(begin + sum->unit_elements, sum->count),
-                                            .number = stage->start + at / stage->slots + 1};
+                                            .number = options->start + at / options->slots + 1};
 }
 
 size_t shoal_device_sum_slice(const struct shoal_device_sum *sum, const struct shoal_device_stage_unit *unit, int rank,
-                              int size, size_t *length_out)
+                              size_t *length_out)
 {
-    const size_t count = unit->end - unit->begin, ranks = (size_t)size;
-    const size_t each = shoal_round_up((count + ranks - 1) / ranks, SHOAL_CACHE_LINE / sum->element);
+    const size_t hosts = (size_t)sum->stage->options.hosts, parts = (size_t)sum->stage->options.ranks * hosts;
+    const size_t count = unit->end - unit->begin;
+    const size_t each = hosts * shoal_round_up((count + parts - 1) / parts, SHOAL_CACHE_LINE / sum->element);
     const size_t begin = shoal_min_size((size_t)rank * each, count);
     *length_out = shoal_min_size(each, count - begin);
     return begin;
+}
+
+char *shoal_device_sum_address(const struct shoal_device_sum *sum, const struct shoal_device_stage_unit *unit, bool is_out,
+                               size_t at)
+{
+    const struct shoal_device_stage *stage = sum->stage;
+    const size_t number = 2 * (size_t)unit->slot + !is_out;
+    size_t length;
+    const size_t begin = shoal_device_sum_slice(sum, unit, stage->options.rank, &length);
+    SHOAL_ASSERT(stage->slices && at >= begin && at <= begin + length);
+    return stage->slices + number * slice_bytes(&stage->options) + (at - begin) * sum->element;
 }
 
 /* ---- The engine's -------------------------------------------------------------------------------------------------------- */
@@ -111,7 +138,7 @@ bool shoal_device_sum_run(struct shoal_device_sum *sum, uint64_t unit, enum shoa
     return shoal_device_sum_has_ended(sum, unit, work);
 }
 
-/* A stream does its works in order, so the last one tells of all. */
+/* A stream does its works in order, and a unit's last work is that one. */
 void shoal_device_sum_drop(struct shoal_device_sum *sum)
 {
     const bool has_ended = !sum->units || shoal_device_sum_has_ended(sum, sum->units - 1, SHOAL_DEVICE_GATHER);

@@ -1,12 +1,15 @@
-/* Sums that the devices of one host make among themselves: where the engine and the streams of a device meet. Nothing here
+/* Sums that the devices of each host make among themselves: where the engine and the streams of a device meet. Nothing here
  * calls a driver or waits; it counts, as device/device_ring.h does.
  *
- * Each rank has slots in its device's memory, which the devices of the other ranks reach. A sum passes through them in
- * units. A unit lies in the same slot of all ranks. A rank does three works on it, each on a stream of its own:
+ * Each rank has slots in its device's memory, which the devices of the other ranks of its host reach. A sum passes through them
+ * in units. A unit lies in the same slot of all ranks. A rank does three works on it, over several hosts five, each on a stream
+ * of its own:
  *
- *     bring    the unit of the own input            -> the own slot
- *     reduce   the own slice, in the slots of all   -> the own slot      a kernel
- *     gather   each slice, in its rank's slot       -> the own output
+ *     bring       the unit of the own input            -> the own slot
+ *     reduce      the own slice, in the slots of all   -> the own slot      a kernel
+ *     hand out    the own slice                        -> host memory       where the engine sums it with those of other hosts
+ *     take back   the own slice                        <- host memory
+ *     gather      each slice, in its rank's slot       -> the own output
  *
  *     stream   wait begin >= k, work, ended = k      engine   begin = k; ended >= k: the next step of the plan
  *
@@ -22,16 +25,32 @@
 
 #include "device/device_ring.h"
 
-enum shoal_device_work { SHOAL_DEVICE_BRING, SHOAL_DEVICE_REDUCE, SHOAL_DEVICE_GATHER, SHOAL_DEVICE_WORKS };
+/* On one host the first three are all. */
+enum shoal_device_work {
+    SHOAL_DEVICE_BRING,
+    SHOAL_DEVICE_REDUCE,
+    SHOAL_DEVICE_GATHER,
+    SHOAL_DEVICE_HAND_OUT,
+    SHOAL_DEVICE_TAKE_BACK,
+    SHOAL_DEVICE_WORKS
+};
+
+struct shoal_device_stage_options {
+    unsigned slots;
+    size_t slot_bytes; /* of whole cache lines for each rank of all hosts */
+    int rank, ranks;   /* of the host */
+    int hosts;         /* with as many ranks each */
+    uint64_t start;    /* of all counters */
+};
 
 struct shoal_device_stage {
-    unsigned slots;
-    size_t slot_bytes;
-    uint64_t start;                                              /* of all counters */
+    struct shoal_device_stage_options options;
+    unsigned works;
     uint64_t reserved;                                           /* units so far; the poster's */
     struct shoal_device_ring_counter *begin[SHOAL_DEVICE_WORKS]; /* [slots] written by the engine */
     struct shoal_device_ring_counter *ended[SHOAL_DEVICE_WORKS]; /* [slots] written by streams */
-    bool is_let_go;                                              /* under the progress engine's lock */
+    char *slices;   /* [2 * slots] in host memory: what is handed out, and what is taken back, of a slot; NULL: on one host */
+    bool is_let_go; /* under the progress engine's lock */
 };
 
 /* A call on its way through a stage. Freed when both the engine has dropped it and the poster has left it. */
@@ -48,10 +67,10 @@ struct shoal_device_sum {
 
 /* ---- The stage ----------------------------------------------------------------------------------------------------------- */
 
-/* Bytes of host memory that its counters need, in whole pages. */
-size_t shoal_device_stage_bytes(unsigned slots);
-/* In memory of that size, aligned to a page. slot_bytes is a multiple of a page. */
-void shoal_device_stage_init(struct shoal_device_stage *stage, unsigned slots, size_t slot_bytes, uint64_t start, void *memory);
+/* Bytes of host memory that it needs, in whole pages. */
+size_t shoal_device_stage_bytes(const struct shoal_device_stage_options *options);
+/* In memory of that size, aligned to a page. */
+void shoal_device_stage_init(struct shoal_device_stage *stage, const struct shoal_device_stage_options *options, void *memory);
 
 /* ---- The poster's -------------------------------------------------------------------------------------------------------- */
 
@@ -73,10 +92,13 @@ struct shoal_device_stage_unit {
     uint64_t number;   /* of this use of the slot: k, from `start` + 1 on */
 };
 struct shoal_device_stage_unit shoal_device_sum_unit(const struct shoal_device_sum *sum, uint64_t unit);
-/* The slice of a unit that one of `size` ranks reduces: where it begins, from the unit's first element on. Slices are
- * equally long but for the last ones, and no two have a cache line in common. */
+/* The slice of a unit that a rank of the host reduces: where it begins, from the unit's first element on. Slices are
+ * equally long but for the last ones, and no two have a cache line in common, nor have a slice's parts for each host. */
 size_t shoal_device_sum_slice(const struct shoal_device_sum *sum, const struct shoal_device_stage_unit *unit, int rank,
-                              int size, size_t *length_out);
+                              size_t *length_out);
+/* Where element `at` of a unit lies in host memory, which is in the own slice: what is handed out, or what is taken back. */
+char *shoal_device_sum_address(const struct shoal_device_sum *sum, const struct shoal_device_stage_unit *unit, bool is_out,
+                               size_t at);
 
 /* ---- The engine's -------------------------------------------------------------------------------------------------------- */
 

@@ -161,10 +161,9 @@ struct shoal_gpu_peers;
 
 struct shoal_gpu_peers_options {
     void *context;
-    int rank, size;    /* up to SHOAL_GPU_SOURCES_MAX, all on one host */
-    unsigned slots;    /* as many as chunks of the communicator are under way at most; the same on all ranks, */
-    size_t slot_bytes; /* and so is this: a multiple of a page */
-    uint64_t counter_start;
+    /* Up to SHOAL_GPU_SOURCES_MAX ranks of a host. As many slots as chunks of the communicator are under way at most: the same
+     * on all ranks, as is the size of a slot. */
+    struct shoal_device_stage_options stage;
     void *memory; /* shoal_device_stage_bytes, as of struct shoal_gpu_port_options */
 };
 
@@ -177,7 +176,7 @@ SHOAL_MUST_USE enum shoal_status shoal_gpu_peers_open(struct shoal_gpu *gpu, con
                                                       struct shoal_gpu_peers **peers_out);
 /* A descriptor of the own slots, for other processes of the host and this one. The caller closes it. */
 SHOAL_MUST_USE enum shoal_status shoal_gpu_peers_export(struct shoal_gpu_peers *peers, int *descriptor_out);
-/* Maps the slots of another rank; the descriptor stays the caller's. They stay as long as they are mapped, whatever becomes of
+/* Maps the slots of another rank of the host; the descriptor stays the caller's. They stay as long as they are mapped, whatever becomes of
  * the other process. ERR_*: this device does not reach them, or the driver refuses. */
 SHOAL_MUST_USE enum shoal_status shoal_gpu_peers_import(struct shoal_gpu_peers *peers, int rank, int descriptor);
 
@@ -202,7 +201,8 @@ struct shoal_gpu_sum {
     const void *input, *output;                                                    /* args */
 };
 
-/* Puts all works of a sum on the streams, as shoal_gpu_port_post does. The slots of all ranks have been imported. */
+/* Puts all works of a sum on the streams, as shoal_gpu_port_post does. The slots of all ranks of the host have been
+ * imported. */
 SHOAL_MUST_USE enum shoal_status shoal_gpu_peers_post(struct shoal_gpu_peers *peers, const struct shoal_gpu_sum *sum,
                                                       void *stream);
 

@@ -74,7 +74,7 @@ static void cache_find_named(const struct shoal_plan *plan, uint8_t *named)
 {
     for (uint32_t i = 0; i < plan->block_count; i++) {
         const struct shoal_block *block = &plan->blocks[i];
-        if (block->operand != SHOAL_OPERAND_STAGING)
+        if (block->operand == SHOAL_OPERAND_INPUT || block->operand == SHOAL_OPERAND_OUTPUT)
             named[block->rank + (block->operand == SHOAL_OPERAND_OUTPUT ? plan->size : 0)] = 1;
     }
 }
@@ -129,12 +129,21 @@ static void find_shared(struct shoal_engine *engine, const struct shoal_request 
     }
 }
 
+static struct shoal_view view_of(const struct shoal_engine *engine, const struct shoal_request *request, const uint8_t *shared)
+{
+    return (struct shoal_view){.size = engine->size,
+                               .host = engine->transport->host,
+                               .shared_input = shared,
+                               .shared_output = shared + engine->size,
+                               .shape = request->shape};
+}
+
 /* Whether it is the request's plan where all share what they did when it was made. */
 static bool is_guess(const struct shoal_engine *engine, const struct shoal_request *request,
                      const struct shoal_selection *selection, const struct shoal_cached_plan *cached)
 {
     const uint8_t *shared = cached->shared;
-    const struct shoal_view view = {engine->size, engine->transport->host, shared, shared + engine->size, request->shape};
+    const struct shoal_view view = view_of(engine, request, shared);
     return cached->early_steps && cached->entry->collective == request->call.collective && cached->root == request->call.root &&
            shared[engine->rank] == (request->announcement.input != 0) &&
            shared[engine->size + engine->rank] == (request->announcement.output != 0) &&
@@ -174,7 +183,7 @@ enum shoal_status shoal_engine_find_plan(struct shoal_engine *engine, struct sho
     find_shared(engine, request, shared);
     if (keep_guess(engine, request, shared))
         return SHOAL_OK;
-    const struct shoal_view view = {engine->size, engine->transport->host, shared, shared + engine->size, request->shape};
+    const struct shoal_view view = view_of(engine, request, shared);
     const struct shoal_selection selection = shoal_engine_selection(engine, request);
     const struct shoal_algorithm *entry = shoal_select_plan(&selection, &view, request->call.root, NULL);
     struct shoal_cached_plan *cached = find_kept(engine, request, entry, shared);

@@ -246,7 +246,7 @@ enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal
     SHOAL_TRY(find_addresses(engine, request));
     request->cached->hints = request->announcement.descriptor.hints;
     const struct shoal_plan *plan = &request->cached->plan;
-    if (plan->parts && engine->hosts == 1 && !shoal_call_sum(&request->call))
+    if (plan->parts && engine->hosts == 1)
         SHOAL_TRY(engine->ops->reserve_staging(engine->transport, engine->depth, engine->slot_bytes));
     request->record->algorithm = request->cached->entry->variants[request->cached->reach];
     if (request->shape->is_empty) { /* a barrier: its steps are all there is */
@@ -302,6 +302,20 @@ static struct span find_span(const struct shoal_engine *engine, const struct sho
     return span;
 }
 
+static size_t find_unit(const struct shoal_chunk *chunk)
+{
+    return chunk->first / chunk->request->chunk_elements;
+}
+
+/* What the own device hands out or takes back, in host memory. */
+static char *find_slice(const struct shoal_chunk *chunk, struct shoal_block block, size_t element)
+{
+    const struct shoal_device_sum *sum = shoal_call_sum(&chunk->request->call);
+    const struct shoal_device_stage_unit unit = shoal_device_sum_unit(sum, find_unit(chunk));
+    SHOAL_ASSERT(block.part != SHOAL_DEVICE_SLOT);
+    return shoal_device_sum_address(sum, &unit, block.part == SHOAL_DEVICE_OUT, element - chunk->first);
+}
+
 /* The address of element `at` of the span; *run becomes at most the elements that follow it in a row. */
 static char *find_address(struct shoal_engine *engine, const struct shoal_chunk *chunk, unsigned slot, struct shoal_block block,
                           const struct span *span, size_t at, size_t *run)
@@ -312,6 +326,8 @@ static char *find_address(struct shoal_engine *engine, const struct shoal_chunk 
     if (operand == SHOAL_OPERAND_STAGING)
         return (char *)engine->ops->staging(engine->transport, block.rank, slot) + chunk->shift + span->staging_at +
                at * element;
+    if (operand == SHOAL_OPERAND_DEVICE)
+        return find_slice(chunk, block, span->begin + at);
     if (block.rank == engine->rank)
         return shoal_call_address(&request->call, engine->rank, element, operand, span->part, span->begin + at, run);
     char *base = operand == SHOAL_OPERAND_INPUT ? request->inputs[block.rank] : request->outputs[block.rank];
@@ -535,30 +551,43 @@ static enum shoal_status run_put(struct shoal_engine *engine, struct shoal_chunk
     return status;
 }
 
-/* The work of a device that a step stands for in a plan of collective/peers.c. */
+/* The work of the own device that a step is; SHOAL_DEVICE_WORKS: it is the processor's. */
 static enum shoal_device_work find_work(const struct shoal_plan *plan, const struct shoal_step *step)
 {
-    const struct shoal_block *blocks = &plan->blocks[step->first_block];
-    return blocks[0].operand == SHOAL_OPERAND_INPUT                     ? SHOAL_DEVICE_BRING
-           : blocks[step->source_count].operand == SHOAL_OPERAND_OUTPUT ? SHOAL_DEVICE_GATHER
-                                                                        : SHOAL_DEVICE_REDUCE;
-}
-
-static size_t find_unit(const struct shoal_chunk *chunk)
-{
-    return chunk->first / chunk->request->chunk_elements;
+    const struct shoal_block from = plan->blocks[step->first_block], to = plan->blocks[step->first_block + step->source_count];
+    if (step->kind != SHOAL_STEP_REDUCE || (!shoal_block_is_slot(from) && !shoal_block_is_slot(to)))
+        return SHOAL_DEVICE_WORKS;
+    if (!shoal_block_is_slot(from))
+        return from.operand == SHOAL_OPERAND_INPUT ? SHOAL_DEVICE_BRING : SHOAL_DEVICE_TAKE_BACK;
+    return shoal_block_is_slot(to)              ? SHOAL_DEVICE_REDUCE
+           : to.operand == SHOAL_OPERAND_OUTPUT ? SHOAL_DEVICE_GATHER
+                                                : SHOAL_DEVICE_HAND_OUT;
 }
 
 /* A rank publishes its failure and then lets its streams go, which write to memory that this rank's device may have read
  * meanwhile: what was read counts when nobody has failed by then. */
-static bool run_work(struct shoal_engine *engine, const struct shoal_chunk *chunk, const struct shoal_step *step)
+static bool run_work(struct shoal_engine *engine, const struct shoal_chunk *chunk, enum shoal_device_work work)
 {
-    const struct shoal_plan *plan = &chunk->request->cached->plan;
     struct shoal_failure failure;
-    if (shoal_device_sum_run(shoal_call_sum(&chunk->request->call), find_unit(chunk), find_work(plan, step)))
+    if (shoal_device_sum_run(shoal_call_sum(&chunk->request->call), find_unit(chunk), work))
         return !engine->ops->failed(engine->transport, &failure);
     engine->awaits_device = true;
     return false;
+}
+
+/* True when it is done; false when it has to wait. */
+static bool run_reduce_step(struct shoal_engine *engine, struct shoal_chunk *chunk, unsigned slot,
+                            const struct shoal_step *step)
+{
+    if (SHOAL_UNLIKELY(shoal_call_sum(&chunk->request->call) != NULL)) {
+        const enum shoal_device_work work = find_work(&chunk->request->cached->plan, step);
+        if (work != SHOAL_DEVICE_WORKS)
+            return run_work(engine, chunk, work);
+    }
+    if (!can_touch(engine, chunk, step))
+        return false;
+    run_reduce(engine, chunk, slot, step);
+    return true;
 }
 
 /* True when the step is done; false when it has to wait, or when it failed (then the engine is broken). */
@@ -574,12 +603,7 @@ static bool run_step(struct shoal_engine *engine, struct shoal_chunk *chunk, uns
         engine->must_flush = true;
         return true;
     case SHOAL_STEP_REDUCE:
-        if (SHOAL_UNLIKELY(shoal_call_sum(&chunk->request->call) != NULL))
-            return run_work(engine, chunk, step);
-        if (!can_touch(engine, chunk, step))
-            return false;
-        run_reduce(engine, chunk, slot, step);
-        return true;
+        return run_reduce_step(engine, chunk, slot, step);
     case SHOAL_STEP_PUT:
         if (!can_touch(engine, chunk, step))
             return false;
@@ -642,7 +666,7 @@ static bool run_chunk(struct shoal_engine *engine, struct shoal_chunk *chunk, un
 static size_t find_shift(const struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_plan *plan = &request->cached->plan;
-    if (engine->hosts > 1 || !plan->parts || shoal_call_sum(&request->call))
+    if (engine->hosts > 1 || !plan->parts)
         return 0;
     const bool is_partitioned = request->shape->is_input_partitioned || request->shape->is_output_partitioned;
     const size_t parts = is_partitioned && plan->staging_of > 1 ? (size_t)engine->size : 1;
@@ -745,8 +769,9 @@ static bool is_at_work(const struct shoal_chunk *chunk)
 {
     const struct shoal_plan *plan = &chunk->request->cached->plan;
     const struct shoal_step *step = chunk->step < plan->step_count ? &plan->steps[chunk->step] : NULL;
-    return step && step->kind == SHOAL_STEP_REDUCE &&
-           !shoal_device_sum_has_ended(shoal_call_sum(&chunk->request->call), find_unit(chunk), find_work(plan, step));
+    const enum shoal_device_work work = step ? find_work(plan, step) : SHOAL_DEVICE_WORKS;
+    return work != SHOAL_DEVICE_WORKS &&
+           !shoal_device_sum_has_ended(shoal_call_sum(&chunk->request->call), find_unit(chunk), work);
 }
 
 /* The first operand that the oldest chunk cannot go on without. */

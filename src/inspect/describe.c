@@ -456,8 +456,11 @@ static void explain_direct(const struct inquiry *inquiry, const struct shoal_alg
 /* Elements of a whole, or of each part, in a chunk. */
 static size_t find_chunk(const struct inquiry *inquiry, const struct shoal_algorithm *entry, const struct shoal_plan *plan)
 {
+    const struct shoal_settings *settings = &inquiry->settings;
     if (inquiry->selection.is_on_devices)
-        return shoal_gpu_unit_bytes(&inquiry->settings.gpu) * (size_t)plan->size / inquiry->element;
+        return shoal_select_device_chunk_bytes(shoal_gpu_unit_bytes(&settings->gpu), settings->engine.chunk_bytes, plan->size,
+                                               inquiry->hosts) /
+               inquiry->element;
     return shoal_select_chunk(entry, plan, inquiry->settings.engine.chunk_bytes, inquiry->element);
 }
 
@@ -770,7 +773,8 @@ static enum shoal_status answer(const struct shoal_question *question, FILE *out
     inquiry.hosts = question->struct_bytes < offsetof(struct shoal_question, on_gpus) ? 1
                     : question->hosts > (size_t)SHOAL_PLAN_RANKS_MAX                  ? SHOAL_PLAN_RANKS_MAX
                                                                                       : (int)question->hosts;
-    inquiry.view = (struct shoal_view){question->ranks, inquiry.hosts > 1 ? host : NULL, input, output, &inquiry.entry->shape};
+    inquiry.view =
+        (struct shoal_view){question->ranks, inquiry.hosts > 1 ? host : NULL, input, output, &inquiry.entry->shape, false};
     if (is_question(&inquiry, out)) {
         spread(&inquiry, host);
         describe_measure(&inquiry);

@@ -336,7 +336,7 @@ static enum shoal_status choose_and_predict(struct inquiry *inquiry, struct shoa
     for (int rank = 0; rank < ranks; rank++)
         host[rank] = (uint16_t)((size_t)rank / (simulation->ranks_per_host / inquiry->slices));
     inquiry->asked.view =
-        (struct shoal_view){ranks, inquiry->asked.hosts > 1 ? host : NULL, input, output, &inquiry->entry->shape};
+        (struct shoal_view){ranks, inquiry->asked.hosts > 1 ? host : NULL, input, output, &inquiry->entry->shape, false};
     const struct shoal_selection *selection = &inquiry->asked.selection;
     if (inquiry->slices > 1 && ranks == 1)
         return predict_nvlink(inquiry, answer);

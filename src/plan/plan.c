@@ -91,6 +91,12 @@ static bool is_own(const struct shoal_plan *plan, const struct shoal_block *bloc
     return block->rank == plan->rank && block->operand == operand && block->part == 0;
 }
 
+/* Part 0 of a staging buffer, or the slot of its device. */
+static bool is_own_place(const struct shoal_plan *plan, const struct shoal_block *block)
+{
+    return is_own(plan, block, SHOAL_OPERAND_STAGING) || is_own(plan, block, SHOAL_OPERAND_DEVICE);
+}
+
 static bool is_early(const struct shoal_plan *plan, const struct shoal_step *step)
 {
     const struct shoal_block *blocks = &plan->blocks[step->first_block];
@@ -99,7 +105,7 @@ static bool is_early(const struct shoal_plan *plan, const struct shoal_step *ste
     if (step->kind != SHOAL_STEP_REDUCE || step->source_count != 1 || !is_own(plan, &blocks[0], SHOAL_OPERAND_INPUT))
         return false;
     for (unsigned i = 1; i <= step->dest_count; i++) {
-        if (!is_own(plan, &blocks[i], SHOAL_OPERAND_STAGING))
+        if (!is_own_place(plan, &blocks[i]))
             return false;
     }
     return true;

@@ -28,6 +28,11 @@
  * them. A rank that writes its own staging buffer, or lets peers write there, first waits for the credit of every rank that may
  * have read it in the slot's earlier chunks.
  *
+ * Devices. Where the devices of a host sum among themselves, inputs and outputs lie on them, and each rank has three more parts:
+ * a slot in its device's memory, which the devices of its host read, and in host memory what its device hands out and what it
+ * takes back. A step that names a slot is a work of the rank's device, which reaches the own parts and operands and, to read,
+ * the slots of its host. All other steps are the processor's, which reaches no slot, and no operand on a device.
+ *
  * Reach. A step may name another rank's block as a source, or as a destination of a reduce, only where the view says that load
  * and store reach this rank, and that its input or output is shared. Into the staging buffer of a remote rank a step can only
  * put. Plans never depend on what remote ranks share (shoal_view_mask).
@@ -51,11 +56,15 @@
 #define SHOAL_BINS_IN_PART 4
 #define SHOAL_BINNED_PARTS_MAX 8
 
-enum shoal_operand { SHOAL_OPERAND_INPUT, SHOAL_OPERAND_OUTPUT, SHOAL_OPERAND_STAGING };
+enum shoal_operand { SHOAL_OPERAND_INPUT, SHOAL_OPERAND_OUTPUT, SHOAL_OPERAND_STAGING, SHOAL_OPERAND_DEVICE };
+
+/* Parts of SHOAL_OPERAND_DEVICE. */
+enum shoal_device_part { SHOAL_DEVICE_SLOT, SHOAL_DEVICE_OUT, SHOAL_DEVICE_BACK, SHOAL_DEVICE_PARTS };
 
 /* Block `index` of `of` equal blocks of a rank's operand; of a staging buffer, of its part `part`. A staging block with `bin`
  * other than 0 lies in bin `bin` - 1 instead of at its index. With `run` other than 0 a put moves that many consecutive bins,
- * whatever they hold; from an input or output, that many consecutive blocks, as far as there are any.
+ * whatever they hold; from other operands, that many consecutive blocks, as far as there are any, and so does a work of a
+ * device.
  *
  * Where an operand is in parts (struct shoal_shape), a chunk is the same range of every part. `of` is then a multiple of the
  * number of ranks: the index counts parts first, then blocks within a part. A staging buffer of such a collective may hold
@@ -135,6 +144,7 @@ struct shoal_view {
     const uint8_t *shared_input;     /* shared_input[rank] != 0: peers that reach the rank also reach its input. NULL: none */
     const uint8_t *shared_output;    /* the same for its output */
     const struct shoal_shape *shape; /* for builders that serve several collectives */
+    bool is_on_devices;              /* devices of a host sum among themselves; hosts have equal numbers of ranks */
 };
 
 static inline bool shoal_view_reaches(const struct shoal_view *view, int rank, int peer)
@@ -190,6 +200,16 @@ static inline struct shoal_block shoal_staging(int rank, int part, int index, in
     return (struct shoal_block){(uint16_t)rank, (uint16_t)index, (uint16_t)of, 0, 0, SHOAL_OPERAND_STAGING, (uint8_t)part};
 }
 
+static inline struct shoal_block shoal_on_device(int rank, enum shoal_device_part part, int index, int of)
+{
+    return (struct shoal_block){(uint16_t)rank, (uint16_t)index, (uint16_t)of, 0, 0, SHOAL_OPERAND_DEVICE, (uint8_t)part};
+}
+
+static inline bool shoal_block_is_slot(struct shoal_block block)
+{
+    return block.operand == SHOAL_OPERAND_DEVICE && block.part == SHOAL_DEVICE_SLOT;
+}
+
 /* The same staging block, in a bin. */
 static inline struct shoal_block shoal_in_bin(struct shoal_block block, int bin)
 {
@@ -213,7 +233,7 @@ void shoal_plan_use_staging(struct shoal_plan *plan, int parts, int of);
 void shoal_plan_use_bins(struct shoal_plan *plan, int bins, int of);
 
 /* How many steps at the begin of a plan name nothing but its rank's own: waits for credits, then copies of its input into its
- * staging buffer. They may run before other ranks have posted the operation. */
+ * staging buffer, or its device's slot. They may run before other ranks have posted the operation. */
 uint32_t shoal_plan_count_early(const struct shoal_plan *plan);
 
 /* peers[rank] becomes 1 for the plan's peers, else 0. */
@@ -266,7 +286,7 @@ void shoal_plan_print_json(const struct shoal_plan *plan, FILE *out);
 /* One step without its number, at most bytes - 1 characters. */
 void shoal_plan_print_step(const struct shoal_plan *plan, uint32_t step, char *text, size_t bytes);
 /* One block, such as "stg[1].0 2/4": block 2 of 4 of part 0 of rank 1's staging buffer; "@7": in bin 7; "+3": run of
- * three. */
+ * three; "gpu[1]", "gpu[1].out", "gpu[1].back": parts of SHOAL_OPERAND_DEVICE. */
 void shoal_plan_print_block(const struct shoal_block *block, char *text, size_t bytes);
 
 #endif

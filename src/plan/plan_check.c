@@ -41,6 +41,7 @@ struct operation {
     size_t units;        /* of a part, or of a whole that has none */
     size_t input_units;  /* of all parts */
     size_t output_units; /* of all parts */
+    bool is_on_devices;
     uint32_t first_unit;
     size_t first_input; /* cell of rank 0 */
     size_t first_output;
@@ -58,6 +59,8 @@ struct check {
     struct operation operations[OPERATIONS];
     size_t staging_cell;
     size_t staging_units; /* of a rank's staging buffer, of either operation */
+    size_t device_cell;
+    size_t device_units; /* of each part that a rank has for its device, of either operation */
     size_t cell_count;
     struct cell *cells;
     uint8_t *counts; /* counts[cell * size + rank]: how often the cell holds the rank's contribution, at most 255 */
@@ -262,6 +265,8 @@ static size_t operand_cell(const struct check *check, const struct operation *op
         return input_cell(operation, block->rank);
     if (block->operand == SHOAL_OPERAND_OUTPUT)
         return output_cell(operation, block->rank);
+    if (block->operand == SHOAL_OPERAND_DEVICE)
+        return check->device_cell + (block->rank * (size_t)SHOAL_DEVICE_PARTS + block->part) * check->device_units;
     return check->staging_cell + block->rank * check->staging_units + block->part * part_units(operation, check->size);
 }
 
@@ -346,7 +351,7 @@ static enum shoal_status read_cell(struct check *check, struct access now, const
 
     if (!is_ordered(check, cell->wrote, now.component))
         return race(check, now, "reads", block, cell->wrote, "writes");
-    if (cell->unit == NOTHING && !block->run) {
+    if (cell->unit == NOTHING && !(block->run && block->bin)) { /* between bins there may be nothing */
         char here[STEP_TEXT_MAX], name[BLOCK_TEXT_MAX];
         describe_access(check, now, here);
         shoal_plan_print_block(block, name, sizeof name);
@@ -555,6 +560,18 @@ static enum shoal_status end_input(struct check *check, int rank, int number, in
     return SHOAL_OK;
 }
 
+/* The next chunk in the slot of the rank's device may run in any other slot of staging buffers: the rank may write there now. */
+static enum shoal_status end_device(struct check *check, int rank, int number)
+{
+    const struct operation *operation = &check->operations[number];
+    const struct shoal_block block = shoal_on_device(rank, SHOAL_DEVICE_SLOT, 0, 1);
+    const size_t first = operand_cell(check, operation, &block);
+
+    for (size_t i = 0; operation->is_on_devices && i < operation->units; i++)
+        SHOAL_TRY(write_cell(check, access_now(check, (uint32_t)rank), &block, first + i));
+    return SHOAL_OK;
+}
+
 /* The caller now overwrites the input, and reads and overwrites the output. */
 static enum shoal_status end_operation(struct check *check, int rank, int number)
 {
@@ -567,6 +584,7 @@ static enum shoal_status end_operation(struct check *check, int rank, int number
     check_join(check, caller, clock_of(check, (uint32_t)rank));
     if (shape->is_empty)
         return verify_barrier(check, rank, number);
+    SHOAL_TRY(end_device(check, rank, number));
     if (check_receives(operation, rank) && !shape->is_output_partitioned)
         SHOAL_TRY(end_output(check, rank, number, operation->question->root));
     for (int from = 0; from < check->size && check_receives(operation, rank) && shape->is_output_partitioned; from++)
@@ -659,16 +677,44 @@ struct refusal {
     const char *why;
 };
 
+static bool names_slot(const struct shoal_plan *plan, uint32_t first, uint32_t count)
+{
+    for (uint32_t b = first; b < first + count; b++) {
+        if (shoal_block_is_slot(plan->blocks[b]))
+            return true;
+    }
+    return false;
+}
+
+/* What devices and processors do not reach. A step that names a slot is a work of the rank's device. */
+static struct refusal refuse_device(const struct operation *operation, int rank, const struct shoal_step *step,
+                                    const struct shoal_block *block, bool is_work, bool is_dest)
+{
+    const bool is_of_device = block->operand == SHOAL_OPERAND_DEVICE;
+    if (is_of_device && block->part >= SHOAL_DEVICE_PARTS)
+        return (struct refusal){"range", "a device has no such part"};
+    if (is_of_device && block->rank != rank && (is_dest || !shoal_block_is_slot(*block)))
+        return (struct refusal){"reach", "others only read a device's slot"};
+    if (is_work && step->kind != SHOAL_STEP_REDUCE)
+        return (struct refusal){"reach", "the network does not reach a device"};
+    if (is_work && block->operand == SHOAL_OPERAND_STAGING)
+        return (struct refusal){"reach", "a device does not reach staging buffers"};
+    if (operation->is_on_devices && !is_work && block->operand <= SHOAL_OPERAND_OUTPUT)
+        return (struct refusal){"reach", "it is on a device, which the processor does not reach"};
+    return (struct refusal){NULL, NULL};
+}
+
 static struct refusal refuse_block(const struct check *check, int rank, struct cursor at, const struct shoal_step *step,
                                    const struct shoal_block *block, bool is_dest)
 {
     const struct shoal_view *view = check->operations[at.operation].question->view;
     const struct shoal_plan *plan = plan_of(check, at.operation, rank);
-    const bool is_shared = block->operand == SHOAL_OPERAND_STAGING ||
+    const bool is_work = names_slot(plan, step->first_block, (uint32_t)step->source_count + step->dest_count);
+    const bool is_shared = block->operand >= SHOAL_OPERAND_STAGING ||
                            (block->operand == SHOAL_OPERAND_INPUT ? shoal_view_shares_input(view, block->rank)
                                                                   : shoal_view_shares_output(view, block->rank));
 
-    if (block->rank >= check->size || block->of == 0 || block->index >= block->of || block->operand > SHOAL_OPERAND_STAGING)
+    if (block->rank >= check->size || block->of == 0 || block->index >= block->of || block->operand > SHOAL_OPERAND_DEVICE)
         return (struct refusal){"range", "there is no such block"};
     if (block->of % shoal_shape_parts(check->operations[at.operation].shape, *block, check->size))
         return (struct refusal){"range", "its operand is in parts, one for each rank"};
@@ -676,8 +722,8 @@ static struct refusal refuse_block(const struct check *check, int rank, struct c
         return (struct refusal){"range", "the staging buffer has no such part"};
     if (block->bin && block->bin - 1 + shoal_max_size(block->run, 1) > (size_t)plan->bins)
         return (struct refusal){"range", "the staging buffer has no such bin"};
-    if ((block->bin && block->operand != SHOAL_OPERAND_STAGING) || (block->run && step->kind != SHOAL_STEP_PUT))
-        return (struct refusal){"form", "only staging buffers have bins, only puts move several"};
+    if ((block->bin && block->operand != SHOAL_OPERAND_STAGING) || (block->run && step->kind != SHOAL_STEP_PUT && !is_work))
+        return (struct refusal){"form", "only staging buffers have bins, only puts and devices move several"};
     if (block->run && !block->bin && block->index + block->run > block->of)
         return (struct refusal){"range", "the run goes beyond the last block"};
     if (block->operand == SHOAL_OPERAND_STAGING && is_dest && block->part == 0 && block->rank != rank)
@@ -688,8 +734,9 @@ static struct refusal refuse_block(const struct check *check, int rank, struct c
         return (struct refusal){"form", "a put goes from an own block to the peer's"};
     if (step->kind == SHOAL_STEP_PUT && is_dest && block->operand != SHOAL_OPERAND_STAGING)
         return (struct refusal){"form", "a put goes into a staging buffer"};
-    if (block->rank == rank)
-        return (struct refusal){NULL, NULL};
+    const struct refusal of_device = refuse_device(&check->operations[at.operation], rank, step, block, is_work, is_dest);
+    if (of_device.kind || block->rank == rank)
+        return of_device;
     if (!is_shared)
         return (struct refusal){"reach", "its rank does not share it"};
     if (step->kind == SHOAL_STEP_REDUCE && !shoal_view_reaches(view, rank, block->rank))
@@ -832,6 +879,8 @@ static void lay_out(struct check *check, struct operation *operation, const stru
     operation->first_output = operation->first_input + size * operation->input_units;
     check->cell_count = operation->first_output + size * operation->output_units;
     check->staging_units = shoal_max_size(check->staging_units, staging_units(check, operation));
+    operation->is_on_devices = names_slot(question->plans, 0, question->plans[0].block_count);
+    check->device_units = shoal_max_size(check->device_units, operation->is_on_devices ? operation->units : 0);
 }
 
 /* Every caller has written its input before it posted. */
@@ -870,6 +919,8 @@ static enum shoal_status make_cells(struct check *check)
 
     check->staging_cell = check->cell_count;
     check->cell_count += size * check->staging_units;
+    check->device_cell = check->cell_count;
+    check->cell_count += size * SHOAL_DEVICE_PARTS * check->device_units;
     check->cells = calloc(check->cell_count + 1, sizeof *check->cells);
     check->counts = calloc(check->cell_count + 1, size);
     check->sum = calloc(size, 1);

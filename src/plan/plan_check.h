@@ -11,6 +11,8 @@
  * rank's
  *     plan ended;
  *   - no step reaches where the view gives no reach, and none puts but into a staging buffer;
+ *   - a rank's plan ends when nobody reads its device's slot any more;
+ *   - devices reach no staging buffer, the network reaches no device, and others only read a device's slot;
  *   - every signal is waited for or announced as a credit; no rank waits for ever.
  * One execution suffices: each wait names one peer and a count, counters have one writer each, so happens-before does not
  * depend on timing. */

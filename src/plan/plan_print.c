@@ -36,12 +36,14 @@ static void mark_cut(const struct sink *sink)
 
 static void emit_block(struct sink *sink, const struct shoal_block *block)
 {
-    static const char *const names[] = {"in", "out", "stg"};
+    static const char *const names[] = {"in", "out", "stg", "gpu"}, *const parts[] = {"", ".out", ".back"};
     const char *name = block->operand < SHOAL_COUNT_OF(names) ? names[block->operand] : "?";
 
     emit(sink, "%s[%d]", name, block->rank);
     if (block->operand == SHOAL_OPERAND_STAGING)
         emit(sink, ".%d", block->part);
+    if (block->operand == SHOAL_OPERAND_DEVICE)
+        emit(sink, "%s", block->part < SHOAL_COUNT_OF(parts) ? parts[block->part] : ".?");
     emit(sink, " %d/%d", block->index, block->of);
     if (block->bin)
         emit(sink, "@%d", block->bin - 1);

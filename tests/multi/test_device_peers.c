@@ -297,8 +297,35 @@ static void run_unable(void)
     run("more ranks than a kernel has sources", 9, &many, SETTINGS(NULL));
     run("small sums", 2, &(struct plan){"devices=4,seed=13", one_sum, false},
         (const char *const[]){"SHOAL_GPU_UNIT_BYTES=4096", "SHOAL_GPU_PEER_BYTES=36001", NULL, NULL});
+}
+
+/* Hosts of two, of which one is lone, or of one each. */
+static void run_unable_on_hosts(void)
+{
+    const struct plan alone = {"devices=4,seed=14", one_sum, false};
     world_divide(2);
-    run("ranks on several hosts", 4, &(struct plan){"devices=4,seed=14", one_sum, false}, SETTINGS(NULL));
+    run("hosts with different numbers of ranks", 3, &alone, SETTINGS(NULL));
+    world_divide(1);
+    run("ranks that are alone on their hosts", 2, &alone, SETTINGS(NULL));
+    world_divide(0);
+}
+
+/* Only slices leave each host. Chunks of 4 KiB leave little room in staging buffers: then units are shorter. */
+static void run_on_hosts(void)
+{
+    const struct plan every = {"devices=4,seed=21", every_type_and_operator, true};
+    const struct plan many = {"devices=6,late=20,torn=2,seed=22", many_at_once, true};
+    const struct plan queued = {"devices=4,depth=16,queues=1,seed=23", many_at_once, true};
+    const struct plan bits = {"devices=4,seed=24", exact_same_bits, true};
+    world_divide(2);
+    run("every type and operator, on 2 hosts", 4, &every, SETTINGS(NULL));
+    run("many at once, on 3 hosts", 6, &many, SETTINGS("SHOAL_CHUNK_BYTES=4096"));
+    run("many at once, on 2 hosts", 4, &many, SETTINGS("SHOAL_DEPTH=1"));
+    run("many at once, on 2 hosts", 4, &many, SETTINGS("SHOAL_COUNTER_START=9223372036854775800"));
+    run("many at once, on 2 hosts", 4, &queued, SETTINGS(NULL));
+    run("the same bits as in host memory, on 2 hosts", 4, &bits, SETTINGS(NULL));
+    world_divide(3);
+    run("many at once, on 2 hosts of 3", 6, &many, SETTINGS("SHOAL_DEPTH=3"));
     world_divide(0);
 }
 
@@ -345,6 +372,8 @@ int main(int argument_count, char **arguments)
         run_modes();
         run_meanwhile();
         run_unable();
+        run_unable_on_hosts();
+        run_on_hosts();
     }
     return world_finish();
 }

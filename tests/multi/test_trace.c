@@ -114,7 +114,7 @@ static struct printed print_fresh(struct world *world, const struct traced *trac
         outputs[r] = kind->is_output_reached && shoal_shape_receives(&kind->shape, r, traced->root) &&
                      (traced->sharing.outputs >> r & 1);
     }
-    const struct shoal_view view = {world->size, NULL, inputs, outputs, &kind->shape};
+    const struct shoal_view view = {world->size, NULL, inputs, outputs, &kind->shape, false};
     const struct shoal_selection selection = {
         .collective = traced->collective, .size = world->size, .bytes = traced->count * 4 * parts, .payload_bytes = SIZE_MAX};
     const struct shoal_algorithm *entry = shoal_select_plan(&selection, &view, traced->root, NULL);

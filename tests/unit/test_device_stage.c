@@ -10,6 +10,7 @@
 #include <stdlib.h>
 
 #include "device/device_stage.h"
+#include "plan/plan.h"
 
 #define SLOTS 3
 #define FLOATS (SHOAL_PAGE / sizeof(float)) /* of a unit */
@@ -19,13 +20,20 @@ struct bench {
     void *memory;
 };
 
-static struct bench open_bench(uint64_t start)
+static struct bench open_stage(const struct shoal_device_stage_options *options)
 {
     struct bench bench;
-    bench.memory = aligned_alloc(SHOAL_PAGE, shoal_device_stage_bytes(SLOTS));
+    bench.memory = aligned_alloc(SHOAL_PAGE, shoal_device_stage_bytes(options));
     assert_non_null(bench.memory);
-    shoal_device_stage_init(&bench.stage, SLOTS, SHOAL_PAGE, start, bench.memory);
+    shoal_device_stage_init(&bench.stage, options, bench.memory);
     return bench;
+}
+
+static struct bench open_bench(uint64_t start)
+{
+    const struct shoal_device_stage_options options = {
+        .slots = SLOTS, .slot_bytes = SHOAL_PAGE, .rank = 0, .ranks = 2, .hosts = 1, .start = start};
+    return open_stage(&options);
 }
 
 static struct shoal_device_sum *open_sum(struct bench *bench, size_t units)
@@ -127,12 +135,55 @@ static void device_stage_units_are_given_back(void **state)
     free(bench.memory);
 }
 
+/* A slice lies where plans have its blocks, and within what host memory has for it. */
+static void check_slices(const struct shoal_device_stage_options *options, size_t count, size_t element)
+{
+    struct bench bench = open_stage(options);
+    struct shoal_device_sum *sum = shoal_device_sum_open(&bench.stage, count, element);
+    const struct shoal_device_stage_unit unit = shoal_device_sum_unit(sum, 0);
+    const unsigned hosts = (unsigned)options->hosts, blocks = hosts * (unsigned)options->ranks;
+    const size_t elements = unit.end - unit.begin, grain = SHOAL_CACHE_LINE / element;
+    for (unsigned rank = 0; rank < (unsigned)options->ranks; rank++) {
+        size_t length, none, last;
+        const size_t begin = shoal_device_sum_slice(sum, &unit, (int)rank, &length);
+        assert_int_equal(begin, shoal_block_span(elements, grain, rank * hosts, blocks, &none));
+        const size_t last_begin = shoal_block_span(elements, grain, rank * hosts + hosts - 1, blocks, &last);
+        assert_int_equal(begin + length, last_begin + last);
+        if ((int)rank != options->rank || hosts == 1)
+            continue;
+        const char *out = shoal_device_sum_address(sum, &unit, true, begin);
+        const char *back = shoal_device_sum_address(sum, &unit, false, begin);
+        assert_true(out >= (const char *)bench.memory && out + length * element <= back);
+        assert_true(back + length * element <= (const char *)bench.memory + shoal_device_stage_bytes(options));
+    }
+    shoal_device_sum_leave(sum);
+    shoal_device_sum_drop(sum);
+    free(bench.memory);
+}
+
+static void device_stage_slices_are_those_of_plans(void **state)
+{
+    (void)state;
+    for (int hosts = 1; hosts <= 5; hosts++) {
+        for (int ranks = 1; ranks <= 8; ranks++) {
+            const size_t slot = 7 * (size_t)SHOAL_CACHE_LINE * (size_t)(hosts * ranks);
+            for (size_t count = 1; count <= slot / 4; count += count / 3 + 1) {
+                const struct shoal_device_stage_options options = {
+                    .slots = SLOTS, .slot_bytes = slot, .rank = ranks / 2, .ranks = ranks, .hosts = hosts};
+                check_slices(&options, count, 4);
+                check_slices(&options, count, 1);
+            }
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(device_stage_units_follow_each_other_in_slots),
         cmocka_unit_test(device_stage_dropped_early_lets_streams_go),
         cmocka_unit_test(device_stage_units_are_given_back),
+        cmocka_unit_test(device_stage_slices_are_those_of_plans),
     };
     return cmocka_run_group_tests_name("device_stage", tests, NULL, NULL);
 }

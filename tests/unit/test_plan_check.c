@@ -36,6 +36,8 @@ static const struct algorithm allgather = {"all-gather", shoal_copies_build, SHO
 static const struct algorithm gather = {"gather", shoal_copies_build, SHOAL_COLLECTIVE_GATHER, false};
 static const struct algorithm scatter = {"scatter", shoal_copies_build, SHOAL_COLLECTIVE_SCATTER, false};
 static const struct algorithm alltoall = {"all-to-all", shoal_copies_build, SHOAL_COLLECTIVE_ALLTOALL, false};
+/* The same over hosts with equal numbers of ranks. */
+static const struct algorithm devices_of_hosts = {"peers", shoal_peers_build, SHOAL_COLLECTIVE_ALLREDUCE, true};
 static const struct algorithm *const on_one_host[] = {&owners,         &one_shot,       &broadcast, &reduce_owners,
                                                       &reduce_at_root, &reduce_scatter, &allgather, &gather,
                                                       &scatter,        &alltoall,       &on_devices};
@@ -156,7 +158,7 @@ static void group_init(struct group *group, const struct algorithm *algorithm, i
 {
     assert_true(size <= RANKS_MAX);
     group->algorithm = algorithm;
-    group->view = (struct shoal_view){size, NULL, group->shared_input, group->shared_output, shape_of(algorithm)};
+    group->view = (struct shoal_view){size, NULL, group->shared_input, group->shared_output, shape_of(algorithm), false};
     if (host) {
         memcpy(group->host, host, (size_t)size * sizeof *host);
         group->view.host = group->host;
@@ -428,6 +430,26 @@ static void plan_check_accepts_every_entry_on_hosts(void **state)
     }
 }
 
+/* Hosts of 1 to 8 devices, also where other numbers come between. */
+static void plan_check_accepts_peers_on_hosts(void **state)
+{
+    static const char *const equal[] = {"ab", "aabb", "abab", "abba", "aabbcc", "abcabc", "aaabbb", "abcdabcd", "bacbac"};
+    uint16_t host[RANKS_MAX];
+
+    (void)state;
+    for (size_t i = 0; i < SHOAL_COUNT_OF(equal); i++) {
+        const int size = parse_hosts(equal[i], host);
+        check_on_hosts(&devices_of_hosts, size, host, 0);
+    }
+    for (int hosts = 1; hosts <= 3; hosts++) {
+        for (int ranks = 2; ranks <= 8; ranks += 3) {
+            for (int i = 0; i < hosts * ranks; i++)
+                host[i] = (uint16_t)(i / ranks);
+            check_sharings(&devices_of_hosts, hosts * ranks, host, 0);
+        }
+    }
+}
+
 /* Few ways of sharing, for there are many steps. */
 static void check_large(int hosts, int ranks_per_host, enum sharing sharing)
 {
@@ -537,6 +559,31 @@ static void plan_chunks_on_one_host_are_bounded(void **state)
         group_init(&group, algorithm, size, NULL, size - 1, sharings[i / SHOAL_COUNT_OF(ranks) / SHOAL_COUNT_OF(on_one_host)],
                    false);
         check_chunk(&group, 1);
+        group_fini(&group);
+    }
+}
+
+/* What devices sum at once fits, whatever the settings. */
+static void plan_chunks_of_devices_fit(void **state)
+{
+    static const size_t chunk_bytes[] = {4096, (size_t)256 << 10, (size_t)16 << 20}, unit_bytes[] = {4096, (size_t)1 << 20};
+    static struct group group;
+    uint16_t host[RANKS_MAX];
+
+    (void)state;
+    for (int i = 0; i < 5 * 4; i++) {
+        const int hosts = (const int[]){1, 2, 3, 16, 64}[i / 4], ranks = 1 << i % 4, size = hosts * ranks;
+        const struct shoal_algorithm *entry = shoal_select_find(SHOAL_COLLECTIVE_ALLREDUCE, "peers");
+        for (int rank = 0; rank < size; rank++)
+            host[rank] = (uint16_t)(rank % hosts);
+        group_init(&group, &devices_of_hosts, size, host, 0, SHARE_NONE, false);
+        for (size_t n = 0; n < SHOAL_COUNT_OF(chunk_bytes) * SHOAL_COUNT_OF(unit_bytes); n++) {
+            const size_t chunk = chunk_bytes[n / SHOAL_COUNT_OF(unit_bytes)], unit = unit_bytes[n % SHOAL_COUNT_OF(unit_bytes)];
+            const size_t bytes = shoal_select_device_chunk_bytes(unit, chunk, size, hosts);
+            assert_int_equal(bytes % ((size_t)size * SHOAL_CACHE_LINE), 0);
+            assert_true(bytes > 0 && bytes <= shoal_max_size(unit * (size_t)ranks, (size_t)size * SHOAL_CACHE_LINE));
+            assert_true(hosts == 1 || bytes <= shoal_select_chunk(entry, &group.plans[0], chunk, 1));
+        }
         group_fini(&group);
     }
 }
@@ -724,21 +771,8 @@ static bool is_followed_by_more(const struct shoal_plan *plan, uint32_t step)
     return false;
 }
 
-/* Nothing but waits stands behind: they say when a place in the memory of devices is free, which is not bound to the slot. */
-static bool frees_a_place_on_devices(const struct group *group, int rank, uint32_t step)
-{
-    const struct shoal_plan *plan = &group->plans[rank];
-    for (uint32_t i = step; i < plan->step_count; i++) {
-        if (plan->steps[i].kind != SHOAL_STEP_WAIT)
-            return false;
-    }
-    return group->algorithm == &on_devices;
-}
-
 static bool is_redundant_wait(const struct group *group, int rank, uint32_t step)
 {
-    if (frees_a_place_on_devices(group, rank, step))
-        return true;
     if (group->plans[rank].steps[step].peer == rank && !group->question.in_place)
         return true;
     return is_followed_by_more(&group->plans[rank], step) || (group->algorithm == &allgather && is_mixed(group));
@@ -938,6 +972,20 @@ static int plant_on_hosts(const struct planting *planting, const struct algorith
     return planted;
 }
 
+static int plant_on_devices_of_hosts(const struct planting *planting)
+{
+    static const char *const hosts[] = {"aabb", "abab", "aabbcc"};
+    uint16_t host[RANKS_MAX];
+    int planted = 0;
+
+    for (size_t h = 0; h < SHOAL_COUNT_OF(hosts); h++) {
+        const int size = parse_hosts(hosts[h], host);
+        for (int in_place = 0; in_place < 2; in_place++)
+            planted += plant_everywhere(planting, &devices_of_hosts, size, host, SHARE_NONE, in_place);
+    }
+    return planted;
+}
+
 static void plant_in_every_algorithm(const struct planting *planting)
 {
     int total = 0;
@@ -951,6 +999,10 @@ static void plant_in_every_algorithm(const struct planting *planting)
                      on_hosts[i].name, planting->name, not_found, planted);
         total += planted;
     }
+    not_found = 0;
+    total += plant_on_devices_of_hosts(planting);
+    if (not_found > 0)
+        fail_msg("%s on devices of hosts: %d are not found", planting->name, not_found);
     assert_true(total > 100);
 }
 
@@ -1232,6 +1284,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(plan_check_accepts_allgather),
         cmocka_unit_test(plan_check_accepts_gather_and_scatter_of_each_root),
         cmocka_unit_test(plan_check_accepts_alltoall),
+        cmocka_unit_test(plan_check_accepts_peers_on_hosts),
+        cmocka_unit_test(plan_chunks_of_devices_fit),
         cmocka_unit_test(plan_check_accepts_every_entry_on_hosts),
         cmocka_unit_test(plan_check_accepts_every_entry_on_large_hosts),
         cmocka_unit_test(plan_fits_the_staging_of_its_communicator),

@@ -10,7 +10,6 @@ struct shoal_gpu_peers {
     void *memory; /* of its counters */
     shoal_cu_address memory_on_device;
     bool is_registered;
-    int rank, size;
     shoal_cu_allocation allocation;                /* of the own slots; 0: none */
     size_t bytes;                                  /* of the slots of one rank */
     shoal_cu_address slots[SHOAL_GPU_SOURCES_MAX]; /* of each rank, where this device reaches them; 0: not mapped */
@@ -35,7 +34,7 @@ static enum shoal_status allocate_slots(struct shoal_gpu_peers *peers)
     char doing[128];
     SHOAL_CUDA_PLACE_CALL(&peers->place, address_granularity, "cuMemGetAllocationGranularity",
                           "asking for the size of shared memory", &granule, &properties, 0);
-    peers->bytes = shoal_round_up(peers->stage.slots * peers->stage.slot_bytes, granule);
+    peers->bytes = shoal_round_up(peers->stage.options.slots * peers->stage.options.slot_bytes, granule);
     snprintf(doing, sizeof doing,
              "making %zu bytes of memory that other GPUs reach (a smaller SHOAL_GPU_UNIT_BYTES needs less)", peers->bytes);
     SHOAL_CUDA_PLACE_CALL(&peers->place, allocation_create, "cuMemCreate", doing, &peers->allocation, peers->bytes, &properties,
@@ -87,7 +86,7 @@ enum shoal_status shoal_gpu_peers_export(struct shoal_gpu_peers *peers, int *des
 enum shoal_status shoal_gpu_peers_import(struct shoal_gpu_peers *peers, int rank, int descriptor)
 {
     shoal_cu_allocation allocation = 0;
-    SHOAL_ASSERT(rank >= 0 && rank < peers->size && rank != peers->rank);
+    SHOAL_ASSERT(rank >= 0 && rank < peers->stage.options.ranks && rank != peers->stage.options.rank);
     SHOAL_CUDA_PLACE_CALL(&peers->place, allocation_import, "cuMemImportFromShareableHandle", "taking a peer's GPU memory",
                           &allocation, (void *)(uintptr_t)(unsigned)descriptor, SHOAL_CU_HANDLE_POSIX);
     const enum shoal_status status = map_slots(peers, rank, allocation);
@@ -97,9 +96,14 @@ enum shoal_status shoal_gpu_peers_import(struct shoal_gpu_peers *peers, int rank
 
 /* ---- Making and ending --------------------------------------------------------------------------------------------------- */
 
+static int works_of(const struct shoal_gpu_peers *peers)
+{
+    return (int)peers->stage.works;
+}
+
 static enum shoal_status make_streams(struct shoal_gpu_peers *peers)
 {
-    for (int i = 0; i < SHOAL_DEVICE_WORKS; i++) {
+    for (int i = 0; i < works_of(peers); i++) {
         SHOAL_CUDA_PLACE_CALL(&peers->place, stream_create, "cuStreamCreateWithPriority", "making a stream", &peers->streams[i],
                               SHOAL_CU_STREAM_NON_BLOCKING, 0);
         SHOAL_CUDA_PLACE_CALL(&peers->place, event_create, "cuEventCreate", "making an event", &peers->ended[i],
@@ -113,11 +117,11 @@ static enum shoal_status make_streams(struct shoal_gpu_peers *peers)
 static enum shoal_status peers_fill(struct shoal_gpu_peers *peers)
 {
     SHOAL_TRY(make_streams(peers));
-    SHOAL_TRY(shoal_cuda_place_register(&peers->place, peers->memory, shoal_device_stage_bytes(peers->stage.slots),
+    SHOAL_TRY(shoal_cuda_place_register(&peers->place, peers->memory, shoal_device_stage_bytes(&peers->stage.options),
                                         &peers->is_registered, &peers->memory_on_device));
     SHOAL_TRY(shoal_gpu_kernels_open(peers->place.gpu, peers->place.context, &peers->kernels));
     SHOAL_TRY(allocate_slots(peers));
-    return map_slots(peers, peers->rank, peers->allocation);
+    return map_slots(peers, peers->stage.options.rank, peers->allocation);
 }
 
 static void end_streams(struct shoal_gpu_peers *peers)
@@ -125,7 +129,7 @@ static void end_streams(struct shoal_gpu_peers *peers)
     const struct shoal_cuda_calls *calls = &peers->place.gpu->calls;
     if (peers->begun)
         (void)calls->event_destroy(peers->begun);
-    for (int i = 0; i < SHOAL_DEVICE_WORKS; i++) {
+    for (int i = 0; i < works_of(peers); i++) {
         if (peers->ended[i])
             (void)calls->event_destroy(peers->ended[i]);
         if (peers->streams[i])
@@ -136,7 +140,7 @@ static void end_streams(struct shoal_gpu_peers *peers)
 /* Needs no context. */
 static void end_slots(struct shoal_gpu_peers *peers)
 {
-    for (int r = 0; r < peers->size; r++)
+    for (int r = 0; r < peers->stage.options.ranks; r++)
         unmap_slots(peers, r);
     if (peers->allocation)
         (void)peers->place.gpu->calls.allocation_release(peers->allocation);
@@ -189,7 +193,7 @@ enum shoal_status shoal_gpu_peers_open(struct shoal_gpu *gpu, const struct shoal
                                        struct shoal_gpu_peers **peers_out)
 {
     int device = 0;
-    SHOAL_ASSERT(options->size <= SHOAL_GPU_SOURCES_MAX && options->slot_bytes % SHOAL_PAGE == 0);
+    SHOAL_ASSERT(options->stage.ranks <= SHOAL_GPU_SOURCES_MAX);
     SHOAL_TRY(shoal_cuda_find_device(gpu, options->context, &device));
     SHOAL_TRY(shoal_gpu_peers_can(gpu, device));
     struct shoal_gpu_peers *peers = calloc(1, sizeof *peers);
@@ -197,9 +201,7 @@ enum shoal_status shoal_gpu_peers_open(struct shoal_gpu *gpu, const struct shoal
         return shoal_log_fail(gpu->log, SHOAL_ERR_MEMORY, "gpu", "no memory for sums on device %d", device);
     peers->place = (struct shoal_cuda_place){gpu, options->context, device};
     peers->memory = options->memory;
-    peers->rank = options->rank;
-    peers->size = options->size;
-    shoal_device_stage_init(&peers->stage, options->slots, options->slot_bytes, options->counter_start, options->memory);
+    shoal_device_stage_init(&peers->stage, &options->stage, options->memory);
     const enum shoal_status status = peers_make(peers);
     if (status != SHOAL_OK) {
         free(peers);
@@ -211,12 +213,12 @@ enum shoal_status shoal_gpu_peers_open(struct shoal_gpu *gpu, const struct shoal
 
 bool shoal_gpu_peers_is_at_work(const struct shoal_gpu_peers *peers)
 {
-    return shoal_cuda_place_is_at_work(&peers->place, peers->streams, SHOAL_DEVICE_WORKS);
+    return shoal_cuda_place_is_at_work(&peers->place, peers->streams, works_of(peers));
 }
 
 enum shoal_status shoal_gpu_peers_look(const struct shoal_gpu_peers *peers)
 {
-    return shoal_cuda_place_look(&peers->place, peers->streams, SHOAL_DEVICE_WORKS);
+    return shoal_cuda_place_look(&peers->place, peers->streams, works_of(peers));
 }
 
 /* With a context that the program has destroyed, streams and events are gone, too, but no slots. False: the counters are still
@@ -276,7 +278,7 @@ struct slice {
 static struct slice slice_of(const struct posting *posting, const struct shoal_device_stage_unit *unit, int rank)
 {
     struct slice slice;
-    slice.begin = shoal_device_sum_slice(posting->call->sum, unit, rank, posting->peers->size, &slice.length);
+    slice.begin = shoal_device_sum_slice(posting->call->sum, unit, rank, &slice.length);
     return slice;
 }
 
@@ -284,16 +286,26 @@ static shoal_cu_address slot_address(const struct posting *posting, const struct
                                      size_t element)
 {
     const struct shoal_gpu_peers *peers = posting->peers;
-    return peers->slots[rank] + unit->slot * peers->stage.slot_bytes + element * posting->call->sum->element;
+    return peers->slots[rank] + unit->slot * peers->stage.options.slot_bytes + element * posting->call->sum->element;
+}
+
+/* Where counters and slices of host memory are on the device. */
+static shoal_cu_address on_device(const struct shoal_gpu_peers *peers, const void *at)
+{
+    return peers->memory_on_device + (shoal_cu_address)((const char *)at - (const char *)peers->memory);
 }
 
 static enum shoal_status copy_between(const struct posting *posting, enum shoal_device_work work, shoal_cu_address there,
                                       shoal_cu_address slot, size_t bytes)
 {
+    static const char *const doing[SHOAL_DEVICE_WORKS] = {[SHOAL_DEVICE_BRING] = "copying an input",
+                                                          [SHOAL_DEVICE_GATHER] = "copying an output",
+                                                          [SHOAL_DEVICE_HAND_OUT] = "copying a slice to host memory",
+                                                          [SHOAL_DEVICE_TAKE_BACK] = "copying a slice from host memory"};
     const struct shoal_gpu_peers *peers = posting->peers;
-    const bool is_inward = work == SHOAL_DEVICE_BRING;
-    SHOAL_CUDA_PLACE_CALL(&peers->place, copy, "cuMemcpyAsync", is_inward ? "copying an input" : "copying an output",
-                          is_inward ? slot : there, is_inward ? there : slot, bytes, peers->streams[work]);
+    const bool is_inward = work == SHOAL_DEVICE_BRING || work == SHOAL_DEVICE_TAKE_BACK;
+    SHOAL_CUDA_PLACE_CALL(&peers->place, copy, "cuMemcpyAsync", doing[work], is_inward ? slot : there, is_inward ? there : slot,
+                          bytes, peers->streams[work]);
     return SHOAL_OK;
 }
 
@@ -314,31 +326,58 @@ static enum shoal_status copy_slice(const struct posting *posting, enum shoal_de
 
 static enum shoal_status bring(const struct posting *posting, const struct shoal_device_stage_unit *unit)
 {
-    return copy_slice(posting, SHOAL_DEVICE_BRING, unit, posting->peers->rank, (struct slice){0, unit->end - unit->begin});
+    const int own = posting->peers->stage.options.rank;
+    return copy_slice(posting, SHOAL_DEVICE_BRING, unit, own, (struct slice){0, unit->end - unit->begin});
 }
 
-/* In the order of ranks, as all kernels do, so that the bits are those of sums in host memory. */
+/* In the order of ranks, as all kernels do, so that the bits are those of sums in host memory. An average of several hosts is
+ * divided where the last of them is added. */
 static enum shoal_status reduce_slice(const struct posting *posting, const struct shoal_device_stage_unit *unit)
 {
     const struct shoal_gpu_peers *peers = posting->peers;
-    const struct slice slice = slice_of(posting, unit, peers->rank);
+    const struct shoal_device_stage_options *options = &peers->stage.options;
+    const struct slice slice = slice_of(posting, unit, options->rank);
+    const bool is_partial = options->hosts > 1 && posting->call->op == SHOAL_AVG;
     struct shoal_gpu_reduction reduction = {.type = posting->call->type,
-                                            .op = posting->call->op,
-                                            .dest = slot_address(posting, unit, peers->rank, slice.begin),
-                                            .source_count = peers->size,
+                                            .op = is_partial ? SHOAL_SUM : posting->call->op,
+                                            .dest = slot_address(posting, unit, options->rank, slice.begin),
+                                            .source_count = options->ranks,
                                             .count = slice.length,
                                             .argument = posting->call->argument};
-    for (int r = 0; r < peers->size; r++)
+    for (int r = 0; r < options->ranks; r++)
         reduction.sources[r] = slot_address(posting, unit, r, slice.begin);
     return shoal_gpu_reduce(peers->kernels, &reduction, peers->streams[SHOAL_DEVICE_REDUCE]);
+}
+
+static enum shoal_status pass_slice(const struct posting *posting, enum shoal_device_work work,
+                                    const struct shoal_device_stage_unit *unit)
+{
+    const struct shoal_device_sum *sum = posting->call->sum;
+    const int own = posting->peers->stage.options.rank;
+    const struct slice slice = slice_of(posting, unit, own);
+    if (slice.length == 0)
+        return SHOAL_OK;
+    const char *there = shoal_device_sum_address(sum, unit, work == SHOAL_DEVICE_HAND_OUT, slice.begin);
+    return copy_between(posting, work, on_device(posting->peers, there), slot_address(posting, unit, own, slice.begin),
+                        slice.length * sum->element);
+}
+
+static enum shoal_status hand_out(const struct posting *posting, const struct shoal_device_stage_unit *unit)
+{
+    return pass_slice(posting, SHOAL_DEVICE_HAND_OUT, unit);
+}
+
+static enum shoal_status take_back(const struct posting *posting, const struct shoal_device_stage_unit *unit)
+{
+    return pass_slice(posting, SHOAL_DEVICE_TAKE_BACK, unit);
 }
 
 /* From the next rank on, so that not all read from one first. */
 static enum shoal_status gather(const struct posting *posting, const struct shoal_device_stage_unit *unit)
 {
-    const struct shoal_gpu_peers *peers = posting->peers;
-    for (int i = 1; i <= peers->size; i++) {
-        const int rank = (peers->rank + i) % peers->size;
+    const struct shoal_device_stage_options *options = &posting->peers->stage.options;
+    for (int i = 1; i <= options->ranks; i++) {
+        const int rank = (options->rank + i) % options->ranks;
         SHOAL_TRY(copy_slice(posting, SHOAL_DEVICE_GATHER, unit, rank, slice_of(posting, unit, rank)));
     }
     return SHOAL_OK;
@@ -350,7 +389,7 @@ static enum shoal_status post_memory_op(const struct posting *posting, enum shoa
     const struct shoal_gpu_peers *peers = posting->peers;
     union shoal_cu_memory_op op = {.bytes = {0}};
     op.value.operation = is_wait ? SHOAL_CU_OP_WAIT_64 : SHOAL_CU_OP_WRITE_64;
-    op.value.address = peers->memory_on_device + (shoal_cu_address)((const char *)counter - (const char *)peers->memory);
+    op.value.address = on_device(peers, counter);
     op.value.value = value;
     op.value.flags = is_wait ? SHOAL_CU_WAIT_GEQ : 0;
     SHOAL_CUDA_PLACE_CALL(&peers->place, memory_ops, "cuStreamBatchMemOp", "posting waits and writes", peers->streams[work], 1,
@@ -361,9 +400,12 @@ static enum shoal_status post_memory_op(const struct posting *posting, enum shoa
 /* See the picture in device/device_stage.h. */
 static enum shoal_status post_work(const struct posting *posting, enum shoal_device_work work, uint64_t number)
 {
-    static enum shoal_status (*const works[SHOAL_DEVICE_WORKS])(const struct posting *,
-                                                                const struct shoal_device_stage_unit *) = {
-        [SHOAL_DEVICE_BRING] = bring, [SHOAL_DEVICE_REDUCE] = reduce_slice, [SHOAL_DEVICE_GATHER] = gather};
+    static enum shoal_status (*const works[SHOAL_DEVICE_WORKS])(
+        const struct posting *, const struct shoal_device_stage_unit *) = {[SHOAL_DEVICE_BRING] = bring,
+                                                                           [SHOAL_DEVICE_REDUCE] = reduce_slice,
+                                                                           [SHOAL_DEVICE_GATHER] = gather,
+                                                                           [SHOAL_DEVICE_HAND_OUT] = hand_out,
+                                                                           [SHOAL_DEVICE_TAKE_BACK] = take_back};
     const struct shoal_device_stage *stage = &posting->peers->stage;
     const struct shoal_device_stage_unit unit = shoal_device_sum_unit(posting->call->sum, number);
     SHOAL_TRY(post_memory_op(posting, work, true, &stage->begin[work][unit.slot], unit.number));
@@ -371,17 +413,24 @@ static enum shoal_status post_work(const struct posting *posting, enum shoal_dev
     return post_memory_op(posting, work, false, &stage->ended[work][unit.slot], unit.number);
 }
 
+/* The works of a unit, in their order. */
+static const enum shoal_device_work orders[][SHOAL_DEVICE_WORKS] = {
+    {SHOAL_DEVICE_BRING, SHOAL_DEVICE_REDUCE, SHOAL_DEVICE_GATHER},
+    {SHOAL_DEVICE_BRING, SHOAL_DEVICE_REDUCE, SHOAL_DEVICE_HAND_OUT, SHOAL_DEVICE_TAKE_BACK, SHOAL_DEVICE_GATHER}};
+
 /* Streams may share a queue of the device, where what comes behind a wait waits, too. So each work is one unit behind the work
- * before it, if there are slots enough: a work then waits for works that lie before it in the queue, and for those of other
- * ranks that lie before it in theirs. */
+ * before it, if there are slots enough, and the last one comes first, for it frees a slot: a work then waits for works that lie
+ * before it in the queue, and for those of other ranks that lie before it in theirs. With fewer slots units go one by one. */
 static enum shoal_status post_works(const struct posting *posting)
 {
-    const uint64_t units = posting->call->sum->units;
-    const uint64_t behind = posting->peers->stage.slots >= SHOAL_DEVICE_WORKS;
-    for (uint64_t turn = 0; turn < units + (SHOAL_DEVICE_WORKS - 1) * behind; turn++) {
-        for (unsigned work = 0; work < SHOAL_DEVICE_WORKS; work++) {
-            if (turn >= work * behind && turn - work * behind < units)
-                SHOAL_TRY(post_work(posting, (enum shoal_device_work)work, turn - work * behind));
+    const struct shoal_device_stage *stage = &posting->peers->stage;
+    const enum shoal_device_work *order = orders[stage->options.hosts > 1];
+    const uint64_t units = posting->call->sum->units, behind = stage->options.slots >= stage->works - 1;
+    for (uint64_t turn = 0; turn < units + (stage->works - 1) * behind; turn++) {
+        for (unsigned i = 0; i < stage->works; i++) {
+            const unsigned nth = behind ? stage->works - 1 - i : i;
+            if (turn >= nth * behind && turn - nth * behind < units)
+                SHOAL_TRY(post_work(posting, order[nth], turn - nth * behind));
         }
     }
     return SHOAL_OK;
@@ -391,11 +440,11 @@ static enum shoal_status peers_post_sum(const struct posting *posting, shoal_cu_
 {
     const struct shoal_gpu_peers *peers = posting->peers;
     SHOAL_CUDA_PLACE_CALL(&peers->place, event_record, "cuEventRecord", "marking the caller's stream", peers->begun, stream);
-    for (int i = 0; i < SHOAL_DEVICE_WORKS; i++)
+    for (int i = 0; i < works_of(peers); i++)
         SHOAL_CUDA_PLACE_CALL(&peers->place, stream_wait_event, "cuStreamWaitEvent", "ordering a stream after the caller's",
                               peers->streams[i], peers->begun, 0);
     SHOAL_TRY(post_works(posting));
-    for (int i = 0; i < SHOAL_DEVICE_WORKS; i++) {
+    for (int i = 0; i < works_of(peers); i++) {
         SHOAL_CUDA_PLACE_CALL(&peers->place, event_record, "cuEventRecord", "marking the end of a call", peers->ended[i],
                               peers->streams[i]);
         SHOAL_CUDA_PLACE_CALL(&peers->place, stream_wait_event, "cuStreamWaitEvent",
@@ -410,7 +459,7 @@ enum shoal_status shoal_gpu_peers_post(struct shoal_gpu_peers *peers, const stru
     SHOAL_TRY(shoal_cuda_place_enter(&peers->place));
     const enum shoal_status status = peers_post_sum(&posting, shoal_cuda_stream(stream));
     if (status != SHOAL_OK)
-        shoal_cuda_place_join(&peers->place, peers->streams, peers->ended, SHOAL_DEVICE_WORKS, shoal_cuda_stream(stream));
+        shoal_cuda_place_join(&peers->place, peers->streams, peers->ended, works_of(peers), shoal_cuda_stream(stream));
     shoal_cuda_place_exit(&peers->place);
     return status;
 }
