@@ -1,6 +1,7 @@
 #include "collective/rails.h"
 
 #include "base/assert.h"
+#include "collective/select.h"
 
 /* ---- Who is where -------------------------------------------------------------------------------------------------------- */
 
@@ -106,6 +107,8 @@ void shoal_rails_divide(struct shoal_rails *rails, int own_bins, int inbox_bins,
     rails->bins[SHOAL_RAILS_INBOX] = own_bins;
     rails->bins[SHOAL_RAILS_RESULTS] = own_bins + inbox_bins;
     shoal_plan_use_bins(rails->plan, own_bins + inbox_bins + (has_results ? results : 0), number_end(rails));
+    if (rails->view->is_on_devices) /* each of whose works costs some calls of a driver: chunks are as long as can be */
+        shoal_plan_use_staging(rails->plan, shoal_select_parts(rails->view->size, rails->count), number_end(rails));
 }
 
 int shoal_rails_block_of(const struct shoal_rails *rails, int slice, int host)

@@ -98,7 +98,7 @@ static const struct shoal_algorithm entries[] = {
      "log2(H)*n sent and received per rank, in log2 H crossings; H not a power of two: 2 more"},
     {SHOAL_COLLECTIVE_ALLREDUCE, "peers", SHOAL_WHERE_ANY, HOSTS("peers"), shoal_peers_build, false, NULL,
      "GPUs, from SHOAL_GPU_PEER_BYTES",
-     "of L on a host: 3n read, (2L+1)/L*n written per GPU; H hosts: n/L in and out, 2(H-1)/H*n sent and received per host"},
+     "3n read, (2L+1)/L*n written per GPU, of L on a host; 2(H-1)/H*n sent and received per host"},
     {SHOAL_COLLECTIVE_ALLREDUCE, "one-shot", SHOAL_WHERE_ONE_HOST, VARIANTS("one-shot"), shoal_one_shot_build, false,
      is_one_shot_best, "2 ranks, nothing shared, up to 64 KiB", "(p+1)*n read, 2n written per rank; one exchange"},
     {SHOAL_COLLECTIVE_ALLREDUCE, "owners", SHOAL_WHERE_ONE_HOST, VARIANTS("owners"), shoal_owners_build, true, NULL,
@@ -442,6 +442,7 @@ size_t shoal_select_device_chunk_bytes(size_t unit_bytes, size_t chunk_bytes, in
     if (hosts <= 1)
         return whole;
     shoal_plan_use_bins(&plan, 2 * hosts - 1, size);
+    shoal_plan_use_staging(&plan, shoal_select_parts(size, hosts), size);
     const size_t most = chunk_of_bins(&plan, shoal_select_part_bytes(chunk_bytes, size, hosts), 1, false);
     return shoal_max_size(shoal_min_size(whole, most) / lines, 1) * lines;
 }

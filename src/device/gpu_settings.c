@@ -31,8 +31,8 @@ static const struct shoal_setting settings_of_gpu[] = {
      .offset = OF(peer_bytes),
      .preset = "0",
      .is_agreed = true,
-     .text = "GPUs of one host that reach each other's memory sum all-reduces of so many bytes and more among themselves; 0: "
-             "never"},
+     .text = "GPUs of a host that reach each other's memory sum all-reduces of so many bytes and more among themselves, and of "
+             "several hosts only slices leave them; 0: never"},
 };
 #undef OF
 const struct shoal_setting_table shoal_gpu_setting_table = {settings_of_gpu, SHOAL_COUNT_OF(settings_of_gpu)};

@@ -386,7 +386,8 @@ static void explain_why(const struct inquiry *inquiry, const struct shoal_algori
 {
     const struct shoal_selection *selection = &inquiry->selection;
     if (selection->is_on_devices) {
-        fprintf(out, "because GPUs of this host reach each other's memory; SHOAL_GPU_PEER_BYTES is %llu\n",
+        fprintf(out, "because GPUs of %s reach each other's memory; SHOAL_GPU_PEER_BYTES is %llu\n",
+                inquiry->hosts > 1 ? "this host, and it is supposed of the others," : "this host",
                 (unsigned long long)inquiry->settings.gpu.peer_bytes);
         return;
     }
@@ -412,6 +413,21 @@ static void explain_why(const struct inquiry *inquiry, const struct shoal_algori
         fprintf(out, " (%s)\n", shoal_select_find(inquiry->collective, "direct")->when);
 }
 
+/* Where GPUs sum: what each link carries. */
+static void explain_links(const struct inquiry *inquiry, FILE *out)
+{
+    const size_t hosts = (size_t)inquiry->hosts, ranks = (size_t)inquiry->question->ranks / hosts;
+    const size_t bytes = inquiry->selection.bytes, slice = bytes / ranks;
+    fputs("operands: in memory of GPUs, through slots there\n", out);
+    fprintf(out, "links: each GPU reads %zu bytes in its peers' memory (NVLink or PCIe)", 2 * (bytes - slice));
+    if (hosts > 1)
+        fprintf(out,
+                ", and copies %zu to host memory and %zu back (PCIe);\n"
+                "each host sends %zu bytes and receives as many",
+                slice, slice, 2 * (bytes - bytes / hosts));
+    fputc('\n', out);
+}
+
 static void explain_choice(const struct inquiry *inquiry, const struct shoal_algorithm *entry,
                            const struct shoal_tuning_override *override, enum shoal_reach reach, FILE *out)
 {
@@ -424,7 +440,7 @@ static void explain_choice(const struct inquiry *inquiry, const struct shoal_alg
     else
         explain_why(inquiry, entry, out);
     if (inquiry->selection.is_on_devices)
-        fputs("operands: in memory of GPUs, through staging buffers there\n", out);
+        explain_links(inquiry, out);
     else if (entry->build && inquiry->hosts > 1)
         fprintf(out, "operands: through staging buffers between hosts; inside them, %s\n", reaches[reach]);
     else if (entry->build && inquiry->is_overwritten)
@@ -521,6 +537,9 @@ static enum shoal_status explain_plans(const struct inquiry *inquiry, FILE *out)
         fputs("@5+2: in bin 5 of the staging buffer and the next one; put: into a remote one, after its clear-to-send\n"
               "partial: a sum to which later steps add; wait puts: until the own puts are locally complete\n",
               out);
+    if (inquiry->selection.is_on_devices)
+        fputs("gpu[r]: the slot of rank r's GPU; gpu[r].out, gpu[r].back: its slice in host memory, on the way out and back\n",
+              out);
     for (int rank = 0; rank < question->ranks; rank++) {
         if (question->rank < 0 || question->rank == rank)
             SHOAL_TRY(print_plan(inquiry, entry, rank, explain_plan, out));
@@ -530,7 +549,12 @@ static enum shoal_status explain_plans(const struct inquiry *inquiry, FILE *out)
 
 static void explain_gpus(const struct inquiry *inquiry, FILE *out)
 {
-    if (inquiry->selection.is_on_devices)
+    if (inquiry->selection.is_on_devices && inquiry->hosts > 1)
+        fputs("\noperands on GPUs: the GPUs of a host copy and reduce; only slices pass through host memory, where ranks sum "
+              "them\n"
+              "with those of other hosts. Of this host:\n",
+              out);
+    else if (inquiry->selection.is_on_devices)
         fputs(
             "\noperands on GPUs: the GPUs copy and reduce, and no byte passes through host memory; ranks signal and wait. Of\n"
             "this host:\n",
@@ -713,12 +737,13 @@ static bool is_question(struct inquiry *inquiry, FILE *out)
     return false;
 }
 
-/* As far as one process can know: ranks decide it when they make their communicator (comm/device_peers.h). */
+/* As far as one process can know, if all hosts are like this one: ranks decide it when they make their communicator (comm/device_peers.h). */
 static bool describe_goes_among(const struct inquiry *inquiry)
 {
     const uint64_t least = inquiry->settings.gpu.peer_bytes;
-    return inquiry->is_on_gpus && inquiry->hosts == 1 && inquiry->collective == SHOAL_COLLECTIVE_ALLREDUCE && least &&
-           inquiry->question->bytes >= least && shoal_describe_can_sum(inquiry->question->ranks);
+    const int ranks = inquiry->question->ranks, hosts = inquiry->hosts;
+    return inquiry->is_on_gpus && ranks % hosts == 0 && inquiry->collective == SHOAL_COLLECTIVE_ALLREDUCE && least &&
+           inquiry->question->bytes >= least && shoal_describe_can_sum(ranks / hosts);
 }
 
 /* Parts are equal: what is left over belongs to none. */

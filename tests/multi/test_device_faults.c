@@ -418,18 +418,18 @@ static void run(const char *name, int size, world_body_fn body, const void *arg)
     world_run(&options);
 }
 
-static void run_kills(const char *where, const unsigned *delays_us, size_t count)
+static void run_kills(const char *where, int size, const unsigned *delays_us, size_t count)
 {
     world_expect_kill(1);
     for (size_t i = 0; i < count; i++) {
         char name[128];
         snprintf(name, sizeof name, "a rank that is killed after %u us leaves no stream waiting%s", delays_us[i], where);
-        run(name, 3, a_rank_that_is_killed, &delays_us[i]);
+        run(name, size, a_rank_that_is_killed, &delays_us[i]);
     }
     world_expect_kill(0);
 }
 
-static void run_stops(const char *where)
+static void run_stops(const char *where, int size)
 {
     static const struct stop stops[] = {{true, 2000}, {false, 2000}, {false, 30000}};
     for (size_t i = 0; i < COUNT_OF(stops); i++) {
@@ -437,7 +437,7 @@ static void run_stops(const char *where)
         snprintf(name, sizeof name, "a rank that is stopped after %u us %s%s", stops[i].after_us,
                  stops[i].is_short ? "and soon goes on changes nothing" : "until its deadline leaves no stream waiting", where);
         memset(world_board(), 0, WORLD_BOARD * sizeof *world_board());
-        run(name, 3, a_rank_that_is_stopped, &stops[i]);
+        run(name, size, a_rank_that_is_stopped, &stops[i]);
     }
 }
 
@@ -558,12 +558,37 @@ static void run_among_devices(void)
     device_bench_has_peers = true;
     for (size_t i = 0; i < COUNT_OF(bodies); i++)
         run(bodies[i].name, 2, bodies[i].body, NULL);
-    run_kills(", among GPUs", delays_us, COUNT_OF(delays_us));
+    run_kills(", among GPUs", 3, delays_us, COUNT_OF(delays_us));
     world_expect_kill(1);
     run("a rank that is killed while GPUs join is a failure, among GPUs", 2, a_rank_that_is_killed_while_gpus_join, NULL);
     world_expect_kill(0);
     if (!MOCK_DEVICE_IS_RACED)
-        run_stops(", among GPUs");
+        run_stops(", among GPUs", 3);
+    device_bench_has_peers = false;
+}
+
+/* The same where slices leave hosts of two: one rank is beside the one that fails, one on the other host exchanges with it, and one
+ * does neither. */
+static void run_among_devices_of_hosts(void)
+{
+    static const struct {
+        const char *name;
+        world_body_fn body;
+    } bodies[] = {{"a rank that leaves leaves no stream waiting, among GPUs of 2 hosts", a_rank_that_leaves},
+                  {"a rank that does not call leaves no stream waiting, among GPUs of 2 hosts", a_rank_that_does_not_call},
+                  {"an abort leaves no stream waiting, among GPUs of 2 hosts", an_abort},
+                  {"calls that differ leave no stream waiting, among GPUs of 2 hosts", calls_that_differ},
+                  {"memory of the host on a rank is named, among GPUs of 2 hosts", memory_of_the_host_on_a_rank},
+                  {"a device that does not come is named, among GPUs of 2 hosts", a_device_that_does_not_come},
+                  {"a context that breaks ends the operation, among GPUs of 2 hosts", a_context_that_breaks}};
+    static const unsigned delays_us[] = {0, 2000, 8000};
+    device_bench_has_peers = true;
+    world_divide(2);
+    for (size_t i = 0; i < COUNT_OF(bodies); i++)
+        run(bodies[i].name, 4, bodies[i].body, NULL);
+    run_kills(", among GPUs of 2 hosts", 4, delays_us, COUNT_OF(delays_us));
+    run_stops(", among GPUs of 2 hosts", 4);
+    world_divide(0);
     device_bench_has_peers = false;
 }
 
@@ -575,8 +600,8 @@ static void run_over_hosts(void)
         const char *where = ranks_per_host == 1 ? ", each on its host" : ", 2 on a host";
         char name[128];
         world_divide(ranks_per_host);
-        run_kills(where, delays_us, COUNT_OF(delays_us));
-        run_stops(where);
+        run_kills(where, 3, delays_us, COUNT_OF(delays_us));
+        run_stops(where, 3);
         snprintf(name, sizeof name, "an abort leaves no stream waiting%s", where);
         run(name, 3, an_abort, NULL);
         snprintf(name, sizeof name, "calls that differ leave no stream waiting%s", where);
@@ -613,12 +638,14 @@ int main(int argument_count, char **arguments)
         if (!bodies[i].needs_mock || !mock_device_is_real())
             run(bodies[i].name, 2, bodies[i].body, NULL);
     }
-    run_kills("", delays_us, MOCK_DEVICE_IS_RACED ? 2 : COUNT_OF(delays_us));
+    run_kills("", 3, delays_us, MOCK_DEVICE_IS_RACED ? 2 : COUNT_OF(delays_us));
     if (!MOCK_DEVICE_IS_RACED) {
-        run_stops("");
+        run_stops("", 3);
         run_over_hosts();
     }
     if (!mock_device_is_real())
         run_among_devices();
+    if (!mock_device_is_real() && !MOCK_DEVICE_IS_RACED)
+        run_among_devices_of_hosts();
     return world_finish();
 }

@@ -259,6 +259,12 @@ def explain_shows_sums_among_gpus():
     expect(told["algorithm"] == "peers" and [(plan["chunks"], plan["chunk_bytes"]) for plan in told["plans"]] == [(3, 3 << 20)] * 3, told)
     out = explain(*words, env={**env, "SHOAL_ALGORITHMS": "all-reduce=owners"})
     expect("algorithm peers, " in out and "(owners) cannot serve this call: GPUs sum among themselves\n" in out, out)
+    out = explain(*words, "-n", "8", "--hosts", "2", "--bytes", "8MiB", env=env)
+    expect("algorithm peers, " in out and "only slices pass through host memory" in out, out)
+    links = ("each GPU reads 12582912 bytes in its peers' memory", "copies 2097152 to host memory and 2097152 back", "each host sends 8388608 ")
+    expect(all(link in out for link in links), out)
+    copies = ("copy    gpu[7] 6/8+2 -> gpu[7].out 6/8+2", "copy    gpu[7].back 6/8+2 -> gpu[7] 6/8+2")
+    expect(all(any(step.endswith(copy) for step in steps(out)) for copy in copies), out)
     for more, changed in ((["--bytes", "1020K"], {}), (["-n", "9"], {}), (["--hosts", "2"], {}), ([], {"SHOAL_GPU_PEER_BYTES": "0"}),
                           ([], {"MOCK_CUDA": "devices=3,peers=0"}), ([], {"MOCK_CUDA": "devices=3,values=0"}), ([], {"MOCK_CUDA": "devices=0"})):
         out = explain(*words, *more, env={**env, **changed})
