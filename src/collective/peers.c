@@ -1,6 +1,6 @@
-/* All-reduce by the ranks' devices, which reach each other's memory on their host: each brings its vector to its slot, there each
- * reduces the slice that it owns, and each gathers all slices. Over several hosts the slice passes host memory before it is
- * gathered: the ranks that own it on each host sum it up as a mesh. Devices take all steps that name a slot
+/* All-reduce by the ranks' devices, which reach each other's memory on their host: each brings its vector to its slot, there
+ * each reduces the slice that it owns, and each gathers all slices. Over several hosts the slice passes host memory before it
+ * is gathered: the ranks that own it on each host sum it up as a mesh. Devices take all steps that name a slot
  * (device/device_stage.h), in the order of rails.h.
  * At the end every rank knows that all of its host have gathered: a chunk that ends leaves its place in the slots free,
  * whichever slot the next one runs in.

@@ -136,7 +136,7 @@ struct shoal_block shoal_rails_output(const struct shoal_rails *rails, int rank,
     if (rails->is_partitioned && !rails->view->shape->is_output_partitioned)
         return shoal_output(rank, 0, 1);
     if (rails->view->is_on_devices)
-        return shoal_on_device(rank, SHOAL_DEVICE_BACK, number(rails, slice, j), number_end(rails));
+        return shoal_on_device(rank, SHOAL_ON_DEVICE_BACK, number(rails, slice, j), number_end(rails));
     return shoal_output(rank, number(rails, slice, j), number_end(rails));
 }
 
@@ -191,7 +191,7 @@ static struct shoal_block whole_slice(const struct shoal_rails *rails, struct sh
     return rails->owners > 1 ? shoal_run(block, rails->owners) : block;
 }
 
-static struct shoal_block slice_on_device(const struct shoal_rails *rails, int rank, enum shoal_device_part part, int slice)
+static struct shoal_block slice_on_device(const struct shoal_rails *rails, int rank, enum shoal_on_device_part part, int slice)
 {
     return whole_slice(rails, shoal_on_device(rank, part, number(rails, slice, 0), number_end(rails)));
 }
@@ -209,18 +209,18 @@ static void reduce_on_devices(const struct shoal_rails *rails)
 {
     struct shoal_block sources[SHOAL_PLAN_RANKS_MAX];
     const int count = shoal_rails_size(rails, rails->own), rank = rails->rank;
-    const struct shoal_block own = slice_on_device(rails, rank, SHOAL_DEVICE_SLOT, rails->local);
+    const struct shoal_block own = slice_on_device(rails, rank, SHOAL_ON_DEVICE_SLOT, rails->local);
 
-    shoal_plan_copy(rails->plan, shoal_input(rank, 0, 1), shoal_on_device(rank, SHOAL_DEVICE_SLOT, 0, 1));
+    shoal_plan_copy(rails->plan, shoal_input(rank, 0, 1), shoal_on_device(rank, SHOAL_ON_DEVICE_SLOT, 0, 1));
     meet_neighbours(rails);
     for (int i = 0; i < count; i++)
-        sources[i] = slice_on_device(rails, shoal_rails_leader(rails, rails->own, i), SHOAL_DEVICE_SLOT, rails->local);
+        sources[i] = slice_on_device(rails, shoal_rails_leader(rails, rails->own, i), SHOAL_ON_DEVICE_SLOT, rails->local);
     if (rails->count == 1) {
         shoal_plan_reduce(rails->plan, sources, count, &own, 1);
         return;
     }
     shoal_plan_reduce_partial(rails->plan, sources, count, own);
-    shoal_plan_copy(rails->plan, own, slice_on_device(rails, rank, SHOAL_DEVICE_OUT, rails->local));
+    shoal_plan_copy(rails->plan, own, slice_on_device(rails, rank, SHOAL_ON_DEVICE_OUT, rails->local));
 }
 
 /* Each rank gathers all slices. In the end it knows that all have: their slots are free. */
@@ -229,12 +229,12 @@ static void gather_on_devices(const struct shoal_rails *rails)
     const int count = shoal_rails_size(rails, rails->own), rank = rails->rank;
 
     if (rails->count > 1)
-        shoal_plan_copy(rails->plan, slice_on_device(rails, rank, SHOAL_DEVICE_BACK, rails->local),
-                        slice_on_device(rails, rank, SHOAL_DEVICE_SLOT, rails->local));
+        shoal_plan_copy(rails->plan, slice_on_device(rails, rank, SHOAL_ON_DEVICE_BACK, rails->local),
+                        slice_on_device(rails, rank, SHOAL_ON_DEVICE_SLOT, rails->local));
     meet_neighbours(rails);
     for (int i = 1; i <= count; i++) {
         const int owner = shoal_rails_leader(rails, rails->own, rails->local + i), slice = (rails->local + i) % count;
-        shoal_plan_copy(rails->plan, slice_on_device(rails, owner, SHOAL_DEVICE_SLOT, slice),
+        shoal_plan_copy(rails->plan, slice_on_device(rails, owner, SHOAL_ON_DEVICE_SLOT, slice),
                         whole_slice(rails, shoal_output(rank, number(rails, slice, 0), number_end(rails))));
     }
     meet_neighbours(rails);
@@ -294,7 +294,7 @@ void shoal_rails_gather_inputs(const struct shoal_rails *rails)
 struct shoal_block shoal_rails_partial(const struct shoal_rails *rails, int slice, int j)
 {
     if (rails->view->is_on_devices)
-        return shoal_on_device(rails->rank, SHOAL_DEVICE_OUT, number(rails, slice, j), number_end(rails));
+        return shoal_on_device(rails->rank, SHOAL_ON_DEVICE_OUT, number(rails, slice, j), number_end(rails));
     return shoal_rails_neighbours(rails) > 0 ? shoal_rails_staged(rails, rails->rank, slice, j)
                                              : shoal_rails_input(rails, rails->rank, slice, j);
 }

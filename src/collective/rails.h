@@ -15,8 +15,8 @@
  * Inside a host. Ranks work as on one host alone. A rank stages an input that is not shared in its staging buffer. It fills an
  * output that is not shared itself, from the rail leaders' staging buffers. Between hosts nothing depends on what is shared.
  *
- * Where the devices of a host sum among themselves (view->is_on_devices), they take the place of that: each reduces the slice of
- * its rank, hands it out to host memory, where the hosts' rail leaders exchange it as ever, takes the result back, and all
+ * Where the devices of a host sum among themselves (view->is_on_devices), they take the place of that: each reduces the slice
+ * of its rank, hands it out to host memory, where the hosts' rail leaders exchange it as ever, takes the result back, and all
  * devices gather. Then hosts have equal numbers of ranks, and each rank leads one slice.
  *
  * Staging buffers have three regions of bins:

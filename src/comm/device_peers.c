@@ -115,7 +115,7 @@ static int find_unable(const struct joining *joining)
     return rank < joining->comm->size ? rank : -1;
 }
 
-/* Descriptors of GPU memory on their way between the ranks of a host. A rank that has none says so, that nobody waits for it. */
+/* Descriptors of GPU memory on their way between the ranks of a host. A rank that has none says so: nobody waits for it. */
 struct passing {
     int own; /* -1: none */
     bool has_sent[SHOAL_GPU_SOURCES_MAX];
@@ -275,7 +275,7 @@ static void describe_host(struct joining *joining)
     }
 }
 
-static enum shoal_status join_with(struct joining *joining)
+static enum shoal_status peers_join_with(struct joining *joining)
 {
     struct shoal_log *log = &joining->comm->context->log;
     char last[SHOAL_LOG_TEXT_MAX] = "";
@@ -301,7 +301,7 @@ enum shoal_status shoal_devices_join_peers(struct shoal_comm *comm, uint32_t tim
         return SHOAL_OK;
     const char *obstacle = find_obstacle(comm);
     if (!obstacle)
-        return join_with(&joining);
+        return peers_join_with(&joining);
     say_why_not(comm, obstacle);
     return SHOAL_OK;
 }

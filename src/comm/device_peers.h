@@ -1,5 +1,5 @@
-/* Whether the GPUs of a communicator sum among themselves inside their hosts (device/device_stage.h), which all of its ranks must
- * agree on before the first call: what a call puts on streams is fixed when it is posted, and then no peer is known. */
+/* Whether the GPUs of a communicator sum among themselves inside their hosts (device/device_stage.h), which all of its ranks
+ * must agree on before the first call: what a call puts on streams is fixed when it is posted, and then no peer is known. */
 #ifndef SHOAL_COMM_DEVICE_PEERS_H
 #define SHOAL_COMM_DEVICE_PEERS_H
 

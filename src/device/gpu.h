@@ -176,8 +176,8 @@ SHOAL_MUST_USE enum shoal_status shoal_gpu_peers_open(struct shoal_gpu *gpu, con
                                                       struct shoal_gpu_peers **peers_out);
 /* A descriptor of the own slots, for other processes of the host and this one. The caller closes it. */
 SHOAL_MUST_USE enum shoal_status shoal_gpu_peers_export(struct shoal_gpu_peers *peers, int *descriptor_out);
-/* Maps the slots of another rank of the host; the descriptor stays the caller's. They stay as long as they are mapped, whatever becomes of
- * the other process. ERR_*: this device does not reach them, or the driver refuses. */
+/* Maps the slots of another rank of the host; the descriptor stays the caller's. They stay as long as they are mapped, whatever
+ * becomes of the other process. ERR_*: this device does not reach them, or the driver refuses. */
 SHOAL_MUST_USE enum shoal_status shoal_gpu_peers_import(struct shoal_gpu_peers *peers, int rank, int descriptor);
 
 bool shoal_gpu_peers_is_at_work(const struct shoal_gpu_peers *peers);

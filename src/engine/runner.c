@@ -312,8 +312,8 @@ static char *find_slice(const struct shoal_chunk *chunk, struct shoal_block bloc
 {
     const struct shoal_device_sum *sum = shoal_call_sum(&chunk->request->call);
     const struct shoal_device_stage_unit unit = shoal_device_sum_unit(sum, find_unit(chunk));
-    SHOAL_ASSERT(block.part != SHOAL_DEVICE_SLOT);
-    return shoal_device_sum_address(sum, &unit, block.part == SHOAL_DEVICE_OUT, element - chunk->first);
+    SHOAL_ASSERT(block.part != SHOAL_ON_DEVICE_SLOT);
+    return shoal_device_sum_address(sum, &unit, block.part == SHOAL_ON_DEVICE_OUT, element - chunk->first);
 }
 
 /* The address of element `at` of the span; *run becomes at most the elements that follow it in a row. */

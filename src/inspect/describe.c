@@ -737,7 +737,8 @@ static bool is_question(struct inquiry *inquiry, FILE *out)
     return false;
 }
 
-/* As far as one process can know, if all hosts are like this one: ranks decide it when they make their communicator (comm/device_peers.h). */
+/* As far as one process can know, if all hosts are like this one: ranks decide it when they make their communicator
+ * (comm/device_peers.h). */
 static bool describe_goes_among(const struct inquiry *inquiry)
 {
     const uint64_t least = inquiry->settings.gpu.peer_bytes;

@@ -28,10 +28,10 @@
  * them. A rank that writes its own staging buffer, or lets peers write there, first waits for the credit of every rank that may
  * have read it in the slot's earlier chunks.
  *
- * Devices. Where the devices of a host sum among themselves, inputs and outputs lie on them, and each rank has three more parts:
- * a slot in its device's memory, which the devices of its host read, and in host memory what its device hands out and what it
- * takes back. A step that names a slot is a work of the rank's device, which reaches the own parts and operands and, to read,
- * the slots of its host. All other steps are the processor's, which reaches no slot, and no operand on a device.
+ * Devices. Where the devices of a host sum among themselves, inputs and outputs lie on them, and each rank has three more
+ * parts: a slot in its device's memory, which the devices of its host read, and in host memory what its device hands out and
+ * what it takes back. A step that names a slot is a work of the rank's device, which reaches the own parts and operands and,
+ * to read, the slots of its host. All other steps are the processor's, which reaches no slot, and no operand on a device.
  *
  * Reach. A step may name another rank's block as a source, or as a destination of a reduce, only where the view says that load
  * and store reach this rank, and that its input or output is shared. Into the staging buffer of a remote rank a step can only
@@ -59,7 +59,7 @@
 enum shoal_operand { SHOAL_OPERAND_INPUT, SHOAL_OPERAND_OUTPUT, SHOAL_OPERAND_STAGING, SHOAL_OPERAND_DEVICE };
 
 /* Parts of SHOAL_OPERAND_DEVICE. */
-enum shoal_device_part { SHOAL_DEVICE_SLOT, SHOAL_DEVICE_OUT, SHOAL_DEVICE_BACK, SHOAL_DEVICE_PARTS };
+enum shoal_on_device_part { SHOAL_ON_DEVICE_SLOT, SHOAL_ON_DEVICE_OUT, SHOAL_ON_DEVICE_BACK, SHOAL_ON_DEVICE_PARTS };
 
 /* Block `index` of `of` equal blocks of a rank's operand; of a staging buffer, of its part `part`. A staging block with `bin`
  * other than 0 lies in bin `bin` - 1 instead of at its index. With `run` other than 0 a put moves that many consecutive bins,
@@ -200,14 +200,14 @@ static inline struct shoal_block shoal_staging(int rank, int part, int index, in
     return (struct shoal_block){(uint16_t)rank, (uint16_t)index, (uint16_t)of, 0, 0, SHOAL_OPERAND_STAGING, (uint8_t)part};
 }
 
-static inline struct shoal_block shoal_on_device(int rank, enum shoal_device_part part, int index, int of)
+static inline struct shoal_block shoal_on_device(int rank, enum shoal_on_device_part part, int index, int of)
 {
     return (struct shoal_block){(uint16_t)rank, (uint16_t)index, (uint16_t)of, 0, 0, SHOAL_OPERAND_DEVICE, (uint8_t)part};
 }
 
 static inline bool shoal_block_is_slot(struct shoal_block block)
 {
-    return block.operand == SHOAL_OPERAND_DEVICE && block.part == SHOAL_DEVICE_SLOT;
+    return block.operand == SHOAL_OPERAND_DEVICE && block.part == SHOAL_ON_DEVICE_SLOT;
 }
 
 /* The same staging block, in a bin. */

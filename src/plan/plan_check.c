@@ -266,7 +266,7 @@ static size_t operand_cell(const struct check *check, const struct operation *op
     if (block->operand == SHOAL_OPERAND_OUTPUT)
         return output_cell(operation, block->rank);
     if (block->operand == SHOAL_OPERAND_DEVICE)
-        return check->device_cell + (block->rank * (size_t)SHOAL_DEVICE_PARTS + block->part) * check->device_units;
+        return check->device_cell + (block->rank * (size_t)SHOAL_ON_DEVICE_PARTS + block->part) * check->device_units;
     return check->staging_cell + block->rank * check->staging_units + block->part * part_units(operation, check->size);
 }
 
@@ -560,11 +560,11 @@ static enum shoal_status end_input(struct check *check, int rank, int number, in
     return SHOAL_OK;
 }
 
-/* The next chunk in the slot of the rank's device may run in any other slot of staging buffers: the rank may write there now. */
+/* The next chunk in the slot of the rank's device may run in any other slot of staging buffers: the rank may write there. */
 static enum shoal_status end_device(struct check *check, int rank, int number)
 {
     const struct operation *operation = &check->operations[number];
-    const struct shoal_block block = shoal_on_device(rank, SHOAL_DEVICE_SLOT, 0, 1);
+    const struct shoal_block block = shoal_on_device(rank, SHOAL_ON_DEVICE_SLOT, 0, 1);
     const size_t first = operand_cell(check, operation, &block);
 
     for (size_t i = 0; operation->is_on_devices && i < operation->units; i++)
@@ -691,7 +691,7 @@ static struct refusal refuse_device(const struct operation *operation, int rank,
                                     const struct shoal_block *block, bool is_work, bool is_dest)
 {
     const bool is_of_device = block->operand == SHOAL_OPERAND_DEVICE;
-    if (is_of_device && block->part >= SHOAL_DEVICE_PARTS)
+    if (is_of_device && block->part >= SHOAL_ON_DEVICE_PARTS)
         return (struct refusal){"range", "a device has no such part"};
     if (is_of_device && block->rank != rank && (is_dest || !shoal_block_is_slot(*block)))
         return (struct refusal){"reach", "others only read a device's slot"};
@@ -920,7 +920,7 @@ static enum shoal_status make_cells(struct check *check)
     check->staging_cell = check->cell_count;
     check->cell_count += size * check->staging_units;
     check->device_cell = check->cell_count;
-    check->cell_count += size * SHOAL_DEVICE_PARTS * check->device_units;
+    check->cell_count += size * SHOAL_ON_DEVICE_PARTS * check->device_units;
     check->cells = calloc(check->cell_count + 1, sizeof *check->cells);
     check->counts = calloc(check->cell_count + 1, size);
     check->sum = calloc(size, 1);

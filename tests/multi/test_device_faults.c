@@ -567,8 +567,8 @@ static void run_among_devices(void)
     device_bench_has_peers = false;
 }
 
-/* The same where slices leave hosts of two: one rank is beside the one that fails, one on the other host exchanges with it, and one
- * does neither. */
+/* The same where slices leave hosts of two: one rank is beside the one that fails, one on the other host exchanges with it, and
+ * one does neither. */
 static void run_among_devices_of_hosts(void)
 {
     static const struct {

@@ -367,7 +367,7 @@ static enum shoal_status hand_out(const struct posting *posting, const struct sh
     return pass_slice(posting, SHOAL_DEVICE_HAND_OUT, unit);
 }
 
-static enum shoal_status take_back(const struct posting *posting, const struct shoal_device_stage_unit *unit)
+static enum shoal_status peers_take_back(const struct posting *posting, const struct shoal_device_stage_unit *unit)
 {
     return pass_slice(posting, SHOAL_DEVICE_TAKE_BACK, unit);
 }
@@ -405,7 +405,7 @@ static enum shoal_status post_work(const struct posting *posting, enum shoal_dev
                                                                            [SHOAL_DEVICE_REDUCE] = reduce_slice,
                                                                            [SHOAL_DEVICE_GATHER] = gather,
                                                                            [SHOAL_DEVICE_HAND_OUT] = hand_out,
-                                                                           [SHOAL_DEVICE_TAKE_BACK] = take_back};
+                                                                           [SHOAL_DEVICE_TAKE_BACK] = peers_take_back};
     const struct shoal_device_stage *stage = &posting->peers->stage;
     const struct shoal_device_stage_unit unit = shoal_device_sum_unit(posting->call->sum, number);
     SHOAL_TRY(post_memory_op(posting, work, true, &stage->begin[work][unit.slot], unit.number));
