@@ -83,6 +83,7 @@ OPAQUE = {
     "fusion_stats": ["fusion/stats.c"],
     "fusion_fault": ["fusion/reducer_failure.c"],
     "fusion_device": ["fusion/reducer_device.c"],
+    "fusion_measure": ["fusion/measure.c"],
 }
 found = []
 

@@ -414,12 +414,14 @@ SHOAL_CALL shoal_reducer_import_residuals(struct shoal_reducer *reducer, const v
  * rank after its stream has run.
  *
  * With allows_unused or is_uneven finish and join wait, too, though not for the averages: for the other ranks' finish, as only
- * then it is known what they have used, and how many of them are active.
+ * then it is known what they have used, and how many of them are active. With has_norms, max_norm or checks_finite they wait for
+ * the averages, of which the result tells: kernels of at most 8 blocks add up squares, and clip.
  *
- * create gives ERR_UNSUPPORTED on all ranks where one has no driver, or one that cannot (docs/gpu.md), and for has_norms,
- * max_norm, checks_finite and has_thread, which need values on the host. So do create and begin for a stream that is being captured into a graph. ERR_ARGUMENT refuses the mark of a gradient in host memory, on another device, or
- * of another context than the stream's; and, without is_on_device, of one on a device. ERR_SYSTEM refuses a mark where the
- * driver does not say where the gradient lies, ERR_STATE any mark in a callback.
+ * create gives ERR_UNSUPPORTED on all ranks where one has no driver, or one that cannot (docs/gpu.md), and for has_thread: work
+ * that on_buffer puts on the stream from another thread would hold up the backward pass that is on it. So do create and begin
+ * for a stream that is being captured into a graph. ERR_ARGUMENT refuses the mark of a gradient in host memory, on another
+ * device, or of another context than the stream's; and, without is_on_device, of one on a device. ERR_SYSTEM refuses a mark
+ * where the driver does not say where the gradient lies, ERR_STATE any mark in a callback.
  *
  * flight_bytes does not count: four buffers are under way at a time. In the measurements of a step, done_us and out_us say when
  * the work was put on streams, and wire_bytes is what was sent until finish returned. */

@@ -251,4 +251,10 @@ SHOAL_MUST_USE enum shoal_status shoal_gpu_quantize(struct shoal_gpu_kernels *ke
 SHOAL_MUST_USE enum shoal_status shoal_gpu_dequantize(struct shoal_gpu_kernels *kernels, uint64_t dest, uint64_t values,
                                                       uint64_t scales, size_t count, float factor, bool adds, void *stream);
 
+/* As the squares of fusion/gradient_kernels.h, of values * factor, which are not rounded to the type before: two float64
+ * numbers for each chunk of 4,096 elements, the sum of its squares, and 0 or, where a value is not finite, NaN. Of the float
+ * types. */
+SHOAL_MUST_USE enum shoal_status shoal_gpu_square(struct shoal_gpu_kernels *kernels, enum shoal_type type, uint64_t sums,
+                                                  uint64_t source, size_t count, double factor, void *stream);
+
 #endif

@@ -95,4 +95,7 @@ SHOAL_MUST_USE enum shoal_status shoal_gpu_packer_dequantize(struct shoal_gpu_pa
                                                              const int8_t *values, const float *scales, size_t count,
                                                              float factor, bool adds);
 
+SHOAL_MUST_USE enum shoal_status shoal_gpu_packer_square(struct shoal_gpu_packer *packer, int lane, enum shoal_type type,
+                                                         double *sums, const void *source, size_t count, double factor);
+
 #endif

@@ -7,10 +7,12 @@
 
 #include "fusion/fusion.h"
 
+#define SHOAL_GRADIENT_SQUARED_CHUNK ((size_t)4096) /* elements */
+
 /* dest[i] = source[i] * factor, or dest[i] + source[i] * factor where `adds`. 16-bit values are computed in float32 and rounded
- * once, to nearest even. *squared, where it is not NULL, grows by the squares of what dest then holds: in double, in 16 partial
- * sums of every 16th element that are added in a fixed order. dest may be source; otherwise they may not overlap. With dest
- * NULL nothing is written. Pointers need the element's alignment only. */
+ * once, to nearest even. *squared, where it is not NULL, grows by the squares of what dest then holds: in double, chunk by
+ * chunk of 4,096 elements, each in 16 partial sums of every 16th element that are added in a fixed order. dest may be source;
+ * otherwise they may not overlap. With dest NULL nothing is written. Pointers need the element's alignment only. */
 typedef void (*shoal_gradient_move_fn)(void *dest, const void *source, size_t count, double factor, bool adds, double *squared);
 
 /* Casts between float32 and a 16-bit type, of source * factor. A NaN stays a NaN. */

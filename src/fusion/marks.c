@@ -472,6 +472,12 @@ bool fusion_marks_have_sum(const struct shoal_reducer *reducer, size_t parameter
     return reducer->marks->gradients[parameter].has_sum;
 }
 
+void fusion_marks_take_squares(struct shoal_reducer *reducer, size_t parameter, double squared, bool is_nonfinite)
+{
+    reducer->marks->gradients[parameter].squared = squared;
+    reducer->marks->gradients[parameter].is_nonfinite = is_nonfinite;
+}
+
 double fusion_marks_sum(const struct shoal_reducer *reducer, bool *is_nonfinite_out, double *used)
 {
     double squared = 0;

@@ -58,6 +58,9 @@ const struct fusion_part *fusion_marks_parts(const struct shoal_reducer *reducer
 /* Whether LOCAL steps have left something of it in the buffer, to which the step adds. */
 bool fusion_marks_have_sum(const struct shoal_reducer *reducer, size_t parameter);
 
+/* The squared norm of a gradient, and whether it holds NaN or infinity, which a device has found. */
+void fusion_marks_take_squares(struct shoal_reducer *reducer, size_t parameter, double squared, bool is_nonfinite);
+
 /* ---- All gradients of this rank, once every buffer is full ---- */
 
 /* Their squared norm, whether one holds NaN or infinity, and, where used is not NULL, 1 or 0 for each parameter. */

@@ -106,7 +106,8 @@ static void put_part(struct shoal_reducer *reducer, size_t parameter, const stru
         fusion_stats_copied(reducer, part->count * shoal_type_bytes(each->type));
 }
 
-/* Squares are summed over a whole parameter, however it was marked: every rank gets the same bits. */
+/* Squares are summed over a whole parameter, however it was marked, and before it is rounded once more: every rank gets the
+ * same bits. */
 static void sum_squares(struct shoal_reducer *reducer, size_t parameter, double factor)
 {
     const struct shoal_parameter *each = fusion_parameter(reducer, parameter);
@@ -121,7 +122,7 @@ static void put_parameter(struct shoal_reducer *reducer, size_t parameter, doubl
     if (!part)
         part = &all;
     double *squared = has_norm ? &reducer->out->squared[parameter] : NULL;
-    if (part->next && squared) {
+    if ((part->next || factor != 1) && squared) {
         sum_squares(reducer, parameter, factor);
         squared = NULL;
     }
@@ -134,7 +135,7 @@ static bool put_buffer(struct shoal_reducer *reducer, size_t index)
 {
     const struct fusion_buffer *buffer = &reducer->layout->buffers[index];
     if (reducer->device)
-        return fusion_device_join(reducer, index, reducer->out->factor) == SHOAL_OK;
+        return reducer->options.max_norm > 0 || fusion_device_join(reducer, index, reducer->out->factor) == SHOAL_OK;
     for (uint32_t i = 0; i < buffer->count; i++) {
         const uint32_t parameter = reducer->layout->order[buffer->first + i];
         reducer->out->squared[parameter] = 0;
@@ -216,6 +217,11 @@ bool fusion_out_is_complete(const struct shoal_reducer *reducer)
 
 /* ---- All buffers --------------------------------------------------------------------------------------------------------- */
 
+void fusion_out_take_squares(struct shoal_reducer *reducer, size_t parameter, double squared)
+{
+    reducer->out->squared[parameter] = squared;
+}
+
 double fusion_out_squared(const struct shoal_reducer *reducer)
 {
     double squared = 0;
@@ -224,12 +230,23 @@ double fusion_out_squared(const struct shoal_reducer *reducer)
     return squared;
 }
 
-void fusion_out_clip(struct shoal_reducer *reducer, double clip)
+static enum shoal_status clip_on_device(struct shoal_reducer *reducer, double factor)
+{
+    for (size_t b = 0; b < reducer->layout->buffer_count; b++)
+        FUSION_TRY(fusion_device_join(reducer, b, factor));
+    return SHOAL_OK;
+}
+
+enum shoal_status fusion_out_clip(struct shoal_reducer *reducer, double clip)
 {
     const uint64_t begin_ns = fusion_now_ns();
+    const double factor = reducer->out->factor * clip;
+    if (reducer->device)
+        return clip_on_device(reducer, factor);
     for (size_t i = 0; i < reducer->layout->parameters.count; i++) {
         if (fusion_marks_use(reducer, i))
-            put_parameter(reducer, i, reducer->out->factor * clip, false);
+            put_parameter(reducer, i, factor, false);
     }
     fusion_stats_put_out(reducer, begin_ns);
+    return SHOAL_OK;
 }

@@ -31,10 +31,13 @@ bool fusion_out_is_complete(const struct shoal_reducer *reducer);
 
 /* Without the lock, when all buffers are out. */
 
+/* The squared norm of a parameter's average, which a device has found. */
+void fusion_out_take_squares(struct shoal_reducer *reducer, size_t parameter, double squared);
+
 /* The squared norm of the averages, with has_norms or max_norm. */
 double fusion_out_squared(const struct shoal_reducer *reducer);
 
-/* With max_norm: the pass that multiplies, as the norm is known. */
-void fusion_out_clip(struct shoal_reducer *reducer, double clip);
+/* With max_norm: the pass that multiplies, as the norm is known. On an error the reducer has failed. */
+SHOAL_MUST_USE enum shoal_status fusion_out_clip(struct shoal_reducer *reducer, double clip);
 
 #endif

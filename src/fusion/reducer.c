@@ -9,6 +9,7 @@
 #include "fusion/compress.h"
 #include "fusion/flow.h"
 #include "fusion/marks.h"
+#include "fusion/measure.h"
 #include "fusion/out.h"
 #include "fusion/reducer_device.h"
 #include "fusion/reducer_failure.h"
@@ -99,19 +100,12 @@ static enum shoal_status check_options(const struct shoal_reducer_options *optio
     return *wrong ? SHOAL_ERR_ARGUMENT : SHOAL_OK;
 }
 
-/* Options that need the values of gradients on the host. */
+/* The callback's work on the stream would hold up the backward pass that is on it. */
 static enum shoal_status reducer_check_device(const struct shoal_reducer *reducer, char *text, size_t text_bytes)
 {
-    const struct shoal_reducer_options *options = &reducer->options;
-    const char *unsupported = options->checks_finite  ? "checks_finite"
-                              : options->has_norms    ? "has_norms"
-                              : options->max_norm > 0 ? "max_norm"
-                              : options->has_thread   ? "has_thread"
-                                                      : NULL;
-    if (!unsupported)
+    if (!reducer->options.has_thread)
         return fusion_device_check(reducer, text, text_bytes);
-    snprintf(text, text_bytes, "%s is for gradients in host memory, and is_on_device is set: leave one of them out",
-             unsupported);
+    snprintf(text, text_bytes, "has_thread is for gradients in host memory, and is_on_device is set: leave one of them out");
     return SHOAL_ERR_UNSUPPORTED;
 }
 
@@ -244,6 +238,7 @@ static enum shoal_status create_parts(struct shoal_reducer *reducer)
     FUSION_TRY(fusion_tally_create(reducer));
     FUSION_TRY(fusion_out_create(reducer));
     FUSION_TRY(fusion_stats_create(reducer));
+    FUSION_TRY(fusion_measure_create(reducer));
     return fusion_install(reducer, reducer->layout);
 }
 
@@ -351,6 +346,7 @@ void shoal_reducer_free(struct shoal_reducer *reducer)
     fusion_compressor_free(reducer);
     fusion_out_destroy(reducer);
     fusion_stats_destroy(reducer);
+    fusion_measure_destroy(reducer);
     fusion_free_memory(reducer, reducer->memory);
     fusion_device_close(reducer);
     shoal_gradient_layout_free(reducer->layout);

@@ -5,7 +5,8 @@
  *     an operation is done (the thread that makes progress) -> flow.c notes it, posts what had to wait
  *     finish, or the reducer's thread -> out.c puts averages into place, calls on_buffer, in index order
  *
- * Where gradients lie on a device reducer_device.c does all of this for a full buffer, in the order of a stream.
+ * Where gradients lie on a device reducer_device.c does all of this for a full buffer, in the order of a stream, and measure.c
+ * takes norms.
  *
  * step.c begins and ends steps. stats.c is told what happens when. reducer_failure.c settles who is to blame.
  *
@@ -49,6 +50,7 @@ struct shoal_reducer {
     struct fusion_flow *flow;
     struct fusion_device *device;         /* NULL: gradients lie in host memory */
     struct fusion_compressor *compressor; /* NULL: nothing is compressed */
+    struct fusion_measure *measure;       /* NULL: no norms are taken on a device */
     struct fusion_tally *tally;
     struct fusion_out *out;
     struct fusion_stats *stats;

@@ -7,6 +7,7 @@
 #include "fusion/compress.h"
 #include "fusion/flow.h"
 #include "fusion/marks.h"
+#include "fusion/measure.h"
 #include "fusion/reducer_failure.h"
 #include "fusion/stats.h"
 
@@ -49,9 +50,15 @@ enum shoal_status fusion_device_check(const struct shoal_reducer *reducer, char 
     return reducer->device->opened;
 }
 
+/* Averages are multiplied, and copied back, by finish: by a factor that is known only then. */
+static bool puts_back_late(const struct shoal_reducer *reducer)
+{
+    return fusion_divides_late(reducer) || reducer->options.max_norm > 0;
+}
+
 enum shoal_status fusion_device_load(struct shoal_reducer *reducer)
 {
-    const bool computes = reducer->compressor || fusion_divides_late(reducer);
+    const bool computes = reducer->compressor || puts_back_late(reducer) || fusion_measures(reducer);
     return reducer->device && computes ? shoal_gpu_packer_load(reducer->device->packer) : SHOAL_OK;
 }
 
@@ -249,8 +256,11 @@ static enum shoal_status enqueue_buffer(struct shoal_reducer *reducer, size_t in
     FUSION_TRY(shoal_gpu_packer_begin(reducer->device->packer, fusion_device_lane(index)));
     FUSION_TRY(device_copy_parts(reducer, index, device_copy_in));
     FUSION_TRY(clear_unused(reducer, index));
+    FUSION_TRY(fusion_measure_own(reducer, index));
     FUSION_TRY(reduce_buffer(reducer, index));
-    return fusion_divides_late(reducer) ? SHOAL_OK : put_back(reducer, index);
+    if (!fusion_divides_late(reducer))
+        FUSION_TRY(fusion_measure_averages(reducer, index, 1));
+    return puts_back_late(reducer) ? SHOAL_OK : put_back(reducer, index);
 }
 
 enum shoal_status fusion_device_post(struct shoal_reducer *reducer, size_t buffer)
@@ -326,7 +336,7 @@ enum shoal_status fusion_device_collect(struct shoal_reducer *reducer)
     return SHOAL_OK;
 }
 
-static enum shoal_status divide_buffer(struct shoal_reducer *reducer, size_t index, double factor)
+static enum shoal_status multiply_buffer(struct shoal_reducer *reducer, size_t index, double factor)
 {
     const struct fusion_buffer *buffer = &reducer->layout->buffers[index];
     FUSION_TRY(shoal_gpu_packer_scale(reducer->device->packer, fusion_device_lane(index), buffer->type,
@@ -342,8 +352,8 @@ enum shoal_status fusion_device_join(struct shoal_reducer *reducer, size_t buffe
     enum shoal_status status = SHOAL_OK;
     if (look(reducer) != SHOAL_OK)
         return fusion_failure_status(reducer);
-    if (fusion_divides_late(reducer))
-        status = divide_buffer(reducer, buffer, factor);
+    if (puts_back_late(reducer))
+        status = multiply_buffer(reducer, buffer, factor);
     if (status == SHOAL_OK && (is_last || reducer->options.on_buffer))
         status = shoal_gpu_packer_join(reducer->device->packer, fusion_device_lane(buffer));
     return status == SHOAL_OK ? SHOAL_OK : fail_work(reducer, buffer, status, "waited for");

@@ -19,7 +19,7 @@
 SHOAL_MUST_USE enum shoal_status fusion_device_open(struct shoal_reducer *reducer);
 SHOAL_MUST_USE enum shoal_status fusion_device_check(const struct shoal_reducer *reducer, char *text, size_t text_bytes);
 
-/* For every reducer, when it is known whether it compresses: loads the kernels that this, or dividing late, needs. */
+/* For every reducer, when it is known whether it compresses: loads the kernels that it needs. */
 SHOAL_MUST_USE enum shoal_status fusion_device_load(struct shoal_reducer *reducer);
 
 /* For every reducer. Its operations are over, and its memory has been released. */
@@ -53,8 +53,8 @@ SHOAL_MUST_USE enum shoal_status fusion_device_keep(struct shoal_reducer *reduce
 /* A LOCAL step ends: what was marked is copied into the buffers, or added. */
 SHOAL_MUST_USE enum shoal_status fusion_device_collect(struct shoal_reducer *reducer);
 
-/* Work that is put on the caller's stream from now on sees the averages of a buffer. Those that are divided late are
- * multiplied by factor, and only then copied back. */
+/* Work that is put on the caller's stream from now on sees the averages of a buffer. Those that are divided late, or clipped,
+ * are multiplied by factor, and only then copied back. */
 SHOAL_MUST_USE enum shoal_status fusion_device_join(struct shoal_reducer *reducer, size_t buffer, double factor);
 
 /* The reducer has failed: what is put on the caller's stream from now on comes after all that lanes do with its gradients.

@@ -7,6 +7,7 @@
 #include "fusion/compress.h"
 #include "fusion/flow.h"
 #include "fusion/marks.h"
+#include "fusion/measure.h"
 #include "fusion/out.h"
 #include "fusion/reducer_device.h"
 #include "fusion/reducer_failure.h"
@@ -167,7 +168,7 @@ static enum shoal_status conclude(struct shoal_reducer *reducer, int active, str
     if (reducer->options.max_norm > 0) {
         const double clip = reducer->options.max_norm / (square_root(result->squared) + 1e-6);
         result->clip = clip < 1 ? clip : 1; /* NaN: 1, as there is nothing to save */
-        fusion_out_clip(reducer, result->clip);
+        return fusion_out_clip(reducer, result->clip);
     }
     return SHOAL_OK;
 }
@@ -187,6 +188,7 @@ static enum shoal_status end_step(struct shoal_reducer *reducer, bool may_be_unu
     fusion_lock(reducer);
     fusion_out_set_factor(reducer, factor_of(reducer, active));
     fusion_unlock(reducer);
+    FUSION_TRY(fusion_measure_take(reducer, factor_of(reducer, active)));
     FUSION_TRY(wait_for_all(reducer));
     FUSION_TRY(conclude(reducer, active, &result));
     reducer->steps++;

@@ -4,6 +4,7 @@
 
 #include "base/assert.h"
 #include "fusion/marks.h"
+#include "fusion/measure.h"
 #include "fusion/reducer_failure.h"
 
 enum { NONFINITE, SQUARED, USED }; /* fields of a tail; a parameter each from USED on */
@@ -16,6 +17,7 @@ struct fusion_tally {
     bool counts_used;                   /* it goes on behind USED */
     struct shoal_request *tail_request; /* lock, as what follows */
     bool is_tail_posted, is_tail_done;
+    bool is_tail_held; /* what it is to hold is not known yet */
 };
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
@@ -94,6 +96,7 @@ void fusion_tally_reset(struct shoal_reducer *reducer)
     shoal_request_free(tally->tail_request);
     tally->tail_request = NULL;
     tally->is_tail_posted = tally->is_tail_done = false;
+    tally->is_tail_held = fusion_measure_holds_tail(reducer);
 }
 
 bool fusion_tally_has_tail(const struct shoal_reducer *reducer)
@@ -101,10 +104,15 @@ bool fusion_tally_has_tail(const struct shoal_reducer *reducer)
     return reducer->tally->tail_count > 0;
 }
 
+void fusion_tally_release_tail(struct shoal_reducer *reducer)
+{
+    reducer->tally->is_tail_held = false;
+}
+
 bool fusion_tally_claim_tail(struct shoal_reducer *reducer)
 {
     struct fusion_tally *tally = reducer->tally;
-    if (tally->tail_count == 0 || tally->is_tail_posted)
+    if (tally->tail_count == 0 || tally->is_tail_posted || tally->is_tail_held)
         return false;
     tally->is_tail_posted = true;
     return true;

@@ -30,6 +30,9 @@ void fusion_tally_reset(struct shoal_reducer *reducer);
 /* Whether steps have a tail. Any thread. */
 bool fusion_tally_has_tail(const struct shoal_reducer *reducer);
 
+/* Norms of this rank's gradients have come from the device; until then no tail can be claimed that is to hold them. */
+void fusion_tally_release_tail(struct shoal_reducer *reducer);
+
 /* True once a step: the caller has to post it. */
 bool fusion_tally_claim_tail(struct shoal_reducer *reducer);
 

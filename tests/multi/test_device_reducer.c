@@ -38,6 +38,7 @@ struct job {
     uint64_t random; /* this rank's own */
     uint64_t shared; /* the same on all ranks */
     bool leaves_out; /* steps leave some gradients out, others on each rank */
+    bool has_wholes; /* gradients are marked whole: the processor adds up squares of parts in the order in which they come */
 };
 
 static size_t bytes_of(const struct job *job, size_t parameter)
@@ -164,7 +165,8 @@ static enum shoal_status mark(struct job *job, struct shoal_reducer *reducer, si
 static void mark_both(struct job *job, size_t parameter)
 {
     const size_t count = job->parameters[parameter].count;
-    const size_t middle = count && reference_below(&job->random, 3) == 0 ? reference_below(&job->random, count) : 0;
+    const bool is_whole = job->has_wholes || !count || reference_below(&job->random, 3);
+    const size_t middle = is_whole ? 0 : reference_below(&job->random, count);
     OK(job->world, mark(job, job->device, parameter, give(job, parameter), middle));
     OK(job->world, mark(job, job->host, parameter, job->gradients[parameter].host, middle));
 }
@@ -204,6 +206,29 @@ static void leave_out(struct job *job, size_t parameter)
     OK(job->world, shoal_reducer_unused(job->host, parameter));
 }
 
+static bool is_same(double one, double other)
+{
+    return one == other || (one != one && other != other);
+}
+
+static bool is_near(double one, double other)
+{
+    return is_same(one, other) || (one - other < 1e-12 * one && other - one < 1e-12 * one);
+}
+
+static void expect_results_alike(const struct job *job, const struct shoal_step_result *there,
+                                 const struct shoal_step_result *here)
+{
+    CHECK(job->world, there->active == here->active, "%d active, not %d", there->active, here->active);
+    CHECK(job->world, there->nonfinite_parameter == here->nonfinite_parameter && there->nonfinite_rank == here->nonfinite_rank,
+          "parameter %lld of rank %d is not finite, not %lld of rank %d", (long long)there->nonfinite_parameter,
+          there->nonfinite_rank, (long long)here->nonfinite_parameter, here->nonfinite_rank);
+    CHECK(job->world, (job->has_wholes ? is_same : is_near)(there->local_squared, here->local_squared),
+          "own norms are %a, not %a", there->local_squared, here->local_squared);
+    CHECK(job->world, is_same(there->squared, here->squared), "the norm is %a, not %a", there->squared, here->squared);
+    CHECK(job->world, there->clip == here->clip, "clipped by %a, not %a", there->clip, here->clip);
+}
+
 /* A LOCAL step leaves some gradients out. A view holds the sum of LOCAL steps, so it is written where there was none only. */
 static void run_pass(struct job *job, enum shoal_step step, bool has_views)
 {
@@ -220,8 +245,10 @@ static void run_pass(struct job *job, enum shoal_step step, bool has_views)
         else if (step == SHOAL_STEP_REDUCE || reference_below(&job->random, 4))
             mark_both(job, order[i]);
     }
-    OK(job->world, shoal_reducer_finish(job->device, NULL));
-    OK(job->world, shoal_reducer_finish(job->host, NULL));
+    struct shoal_step_result there = SHOAL_STEP_RESULT_INIT, here = SHOAL_STEP_RESULT_INIT;
+    OK(job->world, shoal_reducer_finish(job->device, &there));
+    OK(job->world, shoal_reducer_finish(job->host, &here));
+    expect_results_alike(job, &there, &here);
 }
 
 struct kind {
@@ -270,8 +297,8 @@ static void join_both(struct job *job)
         struct shoal_step_result there = SHOAL_STEP_RESULT_INIT, here = SHOAL_STEP_RESULT_INIT;
         OK(job->world, shoal_reducer_join(job->device, &more, &there));
         OK(job->world, shoal_reducer_join(job->host, &more_here, &here));
-        CHECK(job->world, more == more_here && there.active == here.active && there.step == here.step, "%d active, not %d",
-              there.active, here.active);
+        CHECK(job->world, more == more_here, "is there more?");
+        expect_results_alike(job, &there, &here);
         for (size_t i = 0; i < PARAMETERS; i++) {
             job->gradients[i].is_left_out = true;
             job->gradients[i].is_in_view = false;
@@ -295,6 +322,8 @@ static void uneven_body(struct world *world)
         job.options.allows_unused = job.leaves_out = seed != 3;
         job.options.is_uneven = seed != 4;
         job.options.divides_by_active = seed > 1;
+        job.options.has_norms = seed != 3;
+        job.options.max_norm = seed > 2 ? 1.5 : 0;
         create_both(&job);
         for (int step = job.options.is_uneven ? world->rank : 0; step < STEPS; step++) {
             if (kind->is_local)
@@ -305,6 +334,72 @@ static void uneven_body(struct world *world)
         }
         if (job.options.is_uneven)
             join_both(&job);
+        shoal_reducer_free(job.host);
+        shoal_reducer_free(job.device);
+        job.host = job.device = NULL;
+    }
+    close_job(&job);
+}
+
+/* Puts a number that is none, or infinity, into a gradient of this rank's. Where one is, averages are not compared: a NaN may have
+ * other bits. */
+static void spoil(struct job *job, size_t parameter)
+{
+    static const float bad[] = {__builtin_nanf(""), __builtin_inff(), -__builtin_inff()};
+    const size_t count = job->parameters[parameter].count;
+    const float value = bad[reference_below(&job->random, COUNT_OF(bad))];
+    if (!count || job->parameters[parameter].type != SHOAL_FLOAT32)
+        return;
+    struct gradient *gradient = &job->gradients[parameter];
+    const size_t at = reference_below(&job->random, count);
+    ((float *)(void *)gradient->given)[at] = ((float *)(void *)gradient->host)[at] = value;
+    mock_device_upload(gradient->device, gradient->given, bytes_of(job, parameter), job->stream);
+}
+
+static void run_spoiled_pass(struct job *job)
+{
+    struct shoal_step_result there = SHOAL_STEP_RESULT_INIT, here = SHOAL_STEP_RESULT_INIT;
+    OK(job->world, shoal_reducer_begin(job->device, SHOAL_STEP_REDUCE));
+    OK(job->world, shoal_reducer_begin(job->host, SHOAL_STEP_REDUCE));
+    for (size_t i = 0; i < PARAMETERS; i++) {
+        job->gradients[i].is_in_view = false;
+        give(job, i);
+        if (reference_below(&job->random, 8) == 0)
+            spoil(job, i);
+        OK(job->world, shoal_reducer_ready(job->device, i, job->gradients[i].device, job->parameters[i].count));
+        OK(job->world, shoal_reducer_ready(job->host, i, job->gradients[i].host, job->parameters[i].count));
+    }
+    OK(job->world, shoal_reducer_finish(job->device, &there));
+    OK(job->world, shoal_reducer_finish(job->host, &here));
+    expect_results_alike(job, &there, &here);
+    mock_device_synchronize(job->stream);
+}
+
+/* Norms, clipping and the search for numbers that are none. */
+static void norms_body(struct world *world)
+{
+    const struct kind *kind = world->arg;
+    struct job job;
+    open_job(&job, world, kind->modes, 7);
+    job.has_wholes = true;
+    for (uint64_t seed = 1; seed <= 4; seed++) {
+        world->seed = job.shared = seed;
+        job.options.results_in_views = (int)reference_below(&job.shared, 2);
+        job.options.op = seed == 2 ? SHOAL_SUM : SHOAL_AVG;
+        job.options.compression = kind->compression;
+        job.options.has_norms = seed < 3;
+        job.options.checks_finite = seed != 3;
+        job.options.max_norm = seed == 2 ? 1e300 : seed == 3 ? 0.5 : 0;
+        create_both(&job);
+        for (int step = 0; step < STEPS; step++) {
+            if (kind->is_local)
+                run_pass(&job, SHOAL_STEP_LOCAL, false);
+            mock_device_synchronize(job.stream); /* what was given is written anew */
+            run_pass(&job, SHOAL_STEP_REDUCE, !kind->is_local);
+            expect_alike(&job);
+        }
+        if (job.options.checks_finite && !job.options.max_norm)
+            run_spoiled_pass(&job);
         shoal_reducer_free(job.host);
         shoal_reducer_free(job.device);
         job.host = job.device = NULL;
@@ -662,14 +757,8 @@ static void options_body(struct world *world)
     struct job job;
     open_job(&job, world, "seed=1", 1);
     const struct shoal_reducer_options usual = job.options;
-    int *const unsupported[] = {&job.options.checks_finite, &job.options.has_norms, &job.options.has_thread};
-    for (size_t i = 0; i < COUNT_OF(unsupported); i++) {
-        *unsupported[i] = 1;
-        expect_told(&job, create_on_device(&job), SHOAL_ERR_UNSUPPORTED, "is for gradients in host memory");
-        job.options = usual;
-    }
-    job.options.max_norm = 1;
-    expect_told(&job, create_on_device(&job), SHOAL_ERR_UNSUPPORTED, "max_norm is for gradients in host memory");
+    job.options.has_thread = 1;
+    expect_told(&job, create_on_device(&job), SHOAL_ERR_UNSUPPORTED, "has_thread is for gradients in host memory");
     job.options = usual;
     job.options.struct_bytes = offsetof(struct shoal_reducer_options, is_on_device); /* of a program that knows no devices */
     OK(world, create_on_device(&job));
@@ -1002,6 +1091,8 @@ static void refused_body(struct world *world)
         job.parameters[i] = (struct shoal_parameter){300 + i, SHOAL_FLOAT32, NULL};
     job.options.compression = *(const enum shoal_compression *)world->arg;
     job.options.keeps_layout = 1;
+    job.options.has_norms = job.options.compression == SHOAL_COMPRESS_NONE;
+    job.options.max_norm = job.options.has_norms;
     for (size_t i = 0; i < COUNT_OF(entry_points); i++) {
         int nth = 1;
         const bool is_alike = strcmp(entry_points[i], "cuModuleGetFunction") == 0; /* called for each kernel: once is enough */
@@ -1076,6 +1167,9 @@ static void run_kinds(void)
     run_bits("uneven steps", 3, 0, uneven_body, &hostile);
     run_bits("uneven steps", 2, 0, uneven_body, &local);
     run_bits("uneven steps, float16", 2, 1, uneven_body, &float16);
+    run_bits("norms", 3, 0, norms_body, &hostile);
+    run_bits("norms", 2, 0, norms_body, &local);
+    run_bits("norms, int8", 2, 1, norms_body, &int8);
 }
 
 int main(int argument_count, char **arguments)

@@ -379,6 +379,76 @@ static void blocks_of_8_bits_have_the_bits_of_the_processor(void **state)
     end();
 }
 
+/* ---- Squares ------------------------------------------------------------------------------------------------------------- */
+
+static const enum shoal_type floats[] = {SHOAL_FLOAT32, SHOAL_FLOAT64, SHOAL_BFLOAT16, SHOAL_FLOAT16};
+
+/* Ordinary numbers, or with some that are not finite. */
+static void fill_squared(enum shoal_type type, char *at, size_t count, bool is_finite)
+{
+    for (size_t i = 0; i < count; i++) {
+        const double wide = (double)(int32_t)draw() * 1e-6;
+        const float single = is_finite || draw_below(3000) ? (float)wide : i % 2 ? INFINITY : NAN;
+        uint32_t word;
+        memcpy(&word, &single, sizeof word);
+        if (type == SHOAL_FLOAT64)
+            ((double *)(void *)at)[i] = isfinite(single) ? wide * 1e150 : (double)single;
+        else if (type == SHOAL_FLOAT32)
+            ((float *)(void *)at)[i] = single;
+        else if (type == SHOAL_BFLOAT16)
+            ((uint16_t *)(void *)at)[i] = (uint16_t)(word >> 16);
+        else
+            ((uint16_t *)(void *)at)[i] = isfinite(single) ? (uint16_t)(draw() & 0xbbff) : 0x7c01;
+    }
+}
+
+/* The sum over chunks is the processor's, and a chunk is bad where a value of it is not finite. */
+static void square_and_compare(enum shoal_type type, size_t count, double factor, bool is_finite)
+{
+    static char values[MEMORY_BYTES / 2];
+    static double got[2 * 64 + 1];
+    const size_t element = shoal_type_bytes(type), chunks = (count + SHOAL_GPU_SQUARED_CHUNK - 1) / SHOAL_GPU_SQUARED_CHUNK;
+    const shoal_cu_address from = on.memory + element * draw_below(8), to = on.memory + sizeof values + 64;
+    double sum = 0, wanted = 0;
+    bool is_bad = false, is_said_bad = false;
+    fill_squared(type, values, count, is_finite);
+    OK(cu.copy_to_device_now(from, values, count * element + 1));
+    got[2 * chunks] = 42;
+    OK(cu.copy_to_device_now(to, got, (2 * chunks + 1) * sizeof *got));
+    assert_int_equal(shoal_gpu_square(on.kernels, type, to, from, count, factor, on.stream), SHOAL_OK);
+    OK(cu.stream_synchronize(on.stream));
+    OK(cu.copy_to_host_now(got, to, (2 * chunks + 1) * sizeof *got));
+    for (size_t c = 0; c < chunks; c++) {
+        sum += got[2 * c];
+        is_said_bad |= isnan(got[2 * c + 1]);
+        assert_true(isnan(got[2 * c + 1]) || got[2 * c + 1] == 0);
+    }
+    for (size_t i = 0; i < count; i++) {
+        double value = 0;
+        processor()->move[type](NULL, values + i * element, 1, 1, false, &value);
+        is_bad |= type == SHOAL_FLOAT64 ? !isfinite(((double *)(void *)values)[i]) : !isfinite(value);
+    }
+    processor()->move[type](NULL, values, count, factor, false, &wanted);
+    assert_true(got[2 * chunks] == 42 && is_bad == is_said_bad);
+    if (memcmp(&sum, &wanted, sizeof sum) != 0 && !(isnan(sum) && isnan(wanted)))
+        fail_msg("type %d, %zu values: squares are %a, not %a", (int)type, count, sum, wanted);
+}
+
+static void squares_have_the_bits_of_the_processor(void **state)
+{
+    static const size_t counts[] = {0, 1, 15, 16, 17, 4095, 4096, 4097, 8200, 50000};
+    (void)state;
+    begin("");
+    for (size_t t = 0; t < SHOAL_COUNT_OF(floats); t++) {
+        for (size_t c = 0; c < SHOAL_COUNT_OF(counts); c++) {
+            square_and_compare(floats[t], counts[c], c % 2 ? 1 : 1 / 3.0, true);
+            square_and_compare(floats[t], counts[c], 1, false);
+        }
+    }
+    expect_count("blocks", (50000 / SHOAL_GPU_SQUARED_CHUNK + 1) * SHOAL_GPU_SQUARED_TEAM / SHOAL_GPU_THREADS + 1);
+    end();
+}
+
 /* ---- Launches ------------------------------------------------------------------------------------------------------------ */
 
 /* Two numbers and their sum in on.memory, for what is not about numbers. */
@@ -586,6 +656,7 @@ int main(void)
         cmocka_unit_test(reductions_have_the_bits_of_the_processor),
         cmocka_unit_test(casts_have_the_bits_of_the_processor),
         cmocka_unit_test(blocks_of_8_bits_have_the_bits_of_the_processor),
+        cmocka_unit_test(squares_have_the_bits_of_the_processor),
         cmocka_unit_test(launches_keep_the_order_of_their_stream),
     };
     const struct CMUnitTest refusals[] = {

@@ -262,3 +262,19 @@ enum shoal_status shoal_gpu_dequantize(struct shoal_gpu_kernels *kernels, uint64
     struct shoal_gpu_dequantize_args args = {dest, values, scales, count, factor, adds};
     return put_elements(kernels, kernels->dequantize, &args, count, "dequantizing on a device", stream);
 }
+
+enum shoal_status shoal_gpu_square(struct shoal_gpu_kernels *kernels, enum shoal_type type, uint64_t sums, uint64_t source,
+                                   size_t count, double factor, void *stream)
+{
+    const shoal_cu_function functions_of[SHOAL_TYPE_END] = {[SHOAL_FLOAT32] = kernels->square_float32,
+                                                            [SHOAL_FLOAT64] = kernels->square_float64,
+                                                            [SHOAL_BFLOAT16] = kernels->square_bfloat16,
+                                                            [SHOAL_FLOAT16] = kernels->square_float16};
+    struct shoal_gpu_square_args args = {sums, source, count, factor};
+    const struct job job = {.function = functions_of[type],
+                            .args = &args,
+                            .threads = (count + SHOAL_GPU_SQUARED_CHUNK - 1) / SHOAL_GPU_SQUARED_CHUNK * SHOAL_GPU_SQUARED_TEAM,
+                            .name = "adding up squares on a device"};
+    SHOAL_ASSERT(job.function);
+    return count ? put_in_context(kernels, &job, stream) : SHOAL_OK;
+}

@@ -405,3 +405,10 @@ enum shoal_status shoal_gpu_packer_dequantize(struct shoal_gpu_packer *packer, i
     return shoal_gpu_dequantize(packer->kernels, packer_address(dest), packer_address(values), packer_address(scales), count,
                                 factor, adds, packer->lanes[lane]);
 }
+
+enum shoal_status shoal_gpu_packer_square(struct shoal_gpu_packer *packer, int lane, enum shoal_type type, double *sums,
+                                          const void *source, size_t count, double factor)
+{
+    return shoal_gpu_square(packer->kernels, type, packer_address(sums), packer_address(source), count, factor,
+                            packer->lanes[lane]);
+}

@@ -150,34 +150,36 @@ INLINE double add_up(const double *partial)
     INLINE void move_any_##FORMAT(MEMORY *dest, const MEMORY *source, size_t count, VALUE factor, bool writes, bool adds, \
                                   double *squared)                                                                        \
     {                                                                                                                     \
-        double partial[GROUP] = {0};                                                                                      \
-        size_t i = 0;                                                                                                     \
-        for (; i + GROUP <= count; i += GROUP) {                                                                          \
-            VALUE value[GROUP], old[GROUP];                                                                               \
-            load_##FORMAT(value, source + i);                                                                             \
-            if (adds)                                                                                                     \
-                load_##FORMAT(old, dest + i);                                                                             \
-            for (size_t k = 0; k < GROUP; k++)                                                                            \
-                value[k] = adds ? old[k] + value[k] * factor : value[k] * factor;                                         \
-            if (writes)                                                                                                   \
-                store_##FORMAT(dest + i, value);                                                                          \
-            if (writes && squared && FORMAT##_rounds)                                                                     \
-                load_##FORMAT(value, dest + i);                                                                           \
-            for (size_t k = 0; k < GROUP && squared; k++)                                                                 \
-                partial[k] += (double)value[k] * (double)value[k];                                                        \
+        for (size_t i = 0; i < count;) {                                                                                  \
+            const size_t end = fusion_min(count, i + SHOAL_GRADIENT_SQUARED_CHUNK);                                       \
+            double partial[GROUP] = {0};                                                                                  \
+            for (; i + GROUP <= end; i += GROUP) {                                                                        \
+                VALUE value[GROUP], old[GROUP];                                                                           \
+                load_##FORMAT(value, source + i);                                                                         \
+                if (adds)                                                                                                 \
+                    load_##FORMAT(old, dest + i);                                                                         \
+                for (size_t k = 0; k < GROUP; k++)                                                                        \
+                    value[k] = adds ? old[k] + value[k] * factor : value[k] * factor;                                     \
+                if (writes)                                                                                               \
+                    store_##FORMAT(dest + i, value);                                                                      \
+                if (writes && squared && FORMAT##_rounds)                                                                 \
+                    load_##FORMAT(value, dest + i);                                                                       \
+                for (size_t k = 0; k < GROUP && squared; k++)                                                             \
+                    partial[k] += (double)value[k] * (double)value[k];                                                    \
+            }                                                                                                             \
+            for (size_t k = 0; i < end; i++, k++) {                                                                       \
+                VALUE value = FORMAT##_widen(source[i]) * factor;                                                         \
+                if (adds)                                                                                                 \
+                    value = FORMAT##_widen(dest[i]) + value;                                                              \
+                const MEMORY rounded = FORMAT##_narrow(value);                                                            \
+                if (writes)                                                                                               \
+                    dest[i] = rounded;                                                                                    \
+                value = writes ? FORMAT##_widen(rounded) : value;                                                         \
+                partial[k] += (double)value * (double)value;                                                              \
+            }                                                                                                             \
+            if (squared)                                                                                                  \
+                *squared += add_up(partial);                                                                              \
         }                                                                                                                 \
-        for (size_t k = 0; i < count; i++, k++) {                                                                         \
-            VALUE value = FORMAT##_widen(source[i]) * factor;                                                             \
-            if (adds)                                                                                                     \
-                value = FORMAT##_widen(dest[i]) + value;                                                                  \
-            const MEMORY rounded = FORMAT##_narrow(value);                                                                \
-            if (writes)                                                                                                   \
-                dest[i] = rounded;                                                                                        \
-            value = writes ? FORMAT##_widen(rounded) : value;                                                             \
-            partial[k] += (double)value * (double)value;                                                                  \
-        }                                                                                                                 \
-        if (squared)                                                                                                      \
-            *squared += add_up(partial);                                                                                  \
     }                                                                                                                     \
     static void move_##FORMAT(void *dest, const void *source, size_t count, double factor, bool adds, double *squared)    \
     {                                                                                                                     \

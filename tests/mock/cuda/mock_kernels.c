@@ -46,6 +46,13 @@ static bool mock_find_dequantize(const struct mock_cuda_block *block, struct sho
            mock_kernel_find(block, &args->scales, mock_scale_bytes(args->count));
 }
 
+static bool mock_find_square(const struct mock_cuda_block *block, struct shoal_gpu_square_args *args, size_t element)
+{
+    const uint64_t chunks = (args->count + SHOAL_GPU_SQUARED_CHUNK - 1) / SHOAL_GPU_SQUARED_CHUNK;
+    return mock_kernel_find(block, &args->sums, chunks * 2 * sizeof(double)) &&
+           mock_kernel_find(block, &args->source, args->count * element);
+}
+
 #define MOCK_KERNEL(NAME, ARGS, FOUND)                                                                 \
     static void mock_##NAME(const struct mock_cuda_block *block, void *const *arguments)               \
     {                                                                                                  \
@@ -61,6 +68,10 @@ MOCK_KERNEL(to_float16, shoal_gpu_cast_args, mock_find_cast(block, &args, sizeof
 MOCK_KERNEL(from_bfloat16, shoal_gpu_cast_args, mock_find_cast(block, &args, sizeof(float), sizeof(uint16_t)))
 MOCK_KERNEL(from_float16, shoal_gpu_cast_args, mock_find_cast(block, &args, sizeof(float), sizeof(uint16_t)))
 MOCK_KERNEL(quantize, shoal_gpu_quantize_args, mock_find_quantize(block, &args))
+MOCK_KERNEL(square_float32, shoal_gpu_square_args, mock_find_square(block, &args, sizeof(float)))
+MOCK_KERNEL(square_float64, shoal_gpu_square_args, mock_find_square(block, &args, sizeof(double)))
+MOCK_KERNEL(square_bfloat16, shoal_gpu_square_args, mock_find_square(block, &args, sizeof(uint16_t)))
+MOCK_KERNEL(square_float16, shoal_gpu_square_args, mock_find_square(block, &args, sizeof(uint16_t)))
 MOCK_KERNEL(dequantize, shoal_gpu_dequantize_args, mock_find_dequantize(block, &args))
 
 #define MOCK_REDUCE(TYPE, OP, LOOPS) \

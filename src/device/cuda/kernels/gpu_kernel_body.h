@@ -308,3 +308,85 @@ KERNEL(dequantize, shoal_gpu_dequantize_args)
     EACH_THREAD(thread)
     dequantize_thread(args, first_of(place, thread), threads_of(place));
 }
+
+/* ---- Squares ------------------------------------------------------------------------------------------------------------ */
+
+/* A team of threads has a chunk; each of them has every SHOAL_GPU_SQUARED_TEAM-th element, whose squares it adds up in their
+ * order. */
+#define SQUARED_TEAMS (SHOAL_GPU_THREADS / SHOAL_GPU_SQUARED_TEAM)
+
+struct squared {
+    double sum;
+    double bad; /* 0, or NaN: an element is not finite */
+};
+
+#define DEFINE_SQUARED_THREAD(FORMAT, MEMORY, VALUE, FORM)                                                                 \
+    INLINE struct squared FORMAT##_squared(const struct shoal_gpu_square_args *args, uint64_t first, uint64_t end)         \
+    {                                                                                                                      \
+        const VALUE factor = (VALUE)args->factor;                                                                          \
+        struct squared squared = {0, 0};                                                                                   \
+        for (uint64_t at = first; at < end; at += SHOAL_GPU_ELEMENTS * SHOAL_GPU_SQUARED_TEAM) {                           \
+            VALUE value[SHOAL_GPU_ELEMENTS] = {0};                                                                         \
+            UNROLL                                                                                                         \
+            for (uint64_t k = 0; k < SHOAL_GPU_ELEMENTS; k++)                                                              \
+                if (at + k * SHOAL_GPU_SQUARED_TEAM < end)                                                                 \
+                    value[k] = FORM##_widen(AT(const MEMORY, args->source)[at + k * SHOAL_GPU_SQUARED_TEAM]) * factor;     \
+            UNROLL                                                                                                         \
+            for (uint64_t k = 0; k < SHOAL_GPU_ELEMENTS; k++) {                                                            \
+                squared.sum += (double)value[k] * (double)value[k]; /* past the end: 0, which changes no sum of squares */ \
+                squared.bad += (double)(value[k] - value[k]);                                                              \
+            }                                                                                                              \
+        }                                                                                                                  \
+        return squared;                                                                                                    \
+    }
+DEFINE_SQUARED_THREAD(float32, float, float, plain)
+DEFINE_SQUARED_THREAD(float64, double, double, plain)
+DEFINE_SQUARED_THREAD(bfloat16, uint16_t, float, bfloat16)
+DEFINE_SQUARED_THREAD(float16, uint16_t, float, float16)
+
+INLINE uint64_t squared_end(const struct shoal_gpu_square_args *args, uint64_t chunk)
+{
+    const uint64_t end = (chunk + 1) * SHOAL_GPU_SQUARED_CHUNK;
+    return end < args->count ? end : args->count;
+}
+
+/* In the order of the processor's kernel: of halves, of quarters, and so on. */
+INLINE double add_squared(const double *partial)
+{
+    double quarter[SHOAL_GPU_SQUARED_TEAM / 4];
+    UNROLL
+    for (int i = 0; i < SHOAL_GPU_SQUARED_TEAM / 4; i++)
+        quarter[i] = (partial[i] + partial[i + 8]) + (partial[i + 4] + partial[i + 12]);
+    return (quarter[0] + quarter[2]) + (quarter[1] + quarter[3]);
+}
+
+INLINE void store_squared(const struct shoal_gpu_square_args *args, uint64_t chunk, const double *sums, const double *bads)
+{
+    AT(double, args->sums)[2 * chunk] = add_squared(sums);
+    AT(double, args->sums)[2 * chunk + 1] = add_squared(bads);
+}
+
+#define DEFINE_SQUARE(FORMAT)                                                                              \
+    KERNEL(square_##FORMAT, shoal_gpu_square_args)                                                         \
+    {                                                                                                      \
+        SHARED double sums[SHOAL_GPU_THREADS], bads[SHOAL_GPU_THREADS];                                    \
+        const uint64_t chunks = (args->count + SHOAL_GPU_SQUARED_CHUNK - 1) / SHOAL_GPU_SQUARED_CHUNK;     \
+        for (uint64_t base = (uint64_t)place.block * SQUARED_TEAMS; base < chunks;                         \
+             base += (uint64_t)place.blocks * SQUARED_TEAMS) {                                             \
+            EACH_THREAD(thread)                                                                            \
+            {                                                                                              \
+                const uint64_t chunk = base + thread / SHOAL_GPU_SQUARED_TEAM;                             \
+                const uint64_t first = chunk * SHOAL_GPU_SQUARED_CHUNK + thread % SHOAL_GPU_SQUARED_TEAM;  \
+                const struct squared squared = FORMAT##_squared(args, first, squared_end(args, chunk));    \
+                sums[thread] = squared.sum;                                                                \
+                bads[thread] = squared.bad;                                                                \
+            }                                                                                              \
+            EACH_THREAD(thread)                                                                            \
+            if (thread % SHOAL_GPU_SQUARED_TEAM == 0 && base + thread / SHOAL_GPU_SQUARED_TEAM < chunks)   \
+                store_squared(args, base + thread / SHOAL_GPU_SQUARED_TEAM, sums + thread, bads + thread); \
+        }                                                                                                  \
+    }
+DEFINE_SQUARE(float32)
+DEFINE_SQUARE(float64)
+DEFINE_SQUARE(bfloat16)
+DEFINE_SQUARE(float16)

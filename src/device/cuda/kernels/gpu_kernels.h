@@ -10,6 +10,8 @@
 #define SHOAL_GPU_PACKET_BYTES 16     /* that a thread of a reduction loads at once from each source */
 #define SHOAL_GPU_ELEMENTS 8          /* that a thread of any other kernel has in work at once */
 #define SHOAL_GPU_QUANTIZED_BLOCK 256 /* elements with a scale of their own, as in include/shoal/gradients.h */
+#define SHOAL_GPU_SQUARED_CHUNK 4096  /* elements whose squares are added up apart, as in fusion/gradient_kernels.h */
+#define SHOAL_GPU_SQUARED_TEAM 16     /* threads that do so: as many as there are partial sums */
 
 /* reduce_<TYPE>_<OP>: of each type and operator of cpu/kernel_lists.h. dest[i] = op over sources[0..source_count-1][i], in that
  * order. The elements: `head` before the first packet, then `packets`, whose addresses are multiples of their size in all
@@ -44,14 +46,26 @@ struct shoal_gpu_dequantize_args {
     int32_t adds;
 };
 
+/* square_<type>: for each chunk two float64 numbers: the squares of its values, of which each is multiplied by factor before,
+ * added up as by the processor's kernel; and 0, or NaN where a value is not finite. */
+struct shoal_gpu_square_args {
+    uint64_t sums, source;
+    uint64_t count;
+    double factor;
+};
+
 /* kernel, what it takes */
-#define SHOAL_GPU_KERNEL_LIST(X)          \
-    X(to_bfloat16, shoal_gpu_cast_args)   \
-    X(to_float16, shoal_gpu_cast_args)    \
-    X(from_bfloat16, shoal_gpu_cast_args) \
-    X(from_float16, shoal_gpu_cast_args)  \
-    X(quantize, shoal_gpu_quantize_args)  \
-    X(dequantize, shoal_gpu_dequantize_args)
+#define SHOAL_GPU_KERNEL_LIST(X)              \
+    X(to_bfloat16, shoal_gpu_cast_args)       \
+    X(to_float16, shoal_gpu_cast_args)        \
+    X(from_bfloat16, shoal_gpu_cast_args)     \
+    X(from_float16, shoal_gpu_cast_args)      \
+    X(quantize, shoal_gpu_quantize_args)      \
+    X(dequantize, shoal_gpu_dequantize_args)  \
+    X(square_float32, shoal_gpu_square_args)  \
+    X(square_float64, shoal_gpu_square_args)  \
+    X(square_bfloat16, shoal_gpu_square_args) \
+    X(square_float16, shoal_gpu_square_args)
 
 /* kernels.ptx, a text with an end. */
 extern const char shoal_gpu_kernels_ptx[];
