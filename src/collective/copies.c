@@ -58,8 +58,8 @@ static bool is_any_staged(const struct shoal_view *view, int root)
     return false;
 }
 
-/* All receivers get the same. The staging buffer is written first, and alone: that may happen before anything is known of
- * peers, and the own output is written while they read. Without one, a pass over the input serves all outputs. */
+/* All receivers get the same. The staging buffer is written first, and alone, as that may happen before anything is known of
+ * peers; then one pass over the input serves all outputs of peers. */
 static void send_whole(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
 {
     struct shoal_block dests[SHOAL_PLAN_RANKS_MAX];
@@ -68,8 +68,6 @@ static void send_whole(struct shoal_plan *plan, const struct shoal_view *view, i
 
     if (is_staged(view, rank, root))
         shoal_plan_copy(plan, input, copies_staged(view, rank, rank));
-    else if (receives(view, rank, root))
-        dests[count++] = copies_dest(view, rank, rank);
     for (int i = 1; i < view->size; i++) {
         const int to = (rank + i) % view->size;
         if (receives(view, to, root) && copies_way_of(view, rank, to) == WRITTEN)
@@ -111,7 +109,7 @@ static void copies_send(struct shoal_plan *plan, const struct shoal_view *view, 
         if (receives(view, to, root) && copies_way_of(view, rank, to) != READ)
             shoal_plan_signal(plan, to);
     }
-    if (is_staged(view, rank, root) && receives(view, rank, root))
+    if (receives(view, rank, root)) /* while the others go on */
         shoal_plan_copy(plan, copies_source(view, rank, rank), copies_dest(view, rank, rank));
 }
 
