@@ -37,7 +37,7 @@ BUILDS = {
     "asan": ("build-asan", "gcc", ["-Db_sanitize=address,undefined", *FOR_TRACES]),
     "aarch64": ("build-aarch64", "aarch64-linux-gnu-gcc",
                 ["--cross-file=build-aarch64/sysroot/place.ini", "--cross-file=dev/cross/aarch64.ini"]),
-    "tsan": ("build-tsan", "gcc", ["-Db_sanitize=thread", *FOR_TRACES]),
+    "tsan": ("build-tsan", "clang", ["-Db_sanitize=thread", "-Db_lundef=false", *FOR_TRACES]),
     "clang": ("build-clang", "clang", ["-Dasserts=true"]),
 }
 # Tools that build tests: where one is missing when a build is configured, meson leaves them out, as `make build` needs none.
