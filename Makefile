@@ -65,6 +65,7 @@ test-gpu: build build/nccl
 	SHOAL_TEST_CUDA=$(CUDA) build/tests/multi/test_device_faults $(ARGS)
 	SHOAL_TEST_CUDA=$(CUDA) build/tests/multi/test_device_peers $(ARGS)
 	build/shoal bench allreduce --memory gpu --in-place --check --min 4K --iterations 5
+	build/shoal bench step --memory gpu --profile resnet50 --backward 40
 	bench/bench_gpu.py
 
 # NCCL is measured beside Shoal and never shipped. Without it Shoal and bare copies are measured.

@@ -19,6 +19,7 @@ enum { LEGACY_STREAM = 1 }; /* entry points for which no stream means the legacy
     X(context_retain, "cuDevicePrimaryCtxRetain", 7000, (void **context, int device))       \
     X(context_release, "cuDevicePrimaryCtxRelease", 11000, (int device))                    \
     X(context_set, "cuCtxSetCurrent", 4000, (void *context))                                \
+    X(context_wait, "cuCtxSynchronize", 2000, (void))                                       \
     X(allocate, "cuMemAlloc", 3020, (device_address * at, size_t bytes))                    \
     X(release, "cuMemFree", 3020, (device_address at))                                      \
     X(upload, "cuMemcpyHtoD", 3020, (device_address there, const void *here, size_t bytes)) \
@@ -112,6 +113,11 @@ bool bench_gpu_upload(const struct bench_gpu *gpu, char *there, const char *here
 bool bench_gpu_download(const struct bench_gpu *gpu, char *here, const char *there, size_t bytes)
 {
     return !bytes || MUST(gpu, download, here, (device_address)(uintptr_t)there, bytes);
+}
+
+bool bench_gpu_wait(const struct bench_gpu *gpu)
+{
+    return MUST(gpu, context_wait);
 }
 
 void bench_gpu_register(struct bench_gpu *gpu, void *here, size_t bytes)

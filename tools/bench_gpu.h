@@ -15,6 +15,8 @@ bool bench_gpu_allocate(struct bench_gpu *gpu, int local_rank, size_t bytes, cha
 /* Copies and waits. False: what is wrong is on stderr. */
 bool bench_gpu_upload(const struct bench_gpu *gpu, char *there, const char *here, size_t bytes);
 bool bench_gpu_download(const struct bench_gpu *gpu, char *here, const char *there, size_t bytes);
+/* Until the device has run all that was put on its streams. False: what is wrong is on stderr. */
+bool bench_gpu_wait(const struct bench_gpu *gpu);
 /* Memory of the host that the device copies from and to directly; else copies of the bench's own would be slow. Optional. */
 void bench_gpu_register(struct bench_gpu *gpu, void *here, size_t bytes);
 /* Frees its memory. NULL is allowed. */

@@ -27,6 +27,9 @@ static const char help_text[] =
     "ready,\n"
     "                             as where a GPU computes\n"
     "    --compress WORD          how gradients travel between hosts: none, fp16, bf16 or int8 (none)\n"
+    "    --memory plain|gpu       gradients lie in ordinary memory, or in that of a CUDA device: of the rank's number on its "
+    "host,\n"
+    "                             round; a step then ends when the device has the averages (plain)\n"
     "    --steps N                measured, after three that are not (10)\n"
     "    --views                  gradients are made in the engine's buffers: nothing is copied in or out\n"
     "    --optimizer WORD         none; after: SGD on all parameters when the step is over; buffers: on those of each buffer "
@@ -79,6 +82,7 @@ static const char help_text[] =
 static const char *const compressions[] = {"none", "fp16", "bf16", "int8", NULL};
 static const char *const optimizers[] = {"none", "after", "buffers", NULL};
 static const char *const formats[] = {"table", "json", NULL};
+static const char *const memories[] = {"plain", "gpu", NULL};
 
 enum option {
     OPTION_HELP = 1,
@@ -86,6 +90,7 @@ enum option {
     OPTION_BACKWARD,
     OPTION_BUSY,
     OPTION_COMPRESS,
+    OPTION_MEMORY,
     OPTION_STEPS,
     OPTION_VIEWS,
     OPTION_OPTIMIZER,
@@ -109,6 +114,7 @@ static const struct tool_option options_known[] = {
     {"--backward", OPTION_BACKWARD, "MS"},
     {"--busy", OPTION_BUSY, NULL},
     {"--compress", OPTION_COMPRESS, "none|fp16|bf16|int8"},
+    {"--memory", OPTION_MEMORY, "plain|gpu"},
     {"--steps", OPTION_STEPS, "N"},
     {"--views", OPTION_VIEWS, NULL},
     {"--optimizer", OPTION_OPTIMIZER, "none|after|buffers"},
@@ -209,6 +215,8 @@ static bool option_apply(int id, const struct tool_args *args, struct bench_step
         return options->is_busy = true;
     case OPTION_COMPRESS:
         return tool_word_read(args, compressions, &options->compression);
+    case OPTION_MEMORY:
+        return tool_word_read(args, memories, &options->is_on_gpu);
     case OPTION_STEPS:
         return tool_number_read(args, 1, STEPS_MAX, &options->steps);
     case OPTION_VIEWS:
@@ -236,6 +244,8 @@ static bool options_finish(const struct bench_step_options *options)
         return !tool_usage_fail("bench step", "which model? Such as: --profile resnet50");
     if (options->backward_us < 0)
         return !tool_usage_fail("bench step", "how long is the backward pass? Such as: --backward 120, in milliseconds");
+    if (options->is_on_gpu && options->optimizer)
+        return !tool_usage_fail("bench step", "--optimizer is of the processor: leave it out with --memory gpu");
     return true;
 }
 

@@ -19,6 +19,7 @@ struct bench_step_options {
     size_t buffer_bytes, first_bytes, rank_bytes, flight_bytes; /* as in struct shoal_reducer_options; 0: its defaults */
     bool has_views;
     bool has_no_thread;
+    int is_on_gpu; /* gradients lie in memory of a CUDA device */
     int optimizer;      /* enum bench_step_optimizer */
     double rate_gbit_s; /* for the bound; 0: measured */
     int ranks;          /* 0: not given */

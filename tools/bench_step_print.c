@@ -71,15 +71,16 @@ static void step_object_print(const struct step_result *result)
     trace_json_print_text(stdout, profile->name);
     printf(
         ",\"tensors\":%zu,\"bytes\":%zu,\"buffers\":%zu,\"ranks\":%d,\"hosts\":%d,\"steps\":%d,\"busy\":%s,\"compress\":\"%s\","
-        "\"views\":%s,\"optimizer\":\"%s\",\"thread\":%s,\"asked_backward_us\":%.1f,\"backward_us\":%.1f,\"step_us\":%.1f,"
+        "\"memory\":\"%s\",\"views\":%s,\"optimizer\":\"%s\",\"thread\":%s,\"asked_backward_us\":%.1f,\"backward_us\":%.1f,"
+        "\"step_us\":%.1f,"
         "\"step_p90_us\":%.1f,\"exposed_us\":%.1f,\"alone_us\":%.1f,\"hidden_alone\":%.5f,\"wire_us\":%.1f,\"hidden\":%.5f,"
         "\"bound_us\":%.1f,\"bound_tensor\":",
         profile->count, profile->elements * STEP_ELEMENT_BYTES, shoal_gradient_layout_buffers(result->layout), result->ranks,
         result->hosts, options->steps, options->is_busy ? "true" : "false", bench_step_compression_name(options->compression),
-        options->has_views ? "true" : "false", optimizers[options->optimizer], options->has_no_thread ? "false" : "true",
-        options->backward_us, result->backward_us, result->step_us, result->step_p90_us, result->exposed_us, result->bare_us,
-        hidden(result->exposed_us, result->bare_us), result->wire_us, hidden(result->exposed_us, result->wire_us),
-        result->bound.us);
+        options->is_on_gpu ? "gpu" : "plain", options->has_views ? "true" : "false", optimizers[options->optimizer],
+        options->has_no_thread || options->is_on_gpu ? "false" : "true", options->backward_us, result->backward_us,
+        result->step_us, result->step_p90_us, result->exposed_us, result->bare_us, hidden(result->exposed_us, result->bare_us),
+        result->wire_us, hidden(result->exposed_us, result->wire_us), result->bound.us);
     trace_json_print_text(stdout, profile->tensors[result->bound.tensor].name);
     printf(",\"bound_ready\":%.6f,\"bound_tail_bytes\":%.0f,\"buffer_bytes\":%.0f,\"buffer_us\":%.1f,\"over_bound\":%.5f,"
            "\"rate_gbit_s\":%g,\"balance\":%.6f,\"cpu_s\":%.6f,\"errors\":%.0f}\n",
@@ -104,8 +105,9 @@ static void header_print(const struct step_result *result)
            profile->name, profile->count, size_text((double)(profile->elements * STEP_ELEMENT_BYTES), size), buffers,
            buffers == 1 ? "" : "s", size_text(result->buffer_bytes, largest), result->ranks, result->ranks == 1 ? "" : "s",
            result->hosts, result->hosts == 1 ? "" : "s");
-    printf("# backward pass of %g ms asked for, CPU %s, gradients %s, compression %s; %d step%s\n", options->backward_us / 1e3,
-           options->is_busy ? "busy" : "free", options->has_views ? "made in the buffers" : "copied in and out",
+    printf("# backward pass of %g ms asked for, CPU %s, gradients %s%s, compression %s; %d step%s\n",
+           options->backward_us / 1e3, options->is_busy ? "busy" : "free",
+           options->has_views ? "made in the buffers" : "copied in and out", options->is_on_gpu ? " on a GPU" : "",
            bench_step_compression_name(options->compression), options->steps, options->steps == 1 ? "" : "s");
     printf(
         "# medians over the steps; sent: to other ranks, net: of it to other hosts, each in a step; times in milliseconds\n");

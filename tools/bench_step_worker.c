@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "bench.h"
+#include "bench_gpu.h"
 
 enum { WARMUPS = 3, PROBES = 3, STREAM_BYTES = 16384, ALIGNMENT = 64, LINE_S = 30 };
 
@@ -20,13 +21,15 @@ struct stepper {
     struct shoal_comm *comm;
     struct shoal_reducer *reducer;
     int rank, ranks, hosts;
-    struct shoal_parameter *parameters;         /* by their numbers, as the next two */
-    size_t *offsets;                            /* in elements; each begins at a cache line */
-    size_t elements;                            /* with the gaps */
-    float *gradients;                           /* NULL: they are made in the buffers */
-    float *weights;                             /* of the optimizer */
-    double work_per_us;                         /* rounds of compute() */
-    double begun_s, ready_s;                    /* of the step under way: its begin, when the last gradient was ready */
+    struct shoal_parameter *parameters; /* by their numbers, as the next two */
+    size_t *offsets;                    /* in elements; each begins at a cache line */
+    size_t elements;                    /* with the gaps */
+    float *gradients;                   /* NULL: they are made in the buffers. On a GPU: what is copied there and back */
+    struct bench_gpu *gpu;              /* NULL: gradients lie in memory of the host */
+    float *there;                       /* the gradients on it, or room for a buffer */
+    float *weights;                     /* of the optimizer */
+    double work_per_us;                 /* rounds of compute() */
+    double begun_s, ready_s;            /* of the step under way: its begin, when the last gradient was ready */
     double *step_us, *backward_us, *exposed_us; /* of each step */
     double buffer_bytes, buffer_us;
     double bare_us; /* of a step whose gradients are all ready at once: copies and sums alone */
@@ -104,10 +107,18 @@ static void pass_until(const struct stepper *stepper, double backward_us, double
         sleep_until(stepper->begun_s + to * backward_us * 1e-6);
 }
 
+/* Where the engine finds it. */
 static float *gradient_of(const struct stepper *stepper, size_t parameter)
 {
-    return stepper->gradients ? stepper->gradients + stepper->offsets[parameter]
-                              : shoal_reducer_view(stepper->reducer, parameter);
+    float *gradients = stepper->gpu ? stepper->there : stepper->gradients;
+    return stepper->options->has_views ? shoal_reducer_view(stepper->reducer, parameter)
+                                       : gradients + stepper->offsets[parameter];
+}
+
+/* Where the processor reads and writes it. */
+static float *gradient_here(const struct stepper *stepper, size_t parameter)
+{
+    return stepper->gpu ? stepper->gradients + stepper->offsets[parameter] : gradient_of(stepper, parameter);
 }
 
 static enum shoal_status backward(struct stepper *stepper, double backward_us)
@@ -161,13 +172,18 @@ static float gradient_value(size_t parameter, size_t element, double mean_of_ran
     return (float)(1 + (double)((parameter + element) % 7) + mean_of_ranks);
 }
 
-static void gradients_fill(const struct stepper *stepper)
+static enum shoal_status gradients_fill(const struct stepper *stepper)
 {
     for (size_t p = 0; p < stepper->profile->count; p++) {
-        float *gradient = gradient_of(stepper, p);
-        for (size_t i = 0; i < stepper->parameters[p].count; i++)
+        const size_t count = stepper->parameters[p].count;
+        float *gradient = gradient_here(stepper, p);
+        for (size_t i = 0; i < count; i++)
             gradient[i] = gradient_value(p, i, stepper->rank % 8);
+        if (stepper->gpu &&
+            !bench_gpu_upload(stepper->gpu, (char *)gradient_of(stepper, p), (const char *)gradient, count * sizeof *gradient))
+            return SHOAL_ERR_SYSTEM;
     }
+    return SHOAL_OK;
 }
 
 /* The largest error that rounding can cause. int8: the largest of a block is 15 at most; each rank's part and the sum are
@@ -184,21 +200,33 @@ static double error_most(const struct bench_step_options *options, double value)
     }
 }
 
-static void averages_check(struct stepper *stepper)
+static enum shoal_status averages_check(struct stepper *stepper)
 {
     double sum = 0;
     for (int r = 0; r < stepper->ranks; r++)
         sum += r % 8;
     for (size_t p = 0; p < stepper->profile->count; p++) {
-        const float *gradient = gradient_of(stepper, p);
-        for (size_t i = 0; i < stepper->parameters[p].count; i++) {
+        const size_t count = stepper->parameters[p].count;
+        float *gradient = gradient_here(stepper, p);
+        if (stepper->gpu && !bench_gpu_download(stepper->gpu, (char *)gradient, (const char *)gradient_of(stepper, p),
+                                                count * sizeof *gradient))
+            return SHOAL_ERR_SYSTEM;
+        for (size_t i = 0; i < count; i++) {
             const double wanted = gradient_value(p, i, sum / stepper->ranks);
             stepper->report.errors += !(fabs((double)gradient[i] - wanted) <= error_most(stepper->options, wanted));
         }
     }
+    return SHOAL_OK;
 }
 
 /* ---- Steps --------------------------------------------------------------------------------------------------------------- */
+
+/* Until the device has the averages. */
+static enum shoal_status device_wait(const struct stepper *stepper)
+{
+    TRY(shoal_reducer_wait(stepper->reducer, SHOAL_FOREVER));
+    return bench_gpu_wait(stepper->gpu) ? SHOAL_OK : SHOAL_ERR_SYSTEM;
+}
 
 static enum shoal_status step_run(struct stepper *stepper, double backward_us)
 {
@@ -206,9 +234,11 @@ static enum shoal_status step_run(struct stepper *stepper, double backward_us)
     stepper->begun_s = bench_now();
     TRY(shoal_reducer_begin(stepper->reducer, SHOAL_STEP_REDUCE));
     if (stepper->is_verified)
-        gradients_fill(stepper); /* views may be written from here on */
+        TRY(gradients_fill(stepper)); /* views may be written from here on */
     TRY(backward(stepper, backward_us));
     TRY(shoal_reducer_finish(stepper->reducer, NULL));
+    if (stepper->gpu)
+        TRY(device_wait(stepper));
     optimizer_run(stepper);
     return SHOAL_OK;
 }
@@ -219,7 +249,7 @@ static enum shoal_status warm_up(struct stepper *stepper)
 {
     stepper->is_verified = true;
     TRY(step_run(stepper, 0));
-    averages_check(stepper);
+    TRY(averages_check(stepper));
     stepper->is_verified = false;
     for (int i = 1; i < WARMUPS; i++)
         TRY(step_run(stepper, 0));
@@ -443,6 +473,16 @@ static size_t largest_buffer(const struct stepper *stepper)
     return most;
 }
 
+static enum shoal_status buffer_allocate(const struct stepper *stepper, size_t bytes, void **memory_out)
+{
+    *memory_out = stepper->there;
+    if (stepper->gpu)
+        return SHOAL_OK;
+    TRY(shoal_mem_alloc(stepper->context, bytes, memory_out));
+    memset(*memory_out, 0, bytes);
+    return SHOAL_OK;
+}
+
 /* An all-reduce of as many bytes as cross the wire for it, as the median of some. */
 static enum shoal_status buffer_measure(struct stepper *stepper)
 {
@@ -451,15 +491,15 @@ static enum shoal_status buffer_measure(struct stepper *stepper)
     const size_t count = (size_t)((double)bytes / ratio) / STEP_ELEMENT_BYTES;
     double took_us[PROBES];
     void *memory;
-    TRY(shoal_mem_alloc(stepper->context, count * STEP_ELEMENT_BYTES, &memory));
-    memset(memory, 0, count * STEP_ELEMENT_BYTES);
+    TRY(buffer_allocate(stepper, count * STEP_ELEMENT_BYTES, &memory));
     for (int i = -1; i < PROBES; i++) {
         TRY(shoal_barrier(stepper->comm, NULL));
         const double begin = bench_now();
         TRY(shoal_allreduce(stepper->comm, memory, memory, count, SHOAL_FLOAT32, SHOAL_SUM, NULL));
         took_us[i < 0 ? 0 : i] = (bench_now() - begin) * 1e6;
     }
-    TRY(shoal_mem_free(stepper->context, memory));
+    if (!stepper->gpu)
+        TRY(shoal_mem_free(stepper->context, memory));
     TRY(shoal_allreduce(stepper->comm, took_us, took_us, PROBES, SHOAL_FLOAT64, SHOAL_MAX, NULL));
     qsort(took_us, PROBES, sizeof took_us[0], by_value);
     stepper->buffer_bytes = (double)bytes;
@@ -477,6 +517,19 @@ static enum shoal_status memory_map(const struct stepper *stepper, float **memor
         return memory_fail(stepper, bytes);
     memset(memory, 0, bytes);
     *memory_out = memory;
+    return SHOAL_OK;
+}
+
+/* The gradients fit, or a buffer of all of them, with its padding. */
+static enum shoal_status device_open(struct stepper *stepper)
+{
+    const size_t bytes = stepper->elements * sizeof(float) + (size_t)stepper->ranks * ALIGNMENT;
+    struct shoal_place place = SHOAL_PLACE_INIT;
+    char *there;
+    TRY(shoal_comm_place(stepper->comm, stepper->rank, &place));
+    if (!bench_gpu_allocate(stepper->gpu, place.local_rank, bytes, &there))
+        return SHOAL_ERR_MEMORY;
+    stepper->there = (float *)(void *)there;
     return SHOAL_OK;
 }
 
@@ -501,8 +554,10 @@ static enum shoal_status memory_open(struct stepper *stepper)
         stepper->offsets[p] = stepper->elements;
         stepper->elements += (stepper->parameters[p].count + per_line - 1) / per_line * per_line;
     }
-    if (!options->has_views)
+    if (!options->has_views || options->is_on_gpu)
         TRY(memory_map(stepper, &stepper->gradients));
+    if (options->is_on_gpu)
+        TRY(device_open(stepper));
     return options->optimizer ? memory_map(stepper, &stepper->weights) : SHOAL_OK;
 }
 
@@ -518,7 +573,8 @@ static enum shoal_status reducer_open(struct stepper *stepper)
     wanted.timeout_ms = (uint32_t)options->timeout_s * 1000;
     wanted.results_in_views = options->has_views;
     wanted.compression = (enum shoal_compression)options->compression;
-    wanted.has_thread = !options->has_no_thread;
+    wanted.is_on_device = options->is_on_gpu;
+    wanted.has_thread = !options->has_no_thread && !options->is_on_gpu;
     if (options->optimizer == STEP_OPTIMIZER_BUFFERS) {
         wanted.on_buffer = buffer_step;
         wanted.on_buffer_arg = stepper;
@@ -532,6 +588,8 @@ static enum shoal_status stepper_open(struct stepper *stepper)
     struct shoal_comm_options options = SHOAL_COMM_OPTIONS_INIT;
     struct shoal_place place = SHOAL_PLACE_INIT;
     options.timeout_ms = (uint32_t)stepper->options->timeout_s * 1000;
+    if (stepper->options->is_on_gpu && !(stepper->gpu = bench_gpu_open()))
+        return SHOAL_ERR_UNSUPPORTED;
     TRY(shoal_context_create(NULL, &stepper->context));
     TRY(shoal_comm_create(stepper->context, &options, &stepper->comm));
     stepper->rank = shoal_comm_rank(stepper->comm);
@@ -550,6 +608,7 @@ static void stepper_close(struct stepper *stepper)
     shoal_reducer_free(stepper->reducer);
     shoal_comm_free(stepper->comm);
     shoal_context_destroy(stepper->context);
+    bench_gpu_close(stepper->gpu);
     if (stepper->gradients)
         munmap(stepper->gradients, bytes);
     if (stepper->weights)

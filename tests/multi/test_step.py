@@ -194,6 +194,21 @@ def bench(*words, ranks=2, profile=SMALL, backward="40", prefix=(), code=0):
     return rows[:-1], rows[-1]
 
 
+def gradients_on_a_device_are_averaged():
+    folder = pathlib.Path(os.environ["SHOAL_TESTS"]).parent / "unit"  # the stand-in for the driver
+    if not (folder / "libcuda.so.1").exists():
+        raise Skip("the stand-in for CUDA's driver was not built")
+    driver = ("env", f"LD_LIBRARY_PATH={folder}", "MOCK_CUDA=devices=2,late=20")
+    for words in ([], ["--views", "--busy"]):
+        ranks, step = bench("--memory", "gpu", "-n", "2", *words, backward="5", prefix=driver)
+        expect(step["memory"] == "gpu" and not step["thread"] and step["exposed_us"] > 0, words, step)
+        expect(all((rank["bytes_copied"] > 0) == ("--views" not in words) for rank in ranks), words, ranks)
+    refused("bench", "step", "--profile", SMALL, "--backward", "1", "--memory", "gpu", "--optimizer", "after", about="--optimizer is of")
+    code, out, err = call("env", f"LD_LIBRARY_PATH={folder}", "MOCK_CUDA=devices=0", SHOAL, "bench", "step", "--profile", SMALL,
+                          "--backward", "1", "--memory", "gpu")
+    expect(code == 1 and "--memory gpu: " in err and "device" in err, code, out, err)
+
+
 def every_rank_reports_its_step():
     for ranks in (1, 2, 3):
         rows, step = bench(ranks=ranks)
@@ -403,7 +418,7 @@ if __name__ == "__main__":
     run_cases([efficiency_is_of_as_many_single_workers, many_hosts_lose_little, gradients_on_gpus_pass_pcie, a_single_buffer_takes_what_its_all_reduce_takes,
                late_tensors_bound_the_step_and_are_named, forms_of_prediction_agree, longer_backward_passes_hide_more,
                names_from_files_are_quoted, profiles_are_printed_as_files_have_them, plots_of_efficiency_are_drawings,
-               predictions_that_make_no_sense_are_refused, every_rank_reports_its_step, every_way_of_a_step_gives_the_averages,
+               predictions_that_make_no_sense_are_refused, gradients_on_a_device_are_averaged, every_rank_reports_its_step, every_way_of_a_step_gives_the_averages,
                busy_ranks_compute, buffers_are_averaged_while_the_backward_pass_goes_on,
                tables_say_what_bounds_the_step, models_run_as_they_are, launchers_start_the_ranks, hosts_send_less_where_gradients_are_compressed,
                long_measurements_say_what_they_are_at, a_killed_worker_is_named_by_the_others, measurements_that_make_no_sense_are_refused, help_teaches])
