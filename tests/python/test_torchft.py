@@ -259,7 +259,7 @@ def cases():
                            ("aborted", lambda shim=shim: together(shim, aborted, 2)),
                            ("trained_as_one_process", lambda shim=shim: trained_as_one_process(shim)),
                            ("trained_through_a_loss", lambda shim=shim: trained_through_a_loss(shim))):
-            body.__name__ = f"torchft_{shim}_{name}"
+            body.__name__ = f"{shim} torchft_{name}"
             yield body
 
 
