@@ -72,8 +72,7 @@ test-gpu: build build/nccl
 build/nccl:
 	@dev/deps.sh bench
 	@echo "installing NCCL $(NCCL) at build/nccl"
-	@python3 -m venv build/nccl
-	@build/nccl/bin/pip install --quiet --no-deps nvidia-nccl-cu13==$(NCCL) || echo "no NCCL $(NCCL) from pip: without it"
+	@dev/pip.py build/nccl --no-deps nvidia-nccl-cu13==$(NCCL) || echo "no NCCL $(NCCL) from pip: without it"
 
 test: build/torch/bin/python3 build/torch/deepspeed
 	@dev/deps.sh build demo test
@@ -93,20 +92,18 @@ bench: build build/impi
 build/impi:
 	@dev/deps.sh bench
 	@echo "installing Intel MPI $(IMPI) at build/impi"
-	@python3 -m venv build/impi
-	@build/impi/bin/pip install --quiet --no-compile --no-deps impi-rt==$(IMPI) impi-devel==$(IMPI) || \
+	@dev/pip.py build/impi --no-deps impi-rt==$(IMPI) impi-devel==$(IMPI) || \
 	 echo "no Intel MPI $(IMPI) from pip: without it"
 
-# Without PyTorch its tests are skipped and Gloo is not measured; all else goes on. Python compiles what is imported, not all there is.
+# Without PyTorch its tests are skipped and Gloo is not measured; all else goes on. Jobs and their tests install packages with its pip.
 build/torch/bin/python3:
 	@dev/deps.sh python
 	@echo "installing PyTorch $(TORCH) at build/torch"
-	@python3 -m venv build/torch
-	@build/torch/bin/pip install --quiet --no-compile torch==$(TORCH) numpy || echo "no PyTorch $(TORCH) from pip: without it, and without Gloo"
+	@dev/pip.py build/torch pip setuptools torch==$(TORCH) numpy || echo "no PyTorch $(TORCH) from pip: without it, and without Gloo"
 
 # For tests and for measurements. Tried again by the next target that wants it where pip could not have it.
 build/torch/deepspeed: build/torch/bin/python3
-	@build/torch/bin/pip install --quiet --no-compile deepspeed==$(DEEPSPEED) && touch $@ || echo "no DeepSpeed $(DEEPSPEED) from pip: without its engines and its all-reduce"
+	@dev/pip.py build/torch deepspeed==$(DEEPSPEED) && touch $@ || echo "no DeepSpeed $(DEEPSPEED) from pip: without its engines and its all-reduce"
 
 # What training jobs use and what tests run beside Shoal: a virtual environment for each dev/venv/NAME.txt, with NAME.alone.txt.
 .SECONDEXPANSION:
@@ -131,8 +128,8 @@ docs: build build/sphinx/bin/python3
 build/sphinx/bin/python3: docs/sphinx/requirements.txt
 	@dev/deps.sh docs
 	@echo "installing Sphinx at build/sphinx"
-	@rm -rf build/sphinx && python3 -m venv build/sphinx
-	@build/sphinx/bin/pip install --quiet --no-compile --requirement docs/sphinx/requirements.txt || { rm -rf build/sphinx; exit 1; }
+	@rm -rf build/sphinx
+	@dev/pip.py build/sphinx --requirement docs/sphinx/requirements.txt || { rm -rf build/sphinx; exit 1; }
 	@touch $@
 	@[ ! -e build/build.ninja ] || meson setup --reconfigure build >/dev/null
 

@@ -1,7 +1,6 @@
 #!/bin/sh
 # venv.sh NAME: makes build/NAME, a virtual environment of dev/venv/NAME.txt and, without what these ask for, of dev/venv/NAME.alone.txt:
-# software that tests run beside Shoal, or that training jobs use. Python compiles what is imported, not all there is: half the time.
-# Leaves none behind that is half made.
+# software that tests run beside Shoal, or that training jobs use. Leaves none behind that is half made.
 set -eu
 
 name=$1
@@ -10,10 +9,9 @@ cd "$(dirname "$0")/.."
 echo "installing $(sed -n '1s/^# //p' "dev/venv/$name.txt" | cut -d. -f1 | cut -c1-100) at $folder"
 trap 'code=$?; [ $code = 0 ] || rm -rf "$folder"' EXIT
 rm -rf "$folder"
-python3 -m venv "$folder"
-"$folder/bin/pip" install --quiet --no-compile --requirement "dev/venv/$name.txt"
+dev/pip.py "$folder" --requirement "dev/venv/$name.txt"
 if [ -e "dev/venv/$name.alone.txt" ]; then
-    "$folder/bin/pip" install --quiet --no-compile --no-deps --requirement "dev/venv/$name.alone.txt"
+    dev/pip.py "$folder" --no-deps --requirement "dev/venv/$name.alone.txt"
 fi
 case $name in
 job | sdk3 | toolkit | trainers) # scripts that train

@@ -1,0 +1,60 @@
+#!/usr/bin/env python3
+"""pip.py FOLDER WORD ...: does what `pip install WORD ...` would do in the virtual environment FOLDER, which it makes where there is none.
+
+uv does that in a twentieth of pip's processor seconds. It lies in an environment of its own, build/uv, with a pip, which does it where uv
+cannot be had or fails. Neither compiles: Python compiles what is imported, not all there is.
+"""
+import ast
+import os
+import pathlib
+import subprocess
+import sys
+
+TOOLS = pathlib.Path(__file__).resolve().parents[1] / "build/uv"
+PIP = [TOOLS / "bin/python3", "-m", "pip", "--disable-pip-version-check"]
+# uv does not read how pip is configured: pip's setting -> the variable that says it to uv.
+SAME = {"index-url": "UV_DEFAULT_INDEX", "extra-index-url": "UV_INDEX", "find-links": "UV_FIND_LINKS", "cert": "SSL_CERT_FILE", "constraint": "UV_CONSTRAINT",
+        "default-timeout": "UV_HTTP_TIMEOUT"}
+
+
+def tools_make():
+    """The environment with pip and, where pip can have it, uv."""
+    if not (TOOLS / "bin/python3").exists():
+        subprocess.run(["python3", "-m", "venv", TOOLS], check=True)
+        subprocess.run([*PIP, "install", "--quiet", "--no-compile", "uv"])
+
+
+def pip_settings():
+    told = subprocess.run([*PIP, "config", "list"], capture_output=True, text=True).stdout
+    pairs = (line.split("=", 1) for line in told.splitlines())
+    return {name.rpartition(".")[2]: ast.literal_eval(value) for name, value in pairs}
+
+
+def uv_environment():
+    """As pip, uv is to take the newest that any index has, and to keep nothing outside the checkout."""
+    variables = {SAME[name]: " ".join(value.split()) for name, value in pip_settings().items() if name in SAME}
+    if "UV_FIND_LINKS" in variables:
+        variables["UV_FIND_LINKS"] = variables["UV_FIND_LINKS"].replace(" ", ",")
+    return {"UV_INDEX_STRATEGY": "unsafe-best-match", "UV_CACHE_DIR": str(TOOLS / "cache"), **variables, **os.environ}
+
+
+def install(python, words):
+    """Returns an exit code."""
+    if (TOOLS / "bin/uv").exists():
+        done = subprocess.run([TOOLS / "bin/uv", "pip", "install", "--quiet", "--python", python, *words], env=uv_environment())
+        if done.returncode == 0:
+            return 0
+        print("uv cannot: pip tries", file=sys.stderr)
+    return subprocess.run([*PIP, "--python", python, "install", "--quiet", "--no-compile", *words]).returncode
+
+
+def main(folder, *words):
+    tools_make()
+    python = pathlib.Path(folder).resolve() / "bin/python3"
+    if not python.exists():
+        subprocess.run(["python3", "-m", "venv", "--without-pip", folder], check=True)
+    return install(python, words)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
