@@ -762,6 +762,8 @@ CASES += [Case("sums_among_devices", sums_among_devices, sizes=(SIZE,), init=Fal
                variables={"SHOAL_GPU_PEER_BYTES": "1", "SHOAL_GPU_UNIT_BYTES": "4096"})]
 CASES += [training_case(*row) for row in TRAINING]
 CASES += [Case(f"own class: {body.__name__}", on_device(body), sizes=(SIZE,), timeout_s=120) for body in OWN_CLASS]
+CASES += [Case(f"own class: {name}", on_device(test_ddp.model_case(name, test_ddp.MODELS[name]).body), sizes=(SIZE,), timeout_s=120)
+          for name in ("plain", "mixed")]  # beside torch's class there, and one process
 CASES += [Case(body.__name__, body, sizes=(SIZE,), timeout_s=120) for body in OWN]
 CASES += [Case("own_class_compresses", own_class_compresses, sizes=(SIZE,), init=False, fresh=True),
           Case("own_class_after_a_death", own_class_after_a_death, sizes=(3,), fresh=True, ends=(1,))]
