@@ -4,6 +4,7 @@
  *     posted earlier;
  *   - a source, and a receive's buffer, has to lie in the region whose descriptor comes with it (FI_MR_LOCAL), even of no
  * bytes;
+ *   - memory of a device is registered as a dma-buf, and read through that: the processor never has its address;
  *   - a region's memory has to be there until the region is closed;
  *   - a write has to lie in the region of its key, in a domain that still has it;
  *   - few are taken at once (-FI_EAGAIN), and there is no descriptor to wait on;
@@ -22,6 +23,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #define UNDER_WAY_MAX 24 /* of one endpoint */
 #define ADDRESS_BYTES 32
@@ -32,6 +35,7 @@ struct domain {
     char name[32]; /* of the adapter */
     uint64_t modes;
     bool manages_resources;
+    bool reads_devices;
 };
 
 struct region {
@@ -40,6 +44,7 @@ struct region {
     char *at;
     size_t bytes;
     uint64_t access;
+    char *pages; /* of memory of a device, where the adapter finds its bytes; NULL: memory of the process */
     struct region *next;
 };
 
@@ -123,6 +128,15 @@ static bool is_local_right(const struct domain *domain, const void *descriptor, 
     return region && region->domain == domain && holds(region, at, bytes, access);
 }
 
+/* Where the adapter reads a source. */
+static const char *bytes_of(const void *descriptor, const char *at)
+{
+    const struct region *region = regions;
+    while (region && region != descriptor)
+        region = region->next;
+    return region && region->pages ? region->pages + (at - region->at) : at;
+}
+
 /* NULL: that key is not known there, or does not reach so far. */
 static char *find_target(const struct domain *domain, uint64_t key, uint64_t at, size_t bytes)
 {
@@ -145,8 +159,10 @@ static int close_region(struct fid *fid)
     *link = region->next;
     locked_bytes -= region->bytes;
     pthread_mutex_unlock(&lock);
-    for (size_t at = 0; at < region->bytes; at += 4096)
+    for (size_t at = 0; at < region->bytes && !region->pages; at += 4096)
         (void)*(volatile char *)(region->at + at); /* faults where it has gone too early */
+    if (region->pages)
+        munmap(region->pages, region->bytes);
     free(region);
     return 0;
 }
@@ -186,16 +202,15 @@ static bool is_key_taken(const struct domain *domain, uint64_t key)
     return region;
 }
 
-static int register_region(struct fid *fid, const void *buffer, size_t bytes, uint64_t access, uint64_t offset,
-                           uint64_t requested_key, uint64_t flags, struct fid_mr **mr, void *context)
+static int add_region(struct domain *domain, const struct region *wanted, uint64_t requested_key, struct fid_mr **mr)
 {
-    struct domain *domain = (struct domain *)fid;
     struct region *region = calloc(1, sizeof *region);
-    (void)offset, (void)flags, (void)context;
+    const size_t bytes = wanted->bytes;
     if (!region)
         return -FI_ENOMEM;
     pthread_mutex_lock(&lock);
-    *region = (struct region){.domain = domain, .at = (char *)(uintptr_t)buffer, .bytes = bytes, .access = access};
+    *region = *wanted;
+    region->domain = domain;
     region->fid.fid.fclass = FI_CLASS_MR;
     region->fid.fid.ops = &region_ops;
     region->fid.mem_desc = region;
@@ -211,6 +226,42 @@ static int register_region(struct fid *fid, const void *buffer, size_t bytes, ui
     pthread_mutex_unlock(&lock);
     if (result != 0)
         free(region);
+    return result;
+}
+
+static int register_region(struct fid *fid, const void *buffer, size_t bytes, uint64_t access, uint64_t offset,
+                           uint64_t requested_key, uint64_t flags, struct fid_mr **mr, void *context)
+{
+    const struct region wanted = {.at = (char *)(uintptr_t)buffer, .bytes = bytes, .access = access};
+    (void)offset, (void)flags, (void)context;
+    return add_region((struct domain *)fid, &wanted, requested_key, mr);
+}
+
+/* As libfabric 1.20 declares it. */
+#define MR_DMABUF (1ULL << 40)
+struct dma_buf {
+    int fd;
+    uint64_t offset;
+    size_t len;
+    void *base_addr;
+};
+
+/* The stand-in driver's dma-buf is a file that is read from its position on. */
+static int register_attributes(struct fid *fid, const struct fi_mr_attr *attr, uint64_t flags, struct fid_mr **mr)
+{
+    const struct dma_buf *buf = (const struct dma_buf *)(const void *)attr->mr_iov;
+    struct domain *domain = (struct domain *)fid;
+    if (flags != MR_DMABUF || attr->iov_count != 1 || attr->iface != FI_HMEM_CUDA || !domain->reads_devices)
+        return -FI_EOPNOTSUPP;
+    const off_t begin = lseek(buf->fd, 0, SEEK_CUR);
+    void *pages = mmap(NULL, buf->len, PROT_READ, MAP_SHARED, buf->fd, begin + (off_t)buf->offset);
+    if (pages == MAP_FAILED)
+        return -FI_EINVAL;
+    const struct region wanted = {
+        .at = (char *)buf->base_addr + buf->offset, .bytes = buf->len, .access = attr->access, .pages = pages};
+    const int result = add_region(domain, &wanted, attr->requested_key, mr);
+    if (result != 0)
+        munmap(pages, buf->len);
     return result;
 }
 
@@ -277,7 +328,7 @@ static int land(const struct operation *operation, const struct endpoint *to)
     if (!target)
         return FI_EACCES;
     if (operation->bytes)
-        memcpy(target, operation->buffer, operation->bytes);
+        memcpy(target, bytes_of(operation->descriptor, operation->buffer), operation->bytes);
     return 0;
 }
 
@@ -624,7 +675,16 @@ static int get_option(struct fid *fid, int level, int name, void *value, size_t 
     return 0;
 }
 
-static struct fi_ops_ep option_ops = {.size = sizeof option_ops, .getopt = get_option};
+/* Some adapters are read by calls of the device's driver. */
+static int set_option(struct fid *fid, int level, int name, const void *value, size_t bytes)
+{
+    const struct endpoint *endpoint = (struct endpoint *)fid;
+    if (level != FI_OPT_ENDPOINT || name != 10 || bytes != sizeof(bool) || *(const bool *)value)
+        return -FI_ENOPROTOOPT;
+    return strncmp(endpoint->domain->name, "calls", 5) == 0 ? -FI_EOPNOTSUPP : 0;
+}
+
+static struct fi_ops_ep option_ops = {.size = sizeof option_ops, .getopt = get_option, .setopt = set_option};
 static struct fi_ops_cm name_ops = {.size = sizeof name_ops, .getname = get_name};
 static struct fi_ops_msg message_ops = {.size = sizeof message_ops, .recv = post_receive, .send = send_message};
 static struct fi_ops_rma write_ops = {.size = sizeof write_ops, .writedata = write_data};
@@ -657,7 +717,7 @@ static int free_fid(struct fid *fid)
 }
 
 static struct fi_ops plain_ops = {.size = sizeof plain_ops, .close = free_fid};
-static struct fi_ops_mr register_ops = {.size = sizeof register_ops, .reg = register_region};
+static struct fi_ops_mr register_ops = {.size = sizeof register_ops, .reg = register_region, .regattr = register_attributes};
 static struct fi_ops_domain domain_ops = {
     .size = sizeof domain_ops, .av_open = open_peers, .cq_open = open_queue, .endpoint = open_endpoint};
 
@@ -669,6 +729,7 @@ static int open_domain(struct fid_fabric *fabric, struct fi_info *info, struct f
         return -FI_ENOMEM;
     snprintf(domain->name, sizeof domain->name, "%s", info->domain_attr->name);
     domain->modes = (uint64_t)info->domain_attr->mr_mode;
+    domain->reads_devices = info->caps & FI_HMEM;
     domain->manages_resources = info->domain_attr->resource_mgmt == FI_RM_ENABLED;
     domain->fid.fid.fclass = FI_CLASS_DOMAIN;
     domain->fid.fid.ops = &plain_ops;

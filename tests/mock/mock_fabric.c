@@ -9,12 +9,14 @@
 #include <rdma/fi_domain.h>
 #include <rdma/fi_endpoint.h>
 #include <rdma/fi_errno.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
 #define WRITES (FI_MSG | FI_RMA | FI_WRITE | FI_REMOTE_WRITE)
+#define READS_DEVICES (WRITES | FI_HMEM)
 #define EFA_MODES (FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY)
 
 struct device {
@@ -31,11 +33,14 @@ static const struct device devices[] = {
     {"aws", "efa", "efa", "rdmap0s6-rdm", NULL, FI_EP_RDM, WRITES, EFA_MODES, 4, 0},
     {"aws-first", "efa", "efa", "efa_0-rdm", NULL, FI_EP_RDM, WRITES, EFA_MODES, 4, 0},
     {"aws", "efa", "efa", "rdmap0s6-dgrm", NULL, FI_EP_DGRAM, FI_MSG, EFA_MODES, 4, 8 << 10},
-    {"p4d", "efa", "efa", "rdmap16s27-rdm", NULL, FI_EP_RDM, WRITES, EFA_MODES, 4, 0},
-    {"p4d", "efa", "efa", "rdmap32s27-rdm", NULL, FI_EP_RDM, WRITES, EFA_MODES, 4, 0},
-    {"p4d", "efa", "efa", "rdmap16s27-rdm", NULL, FI_EP_RDM, WRITES, EFA_MODES, 4, 0},
-    {"p4d", "efa", "efa", "rdmap144s27-rdm", NULL, FI_EP_RDM, WRITES, EFA_MODES, 4, 0},
-    {"p4d", "efa", "efa", "rdmap160s27-rdm", NULL, FI_EP_RDM, WRITES, EFA_MODES, 4, 0},
+    {"p4d", "efa", "efa", "rdmap16s27-rdm", NULL, FI_EP_RDM, READS_DEVICES, EFA_MODES, 4, 0},
+    {"p4d", "efa", "efa", "rdmap32s27-rdm", NULL, FI_EP_RDM, READS_DEVICES, EFA_MODES, 4, 0},
+    {"p4d", "efa", "efa", "rdmap16s27-rdm", NULL, FI_EP_RDM, READS_DEVICES, EFA_MODES, 4, 0},
+    {"p4d", "efa", "efa", "rdmap144s27-rdm", NULL, FI_EP_RDM, READS_DEVICES, EFA_MODES, 4, 0},
+    {"p4d", "efa", "efa", "rdmap160s27-rdm", NULL, FI_EP_RDM, READS_DEVICES, EFA_MODES, 4, 0},
+    {"gpudirect", "efa", "efa", "rdmap0s6-rdm", NULL, FI_EP_RDM, READS_DEVICES, EFA_MODES, 4, 0},
+    {"gpudirect-by-calls", "efa", "efa", "calls-rdm", NULL, FI_EP_RDM, READS_DEVICES, EFA_MODES, 4, 0},
+    {"gpudirect-tcp", "tcp", NULL, "eth0", "10.0.0.5", FI_EP_RDM, READS_DEVICES, 0, 8, 0},
     {"p4d", "tcp", NULL, "eth0", "10.0.0.5", FI_EP_RDM, WRITES, 0, 8, 0},
     {"short", "net", NULL, "eth0", "10.0.0.5", FI_EP_RDM, WRITES, 0, 8, 8 << 10},
     {"aws", "tcp", NULL, "eth0", "10.0.0.5", FI_EP_RDM, WRITES, 0, 8, 0},
@@ -109,14 +114,15 @@ EXPORT struct fi_info *fi_dupinfo(const struct fi_info *info)
     return copy;
 }
 
-static struct fi_info *info_of(const struct device *device)
+/* Memory of devices is offered to those who ask for it. */
+static struct fi_info *info_of(const struct device *device, bool reads_devices)
 {
     struct fi_info *info = make_info();
-    info->caps = device->caps;
+    info->caps = reads_devices ? device->caps : device->caps & ~FI_HMEM;
     info->ep_attr->type = device->type;
     info->ep_attr->max_msg_size = device->message_bytes ? device->message_bytes : SIZE_MAX;
     info->domain_attr->name = strdup(device->domain);
-    info->domain_attr->mr_mode = (int)device->modes;
+    info->domain_attr->mr_mode = (int)device->modes | (reads_devices ? FI_MR_HMEM : 0);
     info->domain_attr->cq_data_size = device->data_bytes;
     info->domain_attr->data_progress = device->modes ? FI_PROGRESS_MANUAL : FI_PROGRESS_AUTO;
     info->domain_attr->mr_key_size = 8;
@@ -174,7 +180,7 @@ EXPORT int fi_getinfo(uint32_t version, const char *node, const char *service, u
     for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++) {
         if (!is_asked_for(&devices[i], hints))
             continue;
-        *end = info_of(&devices[i]);
+        *end = info_of(&devices[i], hints->caps & FI_HMEM);
         (*end)->domain_attr->resource_mgmt = hints->domain_attr->resource_mgmt;
         end = &(*end)->next;
     }

@@ -105,6 +105,7 @@ enum { SHOAL_CU_OP_WAIT_32 = 1, SHOAL_CU_OP_WRITE_32 = 2, SHOAL_CU_OP_WAIT_64 = 
 enum { SHOAL_CU_BATCH_MAX = 255 }; /* operations in one cuStreamBatchMemOp */
 enum { SHOAL_CU_LOCATION_DEVICE = 1, SHOAL_CU_ALLOCATION_PINNED = 1, SHOAL_CU_ACCESS_READ_WRITE = 3 };
 enum { SHOAL_CU_IPC_LAZY_PEER_ACCESS = 1 };
+enum { SHOAL_CU_RANGE_DMA_BUF = 1 };       /* cuMemGetHandleForAddressRange */
 enum { SHOAL_CU_PEER_NATIVE_ATOMICS = 3 }; /* cuDeviceGetP2PAttribute */
 
 /* Streams that have no object: what the value 0 means depends on how the caller was compiled, so we never pass it. */

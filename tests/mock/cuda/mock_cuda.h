@@ -27,7 +27,7 @@
  * All of a device's writes are seen in order by the CPU, and the CPU's own (mock_remote.c) by the device; a device's caches and
  * PCIe's relaxed order are not there. Host functions run one at a time. Managed memory does not migrate; priorities are ignored;
  * contexts have no limits but memory.
- * Missing: dma-buf, memory pools as objects, multicast, MPS, MIG. IPC needs processes that may look into each other (/proc), and
+ * Missing: memory pools as objects, multicast, MPS, MIG. IPC needs processes that may look into each other (/proc), and
  * the memory of a process that has ended stays there for those who have it open. */
 #ifndef SHOAL_TESTS_MOCK_CUDA_H
 #define SHOAL_TESTS_MOCK_CUDA_H
@@ -73,6 +73,7 @@ void mock_cuda_reset(void);
  *     values=1        streams wait for values in memory
  *     flush=1         such a wait can have the processor's writes to the device come first
  *     gdrcopy=0       the processor can write there, through GDRCopy (mock_gdr.c)
+ *     dmabuf=0        memory of cuMemAlloc is exported for network adapters (mock_endpoint.c reads it)
  *     seed=1          of all that is random
  *     late=0          a copy runs last of what can run, and then up to so many microseconds later
  *     torn=1          a copy is made in so many parts, in a random order, with other operations between them

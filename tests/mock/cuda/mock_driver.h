@@ -21,7 +21,7 @@ MOCK_CUDA_EXTRA_LIST(MOCK_DECLARE)
 /* ---- Modes and state of the whole (mock_start.c, mock_modes.c) ----------------------------------------------------------- */
 
 struct mock_modes {
-    int devices, version, memory, peers, nvlink, values, flush, gdrcopy, seed, late, torn, poison, queues, depth, idle,
+    int devices, version, memory, peers, nvlink, values, flush, gdrcopy, dmabuf, seed, late, torn, poison, queues, depth, idle,
         pageable, reuse, leaks;
 };
 

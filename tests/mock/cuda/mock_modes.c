@@ -37,6 +37,7 @@ static const struct mode {
     MODE(values, 0, 1),
     MODE(flush, 0, 1),
     MODE(gdrcopy, 0, 1),
+    MODE(dmabuf, 0, 1),
     MODE(seed, 0, 1 << 30),
     MODE(late, 0, 1000000),
     MODE(torn, 1, 64),

@@ -139,6 +139,9 @@ shoal_cu_result mock_device_attribute(int *value, int attribute, shoal_cu_device
     case SHOAL_CU_DEVICE_STREAM_MEMORY_64:
         *value = mock.modes.values;
         break;
+    case SHOAL_CU_DEVICE_DMA_BUF:
+        *value = mock.modes.dmabuf;
+        break;
     case SHOAL_CU_DEVICE_FLUSH:
         *value = mock.modes.flush;
         break;

@@ -322,12 +322,29 @@ shoal_cu_result mock_address_access(shoal_cu_address address, size_t bytes, cons
 
 /* ---- The rest ------------------------------------------------------------------------------------------------------------ */
 
-/* A dma-buf is made by a kernel's driver; there is none here. */
+/* A dma-buf is made by a kernel's driver. Here it is a file of its own, whose position says where the memory begins in it. */
+static int open_range(const struct mock_region *region, shoal_cu_address address)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", mock_arena_of(region->device)->fd);
+    const int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd >= 0)
+        (void)lseek(fd, (off_t)(region->offset + (address - region->at)), SEEK_SET);
+    return fd;
+}
+
+/* The last page is the allocation's whole. */
 shoal_cu_result mock_range_export(void *handle, shoal_cu_address address, size_t bytes, int type, unsigned long long flags)
 {
     ENTER("cuMemGetHandleForAddressRange", MOCK_CURRENT);
-    (void)handle, (void)address, (void)bytes, (void)type, (void)flags;
-    return SHOAL_CU_NOT_SUPPORTED;
+    const struct mock_region *region = mock_region_find(address);
+    if (!mock.modes.dmabuf)
+        return SHOAL_CU_NOT_SUPPORTED;
+    if (!region || region->kind != MOCK_PLAIN_MEMORY || region->is_dying || type != SHOAL_CU_RANGE_DMA_BUF || flags ||
+        (address | bytes) % SHOAL_PAGE || address + bytes > region->at + region->room)
+        return SHOAL_CU_INVALID_VALUE;
+    *(int *)handle = open_range(region, address);
+    return *(int *)handle < 0 ? SHOAL_CU_OPERATING_SYSTEM : SHOAL_CU_SUCCESS;
 }
 
 void mock_virtual_reset(void)
