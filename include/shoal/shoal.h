@@ -297,7 +297,8 @@ struct shoal_options {
  * context, memory that was freed. ERR_STATE: such a call in a callback, where managed memory is host memory. ERR_UNSUPPORTED:
  * a stream that is captured into a graph, a driver or device that lacks what is needed (docs/gpu.md). A driver that refuses
  * later breaks the communicator with ERR_SYSTEM, or ERR_MEMORY, and its own name of the error. However an operation ends,
- * streams go on: after a failure the output holds undefined bytes. */
+ * streams go on: after a failure the output holds undefined bytes. With SHOAL_GPUDIRECT_BYTES a network adapter may read an
+ * input where it lies on the device; then streams go on after a failure when it has read it, at most two seconds later. */
 
 /* output on every rank = op over the inputs of all ranks, element by element. */
 SHOAL_CALL shoal_allreduce(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,

@@ -519,11 +519,24 @@ static void wait_until_quiet(struct shoal_context *context, struct shoal_engine 
     }
 }
 
+/* Adapters may be reading inputs on a device when a communicator breaks: only polls tell when they have done. In a callback
+ * nobody can poll. Ends with the lock held. */
+static void comm_wait_for_adapters(struct shoal_context *context, struct shoal_engine *engine, bool is_inside)
+{
+    while (!is_inside && shoal_engine_is_holding(engine)) {
+        shoal_progress_unlock(context->progress);
+        shoal_shm_link_wait(-1, 0, 1);
+        shoal_progress_lock(context->progress);
+        (void)shoal_network_poll(context->network);
+    }
+}
+
 void shoal_comm_free(struct shoal_comm *comm)
 {
     if (!comm || !*comm->context->is_parent)
         return;
     struct shoal_context *context = comm->context;
+    const bool is_inside = shoal_progress_is_inside(context->progress);
     shoal_progress_lock(context->progress);
     if (shoal_engine_is_in_callback(comm->engine)) {
         shoal_log_line(&context->log, SHOAL_LOG_WARN, "comm", "shoal_comm_free of %s inside a callback of it: not freed",
@@ -541,6 +554,7 @@ void shoal_comm_free(struct shoal_comm *comm)
     shoal_engine_close(comm->engine);
     context->has_broken |= shoal_engine_failure(comm->engine) != NULL;
     wait_until_quiet(context, comm->engine);
+    comm_wait_for_adapters(context, comm->engine, is_inside);
     if (!comm->is_finalized) /* else it was written then */
         write_trace(comm);
     shoal_engine_destroy(comm->engine);

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "comm/arguments.h"
+#include "comm/device_exports.h"
 
 /* ---- What lies where ----------------------------------------------------------------------------------------------------- */
 
@@ -160,6 +161,7 @@ struct side {
     int rank;
     enum shoal_operand operand;
     struct shoal_device_ring_operand *ring_operand; /* NULL: in host memory */
+    const struct side *own; /* of an output: the input that stays, which the device copies from; or NULL */
 };
 
 /* One call of a posting. The engine may free the call's layout while copies are still being posted: addresses are found in one
@@ -250,22 +252,62 @@ static enum shoal_status copy_call(struct trip *trip, size_t i)
     return call->layout ? shoal_arguments_lay_out(trip->comm, trip->posting->name, &leg->call, trip->posting->extra) : SHOAL_OK;
 }
 
+/* Whether the plan of a call allows that its input stays where it is. */
+static bool may_stay(struct trip *trip, size_t i, bool *copies_out)
+{
+    struct shoal_comm *comm = trip->comm;
+    const struct shoal_call *call = &trip->posting->calls[i];
+    const uint64_t least = comm->context->settings.fabric.gpudirect_bytes;
+    if (!least || !comm->context->network || trip->posting->is_group || !trip->legs[i].sides[SHOAL_OPERAND_INPUT].call ||
+        (call->layout && call->layout->tensors) || operand_bytes(comm, call, SHOAL_OPERAND_INPUT) < least)
+        return false;
+    shoal_progress_lock(comm->context->progress);
+    const bool may = shoal_engine_may_input_stay(comm->engine, call, copies_out);
+    shoal_progress_unlock(comm->context->progress);
+    return may;
+}
+
+/* Opens an input that stays on the device; false: it passes through host memory. */
+static bool open_stay(struct trip *trip, size_t i)
+{
+    struct side *sides = trip->legs[i].sides;
+    const struct shoal_call *call = &trip->posting->calls[i];
+    struct shoal_device_ring *ring = shoal_gpu_port_stays(trip->port->port);
+    bool copies;
+    if (!ring || !may_stay(trip, i, &copies) || (copies && !sides[SHOAL_OPERAND_OUTPUT].call))
+        return false;
+    atomic_int *registration =
+        shoal_devices_hold_export(trip->comm, (uintptr_t)call->input, operand_bytes(trip->comm, call, SHOAL_OPERAND_INPUT));
+    struct side *input = &sides[SHOAL_OPERAND_INPUT];
+    input->ring_operand = registration ? shoal_device_ring_open_stay(ring, call->count, registration) : NULL;
+    if (registration && !input->ring_operand)
+        atomic_fetch_sub_explicit(registration, 1, memory_order_release);
+    sides[SHOAL_OPERAND_OUTPUT].own = input->ring_operand && copies ? input : NULL;
+    return input->ring_operand != NULL;
+}
+
+static void open_in_ring(struct trip *trip, const struct shoal_call *call, struct side *side)
+{
+    const int size = trip->comm->size;
+    const bool is_any_partitioned = is_partitioned(call, SHOAL_OPERAND_INPUT) || is_partitioned(call, SHOAL_OPERAND_OUTPUT);
+    struct shoal_device_ring *ring = shoal_gpu_port_ring(trip->port->port, side->operand == SHOAL_OPERAND_INPUT);
+    side->ring_operand = shoal_device_ring_open(ring, is_partitioned(call, side->operand) ? size : 1,
+                                                is_any_partitioned ? size : 1, call->count, shoal_type_bytes(call->type));
+}
+
 static enum shoal_status open_leg(struct trip *trip, size_t i)
 {
     struct shoal_comm *comm = trip->comm;
     struct shoal_call *call = &trip->posting->calls[i];
     struct leg *leg = &trip->legs[i];
     SHOAL_TRY(copy_call(trip, i));
-    const bool is_any_partitioned = is_partitioned(call, SHOAL_OPERAND_INPUT) || is_partitioned(call, SHOAL_OPERAND_OUTPUT);
     struct shoal_device_operand *bases[2] = {NULL, NULL};
     for (int operand = 0; operand < 2; operand++) {
         struct side *side = &leg->sides[operand];
         if (!side->call)
             continue;
-        struct shoal_device_ring *ring = shoal_gpu_port_ring(trip->port->port, operand == SHOAL_OPERAND_INPUT);
-        side->ring_operand =
-            shoal_device_ring_open(ring, is_partitioned(call, side->operand) ? comm->size : 1,
-                                   is_any_partitioned ? comm->size : 1, call->count, shoal_type_bytes(call->type));
+        if (operand != SHOAL_OPERAND_INPUT || !open_stay(trip, i))
+            open_in_ring(trip, call, side);
         bases[operand] = side->ring_operand ? &side->ring_operand->base : NULL;
         if (!bases[operand])
             break;
@@ -322,6 +364,16 @@ static unsigned long long find_element(const void *arg, int part, size_t at, siz
     return (uintptr_t)shoal_call_address(call, side->rank, shoal_type_bytes(call->type), side->operand, part, at, run);
 }
 
+/* The address in the input of an element of the output that the rank gives itself; 0: another rank gives it. */
+static unsigned long long find_own_element(const void *arg, int part, size_t at, size_t *run)
+{
+    const struct side *side = arg;
+    const bool is_in_parts = is_partitioned(side->call, SHOAL_OPERAND_OUTPUT);
+    if (side->rank != (is_in_parts ? part : side->call->root))
+        return 0;
+    return find_element(side->own, is_partitioned(side->call, SHOAL_OPERAND_INPUT) ? side->rank : 0, at, run);
+}
+
 /* ---- Posting ------------------------------------------------------------------------------------------------------------- */
 
 /* A sends to B as B receives from A: so both ends of all messages of a group pass through the rings in one order, whatever the
@@ -372,6 +424,7 @@ static void reserve_all(struct trip *trip)
                 .operand = side->ring_operand,
                 .input = operand == SHOAL_OPERAND_OUTPUT ? leg->sides[SHOAL_OPERAND_INPUT].ring_operand : NULL,
                 .find = find_element,
+                .find_own = side->own ? find_own_element : NULL,
                 .arg = side};
         }
     }

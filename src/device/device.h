@@ -42,9 +42,14 @@ struct shoal_device_ops {
     void (*drop)(struct shoal_device_operand *);
 };
 
-/* Each kind of device has its own operands, which begin with this. */
+/* Each kind of device has its own operands, which begin with this.
+ *
+ * An input that stays does not pass through host memory: network adapters read it where it lies. It is ready when the device
+ * has come to the call, and has no `address`. The processor cannot read it, so it is for plans alone whose steps put it; what
+ * they copy from it to the rank's own output, which is on the device, too, the device copies. */
 struct shoal_device_operand {
     const struct shoal_device_ops *ops;
+    bool stays;
 };
 
 #endif

@@ -191,6 +191,21 @@ struct shoal_device_ring_operand *shoal_device_ring_open(struct shoal_device_rin
     return operand;
 }
 
+struct shoal_device_ring_operand *shoal_device_ring_open_stay(struct shoal_device_ring *ring, size_t count,
+                                                              atomic_int *registration)
+{
+    struct shoal_device_ring_operand *operand = calloc(1, sizeof *operand + ring->slots * sizeof operand->released[0]);
+    if (!operand)
+        return NULL;
+    operand->base = (struct shoal_device_operand){.ops = &ring_ops, .stays = true};
+    operand->ring = ring;
+    atomic_init(&operand->holders, 2);
+    operand->count = count;
+    operand->unit_elements = shoal_max_size(count, 1);
+    operand->registration = registration;
+    return operand;
+}
+
 void shoal_device_ring_reserve(struct shoal_device_ring_operand *operand)
 {
     operand->first = operand->ring->reserved;
@@ -219,6 +234,8 @@ static void ring_operand_free(struct shoal_device_ring_operand *operand)
     /* release: what was written through a mapping comes before its end. */
     for (size_t i = 0; i < operand->write_count; i++)
         atomic_fetch_sub_explicit(&operand->writes[i].mapping->holders, 1, memory_order_release);
+    if (operand->registration)
+        atomic_fetch_sub_explicit(operand->registration, 1, memory_order_release);
     free(operand->writes);
     free(operand);
 }

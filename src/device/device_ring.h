@@ -18,6 +18,11 @@
  *     written     stream: write opening                   engine: opening, taken >= k-1: write, copy out; done = k
  *                 stream: wait done >= k, taken = k
  *
+ * An input that stays on the device (device/device.h) is one unit of a ring of its own kind, whose slots hold no bytes:
+ *
+ *     stays       stream: wait done >= k-1, ready = k         engine: ready >= k: put; done = k when all puts have completed
+ *                 stream, at the end of the call: wait done >= k
+ *
  * Threads: a poster reserves units and puts the stream's work on the stream, one thread at a time by a lock of its own; the
  * functions of struct shoal_device_ops come under the progress engine's lock; both may run at once. */
 #ifndef SHOAL_DEVICE_DEVICE_RING_H
@@ -88,6 +93,7 @@ struct shoal_device_ring_operand {
     uint64_t units_released;
     struct shoal_device_ring_write *writes; /* by the engine; NULL: the stream copies */
     size_t write_count;
+    atomic_int *registration; /* of an input that stays: how many operands hold what adapters read it by */
     const struct shoal_device_ring_counter *opening; /* with writes: it is the engine's when this has come to opening_value */
     uint64_t opening_value;
     size_t released[]; /* [ring->slots] elements of the unit that lies there */
@@ -115,6 +121,10 @@ void shoal_device_ring_let_go(struct shoal_device_ring *ring);
  * NULL: no memory. */
 struct shoal_device_ring_operand *shoal_device_ring_open(struct shoal_device_ring *ring, int parts, int most_parts,
                                                          size_t count, size_t element);
+/* An input that stays on the device, in a ring whose slots hold no bytes. It holds the registration in the caller's stead, and
+ * lets it go at its end. NULL: no memory, and the caller holds it still. */
+struct shoal_device_ring_operand *shoal_device_ring_open_stay(struct shoal_device_ring *ring, size_t count,
+                                                              atomic_int *registration);
 /* Gives it the next units. The poster's, before the engine sees the operand; each reserved unit must be put on the stream, or
  * the ring let go. */
 void shoal_device_ring_reserve(struct shoal_device_ring_operand *operand);

@@ -94,6 +94,33 @@ void shoal_gpu_describe_gdrcopy(char *text, size_t bytes);
 /* The context of the driver that is current in this thread; NULL: none is. */
 void *shoal_gpu_current_context(const struct shoal_gpu *gpu);
 
+/* ---- Memory that adapters read ------------------------------------------------------------------------------------------- */
+
+/* An allocation of a device's memory. */
+struct shoal_gpu_allocation {
+    unsigned long long number; /* the driver's: no later allocation gets it */
+    unsigned long long begin;
+    size_t bytes;
+    void *context; /* that made it */
+};
+
+/* The allocation that has the address. False: there is none, or its number says nothing about its pages: it is managed, a
+ * pool's, or mapped by the program. */
+SHOAL_MUST_USE bool shoal_gpu_find_allocation(const struct shoal_gpu *gpu, unsigned long long at,
+                                              struct shoal_gpu_allocation *allocation_out);
+
+/* Whole pages of an allocation as a dma-buf, whose first byte is that at `begin`. */
+struct shoal_gpu_export {
+    int descriptor; /* the caller closes it */
+    int device;     /* the driver's handle of it */
+    unsigned long long begin;
+    size_t bytes;
+};
+
+/* False: the device, or its driver, exports none. The log says once what the driver answered. */
+SHOAL_MUST_USE bool shoal_gpu_export(struct shoal_gpu *gpu, const struct shoal_gpu_allocation *allocation,
+                                     struct shoal_gpu_export *export_out);
+
 /* ---- Ports --------------------------------------------------------------------------------------------------------------- */
 
 struct shoal_gpu_port;
@@ -127,6 +154,8 @@ bool shoal_gpu_port_close(struct shoal_gpu_port *port);
 
 const void *shoal_gpu_port_context(const struct shoal_gpu_port *port);
 struct shoal_device_ring *shoal_gpu_port_ring(struct shoal_gpu_port *port, bool is_inward);
+/* The ring of inputs that stay on the device; NULL: its streams cannot wait for values in memory, so none can stay. */
+struct shoal_device_ring *shoal_gpu_port_stays(struct shoal_gpu_port *port);
 
 /* Whether work can be put on the caller's stream. ERR_UNSUPPORTED: it is being captured into a graph. */
 SHOAL_MUST_USE enum shoal_status shoal_gpu_port_check(struct shoal_gpu_port *port, void *stream);
@@ -138,6 +167,9 @@ struct shoal_gpu_transfer {
     /* The address of element `at` of a part. *run becomes at most the elements from there that lie in a row; 0: the part has
      * ended. */
     unsigned long long (*find)(const void *arg, int part, size_t at, size_t *run);
+    /* Of an output whose call has an input that stays: the address in that input of an element which the rank gives itself; 0:
+     * another rank gives it. *run likewise. NULL: there is no such input. */
+    unsigned long long (*find_own)(const void *arg, int part, size_t at, size_t *run);
     const void *arg;
 };
 

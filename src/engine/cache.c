@@ -318,6 +318,32 @@ enum shoal_status shoal_engine_find_peers(struct shoal_engine *engine, const str
                           engine->size, engine->hosts, status == SHOAL_ERR_MEMORY ? "no memory" : "the algorithm serves fewer");
 }
 
+static bool reads_devices_for_all(const struct shoal_engine *engine, const struct shoal_plan *plan)
+{
+    for (uint32_t i = 0; i < plan->step_count; i++) {
+        const struct shoal_step *step = &plan->steps[i];
+        if (step->kind == SHOAL_STEP_PUT && plan->blocks[step->first_block].operand == SHOAL_OPERAND_INPUT &&
+            !engine->ops->reads_devices_for(engine->transport, step->peer))
+            return false;
+    }
+    return true;
+}
+
+/* Where the plan is such a one, no rank of this host reads the input, whatever is shared. */
+bool shoal_engine_plan_lets_input_stay(const struct shoal_engine *engine, const struct shoal_request *request,
+                                       const struct shoal_selection *selection, bool *copies_out)
+{
+    const struct shoal_view view = {.size = engine->size, .host = engine->transport->host, .shape = request->shape};
+    const struct shoal_algorithm *entry = shoal_select_plan(selection, &view, request->call.root, NULL);
+    struct shoal_plan plan;
+    shoal_plan_init(&plan, engine->rank, engine->size);
+    entry->build(&plan, &view, engine->rank, request->call.root);
+    const bool may_stay =
+        plan.status == SHOAL_OK && shoal_plan_only_sends_input(&plan, copies_out) && reads_devices_for_all(engine, &plan);
+    shoal_plan_fini(&plan);
+    return may_stay;
+}
+
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
 
 void shoal_engine_free_kept(struct shoal_engine *engine)

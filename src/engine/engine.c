@@ -342,6 +342,18 @@ void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *cal
         post_collective(engine, request);
 }
 
+bool shoal_engine_may_input_stay(struct shoal_engine *engine, const struct shoal_call *call, bool *copies_out)
+{
+    struct shoal_request request = {.call = *call};
+    const struct shoal_algorithm *in_rounds;
+    if (engine->hosts == 1 || engine->is_broken || call->op == SHOAL_SCALED_SUM || !engine->ops->reads_devices_for)
+        return false;
+    engine_measure(engine, &request);
+    const struct shoal_selection selection = shoal_engine_selection(engine, &request);
+    return !shoal_select_is_direct(&selection, &in_rounds) &&
+           shoal_engine_plan_lets_input_stay(engine, &request, &selection, copies_out);
+}
+
 /* ---- Running batches ----------------------------------------------------------------------------------------------------- */
 
 /* Under the lock. */
@@ -914,6 +926,8 @@ void shoal_intake_leave(struct shoal_engine *engine)
 
 bool shoal_engine_progress(struct shoal_engine *engine)
 {
+    if (SHOAL_UNLIKELY(engine->held != NULL))
+        shoal_engine_look_at_held(engine);
     if (engine->is_broken || engine->is_in_progress)
         return false;
     engine->is_in_progress = true;

@@ -47,6 +47,8 @@ void shoal_engine_finalize(struct shoal_engine *engine);
  * it returns false, *rank_out is a peer that has not. */
 void shoal_engine_close(struct shoal_engine *engine);
 bool shoal_engine_is_quiet(struct shoal_engine *engine, int *rank_out);
+/* Whether inputs of failed calls stay on a device because adapters may read them still: two seconds at most. */
+bool shoal_engine_is_holding(struct shoal_engine *engine);
 /* Closes and frees. NULL is allowed. */
 void shoal_engine_destroy(struct shoal_engine *engine);
 
@@ -76,6 +78,10 @@ void shoal_engine_fail_request(struct shoal_engine *engine, struct shoal_request
 
 /* Whether a callback of this engine is running, so that it must not be freed. */
 bool shoal_engine_is_in_callback(const struct shoal_engine *engine);
+/* Whether the call's input, if it lies on a device, may stay there (device/device.h): its plan only puts it, by an adapter that
+ * reads such memory once it is registered. *copies_out: the output must be on the device, too, which copies to it what the rank
+ * gives itself. Not of a call with several tensors. Under the lock. */
+SHOAL_MUST_USE bool shoal_engine_may_input_stay(struct shoal_engine *engine, const struct shoal_call *call, bool *copies_out);
 /* The most bytes of a whole, or of each part, that the engine asks a device for at once (device/device.h). Constant: any
  * thread. */
 size_t shoal_engine_range_bytes(const struct shoal_engine *engine, bool is_in_parts);

@@ -152,6 +152,7 @@ void shoal_engine_destroy(struct shoal_engine *engine)
     if (!engine)
         return;
     shoal_engine_close(engine);
+    shoal_engine_drop_held(engine);
     shoal_p2p_destroy(engine);
     shoal_engine_free_kept(engine);
     shoal_runner_fini(engine);

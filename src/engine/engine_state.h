@@ -169,6 +169,8 @@ struct shoal_engine {
 
     struct shoal_cached_plan *plans; /* the one used last first; so are the peer sets */
     size_t plans_bytes, peer_sets_bytes, kept_bytes;
+    struct shoal_layout *held; /* of held.c */
+    uint64_t held_until_ns;
     uint64_t plans_built;
 
     struct shoal_trial *stores; /* [SHOAL_TRIAL_COUNT], on rank 0 once it has something to try */
@@ -228,7 +230,7 @@ static inline bool shoal_engine_is_flushed_to(const struct shoal_engine *engine,
 
 static inline bool shoal_engine_is_busy(const struct shoal_engine *engine)
 {
-    return engine->intake.active_head || engine->intake.queue_head || engine->message_count;
+    return engine->intake.active_head || engine->intake.queue_head || engine->message_count || engine->held;
 }
 
 /* Whether chunks are under way. */
@@ -345,7 +347,16 @@ static inline void shoal_engine_release_plan(struct shoal_request *request)
     request->cached->users--;
     request->cached = NULL;
 }
+/* As shoal_engine_may_input_stay, of a request that has been measured and takes a plan. */
+SHOAL_MUST_USE bool shoal_engine_plan_lets_input_stay(const struct shoal_engine *engine, const struct shoal_request *request,
+                                                      const struct shoal_selection *selection, bool *copies_out);
 void shoal_engine_free_kept(struct shoal_engine *engine);
+
+/* held.c: the communicator fails. Inputs of these requests that stay on a device are kept while adapters may read them. */
+void shoal_engine_hold_inputs(struct shoal_engine *engine, struct shoal_request *list);
+/* Lets them go, if it is time. */
+void shoal_engine_look_at_held(struct shoal_engine *engine);
+void shoal_engine_drop_held(struct shoal_engine *engine);
 
 /* engine_rounds.c: direct operations over several hosts, in rounds. Before the request is announced; then, until it is done. */
 SHOAL_MUST_USE enum shoal_status shoal_engine_prepare_rounds(struct shoal_engine *engine, struct shoal_request *request);

@@ -288,6 +288,7 @@ static void break_with(struct shoal_engine *engine, const struct shoal_failure *
     engine->is_broken = true;
     shoal_engine_drop_chunks(engine);
     log_broken(engine, failure);
+    shoal_engine_hold_inputs(engine, all);
     complete_list(all, failure->status);
     shoal_p2p_fail(engine, failure->status);
     atomic_store_explicit(&engine->recorder.flight->status, (int32_t)failure->status, memory_order_relaxed);

@@ -233,7 +233,7 @@ char *shoal_call_address(const struct shoal_call *call, int rank, size_t element
     char *const whole = is_input ? (char *)(uintptr_t)call->input : call->output;
     if (SHOAL_LIKELY(!layout))
         return whole + ((size_t)part * call->count + at) * element_bytes;
-    if (layout->device[operand])
+    if (layout->device[operand] && !layout->device[operand]->stays)
         return device_address(layout->device[operand], part, at, run);
     if (!layout->tensors)
         return whole + (shoal_call_part_at(call, rank, operand, rank, part) + at) * element_bytes;

@@ -40,7 +40,8 @@ struct shoal_layout {
     struct shoal_peer_count
         *peer_counts; /* [2 * size]: one for each rank; then room for those of this host's ranks, in a row */
     bool is_received_in_row;
-    uint32_t detail; /* for the descriptor */
+    uint32_t detail;                /* for the descriptor */
+    struct shoal_layout *next_held; /* of engine/held.c */
 };
 
 struct shoal_call {
@@ -94,6 +95,13 @@ static inline struct shoal_device_sum *shoal_call_sum(const struct shoal_call *c
     return SHOAL_LIKELY(!call->layout) ? NULL : call->layout->sum;
 }
 
+/* Whether the input stays on its device, where adapters read it. */
+static inline bool shoal_call_input_stays(const struct shoal_call *call)
+{
+    const struct shoal_device_operand *device = shoal_call_device(call, SHOAL_OPERAND_INPUT);
+    return SHOAL_UNLIKELY(device != NULL) && device->stays;
+}
+
 static inline bool shoal_call_is_on_device(const struct shoal_call *call)
 {
     return SHOAL_UNLIKELY(call->layout != NULL) && (call->layout->device[0] || call->layout->device[1] || call->layout->sum);
@@ -124,7 +132,8 @@ static inline size_t shoal_call_part_at(const struct shoal_call *call, int rank,
     return !layout->received ? 0 : owner == rank ? layout->received_at[part] : layout->received_row[part];
 }
 
-/* The address of element `at` of a part of an own operand; on a device it must be ready. *run becomes at most the elements
+/* The address of element `at` of a part of an own operand; on a device it must be ready, and is the device's where it stays
+ * there. *run becomes at most the elements
  * that follow it in a row. */
 char *shoal_call_address(const struct shoal_call *call, int rank, size_t element_bytes, enum shoal_operand operand, int part,
                          size_t at, size_t *run);

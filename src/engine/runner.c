@@ -246,6 +246,7 @@ enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal
     SHOAL_TRY(find_addresses(engine, request));
     request->cached->hints = request->announcement.descriptor.hints;
     const struct shoal_plan *plan = &request->cached->plan;
+    SHOAL_ASSERT(!shoal_call_input_stays(&request->call) || shoal_plan_only_sends_input(plan, &(bool){false}));
     if (plan->parts && engine->hosts == 1)
         SHOAL_TRY(engine->ops->reserve_staging(engine->transport, engine->depth, engine->slot_bytes));
     request->record->algorithm = request->cached->entry->variants[request->cached->reach];
@@ -564,6 +565,13 @@ static enum shoal_device_work find_work(const struct shoal_plan *plan, const str
                                                 : SHOAL_DEVICE_HAND_OUT;
 }
 
+/* The step copies an input that stays on the device to the output there. */
+static bool is_left_to_device(const struct shoal_chunk *chunk, const struct shoal_step *step, int rank)
+{
+    const struct shoal_block *source = &chunk->request->cached->plan.blocks[step->first_block];
+    return shoal_call_input_stays(&chunk->request->call) && source->rank == rank && source->operand == SHOAL_OPERAND_INPUT;
+}
+
 /* A rank publishes its failure and then lets its streams go, which write to memory that this rank's device may have read
  * meanwhile: what was read counts when nobody has failed by then. */
 static bool run_work(struct shoal_engine *engine, const struct shoal_chunk *chunk, enum shoal_device_work work)
@@ -584,6 +592,8 @@ static bool run_reduce_step(struct shoal_engine *engine, struct shoal_chunk *chu
         if (work != SHOAL_DEVICE_WORKS)
             return run_work(engine, chunk, work);
     }
+    if (is_left_to_device(chunk, step, engine->rank))
+        return true;
     if (!can_touch(engine, chunk, step))
         return false;
     run_reduce(engine, chunk, slot, step);

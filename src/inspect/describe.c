@@ -547,22 +547,57 @@ static enum shoal_status explain_plans(const struct inquiry *inquiry, FILE *out)
     return SHOAL_OK;
 }
 
+/* Ranks that have an input which their plan only sends, with rank 0 as the root. */
+static int count_stays(const struct inquiry *inquiry)
+{
+    const struct shoal_algorithm *entry = shoal_select_plan(&inquiry->selection, &inquiry->view, 0, NULL);
+    const int ranks = inquiry->question->ranks;
+    int count = 0;
+    for (int rank = 0; rank < ranks; rank++) {
+        struct shoal_plan plan;
+        bool copies;
+        shoal_plan_init(&plan, rank, ranks);
+        entry->build(&plan, &inquiry->view, rank, 0);
+        count += plan.status == SHOAL_OK && shoal_shape_contributes(&inquiry->entry->shape, rank, 0) &&
+                 shoal_plan_only_sends_input(&plan, &copies);
+        shoal_plan_fini(&plan);
+    }
+    return count;
+}
+
+static void explain_stays(const struct inquiry *inquiry, FILE *out)
+{
+    const size_t parts = inquiry->entry->shape.is_input_partitioned ? (size_t)inquiry->question->ranks : 1;
+    const size_t bytes = inquiry->count * inquiry->element * parts;
+    const uint64_t least = inquiry->settings.fabric.gpudirect_bytes;
+    const struct shoal_algorithm *rounds;
+    if (inquiry->hosts < 2 || shoal_select_is_direct(&inquiry->selection, &rounds))
+        return;
+    const int count = count_stays(inquiry);
+    if (count)
+        fprintf(out,
+                "inputs of %d rank%s, %zu bytes each, %s on their GPUs, where adapters read them, if provider and driver can\n",
+                count, plural((size_t)count), bytes,
+                least && bytes >= least ? "stay" : "would, with SHOAL_GPUDIRECT_BYTES, stay");
+}
+
 static void explain_gpus(const struct inquiry *inquiry, FILE *out)
 {
     if (inquiry->selection.is_on_devices && inquiry->hosts > 1)
         fputs("\noperands on GPUs: the GPUs of a host copy and reduce; only slices pass through host memory, where ranks sum "
               "them\n"
-              "with those of other hosts. Of this host:\n",
+              "with those of other hosts\n",
               out);
     else if (inquiry->selection.is_on_devices)
-        fputs(
-            "\noperands on GPUs: the GPUs copy and reduce, and no byte passes through host memory; ranks signal and wait. Of\n"
-            "this host:\n",
-            out);
+        fputs("\noperands on GPUs: the GPUs copy and reduce, and no byte passes through host memory; ranks signal and wait\n",
+              out);
     else
         fputs("\noperands on GPUs: their copy engines move them through host memory in units, in and out at the same time,\n"
-              "while ranks and network work on other units; the plan is that of ordinary memory. This host has:\n",
+              "while ranks and network work on other units; the plan is that of ordinary memory\n",
               out);
+    if (!inquiry->selection.is_on_devices)
+        explain_stays(inquiry, out);
+    fputs("this host has:\n", out);
     shoal_describe_gpus(SHOAL_LINKS_SYS, out);
 }
 

@@ -78,6 +78,19 @@ static void print_links(const struct gpus *gpus, FILE *out)
             gpus->reaching, gpus->pairs);
 }
 
+/* Where all GPUs are alike, as mostly, the number says yes or no. */
+static void print_exports(const struct shoal_gpu *gpu, FILE *out)
+{
+    const int count = shoal_gpu_count(gpu);
+    int exporting = 0;
+    for (int device = 0; device < count; device++)
+        exporting += shoal_gpu_at(gpu, device)->has_dma_buf;
+    fprintf(out,
+            "  GPUDirect           the driver exports memory of %d of %d GPUs to adapters; `shoal info --providers` says who "
+            "reads it\n",
+            exporting, count);
+}
+
 static void print_all(struct gpus *gpus, FILE *out)
 {
     const int version = shoal_gpu_driver_version(gpus->gpu), count = shoal_gpu_count(gpus->gpu);
@@ -87,6 +100,7 @@ static void print_all(struct gpus *gpus, FILE *out)
         print_device(gpus, device, out);
     if (count > 1)
         print_links(gpus, out);
+    print_exports(gpus->gpu, out);
     char gdrcopy[200];
     shoal_gpu_describe_gdrcopy(gdrcopy, sizeof gdrcopy);
     fprintf(out, "  GDRCopy             %s\n", gdrcopy);

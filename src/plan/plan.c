@@ -119,6 +119,24 @@ uint32_t shoal_plan_count_early(const struct shoal_plan *plan)
     return count;
 }
 
+bool shoal_plan_only_sends_input(const struct shoal_plan *plan, bool *copies_out)
+{
+    *copies_out = false;
+    for (uint32_t i = 0; i < plan->step_count; i++) {
+        const struct shoal_step *step = &plan->steps[i];
+        const struct shoal_block *blocks = &plan->blocks[step->first_block];
+        bool reads = false;
+        for (unsigned s = 0; s < step->source_count && step->kind == SHOAL_STEP_REDUCE; s++)
+            reads |= is_own(plan, &blocks[s], SHOAL_OPERAND_INPUT);
+        if (!reads)
+            continue;
+        if (step->source_count > 1 || step->dest_count > 1 || !is_own(plan, &blocks[1], SHOAL_OPERAND_OUTPUT))
+            return false;
+        *copies_out = true;
+    }
+    return true;
+}
+
 void shoal_plan_use_staging(struct shoal_plan *plan, int parts, int of)
 {
     plan->parts = parts > plan->parts ? parts : plan->parts;

@@ -236,6 +236,9 @@ void shoal_plan_use_bins(struct shoal_plan *plan, int bins, int of);
  * staging buffer, or its device's slot. They may run before other ranks have posted the operation. */
 uint32_t shoal_plan_count_early(const struct shoal_plan *plan);
 
+/* Whether the plan does nothing with its rank's input but put it, and copy it to the rank's own output: *copies_out. */
+bool shoal_plan_only_sends_input(const struct shoal_plan *plan, bool *copies_out);
+
 /* peers[rank] becomes 1 for the plan's peers, else 0. */
 void shoal_plan_find_peers(const struct shoal_plan *plan, const struct shoal_view *view, uint8_t *peers);
 

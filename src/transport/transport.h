@@ -137,6 +137,10 @@ struct shoal_transport_ops {
     enum shoal_status (*put)(struct shoal_transport *, int peer, unsigned slot, size_t offset, const void *source,
                              size_t bytes);
 
+    /* Whether puts to that peer are made by an adapter that reads memory of devices: then the source may be such memory, while
+     * an operand holds its registration. It stays true. NULL: never. */
+    bool (*reads_devices_for)(struct shoal_transport *, int peer);
+
     /* Whether all puts of the slot have completed locally, so that their sources may be overwritten. NULL: always. */
     bool (*is_locally_complete)(struct shoal_transport *, unsigned slot);
 

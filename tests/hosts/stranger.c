@@ -172,7 +172,7 @@ static enum shoal_status open_stranger(struct stranger *stranger, const struct s
         return SHOAL_ERR_ARGUMENT;
     shoal_log_init(&stranger->log, &stranger->settings.log, NULL, NULL);
     SHOAL_TRY(shoal_fabric_library_open("", &stranger->log, &stranger->library));
-    shoal_fabric_providers_find_best(&stranger->library, NULL, stranger->settings.fabric.provider,
+    shoal_fabric_providers_find_best(&stranger->library, NULL, stranger->settings.fabric.provider, false,
                                      (struct shoal_fabric_share){0}, stranger->providers);
     const struct shoal_fabric_provider *provider =
         shoal_fabric_providers_choose(stranger->providers, stranger->settings.fabric.provider, text, sizeof text);

@@ -121,6 +121,20 @@ uint64_t shoal_fabric_endpoint_copies(const struct shoal_fabric_endpoint *endpoi
     return 0;
 }
 
+bool shoal_fabric_endpoint_reads_devices(const struct shoal_fabric_endpoint *endpoint)
+{
+    (void)endpoint;
+    return false;
+}
+
+const char *shoal_fabric_endpoint_register_export(struct shoal_fabric_endpoint *endpoint,
+                                                  const struct shoal_fabric_export *export,
+                                                  struct shoal_fabric_memory *memory_out)
+{
+    (void)endpoint, (void)export, (void)memory_out;
+    return "not here";
+}
+
 bool shoal_fabric_endpoint_emulates_writes(const struct shoal_fabric_endpoint *endpoint)
 {
     (void)endpoint;
@@ -165,10 +179,10 @@ void shoal_fabric_library_close(struct shoal_fabric_library *library)
 }
 
 void shoal_fabric_providers_find_best(const struct shoal_fabric_library *library, const struct shoal_nic *nic,
-                                      const char *wanted, struct shoal_fabric_share share,
+                                      const char *wanted, bool wants_devices, struct shoal_fabric_share share,
                                       struct shoal_fabric_provider providers_out[SHOAL_FABRIC_PROVIDERS])
 {
-    (void)library, (void)nic, (void)wanted, (void)share;
+    (void)library, (void)nic, (void)wanted, (void)wants_devices, (void)share;
     providers_out[0] = (struct shoal_fabric_provider){.name = "by hand", .way = SHOAL_FABRIC_WRITES};
 }
 

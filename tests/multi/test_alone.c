@@ -398,7 +398,7 @@ static void waits_for_a_device_are_short(struct world *world)
     static const struct shoal_device_ops late_ops = {
         .is_ready = late_is_ready, .address = late_address, .release = late_release, .drop = late_drop};
     static float output[FLOATS];
-    struct shoal_device_operand late = {&late_ops};
+    struct shoal_device_operand late = {.ops = &late_ops};
     struct shoal_progress *progress = world->context->progress;
     struct shoal_doorbell_ops noting = *progress->doorbell.ops;
     doorbell = progress->doorbell.ops;

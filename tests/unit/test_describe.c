@@ -185,6 +185,29 @@ static void describe_names_the_gpus_of_operands(void **state)
     assert_refused(&question, "operands are said to be on GPUs and in memory from shoal_mem_alloc, but are in one of them\n");
 }
 
+/* With one rank on each host the plan of an all-gather only sends an input; with two it is copied for the neighbour. */
+static void describe_tells_inputs_that_stay_on_the_gpu(void **state)
+{
+    static char text[TEXT_BYTES];
+    struct shoal_question question = SHOAL_QUESTION_INIT;
+    (void)state;
+    question.collective = "allgather";
+    question.ranks = 2;
+    question.hosts = 2;
+    question.bytes = 2 << 20;
+    question.on_gpus = 1;
+    assert_int_equal(ask(&question, text), SHOAL_OK);
+    assert_non_null(
+        strstr(text, "inputs of 2 ranks, 1048576 bytes each, would, with SHOAL_GPUDIRECT_BYTES, stay on their GPUs"));
+    setenv("SHOAL_GPUDIRECT_BYTES", "1M", 1);
+    assert_int_equal(ask(&question, text), SHOAL_OK);
+    assert_non_null(strstr(text, "inputs of 2 ranks, 1048576 bytes each, stay on their GPUs"));
+    question.ranks = 4;
+    assert_int_equal(ask(&question, text), SHOAL_OK);
+    assert_null(strstr(text, "on their GPUs"));
+    unsetenv("SHOAL_GPUDIRECT_BYTES");
+}
+
 static void describe_plans_over_hosts(void **state)
 {
     static char text[TEXT_BYTES];
@@ -295,6 +318,7 @@ int main(void)
         cmocka_unit_test(describe_refuses_with_one_line),
         cmocka_unit_test(describe_takes_questions_of_before),
         cmocka_unit_test(describe_names_the_gpus_of_operands),
+        cmocka_unit_test(describe_tells_inputs_that_stay_on_the_gpu),
         cmocka_unit_test(describe_plans_over_hosts),
         cmocka_unit_test(describe_counts_no_dashes),
         cmocka_unit_test(describe_diagnosis_tells_findings),

@@ -327,6 +327,33 @@ static void device_ring_let_go_writes_nothing(void **state)
     close_bench(&bench);
 }
 
+/* The adapter reads it on the device: no byte is in the ring. */
+static void device_ring_input_that_stays_is_done_when_all_was_released(void **state)
+{
+    const uint64_t start = UINT64_MAX - 1;
+    struct bench bench = open_bench(true, 3, start);
+    atomic_int holders = 1;
+    (void)state;
+    bench.operand = shoal_device_ring_open_stay(&bench.ring, 1000, &holders);
+    assert_non_null(bench.operand);
+    shoal_device_ring_reserve(bench.operand);
+    assert_int_equal(bench.operand->units, 1);
+    assert_true(seen(&bench)->stays);
+    assert_false(seen(&bench)->ops->is_ready(seen(&bench), 0, 10));
+    atomic_store(&bench.ring.by_stream[0].value, start + 1);
+    assert_true(seen(&bench)->ops->is_ready(seen(&bench), 0, 1000));
+    bench.operand->base.ops->release(&bench.operand->base, 500, 2000); /* chunks may be longer */
+    assert_int_equal(done_of(&bench, 0), start);
+    bench.operand->base.ops->release(&bench.operand->base, 0, 500);
+    assert_int_equal(done_of(&bench, 0), start + 1);
+    shoal_device_ring_leave(bench.operand);
+    assert_int_equal(atomic_load(&holders), 1);
+    bench.operand->base.ops->drop(&bench.operand->base);
+    assert_int_equal(atomic_load(&holders), 0);
+    assert_false(bench.ring.is_let_go);
+    close_bench(&bench);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -338,6 +365,7 @@ int main(void)
         cmocka_unit_test(device_ring_written_output_is_there_before_the_stream_goes_on),
         cmocka_unit_test(device_ring_written_output_waits_for_its_input),
         cmocka_unit_test(device_ring_let_go_writes_nothing),
+        cmocka_unit_test(device_ring_input_that_stays_is_done_when_all_was_released),
     };
     return cmocka_run_group_tests_name("device_ring", tests, NULL, NULL);
 }

@@ -109,6 +109,39 @@ static void fabric_takes_the_best_provider_of_the_machine(void **state)
     shoal_fabric_library_close(&library);
 }
 
+/* Where the processor would have to copy memory of GPUs, it is as if the provider did not know it; and it is not asked for where
+ * nobody wants it. */
+static void fabric_adapters_that_read_gpus(void **state)
+{
+    static const struct {
+        const char *machine, *provider;
+        bool is_wanted, reads;
+    } cases[] = {{"gpudirect", "efa", true, true},
+                 {"gpudirect", "efa", false, false},
+                 {"aws", "efa", true, false},
+                 {"gpudirect-tcp", "tcp", true, false}};
+    const struct shoal_nic nic = nic_at("10.0.0.5");
+    (void)state;
+    struct shoal_fabric_library library;
+    struct shoal_fabric_provider providers[SHOAL_FABRIC_PROVIDERS];
+    struct heard heard = {""};
+    assert_int_equal(open_library(MOCK_FABRIC, &library, &heard), SHOAL_OK);
+    for (size_t i = 0; i < SHOAL_COUNT_OF(cases); i++) {
+        char reason[1200];
+        setenv("SHOAL_MOCK_FABRIC", cases[i].machine, 1);
+        shoal_fabric_providers_find_best(&library, &nic, "", cases[i].is_wanted, (struct shoal_fabric_share){0}, providers);
+        const struct shoal_fabric_provider *taken = shoal_fabric_providers_choose(providers, "", reason, sizeof reason);
+        assert_non_null(taken);
+        assert_string_equal(taken->name, cases[i].provider);
+        assert_int_equal(taken->way, SHOAL_FABRIC_WRITES);
+        assert_int_equal(taken->reads_devices, cases[i].reads);
+        assert_int_equal(strstr(taken->text, "it reads memory of GPUs") != NULL, cases[i].reads);
+        shoal_fabric_providers_free(&library, providers);
+    }
+    unsetenv("SHOAL_MOCK_FABRIC");
+    shoal_fabric_library_close(&library);
+}
+
 /* A p4d host: four adapters, one of which is listed twice. */
 static void fabric_adapters_are_divided_among_the_ranks(void **state)
 {
@@ -126,12 +159,12 @@ static void fabric_adapters_are_divided_among_the_ranks(void **state)
     for (size_t i = 0; i < SHOAL_COUNT_OF(hosts); i++) {
         for (int rank = 0; rank < hosts[i].ranks || rank == 0; rank++) {
             const struct shoal_fabric_share share = {.rank = rank, .ranks = hosts[i].ranks};
-            shoal_fabric_providers_find_best(&library, &nic, "", share, providers);
+            shoal_fabric_providers_find_best(&library, &nic, "", false, share, providers);
             assert_int_equal(providers[0].adapters, 4);
             if (!strstr(providers[0].text, adapters[hosts[i].taken[rank]]) || !strstr(providers[0].text, "one of 4"))
                 fail_msg("rank %d of %d: %s", rank, hosts[i].ranks, providers[0].text);
             shoal_fabric_providers_free(&library, providers);
-            shoal_fabric_providers_find_best(&library, &nic, "tcp", share, providers);
+            shoal_fabric_providers_find_best(&library, &nic, "tcp", false, share, providers);
             assert_non_null(strstr(providers[2].text, "on eth0; progress"));
             shoal_fabric_providers_free(&library, providers);
         }
@@ -156,7 +189,7 @@ static void fabric_the_adapter_near_a_gpu_is_taken(void **state)
     setenv("SHOAL_MOCK_FABRIC", "p4d", 1);
     for (size_t i = 0; i < SHOAL_COUNT_OF(cases); i++) {
         const struct shoal_fabric_share share = {.rank = 1, .ranks = 2, .adapter = cases[i].adapter};
-        shoal_fabric_providers_find_best(&library, &nic, "", share, providers);
+        shoal_fabric_providers_find_best(&library, &nic, "", false, share, providers);
         assert_int_equal(providers[0].adapters, 4);
         if (!strstr(providers[0].text, cases[i].taken) || !strstr(providers[0].text, "one of 4"))
             fail_msg("near %s: %s", cases[i].adapter, providers[0].text);
@@ -291,6 +324,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fabric_takes_the_best_provider_of_the_machine),
         cmocka_unit_test(fabric_adapters_are_divided_among_the_ranks),
+        cmocka_unit_test(fabric_adapters_that_read_gpus),
         cmocka_unit_test(fabric_the_adapter_near_a_gpu_is_taken),
         cmocka_unit_test(fabric_library_says_what_is_wrong_with_the_file),
         cmocka_unit_test(fabric_filter_counts_only_providers_that_have_an_adapter),

@@ -15,6 +15,7 @@ struct shoal_gpu {
     struct shoal_gpu_device devices[SHOAL_GPU_DEVICES_MAX];
     shoal_cu_context primary[SHOAL_GPU_DEVICES_MAX]; /* retained; NULL: not asked for */
     bool has_said_host_functions;
+    bool has_refused_export;
     struct shoal_cuda_mappings mappings;
 };
 

@@ -99,24 +99,6 @@ static void mapping_map(struct shoal_gpu *gpu, struct shoal_cuda_mapping *mappin
 
 /* ---- Finding ------------------------------------------------------------------------------------------------------------- */
 
-struct allocation {
-    unsigned long long buffer;
-    shoal_cu_address begin;
-    size_t bytes;
-    shoal_cu_context context;
-};
-
-/* Memory of pools, and that which programs map, has no context. Its number may stay when pages of it change. */
-static bool find_allocation(const struct shoal_cuda_calls *cuda, shoal_cu_address at, struct allocation *allocation)
-{
-    int attributes[] = {SHOAL_CU_POINTER_BUFFER_ID, SHOAL_CU_POINTER_RANGE_START, SHOAL_CU_POINTER_RANGE_BYTES,
-                        SHOAL_CU_POINTER_CONTEXT, SHOAL_CU_POINTER_IS_MANAGED};
-    unsigned is_managed = 0;
-    void *values[] = {&allocation->buffer, &allocation->begin, &allocation->bytes, &allocation->context, &is_managed};
-    return cuda->pointer_attributes(SHOAL_COUNT_OF(attributes), attributes, values, at) == SHOAL_CU_SUCCESS &&
-           allocation->context && !is_managed;
-}
-
 static bool is_held(const struct shoal_cuda_mapping *mapping)
 {
     return atomic_load_explicit(&mapping->base.holders, memory_order_acquire) > 0;
@@ -128,27 +110,27 @@ static bool is_old(const struct shoal_cuda_mappings *mappings, const struct shoa
 }
 
 /* Looks at one mapping, at the next one in the next use, and ends it if its allocation was freed. */
-static void end_if_freed(struct shoal_gpu *gpu, const struct allocation *in_use)
+static void end_if_freed(struct shoal_gpu *gpu, const struct shoal_gpu_allocation *in_use)
 {
     struct shoal_cuda_mappings *mappings = &gpu->mappings;
-    struct allocation allocation = {.buffer = 0};
+    struct shoal_gpu_allocation allocation = {.number = 0};
     if (!mappings->count)
         return;
     mappings->looked_at = (mappings->looked_at + 1) % mappings->count;
     const struct shoal_cuda_mapping *mapping = mappings->all[mappings->looked_at];
-    if (mapping->buffer == in_use->buffer || is_held(mapping))
+    if (mapping->buffer == in_use->number || is_held(mapping))
         return;
-    if (!find_allocation(&gpu->calls, mapping->begin, &allocation) || allocation.buffer != mapping->buffer)
+    if (!shoal_gpu_find_allocation(gpu, mapping->begin, &allocation) || allocation.number != mapping->buffer)
         mapping_end(mappings, mappings->looked_at);
 }
 
 /* Ends mappings of allocations where another one lies now. */
-static void mapping_end_stale(struct shoal_cuda_mappings *mappings, const struct allocation *allocation)
+static void mapping_end_stale(struct shoal_cuda_mappings *mappings, const struct shoal_gpu_allocation *allocation)
 {
     for (size_t i = mappings->count; i-- > 0;) {
         const struct shoal_cuda_mapping *mapping = mappings->all[i];
         const bool overlaps = mapping->begin < allocation->begin + allocation->bytes && allocation->begin < mapping->end;
-        if (overlaps && mapping->buffer != allocation->buffer && !is_held(mapping))
+        if (overlaps && mapping->buffer != allocation->number && !is_held(mapping))
             mapping_end(mappings, i);
     }
 }
@@ -170,12 +152,12 @@ static bool make_room(struct shoal_cuda_mappings *mappings)
     return true;
 }
 
-static struct shoal_cuda_mapping *mapping_find(const struct shoal_cuda_mappings *mappings, const struct allocation *allocation,
-                                               shoal_cu_address at, size_t bytes)
+static struct shoal_cuda_mapping *mapping_find(const struct shoal_cuda_mappings *mappings,
+                                               const struct shoal_gpu_allocation *allocation, shoal_cu_address at, size_t bytes)
 {
     for (size_t i = 0; i < mappings->count; i++) {
         struct shoal_cuda_mapping *mapping = mappings->all[i];
-        if (mapping->buffer == allocation->buffer && shoal_cuda_mapping_has(mapping, at, bytes))
+        if (mapping->buffer == allocation->number && shoal_cuda_mapping_has(mapping, at, bytes))
             return mapping;
     }
     return NULL;
@@ -186,7 +168,7 @@ static shoal_cu_address round_down(shoal_cu_address at)
     return at & ~(shoal_cu_address)(SHOAL_GDR_PAGE - 1);
 }
 
-static struct shoal_cuda_mapping *mapping_add(struct shoal_gpu *gpu, int device, const struct allocation *allocation,
+static struct shoal_cuda_mapping *mapping_add(struct shoal_gpu *gpu, int device, const struct shoal_gpu_allocation *allocation,
                                               shoal_cu_address at, size_t bytes)
 {
     struct shoal_cuda_mappings *mappings = &gpu->mappings;
@@ -198,7 +180,7 @@ static struct shoal_cuda_mapping *mapping_add(struct shoal_gpu *gpu, int device,
     mapping->base.write = mapping_write;
     atomic_init(&mapping->base.holders, 0);
     mapping->calls = &mappings->calls;
-    mapping->buffer = allocation->buffer;
+    mapping->buffer = allocation->number;
     mapping->reads_back = !gpu->devices[device].can_flush;
     mapping->pages = round_down(at);
     mapping->page_bytes = until - mapping->pages;
@@ -212,8 +194,8 @@ static struct shoal_cuda_mapping *mapping_add(struct shoal_gpu *gpu, int device,
 /* Under the lock. It may be one that was refused; NULL: there is none. */
 static struct shoal_cuda_mapping *find_or_add(struct shoal_gpu *gpu, int device, shoal_cu_address at, size_t bytes)
 {
-    struct allocation allocation = {.buffer = 0};
-    if (!open_gdr(gpu) || !find_allocation(&gpu->calls, at, &allocation))
+    struct shoal_gpu_allocation allocation = {.number = 0};
+    if (!open_gdr(gpu) || !shoal_gpu_find_allocation(gpu, at, &allocation))
         return NULL;
     end_if_freed(gpu, &allocation);
     if (allocation.bytes > SHOAL_CUDA_MAPPED_ALLOCATION_MAX)

@@ -1,4 +1,5 @@
-/* One communicator's way to one device: two streams of its own, with a ring each, joined to the caller's stream by events. */
+/* One communicator's way to one device: two streams of its own, with a ring each, joined to the caller's stream by events; and
+ * a ring without bytes, for inputs that stay on the device. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,6 +14,7 @@ struct shoal_gpu_port {
     size_t bytes;
     bool is_registered;
     struct shoal_device_ring rings[2]; /* outward, inward */
+    struct shoal_device_ring stays;
     shoal_cu_stream streams[2];
     shoal_cu_event begun;    /* what the caller's stream had when a call was posted */
     shoal_cu_event ended[2]; /* what each of ours has, after it */
@@ -27,9 +29,11 @@ static const struct shoal_gpu_port *last; /* that has posted; NULL: there was no
 
 /* ---- Making and ending --------------------------------------------------------------------------------------------------- */
 
+#define STAYS 16 /* inputs at once: as many as operations are under way */
+
 size_t shoal_gpu_port_bytes(unsigned slots, size_t slot_bytes)
 {
-    return 2 * shoal_device_ring_bytes(slots, slot_bytes);
+    return 2 * shoal_device_ring_bytes(slots, slot_bytes) + shoal_device_ring_bytes(STAYS, 0);
 }
 
 static enum shoal_status port_fill(struct shoal_gpu_port *port)
@@ -101,9 +105,10 @@ static void say_host_functions(struct shoal_gpu *gpu, int number)
 
 static void init_rings(struct shoal_gpu_port *port, unsigned slots, size_t slot_bytes, uint64_t counter_start)
 {
+    const size_t bytes = shoal_device_ring_bytes(slots, slot_bytes);
     for (int i = 0; i < 2; i++)
-        shoal_device_ring_init(&port->rings[i], i == 1, slots, slot_bytes, counter_start,
-                               port->memory + (size_t)i * (port->bytes / 2));
+        shoal_device_ring_init(&port->rings[i], i == 1, slots, slot_bytes, counter_start, port->memory + (size_t)i * bytes);
+    shoal_device_ring_init(&port->stays, true, STAYS, 0, counter_start, port->memory + 2 * bytes);
 }
 
 enum shoal_status shoal_gpu_port_open(struct shoal_gpu *gpu, const struct shoal_gpu_port_options *options,
@@ -206,6 +211,11 @@ struct shoal_device_ring *shoal_gpu_port_ring(struct shoal_gpu_port *port, bool 
     return &port->rings[is_inward];
 }
 
+struct shoal_device_ring *shoal_gpu_port_stays(struct shoal_gpu_port *port)
+{
+    return port->has_value_waits ? &port->stays : NULL;
+}
+
 /* ---- Outputs that the engine writes -------------------------------------------------------------------------------------- */
 
 #define RUNS_MAX 64
@@ -287,7 +297,7 @@ void shoal_gpu_port_map(struct shoal_gpu_port *port, const struct shoal_gpu_tran
     for (size_t i = 0; i < count && port->has_value_waits; i++) {
         const struct shoal_device_ring_operand *operand = transfers[i].operand;
         const bool is_small = operand->units == 1 && operand->count * operand->element * (size_t)operand->parts <= most_bytes;
-        if (is_small && !operand->ring->is_inward)
+        if (is_small && !operand->ring->is_inward && !transfers[i].find_own)
             map_output(port, &transfers[i]);
     }
 }
@@ -299,6 +309,7 @@ void shoal_gpu_port_map(struct shoal_gpu_port *port, const struct shoal_gpu_tran
 struct poster {
     struct shoal_gpu_port *port;
     bool is_inward;
+    const struct shoal_gpu_transfer *first;
     const struct shoal_gpu_transfer *transfer;      /* the next one of its direction, */
     const struct shoal_gpu_transfer *end;           /* before here; there is none at the end */
     uint64_t next;                                  /* unit of it */
@@ -342,7 +353,8 @@ static void find_next(struct poster *poster)
 static struct poster begin_poster(struct shoal_gpu_port *port, bool is_inward, const struct shoal_gpu_transfer *transfers,
                                   size_t count)
 {
-    struct poster poster = {.port = port, .is_inward = is_inward, .transfer = transfers, .end = transfers + count};
+    struct poster poster = {
+        .port = port, .is_inward = is_inward, .first = transfers, .transfer = transfers, .end = transfers + count};
     find_next(&poster);
     return poster;
 }
@@ -404,6 +416,15 @@ static enum shoal_status copy_run(const struct poster *poster, char *host, shoal
     return SHOAL_OK;
 }
 
+/* In place it is there already. */
+static enum shoal_status copy_own(const struct poster *poster, shoal_cu_address to, shoal_cu_address from, size_t bytes)
+{
+    if (to != from)
+        SHOAL_CUDA_PLACE_CALL(&poster->port->place, copy, "cuMemcpyAsync", "copying an input to an output", to, from, bytes,
+                              stream_of(poster));
+    return SHOAL_OK;
+}
+
 static enum shoal_status copy_unit(const struct poster *poster, const struct shoal_device_ring_unit *unit)
 {
     const struct shoal_device_ring_operand *operand = operand_of(poster);
@@ -414,7 +435,9 @@ static enum shoal_status copy_unit(const struct poster *poster, const struct sho
             const shoal_cu_address device = transfer->find(transfer->arg, part, at, &run);
             if (!run)
                 break;
-            SHOAL_TRY(copy_run(poster, shoal_device_ring_at(operand, part, at), device, run * operand->element));
+            const shoal_cu_address own = transfer->find_own ? transfer->find_own(transfer->arg, part, at, &run) : 0;
+            SHOAL_TRY(own ? copy_own(poster, device, own, run * operand->element)
+                          : copy_run(poster, shoal_device_ring_at(operand, part, at), device, run * operand->element));
         }
     }
     return SHOAL_OK;
@@ -441,6 +464,13 @@ static enum shoal_status post_copy(struct poster *poster, const struct shoal_dev
     return copy_unit(poster, unit);
 }
 
+static enum shoal_status post_stay(struct poster *poster, const struct shoal_device_ring_unit *unit)
+{
+    if (!unit->is_first_use)
+        add_op(poster, true, &operand_of(poster)->ring->by_engine[unit->slot], unit->number - 1);
+    return SHOAL_OK;
+}
+
 /* The stream waits for a unit that the engine writes. The wait goes to the driver with the write behind it. */
 static enum shoal_status post_wait(struct poster *poster, const struct shoal_device_ring_unit *unit)
 {
@@ -457,7 +487,7 @@ static enum shoal_status post_unit(struct poster *poster)
     const struct shoal_device_ring_unit unit = shoal_device_ring_unit(operand, poster->next);
     if (poster->count + 2 > SHOAL_CUDA_OPS_MAX) /* two before a copy, or two without one */
         SHOAL_TRY(flush_ops(poster));
-    SHOAL_TRY((operand->writes ? post_wait : post_copy)(poster, &unit));
+    SHOAL_TRY((operand->base.stays ? post_stay : operand->writes ? post_wait : post_copy)(poster, &unit));
     add_op(poster, false, &operand->ring->by_stream[unit.slot], unit.number);
     poster->next++;
     poster->posted++;
@@ -479,6 +509,21 @@ static enum shoal_status post_units(struct poster *in, struct poster *out)
 {
     while (has_more(in) || has_more(out))
         SHOAL_TRY(post_unit(is_inward_next(in, out) ? in : out));
+    return SHOAL_OK;
+}
+
+/* At the end of a call, so that outputs are taken before. On the outward stream: inputs of later calls need not wait. */
+static enum shoal_status await_adapters(struct poster *out)
+{
+    for (const struct shoal_gpu_transfer *transfer = out->first; transfer < out->end; transfer++) {
+        const struct shoal_device_ring_operand *operand = transfer->operand;
+        if (!operand->base.stays)
+            continue;
+        const struct shoal_device_ring_unit unit = shoal_device_ring_unit(operand, 0);
+        add_op(out, true, &operand->ring->by_engine[unit.slot], unit.number);
+        out->posted++;
+        SHOAL_TRY(flush_ops(out));
+    }
     return SHOAL_OK;
 }
 
@@ -512,6 +557,7 @@ static enum shoal_status post_all(struct shoal_gpu_port *port, struct poster *in
     SHOAL_TRY(begin_after(in));
     SHOAL_TRY(begin_after(out));
     SHOAL_TRY(post_units(in, out));
+    SHOAL_TRY(await_adapters(out));
     SHOAL_TRY(end_before(in, stream));
     return end_before(out, stream);
 }

@@ -49,6 +49,7 @@ struct shoal_fabric_endpoint {
     struct fid_ep *ep;
     int wait_fd;
     bool emulates_writes;
+    bool reads_devices;
     struct shoal_fabric_address address;
     char *buffers; /* of receives, then of sends */
     struct shoal_fabric_memory buffer_memory;
@@ -169,9 +170,23 @@ static void put_port(struct fi_info *info, uint16_t port)
         ((struct sockaddr_in6 *)(void *)address)->sin6_port = htons(port);
 }
 
+/* Declared by libfabric 1.18. */
+#define OPT_CUDA_API_PERMITTED 10
+
+/* The engine polls, which must not call the GPU's driver. A provider that cannot do without refuses. */
+static void forbid_driver(struct shoal_fabric_endpoint *endpoint)
+{
+    const bool is_permitted = false;
+    if (endpoint->reads_devices)
+        endpoint->reads_devices =
+            fi_setopt(&endpoint->ep->fid, FI_OPT_ENDPOINT, OPT_CUDA_API_PERMITTED, &is_permitted, sizeof is_permitted) == 0;
+}
+
 static int enable(struct shoal_fabric_endpoint *endpoint)
 {
     int result = fi_endpoint(endpoint->domain, endpoint->info, &endpoint->ep, NULL);
+    if (result == 0)
+        forbid_driver(endpoint);
     if (result == 0)
         result = fi_ep_bind(endpoint->ep, &endpoint->peers->fid, 0);
     if (result == 0)
@@ -252,6 +267,7 @@ enum shoal_status shoal_fabric_endpoint_open(const struct shoal_fabric_library *
     endpoint->library = library;
     endpoint->log = log;
     endpoint->wait_fd = -1;
+    endpoint->reads_devices = provider->reads_devices;
     endpoint->info = library->dupinfo(provider->info);
     const enum shoal_status status =
         endpoint->info ? open_all(endpoint, port_low, port_high) : shoal_log_fail(log, SHOAL_ERR_MEMORY, "fabric", "no memory");
@@ -341,16 +357,11 @@ static uint64_t draw_key(const struct shoal_fabric_endpoint *endpoint)
     return key;
 }
 
-/* 0, or libfabric's error. The providers that want local memory registered lock its pages; that brings them into being, as
- * FI_MR_ALLOCATED demands. */
-static int try_register(struct shoal_fabric_endpoint *endpoint, uint64_t access, void *memory, size_t bytes,
+/* A region that was made, with the address of its first byte. 0, or libfabric's error. */
+static int begin_region(struct shoal_fabric_endpoint *endpoint, struct fid_mr *region, uint64_t at,
                         struct shoal_fabric_memory *memory_out)
 {
-    struct fid_mr *region;
-    *memory_out = (struct shoal_fabric_memory){.region = NULL};
-    int result = fi_mr_reg(endpoint->domain, memory, bytes, access, 0, draw_key(endpoint), 0, &region, NULL);
-    if (result != 0)
-        return result;
+    int result = 0;
     if (endpoint->info->domain_attr->mr_mode & FI_MR_ENDPOINT) {
         result = fi_mr_bind(region, &endpoint->ep->fid, 0);
         result = result == 0 ? fi_mr_enable(region) : result;
@@ -360,8 +371,19 @@ static int try_register(struct shoal_fabric_endpoint *endpoint, uint64_t access,
         return result;
     }
     const bool is_virtual = endpoint->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR;
-    *memory_out = (struct shoal_fabric_memory){region, is_virtual ? (uint64_t)(uintptr_t)memory : 0, fi_mr_key(region)};
+    *memory_out = (struct shoal_fabric_memory){region, is_virtual ? at : 0, fi_mr_key(region)};
     return 0;
+}
+
+/* 0, or libfabric's error. The providers that want local memory registered lock its pages; that brings them into being, as
+ * FI_MR_ALLOCATED demands. */
+static int try_register(struct shoal_fabric_endpoint *endpoint, uint64_t access, void *memory, size_t bytes,
+                        struct shoal_fabric_memory *memory_out)
+{
+    struct fid_mr *region;
+    *memory_out = (struct shoal_fabric_memory){.region = NULL};
+    const int result = fi_mr_reg(endpoint->domain, memory, bytes, access, 0, draw_key(endpoint), 0, &region, NULL);
+    return result == 0 ? begin_region(endpoint, region, (uintptr_t)memory, memory_out) : result;
 }
 
 static enum shoal_status register_for(struct shoal_fabric_endpoint *endpoint, uint64_t access, void *memory, size_t bytes,
@@ -384,6 +406,40 @@ const char *shoal_fabric_endpoint_register_source(struct shoal_fabric_endpoint *
 {
     const int result = try_register(endpoint, FI_SEND | FI_WRITE, memory, bytes, memory_out);
     return result == 0 ? NULL : endpoint->library->error_text(-result);
+}
+
+/* As libfabric 1.20 declares them; the attribute has a dma-buf in the place of its pointer to vectors. */
+#define MR_DMABUF (UINT64_C(1) << 40)
+struct mr_dmabuf {
+    int fd;
+    uint64_t offset;
+    size_t len;
+    void *base_addr;
+};
+
+const char *shoal_fabric_endpoint_register_export(struct shoal_fabric_endpoint *endpoint,
+                                                  const struct shoal_fabric_export *export,
+                                                  struct shoal_fabric_memory *memory_out)
+{
+    const struct mr_dmabuf pages = {
+        .fd = export->descriptor, .len = export->bytes, .base_addr = (void *)(uintptr_t) export->begin};
+    const struct fi_mr_attr attr = {.mr_iov = (const struct iovec *)(const void *)&pages,
+                                    .iov_count = 1,
+                                    .access = FI_SEND | FI_WRITE,
+                                    .requested_key = draw_key(endpoint),
+                                    .iface = FI_HMEM_CUDA,
+                                    .device.cuda = export->device};
+    struct fid_mr *region;
+    *memory_out = (struct shoal_fabric_memory){.region = NULL};
+    int result = fi_mr_regattr(endpoint->domain, &attr, MR_DMABUF, &region);
+    if (result == 0)
+        result = begin_region(endpoint, region, export->begin, memory_out);
+    return result == 0 ? NULL : endpoint->library->error_text(-result);
+}
+
+bool shoal_fabric_endpoint_reads_devices(const struct shoal_fabric_endpoint *endpoint)
+{
+    return endpoint->reads_devices;
 }
 
 void shoal_fabric_endpoint_unregister(struct shoal_fabric_endpoint *endpoint, struct shoal_fabric_memory *memory)

@@ -78,10 +78,24 @@ SHOAL_MUST_USE enum shoal_status shoal_fabric_endpoint_register(struct shoal_fab
 /* The same for memory that is only written from. NULL, or why not: that is for the caller to tell. */
 SHOAL_MUST_USE const char *shoal_fabric_endpoint_register_source(struct shoal_fabric_endpoint *endpoint, void *memory,
                                                                  size_t bytes, struct shoal_fabric_memory *memory_out);
+/* Memory of a device, as a dma-buf whose first byte is that at `begin`. The descriptor stays the caller's. */
+struct shoal_fabric_export {
+    uint64_t number; /* names the allocation; no later one has it */
+    uint64_t begin;
+    size_t bytes;
+    int descriptor, device;
+};
+/* Registers it to be written from. NULL, or why not. Calls no driver of a device. */
+SHOAL_MUST_USE const char *shoal_fabric_endpoint_register_export(struct shoal_fabric_endpoint *endpoint,
+                                                                 const struct shoal_fabric_export *export,
+                                                                 struct shoal_fabric_memory *memory_out);
 void shoal_fabric_endpoint_unregister(struct shoal_fabric_endpoint *endpoint, struct shoal_fabric_memory *memory);
 
 /* Whether the provider wants local sources registered (FI_MR_LOCAL), as those do that drive an adapter themselves. */
 bool shoal_fabric_endpoint_registers_sources(const struct shoal_fabric_endpoint *endpoint);
+
+/* Whether it sends from memory of devices. */
+bool shoal_fabric_endpoint_reads_devices(const struct shoal_fabric_endpoint *endpoint);
 
 struct shoal_fabric_write {
     shoal_fabric_peer peer;

@@ -29,9 +29,18 @@ static struct shoal_fabric_provider row_of(int i)
 
 /* ---- Asking -------------------------------------------------------------------------------------------------------------- */
 
-static uint32_t api_version(const struct shoal_fabric_library *library)
+/* The first version that registers dma-bufs. What is asked for device memory is meant as it means it. */
+#define DMA_BUF_VERSION FI_VERSION(1, 20)
+
+static bool knows_dma_bufs(const struct shoal_fabric_library *library)
 {
-    const uint32_t ours = FI_VERSION(FI_MAJOR_VERSION, FI_MINOR_VERSION), theirs = FI_VERSION(library->major, library->minor);
+    return FI_VERSION(library->major, library->minor) >= DMA_BUF_VERSION;
+}
+
+static uint32_t api_version(const struct shoal_fabric_library *library, uint64_t caps)
+{
+    const uint32_t headers = FI_VERSION(FI_MAJOR_VERSION, FI_MINOR_VERSION), ours = caps & FI_HMEM ? DMA_BUF_VERSION : headers,
+                   theirs = FI_VERSION(library->major, library->minor);
     return ours < theirs ? ours : theirs;
 }
 
@@ -54,6 +63,7 @@ static struct fi_info *make_hints(const struct shoal_fabric_library *library, co
     hints->ep_attr->type = type;
     hints->ep_attr->max_msg_size = caps & FI_MSG ? SHOAL_FABRIC_MESSAGE_MAX : 0;
     hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
+    hints->domain_attr->mr_mode |= caps & FI_HMEM ? FI_MR_HMEM : 0;
     hints->domain_attr->resource_mgmt = FI_RM_ENABLED; /* see COMPLETIONS in fabric_endpoint.c */
     hints->fabric_attr->prov_name = strdup(name);
     if (hints->fabric_attr->prov_name)
@@ -82,7 +92,7 @@ static struct fi_info *provider_ask(const struct shoal_fabric_library *library, 
     *error_out = -FI_ENOMEM;
     if (!hints)
         return NULL;
-    *error_out = library->getinfo(api_version(library), NULL, NULL, 0, hints, &found);
+    *error_out = library->getinfo(api_version(library, caps), NULL, NULL, 0, hints, &found);
     library->freeinfo(hints);
     if (*error_out == 0 && provider_find_named(found, name))
         return found;
@@ -98,7 +108,7 @@ static bool is_built_in(const struct shoal_fabric_library *library, const char *
     struct fi_info *all = NULL;
     bool found = false;
     const size_t length = strcspn(name, ";");
-    if (library->getinfo(api_version(library), NULL, NULL, FI_PROV_ATTR_ONLY, NULL, &all) != 0)
+    if (library->getinfo(api_version(library, 0), NULL, NULL, FI_PROV_ATTR_ONLY, NULL, &all) != 0)
         return true; /* nobody knows */
     for (const struct fi_info *one = all; one && !found; one = one->next) {
         const char *other = one->fabric_attr->prov_name;
@@ -231,19 +241,36 @@ static void provider_describe(struct shoal_fabric_provider *provider)
     char others[48] = "";
     if (provider->adapters > 1)
         snprintf(others, sizeof others, ", one of %d that ranks divide", provider->adapters);
-    snprintf(provider->text, sizeof provider->text, "%s%s%.80s%s%s%s; progress is %s",
+    snprintf(provider->text, sizeof provider->text, "%s%s%.80s%s%s%s%s; progress is %s",
              provider->way == SHOAL_FABRIC_WRITES ? "writes into peers' memory" : "sends", domain ? " on " : "",
              domain ? domain : "", others, modes & FI_MR_LOCAL ? "; what it sends must be registered" : "",
-             modes & FI_MR_PROV_KEY ? "; it chooses keys" : "",
+             provider->reads_devices ? "; it reads memory of GPUs" : "", modes & FI_MR_PROV_KEY ? "; it chooses keys" : "",
              info->domain_attr->data_progress == FI_PROGRESS_AUTO ? "automatic" : "made by polling");
 }
 
-static void find_one(const struct shoal_fabric_library *library, const struct shoal_nic *nic, struct shoal_fabric_share share,
-                     struct shoal_fabric_provider *provider)
+/* A list of what sends from memory of GPUs; NULL: there is none. A provider that does not drive the adapter itself would have
+ * the processor copy it, by calls of the GPU's driver. */
+static struct fi_info *ask_for_devices(const struct shoal_fabric_library *library, const char *name)
+{
+    int error;
+    struct fi_info *list =
+        knows_dma_bufs(library) ? provider_ask(library, name, FI_EP_RDM, FI_MSG | FI_RMA | FI_HMEM, &error) : NULL;
+    const struct fi_info *found = list ? provider_find_named(list, name) : NULL;
+    if (!found || (can_write(found) && (found->domain_attr->mr_mode & FI_MR_LOCAL)))
+        return list;
+    library->freeinfo(list);
+    return NULL;
+}
+
+static void find_one(const struct shoal_fabric_library *library, const struct shoal_nic *nic, bool wants_devices,
+                     struct shoal_fabric_share share, struct shoal_fabric_provider *provider)
 {
     int error;
     char name[SHOAL_NIC_TEXT_MAX];
-    struct fi_info *list = provider_ask(library, provider->name, FI_EP_RDM, FI_MSG | FI_RMA, &error);
+    struct fi_info *list = wants_devices ? ask_for_devices(library, provider->name) : NULL;
+    provider->reads_devices = list != NULL;
+    if (!list)
+        list = provider_ask(library, provider->name, FI_EP_RDM, FI_MSG | FI_RMA, &error);
     if (!list)
         list = provider_ask(library, provider->name, FI_EP_RDM, FI_MSG, &error);
     if (!list) {
@@ -265,12 +292,12 @@ void shoal_fabric_providers_find(const struct shoal_fabric_library *library, con
 {
     for (int i = 0; i < SHOAL_FABRIC_PROVIDERS; i++) {
         providers_out[i] = row_of(i);
-        find_one(library, nic, (struct shoal_fabric_share){0}, &providers_out[i]);
+        find_one(library, nic, true, (struct shoal_fabric_share){0}, &providers_out[i]);
     }
 }
 
 void shoal_fabric_providers_find_best(const struct shoal_fabric_library *library, const struct shoal_nic *nic,
-                                      const char *wanted, struct shoal_fabric_share share,
+                                      const char *wanted, bool wants_devices, struct shoal_fabric_share share,
                                       struct shoal_fabric_provider providers_out[SHOAL_FABRIC_PROVIDERS])
 {
     bool is_found = false;
@@ -280,7 +307,7 @@ void shoal_fabric_providers_find_best(const struct shoal_fabric_library *library
         const bool is_meant = wanted[0] ? strcmp(wanted, provider->name) == 0 : !provider->is_on_request;
         if (!is_meant || is_found)
             continue;
-        find_one(library, nic, share, provider);
+        find_one(library, nic, wants_devices, share, provider);
         is_found = provider->way != SHOAL_FABRIC_REJECTED;
     }
 }

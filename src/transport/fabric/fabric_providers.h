@@ -14,6 +14,7 @@ struct shoal_fabric_provider {
     enum shoal_fabric_way way;
     bool is_on_request;   /* taken only when SHOAL_PROVIDER names it */
     bool is_over_tcp;     /* its endpoint listens for TCP connections at its address */
+    bool reads_devices;   /* it sends from memory of GPUs that is registered as a dma-buf; known where that was asked for */
     int adapters;         /* through which it offers the same */
     char text[240];       /* what it offers, or why it was rejected */
     struct fi_info *info; /* NULL where rejected; the caller frees it with the library's freeinfo */
@@ -21,13 +22,14 @@ struct shoal_fabric_provider {
 
 #define SHOAL_FABRIC_PROVIDERS 6
 
-/* Asks each provider that Shoal knows, best first. nic: the interface that leads to the others; providers that count interfaces
- * otherwise (efa) are not bound to it. */
+/* Asks each provider that Shoal knows, best first, for memory of GPUs, too. nic: the interface that leads to the others;
+ * providers that count interfaces otherwise (efa) are not bound to it. */
 void shoal_fabric_providers_find(const struct shoal_fabric_library *library, const struct shoal_nic *nic,
                                  struct shoal_fabric_provider providers_out[SHOAL_FABRIC_PROVIDERS]);
-/* The same for a rank of several, but asks only until the one that shoal_fabric_providers_choose will take is found. */
+/* The same for a rank of several, but asks only until the one that shoal_fabric_providers_choose will take is found, and for
+ * memory of GPUs only where that is wanted. */
 void shoal_fabric_providers_find_best(const struct shoal_fabric_library *library, const struct shoal_nic *nic,
-                                      const char *wanted, struct shoal_fabric_share share,
+                                      const char *wanted, bool wants_devices, struct shoal_fabric_share share,
                                       struct shoal_fabric_provider providers_out[SHOAL_FABRIC_PROVIDERS]);
 void shoal_fabric_providers_free(const struct shoal_fabric_library *library,
                                  struct shoal_fabric_provider providers[SHOAL_FABRIC_PROVIDERS]);

@@ -8,6 +8,7 @@ struct shoal_fabric_settings {
     char libfabric[SHOAL_SETTING_TEXT_MAX];
     char provider[SHOAL_SETTING_TEXT_MAX];
     char writes[SHOAL_SETTING_TEXT_MAX];
+    uint64_t gpudirect_bytes;
 };
 extern const struct shoal_setting_table shoal_fabric_setting_table;
 

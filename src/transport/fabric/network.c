@@ -73,6 +73,7 @@ struct shoal_network {
     struct shoal_memory *memory;                       /* NULL: no sources are registered */
     bool copies_locked_pages;                          /* at fork; else private memory is not registered */
     struct shoal_fabric_sources sources;
+    struct shoal_fabric_exports exports;
     struct shoal_network_peer **peers;
     size_t peer_count, peer_capacity;
     struct shoal_reachability_checks checks;
@@ -136,7 +137,8 @@ static enum shoal_status network_open_endpoint(struct shoal_network *network, co
     if (!share.adapter && shoal_links_name_adapter(SHOAL_LINKS_SYS, share.rank, share.ranks, adapter))
         share.adapter = adapter;
     const uint64_t begun_ns = shoal_clock_ns();
-    shoal_fabric_providers_find_best(&network->library, options->nic, options->settings->provider, share, network->providers);
+    shoal_fabric_providers_find_best(&network->library, options->nic, options->settings->provider,
+                                     options->settings->gpudirect_bytes > 0, share, network->providers);
     shoal_log_line(network->log, SHOAL_LOG_INFO, "fabric", "libfabric found its providers in %.1f ms", ms_since(begun_ns));
     network->provider = shoal_fabric_providers_choose(network->providers, options->settings->provider, reason, sizeof reason);
     if (!network->provider)
@@ -211,6 +213,7 @@ enum shoal_status shoal_network_open(const struct shoal_network_options *options
     if (status == SHOAL_OK)
         status = network_open_endpoint(network, options);
     shoal_fabric_sources_init(&network->sources, network->endpoint, network->log);
+    network->exports = (struct shoal_fabric_exports){.endpoint = network->endpoint, .log = network->log};
     network->memory = options->memory;
     network->copies_locked_pages = shoal_topology_copies_locked_pages();
     if (status == SHOAL_OK) {
@@ -280,6 +283,7 @@ void shoal_network_close(struct shoal_network *network)
         shoal_fabric_endpoint_stop(network->endpoint);
     free_orphans(network);
     shoal_fabric_sources_close(&network->sources);
+    shoal_fabric_exports_close(&network->exports);
     shoal_fabric_endpoint_close(network->endpoint);
     shoal_fabric_fork_forget(network);
     shoal_reachability_close_all(&network->checks);
@@ -895,6 +899,16 @@ struct shoal_fabric_source *shoal_network_find_source(struct shoal_network *netw
     struct shoal_region *region = shoal_memory_find(network->memory, at, bytes);
     const bool may_register = region && (region->kind == SHOAL_REGION_SHARED || network->copies_locked_pages);
     return may_register ? shoal_fabric_sources_of(&network->sources, region) : NULL;
+}
+
+struct shoal_fabric_exports *shoal_network_exports(struct shoal_network *network)
+{
+    return network->writes && shoal_fabric_endpoint_reads_devices(network->endpoint) ? &network->exports : NULL;
+}
+
+struct shoal_fabric_exported *shoal_network_find_export(const struct shoal_network *network, const void *at, size_t bytes)
+{
+    return shoal_fabric_exports_find(&network->exports, at, bytes);
 }
 
 uint64_t shoal_network_copies(const struct shoal_network *network)

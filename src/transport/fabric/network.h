@@ -12,6 +12,7 @@
 #include "membership/membership.h"
 #include "memory/memory.h"
 #include "observe/rejections.h"
+#include "transport/fabric/fabric_exports.h"
 #include "transport/fabric/fabric_settings.h"
 #include "transport/fabric/fabric_sources.h"
 #include "transport/fabric/reachability.h"
@@ -206,6 +207,11 @@ void shoal_network_unregister(struct shoal_network *network, struct shoal_fabric
  * asked for first. NULL: the provider wants none, they lie in no region that can be registered, or there is no memory. See
  * fabric_sources.h. */
 struct shoal_fabric_source *shoal_network_find_source(struct shoal_network *network, const void *at, size_t bytes);
+/* The registrations of memory of devices; NULL: the adapter does not read there. */
+struct shoal_fabric_exports *shoal_network_exports(struct shoal_network *network);
+/* The registration of memory of a device in which all these bytes lie, for an operand that holds it. NULL: it is memory of the
+ * host. */
+struct shoal_fabric_exported *shoal_network_find_export(const struct shoal_network *network, const void *at, size_t bytes);
 /* How many writes had their source copied into a bounce buffer so far. */
 uint64_t shoal_network_copies(const struct shoal_network *network);
 

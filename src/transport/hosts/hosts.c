@@ -355,16 +355,14 @@ struct origin {
 
 static struct origin find_origin(struct hosts *hosts, const void *source, size_t bytes)
 {
-    struct origin origin = {.at = source, .bytes = bytes};
-    if (is_in_staging(hosts, source, bytes)) {
-        origin.memory = &hosts->staging;
-    } else {
-        struct shoal_fabric_source *known = shoal_network_find_source(hosts->network, source, bytes);
-        if (known && known->memory.region) {
-            origin.memory = &known->memory;
-            origin.under_way = &known->under_way;
-        }
-    }
+    struct origin origin = {.at = source, .bytes = bytes, .memory = &hosts->staging};
+    if (is_in_staging(hosts, source, bytes))
+        return origin;
+    struct shoal_fabric_exported *exported = shoal_network_find_export(hosts->network, source, bytes);
+    struct shoal_fabric_source *known = exported ? NULL : shoal_network_find_source(hosts->network, source, bytes);
+    const bool is_known = known && known->memory.region;
+    origin.memory = exported ? &exported->memory : is_known ? &known->memory : NULL;
+    origin.under_way = exported ? &exported->under_way : is_known ? &known->under_way : NULL;
     return origin;
 }
 
@@ -434,6 +432,13 @@ static enum shoal_status hosts_put(struct shoal_transport *transport, int peer, 
     if (remote_of(hosts, peer)->has_staging && shoal_network_writes(hosts->network, origin.memory, bytes))
         return write_to(hosts, peer, slot, offset, &origin);
     return send_messages(hosts, peer, slot, offset, &origin);
+}
+
+static bool hosts_reads_devices_for(struct shoal_transport *transport, int peer)
+{
+    struct hosts *hosts = hosts_of(transport);
+    return !is_local(hosts, peer) && shoal_network_exports(hosts->network) && hosts->has_staging &&
+           remote_of(hosts, peer)->has_staging && shoal_network_writes(hosts->network, &hosts->staging, hosts->slot_bytes);
 }
 
 static bool hosts_is_locally_complete(struct shoal_transport *transport, unsigned slot)
@@ -1093,6 +1098,7 @@ static const struct shoal_transport_ops ops = {
     .reserve_staging = hosts_reserve_staging,
     .staging = hosts_staging,
     .put = hosts_put,
+    .reads_devices_for = hosts_reads_devices_for,
     .is_locally_complete = hosts_is_locally_complete,
     .is_flushed = is_flushed,
     .is_sending = is_sending,

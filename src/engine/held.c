@@ -1,0 +1,58 @@
+/* Inputs that stay on a device (device/device.h), after a failure. An adapter may still read what was put, and a peer that has
+ * not heard of the failure takes what it gets for the operation's. So the device's stream is not let go, and the program's
+ * work behind the call does not overwrite the input, before all puts have completed locally. A peer that is gone may leave
+ * them under way for long: then the wait ends after HOLD_NS. */
+#include "engine/engine_state.h"
+
+#define HOLD_NS (2 * SHOAL_NS_PER_S)
+
+static bool has_left(const struct shoal_engine *engine)
+{
+    bool has_all_left = true;
+    for (unsigned slot = 0; slot < engine->depth && engine->ops->is_locally_complete; slot++)
+        has_all_left &= engine->ops->is_locally_complete(engine->transport, slot);
+    return has_all_left;
+}
+
+void shoal_engine_hold_inputs(struct shoal_engine *engine, struct shoal_request *list)
+{
+    if (has_left(engine))
+        return;
+    engine->held_until_ns = shoal_clock_ns() + HOLD_NS;
+    for (struct shoal_request *request = list; request; request = request->next) {
+        if (!shoal_call_input_stays(&request->call))
+            continue;
+        request->call.layout->next_held = engine->held;
+        engine->held = request->call.layout;
+        request->call.layout = NULL;
+    }
+}
+
+void shoal_engine_drop_held(struct shoal_engine *engine)
+{
+    while (engine->held) {
+        struct shoal_layout *layout = engine->held;
+        engine->held = layout->next_held;
+        shoal_layout_free(layout);
+    }
+}
+
+void shoal_engine_look_at_held(struct shoal_engine *engine)
+{
+    const bool is_over = has_left(engine);
+    if (!is_over && shoal_clock_ns() < engine->held_until_ns)
+        return;
+    if (!is_over)
+        shoal_log_line(engine->log, SHOAL_LOG_WARN, "engine",
+                       "communicator %s is broken, and two seconds later the adapter has not done with inputs on a device: the "
+                       "program's work on that memory goes on, and a peer that comes back may get what it writes there",
+                       engine->name);
+    shoal_engine_drop_held(engine);
+}
+
+bool shoal_engine_is_holding(struct shoal_engine *engine)
+{
+    if (engine->held)
+        shoal_engine_look_at_held(engine);
+    return engine->held != NULL;
+}

@@ -1,0 +1,523 @@
+/* Inputs that network adapters read in a device's memory (GPUDirect RDMA): the ranks are threads of one process that call
+ * themselves different hosts, over the stand-in driver and a mock of EFA that reads dma-bufs. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <unistd.h>
+
+#include "host_threads.h"
+#include "mock/cuda/mock_client.h"
+
+#define LARGE ((size_t)300001) /* several chunks */
+
+static void (*limit_locked)(size_t bytes);
+static size_t (*count_locked)(void);
+static unsigned (*count_regions)(const void *at);
+static shoal_cu_context device_context;
+
+/* ---- A rank's device ----------------------------------------------------------------------------------------------------- */
+
+#define CU(rank, call) CHECK(rank, (call) == SHOAL_CU_SUCCESS, "the driver refuses")
+
+static shoal_cu_stream begin(struct rank *rank)
+{
+    shoal_cu_stream stream;
+    CU(rank, cu.context_set(device_context));
+    CU(rank, cu.stream_create(&stream, SHOAL_CU_STREAM_NON_BLOCKING, 0));
+    return stream;
+}
+
+static shoal_cu_address allocate(struct rank *rank, size_t bytes)
+{
+    shoal_cu_address at;
+    CU(rank, cu.allocate(&at, bytes));
+    return at;
+}
+
+static void *pointer(shoal_cu_address at)
+{
+    return (void *)(uintptr_t)at;
+}
+
+static void start_device(const char *modes)
+{
+    shoal_cu_device device;
+    control.reset_of();
+    assert_true(control.set_of(modes));
+    assert_int_equal(cu.init(0), SHOAL_CU_SUCCESS);
+    assert_int_equal(cu.device_get(&device, 0), SHOAL_CU_SUCCESS);
+    assert_int_equal(cu.primary_retain(&device_context, device), SHOAL_CU_SUCCESS);
+    control.fail_of("cuMemcpyDtoHAsync", 0, 0); /* whose calls are counted */
+}
+
+/* ---- Collectives that move ----------------------------------------------------------------------------------------------- */
+
+enum kind { ALLGATHER, BROADCAST, GATHER, SCATTER, ALLTOALL, KINDS };
+
+struct call {
+    enum kind kind;
+    int root;
+    size_t count;
+    bool is_in_place, is_output_in_host;
+};
+
+static bool has_input_parts(const struct call *call)
+{
+    return call->kind == SCATTER || call->kind == ALLTOALL;
+}
+
+static bool has_output_parts(const struct call *call)
+{
+    return call->kind == ALLGATHER || call->kind == GATHER || call->kind == ALLTOALL;
+}
+
+static bool gives(const struct call *call, int rank)
+{
+    return (call->kind != BROADCAST && call->kind != SCATTER) || rank == call->root;
+}
+
+static bool takes(const struct call *call, int rank)
+{
+    return call->kind != GATHER || rank == call->root;
+}
+
+/* Element i of what goes from one rank to another. */
+static float element(const struct call *call, int from, int to, size_t i)
+{
+    return (float)(i % 1009 + (size_t)from * 2000 + (has_input_parts(call) ? (size_t)to * 100000 : 0));
+}
+
+static void post(struct rank *rank, const struct call *call, void *input, void *output, shoal_cu_stream stream)
+{
+    struct shoal_options options = SHOAL_OPTIONS_INIT;
+    options.stream = stream;
+    switch (call->kind) {
+    case ALLGATHER:
+        OK(rank, shoal_allgather(rank->comm, input, output, call->count, SHOAL_FLOAT32, &options));
+        break;
+    case BROADCAST:
+        OK(rank, shoal_broadcast(rank->comm, input, output, call->count, SHOAL_FLOAT32, call->root, &options));
+        break;
+    case GATHER:
+        OK(rank, shoal_gather(rank->comm, input, output, call->count, SHOAL_FLOAT32, call->root, &options));
+        break;
+    case SCATTER:
+        OK(rank, shoal_scatter(rank->comm, input, output, call->count, SHOAL_FLOAT32, call->root, &options));
+        break;
+    default:
+        OK(rank, shoal_alltoall(rank->comm, input, output, call->count, SHOAL_FLOAT32, &options));
+        break;
+    }
+}
+
+struct memory {
+    size_t input_count, output_count;
+    float *values; /* of the host: for the larger one */
+    shoal_cu_address first, input, output;
+};
+
+/* In place the smaller one is the rank's part of the larger. */
+static struct memory make_memory(struct rank *rank, const struct call *call)
+{
+    const size_t parts = (size_t)rank->world->size;
+    struct memory memory = {.input_count = call->count * (has_input_parts(call) ? parts : 1),
+                            .output_count = call->count * (has_output_parts(call) ? parts : 1)};
+    const size_t most = memory.input_count > memory.output_count ? memory.input_count : memory.output_count;
+    memory.values = malloc(most * sizeof(float));
+    CHECK(rank, memory.values, "no memory");
+    memory.first = memory.input = memory.output = allocate(rank, most * sizeof(float));
+    if (!call->is_in_place)
+        memory.output = allocate(rank, memory.output_count * sizeof(float));
+    else if (memory.input_count < memory.output_count)
+        memory.input += (size_t)rank->rank * call->count * sizeof(float);
+    else if (memory.output_count < memory.input_count)
+        memory.output += (size_t)rank->rank * call->count * sizeof(float);
+    return memory;
+}
+
+static void fill_input(struct rank *rank, const struct call *call, const struct memory *memory)
+{
+    for (size_t i = 0; i < memory->input_count; i++)
+        memory->values[i] = element(call, rank->rank, (int)(i / call->count), i % call->count);
+    CU(rank, cu.copy_to_device_now(memory->input, memory->values, memory->input_count * sizeof(float)));
+}
+
+static void check_output(struct rank *rank, const struct call *call, const float *values)
+{
+    const size_t parts = has_output_parts(call) ? (size_t)rank->world->size : 1;
+    for (size_t i = 0; i < parts * call->count; i++) {
+        const int from = has_output_parts(call) ? (int)(i / call->count) : call->root;
+        const float wanted = element(call, from, rank->rank, i % call->count);
+        CHECK(rank, values[i] == wanted, "kind %d of %zu, root %d: value %zu is %g, not %g", (int)call->kind, call->count,
+              call->root, i, (double)values[i], (double)wanted);
+    }
+}
+
+/* Work that the program has put behind the call overwrites the input as soon as the stream goes on. */
+static void run_call(struct rank *rank, const struct call *call, shoal_cu_stream stream)
+{
+    struct memory memory = make_memory(rank, call);
+    float *nothing = calloc(memory.input_count, sizeof *nothing);
+    const bool in_host = call->is_output_in_host && !call->is_in_place;
+    CHECK(rank, nothing, "no memory");
+    if (gives(call, rank->rank))
+        fill_input(rank, call, &memory);
+    post(rank, call, gives(call, rank->rank) ? pointer(memory.input) : NULL,
+         !takes(call, rank->rank) ? NULL
+         : in_host                ? (void *)memory.values
+                                  : pointer(memory.output),
+         stream);
+    if (!call->is_in_place && gives(call, rank->rank))
+        CU(rank, cu.copy_to_device(memory.input, nothing, memory.input_count * sizeof(float), stream));
+    CU(rank, cu.stream_synchronize(stream));
+    if (takes(call, rank->rank) && !in_host)
+        CU(rank, cu.copy_to_host_now(memory.values, memory.output, memory.output_count * sizeof(float)));
+    if (takes(call, rank->rank))
+        check_output(rank, call, memory.values);
+    pthread_barrier_wait(&rank->world->meeting);
+    CU(rank, cu.release(memory.first));
+    if (!call->is_in_place)
+        CU(rank, cu.release(memory.output));
+    free(memory.values);
+    free(nothing);
+}
+
+/* ---- Exact, without a byte of an input in host memory -------------------------------------------------------------------- */
+
+/* The first call passes through host memory: ranks have not yet told each other where to write. */
+static void meet(struct rank *rank, shoal_cu_stream stream)
+{
+    run_call(rank, &(struct call){.kind = ALLGATHER, .count = COUNT}, stream);
+}
+
+static void run_kinds(struct rank *rank, shoal_cu_stream stream, size_t count)
+{
+    for (int kind = 0; kind < KINDS; kind++) {
+        for (int root = 0; root < (kind == ALLGATHER || kind == ALLTOALL ? 1 : rank->world->size); root++) {
+            for (int in_place = 0; in_place < 2; in_place++)
+                run_call(rank, &(struct call){(enum kind)kind, root, count, in_place, false}, stream);
+        }
+    }
+}
+
+static void exact_body(struct rank *rank)
+{
+    const shoal_cu_stream stream = begin(rank);
+    meet(rank, stream);
+    pthread_barrier_wait(&rank->world->meeting);
+    const size_t staged = control.count_of("calls");
+    run_kinds(rank, stream, COUNT);
+    run_kinds(rank, stream, LARGE);
+    pthread_barrier_wait(&rank->world->meeting);
+    CHECK(rank, control.count_of("calls") == staged, "%zu copies to the host", control.count_of("calls") - staged);
+}
+
+static void inputs_leave_the_device(void **state)
+{
+    (void)state;
+    start_device("dmabuf,torn=3");
+    run_world(2, 1, exact_body);
+    run_world(3, 1, exact_body);
+    start_device("dmabuf,late=300,poison");
+    run_world(2, 1, exact_body);
+    assert_int_equal(control.count_of("allocations"), 0);
+    assert_int_equal(count_locked(), 0);
+}
+
+/* ---- Where they do not --------------------------------------------------------------------------------------------------- */
+
+static void staged_body(struct rank *rank)
+{
+    const shoal_cu_stream stream = begin(rank);
+    meet(rank, stream);
+    pthread_barrier_wait(&rank->world->meeting);
+    const size_t staged = control.count_of("calls");
+    run_kinds(rank, stream, COUNT);
+    pthread_barrier_wait(&rank->world->meeting);
+    CHECK(rank, control.count_of("calls") > staged, "an input has left the device");
+}
+
+static void run_staged(const char *machine, const char *modes, const char *setting)
+{
+    setenv("SHOAL_MOCK_FABRIC", machine, 1);
+    start_device(modes);
+    run_world_with(setting, 2, 1, staged_body);
+    setenv("SHOAL_MOCK_FABRIC", "gpudirect", 1);
+}
+
+/* Not offered, refused, switched off, or too small: all is as without. */
+static void what_cannot_leave_the_device_passes_through_host_memory(void **state)
+{
+    (void)state;
+    run_staged("aws", "dmabuf", NULL);
+    run_staged("gpudirect-by-calls", "dmabuf", NULL);
+    run_staged("gpudirect", "dmabuf=0", NULL);
+    run_staged("gpudirect", "dmabuf", "SHOAL_GPUDIRECT_BYTES=0");
+    run_staged("gpudirect", "dmabuf", "SHOAL_GPUDIRECT_BYTES=1M");
+    run_staged("gpudirect", "dmabuf", "SHOAL_WRITES=no");
+    setenv("SHOAL_MOCK_VERSION", "0x10013", 1); /* 1.19 */
+    run_staged("gpudirect", "dmabuf", NULL);
+    unsetenv("SHOAL_MOCK_VERSION");
+}
+
+/* The driver refuses every second export, then the adapter has no more. */
+static void refusals_body(struct rank *rank)
+{
+    const shoal_cu_stream stream = begin(rank);
+    meet(rank, stream);
+    pthread_barrier_wait(&rank->world->meeting);
+    if (rank->rank == 0)
+        control.fail_of("cuMemGetHandleForAddressRange", 1, SHOAL_CU_NOT_SUPPORTED);
+    pthread_barrier_wait(&rank->world->meeting);
+    meet(rank, stream);
+    pthread_barrier_wait(&rank->world->meeting);
+    if (rank->rank == 0)
+        limit_locked(count_locked());
+    pthread_barrier_wait(&rank->world->meeting);
+    run_kinds(rank, stream, COUNT);
+    pthread_barrier_wait(&rank->world->meeting);
+    if (rank->rank == 0)
+        limit_locked(SIZE_MAX);
+}
+
+static void refusals_at_a_call_harm_nobody(void **state)
+{
+    (void)state;
+    start_device("dmabuf");
+    run_world(2, 1, refusals_body);
+    start_device("dmabuf");
+}
+
+/* Ranks of one host hand their inputs to each other; where they do not, as to a root elsewhere, each adapter reads them. */
+static void several_body(struct rank *rank)
+{
+    const struct call call = {.kind = GATHER, .root = 0, .count = COUNT};
+    const shoal_cu_stream stream = begin(rank);
+    run_kinds(rank, stream, COUNT);
+    pthread_barrier_wait(&rank->world->meeting);
+    const size_t staged = control.count_of("calls");
+    char adapter[32];
+    const uint64_t sent = count_sent(endpoints[rank->rank], adapter, sizeof adapter);
+    pthread_barrier_wait(&rank->world->meeting);
+    run_call(rank, &call, stream);
+    pthread_barrier_wait(&rank->world->meeting);
+    CHECK(rank, control.count_of("calls") <= staged + 2, "%zu copies to the host", control.count_of("calls") - staged);
+    if (rank->rank >= 2)
+        CHECK(rank, count_sent(endpoints[rank->rank], adapter, sizeof adapter) >= sent + COUNT * sizeof(float),
+              "\"%s\" has not sent", adapter);
+}
+
+static void several_ranks_and_adapters_of_a_host(void **state)
+{
+    (void)state;
+    setenv("SHOAL_MOCK_FABRIC", "p4d", 1);
+    start_device("dmabuf");
+    run_world(4, 2, several_body);
+    setenv("SHOAL_MOCK_FABRIC", "gpudirect", 1);
+}
+
+static void host_output_body(struct rank *rank)
+{
+    const shoal_cu_stream stream = begin(rank);
+    meet(rank, stream);
+    for (int kind = 0; kind < KINDS; kind++)
+        run_call(rank, &(struct call){(enum kind)kind, 1, COUNT, false, true}, stream);
+}
+
+static void outputs_in_host_memory(void **state)
+{
+    (void)state;
+    start_device("dmabuf");
+    run_world(2, 1, host_output_body);
+}
+
+/* ---- Freed memory -------------------------------------------------------------------------------------------------------- */
+
+/* The driver gives the address to another allocation. */
+static void freed_body(struct rank *rank)
+{
+    const struct call call = {.kind = ALLGATHER, .count = COUNT};
+    const shoal_cu_stream stream = begin(rank);
+    meet(rank, stream);
+    for (int i = 0; i < 10; i++)
+        run_call(rank, &call, stream);
+}
+
+static void freed_memory_is_registered_anew(void **state)
+{
+    (void)state;
+    start_device("dmabuf,reuse");
+    run_world(2, 1, freed_body);
+}
+
+#define MANY 100
+
+/* More allocations than are kept, and then none of them is there any more. */
+static void many_body(struct rank *rank)
+{
+    const shoal_cu_stream stream = begin(rank);
+    const shoal_cu_address output = allocate(rank, 2 * COUNT * sizeof(float));
+    shoal_cu_address inputs[MANY];
+    struct shoal_options options = SHOAL_OPTIONS_INIT;
+    options.stream = stream;
+    meet(rank, stream);
+    for (int i = 0; i < MANY; i++)
+        inputs[i] = allocate(rank, COUNT * sizeof(float));
+    for (int i = 0; i < MANY; i++)
+        OK(rank, shoal_allgather(rank->comm, pointer(inputs[i]), pointer(output), COUNT, SHOAL_FLOAT32, &options));
+    CU(rank, cu.stream_synchronize(stream));
+    for (int i = 0; i < MANY - 1; i++)
+        CU(rank, cu.release(inputs[i]));
+    for (int i = 0; i < MANY; i++)
+        OK(rank, shoal_allgather(rank->comm, pointer(inputs[MANY - 1]), pointer(output), COUNT, SHOAL_FLOAT32, &options));
+    unsigned kept = 0;
+    for (int i = 0; i < MANY; i++)
+        kept += count_regions(pointer(inputs[i])) > 0;
+    CHECK(rank, kept == 1, "%u allocations are registered", kept);
+    CU(rank, cu.release(inputs[MANY - 1]));
+    CU(rank, cu.release(output));
+}
+
+static void registrations_of_freed_memory_end(void **state)
+{
+    (void)state;
+    start_device("dmabuf");
+    run_world(2, 1, many_body);
+}
+
+/* ---- Failures ------------------------------------------------------------------------------------------------------------ */
+
+#define LOOK_US 10000
+#define LOOKS 1000
+
+static uint64_t sent_by(int rank)
+{
+    char adapter[32];
+    return count_sent(endpoints[rank], adapter, sizeof adapter);
+}
+
+/* Nothing more is sent by the rank for a while: it waits for the other one. */
+static void wait_until_silent(int rank)
+{
+    uint64_t sent = sent_by(rank);
+    for (int silent = 0; silent < 30; silent++) {
+        usleep(LOOK_US);
+        if (sent_by(rank) != sent)
+            silent = 0;
+        sent = sent_by(rank);
+    }
+}
+
+/* Rank 0's puts to rank 1 are under way, and stay so: the device has come to the call when the ranks had met. */
+static struct shoal_request *begin_stuck(struct rank *rank, const struct call *call, const struct memory *memory,
+                                         shoal_cu_stream stream)
+{
+    struct shoal_options options = SHOAL_OPTIONS_INIT;
+    struct shoal_request *request;
+    int looks = 0;
+    options.stream = stream;
+    fill_input(rank, call, memory);
+    control.hold_of(true);
+    OK(rank, shoal_broadcast_post(rank->comm, pointer(memory->input), pointer(memory->output), call->count, SHOAL_FLOAT32, 0,
+                                  &options, &request));
+    pthread_barrier_wait(&rank->world->meeting);
+    wait_until_silent(1);
+    hinder(endpoints[1], MOCK_STALLED);
+    const uint64_t sent = sent_by(0);
+    control.hold_of(false);
+    while (sent_by(0) == sent && looks++ < LOOKS)
+        usleep(LOOK_US);
+    CHECK(rank, sent_by(0) > sent, "nothing is put");
+    return request;
+}
+
+static bool opens_again, frees_at_once;
+
+static double ms_since(uint64_t begun_ns)
+{
+    return (double)(shoal_clock_ns() - begun_ns) / 1e6;
+}
+
+/* The stream waits for the adapter, but not for ever. */
+static void check_held(struct rank *rank, shoal_cu_stream stream, uint64_t failed_ns)
+{
+    usleep(200000);
+    const bool is_late = ms_since(failed_ns) > 1000; /* a crowded machine */
+    CHECK(rank, is_late || cu.stream_query(stream) == SHOAL_CU_NOT_READY, "the stream goes on");
+    if (opens_again)
+        hinder(endpoints[1], MOCK_OPEN);
+    if (frees_at_once) {
+        shoal_comm_free(rank->comm);
+        rank->comm = NULL;
+    }
+    CU(rank, cu.stream_synchronize(stream));
+    if (opens_again)
+        CHECK(rank, is_late || ms_since(failed_ns) < 1900, "held for %g ms", ms_since(failed_ns));
+    else
+        CHECK(rank, ms_since(failed_ns) > 1900, "held for %g ms", ms_since(failed_ns));
+}
+
+static void held_body(struct rank *rank)
+{
+    const struct call call = {.kind = BROADCAST, .root = 0, .count = LARGE, .is_in_place = true};
+    const shoal_cu_stream stream = begin(rank);
+    meet(rank, stream);
+    struct memory memory = make_memory(rank, &call);
+    pthread_barrier_wait(&rank->world->meeting);
+    if (rank->rank == 0) {
+        struct shoal_request *request = begin_stuck(rank, &call, &memory, stream);
+        shoal_comm_abort(rank->comm);
+        EXPECT(rank, SHOAL_ERR_ABORTED, shoal_request_wait(request, SHOAL_FOREVER));
+        check_held(rank, stream, shoal_clock_ns());
+        hinder(endpoints[1], MOCK_OPEN);
+        shoal_request_free(request);
+    } else {
+        pthread_barrier_wait(&rank->world->meeting);
+        EXPECT(rank, SHOAL_ERR_ABORTED, shoal_broadcast(rank->comm, NULL, memory.values, call.count, SHOAL_FLOAT32, 0, NULL));
+    }
+    pthread_barrier_wait(&rank->world->meeting);
+    CU(rank, cu.release(memory.first));
+    free(memory.values);
+}
+
+static void the_stream_waits_for_adapters_after_a_failure(void **state)
+{
+    (void)state;
+    start_device("dmabuf");
+    opens_again = true;
+    run_world(2, 1, held_body);
+    frees_at_once = true;
+    run_world(2, 1, held_body);
+    opens_again = false;
+    run_world(2, 1, held_body);
+    frees_at_once = false;
+    run_world(2, 1, held_body);
+    assert_int_equal(control.count_of("allocations"), 0);
+    assert_int_equal(count_locked(), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(inputs_leave_the_device),
+        cmocka_unit_test(what_cannot_leave_the_device_passes_through_host_memory),
+        cmocka_unit_test(refusals_at_a_call_harm_nobody),
+        cmocka_unit_test(several_ranks_and_adapters_of_a_host),
+        cmocka_unit_test(outputs_in_host_memory),
+        cmocka_unit_test(freed_memory_is_registered_anew),
+        cmocka_unit_test(registrations_of_freed_memory_end),
+        cmocka_unit_test(the_stream_waits_for_adapters_after_a_failure),
+    };
+    setenv("SHOAL_MOCK_FABRIC", "gpudirect", 1);
+    setenv("SHOAL_GPUDIRECT_BYTES", "64K", 1);
+    void *mock = open_mock_fabric(MOCK_FABRIC);
+    find_in_mock(mock, "mock_limit_locked", &limit_locked);
+    find_in_mock(mock, "mock_count_locked", &count_locked);
+    find_in_mock(mock, "mock_count_regions", &count_regions);
+    mock_client_open(MOCK_CUDA, false);
+    return cmocka_run_group_tests_name("gpudirect", tests, NULL, NULL);
+}
