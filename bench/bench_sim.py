@@ -37,6 +37,8 @@ STEP = ["--profile", "resnet50,bert-large,gpt2", "--backward", "120,400,250", "-
 SUITES = {
     "allreduce": ("All-reduce on 1 to 256 hosts of 8 ranks, 25 Gbit/s, ordinary memory", ["allreduce", *HOSTS]),
     "gpu-pcie": ("All-reduce of 8 GPUs of one host, PCIe 4, no NVLink", ["allreduce", *PCIE]),
+    "gpu-pcie-peers": ("All-reduce of 8 GPUs of one host that sum among themselves over PCIe 4",
+                       ["allreduce", *PCIE, "--nvlink", "24GB/s"]),
     "gpu-p4d": ("All-reduce on 2 to 64 hosts like p4d, of 8 GPUs with NVLink", ["allreduce", *P4D, "--nvlink", "gen3"]),
     "gpu-p4d-staged": ("All-reduce on 2 to 64 hosts like p4d, whole operands through host memory", ["allreduce", *P4D]),
     "step": ("Training steps on 1 to 256 hosts of 8 ranks, float32", ["step", *STEP]),

@@ -272,23 +272,23 @@ void sim_model_print(const struct shoal_simulation *model)
 {
     network_print(model);
     memory_print(model);
-    puts(
-        "How it goes on from there:\n"
-        "    Ranks run the plans that `shoal explain` prints, in the chunks and slots that the settings give, all from one\n"
-        "    moment on. Each operation begins with a rank's announcement to each peer on another host, and to the ranks of\n"
-        "    its host.\n"
-        "    A rank does one thing at a time: it works, sends, receives, or waits. With --cores ranks of a host take turns.\n"
-        "    Each host has one adapter for all its ranks. It sends what comes first, --frame bytes of a host's messages, then\n"
-        "    of the next host's; receives as fast as it sends; and what it cannot take yet waits on the way.\n"
-        "    With --burst it has a token bucket each way, full at first: tokens come at --rate, and bytes that find some do "
-        "not\n"
-        "    wait. With --one-machine all ranks take turns on the same --cores.\n"
-        "    With --host-memory the ranks of a host, and their copies, share its memory. With --pcie copy engines move "
-        "operands\n"
-        "    through a ring of --unit long units in host memory, each way by itself, while ranks and network work on others;\n"
-        "    with --nvlink each unit of a slice is reduced among the GPUs before and gathered after, and one rank of each "
-        "host\n"
-        "    stands for all, at its share of adapter, switch and memory.\n"
-        "    Not in it: other traffic, losses, caches, the time to sleep and to wake.\n"
-        "    Once the time from chunk to chunk has settled to 0.2% the rest is taken to go on so; --every-chunk does not.");
+    puts("How it goes on from there:\n"
+         "    Ranks run the plans that `shoal explain` prints, in the chunks and slots that the settings give, all from one\n"
+         "    moment on. Each operation begins with a rank's announcement to each peer on another host, and to the ranks of\n"
+         "    its host.\n"
+         "    A rank does one thing at a time: it works, sends, receives, or waits. With --cores ranks of a host take turns.\n"
+         "    Each host has one adapter for all its ranks, or with --switch-adapters one below each switch, with its part of "
+         "the\n"
+         "    rate. It sends what comes first, --frame bytes of a host's messages, then of the next host's; receives as fast "
+         "as it sends; and what it cannot take yet waits on the way.\n"
+         "    With --burst it has a token bucket each way, full at first: tokens come at --rate, and bytes that find some do "
+         "not\n"
+         "    wait. With --one-machine all ranks take turns on the same --cores.\n"
+         "    With --host-memory the ranks of a host, and their copies, share its memory. With --pcie copy engines move "
+         "operands\n"
+         "    through a ring of --unit long units in host memory, each way by itself, while ranks and network work on others;\n"
+         "    with --nvlink GPUs sum among themselves by the plan peers: they reduce and gather over NVLink, and over several\n"
+         "    hosts a slice of each passes PCIe, in chunks of a --unit for each rank of a host, or what staging buffers hold.\n"
+         "    Not in it: other traffic, losses, caches, the time to sleep and to wake.\n"
+         "    Once the time from chunk to chunk has settled to 0.2% the rest is taken to go on so; --every-chunk does not.");
 }

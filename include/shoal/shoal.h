@@ -689,7 +689,7 @@ struct shoal_simulation {
     size_t switch_gpus;          /* below each switch; 0: all of a host */
     int switch_adapters;         /* are the adapters below the switches, too, divided among them? */
     double nvlink_gb_s;          /* of each GPU to the others of its host, each way: all-reduces are then reduced and gathered
-                                  * among them, and only slices leave GPUs. 0: there is none */
+                                  * among them (2 to 8), and only slices leave a host. 0: there is none */
     size_t unit_bytes;           /* of a copy between GPU and host memory */
     size_t ring_bytes;           /* of host memory, each way, that holds such units; 0: room for a chunk and three units */
     double copy_us;              /* before a copy's first byte */

@@ -17,16 +17,19 @@
 /* A rank's part of the script in a slot. The script of meeting has one more slot. */
 struct slot_run {
     bool is_used;
+    bool is_at_work; /* its GPU is; the act is done when `left` has passed the link */
+    bool has_worked;
+    uint64_t left;
     uint32_t leaving; /* messages of it that have not left */
     uint32_t act;
     uint64_t chunk;
 };
 
 struct rank {
-    bool is_busy;      /* or wants a core */
-    bool is_called;    /* its event is noted, though it is not busy */
+    bool is_busy;     /* or wants a core */
+    bool is_called;   /* its event is noted, though it is not busy */
     bool is_handling; /* and busy with that */
-    bool has_done;     /* anything in this round */
+    bool has_done;    /* anything in this round */
     bool has_met;
     unsigned turn;    /* of slots in the round */
     uint64_t want_ps; /* while it waits for a core */
@@ -48,6 +51,8 @@ struct cores {
 struct machine {
     const struct shoal_case *asked;
     const struct shoal_model *model;
+    struct shoal_model adapter; /* the same, with the rate of one of a host's adapters */
+    int adapters;               /* of all hosts */
     struct shoal_cast cast;
     struct shoal_events events;
     struct shoal_wire wire;
@@ -158,7 +163,7 @@ static void call_rank(struct machine *machine, int rank)
 
 static bool is_on_gpu(const struct machine *machine)
 {
-    return machine->model->unit_bytes != 0;
+    return machine->model->unit_bytes != 0 && !machine->asked->selection.is_on_devices;
 }
 
 /* Bytes of an operand from its beginning to the end of a chunk. */
@@ -382,14 +387,19 @@ static void predict_publish(struct machine *machine, int rank)
     }
 }
 
+static int adapter_of(const struct machine *machine, int rank)
+{
+    return machine->model->is_adapter_below ? shoal_copiers_switch_of(&machine->copies, rank)
+                                            : shoal_cast_host(&machine->cast, rank);
+}
+
 static void send(struct machine *machine, int rank, unsigned slot, const struct shoal_act *act)
 {
     struct slot_run *run = predict_run_of(machine, rank, slot);
     const struct shoal_wire_message message = {
         .from = (uint16_t)rank, .to = act->peer, .slot = (uint16_t)slot, .bytes = predict_bytes_of(machine, run, act)};
     run->leaving++;
-    predict_fail(machine, shoal_wire_send(&machine->wire, shoal_cast_host(&machine->cast, rank),
-                                          shoal_cast_host(&machine->cast, act->peer), &message));
+    predict_fail(machine, shoal_wire_send(&machine->wire, adapter_of(machine, rank), adapter_of(machine, act->peer), &message));
 }
 
 /* Carries out the act, after its time. */
@@ -427,6 +437,49 @@ static void end_script(struct machine *machine, int rank, unsigned slot)
     predict_allow_copies(machine, rank);
 }
 
+/* ---- Works of GPUs ------------------------------------------------------------------------------------------------------- */
+
+static uint32_t device_event(const struct machine *machine, int rank, unsigned slot)
+{
+    const int before = machine->cast.size * (1 + SHOAL_COPY_STAGES) + 2 * machine->adapters;
+    return (uint32_t)before + (uint32_t)rank * machine->asked->depth + slot;
+}
+
+/* True when it is done. A work begins some time after it was asked for. */
+static bool run_device(struct machine *machine, int rank, unsigned slot, const struct shoal_act *act)
+{
+    struct slot_run *run = predict_run_of(machine, rank, slot);
+    if (run->has_worked) {
+        run->has_worked = false;
+        return true;
+    }
+    if (run->is_at_work)
+        return false;
+    run->is_at_work = true;
+    run->left = predict_bytes_of(machine, run, act);
+    shoal_events_push(&machine->events, machine->events.now_ps + machine->model->copy_ps, device_event(machine, rank, slot));
+    return false;
+}
+
+/* What passes PCIe shares it, frame by frame. */
+static void end_device(struct machine *machine, int id)
+{
+    const int number = id - (int)device_event(machine, 0, 0), depth = (int)machine->asked->depth, rank = number / depth;
+    const unsigned slot = (unsigned)(number % depth);
+    struct slot_run *run = predict_run_of(machine, rank, slot);
+    const enum shoal_copy_link link = (enum shoal_copy_link)script_of(machine, rank, slot)->acts[run->act].link;
+    const uint64_t frame = link == SHOAL_COPY_BETWEEN ? run->left : shoal_min_size(run->left, machine->model->frame_bytes);
+    if (frame) {
+        run->left -= frame;
+        shoal_events_push(&machine->events, shoal_copiers_pass_link(&machine->copies, rank, link, frame), (uint32_t)id);
+        return;
+    }
+    run->is_at_work = false;
+    run->has_worked = true;
+    machine->ranks[rank].has_done = true;
+    call_rank(machine, rank);
+}
+
 /* Runs what is in a slot until it has to wait, or the rank is busy. */
 static void run_slot(struct machine *machine, int rank, unsigned slot)
 {
@@ -434,12 +487,14 @@ static void run_slot(struct machine *machine, int rank, unsigned slot)
     struct slot_run *run = predict_run_of(machine, rank, slot);
     while (run->is_used && run->act < script->count) {
         const struct shoal_act *act = &script->acts[run->act];
-        const bool is_wait = act->kind == SHOAL_ACT_WAIT;
+        const bool is_wait = act->kind == SHOAL_ACT_WAIT, is_device = act->kind == SHOAL_ACT_DEVICE;
+        if (is_device && !run_device(machine, rank, slot, act))
+            return;
         if (is_wait && *counter_of(machine, rank, act->peer, slot) < (int32_t)act->value)
             return;
         if (!can_begin(machine, rank, slot, act))
             return;
-        const uint64_t work_ps = is_wait ? 0 : work_ps_of(machine, rank, run, act);
+        const uint64_t work_ps = is_wait || is_device ? 0 : work_ps_of(machine, rank, run, act);
         if (work_ps) {
             begin_work(machine, rank, work_ps);
             return;
@@ -539,19 +594,19 @@ static void wake_rank(struct machine *machine, int rank)
 
 /* ---- The whole ----------------------------------------------------------------------------------------------------------- */
 
-static void end_sending(struct machine *machine, int host)
+static void end_sending(struct machine *machine, int adapter)
 {
     int rank, slot;
-    if (!shoal_wire_sent(&machine->wire, host, &rank, &slot))
+    if (!shoal_wire_sent(&machine->wire, adapter, &rank, &slot))
         return;
     SHOAL_ASSERT(predict_run_of(machine, rank, (unsigned)slot)->leaving > 0);
     if (--predict_run_of(machine, rank, (unsigned)slot)->leaving == 0)
         call_rank(machine, rank);
 }
 
-static void end_receiving(struct machine *machine, int host)
+static void end_receiving(struct machine *machine, int adapter)
 {
-    const uint32_t number = shoal_wire_received(&machine->wire, host);
+    const uint32_t number = shoal_wire_received(&machine->wire, adapter);
     const struct shoal_wire_message *message = &machine->wire.messages[number];
     struct rank *rank = &machine->ranks[message->to];
     rank->inbox_count++;
@@ -573,15 +628,17 @@ static void end_copying(struct machine *machine, int event)
 
 static void run_event(struct machine *machine, int id)
 {
-    const int size = machine->cast.size, hosts = machine->asked->hosts;
+    const int size = machine->cast.size, adapters = machine->adapters;
     if (id < size)
         wake_rank(machine, id);
-    else if (id < size + hosts)
+    else if (id < size + adapters)
         end_sending(machine, id - size);
-    else if (id < size + 2 * hosts)
-        end_receiving(machine, id - size - hosts);
-    else
+    else if (id < size + 2 * adapters)
+        end_receiving(machine, id - size - adapters);
+    else if (id < (int)device_event(machine, 0, 0))
         end_copying(machine, id);
+    else
+        end_device(machine, id);
 }
 
 /* A rank that has not finished when nothing more happens waits for what never comes. */
@@ -623,17 +680,29 @@ static enum shoal_status predict_allocate(struct machine *machine)
     return SHOAL_OK;
 }
 
+/* One for each host, or one below each switch, with its part of the rate. */
+static void find_adapters(struct machine *machine)
+{
+    const struct shoal_model *model = machine->model;
+    const int each = model->is_adapter_below ? shoal_copiers_switches(model, machine->cast.local) : 1;
+    machine->adapters = each * machine->asked->hosts;
+    machine->adapter = *model;
+    machine->adapter.wire_ps *= each;
+    machine->adapter.line_ps *= each;
+}
+
 static enum shoal_status set_up(struct machine *machine)
 {
-    const int size = machine->asked->view.size, hosts = machine->asked->hosts;
+    const int size = machine->asked->view.size;
     machine->slots = machine->asked->depth + 1;
     SHOAL_TRY(shoal_cast_init(&machine->cast, machine->asked));
     machine->chunks = machine->cast.chunks;
+    find_adapters(machine);
     SHOAL_TRY(predict_allocate(machine));
-    SHOAL_TRY(shoal_events_init(&machine->events, (uint32_t)(size + 2 * hosts + SHOAL_COPY_STAGES * size)));
-    SHOAL_TRY(shoal_wire_init(&machine->wire, machine->model, hosts, &machine->events, size));
-    SHOAL_TRY(
-        shoal_copiers_init(&machine->copies, machine->model, size, machine->cast.local, &machine->events, size + 2 * hosts));
+    SHOAL_TRY(shoal_events_init(&machine->events, device_event(machine, size, 0)));
+    SHOAL_TRY(shoal_wire_init(&machine->wire, &machine->adapter, machine->adapters, &machine->events, size));
+    SHOAL_TRY(shoal_copiers_init(&machine->copies, machine->model, size, machine->cast.local, &machine->events,
+                                 size + 2 * machine->adapters));
     machine->wire.copies = machine->model->is_adapter_below ? &machine->copies : NULL;
     for (int rank = 0; rank < size; rank++) {
         for (int is_in = 0; is_in <= 1; is_in++)
@@ -685,11 +754,19 @@ static void add_host(const struct machine *machine, const struct shoal_load *loa
     forecast->receiving_ps_most = most(forecast->receiving_ps_most, (uint64_t)shoal_adapter_ps(model, (double)received));
 }
 
+/* Bytes that a rank's GPU moves one way between its memory and the host's: all, or a slice where other hosts add to it. */
+static uint64_t copied_bytes(const struct machine *machine, int rank, bool is_in)
+{
+    const struct shoal_case *asked = machine->asked;
+    const uint64_t all = shoal_cast_bytes(&machine->cast, rank, is_in, asked->count);
+    return !asked->selection.is_on_devices ? all : asked->hosts > 1 ? all / (uint64_t)machine->cast.local : 0;
+}
+
 /* Bytes that a rank and its adapter move one way through their switch. */
 static uint64_t switch_bytes(const struct machine *machine, int rank, bool is_in)
 {
     const struct shoal_load *load = &machine->cast.loads[rank];
-    const uint64_t copied = shoal_cast_bytes(&machine->cast, rank, is_in, machine->asked->count);
+    const uint64_t copied = copied_bytes(machine, rank, is_in);
     const uint64_t messages = is_in ? load->receives : load->sends, bytes = is_in ? load->received_bytes : load->sent_bytes;
     return copied + (machine->model->is_adapter_below ? bytes + messages * machine->model->header_bytes : 0);
 }
@@ -697,16 +774,16 @@ static uint64_t switch_bytes(const struct machine *machine, int rank, bool is_in
 static uint64_t link_ps(const struct machine *machine, int rank, bool is_in)
 {
     const struct shoal_model *model = machine->model;
-    const uint64_t bytes = shoal_cast_bytes(&machine->cast, rank, is_in, machine->asked->count);
-    return shoal_bytes_ps(bytes, model->pcie_ps) + shoal_copiers_units(&machine->copies, bytes) * model->copy_ps;
+    const uint64_t bytes = copied_bytes(machine, rank, is_in);
+    const uint64_t units = is_on_gpu(machine) ? shoal_copiers_units(&machine->copies, bytes) : 0;
+    return shoal_bytes_ps(bytes, model->pcie_ps) + units * model->copy_ps;
 }
 
-static uint64_t nvlink_ps(const struct machine *machine, int rank)
+/* What each GPU reads in its peers' memory. */
+static uint64_t nvlink_ps(const struct machine *machine)
 {
-    const size_t count = machine->asked->count;
-    const uint64_t moved =
-        shoal_cast_bytes(&machine->cast, rank, true, count) + shoal_cast_bytes(&machine->cast, rank, false, count);
-    return shoal_bytes_ps(moved * (uint64_t)(machine->model->gpus - 1), machine->model->nvlink_ps);
+    const uint64_t all = machine->asked->count * machine->asked->element_bytes, own = all / (uint64_t)machine->cast.local;
+    return machine->asked->selection.is_on_devices ? shoal_bytes_ps(2 * (all - own), machine->model->nvlink_ps) : 0;
 }
 
 static uint64_t copying_ps_most(const struct machine *machine)
@@ -714,13 +791,13 @@ static uint64_t copying_ps_most(const struct machine *machine)
     const struct shoal_cast *cast = &machine->cast;
     const int below = (cast->local + machine->copies.switches - 1) / machine->copies.switches;
     uint64_t busiest_ps = 0;
-    for (int is_in = 0; is_on_gpu(machine) && is_in <= 1; is_in++) {
+    for (int is_in = 0; machine->model->unit_bytes && is_in <= 1; is_in++) {
         uint64_t bytes = 0;
         for (int rank = 0; rank < cast->size; rank++) {
             bytes = rank % cast->local % below ? bytes : 0; /* the first one below a switch */
             bytes += switch_bytes(machine, rank, is_in);
             busiest_ps = most(busiest_ps, shoal_bytes_ps(bytes, machine->model->switch_ps));
-            busiest_ps = most(busiest_ps, most(link_ps(machine, rank, is_in), nvlink_ps(machine, rank)));
+            busiest_ps = most(busiest_ps, most(link_ps(machine, rank, is_in), nvlink_ps(machine)));
         }
     }
     return busiest_ps;

@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 
-static int switches_of(const struct shoal_model *model, int local)
+int shoal_copiers_switches(const struct shoal_model *model, int local)
 {
     const int below = model->switch_ranks && model->switch_ranks < local ? model->switch_ranks : local;
     return (local + below - 1) / below;
@@ -14,7 +14,7 @@ enum shoal_status shoal_copiers_init(struct shoal_copiers *copies, const struct 
     const size_t size = (size_t)ranks, hosts = size / (size_t)local;
     *copies = (struct shoal_copiers){.model = model, .events = events, .first_event = first_event, .ranks = ranks};
     copies->local = local;
-    copies->switches = switches_of(model, local);
+    copies->switches = shoal_copiers_switches(model, local);
     copies->copiers = calloc(size * SHOAL_COPY_STAGES, sizeof *copies->copiers);
     copies->bytes = calloc(2 * size, sizeof *copies->bytes);
     copies->switch_free_ps = calloc(2 * hosts * (size_t)copies->switches, sizeof *copies->switch_free_ps);
@@ -49,10 +49,15 @@ static uint64_t pass_way(const struct shoal_copiers *copies, uint64_t *free_ps, 
     return copies_later(*free_ps, from_ps + way_ps);
 }
 
-uint64_t shoal_copiers_pass_switch(struct shoal_copiers *copies, int rank, bool is_up, uint64_t from_ps, uint64_t bytes)
+int shoal_copiers_switch_of(const struct shoal_copiers *copies, int rank)
 {
     const int host = rank / copies->local, below = (copies->local + copies->switches - 1) / copies->switches;
-    const int number = host * copies->switches + rank % copies->local / below;
+    return host * copies->switches + rank % copies->local / below;
+}
+
+uint64_t shoal_copiers_pass_switch(struct shoal_copiers *copies, int rank, bool is_up, uint64_t from_ps, uint64_t bytes)
+{
+    const int number = shoal_copiers_switch_of(copies, rank);
     return pass_way(copies, &copies->switch_free_ps[2 * number + is_up], from_ps, bytes, copies->model->switch_ps);
 }
 
@@ -61,19 +66,20 @@ uint64_t shoal_copiers_pass_memory(struct shoal_copiers *copies, int host, uint6
     return pass_way(copies, &copies->memory_free_ps[host], copies->events->now_ps, bytes, copies->model->host_ps);
 }
 
-/* Each GPU reads the others' parts of its slice and is read by them, or writes its slice to them and is written to. */
-static uint64_t pass_nvlink(struct shoal_copiers *copies, int rank, uint64_t bytes)
-{
-    const uint64_t moved = bytes * (uint64_t)(copies->model->gpus - 1);
-    return pass_way(copies, &copies->nvlink_free_ps[rank], copies->events->now_ps, moved, copies->model->nvlink_ps);
-}
-
 static uint64_t pass_pcie(struct shoal_copiers *copies, int rank, bool is_up, uint64_t bytes)
 {
     const uint64_t now_ps = copies->events->now_ps, link_at = now_ps + shoal_bytes_ps(bytes, copies->model->pcie_ps);
     const uint64_t switch_at = shoal_copiers_pass_switch(copies, rank, is_up, now_ps, bytes);
     const uint64_t memory_at = shoal_copiers_pass_memory(copies, rank / copies->local, bytes);
     return copies_later(link_at, copies_later(switch_at, memory_at));
+}
+
+/* While each GPU reads its peers' memory, it is read by them. */
+uint64_t shoal_copiers_pass_link(struct shoal_copiers *copies, int rank, enum shoal_copy_link link, uint64_t bytes)
+{
+    if (link != SHOAL_COPY_BETWEEN)
+        return pass_pcie(copies, rank, link == SHOAL_COPY_UP, bytes);
+    return pass_way(copies, &copies->nvlink_free_ps[rank], copies->events->now_ps, bytes, copies->model->nvlink_ps);
 }
 
 /* ---- Copies -------------------------------------------------------------------------------------------------------------- */
@@ -85,7 +91,7 @@ static struct shoal_copier *copier_of(const struct shoal_copiers *copies, int ra
 
 static uint64_t copies_bytes_of(const struct shoal_copiers *copies, int rank, enum shoal_copy_stage stage)
 {
-    return copies->bytes[2 * rank + (stage <= SHOAL_COPY_IN)];
+    return copies->bytes[2 * rank + (stage == SHOAL_COPY_IN)];
 }
 
 static void note_frame(struct shoal_copiers *copies, int rank, enum shoal_copy_stage stage, uint64_t at_ps)
@@ -96,11 +102,9 @@ static void note_frame(struct shoal_copiers *copies, int rank, enum shoal_copy_s
 static void copy_frame(struct shoal_copiers *copies, int rank, enum shoal_copy_stage stage)
 {
     struct shoal_copier *copier = copier_of(copies, rank, stage);
-    const bool is_pcie = stage == SHOAL_COPY_IN || stage == SHOAL_COPY_OUT;
     const size_t frame = shoal_min_size(copier->left, copies->model->frame_bytes);
     copier->left -= frame;
-    note_frame(copies, rank, stage,
-               is_pcie ? pass_pcie(copies, rank, stage == SHOAL_COPY_IN, frame) : pass_nvlink(copies, rank, frame));
+    note_frame(copies, rank, stage, pass_pcie(copies, rank, stage == SHOAL_COPY_IN, frame));
 }
 
 /* The next unit, if the engine is idle and there is one. */
@@ -115,18 +119,12 @@ static void copy_next(struct shoal_copiers *copies, int rank, enum shoal_copy_st
     note_frame(copies, rank, stage, copies->events->now_ps + copies->model->copy_ps);
 }
 
-static void allow_stage(struct shoal_copiers *copies, int rank, enum shoal_copy_stage stage, uint64_t units)
+void shoal_copiers_allow(struct shoal_copiers *copies, int rank, bool is_in, uint64_t units)
 {
+    const enum shoal_copy_stage stage = is_in ? SHOAL_COPY_IN : SHOAL_COPY_OUT;
     struct shoal_copier *copier = copier_of(copies, rank, stage);
     copier->allowed = copies_later(copier->allowed, units);
     copy_next(copies, rank, stage);
-}
-
-/* Slices are reduced on the GPU, which has room for all: that stage need not wait for the ring, but has nothing to gain. */
-void shoal_copiers_allow(struct shoal_copiers *copies, int rank, bool is_in, uint64_t units)
-{
-    const bool has_nvlink = copies->model->gpus > 1;
-    allow_stage(copies, rank, !is_in ? SHOAL_COPY_OUT : has_nvlink ? SHOAL_COPY_REDUCE : SHOAL_COPY_IN, units);
 }
 
 uint64_t shoal_copiers_done(const struct shoal_copiers *copies, int rank, bool is_in)
@@ -136,9 +134,8 @@ uint64_t shoal_copiers_done(const struct shoal_copiers *copies, int rank, bool i
 
 bool shoal_copiers_are_over(const struct shoal_copiers *copies, int rank)
 {
-    const enum shoal_copy_stage last = copies->model->gpus > 1 ? SHOAL_COPY_GATHER : SHOAL_COPY_OUT;
     return shoal_copiers_done(copies, rank, true) == shoal_copiers_units(copies, copies->bytes[2 * rank + 1]) &&
-           copier_of(copies, rank, last)->done == shoal_copiers_units(copies, copies->bytes[2 * rank]);
+           shoal_copiers_done(copies, rank, false) == shoal_copiers_units(copies, copies->bytes[2 * rank]);
 }
 
 bool shoal_copiers_run(struct shoal_copiers *copies, int event, int *rank_out)
@@ -153,8 +150,6 @@ bool shoal_copiers_run(struct shoal_copiers *copies, int event, int *rank_out)
     }
     copier->is_busy = false;
     copier->done++;
-    if (stage == SHOAL_COPY_REDUCE || (stage == SHOAL_COPY_OUT && copies->model->gpus > 1))
-        allow_stage(copies, rank, stage + 1, copier->done);
     copy_next(copies, rank, stage);
     return true;
 }

@@ -1,18 +1,21 @@
-/* The copy engines of the model: operands on GPUs pass through host memory in units, as src/device/device_ring.h has it. Where
- * NVLink joins the GPUs of a host, they first reduce slices among themselves, and gather slices at the end.
+/* The copy engines of the model, and the links that they take: operands on GPUs pass through host memory in units, as
+ * src/device/device_ring.h has it.
  *
- *     GPU  --reduce-->  slice  --in-->  ring  [ranks and network]  ring  --out-->  slice  --gather-->  GPU
- *           NVLink              PCIe                                      PCIe             NVLink
+ *     GPU  --in-->  ring  [ranks and network]  ring  --out-->  GPU
+ *           PCIe                                      PCIe
  *
- * A rank has one engine for each of these stages. An engine makes one copy at a time, frame by frame; so engines that share a
- * way take turns. Knows ranks and times, not what ranks do. */
+ * A rank has one engine each way. An engine makes one copy at a time, frame by frame; so engines that share a way take turns.
+ * Works of GPUs that sum among themselves take the same links, and NVLink. Knows ranks and times, not what ranks do. */
 #ifndef SHOAL_INSPECT_PREDICT_COPIERS_H
 #define SHOAL_INSPECT_PREDICT_COPIERS_H
 
 #include "inspect/predict.h"
 #include "inspect/predict_events.h"
 
-enum shoal_copy_stage { SHOAL_COPY_REDUCE, SHOAL_COPY_IN, SHOAL_COPY_OUT, SHOAL_COPY_GATHER, SHOAL_COPY_STAGES };
+enum shoal_copy_stage { SHOAL_COPY_IN, SHOAL_COPY_OUT, SHOAL_COPY_STAGES };
+
+/* From a GPU to host memory, back, and from its peers' memory. */
+enum shoal_copy_link { SHOAL_COPY_UP, SHOAL_COPY_DOWN, SHOAL_COPY_BETWEEN };
 
 struct shoal_copier {
     uint64_t allowed; /* units that may be copied */
@@ -34,6 +37,11 @@ struct shoal_copiers {
     uint64_t *nvlink_free_ps;     /* [rank] */
     uint64_t *memory_free_ps;     /* [host] */
 };
+
+/* How many a host of so many ranks has. */
+int shoal_copiers_switches(const struct shoal_model *model, int local);
+/* The number of the switch above a rank's GPU, over all hosts. */
+int shoal_copiers_switch_of(const struct shoal_copiers *copies, int rank);
 
 SHOAL_MUST_USE enum shoal_status shoal_copiers_init(struct shoal_copiers *copies, const struct shoal_model *model, int ranks,
                                                     int local, struct shoal_events *events, int first_event);
@@ -59,6 +67,8 @@ bool shoal_copiers_are_over(const struct shoal_copiers *copies, int rank);
 /* When an event of theirs has come. True: a unit of this rank has been copied. */
 bool shoal_copiers_run(struct shoal_copiers *copies, int event, int *rank_out);
 
+/* When bytes have passed a link of the rank's GPU, from now on. */
+uint64_t shoal_copiers_pass_link(struct shoal_copiers *copies, int rank, enum shoal_copy_link link, uint64_t bytes);
 /* When bytes have passed the switch above a rank's GPU, which reach it at from_ps, now or later. */
 uint64_t shoal_copiers_pass_switch(struct shoal_copiers *copies, int rank, bool is_up, uint64_t from_ps, uint64_t bytes);
 /* When bytes have been read from a host's memory, or written there, from now on. */

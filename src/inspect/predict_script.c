@@ -89,6 +89,34 @@ static enum shoal_status note_needs(enum shoal_status status, struct shoal_scrip
     return status;
 }
 
+static bool is_of_slot(const struct shoal_plan *plan, const struct shoal_step *step)
+{
+    const struct shoal_block *blocks = &plan->blocks[step->first_block];
+    return shoal_block_is_slot(blocks[0]) || shoal_block_is_slot(blocks[step->source_count]);
+}
+
+/* What the rank's GPU moves in its own memory takes no time. Copies to the output are one work. */
+static enum shoal_status append_device(struct shoal_script *script, const struct shoal_plan *plan,
+                                       const struct shoal_step *step, uint64_t full_bytes, uint64_t last_bytes)
+{
+    const struct shoal_block *blocks = &plan->blocks[step->first_block], dest = blocks[step->source_count];
+    struct shoal_act *before = script->count ? &script->acts[script->count - 1] : NULL;
+    const bool is_out = dest.operand == SHOAL_OPERAND_DEVICE && dest.part == SHOAL_ON_DEVICE_OUT;
+    const bool is_back = blocks[0].operand == SHOAL_OPERAND_DEVICE && blocks[0].part == SHOAL_ON_DEVICE_BACK;
+    uint64_t others = is_out || is_back;
+    for (unsigned i = 0; i < step->source_count; i++)
+        others += blocks[i].rank != plan->rank;
+    if (before && before->kind == SHOAL_ACT_DEVICE && dest.operand == SHOAL_OPERAND_OUTPUT) {
+        before->bytes[SHOAL_LENGTH_FULL] += others * full_bytes;
+        before->bytes[SHOAL_LENGTH_LAST] += others * last_bytes;
+        return SHOAL_OK;
+    }
+    const enum shoal_copy_link link = is_out ? SHOAL_COPY_UP : is_back ? SHOAL_COPY_DOWN : SHOAL_COPY_BETWEEN;
+    return script_append(script, (struct shoal_act){.kind = SHOAL_ACT_DEVICE,
+                                                    .link = (uint8_t)link,
+                                                    .bytes = {others * full_bytes, others * last_bytes}});
+}
+
 /* A copy to itself, as happens in place, is not asked about: operands are apart. */
 static enum shoal_status script_append_step(const struct shoal_cast *cast, struct shoal_script *script,
                                             const struct shoal_plan *plan, const struct shoal_step *step,
@@ -100,6 +128,8 @@ static enum shoal_status script_append_step(const struct shoal_cast *cast, struc
     const size_t operands = (size_t)step->source_count + step->dest_count;
     switch ((enum shoal_step_kind)step->kind) {
     case SHOAL_STEP_REDUCE:
+        if (is_of_slot(plan, step))
+            return append_device(script, plan, step, full, last);
         return note_needs(append_work(script, operands * full, operands * last), script, step_needs(plan, step));
     case SHOAL_STEP_PUT:
         return note_needs(script_append(script, send_of(step->peer, full, last)), script, step_needs(plan, step));
@@ -277,7 +307,12 @@ static void count_chunks(struct shoal_cast *cast, const struct shoal_plan *plan,
     cast->chunks = asked->view.shape->is_empty;
     if (!asked->count)
         return;
-    const size_t chunk = shoal_select_chunk(asked->entry, plan, asked->chunk_bytes, asked->element_bytes);
+    const size_t devices =
+        asked->selection.is_on_devices
+            ? shoal_select_device_chunk_bytes(asked->model.unit_bytes, asked->chunk_bytes, cast->size, asked->hosts)
+            : 0;
+    const size_t chunk = devices ? devices / asked->element_bytes
+                                 : shoal_select_chunk(asked->entry, plan, asked->chunk_bytes, asked->element_bytes);
     cast->chunks = (asked->count + chunk - 1) / chunk;
     cast->chunk_elements = chunk;
     elements[SHOAL_LENGTH_FULL] = shoal_min_size(chunk, asked->count);

@@ -4,7 +4,7 @@
 #ifndef SHOAL_INSPECT_PREDICT_SCRIPT_H
 #define SHOAL_INSPECT_PREDICT_SCRIPT_H
 
-#include "inspect/predict.h"
+#include "inspect/predict_copiers.h"
 
 /* The size of an announcement without data: struct shoal_network_announcement. */
 #define SHOAL_SCRIPT_ANNOUNCEMENT_BYTES 56
@@ -14,6 +14,7 @@ enum shoal_act_kind {
     SHOAL_ACT_SEND,      /* increments the counter of a remote rank */
     SHOAL_ACT_INCREMENT, /* increments the counter of a rank of this host */
     SHOAL_ACT_PUBLISH,   /* increments those of all other ranks of this host */
+    SHOAL_ACT_DEVICE,    /* a work of the rank's GPU, which the rank waits for */
     SHOAL_ACT_WAIT
 };
 
@@ -26,9 +27,10 @@ enum shoal_act_needs { SHOAL_ACT_NEEDS_INPUT = 1, SHOAL_ACT_NEEDS_OUTPUT = 2 };
 struct shoal_act {
     uint8_t kind;
     uint8_t needs;
+    uint8_t link; /* device: enum shoal_copy_link */
     uint16_t peer;
     uint32_t value;                /* wait: as in plans */
-    uint64_t bytes[SHOAL_LENGTHS]; /* work: read and written; send: sent */
+    uint64_t bytes[SHOAL_LENGTHS]; /* work: read and written; send: sent; device: on the link */
 };
 
 struct shoal_script {

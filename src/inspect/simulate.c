@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "comm/context.h"
+#include "device/gpu.h"
 #include "inspect/predict.h"
 
 /* Beyond these, times and loads would not fit. */
@@ -26,7 +27,6 @@ struct inquiry {
     struct shoal_tuning tuning;
     struct shoal_case asked;
     bool is_partitioned;
-    size_t slices; /* ranks of a host that NVLink joins, for which one stands; 1: it joins none */
 };
 
 /* ---- Questions that make no sense ---------------------------------------------------------------------------------------- */
@@ -123,9 +123,9 @@ static enum shoal_status check_gpus(const struct inquiry *inquiry)
         return refuse(inquiry, SHOAL_ERR_ARGUMENT, "shared is set, but ranks of a host cannot map operands on GPUs");
     if (simulation->nvlink_gb_s > 0 && inquiry->collective != SHOAL_COLLECTIVE_ALLREDUCE)
         return refuse(inquiry, SHOAL_ERR_ARGUMENT, "nvlink_gb_s is given, but only all-reduces go over NVLink");
-    if (simulation->nvlink_gb_s > 0 && simulation->cores && simulation->cores < simulation->ranks_per_host)
-        return refuse(inquiry, SHOAL_ERR_ARGUMENT, "cores is %zu, but with nvlink_gb_s each of %zu ranks needs its own",
-                      simulation->cores, simulation->ranks_per_host);
+    if (simulation->nvlink_gb_s > 0 && simulation->ranks_per_host > SHOAL_GPU_SOURCES_MAX)
+        return refuse(inquiry, SHOAL_ERR_ARGUMENT, "ranks_per_host is %zu, but with nvlink_gb_s GPUs of at most %d ranks sum",
+                      simulation->ranks_per_host, SHOAL_GPU_SOURCES_MAX);
     return SHOAL_OK;
 }
 
@@ -149,19 +149,17 @@ static uint64_t ps_of(double us)
     return (uint64_t)(us * (double)SHOAL_PS_PER_US + 0.5);
 }
 
-/* A rank that stands for several of its host has its part of what they share. */
 static void model_gpus(const struct inquiry *inquiry, struct shoal_model *model)
 {
     const struct shoal_simulation *simulation = inquiry->simulation;
-    const size_t local = simulation->ranks_per_host, slices = inquiry->slices;
+    const size_t local = simulation->ranks_per_host;
     const size_t below = simulation->switch_gpus && simulation->switch_gpus < local ? simulation->switch_gpus : local;
-    model->gpus = (int)slices;
-    model->host_ps = ps_per_byte(simulation->host_memory_gb_s) * (double)slices;
+    model->host_ps = ps_per_byte(simulation->host_memory_gb_s);
     if (simulation->pcie_gb_s <= 0)
         return;
     model->pcie_ps = ps_per_byte(simulation->pcie_gb_s);
-    model->switch_ps = ps_per_byte(simulation->switch_gb_s) * (double)(slices > 1 ? below : 1);
-    model->switch_ranks = slices > 1 ? 1 : (int)below;
+    model->switch_ps = ps_per_byte(simulation->switch_gb_s);
+    model->switch_ranks = (int)below;
     model->is_adapter_below = simulation->switch_adapters;
     model->nvlink_ps = ps_per_byte(simulation->nvlink_gb_s);
     model->copy_ps = ps_of(simulation->copy_us);
@@ -173,8 +171,8 @@ static void model_gpus(const struct inquiry *inquiry, struct shoal_model *model)
 static struct shoal_model model_of(const struct inquiry *inquiry)
 {
     const struct shoal_simulation *simulation = inquiry->simulation;
-    const double shares = (double)inquiry->slices, wire_ps = ps_per_byte(simulation->rate_gbit_s / 8) * shares;
-    const uint64_t burst_ps = shoal_bytes_ps(simulation->burst_bytes / inquiry->slices, wire_ps);
+    const double wire_ps = ps_per_byte(simulation->rate_gbit_s / 8);
+    const uint64_t burst_ps = shoal_bytes_ps(simulation->burst_bytes, wire_ps);
     const uint64_t pause_ps = ps_of(simulation->pause_us);
     const size_t ranks = simulation->ranks_per_host * (simulation->one_machine ? simulation->hosts : 1);
     struct shoal_model model = {.latency_ps = ps_of(simulation->latency_us),
@@ -191,18 +189,16 @@ static struct shoal_model model_of(const struct inquiry *inquiry)
                                 .cores = (int)(simulation->cores ? simulation->cores : ranks),
                                 .is_one_machine = simulation->one_machine};
     if (simulation->burst_bytes)
-        model.line_ps = ps_per_byte(simulation->burst_gbit_s / 8) * shares;
+        model.line_ps = ps_per_byte(simulation->burst_gbit_s / 8);
     model_gpus(inquiry, &model);
     return model;
 }
 
-/* Parts are equal: a remainder belongs to none. Slices are equal too, so only one is simulated. */
+/* Parts are equal: a remainder belongs to none. */
 static void simulate_measure(struct inquiry *inquiry)
 {
     const struct shoal_simulation *simulation = inquiry->simulation;
-    inquiry->slices = simulation->nvlink_gb_s > 0 ? simulation->ranks_per_host : 1;
-    const size_t ranks = simulation->hosts * (simulation->ranks_per_host / inquiry->slices);
-    const size_t parts = (inquiry->is_partitioned ? ranks : 1) * inquiry->slices;
+    const size_t ranks = simulation->hosts * simulation->ranks_per_host, parts = inquiry->is_partitioned ? ranks : 1;
     struct shoal_case *asked = &inquiry->asked;
     asked->model = model_of(inquiry);
     asked->hosts = (int)simulation->hosts;
@@ -216,9 +212,10 @@ static void simulate_measure(struct inquiry *inquiry)
         (struct shoal_selection){.collective = inquiry->collective,
                                  .size = (int)ranks,
                                  .hosts = asked->hosts,
-                                 .bytes = part_bytes * (parts / inquiry->slices),
+                                 .bytes = part_bytes * parts,
                                  .payload_bytes = part_bytes * (inquiry->entry->shape.is_input_partitioned ? ranks : 1),
                                  .inline_bytes = inquiry->settings.engine.inline_bytes,
+                                 .is_on_devices = simulation->nvlink_gb_s > 0 && simulation->ranks_per_host > 1,
                                  .tuning = &inquiry->tuning};
 }
 
@@ -276,15 +273,15 @@ static void simulate_fill_in(const struct inquiry *inquiry, const struct shoal_f
                              struct shoal_simulated *answer)
 {
     const double time_us = (double)forecast->time_ps / (double)SHOAL_PS_PER_US;
-    const double slices = (double)inquiry->slices, copying_us = (double)forecast->copying_ps_most / (double)SHOAL_PS_PER_US;
+    const double copying_us = (double)forecast->copying_ps_most / (double)SHOAL_PS_PER_US;
     const double wire_us = wire_bound_us(inquiry);
-    answer->bytes = inquiry->asked.selection.bytes * inquiry->slices;
+    answer->bytes = inquiry->asked.selection.bytes;
     answer->time_us = time_us;
     answer->algbw_gb_s = time_us > 0 ? (double)answer->bytes / time_us * 1e-3 : 0;
-    answer->busbw_gb_s = answer->algbw_gb_s * carried(inquiry->collective, inquiry->asked.view.size * slices);
+    answer->busbw_gb_s = answer->algbw_gb_s * carried(inquiry->collective, inquiry->asked.view.size);
     answer->bound_us = wire_us > copying_us ? wire_us : copying_us;
-    answer->sent_bytes = (double)forecast->sent_bytes_most * slices;
-    answer->received_bytes = (double)forecast->received_bytes_most * slices;
+    answer->sent_bytes = (double)forecast->sent_bytes_most;
+    answer->received_bytes = (double)forecast->received_bytes_most;
     answer->chunks = forecast->chunks;
     answer->chunks_simulated = forecast->chunks_run;
     answer->chunk_us = (double)forecast->chunk_ps / (double)SHOAL_PS_PER_US;
@@ -311,19 +308,6 @@ static enum shoal_status predict(struct inquiry *inquiry, struct shoal_simulated
     return SHOAL_OK;
 }
 
-/* GPUs of one host need neither CPUs nor network: each reduces its slice, unit by unit, then gathers. */
-static enum shoal_status predict_nvlink(const struct inquiry *inquiry, struct shoal_simulated *answer)
-{
-    const struct shoal_model *model = &inquiry->asked.model;
-    const uint64_t slice = inquiry->asked.selection.bytes, units = (slice + model->unit_bytes - 1) / model->unit_bytes;
-    const uint64_t moved_ps = shoal_bytes_ps(slice * (inquiry->slices - 1), model->nvlink_ps);
-    const struct shoal_forecast forecast = {.time_ps = 2 * (moved_ps + units * model->copy_ps),
-                                            .copying_ps_most = 2 * moved_ps};
-    answer->algorithm = "nvlink";
-    simulate_fill_in(inquiry, &forecast, answer);
-    return SHOAL_OK;
-}
-
 /* As all ranks would choose. Over one rank, or of nothing, there is nothing to plan. */
 static enum shoal_status choose_and_predict(struct inquiry *inquiry, struct shoal_simulated *answer)
 {
@@ -334,12 +318,10 @@ static enum shoal_status choose_and_predict(struct inquiry *inquiry, struct shoa
     memset(input, simulation->shared && inquiry->entry->is_input_reached, sizeof input);
     memset(output, simulation->shared && inquiry->entry->is_output_reached, sizeof output);
     for (int rank = 0; rank < ranks; rank++)
-        host[rank] = (uint16_t)((size_t)rank / (simulation->ranks_per_host / inquiry->slices));
+        host[rank] = (uint16_t)((size_t)rank / simulation->ranks_per_host);
     inquiry->asked.view =
         (struct shoal_view){ranks, inquiry->asked.hosts > 1 ? host : NULL, input, output, &inquiry->entry->shape, false};
     const struct shoal_selection *selection = &inquiry->asked.selection;
-    if (inquiry->slices > 1 && ranks == 1)
-        return predict_nvlink(inquiry, answer);
     if (ranks > 1 && !shoal_select_is_direct(selection, &inquiry->asked.entry))
         inquiry->asked.entry = shoal_select_plan(selection, &inquiry->asked.view, 0, NULL);
     return predict(inquiry, answer);

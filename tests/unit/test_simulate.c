@@ -406,7 +406,7 @@ struct engines {
 
 /* A frame takes a microsecond on a link and on a switch, before each copy there is another one. A unit is two frames. Two hosts
  * of four ranks, two below each switch; each rank has `frames` each way. */
-static void engines_open(struct engines *engines, int gpus, unsigned frames)
+static void engines_open(struct engines *engines, unsigned frames)
 {
     engines->model = (struct shoal_model){.pcie_ps = (double)US / FRAME,
                                           .switch_ps = (double)US / FRAME,
@@ -414,8 +414,7 @@ static void engines_open(struct engines *engines, int gpus, unsigned frames)
                                           .copy_ps = US,
                                           .unit_bytes = 2 * FRAME,
                                           .frame_bytes = FRAME,
-                                          .switch_ranks = 2,
-                                          .gpus = gpus};
+                                          .switch_ranks = 2};
     assert_int_equal(shoal_events_init(&engines->events, 8 * SHOAL_COPY_STAGES), SHOAL_OK);
     assert_int_equal(shoal_copiers_init(&engines->copies, &engines->model, 8, 4, &engines->events, 0), SHOAL_OK);
     for (int rank = 0; rank < 8; rank++) {
@@ -447,7 +446,7 @@ static void copies_go_both_ways_at_once(void **state)
 {
     struct engines engines;
     (void)state;
-    engines_open(&engines, 1, 5);
+    engines_open(&engines, 5);
     shoal_copiers_allow(&engines.copies, 0, true, 1);
     shoal_copiers_allow(&engines.copies, 0, false, 9);
     assert_copied(&engines, 0, 3);
@@ -470,7 +469,7 @@ static void copies_take_turns_at_a_switch(void **state)
     static const int ranks[] = {0, 1, 2, 4};
     struct engines engines;
     (void)state;
-    engines_open(&engines, 1, 4);
+    engines_open(&engines, 4);
     for (size_t i = 0; i < SHOAL_COUNT_OF(ranks); i++)
         shoal_copiers_allow(&engines.copies, ranks[i], true, 1);
     assert_copied(&engines, 2, 3);
@@ -480,22 +479,19 @@ static void copies_take_turns_at_a_switch(void **state)
     engines_close(&engines);
 }
 
-/* Of 3 GPUs each moves two slices' worth over NVLink: a quarter of a microsecond for a frame. */
-static void copies_are_reduced_before_and_gathered_after(void **state)
+/* NVLink is eight times as fast, and takes works in turn. Ranks 0 and 1 share a switch each way. */
+static void copies_pass_links_in_turn(void **state)
 {
     struct engines engines;
     (void)state;
-    engines_open(&engines, 3, 2);
-    shoal_copiers_allow(&engines.copies, 0, true, 1);
-    assert_copied(&engines, 0, 1); /* reduced, at 1.5 */
-    assert_int_equal(shoal_copiers_done(&engines.copies, 0, true), 0);
-    assert_copied(&engines, 0, 4); /* in host memory, at 4.5 */
-    assert_int_equal(shoal_copiers_done(&engines.copies, 0, true), 1);
-    shoal_copiers_allow(&engines.copies, 0, false, 1);
-    assert_copied(&engines, 0, 7);
-    assert_false(shoal_copiers_are_over(&engines.copies, 0));
-    assert_copied(&engines, 0, 9); /* gathered */
-    assert_true(shoal_copiers_are_over(&engines.copies, 0));
+    engines_open(&engines, 1);
+    assert_int_equal(shoal_copiers_pass_link(&engines.copies, 0, SHOAL_COPY_BETWEEN, 8 * FRAME), US);
+    assert_int_equal(shoal_copiers_pass_link(&engines.copies, 0, SHOAL_COPY_BETWEEN, 16 * FRAME), 3 * US);
+    assert_int_equal(shoal_copiers_pass_link(&engines.copies, 1, SHOAL_COPY_BETWEEN, 8 * FRAME), US);
+    assert_int_equal(shoal_copiers_pass_link(&engines.copies, 0, SHOAL_COPY_UP, FRAME), US);
+    assert_int_equal(shoal_copiers_pass_link(&engines.copies, 0, SHOAL_COPY_DOWN, FRAME), US);
+    assert_int_equal(shoal_copiers_pass_link(&engines.copies, 1, SHOAL_COPY_UP, FRAME), 2 * US);
+    assert_int_equal(shoal_copiers_pass_link(&engines.copies, 2, SHOAL_COPY_UP, FRAME), US);
     engines_close(&engines);
 }
 
@@ -576,15 +572,20 @@ static void simulate_slices_and_their_adapters_share_switches(void **state)
     assert_int_equal(answer.bytes, question.bytes);
 }
 
+/* Each GPU reads 7/8 of the operands twice, and nothing else is in the way; on one host nothing leaves the GPUs. */
 static void simulate_nvlink_alone_needs_no_host(void **state)
 {
     struct shoal_simulation question = with_gpus(question_of("allreduce", 1, 8, 64 * MIB), 12);
     (void)state;
     question.nvlink_gb_s = 100;
-    question.copy_us = 3;
     const struct shoal_simulated answer = ask(&question);
-    assert_string_equal(answer.algorithm, "nvlink");
-    assert_near(answer.time_us, 2 * 7.0 / 8 * 64 * MIB * GB / 100 + 2 * 8 * 3, 1e-6);
+    assert_string_equal(answer.algorithm, "peers");
+    assert_near(answer.bound_us, 2 * 7.0 / 8 * 64 * MIB * GB / 100, 1e-6);
+    assert_near(answer.time_us, answer.bound_us, 1e-3);
+    assert_near(answer.working, 0, 1e-9);
+    question.unit_bytes = 8 * MIB; /* one chunk: a bringing, a reduction and a gathering follow each other */
+    question.copy_us = 100;
+    assert_near(ask(&question).time_us, answer.bound_us + 300, 1e-3);
 }
 
 /* What ranks read and write in all, whoever does it: each adds two halves and writes them to both. */
@@ -865,7 +866,7 @@ static void simulate_goes_on_as_it_began_with_gpus(void **state)
         question.host_memory_gb_s = 60;
         assert_settles(question);
     }
-    struct shoal_simulation slices = question_of("allreduce", 4, 8, 1024 * MIB);
+    struct shoal_simulation slices = question_of("allreduce", 4, 8, 2048 * MIB);
     slices.pcie_gb_s = 12;
     slices.nvlink_gb_s = 160;
     slices.rate_gbit_s = 400;
@@ -1009,8 +1010,8 @@ static void simulate_refuses_gpus_that_make_no_sense(void **state)
     question.collective = "broadcast";
     assert_refused(&question, "nvlink_gb_s is given, but only all-reduces go over NVLink\n");
     question.collective = "allreduce";
-    question.cores = 7;
-    assert_refused(&question, "cores is 7, but with nvlink_gb_s each of 8 ranks needs its own\n");
+    question.ranks_per_host = 9;
+    assert_refused(&question, "ranks_per_host is 9, but with nvlink_gb_s GPUs of at most 8 ranks sum\n");
 }
 
 static void simulate_survives_every_failed_allocation(void **state)
@@ -1042,7 +1043,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(wire_receives_through_a_bucket),
     cmocka_unit_test(copies_go_both_ways_at_once),
     cmocka_unit_test(copies_take_turns_at_a_switch),
-    cmocka_unit_test(copies_are_reduced_before_and_gathered_after),
+    cmocka_unit_test(copies_pass_links_in_turn),
     cmocka_unit_test(simulate_one_gpu_copies_in_and_out),
     cmocka_unit_test(simulate_large_operands_tend_to_pcie),
     cmocka_unit_test(simulate_slices_and_their_adapters_share_switches),
