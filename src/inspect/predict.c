@@ -446,7 +446,7 @@ static uint32_t device_event(const struct machine *machine, int rank, unsigned s
 }
 
 /* True when it is done. A work begins some time after it was asked for. */
-static bool run_device(struct machine *machine, int rank, unsigned slot, const struct shoal_act *act)
+static bool predict_run_device(struct machine *machine, int rank, unsigned slot, const struct shoal_act *act)
 {
     struct slot_run *run = predict_run_of(machine, rank, slot);
     if (run->has_worked) {
@@ -462,7 +462,7 @@ static bool run_device(struct machine *machine, int rank, unsigned slot, const s
 }
 
 /* What passes PCIe shares it, frame by frame. */
-static void end_device(struct machine *machine, int id)
+static void predict_end_device(struct machine *machine, int id)
 {
     const int number = id - (int)device_event(machine, 0, 0), depth = (int)machine->asked->depth, rank = number / depth;
     const unsigned slot = (unsigned)(number % depth);
@@ -488,7 +488,7 @@ static void run_slot(struct machine *machine, int rank, unsigned slot)
     while (run->is_used && run->act < script->count) {
         const struct shoal_act *act = &script->acts[run->act];
         const bool is_wait = act->kind == SHOAL_ACT_WAIT, is_device = act->kind == SHOAL_ACT_DEVICE;
-        if (is_device && !run_device(machine, rank, slot, act))
+        if (is_device && !predict_run_device(machine, rank, slot, act))
             return;
         if (is_wait && *counter_of(machine, rank, act->peer, slot) < (int32_t)act->value)
             return;
@@ -638,7 +638,7 @@ static void run_event(struct machine *machine, int id)
     else if (id < (int)device_event(machine, 0, 0))
         end_copying(machine, id);
     else
-        end_device(machine, id);
+        predict_end_device(machine, id);
 }
 
 /* A rank that has not finished when nothing more happens waits for what never comes. */

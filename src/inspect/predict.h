@@ -7,16 +7,17 @@
  *            bytes if the model says so. Ranks that outnumber the cores of their host take turns, step by step; where hosts are
  *            emulated on one machine, all ranks take turns on its cores.
  *   network  each host has one adapter, or one below each switch with its part of the rate. It sends and receives at its rate
- *            at the same time. Messages are split into frames; receiving hosts take turns, frame by frame, and frames to one host go in order. A frame
- *            is on its way for the latency, then waits until the adapter there has received what came before. Between
- *            adapters there is room for all. An adapter may have a token bucket each way, as cloud hosts and traffic shapers
- *            do: tokens come at its rate until the bucket is full, and bytes that find tokens go as fast as the line.
+ *            at the same time. Messages are split into frames; receiving hosts take turns, frame by frame, and frames to one
+ *            host go in order. A frame is on its way for the latency, then waits until the adapter there has received what
+ *            came before. Between adapters there is room for all. An adapter may have a token bucket each way, as cloud hosts
+ *            and traffic shapers do: tokens come at its rate until the bucket is full, and bytes that find tokens go as fast
+ *            as the line.
  *   GPUs     where operands lie on them, copy engines move them through host memory in units, each way by itself and at the
  *            same time: at the rate of the rank's own PCIe link, and of what it shares, a switch and the host's memory. The
  *            adapters' traffic may take the same switches. A step that reads the rank's input waits until the units of its
- *            chunk have come, one that writes the output until their places are free. Where GPUs sum among themselves, the steps
- *            that name a slot are theirs: a reduction and a gathering take NVLink, a slice on its way takes PCIe, and the rank
- *            goes on with other chunks meanwhile. What a GPU moves in its own memory takes no time.
+ *            chunk have come, one that writes the output until their places are free. Where GPUs sum among themselves, the
+ *            steps that name a slot are theirs: a reduction and a gathering take NVLink, a slice on its way takes PCIe, and
+ *            the rank goes on with other chunks meanwhile. What a GPU moves in its own memory takes no time.
  *   engine   as src/engine/runner.c has it: chunks take slots in order, a slot is free again when its puts have
  *            completed locally, the oldest chunk goes first until it has to wait; a rank receives messages between its rounds.
  *
