@@ -228,6 +228,99 @@ static void inputs_leave_the_device(void **state)
     assert_int_equal(count_locked(), 0);
 }
 
+/* Each pair of ranks has its own length. */
+static size_t length(int from, int to)
+{
+    return 1000 * (size_t)(from + 2 * to + 20);
+}
+
+static void uneven_body(struct rank *rank)
+{
+    const int size = rank->world->size;
+    const struct call call = {.kind = ALLTOALL, .count = 1};
+    const shoal_cu_stream stream = begin(rank);
+    struct shoal_options options = SHOAL_OPTIONS_INIT;
+    size_t sent[RANKS_MAX], received[RANKS_MAX], sent_at[RANKS_MAX], received_at[RANKS_MAX], sent_end = 7, received_end = 3;
+    options.stream = stream;
+    meet(rank, stream);
+    for (int r = 0; r < size; r++) {
+        sent[r] = length(rank->rank, r);
+        received[r] = length(r, rank->rank);
+        sent_at[r] = sent_end;
+        received_at[r] = received_end;
+        sent_end += sent[r] + 5;
+        received_end += received[r] + 1;
+    }
+    const size_t most = sent_end > received_end ? sent_end : received_end;
+    float *values = calloc(most, sizeof *values);
+    const shoal_cu_address input = allocate(rank, most * sizeof *values), output = allocate(rank, most * sizeof *values);
+    CHECK(rank, values, "no memory");
+    for (int r = 0; r < size; r++)
+        for (size_t i = 0; i < sent[r]; i++)
+            values[sent_at[r] + i] = element(&call, rank->rank, r, i);
+    CU(rank, cu.copy_to_device_now(input, values, most * sizeof *values));
+    pthread_barrier_wait(&rank->world->meeting);
+    const size_t staged = control.count_of("calls");
+    pthread_barrier_wait(&rank->world->meeting);
+    OK(rank, shoal_alltoallv(rank->comm, pointer(input), sent, sent_at, pointer(output), received, received_at, SHOAL_FLOAT32,
+                             &options));
+    CU(rank, cu.stream_synchronize(stream));
+    CU(rank, cu.copy_to_host_now(values, output, received_end * sizeof *values));
+    for (int r = 0; r < size; r++)
+        for (size_t i = 0; i < received[r]; i++)
+            CHECK(rank, values[received_at[r] + i] == element(&call, r, rank->rank, i), "value %zu of rank %d is %g", i, r,
+                  (double)values[received_at[r] + i]);
+    pthread_barrier_wait(&rank->world->meeting);
+    CHECK(rank, control.count_of("calls") == staged, "%zu copies to the host", control.count_of("calls") - staged);
+    CU(rank, cu.release(input));
+    CU(rank, cu.release(output));
+    free(values);
+}
+
+static void parts_of_different_lengths(void **state)
+{
+    (void)state;
+    start_device("dmabuf,torn=3");
+    run_world(2, 1, uneven_body);
+    run_world(3, 1, uneven_body);
+}
+
+/* Root adds what it has to what comes: its own input passes through host memory, the other one does not. */
+static void reduce_body(struct rank *rank)
+{
+    const shoal_cu_stream stream = begin(rank);
+    const shoal_cu_address input = allocate(rank, sizeof rank->values), output = allocate(rank, sizeof rank->values);
+    struct shoal_options options = SHOAL_OPTIONS_INIT;
+    options.stream = stream;
+    meet(rank, stream);
+    for (int turn = 0; turn < 4; turn++) {
+        const enum shoal_op op = turn < 2 ? SHOAL_SUM : SHOAL_AVG;
+        for (size_t i = 0; i < COUNT; i++)
+            rank->values[i] = (float)(i % 1009 + (size_t)rank->rank);
+        CU(rank, cu.copy_to_device_now(input, rank->values, sizeof rank->values));
+        pthread_barrier_wait(&rank->world->meeting);
+        const size_t staged = control.count_of("calls");
+        pthread_barrier_wait(&rank->world->meeting);
+        OK(rank, shoal_reduce(rank->comm, pointer(input), pointer(output), COUNT, SHOAL_FLOAT32, op, turn % 2, &options));
+        CU(rank, cu.stream_synchronize(stream));
+        CU(rank, cu.copy_to_host_now(rank->values, output, sizeof rank->values));
+        for (size_t i = 0; i < COUNT && rank->rank == turn % 2; i++)
+            CHECK(rank, rank->values[i] * (op == SHOAL_AVG ? 2 : 1) == (float)(2 * (i % 1009) + 1), "value %zu is %g", i,
+                  (double)rank->values[i]);
+        pthread_barrier_wait(&rank->world->meeting);
+        CHECK(rank, control.count_of("calls") == staged + 1, "%zu copies to the host", control.count_of("calls") - staged);
+    }
+    CU(rank, cu.release(input));
+    CU(rank, cu.release(output));
+}
+
+static void inputs_of_a_reduce_leave_the_device(void **state)
+{
+    (void)state;
+    start_device("dmabuf");
+    run_world(2, 1, reduce_body);
+}
+
 /* ---- Where they do not --------------------------------------------------------------------------------------------------- */
 
 static void staged_body(struct rank *rank)
@@ -504,6 +597,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(inputs_leave_the_device),
+        cmocka_unit_test(parts_of_different_lengths),
+        cmocka_unit_test(inputs_of_a_reduce_leave_the_device),
         cmocka_unit_test(what_cannot_leave_the_device_passes_through_host_memory),
         cmocka_unit_test(refusals_at_a_call_harm_nobody),
         cmocka_unit_test(several_ranks_and_adapters_of_a_host),
