@@ -862,6 +862,7 @@ static void given_up_body(struct world *world)
 {
     struct job job;
     open_job(&job, world, "late=50,seed=2", 2);
+    job.options.has_norms = 1; /* finish waits for the device */
     OK(world, create_on_device(&job));
     OK(world, shoal_reducer_begin(job.device, SHOAL_STEP_REDUCE));
     if (world->rank == 1) {
@@ -900,6 +901,7 @@ static void killed_body(struct world *world)
     open_job(&job, world, "seed=2", 2);
     job.options.keeps_layout = 1;
     job.options.compression = *(const enum shoal_compression *)world->arg;
+    job.options.has_norms = 1; /* finish waits for the device */
     OK(world, create_on_device(&job));
     mark_all(&job);
     OK(world, shoal_reducer_finish(job.device, NULL));
@@ -926,6 +928,7 @@ static void broken_body(struct world *world)
 {
     struct job job;
     open_job(&job, world, "seed=2", 2);
+    job.options.has_norms = 1; /* finish waits for the device */
     OK(world, create_on_device(&job));
     mark_all(&job);
     OK(world, shoal_reducer_finish(job.device, NULL));
