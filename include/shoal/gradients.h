@@ -396,7 +396,7 @@ SHOAL_CALL shoal_reducer_import_residuals(struct shoal_reducer *reducer, const v
  *     shoal_reducer_begin(reducer, SHOAL_STEP_REDUCE);
  *     for each gradient, when the kernels that compute it are on the stream:
  *         shoal_reducer_ready(reducer, parameter, gradient, count);
- *     shoal_reducer_finish(reducer, NULL);                            (does not wait for the averages)
+ *     shoal_reducer_finish(reducer, NULL);                            (does not wait for the averages, but see below)
  *     kernels of the optimizer, on the stream
  *
  * These calls wait for the device: create, free, the begin that makes a new layout, the first LOCAL begin, and export and
@@ -413,9 +413,9 @@ SHOAL_CALL shoal_reducer_import_residuals(struct shoal_reducer *reducer, const v
  * reads and writes of gradients. Before shoal_reducer_free call shoal_reducer_wait: the operations of other ranks may need this
  * rank after its stream has run.
  *
- * With allows_unused or is_uneven finish and join wait, too, though not for the averages: for the other ranks' finish, as only
- * then it is known what they have used, and how many of them are active. With has_norms, max_norm or checks_finite they wait for
- * the averages, of which the result tells: kernels of at most 8 blocks add up squares, and clip.
+ * With allows_unused, is_uneven, has_norms, max_norm or checks_finite finish and join wait for the averages: the result tells of
+ * them, and behind them the ranks tell each other what they have used. Kernels of at most 8 blocks add up squares, divide by the
+ * number of active ranks, and clip.
  *
  * create gives ERR_UNSUPPORTED on all ranks where one has no driver, or one that cannot (docs/gpu.md), and for has_thread: work
  * that on_buffer puts on the stream from another thread would hold up the backward pass that is on it. So do create and begin
