@@ -206,6 +206,15 @@ static void missing_say(struct run_agents *agents)
                    agents->search.reason);
 }
 
+/* Nobody can come to a host that does not listen: that is the first cause, and is said before the hub says who did not come. */
+static void deaf_refuse(struct run_agents *agents)
+{
+    char text[RUN_REFUSAL_MAX];
+    snprintf(text, sizeof text, "host 0 could not listen at %.200s within %g s (--meet-timeout): %.400s",
+             agents->options->place.meet, (double)agents->options->meet_ms / 1000.0, agents->search.reason);
+    run_agents_queue_refusal(agents, text);
+}
+
 void run_agents_serve_hosts(struct run_agents *agents, const struct pollfd *polls)
 {
     const uint64_t now = run_agents_now_ms();
@@ -224,5 +233,7 @@ void run_agents_serve_hosts(struct run_agents *agents, const struct pollfd *poll
     }
     if (polls[0].fd >= 0 && polls[0].revents)
         connection_accept(agents);
+    if (agents->listener < 0 && agents->hub.phase == RUN_HUB_MEETING && now >= agents->hub.meet_at)
+        deaf_refuse(agents);
     run_hub_expire(&agents->hub, now);
 }

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/timed_call.h"
 #include "bootstrap/auth.h"
 #include "run_agents_state.h"
 
@@ -48,30 +49,48 @@ void run_search_note(struct run_search *search, int weight, const char *reason)
     snprintf(search->reason, sizeof search->reason, "%s", reason);
 }
 
-bool run_agents_look_up(struct run_agents *agents)
+struct lookup {
+    char name[RUN_MEET_MAX];
+    struct run_address list[ADDRESSES_MAX];
+    int count, error, system_error;
+};
+
+static void lookup_ask(void *data)
 {
+    struct lookup *lookup = data;
     const struct addrinfo wanted = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
     struct addrinfo *found = NULL;
-    struct run_search *search = &agents->search;
-    char reason[RUN_REFUSAL_MAX];
-    const int error = getaddrinfo(agents->options->place.meet, NULL, &wanted, &found);
-    search->count = 0;
-    for (const struct addrinfo *one = error ? NULL : found; one && search->count < ADDRESSES_MAX; one = one->ai_next) {
-        struct run_address *address = &search->list[search->count];
+    lookup->error = getaddrinfo(lookup->name, NULL, &wanted, &found);
+    lookup->system_error = errno;
+    for (const struct addrinfo *one = lookup->error ? NULL : found; one && lookup->count < ADDRESSES_MAX; one = one->ai_next) {
         if (one->ai_family != AF_INET && one->ai_family != AF_INET6)
             continue;
+        struct run_address *address = &lookup->list[lookup->count++];
         memcpy(&address->socket, one->ai_addr, one->ai_addrlen);
         address->bytes = one->ai_addrlen;
-        search->count++;
     }
-    if (!error)
+    if (!lookup->error)
         freeaddrinfo(found);
+}
+
+/* Neither signals nor the deadline wait longer for a name server that does not answer. */
+bool run_agents_look_up(struct run_agents *agents)
+{
+    struct run_search *search = &agents->search;
+    struct lookup lookup = {.count = 0};
+    char reason[RUN_REFUSAL_MAX];
+    snprintf(lookup.name, sizeof lookup.name, "%s", agents->options->place.meet);
+    const enum shoal_status status = shoal_timed_call(lookup_ask, &lookup, sizeof lookup, LOOKUP_MAX_MS);
+    search->count = status == SHOAL_OK ? lookup.count : 0;
+    memcpy(search->list, lookup.list, sizeof search->list);
     if (search->count)
         return true;
     snprintf(reason, sizeof reason, "the name cannot be looked up: %s",
-             error == EAI_SYSTEM ? strerror(errno)
-             : error             ? gai_strerror(error)
-                                 : "it has no address");
+             status == SHOAL_ERR_TIMEOUT  ? "no answer from the name server"
+             : status != SHOAL_OK         ? shoal_status_text(status)
+             : lookup.error == EAI_SYSTEM ? strerror(lookup.system_error)
+             : lookup.error               ? gai_strerror(lookup.error)
+                                          : "it has no address");
     run_search_note(search, 2, reason);
     return false;
 }

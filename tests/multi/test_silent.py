@@ -3,6 +3,7 @@ within the time that was set.
 
 Prints TAP. SHOAL_PROBE names launcher_probe, SHOAL_TEST_RESOLVER and SHOAL_TEST_PMIX the mocks. Exit code 0: none failed."""
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -10,13 +11,23 @@ import time
 from tap import Skip, expect, run_cases
 
 PROBE = os.environ["SHOAL_PROBE"]
+COMMAND = os.environ["SHOAL_COMMAND"]
 LAUNCHERS = ("RANK", "WORLD_SIZE", "MASTER_", "PMI", "SHOAL_", "LOCAL_", "SLURM_", "OMPI_", "TORCHELASTIC_")
+
+
+def variables_of_no_launcher(**others):
+    return {**{name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}, **others}
+
+
+def silent_names():
+    """A name server that answers after 30 s."""
+    return {"LD_PRELOAD": os.environ["SHOAL_TEST_RESOLVER"], "MOCK_RESOLVER_MS": "30000", "MOCK_NAMES": "far=127.0.0.1",
+            "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"}
 
 
 def probe(within, **variables):
     """Its exit code and what it said. It ends within so many seconds: long before what hangs would go on, after 30 s or never."""
-    env = {**{name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)},
-           "SHOAL_BOOTSTRAP_TIMEOUT_MS": "700", **variables}
+    env = variables_of_no_launcher(SHOAL_BOOTSTRAP_TIMEOUT_MS="700", **variables)
     begin = time.monotonic()
     done = subprocess.run([PROBE], env=env, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
     took = time.monotonic() - begin
@@ -41,9 +52,33 @@ def pmix(hangs, size="2"):
 def a_name_server_that_does_not_answer_is_an_error():
     for rank in "01":
         refused('the host name "far" in MASTER_ADDR cannot be looked up: no answer in time', RANK=rank, WORLD_SIZE="2",
-                MASTER_ADDR="far", MASTER_PORT="29500", LD_PRELOAD=os.environ["SHOAL_TEST_RESOLVER"],
-                MOCK_RESOLVER_MS="30000", MOCK_NAMES="far=127.0.0.1",
-                ASAN_OPTIONS=os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0")
+                MASTER_ADDR="far", MASTER_PORT="29500", **silent_names())
+
+
+def agents_at(meeting_timeout, hosts="01"):
+    words = ["run", "--hosts", "2", "--meet", "far:29500", "--meet-timeout", meeting_timeout, "-n", "1"]
+    return [subprocess.Popen([COMMAND, *words, "--host-index", host, "true"], env=variables_of_no_launcher(**silent_names()),
+                             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for host in hosts]
+
+
+def agents_whose_name_server_does_not_answer_give_up_in_time():
+    begin = time.monotonic()
+    for host, agent in enumerate(agents_at("1")):
+        text, _ = agent.communicate(timeout=60)
+        took = time.monotonic() - begin
+        expect(agent.returncode == 125 and "cannot be looked up: no answer from the name server" in text and took < 20, host, agent.returncode, took, text)
+
+
+def agents_whose_name_server_does_not_answer_hear_signals():
+    agents = agents_at("300")
+    time.sleep(1)  # they wait for the name server
+    begin = time.monotonic()
+    for agent in agents:
+        agent.send_signal(signal.SIGINT)
+    for host, agent in enumerate(agents):
+        text, _ = agent.communicate(timeout=60)
+        took = time.monotonic() - begin
+        expect(agent.returncode == 130 and took < 20, host, agent.returncode, took, text)
 
 
 def a_pmix_server_that_does_not_answer_is_an_error():
@@ -83,7 +118,8 @@ def a_program_that_never_answers_at_rank_0s_port_is_an_error():
         refused(f"port {port} in use by other programs", RANK="0", **there)
 
 
-run_cases([a_name_server_that_does_not_answer_is_an_error, a_pmix_server_that_does_not_answer_is_an_error,
+run_cases([a_name_server_that_does_not_answer_is_an_error, agents_whose_name_server_does_not_answer_give_up_in_time,
+           agents_whose_name_server_does_not_answer_hear_signals, a_pmix_server_that_does_not_answer_is_an_error,
            a_pmix_server_that_stops_to_answer_is_an_error, a_pmix_server_that_does_not_let_go_is_left_alone,
            a_pmix_of_too_many_ranks_names_the_limit, a_torchrun_whose_store_never_answers_is_an_error,
            a_program_that_never_answers_at_rank_0s_port_is_an_error])
