@@ -215,8 +215,8 @@ def explain_shows_one_exchange_for_two_ranks():
     for size in ("32KiB", "64KiB"):
         out = explain("allreduce", "--ranks", "2", "--bytes", size)
         expect("algorithm one-shot-staged, because a rank sends " in out and "; one exchange\n" in out, out)
-        expect(len([step for step in steps(out) if " reduce " in step]) == 2 and "in[0] + win[1].0 -> out[0]" in out and
-               "win[0].0 + in[1] -> out[1]" in out, out)
+        expect(len([step for step in steps(out) if " reduce " in step]) == 2 and "in[0] 0/1 + stg[1].0 0/1 -> out[0]" in out and
+               "stg[0].0 0/1 + in[1] 0/1 -> out[1]" in out, out)
     for words in (["--bytes", "65540"], ["--bytes", "32KiB", "--memory", "shared"], ["--bytes", "32KiB", "--ranks", "3"]):
         expect("algorithm owners-" in explain("allreduce", *words), words)
 
@@ -641,7 +641,7 @@ run_cases([bench_prints_one_object_per_size_with_the_agreed_fields, bench_checks
            beside_nccl_a_table_is_made, make_test_gpu_runs_where_there_is_a_driver, bench_counts_the_bytes_of_the_larger_operand,
            bench_names_the_algorithm_that_ran, bench_runs_under_mpirun, bench_binds_its_workers,
            lack_of_shared_memory_is_told_in_the_callers_numbers,
-           bench_refuses_what_makes_no_sense, explain_prints_the_plan,
+           bench_refuses_what_makes_no_sense, explain_prints_the_plan, explain_shows_one_exchange_for_two_ranks,
            explain_shows_zero_copy_for_shared_memory, explain_knows_all_sizes_of_jobs, explain_names_the_gpus_of_operands,
            explain_shows_sums_among_gpus, explain_tells_programs_the_same,
            explain_has_a_legend_for_its_steps,
