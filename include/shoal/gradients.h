@@ -331,11 +331,12 @@ struct shoal_step_stats {
 SHOAL_CALL shoal_reducer_stats(const struct shoal_reducer *reducer, struct shoal_step_stats *stats_out);
 
 /* The bytes that this rank has handed to the network for each rank since the reducer was made, counted as wire_bytes is;
- * bytes_out has an entry for each rank. 0 for ranks of the same host. A local call, between steps. What a rank has received is
- * the sum of what the others have sent to it: an all-to-all of the entries tells it. ERR_MEMORY. */
+ * bytes_out has an entry for each rank. 0 for ranks of the same host. A local call, between steps. A rank receives what the
+ * others send to it: an all-to-all of the entries tells each rank how much. ERR_MEMORY. */
 SHOAL_CALL shoal_reducer_sent_to(const struct shoal_reducer *reducer, uint64_t *bytes_out);
 
-/* When a buffer of that step was what, in microseconds since begin. Begins as SHOAL_BUFFER_TIMES_INIT. */
+/* When a buffer of that step was first marked, full, posted, done and copied out, in microseconds since begin. Begins as
+ * SHOAL_BUFFER_TIMES_INIT. */
 struct shoal_buffer_times {
     size_t struct_bytes;
     double first_us;  /* first mark of a parameter of it */
@@ -401,9 +402,9 @@ SHOAL_CALL shoal_reducer_import_residuals(struct shoal_reducer *reducer, const v
  *
  * These calls wait for the device: create, free, the begin that makes a new layout, the first LOCAL begin, and export and
  * import of residuals. A stream holds about 1,000 operations, so where a buffer has more gradients than some hundreds, or the
- * device is far behind, a mark and finish wait, too, until the device has gone on. Where ranks are threads of one process and
- * use one device, they begin with a LOCAL step if they take any: no rank loads kernels then while another one's operations wait
- * for it. A gradient is read and written between its mark and the end of finish, as the stream sees it, and views are addresses
+ * device is far behind, a mark and finish wait, too, until the device has gone on. Ranks that are threads of one process and
+ * share a device must take a LOCAL step first, if they take any, so that no rank loads kernels while operations of another one
+ * wait. A gradient is read and written between its mark and the end of finish, as the stream sees it, and views are addresses
  * on the device. finish calls on_buffer: what the callback puts on the stream sees the averages. Marks may come from any
  * thread, but not from a callback.
  *

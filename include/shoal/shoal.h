@@ -3,7 +3,7 @@
  * Read it from top to bottom; it is in learning order:
  *     1 version and status      2 context       3 communicator     4 types, operators, options
  *     5 collectives             6 requests      7 send and receive 8 shared memory
- *     9 when something fails   10 what it did and will do
+ *     9 when something fails   10 what it did and will do               11 a live job
  *
  * A first program (examples/01_hello.c), started with `shoal run -n 2 ./hello`:
  *
@@ -283,22 +283,23 @@ struct shoal_options {
  * In place. Where both operands are vectors, or both are in parts, input == output is allowed. Where only one is in parts, the
  * other may be this rank's part of it. Operands may not overlap otherwise.
  *
- * On a device. Operands may lie in memory of a CUDA device, on some ranks or on all; each of a call's two operands, and each
- * message, where it likes; of several tensors all or none. All that a call has on devices is used in one context of the
- * driver: that of options.stream. The copies from and to the device are put on streams of Shoal's own before the call returns.
- * They come after what is on options.stream now, and what is put there later comes after them. So a *_post call neither waits
- * for the device nor needs its caller to. Host memory is not ordered by the stream: its operands are touched from the call on
- * until the request is done. The driver is looked for when a communicator is made; a program that loads one without device
- * files (/dev/nvidiactl) loads it before.
- * Where SHOAL_GPU_PEER_BYTES makes GPUs sum among themselves, both operands of such an all-reduce lie, on all ranks, on the GPU
- * that was current when the communicator was made: other memory on a rank is ERR_MISMATCH.
+ * On a device. An operand may lie in memory of a CUDA device, on some ranks or on all. One operand of a call, or one message,
+ * may lie there and the other in host memory; several tensors of one call lie there all or none. Shoal uses the device memory
+ * of a call in one context of the driver: that of options.stream. Before the call returns, it puts the copies from and to the
+ * device on streams of its own. These copies wait for what is on options.stream now, and what is put there later waits for
+ * them. So a *_post call neither waits for the device nor needs its caller to. The stream does not order operands in host
+ * memory: Shoal touches them from the call on until the request is done. Shoal looks for the driver when a communicator is
+ * made; on a machine without device files (/dev/nvidiactl) the program must have loaded it before.
+ * Where SHOAL_GPU_PEER_BYTES makes GPUs sum among themselves, both operands of such an all-reduce must lie, on every rank, on
+ * the GPU that was current when the communicator was made; otherwise every rank gets ERR_MISMATCH.
  *
  * ERR_ARGUMENT, and nothing has happened: operands of different devices or contexts, a stream that is none or of another
- * context, memory that was freed. ERR_STATE: such a call in a callback, where managed memory is host memory. ERR_UNSUPPORTED:
- * a stream that is captured into a graph, a driver or device that lacks what is needed (docs/gpu.md). A driver that refuses
- * later breaks the communicator with ERR_SYSTEM, or ERR_MEMORY, and its own name of the error. However an operation ends,
- * streams go on: after a failure the output holds undefined bytes. With SHOAL_GPUDIRECT_BYTES a network adapter may read an
- * input where it lies on the device; then streams go on after a failure when it has read it, at most two seconds later. */
+ * context, memory that was freed. ERR_STATE: a call with operands on a device in a callback, where managed memory counts as
+ * host memory. ERR_UNSUPPORTED: a stream that is captured into a graph, a driver or device that lacks what is needed
+ * (docs/gpu.md). Where the driver refuses later, the communicator breaks with ERR_SYSTEM or ERR_MEMORY, and the message has the
+ * driver's name for the error. However an operation ends, streams go on: after a failure the output holds undefined bytes. With
+ * SHOAL_GPUDIRECT_BYTES a network adapter may read an input where it lies on the device; then streams go on after a failure when
+ * it has read it, at most two seconds later. */
 
 /* output on every rank = op over the inputs of all ranks, element by element. */
 SHOAL_CALL shoal_allreduce(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
@@ -681,7 +682,7 @@ struct shoal_simulation {
     size_t cores;                /* of a host; 0: one for each rank */
     size_t burst_bytes;          /* of a token bucket that each adapter has, each way; 0: it never sends faster than its rate */
     double burst_gbit_s;         /* how fast bytes go that find tokens; 0: in no time */
-    double pause_us;             /* since adapters sent all they could: so long buckets have filled; 0: they are full */
+    double pause_us;             /* how long buckets have filled since the adapters emptied them; 0: they are full */
     int one_machine;             /* are hosts emulated on one machine? cores then counts its cores, which all ranks share */
     double pcie_gb_s;            /* between each rank's GPU, on which its operands lie, and host memory, each way at the same
                                   * time; 0: operands are in host memory */
@@ -772,8 +773,8 @@ struct shoal_watched {
     /* The rank publishes these itself once nothing has moved for half a second. */
     int waits_for; /* a rank of the communicator, on this host or another; -1: nothing was published */
     double waits_us;
-    /* Messages from the network that the rank's endpoint rejected, when an operation was last under way for 0.1 s. They count
-     * for all its communicators together, because strangers name none. */
+    /* Messages from the network that the rank's endpoint has rejected, for all its communicators together, because strangers
+     * name none. The rank updates it while an operation has been under way for 0.1 s. */
     uint64_t rejected;
     /* How long threads of the program were blocked in collectives, sends, receives and waits that have ended: communication
      * that nothing hides. Summed over threads and over all communicators of the context, up to the newest operation here. */

@@ -170,7 +170,7 @@ struct shoal_block shoal_rails_partial(const struct shoal_rails *rails, int slic
  * it or with must_keep, RESULTS. Returns how many. */
 int shoal_rails_wanted(const struct shoal_rails *rails, int slice, int j, bool must_keep, struct shoal_block *dests);
 
-/* All-gather: hands out the own part, the block of the own host in slice hosts->local. */
+/* All-gather: hands out the own part, the block of the own host in slice rails->local. */
 void shoal_rails_send_own(const struct shoal_rails *rails, bool must_keep);
 
 /* Hands on a block that lies in RESULTS. */

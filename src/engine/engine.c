@@ -504,8 +504,8 @@ static bool may_announce(struct shoal_engine *engine, const struct shoal_request
     return request->sequence - completed <= kept;
 }
 
-/* Where peers find the operands that they need, if they can reach them. Peers look at what their plans name, and then this
- * rank's plan ends after theirs have done so: nobody is told of what no plan names, for its owner may free it before. */
+/* Announces where the operands are that peers need and can reach. A peer touches only operands that its plan names, and this
+ * rank's plan ends after that. An operand that no plan names is not announced, because its owner may free it earlier. */
 static void locate_operands(struct shoal_engine *engine, const struct shoal_request *request,
                             struct shoal_announcement *announcement)
 {
@@ -562,7 +562,7 @@ static uint32_t detail_of(const struct shoal_call *call)
     return detail;
 }
 
-/* The remote ranks that get the record now; NULL: all. In rounds they get it later, with the data gathered so far. With
+/* The remote ranks that get the announcement now; NULL: all. In rounds they get it later, with the data gathered so far. With
  * per-peer counts each rank gets an announcement of its own. */
 static const uint8_t *find_receivers(const struct shoal_request *request)
 {
@@ -632,7 +632,7 @@ void shoal_engine_fail_request(struct shoal_engine *engine, struct shoal_request
     shoal_engine_fail(engine, &failure);
 }
 
-/* Finds whom a request meets that does not meet all. */
+/* Finds the peers of a request that does not meet all ranks. */
 static bool engine_meet(struct shoal_engine *engine, struct shoal_request *request)
 {
     const enum shoal_status status =
@@ -695,8 +695,8 @@ static void engine_blame(struct shoal_engine *engine, struct shoal_request *requ
     record->late = ((int64_t)last - first) * 256;
 }
 
-/* The data are asked for while the record is on its way: the second line of the record at each look, as the first one is, data
- * beside it once. Many lines that are asked for again go back and forth. */
+/* Prefetches the data while the announcement is on its way: its second line at each look, like its first; data beside it once,
+ * because many lines that a rank asks for again and again travel back and forth between the cores. */
 static void expect_payload(struct shoal_engine *engine, struct shoal_request *request, int peer)
 {
     if (!request->is_direct || request->bytes <= SHOAL_PAYLOAD_FIRST || !engine->ops->expect)

@@ -82,7 +82,7 @@ struct shoal_request {
             size_t payload_bytes;                    /* what this rank publishes beside its announcement */
             bool is_direct;                          /* no plan: data travel beside the announcements */
             const struct shoal_algorithm *in_rounds; /* and between hosts in rounds, by that entry; NULL: at once */
-            int round; /* of them; -1: the ranks of this host are waited for; their number: the result has come; more: given */
+            int round;     /* -1: waits for the local ranks; number of rounds: the result has come; more: it is in the output */
             bool has_sent; /* what the round sends */
             int needed;    /* whose announcement: SHOAL_NEEDED_ALL (of the peer set), one peer's, or (the own rank) nobody's */
             const struct shoal_peer_set *peer_set; /* NULL: all ranks */

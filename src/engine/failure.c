@@ -369,7 +369,7 @@ bool shoal_engine_is_stopped(struct shoal_engine *engine, int peer)
     return strncmp(state, "stopped", strlen("stopped")) == 0;
 }
 
-/* Whom to blame for a step that waits for peer: where the peer is well it may wait itself, for a rank that is stopped. */
+/* The rank to blame for a step that waits for peer. A peer that is well may itself wait for a rank that is stopped. */
 static int find_stopped(struct shoal_engine *engine, int peer)
 {
     for (int i = 0; i < engine->size; i++) {

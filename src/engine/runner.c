@@ -268,7 +268,7 @@ struct span {
     size_t staging_at; /* bytes from the start of the staging slot, for staging buffers */
 };
 
-/* Places are as far apart as the longest block of the chunk is long; so they are on all ranks. */
+/* Bins are as far apart as the longest block of the chunk is long, the same on all ranks. */
 static void run_find_bin(const struct shoal_chunk *chunk, struct shoal_block block, unsigned of, struct span *span)
 {
     const struct shoal_request *request = chunk->request;
@@ -670,9 +670,9 @@ static bool run_chunk(struct shoal_engine *engine, struct shoal_chunk *chunk, un
     return true;
 }
 
-/* On one host chunks that follow each other in a slot lie behind each other there, round and round, and so on all ranks: to
- * write lines that were used just before takes three times longer, where they are still in a cache that only another core
- * has, than to write lines that have gone to the cache that cores share, or to memory. */
+/* On one host, consecutive chunks of a slot lie behind each other in it and begin again at its start, the same on all ranks.
+ * Lines that were used just before may still be in another core's own cache; writing those takes three times longer than
+ * writing lines that have gone to the shared cache or to memory. */
 static size_t find_shift(const struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_plan *plan = &request->cached->plan;

@@ -50,8 +50,8 @@ struct shoal_cause *shoal_causes_propose(struct shoal_causes *causes, uint64_t c
 /* Stores a decision. NULL when there was one before, or without memory. */
 struct shoal_cause *shoal_causes_decide(struct shoal_causes *causes, uint64_t comm, const struct shoal_failure *failure);
 
-/* The thread that decides was held up for so long until now_ns, and received nothing: that time is no waiting. Else all hosts
- * of a machine that stood still would decide at once when it goes on, each for what it knows. */
+/* The deciding thread did not run, and received nothing, for so long until now_ns: that time does not count as waiting. If it
+ * did, all hosts of a machine that stood still would decide as soon as it goes on, each by what it alone knows. */
 void shoal_causes_excuse(struct shoal_causes *causes, uint64_t held_up_ns, uint64_t now_ns);
 
 /* When this rank is to decide for the best candidate, if nobody else has by then. heir_ns: when it became the root in the place

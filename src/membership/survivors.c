@@ -468,7 +468,7 @@ static void receive_promise(struct shoal_survivors *survivors, int from, const s
         note_promise(survivors, from, message->adopted, &message->view);
 }
 
-/* A rank that repeats its ADOPTED may lack this rank's, which may have everything that it needs itself. */
+/* A rank that repeats its ADOPTED may lack this rank's ADOPTED, even when this rank lacks nothing. */
 static void receive_adopted(struct shoal_survivors *survivors, int from, const struct shoal_survivors_message *message,
                             bool is_known)
 {

@@ -128,11 +128,11 @@ void shoal_survivors_hear(struct shoal_survivors *survivors, int from, const str
 /* A rank is lost, or has left. Final. */
 void shoal_survivors_end(struct shoal_survivors *survivors, int rank);
 
-/* Decides where this rank is to. Call it after what changes anything, then send what is owed. */
+/* Begins a ballot, or decides, where that is this rank's turn. Call it after anything has changed, then send what is owed. */
 void shoal_survivors_step(struct shoal_survivors *survivors);
 /* The next message to all others; false: there is none. */
 bool shoal_survivors_take(struct shoal_survivors *survivors, struct shoal_survivors_message *message_out);
-/* Has what this rank has said said again: something seems to be lost. */
+/* Makes this rank send its messages again, because one seems to be lost. */
 void shoal_survivors_repeat(struct shoal_survivors *survivors);
 
 /* The agreed view; NULL: none yet. Until the next call but these two. */

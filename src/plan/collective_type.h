@@ -1,5 +1,5 @@
 /* The collective types, as one table: what each does with its operands, and which of them peers may reach. All else about a
- * kind - the sizes of operands, what small ones publish, the names in messages - is worked out from its row. */
+ * type follows from its entry: the sizes of operands, what small operations publish, the names in messages. */
 #ifndef SHOAL_PLAN_COLLECTIVE_TYPE_H
 #define SHOAL_PLAN_COLLECTIVE_TYPE_H
 

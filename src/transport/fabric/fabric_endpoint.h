@@ -113,8 +113,8 @@ SHOAL_MUST_USE enum shoal_status shoal_fabric_endpoint_write(struct shoal_fabric
                                                              const struct shoal_fabric_write *write);
 /* How many writes had their source copied so far. */
 uint64_t shoal_fabric_endpoint_copies(const struct shoal_fabric_endpoint *endpoint);
-/* Whether the provider makes writes of messages that its own code on the other side copies, as efa does where the adapter
- * cannot write: Shoal's messages then come as far with less. False where it does not say. */
+/* Whether the provider emulates writes: it sends messages, and its code at the receiver copies them, as efa does where the
+ * adapter cannot write. Shoal's own messages then do the same for less. False where the provider does not say. */
 bool shoal_fabric_endpoint_emulates_writes(const struct shoal_fabric_endpoint *endpoint);
 /* The most bytes of one write. Where the provider wants sources to be registered, others are copied, which limits them. */
 size_t shoal_fabric_endpoint_write_max(const struct shoal_fabric_endpoint *endpoint,

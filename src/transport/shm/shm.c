@@ -152,9 +152,9 @@ static void *shm_reach(struct shoal_transport *transport, int peer, shoal_locati
     return address;
 }
 
-/* As operations go round in a staging buffer they would touch its pages one after the other, and each first touch costs as much
- * as copying the page twice. So few ranks enter them in their page tables at once; a peer's as far as they are there: to read
- * one that is not makes it, before the peer has looked whether there is memory for it, and near this rank's core. */
+/* Operations go round in a staging buffer, so they would touch its pages one after the other, and a first touch costs as much
+ * as copying the page twice. Up to so many ranks therefore map all pages at once. A peer's pages are mapped only as far as they
+ * exist: reading one that does not would make it, near this rank's core and before the peer has checked that memory is left. */
 #define MAPPED_RANKS_MAX 4
 
 #if defined(MADV_POPULATE_READ) && defined(MADV_POPULATE_WRITE)
