@@ -9,6 +9,7 @@
   statics   no two C files of src have static functions of one name: a backtrace says which file is meant
   lengths   no function is longer than LINES_MAX, from its first line to its brace
   settings  src/comm/settings.c collects the settings that modules declare
+  logs      SHOAL_LOG takes the names that lines of the log begin with
   public    tools, examples see the public header only; tools also the headers of ALSO_FOR_TOOLS
   symbols   src/shoal.map lists exactly what the headers in include/shoal declare, and what a built library exports
   headers   each header compiles alone, as C11 and (the public ones) as C++17
@@ -16,8 +17,9 @@
   native    what Python knows of the headers is what they say (dev/native.py)
   ptx       the code for GPUs is that of its source (dev/ptx.py)
   figures   the tables of README.md are those of docs/figures
-  prose     lines of prose in the pages fit 120 columns
-  words     getenv, printf to stdout, abort and exit stay in their modules; memory order is written at each atomic of shared memory
+  prose     lines of prose in the pages fit 120 columns, and the decisions that they cite exist
+  words     getenv, printf to stdout, abort and exit stay in their modules; memory order is written at each atomic of shared memory;
+            lines fit 128 columns
 """
 import ast
 import pathlib
@@ -84,6 +86,7 @@ OPAQUE = {
     "fusion_fault": ["fusion/reducer_failure.c"],
     "fusion_device": ["fusion/reducer_device.c"],
     "fusion_measure": ["fusion/measure.c"],
+    "fusion_measure": ["fusion/measure.c"],
 }
 found = []
 
@@ -107,7 +110,7 @@ def module_of(path):
 
 
 def check_dependencies():
-    used = set()
+    used, single = set(), set()
     for path in sources("src"):
         module = module_of(path.relative_to(TOP / "src").as_posix())
         if module not in ALLOWED:
@@ -116,6 +119,7 @@ def check_dependencies():
         for number, line in lines_of(path):
             match = re.match(r'#include "([a-z_]+/[^"]+)"', line)
             if match and match.group(1) in ALSO.get(module, ()):
+                single.add((module, match.group(1)))
                 continue
             other = module_of(match.group(1)) if match else module
             used.add((module, other))
@@ -124,6 +128,9 @@ def check_dependencies():
     for module, others in ALLOWED.items():
         for other in sorted(others - {there for here, there in used if here == module}):
             say(TOP / "dev/check.py", 1, "dependencies", f"nothing in {module} includes {other}: take it out of the table")
+    for module, headers in ALSO.items():
+        for header in sorted(headers - {there for here, there in single if here == module}):
+            say(TOP / "dev/check.py", 1, "dependencies", f"nothing in {module} includes {header}: take it out of the table")
 
 
 def check_contracts():
@@ -338,6 +345,10 @@ WORDS = [
 
 
 def check_words():
+    for path in sources("include"):
+        for number, line in lines_of(path):
+            if len(line) > 128:
+                say(path, number, "words", "longer than 128 columns")
     for path in sources("src"):
         place = path.relative_to(TOP / "src").as_posix()
         for number, line in lines_of(path):
@@ -360,12 +371,16 @@ def prose_of(path):
 
 
 def check_prose():
+    decisions = {int(path.name[:4]) for path in (TOP / "docs/decisions").glob("*.md")}
     pages = [TOP / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted((TOP / "docs").rglob("*.md"))
     for path in (path for path in pages if "figures" not in path.parts):
         for number, line in prose_of(path):
             is_written = path == readme.README and line.startswith("`bench/")  # by dev/readme.py
             if len(line) > 120 and " " in line[:120].strip() and not is_written:
                 say(path, number, "prose", "longer than 120 columns")
+            for named in re.findall(r"\bdecision (\d+)", line):
+                if int(named) not in decisions:
+                    say(path, number, "prose", f"there is no decision {named} in docs/decisions")
 
 
 def check_python():

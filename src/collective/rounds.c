@@ -6,7 +6,7 @@
 
 struct builder {
     struct shoal_rounds *rounds;
-    struct shoal_rails hosts;
+    struct shoal_rails rails;
     int powers; /* P */
     uint16_t *next;
 };
@@ -24,8 +24,8 @@ int shoal_rounds_count(int hosts)
 
 static void append_members(struct builder *builder, int host)
 {
-    for (int i = builder->hosts.start[host]; i < builder->hosts.start[host + 1]; i++)
-        *builder->next++ = builder->hosts.member[i];
+    for (int i = builder->rails.start[host]; i < builder->rails.start[host + 1]; i++)
+        *builder->next++ = builder->rails.member[i];
 }
 
 static struct shoal_ranks list_since(const struct builder *builder, const uint16_t *start)
@@ -43,11 +43,11 @@ static struct shoal_ranks list_host(struct builder *builder, int host)
 /* The ranks of a host that this rank serves. */
 static struct shoal_ranks list_served(struct builder *builder, int host)
 {
-    const struct shoal_rails *hosts = &builder->hosts;
-    const int stride = shoal_rails_size(hosts, hosts->own);
+    const struct shoal_rails *rails = &builder->rails;
+    const int stride = shoal_rails_size(rails, rails->own);
     const uint16_t *start = builder->next;
-    for (int local = hosts->local; local < shoal_rails_size(hosts, host); local += stride)
-        *builder->next++ = hosts->member[hosts->start[host] + local];
+    for (int local = rails->local; local < shoal_rails_size(rails, host); local += stride)
+        *builder->next++ = rails->member[rails->start[host] + local];
     return list_since(builder, start);
 }
 
@@ -58,7 +58,7 @@ static struct shoal_ranks list_held(struct builder *builder, int host, int dista
     const int first = host / distance * distance;
     const uint16_t *start = builder->next;
     for (int member = first; member < first + distance; member++) {
-        const int other = shoal_rails_stand_by(builder->hosts.count, member);
+        const int other = shoal_rails_stand_by(builder->rails.count, member);
         append_members(builder, member);
         if (other >= 0)
             append_members(builder, other);
@@ -69,7 +69,7 @@ static struct shoal_ranks list_held(struct builder *builder, int host, int dista
 /* The rank of another host that serves this one. */
 static int served_by(const struct builder *builder, int host)
 {
-    return shoal_rails_leader(&builder->hosts, host, builder->hosts.local);
+    return shoal_rails_leader(&builder->rails, host, builder->rails.local);
 }
 
 /* ---- Rounds -------------------------------------------------------------------------------------------------------------- */
@@ -82,7 +82,7 @@ static void rounds_append(struct builder *builder, struct shoal_rounds_step roun
 /* A host beyond the powers: what it has goes to its partner, and the result comes back. */
 static void stand_by(struct builder *builder)
 {
-    const int own = builder->hosts.own, partner = shoal_rails_stand_by(builder->hosts.count, own);
+    const int own = builder->rails.own, partner = shoal_rails_stand_by(builder->rails.count, own);
     rounds_append(builder, (struct shoal_rounds_step){.from = served_by(builder, partner),
                                                       .to = list_served(builder, partner),
                                                       .held = list_host(builder, own),
@@ -105,7 +105,7 @@ static void hand_back(struct builder *builder, int partner)
 
 static void rounds_exchange(struct builder *builder, int distance)
 {
-    const int own = builder->hosts.own, other = own ^ distance;
+    const int own = builder->rails.own, other = own ^ distance;
     rounds_append(builder, (struct shoal_rounds_step){.from = served_by(builder, other),
                                                       .to = list_served(builder, other),
                                                       .held = list_held(builder, own, distance),
@@ -116,9 +116,9 @@ static void rounds_exchange(struct builder *builder, int distance)
 
 static void build(struct builder *builder)
 {
-    const int partner = shoal_rails_stand_by(builder->hosts.count, builder->hosts.own);
-    builder->rounds->local = list_host(builder, builder->hosts.own);
-    if (builder->hosts.own >= builder->powers) {
+    const int partner = shoal_rails_stand_by(builder->rails.count, builder->rails.own);
+    builder->rounds->local = list_host(builder, builder->rails.own);
+    if (builder->rails.own >= builder->powers) {
         stand_by(builder);
         return;
     }
@@ -136,9 +136,9 @@ bool shoal_rounds_init(struct shoal_rounds *rounds, const struct shoal_view *vie
     struct shoal_plan plan;
     *rounds = (struct shoal_rounds){.count = 0};
     shoal_plan_init(&plan, rank, view->size);
-    const bool is_on_hosts = shoal_rails_find(&builder.hosts, &plan, view, rank, 0);
+    const bool is_on_hosts = shoal_rails_find(&builder.rails, &plan, view, rank, 0);
     shoal_plan_fini(&plan);
-    builder.powers = shoal_rails_powers(builder.hosts.count);
+    builder.powers = shoal_rails_powers(builder.rails.count);
     /* In all rounds together a rank serves each other rank at most once, and so it is with parts that come; what is held may be
      * nearly all ranks in each round, where hosts are of different sizes. */
     rounds->pool = calloc((size_t)view->size * (4 + SHOAL_ROUNDS_MAX), sizeof *rounds->pool);

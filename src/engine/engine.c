@@ -25,7 +25,7 @@ static inline void note_sums(struct shoal_engine *engine, const struct shoal_req
     const int64_t ticks = (int64_t)(done_ticks - request->posted_ticks);
     waited->in_calls += request->is_blocking && ticks > 0 ? (uint64_t)ticks : 0;
     shoal_recorder_note_waited(&engine->recorder,
-                               waited->in_calls + atomic_load_explicit(&waited->elsewhere, memory_order_relaxed));
+                               waited->in_calls + atomic_load_explicit(&waited->without_lock, memory_order_relaxed));
     if (SHOAL_UNLIKELY(engine->ops->traffic != NULL)) /* not inside a host */
         engine_note_sent(engine);
 }

@@ -43,14 +43,14 @@ struct shoal_cached_plan {
 /* How long threads of the program have waited in calls of the context, in ticks. */
 struct shoal_waited {
     uint64_t in_calls;          /* blocking calls; under the lock of the progress engine */
-    _Atomic uint64_t elsewhere; /* without the lock */
+    _Atomic uint64_t without_lock;
 };
 
 /* Counts the time since then as that of a thread of the program that had to wait. Any thread, with or without the lock. */
 static inline void shoal_waited_add(struct shoal_waited *waited, uint64_t begin_ticks)
 {
     const int64_t ticks = (int64_t)(shoal_clock_ticks() - begin_ticks);
-    atomic_fetch_add_explicit(&waited->elsewhere, ticks > 0 ? (uint64_t)ticks : 0, memory_order_relaxed);
+    atomic_fetch_add_explicit(&waited->without_lock, ticks > 0 ? (uint64_t)ticks : 0, memory_order_relaxed);
 }
 
 struct shoal_request {

@@ -130,6 +130,6 @@ uint64_t shoal_cause_due_ns(const struct shoal_cause *cause, bool is_root, uint6
     if (is_root) /* an abort is wanted at once */
         wait_ms = cause->best.status == SHOAL_ERR_ABORTED ? 0 : SHOAL_CAUSES_COLLECT_MS;
     const uint64_t due_ns = cause->first_ns + wait_ms * SHOAL_NS_PER_MS;
-    const uint64_t heard_ns = is_root && heir_ns ? heir_ns + SHOAL_CAUSES_HEIR_MS * SHOAL_NS_PER_MS : 0;
-    return due_ns > heard_ns ? due_ns : heard_ns;
+    const uint64_t collected_ns = is_root && heir_ns ? heir_ns + SHOAL_CAUSES_HEIR_MS * SHOAL_NS_PER_MS : 0;
+    return due_ns > collected_ns ? due_ns : collected_ns;
 }

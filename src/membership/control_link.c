@@ -41,7 +41,7 @@ struct shoal_control_link *shoal_control_link_create(struct shoal_control_core *
     link->is_outgoing = peer >= 0;
     link->state = link->is_outgoing ? SHOAL_CONTROL_LINK_CONNECTING : SHOAL_CONTROL_LINK_EXPECT_HELLO;
     link->id = core->next_id++;
-    link->heard_ns = now_ns;
+    link->received_ns = now_ns;
     link->deadline_ns = link->is_outgoing ? 0 : now_ns + SHOAL_CONTROL_HANDSHAKE_MS * SHOAL_NS_PER_MS;
     return link;
 }
@@ -174,7 +174,7 @@ void shoal_control_link_greet(struct shoal_control_core *core, struct shoal_cont
 {
     link->client = core->hello;
     link->state = SHOAL_CONTROL_LINK_EXPECT_CHALLENGE;
-    link->heard_ns = now_ns;
+    link->received_ns = now_ns;
     if (shoal_auth_random(link->client.nonce, sizeof link->client.nonce) != SHOAL_OK)
         shoal_control_link_end(core, link, SHOAL_CONTROL_CLOSED);
     else

@@ -45,7 +45,7 @@ struct shoal_control_link {
     int error;                        /* of connect */
     uint64_t id;
     uint64_t deadline_ns; /* of the handshake of who listens, or of a refusal's sending */
-    uint64_t heard_ns;
+    uint64_t received_ns;
     uint32_t pauses; /* the peer's, when last looked at */
     uint64_t sent, confirmed, received, reported;
     uint64_t changes_sent, notices_sent;

@@ -73,7 +73,7 @@ static void receive_some(struct shoal_control *control, struct shoal_control_lin
         end_of_socket(control, link, got < 0 ? errno : 0);
         return;
     }
-    link->heard_ns = now_ns;
+    link->received_ns = now_ns;
     link->in_bytes += (size_t)got;
     while (shoal_control_link_step(&control->core, link, now_ns))
         continue;
@@ -140,7 +140,7 @@ static void excuse(struct shoal_control *control, uint64_t now_ns)
     control->attempt.refused_ns += control->attempt.refused_ns ? gap_ns : 0;
     memset(control->awaited_ns, 0, (size_t)shoal_control_tree_size(control) * sizeof *control->awaited_ns);
     for (size_t i = 0; i < control->link_count; i++) {
-        control->links[i]->heard_ns = now_ns;
+        control->links[i]->received_ns = now_ns;
         control->links[i]->deadline_ns += control->links[i]->deadline_ns ? gap_ns : 0;
     }
     for (int r = 0; r < shoal_control_tree_size(control); r++)
@@ -155,9 +155,9 @@ static void look_at_silence(struct shoal_control *control, struct shoal_control_
     const uint32_t pauses = control->core.state.ranks[link->peer].pauses;
     if (pauses != link->pauses) { /* another has received it */
         link->pauses = pauses;
-        link->heard_ns = now_ns;
+        link->received_ns = now_ns;
     }
-    const uint64_t silent_ms = (now_ns - link->heard_ns) / SHOAL_NS_PER_MS;
+    const uint64_t silent_ms = (now_ns - link->received_ns) / SHOAL_NS_PER_MS;
     if (silent_ms < SHOAL_CONTROL_SILENT_MS)
         return;
     const int64_t unanswered_ms = shoal_control_socket_unanswered_ms(link->fd);

@@ -216,7 +216,7 @@ static void read_boards(struct shoal_membership *membership)
             const enum shoal_survivors_kind kind = (enum shoal_survivors_kind)(i + 1);
             if (shoal_survivors_board_get(membership->boards[r], kind, membership->world, survivors->size, &versions[i],
                                           &message))
-                shoal_survivors_hear(survivors, r, &message);
+                shoal_survivors_receive(survivors, r, &message);
         }
     }
 }
@@ -285,7 +285,7 @@ static void receive_survivors(struct shoal_membership *membership, int from, con
     struct shoal_survivors_message message;
     if (!shoal_survivors_read(data, bytes, membership->survivors.size, &message))
         return;
-    shoal_survivors_hear(&membership->survivors, from, &message);
+    shoal_survivors_receive(&membership->survivors, from, &message);
     advance_survivors(membership);
 }
 

@@ -477,7 +477,7 @@ static void receive_adopted(struct shoal_survivors *survivors, int from, const s
         owe(survivors, message->epoch, SHOAL_SURVIVORS_ADOPTED);
 }
 
-void shoal_survivors_hear(struct shoal_survivors *survivors, int from, const struct shoal_survivors_message *message)
+void shoal_survivors_receive(struct shoal_survivors *survivors, int from, const struct shoal_survivors_message *message)
 {
     const bool is_known = message->epoch == survivors->epoch || message->epoch + 1 == survivors->epoch;
     if (from == survivors->rank)

@@ -124,7 +124,7 @@ SHOAL_MUST_USE bool shoal_survivors_propose(struct shoal_survivors *survivors, c
 void shoal_survivors_finish(struct shoal_survivors *survivors);
 
 /* A message of another rank. A message for which there is no memory is dropped. */
-void shoal_survivors_hear(struct shoal_survivors *survivors, int from, const struct shoal_survivors_message *message);
+void shoal_survivors_receive(struct shoal_survivors *survivors, int from, const struct shoal_survivors_message *message);
 /* A rank is lost, or has left. Final. */
 void shoal_survivors_end(struct shoal_survivors *survivors, int rank);
 

@@ -152,6 +152,8 @@ def a_single_header_may_be_seen():
     expect(check_found("check_dependencies", files, **tables) == [])
     found = check_found("check_dependencies", {**files, "src/fusion/b.c": '#include "base/log.h"\n'}, **tables)
     expect(len(found) == 1 and found[0].startswith("src/fusion/b.c:1: dependencies: fusion may not see base"), found)
+    found = check_found("check_dependencies", {**files, "src/fusion/a.c": ""}, **tables)
+    expect(len(found) == 1 and "nothing in fusion includes base/assert.h: take it out of the table" in found[0], found)
 
 
 def make_in_a_fresh_checkout(target):

@@ -122,9 +122,9 @@ static bool deliver(struct world *world, int number, int to)
     if (world->drops && draw(world, 10) == 0)
         return true;
     const struct shoal_survivors_message message = letter->message;
-    shoal_survivors_hear(&world->ranks[to], letter->from, &message);
+    shoal_survivors_receive(&world->ranks[to], letter->from, &message);
     if (draw(world, 20) == 0)
-        shoal_survivors_hear(&world->ranks[to], letter->from, &message);
+        shoal_survivors_receive(&world->ranks[to], letter->from, &message);
     work(world, to);
     return true;
 }

@@ -124,7 +124,7 @@ static int check_start(const struct shoal_reachability_checks *checks, struct sh
 }
 
 /* The answer, if it came, however long nobody looked. */
-static int check_hear(const struct shoal_reachability *check, uint64_t now_ns)
+static int check_answer(const struct shoal_reachability *check, uint64_t now_ns)
 {
     struct pollfd entry = {check->fd, POLLOUT, 0};
     int error = 0;
@@ -139,7 +139,7 @@ static void check_look(struct shoal_reachability_checks *checks, struct shoal_re
     char text[SHOAL_REACHABILITY_TEXT_MAX];
     int error = EINPROGRESS;
     if (check->state == SHOAL_REACHABILITY_ASKED) {
-        error = check_hear(check, now_ns);
+        error = check_answer(check, now_ns);
     } else if (now_ns >= check->until_ns) {
         error = check_start(checks, check);
         check->until_ns = now_ns + SHOAL_REACHABILITY_ANSWER_S * SHOAL_NS_PER_S;

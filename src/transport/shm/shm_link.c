@@ -356,7 +356,7 @@ static enum shoal_status await_hello(struct shoal_shm_link_meeting *meeting, int
     return status;
 }
 
-static enum shoal_status hear_lower(struct shoal_shm_link_meeting *meeting, int rank)
+static enum shoal_status receive_lower(struct shoal_shm_link_meeting *meeting, int rank)
 {
     int answered;
     SHOAL_TRY(await_hello(meeting, meeting->contacts[rank].socket, rank, &answered));
@@ -485,7 +485,7 @@ enum shoal_status shoal_shm_link_meet(struct shoal_shm_link_meeting *meeting)
         if (!meeting->is_wanted[r])
             continue;
         SHOAL_TRY(connect_to(meeting, r));
-        SHOAL_TRY(hear_lower(meeting, r));
+        SHOAL_TRY(receive_lower(meeting, r));
     }
     return meet_higher(meeting);
 }
