@@ -414,9 +414,9 @@ SHOAL_CALL shoal_reducer_import_residuals(struct shoal_reducer *reducer, const v
  * reads and writes of gradients. Before shoal_reducer_free call shoal_reducer_wait: the operations of other ranks may need this
  * rank after its stream has run.
  *
- * With allows_unused, is_uneven, has_norms, max_norm or checks_finite finish and join wait for the averages: the result tells of
- * them, and behind them the ranks tell each other what they have used. Kernels of at most 8 blocks add up squares, divide by the
- * number of active ranks, and clip.
+ * With allows_unused, is_uneven, has_norms, max_norm or checks_finite, finish and join wait for the averages: the result
+ * is about these. Afterwards the ranks exchange which parameters they have used. Kernels of at most 8 blocks add up squares,
+ * divide by the number of active ranks, and clip.
  *
  * create gives ERR_UNSUPPORTED on all ranks where one has no driver, or one that cannot (docs/gpu.md), and for has_thread: work
  * that on_buffer puts on the stream from another thread would hold up the backward pass that is on it. So do create and begin

@@ -298,8 +298,8 @@ struct shoal_options {
  * host memory. ERR_UNSUPPORTED: a stream that is captured into a graph, a driver or device that lacks what is needed
  * (docs/gpu.md). Where the driver refuses later, the communicator breaks with ERR_SYSTEM or ERR_MEMORY, and the message has the
  * driver's name for the error. However an operation ends, streams go on: after a failure the output holds undefined bytes. With
- * SHOAL_GPUDIRECT_BYTES a network adapter may read an input where it lies on the device; then streams go on after a failure when
- * it has read it, at most two seconds later. */
+ * SHOAL_GPUDIRECT_BYTES a network adapter may read an input where it lies on the device; then streams go on after a failure
+ * once it has read it, at most two seconds later. */
 
 /* output on every rank = op over the inputs of all ranks, element by element. */
 SHOAL_CALL shoal_allreduce(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
