@@ -13,6 +13,7 @@ import weakref
 import ranks
 import torch
 import torch._dynamo  # noqa: F401: by each rank's first optimizer else, in two seconds
+import torch._inductor.compile_fx  # noqa: F401: by each rank that compiles a model else, in two seconds
 import torch.distributed as dist
 from ranks import Case, Skip, expect
 from torch import nn

@@ -8,14 +8,12 @@ import warnings
 
 import ranks
 import torch
+import torch._dynamo  # noqa: F401: by each rank's first functional collective else, in a second, with torch 2.14 in half a minute
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from inputs import (FLOATS, GUARD, LAYOUTS, MOVED, REDUCED, check, guarded, name_of, numbers, on_host, operators, place,
                     reduce_op, reduced)
 from ranks import Case, Skip, expect
-
-if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14):  # by each rank's first functional collective else, in half a minute
-    import torch._dynamo  # noqa: F401
 
 COUNTS = (0, 1, 7, 1000, 20_001)
 LARGE = (1 << 20) + 5
