@@ -185,7 +185,7 @@ void shoal_rails_await(const struct shoal_rails *rails, int host, int slice)
 
 /* ---- Inside the host: its devices ---------------------------------------------------------------------------------------- */
 
-/* Each rank's slice is its local number's. */
+/* All blocks of a slice, of which this is the first. */
 static struct shoal_block whole_slice(const struct shoal_rails *rails, struct shoal_block block)
 {
     return rails->owners > 1 ? shoal_run(block, rails->owners) : block;
@@ -320,7 +320,7 @@ int shoal_rails_wanted(const struct shoal_rails *rails, int slice, int j, bool m
 {
     int count = 0;
 
-    if (rails->view->is_on_devices) { /* whose own devices tell the neighbours */
+    if (rails->view->is_on_devices) { /* neighbours gather it from the slot of the own device */
         dests[0] = shoal_rails_output(rails, rails->rank, slice, j);
         return 1;
     }

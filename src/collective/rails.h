@@ -128,6 +128,7 @@ static inline int shoal_rails_owner(const struct shoal_rails *rails, int j)
 int shoal_rails_block_of(const struct shoal_rails *rails, int slice, int host);
 
 struct shoal_block shoal_rails_input(const struct shoal_rails *rails, int rank, int slice, int j);
+/* Where devices sum: what the rank's device takes back, as the partial sum is what it has handed out. */
 struct shoal_block shoal_rails_output(const struct shoal_rails *rails, int rank, int slice, int j);
 struct shoal_block shoal_rails_staging(const struct shoal_rails *rails, int rank, enum shoal_rails_region region, int bin,
                                        int slice, int j);

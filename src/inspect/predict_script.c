@@ -299,6 +299,14 @@ static enum shoal_status build_rounds(struct shoal_cast *cast, int rank)
 
 /* ---- Planned ------------------------------------------------------------------------------------------------------------- */
 
+static size_t chunk_elements_of(const struct shoal_case *asked, const struct shoal_plan *plan)
+{
+    if (!asked->selection.is_on_devices)
+        return shoal_select_chunk(asked->entry, plan, asked->chunk_bytes, asked->element_bytes);
+    const size_t bytes = shoal_select_device_chunk_bytes(asked->model.unit_bytes, asked->chunk_bytes, plan->size, asked->hosts);
+    return bytes / asked->element_bytes;
+}
+
 /* The same on all ranks. A barrier is one chunk of nothing. */
 static void count_chunks(struct shoal_cast *cast, const struct shoal_plan *plan, size_t elements[SHOAL_LENGTHS])
 {
@@ -307,12 +315,7 @@ static void count_chunks(struct shoal_cast *cast, const struct shoal_plan *plan,
     cast->chunks = asked->view.shape->is_empty;
     if (!asked->count)
         return;
-    const size_t devices =
-        asked->selection.is_on_devices
-            ? shoal_select_device_chunk_bytes(asked->model.unit_bytes, asked->chunk_bytes, cast->size, asked->hosts)
-            : 0;
-    const size_t chunk = devices ? devices / asked->element_bytes
-                                 : shoal_select_chunk(asked->entry, plan, asked->chunk_bytes, asked->element_bytes);
+    const size_t chunk = chunk_elements_of(asked, plan);
     cast->chunks = (asked->count + chunk - 1) / chunk;
     cast->chunk_elements = chunk;
     elements[SHOAL_LENGTH_FULL] = shoal_min_size(chunk, asked->count);

@@ -361,6 +361,8 @@ int main(int argument_count, char **arguments)
     if (MOCK_DEVICE_IS_RACED) {
         const struct plan raced = {"devices=4,late=20,torn=2,seed=20", many_at_once, true};
         run("many at once", 2, &raced, SETTINGS(NULL));
+        world_divide(2);
+        run("many at once, on 2 hosts", 4, &raced, SETTINGS(NULL));
         return world_finish();
     }
     if (mock_device_is_real() && !has_two_that_reach()) {
