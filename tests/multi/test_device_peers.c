@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "comm/context.h"
 #include "exact_cases.h"
 #include "mock_device.h"
 
@@ -17,6 +18,8 @@ struct plan {
     world_body_fn body;
     bool is_among; /* the GPUs must have summed */
 };
+
+static bool units_differ; /* on rank 1 they are twice as long */
 
 static void one_sum(struct world *world)
 {
@@ -56,6 +59,8 @@ static void run_on_devices(struct world *world)
     mock_device_ordinal = mock_device_is_real() ? world->rank % 2 : world->rank;
     mock_device_start(plan->modes);
     there.device = &mock_device;
+    if (units_differ && world->rank == 1)
+        world->context->settings.gpu.unit_bytes *= 2;
     OK(world, shoal_comm_split(world->comm, 0, world->rank, NULL, &there.comm));
     expect_way(&there, plan->is_among);
     CHECK(world, shoal_last_failure(world->context, NULL, &failure) == SHOAL_PENDING, "nothing has failed, but: %s",
@@ -297,6 +302,9 @@ static void run_unable(void)
     run("more ranks than a kernel has sources", 9, &many, SETTINGS(NULL));
     run("small sums", 2, &(struct plan){"devices=4,seed=13", one_sum, false},
         (const char *const[]){"SHOAL_GPU_UNIT_BYTES=4096", "SHOAL_GPU_PEER_BYTES=36001", NULL, NULL});
+    units_differ = true;
+    run("units that differ", 2, &(struct plan){"devices=4,seed=18", many_at_once, false}, SETTINGS(NULL));
+    units_differ = false;
 }
 
 /* Hosts of two, of which one is lone, or of one each. */
@@ -361,6 +369,10 @@ int main(int argument_count, char **arguments)
     if (MOCK_DEVICE_IS_RACED) {
         const struct plan raced = {"devices=4,late=20,torn=2,seed=20", many_at_once, true};
         run("many at once", 2, &raced, SETTINGS(NULL));
+        const struct plan behind = {"devices=4,seed=16", a_communicator_right_behind_a_sum, true};
+        run("a communicator right behind a sum", 2, &behind, SETTINGS(NULL));
+        const struct plan first = {"devices=4,seed=17", a_context_that_ends_first, true};
+        run("a context that ends first", 2, &first, SETTINGS(NULL));
         world_divide(2);
         run("many at once, on 2 hosts", 4, &raced, SETTINGS(NULL));
         return world_finish();
