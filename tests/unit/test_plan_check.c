@@ -926,23 +926,23 @@ static int plant_everywhere(const struct planting *planting, const struct algori
                             enum sharing sharing, bool in_place)
 {
     static struct group group;
+    const uint32_t seed = random_state;
     int planted = 0;
 
+    group_init(&group, algorithm, size, host, 0, sharing, in_place);
     for (int rank = 0; rank < size; rank++) {
-        for (uint32_t step = 0;; step++) {
-            const uint32_t seed = random_state;
-            group_init(&group, algorithm, size, host, 0, sharing, in_place);
-            random_state = seed; /* the same plans until all their steps are done */
-            const bool ends = step >= group.plans[rank].step_count;
-            if (!ends && planting->plant(&group, rank, step)) {
-                planted++;
-                expect_found(planting, &group, rank, step);
-            }
+        for (uint32_t step = 0; step < group.plans[rank].step_count; step++) {
+            if (!planting->plant(&group, rank, step))
+                continue;
+            planted++;
+            expect_found(planting, &group, rank, step);
             group_fini(&group);
-            if (ends)
-                break;
+            random_state = seed; /* the same plans without the fault */
+            group_init(&group, algorithm, size, host, 0, sharing, in_place);
         }
     }
+    group_fini(&group);
+    random_state = seed;
     draw(2);
     return planted;
 }
