@@ -524,20 +524,22 @@ def quota_round(suite, number, shoal, peers, quick):
 # ---- Busy: beside a process that computes all the time -----------------------------------------------------------------------
 
 def busy_point(suite, number, shoal, peers, size):
-    """Not bound by us: who binds ranks, does it for itself."""
-    runners = [(shoal.name, lambda: shoal.measure(suite, suite.ranks, size, PLAIN.options))]
+    """The MPIs bind their ranks by themselves, Shoal's command, too; unbound ranks are those of torchrun, which leave each other's core."""
+    names = (shoal.name, f"{shoal.name} unbound")
+    runners = [(name, lambda more=more: shoal.measure(suite, suite.ranks, size, [*PLAIN.options, *more]))
+               for name, more in zip(names, ([], ["--bind", "none"]))]
     runners += [(peer.name, lambda peer=peer: peer.measure(suite, size)) for peer in peers]
     turn = number % len(runners)
     times = {name: measure()["median_us"] for name, measure in runners[turn:] + runners[:turn]}
-    fastest = min(time for name, time in times.items() if name != shoal.name)
-    return {"round": number, "case": f"{report.size_text(size)}, time over the fastest MPI's", "state": "unknown",
-            "value": times[shoal.name] / fastest, "times_us": times}
+    fastest = min(time for name, time in times.items() if name not in names)
+    return [{"round": number, "case": f"{report.size_text(size)}{name[len(shoal.name):]}, time over the fastest MPI's", "state": "unknown",
+             "value": times[name] / fastest, "times_us": times} for name in names]
 
 
 def busy_round(suite, number, shoal, peers, quick):
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        return [busy_point(suite, number, shoal, peers, size) for size in (8, 4 * K)]
+        return [row for size in (8, 4 * K) for row in busy_point(suite, number, shoal, peers, size)]
     finally:
         busy.kill()
         busy.wait()
