@@ -284,7 +284,8 @@ SHOAL_API int shoal_reducer_is_used(const struct shoal_reducer *reducer, size_t 
 SHOAL_API const struct shoal_gradient_layout *shoal_reducer_layout(const struct shoal_reducer *reducer);
 
 /* The order in which gradients became ready on this rank in the last REDUCE step; those that did not are at the end: P
- * entries. ERR_STATE: no REDUCE step has been finished. */
+ * entries. On a device it waits for the averages of that step, as ranks that agree on an order have to know that none of them
+ * has failed: the reducer's failure. Between steps. ERR_STATE: no REDUCE step has been finished. */
 SHOAL_CALL shoal_reducer_order(const struct shoal_reducer *reducer, uint32_t *order_out);
 
 /* ---- 5. When something fails --------------------------------------------------------------------------------------------- */
@@ -400,13 +401,13 @@ SHOAL_CALL shoal_reducer_import_residuals(struct shoal_reducer *reducer, const v
  *     shoal_reducer_finish(reducer, NULL);                            (does not wait for the averages, but see below)
  *     kernels of the optimizer, on the stream
  *
- * These calls wait for the device: create, free, the begin that makes a new layout, the first LOCAL begin, and export and
- * import of residuals. A stream holds about 1,000 operations, so where a buffer has more gradients than some hundreds, or the
- * device is far behind, a mark and finish wait, too, until the device has gone on. Ranks that are threads of one process and
- * share a device must take a LOCAL step first, if they take any, so that no rank loads kernels while operations of another one
- * wait. A gradient is read and written between its mark and the end of finish, as the stream sees it, and views are addresses
- * on the device. finish calls on_buffer: what the callback puts on the stream sees the averages. Marks may come from any
- * thread, but not from a callback.
+ * These calls wait for the device: create, free, the begin that makes a new layout, the first LOCAL begin, order, and export
+ * and import of residuals. A stream holds about 1,000 operations, so where a buffer has more gradients than some hundreds, or
+ * the device is far behind, a mark and finish wait, too, until the device has gone on. Where ranks are threads of one process
+ * and use one device, they begin with a LOCAL step if they take any: no rank loads kernels then while another one's operations
+ * wait for it. A gradient is read and written between its mark and the end of finish, as the stream sees it, and views are
+ * addresses on the device. finish calls on_buffer: what the callback puts on the stream sees the averages. Marks may come from
+ * any thread, but not from a callback.
  *
  * As finish does not wait, an operation may fail later: the next mark that fills a buffer, begin or finish returns the failure,
  * and so do shoal_reducer_wait, and export and import of residuals. Averages of a step that has failed are undefined, and the

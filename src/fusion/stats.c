@@ -279,6 +279,8 @@ enum shoal_status shoal_reducer_order(const struct shoal_reducer *reducer, uint3
         return SHOAL_ERR_ARGUMENT;
     if (reducer->steps == 0)
         return fusion_refuse(reducer, SHOAL_ERR_STATE, "shoal_reducer_order: no step has been finished");
+    if (reducer->device) /* finish has not waited */
+        FUSION_TRY(shoal_reducer_wait((struct shoal_reducer *)(uintptr_t)reducer, SHOAL_FOREVER));
     memcpy(order_out, reducer->stats->ready_order, reducer->layout->parameters.count * sizeof *order_out);
     return SHOAL_OK;
 }

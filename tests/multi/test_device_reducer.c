@@ -883,6 +883,8 @@ static void given_up_body(struct world *world)
 static void missing_body(struct world *world)
 {
     struct job job;
+    struct shoal_failure failure = SHOAL_FAILURE_INIT;
+    uint32_t order[PARAMETERS];
     open_job(&job, world, "late=50,seed=2", 2);
     OK(world, create_on_device(&job));
     OK(world, shoal_reducer_begin(job.device, SHOAL_STEP_REDUCE));
@@ -891,6 +893,10 @@ static void missing_body(struct world *world)
             break; /* the other rank has ended its step */
     const enum shoal_status status = shoal_reducer_finish(job.device, NULL);
     CHECK(world, world->rank != 1 || status == SHOAL_ERR_STATE, "%s", shoal_status_name(status));
+    if (status == SHOAL_OK) { /* which did not wait: who asks for the order learns it */
+        CHECK(world, shoal_reducer_order(job.device, order) == SHOAL_ERR_STATE, "an order of a step that has failed");
+        CHECK(world, shoal_reducer_failure(job.device, &failure) == SHOAL_OK, "not the reducer's failure");
+    }
     expect_cause(&job, SHOAL_ERR_STATE, "1 of 11 gradients were not marked when the step ended: parameter 0");
     close_job(&job);
 }
