@@ -2,10 +2,10 @@
 #include <stdlib.h>
 
 #include "base/assert.h"
-#include "device/cuda/cuda_place.h"
+#include "device/cuda/cuda_scope.h"
 
 struct shoal_gpu_peers {
-    struct shoal_cuda_place place;
+    struct shoal_cuda_scope scope;
     struct shoal_device_stage stage;
     void *memory; /* of its counters */
     shoal_cu_address memory_on_device;
@@ -23,7 +23,7 @@ struct shoal_gpu_peers {
 
 static struct shoal_cu_location location_of(const struct shoal_gpu_peers *peers)
 {
-    return (struct shoal_cu_location){SHOAL_CU_LOCATION_DEVICE, peers->place.device};
+    return (struct shoal_cu_location){SHOAL_CU_LOCATION_DEVICE, peers->scope.device};
 }
 
 static enum shoal_status allocate_slots(struct shoal_gpu_peers *peers)
@@ -32,12 +32,12 @@ static enum shoal_status allocate_slots(struct shoal_gpu_peers *peers)
         .type = SHOAL_CU_ALLOCATION_PINNED, .handle_types = SHOAL_CU_HANDLE_POSIX, .location = location_of(peers)};
     size_t granule = 0;
     char doing[128];
-    SHOAL_CUDA_PLACE_CALL(&peers->place, address_granularity, "cuMemGetAllocationGranularity",
+    SHOAL_CUDA_SCOPE_CALL(&peers->scope, address_granularity, "cuMemGetAllocationGranularity",
                           "asking for the size of shared memory", &granule, &properties, 0);
     peers->bytes = shoal_round_up(peers->stage.options.slots * peers->stage.options.slot_bytes, granule);
     snprintf(doing, sizeof doing,
              "making %zu bytes of memory that other GPUs reach (a smaller SHOAL_GPU_UNIT_BYTES needs less)", peers->bytes);
-    SHOAL_CUDA_PLACE_CALL(&peers->place, allocation_create, "cuMemCreate", doing, &peers->allocation, peers->bytes, &properties,
+    SHOAL_CUDA_SCOPE_CALL(&peers->scope, allocation_create, "cuMemCreate", doing, &peers->allocation, peers->bytes, &properties,
                           0);
     return SHOAL_OK;
 }
@@ -45,7 +45,7 @@ static enum shoal_status allocate_slots(struct shoal_gpu_peers *peers)
 /* Nothing can be done about what a driver refuses here. */
 static void unmap_slots(struct shoal_gpu_peers *peers, int rank)
 {
-    const struct shoal_cuda_calls *calls = &peers->place.gpu->calls;
+    const struct shoal_cuda_calls *calls = &peers->scope.gpu->calls;
     if (!peers->slots[rank])
         return;
     (void)calls->address_unmap(peers->slots[rank], peers->bytes);
@@ -57,27 +57,27 @@ static void unmap_slots(struct shoal_gpu_peers *peers, int rank)
 static enum shoal_status map_slots(struct shoal_gpu_peers *peers, int rank, shoal_cu_allocation allocation)
 {
     const struct shoal_cu_access access = {location_of(peers), SHOAL_CU_ACCESS_READ_WRITE};
-    const struct shoal_cuda_calls *calls = &peers->place.gpu->calls;
+    const struct shoal_cuda_calls *calls = &peers->scope.gpu->calls;
     shoal_cu_address at = 0;
     char doing[64];
     snprintf(doing, sizeof doing, "mapping the GPU memory of rank %d", rank);
-    SHOAL_CUDA_PLACE_CALL(&peers->place, address_reserve, "cuMemAddressReserve", doing, &at, peers->bytes, 0, 0, 0);
+    SHOAL_CUDA_SCOPE_CALL(&peers->scope, address_reserve, "cuMemAddressReserve", doing, &at, peers->bytes, 0, 0, 0);
     const shoal_cu_result mapped = calls->address_map(at, peers->bytes, 0, allocation, 0);
     if (mapped != SHOAL_CU_SUCCESS) {
         (void)calls->address_free(at, peers->bytes);
-        return shoal_cuda_place_fail(&peers->place, "cuMemMap", mapped, doing);
+        return shoal_cuda_scope_fail(&peers->scope, "cuMemMap", mapped, doing);
     }
     peers->slots[rank] = at;
     const shoal_cu_result allowed = calls->address_access(at, peers->bytes, &access, 1);
     if (allowed == SHOAL_CU_SUCCESS)
         return SHOAL_OK;
     unmap_slots(peers, rank);
-    return shoal_cuda_place_fail(&peers->place, "cuMemSetAccess", allowed, doing);
+    return shoal_cuda_scope_fail(&peers->scope, "cuMemSetAccess", allowed, doing);
 }
 
 enum shoal_status shoal_gpu_peers_export(struct shoal_gpu_peers *peers, int *descriptor_out)
 {
-    SHOAL_CUDA_PLACE_CALL(&peers->place, allocation_export, "cuMemExportToShareableHandle", "sharing GPU memory",
+    SHOAL_CUDA_SCOPE_CALL(&peers->scope, allocation_export, "cuMemExportToShareableHandle", "sharing GPU memory",
                           descriptor_out, peers->allocation, SHOAL_CU_HANDLE_POSIX, 0);
     return SHOAL_OK;
 }
@@ -87,10 +87,10 @@ enum shoal_status shoal_gpu_peers_import(struct shoal_gpu_peers *peers, int rank
 {
     shoal_cu_allocation allocation = 0;
     SHOAL_ASSERT(rank >= 0 && rank < peers->stage.options.ranks && rank != peers->stage.options.rank);
-    SHOAL_CUDA_PLACE_CALL(&peers->place, allocation_import, "cuMemImportFromShareableHandle", "taking a peer's GPU memory",
+    SHOAL_CUDA_SCOPE_CALL(&peers->scope, allocation_import, "cuMemImportFromShareableHandle", "taking a peer's GPU memory",
                           &allocation, (void *)(uintptr_t)(unsigned)descriptor, SHOAL_CU_HANDLE_POSIX);
     const enum shoal_status status = map_slots(peers, rank, allocation);
-    (void)peers->place.gpu->calls.allocation_release(allocation);
+    (void)peers->scope.gpu->calls.allocation_release(allocation);
     return status;
 }
 
@@ -104,12 +104,12 @@ static int works_of(const struct shoal_gpu_peers *peers)
 static enum shoal_status make_streams(struct shoal_gpu_peers *peers)
 {
     for (int i = 0; i < works_of(peers); i++) {
-        SHOAL_CUDA_PLACE_CALL(&peers->place, stream_create, "cuStreamCreateWithPriority", "making a stream", &peers->streams[i],
+        SHOAL_CUDA_SCOPE_CALL(&peers->scope, stream_create, "cuStreamCreateWithPriority", "making a stream", &peers->streams[i],
                               SHOAL_CU_STREAM_NON_BLOCKING, 0);
-        SHOAL_CUDA_PLACE_CALL(&peers->place, event_create, "cuEventCreate", "making an event", &peers->ended[i],
+        SHOAL_CUDA_SCOPE_CALL(&peers->scope, event_create, "cuEventCreate", "making an event", &peers->ended[i],
                               SHOAL_CU_EVENT_NO_TIMING);
     }
-    SHOAL_CUDA_PLACE_CALL(&peers->place, event_create, "cuEventCreate", "making an event", &peers->begun,
+    SHOAL_CUDA_SCOPE_CALL(&peers->scope, event_create, "cuEventCreate", "making an event", &peers->begun,
                           SHOAL_CU_EVENT_NO_TIMING);
     return SHOAL_OK;
 }
@@ -117,16 +117,16 @@ static enum shoal_status make_streams(struct shoal_gpu_peers *peers)
 static enum shoal_status peers_fill(struct shoal_gpu_peers *peers)
 {
     SHOAL_TRY(make_streams(peers));
-    SHOAL_TRY(shoal_cuda_place_register(&peers->place, peers->memory, shoal_device_stage_bytes(&peers->stage.options),
+    SHOAL_TRY(shoal_cuda_scope_register(&peers->scope, peers->memory, shoal_device_stage_bytes(&peers->stage.options),
                                         &peers->is_registered, &peers->memory_on_device));
-    SHOAL_TRY(shoal_gpu_kernels_open(peers->place.gpu, peers->place.context, &peers->kernels));
+    SHOAL_TRY(shoal_gpu_kernels_open(peers->scope.gpu, peers->scope.context, &peers->kernels));
     SHOAL_TRY(allocate_slots(peers));
     return map_slots(peers, peers->stage.options.rank, peers->allocation);
 }
 
 static void end_streams(struct shoal_gpu_peers *peers)
 {
-    const struct shoal_cuda_calls *calls = &peers->place.gpu->calls;
+    const struct shoal_cuda_calls *calls = &peers->scope.gpu->calls;
     if (peers->begun)
         (void)calls->event_destroy(peers->begun);
     for (int i = 0; i < works_of(peers); i++) {
@@ -143,14 +143,14 @@ static void end_slots(struct shoal_gpu_peers *peers)
     for (int r = 0; r < peers->stage.options.ranks; r++)
         unmap_slots(peers, r);
     if (peers->allocation)
-        (void)peers->place.gpu->calls.allocation_release(peers->allocation);
+        (void)peers->scope.gpu->calls.allocation_release(peers->allocation);
     shoal_gpu_kernels_close(peers->kernels);
 }
 
 /* Slots and kernels first: a driver may wait for streams then. False: the counters are still registered. */
 static bool peers_empty(struct shoal_gpu_peers *peers)
 {
-    const struct shoal_cuda_calls *calls = &peers->place.gpu->calls;
+    const struct shoal_cuda_calls *calls = &peers->scope.gpu->calls;
     end_slots(peers);
     if (peers->is_registered)
         peers->is_registered = calls->host_unregister(peers->memory) != SHOAL_CU_SUCCESS;
@@ -161,13 +161,13 @@ static bool peers_empty(struct shoal_gpu_peers *peers)
 static enum shoal_status peers_make(struct shoal_gpu_peers *peers)
 {
     struct shoal_cuda_visit visit;
-    const shoal_cu_result entered = shoal_cuda_visit(peers->place.gpu, peers->place.context, &visit);
+    const shoal_cu_result entered = shoal_cuda_visit(peers->scope.gpu, peers->scope.context, &visit);
     if (entered != SHOAL_CU_SUCCESS)
-        return shoal_cuda_place_fail_entering(&peers->place, entered);
+        return shoal_cuda_scope_fail_entering(&peers->scope, entered);
     const enum shoal_status status = peers_fill(peers);
     if (status != SHOAL_OK)
         (void)peers_empty(peers);
-    shoal_cuda_leave(peers->place.gpu, &visit);
+    shoal_cuda_leave(peers->scope.gpu, &visit);
     return status;
 }
 
@@ -199,7 +199,7 @@ enum shoal_status shoal_gpu_peers_open(struct shoal_gpu *gpu, const struct shoal
     struct shoal_gpu_peers *peers = calloc(1, sizeof *peers);
     if (!peers)
         return shoal_log_fail(gpu->log, SHOAL_ERR_MEMORY, "gpu", "no memory for sums on device %d", device);
-    peers->place = (struct shoal_cuda_place){gpu, options->context, device};
+    peers->scope = (struct shoal_cuda_scope){gpu, options->context, device};
     peers->memory = options->memory;
     shoal_device_stage_init(&peers->stage, &options->stage, options->memory);
     const enum shoal_status status = peers_make(peers);
@@ -213,12 +213,12 @@ enum shoal_status shoal_gpu_peers_open(struct shoal_gpu *gpu, const struct shoal
 
 bool shoal_gpu_peers_is_at_work(const struct shoal_gpu_peers *peers)
 {
-    return shoal_cuda_place_is_at_work(&peers->place, peers->streams, works_of(peers));
+    return shoal_cuda_scope_is_at_work(&peers->scope, peers->streams, works_of(peers));
 }
 
 enum shoal_status shoal_gpu_peers_look(const struct shoal_gpu_peers *peers)
 {
-    return shoal_cuda_place_look(&peers->place, peers->streams, works_of(peers));
+    return shoal_cuda_scope_look(&peers->scope, peers->streams, works_of(peers));
 }
 
 /* With a context that the program has destroyed, streams and events are gone, too, but no slots. False: the counters are still
@@ -226,13 +226,13 @@ enum shoal_status shoal_gpu_peers_look(const struct shoal_gpu_peers *peers)
 static bool peers_give_back(struct shoal_gpu_peers *peers)
 {
     struct shoal_cuda_visit visit;
-    const shoal_cu_result entered = shoal_cuda_visit(peers->place.gpu, peers->place.context, &visit);
-    if (shoal_cuda_place_is_gone(entered))
+    const shoal_cu_result entered = shoal_cuda_visit(peers->scope.gpu, peers->scope.context, &visit);
+    if (shoal_cuda_scope_is_gone(entered))
         end_slots(peers);
     if (entered != SHOAL_CU_SUCCESS)
-        return shoal_cuda_place_is_gone(entered);
+        return shoal_cuda_scope_is_gone(entered);
     const bool is_empty = peers_empty(peers);
-    shoal_cuda_leave(peers->place.gpu, &visit);
+    shoal_cuda_leave(peers->scope.gpu, &visit);
     return is_empty;
 }
 
@@ -240,22 +240,22 @@ bool shoal_gpu_peers_close(struct shoal_gpu_peers *peers)
 {
     const bool is_over = !shoal_gpu_peers_is_at_work(peers) && peers_give_back(peers);
     if (!is_over)
-        shoal_log_line(peers->place.gpu->log, SHOAL_LOG_WARN, "gpu",
+        shoal_log_line(peers->scope.gpu->log, SHOAL_LOG_WARN, "gpu",
                        "device %d has not ended its sums, or its context has failed: %zu bytes of its memory stay until the "
                        "process ends",
-                       peers->place.device, peers->bytes);
+                       peers->scope.device, peers->bytes);
     free(peers);
     return is_over;
 }
 
 const void *shoal_gpu_peers_context(const struct shoal_gpu_peers *peers)
 {
-    return peers->place.context;
+    return peers->scope.context;
 }
 
 int shoal_gpu_peers_device(const struct shoal_gpu_peers *peers)
 {
-    return peers->place.device;
+    return peers->scope.device;
 }
 
 struct shoal_device_stage *shoal_gpu_peers_stage(struct shoal_gpu_peers *peers)
@@ -304,7 +304,7 @@ static enum shoal_status copy_between(const struct posting *posting, enum shoal_
                                                           [SHOAL_DEVICE_TAKE_BACK] = "copying a slice from host memory"};
     const struct shoal_gpu_peers *peers = posting->peers;
     const bool is_inward = work == SHOAL_DEVICE_BRING || work == SHOAL_DEVICE_TAKE_BACK;
-    SHOAL_CUDA_PLACE_CALL(&peers->place, copy, "cuMemcpyAsync", doing[work], is_inward ? slot : there, is_inward ? there : slot,
+    SHOAL_CUDA_SCOPE_CALL(&peers->scope, copy, "cuMemcpyAsync", doing[work], is_inward ? slot : there, is_inward ? there : slot,
                           bytes, peers->streams[work]);
     return SHOAL_OK;
 }
@@ -392,7 +392,7 @@ static enum shoal_status post_memory_op(const struct posting *posting, enum shoa
     op.value.address = on_device(peers, counter);
     op.value.value = value;
     op.value.flags = is_wait ? SHOAL_CU_WAIT_GEQ : 0;
-    SHOAL_CUDA_PLACE_CALL(&peers->place, memory_ops, "cuStreamBatchMemOp", "posting waits and writes", peers->streams[work], 1,
+    SHOAL_CUDA_SCOPE_CALL(&peers->scope, memory_ops, "cuStreamBatchMemOp", "posting waits and writes", peers->streams[work], 1,
                           &op, 0);
     return SHOAL_OK;
 }
@@ -439,15 +439,15 @@ static enum shoal_status post_works(const struct posting *posting)
 static enum shoal_status peers_post_sum(const struct posting *posting, shoal_cu_stream stream)
 {
     const struct shoal_gpu_peers *peers = posting->peers;
-    SHOAL_CUDA_PLACE_CALL(&peers->place, event_record, "cuEventRecord", "marking the caller's stream", peers->begun, stream);
+    SHOAL_CUDA_SCOPE_CALL(&peers->scope, event_record, "cuEventRecord", "marking the caller's stream", peers->begun, stream);
     for (int i = 0; i < works_of(peers); i++)
-        SHOAL_CUDA_PLACE_CALL(&peers->place, stream_wait_event, "cuStreamWaitEvent", "ordering a stream after the caller's",
+        SHOAL_CUDA_SCOPE_CALL(&peers->scope, stream_wait_event, "cuStreamWaitEvent", "ordering a stream after the caller's",
                               peers->streams[i], peers->begun, 0);
     SHOAL_TRY(post_works(posting));
     for (int i = 0; i < works_of(peers); i++) {
-        SHOAL_CUDA_PLACE_CALL(&peers->place, event_record, "cuEventRecord", "marking the end of a call", peers->ended[i],
+        SHOAL_CUDA_SCOPE_CALL(&peers->scope, event_record, "cuEventRecord", "marking the end of a call", peers->ended[i],
                               peers->streams[i]);
-        SHOAL_CUDA_PLACE_CALL(&peers->place, stream_wait_event, "cuStreamWaitEvent",
+        SHOAL_CUDA_SCOPE_CALL(&peers->scope, stream_wait_event, "cuStreamWaitEvent",
                               "ordering the caller's stream after a call", stream, peers->ended[i], 0);
     }
     return SHOAL_OK;
@@ -456,18 +456,18 @@ static enum shoal_status peers_post_sum(const struct posting *posting, shoal_cu_
 enum shoal_status shoal_gpu_peers_post(struct shoal_gpu_peers *peers, const struct shoal_gpu_sum *sum, void *stream)
 {
     const struct posting posting = {.peers = peers, .call = sum};
-    SHOAL_TRY(shoal_cuda_place_enter(&peers->place));
+    SHOAL_TRY(shoal_cuda_scope_enter(&peers->scope));
     const enum shoal_status status = peers_post_sum(&posting, shoal_cuda_stream(stream));
     if (status != SHOAL_OK)
-        shoal_cuda_place_join(&peers->place, peers->streams, peers->ended, works_of(peers), shoal_cuda_stream(stream));
-    shoal_cuda_place_exit(&peers->place);
+        shoal_cuda_scope_join(&peers->scope, peers->streams, peers->ended, works_of(peers), shoal_cuda_stream(stream));
+    shoal_cuda_scope_exit(&peers->scope);
     return status;
 }
 
 enum shoal_status shoal_gpu_peers_check(const struct shoal_gpu_peers *peers, void *stream)
 {
-    SHOAL_TRY(shoal_cuda_place_enter(&peers->place));
-    const enum shoal_status status = shoal_cuda_check_capture(peers->place.gpu, peers->place.device, shoal_cuda_stream(stream));
-    shoal_cuda_place_exit(&peers->place);
+    SHOAL_TRY(shoal_cuda_scope_enter(&peers->scope));
+    const enum shoal_status status = shoal_cuda_check_capture(peers->scope.gpu, peers->scope.device, shoal_cuda_stream(stream));
+    shoal_cuda_scope_exit(&peers->scope);
     return status;
 }

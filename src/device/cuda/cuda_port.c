@@ -5,10 +5,10 @@
 
 #include "base/assert.h"
 #include "device/cuda/cuda_host_ops.h"
-#include "device/cuda/cuda_place.h"
+#include "device/cuda/cuda_scope.h"
 
 struct shoal_gpu_port {
-    struct shoal_cuda_place place;
+    struct shoal_cuda_scope scope;
     char *memory;
     shoal_cu_address memory_on_device;
     size_t bytes;
@@ -39,20 +39,20 @@ size_t shoal_gpu_port_bytes(unsigned slots, size_t slot_bytes)
 static enum shoal_status port_fill(struct shoal_gpu_port *port)
 {
     for (int i = 0; i < 2; i++) {
-        SHOAL_CUDA_PLACE_CALL(&port->place, stream_create, "cuStreamCreateWithPriority", "making a stream", &port->streams[i],
+        SHOAL_CUDA_SCOPE_CALL(&port->scope, stream_create, "cuStreamCreateWithPriority", "making a stream", &port->streams[i],
                               SHOAL_CU_STREAM_NON_BLOCKING, 0);
-        SHOAL_CUDA_PLACE_CALL(&port->place, event_create, "cuEventCreate", "making an event", &port->ended[i],
+        SHOAL_CUDA_SCOPE_CALL(&port->scope, event_create, "cuEventCreate", "making an event", &port->ended[i],
                               SHOAL_CU_EVENT_NO_TIMING);
     }
-    SHOAL_CUDA_PLACE_CALL(&port->place, event_create, "cuEventCreate", "making an event", &port->begun,
+    SHOAL_CUDA_SCOPE_CALL(&port->scope, event_create, "cuEventCreate", "making an event", &port->begun,
                           SHOAL_CU_EVENT_NO_TIMING);
-    return shoal_cuda_place_register(&port->place, port->memory, port->bytes, &port->is_registered, &port->memory_on_device);
+    return shoal_cuda_scope_register(&port->scope, port->memory, port->bytes, &port->is_registered, &port->memory_on_device);
 }
 
 /* A driver that shuts down refuses, and nothing can be done about it. False: the memory is still registered. */
 static bool port_empty(struct shoal_gpu_port *port)
 {
-    const struct shoal_cuda_calls *calls = &port->place.gpu->calls;
+    const struct shoal_cuda_calls *calls = &port->scope.gpu->calls;
     if (port->is_registered)
         port->is_registered = calls->host_unregister(port->memory) != SHOAL_CU_SUCCESS;
     if (port->begun)
@@ -69,13 +69,13 @@ static bool port_empty(struct shoal_gpu_port *port)
 static enum shoal_status port_make(struct shoal_gpu_port *port)
 {
     struct shoal_cuda_visit visit;
-    const shoal_cu_result entered = shoal_cuda_visit(port->place.gpu, port->place.context, &visit);
+    const shoal_cu_result entered = shoal_cuda_visit(port->scope.gpu, port->scope.context, &visit);
     if (entered != SHOAL_CU_SUCCESS)
-        return shoal_cuda_place_fail_entering(&port->place, entered);
+        return shoal_cuda_scope_fail_entering(&port->scope, entered);
     const enum shoal_status status = port_fill(port);
     if (status != SHOAL_OK)
         (void)port_empty(port);
-    shoal_cuda_leave(port->place.gpu, &visit);
+    shoal_cuda_leave(port->scope.gpu, &visit);
     return status;
 }
 
@@ -120,7 +120,7 @@ enum shoal_status shoal_gpu_port_open(struct shoal_gpu *gpu, const struct shoal_
     struct shoal_gpu_port *port = calloc(1, sizeof *port);
     if (!port)
         return shoal_log_fail(gpu->log, SHOAL_ERR_MEMORY, "gpu", "no memory for the way to device %d", device);
-    port->place = (struct shoal_cuda_place){gpu, options->context, device};
+    port->scope = (struct shoal_cuda_scope){gpu, options->context, device};
     port->memory = options->memory;
     port->bytes = shoal_gpu_port_bytes(options->slots, options->slot_bytes);
     port->has_value_waits = shoal_gpu_at(gpu, device)->has_value_waits;
@@ -138,7 +138,7 @@ enum shoal_status shoal_gpu_port_open(struct shoal_gpu *gpu, const struct shoal_
 
 bool shoal_gpu_port_is_at_work(const struct shoal_gpu_port *port)
 {
-    return shoal_cuda_place_is_at_work(&port->place, port->streams, 2);
+    return shoal_cuda_scope_is_at_work(&port->scope, port->streams, 2);
 }
 
 bool shoal_gpu_port_is_idle(const struct shoal_gpu_port *port)
@@ -148,16 +148,16 @@ bool shoal_gpu_port_is_idle(const struct shoal_gpu_port *port)
 
 enum shoal_status shoal_gpu_port_look(const struct shoal_gpu_port *port)
 {
-    return shoal_cuda_place_look(&port->place, port->streams, 2);
+    return shoal_cuda_scope_look(&port->scope, port->streams, 2);
 }
 
 bool shoal_gpu_port_renew(struct shoal_gpu_port *port, uint64_t counter_start)
 {
     struct shoal_cuda_visit visit;
-    if (shoal_cuda_visit(port->place.gpu, port->place.context, &visit) != SHOAL_CU_SUCCESS)
+    if (shoal_cuda_visit(port->scope.gpu, port->scope.context, &visit) != SHOAL_CU_SUCCESS)
         return false;
-    const bool is_usable = shoal_cuda_place_query(&port->place, port->streams, 2) == SHOAL_CU_SUCCESS;
-    shoal_cuda_leave(port->place.gpu, &visit);
+    const bool is_usable = shoal_cuda_scope_query(&port->scope, port->streams, 2) == SHOAL_CU_SUCCESS;
+    shoal_cuda_leave(port->scope.gpu, &visit);
     if (is_usable)
         init_rings(port, port->rings[0].slots, port->rings[0].slot_bytes, counter_start);
     return is_usable;
@@ -176,11 +176,11 @@ static void leave_turn(const struct shoal_gpu_port *port)
 static bool port_give_back(struct shoal_gpu_port *port)
 {
     struct shoal_cuda_visit visit;
-    const shoal_cu_result entered = shoal_cuda_visit(port->place.gpu, port->place.context, &visit);
+    const shoal_cu_result entered = shoal_cuda_visit(port->scope.gpu, port->scope.context, &visit);
     if (entered != SHOAL_CU_SUCCESS)
-        return shoal_cuda_place_is_gone(entered);
+        return shoal_cuda_scope_is_gone(entered);
     const bool is_empty = port_empty(port);
-    shoal_cuda_leave(port->place.gpu, &visit);
+    shoal_cuda_leave(port->scope.gpu, &visit);
     return is_empty;
 }
 
@@ -193,17 +193,17 @@ bool shoal_gpu_port_close(struct shoal_gpu_port *port)
         shoal_cuda_host_free(&port->host_calls);
     if (!is_over)
         shoal_log_line(
-            port->place.gpu->log, SHOAL_LOG_WARN, "gpu",
+            port->scope.gpu->log, SHOAL_LOG_WARN, "gpu",
             "device %d has not ended its copies, or its context has failed: %zu bytes of host memory stay registered "
             "until the process ends",
-            port->place.device, port->bytes);
+            port->scope.device, port->bytes);
     free(port);
     return is_over;
 }
 
 const void *shoal_gpu_port_context(const struct shoal_gpu_port *port)
 {
-    return port->place.context;
+    return port->scope.context;
 }
 
 struct shoal_device_ring *shoal_gpu_port_ring(struct shoal_gpu_port *port, bool is_inward)
@@ -252,7 +252,7 @@ static struct shoal_cuda_mapping *hold_mapping(const struct shoal_gpu_port *port
                                                shoal_cu_address at, size_t bytes)
 {
     if (!previous || !shoal_cuda_mapping_has(previous, at, bytes))
-        return shoal_cuda_mapping_hold(port->place.gpu, port->place.device, at, bytes);
+        return shoal_cuda_mapping_hold(port->scope.gpu, port->scope.device, at, bytes);
     atomic_fetch_add_explicit(&previous->base.holders, 1, memory_order_relaxed);
     return previous;
 }
@@ -370,7 +370,7 @@ static enum shoal_status post_memory_ops(const struct poster *poster, unsigned c
         ops[i].value.value = op->value;
         ops[i].value.flags = (op->is_wait ? SHOAL_CU_WAIT_GEQ : 0) | (op->flushes ? SHOAL_CU_WAIT_FLUSH : 0);
     }
-    SHOAL_CUDA_PLACE_CALL(&port->place, memory_ops, "cuStreamBatchMemOp", "posting waits and writes", stream_of(poster), count,
+    SHOAL_CUDA_SCOPE_CALL(&port->scope, memory_ops, "cuStreamBatchMemOp", "posting waits and writes", stream_of(poster), count,
                           ops, 0);
     return SHOAL_OK;
 }
@@ -380,13 +380,13 @@ static enum shoal_status post_host_function(const struct poster *poster, unsigne
     struct shoal_gpu_port *port = poster->port;
     struct shoal_cuda_host_call *call = shoal_cuda_host_take(&port->host_calls, poster->ops, count);
     if (!call)
-        return shoal_log_fail(port->place.gpu->log, SHOAL_ERR_MEMORY, "gpu", "no memory for a host function (device %d)",
-                              port->place.device);
-    const shoal_cu_result result = port->place.gpu->calls.launch_host(stream_of(poster), shoal_cuda_host_run, call);
+        return shoal_log_fail(port->scope.gpu->log, SHOAL_ERR_MEMORY, "gpu", "no memory for a host function (device %d)",
+                              port->scope.device);
+    const shoal_cu_result result = port->scope.gpu->calls.launch_host(stream_of(poster), shoal_cuda_host_run, call);
     if (result == SHOAL_CU_SUCCESS)
         return SHOAL_OK;
     shoal_cuda_host_drop(call);
-    return shoal_cuda_place_fail(&port->place, "cuLaunchHostFunc", result, "posting waits and writes");
+    return shoal_cuda_scope_fail(&port->scope, "cuLaunchHostFunc", result, "posting waits and writes");
 }
 
 static enum shoal_status flush_ops(struct poster *poster)
@@ -408,19 +408,19 @@ static enum shoal_status copy_run(const struct poster *poster, char *host, shoal
 {
     const struct shoal_gpu_port *port = poster->port;
     if (operand_of(poster)->ring->is_inward)
-        SHOAL_CUDA_PLACE_CALL(&port->place, copy_to_host, "cuMemcpyDtoHAsync", "copying an input", host, device, bytes,
+        SHOAL_CUDA_SCOPE_CALL(&port->scope, copy_to_host, "cuMemcpyDtoHAsync", "copying an input", host, device, bytes,
                               stream_of(poster));
     else
-        SHOAL_CUDA_PLACE_CALL(&port->place, copy_to_device, "cuMemcpyHtoDAsync", "copying an output", device, host, bytes,
+        SHOAL_CUDA_SCOPE_CALL(&port->scope, copy_to_device, "cuMemcpyHtoDAsync", "copying an output", device, host, bytes,
                               stream_of(poster));
     return SHOAL_OK;
 }
 
-/* In place it is there already. */
+/* In scope it is there already. */
 static enum shoal_status copy_own(const struct poster *poster, shoal_cu_address to, shoal_cu_address from, size_t bytes)
 {
     if (to != from)
-        SHOAL_CUDA_PLACE_CALL(&poster->port->place, copy, "cuMemcpyAsync", "copying an input to an output", to, from, bytes,
+        SHOAL_CUDA_SCOPE_CALL(&poster->port->scope, copy, "cuMemcpyAsync", "copying an input to an output", to, from, bytes,
                               stream_of(poster));
     return SHOAL_OK;
 }
@@ -443,7 +443,7 @@ static enum shoal_status copy_unit(const struct poster *poster, const struct sho
     return SHOAL_OK;
 }
 
-/* In place the same elements of the input must have been read. Mostly the engine's word says so; not where the output's come
+/* In scope the same elements of the input must have been read. Mostly the engine's word says so; not where the output's come
  * from others alone. */
 static void wait_for_input(struct poster *poster, uint64_t number)
 {
@@ -476,7 +476,7 @@ static enum shoal_status post_wait(struct poster *poster, const struct shoal_dev
 {
     const struct shoal_gpu_port *port = poster->port;
     add_op(poster, true, &operand_of(poster)->ring->by_engine[unit->slot], unit->number);
-    poster->ops[poster->count - 1].flushes = shoal_gpu_at(port->place.gpu, port->place.device)->can_flush;
+    poster->ops[poster->count - 1].flushes = shoal_gpu_at(port->scope.gpu, port->scope.device)->can_flush;
     return SHOAL_OK;
 }
 
@@ -532,7 +532,7 @@ static enum shoal_status begin_after(struct poster *poster)
     const struct shoal_gpu_port *port = poster->port;
     const struct shoal_device_ring_operand *opened = poster->opened;
     if (has_more(poster) || opened)
-        SHOAL_CUDA_PLACE_CALL(&port->place, stream_wait_event, "cuStreamWaitEvent", "ordering a stream after the caller's",
+        SHOAL_CUDA_SCOPE_CALL(&port->scope, stream_wait_event, "cuStreamWaitEvent", "ordering a stream after the caller's",
                               stream_of(poster), port->begun, 0);
     if (opened)
         add_op(poster, false, opened->ring->opening, opened->opening_value);
@@ -545,15 +545,15 @@ static enum shoal_status end_before(const struct poster *poster, shoal_cu_stream
     const shoal_cu_event ended = port->ended[stream_index(poster)];
     if (!poster->posted)
         return SHOAL_OK;
-    SHOAL_CUDA_PLACE_CALL(&port->place, event_record, "cuEventRecord", "marking the end of a call", ended, stream_of(poster));
-    SHOAL_CUDA_PLACE_CALL(&port->place, stream_wait_event, "cuStreamWaitEvent", "ordering the caller's stream after a call",
+    SHOAL_CUDA_SCOPE_CALL(&port->scope, event_record, "cuEventRecord", "marking the end of a call", ended, stream_of(poster));
+    SHOAL_CUDA_SCOPE_CALL(&port->scope, stream_wait_event, "cuStreamWaitEvent", "ordering the caller's stream after a call",
                           stream, ended, 0);
     return SHOAL_OK;
 }
 
 static enum shoal_status post_all(struct shoal_gpu_port *port, struct poster *in, struct poster *out, shoal_cu_stream stream)
 {
-    SHOAL_CUDA_PLACE_CALL(&port->place, event_record, "cuEventRecord", "marking the caller's stream", port->begun, stream);
+    SHOAL_CUDA_SCOPE_CALL(&port->scope, event_record, "cuEventRecord", "marking the caller's stream", port->begun, stream);
     SHOAL_TRY(begin_after(in));
     SHOAL_TRY(begin_after(out));
     SHOAL_TRY(post_units(in, out));
@@ -567,11 +567,11 @@ static enum shoal_status begin_after_last(const struct poster *poster)
 {
     const struct shoal_gpu_port *port = poster->port;
     const shoal_cu_result result =
-        last ? port->place.gpu->calls.stream_wait_event(stream_of(poster), last->ended[0], 0) : SHOAL_CU_SUCCESS;
+        last ? port->scope.gpu->calls.stream_wait_event(stream_of(poster), last->ended[0], 0) : SHOAL_CU_SUCCESS;
     if (result == SHOAL_CU_SUCCESS)
         return SHOAL_OK;
     if (shoal_gpu_port_is_at_work(last))
-        return shoal_cuda_place_fail(&port->place, "cuStreamWaitEvent", result, "ordering a call after the one before");
+        return shoal_cuda_scope_fail(&port->scope, "cuStreamWaitEvent", result, "ordering a call after the one before");
     last = NULL;
     return SHOAL_OK;
 }
@@ -607,19 +607,19 @@ enum shoal_status shoal_gpu_port_post(struct shoal_gpu_port *port, const struct 
 {
     struct poster in = begin_poster(port, true, transfers, count), out = begin_poster(port, false, transfers, count);
     in.opened = find_opened(transfers, count);
-    SHOAL_TRY(shoal_cuda_place_enter(&port->place));
+    SHOAL_TRY(shoal_cuda_scope_enter(&port->scope));
     const enum shoal_status status =
         (port->has_value_waits ? post_all : post_in_turn)(port, &in, &out, shoal_cuda_stream(stream));
     if (status != SHOAL_OK)
-        shoal_cuda_place_join(&port->place, port->streams, port->ended, 2, shoal_cuda_stream(stream));
-    shoal_cuda_place_exit(&port->place);
+        shoal_cuda_scope_join(&port->scope, port->streams, port->ended, 2, shoal_cuda_stream(stream));
+    shoal_cuda_scope_exit(&port->scope);
     return status;
 }
 
 enum shoal_status shoal_gpu_port_check(struct shoal_gpu_port *port, void *stream)
 {
-    SHOAL_TRY(shoal_cuda_place_enter(&port->place));
-    const enum shoal_status status = shoal_cuda_check_capture(port->place.gpu, port->place.device, shoal_cuda_stream(stream));
-    shoal_cuda_place_exit(&port->place);
+    SHOAL_TRY(shoal_cuda_scope_enter(&port->scope));
+    const enum shoal_status status = shoal_cuda_check_capture(port->scope.gpu, port->scope.device, shoal_cuda_stream(stream));
+    shoal_cuda_scope_exit(&port->scope);
     return status;
 }
