@@ -86,7 +86,6 @@ OPAQUE = {
     "fusion_fault": ["fusion/reducer_failure.c"],
     "fusion_device": ["fusion/reducer_device.c"],
     "fusion_measure": ["fusion/measure.c"],
-    "fusion_measure": ["fusion/measure.c"],
 }
 found = []
 
@@ -280,7 +279,7 @@ def check_logs():
 
 
 # Compiled into the command as well: they need libc only, auth.c libsodium at run time (decision 22).
-ALSO_FOR_TOOLS = {"base/timed_call.h", "topology/limits.h", "topology/links.h", "bootstrap/auth.h"}
+ALSO_FOR_TOOLS = {"topology/limits.h", "topology/links.h", "bootstrap/auth.h"}
 
 
 def check_public():

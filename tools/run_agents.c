@@ -268,6 +268,7 @@ void run_agents_close(struct run_agents *agents)
         run_link_close(&agents->links[i]);
     if (agents->listener >= 0)
         close(agents->listener);
+    run_lookup_close(agents->search.lookup);
     run_hub_close(&agents->hub);
     explicit_bzero(&agents->secret, sizeof agents->secret);
     free(agents->queue);

@@ -32,8 +32,8 @@ static int listener_try(struct run_agents *agents)
 {
     int error = EADDRINUSE;
     for (int offset = 0; offset < run_agents_ports(agents); offset++) {
-        for (int i = 0; i < agents->search.count; i++) {
-            struct run_address address = agents->search.list[i];
+        for (int i = 0; i < agents->search.found.count; i++) {
+            struct run_address address = agents->search.found.at[i];
             run_address_port_put(&address, run_agents_port(agents, offset));
             const int fd = socket(address.socket.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
             if (fd < 0)

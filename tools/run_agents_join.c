@@ -1,11 +1,9 @@
 /* The agents of the other hosts: they look for host 0, and receive what it says. */
 #include <errno.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "base/timed_call.h"
 #include "bootstrap/auth.h"
 #include "run_agents_state.h"
 
@@ -49,50 +47,27 @@ void run_search_note(struct run_search *search, int weight, const char *reason)
     snprintf(search->reason, sizeof search->reason, "%s", reason);
 }
 
-struct lookup {
-    char name[RUN_MEET_MAX];
-    struct run_address list[ADDRESSES_MAX];
-    int count, error, system_error;
-};
-
-static void lookup_ask(void *data)
-{
-    struct lookup *lookup = data;
-    const struct addrinfo wanted = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
-    struct addrinfo *found = NULL;
-    lookup->error = getaddrinfo(lookup->name, NULL, &wanted, &found);
-    lookup->system_error = errno;
-    for (const struct addrinfo *one = lookup->error ? NULL : found; one && lookup->count < ADDRESSES_MAX; one = one->ai_next) {
-        if (one->ai_family != AF_INET && one->ai_family != AF_INET6)
-            continue;
-        struct run_address *address = &lookup->list[lookup->count++];
-        memcpy(&address->socket, one->ai_addr, one->ai_addrlen);
-        address->bytes = one->ai_addrlen;
-    }
-    if (!lookup->error)
-        freeaddrinfo(found);
-}
-
-/* Neither signals nor the deadline wait longer for a name server that does not answer. */
+/* A name server that answers late leaves what is known as it is. */
 bool run_agents_look_up(struct run_agents *agents)
 {
     struct run_search *search = &agents->search;
-    struct lookup lookup = {.count = 0};
+    struct run_addresses found;
     char reason[RUN_REFUSAL_MAX];
-    snprintf(lookup.name, sizeof lookup.name, "%s", agents->options->place.meet);
-    const enum shoal_status status = shoal_timed_call(lookup_ask, &lookup, sizeof lookup, LOOKUP_MAX_MS);
-    search->count = status == SHOAL_OK ? lookup.count : 0;
-    memcpy(search->list, lookup.list, sizeof search->list);
-    if (search->count)
-        return true;
+    if (!search->lookup)
+        search->lookup = run_lookup_begin(agents->options->place.meet);
+    const bool is_done = search->lookup && run_lookup_wait(search->lookup, LOOKUP_WAIT_MS, &found);
     snprintf(reason, sizeof reason, "the name cannot be looked up: %s",
-             status == SHOAL_ERR_TIMEOUT  ? "no answer from the name server"
-             : status != SHOAL_OK         ? shoal_status_text(status)
-             : lookup.error == EAI_SYSTEM ? strerror(lookup.system_error)
-             : lookup.error               ? gai_strerror(lookup.error)
-                                          : "it has no address");
-    run_search_note(search, 2, reason);
-    return false;
+             is_done          ? found.reason
+             : search->lookup ? "no answer from the name server"
+                              : "no memory or thread for it");
+    if (is_done) {
+        run_lookup_close(search->lookup);
+        search->lookup = NULL;
+        search->found = found;
+    }
+    if (search->found.count == 0)
+        run_search_note(search, 2, reason);
+    return search->found.count > 0;
 }
 
 /* ---- the other hosts ---- */
@@ -101,7 +76,7 @@ bool run_agents_look_up(struct run_agents *agents)
  * and from time to time. */
 static void search_go_on(struct run_search *search, int ports)
 {
-    if (++search->at < search->count)
+    if (++search->at < search->found.count)
         return;
     search->at = 0;
     if ((search->is_wide || search->round % WIDE_EVERY == WIDE_EVERY - 1) && ++search->offset < ports)
@@ -135,16 +110,16 @@ static void search_try(struct run_agents *agents)
 {
     struct run_search *search = &agents->search;
     const uint64_t now = run_agents_now_ms();
-    if (!search->count || now >= search->lookup_at) {
+    if (!search->found.count || now >= search->lookup_at) {
         search->lookup_at = now + 10 * LOOKUP_MS;
         if (!run_agents_look_up(agents)) {
             search->next_at = now + LOOKUP_MS;
             search->lookup_at = 0;
             return;
         }
-        search->at = search->at < search->count ? search->at : 0;
+        search->at = search->at < search->found.count ? search->at : 0;
     }
-    struct run_address address = search->list[search->at];
+    struct run_address address = search->found.at[search->at];
     run_address_port_put(&address, run_agents_port(agents, search->offset));
     const int error = run_link_connect(&agents->links[0], &address.socket, address.bytes, now + CONNECT_MS);
     if (error)

@@ -6,22 +6,18 @@
 #include "run_agents.h"
 #include "run_hub.h"
 #include "run_link.h"
+#include "run_lookup.h"
 #include "run_secret.h"
 
 #define NEVER UINT64_MAX
 
-enum { PORTS_AFTER_MEETING = 16, ADDRESSES_MAX = 8, QUEUE_MAX = 16 };
-enum { HANDSHAKE_MS = 5000, CLOSING_MS = 2000, LOOKUP_MS = 500, LOOKUP_MAX_MS = 2000 };
-
-struct run_address {
-    struct sockaddr_storage socket;
-    socklen_t bytes;
-};
+enum { PORTS_AFTER_MEETING = 16, QUEUE_MAX = 16 };
+enum { HANDSHAKE_MS = 5000, CLOSING_MS = 2000, LOOKUP_MS = 500, LOOKUP_WAIT_MS = 500 };
 
 /* How an agent looks for host 0. */
 struct run_search {
-    struct run_address list[ADDRESSES_MAX];
-    int count;
+    struct run_lookup *lookup; /* NULL: none is under way */
+    struct run_addresses found;
     int at, offset; /* the address and the port that are tried: PORT + 16 - offset */
     int round;
     bool is_wide; /* other ports, too */
@@ -61,8 +57,8 @@ uint64_t run_agents_now_ms(void);
 void run_agents_queue(struct run_agents *agents, const struct run_message *message);
 void run_agents_queue_refusal(struct run_agents *agents, const char *text);
 
-/* Looks the meeting point's name up, in LOOKUP_MAX_MS at most. Returns false when it is not known, or not yet: names of
- * Kubernetes' services come with their pods. */
+/* Looks the meeting point's name up, for LOOKUP_WAIT_MS at most; the next call takes a later answer. Returns false when nothing
+ * is known, or not yet: names of Kubernetes' services come with their pods. */
 bool run_agents_look_up(struct run_agents *agents);
 
 /* The ports to meet at: how many; the last one first, as the ranks' store takes the first that is free. */

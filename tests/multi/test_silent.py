@@ -19,9 +19,9 @@ def variables_of_no_launcher(**others):
     return {**{name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}, **others}
 
 
-def silent_names():
-    """A name server that answers after 30 s."""
-    return {"LD_PRELOAD": os.environ["SHOAL_TEST_RESOLVER"], "MOCK_RESOLVER_MS": "30000", "MOCK_NAMES": "far=127.0.0.1",
+def names_after(ms):
+    """A name server that answers so late."""
+    return {"LD_PRELOAD": os.environ["SHOAL_TEST_RESOLVER"], "MOCK_RESOLVER_MS": str(ms), "MOCK_NAMES": "far=127.0.0.1",
             "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"}
 
 
@@ -52,25 +52,34 @@ def pmix(hangs, size="2"):
 def a_name_server_that_does_not_answer_is_an_error():
     for rank in "01":
         refused('the host name "far" in MASTER_ADDR cannot be looked up: no answer in time', RANK=rank, WORLD_SIZE="2",
-                MASTER_ADDR="far", MASTER_PORT="29500", **silent_names())
+                MASTER_ADDR="far", MASTER_PORT="29500", **names_after(30_000))
 
 
-def agents_at(meeting_timeout, hosts="01"):
-    words = ["run", "--hosts", "2", "--meet", "far:29500", "--meet-timeout", meeting_timeout, "-n", "1"]
-    return [subprocess.Popen([COMMAND, *words, "--host-index", host, "true"], env=variables_of_no_launcher(**silent_names()),
-                             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for host in hosts]
+def agents_of_two_hosts(meeting_timeout, port=29500, names_ms=30_000):
+    words = ["run", "--hosts", "2", "--meet", f"far:{port}", "--meet-timeout", meeting_timeout, "-n", "1"]
+    return [subprocess.Popen([COMMAND, *words, "--host-index", host, "true"], env=variables_of_no_launcher(**names_after(names_ms)),
+                             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for host in "01"]
+
+
+def agents_whose_name_server_is_slow_meet():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for agent in agents_of_two_hosts("60", port, 1_500):
+        text, _ = agent.communicate(timeout=60)
+        expect(agent.returncode == 0, agent.returncode, text)
 
 
 def agents_whose_name_server_does_not_answer_give_up_in_time():
     begin = time.monotonic()
-    for host, agent in enumerate(agents_at("1")):
+    for host, agent in enumerate(agents_of_two_hosts("1")):
         text, _ = agent.communicate(timeout=60)
         took = time.monotonic() - begin
         expect(agent.returncode == 125 and "cannot be looked up: no answer from the name server" in text and took < 20, host, agent.returncode, took, text)
 
 
 def agents_whose_name_server_does_not_answer_hear_signals():
-    agents = agents_at("300")
+    agents = agents_of_two_hosts("300")
     time.sleep(1)  # they wait for the name server
     begin = time.monotonic()
     for agent in agents:
@@ -119,7 +128,7 @@ def a_program_that_never_answers_at_rank_0s_port_is_an_error():
 
 
 run_cases([a_name_server_that_does_not_answer_is_an_error, agents_whose_name_server_does_not_answer_give_up_in_time,
-           agents_whose_name_server_does_not_answer_hear_signals, a_pmix_server_that_does_not_answer_is_an_error,
+           agents_whose_name_server_does_not_answer_hear_signals, agents_whose_name_server_is_slow_meet, a_pmix_server_that_does_not_answer_is_an_error,
            a_pmix_server_that_stops_to_answer_is_an_error, a_pmix_server_that_does_not_let_go_is_left_alone,
            a_pmix_of_too_many_ranks_names_the_limit, a_torchrun_whose_store_never_answers_is_an_error,
            a_program_that_never_answers_at_rank_0s_port_is_an_error])

@@ -416,7 +416,7 @@ static enum shoal_status copy_run(const struct poster *poster, char *host, shoal
     return SHOAL_OK;
 }
 
-/* In scope it is there already. */
+/* In place it is there already. */
 static enum shoal_status copy_own(const struct poster *poster, shoal_cu_address to, shoal_cu_address from, size_t bytes)
 {
     if (to != from)
@@ -443,7 +443,7 @@ static enum shoal_status copy_unit(const struct poster *poster, const struct sho
     return SHOAL_OK;
 }
 
-/* In scope the same elements of the input must have been read. Mostly the engine's word says so; not where the output's come
+/* In place the same elements of the input must have been read. Mostly the engine's word says so; not where the output's come
  * from others alone. */
 static void wait_for_input(struct poster *poster, uint64_t number)
 {
