@@ -4,11 +4,12 @@ start() forks a server from this process, which has what the test program import
 of an executable that launchers, and whoever else starts programs, take for Python: `PATH script.py ARGUMENTS`, `PATH -c TEXT`,
 `PATH -m MODULE`. That one hands its arguments, environment, folder, cores and open files over, and the server forks a process
 that goes on as the program. It passes signals on, is killed with the program and the program with it, and ends as the program
-does: through sys.exit or an exception, with Python's and C++'s own tidying up. A program that it starts as sys.executable is
-such a program, too. A program that tests how Python itself begins needs the real one.
+does: through sys.exit or an exception, with Python's own tidying up and that of libraries that it loaded itself. A program that
+it starts as sys.executable is such a program, too. A program that tests how Python itself begins needs the real one.
 
 start_other() has another interpreter for that, which imports modules first: it runs this file."""
 import atexit
+import ctypes
 import fcntl
 import gc
 import importlib
@@ -207,8 +208,16 @@ def options_take(words, environment):
     return words
 
 
+def leave_to_the_kernel():
+    """What libraries that are loaded already would tidy up at the end: each program of torch would take a tenth of a CPU second to
+    forget torch's operators."""
+    library = ctypes.CDLL(None)
+    library.on_exit(library._exit, None)  # called after what is registered later, with the exit code
+
+
 def become(files, own_path, numbers, words, environment, folder, umask, cores):
     """This process goes on as the program. Does not return."""
+    leave_to_the_kernel()
     put(files, numbers)
     os.chdir(folder)
     os.umask(umask)
