@@ -8,7 +8,7 @@ packages_for() {
     build) echo "gcc libc6-dev meson ninja-build pkg-config python3 zlib1g-dev libopenblas-dev libsodium23 libpmix-dev" \
                 "libfabric1" ;;
     demo) echo "dataset-fashion-mnist libopenblas0" ;;
-    test) echo "libcmocka-dev clang libclang-rt-14-dev clang-format g++ openmpi-bin libopenmpi-dev mpich libmpich-dev" \
+    test) echo "libcmocka-dev clang libclang-rt-14-dev clang-format llvm g++ openmpi-bin libopenmpi-dev mpich libmpich-dev" \
                "python3 iproute2 iperf3 util-linux groff-base slurmctld slurmd slurm-client munge chromium" ;;
     bench) echo "openmpi-bin libopenmpi-dev mpich libmpich-dev iproute2 iperf3 util-linux python3-venv" ;;
     python) echo "python3-venv python3-dev g++ bible-kjv-text dataset-fashion-mnist" ;;

@@ -5,6 +5,7 @@ uv does that in a twentieth of pip's processor seconds. It lies in an environmen
 cannot be had or fails. Neither compiles: Python compiles what is imported, not all there is.
 """
 import ast
+import fcntl
 import os
 import pathlib
 import subprocess
@@ -18,10 +19,14 @@ SAME = {"index-url": "UV_DEFAULT_INDEX", "extra-index-url": "UV_INDEX", "find-li
 
 
 def tools_make():
-    """The environment with pip and, where pip can have it, uv."""
-    if not (TOOLS / "bin/python3").exists():
-        subprocess.run(["python3", "-m", "venv", TOOLS], check=True)
-        subprocess.run([*PIP, "install", "--quiet", "--no-compile", "uv"])
+    """The environment with pip and, where pip can have it, uv. One that was left half made is made again; one process makes it."""
+    TOOLS.mkdir(parents=True, exist_ok=True)
+    with open(TOOLS / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (TOOLS / "made").exists():
+            subprocess.run(["python3", "-m", "venv", "--clear", TOOLS], check=True)
+            subprocess.run([*PIP, "install", "--quiet", "--no-compile", "uv"])
+            (TOOLS / "made").touch()
 
 
 def pip_settings():
