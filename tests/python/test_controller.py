@@ -39,6 +39,8 @@ class Job:
         return [[self.post(rank, name, held_bytes) for name in names[rank:] + names[:rank]] for rank in range(self.size)]
 
     def end(self):
+        for controller in self.ranks:
+            controller.post_end()
         threads = [threading.Thread(target=controller.end) for controller in self.ranks]
         for thread in threads:
             thread.start()
@@ -216,6 +218,7 @@ def what_an_ended_rank_lacks_fails():
     """At once, and the job ends when the other rank does. What the ended rank has posted is done first."""
     job = Job(2)
     posted = [job.post(0, "both")]
+    job.ranks[0].post_end()
     ending = threading.Thread(target=job.ranks[0].end)
     ending.start()
     requests = [job.post(1, name) for name in ("both", "lonely")] + [job.ranks[1].post(Request(JOIN, JOIN))]
@@ -224,6 +227,7 @@ def what_an_ended_rank_lacks_fails():
     for request, name in zip(requests[1:], ("lonely", "join")):
         comes_true(request.is_done, name, "is waited for")
         refused(request, name, "rank 0", "shutdown()")
+    job.ranks[1].post_end()
     job.ranks[1].end()
     ending.join(TIMEOUT_S)
     expect(not ending.is_alive(), "rank 0 does not end")

@@ -138,6 +138,15 @@ def sets(world):
     expect(hvd.remove_process_set(first) and not hvd.remove_process_set(first), "removed once")
 
 
+def what_an_ended_rank_lacks_fails_beside_sets(world):
+    """Rank 0 waits for the end of rank 1, which waits for rank 0 in the set of all ranks."""
+    import shoal.horovod.torch as hvd
+    hvd.init(process_sets=[[0, 1]])
+    if world.rank:
+        raises(hvd.HorovodInternalError, hvd.barrier, "rank 0", "shutdown()")
+    hvd.shutdown()
+
+
 def trains_as_one(world):
     """Two passes a step, in groups and compressed or not, against one process on the whole batch."""
     hvd = begun()
@@ -452,6 +461,7 @@ CASES += [Case("gradients_without_shared_memory", ended(gradients_without_shared
 CASES += [Case("gradients_over_gloo", ended(gradients_over_gloo), sizes=(2,), init=False)]
 CASES += [Case("goes_on_after_a_death", goes_on_after_a_death, sizes=(1,), init=False, timeout_s=170)]
 CASES += [Case("some_ranks_train", ended(some_ranks_train), sizes=(3,))]
+CASES += [Case("what_an_ended_rank_lacks_fails_beside_sets", what_an_ended_rank_lacks_fails_beside_sets, sizes=(3,))]
 CASES += [Case("mismatches", ended(mismatches), sizes=(2,)), Case("sets", ended(sets), sizes=(2, 3))]
 
 if __name__ == "__main__":

@@ -115,6 +115,7 @@ class Controller:
         self._counters = {}  # of requests without a name
         self._known = _Known()
         self._failure = None
+        self._ending = None  # the request to end
         self._last_joined = []  # ranks whose request to join came up in the latest round that had one
         self._warned_s = 0.0
         self._thread = threading.Thread(target=self._serve, name="shoal-horovod", daemon=True)
@@ -151,11 +152,19 @@ class Controller:
             self._held_bytes = 0
             self._changed.notify()
 
-    def end(self):
-        """All ranks; requests that are pending fail."""
+    def post_end(self):
+        """This rank posts nothing more; what the others have and it lacks fails. end() comes next."""
         try:
-            self.post(Request(END, END)).wait()
+            self._ending = self.post(Request(END, END))
         except (HorovodInternalError, ValueError):
+            pass  # another rank is gone already
+
+    def end(self):
+        """Waits until all ranks have posted their end; requests that are pending fail then."""
+        try:
+            if self._ending is not None:
+                self._ending.wait()
+        except HorovodInternalError:
             pass  # another rank is gone already
         self._thread.join()
 

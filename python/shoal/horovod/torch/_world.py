@@ -81,19 +81,22 @@ def shutdown():
     global _place
     if _place is None:
         return
-    for number in sorted(_sets, reverse=True):
-        _stop(number)
+    _stop(sorted(_sets, reverse=True))
     _place = None
 
 
-def _stop(number):
-    """The ranks of the set."""
-    process_set = _sets.pop(number)
-    controller, group = _controllers.pop(number, None), _groups.pop(number, None)
-    if controller:
+def _stop(numbers):
+    """The ranks of these sets. The end is posted in all sets before this rank waits in one of them: the rank that it waits for may
+    itself wait in another set for what this rank posts no more."""
+    controllers = [_controllers.pop(number) for number in numbers if number in _controllers]
+    for controller in controllers:
+        controller.post_end()
+    for controller in controllers:
         controller.end()
-        dist.destroy_process_group(group)
-    process_set._invalidate()
+    for number in numbers:
+        if number in _groups:
+            dist.destroy_process_group(_groups.pop(number))
+        _sets.pop(number)._invalidate()
 
 
 def add_process_set(process_set):
@@ -115,7 +118,7 @@ def remove_process_set(process_set):
     if process_set is global_process_set or _sets.get(process_set.process_set_id) is not process_set:
         return False
     _meet(f"remove {process_set.process_set_id}")
-    _stop(process_set.process_set_id)
+    _stop([process_set.process_set_id])
     return True
 
 
