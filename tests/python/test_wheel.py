@@ -17,8 +17,6 @@ MAKER = ROOT / "maker/bin/python3"  # has pip, and meson-python for the sdist
 USER = ROOT / "user/bin/python3"
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("SHOAL_", "PYTHON", "LD_"))}
 BUILD_TIMEOUT_S = 400
-# The same files become the same libraries, only slower ones, in less of the compilers' time.
-QUICKLY = "--config-settings=setup-args=-Doptimization=0"
 UNREACHABLE = ("Could not find a version that satisfies", "No matching distribution", "Failed to establish a new connection")
 
 SOURCES = {".py", ".cpp", ".h", ".css"}
@@ -125,7 +123,7 @@ def sdist_is_made_of_what_is_tracked():
 
 
 def wheel_is_built_from_the_sdist():
-    pip("wheel", "--no-deps", QUICKLY, "-w", ROOT / "wheels", the_one("sdist", "shoal-*.tar.gz"))
+    pip("wheel", "--no-deps", "-w", ROOT / "wheels", the_one("sdist", "shoal-*.tar.gz"))
     the_one("wheels", "shoal-*.whl")
 
 
