@@ -258,8 +258,9 @@ static bool may_stay(struct trip *trip, size_t i, bool *copies_out)
     struct shoal_comm *comm = trip->comm;
     const struct shoal_call *call = &trip->posting->calls[i];
     const uint64_t least = comm->context->settings.fabric.gpudirect_bytes;
-    if (!least || !comm->context->network || trip->posting->is_group || !trip->legs[i].sides[SHOAL_OPERAND_INPUT].call ||
-        (call->layout && call->layout->tensors) || operand_bytes(comm, call, SHOAL_OPERAND_INPUT) < least)
+    if (!least || !comm->context->network || !shoal_network_exports(comm->context->network) || is_message(call) ||
+        !trip->legs[i].sides[SHOAL_OPERAND_INPUT].call || (call->layout && call->layout->tensors) ||
+        operand_bytes(comm, call, SHOAL_OPERAND_INPUT) < least)
         return false;
     shoal_progress_lock(comm->context->progress);
     const bool may = shoal_engine_may_input_stay(comm->engine, call, copies_out);

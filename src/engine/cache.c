@@ -336,6 +336,8 @@ bool shoal_engine_plan_lets_input_stay(const struct shoal_engine *engine, const 
     const struct shoal_view view = {.size = engine->size, .host = engine->transport->host, .shape = request->shape};
     const struct shoal_algorithm *entry = shoal_select_plan(selection, &view, request->call.root, NULL);
     struct shoal_plan plan;
+    if (!entry)
+        return false;
     shoal_plan_init(&plan, engine->rank, engine->size);
     entry->build(&plan, &view, engine->rank, request->call.root);
     const bool may_stay =

@@ -357,6 +357,99 @@ static void what_cannot_leave_the_device_passes_through_host_memory(void **state
     unsetenv("SHOAL_MOCK_VERSION");
 }
 
+/* Memory with values of the rank in front, and zeros behind. */
+static shoal_cu_address allocate_filled(struct rank *rank, size_t count, size_t room)
+{
+    float *values = calloc(room, sizeof *values);
+    const shoal_cu_address at = allocate(rank, room * sizeof *values);
+    CHECK(rank, values, "no memory");
+    for (size_t i = 0; i < count; i++)
+        values[i] = (float)(i % 1009 + 2000 * (size_t)rank->rank);
+    CU(rank, cu.copy_to_device_now(at, values, room * sizeof *values));
+    free(values);
+    return at;
+}
+
+/* Each value is times * (i % 1009) and some more, where i counts from `first`. */
+static void check_values(struct rank *rank, const char *name, shoal_cu_address at, size_t count, size_t first, size_t times,
+                         size_t more)
+{
+    float *values = malloc(count * sizeof *values);
+    CHECK(rank, values, "no memory");
+    CU(rank, cu.copy_to_host_now(values, at, count * sizeof *values));
+    for (size_t i = 0; i < count; i++)
+        CHECK(rank, values[i] == (float)(times * ((first + i) % 1009) + more), "%s of %zu: value %zu is %g", name, count, i,
+              (double)values[i]);
+    free(values);
+}
+
+static void send_and_exchange(struct rank *rank, shoal_cu_address input, shoal_cu_address output, size_t count,
+                              const struct shoal_options *options)
+{
+    const int peer = 1 - rank->rank;
+    const size_t theirs = 2000 * (size_t)peer;
+    const struct shoal_message messages[] = {{true, pointer(input), count, SHOAL_FLOAT32, peer, 1},
+                                             {false, pointer(output), count, SHOAL_FLOAT32, peer, 1}};
+    if (rank->rank == 0)
+        OK(rank, shoal_send(rank->comm, pointer(input), count, SHOAL_FLOAT32, peer, 0, options));
+    OK(rank, shoal_recv(rank->comm, pointer(output), count, SHOAL_FLOAT32, peer, 0, options));
+    if (rank->rank == 1)
+        OK(rank, shoal_send(rank->comm, pointer(input), count, SHOAL_FLOAT32, peer, 0, options));
+    CU(rank, cu.stream_synchronize(options->stream));
+    check_values(rank, "send", output, count, 0, 1, theirs);
+    OK(rank, shoal_exchange(rank->comm, messages, 2, options));
+    CU(rank, cu.stream_synchronize(options->stream));
+    check_values(rank, "exchange", output, count, 0, 1, theirs);
+}
+
+static void sum_in_all_ways(struct rank *rank, shoal_cu_address input, shoal_cu_address output, size_t count,
+                            const struct shoal_options *options)
+{
+    const size_t part = count / 2, mine = (size_t)rank->rank * part;
+    const struct shoal_tensor tensors[] = {
+        {pointer(input), pointer(output), part},
+        {pointer(input + part * sizeof(float)), pointer(output + part * sizeof(float)), part}};
+    OK(rank, shoal_allreduce(rank->comm, pointer(input), pointer(output), count, SHOAL_FLOAT32, SHOAL_SUM, options));
+    CU(rank, cu.stream_synchronize(options->stream));
+    check_values(rank, "allreduce", output, count, 0, 2, 2000);
+    OK(rank, shoal_reduce_scatter(rank->comm, pointer(input), pointer(output), part, SHOAL_FLOAT32, SHOAL_SUM, options));
+    CU(rank, cu.stream_synchronize(options->stream));
+    check_values(rank, "reduce-scatter", output, part, mine, 2, 2000);
+    OK(rank, shoal_broadcast_coalesced(rank->comm, tensors, 2, SHOAL_FLOAT32, 1, options));
+    CU(rank, cu.stream_synchronize(options->stream));
+    check_values(rank, "broadcast of two tensors", output, count, 0, 1, 2000);
+}
+
+/* Messages have no plan; sums and calls of several tensors have one that reads the input on this host. */
+static void others_body(struct rank *rank)
+{
+    const size_t counts[] = {COUNT, 2 * LARGE};
+    const shoal_cu_stream stream = begin(rank);
+    struct shoal_options options = SHOAL_OPTIONS_INIT;
+    options.stream = stream;
+    meet(rank, stream);
+    for (size_t i = 0; i < 2; i++) {
+        const shoal_cu_address input = allocate_filled(rank, counts[i], counts[i]);
+        const shoal_cu_address output = allocate_filled(rank, 0, counts[i]);
+        send_and_exchange(rank, input, output, counts[i], &options);
+        sum_in_all_ways(rank, input, output, counts[i], &options);
+        CHECK(rank, count_regions(pointer(input)) == 0, "an input of %zu has left the device", counts[i]);
+        pthread_barrier_wait(&rank->world->meeting);
+        CU(rank, cu.release(input));
+        CU(rank, cu.release(output));
+    }
+}
+
+static void messages_and_sums_pass_through_host_memory(void **state)
+{
+    (void)state;
+    start_device("dmabuf");
+    run_world(2, 1, others_body);
+    setenv("SHOAL_MOCK_FABRIC", "aws", 1);
+    run_world(2, 1, others_body);
+    setenv("SHOAL_MOCK_FABRIC", "gpudirect", 1);
+}
+
 /* The driver refuses every second export, then the adapter has no more. */
 static void refusals_body(struct rank *rank)
 {
@@ -598,6 +691,7 @@ int main(void)
         cmocka_unit_test(parts_of_different_lengths),
         cmocka_unit_test(inputs_of_a_reduce_leave_the_device),
         cmocka_unit_test(what_cannot_leave_the_device_passes_through_host_memory),
+        cmocka_unit_test(messages_and_sums_pass_through_host_memory),
         cmocka_unit_test(refusals_at_a_call_harm_nobody),
         cmocka_unit_test(several_ranks_and_adapters_of_a_host),
         cmocka_unit_test(outputs_in_host_memory),
