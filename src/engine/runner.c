@@ -574,12 +574,12 @@ static bool is_left_to_device(const struct shoal_chunk *chunk, const struct shoa
 
 /* A rank publishes its failure and then lets its streams go, which write to memory that this rank's device may have read
  * meanwhile: what was read counts when nobody has failed by then. One that found another rank publishing waits a moment only,
- * so a failure that cannot be read yet counts, too: `enter` sees that. */
+ * so a failure that cannot be read yet counts, too. */
 static bool run_work(struct shoal_engine *engine, const struct shoal_chunk *chunk, enum shoal_device_work work)
 {
     struct shoal_failure failure;
     if (shoal_device_sum_run(shoal_call_sum(&chunk->request->call), find_unit(chunk), work))
-        return (!engine->ops->enter || engine->ops->enter(engine->transport)) &&
+        return !(engine->ops->is_failing && engine->ops->is_failing(engine->transport)) &&
                !engine->ops->failed(engine->transport, &failure);
     engine->awaits_device = true;
     return false;

@@ -184,10 +184,13 @@ struct shoal_transport_ops {
     int (*waits_for)(struct shoal_transport *, int peer);
 
     /* enter and leave surround steps that touch other ranks' operands. enter returns false once a failure was published: the
-     * operands must not be touched any more. is_quiet: whether, after a failure, no living peer is between enter and leave; on
-     * false *rank_out is such a peer. All three may be NULL where peers' memory is not written by load and store. */
+     * operands must not be touched any more. is_failing only looks, between the two or outside of them: whether a rank of this
+     * host has begun to publish a failure, which `failed` may not read yet. is_quiet: whether, after a failure, no living peer
+     * is between enter and leave; on false *rank_out is such a peer. All four may be NULL where peers' memory is not written by
+     * load and store. */
     bool (*enter)(struct shoal_transport *);
     void (*leave)(struct shoal_transport *);
+    bool (*is_failing)(struct shoal_transport *);
     bool (*is_quiet)(struct shoal_transport *, int *rank_out);
 
     /* Publishes the cause of a failure and wakes all ranks; only the first cause counts. Over several hosts the call waits some

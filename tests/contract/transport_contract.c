@@ -941,6 +941,30 @@ static void abort_reaches_all(void **state)
     close_world(&world);
 }
 
+/* A look at the failure in the middle of steps does not end them: the others wait until the rank has left. */
+static void failing_is_seen_inside(void **state)
+{
+    struct contract_world world;
+    int inside = -1;
+    open_world(&world, state, 2);
+    const struct shoal_transport_ops *ops = at(&world, 1)->ops;
+    if (!ops->enter || !are_together(&world, 0, 1)) {
+        close_world(&world);
+        return;
+    }
+    assert_true(ops->enter(at(&world, 1)));
+    assert_false(ops->is_failing(at(&world, 1)));
+    const struct shoal_failure failure = cause(0, SHOAL_ERR_MEMORY, "no memory");
+    (at(&world, 0)->ops->fail)(at(&world, 0), &failure);
+    assert_true(ops->is_failing(at(&world, 1)));
+    assert_false(ops->is_quiet(at(&world, 0), &inside));
+    assert_int_equal(inside, 1);
+    ops->leave(at(&world, 1));
+    assert_true(ops->is_failing(at(&world, 1)));
+    assert_true(ops->is_quiet(at(&world, 0), &inside));
+    close_world(&world);
+}
+
 static void assert_blames(struct contract_world *world, int rank, int peer, const struct shoal_failure *failure)
 {
     struct shoal_transport_peer name;
@@ -1098,6 +1122,7 @@ int contract_run(const struct contract_factory *factory)
         cmocka_unit_test_prestate(shared_memory_is_reached_by_peers, state),
         cmocka_unit_test_prestate(failure_first_cause_reaches_all, state),
         cmocka_unit_test_prestate(abort_reaches_all, state),
+        cmocka_unit_test_prestate(failing_is_seen_inside, state),
         cmocka_unit_test_prestate(killed_rank_is_lost, state),
         cmocka_unit_test_prestate(rank_that_left_is_lost_only_for_later_operations, state),
         cmocka_unit_test_prestate(who_is_waited_for_is_heard, state),

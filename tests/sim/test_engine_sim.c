@@ -1,5 +1,6 @@
 /* Engines over the simulated transport, all ranks in one thread, in virtual time: exact results in any weather, and a named
  * end of every operation when an event is lost, a rank dies, or calls do not agree. */
+#include <limits.h>
 #include <malloc.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -1104,6 +1105,83 @@ static void engine_does_not_read_a_senders_memory_after_a_failure(void **state)
     }
 }
 
+#define UNITS 3
+
+/* A stage of two ranks on one host whose works have all ended before they begin. */
+static struct shoal_device_sum *open_worked(struct shoal_device_stage *stage, const struct shoal_engine *engine)
+{
+    const struct shoal_device_stage_options options = {
+        .slots = engine->depth, .slot_bytes = SHOAL_PAGE, .rank = engine->rank, .ranks = 2, .hosts = 1};
+    void *memory = aligned_alloc(SHOAL_PAGE, shoal_device_stage_bytes(&options));
+    assert_non_null(memory);
+    shoal_device_stage_init(stage, &options, memory);
+    for (unsigned work = 0; work < stage->works; work++) {
+        for (unsigned slot = 0; slot < options.slots; slot++)
+            atomic_store(&stage->ended[work][slot].value, INT64_MAX / 2);
+    }
+    struct shoal_device_sum *sum = shoal_device_sum_open(stage, UNITS * SHOAL_PAGE / sizeof(float), sizeof(float));
+    assert_non_null(sum);
+    shoal_device_sum_reserve(sum);
+    shoal_device_sum_put_on_streams(sum);
+    return sum;
+}
+
+static bool enter_once(struct shoal_transport *transport)
+{
+    (void)transport;
+    assert_int_equal(entered, left); /* not inside yet */
+    entered++;
+    return true;
+}
+
+static int looks_at_failure, good_looks;
+
+static bool fail_after_good_looks(struct shoal_transport *transport)
+{
+    (void)transport;
+    return looks_at_failure++ >= good_looks;
+}
+
+/* Whether the sum of two ranks ends, of which rank 1 sees a failure after so many looks. */
+static bool run_worked(int looks_before)
+{
+    const struct shoal_sim_options weather = {.seed = 5, .size = 2};
+    struct world *world = open_world(&weather, preset);
+    struct shoal_transport_ops ops = *world->ranks[1].engine->ops;
+    struct shoal_device_stage stages[2];
+    ops.enter = enter_once;
+    ops.leave = leave_it;
+    ops.is_failing = fail_after_good_looks;
+    world->ranks[1].engine->ops = &ops;
+    entered = left = looks_at_failure = 0;
+    good_looks = looks_before;
+    for (int r = 0; r < 2; r++) {
+        struct shoal_device_sum *sum = open_worked(&stages[r], world->ranks[r].engine);
+        struct shoal_call call = {.collective = SHOAL_COLLECTIVE_ALLREDUCE, .type = SHOAL_FLOAT32, .count = sum->count};
+        assert_true(shoal_layout_put_on_peers(&call, sum));
+        post(world, r, 0, &call);
+        shoal_device_sum_leave(sum);
+    }
+    const bool is_done = drive(world, 1, 100 * TICK_NS);
+    assert_true(entered > 0 && entered == left);
+    close_world(world);
+    for (int r = 0; r < 2; r++)
+        free(stages[r].begin[0]);
+    return is_done;
+}
+
+/* A rank that looks for a failure in the middle of a pass is still inside after it: the failed one waits for it. */
+static void engine_only_looks_after_a_device_has_worked(void **state)
+{
+    (void)state;
+    assert_true(run_worked(INT_MAX));
+    const int needed = looks_at_failure;
+    assert_true(needed >= UNITS);
+    for (int looks_before = 0; looks_before < needed; looks_before++)
+        assert_false(run_worked(looks_before));
+    assert_true(run_worked(needed));
+}
+
 static shoal_reduce_fn scale_for_real;
 static int scalings;
 
@@ -1977,6 +2055,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(engine_passes_a_message_that_waits_for_a_device),
     cmocka_unit_test(engine_names_a_device_that_a_message_waits_for),
     cmocka_unit_test(engine_does_not_read_a_senders_memory_after_a_failure),
+    cmocka_unit_test(engine_only_looks_after_a_device_has_worked),
     cmocka_unit_test(engine_packs_a_put_once),
     cmocka_unit_test(engine_lost_event_ends_in_timeout_everywhere),
     cmocka_unit_test(engine_killed_rank_is_named_by_all_others),

@@ -834,6 +834,12 @@ static void hosts_leave(struct shoal_transport *transport)
     hosts->local->ops->leave(hosts->local);
 }
 
+static bool hosts_is_failing(struct shoal_transport *transport)
+{
+    struct hosts *hosts = hosts_of(transport);
+    return hosts->local->ops->is_failing(hosts->local);
+}
+
 static bool hosts_is_quiet(struct shoal_transport *transport, int *rank_out)
 {
     struct hosts *hosts = hosts_of(transport);
@@ -1115,6 +1121,7 @@ static const struct shoal_transport_ops ops = {
     .waits_for = hosts_waits_for,
     .enter = hosts_enter,
     .leave = hosts_leave,
+    .is_failing = hosts_is_failing,
     .is_quiet = hosts_is_quiet,
     .fail = hosts_fail,
     .failed = hosts_failed,

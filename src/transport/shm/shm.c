@@ -381,6 +381,13 @@ static void shm_leave(struct shoal_transport *transport)
     atomic_store_explicit(&shm_of(transport)->seats[transport->rank].head->is_inside, 0, memory_order_release);
 }
 
+static bool shm_is_failing(struct shoal_transport *transport)
+{
+    /* acquire: the look comes after the caller saw what a failed rank may have done since it published. */
+    atomic_thread_fence(memory_order_acquire);
+    return shoal_cause_board_is_claimed(shm_of(transport)->part.board);
+}
+
 static bool shm_is_quiet(struct shoal_transport *transport, int *rank_out)
 {
     struct shm *shm = shm_of(transport);
@@ -522,6 +529,7 @@ static const struct shoal_transport_ops ops = {
     .waits_for = shm_waits_for,
     .enter = shm_enter,
     .leave = shm_leave,
+    .is_failing = shm_is_failing,
     .is_quiet = shm_is_quiet,
     .fail = shm_fail,
     .failed = shm_failed,
