@@ -858,11 +858,24 @@ static void captured_other_body(struct world *world)
 
 /* ---- Faults -------------------------------------------------------------------------------------------------------------- */
 
+/* Without norms finish returns before the device has run, and the next call finds the failure. */
+struct fault {
+    enum shoal_compression compression;
+    bool has_norms;
+};
+
+static void open_faulty_job(struct job *job, struct world *world, const char *modes)
+{
+    const struct fault *fault = world->arg;
+    open_job(job, world, modes, 2);
+    job->options.compression = fault->compression;
+    job->options.has_norms = fault->has_norms;
+}
+
 static void given_up_body(struct world *world)
 {
     struct job job;
-    open_job(&job, world, "late=50,seed=2", 2);
-    job.options.has_norms = 1; /* finish waits for the device */
+    open_faulty_job(&job, world, "late=50,seed=2");
     OK(world, create_on_device(&job));
     OK(world, shoal_reducer_begin(job.device, SHOAL_STEP_REDUCE));
     if (world->rank == 1) {
@@ -873,7 +886,8 @@ static void given_up_body(struct world *world)
         for (size_t i = PARAMETERS; i-- > 0;)
             if (shoal_reducer_ready(job.device, i, give(&job, i), job.parameters[i].count) != SHOAL_OK)
                 break;
-        (void)!shoal_reducer_finish(job.device, NULL); /* may have come before the fault */
+        const enum shoal_status status = shoal_reducer_finish(job.device, NULL);
+        CHECK(world, status != SHOAL_OK || !job.options.has_norms, "the result is of half the gradients");
     }
     expect_cause(&job, SHOAL_ERR_ABORTED, "rank 1: the loss is a kiwi");
     world_agree(world, shoal_reducer_begin(job.device, SHOAL_STEP_REDUCE));
@@ -904,10 +918,8 @@ static void missing_body(struct world *world)
 static void killed_body(struct world *world)
 {
     struct job job;
-    open_job(&job, world, "seed=2", 2);
+    open_faulty_job(&job, world, "seed=2");
     job.options.keeps_layout = 1;
-    job.options.compression = *(const enum shoal_compression *)world->arg;
-    job.options.has_norms = 1; /* finish waits for the device */
     OK(world, create_on_device(&job));
     mark_all(&job);
     OK(world, shoal_reducer_finish(job.device, NULL));
@@ -933,8 +945,7 @@ static void killed_body(struct world *world)
 static void broken_body(struct world *world)
 {
     struct job job;
-    open_job(&job, world, "seed=2", 2);
-    job.options.has_norms = 1; /* finish waits for the device */
+    open_faulty_job(&job, world, "seed=2");
     OK(world, create_on_device(&job));
     mark_all(&job);
     OK(world, shoal_reducer_finish(job.device, NULL));
@@ -1126,18 +1137,29 @@ static void run_intact(const char *what, void (*fail)(struct job *job), enum sho
     world_run(&(const struct world_options){name, 2, NULL, intact_body, &spoiler});
 }
 
+static void run_faulty(const char *what, int size, world_body_fn body, enum shoal_compression compression, bool has_norms)
+{
+    const struct fault fault = {compression, has_norms};
+    char name[120];
+    snprintf(name, sizeof name, "%s%s%s", what, compression == SHOAL_COMPRESS_INT8 ? ", int8" : "",
+             has_norms ? ", with norms" : "");
+    world_run(&(const struct world_options){name, size, NULL, body, &fault});
+}
+
 static void run_faults(void)
 {
     static const enum shoal_compression none = SHOAL_COMPRESS_NONE, int8 = SHOAL_COMPRESS_INT8;
-    run("a rank gives up", 3, given_up_body);
     run("a gradient is missing", 2, missing_body);
-    world_expect_kill(2);
-    world_run(&(const struct world_options){"a rank is killed", 3, NULL, killed_body, &none});
-    world_divide(1);
-    world_run(&(const struct world_options){"a rank is killed, int8", 3, NULL, killed_body, &int8});
-    world_divide(0);
-    world_expect_kill(0);
-    run("a context fails", 2, broken_body);
+    for (int has_norms = 0; has_norms < 2; has_norms++) {
+        run_faulty("a rank gives up", 3, given_up_body, none, has_norms);
+        run_faulty("a context fails", 2, broken_body, none, has_norms);
+        world_expect_kill(2);
+        run_faulty("a rank is killed", 3, killed_body, none, has_norms);
+        world_divide(1);
+        run_faulty("a rank is killed", 3, killed_body, int8, has_norms);
+        world_divide(0);
+        world_expect_kill(0);
+    }
     run_intact("a rank gives up", fail_given_up, SHOAL_ERR_ABORTED);
     run_intact("the driver refuses", fail_refused, SHOAL_ERR_SYSTEM);
     world_run(&(const struct world_options){"each call of the driver is refused", 2, NULL, refused_body, &none});
