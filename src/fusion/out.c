@@ -1,8 +1,10 @@
 #include "fusion/out.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/assert.h"
+#include "fusion/compress.h"
 #include "fusion/flow.h"
 #include "fusion/marks.h"
 #include "fusion/reducer_device.h"
@@ -130,17 +132,38 @@ static void put_parameter(struct shoal_reducer *reducer, size_t parameter, doubl
         put_part(reducer, parameter, part, factor, squared);
 }
 
+/* Quantizing adds what it cut off in the step before, so it may leave an average where no rank had a gradient. False: the reducer
+ * has failed. */
+static bool clear_unused(struct shoal_reducer *reducer, size_t index)
+{
+    const struct fusion_buffer *buffer = &reducer->layout->buffers[index];
+    const bool has_residuals = fusion_compressed_residuals(reducer, index).sent != NULL;
+    for (uint32_t i = 0; i < buffer->count; i++) {
+        const uint32_t parameter = reducer->layout->order[buffer->first + i];
+        if (fusion_marks_use(reducer, parameter))
+            continue;
+        reducer->out->squared[parameter] = 0;
+        if (has_residuals && reducer->device && fusion_device_clear(reducer, parameter) != SHOAL_OK)
+            return false;
+        if (has_residuals && !reducer->device)
+            memset(fusion_view(reducer, parameter), 0, fusion_parameter_bytes(fusion_parameter(reducer, parameter)));
+    }
+    return true;
+}
+
 /* With max_norm only squares are summed now. False: the reducer has failed. */
 static bool put_buffer(struct shoal_reducer *reducer, size_t index)
 {
     const struct fusion_buffer *buffer = &reducer->layout->buffers[index];
+    if (!clear_unused(reducer, index))
+        return false;
     if (reducer->device)
         return reducer->options.max_norm > 0 || fusion_device_join(reducer, index, reducer->out->factor) == SHOAL_OK;
     for (uint32_t i = 0; i < buffer->count; i++) {
         const uint32_t parameter = reducer->layout->order[buffer->first + i];
-        reducer->out->squared[parameter] = 0;
         if (!fusion_marks_use(reducer, parameter))
             continue;
+        reducer->out->squared[parameter] = 0;
         if (reducer->options.max_norm > 0)
             sum_squares(reducer, parameter, reducer->out->factor);
         else

@@ -219,6 +219,13 @@ static enum shoal_status device_copy_parts(struct shoal_reducer *reducer, size_t
     return SHOAL_OK;
 }
 
+static enum shoal_status clear_view(struct shoal_reducer *reducer, size_t parameter)
+{
+    const int lane = fusion_device_lane(reducer->layout->places[parameter].buffer);
+    return shoal_gpu_packer_clear(reducer->device->packer, lane, fusion_view(reducer, parameter),
+                                  fusion_parameter_bytes(fusion_parameter(reducer, parameter)));
+}
+
 /* Parameters without a gradient, as other ranks may have one. */
 static enum shoal_status clear_unused(struct shoal_reducer *reducer, size_t index)
 {
@@ -226,9 +233,7 @@ static enum shoal_status clear_unused(struct shoal_reducer *reducer, size_t inde
     for (uint32_t i = 0; i < buffer->count; i++) {
         const uint32_t parameter = reducer->layout->order[buffer->first + i];
         if (!fusion_marks_parts(reducer, parameter) && !fusion_marks_have_sum(reducer, parameter))
-            FUSION_TRY(shoal_gpu_packer_clear(reducer->device->packer, fusion_device_lane(index),
-                                              fusion_view(reducer, parameter),
-                                              fusion_parameter_bytes(fusion_parameter(reducer, parameter))));
+            FUSION_TRY(clear_view(reducer, parameter));
     }
     return SHOAL_OK;
 }
@@ -334,6 +339,12 @@ enum shoal_status fusion_device_collect(struct shoal_reducer *reducer)
             return fail_work(reducer, b, status, "filled");
     }
     return SHOAL_OK;
+}
+
+enum shoal_status fusion_device_clear(struct shoal_reducer *reducer, size_t parameter)
+{
+    const enum shoal_status status = clear_view(reducer, parameter);
+    return status == SHOAL_OK ? SHOAL_OK : fail_work(reducer, reducer->layout->places[parameter].buffer, status, "cleared");
 }
 
 static enum shoal_status multiply_buffer(struct shoal_reducer *reducer, size_t index, double factor)

@@ -53,6 +53,9 @@ SHOAL_MUST_USE enum shoal_status fusion_device_keep(struct shoal_reducer *reduce
 /* A LOCAL step ends: what was marked is copied into the buffers, or added. */
 SHOAL_MUST_USE enum shoal_status fusion_device_collect(struct shoal_reducer *reducer);
 
+/* Makes the average of a parameter zeros: before the join of its buffer, in the same thread. */
+SHOAL_MUST_USE enum shoal_status fusion_device_clear(struct shoal_reducer *reducer, size_t parameter);
+
 /* Work that is put on the caller's stream from now on sees the averages of a buffer. Those that are divided late, or clipped,
  * are multiplied by factor, and only then copied back. */
 SHOAL_MUST_USE enum shoal_status fusion_device_join(struct shoal_reducer *reducer, size_t buffer, double factor);

@@ -171,6 +171,14 @@ static void mark_both(struct job *job, size_t parameter)
     OK(job->world, mark(job, job->host, parameter, job->gradients[parameter].host, middle));
 }
 
+static bool is_zero(const char *bytes, size_t count)
+{
+    bool is_all = true;
+    for (size_t i = 0; i < count; i++)
+        is_all &= !bytes[i];
+    return is_all;
+}
+
 /* Work on the stream after finish sees the averages, without a wait before. */
 static void expect_alike(struct job *job)
 {
@@ -192,7 +200,9 @@ static void expect_alike(struct job *job)
             CHECK(job->world, memcmp(gradient->back + e * element, here + e * element, element) == 0,
                   "parameter %zu of type %d, element %zu of %zu differs", i, (int)job->parameters[i].type, e,
                   job->parameters[i].count);
-        CHECK(job->world, shoal_reducer_is_used(job->device, i) == shoal_reducer_is_used(job->host, i), "is %zu used?", i);
+        const bool is_used = shoal_reducer_is_used(job->host, i);
+        CHECK(job->world, shoal_reducer_is_used(job->device, i) == is_used, "is %zu used?", i);
+        CHECK(job->world, is_used || is_zero(here, bytes_of(job, i)), "no rank used %zu, and it has an average", i);
     }
 }
 
@@ -1198,6 +1208,7 @@ static void run_kinds(void)
     run_bits("uneven steps", 3, 0, uneven_body, &hostile);
     run_bits("uneven steps", 2, 0, uneven_body, &local);
     run_bits("uneven steps, float16", 2, 1, uneven_body, &float16);
+    run_bits("uneven steps, int8", 2, 1, uneven_body, &int8);
     run_bits("norms", 3, 0, norms_body, &hostile);
     run_bits("norms", 2, 0, norms_body, &local);
     run_bits("norms, int8", 2, 1, norms_body, &int8);
