@@ -9,6 +9,7 @@
 
 #include "base/assert.h"
 #include "fusion/compress.h"
+#include "fusion/measure.h"
 #include "fusion/tally.h"
 
 #define NOTICE_TAG 1
@@ -184,10 +185,12 @@ static void pause_briefly(struct shoal_reducer *reducer)
     fusion_unlock(reducer);
 }
 
-/* Whether each step has operations on the communicator of the reducer. */
+/* Whether a step has operations on the communicator of the reducer while buffers are under way: a tail that waits for norms from
+ * the device comes after them. */
 static bool is_comm_used(const struct shoal_reducer *reducer)
 {
-    bool is_used = fusion_tally_has_tail(reducer) || reducer->options.is_uneven;
+    const bool has_tail = fusion_tally_has_tail(reducer) && !fusion_measure_holds_tail(reducer);
+    bool is_used = has_tail || reducer->options.is_uneven;
     for (size_t b = 0; b < reducer->layout->buffer_count; b++)
         is_used |= !fusion_is_compressed(reducer, b);
     return is_used;

@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "device_bench.h"
 #include "reference.h"
 #include "shoal/gradients.h"
@@ -950,6 +951,27 @@ static void killed_body(struct world *world)
     close_job(&job);
 }
 
+#define CAUSE_MS 3000 /* the library looks so long for a cause on a communicator that a step uses */
+
+/* With norms nothing else is under way while all buffers are compressed: the cause is looked for half a second. */
+static void killed_alone_body(struct world *world)
+{
+    struct job job;
+    open_faulty_job(&job, world, "seed=2");
+    for (size_t i = 0; i < PARAMETERS; i++)
+        job.parameters[i].type = SHOAL_FLOAT32;
+    OK(world, create_on_device(&job));
+    OK(world, shoal_barrier(world->comm, NULL));
+    if (world->rank == world->size - 1)
+        raise(SIGKILL);
+    const uint64_t begin_ns = shoal_clock_ns();
+    try_step(&job);
+    expect_cause(&job, SHOAL_ERR_PEER_LOST, "buffer");
+    const uint64_t ms = (shoal_clock_ns() - begin_ns) / 1000000;
+    CHECK(world, ms < CAUSE_MS, "it took %llu ms", (unsigned long long)ms);
+    close_job(&job);
+}
+
 /* One rank's context fails: nothing runs there any more, its memory is gone, no call hangs, and all ranks are told. The streams
  * of the others go on. */
 static void broken_body(struct world *world)
@@ -1167,6 +1189,8 @@ static void run_faults(void)
         run_faulty("a rank is killed", 3, killed_body, none, has_norms);
         world_divide(1);
         run_faulty("a rank is killed", 3, killed_body, int8, has_norms);
+        if (has_norms)
+            run_faulty("a rank is killed, all float32", 3, killed_alone_body, int8, has_norms);
         world_divide(0);
         world_expect_kill(0);
     }
