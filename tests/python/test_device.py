@@ -7,6 +7,7 @@ of streams."""
 import contextlib
 import dataclasses
 import datetime
+import io
 import json
 import os
 import pathlib
@@ -714,6 +715,19 @@ def own_class_moves_inputs(world):
     expect(model.device_ids == [0] and model.output_device == 0 and model.device == stand_in.device(), vars(model))
 
 
+def own_class_comes_to_the_cpu(world):
+    """A module that was saved on a device is loaded where there is none."""
+    model, file, x = own_class(device_ids=[0])(network().to(stand_in.NAME), stand_in.NAME), io.BytesIO(), torch.ones(8, 12)
+    torch.save(model, file)
+    file.seek(0)
+    loaded = torch.load(file, map_location="cpu", weights_only=False)
+    expect(loaded.device_type == loaded.device.type == "cpu" and loaded.device_ids is loaded.output_device is None, vars(loaded))
+    for each in (model, loaded):
+        each(x * world.rank).sum().backward()
+    for there, here in zip(model.parameters(), loaded.parameters()):
+        expect(torch.equal(there.grad.cpu(), here.grad), there.grad, here.grad)
+
+
 def own_class_refuses(world):
     import shoal.torch
     module = network().to(stand_in.NAME)
@@ -745,7 +759,8 @@ def own_class_after_a_death(world):
     stand_in.api().synchronize()
 
 
-OWN = (own_class_joins, own_class_on_other_streams, own_class_compares, own_class_moves_inputs, own_class_refuses)
+OWN = (own_class_joins, own_class_on_other_streams, own_class_compares, own_class_moves_inputs, own_class_comes_to_the_cpu,
+       own_class_refuses)
 
 CASES = [reducing_case(operation) for operation in test_ops.REDUCING]
 CASES += [moving_case(operation) for operation in test_ops.MOVING]

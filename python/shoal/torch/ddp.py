@@ -481,8 +481,12 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
         return state
 
     def __setstate__(self, state):
-        """All ranks do so together."""
+        """All ranks do so together. The module may lie on another device than when it was saved."""
         torch.nn.Module.__setstate__(self, state)
+        self.device = _device_of(*_parameters_of(self.module, self.parameters_to_ignore))
+        self.device_type = self.device.type
+        moves_inputs = self.device_ids and self.device_type != "cpu"
+        self.device_ids, self.output_device = ([self.device.index], self.device.index) if moves_inputs else (None, None)
         self.process_group = _group_of(None, None, self.device.type)
         self._begin()
 
