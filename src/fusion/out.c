@@ -132,8 +132,8 @@ static void put_parameter(struct shoal_reducer *reducer, size_t parameter, doubl
         put_part(reducer, parameter, part, factor, squared);
 }
 
-/* Quantizing adds what it cut off in the step before, so it may leave an average where no rank had a gradient. False: the reducer
- * has failed. */
+/* Quantizing adds what it cut off in the step before, so it may leave an average where no rank had a gradient. False: the
+ * reducer has failed. */
 static bool clear_unused(struct shoal_reducer *reducer, size_t index)
 {
     const struct fusion_buffer *buffer = &reducer->layout->buffers[index];

@@ -185,8 +185,8 @@ static void pause_briefly(struct shoal_reducer *reducer)
     fusion_unlock(reducer);
 }
 
-/* Whether a step has operations on the communicator of the reducer while buffers are under way: a tail that waits for norms from
- * the device comes after them. */
+/* Whether a step has operations on the communicator of the reducer while buffers are under way: a tail that waits for norms
+ * from the device comes after them. */
 static bool is_comm_used(const struct shoal_reducer *reducer)
 {
     const bool has_tail = fusion_tally_has_tail(reducer) && !fusion_measure_holds_tail(reducer);
