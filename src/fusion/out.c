@@ -134,7 +134,7 @@ static void put_parameter(struct shoal_reducer *reducer, size_t parameter, doubl
 
 /* Quantizing adds what it cut off in the step before, so it may leave an average where no rank had a gradient. False: the
  * reducer has failed. */
-static bool clear_unused(struct shoal_reducer *reducer, size_t index)
+static bool out_clear_unused(struct shoal_reducer *reducer, size_t index)
 {
     const struct fusion_buffer *buffer = &reducer->layout->buffers[index];
     const bool has_residuals = fusion_compressed_residuals(reducer, index).sent != NULL;
@@ -155,7 +155,7 @@ static bool clear_unused(struct shoal_reducer *reducer, size_t index)
 static bool put_buffer(struct shoal_reducer *reducer, size_t index)
 {
     const struct fusion_buffer *buffer = &reducer->layout->buffers[index];
-    if (!clear_unused(reducer, index))
+    if (!out_clear_unused(reducer, index))
         return false;
     if (reducer->device)
         return reducer->options.max_norm > 0 || fusion_device_join(reducer, index, reducer->out->factor) == SHOAL_OK;
