@@ -59,8 +59,10 @@ static enum shoal_status launch(struct shoal_comm *comm, const struct shoal_post
         if (is_on_device)
             return launch_on_device(comm, posting, batch.wait_ms, request_out);
     }
-    return SHOAL_LIKELY(request_out == BLOCKING) ? shoal_engine_run(comm->engine, &batch)
-                                                 : shoal_engine_start(comm->engine, &batch, request_out);
+    if (SHOAL_LIKELY(request_out == BLOCKING))
+        return shoal_engine_run(comm->engine, &batch);
+    const enum shoal_status started = shoal_engine_start(comm->engine, &batch, request_out);
+    return started == SHOAL_OK ? SHOAL_OK : shoal_posting_drop(posting, started);
 }
 
 static enum shoal_status calls_start(struct shoal_comm *comm, const char *name, struct shoal_call *call,

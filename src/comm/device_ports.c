@@ -233,14 +233,6 @@ void shoal_devices_fini(struct shoal_comm *comm)
     pthread_mutex_destroy(&comm->devices.posting);
 }
 
-void shoal_devices_give_up_port(struct shoal_comm *comm, struct shoal_devices_port *port)
-{
-    struct shoal_devices_port **link = &comm->devices.ports;
-    while (*link != port)
-        link = &(*link)->next;
-    retire_from(comm->context, link);
-}
-
 /* ---- Making early -------------------------------------------------------------------------------------------------------- */
 
 static unsigned slots_for(const struct shoal_comm *comm)

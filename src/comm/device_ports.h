@@ -66,8 +66,6 @@ struct shoal_devices_port *shoal_devices_port_of(const struct shoal_comm *comm, 
  * lock. */
 SHOAL_MUST_USE enum shoal_status shoal_devices_find_port(struct shoal_comm *comm, void *driver_context,
                                                          struct shoal_devices_port **port_out);
-/* Its rings were let go: the communicator's next call takes another one. Under the same lock. */
-void shoal_devices_give_up_port(struct shoal_comm *comm, struct shoal_devices_port *port);
 
 /* A communicator was made: where the thread's current context of the driver has ports, it gets one, too, unless calls are under
  * way. What cannot be made is made at a call, which then says why it cannot. */

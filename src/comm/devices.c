@@ -455,13 +455,20 @@ static enum shoal_status of_driver(enum shoal_status status)
     return status == SHOAL_ERR_MEMORY ? status : SHOAL_ERR_SYSTEM;
 }
 
-/* Nothing of it was posted. */
+enum shoal_status shoal_posting_drop(const struct shoal_posting *posting, enum shoal_status status)
+{
+    for (size_t i = 0; i < posting->count; i++)
+        shoal_layout_free(posting->calls[i].layout);
+    return status;
+}
+
+/* Nothing of it was posted, and the engine has not dropped its operands yet. */
 static void take_back(struct trip *trip)
 {
     if (trip->sum)
         shoal_device_sum_give_back(trip->sum);
-    else
-        shoal_devices_give_up_port(trip->comm, trip->port);
+    while (trip->transfer_count)
+        shoal_device_ring_give_back(trip->transfers[--trip->transfer_count].operand);
 }
 
 static enum shoal_status post_sum(struct trip *trip)
@@ -494,7 +501,7 @@ static enum shoal_status devices_post_all(struct trip *trip, struct shoal_reques
     enum shoal_status status = shoal_engine_start(trip->comm->engine, &batch, request_out);
     if (status != SHOAL_OK) {
         take_back(trip);
-        return status;
+        return shoal_posting_drop(posting, status);
     }
     if (trip->sum)
         shoal_device_sum_put_on_streams(trip->sum);
@@ -527,13 +534,6 @@ static enum shoal_status devices_prepare(struct trip *trip)
     for (size_t i = 0; i < trip->posting->count; i++)
         SHOAL_TRY(open_leg(trip, i));
     return SHOAL_OK;
-}
-
-enum shoal_status shoal_posting_drop(const struct shoal_posting *posting, enum shoal_status status)
-{
-    for (size_t i = 0; i < posting->count; i++)
-        shoal_layout_free(posting->calls[i].layout);
-    return status;
 }
 
 static enum shoal_status travel(struct trip *trip, struct shoal_request **request_out)
@@ -583,7 +583,7 @@ enum shoal_status shoal_devices_post(struct shoal_comm *comm, const struct shoal
 
 #define LOOK_MS 100
 
-/* No port: another thread's call has given it up. */
+/* No port: all calls with memory of that context have gone among GPUs. */
 static enum shoal_status look_at_streams(const struct shoal_comm *comm, const void *driver_context)
 {
     const struct shoal_devices_port *port = shoal_devices_port_of(comm, driver_context), *peers = comm->devices.peers;

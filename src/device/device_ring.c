@@ -213,6 +213,13 @@ void shoal_device_ring_reserve(struct shoal_device_ring_operand *operand)
     operand->ring->reserved += operand->units;
 }
 
+void shoal_device_ring_give_back(struct shoal_device_ring_operand *operand)
+{
+    SHOAL_ASSERT(operand->ring->reserved == operand->first + operand->units);
+    operand->ring->reserved = operand->first;
+    operand->units = 0;
+}
+
 /* The input was copied from the memory that is written now, and its stream has reached the call. */
 void shoal_device_ring_write_out(struct shoal_device_ring_operand *operand, const struct shoal_device_ring_operand *input,
                                  struct shoal_device_ring_write *writes, size_t count)

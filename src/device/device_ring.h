@@ -126,8 +126,11 @@ struct shoal_device_ring_operand *shoal_device_ring_open(struct shoal_device_rin
 struct shoal_device_ring_operand *shoal_device_ring_open_stay(struct shoal_device_ring *ring, size_t count,
                                                               atomic_int *registration);
 /* Gives it the next units. The poster's, before the engine sees the operand; each reserved unit must be put on the stream, or
- * the ring let go. */
+ * the ring let go, or the units given back. */
 void shoal_device_ring_reserve(struct shoal_device_ring_operand *operand);
+/* The engine has not taken the call, and is yet to drop the operand: calls before it still pass through the ring. Operands give
+ * back in the opposite order of reserving. */
+void shoal_device_ring_give_back(struct shoal_device_ring_operand *operand);
 /* Instead of a copy by the stream, the engine writes an output of one unit: with all runs of it, which hold their mappings, in
  * memory of malloc. input: that of its call, whose memory it may lie in; NULL: none. The poster's, after it was reserved and
  * before the engine sees it. */

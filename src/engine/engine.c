@@ -405,10 +405,10 @@ enum shoal_status shoal_engine_start(struct shoal_engine *engine, const struct s
     struct shoal_progress *progress = engine->progress;
     const enum shoal_status started = shoal_progress_start_thread(progress);
     if (started != SHOAL_OK)
-        return drop_batch(batch, started);
+        return started;
     struct shoal_request *request = calloc(1, sizeof *request);
     if (!request)
-        return drop_batch(batch, shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for a request"));
+        return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for a request");
     shoal_progress_lock(progress);
     const enum shoal_status status = post_batch(engine, batch, request);
     if (status == SHOAL_OK && batch->wait_ms)
@@ -419,7 +419,7 @@ enum shoal_status shoal_engine_start(struct shoal_engine *engine, const struct s
     shoal_progress_unlock(progress);
     if (status != SHOAL_OK) {
         free(request);
-        return drop_batch(batch, status);
+        return status;
     }
     *request_out = request;
     if (!batch->wait_ms || shoal_request_wait(request, batch->wait_ms) == SHOAL_PENDING)

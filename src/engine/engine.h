@@ -66,7 +66,7 @@ struct shoal_batch {
  * the lock, or in a callback. */
 SHOAL_MUST_USE enum shoal_status shoal_engine_run(struct shoal_engine *engine, const struct shoal_batch *batch);
 /* Posts the batch. *request_out is for shoal_request_wait and its like, which belong to the engine, too; they are in the public
- * header. Otherwise as shoal_engine_run. */
+ * header. On an error nothing was posted, and the layouts are still the caller's. Otherwise as shoal_engine_run. */
 SHOAL_MUST_USE enum shoal_status shoal_engine_start(struct shoal_engine *engine, const struct shoal_batch *batch,
                                                     struct shoal_request **request_out);
 

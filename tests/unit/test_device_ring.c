@@ -209,6 +209,29 @@ static void device_ring_dropped_early_lets_streams_go(void **state)
     }
 }
 
+/* Streams still wait for calls before one that was not posted, which leaves no trace. */
+static void device_ring_given_back_lets_no_stream_go(void **state)
+{
+    struct bench bench = open_bench(true, 4, 0);
+    (void)state;
+    open_operand(&bench, 1, 256);
+    struct shoal_device_ring_operand *const before = bench.operand;
+    for (int turn = 0; turn < 2; turn++) {
+        open_operand(&bench, 1, 5000);
+        const uint64_t units = bench.operand->units;
+        assert_int_equal(bench.operand->first, before->units);
+        shoal_device_ring_give_back(bench.operand);
+        assert_int_equal(bench.ring.reserved, before->units);
+        assert_true(units > 1);
+        drop(&bench);
+        assert_false(bench.ring.is_let_go);
+    }
+    bench.operand = before;
+    drop(&bench);
+    assert_true(bench.ring.is_let_go);
+    close_bench(&bench);
+}
+
 /* Another operand of a ring that was let go is still released by the engine: no counter goes back. */
 static void device_ring_let_go_stays_so(void **state)
 {
@@ -361,6 +384,7 @@ int main(void)
         cmocka_unit_test(device_ring_input_is_ready_when_it_was_copied),
         cmocka_unit_test(device_ring_output_waits_for_its_place),
         cmocka_unit_test(device_ring_dropped_early_lets_streams_go),
+        cmocka_unit_test(device_ring_given_back_lets_no_stream_go),
         cmocka_unit_test(device_ring_let_go_stays_so),
         cmocka_unit_test(device_ring_written_output_is_there_before_the_stream_goes_on),
         cmocka_unit_test(device_ring_written_output_waits_for_its_input),
