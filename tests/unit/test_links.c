@@ -342,7 +342,8 @@ static void links_in_words(void **state)
         "                     2 sockets sockets       -       ?\n"
         "                     3       ?       ?       ?       -\n"
         "  memory of others    is reached (12 of 12 pairs)\n"
-        "  GPUDirect           the driver exports memory of 4 of 4 GPUs to adapters; `shoal info --providers` says who reads it\n"
+        "  GPUDirect           the driver exports memory of 0 of 4 GPUs to adapters; `shoal info --providers` "
+        "says who reads it\n"
         "  GDRCopy             "; /* and what this machine has */
     (void)state;
     put_gpu("pci0000:00/0000:00:01.0/0000:01:00.0", "0");
@@ -355,7 +356,7 @@ static void links_in_words(void **state)
     assert_non_null(strstr(describe("devices=2,nvlink=2,peers=0"), "  0       -    root\n"));
     assert_non_null(strstr(words, "  memory of others    is not reached (0 of 2 pairs)\n"));
     assert_null(strstr(describe("devices=1"), "links"));
-    assert_non_null(strstr(describe("devices=2,dmabuf=0"), "exports memory of 0 of 2 GPUs"));
+    assert_non_null(strstr(describe("devices=2,dmabuf"), "exports memory of 2 of 2 GPUs"));
     assert_non_null(strstr(describe("devices=0"), "GPUs                  none of 3 that this process may use:\n  "));
     assert_non_null(strstr(words, "CUDA_ERROR_NO_DEVICE"));
     assert_null(strstr(words, "GPU 0"));
