@@ -430,10 +430,12 @@ static void plan_check_accepts_every_entry_on_hosts(void **state)
     }
 }
 
-/* Hosts of 1 to 8 devices, also where other numbers come between. */
+/* Hosts of equal numbers of ranks, also where other numbers come between: their devices sum, too. */
+static const char *const equal[] = {"ab", "aabb", "abab", "abba", "aabbcc", "abcabc", "aaabbb", "abcdabcd", "bacbac"};
+
+/* Hosts of 1 to 8 devices. */
 static void plan_check_accepts_peers_on_hosts(void **state)
 {
-    static const char *const equal[] = {"ab", "aabb", "abab", "abba", "aabbcc", "abcabc", "aaabbb", "abcdabcd", "bacbac"};
     uint16_t host[RANKS_MAX];
 
     (void)state;
@@ -512,6 +514,14 @@ static void plan_peers_are_symmetric_and_know_no_flags(void **state)
             group_fini(&other);
             group_fini(&group);
         }
+    }
+    for (size_t i = 0; i < SHOAL_COUNT_OF(equal); i++) {
+        const int size = parse_hosts(equal[i], host);
+        group_init(&group, &devices_of_hosts, size, host, 0, SHARE_NONE, false);
+        group_init(&other, &devices_of_hosts, size, host, 0, SHARE_RANDOM, true);
+        check_peers(&group, &other);
+        group_fini(&other);
+        group_fini(&group);
     }
 }
 
@@ -614,13 +624,18 @@ static void plan_fits_the_staging_of_its_communicator(void **state)
 
 /* ---- Different operations in one slot ------------------------------------------------------------------------------------ */
 
+static void init_drawn(struct group *group, const struct algorithm *algorithm, int size, const uint16_t *host)
+{
+    const int root = has_root(algorithm) ? (int)draw((unsigned)size) : 0;
+    group_init(group, algorithm, size, host, root, (enum sharing)draw(SHARE_END), draw(2) == 0);
+    group->question.units = 1 + draw(40);
+}
+
 static void init_any(struct group *group, int size, const uint16_t *host)
 {
     const struct algorithm *algorithm =
         host ? &on_hosts[draw((unsigned)on_hosts_count)] : on_one_host[draw(SHOAL_COUNT_OF(on_one_host))];
-    const int root = has_root(algorithm) ? (int)draw((unsigned)size) : 0;
-    group_init(group, algorithm, size, host, root, (enum sharing)draw(SHARE_END), draw(2) == 0);
-    group->question.units = 1 + draw(40);
+    init_drawn(group, algorithm, size, host);
 }
 
 static void check_pair(struct group *first, struct group *second)
@@ -633,6 +648,27 @@ static void check_pair(struct group *first, struct group *second)
     describe(first, what, sizeof what);
     describe(second, then, sizeof then);
     fail_msg("%s, then %s: %s", what, then, text);
+}
+
+/* Devices sum over hosts before and after any other operation in a slot. */
+static void check_peers_beside_any(void)
+{
+    static struct group peers, other;
+    uint16_t host[RANKS_MAX];
+
+    const int times = (int)seeds_count(1500, 300);
+    for (int i = 0; i < times; i++) {
+        const int size = parse_hosts(equal[i % (int)SHOAL_COUNT_OF(equal)], host);
+        init_drawn(&peers, &devices_of_hosts, size, host);
+        init_any(&other, size, host);
+        check_pair(&peers, &other);
+        check_pair(&other, &peers);
+        group_fini(&other);
+        group_init(&other, &readers, size, host, i % 2, SHARE_NONE, false);
+        check_pair(&other, &peers);
+        group_fini(&other);
+        group_fini(&peers);
+    }
 }
 
 static void plan_check_accepts_any_sequence(void **state)
@@ -655,6 +691,7 @@ static void plan_check_accepts_any_sequence(void **state)
         group_fini(&first);
         group_fini(&second);
     }
+    check_peers_beside_any();
 }
 
 /* ---- Planted faults ------------------------------------------------------------------------------------------------------ */
