@@ -261,9 +261,10 @@ struct shoal_step_result {
 SHOAL_CALL shoal_reducer_finish(struct shoal_reducer *reducer, struct shoal_step_result *result_out);
 
 /* With is_uneven: a rank that has no further batch calls this instead of begin, until *more_out is 0. Each call takes part in
- * one step of the others, with no gradient of its own. Where *more_out is 1 the averages are in the views; let the optimizer
- * step on them to stay equal to the others (on_buffer was called). 0: all ranks have joined, no step took place; then steps may
- * begin again. Errors are those of finish; ERR_STATE without is_uneven or inside a step. */
+ * one step of the others, with no gradient of its own: sums of LOCAL steps before it are dropped. Where *more_out is 1 the
+ * averages are in the views; let the optimizer step on them to stay equal to the others (on_buffer was called). 0: all ranks
+ * have joined, no step took place; then steps may begin again. Errors are those of finish; ERR_STATE without is_uneven or
+ * inside a step. */
 SHOAL_CALL shoal_reducer_join(struct shoal_reducer *reducer, int *more_out, struct shoal_step_result *result_out);
 
 /* ---- 4. Views ------------------------------------------------------------------------------------------------------------ */
@@ -393,7 +394,8 @@ SHOAL_CALL shoal_reducer_import_residuals(struct shoal_reducer *reducer, const v
 /* With is_on_device all is in the order of `stream`: a gradient holds what kernels on the stream have written before its mark,
  * and what comes on the stream after finish sees the averages. The device copies gradients into buffers and averages back. With
  * compression its kernels cast and quantize, at most 8 blocks each; with one rank on each host only compressed bytes leave it.
- * The bits are those of gradients in host memory.
+ * The bits are those of gradients in host memory, but for local_squared of gradients that are marked in parts: there the
+ * processor adds up squares part by part, in the order of the marks.
  *
  *     shoal_reducer_begin(reducer, SHOAL_STEP_REDUCE);
  *     for each gradient, when the kernels that compute it are on the stream:

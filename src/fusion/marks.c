@@ -99,6 +99,12 @@ void fusion_marks_reset(struct shoal_reducer *reducer)
     atomic_store_explicit(&marks->mark_count, 0, memory_order_relaxed);
 }
 
+void fusion_marks_drop_sums(struct shoal_reducer *reducer)
+{
+    for (size_t i = 0; i < reducer->layout->parameters.count; i++)
+        reducer->marks->gradients[i].has_sum = false;
+}
+
 void fusion_marks_open(struct shoal_reducer *reducer)
 {
     atomic_store_explicit(&reducer->marks->is_open, true, memory_order_release);

@@ -24,6 +24,9 @@ void fusion_marks_destroy(struct shoal_reducer *reducer);
 /* Forgets all marks; gradients that LOCAL steps left in the buffers stay. */
 void fusion_marks_reset(struct shoal_reducer *reducer);
 
+/* Forgets what LOCAL steps left in the buffers, between steps. */
+void fusion_marks_drop_sums(struct shoal_reducer *reducer);
+
 /* From now on marks may come. */
 void fusion_marks_open(struct shoal_reducer *reducer);
 

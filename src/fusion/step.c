@@ -255,6 +255,7 @@ static enum shoal_status join(struct shoal_reducer *reducer, int *more_out, stru
     if (reducer->device)
         FUSION_TRY(fusion_device_begin(reducer, SHOAL_STEP_REDUCE));
     FUSION_TRY(renew_layout(reducer));
+    fusion_marks_drop_sums(reducer); /* this rank does not count as active */
     FUSION_TRY(fusion_tally_post_head(reducer, false));
     FUSION_TRY(fusion_tally_take_head(reducer, &active));
     *more_out = active > 0;

@@ -343,6 +343,8 @@ static void uneven_body(struct world *world)
             run_pass(&job, SHOAL_STEP_REDUCE, !kind->is_local);
             expect_alike(&job);
         }
+        if (job.options.is_uneven && kind->is_local)
+            run_pass(&job, SHOAL_STEP_LOCAL, false); /* the sum is dropped */
         if (job.options.is_uneven)
             join_both(&job);
         shoal_reducer_free(job.host);

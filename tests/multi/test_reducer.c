@@ -684,7 +684,17 @@ static void finite_body(struct world *world)
     close_job(&job);
 }
 
-/* Rank r has 2 + r steps; the others see how many take part. Twice. */
+static void add_up(struct job *job)
+{
+    const bool in_view[PARAMETERS] = {false};
+    OK(job->world, shoal_reducer_begin(job->reducer, SHOAL_STEP_LOCAL));
+    for (size_t i = 0; i < PARAMETERS; i++)
+        compute(job, i, job->memory[i], 1);
+    mark_all(job, in_view);
+    OK(job->world, shoal_reducer_finish(job->reducer, NULL));
+}
+
+/* Rank r has 2 + r steps, and a LOCAL one whose sum comes to nothing; the others see how many take part. Twice. */
 static void uneven_body(struct world *world)
 {
     struct job job;
@@ -707,6 +717,8 @@ static void uneven_body(struct world *world)
                     mark_all(&job, in_view);
                     OK(world, shoal_reducer_finish(job.reducer, &result));
                 } else {
+                    if (step == 2 + world->rank)
+                        add_up(&job);
                     OK(world, shoal_reducer_join(job.reducer, &more, &result));
                     CHECK(world, more == (step < 1 + world->size), "step %d: more is %d", step, more);
                 }
