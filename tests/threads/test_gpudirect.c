@@ -157,6 +157,8 @@ static void check_output(struct rank *rank, const struct call *call, const float
     }
 }
 
+static bool must_stage; /* no adapter may know an input */
+
 /* Work that the program has put behind the call overwrites the input as soon as the stream goes on. */
 static void run_call(struct rank *rank, const struct call *call, shoal_cu_stream stream)
 {
@@ -174,6 +176,8 @@ static void run_call(struct rank *rank, const struct call *call, shoal_cu_stream
     if (!call->is_in_place && gives(call, rank->rank))
         CU(rank, cu.copy_to_device(memory.input, nothing, memory.input_count * sizeof(float), stream));
     CU(rank, cu.stream_synchronize(stream));
+    CHECK(rank, !must_stage || count_regions(pointer(memory.input)) == 0, "the input of kind %d, root %d has left the device",
+          (int)call->kind, call->root);
     if (takes(call, rank->rank) && !in_host)
         CU(rank, cu.copy_to_host_now(memory.values, memory.output, memory.output_count * sizeof(float)));
     if (takes(call, rank->rank))
@@ -338,7 +342,9 @@ static void run_staged(const char *machine, const char *modes, const char *setti
 {
     setenv("SHOAL_MOCK_FABRIC", machine, 1);
     start_device(modes);
+    must_stage = true;
     run_world_with(setting, 2, 1, staged_body);
+    must_stage = false;
     setenv("SHOAL_MOCK_FABRIC", "gpudirect", 1);
 }
 
@@ -461,13 +467,19 @@ static void refusals_body(struct rank *rank)
     pthread_barrier_wait(&rank->world->meeting);
     meet(rank, stream);
     pthread_barrier_wait(&rank->world->meeting);
-    if (rank->rank == 0)
-        limit_locked(count_locked());
+    CHECK(rank, control.count_of("calls") > 0, "nothing is exported");
+    pthread_barrier_wait(&rank->world->meeting);
+    if (rank->rank == 0) {
+        limit_locked(0);
+        must_stage = true;
+    }
     pthread_barrier_wait(&rank->world->meeting);
     run_kinds(rank, stream, COUNT);
     pthread_barrier_wait(&rank->world->meeting);
-    if (rank->rank == 0)
+    if (rank->rank == 0) {
         limit_locked(SIZE_MAX);
+        must_stage = false;
+    }
 }
 
 static void refusals_at_a_call_harm_nobody(void **state)
@@ -552,10 +564,13 @@ static void many_body(struct rank *rank)
     options.stream = stream;
     meet(rank, stream);
     for (int i = 0; i < MANY; i++)
-        inputs[i] = allocate(rank, COUNT * sizeof(float));
-    for (int i = 0; i < MANY; i++)
+        inputs[i] = allocate_filled(rank, COUNT, COUNT);
+    for (int i = 0; i < MANY; i++) {
         OK(rank, shoal_allgather(rank->comm, pointer(inputs[i]), pointer(output), COUNT, SHOAL_FLOAT32, &options));
-    CU(rank, cu.stream_synchronize(stream));
+        CU(rank, cu.stream_synchronize(stream));
+        check_values(rank, "rank 0", output, COUNT, 0, 1, 0);
+        check_values(rank, "rank 1", output + COUNT * sizeof(float), COUNT, 0, 1, 2000);
+    }
     for (int i = 0; i < MANY - 1; i++)
         CU(rank, cu.release(inputs[i]));
     for (int i = 0; i < MANY; i++)
@@ -573,6 +588,89 @@ static void registrations_of_freed_memory_end(void **state)
     (void)state;
     start_device("dmabuf");
     run_world(2, 1, many_body);
+}
+
+/* ---- Many calls under way ------------------------------------------------------------------------------------------------ */
+
+#define POSTED 40 /* more than the places of inputs that stay */
+
+static bool ends_early;
+
+/* A call for each part of the input, which work behind it overwrites. The first one has ended everywhere, and half of them are
+ * posted, when rank 0 gives up, if it does. */
+static void post_many(struct rank *rank, shoal_cu_address input, shoal_cu_address output, shoal_cu_stream stream,
+                      struct shoal_request **requests)
+{
+    const size_t bytes = COUNT * sizeof(float);
+    float *zeros = calloc(COUNT, sizeof *zeros);
+    struct shoal_options options = SHOAL_OPTIONS_INIT;
+    CHECK(rank, zeros, "no memory");
+    options.stream = stream;
+    for (size_t i = 0; i < POSTED; i++) {
+        const enum shoal_status status =
+            shoal_allgather_post(rank->comm, pointer(input + i * bytes), pointer(output + 2 * i * bytes), COUNT, SHOAL_FLOAT32,
+                                 &options, &requests[i]);
+        CHECK(rank, status == SHOAL_OK || ends_early, "call %zu is refused with %d", i, (int)status);
+        requests[i] = status == SHOAL_OK ? requests[i] : NULL;
+        CU(rank, cu.copy_to_device(input + i * bytes, zeros, bytes, stream));
+        if (ends_early && i == POSTED / 4) {
+            OK(rank, shoal_request_wait(requests[0], SHOAL_FOREVER));
+            pthread_barrier_wait(&rank->world->meeting);
+        }
+        if (!ends_early || rank->rank == 1 || i != POSTED / 2)
+            continue;
+        hinder(endpoints[1], MOCK_STALLED);
+        shoal_comm_abort(rank->comm);
+    }
+    usleep(ends_early ? 50000 : 0);
+    hinder(endpoints[1], MOCK_OPEN);
+    CU(rank, cu.stream_synchronize(stream));
+    free(zeros);
+}
+
+/* What the peer gave is right wherever the call has ended well. */
+static void check_many(struct rank *rank, shoal_cu_address output, struct shoal_request **requests)
+{
+    const size_t bytes = COUNT * sizeof(float), theirs = rank->rank == 0 ? 1 : 0;
+    for (size_t i = 0; i < POSTED; i++) {
+        const enum shoal_status status = requests[i] ? shoal_request_wait(requests[i], SHOAL_FOREVER) : SHOAL_ERR_ABORTED;
+        CHECK(rank, status == SHOAL_OK || ends_early, "call %zu ends with %d", i, (int)status);
+        if (status == SHOAL_OK)
+            check_values(rank, "the peer's part", output + (2 * i + theirs) * bytes, COUNT, i * COUNT, 1, 2000 * theirs);
+        shoal_request_free(requests[i]);
+    }
+}
+
+static void posted_body(struct rank *rank)
+{
+    const shoal_cu_stream stream = begin(rank);
+    const shoal_cu_address input = allocate_filled(rank, POSTED * COUNT, POSTED * COUNT);
+    const shoal_cu_address output = allocate_filled(rank, 0, 2 * POSTED * COUNT);
+    struct shoal_request *requests[POSTED];
+    meet(rank, stream);
+    pthread_barrier_wait(&rank->world->meeting);
+    const size_t staged = control.count_of("calls");
+    pthread_barrier_wait(&rank->world->meeting);
+    post_many(rank, input, output, stream, requests);
+    pthread_barrier_wait(&rank->world->meeting);
+    CHECK(rank, ends_early || control.count_of("calls") == staged, "%zu copies to the host",
+          control.count_of("calls") - staged);
+    pthread_barrier_wait(&rank->world->meeting);
+    check_many(rank, output, requests);
+    CU(rank, cu.release(input));
+    CU(rank, cu.release(output));
+}
+
+static void many_posted_calls_deliver_what_was_there(void **state)
+{
+    (void)state;
+    for (int turn = 0; turn < 4; turn++) {
+        start_device(turn % 2 ? "dmabuf,torn=3" : "dmabuf,late=100");
+        ends_early = turn >= 2;
+        run_world_with("SHOAL_COUNTER_START=9223372036854775800", 2, 1, posted_body);
+    }
+    assert_int_equal(control.count_of("allocations"), 0);
+    assert_int_equal(count_locked(), 0);
 }
 
 /* ---- Failures ------------------------------------------------------------------------------------------------------------ */
@@ -697,6 +795,7 @@ int main(void)
         cmocka_unit_test(outputs_in_host_memory),
         cmocka_unit_test(freed_memory_is_registered_anew),
         cmocka_unit_test(registrations_of_freed_memory_end),
+        cmocka_unit_test(many_posted_calls_deliver_what_was_there),
         cmocka_unit_test(the_stream_waits_for_adapters_after_a_failure),
     };
     setenv("SHOAL_MOCK_FABRIC", "gpudirect", 1);
