@@ -226,13 +226,18 @@ static void evict_peer_sets(struct shoal_engine *engine, uint64_t sequence)
     }
 }
 
-bool shoal_engine_find_peer_set(struct shoal_engine *engine, const struct shoal_algorithm *entry, int root,
-                                struct shoal_request *request)
+static struct shoal_peer_set **find_kept_set(struct shoal_engine *engine, const struct shoal_algorithm *entry, int root)
 {
     struct shoal_peer_set **link = &engine->peer_sets;
     while (*link && ((*link)->entry != entry || (*link)->root != root))
         link = &(*link)->next;
-    struct shoal_peer_set *peer_set = *link;
+    return link;
+}
+
+bool shoal_engine_find_peer_set(struct shoal_engine *engine, const struct shoal_algorithm *entry, int root,
+                                struct shoal_request *request)
+{
+    struct shoal_peer_set **link = find_kept_set(engine, entry, root), *peer_set = *link;
     if (!peer_set)
         return false;
     *link = peer_set->next;
@@ -329,21 +334,41 @@ static bool reads_devices_for_all(const struct shoal_engine *engine, const struc
     return true;
 }
 
-/* Where the plan is such a one, no rank of this host reads the input, whatever is shared. */
-bool shoal_engine_plan_lets_input_stay(const struct shoal_engine *engine, const struct shoal_request *request,
+/* Where the plan is such a one, no rank of this host reads the input, whatever is shared. A plan whose adapters do not read
+ * devices yet may have others later. */
+static enum shoal_stay find_stay(const struct shoal_engine *engine, const struct shoal_request *request,
+                                 const struct shoal_algorithm *entry, bool *is_final_out)
+{
+    const struct shoal_view view = {.size = engine->size, .host = engine->transport->host, .shape = request->shape};
+    struct shoal_plan plan;
+    bool copies = false;
+    shoal_plan_init(&plan, engine->rank, engine->size);
+    entry->build(&plan, &view, engine->rank, request->call.root);
+    const bool only_sends = plan.status == SHOAL_OK && shoal_plan_only_sends_input(&plan, &copies);
+    const bool may_stay = only_sends && reads_devices_for_all(engine, &plan);
+    *is_final_out = may_stay || (plan.status == SHOAL_OK && !only_sends);
+    shoal_plan_fini(&plan);
+    return !may_stay ? SHOAL_STAY_NEVER : copies ? SHOAL_STAY_COPIED : SHOAL_STAY_SENT;
+}
+
+bool shoal_engine_plan_lets_input_stay(struct shoal_engine *engine, const struct shoal_request *request,
                                        const struct shoal_selection *selection, bool *copies_out)
 {
     const struct shoal_view view = {.size = engine->size, .host = engine->transport->host, .shape = request->shape};
     const struct shoal_algorithm *entry = shoal_select_plan(selection, &view, request->call.root, NULL);
-    struct shoal_plan plan;
+    struct shoal_peer_set *kept = entry ? *find_kept_set(engine, entry, request->call.root) : NULL;
+    bool is_final;
     if (!entry)
         return false;
-    shoal_plan_init(&plan, engine->rank, engine->size);
-    entry->build(&plan, &view, engine->rank, request->call.root);
-    const bool may_stay =
-        plan.status == SHOAL_OK && shoal_plan_only_sends_input(&plan, copies_out) && reads_devices_for_all(engine, &plan);
-    shoal_plan_fini(&plan);
-    return may_stay;
+    enum shoal_stay stay = kept ? kept->stay : SHOAL_STAY_UNKNOWN;
+    if (stay == SHOAL_STAY_UNKNOWN) {
+        stay = find_stay(engine, request, entry, &is_final);
+        engine->plans_built++;
+        if (kept && is_final)
+            kept->stay = stay;
+    }
+    *copies_out = stay == SHOAL_STAY_COPIED;
+    return stay != SHOAL_STAY_NEVER;
 }
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */

@@ -42,7 +42,7 @@ struct shoal_cached_plan {
 
 /* How long threads of the program have waited in calls of the context, in ticks. */
 struct shoal_waited {
-    uint64_t in_calls;          /* blocking calls; under the lock of the progress engine */
+    uint64_t in_calls; /* blocking calls; under the lock of the progress engine */
     _Atomic uint64_t without_lock;
 };
 
@@ -103,6 +103,14 @@ struct shoal_request {
     };
 };
 
+/* Whether a plan lets this rank's input stay on the device (device/device.h). */
+enum shoal_stay {
+    SHOAL_STAY_UNKNOWN, /* not asked yet, or peers' adapters do not read devices yet */
+    SHOAL_STAY_NEVER,
+    SHOAL_STAY_SENT,
+    SHOAL_STAY_COPIED, /* to the output, too */
+};
+
 /* With several hosts an operation that has a plan meets only some ranks: those of this host, and the remote peers with
  * whom the plan exchanges. One for each entry and root, found when it is first called and kept for the next time (cache.c). */
 struct shoal_peer_set {
@@ -115,6 +123,7 @@ struct shoal_peer_set {
     struct shoal_ranks sources; /* the sources, as a list */
     uint16_t *lists;            /* the memory of both lists */
     struct shoal_rounds rounds; /* of an entry that goes in rounds */
+    enum shoal_stay stay;       /* of an input on a device */
     uint8_t *is_source;         /* [size] 1: this rank receives the rank's announcement */
     uint8_t is_member[];        /* [size] 1: that, or it receives this rank's; `is_source` lies behind it */
 };
@@ -348,7 +357,7 @@ static inline void shoal_engine_release_plan(struct shoal_request *request)
     request->cached = NULL;
 }
 /* As shoal_engine_may_input_stay, of a request that has been measured and takes a plan. */
-SHOAL_MUST_USE bool shoal_engine_plan_lets_input_stay(const struct shoal_engine *engine, const struct shoal_request *request,
+SHOAL_MUST_USE bool shoal_engine_plan_lets_input_stay(struct shoal_engine *engine, const struct shoal_request *request,
                                                       const struct shoal_selection *selection, bool *copies_out);
 void shoal_engine_free_kept(struct shoal_engine *engine);
 
