@@ -37,12 +37,14 @@ static struct shoal_fabric_exported *add_export(struct shoal_context *context, s
     return exported;
 }
 
-/* Under the lock of the driver, without which no registration is made or ends. It may be one that was refused. */
+/* Under the lock of the driver, without which no registration is made or ends. It may be one that was refused. The driver cuts
+ * small allocations within a page: one that begins there shares the page with another, and so would their registrations. */
 static struct shoal_fabric_exported *find_or_export(struct shoal_context *context, struct shoal_fabric_exports *exports,
                                                     unsigned long long at, size_t bytes)
 {
     struct shoal_gpu_allocation allocation = {.number = 0};
-    if (!shoal_gpu_find_allocation(context->drivers.gpu, at, &allocation) || at + bytes > allocation.begin + allocation.bytes)
+    if (!shoal_gpu_find_allocation(context->drivers.gpu, at, &allocation) || at + bytes > allocation.begin + allocation.bytes ||
+        allocation.begin % SHOAL_PAGE)
         return NULL;
     end_stale(context, exports, allocation.number);
     shoal_progress_lock(context->progress);

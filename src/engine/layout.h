@@ -133,8 +133,7 @@ static inline size_t shoal_call_part_at(const struct shoal_call *call, int rank,
 }
 
 /* The address of element `at` of a part of an own operand; on a device it must be ready, and is the device's where it stays
- * there. *run becomes at most the elements
- * that follow it in a row. */
+ * there. *run becomes at most the elements that follow it in a row. */
 char *shoal_call_address(const struct shoal_call *call, int rank, size_t element_bytes, enum shoal_operand operand, int part,
                          size_t at, size_t *run);
 
