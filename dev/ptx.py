@@ -94,13 +94,18 @@ def kind_of(name):
     return f"reductions of {reduction[1].lower()}" if reduction else name
 
 
+def most_registers(ptxas, device):
+    """A column of the table: the most registers of any kernel, by row."""
+    most = {}
+    for name, count in reversed(registers(ptxas, device).items()):
+        most[kind_of(name)] = max(count, most.get(kind_of(name), 0))
+    return most
+
+
 def table(ptxas):
-    columns = [registers(ptxas, device) for device in DEVICES]
-    kinds = dict.fromkeys(map(kind_of, reversed(columns[0])))
+    columns = [most_registers(ptxas, device) for device in DEVICES]
     lines = [f"| kernel | {' | '.join(f'sm_{device}' for device in DEVICES)} |", "|---|" + "---:|" * len(DEVICES)]
-    for kind in kinds:
-        most = [max(count for name, count in column.items() if kind_of(name) == kind) for column in columns]
-        lines.append(f"| {kind} | {' | '.join(map(str, most))} |")
+    lines += [f"| {kind} | {' | '.join(str(column[kind]) for column in columns)} |" for kind in columns[0]]
     return "\n".join(lines) + "\n"
 
 

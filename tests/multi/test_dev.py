@@ -296,6 +296,54 @@ def code_for_gpus_of_another_source_is_found():
             expect(status == 1 and out.startswith(f"src/device/cuda/kernels/kernels.ptx:{line}: ") and wrong in out, wrong, out)
 
 
+def dev_ptx():
+    sys.path.insert(0, str(TOP / "dev"))
+    return importlib.import_module("ptx")
+
+
+def code_for_gpus_is_what_clang_compiles():
+    ptx = dev_ptx()
+    compiler = next(filter(None, map(shutil.which, ptx.COMPILERS)), None)
+    if not compiler:
+        raise Skip("no clang 14 or newer")
+    compiled, committed = ptx.compile_ptx(compiler), ptx.WRITTEN.read_text()
+    expect(not list(ptx.differences(compiled)), *ptx.differences(compiled))
+    heads = [text.splitlines()[0] for text in (compiled, committed)]
+    if heads[0] != heads[1]:
+        raise Skip(f"clang compiles it, but another version than the one of kernels.ptx: {heads}")
+    differing = [both for both in zip(compiled.splitlines(), committed.splitlines()) if both[0] != both[1]]
+    expect(compiled == committed, "clang compiles the source to other code, first at", *differing[:1])
+
+
+def release_in(pattern, text):
+    return tuple(map(int, re.search(pattern + r" (\d+)\.(\d+)", text).groups()))
+
+
+def written_registers(page):
+    """The table of docs/gpu.md: the columns by the name of their device, each with a number of registers by kernel."""
+    head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines())
+    return {device: {row[0]: int(row[i]) for row in rows} for i, device in enumerate(head) if i}
+
+
+def code_for_gpus_is_assembled_into_the_registers_that_are_written():
+    """For the oldest and the newest device; ptx.registers ends the program where a kernel needs local memory."""
+    ptx = dev_ptx()
+    ptxas = ptx.find_ptxas()
+    if not ptxas:
+        raise Skip("no ptxas, which comes with the CUDA toolkit")
+    page = ptx.PAGE.read_text()
+    release, written_by = release_in("release", call(ptxas, "--version")[1]), release_in("by ptxas", page)
+    if release < written_by:
+        raise Skip(f"ptxas {release} is older than the one of docs/gpu.md, {written_by}, and may know no sm_{ptx.DEVICES[-1]}")
+    written = written_registers(ptx.BLOCK.search(page)[0].split("-->\n")[1].split("<!--")[0])
+    expect(list(written) == [f"sm_{device}" for device in ptx.DEVICES], list(written))
+    for device in (ptx.DEVICES[0], ptx.DEVICES[-1]):
+        used = ptx.most_registers(ptxas, device)
+        expect(len(used) > 10, "ptxas was not understood", used)
+        if release == written_by:
+            expect(used == written[f"sm_{device}"], f"sm_{device}: run dev/ptx.py", used, written[f"sm_{device}"])
+
+
 def tests_of_python_wait_for_what_is_installed():
     """The other builds and their tests do not: the command ends when they have been reported."""
     with tempfile.TemporaryDirectory() as folder:
@@ -351,6 +399,7 @@ if __name__ == "__main__":
     run_cases([a_lane_more_takes_tests_while_cores_are_idle, tests_of_python_wait_for_what_is_installed,
                tables_of_the_readme_are_the_records, rows_of_versions_that_ran_with_other_sources_are_told,
                a_program_that_dies_is_not_written_as_passed, rows_of_versions_ran_with_the_sources_of_today, code_for_gpus_of_another_source_is_found,
+               code_for_gpus_is_what_clang_compiles, code_for_gpus_is_assembled_into_the_registers_that_are_written,
                a_name_that_two_modules_share_is_found,
                two_files_of_one_name_are_found, a_static_name_of_two_files_is_found, a_part_that_others_see_into_is_found,
                a_single_header_may_be_seen, a_function_that_is_too_long_is_found,
