@@ -3,11 +3,12 @@
 
   bench/bench_gpu.py              copies, kernels, then all-reduces of 2, 4, ... ranks and of all GPUs; 2 ranks where there is one GPU
   bench/bench_gpu.py copies       only what the copy engines of the first GPU do
-  bench/bench_gpu.py kernels      only what Shoal's kernels reach there, which nothing calls yet
+  bench/bench_gpu.py kernels      only what Shoal's kernels reach there
   bench/bench_gpu.py allreduce 4  only an all-reduce of that many ranks
 
 NCCL comes from the file that SHOAL_NCCL names, or from build/nccl (`make test-gpu` puts it there). It serves one rank on each GPU:
-where ranks share one it is left out, which the page says.
+where ranks share one it is left out, which the page says. So are sums among GPUs, which need a GPU for each rank, too, and GPUs
+that reach each other's memory.
 """
 import json
 import os
@@ -26,9 +27,9 @@ sys.path.insert(0, str(TOP / "bench"))
 from bench_report import size_text  # noqa: E402
 
 
-def rows_of(*words):
+def rows_of(*words, **settings):
     """The JSON objects that a command prints; what it says goes to the terminal."""
-    done = subprocess.run([str(word) for word in words], stdout=subprocess.PIPE, text=True)
+    done = subprocess.run([str(word) for word in words], stdout=subprocess.PIPE, text=True, env={**os.environ, **settings})
     if done.returncode:
         sys.exit(f"bench_gpu: exit code {done.returncode} of {' '.join(map(str, words))}")
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -83,37 +84,49 @@ def nccl():
     return found[0] if found else None
 
 
-def of_shoal(ranks):
+def of_shoal(ranks, peer_bytes):
     least, most, factor, iterations = SIZES
     return rows_of(SHOAL, "bench", "allreduce", "-n", ranks, "--memory", "gpu", "--inputs", "warm", "--min", least, "--max", most,
-                   "--factor", factor, "--iterations", iterations, "--probe", "memory", "--format", "json")
+                   "--factor", factor, "--iterations", iterations, "--probe", "memory", "--format", "json",
+                   SHOAL_GPU_PEER_BYTES=str(peer_bytes))
 
 
 def of_nccl(ranks, library):
     return rows_of(SHOAL, "run", "--no-prefix", "-n", ranks, BUILD / "bench/gpu_nccl", library, *SIZES)
 
 
-def line_of(bytes_, ours, copied, theirs):
-    cells = [size_text(bytes_), f"{ours['median_us']:.1f}", f"{ours['busbw_gb_s']:.2f}", f"{copied['median_us']:.1f}"]
-    if not theirs:
-        return cells + ["", "", ""]
-    return cells + [f"{theirs['median_us']:.1f}", f"{theirs['busbw_gb_s']:.2f}", f"{theirs['median_us'] / ours['median_us']:.2f}"]
+def by_bytes(rows):
+    return {row["bytes"]: row for row in rows}
+
+
+def time_and_rate(row):
+    return [f"{row['median_us']:.1f}", f"{row['busbw_gb_s']:.2f}"] if row else ["", ""]
+
+
+def line_of(bytes_, ours, among, copied, theirs):
+    cells = [size_text(bytes_), *time_and_rate(ours), *time_and_rate(among), f"{copied['median_us']:.1f}", *time_and_rate(theirs)]
+    best_us = min(row["median_us"] for row in (ours, among) if row)
+    return [*cells, f"{theirs['median_us'] / best_us:.2f}" if theirs else ""]
 
 
 def allreduce(gpu, ranks):
     library = nccl()
-    why = ("ranks share a GPU, which it refuses" if ranks > gpu["devices"] else "it is not here (`make test-gpu` fetches it)")
-    rows = of_shoal(ranks)
-    theirs = of_nccl(ranks, library) if library and ranks <= gpu["devices"] else []
-    by_bytes = {row["bytes"]: row for row in theirs}
-    copied = {row["bytes"]: row for row in rows if row["collective"] == "probe"}
-    ours = [row for row in rows if row["collective"] != "probe"]
-    cells = [line_of(row["bytes"], row, copied[row["bytes"]], by_bytes.get(row["bytes"])) for row in ours]
-    record(f"allreduce-{ranks}", rows + theirs, [f"# All-reduce of {ranks} ranks on {name_of(gpu)}", "",
-           "float32, sums, out of place; medians of the slowest rank; GB of 10^9 bytes; NCCL / Shoal above 1: Shoal is faster.",
-           "Copying: each rank's operand to the host and back, one after the other.",
+    is_shared = ranks > gpu["devices"]
+    why = "ranks share a GPU, which it refuses" if is_shared else "it is not here (`make test-gpu` fetches it)"
+    rows = of_shoal(ranks, 0)
+    among = [] if is_shared else [row for row in of_shoal(ranks, 1) if row["algorithm"] == "peers"]
+    theirs = of_nccl(ranks, library) if library and not is_shared else []
+    copied = by_bytes(row for row in rows if row["collective"] == "probe")
+    cells = [line_of(row["bytes"], row, by_bytes(among).get(row["bytes"]), copied[row["bytes"]], by_bytes(theirs).get(row["bytes"]))
+             for row in rows if row["collective"] != "probe"]
+    record(f"allreduce-{ranks}", rows + among + theirs, [f"# All-reduce of {ranks} ranks on {name_of(gpu)}", "",
+           "float32, sums, out of place; medians of the slowest rank; GB of 10^9 bytes. Among GPUs: `SHOAL_GPU_PEER_BYTES=1`; else",
+           "everything passes through host memory. Copying: each rank's operand to the host and back, one after the other.",
+           "NCCL / Shoal above 1: the faster of Shoal's two ways is faster than NCCL.",
+           *([] if among else ["GPUs did not sum among themselves."]),
            *([] if theirs else [f"NCCL was not measured: {why}."]), "",
-           *table(["size", "Shoal us", "busbw GB/s", "copying us", "NCCL us", "busbw GB/s", "NCCL / Shoal"], cells)])
+           *table(["size", "Shoal us", "busbw GB/s", "among GPUs us", "busbw GB/s", "copying us", "NCCL us", "busbw GB/s", "NCCL / Shoal"],
+                  cells)])
 
 
 def counts(devices):

@@ -72,6 +72,34 @@ static bool find_calls(struct bench_gpu *gpu, void *driver)
     return true;
 }
 
+/* This process's number on its host. The communicator knows it, too, but is made later. */
+static int local_rank(void)
+{
+    static const char *const names[] = {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID", "RANK"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        const char *value = getenv(names[i]);
+        if (value)
+            return atoi(value);
+    }
+    return 0;
+}
+
+static bool take_context(struct bench_gpu *gpu)
+{
+    void *context;
+    int count = 0;
+    if (!MUST(gpu, init, 0) || !MUST(gpu, device_count, &count))
+        return false;
+    if (!count) {
+        fprintf(stderr, "shoal bench: --memory gpu: the driver shows no device\n");
+        return false;
+    }
+    if (!MUST(gpu, device_get, &gpu->device, local_rank() % count) || !MUST(gpu, context_retain, &context, gpu->device))
+        return false;
+    gpu->is_retained = true;
+    return MUST(gpu, context_set, context);
+}
+
 struct bench_gpu *bench_gpu_open(void)
 {
     void *driver = dlopen("libcuda.so.1", RTLD_NOW);
@@ -80,26 +108,15 @@ struct bench_gpu *bench_gpu_open(void)
         return NULL;
     }
     struct bench_gpu *gpu = calloc(1, sizeof *gpu);
-    if (gpu && find_calls(gpu, driver) && MUST(gpu, init, 0))
+    if (gpu && find_calls(gpu, driver) && take_context(gpu))
         return gpu;
-    free(gpu);
+    bench_gpu_close(gpu);
     return NULL;
 }
 
-bool bench_gpu_allocate(struct bench_gpu *gpu, int local_rank, size_t bytes, char **memory_out)
+bool bench_gpu_allocate(struct bench_gpu *gpu, size_t bytes, char **memory_out)
 {
-    void *context;
-    int count = 0;
-    if (!MUST(gpu, device_count, &count))
-        return false;
-    if (!count) {
-        fprintf(stderr, "shoal bench: --memory gpu: the driver shows no device\n");
-        return false;
-    }
-    if (!MUST(gpu, device_get, &gpu->device, local_rank % count) || !MUST(gpu, context_retain, &context, gpu->device))
-        return false;
-    gpu->is_retained = true;
-    if (!MUST(gpu, context_set, context) || !MUST(gpu, allocate, &gpu->memory, bytes))
+    if (!MUST(gpu, allocate, &gpu->memory, bytes))
         return false;
     *memory_out = (char *)(uintptr_t)gpu->memory;
     return true;

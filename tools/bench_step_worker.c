@@ -524,10 +524,8 @@ static enum shoal_status memory_map(const struct stepper *stepper, float **memor
 static enum shoal_status device_open(struct stepper *stepper)
 {
     const size_t bytes = stepper->elements * sizeof(float) + (size_t)stepper->ranks * ALIGNMENT;
-    struct shoal_place place = SHOAL_PLACE_INIT;
     char *there;
-    TRY(shoal_comm_place(stepper->comm, stepper->rank, &place));
-    if (!bench_gpu_allocate(stepper->gpu, place.local_rank, bytes, &there))
+    if (!bench_gpu_allocate(stepper->gpu, bytes, &there))
         return SHOAL_ERR_MEMORY;
     stepper->there = (float *)(void *)there;
     return SHOAL_OK;

@@ -71,9 +71,7 @@ static enum shoal_status memory_map(struct worker *worker)
 
 static enum shoal_status device_open(struct worker *worker)
 {
-    struct shoal_place place = SHOAL_PLACE_INIT;
-    TRY(shoal_comm_place(worker->comm, worker->rank, &place));
-    if (!bench_gpu_allocate(worker->gpu, place.local_rank, worker->memory_bytes, &worker->there))
+    if (!bench_gpu_allocate(worker->gpu, worker->memory_bytes, &worker->there))
         return SHOAL_ERR_SYSTEM;
     bench_gpu_register(worker->gpu, worker->memory, worker->memory_bytes);
     return SHOAL_OK;
@@ -132,14 +130,11 @@ static enum shoal_status buffers_open(struct worker *worker)
     return worker->gpu ? device_open(worker) : SHOAL_OK;
 }
 
+/* The context has freed shared memory. */
 static void buffers_close(struct worker *worker)
 {
-    if (!worker->memory)
-        return;
-    if (worker->options->memory != BENCH_SHARED)
+    if (worker->memory && worker->options->memory != BENCH_SHARED)
         munmap(worker->memory, worker->memory_bytes);
-    else if (shoal_mem_free(worker->context, worker->memory))
-        complain(worker, "the shared memory could not be freed");
 }
 
 /* ---- One operation ------------------------------------------------------------------------------------------------------- */
@@ -468,9 +463,9 @@ static enum shoal_status worker_open(struct worker *worker)
 static void worker_close(struct worker *worker)
 {
     shoal_comm_free(worker->comm);
+    shoal_context_destroy(worker->context);
     bench_gpu_close(worker->gpu);
     buffers_close(worker);
-    shoal_context_destroy(worker->context);
     free(worker->took_s);
     free(worker->late_s);
 }

@@ -203,6 +203,10 @@ def gradients_on_a_device_are_averaged():
         ranks, step = bench("--memory", "gpu", "-n", "2", *words, backward="5", prefix=driver)
         expect(step["memory"] == "gpu" and not step["thread"] and step["exposed_us"] > 0, words, step)
         expect(all((rank["bytes_copied"] > 0) == ("--views" not in words) for rank in ranks), words, ranks)
+    summing = (*driver, "SHOAL_GPU_PEER_BYTES=1", "SHOAL_LOG=info")
+    code, out, err = call(*summing, SHOAL, "bench", "step", "--profile", SMALL, "--backward", "5", "--steps", "3", *BUFFERS, "--memory", "gpu",
+                          "-n", "2", timeout=120)
+    expect(code == 0 and "GPUs sum all-reduces of 1 bytes and more among themselves" in err and "do not sum" not in err, code, out, err)
     refused("bench", "step", "--profile", SMALL, "--backward", "1", "--memory", "gpu", "--optimizer", "after", about="--optimizer is of")
     code, out, err = call("env", f"LD_LIBRARY_PATH={folder}", "MOCK_CUDA=devices=0", SHOAL, "bench", "step", "--profile", SMALL,
                           "--backward", "1", "--memory", "gpu")

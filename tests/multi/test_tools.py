@@ -85,6 +85,9 @@ def bench_measures_memory_of_a_device():
             rows = bench(collective, *words, "--memory", "gpu", "--max", "300001", "--factor", "97", "--iterations", "2", "--check", env=env)
             sizes = 6 if "--probe" in words else 3
             expect(len(rows) == sizes and all((row["errors"], row["memory"]) == (0, "gpu") for row in rows), collective, words, rows)
+    rows = bench("allreduce", "-n", "2", "--memory", "gpu", "--min", "4", "--max", "300001", "--factor", "97", "--iterations", "2", "--check",
+                 env={**env, "SHOAL_GPU_PEER_BYTES": "8"})
+    expect([(row["errors"], row["algorithm"] == "peers") for row in rows] == [(0, row["bytes"] >= 8) for row in rows], rows)
     code, out, err = call(SHOAL, "bench", "allreduce", "-n", "2", "--memory", "gpu", env={**env, "MOCK_CUDA": "devices=0"})
     expect(code == 1 and "--memory gpu: " in err and "device" in err and not out.count("\n8 "), code, out, err)
 
@@ -104,9 +107,10 @@ def beside_nccl_a_table_is_made():
                                         for name in ("copies", "kernels", "allreduce-2", "allreduce-3"))
     expect(copies.count("MiB |") >= 3 and "A write and a wait on a stream" in copies, copies)
     expect(len(re.findall(r"^\| sum of \d \w+ \| [\d.]+ \| [\d.]+ \|$", kernels, re.M)) == 7 and kernels.count("|  |") == 4, kernels)
-    rows = re.findall(r"^\| (\d+ KiB) \|(?: [\d.]+ \|){6}$", pair, re.M)
+    rows = re.findall(r"^\| (\d+ KiB) \|(?: [\d.]+ \|){8}$", pair, re.M)
     expect(rows == ["4 KiB", "64 KiB"], pair)
-    expect("NCCL was not measured: ranks share a GPU" in three and three.count("KiB |") == 2, three)
+    expect("NCCL was not measured: ranks share a GPU" in three and "did not sum among" in three, three)
+    expect(len(re.findall(r"^\| \d+ KiB \|(?: [\d.]+ \|){2}  \|  \| [\d.]+ \|(?:  \|){3}$", three, re.M)) == 2, three)
 
 
 def make_test_gpu_runs_where_there_is_a_driver():
