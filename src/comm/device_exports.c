@@ -19,12 +19,24 @@ static void end_stale(struct shoal_context *context, struct shoal_fabric_exports
     shoal_progress_unlock(context->progress);
 }
 
+/* The driver does not export it, and is not asked again in each call. */
+static struct shoal_fabric_exported *remember_refusal(struct shoal_context *context, struct shoal_fabric_exports *exports,
+                                                      const struct shoal_gpu_allocation *allocation)
+{
+    const struct shoal_fabric_export export = {
+        .number = allocation->number, .begin = allocation->begin, .bytes = allocation->bytes};
+    shoal_progress_lock(context->progress);
+    struct shoal_fabric_exported *refused = shoal_fabric_exports_refuse(exports, &export);
+    shoal_progress_unlock(context->progress);
+    return refused;
+}
+
 static struct shoal_fabric_exported *add_export(struct shoal_context *context, struct shoal_fabric_exports *exports,
                                                 const struct shoal_gpu_allocation *allocation)
 {
     struct shoal_gpu_export pages;
     if (!shoal_gpu_export(context->drivers.gpu, allocation, &pages))
-        return NULL;
+        return remember_refusal(context, exports, allocation);
     const struct shoal_fabric_export export = {.number = allocation->number,
                                                .begin = pages.begin,
                                                .bytes = pages.bytes,

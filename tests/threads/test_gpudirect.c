@@ -485,11 +485,38 @@ static void refusals_body(struct rank *rank)
     }
 }
 
+/* The driver is asked once, and again after some hundreds of calls. */
+static void refused_for_long_body(struct rank *rank)
+{
+    const shoal_cu_stream stream = begin(rank);
+    const shoal_cu_address input = allocate_filled(rank, COUNT, COUNT);
+    const shoal_cu_address output = allocate_filled(rank, 0, 2 * COUNT);
+    struct shoal_options options = SHOAL_OPTIONS_INIT;
+    options.stream = stream;
+    meet(rank, stream);
+    pthread_barrier_wait(&rank->world->meeting);
+    if (rank->rank == 0)
+        control.fail_of("cuMemGetHandleForAddressRange", 1, SHOAL_CU_NOT_SUPPORTED);
+    pthread_barrier_wait(&rank->world->meeting);
+    for (int i = 0; i < 300; i++) {
+        OK(rank, shoal_allgather(rank->comm, pointer(input), pointer(output), COUNT, SHOAL_FLOAT32, &options));
+        CHECK(rank, i >= 200 || control.count_of("calls") <= 2, "the driver was asked %zu times", control.count_of("calls"));
+    }
+    CU(rank, cu.stream_synchronize(stream));
+    check_values(rank, "rank 1", output + COUNT * sizeof(float), COUNT, 0, 1, 2000);
+    CHECK(rank, count_regions(pointer(input)) > 0, "the input has not left the device");
+    pthread_barrier_wait(&rank->world->meeting);
+    CU(rank, cu.release(input));
+    CU(rank, cu.release(output));
+}
+
 static void refusals_at_a_call_harm_nobody(void **state)
 {
     (void)state;
     start_device("dmabuf");
     run_world(2, 1, refusals_body);
+    start_device("dmabuf");
+    run_world(2, 1, refused_for_long_body);
     start_device("dmabuf");
 }
 

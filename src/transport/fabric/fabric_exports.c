@@ -2,6 +2,8 @@
 
 #include <stdlib.h>
 
+#define REFUSED_USES 256 /* after which a refusal is forgotten: what is locked elsewhere may have gone */
+
 static void exports_end(struct shoal_fabric_exports *exports, size_t index)
 {
     struct shoal_fabric_exported *exported = exports->all[index];
@@ -22,7 +24,10 @@ struct shoal_fabric_exported *shoal_fabric_exports_use(struct shoal_fabric_expor
         if (exports->all[i]->number != number)
             continue;
         exports->all[i]->used = exports->now;
-        return exports->all[i];
+        if (exports->all[i]->memory.region || exports->now - exports->all[i]->made < REFUSED_USES)
+            return exports->all[i];
+        exports_end(exports, i);
+        return NULL;
     }
     return NULL;
 }
@@ -66,8 +71,8 @@ static void log_refused_export(struct shoal_fabric_exports *exports, const struc
     exports->has_refused = true;
 }
 
-struct shoal_fabric_exported *shoal_fabric_exports_add(struct shoal_fabric_exports *exports,
-                                                       const struct shoal_fabric_export *export)
+struct shoal_fabric_exported *shoal_fabric_exports_refuse(struct shoal_fabric_exports *exports,
+                                                          const struct shoal_fabric_export *export)
 {
     end_overlapping(exports, export);
     struct shoal_fabric_exported *exported = exports_make_room(exports) ? calloc(1, sizeof *exported) : NULL;
@@ -76,12 +81,19 @@ struct shoal_fabric_exported *shoal_fabric_exports_add(struct shoal_fabric_expor
     exported->number = export->number;
     exported->begin = export->begin;
     exported->bytes = export->bytes;
-    exported->used = exports->now;
+    exported->used = exported->made = exports->now;
     atomic_init(&exported->holders, 0);
-    const char *refusal = shoal_fabric_endpoint_register_export(exports->endpoint, export, &exported->memory);
+    exports->all[exports->count++] = exported;
+    return exported;
+}
+
+struct shoal_fabric_exported *shoal_fabric_exports_add(struct shoal_fabric_exports *exports,
+                                                       const struct shoal_fabric_export *export)
+{
+    struct shoal_fabric_exported *exported = shoal_fabric_exports_refuse(exports, export);
+    const char *refusal = exported ? shoal_fabric_endpoint_register_export(exports->endpoint, export, &exported->memory) : NULL;
     if (refusal)
         log_refused_export(exports, export, refusal);
-    exports->all[exports->count++] = exported;
     return exported;
 }
 

@@ -6,7 +6,7 @@
  *
  * The driver gives an allocation a number that no later one gets. A registration may hold the memory in the device after the
  * program has freed it. So in each use the caller asks the driver for the number at one registration's address, and ends that
- * one where the number is another. One that was refused is remembered as refused. No driver is called here.
+ * one where the number is another. One that was refused is remembered as refused, for a while. No driver is called here.
  *
  * All calls come under the progress engine's lock; `holders` is let go by any thread. */
 #ifndef SHOAL_TRANSPORT_FABRIC_EXPORTS_H
@@ -24,7 +24,7 @@ struct shoal_fabric_exported {
     struct shoal_fabric_memory memory; /* region NULL: refused */
     unsigned under_way;                /* writes from it that have not completed locally */
     atomic_int holders;                /* operands that are in it */
-    uint64_t used;                     /* when */
+    uint64_t used, made;               /* when */
 };
 
 struct shoal_fabric_exports {
@@ -38,7 +38,11 @@ struct shoal_fabric_exports {
 
 /* The registration of an allocation, or that it was refused; NULL: there is none yet. */
 struct shoal_fabric_exported *shoal_fabric_exports_use(struct shoal_fabric_exports *exports, uint64_t number);
-/* Registers an allocation that has none. Others that overlap it are of freed memory, and end. NULL: there is no room. */
+/* Remembers an allocation that has none as one that is not registered, for some hundreds of uses: the driver has refused it.
+ * The export has a number, a begin and bytes. Others that overlap it are of freed memory, and end. NULL: there is no room. */
+struct shoal_fabric_exported *shoal_fabric_exports_refuse(struct shoal_fabric_exports *exports,
+                                                          const struct shoal_fabric_export *export);
+/* The same, and registers it; the adapter may refuse it, too. */
 struct shoal_fabric_exported *shoal_fabric_exports_add(struct shoal_fabric_exports *exports,
                                                        const struct shoal_fabric_export *export);
 /* The registration that the driver is to be asked about in this use; NULL: none. */
