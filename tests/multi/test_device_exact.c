@@ -189,6 +189,9 @@ static void run_raced(void)
     for (size_t i = 0; i < COUNT_OF(bodies); i++)
         run(bodies[i].subject, 2, "late=20,torn=2,seed=20", NULL, bodies[i].body);
     run("asynchronous operations", 2, "gdrcopy,late=20,torn=2,seed=25", NULL, exact_async);
+    /* Host functions run on a thread of the driver's, beside the threads that post. */
+    run("asynchronous operations", 2, "values=0,late=20,torn=2,seed=26", NULL, exact_async);
+    run("detached requests", 2, "values=0,late=20,torn=2,seed=27", NULL, exact_detached);
 }
 
 int main(int argument_count, char **arguments)

@@ -1240,9 +1240,28 @@ static void run_kinds(void)
     run_bits("norms, int8", 2, 1, norms_body, &int8);
 }
 
-int main(int argument_count, char **arguments)
+/* Between threads of the program, the library's and the driver's. */
+static void run_raced(void)
 {
-    world_choose(argument_count, arguments);
+    static const enum shoal_compression none = SHOAL_COMPRESS_NONE;
+    static const struct kind late = {SHOAL_COMPRESS_NONE, "late=20,torn=2,seed=12", true, NULL},
+                             functions = {SHOAL_COMPRESS_NONE, "values=0,late=20,torn=2,seed=13", false, NULL},
+                             int8 = {SHOAL_COMPRESS_INT8, "late=20,torn=2,seed=14", false, NULL};
+    run_steps("LOCAL steps", 2, 0, &late);
+    run_steps("steps", 2, 0, &functions);
+    run_steps("int8", 2, 1, &int8);
+    world_divide(0);
+    run("callbacks", 2, callback_body);
+    run("several threads", 2, threads_body);
+    run("marks in a callback", 2, callback_marks_body);
+    run_faulty("a rank gives up", 2, given_up_body, none, false);
+    world_expect_kill(1);
+    run_faulty("a rank is killed", 2, killed_body, none, false);
+    world_expect_kill(0);
+}
+
+static void run_all(void)
+{
     run_kinds();
     run("residuals", 2, residuals_body);
     run("the driver refuses to export residuals", 2, refused_export_body);
@@ -1261,5 +1280,14 @@ int main(int argument_count, char **arguments)
     run("a captured stream", 2, captured_body);
     run("a stream captured in mid-step", 2, captured_midway_body);
     run_faults();
+}
+
+int main(int argument_count, char **arguments)
+{
+    world_choose(argument_count, arguments);
+    if (MOCK_DEVICE_IS_RACED)
+        run_raced();
+    else
+        run_all();
     return world_finish();
 }
