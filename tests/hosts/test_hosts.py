@@ -90,7 +90,8 @@ def exact(word, groups=(), ipv6=False, of_rank=None, sleeps_at_once=None, **envi
 
 
 def exact_on_device(word, *groups, **environment):
-    """Over the stand-in driver; callbacks that post are refused there (tests/multi/test_device_faults.c)."""
+    """Over the stand-in driver; callbacks that post are refused there (tests/multi/test_device_faults.c). Among the devices of
+    a host only groups are exact whose operands lie on the device of each rank: other calls differ by contract."""
     if not os.access(ON_DEVICE, os.X_OK):
         raise Skip("the stand-in driver was not built")
     layout = Layout(word)
@@ -812,7 +813,12 @@ EXACT = [
     *[case(f"exact_{word}_by_messages", exact_by_messages, word) for word in ("2x2", "3x1")],
     *[case(f"exact_{word}_by_{name}", exact, word, ["rows", "megabytes", "asynchronous", "groups"], SHOAL_ALGORITHMS=rules)
       for word in ("3x2", "4x1") for name, rules in RULES.items()],
-    case("exact_2x2_on_devices", exact_on_device, "2x2", "megabytes", "messages", "exchanges", "asynchronous", "groups", "bits"),
+    case("exact_2x2_on_devices", exact_on_device, "2x2", "rows", "megabytes", "messages", "exchanges", "asynchronous", "groups", "bits"),
+    case("exact_2x2_on_devices_in_other_forms", exact_on_device, "2x2", "roots", "parts", "tensors", "detached", "splits", "subsets",
+         "threads"),
+    case("exact_2x1_on_devices", exact_on_device, "2x1", "eager"),
+    *[case(f"exact_{name}_among_devices", exact_on_device, word, "megabytes", "bits", SHOAL_GPU_PEER_BYTES=1)
+      for name, word in (("2x2", "2x2"), ("2x2_round_robin", "2x2:rr"))],
     case("exact_3+1_round_robin_on_devices", exact_on_device, "3+1:rr", "asynchronous", "exchanges", "bits"),
     case("exact_3x1_on_devices_by_messages", exact_on_device, "3x1", "asynchronous", "messages", SHOAL_WRITES="no"),
     case("exact_2x2_as_an_ordinary_user", exact_as_an_ordinary_user, "2x2"),
