@@ -16,7 +16,7 @@ ROOT = pathlib.Path(tempfile.mkdtemp(prefix="shoal-wheel-"))
 MAKER = ROOT / "maker/bin/python3"  # has pip, and meson-python for the sdist
 USER = ROOT / "user/bin/python3"
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("SHOAL_", "PYTHON", "LD_"))}
-BUILD_TIMEOUT_S = 400
+BUILD_TIMEOUT_S = 700
 UNREACHABLE = ("Could not find a version that satisfies", "No matching distribution", "Failed to establish a new connection")
 
 SOURCES = {".py", ".cpp", ".h", ".css"}
