@@ -6,7 +6,7 @@
 
 #include "base/clock.h"
 #include "device/gpu.h"
-#include "device_bench.h"
+#include "device_forms.h"
 
 #define COUNT ((size_t)1 << 20)
 #define BYTES (COUNT * sizeof(float))
@@ -296,22 +296,51 @@ static void calls_that_differ(struct world *world)
     expect_failure(&bench, sum(&bench, COUNT - (size_t)world->rank), SHOAL_ERR_MISMATCH);
 }
 
+static void an_abort_of_another_call(struct world *world)
+{
+    const struct form *form = world->arg;
+    struct bench bench = open_bench(world, NULL, COUNT);
+    expect_sum_on_all(&bench);
+    if (world->rank == 1)
+        shoal_comm_abort(bench.comm);
+    expect_failure(&bench, form->call(&bench), SHOAL_ERR_ABORTED);
+}
+
+static void parts_that_differ(struct world *world)
+{
+    struct bench bench = open_bench(world, NULL, COUNT);
+    expect_sum_on_all(&bench);
+    bench.count -= (size_t)(world->rank * world->size);
+    expect_failure(&bench, call_parts(&bench), SHOAL_ERR_MISMATCH);
+}
+
+/* The stand-in's modes: copies take time; streams wait in host functions, too. */
+#define LATE "late=300,torn=3,seed=5"
+#define LATE_BY_HOST_FUNCTIONS "values=0,late=300,torn=3,seed=5"
+
+/* By a child of rank 1. */
+struct kill {
+    unsigned after_us;
+    const struct form *form;
+    const char *modes;
+};
+
 /* Rank 1 is killed before it calls, while its copies are under way, or when it has its result. */
 static void a_rank_that_is_killed(struct world *world)
 {
-    const unsigned after_us = *(const unsigned *)world->arg;
-    struct bench bench = open_bench(world, "late=300,torn=3,seed=5", COUNT);
+    const struct kill *death = world->arg;
+    struct bench bench = open_bench(world, death->modes, COUNT);
     expect_sum_on_all(&bench);
     if (world->rank == 1 && fork() == 0) {
-        usleep(after_us);
+        usleep(death->after_us);
         kill(getppid(), SIGKILL);
         _exit(0);
     }
-    if (world->rank == 1 && !after_us)
+    if (world->rank == 1 && !death->after_us)
         pause();
     enum shoal_status status = SHOAL_OK;
     while (status == SHOAL_OK)
-        status = sum(&bench, COUNT);
+        status = death->form->call(&bench);
     CHECK(world, status == SHOAL_ERR_PEER_LOST, "%s", shoal_status_name(status));
     expect_text_of(&bench, bench.comm, "rank 1");
     mock_device_synchronize(bench.stream);
@@ -340,6 +369,8 @@ static void a_context_that_breaks(struct world *world)
 struct stop {
     bool is_short; /* shorter than the deadline; else until the others have failed, whose number is on the board */
     unsigned after_us;
+    const struct form *form;
+    const char *modes;
 };
 
 #define STOP_FAILED 0 /* on the board: ranks that have failed, */
@@ -375,18 +406,21 @@ static bool is_over(struct world *world)
 static void a_rank_that_is_stopped(struct world *world)
 {
     const struct stop *stop = world->arg;
-    struct bench bench = open_bench(world, "late=300,torn=3,seed=5", COUNT / 4);
+    const size_t part = COUNT / 4 / (size_t)world->size;
+    struct bench bench = open_bench(world, stop->modes, part * (size_t)world->size);
+    enum shoal_status status = SHOAL_OK;
     expect_sum_on_all(&bench);
     bench.options.timeout_ms = stop->is_short ? 30000 : 1500;
     if (world->rank == 1 && fork() == 0)
         stop_parent(world, stop);
-    while (stop->is_short && !is_over(world))
-        expect_sum(&bench);
+    while (stop->is_short && !is_over(world)) {
+        OK(world, stop->form->call(&bench));
+        expect_output(&bench, stop->form->result);
+    }
     if (stop->is_short)
         close_bench(&bench);
-    enum shoal_status status = SHOAL_OK;
     while (status == SHOAL_OK)
-        status = sum(&bench, bench.count);
+        status = stop->form->call(&bench);
     __atomic_fetch_add(&world->board[STOP_FAILED], 1, __ATOMIC_RELEASE);
     expect_text_of(&bench, bench.comm, "rank 1");
     expect_failure(&bench, status, SHOAL_ERR_TIMEOUT);
@@ -418,27 +452,54 @@ static void run(const char *name, int size, world_body_fn body, const void *arg)
     world_run(&options);
 }
 
+static void run_kill(const char *where, int size, const struct kill *death)
+{
+    char name[128];
+    snprintf(name, sizeof name, "a rank that is killed after %u us leaves no stream waiting%s", death->after_us, where);
+    world_expect_kill(1);
+    run(name, size, a_rank_that_is_killed, death);
+    world_expect_kill(0);
+}
+
 static void run_kills(const char *where, int size, const unsigned *delays_us, size_t count)
 {
-    world_expect_kill(1);
-    for (size_t i = 0; i < count; i++) {
-        char name[128];
-        snprintf(name, sizeof name, "a rank that is killed after %u us leaves no stream waiting%s", delays_us[i], where);
-        run(name, size, a_rank_that_is_killed, &delays_us[i]);
-    }
-    world_expect_kill(0);
+    for (size_t i = 0; i < count; i++)
+        run_kill(where, size, &(struct kill){delays_us[i], &forms[CALL_SUM], LATE});
+}
+
+static void run_stop(const char *where, int size, const struct stop *stop)
+{
+    char name[128];
+    snprintf(name, sizeof name, "a rank that is stopped after %u us %s%s", stop->after_us,
+             stop->is_short ? "and soon goes on changes nothing" : "until its deadline leaves no stream waiting", where);
+    memset(world_board(), 0, WORLD_BOARD * sizeof *world_board());
+    run(name, size, a_rank_that_is_stopped, stop);
 }
 
 static void run_stops(const char *where, int size)
 {
-    static const struct stop stops[] = {{true, 2000}, {false, 2000}, {false, 30000}};
-    for (size_t i = 0; i < COUNT_OF(stops); i++) {
-        char name[128];
-        snprintf(name, sizeof name, "a rank that is stopped after %u us %s%s", stops[i].after_us,
-                 stops[i].is_short ? "and soon goes on changes nothing" : "until its deadline leaves no stream waiting", where);
-        memset(world_board(), 0, WORLD_BOARD * sizeof *world_board());
-        run(name, size, a_rank_that_is_stopped, &stops[i]);
-    }
+    run_stop(where, size, &(struct stop){true, 2000, &forms[CALL_SUM], LATE});
+    run_stop(where, size, &(struct stop){false, 2000, &forms[CALL_SUM], LATE});
+    run_stop(where, size, &(struct stop){false, 30000, &forms[CALL_SUM], LATE});
+}
+
+/* Copies of other forms than sums, and streams that wait in host functions. */
+static void run_other_calls(void)
+{
+    const struct form *parts = &forms[CALL_PARTS], *messages = &forms[CALL_MESSAGES];
+    run("an abort leaves no stream waiting, in an all-to-all", 3, an_abort_of_another_call, parts);
+    run("an abort leaves no stream waiting, in an exchange of messages", 3, an_abort_of_another_call, messages);
+    run("calls that differ leave no stream waiting, in an all-to-all", 3, parts_that_differ, NULL);
+    run_kill(", in an all-to-all", 3, &(struct kill){8000, parts, LATE});
+    run_stop(", in an all-to-all", 3, &(struct stop){true, 2000, parts, LATE});
+    run_stop(", in an all-to-all", 3, &(struct stop){false, 2000, parts, LATE});
+    run_kill(", in an exchange of messages", 3, &(struct kill){8000, messages, LATE});
+    run_stop(", in an exchange of messages", 3, &(struct stop){true, 2000, messages, LATE});
+    run_stop(", in an exchange of messages", 3, &(struct stop){false, 2000, messages, LATE});
+    if (mock_device_is_real())
+        return;
+    run_kill(", with host functions", 3, &(struct kill){8000, &forms[CALL_SUM], LATE_BY_HOST_FUNCTIONS});
+    run_stop(", with host functions", 3, &(struct stop){true, 2000, &forms[CALL_SUM], LATE_BY_HOST_FUNCTIONS});
 }
 
 /* Rank 1's output lies in host memory, and all ranks know what all have called. */
@@ -641,6 +702,7 @@ int main(int argument_count, char **arguments)
     run_kills("", 3, delays_us, MOCK_DEVICE_IS_RACED ? 2 : COUNT_OF(delays_us));
     if (!MOCK_DEVICE_IS_RACED) {
         run_stops("", 3);
+        run_other_calls();
         run_over_hosts();
     }
     if (!mock_device_is_real())

@@ -1,7 +1,7 @@
 /* The driver refuses every call that Shoal makes of it, one at a time, and its context fails at every operation. Each time either
  * the call is refused and nothing has happened, or the communicator fails on all ranks with the driver's name for the error; and
  * no stream waits, no thread hangs, and the driver has everything back. Over the stand-in alone. */
-#include "device_bench.h"
+#include "device_forms.h"
 
 #define REFUSED SHOAL_CU_OPERATING_SYSTEM
 #define REFUSED_NAME "CUDA_ERROR_OPERATING_SYSTEM"
@@ -10,7 +10,6 @@
 
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 #define FLOATS 3072 /* three units of the smallest size; whole parts for 2 and 3 ranks */
-#define TENSORS 8
 #define LAST_TRIES 40
 #define CALLS_MOST 100 /* more than any entry point is called in a call */
 
@@ -30,46 +29,6 @@ static const char *const posting[] = {"cuCtxPushCurrent",  "cuEventRecord",     
 
 /* ---- Calls --------------------------------------------------------------------------------------------------------------- */
 
-static enum shoal_status call_sum(struct bench *bench)
-{
-    return sum(bench, bench->count);
-}
-
-static enum shoal_status call_tensors(struct bench *bench)
-{
-    struct shoal_tensor tensors[TENSORS];
-    const size_t count = bench->count / TENSORS, bytes = count * sizeof(float);
-    for (size_t i = 0; i < TENSORS; i++)
-        tensors[i] = (struct shoal_tensor){bench->input + i * bytes, bench->output + i * bytes, count};
-    return shoal_allreduce_coalesced(bench->comm, tensors, TENSORS, SHOAL_FLOAT32, SHOAL_SUM, &bench->options);
-}
-
-static enum shoal_status call_parts(struct bench *bench)
-{
-    return shoal_alltoall(bench->comm, bench->input, bench->output, bench->count / (size_t)bench->world->size, SHOAL_FLOAT32,
-                          &bench->options);
-}
-
-static float result_of_parts(const struct bench *bench, size_t i)
-{
-    const size_t part = bench->count / (size_t)bench->world->size;
-    return bench_input((int)(i / part), (size_t)bench->world->rank * part + i % part);
-}
-
-/* Each rank sends to the next one. */
-static enum shoal_status call_messages(struct bench *bench)
-{
-    const int size = bench->world->size, rank = bench->world->rank;
-    const struct shoal_message messages[] = {{1, bench->input, bench->count, SHOAL_FLOAT32, (rank + 1) % size, 1},
-                                             {0, bench->output, bench->count, SHOAL_FLOAT32, (rank + size - 1) % size, 1}};
-    return shoal_exchange(bench->comm, messages, COUNT_OF(messages), &bench->options);
-}
-
-static float result_of_messages(const struct bench *bench, size_t i)
-{
-    return bench_input((bench->world->rank + bench->world->size - 1) % bench->world->size, i);
-}
-
 /* Memory is freed on the caller's stream as soon as the call has returned, as frameworks do. */
 static enum shoal_status call_and_free(struct bench *bench)
 {
@@ -87,15 +46,7 @@ static enum shoal_status call_and_free(struct bench *bench)
     return status;
 }
 
-static const struct form {
-    const char *name;
-    enum shoal_status (*call)(struct bench *bench);
-    bench_result_fn result; /* NULL: none is kept */
-} forms[] = {{"sum", call_sum, bench_sum},
-             {"sum of several tensors", call_tensors, bench_sum},
-             {"all-to-all", call_parts, result_of_parts},
-             {"exchange of messages", call_messages, result_of_messages}},
-  freeing = {"sum in memory that is freed", call_and_free, NULL};
+static const struct form freeing = {"sum in memory that is freed", call_and_free, NULL};
 
 /* ---- What must follow ---------------------------------------------------------------------------------------------------- */
 
