@@ -483,6 +483,55 @@ static void run_stops(const char *where, int size)
     run_stop(where, size, &(struct stop){false, 30000, &forms[CALL_SUM], LATE});
 }
 
+static enum shoal_status call_bytes(struct bench *bench)
+{
+    const size_t part = bench->count / (size_t)bench->world->size * sizeof(float);
+    return shoal_allgather(bench->comm, bench->input, bench->output, part, SHOAL_UINT8, &bench->options);
+}
+
+static float result_of_bytes(const struct bench *bench, size_t i)
+{
+    const size_t part = bench->count / (size_t)bench->world->size;
+    return bench_input((int)(i / part), i % part);
+}
+
+/* Positive floats are in the order of the integers of their bits. */
+static enum shoal_status call_greatest(struct bench *bench)
+{
+    return shoal_allreduce(bench->comm, bench->input, bench->output, bench->count, SHOAL_INT32, SHOAL_MAX, &bench->options);
+}
+
+static float result_of_greatest(const struct bench *bench, size_t i)
+{
+    return bench_input(bench->world->size - 1, i);
+}
+
+/* Rank 1 adds up instead. */
+static void calls_of_different_kinds(struct world *world)
+{
+    const struct form *form = world->arg;
+    struct bench bench = open_bench(world, NULL, COUNT);
+    expect_sum_on_all(&bench);
+    expect_failure(&bench, world->rank == 1 ? sum(&bench, COUNT) : form->call(&bench), SHOAL_ERR_MISMATCH);
+}
+
+/* Of other types than float32. */
+static void run_other_types(void)
+{
+    static const struct form others[] = {{"an all-gather of uint8", call_bytes, result_of_bytes},
+                                         {"a maximum of int32", call_greatest, result_of_greatest}};
+    for (size_t i = 0; i < COUNT_OF(others); i++) {
+        char where[64], name[128];
+        snprintf(where, sizeof where, ", in %s", others[i].name);
+        run_kill(where, 3, &(struct kill){2000, &others[i], LATE});
+        run_stop(where, 3, &(struct stop){true, 2000, &others[i], LATE});
+        snprintf(name, sizeof name, "an abort leaves no stream waiting%s", where);
+        run(name, 2, an_abort_of_another_call, &others[i]);
+        snprintf(name, sizeof name, "calls of different kinds leave no stream waiting%s", where);
+        run(name, 2, calls_of_different_kinds, &others[i]);
+    }
+}
+
 /* Copies of other forms than sums, and streams that wait in host functions. */
 static void run_other_calls(void)
 {
@@ -500,6 +549,7 @@ static void run_other_calls(void)
         return;
     run_kill(", with host functions", 3, &(struct kill){8000, &forms[CALL_SUM], LATE_BY_HOST_FUNCTIONS});
     run_stop(", with host functions", 3, &(struct stop){true, 2000, &forms[CALL_SUM], LATE_BY_HOST_FUNCTIONS});
+    run_stop(", with host functions", 3, &(struct stop){false, 2000, &forms[CALL_SUM], LATE_BY_HOST_FUNCTIONS});
 }
 
 /* Rank 1's output lies in host memory, and all ranks know what all have called. */
@@ -703,6 +753,7 @@ int main(int argument_count, char **arguments)
     if (!MOCK_DEVICE_IS_RACED) {
         run_stops("", 3);
         run_other_calls();
+        run_other_types();
         run_over_hosts();
     }
     if (!mock_device_is_real())

@@ -73,6 +73,7 @@ static bool refuse_one(struct bench *bench, const struct form *form, const char 
     struct world *world = bench->world;
     bool is_on = true;
     OK(world, shoal_comm_split(world->comm, 0, world->rank, NULL, &bench->comm));
+    OK(world, shoal_barrier(world->comm, NULL)); /* no rank is given a communicator that rank 0 has broken */
     if (world->rank == 0)
         control.fail_of(call, nth, REFUSED);
     enum shoal_status status = form->call(bench);
