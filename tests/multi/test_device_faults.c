@@ -41,6 +41,9 @@ static void refused_driver_calls(struct world *world)
         control.fail_of(calls[i], 1, SHOAL_CU_OUT_OF_MEMORY);
         refuse(&bench, sum(&bench, COUNT), SHOAL_ERR_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY");
         expect_text(&bench, calls[i]);
+        expect_text(&bench, "raise the limit of memory that may be locked");
+        if (i == 0)
+            expect_text(&bench, "a smaller SHOAL_GPU_UNIT_BYTES");
     }
     expect_sum(&bench);
     close_bench(&bench);
