@@ -292,7 +292,7 @@ static struct shoal_device_operand *open_operand(struct sim_device *device, cons
     struct operand *operand = calloc(1, sizeof *operand);
     if (!operand)
         abort();
-    *operand = (struct operand){.base = {&operand_ops},
+    *operand = (struct operand){.base = {.ops = &operand_ops},
                                 .device = device,
                                 .next = device->operands,
                                 .host = *call,
