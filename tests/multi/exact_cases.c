@@ -206,7 +206,7 @@ void exact_huge(struct world *world)
         const unsigned memory = i / OPERATION_BARRIER / FORM_END % MEMORY_END;
         const unsigned size = i / OPERATION_BARRIER / FORM_END / MEMORY_END;
         operation.memory = (enum operation_memory)memory;
-        if (!is_asked(world, THIRDS, &operation, operation.kind + operation.form + memory + size))
+        if (!is_asked(world, THIRDS, &operation, (unsigned)operation.kind + (unsigned)operation.form + memory + size))
             continue;
         set_lot(&operation, i, world->size);
         operation.place = (enum operation_place)(i / 3 % PLACE_END);

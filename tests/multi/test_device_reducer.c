@@ -411,7 +411,7 @@ static void norms_body(struct world *world)
             run_pass(&job, SHOAL_STEP_REDUCE, !kind->is_local);
             expect_alike(&job);
         }
-        if (job.options.checks_finite && !job.options.max_norm)
+        if (job.options.checks_finite && job.options.max_norm == 0)
             run_spoiled_pass(&job);
         shoal_reducer_free(job.host);
         shoal_reducer_free(job.device);
