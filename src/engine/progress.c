@@ -553,7 +553,7 @@ static void sleep_once(struct shoal_progress *progress, struct shoal_request *re
  * milliseconds. */
 #define CORE_LOOK_NS SHOAL_NS_PER_MS
 #define CORE_MEETINGS 3
-#define CORE_SETTLE_NS (50 * SHOAL_NS_PER_MS)
+#define CORE_SETTLE_NS (5 * SHOAL_NS_PER_MS)
 
 static void leave_core(struct shoal_progress *progress, int core, const cpu_set_t *taken)
 {
