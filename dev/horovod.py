@@ -7,7 +7,7 @@
 Two ranks run each file; one runs test/single, as Horovod has it. PyTorch is build/torch's, TensorFlow build/tensorflow's. A row
 "in graphs" runs the tests of a file in TensorFlow's graphs alone, one "eagerly" without them, where the file itself would run
 each test in both ways. "without Muon" takes this optimizer out of torch.optim, as the tests give every optimizer a model that
-Muon refuses. What each rank printed is kept in build/horovod-logs. docs/horovod.md says why tests fail. Exit code 1 when one
+Muon refuses. build/horovod-logs keeps what each rank printed. docs/horovod.md says why tests fail. Exit code 1 when one
 failed, 2 when a row gave no result."""
 import argparse
 import collections

@@ -11,7 +11,7 @@ static size_t stage_counter_bytes(unsigned slots)
     return shoal_round_up(2 * (size_t)SHOAL_DEVICE_WORKS * slots * sizeof(struct shoal_device_ring_counter), SHOAL_PAGE);
 }
 
-/* Of the longest one. */
+/* The bytes of the longest slice. */
 static size_t slice_bytes(const struct shoal_device_stage_options *options)
 {
     return options->hosts > 1 ? options->slot_bytes / (size_t)options->ranks : 0;

@@ -167,8 +167,8 @@ struct shoal_gpu_transfer {
     /* The address of element `at` of a part. *run becomes at most the elements from there that lie in a row; 0: the part has
      * ended. */
     unsigned long long (*find)(const void *arg, int part, size_t at, size_t *run);
-    /* Of an output whose call has an input that stays: the address in that input of an element which the rank gives itself; 0:
-     * another rank gives it. *run likewise. NULL: there is no such input. */
+    /* For an output, where the call's input stays on the device: the address in that input of an element which the rank gives
+     * itself; 0: another rank gives it. *run as above. NULL: no input stays. */
     unsigned long long (*find_own)(const void *arg, int part, size_t at, size_t *run);
     const void *arg;
 };
@@ -284,8 +284,8 @@ SHOAL_MUST_USE enum shoal_status shoal_gpu_dequantize(struct shoal_gpu_kernels *
                                                       uint64_t scales, size_t count, float factor, bool adds, void *stream);
 
 /* As the squares of fusion/gradient_kernels.h, of values * factor, which are not rounded to the type before: two float64
- * numbers for each chunk of 4,096 elements, the sum of its squares, and 0 or, where a value is not finite, NaN. Of the float
- * types. */
+ * numbers for each chunk of 4,096 elements, the sum of its squares, and 0 or, where a value is not finite, NaN. Float types
+ * only. */
 SHOAL_MUST_USE enum shoal_status shoal_gpu_square(struct shoal_gpu_kernels *kernels, enum shoal_type type, uint64_t sums,
                                                   uint64_t source, size_t count, double factor, void *stream);
 

@@ -308,7 +308,7 @@ static size_t find_unit(const struct shoal_chunk *chunk)
     return chunk->first / chunk->request->chunk_elements;
 }
 
-/* What the own device hands out or takes back, in host memory. */
+/* The place in host memory where the own device hands a slice out, or takes it back. */
 static char *find_slice(const struct shoal_chunk *chunk, struct shoal_block block, size_t element)
 {
     const struct shoal_device_sum *sum = shoal_call_sum(&chunk->request->call);

@@ -11,7 +11,7 @@
 
 enum which { OWN, AVERAGES, WHICH };
 
-/* Of a chunk of a parameter's elements, as the device writes it. */
+/* Two numbers for a chunk of a parameter's elements, as the device writes them. */
 struct chunk {
     double squared;
     double bad; /* NaN: a value is not finite; else 0 */

@@ -461,7 +461,7 @@ static bool predict_run_device(struct machine *machine, int rank, unsigned slot,
     return false;
 }
 
-/* What passes PCIe shares it, frame by frame. */
+/* All that passes a PCIe link shares it, frame by frame. */
 static void predict_end_device(struct machine *machine, int id)
 {
     const int number = id - (int)device_event(machine, 0, 0), depth = (int)machine->asked->depth, rank = number / depth;
@@ -779,7 +779,7 @@ static uint64_t link_ps(const struct machine *machine, int rank, bool is_in)
     return shoal_bytes_ps(bytes, model->pcie_ps) + units * model->copy_ps;
 }
 
-/* What each GPU reads in its peers' memory. */
+/* The time in which each GPU reads its part of its peers' memory. */
 static uint64_t nvlink_ps(const struct machine *machine)
 {
     const uint64_t all = machine->asked->count * machine->asked->element_bytes, own = all / (uint64_t)machine->cast.local;

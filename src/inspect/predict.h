@@ -17,7 +17,7 @@
  *            adapters' traffic may take the same switches. A step that reads the rank's input waits until the units of its
  *            chunk have come, one that writes the output until their places are free. Where GPUs sum among themselves, the
  *            steps that name a slot are theirs: a reduction and a gathering take NVLink, a slice on its way takes PCIe, and
- *            the rank goes on with other chunks meanwhile. What a GPU moves in its own memory takes no time.
+ *            the rank goes on with other chunks meanwhile. A GPU takes no time to move bytes in its own memory.
  *   engine   as src/engine/runner.c has it: chunks take slots in order, a slot is free again when its puts have
  *            completed locally, the oldest chunk goes first until it has to wait; a rank receives messages between its rounds.
  *

@@ -95,7 +95,7 @@ static bool is_of_slot(const struct shoal_plan *plan, const struct shoal_step *s
     return shoal_block_is_slot(blocks[0]) || shoal_block_is_slot(blocks[step->source_count]);
 }
 
-/* What the rank's GPU moves in its own memory takes no time. Copies to the output are one work. */
+/* The GPU takes no time to move bytes in its own memory. Copies to the output are one work. */
 static enum shoal_status append_device(struct shoal_script *script, const struct shoal_plan *plan,
                                        const struct shoal_step *step, uint64_t full_bytes, uint64_t last_bytes)
 {

@@ -686,7 +686,7 @@ static bool names_slot(const struct shoal_plan *plan, uint32_t first, uint32_t c
     return false;
 }
 
-/* What devices and processors do not reach. A step that names a slot is a work of the rank's device. */
+/* Refuses blocks that devices, or processors, do not reach. A step that names a slot is a work of the rank's device. */
 static struct refusal refuse_device(const struct operation *operation, int rank, const struct shoal_step *step,
                                     const struct shoal_block *block, bool is_work, bool is_dest)
 {

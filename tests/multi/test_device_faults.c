@@ -518,7 +518,7 @@ static void calls_of_different_kinds(struct world *world)
     expect_failure(&bench, world->rank == 1 ? sum(&bench, COUNT) : form->call(&bench), SHOAL_ERR_MISMATCH);
 }
 
-/* Of other types than float32. */
+/* Faults in calls whose type is not float32. */
 static void run_other_types(void)
 {
     static const struct form others[] = {{"an all-gather of uint8", call_bytes, result_of_bytes},

@@ -209,8 +209,8 @@ def options_take(words, environment):
 
 
 def leave_to_the_kernel():
-    """What libraries that are loaded already would tidy up at the end: each program of torch would take a tenth of a CPU second to
-    forget torch's operators."""
+    """Leaves to the kernel what the libraries loaded so far would tidy up at the end: each program of torch would take a tenth of a
+    CPU second to forget torch's operators."""
     library = ctypes.CDLL(None)
     library.on_exit(library._exit, None)  # called after what is registered later, with the exit code
 

@@ -215,7 +215,7 @@ def names_that_come_once_are_forgotten():
 
 
 def what_an_ended_rank_lacks_fails():
-    """At once, and the job ends when the other rank does. What the ended rank has posted is done first."""
+    """At once, and the job ends when the other rank does. Operations that the ended rank has posted are done first."""
     job = Job(2)
     posted = [job.post(0, "both")]
     job.ranks[0].post_end()

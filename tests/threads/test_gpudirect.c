@@ -658,7 +658,7 @@ static void post_many(struct rank *rank, shoal_cu_address input, shoal_cu_addres
     free(zeros);
 }
 
-/* What the peer gave is right wherever the call has ended well. */
+/* Wherever a call has ended well, the peer's part is right. */
 static void check_many(struct rank *rank, shoal_cu_address output, struct shoal_request **requests)
 {
     const size_t bytes = COUNT * sizeof(float), theirs = rank->rank == 0 ? 1 : 0;

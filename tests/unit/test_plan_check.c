@@ -573,7 +573,7 @@ static void plan_chunks_on_one_host_are_bounded(void **state)
     }
 }
 
-/* What devices sum at once fits, whatever the settings. */
+/* A chunk of a sum by devices fits their slots, whatever the settings. */
 static void check_device_chunks(void)
 {
     static const size_t chunk_bytes[] = {4096, (size_t)256 << 10, (size_t)16 << 20}, unit_bytes[] = {4096, (size_t)1 << 20};

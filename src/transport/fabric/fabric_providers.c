@@ -29,7 +29,7 @@ static struct shoal_fabric_provider row_of(int i)
 
 /* ---- Asking -------------------------------------------------------------------------------------------------------------- */
 
-/* The first version that registers dma-bufs. What is asked for device memory is meant as it means it. */
+/* The first version that registers dma-bufs, and by which memory of devices is asked for. */
 #define DMA_BUF_VERSION FI_VERSION(1, 20)
 
 static bool knows_dma_bufs(const struct shoal_fabric_library *library)
