@@ -279,7 +279,7 @@ def check_logs():
 
 
 # Compiled into the command as well: they need libc only, auth.c libsodium at run time (decision 22).
-ALSO_FOR_TOOLS = {"topology/limits.h", "topology/links.h", "bootstrap/auth.h"}
+ALSO_FOR_TOOLS = {"base/timed_call.h", "topology/limits.h", "topology/links.h", "bootstrap/auth.h"}
 
 
 def check_public():

@@ -7,6 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/timed_call.h"
 #include "bootstrap/auth.h"
 #include "run_agents_state.h"
 
@@ -268,7 +269,7 @@ void run_agents_close(struct run_agents *agents)
         run_link_close(&agents->links[i]);
     if (agents->listener >= 0)
         close(agents->listener);
-    run_lookup_close(agents->search.lookup);
+    shoal_timed_call_close(agents->search.lookup);
     run_hub_close(&agents->hub);
     explicit_bzero(&agents->secret, sizeof agents->secret);
     free(agents->queue);

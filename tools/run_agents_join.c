@@ -1,9 +1,11 @@
 /* The agents of the other hosts: they look for host 0, and receive what it says. */
 #include <errno.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "base/timed_call.h"
 #include "bootstrap/auth.h"
 #include "run_agents_state.h"
 
@@ -47,23 +49,54 @@ void run_search_note(struct run_search *search, int weight, const char *reason)
     snprintf(search->reason, sizeof search->reason, "%s", reason);
 }
 
+struct lookup {
+    char name[RUN_MEET_MAX];
+    struct run_addresses found;
+};
+
+static void lookup_ask(void *data)
+{
+    struct lookup *lookup = data;
+    const struct addrinfo wanted = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
+    struct run_addresses *found = &lookup->found;
+    struct addrinfo *list = NULL;
+    const int error = getaddrinfo(lookup->name, NULL, &wanted, &list);
+    found->reason = error == EAI_SYSTEM ? strerrordesc_np(errno) : error ? gai_strerror(error) : "it has no address";
+    for (const struct addrinfo *one = error ? NULL : list; one && found->count < ADDRESSES_MAX; one = one->ai_next) {
+        if (one->ai_family != AF_INET && one->ai_family != AF_INET6)
+            continue;
+        struct run_address *address = &found->at[found->count++];
+        memcpy(&address->socket, one->ai_addr, one->ai_addrlen);
+        address->bytes = one->ai_addrlen;
+    }
+    if (!error)
+        freeaddrinfo(list);
+}
+
+static struct shoal_timed_call *lookup_begin(const char *name)
+{
+    struct lookup lookup = {.found.count = 0};
+    snprintf(lookup.name, sizeof lookup.name, "%s", name);
+    return shoal_timed_call_begin(lookup_ask, &lookup, sizeof lookup);
+}
+
 /* A name server that answers late leaves what is known as it is. */
 bool run_agents_look_up(struct run_agents *agents)
 {
     struct run_search *search = &agents->search;
-    struct run_addresses found;
+    struct lookup lookup;
     char reason[RUN_REFUSAL_MAX];
     if (!search->lookup)
-        search->lookup = run_lookup_begin(agents->options->place.meet);
-    const bool is_done = search->lookup && run_lookup_wait(search->lookup, LOOKUP_WAIT_MS, &found);
+        search->lookup = lookup_begin(agents->options->place.meet);
+    const bool is_done = search->lookup && shoal_timed_call_wait(search->lookup, LOOKUP_WAIT_MS, &lookup);
     snprintf(reason, sizeof reason, "the name cannot be looked up: %s",
-             is_done          ? found.reason
+             is_done          ? lookup.found.reason
              : search->lookup ? "no answer from the name server"
                               : "no memory or thread for it");
     if (is_done) {
-        run_lookup_close(search->lookup);
+        shoal_timed_call_close(search->lookup);
         search->lookup = NULL;
-        search->found = found;
+        search->found = lookup.found;
     }
     if (search->found.count == 0)
         run_search_note(search, 2, reason);

@@ -6,17 +6,27 @@
 #include "run_agents.h"
 #include "run_hub.h"
 #include "run_link.h"
-#include "run_lookup.h"
 #include "run_secret.h"
 
 #define NEVER UINT64_MAX
 
-enum { PORTS_AFTER_MEETING = 16, QUEUE_MAX = 16 };
+enum { PORTS_AFTER_MEETING = 16, ADDRESSES_MAX = 8, QUEUE_MAX = 16 };
 enum { HANDSHAKE_MS = 5000, CLOSING_MS = 2000, LOOKUP_MS = 500, LOOKUP_WAIT_MS = 500 };
+
+struct run_address {
+    struct sockaddr_storage socket;
+    socklen_t bytes;
+};
+
+struct run_addresses {
+    struct run_address at[ADDRESSES_MAX];
+    int count;
+    const char *reason; /* why there are none, in static storage */
+};
 
 /* How an agent looks for host 0. */
 struct run_search {
-    struct run_lookup *lookup; /* NULL: none is under way */
+    struct shoal_timed_call *lookup; /* NULL: none is under way */
     struct run_addresses found;
     int at, offset; /* the address and the port that are tried: PORT + 16 - offset */
     int round;

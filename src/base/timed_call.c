@@ -7,15 +7,16 @@
 
 #include "base/clock.h"
 
-struct call {
+struct shoal_timed_call {
     pthread_mutex_t lock;
     pthread_cond_t ended;
     void (*work)(void *data);
+    size_t bytes;
     bool is_done, is_given_up; /* who comes second frees it */
     _Alignas(64) unsigned char data[];
 };
 
-static void timed_call_destroy(struct call *call)
+static void timed_call_destroy(struct shoal_timed_call *call)
 {
     pthread_cond_destroy(&call->ended);
     pthread_mutex_destroy(&call->lock);
@@ -24,7 +25,7 @@ static void timed_call_destroy(struct call *call)
 
 static void *thread_main(void *arg)
 {
-    struct call *call = arg;
+    struct shoal_timed_call *call = arg;
     call->work(call->data);
     pthread_mutex_lock(&call->lock);
     const bool is_given_up = call->is_given_up;
@@ -36,14 +37,15 @@ static void *thread_main(void *arg)
     return NULL;
 }
 
-static struct call *timed_call_make(void (*work)(void *data), const void *data, size_t bytes)
+static struct shoal_timed_call *timed_call_make(void (*work)(void *data), const void *data, size_t bytes)
 {
     pthread_condattr_t attributes;
-    struct call *call = aligned_alloc(64, shoal_round_up(sizeof *call + bytes, 64));
+    struct shoal_timed_call *call = aligned_alloc(64, shoal_round_up(sizeof *call + bytes, 64));
     if (!call)
         return NULL;
     memset(call, 0, sizeof *call);
     call->work = work;
+    call->bytes = bytes;
     memcpy(call->data, data, bytes);
     pthread_mutex_init(&call->lock, NULL);
     pthread_condattr_init(&attributes);
@@ -54,7 +56,7 @@ static struct call *timed_call_make(void (*work)(void *data), const void *data, 
 }
 
 /* The program's signals are for its own threads. */
-static bool timed_call_start(struct call *call)
+static bool timed_call_start(struct shoal_timed_call *call)
 {
     pthread_t thread;
     sigset_t all, before;
@@ -67,9 +69,18 @@ static bool timed_call_start(struct call *call)
     return has_started;
 }
 
-/* Whether it was done in time. */
-static bool timed_call_await(struct call *call, uint64_t deadline_ns)
+struct shoal_timed_call *shoal_timed_call_begin(void (*work)(void *data), const void *data, size_t bytes)
 {
+    struct shoal_timed_call *call = timed_call_make(work, data, bytes);
+    if (!call || timed_call_start(call))
+        return call;
+    timed_call_destroy(call);
+    return NULL;
+}
+
+bool shoal_timed_call_wait(struct shoal_timed_call *call, uint32_t timeout_ms, void *data)
+{
+    const uint64_t deadline_ns = shoal_clock_ns() + timeout_ms * SHOAL_NS_PER_MS;
     const struct timespec deadline = {.tv_sec = (time_t)(deadline_ns / SHOAL_NS_PER_S),
                                       .tv_nsec = (long)(deadline_ns % SHOAL_NS_PER_S)};
     int error = 0;
@@ -77,24 +88,30 @@ static bool timed_call_await(struct call *call, uint64_t deadline_ns)
     while (!call->is_done && error == 0)
         error = pthread_cond_timedwait(&call->ended, &call->lock, &deadline);
     const bool is_done = call->is_done;
-    call->is_given_up = !is_done;
     pthread_mutex_unlock(&call->lock);
+    if (is_done)
+        memcpy(data, call->data, call->bytes);
     return is_done;
+}
+
+void shoal_timed_call_close(struct shoal_timed_call *call)
+{
+    if (!call)
+        return;
+    pthread_mutex_lock(&call->lock);
+    const bool is_done = call->is_done;
+    call->is_given_up = true;
+    pthread_mutex_unlock(&call->lock);
+    if (is_done)
+        timed_call_destroy(call);
 }
 
 enum shoal_status shoal_timed_call(void (*work)(void *data), void *data, size_t bytes, uint32_t timeout_ms)
 {
-    const uint64_t deadline_ns = shoal_clock_ns() + timeout_ms * SHOAL_NS_PER_MS;
-    struct call *call = timed_call_make(work, data, bytes);
+    struct shoal_timed_call *call = shoal_timed_call_begin(work, data, bytes);
     if (!call)
         return SHOAL_ERR_MEMORY;
-    if (!timed_call_start(call)) {
-        timed_call_destroy(call);
-        return SHOAL_ERR_MEMORY;
-    }
-    if (!timed_call_await(call, deadline_ns))
-        return SHOAL_ERR_TIMEOUT;
-    memcpy(data, call->data, bytes);
-    timed_call_destroy(call);
-    return SHOAL_OK;
+    const bool is_done = shoal_timed_call_wait(call, timeout_ms, data);
+    shoal_timed_call_close(call);
+    return is_done ? SHOAL_OK : SHOAL_ERR_TIMEOUT;
 }

@@ -5,8 +5,19 @@
 
 #include "base/compiler.h"
 
-/* Calls work with a copy of the `bytes` bytes at data, and copies them back at its end. ERR_TIMEOUT: it had not ended after
- * timeout_ms; data is as it was, and the copy is freed when work ends. ERR_MEMORY: no memory or no thread for it. */
+struct shoal_timed_call;
+
+/* Begins work with a copy of the `bytes` bytes at data. NULL: no memory or no thread for it. */
+SHOAL_MUST_USE struct shoal_timed_call *shoal_timed_call_begin(void (*work)(void *data), const void *data, size_t bytes);
+
+/* Waits for its end, timeout_ms at most. True: it has ended, and the copy is copied to data. False: it goes on, and may be
+ * waited for again. */
+bool shoal_timed_call_wait(struct shoal_timed_call *call, uint32_t timeout_ms, void *data);
+
+/* One that has not ended goes on, and its copy is freed when it ends. Takes NULL. */
+void shoal_timed_call_close(struct shoal_timed_call *call);
+
+/* The three in one. ERR_TIMEOUT: it had not ended after timeout_ms, and data is as it was. ERR_MEMORY: it did not begin. */
 SHOAL_MUST_USE enum shoal_status shoal_timed_call(void (*work)(void *data), void *data, size_t bytes, uint32_t timeout_ms);
 
 #endif
