@@ -225,23 +225,29 @@ static char *device_address(const struct shoal_device_operand *device, int part,
     return *run ? device->ops->address(device, part, at, run) : &nothing;
 }
 
+/* The address of a byte of an operand, which may be NULL where the rank has no element of it: C adds nothing to that. */
+static char *address_in(const void *operand, size_t bytes)
+{
+    return (char *)((uintptr_t)operand + bytes);
+}
+
 char *shoal_call_address(const struct shoal_call *call, int rank, size_t element_bytes, enum shoal_operand operand, int part,
                          size_t at, size_t *run)
 {
     const struct shoal_layout *layout = call->layout;
     const bool is_input = operand == SHOAL_OPERAND_INPUT;
-    char *const whole = is_input ? (char *)(uintptr_t)call->input : call->output;
+    const void *const whole = is_input ? call->input : call->output;
     if (SHOAL_LIKELY(!layout))
-        return whole + ((size_t)part * call->count + at) * element_bytes;
+        return address_in(whole, ((size_t)part * call->count + at) * element_bytes);
     if (layout->device[operand] && !layout->device[operand]->stays)
         return device_address(layout->device[operand], part, at, run);
     if (!layout->tensors)
-        return whole + (shoal_call_part_at(call, rank, operand, rank, part) + at) * element_bytes;
+        return address_in(whole, (shoal_call_part_at(call, rank, operand, rank, part) + at) * element_bytes);
     const size_t t = find_tensor(layout, at);
     const struct shoal_tensor *tensor = &layout->tensors[t];
-    char *base = is_input ? (char *)(uintptr_t)tensor->input : tensor->output;
     *run = shoal_min_size(*run, layout->starts[t + 1] - at);
-    return base + ((size_t)part * tensor->count + at - layout->starts[t]) * element_bytes;
+    return address_in(is_input ? tensor->input : tensor->output,
+                      ((size_t)part * tensor->count + at - layout->starts[t]) * element_bytes);
 }
 
 static size_t end_of_parts(const size_t *counts, const size_t *at, int size)

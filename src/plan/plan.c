@@ -99,10 +99,12 @@ static bool is_own_place(const struct shoal_plan *plan, const struct shoal_block
 
 static bool is_early(const struct shoal_plan *plan, const struct shoal_step *step)
 {
-    const struct shoal_block *blocks = &plan->blocks[step->first_block];
     if (step->kind == SHOAL_STEP_WAIT)
         return step->peer != plan->rank && step->value == 0;
-    if (step->kind != SHOAL_STEP_REDUCE || step->source_count != 1 || !is_own(plan, &blocks[0], SHOAL_OPERAND_INPUT))
+    if (step->kind != SHOAL_STEP_REDUCE || step->source_count != 1)
+        return false;
+    const struct shoal_block *blocks = &plan->blocks[step->first_block];
+    if (!is_own(plan, &blocks[0], SHOAL_OPERAND_INPUT))
         return false;
     for (unsigned i = 1; i <= step->dest_count; i++) {
         if (!is_own_place(plan, &blocks[i]))
@@ -124,9 +126,11 @@ bool shoal_plan_only_sends_input(const struct shoal_plan *plan, bool *copies_out
     *copies_out = false;
     for (uint32_t i = 0; i < plan->step_count; i++) {
         const struct shoal_step *step = &plan->steps[i];
+        if (step->kind != SHOAL_STEP_REDUCE)
+            continue;
         const struct shoal_block *blocks = &plan->blocks[step->first_block];
         bool reads = false;
-        for (unsigned s = 0; s < step->source_count && step->kind == SHOAL_STEP_REDUCE; s++)
+        for (unsigned s = 0; s < step->source_count; s++)
             reads |= is_own(plan, &blocks[s], SHOAL_OPERAND_INPUT);
         if (!reads)
             continue;

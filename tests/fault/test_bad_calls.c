@@ -212,12 +212,12 @@ static void set_operands(struct arguments *a, void *input, void *output)
 
 static void spoil_type(struct arguments *a)
 {
-    a->type = a->messages[1].type = (enum shoal_type)a->number;
+    a->type = a->messages[1].type = (enum shoal_type)(int)a->number;
 }
 
 static void spoil_operator(struct arguments *a)
 {
-    a->op = (enum shoal_op)a->number;
+    a->op = (enum shoal_op)(int)a->number;
 }
 
 static void scale_integers(struct arguments *a)
