@@ -16,9 +16,6 @@ struct seeds {
 #elif !defined(__x86_64__) /* under qemu, mostly */
 #define SEEDS_PART 16
 #define SEEDS_FROM 2000
-#elif defined(__clang__) && !defined(__SANITIZE_THREAD__)
-#define SEEDS_PART 4
-#define SEEDS_FROM 3000
 #else
 #define SEEDS_PART 1
 #define SEEDS_FROM 0

@@ -348,7 +348,7 @@ def tests_of_python_wait_for_what_is_installed():
     """The other builds and their tests do not: the command ends when they have been reported."""
     with tempfile.TemporaryDirectory() as folder:
         dev, order = dev_test(folder), []
-        dev.BUILDS = dict.fromkeys(("plain", "python", "clang"), ("build", "cc", []))
+        dev.BUILDS = dict.fromkeys(("plain", "python", "asan"), ("build", "cc", []))
         dev.why_impossible = lambda name: None
         dev.build = lambda name, is_beside: (order.append(f"build {name}") or True, 0, 0)
         dev.tests_of = lambda name, pattern: [{"name": "one", "priority": 0, "is_parallel": False, "suite": ["unit"], "timeout": 1}]
@@ -356,7 +356,7 @@ def tests_of_python_wait_for_what_is_installed():
 
         def report(name, test, result, options, total):
             order.append(f"test {name}")
-            if {"test plain", "test clang"} <= set(order):
+            if {"test plain", "test asan"} <= set(order):
                 (pathlib.Path(folder) / "go").touch()
         dev.report = report
         install = "for i in $(seq 3000); do [ -e go ] && exec touch installed; sleep 0.02; done"
