@@ -6,7 +6,7 @@ set -eu
 name=$1
 folder=build/$name
 cd "$(dirname "$0")/.."
-echo "installing $(sed -n '1s/^# //p' "dev/venv/$name.txt" | cut -d. -f1 | cut -c1-100) at $folder"
+echo "installing the packages of dev/venv/$name.txt at $folder"
 trap 'code=$?; [ $code = 0 ] || rm -rf "$folder"' EXIT
 rm -rf "$folder"
 dev/pip.py "$folder" --requirement "dev/venv/$name.txt"

@@ -80,7 +80,7 @@ static struct shoal_timed_call *lookup_begin(const char *name)
     return shoal_timed_call_begin(lookup_ask, &lookup, sizeof lookup);
 }
 
-/* A name server that answers late leaves what is known as it is. */
+/* While a name server does not answer, the addresses found before stay in use. */
 bool run_agents_look_up(struct run_agents *agents)
 {
     struct run_search *search = &agents->search;

@@ -14,7 +14,7 @@ SHOAL_MUST_USE struct shoal_timed_call *shoal_timed_call_begin(void (*work)(void
  * waited for again. */
 bool shoal_timed_call_wait(struct shoal_timed_call *call, uint32_t timeout_ms, void *data);
 
-/* One that has not ended goes on, and its copy is freed when it ends. Takes NULL. */
+/* Frees a call. One that still runs goes on, and is freed when it ends. Takes NULL. */
 void shoal_timed_call_close(struct shoal_timed_call *call);
 
 /* The three in one. ERR_TIMEOUT: it had not ended after timeout_ms, and data is as it was. ERR_MEMORY: it did not begin. */

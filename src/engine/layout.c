@@ -225,7 +225,8 @@ static char *device_address(const struct shoal_device_operand *device, int part,
     return *run ? device->ops->address(device, part, at, run) : &nothing;
 }
 
-/* The address of a byte of an operand, which may be NULL where the rank has no element of it: C adds nothing to that. */
+/* The address of a byte of an operand. A rank that has no element of an operand may pass NULL. C does not define NULL plus a
+ * number, so this adds integers. */
 static char *address_in(const void *operand, size_t bytes)
 {
     return (char *)((uintptr_t)operand + bytes);

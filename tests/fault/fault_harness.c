@@ -78,15 +78,32 @@ struct fault_holdings fault_holdings(void)
                                    count_lines("/proc/self/maps", "memfd:shoal")};
 }
 
-size_t fault_resident_bytes(void)
+/* proc(5): statm counts pages. */
+static void read_memory(size_t *mapped, size_t *resident)
 {
-    unsigned long total = 0, resident = 0;
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    unsigned long mapped_pages = 0, resident_pages = 0;
     FILE *file = fopen("/proc/self/statm", "re");
-    if (!file || fscanf(file, "%lu %lu", &total, &resident) != 2)
-        resident = 0;
+    if (!file || fscanf(file, "%lu %lu", &mapped_pages, &resident_pages) != 2)
+        mapped_pages = resident_pages = 0;
     if (file)
         fclose(file);
-    return (size_t)resident * (size_t)sysconf(_SC_PAGESIZE);
+    *mapped = mapped_pages * page;
+    *resident = resident_pages * page;
+}
+
+size_t fault_mapped_bytes(void)
+{
+    size_t mapped, resident;
+    read_memory(&mapped, &resident);
+    return mapped;
+}
+
+size_t fault_resident_bytes(void)
+{
+    size_t mapped, resident;
+    read_memory(&mapped, &resident);
+    return resident;
 }
 
 int fault_free_port(void)

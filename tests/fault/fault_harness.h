@@ -137,7 +137,8 @@ struct fault_holdings {
     int mappings; /* of Shoal's segments */
 };
 struct fault_holdings fault_holdings(void);
-/* Resident bytes of this process. */
+/* The bytes of address space that this process has mapped, and those of them that are in memory. */
+size_t fault_mapped_bytes(void);
 size_t fault_resident_bytes(void);
 
 #endif

@@ -412,18 +412,6 @@ static enum shoal_status no_descriptors(struct fault_rank *self)
     return status;
 }
 
-/* Of this process, in use or not. */
-static rlim_t address_space_bytes(void)
-{
-    unsigned long pages = 0;
-    FILE *file = fopen("/proc/self/statm", "re");
-    if (!file || fscanf(file, "%lu", &pages) != 1)
-        pages = 0;
-    if (file)
-        fclose(file);
-    return (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE);
-}
-
 /* A size that the machine cannot have in one piece of address space. */
 static enum shoal_status no_address_space(struct fault_rank *self)
 {
@@ -433,7 +421,7 @@ static enum shoal_status no_address_space(struct fault_rank *self)
     enum shoal_status status = fault_context(self, NULL, &context);
     getrlimit(RLIMIT_AS, &before);
     limit = before;
-    limit.rlim_cur = address_space_bytes() + ((rlim_t)256 << 20);
+    limit.rlim_cur = (rlim_t)fault_mapped_bytes() + ((rlim_t)256 << 20);
     setrlimit(RLIMIT_AS, &limit);
     if (status == SHOAL_OK)
         status = shoal_mem_alloc(context, (size_t)300 << 20, &memory);

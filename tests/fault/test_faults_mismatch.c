@@ -134,7 +134,7 @@ static size_t find_most(const size_t *counts, int size, size_t most)
 /* The count in the message: the longest part, or all elements of the tensors. */
 static size_t told_count(const struct operation *operation, const struct team *team)
 {
-    char nothing; /* which nobody reads */
+    char nothing; /* its address is used, its value is not */
     const struct operation_side side = {.operation = *operation, .team = *team, .input = &nothing, .output = &nothing};
     size_t count = operation->form == FORM_PLAIN ? operation->count : 0;
     struct operation_arguments arguments = operation_open_arguments(&side);

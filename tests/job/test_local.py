@@ -228,8 +228,8 @@ def torchrun_and_mpi_scripts_find_their_variables():
         expect([line for line in both if "| has" in line] == ["0| has 0 4 0", "1| has 1 4 1", "2| has 2 4 0", "3| has 3 4 1"], both)
 
 
-def what_a_job_wrote_comes_before_its_end():
-    """Also what it wrote between the last look at its logs and the one at its status."""
+def last_lines_come_before_the_end():
+    """Lines that came after the last look at the logs are shown before the status that ends the job."""
     sys.path.insert(0, str(TOP / "python"))
     from shoal.job import engines
     from shoal.job.folder import JobFolder
@@ -284,7 +284,8 @@ def command_says_when_python_or_the_package_is_missing():
         expect(code == 0, code, err)
 
 
-run_cases([job_runs_from_document_to_model, what_a_job_wrote_comes_before_its_end, hosts_are_joined_and_their_models_merged, script_finds_what_the_contract_promises,
+run_cases([job_runs_from_document_to_model, last_lines_come_before_the_end, hosts_are_joined_and_their_models_merged,
+           script_finds_what_the_contract_promises,
            variables_are_those_of_the_toolkit, shell_scripts_and_packages_are_entry_points, entry_point_alone_is_enough, same_file_from_all_hosts_is_no_clash,
            links_in_the_model_are_followed, result_goes_to_output_path, job_outlives_who_started_it, checkpoints_are_in_the_job_folder,
            plain_jobs_are_started_again, torchrun_and_mpi_scripts_find_their_variables, command_helps_and_refuses,

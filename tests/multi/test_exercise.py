@@ -49,7 +49,7 @@ class Copy:
         return out
 
     def build(self, targets):
-        """`ninja -C build` of the targets that the exercise runs, not optimized: this is about the edits."""
+        """`ninja -C build` of the targets that the exercise runs, without optimization, as this test is about the edits."""
         if not (self.folder / "build").exists():
             self.run("meson setup build -Doptimization=0 -Ddebug=false", BUILD_S)
         self.run(f"nice ninja -C build {targets}", BUILD_S)

@@ -123,7 +123,7 @@ def sdist_is_made_of_what_is_tracked():
 
 
 def wheel_is_built_from_the_sdist():
-    """Not optimized, which takes a third of the time: this is about what it holds."""
+    """Without optimization, as this test looks at the contents of the wheel: compiling takes a third of the time."""
     pip("wheel", "--no-deps", "--config-settings=setup-args=-Doptimization=0", "-w", ROOT / "wheels", the_one("sdist", "shoal-*.tar.gz"))
     the_one("wheels", "shoal-*.whl")
 

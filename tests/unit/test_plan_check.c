@@ -787,13 +787,6 @@ static struct shoal_step *step_at(const struct group *group, int rank, uint32_t 
     return &group->plans[rank].steps[step];
 }
 
-/* Of a plan without blocks: nothing, which only steps have that name none. */
-static struct shoal_block *blocks_of(const struct group *group, int rank, const struct shoal_step *step)
-{
-    struct shoal_block *blocks = group->plans[rank].blocks;
-    return blocks ? blocks + step->first_block : NULL;
-}
-
 /* A rank gives to all in one pass. So who hears from another taker of that pass, by whatever way, needs no word of its
  * giver. */
 static bool is_mixed(const struct group *group)
@@ -889,10 +882,10 @@ static bool plant_credit_too_many(struct group *group, int rank, uint32_t step)
 static bool plant_contribution_twice(struct group *group, int rank, uint32_t step)
 {
     const struct shoal_step *reduce = step_at(group, rank, step);
-    struct shoal_block *blocks = blocks_of(group, rank, reduce);
 
     if (reduce->kind != SHOAL_STEP_REDUCE || reduce->source_count < 2)
         return false;
+    struct shoal_block *blocks = group->plans[rank].blocks + reduce->first_block;
     blocks[reduce->source_count - 1] = blocks[0];
     return true;
 }
@@ -900,10 +893,10 @@ static bool plant_contribution_twice(struct group *group, int rank, uint32_t ste
 static bool plant_no_contribution(struct group *group, int rank, uint32_t step)
 {
     struct shoal_step *reduce = step_at(group, rank, step);
-    struct shoal_block *blocks = blocks_of(group, rank, reduce);
 
     if (reduce->kind != SHOAL_STEP_REDUCE || reduce->source_count < 2)
         return false;
+    struct shoal_block *blocks = group->plans[rank].blocks + reduce->first_block;
     reduce->source_count--;
     memmove(blocks + reduce->source_count, blocks + reduce->source_count + 1, reduce->dest_count * sizeof *blocks);
     return true;
@@ -913,10 +906,10 @@ static bool plant_no_contribution(struct group *group, int rank, uint32_t step)
 static bool plant_no_reach(struct group *group, int rank, uint32_t step)
 {
     const struct shoal_step *reduce = step_at(group, rank, step);
-    struct shoal_block *block = blocks_of(group, rank, reduce);
 
     if (reduce->kind != SHOAL_STEP_REDUCE || !group->view.host)
         return false;
+    struct shoal_block *block = group->plans[rank].blocks + reduce->first_block;
     for (int i = 0; i < group->view.size; i++) {
         if (shoal_view_reaches(&group->view, rank, i))
             continue;
@@ -929,9 +922,11 @@ static bool plant_no_reach(struct group *group, int rank, uint32_t step)
 static bool plant_wrong_block(struct group *group, int rank, uint32_t step)
 {
     const struct shoal_step *move = step_at(group, rank, step);
-    struct shoal_block *block = blocks_of(group, rank, move);
 
-    if (move->kind > SHOAL_STEP_PUT || block->of < 2 || (block->bin && group->plans[rank].bins == 1))
+    if (move->kind > SHOAL_STEP_PUT)
+        return false;
+    struct shoal_block *block = group->plans[rank].blocks + move->first_block;
+    if (block->of < 2 || (block->bin && group->plans[rank].bins == 1))
         return false;
     if (block->bin)
         block->bin = (uint16_t)(block->bin % group->plans[rank].bins + 1);
@@ -943,20 +938,22 @@ static bool plant_wrong_block(struct group *group, int rank, uint32_t step)
 static bool plant_no_such_block(struct group *group, int rank, uint32_t step)
 {
     const struct shoal_step *move = step_at(group, rank, step);
-    struct shoal_block *blocks = blocks_of(group, rank, move);
 
     if (move->kind > SHOAL_STEP_PUT)
         return false;
-    blocks[move->source_count].index = blocks[move->source_count].of;
+    struct shoal_block *block = group->plans[rank].blocks + move->first_block + move->source_count;
+    block->index = block->of;
     return true;
 }
 
 static bool plant_no_such_part(struct group *group, int rank, uint32_t step)
 {
     const struct shoal_step *move = step_at(group, rank, step);
-    struct shoal_block *blocks = blocks_of(group, rank, move), *block = blocks ? &blocks[move->source_count] : NULL;
 
-    if (move->kind > SHOAL_STEP_PUT || block->operand != SHOAL_OPERAND_STAGING)
+    if (move->kind > SHOAL_STEP_PUT)
+        return false;
+    struct shoal_block *block = group->plans[rank].blocks + move->first_block + move->source_count;
+    if (block->operand != SHOAL_OPERAND_STAGING)
         return false;
     if (block->bin)
         block->bin = (uint16_t)(group->plans[0].bins + 1);
@@ -1131,8 +1128,9 @@ static void plan_check_text_names_both_parties_of_a_race(void **state)
     (void)state;
     group_init(&group, &broadcast, 2, NULL, 0, SHARE_NONE, false);
     remove_step(&group.plans[0], 0);
-    expect_text(&group, "race: rank 1, step 1 of operation 1 [copy    stg[0].0 0/1 -> out[1] 0/1] reads stg[0].0 0/1, which "
-                        "rank 0, step 0 of operation 2 [copy    in[0] 0/1 -> stg[0].0 0/1] writes; nothing orders the two");
+    expect_text(&group,
+                "race: rank 1, step 1 of operation 1 [copy    stg[0].0 0/1 -> out[1] 0/1] reads stg[0].0 0/1, which "
+                "rank 0, step 0 of operation 2 [copy    in[0] 0/1 -> stg[0].0 0/1] writes; nothing orders the two");
     group_fini(&group);
     group_init(&group, &broadcast, 2, NULL, 0, SHARE_ALL, false);
     remove_step(&group.plans[0], 1);

@@ -119,7 +119,7 @@ def job_wait(folder: JobFolder, out: Optional[TextIO] = None, told: Optional[Tex
             if display and status.status != seen:
                 display.clear()
                 if follower and status.status in ENDED:
-                    follower.follow()  # all that it wrote comes before its end
+                    follower.follow()  # its last lines are shown before its end
                 print(f"shoal job: {folder.name}: {status.status}", file=told, flush=True)
             seen = status.status
         if display and seen in BEFORE_TRAINING:
