@@ -197,8 +197,9 @@ def add_torch():
 
 
 def quick_compiler():
-    """The machine's C++ compiler, which leaves out what makes programs fast; "" where there is none."""
-    found = shutil.which("c++")
+    """A C++ compiler that leaves out what makes programs fast; "" where there is none. clang, where it is: it takes two thirds of the
+    time, and other tests compile the shim with the machine's own."""
+    found = shutil.which("clang++") or shutil.which("c++")
     if not found:
         return ""
     (ROOT / "quick-c++").write_text(f'#!/bin/sh\nexec "{found}" "$@" -O0\n')
@@ -217,7 +218,7 @@ def torch_trains_over_what_is_installed():
         expect(code == 0, out, err)
         results[workers, shim] = [line.split("| ")[-1].split(" ", 1) for line in out.splitlines()]
     served = {name for lines in results.values() for name, _ in lines}
-    expect(served == ({"c++", "python"} if shutil.which("c++") else {"python"}), results)
+    expect(served == ({"c++", "python"} if compiler else {"python"}), results)
     expect([len(lines) for lines in results.values()] == [1, 2, 2], results)
     expect(len({numbers for lines in results.values() for _, numbers in lines}) == 1, results)
 

@@ -1,13 +1,15 @@
 // A device of torch whose memory, streams and events are those of the stand-in driver, tests/mock/cuda. So torch, the back-end,
 // the library and the driver run together where there is no GPU. stand_in.py compiles and registers it: as PrivateUse1, or with
-// STAND_IN_CUDA as CUDA, whose place in torch's tables is free in a torch that was built for CPUs.
+// STAND_IN_NAME=cuda as CUDA, whose place in torch's tables is free in a torch that was built for CPUs.
 //
 // Copies inside the device, of any strides, go on the current stream and return at once, as on a GPU. Everything else is done by
 // the CPU: torch copies operands to the host, computes, and copies back (CPU fallback), and the calling thread waits for the
 // current stream each time. Memory is allocated and freed in the order of the stream that it was allocated on, and given out
 // again at once. So memory that is freed while another stream uses it, as without record_stream, is a fault.
 #include <algorithm>
+#include <cstdlib>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include <ATen/CPUFunctions.h>
@@ -30,16 +32,10 @@ namespace {
 using at::Tensor;
 using c10::DeviceIndex;
 
-#ifdef STAND_IN_CUDA
-#define STAND_IN_KEY CUDA
-using HooksInterface = at::CUDAHooksInterface;
-#else
-#define STAND_IN_KEY PrivateUse1
-using HooksInterface = at::PrivateUse1HooksInterface;
-#endif
-
-constexpr c10::DeviceType kType = c10::DeviceType::STAND_IN_KEY;
-constexpr c10::DispatchKey kKey = c10::DispatchKey::STAND_IN_KEY;
+// Which place the device has is asked when the module is loaded, so that it is compiled once.
+const bool is_cuda = std::getenv("STAND_IN_NAME") && std::string(std::getenv("STAND_IN_NAME")) == "cuda";
+const c10::DeviceType kType = is_cuda ? c10::DeviceType::CUDA : c10::DeviceType::PrivateUse1;
+const c10::DispatchKey kKey = is_cuda ? c10::DispatchKey::CUDA : c10::DispatchKey::PrivateUse1;
 constexpr int kStreams = 8; // of each device's pool: few, so that many of a program's streams are one
 constexpr int kDims = 8;
 
@@ -273,7 +269,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 };
 const c10::impl::DeviceGuardImplRegistrar guard_registrar(kType, new Guard);
 
-struct Hooks : HooksInterface {
+template <class Interface> struct Hooks : Interface {
     bool isBuilt() const override
     {
         return true;
@@ -312,9 +308,7 @@ struct Hooks : HooksInterface {
     }
 };
 
-#ifdef STAND_IN_CUDA
-
-struct CudaHooks final : Hooks {
+struct CudaHooks final : Hooks<at::CUDAHooksInterface> {
     explicit CudaHooks(at::CUDAHooksArgs)
     {
     }
@@ -326,16 +320,8 @@ struct CudaHooks final : Hooks {
         return true;
     }
 };
-using at::CUDAHooksRegistry, at::RegistererCUDAHooksRegistry;
-C10_REGISTER_CLASS(CUDAHooksRegistry, CUDAHooks, CudaHooks)
 
-void register_hooks()
-{
-}
-
-#else
-
-struct PrivateHooks final : Hooks {
+struct PrivateHooks final : Hooks<at::PrivateUse1HooksInterface> {
     void resizePrivateUse1Bytes(const c10::Storage &storage, size_t bytes) const override
     {
         TORCH_CHECK(bytes <= storage.nbytes() || !storage.nbytes(), "stand_in: a tensor with contents cannot grow");
@@ -347,10 +333,11 @@ struct PrivateHooks final : Hooks {
 
 void register_hooks()
 {
-    at::RegisterPrivateUse1HooksInterface(new PrivateHooks);
+    if (is_cuda)
+        at::CUDAHooksRegistry()->Register("CUDAHooks", at::RegistererCUDAHooksRegistry::DefaultCreator<CudaHooks>);
+    else
+        at::RegisterPrivateUse1HooksInterface(new PrivateHooks);
 }
-
-#endif
 
 // ---- Copies ----
 
@@ -476,14 +463,12 @@ Tensor copy_from_and_resize(const Tensor &from, const Tensor &to)
     return copy_from(from, to, false);
 }
 
-#ifdef STAND_IN_CUDA
 // For devices that torch itself knows it does not ask _copy_from.
 Tensor &copy(Tensor &to, const Tensor &from, bool is_async)
 {
     copy_from(from, to, is_async);
     return to;
 }
-#endif
 
 at::Scalar local_scalar(const Tensor &tensor)
 {
@@ -505,7 +490,7 @@ void on_cpu(const c10::OperatorHandle &op, torch::jit::Stack *stack)
     at::native::cpu_fallback(op, stack);
 }
 
-TORCH_LIBRARY_IMPL(aten, STAND_IN_KEY, m)
+void define_operators(torch::Library &m)
 {
     m.impl("empty.memory_format", empty);
     m.impl("empty_strided", empty_strided);
@@ -515,9 +500,8 @@ TORCH_LIBRARY_IMPL(aten, STAND_IN_KEY, m)
     m.impl("view_as_complex", at::native::view_as_complex);
     m.impl("_reshape_alias", at::native::_reshape_alias);
     m.impl("resize_", at::native::resize_);
-#ifdef STAND_IN_CUDA
-    m.impl("copy_", copy);
-#endif
+    if (is_cuda)
+        m.impl("copy_", copy);
     m.impl("_copy_from", copy_from);
     m.impl("_copy_from_and_resize", copy_from_and_resize);
     m.impl("_local_scalar_dense", local_scalar);
@@ -527,9 +511,13 @@ TORCH_LIBRARY_IMPL(aten, STAND_IN_KEY, m)
     m.impl("set_.source_Storage_storage_offset", set_storage);
 }
 
-TORCH_LIBRARY_IMPL(_, STAND_IN_KEY, m)
+// What TORCH_LIBRARY_IMPL does for a key that is known when it is compiled.
+void register_operators()
 {
-    m.fallback(torch::CppFunction::makeFromBoxedFunction<&on_cpu>());
+    static torch::Library operators(torch::Library::IMPL, "aten", kKey, __FILE__, __LINE__);
+    static torch::Library others(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__);
+    define_operators(operators);
+    others.fallback(torch::CppFunction::makeFromBoxedFunction<&on_cpu>());
 }
 
 // ---- The module ----
@@ -560,6 +548,7 @@ void open(const std::string &path)
         open_device(devices[i], i);
     c10::SetAllocator(kType, &memory);
     register_hooks();
+    register_operators();
 }
 
 std::string faults()

@@ -28,7 +28,7 @@ driver = None  # the module in C++, once started
 def compiled():
     """The path of the module, which is compiled where that has not been done."""
     from shoal.torch import _compile
-    digest = hashlib.sha256((torch.__version__ + NAME).encode() + b"".join(path.read_bytes() for path in USED)).hexdigest()[:16]
+    digest = hashlib.sha256(torch.__version__.encode() + b"".join(path.read_bytes() for path in USED)).hexdigest()[:16]
     folder = _compile.cache_folder()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / f"stand_in-{torch.__version__}-{digest}.so"
@@ -40,8 +40,7 @@ def compiled():
 def command(_compile):
     name = "-DTORCH_EXTENSION_NAME="
     own = {str(_compile.MAIN): str(SOURCE), name + _compile.MODULE: name + "stand_in", "-O2": "-O0"}
-    named = ["-DSTAND_IN_CUDA"] if NAME == "cuda" else []
-    return [own.get(part, part) for part in _compile._command()] + [f"-I{folder}" for folder in HEADERS] + named
+    return [own.get(part, part) for part in _compile._command()] + [f"-I{folder}" for folder in HEADERS]
 
 
 def start():
