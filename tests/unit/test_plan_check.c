@@ -787,6 +787,12 @@ static struct shoal_step *step_at(const struct group *group, int rank, uint32_t 
     return &group->plans[rank].steps[step];
 }
 
+/* Of a step that names blocks: its sources, which its destinations follow. */
+static struct shoal_block *blocks_of(const struct group *group, int rank, const struct shoal_step *step)
+{
+    return group->plans[rank].blocks + step->first_block;
+}
+
 /* A rank gives to all in one pass. So who hears from another taker of that pass, by whatever way, needs no word of its
  * giver. */
 static bool is_mixed(const struct group *group)
@@ -885,7 +891,7 @@ static bool plant_contribution_twice(struct group *group, int rank, uint32_t ste
 
     if (reduce->kind != SHOAL_STEP_REDUCE || reduce->source_count < 2)
         return false;
-    struct shoal_block *blocks = group->plans[rank].blocks + reduce->first_block;
+    struct shoal_block *blocks = blocks_of(group, rank, reduce);
     blocks[reduce->source_count - 1] = blocks[0];
     return true;
 }
@@ -896,7 +902,7 @@ static bool plant_no_contribution(struct group *group, int rank, uint32_t step)
 
     if (reduce->kind != SHOAL_STEP_REDUCE || reduce->source_count < 2)
         return false;
-    struct shoal_block *blocks = group->plans[rank].blocks + reduce->first_block;
+    struct shoal_block *blocks = blocks_of(group, rank, reduce);
     reduce->source_count--;
     memmove(blocks + reduce->source_count, blocks + reduce->source_count + 1, reduce->dest_count * sizeof *blocks);
     return true;
@@ -909,7 +915,7 @@ static bool plant_no_reach(struct group *group, int rank, uint32_t step)
 
     if (reduce->kind != SHOAL_STEP_REDUCE || !group->view.host)
         return false;
-    struct shoal_block *block = group->plans[rank].blocks + reduce->first_block;
+    struct shoal_block *block = blocks_of(group, rank, reduce);
     for (int i = 0; i < group->view.size; i++) {
         if (shoal_view_reaches(&group->view, rank, i))
             continue;
@@ -925,7 +931,7 @@ static bool plant_wrong_block(struct group *group, int rank, uint32_t step)
 
     if (move->kind > SHOAL_STEP_PUT)
         return false;
-    struct shoal_block *block = group->plans[rank].blocks + move->first_block;
+    struct shoal_block *block = blocks_of(group, rank, move);
     if (block->of < 2 || (block->bin && group->plans[rank].bins == 1))
         return false;
     if (block->bin)
@@ -941,7 +947,7 @@ static bool plant_no_such_block(struct group *group, int rank, uint32_t step)
 
     if (move->kind > SHOAL_STEP_PUT)
         return false;
-    struct shoal_block *block = group->plans[rank].blocks + move->first_block + move->source_count;
+    struct shoal_block *block = blocks_of(group, rank, move) + move->source_count;
     block->index = block->of;
     return true;
 }
@@ -952,7 +958,7 @@ static bool plant_no_such_part(struct group *group, int rank, uint32_t step)
 
     if (move->kind > SHOAL_STEP_PUT)
         return false;
-    struct shoal_block *block = group->plans[rank].blocks + move->first_block + move->source_count;
+    struct shoal_block *block = blocks_of(group, rank, move) + move->source_count;
     if (block->operand != SHOAL_OPERAND_STAGING)
         return false;
     if (block->bin)

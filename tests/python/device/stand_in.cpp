@@ -33,9 +33,9 @@ using at::Tensor;
 using c10::DeviceIndex;
 
 // Which place the device has is asked when the module is loaded, so that it is compiled once.
-const bool is_cuda = std::getenv("STAND_IN_NAME") && std::string(std::getenv("STAND_IN_NAME")) == "cuda";
-const c10::DeviceType kType = is_cuda ? c10::DeviceType::CUDA : c10::DeviceType::PrivateUse1;
-const c10::DispatchKey kKey = is_cuda ? c10::DispatchKey::CUDA : c10::DispatchKey::PrivateUse1;
+const bool kIsCuda = std::getenv("STAND_IN_NAME") && std::string(std::getenv("STAND_IN_NAME")) == "cuda";
+const c10::DeviceType kType = kIsCuda ? c10::DeviceType::CUDA : c10::DeviceType::PrivateUse1;
+const c10::DispatchKey kKey = kIsCuda ? c10::DispatchKey::CUDA : c10::DispatchKey::PrivateUse1;
 constexpr int kStreams = 8; // of each device's pool: few, so that many of a program's streams are one
 constexpr int kDims = 8;
 
@@ -333,7 +333,7 @@ struct PrivateHooks final : Hooks<at::PrivateUse1HooksInterface> {
 
 void register_hooks()
 {
-    if (is_cuda)
+    if (kIsCuda)
         at::CUDAHooksRegistry()->Register("CUDAHooks", at::RegistererCUDAHooksRegistry::DefaultCreator<CudaHooks>);
     else
         at::RegisterPrivateUse1HooksInterface(new PrivateHooks);
@@ -500,7 +500,7 @@ void define_operators(torch::Library &m)
     m.impl("view_as_complex", at::native::view_as_complex);
     m.impl("_reshape_alias", at::native::_reshape_alias);
     m.impl("resize_", at::native::resize_);
-    if (is_cuda)
+    if (kIsCuda)
         m.impl("copy_", copy);
     m.impl("_copy_from", copy_from);
     m.impl("_copy_from_and_resize", copy_from_and_resize);
