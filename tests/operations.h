@@ -95,6 +95,8 @@ struct team {
 struct twin_device {
     char *(*allocate)(size_t bytes);
     void (*release)(char *there);
+    void (*pin)(char *here, size_t bytes); /* so that copies from and to it wait for no stream */
+    void (*unpin)(char *here);
     void *(*take_stream)(void); /* that has nothing to do */
     void (*upload)(char *there, const char *here, size_t bytes, void *stream);
     void (*download)(char *here, const char *there, size_t bytes, void *stream);

@@ -12,6 +12,12 @@ static shoal_cu_stream mock_device_streams[MOCK_DEVICE_STREAMS];
 static unsigned mock_device_next;
 static int mock_device_ordinal; /* of the device that mock_device_start takes */
 
+/* The environment names a real driver in the stand-in's place (make test-gpu): nothing of it can be set or counted. */
+static inline bool mock_device_is_real(void)
+{
+    return getenv("SHOAL_TEST_CUDA") != NULL;
+}
+
 static inline void mock_device_must(shoal_cu_result result, const char *call)
 {
     if (result == SHOAL_CU_SUCCESS)
@@ -72,8 +78,24 @@ static inline void mock_device_synchronize(void *stream)
     MOCK_DEVICE(stream_synchronize((shoal_cu_stream)stream));
 }
 
-static const struct twin_device mock_device = {mock_device_allocate, mock_device_release,  mock_device_take_stream,
-                                               mock_device_upload,   mock_device_download, mock_device_synchronize};
+/* The stand-in's copies do not wait, but in the mode `pageable`; memory that nobody knows is tested by that. */
+static inline void mock_device_pin(char *here, size_t bytes)
+{
+    MOCK_DEVICE(context_set(mock_device_context));
+    if (mock_device_is_real())
+        MOCK_DEVICE(host_register(here, bytes, 0));
+}
+
+static inline void mock_device_unpin(char *here)
+{
+    MOCK_DEVICE(context_set(mock_device_context));
+    if (mock_device_is_real())
+        MOCK_DEVICE(host_unregister(here));
+}
+
+static const struct twin_device mock_device = {mock_device_allocate,    mock_device_release, mock_device_pin,
+                                               mock_device_unpin,       mock_device_take_stream, mock_device_upload,
+                                               mock_device_download,    mock_device_synchronize};
 
 /* ---- The engine calls no driver ------------------------------------------------------------------------------------------ */
 
@@ -115,12 +137,6 @@ uint64_t __wrap_shoal_engine_check(struct shoal_engine *engine, uint64_t now_ns)
 #endif
 
 /* ---- Worlds -------------------------------------------------------------------------------------------------------------- */
-
-/* The environment names a real driver in the stand-in's place (make test-gpu): nothing of it can be set or counted. */
-static inline bool mock_device_is_real(void)
-{
-    return getenv("SHOAL_TEST_CUDA") != NULL;
-}
 
 /* Loads the driver in this process, in these modes. Communicators that are made from now on find it. */
 static inline void mock_device_start(const char *modes)

@@ -166,6 +166,8 @@ struct areas world_open_areas(struct world *world, size_t bytes)
         OK(world, shoal_mem_alloc(world->context, bytes, &memory));
         areas.shared[i] = memory;
         areas.twins[i] = world->device ? world->device->allocate(bytes) : NULL;
+        if (world->device)
+            world->device->pin(areas.shared[i], bytes);
     }
     return areas;
 }
@@ -174,8 +176,10 @@ void world_close_areas(struct world *world, struct areas *areas)
 {
     for (int i = 0; i < 2; i++) {
         free(areas->plain[i]);
-        if (areas->device)
+        if (areas->device) {
+            areas->device->unpin(areas->shared[i]);
             areas->device->release(areas->twins[i]);
+        }
         OK(world, shoal_mem_free(world->context, areas->shared[i]));
     }
 }

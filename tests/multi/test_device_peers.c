@@ -20,6 +20,7 @@ struct plan {
 };
 
 static bool units_differ; /* on rank 1 they are twice as long */
+static int real_devices;  /* of a real driver, which ranks take in turn: two that reach each other, or one */
 
 static void one_sum(struct world *world)
 {
@@ -50,13 +51,13 @@ static void expect_counts(struct world *world, bool is_among)
     CHECK(world, is_among ? blocks >= 1 && blocks <= 8 : blocks == 0, "a launch had %zu blocks", blocks);
 }
 
-/* Each rank has a device of its own; of real ones, the first two in turn. */
+/* Each rank has a device of its own; real ones are shared. */
 static void run_on_devices(struct world *world)
 {
     const struct plan *plan = world->arg;
     struct world there = *world;
     struct shoal_failure failure = SHOAL_FAILURE_INIT;
-    mock_device_ordinal = mock_device_is_real() ? world->rank % 2 : world->rank;
+    mock_device_ordinal = mock_device_is_real() ? world->rank % real_devices : world->rank;
     mock_device_start(plan->modes);
     there.device = &mock_device;
     if (units_differ && world->rank == 1)
@@ -339,28 +340,30 @@ static void run_on_hosts(void)
 
 /* ---- A real driver ------------------------------------------------------------------------------------------------------- */
 
-static bool do_two_reach(void)
+static int count_devices(void)
 {
     shoal_cu_device devices[2];
     int count = 0, can[2] = {0, 0};
     mock_client_open(getenv("SHOAL_TEST_CUDA"), true);
-    if (cu.init(0) != SHOAL_CU_SUCCESS || cu.device_count(&count) != SHOAL_CU_SUCCESS || count < 2)
-        return false;
+    if (cu.init(0) != SHOAL_CU_SUCCESS || cu.device_count(&count) != SHOAL_CU_SUCCESS)
+        return 0;
+    if (count < 2)
+        return count;
     for (int i = 0; i < 2; i++)
         MOCK_DEVICE(device_get(&devices[i], i));
     for (int i = 0; i < 2; i++)
         MOCK_DEVICE(peer_can_access(&can[i], devices[i], devices[1 - i]));
-    return can[0] && can[1];
+    return can[0] && can[1] ? 2 : 1;
 }
 
 /* In a process of its own: a driver that has begun does not survive a fork. */
-static bool has_two_that_reach(void)
+static int find_devices(void)
 {
     int state = 0;
     const pid_t child = fork();
     if (child == 0)
-        _exit(do_two_reach() ? 0 : 1);
-    return child > 0 && waitpid(child, &state, 0) == child && WIFEXITED(state) && WEXITSTATUS(state) == 0;
+        _exit(count_devices());
+    return child > 0 && waitpid(child, &state, 0) == child && WIFEXITED(state) ? WEXITSTATUS(state) : 0;
 }
 
 int main(int argument_count, char **arguments)
@@ -377,17 +380,21 @@ int main(int argument_count, char **arguments)
         run("many at once, on 2 hosts", 4, &raced, SETTINGS(NULL));
         return world_finish();
     }
-    if (mock_device_is_real() && !has_two_that_reach()) {
-        printf("1..0 # SKIP there are no two GPUs that reach each other's memory\n");
+    if (mock_device_is_real()) {
+        real_devices = find_devices();
+        printf("# ranks take %d GPU%s in turn\n", real_devices, real_devices == 1 ? "" : "s");
+    }
+    if (mock_device_is_real() && real_devices == 0) {
+        printf("1..0 # SKIP there is no GPU\n");
         return 0;
     }
     run_exact();
+    run_on_hosts();
     if (!mock_device_is_real()) {
         run_modes();
         run_meanwhile();
         run_unable();
         run_unable_on_hosts();
-        run_on_hosts();
     }
     return world_finish();
 }
