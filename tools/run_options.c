@@ -111,6 +111,8 @@ static const char help[] =
     "    SHOAL_RUN_TERMINAL             1 when the output is shown on a terminal\n"
     "    OMP_NUM_THREADS                1 where N workers share all cores; left alone where it is set, N is 1,\n"
     "                                   or each worker has cores of its own, for all its threads\n"
+    "    CUDA_DEVICE_MAX_CONNECTIONS    32, unless it is set: queues of a GPU that a process's streams share.\n"
+    "                                   A stream that waits holds up those in its queue\n"
     "\n"
     "Cores:\n"
     "    The workers share the cores that this command may use (taskset, a container's cpuset, its quota).\n"

@@ -22,6 +22,8 @@ enum { PORT_FIRST = 20000, PORT_STEP = 17, PORT_SLOTS = 750 };
 
 enum { SECRET_BYTES = 32 };
 
+enum { CUDA_QUEUES = 32 }; /* the most that the driver takes (CUDA C Programming Guide, environment variables) */
+
 /* Without SO_REUSEADDR: a worker's server may not set it either, and then a connection of a job that ended keeps it out. */
 static bool port_is_free(int port)
 {
@@ -156,6 +158,9 @@ bool run_environment_set(const struct run_options *options, bool is_bound, struc
     /* One worker may use all cores, and one that is bound sees its own only; else each would start a thread for every core. */
     if (is_done && workers > 1 && !is_bound && !is_set("OMP_NUM_THREADS"))
         is_done = number_set("OMP_NUM_THREADS", 1);
+    /* A stream that waits for a value, as Shoal's do, holds up all that share its queue on the device. */
+    if (is_done && !is_set("CUDA_DEVICE_MAX_CONNECTIONS"))
+        is_done = number_set("CUDA_DEVICE_MAX_CONNECTIONS", CUDA_QUEUES);
     /* Workers write to pipes; this tells them that what they write is shown on a terminal, where a bar may redraw itself. */
     if (is_done && isatty(STDOUT_FILENO))
         is_done = number_set("SHOAL_RUN_TERMINAL", 1);

@@ -22,7 +22,7 @@ SHOAL = os.environ.get("SHOAL_COMMAND", "")
 DEADLINE_S = 60
 PATIENCE_S = 30  # for what takes moments, on a busy machine; workers that wait for an end sleep about twice as long
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK",
-             "SHOAL_SECRET", "SHOAL_SECRET_FILE", "OMP_NUM_THREADS")
+             "SHOAL_SECRET", "SHOAL_SECRET_FILE", "OMP_NUM_THREADS", "CUDA_DEVICE_MAX_CONNECTIONS")
 
 
 class Done:
@@ -136,17 +136,19 @@ def lines_read(process, count):
 
 
 def environment_of_workers():
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "OMP_NUM_THREADS")
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "OMP_NUM_THREADS",
+             "CUDA_DEVICE_MAX_CONNECTIONS")
     done = sh("echo " + " ".join("$" + name for name in names), 3, "--bind", "none")
     equal(done.code, 0)
-    equal(sorted(done.out.splitlines()), ["%d| %d %d 3 3 0 127.0.0.1 1" % (r, r, r) for r in range(3)])
+    equal(sorted(done.out.splitlines()), ["%d| %d %d 3 3 0 127.0.0.1 1 32" % (r, r, r) for r in range(3)])
     equal(done.err, "")
 
 
 def environment_wins_over_inherited():
-    env = environment(MASTER_ADDR="elsewhere", MASTER_PORT="1", RANK="9", WORLD_SIZE="99", OMP_NUM_THREADS="7")
-    done = sh("echo $RANK $WORLD_SIZE $MASTER_ADDR $OMP_NUM_THREADS", 1, env=env)
-    equal(done.out, "0| 0 1 127.0.0.1 7\n")
+    env = environment(MASTER_ADDR="elsewhere", MASTER_PORT="1", RANK="9", WORLD_SIZE="99", OMP_NUM_THREADS="7",
+                      CUDA_DEVICE_MAX_CONNECTIONS="1")
+    done = sh("echo $RANK $WORLD_SIZE $MASTER_ADDR $OMP_NUM_THREADS $CUDA_DEVICE_MAX_CONNECTIONS", 1, env=env)
+    equal(done.out, "0| 0 1 127.0.0.1 7 1\n")
     equal(sh("echo ${OMP_NUM_THREADS-none}", 1).out, "0| none\n")
 
 
