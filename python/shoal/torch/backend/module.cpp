@@ -48,7 +48,7 @@ at::Tensor bytes_at(uintptr_t address, int64_t count, at::Device device, pybind1
 
 uintptr_t handle_as_number(const c10::Stream &stream)
 {
-    TORCH_CHECK_NOT_IMPLEMENTED(kStreamsTellHandles, "shoal: the stream of a device is wanted, but ", kNoHandles);
+    check_tells_handles(stream.device(), "a stream is wanted of");
     return reinterpret_cast<uintptr_t>(handle_of(stream));
 }
 

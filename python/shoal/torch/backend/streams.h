@@ -8,6 +8,8 @@
 // An asynchronous call goes on a work stream of its group, another one on the current stream itself, as over NCCL.
 #pragma once
 
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <mutex>
 #include <type_traits>
@@ -24,7 +26,7 @@
 
 namespace {
 
-// Older torch has no word for the driver's own handle of a stream, or whether a graph is captured on it.
+// The driver's own handle of a stream, and whether a graph is captured on it, are words of c10::Stream since torch 2.13.
 template <class Stream, class = void>
 struct TellsHandle : std::false_type {
 };
@@ -33,9 +35,44 @@ struct TellsHandle<Stream, std::void_t<decltype(std::declval<const Stream>().nat
                                        decltype(std::declval<const Stream>().is_capturing())>> : std::true_type {
 };
 
-constexpr bool kStreamsTellHandles = TellsHandle<c10::Stream>::value;
-constexpr char kNoHandles[] = "torch " TORCH_VERSION " has no word for a stream's handle (c10::Stream::native_handle): use torch "
-                              "2.13 or newer, or \"cpu:shoal,cuda:nccl\"";
+// Before, they are words of c10::cuda::CUDAStream alone, whose header needs CUDA's own. So its function is looked up in torch's
+// library by name (such a stream has one member, a c10::Stream), and the driver is asked about captures.
+struct CudaStreams {
+    using Handle = void *(const c10::Stream *);          // CUDAStream::stream() const
+    using IsCapturing = int(void *stream, int *capture); // cuStreamIsCapturing; capture: 0 is none
+    Handle *handle = find<Handle>("libc10_cuda.so", "_ZNK3c104cuda10CUDAStream6streamEv");
+    IsCapturing *is_capturing = find<IsCapturing>("libcuda.so.1", "cuStreamIsCapturing");
+
+    bool tells(c10::DeviceType type) const { return type == c10::kCUDA && handle && is_capturing; }
+
+    bool is_captured(const c10::Stream &stream) const
+    {
+        int capture = 0;
+        return is_capturing(handle(&stream), &capture) == 0 && capture != 0;
+    }
+
+    // Torch has loaded these long before a tensor can be on a device of CUDA's.
+    static const CudaStreams &instance()
+    {
+        static const CudaStreams streams;
+        return streams;
+    }
+
+  private:
+    template <class Function>
+    static Function *find(const char *library, const char *name)
+    {
+        void *handle = dlopen(library, RTLD_NOW | RTLD_NOLOAD);
+        return handle ? reinterpret_cast<Function *>(dlsym(handle, name)) : nullptr;
+    }
+};
+
+void check_tells_handles(const c10::Device &device, const char *what)
+{
+    TORCH_CHECK_NOT_IMPLEMENTED(TellsHandle<c10::Stream>::value || CudaStreams::instance().tells(device.type()), "shoal: ", what,
+                                " ", device, ", but torch " TORCH_VERSION " has no word for the handles of its streams "
+                                "(c10::Stream::native_handle): use torch 2.13 or newer, or \"cpu:shoal,cuda:nccl\"");
+}
 
 // The driver's handle of a stream, for shoal_options.
 template <class Stream>
@@ -44,7 +81,7 @@ void *handle_of(const Stream &stream)
     if constexpr (TellsHandle<Stream>::value)
         return stream.native_handle();
     else
-        return nullptr; // see check_served: no tensor on a device comes so far
+        return CudaStreams::instance().handle(&stream);
 }
 
 template <class Stream>
@@ -53,7 +90,7 @@ bool is_captured(const Stream &stream)
     if constexpr (TellsHandle<Stream>::value)
         return stream.is_capturing();
     else
-        return false;
+        return CudaStreams::instance().is_captured(stream);
 }
 
 // Whether memory of such devices may be known to a driver that the library knows. Others' would be taken for the host's.
@@ -72,7 +109,7 @@ void check_served(const at::Tensor &tensor)
         is_served(tensor.device().type()), "shoal: a tensor is on ", tensor.device(),
         ", which is no device of CUDA's driver; this back-end serves those and the CPU: give such tensors to another "
         "back-end, as \"cpu:shoal,xpu:xccl\" does, or copy them to the CPU");
-    TORCH_CHECK_NOT_IMPLEMENTED(kStreamsTellHandles, "shoal: a tensor is on ", tensor.device(), ", but ", kNoHandles);
+    check_tells_handles(tensor.device(), "a tensor is on");
 }
 
 c10::Stream current_stream(c10::Device device)
