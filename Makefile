@@ -4,7 +4,7 @@
 #   make demo-torch   trains a network with PyTorch, two workers, backend "shoal"
 #   make test    builds in several ways and runs every test
 #   make demo-job   a SageMaker notebook's cell: data on a local S3 server, two hosts, report page, endpoint
-#   make test-gpu   runs five tests of devices over this machine's CUDA driver, and measures beside NCCL and copies
+#   make test-gpu   runs six tests of devices over this machine's CUDA driver, and measures beside NCCL, Gloo and copies
 #   make test-versions   runs tests of the front-ends with other versions of Python and the frameworks; fetches gigabytes
 #   make bench   measures every collective beside Intel MPI, Open MPI and MPICH
 #   make bench-hosts  over emulated hosts, beside Open MPI and Gloo
@@ -64,6 +64,7 @@ test-gpu: build build/nccl
 	SHOAL_TEST_CUDA=$(CUDA) build/tests/multi/test_device_exact $(ARGS)
 	SHOAL_TEST_CUDA=$(CUDA) build/tests/multi/test_device_faults $(ARGS)
 	SHOAL_TEST_CUDA=$(CUDA) build/tests/multi/test_device_peers $(ARGS)
+	SHOAL_TEST_CUDA=$(CUDA) $${SHOAL_TEST_PYTHON:-python3} tests/python/test_device.py
 	build/shoal bench allreduce --memory gpu --in-place --check --min 4K --iterations 5
 	build/shoal bench step --memory gpu --profile resnet50 --backward 40
 	bench/bench_gpu.py

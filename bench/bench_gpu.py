@@ -5,16 +5,19 @@
   bench/bench_gpu.py copies       only what the copy engines of the first GPU do
   bench/bench_gpu.py kernels      only what Shoal's kernels reach there
   bench/bench_gpu.py allreduce 4  only an all-reduce of that many ranks
+  bench/bench_gpu.py torch 2      training steps of that many ranks through PyTorch (bench/torch_gpu.py), where SHOAL_TEST_PYTHON,
+                                  or python3, has a torch that was built for CUDA; without a word the same for all GPUs
 
 NCCL comes from the file that SHOAL_NCCL names, or from build/nccl (`make test-gpu` puts it there). It serves one rank on each GPU:
-where ranks share one it is left out, which the page says. So are sums among GPUs, which need a GPU for each rank, too, and GPUs
-that reach each other's memory.
+where ranks share one it is left out, which the page says. GPUs sum among themselves only where they reach each other's memory.
 """
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
+from statistics import median
 
 TOP = pathlib.Path(__file__).resolve().parent.parent
 FIGURES = pathlib.Path(os.environ.get("SHOAL_BENCH_GPU", TOP / "docs/figures"))
@@ -114,7 +117,7 @@ def allreduce(gpu, ranks):
     is_shared = ranks > gpu["devices"]
     why = "ranks share a GPU, which it refuses" if is_shared else "it is not here (`make test-gpu` fetches it)"
     rows = of_shoal(ranks, 0)
-    among = [] if is_shared else [row for row in of_shoal(ranks, 1) if row["algorithm"] == "peers"]
+    among = [row for row in of_shoal(ranks, 1) if row["algorithm"] == "peers"]
     theirs = of_nccl(ranks, library) if library and not is_shared else []
     copied = by_bytes(row for row in rows if row["collective"] == "probe")
     cells = [line_of(row["bytes"], row, by_bytes(among).get(row["bytes"]), copied[row["bytes"]], by_bytes(theirs).get(row["bytes"]))
@@ -134,6 +137,33 @@ def counts(devices):
     return sorted({2, devices, *(1 << i for i in range(1, 8) if 1 << i <= devices)} - {1})
 
 
+# ---- PyTorch ---------------------------------------------------------------------------------------------------------------
+
+def python_with_cuda():
+    """None: there is none."""
+    python = os.environ.get("SHOAL_TEST_PYTHON") or shutil.which("python3")
+    asks = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+    return python if subprocess.run([python, "-c", asks], stderr=subprocess.DEVNULL).returncode == 0 else None
+
+
+def torch_steps(gpu, ranks):
+    python = python_with_cuda()
+    if not python:
+        print("bench_gpu: no python with a torch that was built for CUDA: SHOAL_TEST_PYTHON names one")
+        return
+    path = ":".join(filter(None, [str(TOP / "python"), os.environ.get("PYTHONPATH")]))
+    rows = rows_of(SHOAL, "run", "--no-prefix", "-n", ranks, python, TOP / "bench/torch_gpu.py", PYTHONPATH=path,
+                   SHOAL_LIBRARY=str(BUILD / "libshoal.so"))
+    times = {}
+    for row in rows:
+        times.setdefault((row["model"], row["way"]), []).append(row["step_ms"])
+    cells = [[*key, f"{median(each):.1f}", f"{min(each):.1f} .. {max(each):.1f}"] for key, each in times.items()]
+    record(f"torch-{ranks}", [gpu, *rows], [f"# Training steps of {ranks} ranks on {name_of(gpu)}", "",
+           f"torch {rows[0]['torch']}, autocast to bfloat16, by `bench/torch_gpu.py`; milliseconds of the slowest rank, medians of "
+           f"{len(next(iter(times.values())))} rounds.", "Alone: each rank trains by itself beside the others.", "",
+           *table(["model", "way", "step", "of the rounds"], cells)])
+
+
 def main(words):
     gpu = copies()
     if words[:1] == ["allreduce"]:
@@ -144,6 +174,9 @@ def main(words):
         kernels(gpu)
         for ranks in counts(gpu["devices"]):
             allreduce(gpu, ranks)
+        torch_steps(gpu, max(2, gpu["devices"]))
+    elif words[:1] == ["torch"]:
+        torch_steps(gpu, int(words[1]))
     elif words != ["copies"]:
         sys.exit(__doc__)
 

@@ -47,6 +47,7 @@ GROUP_TIMEOUT = datetime.timedelta(seconds=30)
 GRACE_S = 10 if BACKEND == "shoal" else 2  # for the others, once a rank has failed
 COMPILED_S = 400  # for the C++ shim, where it is not in the cache yet
 LOG_LINES = 40  # of each rank, told when a case fails
+START = "fork"  # or "spawn", where importing torch begins what no fork survives; then the program's table of cases is called CASES
 GLOO_CANNOT = re.compile("gloo|not support|unsupported|invalid scalar|unhandled|contiguous|dense|not impl|cannot use", re.I)
 
 
@@ -141,7 +142,9 @@ def verdict_of(function):
 
 
 def serve(rank, shim, log, pipe, cases, variables):
-    """The life of a rank: (case, size, port) comes in, the verdict goes out. A size of 0 keeps the world as it is."""
+    """The life of a rank: (case, size, port) comes in, the verdict goes out. A size of 0 keeps the world as it is. cases: None
+    where the program has been imported again, and has made its own."""
+    cases = cases or sys.modules["__mp_main__"].CASES
     with open(log, "w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -174,14 +177,15 @@ class Job:
     """A set of ranks, forked from this process."""
 
     def __init__(self, count, shim, cases, variables):
-        context = multiprocessing.get_context("fork")
+        context = multiprocessing.get_context(START)
+        given = cases if START == "fork" else None
         self.folder = tempfile.TemporaryDirectory(prefix="shoal-ranks-")
         self.logs = [pathlib.Path(self.folder.name, f"rank{rank}") for rank in range(count)]
         self.pipes, self.ranks = [], []
         self.size = 0
         for rank in range(count):
             ours, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(rank, shim, self.logs[rank], theirs, cases, variables))
+            process = context.Process(target=serve, args=(rank, shim, self.logs[rank], theirs, given, variables))
             process.start()
             theirs.close()
             self.pipes.append(ours)

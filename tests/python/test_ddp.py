@@ -148,7 +148,7 @@ MODELS = {
 
 def batch(step=0):
     generator = torch.Generator().manual_seed(2 + step)
-    return torch.randn(BATCH, 12, generator=generator), torch.randn(BATCH, 4, generator=generator)
+    return tuple(torch.randn(BATCH, width, generator=generator, device="cpu").to(torch.get_default_device()) for width in (12, 4))
 
 
 def share(world, tensor):

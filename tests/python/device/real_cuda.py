@@ -1,0 +1,52 @@
+"""What stand_in.py is, for the GPUs of this machine and a torch that was built for CUDA. What only the stand-in can do is
+skipped; a device that stands still is one whose current stream sleeps."""
+import os
+
+import torch
+from tap import Skip
+
+NAME = "cuda"
+ASLEEP_CYCLES = 1 << 30  # half a second of a GPU of 2 GHz
+
+
+def start():
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # a queue for each stream
+
+
+def compiled():
+    pass
+
+
+def is_there():
+    return torch.cuda.is_available()
+
+
+def api():
+    return torch.cuda
+
+
+def device(index=0):
+    if index >= torch.cuda.device_count():
+        raise Skip(f"there is no GPU {index}")
+    return torch.device(NAME, index)
+
+
+class Driver:
+    @staticmethod
+    def hold(is_held):
+        if is_held:
+            torch.cuda._sleep(ASLEEP_CYCLES)
+
+    @staticmethod
+    def faults():
+        return ""
+
+    def capture(self, stream, is_captured):
+        if is_captured:
+            self.graph = torch.cuda.CUDAGraph()
+            self.graph.capture_begin()
+        else:
+            self.graph.capture_end()
+
+
+driver = Driver()
