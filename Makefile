@@ -57,6 +57,7 @@ demo-job: build build/job/bin/python3
 	 PATH=$(CURDIR)/build:$$PATH build/job/bin/python3 examples/job/demo.py
 
 CUDA ?= libcuda.so.1
+test-gpu: export CUDA_DEVICE_MAX_CONNECTIONS ?= 32
 test-gpu: build build/nccl
 	@dev/deps.sh test
 	SHOAL_TEST_CUDA=$(CUDA) build/tests/unit/test_gpu_kernels

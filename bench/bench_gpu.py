@@ -5,8 +5,8 @@
   bench/bench_gpu.py copies       only what the copy engines of the first GPU do
   bench/bench_gpu.py kernels      only what Shoal's kernels reach there
   bench/bench_gpu.py allreduce 4  only an all-reduce of that many ranks
-  bench/bench_gpu.py torch 2      training steps of that many ranks through PyTorch (bench/torch_gpu.py), where SHOAL_TEST_PYTHON,
-                                  or python3, has a torch that was built for CUDA; without a word the same for all GPUs
+  bench/bench_gpu.py torch 2      only training steps of that many ranks through PyTorch (bench/torch_gpu.py), where
+                                  SHOAL_TEST_PYTHON, or python3, has a torch that was built for CUDA
 
 NCCL comes from the file that SHOAL_NCCL names, or from build/nccl (`make test-gpu` puts it there). It serves one rank on each GPU:
 where ranks share one it is left out, which the page says. GPUs sum among themselves only where they reach each other's memory.
@@ -57,13 +57,16 @@ def name_of(gpu):
 
 
 def copies():
-    """Returns the row that names the GPU."""
+    """Also which streams share a queue. Returns the row that names the GPU."""
     gpu, *rows = rows_of(BUILD / "bench/gpu_copies")
+    queues = rows_of(BUILD / "bench/gpu_queues")
     units = [row for row in rows if "unit_bytes" in row]
     values = [f"A write and a wait on a stream: {row['pair_us']:.2f} us, of which the caller {row['call_us']:.2f} us."
               for row in rows if "pair_us" in row]
+    values += [f"Of {row['pairs']} ordered pairs of {row['streams']} streams, {row['held_up']} hold each other up "
+               f"(CUDA_DEVICE_MAX_CONNECTIONS={row['connections']}; `bench/gpu_queues.c`)." for row in queues]
     cells = [[size_text(row["unit_bytes"]), *(f"{row[way]:.1f}" for way in ("from_gb_s", "to_gb_s", "both_gb_s"))] for row in units]
-    record("copies", [gpu, *rows], [f"# Copies of the first of {name_of(gpu)}", "",
+    record("copies", [gpu, *rows, *queues], [f"# Copies of the first of {name_of(gpu)}", "",
            "Between the device and registered host memory, by `bench/gpu_copies.c`, GB/s of 10^9 bytes.", "",
            *table(["unit", "from the device", "to it", "both ways at once, together"], cells), "", *values])
     return gpu
@@ -141,9 +144,9 @@ def counts(devices):
 
 def python_with_cuda():
     """None: there is none."""
-    python = os.environ.get("SHOAL_TEST_PYTHON") or shutil.which("python3")
+    python = shutil.which(os.environ.get("SHOAL_TEST_PYTHON") or "python3")
     asks = "import sys, torch; sys.exit(not torch.cuda.is_available())"
-    return python if subprocess.run([python, "-c", asks], stderr=subprocess.DEVNULL).returncode == 0 else None
+    return python if python and subprocess.run([python, "-c", asks], stderr=subprocess.DEVNULL).returncode == 0 else None
 
 
 def torch_steps(gpu, ranks):
@@ -166,8 +169,9 @@ def torch_steps(gpu, ranks):
 
 def main(words):
     gpu = copies()
-    if words[:1] == ["allreduce"]:
-        allreduce(gpu, int(words[1]))
+    if words[:1] in (["allreduce"], ["torch"]) and words[1:]:
+        measure = allreduce if words[0] == "allreduce" else torch_steps
+        measure(gpu, int(words[1]))
     elif words == ["kernels"]:
         kernels(gpu)
     elif not words:
@@ -175,8 +179,6 @@ def main(words):
         for ranks in counts(gpu["devices"]):
             allreduce(gpu, ranks)
         torch_steps(gpu, max(2, gpu["devices"]))
-    elif words[:1] == ["torch"]:
-        torch_steps(gpu, int(words[1]))
     elif words != ["copies"]:
         sys.exit(__doc__)
 

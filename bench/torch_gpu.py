@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Times training steps of DistributedDataParallel on GPUs: one JSON object for each model, way and round. bench/bench_gpu.py runs
-it, with a python whose torch was built for CUDA, and each of N ranks on the next GPU, counted round:
+it, with a python whose torch was built for CUDA, and each of N ranks on the next GPU, counted round; without torchvision there is
+no ResNet-50:
 
   build/shoal run -n 2 python3 bench/torch_gpu.py [resnet50] [gpt2]
 
@@ -16,6 +17,11 @@ import shoal.torch
 import torch
 import torch.distributed as dist
 from torch import nn
+
+try:
+    import torchvision
+except ImportError:
+    torchvision = None
 
 WARMUPS, ROUNDS, STEPS = 4, 5, 5
 
@@ -39,7 +45,6 @@ class Gpt2(nn.Module):
 
 
 def resnet50():
-    import torchvision
     batch, labels = torch.randn(64, 3, 224, 224, device="cuda"), torch.randint(1000, (64,), device="cuda")
     model = torchvision.models.resnet50().cuda().to(memory_format=torch.channels_last)
     return model, batch.to(memory_format=torch.channels_last), labels
@@ -50,7 +55,7 @@ def gpt2():
     return Gpt2().cuda(), batch, batch.flatten()
 
 
-MODELS = {"resnet50": resnet50, "gpt2": gpt2}
+MODELS = {"resnet50": resnet50, "gpt2": gpt2} if torchvision else {"gpt2": gpt2}
 
 
 class Training:
@@ -69,7 +74,7 @@ class Training:
 
 
 def time_ms(training, beside, steps):
-    """Of a step, on the slowest rank."""
+    """The time of a step on the slowest rank."""
     torch.cuda.synchronize()
     dist.barrier(group=beside)
     begin = time.perf_counter()

@@ -48,7 +48,7 @@ static inline void bench_fill(struct bench *bench, void *stream)
 static inline struct bench open_bench(struct world *world, const char *modes, size_t count)
 {
     struct bench bench = {.world = world, .count = count, .options = SHOAL_OPTIONS_INIT};
-    mock_device_ordinal = device_bench_has_peers && !mock_device_is_real() ? world->rank % 2 : 0; /* a real one is shared */
+    mock_device_ordinal = device_bench_has_peers ? mock_device_of(world->rank % 2) : 0;
     mock_device_start(modes ? modes : "devices=2,seed=1");
     OK(world, shoal_comm_split(world->comm, 0, world->rank, NULL, &bench.comm));
     bench_fill(&bench, mock_device_take_stream());

@@ -3,6 +3,9 @@
 #ifndef SHOAL_TESTS_MOCK_DEVICE_H
 #define SHOAL_TESTS_MOCK_DEVICE_H
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "mock_client.h"
 
 #define MOCK_DEVICE_STREAMS 64
@@ -11,6 +14,7 @@ static shoal_cu_context mock_device_context;
 static shoal_cu_stream mock_device_streams[MOCK_DEVICE_STREAMS];
 static unsigned mock_device_next;
 static int mock_device_ordinal; /* of the device that mock_device_start takes */
+static int mock_device_turn;    /* so many real devices are taken in turn; 0: mock_device_find has found none */
 
 /* The environment names a real driver in the stand-in's place (make test-gpu): nothing of it can be set or counted. */
 static inline bool mock_device_is_real(void)
@@ -78,24 +82,32 @@ static inline void mock_device_synchronize(void *stream)
     MOCK_DEVICE(stream_synchronize((shoal_cu_stream)stream));
 }
 
-/* The stand-in's copies do not wait, but in the mode `pageable`; memory that nobody knows is tested by that. */
+/* A real driver's copy of memory that it does not know waits for the stream, and so would a rank that posts next. The stand-in's
+ * does so in its mode `pageable`, which is for that memory. */
 static inline void mock_device_pin(char *here, size_t bytes)
 {
+    if (!mock_device_is_real())
+        return;
     MOCK_DEVICE(context_set(mock_device_context));
-    if (mock_device_is_real())
-        MOCK_DEVICE(host_register(here, bytes, 0));
+    MOCK_DEVICE(host_register(here, bytes, 0));
 }
 
 static inline void mock_device_unpin(char *here)
 {
+    if (!mock_device_is_real())
+        return;
     MOCK_DEVICE(context_set(mock_device_context));
-    if (mock_device_is_real())
-        MOCK_DEVICE(host_unregister(here));
+    MOCK_DEVICE(host_unregister(here));
 }
 
-static const struct twin_device mock_device = {mock_device_allocate,    mock_device_release, mock_device_pin,
-                                               mock_device_unpin,       mock_device_take_stream, mock_device_upload,
-                                               mock_device_download,    mock_device_synchronize};
+static const struct twin_device mock_device = {.allocate = mock_device_allocate,
+                                               .release = mock_device_release,
+                                               .pin = mock_device_pin,
+                                               .unpin = mock_device_unpin,
+                                               .take_stream = mock_device_take_stream,
+                                               .upload = mock_device_upload,
+                                               .download = mock_device_download,
+                                               .synchronize = mock_device_synchronize};
 
 /* ---- The engine calls no driver ------------------------------------------------------------------------------------------ */
 
@@ -137,6 +149,44 @@ uint64_t __wrap_shoal_engine_check(struct shoal_engine *engine, uint64_t now_ns)
 #endif
 
 /* ---- Worlds -------------------------------------------------------------------------------------------------------------- */
+
+static inline int mock_device_count_real(void)
+{
+    shoal_cu_device devices[2];
+    int count = 0, can[2] = {0, 0};
+    mock_client_open(getenv("SHOAL_TEST_CUDA"), true);
+    if (cu.init(0) != SHOAL_CU_SUCCESS || cu.device_count(&count) != SHOAL_CU_SUCCESS)
+        return 0;
+    if (count < 2)
+        return count;
+    for (int i = 0; i < 2; i++)
+        MOCK_DEVICE(device_get(&devices[i], i));
+    for (int i = 0; i < 2; i++)
+        MOCK_DEVICE(peer_can_access(&can[i], devices[i], devices[1 - i]));
+    return can[0] && can[1] ? 2 : 1;
+}
+
+/* Finds the real devices that ranks take in turn where devices sum among themselves: two that reach each other, or one, which
+ * they share. In a process of its own: a driver that has begun does not survive a fork. */
+static inline void mock_device_find(void)
+{
+    int state = 0;
+    const pid_t child = mock_device_is_real() ? fork() : -1;
+    if (child == 0)
+        _exit(mock_device_count_real());
+    if (child < 0)
+        return;
+    if (waitpid(child, &state, 0) == child && WIFEXITED(state))
+        mock_device_turn = WEXITSTATUS(state);
+    printf("# ranks take %d GPU%s in turn\n", mock_device_turn, mock_device_turn == 1 ? "" : "s");
+    fflush(stdout);
+}
+
+/* The device of a rank, where each has one of its own. */
+static inline int mock_device_of(int rank)
+{
+    return !mock_device_is_real() ? rank : mock_device_turn ? rank % mock_device_turn : 0;
+}
 
 /* Loads the driver in this process, in these modes. Communicators that are made from now on find it. */
 static inline void mock_device_start(const char *modes)

@@ -455,6 +455,20 @@ static void run(const char *name, int size, world_body_fn body, const void *arg)
     world_run(&options);
 }
 
+struct body {
+    const char *name;
+    world_body_fn fn;
+    bool needs_mock; /* the driver itself goes wrong */
+};
+
+static void run_bodies(const struct body *bodies, size_t count, int size)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (!bodies[i].needs_mock || !mock_device_is_real())
+            run(bodies[i].name, size, bodies[i].fn, NULL);
+    }
+}
+
 static void run_kill(const char *where, int size, const struct kill *death)
 {
     char name[128];
@@ -655,11 +669,7 @@ static void a_rank_that_joins_too_late(struct world *world)
 /* Faults while GPUs sum among themselves. */
 static void run_among_devices(void)
 {
-    static const struct {
-        const char *name;
-        world_body_fn body;
-        bool needs_mock;
-    } bodies[] = {{"a rank that leaves leaves no stream waiting, among GPUs", a_rank_that_leaves, false},
+    static const struct body bodies[] = {{"a rank that leaves leaves no stream waiting, among GPUs", a_rank_that_leaves, false},
                   {"a rank that does not call leaves no stream waiting, among GPUs", a_rank_that_does_not_call, false},
                   {"an abort leaves no stream waiting, among GPUs", an_abort, false},
                   {"calls that differ leave no stream waiting, among GPUs", calls_that_differ, false},
@@ -671,10 +681,7 @@ static void run_among_devices(void)
                   {"communicators give back what they had, among GPUs", many_communicators, false}};
     static const unsigned delays_us[] = {0, 2000, 8000, 30000};
     device_bench_has_peers = true;
-    for (size_t i = 0; i < COUNT_OF(bodies); i++) {
-        if (!bodies[i].needs_mock || !mock_device_is_real())
-            run(bodies[i].name, 2, bodies[i].body, NULL);
-    }
+    run_bodies(bodies, COUNT_OF(bodies), 2);
     run_kills(", among GPUs", 3, delays_us, COUNT_OF(delays_us));
     world_expect_kill(1);
     run("a rank that is killed while GPUs join is a failure, among GPUs", 2, a_rank_that_is_killed_while_gpus_join, NULL);
@@ -688,11 +695,7 @@ static void run_among_devices(void)
  * one does neither. */
 static void run_among_devices_of_hosts(void)
 {
-    static const struct {
-        const char *name;
-        world_body_fn body;
-        bool needs_mock;
-    } bodies[] = {{"a rank that leaves leaves no stream waiting, among GPUs of 2 hosts", a_rank_that_leaves, false},
+    static const struct body bodies[] = {{"a rank that leaves leaves no stream waiting, among GPUs of 2 hosts", a_rank_that_leaves, false},
                   {"a rank that does not call leaves no stream waiting, among GPUs of 2 hosts", a_rank_that_does_not_call, false},
                   {"an abort leaves no stream waiting, among GPUs of 2 hosts", an_abort, false},
                   {"calls that differ leave no stream waiting, among GPUs of 2 hosts", calls_that_differ, false},
@@ -702,10 +705,7 @@ static void run_among_devices_of_hosts(void)
     static const unsigned delays_us[] = {0, 2000, 8000};
     device_bench_has_peers = true;
     world_divide(2);
-    for (size_t i = 0; i < COUNT_OF(bodies); i++) {
-        if (!bodies[i].needs_mock || !mock_device_is_real())
-            run(bodies[i].name, 4, bodies[i].body, NULL);
-    }
+    run_bodies(bodies, COUNT_OF(bodies), 4);
     run_kills(", among GPUs of 2 hosts", 4, delays_us, COUNT_OF(delays_us));
     run_stops(", among GPUs of 2 hosts", 4);
     world_divide(0);
@@ -733,11 +733,7 @@ static void run_over_hosts(void)
 int main(int argument_count, char **arguments)
 {
     static const unsigned delays_us[] = {0, 500, 2000, 8000, 30000, 100000};
-    static const struct {
-        const char *name;
-        world_body_fn body;
-        bool needs_mock; /* what goes wrong is the driver's */
-    } bodies[] = {{"a driver that refuses what a port needs changes nothing", refused_driver_calls, true},
+    static const struct body bodies[] = {{"a driver that refuses what a port needs changes nothing", refused_driver_calls, true},
                   {"operands of two devices are refused", two_devices_in_a_call, true},
                   {"tensors in host memory and on a device are refused", tensors_here_and_there, false},
                   {"memory that was freed, or is another process's, is refused", memory_of_nobody, true},
@@ -754,10 +750,8 @@ int main(int argument_count, char **arguments)
                   {"a context that breaks ends the operation", a_context_that_breaks, true},
                   {"communicators give back what they had", many_communicators, false}};
     world_choose(argument_count, arguments);
-    for (size_t i = 0; i < COUNT_OF(bodies); i++) {
-        if (!bodies[i].needs_mock || !mock_device_is_real())
-            run(bodies[i].name, 2, bodies[i].body, NULL);
-    }
+    mock_device_find();
+    run_bodies(bodies, COUNT_OF(bodies), 2);
     run_kills("", 3, delays_us, MOCK_DEVICE_IS_RACED ? 2 : COUNT_OF(delays_us));
     if (!MOCK_DEVICE_IS_RACED) {
         run_stops("", 3);

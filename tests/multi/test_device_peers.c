@@ -20,7 +20,6 @@ struct plan {
 };
 
 static bool units_differ; /* on rank 1 they are twice as long */
-static int real_devices;  /* of a real driver, which ranks take in turn: two that reach each other, or one */
 
 static void one_sum(struct world *world)
 {
@@ -57,7 +56,7 @@ static void run_on_devices(struct world *world)
     const struct plan *plan = world->arg;
     struct world there = *world;
     struct shoal_failure failure = SHOAL_FAILURE_INIT;
-    mock_device_ordinal = mock_device_is_real() ? world->rank % real_devices : world->rank;
+    mock_device_ordinal = mock_device_of(world->rank);
     mock_device_start(plan->modes);
     there.device = &mock_device;
     if (units_differ && world->rank == 1)
@@ -338,34 +337,6 @@ static void run_on_hosts(void)
     world_divide(0);
 }
 
-/* ---- A real driver ------------------------------------------------------------------------------------------------------- */
-
-static int count_devices(void)
-{
-    shoal_cu_device devices[2];
-    int count = 0, can[2] = {0, 0};
-    mock_client_open(getenv("SHOAL_TEST_CUDA"), true);
-    if (cu.init(0) != SHOAL_CU_SUCCESS || cu.device_count(&count) != SHOAL_CU_SUCCESS)
-        return 0;
-    if (count < 2)
-        return count;
-    for (int i = 0; i < 2; i++)
-        MOCK_DEVICE(device_get(&devices[i], i));
-    for (int i = 0; i < 2; i++)
-        MOCK_DEVICE(peer_can_access(&can[i], devices[i], devices[1 - i]));
-    return can[0] && can[1] ? 2 : 1;
-}
-
-/* In a process of its own: a driver that has begun does not survive a fork. */
-static int find_devices(void)
-{
-    int state = 0;
-    const pid_t child = fork();
-    if (child == 0)
-        _exit(count_devices());
-    return child > 0 && waitpid(child, &state, 0) == child && WIFEXITED(state) ? WEXITSTATUS(state) : 0;
-}
-
 int main(int argument_count, char **arguments)
 {
     world_choose(argument_count, arguments);
@@ -380,11 +351,8 @@ int main(int argument_count, char **arguments)
         run("many at once, on 2 hosts", 4, &raced, SETTINGS(NULL));
         return world_finish();
     }
-    if (mock_device_is_real()) {
-        real_devices = find_devices();
-        printf("# ranks take %d GPU%s in turn\n", real_devices, real_devices == 1 ? "" : "s");
-    }
-    if (mock_device_is_real() && real_devices == 0) {
+    mock_device_find();
+    if (mock_device_is_real() && mock_device_turn == 0) {
         printf("1..0 # SKIP there is no GPU\n");
         return 0;
     }

@@ -273,7 +273,7 @@ static void steps_body(struct world *world)
 {
     const struct kind *kind = world->arg;
     struct job job;
-    mock_device_ordinal = kind->settings && !mock_device_is_real() ? world->rank : 0; /* a real one is shared */
+    mock_device_ordinal = kind->settings ? mock_device_of(world->rank) : 0;
     open_job(&job, world, kind->modes, 7);
     for (uint64_t seed = 1; seed <= 3; seed++) {
         world->seed = job.shared = seed;
@@ -1284,6 +1284,7 @@ static void run_all(void)
 int main(int argument_count, char **arguments)
 {
     world_choose(argument_count, arguments);
+    mock_device_find();
     if (MOCK_DEVICE_IS_RACED)
         run_raced();
     else

@@ -47,7 +47,7 @@ GROUP_TIMEOUT = datetime.timedelta(seconds=30)
 GRACE_S = 10 if BACKEND == "shoal" else 2  # for the others, once a rank has failed
 COMPILED_S = 400  # for the C++ shim, where it is not in the cache yet
 LOG_LINES = 40  # of each rank, told when a case fails
-START = "fork"  # or "spawn", where importing torch begins what no fork survives; then the program's table of cases is called CASES
+START = "fork"  # or "spawn": ranks import the program again, whose table of cases is called CASES; for drivers, which no fork keeps
 GLOO_CANNOT = re.compile("gloo|not support|unsupported|invalid scalar|unhandled|contiguous|dense|not impl|cannot use", re.I)
 
 

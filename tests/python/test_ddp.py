@@ -148,7 +148,7 @@ MODELS = {
 
 def batch(step=0):
     generator = torch.Generator().manual_seed(2 + step)
-    return tuple(torch.randn(BATCH, width, generator=generator, device="cpu").to(torch.get_default_device()) for width in (12, 4))
+    return tuple(torch.randn(BATCH, width, generator=generator, device="cpu").to(torch.empty(0).device) for width in (12, 4))
 
 
 def share(world, tensor):

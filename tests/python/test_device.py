@@ -14,6 +14,7 @@ import pathlib
 import signal
 import sys
 import tempfile
+import threading
 import time
 
 import ranks
@@ -189,13 +190,32 @@ def wait_with_a_timeout(world):
     expect(work.is_completed() and work.is_success(), "wait(timeout) came back before the end")
     with Held():
         work = dist.all_reduce(tensor, async_op=True)
-        try:
-            work.wait(datetime.timedelta(milliseconds=200))
-            raise AssertionError("wait(timeout) came back while the device stood still")
-        except dist.DistBackendError as error:
-            expect("timed out after 200 ms" in str(error), error)
+        text = timeout_of(work)
+        expect("timed out after 200 ms" in text, text)
     work.wait(ranks.GROUP_TIMEOUT)
     check(tensor, torch.full((LONG,), float(world.size ** 2)))
+
+
+def timeout_of(work):
+    """The text of a wait of 200 ms, which the device stands still for."""
+    try:
+        work.wait(datetime.timedelta(milliseconds=200))
+    except dist.DistBackendError as error:
+        return str(error)
+    return "wait(timeout) came back"
+
+
+def wait_on_a_thread(world):
+    """As on the main one, but that such a thread looks at no signals of Python's."""
+    tensor, told = ones(), []
+    with Held():
+        work = dist.all_reduce(tensor, async_op=True)
+        thread = threading.Thread(target=lambda: told.append(timeout_of(work)))
+        thread.start()
+        thread.join(ranks.TIMEOUT_S)
+        expect(told and "timed out after 200 ms" in told[0], told)
+    work.wait(ranks.GROUP_TIMEOUT)
+    check(tensor, torch.full((LONG,), float(world.size)))
 
 
 def wait_for_copies_back(world):
@@ -519,8 +539,8 @@ def no_device_is_there(world):
 
 
 STREAMS = (waits_on_the_stream_only, a_source_is_written_after_wait, on_another_stream, tensors_are_held, copies_are_held,
-           wait_with_a_timeout, wait_for_copies_back, blocking_mode, futures_are_complete_at_once, futures_of_batches,
-           copies_that_fail, coalesced_there, messages_both_ways, a_batch_is_one_work, a_batch_that_is_refused,
+           wait_with_a_timeout, wait_on_a_thread, wait_for_copies_back, blocking_mode, futures_are_complete_at_once,
+           futures_of_batches, copies_that_fail, coalesced_there, messages_both_ways, a_batch_is_one_work, a_batch_that_is_refused,
            beside_another_back_end, a_factor_there, a_group_is_destroyed, some_ranks_there, a_second_device,
            a_captured_stream, a_barrier_of_the_device)
 
@@ -721,7 +741,8 @@ def own_class_moves_inputs(world):
     """Where device_ids names the device, as torch's class does."""
     model, alone = own_class(device_ids=[0])(network().to(stand_in.NAME), stand_in.NAME), network()
     x = torch.ones(8, 12)
-    expect(is_same(model(x).detach().cpu(), alone(x).detach()), model(x), alone(x))
+    ours, theirs = model(x).detach().cpu(), alone(x).detach()
+    expect(is_same(ours, theirs), ours, theirs)
     expect(model.device_ids == [0] and model.output_device == 0 and model.device == stand_in.device(), vars(model))
 
 
@@ -809,7 +830,7 @@ def without_faults(case):
     return dataclasses.replace(case, body=body)
 
 
-# What goes wrong there is the driver's, or it stands still at a place that only the stand-in knows.
+# In these the driver itself goes wrong, or stands still at a place that only the stand-in knows.
 STAND_INS_OWN = ("copies_that_fail", "wait_for_copies_back", "dropped_after_a_failure", "a_driver_that_refuses")
 if IS_REAL:
     CASES = [case for case in CASES if case.name not in STAND_INS_OWN]

@@ -1,7 +1,5 @@
-"""What stand_in.py is, for the GPUs of this machine and a torch that was built for CUDA. What only the stand-in can do is
+"""The GPUs of this machine in the place of stand_in.py, for a torch that was built for CUDA. What only the stand-in can do is
 skipped; a device that stands still is one whose current stream sleeps."""
-import os
-
 import torch
 from tap import Skip
 
@@ -10,7 +8,7 @@ ASLEEP_CYCLES = 1 << 30  # half a second of a GPU of 2 GHz
 
 
 def start():
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # a queue for each stream
+    pass
 
 
 def compiled():

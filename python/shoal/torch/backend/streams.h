@@ -1,5 +1,5 @@
 // Calls whose tensors lie on a device: the streams that order them. On torch's classes for devices of any kind, so that nothing
-// here knows CUDA; which memory can be served is the library's to say.
+// here knows CUDA, but for CudaStreams where torch is old; which memory can be served is the library's to say.
 //
 //     caller's current stream | kernels | begun |   more kernels   | wait(): waits for end | kernels that read |
 //                                           v                                 ^
@@ -26,7 +26,7 @@
 
 namespace {
 
-// The driver's own handle of a stream, and whether a graph is captured on it, are words of c10::Stream since torch 2.13.
+// c10::Stream has methods for the driver's own handle of a stream, and for whether a graph is captured on it, since torch 2.13.
 template <class Stream, class = void>
 struct TellsHandle : std::false_type {
 };
@@ -35,15 +35,14 @@ struct TellsHandle<Stream, std::void_t<decltype(std::declval<const Stream>().nat
                                        decltype(std::declval<const Stream>().is_capturing())>> : std::true_type {
 };
 
-// Before, they are words of c10::cuda::CUDAStream alone, whose header needs CUDA's own. So its function is looked up in torch's
-// library by name (such a stream has one member, a c10::Stream), and the driver is asked about captures.
+// Before, only c10::cuda::CUDAStream has them, whose header needs CUDA's own. So its method is looked up in torch's library by
+// name (such a stream has one member, a c10::Stream), and the driver is asked about captures.
 struct CudaStreams {
     using Handle = void *(const c10::Stream *);          // CUDAStream::stream() const
     using IsCapturing = int(void *stream, int *capture); // cuStreamIsCapturing; capture: 0 is none
-    Handle *handle = find<Handle>("libc10_cuda.so", "_ZNK3c104cuda10CUDAStream6streamEv");
-    IsCapturing *is_capturing = find<IsCapturing>("libcuda.so.1", "cuStreamIsCapturing");
-
-    bool tells(c10::DeviceType type) const { return type == c10::kCUDA && handle && is_capturing; }
+    static constexpr char kHandle[] = "_ZNK3c104cuda10CUDAStream6streamEv", kIsCapturing[] = "cuStreamIsCapturing";
+    Handle *handle = find<Handle>("libc10_cuda.so", kHandle);
+    IsCapturing *is_capturing = find<IsCapturing>("libcuda.so.1", kIsCapturing);
 
     bool is_captured(const c10::Stream &stream) const
     {
@@ -51,7 +50,7 @@ struct CudaStreams {
         return is_capturing(handle(&stream), &capture) == 0 && capture != 0;
     }
 
-    // Torch has loaded these long before a tensor can be on a device of CUDA's.
+    // Not before a tensor is on a device of CUDA's: then torch has loaded both.
     static const CudaStreams &instance()
     {
         static const CudaStreams streams;
@@ -62,16 +61,24 @@ struct CudaStreams {
     template <class Function>
     static Function *find(const char *library, const char *name)
     {
-        void *handle = dlopen(library, RTLD_NOW | RTLD_NOLOAD);
-        return handle ? reinterpret_cast<Function *>(dlsym(handle, name)) : nullptr;
+        void *loaded = dlopen(library, RTLD_NOW | RTLD_NOLOAD);
+        return loaded ? reinterpret_cast<Function *>(dlsym(loaded, name)) : nullptr;
     }
 };
 
 void check_tells_handles(const c10::Device &device, const char *what)
 {
-    TORCH_CHECK_NOT_IMPLEMENTED(TellsHandle<c10::Stream>::value || CudaStreams::instance().tells(device.type()), "shoal: ", what,
-                                " ", device, ", but torch " TORCH_VERSION " has no word for the handles of its streams "
-                                "(c10::Stream::native_handle): use torch 2.13 or newer, or \"cpu:shoal,cuda:nccl\"");
+    if (TellsHandle<c10::Stream>::value)
+        return;
+    TORCH_CHECK_NOT_IMPLEMENTED(device.type() == c10::kCUDA, "shoal: ", what, " ", device,
+                                ", but torch " TORCH_VERSION " has no method for the handles of its streams "
+                                "(c10::Stream::native_handle): use torch 2.13 or newer");
+    const CudaStreams &streams = CudaStreams::instance();
+    TORCH_CHECK_NOT_IMPLEMENTED(streams.handle && streams.is_capturing, "shoal: ", what, " ", device,
+                                ", but the handles of torch " TORCH_VERSION "'s streams are not to be had: ",
+                                streams.handle ? CudaStreams::kIsCapturing : CudaStreams::kHandle, " was not found in ",
+                                streams.handle ? "libcuda.so.1" : "libc10_cuda.so",
+                                ": use torch 2.13 or newer, or \"cpu:shoal,cuda:nccl\"");
 }
 
 // The driver's handle of a stream, for shoal_options.
