@@ -57,13 +57,13 @@ def name_of(gpu):
 
 
 def copies():
-    """Also which streams share a queue. Returns the row that names the GPU."""
+    """Measures copies, and counts the streams that share a queue. Returns the row that names the GPU."""
     gpu, *rows = rows_of(BUILD / "bench/gpu_copies")
     queues = rows_of(BUILD / "bench/gpu_queues")
     units = [row for row in rows if "unit_bytes" in row]
     values = [f"A write and a wait on a stream: {row['pair_us']:.2f} us, of which the caller {row['call_us']:.2f} us."
               for row in rows if "pair_us" in row]
-    values += [f"Of {row['pairs']} ordered pairs of {row['streams']} streams, {row['held_up']} hold each other up "
+    values += [f"{row['held_up']} of the {row['pairs']} ordered pairs of {row['streams']} streams share a queue "
                f"(CUDA_DEVICE_MAX_CONNECTIONS={row['connections']}; `bench/gpu_queues.c`)." for row in queues]
     cells = [[size_text(row["unit_bytes"]), *(f"{row[way]:.1f}" for way in ("from_gb_s", "to_gb_s", "both_gb_s"))] for row in units]
     record("copies", [gpu, *rows, *queues], [f"# Copies of the first of {name_of(gpu)}", "",
@@ -77,7 +77,7 @@ def kernels(gpu):
     cells = [[row["kernel"], f"{row['own_gb_s']:.1f}", f"{row['peer_gb_s']:.1f}" if "peer_gb_s" in row else ""] for row in rows]
     record("kernels", [gpu, *rows], [f"# Kernels on the first of {name_of(gpu)}", "",
            f"At most 8 blocks, arrays of up to {size_text(rows[0]['bytes'])}, by `bench/gpu_rates.c`; what a kernel reads and writes, GB/s",
-           "of 10^9 bytes. Of a peer: all sources but the first lie in the memory of the next GPU.", "",
+           "of 10^9 bytes. In the last column all sources but the first lie in the memory of the next GPU.", "",
            *table(["kernel", "own memory", "a peer's"], cells)])
 
 

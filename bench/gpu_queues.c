@@ -16,7 +16,7 @@ struct line {
 struct probe {
     int count;
     shoal_cu_stream streams[MOST];
-    struct line *lines; /* of each stream what it has written, and last what streams wait for */
+    struct line *lines; /* the value that each stream has written; the last one is waited for */
     shoal_cu_address there;
 };
 
@@ -41,7 +41,7 @@ static struct probe open_probe(int count)
     return probe;
 }
 
-/* How many of the others a stream that waits holds up. */
+/* Counts the streams that cannot write while this one waits. */
 static int count_held_up(struct probe *probe, int waits, uint64_t turn)
 {
     int held_up = 0;

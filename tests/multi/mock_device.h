@@ -14,7 +14,7 @@ static shoal_cu_context mock_device_context;
 static shoal_cu_stream mock_device_streams[MOCK_DEVICE_STREAMS];
 static unsigned mock_device_next;
 static int mock_device_ordinal; /* of the device that mock_device_start takes */
-static int mock_device_turn;    /* so many real devices are taken in turn; 0: mock_device_find has found none */
+static int mock_device_turn;    /* how many real devices ranks take in turn; 0: as many as are wanted */
 
 /* The environment names a real driver in the stand-in's place (make test-gpu): nothing of it can be set or counted. */
 static inline bool mock_device_is_real(void)
@@ -82,8 +82,8 @@ static inline void mock_device_synchronize(void *stream)
     MOCK_DEVICE(stream_synchronize((shoal_cu_stream)stream));
 }
 
-/* A real driver's copy of memory that it does not know waits for the stream, and so would a rank that posts next. The stand-in's
- * does so in its mode `pageable`, which is for that memory. */
+/* Where memory of the host is not registered, a real driver keeps the caller until the stream has come to the copy; ranks that
+ * post in orders of their own would wait for each other. The stand-in does so only in its mode `pageable`. */
 static inline void mock_device_pin(char *here, size_t bytes)
 {
     if (!mock_device_is_real())
@@ -182,10 +182,10 @@ static inline void mock_device_find(void)
     fflush(stdout);
 }
 
-/* The device of a rank, where each has one of its own. */
+/* The device of a rank, where each has one of its own, as far as there are so many. */
 static inline int mock_device_of(int rank)
 {
-    return !mock_device_is_real() ? rank : mock_device_turn ? rank % mock_device_turn : 0;
+    return mock_device_turn ? rank % mock_device_turn : rank;
 }
 
 /* Loads the driver in this process, in these modes. Communicators that are made from now on find it. */

@@ -165,9 +165,10 @@ struct areas world_open_areas(struct world *world, size_t bytes)
         CHECK(world, areas.plain[i], "no memory");
         OK(world, shoal_mem_alloc(world->context, bytes, &memory));
         areas.shared[i] = memory;
-        areas.twins[i] = world->device ? world->device->allocate(bytes) : NULL;
-        if (world->device)
+        if (world->device) {
+            areas.twins[i] = world->device->allocate(bytes);
             world->device->pin(areas.shared[i], bytes);
+        }
     }
     return areas;
 }

@@ -461,11 +461,13 @@ struct body {
     bool needs_mock; /* the driver itself goes wrong */
 };
 
-static void run_bodies(const struct body *bodies, size_t count, int size)
+static void run_bodies(const char *where, int size, const struct body *bodies, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
+        char name[128];
+        snprintf(name, sizeof name, "%s%s", bodies[i].name, where);
         if (!bodies[i].needs_mock || !mock_device_is_real())
-            run(bodies[i].name, size, bodies[i].fn, NULL);
+            run(name, size, bodies[i].fn, NULL);
     }
 }
 
@@ -666,22 +668,24 @@ static void a_rank_that_joins_too_late(struct world *world)
     close_bench(&bench);
 }
 
-/* Faults while GPUs sum among themselves. */
+/* Faults while GPUs sum among themselves, on one host and on two. */
+static const struct body among[] = {{"a rank that leaves leaves no stream waiting", a_rank_that_leaves, false},
+                                    {"a rank that does not call leaves no stream waiting", a_rank_that_does_not_call, false},
+                                    {"an abort leaves no stream waiting", an_abort, false},
+                                    {"calls that differ leave no stream waiting", calls_that_differ, false},
+                                    {"memory of the host on a rank is named", memory_of_the_host_on_a_rank, false},
+                                    {"a device that does not come is named", a_device_that_does_not_come, false},
+                                    {"a context that breaks ends the operation", a_context_that_breaks, true}};
+
 static void run_among_devices(void)
 {
-    static const struct body bodies[] = {{"a rank that leaves leaves no stream waiting, among GPUs", a_rank_that_leaves, false},
-                  {"a rank that does not call leaves no stream waiting, among GPUs", a_rank_that_does_not_call, false},
-                  {"an abort leaves no stream waiting, among GPUs", an_abort, false},
-                  {"calls that differ leave no stream waiting, among GPUs", calls_that_differ, false},
-                  {"memory of the host on a rank is named, among GPUs", memory_of_the_host_on_a_rank, false},
-                  {"a device that does not come is named, among GPUs", a_device_that_does_not_come, false},
-                  {"a captured stream is refused, among GPUs", a_captured_stream, true},
-                  {"a context that breaks ends the operation, among GPUs", a_context_that_breaks, true},
-                  {"a rank that joins too late is a failure, among GPUs", a_rank_that_joins_too_late, false},
-                  {"communicators give back what they had, among GPUs", many_communicators, false}};
+    static const struct body bodies[] = {{"a captured stream is refused", a_captured_stream, true},
+                                         {"a rank that joins too late is a failure", a_rank_that_joins_too_late, false},
+                                         {"communicators give back what they had", many_communicators, false}};
     static const unsigned delays_us[] = {0, 2000, 8000, 30000};
     device_bench_has_peers = true;
-    run_bodies(bodies, COUNT_OF(bodies), 2);
+    run_bodies(", among GPUs", 2, among, COUNT_OF(among));
+    run_bodies(", among GPUs", 2, bodies, COUNT_OF(bodies));
     run_kills(", among GPUs", 3, delays_us, COUNT_OF(delays_us));
     world_expect_kill(1);
     run("a rank that is killed while GPUs join is a failure, among GPUs", 2, a_rank_that_is_killed_while_gpus_join, NULL);
@@ -695,17 +699,10 @@ static void run_among_devices(void)
  * one does neither. */
 static void run_among_devices_of_hosts(void)
 {
-    static const struct body bodies[] = {{"a rank that leaves leaves no stream waiting, among GPUs of 2 hosts", a_rank_that_leaves, false},
-                  {"a rank that does not call leaves no stream waiting, among GPUs of 2 hosts", a_rank_that_does_not_call, false},
-                  {"an abort leaves no stream waiting, among GPUs of 2 hosts", an_abort, false},
-                  {"calls that differ leave no stream waiting, among GPUs of 2 hosts", calls_that_differ, false},
-                  {"memory of the host on a rank is named, among GPUs of 2 hosts", memory_of_the_host_on_a_rank, false},
-                  {"a device that does not come is named, among GPUs of 2 hosts", a_device_that_does_not_come, false},
-                  {"a context that breaks ends the operation, among GPUs of 2 hosts", a_context_that_breaks, true}};
     static const unsigned delays_us[] = {0, 2000, 8000};
     device_bench_has_peers = true;
     world_divide(2);
-    run_bodies(bodies, COUNT_OF(bodies), 4);
+    run_bodies(", among GPUs of 2 hosts", 4, among, COUNT_OF(among));
     run_kills(", among GPUs of 2 hosts", 4, delays_us, COUNT_OF(delays_us));
     run_stops(", among GPUs of 2 hosts", 4);
     world_divide(0);
@@ -733,25 +730,26 @@ static void run_over_hosts(void)
 int main(int argument_count, char **arguments)
 {
     static const unsigned delays_us[] = {0, 500, 2000, 8000, 30000, 100000};
-    static const struct body bodies[] = {{"a driver that refuses what a port needs changes nothing", refused_driver_calls, true},
-                  {"operands of two devices are refused", two_devices_in_a_call, true},
-                  {"tensors in host memory and on a device are refused", tensors_here_and_there, false},
-                  {"memory that was freed, or is another process's, is refused", memory_of_nobody, true},
-                  {"a call of the driver in a callback is seen", a_driver_call_in_a_callback, true},
-                  {"a captured stream is refused", a_captured_stream, true},
-                  {"a graph that is captured meanwhile is not touched", a_graph_that_is_captured_meanwhile, true},
-                  {"a destroyed stream is refused", a_stream_that_is_none, true},
-                  {"options without a stream mean the legacy one", options_without_a_stream, false},
-                  {"a post in a callback is refused", a_post_in_a_callback, false},
-                  {"a rank that leaves leaves no stream waiting", a_rank_that_leaves, false},
-                  {"a rank that does not call leaves no stream waiting", a_rank_that_does_not_call, false},
-                  {"an abort leaves no stream waiting", an_abort, false},
-                  {"calls that differ leave no stream waiting", calls_that_differ, false},
-                  {"a context that breaks ends the operation", a_context_that_breaks, true},
-                  {"communicators give back what they had", many_communicators, false}};
+    static const struct body bodies[] = {
+        {"a driver that refuses what a port needs changes nothing", refused_driver_calls, true},
+        {"operands of two devices are refused", two_devices_in_a_call, true},
+        {"tensors in host memory and on a device are refused", tensors_here_and_there, false},
+        {"memory that was freed, or is another process's, is refused", memory_of_nobody, true},
+        {"a call of the driver in a callback is seen", a_driver_call_in_a_callback, true},
+        {"a captured stream is refused", a_captured_stream, true},
+        {"a graph that is captured meanwhile is not touched", a_graph_that_is_captured_meanwhile, true},
+        {"a destroyed stream is refused", a_stream_that_is_none, true},
+        {"options without a stream mean the legacy one", options_without_a_stream, false},
+        {"a post in a callback is refused", a_post_in_a_callback, false},
+        {"a rank that leaves leaves no stream waiting", a_rank_that_leaves, false},
+        {"a rank that does not call leaves no stream waiting", a_rank_that_does_not_call, false},
+        {"an abort leaves no stream waiting", an_abort, false},
+        {"calls that differ leave no stream waiting", calls_that_differ, false},
+        {"a context that breaks ends the operation", a_context_that_breaks, true},
+        {"communicators give back what they had", many_communicators, false}};
     world_choose(argument_count, arguments);
     mock_device_find();
-    run_bodies(bodies, COUNT_OF(bodies), 2);
+    run_bodies("", 2, bodies, COUNT_OF(bodies));
     run_kills("", 3, delays_us, MOCK_DEVICE_IS_RACED ? 2 : COUNT_OF(delays_us));
     if (!MOCK_DEVICE_IS_RACED) {
         run_stops("", 3);

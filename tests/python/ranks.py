@@ -47,7 +47,7 @@ GROUP_TIMEOUT = datetime.timedelta(seconds=30)
 GRACE_S = 10 if BACKEND == "shoal" else 2  # for the others, once a rank has failed
 COMPILED_S = 400  # for the C++ shim, where it is not in the cache yet
 LOG_LINES = 40  # of each rank, told when a case fails
-START = "fork"  # or "spawn": ranks import the program again, whose table of cases is called CASES; for drivers, which no fork keeps
+START = "fork"  # or "spawn", as a driver that has begun does not survive a fork: ranks import the program again, and take its CASES
 GLOO_CANNOT = re.compile("gloo|not support|unsupported|invalid scalar|unhandled|contiguous|dense|not impl|cannot use", re.I)
 
 
@@ -143,7 +143,7 @@ def verdict_of(function):
 
 def serve(rank, shim, log, pipe, cases, variables):
     """The life of a rank: (case, size, port) comes in, the verdict goes out. A size of 0 keeps the world as it is. cases: None
-    where the program has been imported again, and has made its own."""
+    in a process that has imported the program again; then they are the program's CASES."""
     cases = cases or sys.modules["__mp_main__"].CASES
     with open(log, "w") as file:
         os.dup2(file.fileno(), 1)

@@ -787,7 +787,7 @@ static struct shoal_step *step_at(const struct group *group, int rank, uint32_t 
     return &group->plans[rank].steps[step];
 }
 
-/* Of a step that names blocks: its sources, which its destinations follow. */
+/* The blocks that a step names: its sources, and behind them its destinations. */
 static struct shoal_block *blocks_of(const struct group *group, int rank, const struct shoal_step *step)
 {
     return group->plans[rank].blocks + step->first_block;

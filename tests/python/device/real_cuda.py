@@ -1,5 +1,5 @@
-"""The GPUs of this machine in the place of stand_in.py, for a torch that was built for CUDA. What only the stand-in can do is
-skipped; a device that stands still is one whose current stream sleeps."""
+"""Serves test_device.py as stand_in.py does, but with the GPUs of this machine and a torch that was built for CUDA. A device stands
+still while its current stream sleeps."""
 import torch
 from tap import Skip
 
@@ -13,10 +13,6 @@ def start():
 
 def compiled():
     pass
-
-
-def is_there():
-    return torch.cuda.is_available()
 
 
 def api():
