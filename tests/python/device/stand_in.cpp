@@ -511,7 +511,7 @@ void define_operators(torch::Library &m)
     m.impl("set_.source_Storage_storage_offset", set_storage);
 }
 
-// What TORCH_LIBRARY_IMPL does for a key that is known when it is compiled.
+// As TORCH_LIBRARY_IMPL, which would have to know the key when it is compiled.
 void register_operators()
 {
     static torch::Library operators(torch::Library::IMPL, "aten", kKey, __FILE__, __LINE__);
