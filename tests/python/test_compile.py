@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """How the C++ shim comes to be: compiled once for all who ask at a time, kept, and replaced by the one in Python where that
 fails. The compilers here are scripts: one hands out what a real one made before."""
+import ctypes
 import functools
 import os
 import pathlib
@@ -96,7 +97,36 @@ def what_others_could_have_put_there_is_not_loaded():
             path.chmod(0o700)
 
 
+NUMBER_IN_A_TEXT = r"""
+#include <sstream>
+extern "C" long length_of(long number)
+{
+    std::ostringstream text;
+    text << number;
+    return static_cast<long>(text.str().size());
+}
+"""
+
+
+def the_standard_library_is_the_one_of_torch():
+    """Also with a compiler that would link one of its own into the shim."""
+    from shoal.torch import _compile
+    try:
+        command = _compile._command()
+    except _compile.Unavailable as error:
+        raise Skip(str(error))
+    with tempfile.TemporaryDirectory() as folder:
+        source, made = pathlib.Path(folder, "number.cpp"), pathlib.Path(folder, "made.so")
+        source.write_text(NUMBER_IN_A_TEXT)
+        command[command.index(str(_compile.MAIN))] = str(source)
+        code, out, err = call(*command, "-static-libstdc++", "-o", made)
+        expect(code == 0, out, err)
+        expect(b"\0libstdc++.so.6\0" in made.read_bytes(), "it has a standard library of its own")
+        expect(ctypes.CDLL(str(made)).length_of(ctypes.c_long(-12345)) == 6)
+
+
 if __name__ == "__main__":
     python = warm.start()
     run_cases([several_ask_and_one_compiles, without_a_compiler_the_other_shim_serves,
-               where_it_does_not_compile_the_other_shim_serves, what_others_could_have_put_there_is_not_loaded])
+               where_it_does_not_compile_the_other_shim_serves, what_others_could_have_put_there_is_not_loaded,
+               the_standard_library_is_the_one_of_torch])

@@ -96,7 +96,7 @@ def _torch_version():
 def _fingerprint() -> str:
     """A hash of everything that the result depends on and its name does not say."""
     digest = hashlib.sha256()
-    for path in (*sorted(SOURCES.glob("*.[ch]*")), shoal.include_path() / "shoal/shoal.h"):
+    for path in (*sorted(SOURCES.glob("*.[ch]*")), shoal.include_path() / "shoal/shoal.h", pathlib.Path(__file__)):
         digest.update(f"{path.name} {path.stat().st_size}\n".encode() + path.read_bytes())
     digest.update(f"{torch.version.git_version} {torch.compiled_with_cxx11_abi()} {sys.abiflags}".encode())
     return digest.hexdigest()[:16]
@@ -116,7 +116,16 @@ def _command() -> list:
     return [compiler, "-shared", "-fPIC", "-O2", "-std=c++20", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
             f"-DTORCH_EXTENSION_NAME={MODULE}", *_same_pybind(), *(["-DSHOAL_TORCH_ROCM"] if torch.version.hip else []),
             *(f"-isystem{folder}" for folder in folders), str(MAIN), str(shoal.library_path()),
-            f"-L{top / 'lib'}", *(f"-l{library}" for library in TORCH_LIBRARIES)]
+            f"-L{top / 'lib'}", *(f"-l{library}" for library in TORCH_LIBRARIES), *_standard_library()]
+
+
+def _standard_library() -> list:
+    """The C++ library that torch runs with. Where the shared one is not where a compiler looks, it takes the static one without a
+    word. The shim then has a copy of its own, whose tables of locales are not those that torch filled: the first number that is
+    written into a text ends the process."""
+    with open("/proc/self/maps") as file:
+        paths = {line.split(maxsplit=5)[5].rstrip("\n") for line in file if "/libstdc++.so" in line}
+    return sorted(path for path in paths if os.path.exists(path))
 
 
 def _same_pybind() -> list:
