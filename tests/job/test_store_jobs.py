@@ -237,7 +237,7 @@ def a_job_of_another_name_goes_on_with_what_has_come():
     with Jobs() as jobs:
         cache = jobs.folder() / "cache"
         s3.proxy.forget()
-        s3.proxy.hold_after = 1000 * KiB
+        s3.proxy.hold_after = 2000 * KiB
         try:
             jobs.start("pass", channels={"training": "s3://data/again/"})
             wait_for(lambda: any(not path.suffix for path in cache.glob("objects/*/*")), "the first object")
