@@ -13,6 +13,7 @@ import sys
 
 TOOLS = pathlib.Path(__file__).resolve().parents[1] / "build/uv"
 PIP = [TOOLS / "bin/python3", "-m", "pip", "--disable-pip-version-check"]
+OF_MACHINE = "/usr/bin/python3"
 # uv does not read how pip is configured: pip's setting -> the variable that says it to uv.
 SAME = {"index-url": "UV_DEFAULT_INDEX", "extra-index-url": "UV_INDEX", "find-links": "UV_FIND_LINKS", "cert": "SSL_CERT_FILE", "constraint": "UV_CONSTRAINT",
         "default-timeout": "UV_HTTP_TIMEOUT"}
@@ -53,11 +54,29 @@ def install(python, words):
     return subprocess.run([*PIP, "--python", python, "install", "--quiet", "--no-compile", *words]).returncode
 
 
+def interpreter():
+    """The machine's own Python where it is of the version that `python3` is. Distributions compile theirs with profiles, which makes
+    it a fifth faster than what a user has compiled as he is told to."""
+    if not os.access(OF_MACHINE, os.X_OK):
+        return "python3"
+    ask = "import sys; print(sys.version_info[:2])"
+    versions = {subprocess.run([python, "-c", ask], capture_output=True, text=True).stdout for python in ("python3", OF_MACHINE)}
+    return OF_MACHINE if len(versions) == 1 else "python3"
+
+
+def environment_make(folder):
+    """Programs that import much and end soon, as tests do, would spend a fifth of what an import takes collecting garbage."""
+    subprocess.run([interpreter(), "-m", "venv", "--without-pip", folder], check=True)
+    for site in folder.glob("lib/python3*/site-packages"):
+        (site / "rarely_collect.pth").write_text("import atexit, gc; gc.set_threshold(100000, 50, 100); atexit.register(gc.freeze)\n")
+
+
 def main(folder, *words):
     tools_make()
-    python = pathlib.Path(folder).resolve() / "bin/python3"
+    folder = pathlib.Path(folder).resolve()
+    python = folder / "bin/python3"
     if not python.exists():
-        subprocess.run(["python3", "-m", "venv", "--without-pip", folder], check=True)
+        environment_make(folder)
     return install(python, words)
 
 

@@ -20,8 +20,4 @@ esac
 case $name in
 toolkit) dev/sshd.sh "$folder/sshd" ;; # it starts one in containers of its own
 esac
-# Tests start a few hundred processes that import much and end soon: a fifth of what an import takes would go to collecting garbage.
-cat >"$(echo "$folder"/lib/python3*/site-packages)/rarely_collect.pth" <<END
-import atexit, gc; gc.set_threshold(100000, 50, 100); atexit.register(gc.freeze)
-END
 touch "$folder/bin/python3"
