@@ -48,7 +48,8 @@ ALL = {"plain"}  # builds of everything; the others are made of what their tests
 # One test has its turn after the other, so many of those that are `is_parallel` run beside it, and so many more of those that
 # hardly take a processor (suite "waits"), as --profile shows.
 LANES_BESIDE, LANES_WAITING = 1, 2
-IDLE_S, IDLE_CORES = 2, 0.5  # one lane more takes a test after so long with so many cores idle: what runs is slowed by nobody
+# So many lanes more take a test after so long with so many cores idle: what runs is slowed by nobody.
+LANES_IDLE, IDLE_S, IDLE_CORES = 3, 2, 0.5
 FAILURE_LINES = 60  # of a failed case, told again at the end
 
 
@@ -323,6 +324,7 @@ class Plan:
         self.changed = threading.Condition()
         self.first_is_made = threading.Event()
         self.alone_runs = False  # a test that takes more than a core, or measures time
+        self.looking = threading.Lock()  # at idle cores: one lane after the other, so that each sees what the one before has begun
 
     def make_builds(self, names):
         try:
@@ -394,20 +396,21 @@ class Plan:
     def run_while_idle(self, queue):
         """A lane that waits for idle cores before each test, and begins none beside one that runs alone."""
         while queue or not self.is_complete:
-            if idle_cores(IDLE_S) < IDLE_CORES or self.alone_runs:
-                continue
-            with self.changed:
-                one = queue.popleft() if queue else None
+            with self.looking:
+                if idle_cores(IDLE_S) < IDLE_CORES or self.alone_runs:
+                    continue
+                with self.changed:
+                    one = queue.popleft() if queue else None
             if one:
                 self.run_one(*one)
 
     def run(self):
         queues = self.alone, self.beside, self.waiting
-        with concurrent.futures.ThreadPoolExecutor(self.making + LANES_BESIDE + LANES_WAITING + 1) as pool:
+        with concurrent.futures.ThreadPoolExecutor(self.making + LANES_BESIDE + LANES_WAITING + LANES_IDLE) as pool:
             meanwhile = [*(pool.submit(self.make_builds, names) for names in self.makers),
                          *(pool.submit(self.run_all, *queues[1:]) for _ in range(LANES_BESIDE)),
                          *(pool.submit(self.run_all, self.waiting) for _ in range(LANES_WAITING)),
-                         pool.submit(self.run_while_idle, self.beside)]
+                         *(pool.submit(self.run_while_idle, self.beside) for _ in range(LANES_IDLE))]
             try:
                 self.run_all(*queues)
             finally:  # after Ctrl-C nothing more begins
