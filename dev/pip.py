@@ -11,9 +11,10 @@ import pathlib
 import subprocess
 import sys
 
+from interpreter import interpreter
+
 TOOLS = pathlib.Path(__file__).resolve().parents[1] / "build/uv"
 PIP = [TOOLS / "bin/python3", "-m", "pip", "--disable-pip-version-check"]
-OF_MACHINE = "/usr/bin/python3"
 # uv does not read how pip is configured: pip's setting -> the variable that says it to uv.
 SAME = {"index-url": "UV_DEFAULT_INDEX", "extra-index-url": "UV_INDEX", "find-links": "UV_FIND_LINKS", "cert": "SSL_CERT_FILE", "constraint": "UV_CONSTRAINT",
         "default-timeout": "UV_HTTP_TIMEOUT"}
@@ -52,16 +53,6 @@ def install(python, words):
             return 0
         print("uv cannot: pip tries", file=sys.stderr)
     return subprocess.run([*PIP, "--python", python, "install", "--quiet", "--no-compile", *words]).returncode
-
-
-def interpreter():
-    """The machine's own Python where it is of the version that `python3` is. Distributions compile theirs with profiles, which makes
-    it a fifth faster than what a user has compiled as he is told to."""
-    if not os.access(OF_MACHINE, os.X_OK):
-        return "python3"
-    ask = "import sys; print(sys.version_info[:2])"
-    versions = {subprocess.run([python, "-c", ask], capture_output=True, text=True).stdout for python in ("python3", OF_MACHINE)}
-    return OF_MACHINE if len(versions) == 1 else "python3"
 
 
 def environment_make(folder):

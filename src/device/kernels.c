@@ -1,7 +1,7 @@
 #include "device/kernels.h"
 
 #include <string.h>
-#if defined(__x86_64__)
+#if SHOAL_X86_KERNELS
 #include <cpuid.h>
 #endif
 
@@ -24,7 +24,7 @@ extern const struct shoal_kernels shoal_kernels_avx512;
 extern const struct shoal_kernels shoal_kernels_avx2;
 extern const struct shoal_kernels shoal_kernels_baseline;
 
-#if defined(__x86_64__)
+#if SHOAL_X86_KERNELS
 /* Clang does not know this name. The system saves the registers it needs wherever it does so for AVX2. */
 static bool kernels_has_f16c(void)
 {
@@ -54,7 +54,7 @@ static const struct {
     const struct shoal_kernels *kernels;
     bool (*can_run)(void);
 } sets[] = {
-#if defined(__x86_64__)
+#if SHOAL_X86_KERNELS
     {&shoal_kernels_avx512, kernels_has_avx512},
     {&shoal_kernels_avx2, kernels_has_avx2},
 #endif

@@ -1,6 +1,6 @@
 #include "fusion/gradient_kernels.h"
 
-#if defined(__x86_64__)
+#if SHOAL_X86_KERNELS
 #include <cpuid.h>
 #endif
 
@@ -9,7 +9,7 @@ extern const struct shoal_gradient_kernels shoal_gradient_kernels_avx512;
 extern const struct shoal_gradient_kernels shoal_gradient_kernels_avx2;
 extern const struct shoal_gradient_kernels shoal_gradient_kernels_baseline;
 
-#if defined(__x86_64__)
+#if SHOAL_X86_KERNELS
 /* Clang does not know this name. */
 static bool has_f16c(void)
 {
@@ -39,7 +39,7 @@ static const struct {
     const struct shoal_gradient_kernels *kernels;
     bool (*can_run)(void);
 } sets[] = {
-#if defined(__x86_64__)
+#if SHOAL_X86_KERNELS
     {&shoal_gradient_kernels_avx512, has_avx512},
     {&shoal_gradient_kernels_avx2, has_avx2},
 #endif

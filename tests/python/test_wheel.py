@@ -123,8 +123,9 @@ def sdist_is_made_of_what_is_tracked():
 
 
 def wheel_is_built_from_the_sdist():
-    """Without optimization, as this test looks at the contents of the wheel: compiling takes a third of the time."""
-    pip("wheel", "--no-deps", "--config-settings=setup-args=-Doptimization=0", "-w", ROOT / "wheels", the_one("sdist", "shoal-*.tar.gz"))
+    """In the quickest way, as this test looks at the contents of the wheel: compiling takes a fifth of the time."""
+    quick = [f"--config-settings=setup-args={option}" for option in ("-Doptimization=0", "-Dkernels=baseline")]
+    pip("wheel", "--no-deps", *quick, "-w", ROOT / "wheels", the_one("sdist", "shoal-*.tar.gz"))
     the_one("wheels", "shoal-*.whl")
 
 
