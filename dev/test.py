@@ -40,8 +40,7 @@ BUILDS = {
     "asan": ("build-asan", "clang", ["-Db_sanitize=address,undefined", *SANITIZED]),
     "aarch64": ("build-aarch64", "aarch64-linux-gnu-gcc",
                 ["--cross-file=build-aarch64/sysroot/place.ini", "--cross-file=dev/cross/aarch64.ini"]),
-    # Who touches memory when, kernels of all instruction sets do alike; each of them takes clang ten seconds.
-    "tsan": ("build-tsan", "clang", ["-Db_sanitize=thread", "-Dkernels=baseline", *SANITIZED]),
+    "tsan": ("build-tsan", "clang", ["-Db_sanitize=thread", *SANITIZED]),
 }
 # Tools that build tests: where one is missing when a build is configured, meson leaves them out, as `make build` needs none.
 NEEDED = {"cmocka": "libcmocka-dev", "openblas": "libopenblas-dev", "zlib": "zlib1g-dev"}

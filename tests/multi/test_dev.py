@@ -15,6 +15,7 @@ import time
 from tap import Skip, call, expect, run_cases
 
 TOP = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path.append(str(TOP / "dev"))  # what a program there imports lies beside it
 
 
 def dev_test(top):
@@ -68,7 +69,6 @@ def other_options_reach_a_build_that_is_there():
 
 def dev_check(top):
     """dev/check.py as a module, for the sources below another folder."""
-    sys.path.insert(0, str(TOP / "dev"))  # it imports its neighbors
     spec = importlib.util.spec_from_file_location("dev_check", TOP / "dev/check.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -199,7 +199,6 @@ def tables_of_the_readme_are_the_records():
 
 def dev_versions():
     """dev/versions.py and dev/version_records.py as modules."""
-    sys.path.insert(0, str(TOP / "dev"))
     return importlib.import_module("versions"), importlib.import_module("version_records")
 
 
@@ -368,8 +367,8 @@ def tests_of_python_wait_for_what_is_installed():
         expect(order == ["build python", "test python"], order)
 
 
-def most_at_once(idle_cores, enough):
-    """How many of four tests ran at the same time; each goes on after a moment, or when so many run."""
+def most_at_once(idle_cores, patience_s):
+    """How many of four tests ran at the same time; each goes on when all run, or after so long."""
     dev, running, counts, changed = dev_test(TOP), set(), [], threading.Condition()
     dev.why_impossible, dev.build, dev.report = lambda name: None, lambda name, is_beside: (True, 0, 0), lambda *_: None
     dev.tests_of = lambda name, pattern: [{"name": str(number), "priority": 0, "is_parallel": True, "suite": ["unit"], "timeout": 1}
@@ -381,7 +380,7 @@ def most_at_once(idle_cores, enough):
             running.add(test["name"])
             counts.append(len(running))
             changed.notify_all()
-            changed.wait_for(lambda: max(counts) >= enough, 0.2 if enough > 3 else 60)
+            changed.wait_for(lambda: max(counts) == 4, patience_s)
             running.discard(test["name"])
         return 0, "ok 1 - case", 0, 0
     dev.run_timed = run_timed
@@ -390,13 +389,13 @@ def most_at_once(idle_cores, enough):
     return max(counts)
 
 
-def a_lane_more_takes_tests_while_cores_are_idle():
-    expect(most_at_once(0.1, enough=4) <= 2, "a lane more although no core is idle")
-    expect(most_at_once(1.5, enough=3) == 3, "no lane more")
+def more_lanes_take_tests_while_cores_are_idle():
+    expect(most_at_once(0.1, patience_s=0.2) <= 2, "more lanes although no core is idle")
+    expect(most_at_once(1.5, patience_s=60) == 4, "too few lanes")
 
 
 if __name__ == "__main__":
-    run_cases([a_lane_more_takes_tests_while_cores_are_idle, tests_of_python_wait_for_what_is_installed,
+    run_cases([more_lanes_take_tests_while_cores_are_idle, tests_of_python_wait_for_what_is_installed,
                tables_of_the_readme_are_the_records, rows_of_versions_that_ran_with_other_sources_are_told,
                a_program_that_dies_is_not_written_as_passed, rows_of_versions_ran_with_the_sources_of_today, code_for_gpus_of_another_source_is_found,
                code_for_gpus_is_what_clang_compiles, code_for_gpus_is_assembled_into_the_registers_that_are_written,
