@@ -45,7 +45,7 @@ build: build/build.ninja
 
 demo: build
 	@dev/deps.sh demo
-	build/shoal run -n $(WORKERS) build/examples/fashion_mnist $(ARGS)
+	dev/openblas.sh build/shoal run -n $(WORKERS) build/examples/fashion_mnist $(ARGS)
 
 demo-torch: build build/torch/bin/python3
 	@dev/deps.sh python

@@ -394,8 +394,22 @@ def more_lanes_take_tests_while_cores_are_idle():
     expect(most_at_once(1.5, patience_s=60) == 4, "too few lanes")
 
 
+def openblas_is_told_of_a_processor_that_it_knows():
+    program = TOP / "build/examples/fashion_mnist"
+    if not program.exists():
+        raise Skip("no OpenBLAS, or no plain build")
+    flags = set(pathlib.Path("/proc/cpuinfo").read_text().split())
+    bare = {name: value for name, value in os.environ.items() if name != "OPENBLAS_CORETYPE"}
+    is_unknown = "Core: Prescott" in "".join(call(program, "--help", env={**bare, "OPENBLAS_VERBOSE": "2"})[1:])
+    wanted = next((core for flag, core in (("avx512bw", "SkylakeX"), ("avx2", "Haswell")) if is_unknown and flag in flags), "")
+    out = call(TOP / "dev/openblas.sh", "sh", "-c", "echo core=$OPENBLAS_CORETYPE", env=bare)[1]
+    expect(out.endswith(f"core={wanted}\n") and ("is told" in out) == bool(wanted), wanted, out)
+    out = call(TOP / "dev/openblas.sh", "sh", "-c", "echo core=$OPENBLAS_CORETYPE", env={**bare, "OPENBLAS_CORETYPE": "Zen"})[1]
+    expect(out == "core=Zen\n", out)
+
+
 if __name__ == "__main__":
-    run_cases([more_lanes_take_tests_while_cores_are_idle, tests_of_python_wait_for_what_is_installed,
+    run_cases([openblas_is_told_of_a_processor_that_it_knows, more_lanes_take_tests_while_cores_are_idle, tests_of_python_wait_for_what_is_installed,
                tables_of_the_readme_are_the_records, rows_of_versions_that_ran_with_other_sources_are_told,
                a_program_that_dies_is_not_written_as_passed, rows_of_versions_ran_with_the_sources_of_today, code_for_gpus_of_another_source_is_found,
                code_for_gpus_is_what_clang_compiles, code_for_gpus_is_assembled_into_the_registers_that_are_written,

@@ -21,7 +21,7 @@ EXAMPLES = os.environ.get("SHOAL_EXAMPLES", ".")
 DATA = os.environ.get("SHOAL_DATA", "/usr/share/datasets/fashion-mnist")
 FASHION = os.path.join(EXAMPLES, "fashion_mnist")
 SECONDS_MAX = 120
-# OpenBLAS computes as on a processor of 2004 where it does not know the one that is there (README.md), in twice the time.
+# What dev/openblas.sh says of it, else twice the time.
 if "avx2" in open("/proc/cpuinfo").read().split():
     os.environ.setdefault("OPENBLAS_CORETYPE", "Haswell")
 
