@@ -394,6 +394,23 @@ def more_lanes_take_tests_while_cores_are_idle():
     expect(most_at_once(1.5, patience_s=60) == 4, "too few lanes")
 
 
+def environments_are_made_of_the_machines_python_if_it_is_the_same():
+    from interpreter import OF_MACHINE, interpreter
+    if not os.access(OF_MACHINE, os.X_OK):
+        raise Skip(f"there is no {OF_MACHINE}")
+    path = os.environ["PATH"]
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            python3 = pathlib.Path(folder, "python3")
+            for text, wanted in ((f'exec {OF_MACHINE} "$@"', OF_MACHINE), ('echo "(2, 7)"', "python3")):
+                python3.write_text(f"#!/bin/sh\n{text}\n")
+                python3.chmod(0o755)
+                os.environ["PATH"] = f"{folder}:{path}"
+                expect(interpreter() == wanted, text, interpreter())
+    finally:
+        os.environ["PATH"] = path
+
+
 def openblas_is_told_of_a_processor_that_it_knows():
     program = TOP / "build/examples/fashion_mnist"
     if not program.exists():
@@ -409,7 +426,8 @@ def openblas_is_told_of_a_processor_that_it_knows():
 
 
 if __name__ == "__main__":
-    run_cases([openblas_is_told_of_a_processor_that_it_knows, more_lanes_take_tests_while_cores_are_idle, tests_of_python_wait_for_what_is_installed,
+    run_cases([openblas_is_told_of_a_processor_that_it_knows, environments_are_made_of_the_machines_python_if_it_is_the_same,
+               more_lanes_take_tests_while_cores_are_idle, tests_of_python_wait_for_what_is_installed,
                tables_of_the_readme_are_the_records, rows_of_versions_that_ran_with_other_sources_are_told,
                a_program_that_dies_is_not_written_as_passed, rows_of_versions_ran_with_the_sources_of_today, code_for_gpus_of_another_source_is_found,
                code_for_gpus_is_what_clang_compiles, code_for_gpus_is_assembled_into_the_registers_that_are_written,
