@@ -55,8 +55,10 @@ LANES_IDLE, IDLE_S, IDLE_CORES = 3, 2, 0.5
 FAILURE_LINES = 60  # of a failed case, told again at the end
 
 
-# Runs a command only where a core is idle. Sessions share a core evenly where the kernel groups by them (sched(7)).
-STEPPING_BACK = ["sh", "-c", 'echo 19 2>/dev/null >/proc/self/autogroup; exec chrt --idle 0 "$@"', "sh"]
+# Runs a command with a smaller share of the processor than tests have. The share is never zero, because the run waits for the
+# command: at idle priority it would stand still beside other busy processes. The kernel may group processes by session, and then
+# only the nice value of the group counts between sessions (sched(7)).
+STEPPING_BACK = ["sh", "-c", 'echo 5 2>/dev/null >/proc/self/autogroup; exec nice -n 5 "$@"', "sh"]
 BUILDING = set()  # processes, each the first of its group
 
 
@@ -137,7 +139,7 @@ def why_impossible(name):
 
 
 def build(name, is_beside):
-    """Whether it was built, seconds, CPU seconds. Beside tests it takes what they leave of the processor."""
+    """Returns whether it was built, seconds, CPU seconds. While tests run, the build steps back."""
     if is_incomplete(name):
         return False, 0, 0
     start = time.time()

@@ -394,6 +394,13 @@ def more_lanes_take_tests_while_cores_are_idle():
     expect(most_at_once(1.5, patience_s=60) == 4, "too few lanes")
 
 
+def what_a_run_waits_for_never_has_idle_priority():
+    """Builds and installations get a smaller share than tests, and some share beside busy processes of others."""
+    probe = "import os; print(os.sched_getscheduler(0) == os.SCHED_OTHER, 0 < os.nice(0) - int(os.environ['BEFORE']) <= 5)"
+    out = call(*dev_test(TOP).STEPPING_BACK, sys.executable, "-c", probe, env={**os.environ, "BEFORE": str(os.nice(0))})[1]
+    expect(out == "True True\n", out)
+
+
 def environments_are_made_of_the_machines_python_if_it_is_the_same():
     from interpreter import OF_MACHINE, interpreter
     if not os.access(OF_MACHINE, os.X_OK):
@@ -427,6 +434,7 @@ def openblas_is_told_of_a_processor_that_it_knows():
 
 if __name__ == "__main__":
     run_cases([openblas_is_told_of_a_processor_that_it_knows, environments_are_made_of_the_machines_python_if_it_is_the_same,
+               what_a_run_waits_for_never_has_idle_priority,
                more_lanes_take_tests_while_cores_are_idle, tests_of_python_wait_for_what_is_installed,
                tables_of_the_readme_are_the_records, rows_of_versions_that_ran_with_other_sources_are_told,
                a_program_that_dies_is_not_written_as_passed, rows_of_versions_ran_with_the_sources_of_today, code_for_gpus_of_another_source_is_found,
