@@ -10,13 +10,14 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import folders  # noqa: E402
 folders.use_job_python()
 os.environ.setdefault("SHOAL_JOB_TENSORBOARD", "no")
 from folders import SHOAL, TOP, Metric, Skip, expect  # noqa: E402
-from shoal.job import metrics  # noqa: E402
+from shoal.job import metrics, report  # noqa: E402
 from shoal.job.metrics import LogMetrics, Reader, Sampler, Value  # noqa: E402
 from tap import run_cases  # noqa: E402
 
@@ -65,6 +66,18 @@ def what_is_no_number_is_told_once():
     expect([value for _, _, value, _ in numbers] == [None, None, 2.0] and said == [], numbers, said)
 
 
+def a_number_that_is_cut_is_told():
+    """[0-9.]+ matches the first digits of 1.5e-05."""
+    numbers, said = found("0| loss=1.5e-05", "0| loss=7e-05", "0| loss=2.25", regex="loss=([0-9.]+)")
+    expect([value for _, _, value, _ in numbers] == [1.5, 7.0, 2.25] and len(said) == 1, numbers, said)
+    expect(said[0] == "metric loss: the expression ends within the number 1.5e-05, which is read as 1.5; ([-+.\\w]+) matches every number", said)
+    numbers, said = found("0| loss=1.5e-05", "0| loss=7e-05,", "0| loss=-7.5e-05 acc=1", "0| loss=nan", regex="loss=" + metrics.ANY_NUMBER)
+    expect([value for _, _, value, _ in numbers] == [1.5e-05, 7e-05, -7.5e-05, None] and said == [], numbers, said)
+    numbers, said = found("0| loss=1.5 elapsed", "0| loss=1.5, 2", "0| loss=3.", regex="loss=([0-9.]+)")
+    expect([value for _, _, value, _ in numbers] == [1.5, 1.5, 3.0] and said == [], numbers, said)
+    expect("loss=" + metrics.ANY_NUMBER in (TOP / "docs/jobs.md").read_text(), "the regular expression of the manual")
+
+
 def an_expression_that_does_not_compile_is_named():
     with folders.jobs() as place:
         try:
@@ -111,6 +124,47 @@ def writers_do_not_mix_lines():
         with open(folder.metrics, "a") as file:
             file.write('ll}\ngarbage\n{"time": null}\n')
         expect(reader.read() and reader.last("x", 0) == 7.0, reader.series)
+
+
+def lines_that_nobody_here_has_written_are_left_out():
+    """The rank reaches the page as it is, and sorts ranks."""
+    with folders.jobs() as place:
+        folder = empty(place)
+        for rank in ('"<script>"', "[1]", "{}", "true", "1.5", "3"):
+            with open(folder.metrics, "a") as file:
+                file.write('{"time": 1, "host": "h", "rank": %s, "name": "shoal/cpu", "value": 7, "step": null}\n' % rank)
+        reader = Reader(folder)
+        expect(reader.read() and list(reader.series) == [("shoal/cpu", "h", 3)], reader.series)
+        expect(report.lateness(reader).count("<tr>") == 2, report.lateness(reader))
+
+
+def a_long_file_is_read_in_pieces():
+    """A reader may also begin near the end, to get the newest values alone."""
+    with folders.jobs() as place:
+        folder = empty(place)
+        line = '{"time": %d, "host": "h", "rank": 0, "name": "x", "value": %d, "step": null}\n'
+        folder.metrics.write_text("".join(line % (at, at) for at in range(60_000)))
+        expect(folder.metrics.stat().st_size > 4 * metrics.READ_BYTES, folder.metrics.stat())
+        whole, newest = Reader(folder), Reader(folder, 10_000)
+        tracemalloc.start()
+        expect(whole.read() and newest.read(), "")
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        expect(peak < 3 * folder.metrics.stat().st_size, "bytes, text and lines at once", peak)
+        expect(whole.series["x", "h", 0].count == 60_000 and 100 < newest.series["x", "h", 0].count < 200, newest.series)
+        expect(whole.last("x", 0) == newest.last("x", 0) == 59_999, "")
+
+
+def a_wait_that_is_under_way_is_counted():
+    """`shoal top` sums waits when they end, and the one that matters does not."""
+    quiet = metrics.rates(metrics.Counters(at=11, waits_s=300, cpu_s=1.0), metrics.Counters(at=10, cpu_s=1.0))
+    busy = metrics.rates(metrics.Counters(at=11, waits_s=300, cpu_s=2.0), metrics.Counters(at=10, cpu_s=1.0))
+    ended = metrics.rates(metrics.Counters(at=11, waited_s=300, cpu_s=1.0), metrics.Counters(at=10, cpu_s=1.0))
+    expect((quiet["shoal/exposed"], busy["shoal/exposed"], ended["shoal/exposed"]) == (1.0, 0.0, 1.0), quiet, busy, ended)
+    world = {"size": 4, "waits_us": 5e6, "waits_for": [2]}
+    expect(metrics.waits_of({"communicators": [world, {"size": 2, "waits_us": None, "waits_for": []}]}) == (5.0, [2]), "the world")
+    expect(metrics.waits_of({"communicators": [{**world, "size": 2}, {**world, "waits_us": None}]}) == (5.0, []), "ranks of a part of it")
+    expect(metrics.waits_of({"communicators": []}) == (0.0, []), "none")
 
 
 def a_series_stays_small():
@@ -266,5 +320,7 @@ def a_job_has_its_numbers_and_its_page():
 if __name__ == "__main__":
     run_cases([numbers_are_found_anywhere_in_a_line, what_is_no_number_is_told_once, an_expression_that_does_not_compile_is_named,
                a_long_line_is_looked_at_to_its_limit, a_full_disk_ends_nothing, writers_do_not_mix_lines, a_series_stays_small,
+               a_number_that_is_cut_is_told, lines_that_nobody_here_has_written_are_left_out, a_long_file_is_read_in_pieces,
+               a_wait_that_is_under_way_is_counted,
                steps_are_found_in_what_repeats, rates_are_of_the_time_between_two_looks, prometheus_reads_the_page, tensorboard_reads_what_is_written,
                ranks_are_looked_at_from_outside, a_job_has_its_numbers_and_its_page])

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The page about a job: what stands on it, that it needs nothing else, that it reads well wide and narrow, light and dark."""
 import html.parser
+import json
 import pathlib
 import re
 import sys
@@ -74,6 +75,21 @@ def a_page_tells_all_of_a_job():
     expect(len(waits) == 18 and max(waits) > 30, waits)  # rank 3 waits for nobody
 
 
+def settings_show_no_secrets():
+    """Pages are passed around. Every variable of the environment may hold a secret, whatever its name."""
+    secrets = {"WANDB_KEY": "k1", "DB_PASS": "k2", "MY_PWD": "k3", "DATABASE_URL": "postgres://u:k4@h/d", "SLACK_WEBHOOK": "k5", "PLAIN": "k6"}
+    with folders.jobs() as place:
+        folder = folders.job(place, seconds=3, traced=False)
+        document = json.loads(folder.document.read_text())
+        document["environment"] = secrets
+        document["hyperparameters"].update(store="s3://me:k7@host/data", password="k8", note="http://host/a@b")
+        folder.document.write_text(json.dumps(document))
+        page, text = page_of(folder)
+    told = page.text["settings"]
+    expect(all(name in told for name in secrets) and not re.search(r"\bk[1-8]\b", text), told)
+    expect("s3://(not shown)@host/data" in told and "http://host/a@b" in told, told)
+
+
 def a_page_asks_for_nothing():
     with folders.jobs() as place:
         page, text = page_of(folders.job(place))
@@ -143,10 +159,10 @@ def light_and_dark_are_drawn():
         path = report.report_write(folders.job(place), place / "page.html")
         for scheme, brightness, curves in ((1, range(240, 256), (0x00, 0x72, 0xb2)), (0, range(0, 60), (0x56, 0xb4, 0xe9))):
             shot = place / f"{scheme}.png"
-            folders.browse(path.as_uri(), f"--screenshot={shot}", "--window-size=800,700", "--hide-scrollbars", f"--blink-settings=preferredColorScheme={scheme}")
+            folders.browse(path.as_uri(), f"--screenshot={shot}", "--window-size=800,1500", "--hide-scrollbars", f"--blink-settings=preferredColorScheme={scheme}")
             picture = folders.Picture(shot)
             corner = picture.colour(0, 0)
-            expect((picture.width, picture.height) == (800, 700) and all(channel in brightness for channel in corner), corner)
+            expect((picture.width, picture.height) == (800, 1500) and all(channel in brightness for channel in corner), corner)
             folders.expect_drawn(picture, curves)
 
 
@@ -168,5 +184,5 @@ def the_page_fits_400_and_1600_pixels():
 
 
 if __name__ == "__main__":
-    run_cases([a_page_tells_all_of_a_job, a_page_asks_for_nothing, a_job_without_numbers_has_a_page, a_page_that_cannot_be_written_leaves_nothing,
+    run_cases([a_page_tells_all_of_a_job, settings_show_no_secrets, a_page_asks_for_nothing, a_job_without_numbers_has_a_page, a_page_that_cannot_be_written_leaves_nothing,
                many_ranks_are_summed_up, plots_take_what_numbers_there_are, light_and_dark_are_drawn, the_page_fits_400_and_1600_pixels])

@@ -19,7 +19,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import folders  # noqa: E402
 from folders import BEGAN, TOP, expect  # noqa: E402
-from shoal.job import watch  # noqa: E402
+from shoal.job import report, watch  # noqa: E402
 from shoal.job.metrics import Reader  # noqa: E402
 from tap import run_cases  # noqa: E402
 
@@ -36,8 +36,9 @@ def served(folder):
         server.stop()
 
 
-def ask(server, path, **headers):
-    """(status, type, body)"""
+def ask(server, path, token=None, **headers):
+    """Returns status, type and body. token: that of the server unless another one is named."""
+    path += f"?token={server.token if token is None else token}"
     connection = http.client.HTTPConnection(*server.server_address, timeout=PATIENCE_S)
     try:
         connection.request("GET", path, headers=headers)
@@ -58,7 +59,7 @@ class Events:
 
     def __init__(self, server):
         self.connection = http.client.HTTPConnection(*server.server_address, timeout=PATIENCE_S)
-        self.connection.request("GET", "/events")
+        self.connection.request("GET", f"/events?token={server.token}")
         self.answer = self.connection.getresponse()
         expect(self.answer.getheader("Content-Type") == "text/event-stream; charset=utf-8" or
                self.answer.getheader("Content-Type") == "text/event-stream", self.answer.getheaders())
@@ -94,7 +95,7 @@ def a_browser_is_told_what_changes():
             expect(code == 200 and kind == "text/html; charset=utf-8" and 'id="curves"' in page and "EventSource" in page, code, kind)
             events = Events(server)
             first = [events.next()[1]["id"] for _ in range(7)]
-            expect(first == ["head", "ranks", "curves", "timeline", "events", "settings", "logs"], first)
+            expect(first == ["head", "ranks", "events", "logs", "curves", "timeline", "settings"], first)
             folders.numbers(folder, ["algo-1", "algo-2"], 2, 5, first=10)
             expect("14 s" in events.until("curves", "14 s"), "")
             with open(folder.log("algo-1"), "a") as log:
@@ -118,7 +119,73 @@ def the_server_answers_this_machine_alone():
                     expect(ask(server, path, Host=host)[0] == code, host, path)
             expect(ask(server, "/nothing")[0] == 404 and ask(server, "/../../etc/passwd")[0] == 404, "a path")
             code, kind, text = ask(server, "/metrics")
-            expect(code == 200 and kind.startswith("text/plain; version=0.0.4") and 'shoal_job_status{job="fashion",status="Completed"} 1' in text, kind, text)
+            expect(code == 200 and kind.startswith("text/plain; version=0.0.4") and 'shoal_job_status{shoal_job="fashion",status="Completed"} 1' in text, kind, text)
+
+
+def other_users_of_the_machine_see_no_log():
+    """They can reach the port, but do not know the token. Numbers alone are for everybody: a scraper has no token."""
+    with folders.jobs() as place:
+        with served(folders.job(place, seconds=3, traced=False)) as server:
+            for token in ("", "x", server.token[:-1]):
+                for path in ("/", "/events"):
+                    code, _, text = ask(server, path, token=token)
+                    expect(code == 403 and "loss=" not in text and "with its token" in text, path, token, code, text)
+            expect(ask(server, "/metrics", token="")[0] == 200 and ask(server, "/")[0] == 200, "")
+            expect(server.url.endswith(f"/?token={server.token}") and len(server.token) >= 22, server.url)
+
+
+def a_job_that_stands_still_looks_so():
+    """Ranks 0 and 2 wait for rank 1, and rank 3 for rank 2."""
+    with folders.jobs() as place:
+        folder, now = folders.job(place, status="Training", seconds=3, traced=False), time.time()
+        with open(folder.metrics, "a") as file:
+            for rank, waits_for in ((0, [1]), (2, [1]), (3, [2])):
+                line = json.loads(folders.record(0, f"algo-{rank // 2 + 1}", rank, "shoal/waiting_s", 338.0))
+                file.write(json.dumps({**line, "time": now, "waits_for": waits_for}) + "\n")
+        wanted = "rank 1 on algo-1 holds up 3 ranks for 5 min 38 s"
+        with served(folder) as server:
+            page, text = ask(server, "/")[2], ask(server, "/metrics")[2]
+            expect(wanted in page and "The job stands still" in page, page[-3000:])
+            expect('shoal_job_waiting_seconds{shoal_job="fashion",host="algo-2",rank="3",waits_for="2"} 338.0' in text, text)
+        reader = Reader(folder)
+        reader.read()
+        expect(f"the job stands still: {wanted}" in watch.table(folder.status(), reader, "http://x/", 200, 50), "the table")
+        expect(report.stall_of(folder, folder.status()) == wanted, "the newest numbers alone")
+        expect(reader.stall(now + 60) is None, "what was seen a minute ago holds no longer")
+        status = folder.status()
+        status.status = "Completed"
+        expect(report.stall_of(folder, status) is None, "a job that has ended")
+
+
+def a_page_of_many_ranks_takes_a_tenth_of_a_core():
+    with folders.jobs() as place:
+        view = watch.View(folders.job(place, status="Training", seconds=3, traced=False))
+        made = []
+        view._make = lambda make=view._make: (made.append(time.monotonic()), make())
+        view.look()
+        expect(view.due_at - made[0] >= watch.INTERVAL_S / 2 and not (view.look(), made[1:])[1], "made twice at once")
+        slow, report.head = report.head, lambda *words: time.sleep(0.2) or slow(*words)
+        try:
+            view.due_at = 0
+            view.look()
+        finally:
+            report.head = slow
+        expect(view.due_at - made[-1] >= 1.9, view.due_at - made[-1])
+
+
+def numbers_are_scraped_while_a_timeline_is_made():
+    with folders.jobs() as place:
+        with served(folders.job(place, status="Training", seconds=3, traced=False)) as server:
+            begun, go, timeline = threading.Event(), threading.Event(), report.timeline
+            report.timeline = lambda folder: begun.set() or str(go.wait(PATIENCE_S))
+            try:
+                page = threading.Thread(target=ask, args=(server, "/"))
+                page.start()
+                expect(begun.wait(PATIENCE_S) and ask(server, "/metrics")[0] == 200 and not go.is_set(), "")
+            finally:
+                go.set()
+                page.join()
+                report.timeline = timeline
 
 
 def a_browser_that_goes_harms_nobody():
@@ -141,7 +208,7 @@ def the_table_has_the_room_of_its_terminal():
         lines = wide.splitlines()
         expect(lines[0].startswith("fashion: Failed, 25 s; 2 hosts") and lines[1] == "failure: rank 3 died", wide)
         row = next(line for line in lines if line.startswith("    3 algo-2"))
-        expect(row.split()[2:] == ["42", "354", "409", "MiB/s", "90.6", "MiB/s", "5", "%", "70", "%", "4.1", "ms", "0.983", "603", "MiB"], row)
+        expect(row.split()[2:] == ["42", "354", "409", "MiB/s", "90.6", "MiB/s", "5", "%", "–", "70", "%", "4.1", "ms", "0.983", "603", "MiB"], row)
         expect(lines[-1].startswith("metrics: train:loss 1.4"), lines[-1])
         narrow = watch.table(folder.status(), reader, "http://x/", 40, 5)
         expect(len(narrow.splitlines()) == 4 and max(map(len, narrow.splitlines())) <= 40, narrow)
@@ -162,7 +229,7 @@ def the_command_ends_with_the_job():
             watching = command(folder)
             out, err = watching.communicate(timeout=PATIENCE_S)
             expect(watching.returncode == code and out.startswith(f"{name}: {name}") and "    3 algo-2" in out, watching.returncode, out, err)
-            expect(re.match(rf"http://127.0.0.1:\d+/ shows {name} in a browser", err), err)
+            expect(re.match(rf"http://127.0.0.1:\d+/\?token=\S+ shows {name} in a browser", err), err)
 
 
 def a_job_that_nobody_runs_any_more_ends_the_command():
@@ -229,7 +296,7 @@ def a_real_browser_shows_changes():
             thread = threading.Thread(target=change)
             thread.start()
             try:
-                out, err = folders.browse(server.url, "--dump-dom", f"--screenshot={place / 'live.png'}", "--window-size=800,700", "--hide-scrollbars",
+                out, err = folders.browse(server.url, "--dump-dom", f"--screenshot={place / 'live.png'}", "--window-size=800,1500", "--hide-scrollbars",
                                           "--virtual-time-budget=20000", "--timeout=20000")
             finally:
                 watch.Handler._events = original
@@ -237,7 +304,7 @@ def a_real_browser_shows_changes():
                 thread.join()
         expect("1 min 4 s" in out and "The job has ended." in out and "Completed" in out, out[:200], out[-600:], err)
         picture = folders.Picture(place / "live.png")
-        expect((picture.width, picture.height) == (800, 700), picture.width, picture.height)
+        expect((picture.width, picture.height) == (800, 1500), picture.width, picture.height)
         folders.expect_drawn(picture, (0x00, 0x72, 0xb2))
         green = [y for y in range(100) if folders.longest_run(picture.columns_of((0x1a, 0x7f, 0x37), y)) > 50]
         expect(green, "the frame of the word Completed, on top")
@@ -245,5 +312,7 @@ def a_real_browser_shows_changes():
 
 if __name__ == "__main__":
     run_cases([a_browser_is_told_what_changes, the_server_answers_this_machine_alone, a_browser_that_goes_harms_nobody,
+               other_users_of_the_machine_see_no_log, a_job_that_stands_still_looks_so, a_page_of_many_ranks_takes_a_tenth_of_a_core,
+               numbers_are_scraped_while_a_timeline_is_made,
                the_table_has_the_room_of_its_terminal, the_command_ends_with_the_job, a_job_that_nobody_runs_any_more_ends_the_command,
                ctrl_c_ends_the_command_and_not_the_job, a_port_in_use_is_told, a_real_browser_shows_changes])

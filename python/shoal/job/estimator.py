@@ -12,6 +12,7 @@ one line of the log names them. What the SDK refuses in `distribution` is a Valu
 nobody can mean is a JobError (a ValueError, too)."""
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import logging
@@ -28,6 +29,7 @@ from . import reading, repository
 from .document import Channel, Checkpoints, Job, JobError, Metric, Problem, Where, as_data
 from .folder import JobFolder, Status, jobs_folder
 from .inputs import channels_of, whole_uri
+from .metrics import record_of
 from .predictor import Model, Predictor, PyTorchModel, TensorFlowModel
 
 logger = logging.getLogger("shoal.job")
@@ -168,10 +170,10 @@ class TrainingJobAnalytics:
         """Those of the metric definitions; what Shoal measures itself is in the same file."""
         names = self.metric_names or [metric.name for metric in TrainingJob(self.name).job().metric_definitions]
         path = JobFolder(self.name).metrics
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-            row = json.loads(line)
-            if row["name"] in names:
-                yield row
+        with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+            for row in map(record_of, file):
+                if row and row["name"] in names:
+                    yield row
 
 
 # ------------------------------------------------------------ estimators

@@ -34,6 +34,11 @@ CLOSE_S = 600.0  # so long every sample is kept, then the means of LATER_S
 LATER_S = 10.0
 DUMP_S = 300.0  # between two copies of the flight recorders; the first ones follow sooner, each after twice the time
 POINTS_MAX = 2000  # that a series keeps; neighbours are merged beyond
+READ_BYTES = 1 << 20  # size of the pieces in which metrics.jsonl is read
+WAITING_S = 1.0  # a rank that has waited for less than that counts as working
+STALL_S = 10.0  # ranks that wait for this long are a stall, which an operator wants to see
+STALL_FRESH_S = 30.0  # what a rank was seen to wait for holds for this long
+IDLE_CORES = 0.5  # a process that uses less computes nothing that could hide its communication
 
 Say = Callable[[str], None]
 
@@ -44,6 +49,7 @@ SHOAL_METRICS: Dict[str, Tuple[str, str]] = {
     "shoal/bytes_per_s": ("Bytes of their larger operands", "B/s"),
     "shoal/network_bytes_per_s": ("Bytes that the rank handed to the network", "B/s"),
     "shoal/exposed": ("Communication that nothing hides: share of the time in which threads of the rank were blocked in Shoal", ""),
+    "shoal/waiting_s": ("How long the rank has waited for other ranks in the operation that is under way", "s"),
     "shoal/came_last": ("Share of the operations to which the rank came last", ""),
     "shoal/late_s": ("How long after the first rank it came then, on average", "s"),
     "shoal/cpu": ("Processor time of the process, in cores", ""),
@@ -63,6 +69,12 @@ class Value:
     value: float
     rank: Optional[int] = None
     step: Optional[int] = None
+    waits_for: Sequence[int] = ()  # with shoal/waiting_s: ranks of the world, those that are known
+
+    def line(self, now: float, host: str) -> str:
+        data = {"time": now, "host": host, "rank": self.rank, "name": self.name,
+                "value": self.value if math.isfinite(self.value) else None, "step": self.step}
+        return json.dumps({**data, "waits_for": self.waits_for} if self.waits_for else data) + "\n"
 
 
 def shoal_command() -> str:
@@ -97,9 +109,7 @@ class Record:
 
     def add(self, values: Sequence[Value], now: Optional[float] = None) -> None:
         now = round(time.time() if now is None else now, 3)
-        lines = "".join(json.dumps({"time": now, "host": self.host, "rank": value.rank, "name": value.name,
-                                    "value": value.value if math.isfinite(value.value) else None, "step": value.step}) + "\n"
-                        for value in values)
+        lines = "".join(value.line(now, self.host) for value in values)
         with self.lock:
             if not values or self.is_broken:
                 return
@@ -165,6 +175,11 @@ class Board:
 PREFIX = re.compile(r"^(?:(\d+)\| |\[\d+,(?:mpirank:)?(\d+)(?:,[^\]]*)?\]<std(?:out|err)>: ?|\[(?:default|rank)(\d+)\]: ?)")
 
 
+# What makes another number of the one before it: an exponent, or more digits.
+NUMBER_GOES_ON = re.compile(r"\.?\d+(?:[eE][-+]?\d+)?|[eE][-+]?\d+")
+ANY_NUMBER = r"([-+.\w]+)"
+
+
 def rank_of(text: str) -> Optional[int]:
     """The rank that a launcher has put before the line."""
     found = PREFIX.match(text)
@@ -200,16 +215,20 @@ class LogMetrics:
             try:
                 value = float(number)
             except (TypeError, ValueError):
-                self._tell(name, number)
+                self._tell(name, f"{number!r} is no number: ignored, and so are others like it")
                 continue
+            rest = NUMBER_GOES_ON.match(text, match.end(1 if regex.groups else 0))
+            if rest:
+                self._tell(name, f"the expression ends within the number {number}{rest.group()}, which is read as {number}; {ANY_NUMBER} "
+                                 "matches every number")
             key = (host, rank, name)
             yield Value(name, value, rank, self.steps[key])
             self.steps[key] += 1
 
-    def _tell(self, name: str, number: Optional[str]) -> None:
+    def _tell(self, name: str, what: str) -> None:
         if name not in self.told:
             self.told.add(name)
-            self.say(f"metric {name}: {number!r} is no number: ignored, and so are others like it")
+            self.say(f"metric {name}: {what}")
 
     def close(self) -> None:
         for record in self.records.values():
@@ -267,13 +286,15 @@ class Counters:
     late_s: float = 0
     cpu_s: float = 0
     at: float = 0
+    waits_s: float = 0  # the longest wait that is under way; not a sum
 
 
 def counters_of(process: Mapping[str, Any], cpu_s: float, at: float) -> Counters:
     comms = process["communicators"]
     return Counters(sum(comm["operations"] for comm in comms), sum(comm["bytes"] for comm in comms),
                     sum(comm["sent_bytes"] for comm in comms), max((comm["waited_us"] for comm in comms), default=0) / 1e6,
-                    sum(comm["came_last"] for comm in comms), sum(comm["late_us"] for comm in comms) / 1e6, cpu_s, at)
+                    sum(comm["came_last"] for comm in comms), sum(comm["late_us"] for comm in comms) / 1e6, cpu_s, at,
+                    max((comm["waits_us"] or 0 for comm in comms), default=0) / 1e6)
 
 
 def rates(now: Counters, before: Counters) -> Dict[str, float]:
@@ -281,13 +302,32 @@ def rates(now: Counters, before: Counters) -> Dict[str, float]:
     span = now.at - before.at
     delta = {field.name: max(getattr(now, field.name) - getattr(before, field.name), 0.0) for field in dataclasses.fields(Counters)}
     found = {"shoal/operations_per_s": delta["operations"] / span, "shoal/bytes_per_s": delta["bytes"] / span,
-             "shoal/network_bytes_per_s": delta["sent_bytes"] / span, "shoal/exposed": delta["waited_s"] / span,
+             "shoal/network_bytes_per_s": delta["sent_bytes"] / span, "shoal/exposed": _exposed(now, delta, span),
              "shoal/cpu": delta["cpu_s"] / span}
     if delta["operations"]:
         found["shoal/came_last"] = min(delta["came_last"] / delta["operations"], 1.0)
     if delta["came_last"]:
         found["shoal/late_s"] = delta["late_s"] / delta["came_last"]
     return found
+
+
+def _exposed(now: Counters, delta: Mapping[str, float], span: float) -> float:
+    """The share of the time in which nothing hid the communication. Waits are summed when they end, so a wait that is under way is
+    counted here, if the process computes nothing meanwhile."""
+    waited = min(delta["waited_s"] / span, 1.0)
+    is_idle = now.waits_s >= WAITING_S and delta["cpu_s"] / span < IDLE_CORES
+    return max(waited, min(now.waits_s / span, 1.0)) if is_idle else waited
+
+
+def waits_of(process: Mapping[str, Any]) -> Tuple[float, List[int]]:
+    """The longest wait of a process that is under way, in seconds, and the ranks of the world that it waits for. `shoal top` counts
+    ranks within a communicator; those of a communicator as large as the largest one are the world's."""
+    comms = process["communicators"]
+    longest = max(comms, key=lambda comm: comm["waits_us"] or 0, default=None)
+    if longest is None or not longest["waits_us"]:
+        return 0.0, []
+    is_world = longest["size"] == max(comm["size"] for comm in comms)
+    return longest["waits_us"] / 1e6, list(longest["waits_for"]) if is_world else []
 
 
 STALE_S = 1.0  # a look that is older has waited
@@ -439,6 +479,8 @@ class Sampler:
         if before and at > before.at:
             found = rates(now, before)
             values += [Value(name, value, rank) for name, value in found.items()]
+            if max(now.waits_s, before.waits_s) >= WAITING_S:  # a wait that has ended is written as 0
+                values.append(Value("shoal/waiting_s", now.waits_s if now.waits_s >= WAITING_S else 0.0, rank, None, waits_of(process)[1]))
             if pid in self.step:
                 values.append(Value("shoal/steps_per_s", found["shoal/operations_per_s"] / self.step[pid], rank))
         return values
@@ -515,12 +557,15 @@ class Series:
         self.points: List[Tuple[float, float]] = []
         self.last: Tuple[float, float] = (0.0, math.nan)
         self.count = 0
+        self.sum, self.finite = 0.0, 0  # sum and number of the finite values
         self.each = 1  # values in a point
         self.open: List[Tuple[float, float]] = []
 
     def add(self, at: float, value: float) -> None:
         self.last = (at, value)
         self.count += 1
+        if math.isfinite(value):
+            self.sum, self.finite = self.sum + value, self.finite + 1
         self.open.append((at, value))
         if len(self.open) < self.each:
             return
@@ -534,8 +579,7 @@ class Series:
         return [value for _, value in self.points[-count:] if math.isfinite(value)]
 
     def mean(self) -> float:
-        values = [value for _, value in self.points if math.isfinite(value)]
-        return sum(values) / len(values) if values else math.nan
+        return self.sum / self.finite if self.finite else math.nan
 
 
 def _mean(points: Sequence[Tuple[float, float]]) -> Tuple[float, float]:
@@ -545,37 +589,86 @@ def _mean(points: Sequence[Tuple[float, float]]) -> Tuple[float, float]:
 Key = Tuple[str, str, Optional[int]]  # name, host, rank
 
 
-class Reader:
-    """Reads metrics.jsonl as it grows."""
+def record_of(line: bytes) -> Optional[Dict[str, Any]]:
+    """A line of metrics.jsonl. Returns None for a line that a full disk has cut, or that nobody here has written."""
+    try:
+        record = json.loads(line)
+        rank, waits_for = record["rank"], record.get("waits_for", [])
+        if not all(one is None or type(one) is int for one in (rank, *waits_for)):
+            return None
+        value = math.nan if record["value"] is None else float(record["value"])
+        return {"name": str(record["name"]), "host": str(record["host"]), "rank": rank, "value": value, "time": float(record["time"]),
+                "step": record.get("step"), "waits_for": waits_for}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
 
-    def __init__(self, folder: JobFolder):
-        self.path = folder.metrics
+
+def _end_of(waits: Mapping[int, Tuple[float, Sequence[int]]], rank: int) -> Optional[int]:
+    """The rank at the end of the chain of waits that begins with this one. Returns None for a circle."""
+    for _ in range(len(waits)):
+        rank = waits[rank][1][0]
+        if rank not in waits:
+            return rank
+    return None
+
+
+@dataclasses.dataclass
+class Stall:
+    """A rank that holds others up, as `shoal top` names it on one host, for all hosts of the job."""
+
+    rank: int
+    host: str  # "" if no number of that rank has come
+    held: int  # ranks that wait for it, directly or behind others
+    seconds: float
+
+
+class Reader:
+    """Reads metrics.jsonl as it grows. tail_bytes: begins at most so far before its end, for a reader that wants the newest values."""
+
+    def __init__(self, folder: JobFolder, tail_bytes: Optional[int] = None):
+        self.path, self.tail_bytes = folder.metrics, tail_bytes
         self.offset = 0
+        self.rest = b""  # a line that somebody is writing
         self.series: Dict[Key, Series] = {}
+        self.waits: Dict[int, Tuple[float, float, List[int]]] = {}  # rank -> time of the look, seconds of waiting, ranks that it waits for
 
     def read(self) -> bool:
-        """Takes what has come since. False: nothing has."""
+        """Takes the lines that have come since, piece by piece: the file of a long job has gigabytes. Returns false if none has."""
+        has_lines = False
         try:
             with open(self.path, "rb") as file:
+                if self.tail_bytes is not None:
+                    self.offset = max(self.offset, os.fstat(file.fileno()).st_size - self.tail_bytes)
                 file.seek(self.offset)
-                data = file.read()
+                for piece in iter(lambda: file.read(READ_BYTES), b""):
+                    self.offset += len(piece)
+                    *lines, self.rest = (self.rest + piece).split(b"\n")
+                    has_lines |= bool(lines)
+                    for line in lines:
+                        self._take(line)
         except FileNotFoundError:
             return False
-        end = data.rfind(b"\n") + 1  # the rest is a line that somebody is writing
-        self.offset += end
-        for line in data[:end].splitlines():
-            self._take(line)
-        return end > 0
+        return has_lines
 
     def _take(self, line: bytes) -> None:
-        try:
-            record = json.loads(line)
-            key = (str(record["name"]), str(record["host"]), record["rank"])
-            value, at = record["value"], float(record["time"])
-            value = math.nan if value is None else float(value)
-        except (ValueError, KeyError, TypeError):  # a line that a full disk has cut
+        record = record_of(line)
+        if record is None:
             return
-        self.series.setdefault(key, Series()).add(at, value)
+        key = (record["name"], record["host"], record["rank"])
+        self.series.setdefault(key, Series()).add(record["time"], record["value"])
+        if record["name"] == "shoal/waiting_s" and record["rank"] is not None:
+            self.waits[record["rank"]] = (record["time"], record["value"], record["waits_for"])
+
+    def stall(self, now: float) -> Optional[Stall]:
+        """The rank at the end of the most chains of waits, if these have lasted."""
+        waits = {rank: (seconds + now - at, waits_for) for rank, (at, seconds, waits_for) in self.waits.items()
+                 if seconds > 0 and now - at < STALL_FRESH_S and waits_for}
+        ends = collections.Counter(end for end in (_end_of(waits, rank) for rank in waits) if end is not None)
+        for rank, held in ends.most_common(1):
+            seconds = max(waits[one][0] for one in waits if _end_of(waits, one) == rank)
+            host = next((host for _, host, of in self.series if of == rank), "")
+            return Stall(rank, host, held, seconds) if seconds >= STALL_S else None
+        return None
 
     def names(self) -> List[str]:
         """Those of the script first, in the order in which they came; then ours."""
@@ -594,22 +687,29 @@ class Reader:
 
 # ---- for Prometheus: https://prometheus.io/docs/instrumenting/exposition_formats ----
 
+def prometheus_name(name: str) -> str:
+    """Prometheus wants base units by their full names."""
+    return "shoal_job_" + re.sub(r"_s$", "_seconds", re.sub(r"_per_s$", "_per_second", name.replace("shoal/", "").replace("/", "_")))
+
+
 def prometheus_text(folder: JobFolder, reader: Reader) -> str:
     """The newest value of each metric. Metrics of the log have the name that the document gives them as a label."""
     status = folder.status()
     lines = ["# HELP shoal_job_status 1 for the status that the job has.", "# TYPE shoal_job_status gauge",
-             f"shoal_job_status{_labels(job=folder.name, status=status.status)} 1",
+             f"shoal_job_status{_labels(shoal_job=folder.name, status=status.status)} 1",
              "# HELP shoal_job_attempts How often all workers were started again.", "# TYPE shoal_job_attempts gauge",
-             f"shoal_job_attempts{_labels(job=folder.name)} {status.attempt}"]
+             f"shoal_job_attempts{_labels(shoal_job=folder.name)} {status.attempt}"]
     is_log_begun = False
     for name in reader.names():
         ours = SHOAL_METRICS.get(name)
-        metric = "shoal_job_" + name.replace("shoal/", "").replace("/", "_") if ours else "shoal_job_metric"
+        metric = prometheus_name(name) if ours else "shoal_job_metric"
         if ours or not is_log_begun:
             lines += [f"# HELP {metric} {ours[0] if ours else 'Metrics of the log, as the job document defines them.'}", f"# TYPE {metric} gauge"]
             is_log_begun = is_log_begun or not ours
         for (host, rank), series in reader.of(name).items():
-            labels = {"job": folder.name, "host": host, **({} if rank is None else {"rank": str(rank)}), **({} if ours else {"name": name})}
+            labels = {"shoal_job": folder.name, "host": host, **({} if rank is None else {"rank": str(rank)}), **({} if ours else {"name": name})}
+            if name == "shoal/waiting_s" and rank in reader.waits:
+                labels["waits_for"] = ",".join(map(str, reader.waits[rank][2]))
             lines.append(f"{metric}{_labels(**labels)} {_number(series.last[1])}")
     return "\n".join(lines) + "\n"
 

@@ -374,7 +374,7 @@ def _mistakes_of_regex(regex: str) -> Iterator[str]:
         yield f'"{regex}" does not compile: {error}'
         return
     if not groups:
-        yield f'"{regex}" has no group, and the number is what the first group matches, as in loss=([0-9.]+)'
+        yield f'"{regex}" has no group, and the number is what the first group matches, as in loss=([-+.\\w]+)'
 
 
 def _check_where(job: Job, source: Source) -> Iterator[Mistake]:

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import statistics
 import subprocess
 import tempfile
@@ -18,11 +19,12 @@ import time
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from shoal.job.folder import ENDED, JobFolder, Status
-from shoal.job.metrics import SHOAL_METRICS, Reader, Series, shoal_command, step_length
+from shoal.job.metrics import SHOAL_METRICS, Reader, Series, Stall, shoal_command, step_length
 
 LINES_MAX = 8  # of a plot; with more ranks: the least, the median and the greatest
 POINTS_MAX = 400  # of a line
 LOG_LINES, LOG_BYTES = 60, 1 << 16  # of each host
+TAIL_BYTES = 1 << 20  # the end of metrics.jsonl, which has the newest numbers
 EVENTS_MAX = 40
 OPERATIONS_MAX = 300  # of a timeline, on each rank
 DASHES = ("", "6 3", "2 2", "8 3 2 3")
@@ -207,7 +209,7 @@ def lateness(reader: Reader) -> str:
         cell = [number_text(mean.get(name, math.nan), SHOAL_METRICS[name][1]) for name in
                 ("shoal/late_s", "shoal/steps_per_s", "shoal/operations_per_s", "shoal/bytes_per_s", "shoal/network_bytes_per_s")]
         exposed = mean.get("shoal/exposed", math.nan)
-        rows.append([f"{rank.rank}", text(rank.host), bar, *map(text, cell), f"{100 * exposed:.1f} %" if math.isfinite(exposed) else "–",
+        rows.append([text(rank.rank), text(rank.host), bar, *map(text, cell), f"{100 * exposed:.1f} %" if math.isfinite(exposed) else "–",
                      text(number_text(mean.get("shoal/cpu", math.nan))), text(number_text(rank.last.get("shoal/memory_bytes", math.nan), "B"))])
     head = ["rank", "host", "came last", "late by", "steps", "operations", "bytes", "on the network", "exposed", "cores", "memory"]
     note = "<p class=soft>Means over the job; memory is the newest value. Exposed: share of the time in which the rank was blocked in Shoal.</p>"
@@ -312,7 +314,22 @@ def _lane(operations: Sequence[Operation], begin: float, span: float) -> str:
 
 # ---- what happened ----
 
-def head(status: Status) -> str:
+def stall_text(stall: Stall) -> str:
+    on = f" on {stall.host}" if stall.host else ""
+    return f"rank {stall.rank}{on} holds up {stall.held} rank{'s' if stall.held != 1 else ''} for {span_text(stall.seconds)}"
+
+
+def stall_of(folder: JobFolder, status: Status) -> Optional[str]:
+    """What an operator wants to see first of a job that trains, from the newest numbers alone."""
+    if status.status in ENDED:
+        return None
+    reader = Reader(folder, TAIL_BYTES)
+    reader.read()
+    stall = reader.stall(time.time())
+    return stall_text(stall) if stall else None
+
+
+def head(status: Status, stall: Optional[Stall] = None) -> str:
     spans = [f"created {time_text(status.created)}"]
     if status.started:
         spans.append(f"trained for {span_text((status.ended or time.time()) - status.started)}")
@@ -324,6 +341,9 @@ def head(status: Status) -> str:
     if status.failure_reason:
         code = f" (exit code {status.exit_code})" if status.exit_code is not None else ""
         failed = f'<div class="failure"><b>Why it failed{text(code)}</b><br>{text(status.failure_reason)}</div>'
+    if stall and status.status not in ENDED:
+        failed += (f'<div class="failure"><b>The job stands still</b><br>{text(stall_text(stall))}. <code>shoal top</code> on that host names '
+                   "the process and the command that shows where it is.</div>")
     model = f"<p>model: <code>{text(status.model)}</code></p>" if status.model else ""
     return (f'<h1>{text(status.name)}</h1><p><span class="status {text(status.status)}">{text(status.status)}</span> '
             f'<span class=soft>{text("; ".join(spans))}</span></p>{failed}{model}')
@@ -351,17 +371,26 @@ def _flat(data: Any, name: str = "") -> Iterable[Tuple[str, Any]]:
         yield name, data if isinstance(data, str) else json.dumps(data)
 
 
-SECRET = ("secret", "token", "password", "credential", "access_key", "api_key")
+SECRET = ("secret", "token", "password", "passwd", "credential", "access_key", "api_key", "apikey", "webhook")
+HIDDEN = "(not shown)"
+# The part of a URL that holds a user's name and password, RFC 3986, 3.2.1.
+USERINFO = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 def settings(folder: JobFolder) -> str:
-    """The document. Values whose names speak of secrets are left out: pages are passed around."""
+    """The document. Pages are passed around, so no value of the environment is shown, no value whose name speaks of a secret, and no
+    password of a URL."""
     try:
         data = json.loads(folder.document.read_text())
     except (OSError, ValueError) as error:
         return f"<p class=soft>The document cannot be read: {text(error)}</p>"
-    rows = [[f"<code>{text(name)}</code>", "(not shown)" if any(word in name.lower() for word in SECRET) else text(value)] for name, value in _flat(data)]
+    rows = [[f"<code>{text(name)}</code>", text(_shown(name, value))] for name, value in _flat(data)]
     return table(["setting", "value"], rows, (0, 1))
+
+
+def _shown(name: str, value: str) -> str:
+    is_secret = name.startswith("environment.") or any(word in name.lower() for word in SECRET)
+    return HIDDEN if is_secret else USERINFO.sub(HIDDEN + "@", value)
 
 
 def _tail(path: pathlib.Path, most: int) -> str:
@@ -385,16 +414,17 @@ def logs(folder: JobFolder, status: Status) -> str:
 # ---- the page ----
 
 def sections(folder: JobFolder, reader: Reader, trace: Optional[str] = None) -> List[Section]:
-    """All of the page, from what the folder holds now. trace: the section "timeline" where it was made before."""
+    """The whole page as the folder is now: first what happened, then the numbers. trace: the section "timeline" if it was
+    made before."""
     status = folder.status()
     hosts = ", ".join(status.hosts) + (f" on {status.machine}" if status.machine else "")
-    return [("head", head(status)),
+    return [("head", head(status, reader.stall(time.time()))),
             ("ranks", f"<h2>Ranks, and who was late</h2>{lateness(reader)}"),
+            ("events", f"<h2>What happened</h2>{events(folder)}"),
+            ("logs", f"<h2>The log's end</h2>{logs(folder, status)}"),
             ("curves", f"<h2>Metrics</h2>{curves(reader)}"),
             ("timeline", f"<h2>One step</h2>{timeline(folder) if trace is None else trace}"),
-            ("events", f"<h2>What happened</h2>{events(folder)}"),
-            ("settings", f"<h2>Settings</h2>{settings(folder)}<p class=soft>Hosts: {text(hosts)}</p>"),
-            ("logs", f"<h2>The log's end</h2>{logs(folder, status)}")]
+            ("settings", f"<h2>Settings</h2>{settings(folder)}<p class=soft>Hosts: {text(hosts)}</p>")]
 
 
 def page(title: str, body: Sequence[Section], script: str = "") -> str:

@@ -1,23 +1,26 @@
 """A job while it runs: a page in the browser on this machine, and a table in the terminal.
 
-    GET /          the page of report.py, with a script that takes its sections anew as they change
-    GET /events    server-sent events: {"id": section, "html": ...}; "end" once the job has ended
-    GET /metrics   the newest numbers, as Prometheus scrapes them
+    GET /?token=T        the page of report.py, with a script that takes its sections anew as they change
+    GET /events?token=T  server-sent events: {"id": section, "html": ...}; "end" once the job has ended
+    GET /metrics         the newest numbers, as Prometheus scrapes them
 
-The server listens on 127.0.0.1 alone, answers only what asks for this machine by name (so that a page from elsewhere cannot read it
-through a name of its own), and only reads the job's folder, as `shoal job status` does: it may be started and ended at any time,
-and several times."""
+The server listens on 127.0.0.1 alone. It answers only requests that ask for this machine by name, so that a page from elsewhere
+cannot read it through a name of its own. Other users of this machine do not know the token, so they see no log and no settings.
+The server only reads the job's folder, as `shoal job status` does: it may be started and ended at any time, and several times."""
 from __future__ import annotations
 
+import hmac
 import http.server
 import json
 import math
 import os
+import secrets
 import shutil
 import signal
 import sys
 import threading
 import time
+import urllib.parse
 from typing import Any, Dict, List, Optional, TextIO, Tuple
 
 from shoal.job import engines, report
@@ -34,13 +37,14 @@ EXIT_USAGE = 2
 SCRIPT = """<p class="soft" id="live">Live.</p>
 <script>
 const live = document.getElementById("live");
-const source = new EventSource("/events");
+const source = new EventSource("/events" + location.search);
 source.onmessage = event => {
   const {id, html} = JSON.parse(event.data);
   const old = document.getElementById(id);
-  const tops = [...old.querySelectorAll("pre")].map(pre => pre.scrollTop + pre.clientHeight >= pre.scrollHeight - 4 ? -1 : pre.scrollTop);
+  // A log begins at its end, so scrollTop is 0 there and negative above. Who has scrolled up stays at the same lines.
+  const tops = [...old.querySelectorAll("pre")].map(pre => pre.scrollTop < -4 ? pre.scrollHeight + pre.scrollTop : 0);
   old.innerHTML = html;
-  old.querySelectorAll("pre").forEach((pre, at) => { pre.scrollTop = tops[at] === undefined || tops[at] < 0 ? pre.scrollHeight : tops[at]; });
+  old.querySelectorAll("pre").forEach((pre, at) => { pre.scrollTop = tops[at] ? tops[at] - pre.scrollHeight : 0; });
   live.textContent = "Live; last change " + new Date().toLocaleTimeString() + ".";
 };
 source.addEventListener("end", () => { source.close(); live.textContent = "The job has ended."; });
@@ -56,26 +60,31 @@ class View:
 
     def __init__(self, folder: JobFolder):
         self.folder, self.reader = folder, Reader(folder)
-        self.lock = threading.Lock()
-        self.made_at = self.traced_at = -math.inf
+        self.making = threading.Lock()  # held while a page is made, which may take as long as `shoal trace` does
+        self.lock = threading.Lock()  # of the reader
+        self.due_at = self.traced_at = -math.inf
         self.trace = ""
         self.sections: Dict[str, str] = {}
         self.has_ended = False
 
     def look(self) -> Tuple[Dict[str, str], bool]:
-        """The sections as they are now, and whether they will change no more."""
-        with self.lock:
-            if time.monotonic() - self.made_at >= INTERVAL_S / 2 and not self.has_ended:
+        """Returns the sections as they are now, and whether they are final."""
+        with self.making:
+            if time.monotonic() >= self.due_at and not self.has_ended:
                 self._make()
             return dict(self.sections), self.has_ended
 
     def _make(self) -> None:
+        """Makes the page. The more ranks there are, the longer that takes, so the next one waits for nine times as long."""
         has_ended = self.folder.status().status in ENDED  # first: what the job wrote before that is read below
-        self.reader.read()
         if has_ended or time.monotonic() - self.traced_at >= TRACE_EVERY_S:
             self.trace, self.traced_at = report.timeline(self.folder), time.monotonic()
-        self.sections = dict(report.sections(self.folder, self.reader, self.trace))
-        self.made_at, self.has_ended = time.monotonic(), has_ended
+        began = time.monotonic()
+        with self.lock:
+            self.reader.read()
+            self.sections = dict(report.sections(self.folder, self.reader, self.trace))
+        now = time.monotonic()
+        self.due_at, self.has_ended = now + max(INTERVAL_S / 2, 9 * (now - began)), has_ended
 
     def prometheus(self) -> str:
         with self.lock:
@@ -89,11 +98,13 @@ class Server(http.server.ThreadingHTTPServer):
 
     def __init__(self, view: View, port: int):
         self.view, self.is_stopping = view, threading.Event()
+        self.token = secrets.token_urlsafe(16)
         super().__init__(("127.0.0.1", port), Handler)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}/"
+        """What a browser opens. Who knows it may read the job's log and settings."""
+        return f"http://127.0.0.1:{self.server_address[1]}/?token={self.token}"
 
     def start(self) -> None:
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.1}, name="shoal-watch", daemon=True).start()
@@ -114,13 +125,20 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         pages = {"/": self._page, "/events": self._events, "/metrics": self._metrics}
-        page = pages.get(self.path.partition("?")[0])
+        path, _, query = self.path.partition("?")
+        page = pages.get(path)
         if (self.headers.get("Host") or "").rpartition(":")[0] not in NAMES and self.headers.get("Host") not in NAMES:
             self._answer(403, "text/plain", "this server answers only requests to localhost\n")
         elif page is None:
             self._answer(404, "text/plain", "there are /, /events and /metrics\n")
+        elif path != "/metrics" and not self._is_known(query):
+            self._answer(403, "text/plain", "open the whole address that `shoal job watch` printed, with its token\n")
         else:
             page()
+
+    def _is_known(self, query: str) -> bool:
+        token = urllib.parse.parse_qs(query).get("token", [""])[0]
+        return hmac.compare_digest(token.encode(), self.server.token.encode())
 
     def _answer(self, code: int, kind: str, text: str) -> None:
         data = text.encode()
@@ -129,6 +147,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(data)))
         self.send_header("Cache-Control", "no-store")
         self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Referrer-Policy", "no-referrer")
         self.end_headers()
         self.wfile.write(data)
 
@@ -173,7 +192,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 # ---- the terminal ----
 
 COLUMNS = (("steps/s", "shoal/steps_per_s"), ("ops/s", "shoal/operations_per_s"), ("bytes/s", "shoal/bytes_per_s"), ("network", "shoal/network_bytes_per_s"),
-           ("exposed", "shoal/exposed"), ("last", "shoal/came_last"), ("late by", "shoal/late_s"), ("cores", "shoal/cpu"), ("memory", "shoal/memory_bytes"))
+           ("exposed", "shoal/exposed"), ("waiting", "shoal/waiting_s"), ("last", "shoal/came_last"), ("late by", "shoal/late_s"), ("cores", "shoal/cpu"), ("memory", "shoal/memory_bytes"))
 SHARES = ("shoal/exposed", "shoal/came_last")
 
 
@@ -183,6 +202,9 @@ def table(status: Status, reader: Reader, url: str, columns: int, rows: int) -> 
     lines = [f"{status.name}: {status.status}{passed}; {len(status.hosts)} host{'s' if len(status.hosts) != 1 else ''}   {url}"]
     if status.failure_reason:
         lines.append(f"failure: {status.failure_reason}")
+    stall = reader.stall(time.time()) if status.status not in ENDED else None
+    if stall:
+        lines.append(f"the job stands still: {report.stall_text(stall)}; `shoal top` on that host shows where it is")
     lines += ["", f"{'rank':>5} {'host':12}" + "".join(f"{head:>12}" for head, _ in COLUMNS)]
     lines += [_row(rank) for rank in report.ranks_of(reader)]
     own = [name for name in reader.names() if name not in SHOAL_METRICS]
