@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """The endpoint: /ping, /invocations and the functions of the vendor's containers; the same answers as its own server gives from
 the same archive; errors that tell a client what failed and no path of this machine."""
+import http.client
 import io
 import json
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,6 +17,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import zipfile
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(TOP / "tests/multi"), str(TOP / "python")]
@@ -190,6 +193,44 @@ def what_a_client_does_wrong_is_told_apart():
     for path, body, status in (("/nothing", b"", 404), ("/invocations", None, 405), ("/ping", b"", 405)):
         got, answer, _ = ask(url(), body, path=path)
         expect(got == status and "POST /invocations" in json.loads(answer)["error"]["message"], got, answer)
+
+
+def arrays_that_unpack_to_gigabytes_are_refused():
+    """Three megabytes of deflated zeros; the header of the archive has the size of its members."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        with archive.open("x.npy", "w") as member:
+            numpy.lib.format.write_array_header_1_0(member, {"descr": "<f8", "fortran_order": False, "shape": (40 << 20,)})
+            for _ in range(40):
+                member.write(bytes(8 << 20))
+    status, answer, _ = ask(url(), packed.getvalue(), NPZ)
+    told = json.loads(answer)["error"]
+    expect(len(packed.getvalue()) < 1 << 20 and (status, told["type"]) == (413, "BodyTooLarge"), status, told)
+    expect("335,544" in told["message"] and "may have 268,435,456" in told["message"], told)
+
+
+def a_name_of_somebody_elses_page_is_refused():
+    port = url().rpartition(":")[2]
+    for host, status in (("evil.example", 403), (f"evil.example:{port}", 403), (f"localhost:{port}", 200), ("127.0.0.1", 200), ("[::1]:80", 200)):
+        connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=60)
+        connection.request("POST", "/invocations", b"[[1, 2, 3]]", {"Host": host, "Content-Type": JSON})
+        expect(connection.getresponse().status == status, host)
+        connection.close()
+
+
+def bodies_that_wait_have_a_limit():
+    held = serving.Held(100)
+    with held.one() as add, held.one() as other:
+        add(60)
+        try:
+            other(50)
+            raise AssertionError("beyond the limit")
+        except serving.RequestError as error:
+            expect(error.status == 503 and "requests of 60 bytes wait already" in str(error), error)
+        other(40)
+    with held.one() as add:
+        add(100)
+    expect(held.bytes == 0, held.bytes)
 
 
 def an_error_of_the_script_tells_where_and_no_path():
@@ -457,6 +498,13 @@ def an_archive_that_leaves_its_folder_is_one_error():
             member.type, member.linkname = tarfile.SYMTYPE, "../../etc"
             tar.addfile(member)
         expect("does not stay below" in message(serve.archive_unpack, archive, pathlib.Path(folder) / "model"))
+        expect(not (pathlib.Path(folder) / "outside").exists() and list((pathlib.Path(folder) / "model").iterdir()) == [])
+        whole = archive_make(folder, {"weights": os.urandom(50_000)}).read_bytes()
+        for damaged in (whole[:20_000] + bytes(100) + whole[20_100:], whole[:30_000], b"no archive"):
+            archive.write_bytes(damaged)
+            expect("cannot be unpacked" in message(serve.archive_unpack, archive, pathlib.Path(folder) / "model"), len(damaged))
+        shutil.rmtree(pathlib.Path(folder) / "model")
+        (pathlib.Path(folder) / "model").mkdir()
         archive.write_bytes(b"no archive")
         expect("cannot be unpacked" in message(serve.archive_unpack, archive, pathlib.Path(folder) / "model"))
         expect(not (pathlib.Path(folder) / "outside").exists() and list((pathlib.Path(folder) / "model").iterdir()) == [])
@@ -569,6 +617,9 @@ run_cases([
     the_first_type_of_accept_that_can_be_written_is_taken,
     ping_answers,
     what_a_client_does_wrong_is_told_apart,
+    arrays_that_unpack_to_gigabytes_are_refused,
+    a_name_of_somebody_elses_page_is_refused,
+    bodies_that_wait_have_a_limit,
     an_error_of_the_script_tells_where_and_no_path,
     the_vendors_client_asks_this_endpoint,
     ping_is_answered_while_a_prediction_runs,

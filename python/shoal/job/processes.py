@@ -5,12 +5,13 @@ import ctypes
 import os
 import pathlib
 import random
+import re
 import shutil
 import signal
 import site
 import socket
 import sys
-from typing import Dict, List, Optional
+from typing import Dict, List, Mapping, Optional
 
 import shoal
 
@@ -77,14 +78,15 @@ def shoal_command() -> str:
         raise
 
 
-def python_environment() -> Dict[str, str]:
-    """Our variables, and PYTHONPATH so that a Python of ours finds this package where it is not installed."""
+def python_environment(variables: Mapping[str, str] = os.environ) -> Dict[str, str]:
+    """The variables, with a PYTHONPATH by which a Python of ours finds this package if it is not installed. An installed package needs
+    none: back-ports in its folder would hide modules of the standard library."""
     package = str(pathlib.Path(shoal.__file__).resolve().parents[1])
     installed = [*site.getsitepackages(), site.getusersitepackages()]
-    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    paths = [path for path in variables.get("PYTHONPATH", "").split(os.pathsep) if path]
     if package in paths or package in (os.path.realpath(path) for path in installed):
-        return dict(os.environ)
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([package, *paths])}
+        return dict(variables)
+    return {**variables, "PYTHONPATH": os.pathsep.join([package, *paths])}
 
 
 def python_module(module: str, *words: str) -> List[str]:
@@ -99,6 +101,12 @@ def is_free(port: int, address: str = "127.0.0.1") -> bool:
         except OSError:
             return False
         return True
+
+
+def asks_this_machine(host: Optional[str]) -> bool:
+    """Returns true if a request's Host header names this machine itself. A server of the loopback refuses all others: a page from
+    elsewhere could ask it through a name of its own that resolves to 127.0.0.1."""
+    return bool(host) and re.sub(r":\d+$", "", host or "").lower() in ("localhost", "127.0.0.1", "[::1]")
 
 
 def free_port() -> int:

@@ -24,6 +24,7 @@ import traceback
 import types
 import urllib.error
 import urllib.request
+import zlib
 from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 from shoal.job import channels, processes, serving
@@ -92,7 +93,9 @@ def archive_unpack(archive: pathlib.Path, folder: pathlib.Path) -> None:
                     tar.extract(member, folder, filter="data")
                 else:
                     tar.extract(member, folder)
-    except (tarfile.TarError, EOFError, ValueError, StorageError) as error:
+            while tar.fileobj and tar.fileobj.read(1 << 20):
+                pass  # the checksum of gzip comes last
+    except (tarfile.TarError, zlib.error, EOFError, ValueError, StorageError) as error:
         raise ServeError(f"{archive} cannot be unpacked: {str(error).splitlines()[0].rstrip(':')}") from error
 
 
@@ -134,7 +137,8 @@ def run_worker(listener: socket.socket, handler: serving.Handler, options: argpa
     handler.load()
     import uvicorn
 
-    app = serving.application(handler, options.show_errors, options.max_bytes)
+    is_local = listener.getsockname()[0] in ("127.0.0.1", "::1")
+    app = serving.application(handler, options.show_errors, options.max_bytes, is_local)
     config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=options.grace, lifespan="on")
     server = uvicorn.Server(config)
     ended = threading.Event()
@@ -379,9 +383,7 @@ def start(model_data: str, entry_point: Optional[str] = None, source_dir: Option
     words = ["--socket", str(listener.fileno()), "--workers", str(workers), "--parent", str(os.getpid())]
     words += ["--entry-point", entry_point] if entry_point else []
     words += ["--source-dir", source_dir] if source_dir else []
-    here = str(pathlib.Path(__file__).resolve().parents[2])
-    variables = {**os.environ, **(environment or {})}
-    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [here, variables.get("PYTHONPATH")]))
+    variables = processes.python_environment({**os.environ, **(environment or {})})
     with listener:
         process = subprocess.Popen([sys.executable, "-m", "shoal.job.serve", model_data, *words],
                                    pass_fds=(listener.fileno(),), env=variables, stdin=subprocess.DEVNULL, stdout=log,

@@ -23,14 +23,19 @@ import re
 import sys
 import traceback
 import types
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, AsyncIterator, Callable, Dict, List, Optional, Tuple
+from typing import Any, AsyncIterator, Callable, Dict, Iterator, List, Optional, Tuple
+
+from shoal.job import processes
 
 JSON, CSV, NPY, NPZ, ANY = "application/json", "text/csv", "application/x-npy", "application/x-npz", "*/*"
 TEXTS = (JSON, CSV)  # these bodies reach input_fn as text
 INPUTS = (JSON, CSV, NPY, NPZ)
 OUTPUTS = (JSON, CSV, NPY)
 BODY_BYTES_MAX = 64 << 20
+HELD_BODIES = 4  # bodies of the largest size that may wait or be read at one time
+UNPACKED_MAX = 4  # how many times the largest body the arrays of an .npz may have
 NAMES = ("model_fn", "input_fn", "predict_fn", "output_fn", "transform_fn", "pre_model_fn", "model_warmup_fn")
 ARGUMENTS = {"model_fn": 1, "input_fn": 2, "predict_fn": 2, "output_fn": 2, "transform_fn": 4, "pre_model_fn": 1,
              "model_warmup_fn": 2}
@@ -94,6 +99,10 @@ def decode(body: Any, content_type: str) -> Any:
 def _npz(body: bytes) -> Any:
     """A sparse matrix as scipy.sparse.save_npz writes it; else the arrays by name, or the one that there is."""
     import numpy
+    size = sum(member.file_size for member in zipfile.ZipFile(io.BytesIO(body)).infolist())
+    if size > UNPACKED_MAX * BODY_BYTES_MAX:
+        raise RequestError(413, "BodyTooLarge", f"the arrays of the body have {size:,} bytes unpacked, and may have "
+                                                f"{UNPACKED_MAX * BODY_BYTES_MAX:,}: send less at a time")
     with numpy.load(io.BytesIO(body), allow_pickle=False) as file:
         if "format" not in file.files:
             arrays = {name: file[name] for name in file.files}
@@ -336,8 +345,9 @@ def _where(error: BaseException, code: pathlib.Path) -> Optional[str]:
 
 # ---- the application ----
 
-def application(handler: Handler, show_errors: bool = False, body_bytes_max: int = BODY_BYTES_MAX) -> Any:
-    """A starlette application over a handler that has been loaded."""
+def application(handler: Handler, show_errors: bool = False, body_bytes_max: int = BODY_BYTES_MAX, is_local: bool = False) -> Any:
+    """A starlette application over a handler that has been loaded. is_local: it listens on the loopback, so it answers only requests
+    that ask for this machine by name."""
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect, Request
@@ -345,6 +355,7 @@ def application(handler: Handler, show_errors: bool = False, body_bytes_max: int
     from starlette.routing import Route
 
     pool = ThreadPoolExecutor(1, thread_name_prefix="predict")
+    held = Held(HELD_BODIES * body_bytes_max)
 
     @contextlib.asynccontextmanager
     async def life(_: Any) -> AsyncIterator[None]:
@@ -356,9 +367,12 @@ def application(handler: Handler, show_errors: bool = False, body_bytes_max: int
 
     async def invocations(request: Request) -> Response:
         try:
-            body = await _body(request, body_bytes_max)
-            loop = asyncio.get_running_loop()
-            data, content_type = await loop.run_in_executor(pool, handler.answer, body, dict(request.headers))
+            if is_local and not processes.asks_this_machine(request.headers.get("host")):
+                raise RequestError(403, "OtherHost", "this endpoint answers only requests to localhost: --address makes it listen elsewhere")
+            with held.one() as add:
+                body = await _body(request, body_bytes_max, add)
+                loop = asyncio.get_running_loop()
+                data, content_type = await loop.run_in_executor(pool, handler.answer, body, dict(request.headers))
         except ClientDisconnect:
             return Response(b"", 400)
         except Exception as error:
@@ -378,10 +392,34 @@ def application(handler: Handler, show_errors: bool = False, body_bytes_max: int
     return Starlette(routes=routes, lifespan=life, exception_handlers={404: refused, 405: refused})
 
 
-async def _body(request: Any, bytes_max: int) -> bytes:
+class Held:
+    """The bytes of all bodies that are read or wait for their prediction. One thread, that of the event loop."""
+
+    def __init__(self, most: int):
+        self.most, self.bytes = most, 0
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[Callable[[int], None]]:
+        """The function that it yields counts bytes of one request, until the request ends. It raises RequestError beyond the limit."""
+        own = 0
+
+        def add(count: int) -> None:
+            nonlocal own
+            if self.bytes + count > self.most:
+                raise RequestError(503, "TooManyRequests", f"requests of {self.bytes:,} bytes wait already: ask again later")
+            own, self.bytes = own + count, self.bytes + count
+
+        try:
+            yield add
+        finally:
+            self.bytes -= own
+
+
+async def _body(request: Any, bytes_max: int, add: Callable[[int], None]) -> bytes:
     pieces, size = [], 0
     async for piece in request.stream():
         size += len(piece)
+        add(len(piece))
         if size > bytes_max:
             raise RequestError(413, "BodyTooLarge",
                                f"the body is larger than {bytes_max:,} bytes: send less at a time, or start with --max-bytes")

@@ -23,14 +23,13 @@ import time
 import urllib.parse
 from typing import Any, Dict, List, Optional, TextIO, Tuple
 
-from shoal.job import engines, report
+from shoal.job import engines, processes, report
 from shoal.job.folder import ENDED, JobFolder, Status
 from shoal.job.metrics import SHOAL_METRICS, Reader, prometheus_text
 
 INTERVAL_S = 1.0
 TRACE_EVERY_S = 30.0  # the timeline is made anew so often: `shoal trace` has work to do for it
 KEEP_ALIVE_S = 10.0
-NAMES = ("localhost", "127.0.0.1", "[::1]")
 EXIT_OF = {"Completed": 0, "Failed": 1, "Stopped": 3}
 EXIT_USAGE = 2
 
@@ -127,7 +126,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pages = {"/": self._page, "/events": self._events, "/metrics": self._metrics}
         path, _, query = self.path.partition("?")
         page = pages.get(path)
-        if (self.headers.get("Host") or "").rpartition(":")[0] not in NAMES and self.headers.get("Host") not in NAMES:
+        if not processes.asks_this_machine(self.headers.get("Host")):
             self._answer(403, "text/plain", "this server answers only requests to localhost\n")
         elif page is None:
             self._answer(404, "text/plain", "there are /, /events and /metrics\n")
