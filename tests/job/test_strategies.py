@@ -205,23 +205,31 @@ def held_port_is_given_to_no_other():
 
 
 def strangers_are_refused():
-    """One that says nothing useful, and one with another secret: the first host goes on waiting for the others."""
+    """Some send nothing, some nonsense, and one has another secret: the first host still meets the others."""
     port = processes.free_port()
     first = cluster.Meeting("multi_worker_mirrored_strategy", 0, 2, "127.0.0.1", port, b"right")
     told = []
     thread = threading.Thread(target=lambda: told.append(cluster.meet(first, [1])), daemon=True)
     thread.start()
     deadline = time.monotonic() + 60
-    with cluster._connect(first, deadline) as stranger:
-        stranger.sendall(b"GET / HTTP/1.0\n")
+    silent = [cluster._connect(first, deadline) for _ in range(20)]  # each would hold the first host up for ten seconds
+    for words in (b"GET / HTTP/1.0\n", b'{"index":' + 100_000 * b"[" + b"\n", b"{}\n{}\n", b"7\n", b"x" * 100_000):
+        with cluster._connect(first, deadline) as stranger:
+            stranger.sendall(words)
+    dripping = cluster._connect(first, deadline)
+    dripping.sendall(b"{")
+    began = time.monotonic()
     try:
         cluster.meet(cluster.Meeting(first.style, 1, 2, "127.0.0.1", port, b"wrong"), [2])
         expect(False, "another secret was taken")
     except cluster.ClusterError as error:
-        expect(re.match(r"host 0 at 127.0.0.1:\d+ has not told where the other hosts are: the connection was closed",
+        expect(re.match(r"no answer from host 0 at 127.0.0.1:\d+, so the other hosts' addresses are unknown: the connection was closed",
                         str(error)), error)
     members, connections = cluster.meet(cluster.Meeting(first.style, 1, 2, "127.0.0.1", port, b"right"), [2])
     thread.join(60)
+    expect(time.monotonic() - began < 5 * cluster.TALK_S, "one stranger after the other was waited for")
+    for connection in [*silent, dripping]:
+        connection.close()
     expect(members == told[0][0] == [cluster.Member("127.0.0.1", [1]), cluster.Member("127.0.0.1", [2])], members, told)
     for connection in [*connections, *told[0][1]]:
         connection.close()

@@ -23,6 +23,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
@@ -33,8 +34,9 @@ BEGIN = ("import sys; sys.path[:] = [path for path in sys.path if path]; "
          "from shoal.job import cluster; cluster.main(sys.argv[1:])")
 SERVE = "--serve"  # instead of a style: the process of a parameter server
 MEET_S = 120.0  # until all hosts have said their ports; `shoal run` starts them at one time
-TALK_S = 10.0  # for each word of one who has connected
+TALK_S = 10.0  # from a connection to the whole message of a host
 LINE_MAX = 1 << 20
+GUESTS_MAX = 64  # connections that have not proved the secret yet; more of them wait in the backlog
 PORT_OF_SERVER = 2223  # as distribution.tf_config has it; all others are those of scripts
 
 
@@ -113,18 +115,8 @@ def _meet_as_first(meeting: Meeting, ports: List[int]) -> Tuple[List[Member], Li
         listener = socket.create_server((meeting.address, meeting.port), family=family_of(meeting.address), backlog=128)
     except OSError as error:
         raise ClusterError(f"cannot listen at {where} (MASTER_ADDR, MASTER_PORT), where the hosts meet: {error}") from error
-    found: Dict[int, Tuple[Member, socket.socket, str]] = {}
     with listener:
-        deadline = time.monotonic() + MEET_S
-        while len(found) < meeting.hosts - 1:
-            listener.settimeout(max(deadline - time.monotonic(), 0.001))
-            try:
-                connection, _ = listener.accept()
-            except socket.timeout:
-                missing = [str(index) for index in range(1, meeting.hosts) if index not in found]
-                raise ClusterError(f"host {', '.join(missing)} has not told its ports within {MEET_S:.0f} s at {where}; "
-                                   "a firewall that lets no host reach that port does this") from None
-            _member_take(meeting, connection, len(ports), found)
+        found = _members_wait(meeting, listener, len(ports), where)
     own = found[1][1].getsockname()[0]
     members = [Member(own, ports), *(found[index][0] for index in range(1, meeting.hosts))]
     answer = json.dumps([dataclasses.asdict(member) for member in members])
@@ -134,41 +126,71 @@ def _meet_as_first(meeting: Meeting, ports: List[int]) -> Tuple[List[Member], Li
     return members, [found[index][1] for index in range(1, meeting.hosts)]
 
 
-def _member_take(meeting: Meeting, connection: socket.socket, ports: int,
-                 found: Dict[int, Tuple[Member, socket.socket, str]]) -> None:
-    """Who does not know the secret, or says nothing, is no host of this job."""
-    connection.settimeout(TALK_S)
+def _members_wait(meeting: Meeting, listener: socket.socket, ports: int, where: str) -> Dict[int, "Found"]:
+    """The other hosts by their index. A thread talks to each connection, so that a slow stranger holds nobody up."""
+    found: Dict[int, Found] = {}
+    guests, deadline = threading.BoundedSemaphore(GUESTS_MAX), time.monotonic() + MEET_S
+    listener.settimeout(0.05)
+
+    def talk(connection: socket.socket) -> None:
+        try:
+            _member_take(meeting, connection, ports, found)
+        finally:
+            guests.release()
+
+    while len(found) < meeting.hosts - 1:
+        if time.monotonic() > deadline:
+            missing = [str(index) for index in range(1, meeting.hosts) if index not in found]
+            raise ClusterError(f"no ports from host {', '.join(missing)} within {MEET_S:.0f} s at {where}: does a firewall keep hosts "
+                               "from that port?")
+        if guests.acquire(timeout=0.05):
+            try:
+                connection, _ = listener.accept()
+            except socket.timeout:
+                guests.release()
+                continue
+            threading.Thread(target=talk, args=(connection,), name="shoal-cluster", daemon=True).start()
+    return found
+
+
+Found = Tuple[Member, socket.socket, str]  # the host, its connection, the nonce that it sent
+
+
+def _member_take(meeting: Meeting, connection: socket.socket, ports: int, found: Dict[int, Found]) -> None:
+    """A connection that does not prove the secret, or that sends nothing, is not a host of this job."""
     nonce = secrets.token_hex(16)
     try:
+        connection.settimeout(TALK_S)
         _send(connection, {"nonce": nonce})
-        told = _receive(connection)
+        told = _receive(connection, time.monotonic() + TALK_S)
         said = json.dumps([told["index"], told["ports"]])
         if not hmac.compare_digest(meeting.proof("other", nonce, told["nonce"], said), told["proof"]):
             raise ValueError("another secret")
         if not 0 < int(told["index"]) < meeting.hosts or len(told["ports"]) != ports:
             raise ValueError("no host of this job")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        print(f"shoal job: refused a connection to {address_text(meeting.address, meeting.port)}: {error}", file=sys.stderr)
+        member = Member(connection.getpeername()[0], told["ports"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        sys.stderr.write(f"shoal job: refused a connection to {address_text(meeting.address, meeting.port)}: {error}\n")
         connection.close()
         return
-    found[int(told["index"])] = (Member(connection.getpeername()[0], told["ports"]), connection, told["nonce"])
+    found[int(told["index"])] = (member, connection, told["nonce"])
 
 
 def _meet_as_other(meeting: Meeting, ports: List[int]) -> Tuple[List[Member], List[socket.socket]]:
     where = address_text(meeting.address, meeting.port)
-    connection = _connect(meeting, time.monotonic() + MEET_S)
-    connection.settimeout(MEET_S)
+    deadline = time.monotonic() + MEET_S
+    connection = _connect(meeting, deadline)
     nonce, said = secrets.token_hex(16), json.dumps([meeting.index, ports])
     try:
-        theirs = _receive(connection)["nonce"]
+        theirs = _receive(connection, deadline)["nonce"]
         _send(connection, {"index": meeting.index, "ports": ports, "nonce": nonce,
                            "proof": meeting.proof("other", theirs, nonce, said)})
-        told = _receive(connection)
+        told = _receive(connection, deadline)
         if not hmac.compare_digest(meeting.proof("first", nonce, told["members"]), told["proof"]):
             raise ValueError("it knows another SHOAL_SECRET")
         members = [Member(**one) for one in json.loads(told["members"])]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ClusterError(f"host 0 at {where} has not told where the other hosts are: "
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ClusterError(f"no answer from host 0 at {where}, so the other hosts' addresses are unknown: "
                            f"{error or type(error).__name__}") from error
     return members, [connection]
 
@@ -189,17 +211,18 @@ def _send(connection: socket.socket, message: Dict[str, Any]) -> None:
     connection.sendall(json.dumps(message).encode() + b"\n")
 
 
-def _receive(connection: socket.socket) -> Dict[str, Any]:
-    """One line, byte by byte: nothing of what follows is taken."""
-    line = b""
+def _receive(connection: socket.socket, deadline: float) -> Dict[str, Any]:
+    """One line. Each side sends its next message only after an answer, so nothing may follow the line."""
+    line = bytearray()
     while not line.endswith(b"\n"):
-        byte = connection.recv(1)
-        if not byte or len(line) > LINE_MAX:
-            raise ValueError("the connection was closed" if not byte else "too long a line")
-        line += byte
+        connection.settimeout(max(deadline - time.monotonic(), 0.001))
+        piece = connection.recv(1 << 16)
+        line += piece
+        if not piece or len(line) > LINE_MAX or b"\n" in piece[:-1]:
+            raise ValueError("the connection was closed" if not piece else "not a message of ours")
     told = json.loads(line)
     if not isinstance(told, dict):
-        raise ValueError("no message of ours")
+        raise ValueError("not a message of ours")
     return told
 
 
