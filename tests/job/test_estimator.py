@@ -383,7 +383,7 @@ def metrics_of_the_definitions_are_the_analytics():
                                                                                                   "regex": "(.)"}]}))
         rows = [{"time": 10.0 + step, "host": "algo-1", "rank": 0, "name": name, "value": step / 2, "step": step}
                 for step in range(3) for name in ("loss", "steps_per_second")]
-        folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"time": 13.0, "name": "lo')  # cut by a full disk
         expect([row["value"] for row in TrainingJobAnalytics("measured")._rows()] == [0.0, 0.5, 1.0])
         expect([row["name"]
                 for row in TrainingJobAnalytics("measured", ["steps_per_second"])._rows()] == ["steps_per_second"] * 3)

@@ -3,14 +3,18 @@
 file behind."""
 import json
 import os
+import pathlib
 import re
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import zipfile
 
 from jobs import DATA_PARALLEL, SHOAL, Jobs, expect_failed, names_in
+from shoal.job import agent
+from shoal.job.document import Job
 from tap import Skip, call, expect, run_cases
 
 WAIT = "import time\nprint('begun', flush=True)\ntime.sleep(600)\n"
@@ -208,6 +212,34 @@ def requirements_that_cannot_be_installed_are_told():
         expect(not jobs.log() and not (jobs.folder() / "hosts/algo-1/environment").exists(), jobs.log())
 
 
+def requirements_are_read_as_pip_reads_them():
+    with tempfile.TemporaryDirectory() as place:
+        code = pathlib.Path(place)
+        job = Job(entry_point="train.py", source_dir=place)
+        for text, coding in (("# made by pip freeze\r\nsix\r\n", "utf-16"), ("\ufeffsix\n", "utf-8"), ("# coding: latin-1\n# f\u00fcr alle\nsix\n", "latin-1"),
+                             ("six # \u2588\n", "utf-8"), ("six\n", "utf-32")):
+            (code / "requirements.txt").write_bytes(text.encode(coding))
+            expect(agent.requirements_of(job, code) == code / "requirements.txt", text, coding)
+        for text in ("# only this\n", "\n"):
+            (code / "requirements.txt").write_text(text, encoding="utf-16")
+            expect(agent.requirements_of(job, code) is None, text)
+        for data, wanted in (("six\n# f\u00fcr alle\n".encode("latin-1"), "requirements.txt, line 2, is not text in utf-8 (byte 0xfc): save the file as UTF-8"),
+                             (b"# coding: klingon\nsix\n", "requirements.txt names a coding that Python does not know: klingon")):
+            (code / "requirements.txt").write_bytes(data)
+            try:
+                agent.requirements_of(job, code)
+                raise AssertionError("no error")
+            except agent.AgentError as error:
+                expect(str(error) == wanted, error)
+
+
+def shell_script_of_windows_is_told():
+    with Jobs() as jobs:
+        jobs.write("go.sh", "").write_bytes(b"#!/bin/bash\r\necho ran\r\n")
+        jobs.run(entry_point="go.sh", code=1)
+        expect_failed(jobs, r"^go.sh has Windows line endings, .*: save it with Unix line endings, as `sed -i 's/\\r\$//' go.sh` does$", 125)
+
+
 FULL = """
 mount -t tmpfs -o size=300k none "$SHOAL_JOBS" || exit 77
 "$1" job run "$2"; code=$?
@@ -255,5 +287,5 @@ run_cases([script_that_raises_is_named_with_its_rank, script_that_is_killed_is_n
            script_without_a_model_is_told, stop_gives_the_script_its_time, interrupted_command_stops_the_job, killed_runner_is_found_out,
            pid_of_another_process_is_no_runner, host_lost_in_the_middle_ends_the_job, host_that_cannot_begin_ends_the_job,
            name_is_used_once, port_in_use_is_told_and_leaves_nothing, missing_data_is_told,
-           requirements_are_installed_for_the_job_alone,
+           requirements_are_installed_for_the_job_alone, requirements_are_read_as_pip_reads_them, shell_script_of_windows_is_told,
            requirements_that_cannot_be_installed_are_told, full_disk_while_packing_is_told, full_disk_at_the_start_is_told])

@@ -132,14 +132,15 @@ def shell_scripts_and_packages_are_entry_points():
     with Jobs() as jobs:
         script = jobs.write("go.sh", 'echo "shell: $*"\n')
         script.write_text("#!/bin/sh\n" + script.read_text())
-        script.chmod(0o755)
+        script.chmod(0o644)
         jobs.run(entry_point="go.sh", hyperparameters={"name": "it's a b"}, name="shell")
         expect(jobs.log("shell") == "shell: --name it's a b\n", jobs.log("shell"))
-        jobs.write("setup.py", "")
+        jobs.write("setup.py", "from setuptools import setup\nsetup(name='pack', package_dir={'': 'src'}, packages=['more'])\n")
+        jobs.write("src/more/__init__.py", "VALUE = 42\n")
         jobs.write("pack/__init__.py", "")
-        jobs.write("pack/__main__.py", "import sys; print('package:', *sys.argv[1:])")
+        jobs.write("pack/__main__.py", "import more, sys; print('package:', more.VALUE, *sys.argv[1:])")
         jobs.run(entry_point="pack", hyperparameters={"n": 1}, name="package")
-        expect(jobs.log("package") == "package: -n 1\n", jobs.log("package"))
+        expect(jobs.log("package") == "package: 42 -n 1\n", jobs.log("package"))
 
 
 def entry_point_alone_is_enough():

@@ -90,6 +90,8 @@ def toml_json_and_python_say_the_same():
     expect(from_toml.instance_count == 2 and from_toml.hyperparameters == {"epochs": 3, "learning rate": 0.1}, from_toml)
     expect(from_toml.channels["test"] == Channel("s3://bucket/test", input_mode="FastFile"), from_toml)
     expect(job_read(written("same.json", json.dumps(as_data(from_toml)))) == from_toml)
+    for name, text in (("marked.toml", TOML), ("marked.json", json.dumps(as_data(from_toml)))):  # as editors of Windows write
+        expect(job_read(written(name, "\ufeff" + text)) == from_toml, name)
     data = {key: value for key, value in as_data(from_toml).items()}
     expect(job_read(written("same.py", f"from shoal.job.document import *\njob = {data!r}\n")) == from_toml)
     expect(job_read(written("job.py", "from shoal.job.document import *\njob = Job('train.py', source_dir='code')\n"))
@@ -206,7 +208,7 @@ def all_mistakes_of_json_have_their_lines():
         'wrong.json:6: channels.train.input_mode: needs File or FastFile, not "Fast"; did you mean "FastFile"?',
         'wrong.json:10: metric_definitions[1].regex: metric "b": "x" has no group, and the number is what the first group '
         'matches, as '
-        "in loss=([0-9.]+)"], *told(path))
+        r"in loss=([-+.\w]+)"], *told(path))
 
 
 # ------------------------------------------------------------ mistakes
@@ -287,11 +289,26 @@ def variables_are_checked():
     is_wrong(f"environment.A=B: {name}", environment={"A=B": ""})
     is_wrong("environment.A: 513 characters, and at most 512 are allowed", environment={"A": "x" * 513})
     is_wrong("environment.A: holds a NUL character, which no variable can", environment={"A": "a\0b"})
+    is_wrong("hyperparameters.text: holds a NUL character, which no argument of a program can", hyperparameters={"text": "a\0b"})
     is_wrong("environment: 101 variables, and at most 100 are allowed", environment={f"A{number}": "" for number in range(101)})
 
 
+def a_file_of_parameters_is_read_with_the_document():
+    """The job runs in other folders, on other hosts."""
+    (ROOT / "split.json").write_text('{"partitions": 1, "microbatches": 4}')
+
+    def enabled(parameters):
+        return {"smdistributed": {"modelparallel": {"enabled": True, "parameters": parameters}}, "mpi": {"enabled": True, "processes_per_host": 1}}
+    job = job_read(written("split-job.json", json.dumps({**GOOD, "distribution": enabled("split.json")})))
+    expect(job.distribution == enabled({"partitions": 1, "microbatches": 4}), job.distribution)
+    text = told(written("split-job.json", json.dumps({**GOOD, "distribution": enabled("none.json")})))
+    expect(len(text) == 1 and f"Received: {ROOT}/none.json." in text[0], text)
+
+
 def channels_are_checked():
-    is_wrong('channels.a b: no name of a channel: 1 to 64 letters, digits, ".", "-" and "_"', channels={"a b": "s3://bucket/x"})
+    for name in ("a b", ".", ".."):  # the last two would be the folders around those of channels
+        is_wrong(f'channels.{name}: is not a name of a channel: 1 to 64 letters, digits, ".", "-" and "_", and neither "." nor ".."',
+                 channels={name: "s3://bucket/x"})
     is_wrong("channels: 21 channels, and at most 20 are allowed", channels={f"c{number}": "s3://bucket/x"
                                                                             for number in range(21)})
     is_wrong("channels.a.input_mode: mode Pipe is not served; FastFile reads on demand, too",
@@ -470,7 +487,7 @@ try:
     run_cases([toml_json_and_python_say_the_same, paths_start_at_the_document, what_is_no_document_is_said, broken_toml_is_said,
                a_key_that_is_there_twice_is_said, all_mistakes_of_toml_have_their_lines, all_mistakes_of_json_have_their_lines,
                types_are_checked, names_are_checked, numbers_are_checked, entry_points_are_checked, hyperparameters_are_checked,
-               variables_are_checked, channels_are_checked, uris_are_checked, metrics_are_checked, places_to_run_are_checked,
+               variables_are_checked, a_file_of_parameters_is_read_with_the_document, channels_are_checked, uris_are_checked, metrics_are_checked, places_to_run_are_checked,
                settings_that_exclude_each_other_are_checked, one_mistake_hides_no_other, what_is_written_is_read_again,
                no_data_are_too_odd_to_be_told_of, documents_of_the_manual_are_right])
 finally:

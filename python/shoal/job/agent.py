@@ -9,7 +9,9 @@ on the main thread only. SIGTERM and SIGINT ask it to stop: the workers get SIGT
 from __future__ import annotations
 
 import ast
+import codecs
 import dataclasses
+import importlib.util
 import os
 import pathlib
 import re
@@ -208,24 +210,58 @@ def requirements_of(job: Job, code: pathlib.Path) -> Optional[pathlib.Path]:
         raise AgentError(f"there is no {job.requirements} in source_dir: requirements names a file there")
     if not path.is_file():
         return None
-    lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
+    lines = (line.strip() for line in _requirements_read(path).splitlines())
     return path if any(line and not line.startswith("#") for line in lines) else None
 
 
-def requirements_install(requirements: pathlib.Path, folder: pathlib.Path, run: Callable[..., Tuple[int, str]]) -> str:
-    """Installs into an environment of the job's own, which sees the packages of ours. Returns its interpreter."""
+# What pip knows besides UTF-8: a byte order mark, as PowerShell writes, or a comment as Python's sources have (PEP 263).
+BYTE_ORDER_MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF32, "utf-32"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+CODING = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)", re.MULTILINE)
+
+
+def _requirements_read(path: pathlib.Path) -> str:
+    data = path.read_bytes()
+    named = CODING.search(b"\n".join(data.splitlines()[:2]))
+    coding = next((name for mark, name in BYTE_ORDER_MARKS if data.startswith(mark)), named[1].decode() if named else "utf-8")
+    try:
+        return data.decode(coding)
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise AgentError(f"{path.name}, line {line}, is not text in {coding} (byte 0x{data[error.start]:02x}): save the file as UTF-8") from error
+    except LookupError as error:
+        raise AgentError(f"{path.name} names a coding that Python does not know: {coding}") from error
+
+
+def packages_of(job: Job, code: pathlib.Path) -> List[Tuple[str, List[str]]]:
+    """What pip installs before the script starts: names for the log, and pip's words. A source with a setup.py is a package, which is
+    installed as the platform's toolkit does."""
+    requirements = requirements_of(job, code)
+    found = [(requirements.name, ["--requirement", str(requirements)])] if requirements else []
+    return found + ([("the package of setup.py", [*_isolation(code), str(code)])] if (code / "setup.py").is_file() else [])
+
+
+def _isolation(code: pathlib.Path) -> List[str]:
+    """A setup.py alone is built by our setuptools, if it can make wheels: pip fetches nothing then, and many clusters have no index."""
+    has_own = importlib.util.find_spec("setuptools") and importlib.util.find_spec("setuptools.command.bdist_wheel")
+    return ["--no-build-isolation"] if has_own and not (code / "pyproject.toml").is_file() else []
+
+
+def packages_install(packages: List[Tuple[str, List[str]]], place: pathlib.Path, folder: pathlib.Path, run: Callable[..., Tuple[int, str]]) -> str:
+    """Installs into an environment of the job's own, which sees the packages of ours. Relative paths of requirements start at `place`.
+    Returns the interpreter of the environment."""
     shutil.rmtree(folder, ignore_errors=True)
     python = str(folder / "bin/python3")
+    names = " and ".join(name for name, _ in packages)
     steps = [[sys.executable, "-m", "venv", "--without-pip", str(folder)],
-             [sys.executable, "-m", "pip", "--python", python, "install", "--disable-pip-version-check", "--quiet", "--requirement",
-              str(requirements)]]
+             [sys.executable, "-m", "pip", "--python", python, "install", "--disable-pip-version-check", "--quiet",
+              *(word for _, words in packages for word in words)]]
     for step in steps:
-        code, output = run(step, requirements.parent)
+        code, output = run(step, place)
         if code:
             shutil.rmtree(folder, ignore_errors=True)
             lines = [line for line in output.splitlines() if line.strip()]
             errors = [line for line in lines if line.startswith("ERROR:")] or lines[-1:] or ["no output"]
-            raise AgentError(f"cannot install {requirements.name}: {' '.join(step[1:4])} {processes.ending_text(code)}: {errors[0]}")
+            raise AgentError(f"cannot install {names}: {' '.join(step[1:4])} {processes.ending_text(code)}: {errors[0]}")
         if step is steps[0]:
             site = next((folder / "lib").glob("python3*/site-packages"))
             (site / "outer.pth").write_text("".join(f"{path}\n" for path in sys.path if path.endswith(("-packages", "site-packages"))))
@@ -417,10 +453,11 @@ class Agent:
         container.hyperparameters = contract.hyperparameters_read(distribution.hyperparameters_of(job, str(self.base)))
         self.command = contract.command_of(container.code, job.entry_point, contract.arguments_of(container.hyperparameters))
         self._mpi4py_refuse()
-        requirements = requirements_of(job, container.code)
-        if requirements:
-            self.say(f"installing {requirements.name}")
-            self.python = requirements_install(requirements, self.base / "environment", self._call)
+        packages = packages_of(job, container.code)
+        if packages:
+            self.say(f"installing {' and '.join(name for name, _ in packages)}")
+            place = (container.code / (job.requirements or "")).parent if job.requirements else container.code
+            self.python = packages_install(packages, place, self.base / "environment", self._call)
             self.command = [self.python if word == sys.executable else word for word in self.command]
         channels_bring(container, self.place, self.say, self._report)
         self._checkpoints_bring()

@@ -125,7 +125,18 @@ def command_of(code: pathlib.Path, entry_point: str, arguments: List[str], pytho
         return [python, "-m", entry_point[:-3] if entry_point.endswith(".py") else entry_point, *arguments]
     if entry_point.endswith(".py"):
         return [python, "-u", entry_point, *arguments]
+    _shell_script_prepare(code / entry_point)
     return ["/bin/sh", "-c", " ".join(shlex.quote(word) for word in (f"./{entry_point}", *arguments))]
+
+
+def _shell_script_prepare(path: pathlib.Path) -> None:
+    """Makes a script executable, as the toolkit does; the mode of a file is often lost on its way, as in archives of Windows."""
+    path.chmod(path.stat().st_mode | 0o111)
+    with open(path, "rb") as file:
+        first = file.readline(4096)
+    if first.endswith(b"\r\n"):
+        raise ContractError(f"{path.name} has Windows line endings, which a shell takes for a part of its words: save it with Unix line "
+                            f"endings, as `sed -i 's/\\r$//' {path.name}` does")
 
 
 # ---- files that the script reads ----

@@ -5,10 +5,13 @@ lets pass and nobody can mean (a misspelt key, `enabled` left out, two strategie
 the SDK such a job trains undistributed, or with a strategy that the container chooses in silence."""
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
 import difflib
 import json
 import os
+import pathlib
 import re
 import shlex
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
@@ -498,6 +501,18 @@ def mp_parameters(distribution: Dict[str, Any]) -> Optional[Dict[str, Any]]:
             return json.load(file)
     except json.JSONDecodeError:
         raise ValueError(f"Cannot parse {given} as a json file.") from None
+
+
+def with_parameters(distribution: Dict[str, Any], folder: pathlib.Path) -> Dict[str, Any]:
+    """A copy in which the parameters of smdistributed.modelparallel are those of the file that is named there. The job runs in other
+    folders, on other machines. A path starts at `folder`. If the file cannot be read, the path stays, and mistakes() reports why."""
+    made = copy.deepcopy(distribution)
+    settings = _settings(made, ("smdistributed", "modelparallel"))
+    if isinstance(settings.get("parameters"), str):
+        settings["parameters"] = str(folder / settings["parameters"])
+        with contextlib.suppress(ValueError, OSError):
+            settings["parameters"] = mp_parameters(made) or settings["parameters"]
+    return made
 
 
 # ------------------------------------------------------------ hyperparameters

@@ -306,7 +306,7 @@ class EstimatorBase:
             dependencies=[_path(path) for path in self.dependencies or []],
             instance_count=1 if self.instance_count is None else self.instance_count,
             instance_type=self.instance_type or "local",
-            workers_per_host=self.workers_per_host, distribution=copy.deepcopy(self.distribution),
+            workers_per_host=self.workers_per_host, distribution=distributions.with_parameters(self.distribution, pathlib.Path.cwd()),
             hyperparameters=self._sent_hyperparameters(), channels=channels,
             metric_definitions=[Metric(one.get("Name"), one.get("Regex")) for one in self.metric_definitions or []],
             environment=dict(self.environment or {}), max_run=self.max_run, restarts=self.max_retry_attempts or 0,

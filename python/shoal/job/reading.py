@@ -72,7 +72,12 @@ def job_of(data: Any, source: Optional[Source] = None, files: bool = True) -> Jo
     found = problems(data, source, files)
     if found:
         raise JobError(found)
-    return _build(Job, _long_form(data))
+    return _job_built(_long_form(data), source or Source())
+
+
+def _job_built(data: Any, source: Source) -> Job:
+    job = _build(Job, data)
+    return dataclasses.replace(job, distribution=distribution.with_parameters(job.distribution, source.folder))
 
 
 def problems(data: Any, source: Optional[Source] = None, files: bool = True) -> List[Problem]:
@@ -98,7 +103,7 @@ def _mistakes(data: Any, source: Source, files: bool) -> List[Mistake]:
         return [((), f"a job is a table of settings, not {_said(data)}")]
     data = _long_form(data)
     found = dict(_mistakes_of_type(data, Job, ()))
-    job = _build(Job, _without(data, found))
+    job = _job_built(_without(data, found), source)
     for check in _CHECKS + (_FILE_CHECKS if files else ()):
         for place, text in check(job, source):
             if not any(_is_about(known, place) for known in found):
@@ -276,6 +281,8 @@ def _mistakes_of_hyperparameter(key: str, value: Any) -> Iterator[str]:
     except (TypeError, ValueError) as error:
         yield f"has no form in JSON: {error}"
         return
+    if "\0" in key or isinstance(value, str) and "\0" in value:
+        yield "holds a NUL character, which no argument of a program can"
     if not key or len(key) > HYPERPARAMETER_NAME_MAX:
         yield f"its name has {len(key)} characters; 1 to {HYPERPARAMETER_NAME_MAX} are allowed"
     if length > HYPERPARAMETER_MAX:
@@ -314,8 +321,8 @@ def _check_channels(job: Job, source: Source) -> Iterator[Mistake]:
         yield ("channels",), f"{len(job.channels)} channels, and at most {CHANNELS_MAX} are allowed"
     for name, channel in job.channels.items():
         place = ("channels", name)
-        if not re.fullmatch(CHANNEL_NAME, name):
-            yield place, 'no name of a channel: 1 to 64 letters, digits, ".", "-" and "_"'
+        if not re.fullmatch(CHANNEL_NAME, name) or name in (".", ".."):
+            yield place, 'is not a name of a channel: 1 to 64 letters, digits, ".", "-" and "_", and neither "." nor ".."'
         for field, choices in _CHANNEL_CHOICES.items():
             value = getattr(channel, field)
             if value is not None and value not in choices:
@@ -492,7 +499,7 @@ def _with_whole_paths(job: Job, folder: pathlib.Path) -> Job:
 # ------------------------------------------------------------ formats
 
 def _read_json(source: Source) -> Any:
-    text = source.path.read_text(encoding="utf-8")
+    text = source.path.read_text(encoding="utf-8-sig")
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:
@@ -541,7 +548,7 @@ def _read_toml(source: Source) -> Any:
             import tomli as toml  # type: ignore
         except ImportError:
             _fail(source, "TOML needs Python 3.11, or the package tomli (pip install tomli); JSON needs neither")
-    text = source.path.read_text(encoding="utf-8")
+    text = source.path.read_text(encoding="utf-8-sig")
     try:
         data = toml.loads(text)
     except toml.TOMLDecodeError as error:
