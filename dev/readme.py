@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Writes the tables of README.md from the figures on record in docs/figures, between the comments that name them.
+"""Writes what shows the figures on record in docs/figures: the tables of docs/how-fast.md, between the comments that name them, and
+the bar chart of README.md, for light and dark pages.
 
   dev/readme.py            writes them
-  dev/readme.py --check    prints what differs; exit code 1 when something does (dev/check.py asks the same)
+  dev/readme.py --check    prints what differs; exit code 1 if something does (dev/check.py asks the same)
 """
+import html
 import pathlib
 import re
 import sys
@@ -13,7 +15,8 @@ sys.path.insert(0, str(TOP / "bench"))
 
 from bench_report import TITLES, number_text, record_read, size_text  # noqa: E402
 
-README = TOP / "README.md"
+PAGE = TOP / "docs/how-fast.md"
+PICTURES = TOP / "docs/pictures"
 K, M = 1 << 10, 1 << 20
 BLOCK = r"(<!-- dev/readme.py: {} -->\n).*?(<!-- end -->\n)"
 
@@ -79,36 +82,81 @@ def from_python():
 BLOCKS = {"all-reduce": all_reduce, "from Python": from_python}
 
 
+# ---- The bar chart ------------------------------------------------------------------------------------------------------------
+
+COLORS = {"light": {"text": "#1f2328", "soft": "#59636e", "shoal": "#0072b2", "peer": "#b8c0c8"},
+          "dark": {"text": "#f0f6fc", "soft": "#9198a1", "shoal": "#56b4e9", "peer": "#57606a"}}
+WIDTH, LEFT, BAR, GROUP = 760, 150, 22, 76  # pixels: of all, of the labels, of a bar's height, from size to size
+CHART_SIZES = (2 * M, 16 * M, 64 * M)
+
+
+def chart(scheme):
+    """All-reduce from PyTorch by size: Gloo's bar has the full length, and Shoal's the part of that time that it takes."""
+    told, near = record("torch-all_reduce-2")
+    color, room = COLORS[scheme], WIDTH - LEFT - 170
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {56 + GROUP * len(CHART_SIZES)}" font-family="system-ui, sans-serif" '
+           f'font-size="15"><title>All-reduce from PyTorch: Shoal takes a fraction of the time of Gloo</title>',
+           text_of(0, 20, "all_reduce from PyTorch, two ranks, float32: time, less is better", color["text"], "bold")]
+    for number, size in enumerate(CHART_SIZES):
+        top, ratio = 44 + GROUP * number, near[size]["ratio"]["value"]
+        out.append(text_of(0, top + BAR + 6, size_text(size), color["text"]))
+        for row, (name, length) in enumerate((("gloo", room), ("shoal", room / ratio))):
+            title = TITLES.get(name, "Shoal")
+            y = top + row * (BAR + 4)
+            label = f"{title} {time_of(near, size, name)}" + (f", {number_text(ratio)} times faster" if name == "shoal" else "")
+            out += [f'<rect x="{LEFT - 60}" y="{y}" width="{length:.1f}" height="{BAR}" rx="3" fill="{color["shoal" if name == "shoal" else "peer"]}"/>',
+                    text_of(LEFT - 52 + length, y + 16, label, color["text" if name == "shoal" else "soft"])]
+    out.append(text_of(0, 48 + GROUP * len(CHART_SIZES), f"{told['command']} on {told['machine']['cpu']}", color["soft"]))
+    return "\n".join([*out, "</svg>", ""])
+
+
+def text_of(x, y, text, color, weight="normal"):
+    return f'<text x="{x:.0f}" y="{y}" fill="{color}" font-weight="{weight}">{html.escape(text)}</text>'
+
+
+# ---- All of it ---------------------------------------------------------------------------------------------------------------
+
 def written(text):
-    """The text with each block as the records have it. ValueError: a block is not there once, or a record has no such figures."""
+    """The page with each block as the records have it. ValueError: a block is not there once, or a record has no such figures."""
     for name, make in BLOCKS.items():
         text, count = re.subn(BLOCK.format(re.escape(name)), lambda match: f"{match[1]}\n{make()}\n{match[2]}", text, flags=re.S)
         if count != 1:
-            raise ValueError(f"README.md has {count} blocks \"<!-- dev/readme.py: {name} -->\" that end with \"<!-- end -->\"")
+            raise ValueError(f"{PAGE.name} has {count} blocks \"<!-- dev/readme.py: {name} -->\" that end with \"<!-- end -->\"")
     return text
 
 
+def wanted():
+    """Each file with the text that it should have."""
+    return {PAGE: written(PAGE.read_text()), **{PICTURES / f"all-reduce-{scheme}.svg": chart(scheme) for scheme in COLORS}}
+
+
 def differences():
-    """(line, text) of README.md where it is not as the records have it."""
-    have = README.read_text()
+    """Returns (path, line, text) for each file that is not as the records have it."""
     try:
-        want = written(have).splitlines()
+        files = wanted()
     except ValueError as error:
-        return [(1, str(error))]
-    lines = have.splitlines()
-    at = next((i for i, (one, other) in enumerate(zip(lines, want)) if one != other), min(len(lines), len(want)))
-    return [] if lines == want else [(at + 1, "it differs from docs/figures: run dev/readme.py")]
+        return [(PAGE, 1, str(error))]
+    return [(path, difference_of(path, text), "it differs from docs/figures: run dev/readme.py") for path, text in files.items()
+            if not path.exists() or path.read_text() != text]
+
+
+def difference_of(path, text):
+    """The first line that differs."""
+    have, want = path.read_text().splitlines() if path.exists() else [], text.splitlines()
+    return next((number for number, (one, other) in enumerate(zip(have, want), 1) if one != other), min(len(have), len(want)) + 1)
 
 
 def main():
     if sys.argv[1:] == ["--check"]:
-        for line, text in differences():
-            print(f"README.md:{line}: {text}")
+        for path, line, text in differences():
+            print(f"{path.relative_to(TOP)}:{line}: {text}")
         return 1 if differences() else 0
     if sys.argv[1:]:
         print(__doc__)
         return 0 if sys.argv[1:] == ["--help"] else 2
-    README.write_text(written(README.read_text()))
+    for path, text in wanted().items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
     return 0
 
 

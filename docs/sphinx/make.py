@@ -23,7 +23,9 @@ import command_pages  # noqa: E402
 import rest  # noqa: E402
 
 HEADERS = "include/shoal/*.h"
-WRITTEN = ("CHANGELOG.md", "CONTRIBUTING.md", "docs/*.md", "docs/decisions/*.md", "docs/figures/*.md", "examples/**/README.md")
+WRITTEN = ("CHANGELOG.md", "CONTRIBUTING.md", "docs/*.md", "docs/decisions/*.md", "docs/figures/*.md", "examples/**/README.md",
+           "python/smdistributed/README.md")
+PICTURES = "docs/pictures"
 PLOTS = ("docs/figures/*.svg",)
 SHOWN = ("examples/*.c", "examples/**/*.[ch]", "examples/**/*.py")
 FIGURES = {"hosts": "Between hosts", "torch-hosts": "From PyTorch, between hosts", "torch": "From PyTorch",
@@ -95,7 +97,7 @@ def python_page():
 
 def index_page(commands, manuals):
     """README.md, with the list of pages."""
-    guides = [name_of(path) for path in found("docs/*.md")]
+    guides = [*(name_of(path) for path in found("docs/*.md")), "python/smdistributed/README"]
     examples = [path.relative_to(TOP).as_posix() for path in found("examples/*.c", "examples/fashion_mnist/fashion_mnist.c")]
     groups = {"Manual": [*manuals, "python", "genindex"], "Guides": guides, "Commands": [f"commands/{name}" for name in commands],
               "Examples": [*examples, *map(name_of, found("examples/**/README.md")), "examples/index"],
@@ -168,6 +170,8 @@ def make(kind, out, command):
     for folder in ("html",) if kind == "html" else ("man1", "man3"):
         shutil.rmtree(out / folder, ignore_errors=True)
     code = sphinx(kind, work, out)
+    if kind == "html":  # the README names them in HTML of its own, because they differ between light and dark pages
+        shutil.copytree(TOP / PICTURES, out / "html" / PICTURES, dirs_exist_ok=True)
     if kind == "man":
         aliases_write(out / "man3", aliases)
     print("".join(f"{line}\n" for line in wrong), end="", file=sys.stderr)

@@ -176,22 +176,29 @@ def the_demo_for_torch_installs_no_deepspeed():
         expect("torch==" in told and "deepspeed==" in told, told)
 
 
-def tables_of_the_readme_are_the_records():
+def tables_and_the_chart_are_the_records():
     with tempfile.TemporaryDirectory() as folder:
         top = pathlib.Path(folder)
-        for name in ("README.md", "dev/readme.py", "bench/bench_report.py", "bench/bench_record.py",
+        for name in ("docs/how-fast.md", "docs/pictures/all-reduce-dark.svg", "docs/pictures/all-reduce-light.svg", "dev/readme.py",
+                     "bench/bench_report.py", "bench/bench_record.py",
                      *(path.relative_to(TOP) for path in TOP.glob("docs/figures/*.jsonl"))):
             (top / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(TOP / name, top / name)
-        readme, check = top / "README.md", (top / "dev/readme.py", "--check")
-        expect(call(*check) == (0, "", ""), "README.md differs from docs/figures", *call(*check))
+        readme, check = top / "docs/how-fast.md", (top / "dev/readme.py", "--check")
+        expect(call(*check) == (0, "", ""), "it differs from docs/figures", *call(*check))
         text = readme.read_text()
         wrong = text.replace("| 8 B |", "| 8 B | 0.01 us |", 1)
         readme.write_text(wrong)
         line = wrong[:wrong.index("| 8 B |")].count("\n") + 1
         code, out, _ = call(*check)
-        expect(code == 1 and out.startswith(f"README.md:{line}: "), "a wrong figure is not told", code, out)
+        expect(code == 1 and out.startswith(f"docs/how-fast.md:{line}: "), "a wrong figure is not told", code, out)
         expect(call(top / "dev/readme.py")[0] == 0 and readme.read_text() == text, "it is not written again as it was")
+        chart = top / "docs/pictures/all-reduce-dark.svg"
+        drawn = chart.read_text()
+        chart.write_text(drawn.replace("Gloo 48.7 ms", "Gloo 0.1 ms"))
+        code, out, _ = call(*check)
+        expect(code == 1 and re.match(r"docs/pictures/all-reduce-dark.svg:\d+: it differs", out), "a wrong bar is not told", code, out)
+        chart.write_text(drawn)
         readme.write_text(text.replace("<!-- end -->", "", 1))
         code, out, _ = call(*check)
         expect(code == 1 and "dev/readme.py" in out, "a block without an end is not told", code, out)
@@ -436,7 +443,7 @@ if __name__ == "__main__":
     run_cases([openblas_is_told_of_a_processor_that_it_knows, environments_are_made_of_the_machines_python_if_it_is_the_same,
                what_a_run_waits_for_never_has_idle_priority,
                more_lanes_take_tests_while_cores_are_idle, tests_of_python_wait_for_what_is_installed,
-               tables_of_the_readme_are_the_records, rows_of_versions_that_ran_with_other_sources_are_told,
+               tables_and_the_chart_are_the_records, rows_of_versions_that_ran_with_other_sources_are_told,
                a_program_that_dies_is_not_written_as_passed, rows_of_versions_ran_with_the_sources_of_today, code_for_gpus_of_another_source_is_found,
                code_for_gpus_is_what_clang_compiles, code_for_gpus_is_assembled_into_the_registers_that_are_written,
                a_name_that_two_modules_share_is_found,

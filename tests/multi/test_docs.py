@@ -238,7 +238,7 @@ FAULTS = (  # what is changed, where; what must be said
 )
 NEEDED = ("docs/sphinx/make.py", "docs/sphinx/conf.py", "docs/sphinx/rest.py", "docs/sphinx/header_pages.py", "docs/sphinx/command_pages.py",
           "docs/sphinx/shoal.css", "docs/errors.md", "docs/style.md", "bench/bench_report.py", "bench/bench_record.py", "src/shoal.map",
-          "examples/01_hello.c", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "meson.build")
+          "examples/01_hello.c", "README.md", "docs/pictures/all-reduce-light.svg", "CHANGELOG.md", "CONTRIBUTING.md", "meson.build")
 
 
 def faults_of_the_sources_are_told():
