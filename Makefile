@@ -2,7 +2,8 @@
 #
 #   make demo    trains the Fashion-MNIST example with two workers
 #   make demo-torch   trains a network with PyTorch, two workers, backend "shoal"
-#   make test    builds in several ways and runs every test
+#   make test    the plain build and the main tests of the Python front-ends, about ten minutes on two cores
+#   make test-all   builds in several ways and runs every test, about half an hour; make test-rest: all that make test leaves out
 #   make demo-job   a SageMaker notebook's cell: data on a local S3 server, two hosts, report page, endpoint
 #   make test-gpu   runs six tests of devices over this machine's CUDA driver, and measures beside NCCL, Gloo and copies
 #   make test-versions   runs tests of the front-ends with other versions of Python and the frameworks; fetches gigabytes
@@ -25,7 +26,7 @@ NCCL ?= 2.32.3
 # What Python in a checkout needs to know.
 FROM_PYTHON = PYTHONPATH=$(CURDIR)/python SHOAL_LIBRARY=$(CURDIR)/build/libshoal.so
 
-.PHONY: all build demo demo-torch demo-job test test-gpu test-versions bench bench-hosts bench-torch docs check deps clean
+.PHONY: all build demo demo-torch demo-job test test-all test-rest test-gpu test-versions bench bench-hosts bench-torch docs check deps clean
 
 all: build
 
@@ -76,11 +77,22 @@ build/nccl:
 	@echo "installing NCCL $(NCCL) at build/nccl"
 	@dev/pip.py build/nccl --no-deps nvidia-nccl-cu13==$(NCCL) || echo "no NCCL $(NCCL) from pip: without it"
 
-test: build/torch/bin/python3 build/torch/deepspeed
+# `make test` is half of `make test-all`, and `make test-rest` the other half.
+test: build/torch/bin/python3
+	@echo "make test: the plain build and the main tests of the Python front-ends, about ten minutes on two cores; make test-all runs everything"
 	@dev/deps.sh build demo test
-	@$(MAKE) --no-print-directory build/sphinx/bin/python3 || echo "without it the tests of site and manual pages are skipped"
+	@$(call with_sphinx)
+	@dev/test.py --part main --install '$(call with_packages,job tensorflow)' $(ARGS)
+
+test-all test-rest: build/torch/bin/python3 build/torch/deepspeed
+	@echo "make $@: five builds and every front-end, about half an hour on two cores"
+	@dev/deps.sh build demo test
+	@$(call with_sphinx)
 	@dev/deps.sh aarch64 || echo "without them the build for aarch64 is skipped"
-	@dev/test.py --install 'make --no-print-directory --keep-going $(BESIDE:%=build/%/bin/python3) || echo "what needs these is skipped"' $(ARGS)
+	@dev/test.py $(if $(filter test-rest,$@),--part rest) --install '$(call with_packages,$(BESIDE))' $(ARGS)
+
+with_sphinx = $(MAKE) --no-print-directory build/sphinx/bin/python3 || echo "without it the tests of site and manual pages are skipped"
+with_packages = make --no-print-directory --keep-going $(1:%=build/%/bin/python3) || echo "what needs these is skipped"
 
 test-versions: build build/torch/bin/python3
 	@dev/deps.sh python

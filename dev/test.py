@@ -2,6 +2,8 @@
 """Builds Shoal in several ways and runs every test. The last line reads "N passed, N failed, N skipped".
 
   dev/test.py                    everything
+  dev/test.py --part main        the plain build, and the main tests of the Python front-ends: at most ten minutes on two cores
+  dev/test.py --part rest        everything else
   dev/test.py plain asan         only these builds (plain, python, asan, aarch64, tsan)
   dev/test.py -k engine          only tests whose name contains "engine"
   dev/test.py -v                 print the output of every test
@@ -46,6 +48,7 @@ BUILDS = {
 NEEDED = {"cmocka": "libcmocka-dev", "openblas": "libopenblas-dev", "zlib": "zlib1g-dev"}
 NOT_NEEDED = {"aarch64": {"openblas", "zlib"}}  # the tests of the example do not run there
 SYSROOTS = {"aarch64": "build-aarch64/sysroot"}  # builds for another processor: the folder that runs their programs under qemu
+MAIN_BUILDS = ("plain", "python")  # of the part "main": all tests of the first, and of the second those of the suite "main"
 ALL = {"plain"}  # builds of everything; the others are made of what their tests say that they need (`depends`)
 # One test has its turn after the other, so many of those that are `is_parallel` run beside it, and so many more of those that
 # hardly take a processor (suite "waits"), as --profile shows.
@@ -196,6 +199,12 @@ def tests_of(name, pattern):
         yield test
 
 
+def is_in_part(name, test, part):
+    """part: "main", "rest", or None for all."""
+    is_main = name == "plain" or name == "python" and "main" in suites_of(test)
+    return part is None or is_main == (part == "main")
+
+
 def run(test, directory):
     """Runs one program in its own process group, so that nothing is left of it; returns (exit code or None, output, CPU seconds
     of it and of all that it waited for)."""
@@ -320,7 +329,7 @@ class Plan:
     def __init__(self, options, total):
         self.options, self.total = options, total
         self.alone, self.beside, self.waiting = collections.deque(), collections.deque(), collections.deque()
-        names = list(self.options.builds or BUILDS)
+        names = list(self.options.builds or (MAIN_BUILDS if self.options.part == "main" else BUILDS))
         late = [name for name in names if name == "python" and self.options.install]
         self.makers = [[name for name in names if name not in late], *([late] if late else [])]  # each has a lane
         self.making = len(self.makers)
@@ -363,7 +372,8 @@ class Plan:
         if reason:
             print(f"       skipped: build {name}: {reason}")
         is_built, seconds, cpu = (False, 0, 0) if reason else build(name, is_beside)
-        tests = sorted(tests_of(name, self.options.k), key=lambda test: -test["priority"]) if is_built else []
+        tests = [test for test in tests_of(name, self.options.k) if is_in_part(name, test, self.options.part)] if is_built else []
+        tests.sort(key=lambda test: -test["priority"])
         with self.changed:
             self.total.spent.append((seconds, cpu, f"build {name}"))
             self.total.skipped += bool(reason)
@@ -459,6 +469,7 @@ def profile(total):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("builds", nargs="*", metavar="BUILD", help=f"{', '.join(BUILDS)}; all if none is named")
+    parser.add_argument("--part", choices=("main", "rest"), help="half of the tests; see above")
     parser.add_argument("-k", default="", metavar="TEXT", help="only tests whose name contains TEXT")
     parser.add_argument("--install", metavar="COMMAND", help="a command to run meanwhile, for which the tests of python wait")
     parser.add_argument("--profile", action="store_true", help="at the end: seconds, CPU seconds and cores of every build and test")

@@ -36,7 +36,7 @@ def why_not():
                        (TOP / "build/torch/bin/torchrun", "PyTorch"), (pathlib.Path("/usr/bin/mpirun.openmpi"), "Open MPI"),
                        (pathlib.Path("/usr/bin/orted"), "Open MPI 4")):
         if not path.exists():
-            return f"there is no {path} ({what}): `make test` makes it"
+            return f"there is no {path} ({what}): `make test-all` makes it"
     try:
         with Containers(["algo-1"]):
             return None

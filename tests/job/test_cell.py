@@ -144,7 +144,7 @@ def a_script_that_raises_is_an_error_that_names_the_rank():
 
 
 def main():
-    reason = why_not() or (None if SDK2.exists() else f"there is no {SDK2}: `make test` makes it")
+    reason = why_not() or (None if SDK2.exists() else f"there is no {SDK2}: `make test-all` makes it")
     if reason:
         print(f"1..0 # SKIP {reason}")
         return

@@ -104,7 +104,7 @@ def variables_are_those_of_the_toolkit():
     """The same base folder, read by sagemaker-training: the variables that it would have given the script."""
     toolkit = TOP / "build/toolkit/bin/python3"
     if not toolkit.exists():
-        raise Skip(f"there is no {toolkit}: `make test` makes it")
+        raise Skip(f"there is no {toolkit}: `make test-all` makes it")
     with Jobs() as jobs:
         data = jobs.write("../data/numbers", "1 2 3").parent
         jobs.run("""

@@ -111,7 +111,7 @@ def python_with(sdk):
     """An interpreter that has imported the SDK."""
     python, module = SDKS[sdk]
     if not python.exists():
-        raise Skip(f"there is no {python}: `make test` makes it")
+        raise Skip(f"there is no {python}: `make test-all` makes it")
     return start_other(python, module)
 
 
@@ -233,7 +233,7 @@ def case(function, sdk):
 
 
 if not MOTO.exists():
-    print(f"1..0 # SKIP there is no {MOTO}: `make test` makes it")
+    print(f"1..0 # SKIP there is no {MOTO}: `make test-all` makes it")
     sys.exit(0)
 server = Server()
 try:

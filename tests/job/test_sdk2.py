@@ -18,7 +18,7 @@ TOP = pathlib.Path(__file__).resolve().parents[2]
 VENV = TOP / "build/sdk2"
 if pathlib.Path(sys.prefix).resolve() != VENV.resolve():
     if not (VENV / "bin/python3").exists():
-        print(f"1..0 # SKIP there is no {VENV}: `make test` makes it")
+        print(f"1..0 # SKIP there is no {VENV}: `make test-all` makes it")
         sys.exit(0)
     os.execv(VENV / "bin/python3", [str(VENV / "bin/python3"), *sys.argv])
 

@@ -153,7 +153,7 @@ def the_class_refuses_what_it_does_not_know():
 def why_not():
     for path, what in ((SDK, "the SDK"), (TORCH / "python3", "PyTorch"), (LIBRARY, "the library")):
         if not path.exists():
-            return f"there is no {path} ({what}): `make test` makes it"
+            return f"there is no {path} ({what}): `make test-all` makes it"
     try:
         with Containers(["algo-1"]):
             return None

@@ -15,7 +15,7 @@ def skip(reason):
 
 
 if not INTERPRETER.exists():
-    skip(f"there is no {INTERPRETER}: `make test` makes it")
+    skip(f"there is no {INTERPRETER}: `make test-all` makes it")
 # Found, not imported: a package that is there and cannot be imported is a failure.
 found = "import importlib.util, sys; sys.exit(not all(importlib.util.find_spec(name) for name in ('s3fs', 'moto', 'uvicorn')))"
 if subprocess.run([INTERPRETER, "-c", found]).returncode:

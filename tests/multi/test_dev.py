@@ -171,9 +171,11 @@ def the_demo_for_torch_installs_no_deepspeed():
         raise Skip("no make")
     told = make_in_a_fresh_checkout("demo-torch")
     expect("torch==" in told and "deepspeed" not in told.lower(), told)
-    for target in ("test", "bench-torch"):
+    for target in ("test-all", "test-rest", "bench-torch"):
         told = make_in_a_fresh_checkout(target)
         expect("torch==" in told and "deepspeed==" in told, told)
+    told = make_in_a_fresh_checkout("test")
+    expect("torch==" in told and "deepspeed" not in told.lower() and "sdk2" not in told, told)
 
 
 def tables_and_the_chart_are_the_records():
@@ -367,10 +369,10 @@ def tests_of_python_wait_for_what_is_installed():
         dev.report = report
         install = "for i in $(seq 3000); do [ -e go ] && exec touch installed; sleep 0.02; done"
         total = dev.Count()
-        dev.Plan(argparse.Namespace(builds=[], k="", install=install), total).run()
+        dev.Plan(argparse.Namespace(builds=[], part=None, k="", install=install), total).run()
         expect((pathlib.Path(folder) / "installed").exists() and order[-2:] == ["build python", "test python"] and len(order) == 6, order)
         order.clear()
-        dev.Plan(argparse.Namespace(builds=["python"], k="", install="false"), total).run()
+        dev.Plan(argparse.Namespace(builds=["python"], part=None, k="", install="false"), total).run()
         expect(order == ["build python", "test python"], order)
 
 
@@ -391,7 +393,7 @@ def most_at_once(idle_cores, patience_s):
             running.discard(test["name"])
         return 0, "ok 1 - case", 0, 0
     dev.run_timed = run_timed
-    dev.Plan(argparse.Namespace(builds=[], k="", install=None), dev.Count()).run()
+    dev.Plan(argparse.Namespace(builds=[], part=None, k="", install=None), dev.Count()).run()
     expect(len(counts) == 4, counts)
     return max(counts)
 
@@ -399,6 +401,15 @@ def most_at_once(idle_cores, patience_s):
 def more_lanes_take_tests_while_cores_are_idle():
     expect(most_at_once(0.1, patience_s=0.2) <= 2, "more lanes although no core is idle")
     expect(most_at_once(1.5, patience_s=60) == 4, "too few lanes")
+
+
+def each_test_is_in_one_part():
+    dev = dev_test(TOP)
+    for name, suites, wanted in (("plain", ["hosts"], "main"), ("python", ["python", "main"], "main"), ("python", ["python"], "rest"),
+                                 ("asan", ["unit"], "rest"), ("asan", ["unit", "main"], "rest")):
+        test = {"suite": [f"shoal:{suite}" for suite in suites]}
+        found = [part for part in ("main", "rest") if dev.is_in_part(name, test, part)]
+        expect(found == [wanted] and dev.is_in_part(name, test, None), name, suites, found)
 
 
 def what_a_run_waits_for_never_has_idle_priority():
@@ -441,7 +452,7 @@ def openblas_is_told_of_a_processor_that_it_knows():
 
 if __name__ == "__main__":
     run_cases([openblas_is_told_of_a_processor_that_it_knows, environments_are_made_of_the_machines_python_if_it_is_the_same,
-               what_a_run_waits_for_never_has_idle_priority,
+               what_a_run_waits_for_never_has_idle_priority, each_test_is_in_one_part,
                more_lanes_take_tests_while_cores_are_idle, tests_of_python_wait_for_what_is_installed,
                tables_and_the_chart_are_the_records, rows_of_versions_that_ran_with_other_sources_are_told,
                a_program_that_dies_is_not_written_as_passed, rows_of_versions_ran_with_the_sources_of_today, code_for_gpus_of_another_source_is_found,

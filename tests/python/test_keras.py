@@ -9,7 +9,7 @@ import torch.distributed as dist
 from ranks import Case, expect
 
 if not importlib.util.find_spec("keras"):
-    print("1..0 # SKIP this Python has no Keras: `make test` installs it")
+    print("1..0 # SKIP this Python has no Keras: `make test-all` installs it")
     sys.exit(0)
 os.environ["KERAS_BACKEND"] = "torch"
 import keras  # noqa: E402  before ranks are forked: it costs seconds

@@ -193,7 +193,7 @@ def add_torch():
     """Lets the user's python see the PyTorch of `make test`, as if it were installed beside."""
     found = list((TOP / "build/torch").glob("lib/python*/site-packages/torch/__init__.py"))
     if not found:
-        raise Skip("there is no PyTorch at build/torch: `make test` installs it")
+        raise Skip("there is no PyTorch at build/torch: `make test-all` installs it")
     the_one("user", "lib/python*/site-packages").joinpath("torch.pth").write_text(f"{found[0].parents[1]}\n")
 
 

@@ -293,7 +293,7 @@ def the_manuals_loop_trains_under_shoal_run():
 def a_script_as_the_vendor_writes_it_trains():
     """For Keras 2, unchanged."""
     if not importlib.util.find_spec("tf_keras"):
-        raise Skip("this Python has no tf_keras: `make test` installs it")
+        raise Skip("this Python has no tf_keras: `make test-all` installs it")
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "TF_USE_LEGACY_KERAS": "1", "SM_MODEL_DIR": folder}
         script = pathlib.Path(__file__).with_name("vendors_loop.py")

@@ -97,7 +97,7 @@ def dies(rank):
 def case_of(name, body, codes=(0, 0)):
     def case():
         if "torch" not in sys.modules:
-            raise Skip("there is no build/torch: `make test` makes it")
+            raise Skip("there is no build/torch: `make test-all` makes it")
         ranks = forked.Ranks(2, body)
         expect(ranks.codes == list(codes), ranks.told())
     case.__name__ = name

@@ -15,7 +15,7 @@ def skip(reason):
 
 
 if not INTERPRETER.exists():
-    skip(f"there is no {INTERPRETER}: `make test` makes it")
+    skip(f"there is no {INTERPRETER}: `make test-all` makes it")
 # Found, not imported: that takes seconds, and a TensorFlow that is there and cannot be imported is a failure.
 found = "import importlib.util, sys; sys.exit(not importlib.util.find_spec('tensorflow'))"
 if subprocess.run([INTERPRETER, "-c", found]).returncode:
