@@ -1,6 +1,7 @@
 """The state of rank 0, or of another rank, on every rank."""
 from __future__ import annotations
 
+import functools
 import pickle
 
 import tensorflow as tf
@@ -32,15 +33,41 @@ def assign_broadcasts(variables, root_rank: int, name: str | None = "shoal_broad
 
 def broadcast_object(value, root_rank: int = 0):
     """root_rank's value on every rank, through pickle. Eagerly only."""
-    return allgather_object(value if _world.rank() == root_rank else None)[root_rank]
+    _collectives._check_root(root_rank)
+    return share_object(value, _world.rank() == root_rank, functools.partial(_collectives.broadcast, root_rank=root_rank))
 
 
 def allgather_object(value):
     """A list of the values of all ranks, through pickle. Eagerly only."""
-    blob = tf.constant(list(pickle.dumps(value)), tf.uint8)
-    lengths = _operations.stack(tf.size(blob, tf.int64), _world.size())
-    blobs = tf.split(_operations.allgather_rows(blob, lengths), lengths)
-    return [pickle.loads(bytes(one.numpy())) for one in blobs]
+    return gather_objects(value, _collectives.allgather)
+
+
+def share_object(value, is_root, broadcast):
+    """The root's object. broadcast: that of a tensor of the root's."""
+    data = _dump(value) if is_root else tf.zeros([0], tf.uint8)
+    length = broadcast(tf.size(data, tf.int64))
+    received = broadcast(data if is_root else tf.zeros([length], tf.uint8))
+    return value if is_root else _load(received)
+
+
+def gather_objects(value, allgather):
+    """The objects of all ranks. allgather: that of the ranks' tensors, which may have different lengths."""
+    data = _dump(value)
+    lengths = allgather(tf.size(data, tf.int64)[None])
+    return [_load(part) for part in tf.split(allgather(data), lengths)]
+
+
+def _dump(value):
+    try:
+        import cloudpickle
+        data = cloudpickle.dumps(value)
+    except ImportError:  # then functions and classes of the script itself cannot travel
+        data = pickle.dumps(value)
+    return tf.io.decode_raw(data, tf.uint8)
+
+
+def _load(data):
+    return pickle.loads(data.numpy().tobytes())
 
 
 def _form(variable):

@@ -1,7 +1,7 @@
 """The state of one rank on all."""
 from __future__ import annotations
 
-import pickle
+import functools
 
 import tensorflow as tf
 
@@ -28,26 +28,10 @@ def broadcast_global_variables(root_rank):
     return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
 
 
-def _dump(value):
-    try:
-        import cloudpickle
-        data = cloudpickle.dumps(value)
-    except ImportError:  # then functions and classes of the script itself cannot travel
-        data = pickle.dumps(value)
-    return tf.io.decode_raw(data, tf.uint8)
-
-
-def _load(data):
-    return pickle.loads(data.numpy().tobytes())
-
-
 def broadcast_object(obj, root_rank=0, session=None, name=None, process_set=global_process_set):
     """root_rank's object on every rank. Eagerly only. Ranks of a job trust each other: it is pickled."""
-    is_root = rank() == root_rank
-    data = _dump(obj) if is_root else tf.zeros([0], tf.uint8)
-    length = broadcast(tf.size(data, tf.int64), root_rank, process_set=process_set)
-    received = broadcast(data if is_root else tf.zeros([length], tf.uint8), root_rank, process_set=process_set)
-    return obj if is_root else _load(received)
+    return shoal_variables.share_object(obj, rank() == root_rank,
+                                        functools.partial(broadcast, root_rank=root_rank, process_set=process_set))
 
 
 def broadcast_object_fn(root_rank=0, session=None, name=None, process_set=global_process_set):
@@ -57,6 +41,4 @@ def broadcast_object_fn(root_rank=0, session=None, name=None, process_set=global
 
 def allgather_object(obj, session=None, name=None, process_set=global_process_set):
     """The objects of all ranks, as a list. Eagerly only."""
-    data = _dump(obj)
-    lengths = allgather(tf.reshape(tf.size(data, tf.int64), [1]), process_set=process_set)
-    return [_load(part) for part in tf.split(allgather(data, process_set=process_set), lengths)]
+    return shoal_variables.gather_objects(obj, functools.partial(allgather, process_set=process_set))
