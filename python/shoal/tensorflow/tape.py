@@ -28,6 +28,8 @@ class DistributedGradientTape:
         return self._tape.__exit__(*failure)
 
     def __getattr__(self, name):
+        if name == "_tape":  # of an object that a copy has made and not filled yet
+            raise AttributeError(name)
         return getattr(self._tape, name)
 
     def gradient(self, target, sources, output_gradients=None, unconnected_gradients=tf.UnconnectedGradients.NONE):
