@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
 """Gradients that are averaged over 2 ranks: a tape, dense and sparse, eagerly and inside tf.function; what ranks do wrong."""
+import copy
+import gc
 import os
+import time
+import traceback
 
 import numpy as np
 import tensorflow as tf
 
 import forked
 import shoal.tensorflow as shoal
-from shoal.tensorflow import Compression, ReduceOp
+from shoal.tensorflow import Compression, ReduceOp, _gradients, _operations, _world
 from tap import expect, run_cases
 
 tf.get_logger().setLevel("ERROR")
@@ -145,6 +149,46 @@ def what_no_rank_uses_stays_none(rank):
         assert float(one) == 0.5 and none is None
 
 
+def a_step_without_any_gradient_has_none(rank):
+    unused = [tf.Variable(1.0), tf.Variable([1.0, 1.0])]
+
+    def step():
+        with shoal.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = tf.constant(1.0) * float(rank)
+        return tape.gradient(loss, unused)
+    for compute in (step, step, tf.function(step)):
+        assert compute() == [None, None]
+
+
+def a_tape_is_copied(rank):
+    x = tf.Variable(float(rank))
+    with copy.copy(shoal.DistributedGradientTape(tf.GradientTape())) as tape:
+        loss = 2.0 * x * rank
+    assert float(tape.gradient(loss, x)) == 1.0
+
+
+def averagers_end_with_their_variables(rank):
+    """Those of models that are gone do when the next one begins. Their numbers do not come again."""
+    def train_one():
+        kernel, twin = tf.Variable([1.0 + rank]), tf.Variable(2.0)
+        with shoal.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = tf.reduce_sum(kernel * twin)
+        assert [float(tf.reduce_sum(one)) for one in tape.gradient(loss, [kernel, twin])] == [2.0, 1.5]
+        return list(_gradients._averagers.values())[-1].number
+    numbers = []
+    for _ in range(4):
+        before = len(_gradients._averagers)
+        numbers.append(train_one())
+        gc.collect()
+    assert len(_gradients._averagers) <= before and len(set(numbers)) == 4, (before, numbers)
+    try:
+        _operations.load().of.shoal_gradient_start(input=[1.0], reducer=numbers[0], index=0, marks=1, world=0)
+    except tf.errors.FailedPreconditionError as error:
+        assert "its reducer has ended" in str(error), error
+    else:
+        raise AssertionError("a start of an averager that has ended")
+
+
 def nested_sources_keep_their_shape(rank):
     sources = {"a": tf.Variable(1.0), "b": [tf.Variable(2.0)]}
     with tf.GradientTape(persistent=True) as tape:
@@ -235,10 +279,15 @@ def gradients_are_compressed_between_hosts():
 
 def fails(body, *words, ranks=(0, 1)):
     """That these ranks end with an error that has these words."""
-    told = forked.Ranks(2, body)
-    for rank in ranks:
-        lines = told.texts[rank]
-        expect(told.codes[rank] == 1 and all(word in lines for word in words), words, told.told())
+    fails_each(body, *[words if rank in ranks else None for rank in range(2)])
+
+
+def fails_each(body, *words, timeout_s=forked.TIMEOUT_S):
+    """That each rank ends with an error that has the words for it; None: it may end as it likes."""
+    told = forked.Ranks(len(words), body, timeout_s)
+    for rank, wanted in enumerate(words):
+        if wanted is not None:
+            expect(told.codes[rank] == 1 and all(word in told.texts[rank] for word in wanted), rank, wanted, told.told())
 
 
 def lonely_none(rank):
@@ -254,6 +303,139 @@ def lonely_none(rank):
 
 def a_gradient_that_is_none_on_one_rank_is_named():
     fails(lonely_none, "FailedPreconditionError", "the gradient of variable 1, bias:0 is None on rank 1")
+
+
+def only_none(is_compiled):
+    def body(rank):
+        shoal.init(timeout_s=150)
+        kernel, bias = tf.Variable([1.0, 2.0], name="kernel"), tf.Variable(0.5, name="bias")
+
+        def step():
+            with shoal.DistributedGradientTape(tf.GradientTape()) as tape:
+                loss = tf.reduce_sum(kernel) * bias if rank == 1 else tf.constant(1.0)
+            return tape.gradient(loss, [kernel, bias])
+        step = tf.function(step) if is_compiled else step
+        for _ in range(3):
+            step()
+    return body
+
+
+def gradients_that_are_all_none_on_one_rank_are_named():
+    for is_compiled in (False, True):
+        fails(only_none(is_compiled), "FailedPreconditionError", "the gradient of variable 0, kernel:0 is None on rank 0")
+
+
+class BrokenSteps:
+    """step() averages two gradients inside tf.function. After a first good step an error comes on some ranks after the first
+    gradient and before the second one."""
+
+    def __init__(self, rank, failing):
+        self.rank, self.fails_next, self.failing = rank, False, failing
+        self.kernel, self.bias = tf.Variable([1.0, 2.0], name="kernel"), tf.Variable(0.5, name="bias")
+        self.step = tf.function(self._step)
+        self.step()
+        self.fails_next = True
+
+    def _look(self, gradient):
+        if self.fails_next and self.rank in self.failing:
+            time.sleep(0.3)  # in which the other gradient is averaged, as far as this is not mended
+            raise ValueError(f"the batch of rank {self.rank} is broken")
+        return gradient
+
+    def _step(self):
+        @tf.custom_gradient
+        def watched(x):
+            return tf.identity(x), lambda gradient: tf.ensure_shape(
+                tf.numpy_function(self._look, [gradient], tf.float32, stateful=False), gradient.shape)
+        with shoal.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = tf.reduce_sum(watched(self.kernel)) * self.bias
+        return tape.gradient(loss, [self.kernel, self.bias])
+
+    def break_down(self):
+        """The error is this rank's own."""
+        try:
+            self.step()
+        except tf.errors.InvalidArgumentError:
+            traceback.print_exc()
+        else:
+            raise AssertionError("a broken step")
+
+
+def broken_on(*failing):
+    def body(rank):
+        shoal.init(timeout_s=150)
+        BrokenSteps(rank, failing).step()
+    return body
+
+
+def an_error_within_a_step_is_raised_at_once_on_all_ranks():
+    fails_each(broken_on(0, 1), ["InvalidArgumentError", "the batch of rank 0 is broken"],
+               ["InvalidArgumentError", "the batch of rank 1 is broken"], timeout_s=100)
+
+
+def an_error_within_a_step_ends_the_other_rank():
+    fails_each(broken_on(0), ["InvalidArgumentError", "the batch of rank 0 is broken"], ["AbortedError", "rank 0"],
+               timeout_s=100)
+
+
+def broken_and_then(function):
+    """Rank 0 catches its error and does something else; rank 1 is in the step."""
+    def body(rank):
+        shoal.init(timeout_s=150)
+        world = _world.current()  # gradients may take 4 s from one to the next, all else as long as before
+        _operations.load().library.shoal_tensorflow_set_world(0, world.context, world.comm, 4000)
+        steps = BrokenSteps(rank, [0])
+        if rank == 0:
+            steps.break_down()
+            function(steps)
+        else:
+            steps.step()
+    return body
+
+
+def a_step_that_an_error_ended_fails_on_all_ranks_at_its_deadline():
+    told = "rank 0: only 1 of 2 gradients of a step came, and no further one for 4000 ms"
+    fails_each(broken_and_then(lambda steps: shoal.barrier()), ["the batch of rank 0 is broken", told],
+               ["DeadlineExceededError", told], timeout_s=100)
+
+
+def a_step_after_one_that_an_error_ended_is_refused():
+    told = "variable 1, bias:0 came after 1 of the 2 gradients of another step: an exception ended that step"
+    fails_each(broken_and_then(lambda steps: steps.step()), ["the batch of rank 0 is broken", "FailedPreconditionError", told],
+               ["FailedPreconditionError", told], timeout_s=100)
+
+
+def a_shutdown_within_a_step_is_told():
+    told = "rank 0: averaging ended within a step, after 1 of its 2 gradients"
+    fails_each(broken_and_then(lambda steps: shoal.shutdown()), ["the batch of rank 0 is broken"], ["AbortedError", told],
+               timeout_s=100)
+
+
+def of_another_length(rank):
+    shoal.init(timeout_s=150)
+    variables = [tf.Variable([1.0, 2.0], name=name) for name in ("kernel", "bias")]
+    gradients = [tf.ones([2 + rank]), tf.ones([2])]
+    _gradients.average(gradients, variables, _gradients.Settings())
+
+
+def a_gradient_of_another_length_than_its_variable_is_named():
+    told = "rank 1: the gradient of variable 0, kernel:0 has 12 bytes, but its variable has 8"
+    fails_each(of_another_length, ["InvalidArgumentError", told], ["InvalidArgumentError", told], timeout_s=100)
+
+
+def waits_for_a_gradient(rank):
+    shoal.init(timeout_s=150)
+    shoal.barrier()  # so that ranks make the averager at one time
+    _world.current().limit_ms = 5000
+    kernel = tf.Variable([1.0, 2.0], name="kernel")
+    for number in range(2):
+        if rank == 1 and number == 1:
+            shoal.barrier()
+        _gradients.average([tf.ones([2])], [kernel], _gradients.Settings())
+
+
+def the_deadline_of_init_is_that_of_gradients():
+    fails_each(waits_for_a_gradient, ["DeadlineExceededError", "kernel"], None, timeout_s=100)
 
 
 def other_variables(rank):
@@ -303,8 +485,14 @@ def a_rank_that_ends_is_named():
 
 CASES = [training_equals_that_of_one_process, every_type_is_averaged, all_ranks_have_the_same_bits,
          compression_changes_nothing_inside_a_host, a_gradient_that_others_read_is_not_overwritten, sums_are_not_divided,
-         slices_are_gathered_or_made_dense, what_no_rank_uses_stays_none, nested_sources_keep_their_shape,
+         slices_are_gathered_or_made_dense, what_no_rank_uses_stays_none, a_step_without_any_gradient_has_none, a_tape_is_copied,
+         averagers_end_with_their_variables, nested_sources_keep_their_shape,
          two_tapes_in_one_function_keep_apart, variables_are_broadcast,
          wrong_settings_are_told, data_sets_are_divided]
-run_cases([*forked.Cases(2, CASES, shoal.init, shoal.shutdown).report(), gradients_are_compressed_between_hosts, a_gradient_that_is_none_on_one_rank_is_named,
-           variables_of_other_shapes_are_named, an_allreduce_of_other_shapes_is_told, a_rank_that_ends_is_named])
+run_cases([*forked.Cases(2, CASES, shoal.init, shoal.shutdown).report(), gradients_are_compressed_between_hosts,
+           a_gradient_that_is_none_on_one_rank_is_named, gradients_that_are_all_none_on_one_rank_are_named,
+           an_error_within_a_step_is_raised_at_once_on_all_ranks, an_error_within_a_step_ends_the_other_rank,
+           a_step_that_an_error_ended_fails_on_all_ranks_at_its_deadline, a_step_after_one_that_an_error_ended_is_refused,
+           a_shutdown_within_a_step_is_told, a_gradient_of_another_length_than_its_variable_is_named,
+           the_deadline_of_init_is_that_of_gradients, variables_of_other_shapes_are_named,
+           an_allreduce_of_other_shapes_is_told, a_rank_that_ends_is_named])

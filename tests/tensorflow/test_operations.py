@@ -3,6 +3,7 @@
 import pathlib
 import tempfile
 import time
+import tracemalloc
 import warnings
 
 import numpy as np
@@ -150,6 +151,9 @@ def alltoall_exchanges_rows(rank):
         same(received, [rank] * size)
     refuses(ValueError, ["divided evenly"], lambda: shoal.alltoall(tf.range(size + 1)))
     refuses(tf.errors.InvalidArgumentError, ["splits add up to"], lambda: shoal.alltoall(tf.range(size), splits=[0] * size))
+    most = 2**63 - 1  # twice that and 5 are 3 in 64 bits
+    refuses(tf.errors.InvalidArgumentError, [f"rank 0 is given {most} rows of 4 elements"],
+            lambda: shoal.alltoall(tf.ones([3, 4]), splits=[most, most, 5]))
 
 
 def barrier_waits_in_a_graph_too(rank):
@@ -165,6 +169,12 @@ def barrier_waits_in_a_graph_too(rank):
 def objects_go_round(rank):
     assert shoal.allgather_object({"rank": rank}) == [{"rank": r} for r in ranks()]
     assert shoal.broadcast_object([rank, "x" * 1000 * rank], 1) == [1, "x" * 1000]
+    big = bytes(1 << 20)
+    tracemalloc.start()
+    assert shoal.allgather_object(big) == [big] * shoal.size()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 7 * len(big), peak  # a list of the bytes as numbers would take 9 times as much
 
 
 # ---- Graphs ----

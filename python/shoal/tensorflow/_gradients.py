@@ -5,6 +5,7 @@ import ctypes
 import itertools
 import math
 import re
+import weakref
 
 import tensorflow as tf
 
@@ -102,7 +103,10 @@ def _averager_of(variables, gradients, settings):
     types = tuple(_type_of(*pair) for pair in zip(variables, gradients))
     key = tuple(map(_number_of, variables)), types, settings.key()
     if key not in _averagers:
+        gone = [old for old, averager in _averagers.items() if averager.world == settings.world and averager.is_orphan()]
         _averagers[key] = _Averager(variables, types, settings)
+        for old in gone:  # not before: now all ranks of the world have come here, past the last step of those
+            _averagers.pop(old).free()
     return _averagers[key]
 
 
@@ -111,11 +115,14 @@ class _Averager:
 
     def __init__(self, variables, types, settings):
         self.names, self.world = [name_of(variable) for variable in variables], settings.world
+        # A graph may outlive the tensor that it was asked about, but not its variables.
+        self._variables = [weakref.ref(variable) for variable in variables if hasattr(variable, "assign")]
         parameters = (_native.Parameter * len(variables))(*(
             (math.prod(map(int, variable.shape)), kind, name_on_all_ranks(i, variable).encode())
             for i, (variable, kind) in enumerate(zip(variables, types))))
         options = _native.ReducerOptions(name=b"gradients", op=int(settings.op), buffer_bytes=settings.buffer_bytes,
-                                         compression=_COMPRESSIONS[settings.compression])
+                                         compression=_COMPRESSIONS[settings.compression],
+                                         timeout_ms=_world.world_at(self.world).limit_ms)
         error = ctypes.create_string_buffer(_operations.ERROR_BYTES)
         self.number = _operations.load().library.shoal_tensorflow_averager_create(
             self.world, ctypes.byref(parameters), len(variables), ctypes.byref(options), error, len(error))
@@ -127,14 +134,24 @@ class _Averager:
         return self._compiled(gradients) if tf.executing_eagerly() else self._average(gradients)
 
     def _average(self, gradients):
-        """Starts from the last variable to the first, as a backward pass makes them: each start waits for the one before it."""
+        """Starts from the last variable to the first, as a backward pass makes them: each start waits for the one before it.
+        Finishes wait for all starts. A finish that waits for gradients which an error keeps from coming would hold up the error:
+        TensorFlow raises it when all operations that have begun are done."""
         marks = sum(gradient is not None for gradient in gradients)
+        if marks == 0:
+            _operations.load().of.shoal_gradients_none(reducer=self.number, world=self.world)
+            return gradients
         started = [None] * len(gradients)
         for i in reversed(range(len(gradients))):
             if gradients[i] is not None:
                 started[i] = _operations.load().of.shoal_gradient_start(
-                    input=gradients[i], reducer=self.number, index=i, marks=marks, name=_node_name(self.names[i]))
-        return [one and _operations.finish([one.pending], one.handle)[0] for one in started]
+                    input=gradients[i], reducer=self.number, index=i, marks=marks, world=self.world, name=_node_name(self.names[i]))
+        with tf.control_dependencies([tf.group(*[one.handle for one in started if one])]):
+            return [one and _operations.finish([one.pending], one.handle)[0] for one in started]
+
+    def is_orphan(self):
+        """Whether a variable of it is gone, so that nobody can average its list again."""
+        return any(variable() is None for variable in self._variables)
 
     def free(self):
         _operations.load().library.shoal_tensorflow_averager_free(self.number)

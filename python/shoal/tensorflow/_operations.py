@@ -50,7 +50,7 @@ def load() -> types.SimpleNamespace:
     problem = library.shoal_tensorflow_problem().decode()
     if problem:
         raise ImportError(f"shoal.tensorflow: TensorFlow {tf.__version__} does not take the operations of {path}: {problem}")
-    library.shoal_tensorflow_set_world.argtypes = ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p
+    library.shoal_tensorflow_set_world.argtypes = ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32
     library.shoal_tensorflow_set_world.restype = ctypes.c_bool
     library.shoal_tensorflow_averager_create.argtypes = (
         ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 
 import tensorflow as tf
 
@@ -10,6 +11,7 @@ from shoal import _native
 from . import _operations
 
 UINT32_MAX = 2**32 - 1
+TIMEOUT_MS = 600_000  # SHOAL_TIMEOUT_MS if nobody sets it (src/comm/comm_settings.c)
 
 # As the operations map them (operations/world.c).
 _CLASSES = {
@@ -30,10 +32,19 @@ _on_end = []  # functions of the number of a world that is about to end
 
 
 class World:
-    def __init__(self, context, comm, place):
-        self.context, self.comm, self.place = context, comm, place
+    """limit_ms: the deadline of its operations as init() was given it; 0: that of SHOAL_TIMEOUT_MS."""
+
+    def __init__(self, context, comm, limit_ms):
+        self.context, self.comm, self.place, self.limit_ms = context, comm, _place_of(comm), limit_ms
         library = _native.load()
         self.rank, self.size = library.comm_rank(comm), library.comm_size(comm)
+
+    def publish(self, number):
+        """Operations with this number run on it."""
+        deadline_ms = self.limit_ms or int(os.environ.get("SHOAL_TIMEOUT_MS") or TIMEOUT_MS)
+        _operations.load().library.shoal_tensorflow_set_world(number, self.context, self.comm, deadline_ms)
+        _worlds[number] = self
+        return self
 
 
 def error_of(status, text):
@@ -47,7 +58,8 @@ def init(timeout_s: float | None = None) -> None:
     global _current, _next_world
     if _current is not None:
         raise RuntimeError("init() called more than once. shoal.tensorflow is already initialized.")
-    operations, library = _operations.load(), _native.load()
+    _operations.load()
+    library = _native.load()
     context, comm = _native.create_context(), ctypes.c_void_p()
     limit = 0 if timeout_s is None else max(1, min(UINT32_MAX - 1, round(timeout_s * 1000)))
     options = _native.CommOptions(name=b"tensorflow", timeout_ms=limit)
@@ -56,8 +68,7 @@ def init(timeout_s: float | None = None) -> None:
         error = error_of(status, f"this process cannot join the job: {_native.error_of(status, context)}")
         library.context_destroy(context)
         raise error
-    operations.library.shoal_tensorflow_set_world(0, context, comm)
-    _current = _worlds[0] = World(context, comm, _place_of(comm))
+    _current = World(context, comm, limit).publish(0)
     _next_world = 1
 
 
@@ -76,15 +87,14 @@ def add_world(ranks) -> int:
         raise RuntimeError(f"shoal: {WORLDS_MAX - 1} communicators of some ranks were made since init(), and there can be no more: make "
                            "them once, and keep them")
     number, comm = _next_world, ctypes.c_void_p()
-    options = _native.CommOptions(name=f"tensorflow.{number}".encode())
+    options = _native.CommOptions(name=f"tensorflow.{number}".encode(), timeout_ms=world.limit_ms)
     status = library.comm_split(world.comm, 0 if world.rank in ranks else -1, 0, ctypes.byref(options), ctypes.byref(comm))
     if status != _native.OK:
         raise error_of(status, f"no communicator of the ranks {list(ranks)} was made: "
                        f"{_native.error_of(status, world.context, world.comm)}")
     _next_world += 1
     if comm:
-        _operations.load().library.shoal_tensorflow_set_world(number, world.context, comm)
-        _worlds[number] = World(world.context, comm, _place_of(comm))
+        World(world.context, comm, world.limit_ms).publish(number)
     return number
 
 
@@ -97,7 +107,7 @@ def remove_world(number: int) -> None:
     library = _native.load()
     status = library.comm_finalize(world.comm)
     error = _native.error_of(status, world.context, world.comm)
-    _operations.load().library.shoal_tensorflow_set_world(number, None, None)
+    _operations.load().library.shoal_tensorflow_set_world(number, None, None, 0)
     library.comm_free(world.comm)
     if status != _native.OK:
         raise error_of(status, f"a communicator of some ranks did not end in good order: {error}")
@@ -119,7 +129,7 @@ def shutdown() -> None:
         error = error_of(status, f"the job did not end in good order: {_native.error_of(status, world.context, world.comm)}")
     _current = None
     _worlds.clear()
-    _operations.load().library.shoal_tensorflow_set_world(0, None, None)
+    _operations.load().library.shoal_tensorflow_set_world(0, None, None, 0)
     library.comm_free(world.comm)
     library.context_destroy(world.context)
     if error:

@@ -2,16 +2,22 @@
 #include "averager.h"
 
 #include <pthread.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "kernel.h"
 
+#define WATCH_MS 100 /* between two looks at a step whose gradients have not all come */
+#define HAS_ENDED "its reducer has ended: shoal.tensorflow.shutdown() was called, or its variables are gone"
+
 enum phase {
     BETWEEN_STEPS,
-    OPEN,   /* gradients come */
-    ENDING, /* all have come */
+    BEGINNING, /* a thread is in shoal_reducer_begin */
+    OPEN,      /* gradients come */
+    ENDING,    /* no further one will be copied: all have come, or the reducer has failed */
 };
 
 /* What a step has of a parameter. */
@@ -20,39 +26,74 @@ struct gradient {
     void *output;
     size_t count; /* elements, constant */
     size_t bytes; /* constant */
-    char *name;   /* constant */
+    char *name;   /* for messages, constant */
 };
 
 struct averager {
-    struct shoal_context *context;
+    int64_t number;
+    size_t users; /* kernels that are in it; table_lock */
     struct shoal_reducer *reducer;
+    uint32_t timeout_ms; /* deadline of the wait for the next gradient */
     int rank;
     size_t count;
-    struct gradient *gradients;
+    struct gradient *gradients; /* [count + 1]: the last one is that of a rank without any gradient */
     pthread_t thread;
 
     pthread_mutex_t lock; /* of what follows, and of jobs and outputs */
     pthread_cond_t changed;
     enum phase phase;
     bool stops;
-    size_t marks;  /* gradients that this rank has in the step */
-    size_t marked; /* of which so many are in their buffers */
+    int64_t step;       /* TensorFlow's number of the run that the step is of */
+    size_t marks;       /* gradients that this rank has in the step */
+    size_t claimed;     /* those that have come */
+    size_t marked;      /* those that are in their buffers */
+    uint64_t marked_ms; /* when the latest one was, or the step began */
 };
 
+/* By number % AVERAGERS_MAX. A number is never used again: a graph may hold that of an averager that has ended. */
 static struct averager *averagers[AVERAGERS_MAX];
 static int64_t averagers_made;
-static pthread_rwlock_t table_lock = PTHREAD_RWLOCK_INITIALIZER; /* held for reading while one is in use */
+static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t was_left = PTHREAD_COND_INITIALIZER;
 
-/* ---- A step -------------------------------------------------------------------------------------------------------------- */
+static uint64_t now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
 
-static void failure_text(const struct averager *averager, enum shoal_status status, char *text, size_t bytes)
+/* ---- Failures ------------------------------------------------------------------------------------------------------------ */
+
+/* Why the reducer failed. Returns the status of that, or else this one. */
+static enum shoal_status failure_text(const struct averager *averager, enum shoal_status status, char *text, size_t bytes)
 {
     struct shoal_failure failure = SHOAL_FAILURE_INIT;
     const bool is_known = shoal_reducer_failure(averager->reducer, &failure) == SHOAL_OK && failure.text[0];
-    snprintf(text, bytes, "%s", is_known ? failure.text : shoal_status_text(status));
+    snprintf(text, bytes, "%s", is_known ? failure.text : status == SHOAL_ERR_STATE ? HAS_ENDED : shoal_status_text(status));
+    return is_known ? failure.status : status;
 }
 
-/* With the lock. Where this rank lacks a gradient, jobs wait for the step's end, which tells whether others have it. */
+/* Fails the reducer on every rank, and has the thread that ends steps look at it. Without the lock, as it waits for messages to
+ * be sent. Returns the status. */
+__attribute__((format(printf, 3, 4))) static enum shoal_status fail_reducer(struct averager *averager, enum shoal_status status,
+                                                                            const char *format, ...)
+{
+    char text[400];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    shoal_reducer_fail(averager->reducer, status, text);
+    pthread_mutex_lock(&averager->lock);
+    pthread_cond_broadcast(&averager->changed);
+    pthread_mutex_unlock(&averager->lock);
+    return status;
+}
+
+/* ---- The end of a step --------------------------------------------------------------------------------------------------- */
+
+/* With the lock. If this rank lacks a gradient, jobs wait for the step's end, when it is known whether other ranks have it. */
 static void hand_out(struct averager *averager, size_t index, bool is_end)
 {
     struct gradient *const gradient = &averager->gradients[index];
@@ -82,30 +123,30 @@ static enum shoal_status buffer_done(void *arg, size_t buffer, const uint32_t *p
 static enum shoal_status check_used(struct averager *averager)
 {
     for (size_t i = 0; i < averager->count; i++) {
-        char text[400];
         if (averager->gradients[i].output || !shoal_reducer_is_used(averager->reducer, i))
             continue;
-        snprintf(
-            text, sizeof text,
-            "the gradient of %s is None on rank %d, but another rank has one: compute the same loss from the same variables on "
-            "every rank",
-            averager->gradients[i].name, averager->rank);
-        shoal_reducer_fail(averager->reducer, SHOAL_ERR_MISMATCH, text);
-        return SHOAL_ERR_MISMATCH;
+        return fail_reducer(averager, SHOAL_ERR_MISMATCH,
+                            "the gradient of %s is None on rank %d, but another rank has one: compute the same loss from the "
+                            "same variables on every rank",
+                            averager->gradients[i].name, averager->rank);
     }
     return SHOAL_OK;
 }
 
+/* The one place where a step ends, well or not. shoal_reducer_finish returns, whatever its status, only when the reducer's
+ * threads have left buffer_done and read no gradient (shoal/gradients.h); and no mark is under way. So nothing uses the memory
+ * of gradients and outputs from there on, and jobs may let TensorFlow free it. With the lock, which it lets go of meanwhile. */
 static void end_step(struct averager *averager)
 {
     char text[JOB_TEXT_BYTES] = "";
+    pthread_mutex_unlock(&averager->lock);
     enum shoal_status status = shoal_reducer_finish(averager->reducer, NULL);
     if (status == SHOAL_OK && averager->marks < averager->count)
         status = check_used(averager);
     if (status != SHOAL_OK)
-        failure_text(averager, status, text, sizeof text);
+        status = failure_text(averager, status, text, sizeof text);
     pthread_mutex_lock(&averager->lock);
-    for (size_t i = 0; i < averager->count; i++) {
+    for (size_t i = 0; i <= averager->count; i++) {
         struct gradient *const gradient = &averager->gradients[i];
         if (status == SHOAL_OK)
             hand_out(averager, i, true);
@@ -116,21 +157,61 @@ static void end_step(struct averager *averager)
     }
     averager->phase = BETWEEN_STEPS;
     pthread_cond_broadcast(&averager->changed);
+}
+
+/* ---- The thread that ends steps ------------------------------------------------------------------------------------------ */
+
+/* With the lock, which it lets go of meanwhile. Ends an open step whose missing gradients will not come: TensorFlow starts
+ * nothing more once an operation has failed, and tells nobody. The other ranks wait for this one's gradients. */
+static void look_after_step(struct averager *averager)
+{
+    struct shoal_failure failure = SHOAL_FAILURE_INIT;
+    const size_t marked = averager->marked, marks = averager->marks;
+    const bool stops = averager->stops, is_late = now_ms() - averager->marked_ms >= averager->timeout_ms;
     pthread_mutex_unlock(&averager->lock);
+    if (stops)
+        fail_reducer(averager, SHOAL_ERR_ABORTED,
+                     "averaging ended within a step, after %zu of its %zu gradients: an exception ended the step on this rank, "
+                     "and shoal.tensorflow.shutdown() was called",
+                     marked, marks);
+    else if (is_late)
+        fail_reducer(averager, SHOAL_ERR_TIMEOUT,
+                     "only %zu of %zu gradients of a step came, and no further one for %u ms: an exception ended the step on "
+                     "this rank, or its backward pass is slower than SHOAL_TIMEOUT_MS or timeout_s of init() allows",
+                     marked, marks, averager->timeout_ms);
+    const bool has_failed = shoal_reducer_failure(averager->reducer, &failure) == SHOAL_OK;
+    pthread_mutex_lock(&averager->lock);
+    if (has_failed && averager->phase == OPEN)
+        averager->phase = ENDING;
+}
+
+/* With the lock, which it lets go of. In an open step it waits for a moment only. In the other phases the wait has an end or is
+ * for the program: begins are local, and marks that are under way copy. */
+static void wait_for_change(struct averager *averager)
+{
+    struct timespec until;
+    if (averager->phase != OPEN) {
+        pthread_cond_wait(&averager->changed, &averager->lock);
+        return;
+    }
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += WATCH_MS * 1000000L;
+    until.tv_sec += until.tv_nsec / 1000000000L;
+    until.tv_nsec %= 1000000000L;
+    pthread_cond_timedwait(&averager->changed, &averager->lock, &until);
 }
 
 static void *end_steps(void *arg)
 {
     struct averager *const averager = arg;
     pthread_mutex_lock(&averager->lock);
-    while (!averager->stops) {
-        if (averager->phase != ENDING) {
-            pthread_cond_wait(&averager->changed, &averager->lock);
-            continue;
-        }
-        pthread_mutex_unlock(&averager->lock);
-        end_step(averager);
-        pthread_mutex_lock(&averager->lock);
+    while (averager->phase != BETWEEN_STEPS || !averager->stops) {
+        if (averager->phase == ENDING && averager->claimed == averager->marked)
+            end_step(averager);
+        else
+            wait_for_change(averager);
+        if (averager->phase == OPEN)
+            look_after_step(averager);
     }
     pthread_mutex_unlock(&averager->lock);
     return NULL;
@@ -141,54 +222,64 @@ static void *end_steps(void *arg)
 static bool refuse_reducers(struct call *call, struct averager *averager, enum shoal_status status)
 {
     char text[JOB_TEXT_BYTES];
-    failure_text(averager, status, text, sizeof text);
+    status = failure_text(averager, status, text, sizeof text);
     return call_refuse(call, world_code(status), "%s", text);
 }
 
-/* With the lock. The first gradient begins a step; the end of the step before may not be over. */
-static bool enter_step(struct call *call, struct averager *averager)
+/* With the lock, which it lets go of meanwhile. The first gradient begins a step. The end of the step before may not be over: it
+ * ends by the deadlines of its operations. */
+static enum shoal_status enter_step(struct averager *averager, const struct call *call)
 {
-    while (averager->phase == ENDING)
+    while (averager->phase == ENDING || averager->phase == BEGINNING)
         pthread_cond_wait(&averager->changed, &averager->lock);
+    if (averager->stops)
+        return SHOAL_ERR_STATE;
     if (averager->phase == OPEN)
-        return true;
+        return SHOAL_OK;
+    averager->phase = BEGINNING;
+    pthread_mutex_unlock(&averager->lock);
     const enum shoal_status status = shoal_reducer_begin(averager->reducer, SHOAL_STEP_REDUCE);
-    if (status != SHOAL_OK)
-        return refuse_reducers(call, averager, status);
-    averager->phase = OPEN;
+    pthread_mutex_lock(&averager->lock);
+    averager->phase = status == SHOAL_OK ? OPEN : BETWEEN_STEPS;
+    averager->step = tf.StepId(call->context);
     averager->marks = (size_t)call->kernel->marks;
-    averager->marked = 0;
-    return true;
+    averager->claimed = averager->marked = 0;
+    averager->marked_ms = now_ms();
+    pthread_cond_broadcast(&averager->changed);
+    return status;
 }
 
-/* With the lock. */
-static bool claim(struct call *call, struct averager *averager, struct gradient *gradient, void *output)
+/* Enters the gradient in the step, to be followed by note_mark. */
+static enum shoal_status claim(struct averager *averager, struct call *call, struct gradient *gradient, void *output)
 {
-    if (!enter_step(call, averager))
-        return false;
-    if (gradient->output) {
-        char text[400];
-        snprintf(
-            text, sizeof text,
-            "rank %d: the gradient of %s came twice before the step's other gradients: an exception ended a step, or two tapes "
-            "average the same variables at once",
-            averager->rank, gradient->name);
-        shoal_reducer_fail(averager->reducer, SHOAL_ERR_STATE, text);
-        return refuse_reducers(call, averager, SHOAL_ERR_STATE);
+    pthread_mutex_lock(&averager->lock);
+    const enum shoal_status status = enter_step(averager, call);
+    const bool is_of_step = averager->step == tf.StepId(call->context) && !gradient->output;
+    const size_t marked = averager->marked, marks = averager->marks;
+    if (status == SHOAL_OK && is_of_step) {
+        gradient->job = call->job;
+        gradient->output = output;
+        job_hold(call->job);
+        averager->claimed++;
     }
-    gradient->job = call->job;
-    gradient->output = output;
-    job_hold(call->job);
-    return true;
+    pthread_mutex_unlock(&averager->lock);
+    if (status != SHOAL_OK || is_of_step)
+        return status;
+    return fail_reducer(averager, SHOAL_ERR_STATE,
+                        "%s came after %zu of the %zu gradients of another step: an exception ended that step, or two tapes "
+                        "average the same variables at once",
+                        gradient->name, marked, marks);
 }
 
 static void note_mark(struct averager *averager)
 {
     pthread_mutex_lock(&averager->lock);
-    if (++averager->marked == averager->marks) {
+    averager->marked++;
+    averager->marked_ms = now_ms();
+    if (averager->phase == OPEN && averager->marked >= averager->marks)
         averager->phase = ENDING;
+    if (averager->phase == ENDING)
         pthread_cond_broadcast(&averager->changed);
-    }
     pthread_mutex_unlock(&averager->lock);
 }
 
@@ -196,30 +287,68 @@ static bool mark(struct call *call, struct averager *averager, struct shaped *in
 {
     const size_t index = (size_t)call->kernel->index;
     struct gradient *const gradient = &averager->gradients[index];
-    if (input->bytes != gradient->bytes) {
-        char text[400];
-        snprintf(text, sizeof text, "rank %d: the gradient of %s has %zu bytes, but its variable has %zu", averager->rank,
-                 gradient->name, input->bytes, gradient->bytes);
-        shoal_reducer_fail(averager->reducer, SHOAL_ERR_ARGUMENT, text);
-        return call_refuse(call, TF_INVALID_ARGUMENT, "%s", text);
-    }
-    pthread_mutex_lock(&averager->lock);
-    const bool is_claimed = claim(call, averager, gradient, output->data ? output->data : gradient);
-    pthread_mutex_unlock(&averager->lock);
-    if (!is_claimed)
-        return false;
-    /* The gradient is read before this returns, so that its memory may be the output's. A failure is the reducer's, and is told
-     * at the end of the step, to which the other gradients go on. */
-    const enum shoal_status status = shoal_reducer_ready(averager->reducer, index, input->data, gradient->count);
+    enum shoal_status status;
+    if (input->bytes == gradient->bytes)
+        status = claim(averager, call, gradient, output->data ? output->data : gradient);
+    else
+        status = fail_reducer(averager, SHOAL_ERR_ARGUMENT, "the gradient of %s has %zu bytes, but its variable has %zu",
+                              gradient->name, input->bytes, gradient->bytes);
+    if (status != SHOAL_OK)
+        return refuse_reducers(call, averager, status);
+    /* The gradient is read before this returns, so that its memory may be the output's. A failure is the reducer's, and ends the
+     * step. */
+    status = shoal_reducer_ready(averager->reducer, index, input->data, gradient->count);
     (void)status;
     note_mark(averager);
     return true;
 }
 
-static struct averager *find(int64_t number, int64_t index)
+/* A step without a gradient, which waits for the other ranks: they may have one. */
+static bool mark_none(struct call *call, struct averager *averager)
 {
-    struct averager *const averager = number >= 0 && number < averagers_made ? averagers[number] : NULL;
-    return averager && index >= 0 && (size_t)index < averager->count ? averager : NULL;
+    struct gradient *const none = &averager->gradients[averager->count];
+    const enum shoal_status status = claim(averager, call, none, none);
+    if (status != SHOAL_OK)
+        return refuse_reducers(call, averager, status);
+    note_mark(averager);
+    return true;
+}
+
+/* ---- Kernels ------------------------------------------------------------------------------------------------------------- */
+
+/* With the table's lock. */
+static struct averager *find(int64_t number)
+{
+    struct averager *const averager = number >= 0 ? averagers[number % AVERAGERS_MAX] : NULL;
+    return averager && averager->number == number ? averager : NULL;
+}
+
+/* The averager, which nobody frees until averager_leave. NULL: there is none. */
+static struct averager *averager_enter(int64_t number)
+{
+    pthread_mutex_lock(&table_lock);
+    struct averager *const averager = find(number);
+    if (averager)
+        averager->users++;
+    pthread_mutex_unlock(&table_lock);
+    return averager;
+}
+
+static void averager_leave(struct averager *averager)
+{
+    pthread_mutex_lock(&table_lock);
+    if (averager && --averager->users == 0)
+        pthread_cond_broadcast(&was_left);
+    pthread_mutex_unlock(&table_lock);
+}
+
+/* Leaves the communicator at once, as a gradient may wait for the end of the step before. */
+static bool gradient_begin(struct call *call, const struct kernel *kernel, TF_OpKernelContext *context, size_t tensors)
+{
+    if (!call_begin(call, kernel, context, "average of gradients", tensors))
+        return false;
+    call_leave(call);
+    return true;
 }
 
 void gradient_start(void *kernel, TF_OpKernelContext *context)
@@ -227,26 +356,42 @@ void gradient_start(void *kernel, TF_OpKernelContext *context)
     const struct kernel *const k = kernel;
     struct call call;
     struct shaped input, output;
-    pthread_rwlock_rdlock(&table_lock);
-    struct averager *const averager = find(k->reducer, k->index);
-    if (call_begin(&call, kernel, context, "average of gradients", 2)) {
-        if (!averager)
-            call_refuse(&call, TF_FAILED_PRECONDITION, "its reducer has ended: shoal.tensorflow.shutdown() was called");
+    struct averager *const averager = averager_enter(k->reducer);
+    if (gradient_begin(&call, kernel, context, 2)) {
+        if (!averager || k->index < 0 || (size_t)k->index >= averager->count)
+            call_refuse(&call, TF_FAILED_PRECONDITION, "%s", HAS_ENDED);
         else if (call_in_place(&call, 0, &input, &output) && call_handle(&call, 1))
             mark(&call, averager, &input, &output);
     }
     call_end(&call);
-    pthread_rwlock_unlock(&table_lock);
+    averager_leave(averager);
+}
+
+void gradients_none(void *kernel, TF_OpKernelContext *context, TF_AsyncOpKernelDoneCallback *done)
+{
+    const struct kernel *const k = kernel;
+    struct call call;
+    struct averager *const averager = averager_enter(k->reducer);
+    bool waits = gradient_begin(&call, kernel, context, 0);
+    if (waits)
+        waits = averager ? mark_none(&call, averager) : call_refuse(&call, TF_FAILED_PRECONDITION, "%s", HAS_ENDED);
+    if (waits)
+        job_wait(call.job, context, done);
+    else
+        tf.RunAsyncOpKernelDoneCallback(done);
+    call_end(&call);
+    averager_leave(averager);
 }
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
 
+/* Steps have ended. */
 static void destroy(struct averager *averager)
 {
     if (!averager)
         return;
     shoal_reducer_free(averager->reducer);
-    for (size_t i = 0; averager->gradients && i < averager->count; i++)
+    for (size_t i = 0; averager->gradients && i <= averager->count; i++)
         free(averager->gradients[i].name);
     free(averager->gradients);
     pthread_cond_destroy(&averager->changed);
@@ -254,26 +399,43 @@ static void destroy(struct averager *averager)
     free(averager);
 }
 
+static void init_lock(struct averager *averager)
+{
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_mutex_init(&averager->lock, NULL);
+    pthread_cond_init(&averager->changed, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
+
+/* Sets what is constant of gradients. Returns false without memory. */
+static bool describe(struct averager *averager, const struct shoal_parameter *parameters)
+{
+    for (size_t i = 0; i < averager->count; i++) {
+        struct gradient *const gradient = &averager->gradients[i];
+        gradient->count = parameters[i].count;
+        gradient->bytes = parameters[i].count * shoal_type_bytes(parameters[i].type);
+        gradient->name = strdup(parameters[i].name ? parameters[i].name : "");
+        if (!gradient->name)
+            return false;
+    }
+    struct gradient *const none = &averager->gradients[averager->count];
+    none->name = strdup("a step without gradients");
+    return none->name != NULL;
+}
+
 static struct averager *create(const struct world *world, const struct shoal_parameter *parameters, size_t parameter_count)
 {
     struct averager *const averager = calloc(1, sizeof *averager);
     if (!averager)
         return NULL;
-    averager->context = world->context;
     averager->rank = world->rank;
+    averager->timeout_ms = world->timeout_ms;
     averager->count = parameter_count;
-    averager->gradients = calloc(parameter_count ? parameter_count : 1, sizeof *averager->gradients);
-    pthread_mutex_init(&averager->lock, NULL);
-    pthread_cond_init(&averager->changed, NULL);
-    bool is_complete = averager->gradients != NULL;
-    for (size_t i = 0; is_complete && i < parameter_count; i++) {
-        struct gradient *const gradient = &averager->gradients[i];
-        gradient->count = parameters[i].count;
-        gradient->bytes = parameters[i].count * shoal_type_bytes(parameters[i].type);
-        gradient->name = strdup(parameters[i].name ? parameters[i].name : "");
-        is_complete = gradient->name != NULL;
-    }
-    if (is_complete)
+    averager->gradients = calloc(parameter_count + 1, sizeof *averager->gradients);
+    init_lock(averager);
+    if (averager->gradients && describe(averager, parameters))
         return averager;
     destroy(averager);
     return NULL;
@@ -303,19 +465,26 @@ static enum shoal_status start(struct averager *averager, const struct world *wo
     return SHOAL_ERR_SYSTEM;
 }
 
-/* Its number, -1 where there is no more room. */
+/* Returns its number, or -1 if the table is full. */
 static int64_t enlist(struct averager *averager)
 {
     int64_t number = -1;
-    pthread_rwlock_wrlock(&table_lock);
-    if (averagers_made < AVERAGERS_MAX) {
-        number = averagers_made++;
-        averagers[number] = averager;
+    pthread_mutex_lock(&table_lock);
+    for (int64_t tries = 0; tries < AVERAGERS_MAX && number < 0; tries++) {
+        if (!averagers[averagers_made % AVERAGERS_MAX])
+            number = averagers_made;
+        averagers_made++;
     }
-    pthread_rwlock_unlock(&table_lock);
+    if (number >= 0) {
+        averager->number = number;
+        averagers[number % AVERAGERS_MAX] = averager;
+    }
+    pthread_mutex_unlock(&table_lock);
     return number;
 }
 
+/* Ends it when no kernel finds it any longer. Those that are in it leave it soon: a step ends by the deadlines of its
+ * operations, and none begins. */
 static void stop(struct averager *averager)
 {
     pthread_mutex_lock(&averager->lock);
@@ -323,6 +492,10 @@ static void stop(struct averager *averager)
     pthread_cond_broadcast(&averager->changed);
     pthread_mutex_unlock(&averager->lock);
     pthread_join(averager->thread, NULL);
+    pthread_mutex_lock(&table_lock);
+    while (averager->users > 0)
+        pthread_cond_wait(&was_left, &table_lock);
+    pthread_mutex_unlock(&table_lock);
     destroy(averager);
 }
 
@@ -348,18 +521,20 @@ int64_t shoal_tensorflow_averager_create(int world_number, const struct shoal_pa
     if (number >= 0)
         return number;
     stop(averager);
-    snprintf(error, error_bytes, "this process has averaged the gradients of %d lists of variables, which is the most",
+    snprintf(error, error_bytes,
+             "this process averages the gradients of %d lists of variables, which is the most: average those of the same "
+             "variables together, and let go of models that have had their time",
              AVERAGERS_MAX);
     return -SHOAL_ERR_UNSUPPORTED;
 }
 
 void shoal_tensorflow_averager_free(int64_t number)
 {
-    pthread_rwlock_wrlock(&table_lock);
-    struct averager *const averager = find(number, 0);
+    pthread_mutex_lock(&table_lock);
+    struct averager *const averager = find(number);
     if (averager)
-        averagers[number] = NULL;
-    pthread_rwlock_unlock(&table_lock);
+        averagers[number % AVERAGERS_MAX] = NULL;
+    pthread_mutex_unlock(&table_lock);
     if (averager)
         stop(averager);
 }

@@ -12,19 +12,23 @@
 #include "tf_job.h"
 #include "tf_api.h"
 
-#define AVERAGERS_MAX 4096
+#define AVERAGERS_MAX 4096 /* at one time */
 
-/* Makes one with the options of a reducer; this fills in what calls back. A collective call, as shoal_reducer_create is.
- * Returns its number, or a status below zero with the reason in error. */
+/* Makes one with the options of a reducer; this fills in what calls back. A step fails on every rank when no further gradient
+ * comes for as long as the world's operations may take. A collective call, as shoal_reducer_create is. Returns its number, which
+ * is never used again, or a status below zero with the reason in error. */
 __attribute__((visibility("default"))) int64_t
 shoal_tensorflow_averager_create(int world, const struct shoal_parameter *parameters, size_t parameter_count,
                                  const struct shoal_reducer_options *options, char *error, size_t error_bytes);
 
-/* Ends one in which no step is under way, once nothing of it runs. */
+/* Ends one, and with an error the step that it is in. Returns when nothing of it runs. */
 __attribute__((visibility("default"))) void shoal_tensorflow_averager_free(int64_t number);
 
 /* The kernel of a start: attributes reducer (the averager's number), index (of the parameter), marks (how many gradients this
  * rank has in the step). */
 void gradient_start(void *kernel, TF_OpKernelContext *context);
+
+/* The kernel of a step for which this rank has no gradient: attribute reducer. It fails if another rank has one. */
+void gradients_none(void *kernel, TF_OpKernelContext *context, TF_AsyncOpKernelDoneCallback *done);
 
 #endif

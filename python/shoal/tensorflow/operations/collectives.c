@@ -124,6 +124,16 @@ static size_t row_bytes(const struct shaped *tensor)
     return bytes;
 }
 
+/* The counts of this rank's rows. Another rank gave the number of them, so it may be anything. */
+static bool add_rows(struct call *call, size_t rank, int64_t count, size_t elements_per_row, struct rows *rows)
+{
+    if (count < 0 || __builtin_mul_overflow((size_t)count, elements_per_row, &rows->counts[rank]) ||
+        __builtin_add_overflow(rows->total, count, &rows->total))
+        return call_refuse(call, TF_INVALID_ARGUMENT, "rank %zu is given %lld rows of %zu elements", rank, (long long)count,
+                           elements_per_row);
+    return true;
+}
+
 /* Rows of each rank from a vector of int64, as counts of elements. Frees nothing on failure: the caller does. */
 static bool read_rows(struct call *call, const struct shaped *vector, size_t elements_per_row, struct rows *rows)
 {
@@ -135,11 +145,8 @@ static bool read_rows(struct call *call, const struct shaped *vector, size_t ele
     if (!rows->counts)
         return call_refuse(call, TF_RESOURCE_EXHAUSTED, "no memory");
     for (size_t i = 0; i < size; i++) {
-        const int64_t count = integers_of(vector)[i];
-        if (count < 0)
-            return call_refuse(call, TF_INVALID_ARGUMENT, "rank %zu is given %lld rows", i, (long long)count);
-        rows->counts[i] = (size_t)count * elements_per_row;
-        rows->total += count;
+        if (!add_rows(call, i, integers_of(vector)[i], elements_per_row, rows))
+            return false;
     }
     return true;
 }
@@ -229,9 +236,8 @@ static bool read_rows_or_shapes(struct call *call, const struct shaped *vector, 
     if (!rows->counts)
         return call_refuse(call, TF_RESOURCE_EXHAUSTED, "no memory");
     for (size_t i = 0; i < size; i++) {
-        const int64_t count = integers_of(vector)[(int64_t)i * vector->dims[1] + 1];
-        rows->counts[i] = (size_t)count * elements_per_row;
-        rows->total += count;
+        if (!add_rows(call, i, integers_of(vector)[(int64_t)i * vector->dims[1] + 1], elements_per_row, rows))
+            return false;
     }
     return check_shapes(call, vector);
 }

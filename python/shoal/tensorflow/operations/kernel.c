@@ -54,10 +54,16 @@ bool call_begin(struct call *call, const struct kernel *kernel, TF_OpKernelConte
     return true;
 }
 
-void call_end(struct call *call)
+void call_leave(struct call *call)
 {
     if (call->world)
         world_leave();
+    call->world = NULL;
+}
+
+void call_end(struct call *call)
+{
+    call_leave(call);
     if (call->job)
         job_release(call->job);
     tf.DeleteStatus(call->status);
@@ -106,8 +112,10 @@ bool call_input(struct call *call, int index, struct shaped *input)
 bool call_output(struct call *call, int index, int type, const int64_t *dims, int rank, struct shaped *output)
 {
     size_t bytes = tf.DataTypeSize(type);
-    for (int i = 0; i < rank; i++)
-        bytes *= (size_t)dims[i];
+    for (int i = 0; i < rank; i++) {
+        if (dims[i] < 0 || __builtin_mul_overflow(bytes, (size_t)dims[i], &bytes))
+            return call_refuse(call, TF_INVALID_ARGUMENT, "the result has more bytes than there is memory");
+    }
     TF_Tensor *const tensor = tf.AllocateOutput(call->context, index, type, dims, rank, bytes, call->status);
     if (tf.GetCode(call->status) != TF_OK)
         return failed(call);
@@ -151,14 +159,12 @@ bool call_handle(struct call *call, int index)
 bool call_posted(struct call *call, enum shoal_status status, struct shoal_request *request)
 {
     char text[JOB_TEXT_BYTES];
-    world_leave();
-    call->world = NULL;
-    if (status == SHOAL_OK) {
+    if (status == SHOAL_OK)
         job_follow(call->job, request);
-        return true;
-    }
-    world_failure_text(call->kernel->world, status, text, sizeof text);
-    return call_refuse(call, world_code(status), "%s", text);
+    else
+        world_failure_text(call->kernel->world, status, text, sizeof text);
+    call_leave(call); /* from here on a shutdown may free the communicator and its requests */
+    return status == SHOAL_OK || call_refuse(call, world_code(status), "%s", text);
 }
 
 /* Type of Shoal's for one of TensorFlow's. */

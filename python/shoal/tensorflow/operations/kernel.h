@@ -54,6 +54,9 @@ struct call {
 bool call_begin(struct call *call, const struct kernel *kernel, TF_OpKernelContext *context, const char *what, size_t tensors);
 void call_end(struct call *call);
 
+/* Leaves the communicator, if the call is still in it. */
+void call_leave(struct call *call);
+
 /* Fails the operation; returns false, for the caller to hand on. */
 __attribute__((format(printf, 3, 4))) bool call_refuse(struct call *call, int code, const char *format, ...);
 
@@ -70,7 +73,7 @@ bool call_in_place(struct call *call, int index, struct shaped *input, struct sh
 /* The handle as output of this index. */
 bool call_handle(struct call *call, int index);
 
-/* What a post returned: the job follows the request, or the operation fails. The communicator is left. */
+/* What a post returned: the job follows the request, or the operation fails. Then the communicator is left. */
 bool call_posted(struct call *call, enum shoal_status status, struct shoal_request *request);
 
 /* As an operand of a reduction: false, and the operation fails, where Shoal cannot reduce the type. */

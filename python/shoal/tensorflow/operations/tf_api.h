@@ -93,6 +93,7 @@ typedef void (*tf_delete_fn)(void *kernel);
     X(bool, OpKernelConstruction_HasAttr, (TF_OpKernelConstruction *, const char *name, TF_Status *))                          \
     X(void, OpKernelConstruction_GetAttrInt64, (TF_OpKernelConstruction *, const char *name, int64_t *value, TF_Status *))     \
     X(void, OpKernelConstruction_Failure, (TF_OpKernelConstruction *, TF_Status *))                                            \
+    X(int64_t, StepId, (TF_OpKernelContext *))                                                                                 \
     X(int, NumInputs, (TF_OpKernelContext *))                                                                                  \
     X(void, GetInput, (TF_OpKernelContext *, int index, TF_Tensor **, TF_Status *))                                            \
     X(void, SetOutput, (TF_OpKernelContext *, int index, const TF_Tensor *, TF_Status *))                                      \

@@ -128,6 +128,7 @@ static const struct operation operations[] = {
      shape_of_start,
      gradient_start,
      NULL},
+    {"ShoalGradientsNone", {0}, {0}, {"reducer: int", "world: int = 0"}, true, shape_unknown, NULL, gradients_none},
     {"ShoalFinish",
      {"pending: N * T", "handle: int64"},
      {"outputs: N * T"},

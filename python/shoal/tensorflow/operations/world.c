@@ -5,14 +5,14 @@
 #include <stdio.h>
 
 static struct world worlds[WORLD_MAX];
-static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER;
+static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER; /* prefers readers: a thread that is in a world may enter one */
 
-bool shoal_tensorflow_set_world(int number, struct shoal_context *context, struct shoal_comm *comm)
+bool shoal_tensorflow_set_world(int number, struct shoal_context *context, struct shoal_comm *comm, uint32_t timeout_ms)
 {
     if (number < 0 || number >= WORLD_MAX)
         return false;
     pthread_rwlock_wrlock(&lock);
-    worlds[number] = (struct world){comm ? context : NULL, comm, shoal_comm_rank(comm), shoal_comm_size(comm)};
+    worlds[number] = (struct world){comm ? context : NULL, comm, shoal_comm_rank(comm), shoal_comm_size(comm), timeout_ms};
     pthread_rwlock_unlock(&lock);
     return true;
 }

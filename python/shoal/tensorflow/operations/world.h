@@ -13,11 +13,12 @@ struct world {
     struct shoal_comm *comm;
     int rank;
     int size;
+    uint32_t timeout_ms; /* deadline of its operations */
 };
 
 /* Sets or, with comm NULL, removes a communicator. Waits for calls that are under way on any thread. False: no such number. */
 __attribute__((visibility("default"))) bool shoal_tensorflow_set_world(int number, struct shoal_context *context,
-                                                                       struct shoal_comm *comm);
+                                                                       struct shoal_comm *comm, uint32_t timeout_ms);
 
 /* The communicator, which nobody removes until world_leave. NULL, and nothing to leave: there is none. */
 const struct world *world_enter(int64_t number);
