@@ -435,6 +435,25 @@ def a_gradient_that_is_none_on_one_rank_is_named():
         assert all(word in text for word in ("FailedPreconditionError", "the gradient of variable 1, bias:0 is None on")), told.told()
 
 
+def without_gradients(rank):
+    """On rank 1, while the others reduce theirs."""
+    hvd.init()
+    kernel = tf.Variable([1.0, 2.0], name="kernel")
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(kernel) if rank != 1 else tf.constant(1.0)
+        return hvd.DistributedGradientTape(tape, compression=Halved).gradient(loss, [kernel])
+    step()
+
+
+def a_rank_without_gradients_is_named():
+    told = forked.Ranks(3, without_gradients, timeout_s=100)
+    for code, text in zip(told.codes, told.texts):
+        assert code == 1 and all(word in text for word in ("FailedPreconditionError", "called all-reduce", "called barrier")), told.told()
+
+
 FUNCTIONS = [allreduce_takes_horovods_arguments, groups_mix_types_and_slices, rows_travel, gradients_are_horovods, mismatches_are_told,
              process_sets_are_apart, objects_and_state_are_shared, variables_of_a_session_are_shared,
              groups_of_a_session_are_in_order, gradients_of_groups_are_in_order,
@@ -445,4 +464,5 @@ FUNCTIONS = [allreduce_takes_horovods_arguments, groups_mix_types_and_slices, ro
              a_state_goes_on_after_a_restart, wrong_options_are_refused]
 
 if __name__ == "__main__":
-    run_cases([*forked.Cases(3, FUNCTIONS, lambda: (hvd.init(), hvd.init())).report(), a_gradient_that_is_none_on_one_rank_is_named])
+    run_cases([*forked.Cases(3, FUNCTIONS, lambda: (hvd.init(), hvd.init())).report(), a_gradient_that_is_none_on_one_rank_is_named,
+               a_rank_without_gradients_is_named])

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from shoal.tensorflow import ReduceOp, _gradients, tape
+from shoal.tensorflow import ReduceOp, _gradients, _operations, tape
 
 from .._common.operators import Adasum, Average, Sum
 from ._agreement import GRADIENTS, agree
@@ -65,6 +65,8 @@ class Settings:
 
     def _reduce_together(self, gradients):
         here = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        if not here and not tf.executing_eagerly():  # else a rank that has a gradient waits for this one until its deadline
+            _operations.barrier(world_of(self._process_set))
         sent = [gradients[i] for i in here]
         if self._sparse_as_dense:
             sent = [tf.convert_to_tensor(each) for each in sent]
