@@ -1,9 +1,10 @@
 /* Averages the gradients of a step by the gradient engine (shoal/gradients.h), fed by operations.
  *
- *     gradient_start of parameter i   ->  its buffer, in any order, on any thread; the last of the step's begins the end
- *     a buffer is averaged            ->  the job of each of its parameters is done: finishes go on while others are under way
+ *     gradient_start of parameter i   ->  its buffer, in any order, on any thread; the step's last one begins its end
+ *     a buffer is averaged            ->  the job of each of its parameters is done, while other buffers are under way
  *
- * Each has a thread, which waits for the end of a step. Python makes one for each list of variables, on all ranks alike. */
+ * Each has a thread, which waits for the end of a step and fails one that an error of TensorFlow has ended. Python makes one for
+ * each list of variables, on all ranks alike. */
 #ifndef SHOAL_TENSORFLOW_AVERAGER_H
 #define SHOAL_TENSORFLOW_AVERAGER_H
 
