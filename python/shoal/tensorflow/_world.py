@@ -46,6 +46,15 @@ class World:
         _worlds[number] = self
         return self
 
+    def gather(self, block, otherwise):
+        """The bytes of all ranks, which have one length. Not through TensorFlow: that takes longer, and a strategy must come before
+        anything that TensorFlow computes. otherwise: what an error means."""
+        every = ctypes.create_string_buffer(len(block) * self.size)
+        status = _native.load().allgather(self.comm, block, every, len(block), _native.UINT8, None)
+        if status != _native.OK:
+            raise error_of(status, f"{otherwise}: {_native.error_of(status, self.context, self.comm)}")
+        return [every.raw[rank * len(block):(rank + 1) * len(block)] for rank in range(self.size)]
+
 
 def error_of(status, text):
     """TensorFlow's exception for a status."""

@@ -6,14 +6,11 @@
 TensorFlow's gRPC carries what the strategy sends, Shoal what is sent through Shoal."""
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import socket
 
 import tensorflow as tf
-
-from shoal import _native
 
 from . import _world
 
@@ -76,8 +73,5 @@ def _own_address(world):
 
 def _gathered(world, text):
     """Those of all ranks. Not through TensorFlow, which a strategy wants not to have computed yet."""
-    own, every = ctypes.create_string_buffer(text.encode(), ROW_BYTES), ctypes.create_string_buffer(ROW_BYTES * world.size)
-    status = _native.load().allgather(world.comm, own, every, ROW_BYTES, _native.UINT8, None)
-    if status != _native.OK:
-        raise _world.error_of(status, f"the addresses of workers were not exchanged: {_native.error_of(status, comm=world.comm)}")
-    return [every.raw[rank * ROW_BYTES:(rank + 1) * ROW_BYTES].rstrip(b"\0").decode() for rank in range(world.size)]
+    rows = world.gather(text.encode().ljust(ROW_BYTES, b"\0"), "the addresses of workers were not exchanged")
+    return [row.rstrip(b"\0").decode() for row in rows]

@@ -3,12 +3,10 @@ on, and so that ranks that have joined can take part. Inside tf.function nothing
 differs, which breaks the communicator."""
 from __future__ import annotations
 
-import ctypes
 import json
 
 import tensorflow as tf
 
-from shoal import _native
 from shoal.tensorflow import _world as worlds
 
 from .._common import controller as kinds
@@ -56,10 +54,4 @@ def exchange(fields, world):
 
 
 def _gather(block, world):
-    """Those of all ranks, which have one length. Not through TensorFlow: that would cost as much as the operation itself."""
-    place, length = worlds.world_at(world), len(block)
-    every = ctypes.create_string_buffer(length * place.size)
-    status = _native.load().allgather(place.comm, block, every, length, _native.UINT8, None)
-    if status != _native.OK:
-        raise worlds.error_of(status, f"ranks could not agree: {_native.error_of(status, place.context, place.comm)}")
-    return [every.raw[rank * length:(rank + 1) * length] for rank in range(place.size)]
+    return worlds.world_at(world).gather(block, "ranks could not agree")
