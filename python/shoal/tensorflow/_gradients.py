@@ -150,7 +150,7 @@ class _Averager:
             return [one and _operations.finish([one.pending], one.handle)[0] for one in started]
 
     def is_orphan(self):
-        """Whether a variable of it is gone, so that nobody can average its list again."""
+        """Returns true if a variable of it is gone, so that nobody can average its list again."""
         return any(variable() is None for variable in self._variables)
 
     def free(self):

@@ -28,7 +28,7 @@ class DistributedGradientTape:
         return self._tape.__exit__(*failure)
 
     def __getattr__(self, name):
-        if name == "_tape":  # of an object that a copy has made and not filled yet
+        if name == "_tape":  # a copy asks an object that it has not filled yet
             raise AttributeError(name)
         return getattr(self._tape, name)
 

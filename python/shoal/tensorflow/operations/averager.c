@@ -133,7 +133,7 @@ static enum shoal_status check_used(struct averager *averager)
     return SHOAL_OK;
 }
 
-/* The one place where a step ends, well or not. shoal_reducer_finish returns, whatever its status, only when the reducer's
+/* Every step ends here, well or not. shoal_reducer_finish returns, whatever its status, only when the reducer's
  * threads have left buffer_done and read no gradient (shoal/gradients.h); and no mark is under way. So nothing uses the memory
  * of gradients and outputs from there on, and jobs may let TensorFlow free it. With the lock, which it lets go of meanwhile. */
 static void end_step(struct averager *averager)
@@ -162,7 +162,7 @@ static void end_step(struct averager *averager)
 /* ---- The thread that ends steps ------------------------------------------------------------------------------------------ */
 
 /* With the lock, which it lets go of meanwhile. Ends an open step whose missing gradients will not come: TensorFlow starts
- * nothing more once an operation has failed, and tells nobody. The other ranks wait for this one's gradients. */
+ * nothing more once an operation has failed, without a notice. The other ranks wait for this one's gradients. */
 static void look_after_step(struct averager *averager)
 {
     struct shoal_failure failure = SHOAL_FAILURE_INIT;
