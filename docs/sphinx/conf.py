@@ -3,8 +3,6 @@ import json
 import os
 import pathlib
 import re
-import sys
-import types
 
 from docutils import nodes
 from sphinx import addnodes
@@ -13,43 +11,13 @@ TOP = pathlib.Path(__file__).resolve().parent.parent.parent
 PAGES = json.loads(pathlib.Path(os.environ["SHOAL_PAGES"]).read_text())
 
 
-class StandIn(types.ModuleType):
-    """A module of PyTorch, which is too large to be installed for the documentation of what imports it: any name is a class."""
-
-    def __init__(self, name):
-        super().__init__(name)
-        self.__path__ = []
-        sys.modules[name] = self
-
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        kind = type(name, (), {"__module__": self.__name__, "__init__": lambda self, *words, **named: None})
-        setattr(self, name, kind)
-        return kind
-
-
-def torch_stand_in():
-    for name in ("torch", "torch.distributed", "torch.distributed.rendezvous"):
-        module = StandIn(name)
-        parent, _, own = name.rpartition(".")
-        if parent:
-            setattr(sys.modules[parent], own, module)
-    module = sys.modules["torch.distributed"]
-    module.Backend.register_backend = staticmethod(lambda *words, extended_api=False, devices=(): None)
-    sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers = {}
-
-
-torch_stand_in()
-sys.path.insert(0, str(TOP / "python"))
-
 project = "Shoal"
 version = release = re.search(r"version: '([\d.]+)'", (TOP / "meson.build").read_text())[1]
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_parser"]
 myst_heading_anchors = 4
 smartquotes = False
 html_theme = "furo"
-html_title = "Shoal"
+html_title = f"Shoal {version}"
 html_static_path = ["shoal.css"]
 html_css_files = ["shoal.css"]
 html_show_copyright = html_show_sphinx = html_copy_source = False
@@ -58,11 +26,9 @@ man_pages = [tuple(page) for page in PAGES["manuals"]]
 man_show_urls = False
 today = version  # in manual pages, so that the same sources give the same pages
 man_make_section_directory = True
-autodoc_member_order = "bysource"
-autodoc_typehints = "signature"
 c_maximum_signature_line_length = 100
-# What C, Python and PyTorch declare.
-nitpick_ignore_regex = [("c:identifier", r"(u?int\d+|size)_t|FILE"), ("py:.*", r"(torch|pathlib|datetime|dist)\..*")]
+# What C and Python declare, and types in the signatures of Python.
+nitpick_ignore_regex = [("c:identifier", r"(u?int\d+|size)_t|FILE"), ("py:.*", ".*")]
 
 
 def literal_links(app, doctree):
@@ -106,17 +72,6 @@ def page_synopsis(name):
     return [nodes.section("", nodes.title("", "Synopsis"), include, ids=["synopsis"])]
 
 
-def docstring_read(app, what, name, thing, options, lines):
-    """Docstrings are plain text, as comments of the header are: code between backticks, and what is indented by four."""
-    out = []
-    for line in lines:
-        if line.startswith("    ") and (not out or not out[-1]):
-            out += [".. code-block:: python", ""]
-        out.append(re.sub(r"(?<!`)`([^`]+)`(?!`)", r"``\1``", line))
-    lines[:] = out
-
-
 def setup(app):
-    app.connect("autodoc-process-docstring", docstring_read)
     app.connect("doctree-read", literal_links)
     app.connect("doctree-resolved", manual_page)

@@ -20,6 +20,7 @@ TOP = HERE.parent.parent
 sys.path[:0] = [str(HERE), str(TOP / "bench")]
 
 import command_pages  # noqa: E402
+import python_pages  # noqa: E402
 import rest  # noqa: E402
 
 HEADERS = "include/shoal/*.h"
@@ -28,6 +29,11 @@ WRITTEN = ("CHANGELOG.md", "CONTRIBUTING.md", "docs/*.md", "docs/decisions/*.md"
 PICTURES = "docs/pictures"
 PLOTS = ("docs/figures/*.svg",)
 SHOWN = ("examples/*.c", "examples/**/*.[ch]", "examples/**/*.py")
+# Pages of docs/ in the order in which they are read; each is in one of these lists.
+START = ["docs/quick-start", "docs/launching", "docs/how-fast"]
+GUIDES = ["docs/python", "docs/tensorflow", "docs/horovod", "python/smdistributed/README", "docs/jobs", "docs/gradients", "docs/outer", "docs/gpu",
+          "docs/errors", "docs/trace", "docs/performance"]
+CONTRIBUTORS = ["docs/architecture", "docs/algorithms", "docs/glossary", "docs/style", "docs/testing"]
 FIGURES = {"hosts": "Between hosts", "torch-hosts": "From PyTorch, between hosts", "torch": "From PyTorch",
            "launch": "Starting and ending a job", "cliffs": "Shoal against its own smooth curve", "four": "Four ranks of one host", "": "Two ranks of one host"}
 
@@ -88,20 +94,15 @@ def list_page(source, name, title, entries):
     source.write(f"{name}.rst", "\n".join([*rest.heading(title, "="), *(f"- :doc:`{entry}`" for entry in entries), ""]))
 
 
-def python_page():
-    out = rest.heading("Python", "=")
-    for module in ("shoal", "shoal.torch"):
-        out += [*rest.heading(module, "-"), f".. automodule:: {module}", "   :members:", ""]
-    return "\n".join(out)
-
-
-def index_page(commands, manuals):
-    """README.md, with the list of pages."""
-    guides = [*(name_of(path) for path in found("docs/*.md")), "python/smdistributed/README"]
+def index_page(commands, manuals, pythons):
+    """README.md, with the list of pages in the order of a reader: what to try, what to look up, how it is built."""
     examples = [path.relative_to(TOP).as_posix() for path in found("examples/*.c", "examples/fashion_mnist/fashion_mnist.c")]
-    groups = {"Manual": [*manuals, "python", "genindex"], "Guides": guides, "Commands": [f"commands/{name}" for name in commands],
-              "Examples": [*examples, *map(name_of, found("examples/**/README.md")), "examples/index"],
-              "Project": ["docs/decisions/index", "docs/figures/index", "CHANGELOG", "CONTRIBUTING"]}
+    groups = {"Start": START, "Guides": GUIDES, "Examples": [*examples, *map(name_of, found("examples/**/README.md")), "examples/index"],
+              "C manual": [*manuals, "genindex"], "Python manual": pythons, "Commands": [f"commands/{name}" for name in commands],
+              "For contributors": [*CONTRIBUTORS, "docs/decisions/index", "docs/figures/index", "CHANGELOG", "CONTRIBUTING"]}
+    missing = {name_of(path) for path in found("docs/*.md")} - {*START, *GUIDES, *CONTRIBUTORS}
+    if missing:
+        raise command_pages.Wrong(f"docs/sphinx/make.py: in which list is {', '.join(sorted(missing))}?")
     out = [(TOP / "README.md").read_text()]
     for caption, names in groups.items():
         out += ["```{toctree}", ":hidden:", f":caption: {caption}", "", *names, "```", ""] if names else []
@@ -139,8 +140,10 @@ def site_write(source, commands, manuals):
     list_page(source, "examples/index", "All files", [f"/{path.relative_to(TOP).as_posix()}" for path in found(*SHOWN)])
     list_page(source, "docs/decisions/index", "Decisions", [path.stem for path in found("docs/decisions/*.md")])
     list_page(source, "docs/figures/index", "Figures", [*figures_pages(source), *(path.stem for path in found("docs/figures/*.md"))])
-    source.write("python.rst", python_page())
-    source.write("index.md", index_page(commands, manuals))
+    pythons = python_pages.pages_of(TOP) if (TOP / "python").exists() else {}
+    for name, text in pythons.items():
+        source.write(f"{name}.rst", text)
+    source.write("index.md", index_page(commands, manuals, list(pythons)))
 
 
 def aliases_write(folder, aliases):

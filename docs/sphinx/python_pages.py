@@ -1,0 +1,133 @@
+"""Pages of the Python packages: each public module with its functions and classes. They are made of the sources, because importing
+the modules would need PyTorch and TensorFlow. A name that a package takes from a module of its own is shown where users import it."""
+import ast
+import pathlib
+import re
+
+import rest
+
+# Page -> (title, modules in the order of a reader). What a package re-exports is shown with it.
+PAGES = {
+    "torch": ("shoal.torch", ["shoal.torch", "shoal.torch.ddp", "shoal.torch.outer", "shoal.torch.sampler", "shoal.torch.norm",
+                              "shoal.torch.hooks", "shoal.torch.torchft", "shoal.torch.keras"]),
+    "tensorflow": ("shoal.tensorflow", ["shoal.tensorflow", "shoal.tensorflow.keras", "shoal.tensorflow.distribute"]),
+    "horovod": ("shoal.horovod", ["shoal.horovod.torch", "shoal.horovod.torch.elastic", "shoal.horovod.tensorflow", "shoal.horovod.keras"]),
+    "job": ("shoal.job", ["shoal.job"]),
+    "smdistributed": ("smdistributed", ["smdistributed.dataparallel.torch.distributed", "smdistributed.dataparallel.torch.parallel.distributed",
+                                        "smdistributed.dataparallel.tensorflow"]),
+    "shoal": ("shoal", ["shoal"]),
+}
+
+
+class Sources:
+    """Modules below folders, parsed when they are first asked for."""
+
+    def __init__(self, *folders):
+        self.folders, self.trees = folders, {}
+
+    def tree(self, module):
+        """None if there is no such module."""
+        if module not in self.trees:
+            paths = [folder / (module.replace(".", "/") + end) for folder in self.folders for end in ("/__init__.py", ".py")]
+            path = next((path for path in paths if path.exists()), None)
+            self.trees[module] = path and (ast.parse(path.read_text()), path.name == "__init__.py")
+        return self.trees[module]
+
+    def public(self, module):
+        """(name, node) of what users find in a module, in its order."""
+        tree, _ = self.tree(module)
+        for node in tree.body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+                yield node.name, node
+            elif isinstance(node, ast.ImportFrom):
+                yield from self._taken(module, node)
+            elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_MODULES":  # imported when first used
+                for own, names in ast.literal_eval(node.value).items():
+                    yield from ((name, self._find(f"{module}.{own}", name)) for name in names)
+
+    def _taken(self, module, node):
+        source = self._source(module, node)
+        if not source or not self.tree(source):
+            return
+        for alias in node.names:
+            found = None if (alias.asname or alias.name).startswith("_") else self._find(source, alias.name)
+            if found:
+                yield alias.asname or alias.name, found
+
+    def _source(self, module, node):
+        """The module of its own package from which a package takes names."""
+        is_package = self.tree(module)[1]
+        if not node.module or not is_package:  # a module, not a name of one
+            return None
+        base = module.split(".")
+        if node.level:
+            return ".".join([*base[:len(base) - node.level + 1], node.module])
+        return node.module if node.module.split(".")[0] == base[0] else None
+
+    def _find(self, module, name):
+        """The function or class of that name, through modules that take it from others."""
+        if not self.tree(module):
+            return None
+        for node in self.tree(module)[0].body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == name:
+                return node
+            if isinstance(node, ast.ImportFrom) and any((alias.asname or alias.name) == name for alias in node.names):
+                source = self._source(module, node)
+                return source and self._find(source, next(alias.name for alias in node.names if (alias.asname or alias.name) == name))
+        return None
+
+
+def docstring_text(node):
+    """Docstrings are plain text, as comments of the headers are: code between backticks, and what is indented by four."""
+    out, own = [], " " * (node.body[0].col_offset if node.body else 0)
+    for line in (ast.get_docstring(node, clean=False) or "").rstrip().splitlines():
+        line = line.removeprefix(own)
+        if line.startswith("    ") and (not out or not out[-1]):
+            out += [".. code-block:: python", ""]
+        out.append(line if line.startswith("    ") else re.sub(r"(?<![`\w])\*(?=\w)", r"\\*", re.sub(r"(?<!`)`([^`]+)`(?!`)", r"``\1``", line)))
+    return out
+
+
+def signature(node):
+    if isinstance(node, ast.FunctionDef):
+        return ast.unparse(node.args)
+    made = next((one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"), None)
+    if made:
+        return re.sub(r"^self(, )?", "", ast.unparse(made.args))
+    fields = node.body if "dataclass" in "".join(map(ast.unparse, node.decorator_list)) else []
+    return ", ".join(field_text(field) for field in fields if isinstance(field, ast.AnnAssign))
+
+
+def field_text(field):
+    """A field of a dataclass as its constructor has it. What a factory makes is shown by the factory's name."""
+    value = ast.unparse(field.value) if field.value else ""
+    factory = re.search(r"default_factory=([\w.]+)", value)
+    return f"{ast.unparse(field.target)}: {ast.unparse(field.annotation)}" + (f" = {factory[1] + '()' if factory else value}" if value else "")
+
+
+def entry(kind, name, node, indent=""):
+    words = re.sub("^(self|cls)(, )?", "", signature(node)) if kind == "method" else signature(node)
+    lines = [f".. py:{kind}:: {name}({words})", *(["   :no-index-entry:"] if kind == "method" else []), "", *rest.indented(docstring_text(node)), ""]
+    if kind == "class":
+        for method in node.body:
+            if isinstance(method, ast.FunctionDef) and not method.name.startswith("_") and ast.get_docstring(method):
+                lines += entry("method", method.name, method, "   ")
+    return [indent + line if line else "" for line in lines]
+
+
+def pages_of(top):
+    """Returns the text of each page by its name."""
+    sources, made = Sources(top / "python"), {}
+    for page, (title, modules) in PAGES.items():
+        out = rest.heading(title, "=")
+        for module in modules:
+            tree, _ = sources.tree(module)
+            out += rest.heading(module, "-") if module != title else []
+            out += [f".. py:currentmodule:: {module}", "", *docstring_text(tree), ""]
+            seen = set()
+            for name, node in sources.public(module):
+                if node is not None and name not in seen:
+                    seen.add(name)
+                    out += entry("class" if isinstance(node, ast.ClassDef) else "function", name, node)
+        made[f"python/{page}"] = "\n".join(out)
+    return made
