@@ -117,14 +117,88 @@ def a_large_object_comes_in_parts():
         fetching.PART_BYTES = before
 
 
-def other_stores_of_fsspec_are_read():
-    import fsspec
-    memory = fsspec.filesystem("memory")
-    memory.pipe({"/box/a": b"1", "/box/b/c": b"22", "/boxes/d": b"333"})
-    with job_folder() as job:
-        expect(bring("memory://box/", job)[0] == {"a": b"1", "b/c": b"22"})
-        expect(bring("memory://box", job)[0] == {"a": b"1", "b/c": b"22", "es/d": b"333"})
-        expect(bring("memory://box/b/c", job)[0] == {"c": b"22"})
+class Pages(http.server.SimpleHTTPRequestHandler):
+    """Python's own server, which knows no ranges; `cuts` answers end after 300 KiB."""
+
+    asked, cuts, has_ranges = [], 0, False
+
+    def do_GET(self):
+        start = self.headers.get("Range")
+        type(self).asked.append((self.path, start))
+        path = pathlib.Path(self.translate_path(self.path))
+        if not path.is_file():
+            return super().do_GET()
+        data, begin = path.read_bytes(), int(start.split("=")[1].rstrip("-")) if start and self.has_ranges else 0
+        self.send_response(206 if begin else 200)
+        self.send_header("Content-Length", str(len(data) - begin))
+        self.send_header("Last-Modified", self.date_time_string(path.stat().st_mtime))
+        self.end_headers()
+        cut, type(self).cuts = self.cuts > 0 and len(data) - begin > 300 * KiB, self.cuts - (self.cuts > 0)
+        self.wfile.write(data[begin:begin + 300 * KiB] if cut else data[begin:])
+
+    def log_message(self, *_):
+        pass
+
+
+@contextlib.contextmanager
+def web_server():
+    """A folder, and its address without a slash."""
+    with tempfile.TemporaryDirectory() as name:
+        class Here(Pages):
+            asked = []
+
+            def __init__(self, *words):
+                super().__init__(*words, directory=name)
+
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Here) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            yield pathlib.Path(name), f"http://127.0.0.1:{server.server_port}", Here
+            server.shutdown()
+
+
+def pages_of_a_web_server_are_a_folder():
+    files = {"rows.csv": b"1,2\n", "deep/er/b c+50%.bin": b"bbb", "deep/none": b"", "deep/r\u00fcbe#?.txt": b"root"}
+    with job_folder() as job, web_server() as (top, url, server):
+        for name, body in files.items():
+            (top / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+            (top / "data" / name).write_bytes(body)
+        (top / "data-of-others").write_bytes(b"others")
+        expect(bring(f"{url}/data/", job)[0] == files and bring(f"{url}/data", job)[0] == files)
+        expect(bring(f"{url}/data/rows.csv", job)[0] == {"rows.csv": b"1,2\n"})
+        expect(bring(f"{url}/data/deep/er/b%20c+50%25.bin", job)[0] == {"b c+50%.bin": b"bbb"})
+        (top / "list").write_text(json.dumps([{"prefix": f"{url}/data/"}, "rows.csv"]))
+        expect(bring(f"{url}/list", job, data_type="ManifestFile")[0] == {"rows.csv": b"1,2\n"})
+        server.asked.clear()
+        said = bring(f"{url}/data/", job)[1]
+        expect("11 bytes of them were there" in said[-1] and not any("rows" in path for path, _ in server.asked), said, server.asked)
+    with job_folder() as job, web_server() as (top, url, server):
+        (top / "data").mkdir()
+        expect(failure(f"{url}/nothing", job).startswith("no object lies at "))
+        server.extensions_map = {**server.extensions_map, ".html": "text/plain"}
+        (top / "data/index.html").write_text("hello")
+        expect("is not a page of links" in failure(f"{url}/data/", job))
+        expect("a query is not served" in failure(f"{url}/data/?x=1", job))
+
+
+def a_web_server_that_cuts_is_asked_for_the_rest():
+    body = os.urandom(700 * KiB)
+    for has_ranges in (False, True):
+        with job_folder() as job, web_server() as (top, url, server):
+            (top / "blob").write_bytes(body)
+            server.cuts, server.has_ranges = 1, has_ranges
+            expect(bring(f"{url}/blob", job)[0] == {"blob": body})
+            expect(len(server.asked) == 2 and server.asked[1][1].startswith("bytes="), server.asked)
+
+
+def a_file_of_a_web_server_that_changes_is_one_error():
+    with job_folder() as job, web_server() as (top, url, server):
+        (top / "blob").write_bytes(b"first")
+        store, key = storage.store_open(f"{url}/blob")
+        item = store.info(key)
+        (top / "blob").write_bytes(b"other")
+        os.utime(top / "blob", (1, 1))
+        expect("blob has changed since it was listed (5 bytes then)" in message(store.read_all, item))
+        expect("nothing can be written there" in message(store.put, top / "blob", key))
 
 
 # ---- shares and manifests ----
@@ -236,7 +310,60 @@ def the_cache_may_be_elsewhere():
         expect(not (job / "cache").exists() and any((pathlib.Path(name) / "objects").iterdir()))
 
 
+@contextlib.contextmanager
+def shared_cache():
+    with tempfile.TemporaryDirectory() as name, unittest.mock.patch.dict(os.environ, SHOAL_CACHE=name):
+        yield pathlib.Path(name)
+
+
+def what_a_script_changes_in_place_stays_its_own():
+    """As root, who may write to files of mode 0444. The other host, a later job and the cache keep what is in the store; a file system
+    that shares blocks and one without room differ only in what they cost."""
+    if not os.access("/proc/sys/kernel/hostname", os.W_OK):
+        raise Skip("only root may write to the files of the cache")
+    body = s3.put("inplace/lines", b"1\n2\n3\n")
+    with shared_cache() as cache, job_folder(2) as job:
+        bring("s3://data/inplace/", job)
+        with open(channel_folder(job) / "lines", "r+b") as file:
+            file.write(b"9")
+        expect(bring("s3://data/inplace/", job, 1, 2)[0] == {"lines": body})
+        with job_folder() as later:
+            expect(bring("s3://data/inplace/", later)[0] == {"lines": body})
+        expect([path.read_bytes() for path in cache.rglob("*") if path.is_file()] == [body])
+        with unittest.mock.patch("os.statvfs", lambda path: unittest.mock.Mock(f_bavail=0, f_frsize=4096)), \
+                unittest.mock.patch.object(channels, "_clone", lambda source, place: False):
+            files, said = bring("s3://data/inplace/", job, 1, 2)
+        expect(files == {"lines": body} and "no room for 6 bytes once more" in said[0], said)
+
+
+def a_file_of_the_cache_that_was_written_to_comes_again():
+    body = s3.put("written/blob", b"from the store")
+    with shared_cache() as cache, job_folder() as job:
+        bring("s3://data/written/", job)
+        path, = (path for path in cache.rglob("*") if path.is_file())
+        os.chmod(path, 0o644)
+        path.write_bytes(b"from a program")  # as long
+        expect(bring("s3://data/written/", job)[0] == {"blob": body} and path.read_bytes() == body)
+
+
 # ---- interruptions and faults ----
+
+def a_journal_without_its_file_counts_for_nothing():
+    """An operator makes room by removing the largest files, which are parts."""
+    body = os.urandom(MiB)
+    s3.put("journal/blob", body)
+    before, fetching.PART_BYTES = fetching.PART_BYTES, 256 * KiB
+    try:
+        with shared_cache() as folder, job_folder() as job:
+            store, key = storage.store_open("s3://data/journal/blob")
+            final = fetching.Cache(folder, store).path(store.info(key))
+            final.parent.mkdir(parents=True)
+            final.with_suffix(".done").write_text("".join(f"\n[{256 * KiB}, {start * 256 * KiB}]\n" for start in range(4)))
+            expect(bring("s3://data/journal/", job)[0] == {"blob": body})
+    finally:
+        fetching.PART_BYTES = before
+
+
 
 def a_killed_download_goes_on_where_it_was():
     body = os.urandom(4 * MiB)
@@ -386,8 +513,8 @@ def missing_credentials_are_one_error():
     kept = {name: os.environ.pop(name) for name in names}
     try:
         with job_folder() as job:
-            text = failure("s3://data/tree/", job)
-            expect(text.startswith("s3://data/tree/: no credentials were found: set AWS_ACCESS_KEY_ID"), text)
+            text = failure("s3://data/tree/a.csv", job)
+            expect(text.startswith("s3://data/tree/a.csv: no credentials were found: set AWS_ACCESS_KEY_ID"), text)
     finally:
         os.environ.update(kept)
 
@@ -483,15 +610,12 @@ def a_full_disk_is_one_error():
 
 
 def names_that_cannot_be_files_are_one_error():
-    import fsspec
-    memory = fsspec.filesystem("memory")
     cases = {"up": (["up/../../x"], "makes no name of a file"),
              "twice": (["twice/a//b", "twice/a/b"], "would both be the file a/b"),
              "both": (["both/a", "both/a/b"], "would be a file and")}
     for name, (keys, text) in cases.items():
         named = [(channels._name(key, name), storage.Item(key, 1)) for key in keys]
         expect(text in message(channels._check_names, storage.LocalStore(), named), name)
-    memory.pipe({"/plain/x": b"1"})
     for key in ("clash/a", "clash/a/b"):
         s3.put(key)
     s3.put("folder-with-bytes/", b"bytes")
@@ -505,7 +629,9 @@ def what_is_not_served_is_one_error():
         expect("input mode Pipe is not served" in failure("s3://data/tree/", job, input_mode="Pipe"))
         expect("AugmentedManifestFile is not served" in failure("s3://data/tree/", job, data_type="AugmentedManifestFile"))
         expect("compression Gzip belongs to" in failure("s3://data/tree/", job, compression="Gzip"))
-        expect("nosuchscheme://" in failure("nosuchscheme://x", job))
+        for scheme in ("gs", "memory", "nosuchscheme"):
+            text = failure(f"{scheme}://x/y", job)
+            expect(text.startswith(f"{scheme}://x/y: {scheme}:// is not served, only s3://, http://"), text)
 
 
 # ---- what is shown ----
@@ -601,7 +727,9 @@ run_cases([
     a_prefix_is_text,
     an_object_by_its_whole_key_keeps_its_name,
     a_large_object_comes_in_parts,
-    other_stores_of_fsspec_are_read,
+    pages_of_a_web_server_are_a_folder,
+    a_web_server_that_cuts_is_asked_for_the_rest,
+    a_file_of_a_web_server_that_changes_is_one_error,
     shards_take_the_sorted_keys_in_turn,
     a_seed_shuffles_shards_on_all_hosts_alike,
     a_host_without_a_share_gets_an_empty_folder,
@@ -612,6 +740,9 @@ run_cases([
     hosts_of_one_machine_share_a_download,
     what_is_in_the_cache_is_not_brought_again,
     the_cache_may_be_elsewhere,
+    what_a_script_changes_in_place_stays_its_own,
+    a_file_of_the_cache_that_was_written_to_comes_again,
+    a_journal_without_its_file_counts_for_nothing,
     a_killed_download_goes_on_where_it_was,
     a_connection_that_is_cut_costs_one_more_request,
     a_connection_that_is_always_cut_is_one_error,

@@ -17,7 +17,7 @@ def skip(reason):
 if not INTERPRETER.exists():
     skip(f"there is no {INTERPRETER}: `make test-all` makes it")
 # Found, not imported: a package that is there and cannot be imported is a failure.
-found = "import importlib.util, sys; sys.exit(not all(importlib.util.find_spec(name) for name in ('s3fs', 'moto', 'uvicorn')))"
+found = "import importlib.util, sys; sys.exit(not all(importlib.util.find_spec(name) for name in ('boto3', 'moto', 'uvicorn')))"
 if subprocess.run([INTERPRETER, "-c", found]).returncode:
     skip(f"{INTERPRETER} lacks packages of dev/venv/job.txt")
 os.execv(INTERPRETER, [str(INTERPRETER), *sys.argv[1:]])

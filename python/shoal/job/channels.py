@@ -7,6 +7,7 @@ copied."""
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import pathlib
@@ -16,8 +17,10 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from shoal.job import fastfile
 from shoal.job.document import Channel
-from shoal.job.fetching import Cache, Progress, Report, Say, bytes_text, cache_folder, local_errors
+from shoal.job.fetching import SPARE_BYTES, Cache, Progress, Report, Say, bytes_text, cache_folder, local_errors
 from shoal.job.storage import Item, LocalStore, StorageError, Store, local_path, store_open
+
+FICLONE = 0x40049409
 
 Named = Tuple[str, Item]  # the name below the channel's folder
 
@@ -126,19 +129,14 @@ def _manifest_listing(uri: str) -> Tuple[Store, List[Named]]:
     names = list(dict.fromkeys(names))
     store, start = store_open(prefix)
     wanted = [start + name for name in names]
-    there = {one.key: one for one in store.list(_list_from(store, start, wanted))}
+    found = store.list(os.path.commonprefix(wanted)) if store.scheme == "s3" and wanted else map(store.info, wanted)
+    there = {one.key: one for one in found if one}
     missing = [key for key in wanted if key not in there]
     if missing:
         more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
         raise ChannelError(f"the manifest {uri} names {store.uri(missing[0])}{more}, which is not there")
     named = [(name.lstrip("/"), there[key]) for name, key in zip(names, wanted)]
     return store, sorted(named, key=lambda one: one[1].key.encode())
-
-
-def _list_from(store: Store, start: str, wanted: List[str]) -> str:
-    """What all keys begin with; up to a folder where the store has folders, not text."""
-    common = os.path.commonprefix(wanted or [start])
-    return common if store.scheme == "s3" else common.rsplit("/", 1)[0] + "/"
 
 
 def _manifest_read(uri: str, data: bytes) -> Tuple[str, List[str]]:
@@ -201,8 +199,46 @@ def _bring(folder: pathlib.Path, store: Store, named: List[Named], offset: float
     progress = Progress(f"channel {folder.name}", len(items), sum(item.size for item in items), say, report)
     cache = Cache(cache_folder(folder), store)
     cache.bring_all(items, progress)
-    _assemble(folder, named, lambda name, item, place: link(cache.path(item), place))
+    place_at = _way_to_place(cache.path(items[0]), folder, progress.size, say) if items else link
+    _assemble(folder, named, lambda name, item, place: place_at(cache.path(item), place))
     progress.end()
+
+
+def _way_to_place(first: pathlib.Path, folder: pathlib.Path, size: int, say: Say) -> Callable[[pathlib.Path, pathlib.Path], None]:
+    """How files of the cache get their names in the channel. The cache is for all hosts of the machine and for later jobs, and nobody
+    may write to its files; a script that may all the same, as root does, gets files of its own."""
+    if not os.access(first, os.W_OK):
+        return link
+    probe = folder.with_name(f".{folder.name}.clone")
+    with local_errors(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            is_cheap = _clone(first, probe)
+        finally:
+            probe.unlink(missing_ok=True)
+        room = os.statvfs(folder.parent)
+    if is_cheap or size + SPARE_BYTES <= room.f_bavail * room.f_frsize:
+        return _copy
+    say(f"channel {folder.name}: there is no room for {bytes_text(size)} once more, so its files are those of the cache: a script that "
+        "writes to them changes them for all hosts of this machine")
+    return link
+
+
+def _clone(source: pathlib.Path, place: pathlib.Path) -> bool:
+    """A file of its own that shares its blocks until one of both is written to, if the file system can do this."""
+    with open(source, "rb") as old, open(place, "xb") as new:
+        try:
+            fcntl.ioctl(new, FICLONE, old.fileno())
+        except OSError:
+            return False
+    return True
+
+
+def _copy(source: pathlib.Path, place: pathlib.Path) -> None:
+    if not _clone(source, place):
+        shutil.copyfile(source, place)
+    status = source.stat()
+    os.utime(place, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def _fast_file_is_possible(folder: pathlib.Path, say: Say) -> bool:

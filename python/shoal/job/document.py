@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Optional, Union
 class Channel:
     """Where the data of one input channel lie, and how each host gets them."""
 
-    uri: str  # a folder or file, file://..., s3://bucket/prefix, or any URL that fsspec opens
+    uri: str  # a folder or file, file://..., s3://bucket/prefix, or http(s)://...
     input_mode: str = "File"  # "File": there before the script starts; "FastFile": listed at start, read on demand
     distribution: str = "FullyReplicated"  # or "ShardedByS3Key": objects are divided among hosts
     data_type: str = "S3Prefix"  # or "ManifestFile"

@@ -1,6 +1,6 @@
 """Objects of a store as files of a cache on this machine, each brought once, however many processes and hosts of a job want it.
 
-    CACHE/objects/ab/abcd...         an object, whole; the name is the digest of its URI, size and version
+    CACHE/objects/ab/abcd...         an object, whole; the name is the digest of its URI, size and version, and gives its time
     CACHE/objects/ab/abcd....part    on its way; whoever brings it holds its lock (flock), the others wait
     CACHE/objects/ab/abcd....done    which parts of a large one are in .part, a line each
 
@@ -18,12 +18,12 @@ import os
 import pathlib
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+import uuid
 from typing import Any, Callable, Iterator, List, Optional, Sequence, Set, TypeVar
 
 from shoal.job.folder import Amount
 from shoal.job.progress import LINE_EVERY_S, bytes_text, text_of
-from shoal.job.storage import ChangedError, FullError, Item, StorageError, Store
+from shoal.job.storage import ChangedError, FullError, Item, Stopped, StorageError, Store, at_once
 
 OBJECTS_AT_ONCE = 8
 PARTS_AT_ONCE = 4  # of one object
@@ -36,10 +36,6 @@ SPARE_BYTES = 1 << 20
 Say = Callable[[str], None]
 Report = Callable[[Optional[Amount]], None]  # None: nothing is on its way any more
 Wanted = TypeVar("Wanted")
-
-
-class Stopped(BaseException):
-    """Another thread has failed, or the caller has been interrupted."""
 
 
 def cache_folder(near: pathlib.Path) -> pathlib.Path:
@@ -97,39 +93,11 @@ class Progress:
 
 def bring_at_once(wanted: Sequence[Wanted], bring: Callable[[Wanted], object], stop: threading.Event,
                   progress: Progress) -> None:
-    """Brings eight at a time, and draws the progress meanwhile. Returns when all are there, raises the first failure. However
-    it ends, `stop` is set then, at which `bring` is to raise Stopped. The threads are daemons: an interrupted process does not
-    wait for the network."""
-    queue, lock = iter(wanted), threading.Lock()
-    failures: List[BaseException] = []
-
-    def work() -> None:
-        try:
-            while not stop.is_set():
-                with lock:
-                    one = next(queue, None)
-                if one is None:
-                    return
-                bring(one)
-        except Stopped:
-            pass
-        except BaseException as error:
-            failures.append(error)
-            stop.set()
-
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(OBJECTS_AT_ONCE, len(wanted)))]
+    """Brings eight at a time, as at_once does, and draws the progress meanwhile."""
     try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            while thread.is_alive():
-                thread.join(0.05)
-                progress.draw()
+        at_once(wanted, bring, min(OBJECTS_AT_ONCE, len(wanted)), stop, progress.draw)
     finally:
-        stop.set()
         progress.clear()
-    if failures:
-        raise failures[0]
 
 
 class Cache:
@@ -138,10 +106,12 @@ class Cache:
     def __init__(self, folder: pathlib.Path, store: Store):
         self.folder, self.store = folder, store
         self.stop = threading.Event()
+        self.unknown = uuid.uuid4().hex  # stands for the version of an object that has none: nobody else may rely on its bytes
         self.begun: Set[pathlib.Path] = set()  # parts that this process has begun or gone on with
 
     def path(self, item: Item) -> pathlib.Path:
-        digest = hashlib.sha256(f"{self.store.uri(item.key)}\n{item.size}\n{item.version}".encode()).hexdigest()[:40]
+        version = item.version or self.unknown
+        digest = hashlib.sha256(f"{self.store.uri(item.key)}\n{item.size}\n{version}".encode()).hexdigest()[:40]
         return self.folder / "objects" / digest[:2] / digest
 
     def bring_all(self, items: Sequence[Item], progress: Progress) -> None:
@@ -160,7 +130,7 @@ class Cache:
         """The objects that are not there."""
         missing = []
         for item in items:
-            if self.path(item).exists():
+            if _is_there(self.path(item), item):
                 progress.add(item.size, is_new=False)
             else:
                 missing.append(item)
@@ -180,14 +150,14 @@ class Cache:
     def bring(self, item: Item, progress: Optional[Progress] = None) -> pathlib.Path:
         """One object; waits where another process brings it."""
         final = self.path(item)
-        if final.exists():
+        if _is_there(final, item):
             if progress:
                 progress.add(item.size, is_new=False)
             return final
         part = final.with_suffix(".part")
         with local_errors(part):
             part.parent.mkdir(parents=True, exist_ok=True)
-            with self._locked(part, final) as descriptor:
+            with self._locked(part, final, item) as descriptor:
                 if descriptor is None:
                     if progress:
                         progress.add(item.size, is_new=False)
@@ -195,23 +165,25 @@ class Cache:
                 self.begun.add(part)
                 self._fill(item, descriptor, part, progress)
                 os.fchmod(descriptor, 0o444)
+                os.utime(descriptor, ns=(_stamp_ns(final),) * 2)
+                os.fsync(descriptor)
                 os.replace(part, final)
                 part.with_suffix(".done").unlink(missing_ok=True)
                 self.begun.discard(part)
         return final
 
     @contextlib.contextmanager
-    def _locked(self, part: pathlib.Path, final: pathlib.Path) -> Iterator[Optional[int]]:
+    def _locked(self, part: pathlib.Path, final: pathlib.Path, item: Item) -> Iterator[Optional[int]]:
         """The part file, ours alone; nothing when the object has come meanwhile."""
         standing_since = time.monotonic()
         size_before = -1
         while True:
-            if final.exists():
+            if _is_there(final, item):
                 yield None
                 return
             descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
-                if self._lock(descriptor, part) and not final.exists():
+                if self._lock(descriptor, part) and not _is_there(final, item):
                     yield descriptor
                     return
                 size = _blocks_bytes(part)
@@ -256,30 +228,27 @@ class Cache:
             raise StorageError(f"{self.store.uri(item.key)} has {item.size:,} bytes, and {os.fstat(descriptor).st_size:,} came")
 
     def _fill_parts(self, item: Item, descriptor: int, journal_path: pathlib.Path, progress: Optional[Progress]) -> None:
-        done = _journal_read(journal_path)
+        is_begun = os.fstat(descriptor).st_size == item.size  # else the journal is of a file that is gone
+        done = _journal_read(journal_path) if is_begun else set()
         os.ftruncate(descriptor, item.size)
         starts = range(0, item.size, PART_BYTES)
         for start in starts:
             if start in done and progress:
                 progress.add(min(PART_BYTES, item.size - start), is_new=False)
         lock = threading.Lock()
-        with open(journal_path, "a", encoding="utf-8") as journal, ThreadPoolExecutor(PARTS_AT_ONCE) as pool:
+        with open(journal_path, "a" if is_begun else "w", encoding="utf-8") as journal:
             def bring_part(start: int) -> None:
-                self._read(item, start, min(start + PART_BYTES, item.size), descriptor, progress)
+                try:
+                    self._read(item, start, min(start + PART_BYTES, item.size), descriptor, progress)
+                except BaseException:
+                    self.stop.set()
+                    raise
                 os.fdatasync(descriptor)
                 with lock:
                     journal.write(f"\n[{PART_BYTES}, {start}]\n")  # a line that was cut off before ends here
                     journal.flush()
 
-            futures = [pool.submit(bring_part, start) for start in starts if start not in done]
-            try:
-                for future in futures:
-                    future.result()
-            except BaseException:
-                for future in futures:
-                    future.cancel()
-                self.stop.set()
-                raise
+            at_once([start for start in starts if start not in done], bring_part, PARTS_AT_ONCE, threading.Event())
 
     def _read(self, item: Item, start: int, end: int, descriptor: int, progress: Optional[Progress]) -> None:
         at = start
@@ -302,6 +271,21 @@ class Cache:
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
                 part.with_suffix(".done").unlink(missing_ok=True)
+
+
+def _stamp_ns(final: pathlib.Path) -> int:
+    """The time of an object of the cache: a file with another one has been written to. It differs with the version, so that programs
+    which look at times see the change."""
+    return (10**9 + int(final.name[:7], 16)) * 10**9
+
+
+def _is_there(final: pathlib.Path, item: Item) -> bool:
+    """Whether the object is there as it came."""
+    try:
+        status = final.stat()
+    except OSError:
+        return False
+    return (status.st_size, status.st_mtime_ns) == (item.size, _stamp_ns(final))
 
 
 def _write_at(descriptor: int, data: bytes, at: int, folder: pathlib.Path) -> None:

@@ -1,5 +1,5 @@
-"""Stores of objects, by URI: a local folder, S3 through s3fs, anything else that fsspec opens. channels.py, checkpoints.py and
-serve.py see this interface and never a package behind it.
+"""Stores of objects, by URI: folders of this machine, S3 through boto3, and HTTP(S), which is only read. channels.py, checkpoints.py
+and serve.py see this interface and never a package behind it.
 
     store, key = store_open("s3://bucket/train")
     for item in store.list(key): store.read(item, 0, item.size, take)
@@ -9,21 +9,32 @@ raises StorageError, whose text is one line that says what failed and what to do
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
+import html.parser
 import os
 import pathlib
 import shutil
-import tempfile
+import stat
+import threading
 import time
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
-from urllib.parse import unquote, urlparse
+import urllib.error
+import urllib.request
+import uuid
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple, TypeVar
+from urllib.parse import quote, unquote, urljoin
 
 CHUNK_BYTES = 1 << 20
 PART_BYTES = 16 << 20  # of an object that is written
+PARTS_MAX = 10_000  # of one object, by S3's rule
+COPY_BYTES = 512 << 20  # more is copied within S3 in parts
 PUTS_AT_ONCE = 4
+ASKS_AT_ONCE = 16
 RETRIES = 5
 CALL_TIMEOUT_S = 120.0
+SWAP_STALE_S = 30.0  # whoever has not replaced a file within this time has been killed
+FOLDERS_DEEP = 32  # below a page of links
+
+One = TypeVar("One")
 
 
 class StorageError(RuntimeError):
@@ -38,10 +49,12 @@ class FullError(StorageError):
     """The local disk is full."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Item:
-    """An object, as it was when it was listed. `version` is what changes with its bytes, empty where the store has no such
-    thing."""
+class Stopped(BaseException):
+    """Another thread has failed, or the caller has been interrupted."""
+
+
+class Item(NamedTuple):
+    """An object, as it was when it was listed. `version` is what changes with its bytes, empty if the store has no such thing."""
 
     key: str
     size: int
@@ -52,9 +65,10 @@ Take = Callable[[bytes], None]
 
 
 def local_path(uri: str) -> Optional[pathlib.Path]:
-    """The path that a URI names on this machine; nothing for a place elsewhere."""
+    """The path that a URI names on this machine; None for a place elsewhere. What follows file:// is quoted, as Path.as_uri() writes
+    it; a path is not."""
     if uri.startswith("file://"):
-        return pathlib.Path(unquote(urlparse(uri).path))
+        return pathlib.Path(unquote(uri[len("file://"):]))
     return None if "://" in uri else pathlib.Path(uri)
 
 
@@ -68,11 +82,52 @@ def store_open(uri: str) -> Tuple["Store", str]:
         if not rest.split("/", 1)[0]:
             raise StorageError(f"{uri} names no bucket: write s3://BUCKET/PREFIX")
         return S3Store(), rest if "/" in rest else rest + "/"
-    return FsspecStore(scheme), rest
+    if scheme not in ("http", "https"):
+        raise StorageError(f"{uri}: {scheme}:// is not served, only s3://, http://, https://, file:// and paths: copy the data to one of "
+                           "these, or set AWS_ENDPOINT_URL_S3 if that store speaks S3's language")
+    if "?" in rest or "#" in rest:
+        raise StorageError(f"{uri}: a query is not served: write the address of a file, or of a folder with / at its end")
+    return HttpStore(scheme), unquote(rest if "/" in rest else rest + "/")
 
 
 def join(folder: str, name: str) -> str:
     return f"{folder.rstrip('/')}/{name}"
+
+
+def at_once(wanted: Iterable[One], work: Callable[[One], object], count: int, stop: threading.Event,
+            look: Callable[[], object] = lambda: None) -> None:
+    """Calls `work` with each of `wanted` in `count` threads, and `look` meanwhile. Returns when all are done, raises the first failure.
+    However it ends, `stop` is set then, at which `work` is to raise Stopped. The threads are daemons: an interrupted process does not
+    wait for the network."""
+    queue, lock = iter(wanted), threading.Lock()
+    failures: List[BaseException] = []
+
+    def run() -> None:
+        try:
+            while not stop.is_set():
+                with lock:
+                    one = next(queue, queue)
+                if one is queue:
+                    return
+                work(one)  # type: ignore[arg-type]
+        except Stopped as error:
+            failures.append(error)
+        except BaseException as error:
+            failures.insert(0, error)
+            stop.set()
+
+    threads = [threading.Thread(target=run, daemon=True) for _ in range(count)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(0.05)
+                look()
+    finally:
+        stop.set()
+    if failures:
+        raise failures[0]
 
 
 class Store:
@@ -96,27 +151,32 @@ class Store:
         raise NotImplementedError
 
     def put(self, path: pathlib.Path, key: str) -> Item:
-        """The whole file or nothing comes to stand at `key`."""
-        raise NotImplementedError
+        """Puts the whole file at `key`, or nothing."""
+        raise self._is_read_only(key)
 
     def copy(self, source: str, key: str) -> Item:
         """Within the store, at once or not at all."""
-        raise NotImplementedError
+        raise self._is_read_only(key)
 
     def delete(self, key: str) -> None:
         """An object that is not there is no error."""
-        raise NotImplementedError
+        raise self._is_read_only(key)
+
+    def swap(self, data: bytes, key: str, before: Optional[Item]) -> Item:
+        """Puts `data` at `key` if what is there is still `before`; None means that nothing is there. Else raises ChangedError."""
+        raise self._is_read_only(key)
 
     def read_all(self, item: Item) -> bytes:
         pieces: List[bytes] = []
         self.read(item, 0, item.size, pieces.append)
         return b"".join(pieces)
 
-    def put_bytes(self, data: bytes, key: str) -> Item:
-        with tempfile.TemporaryDirectory(prefix="shoal-put-") as folder:
-            path = pathlib.Path(folder) / "data"
-            path.write_bytes(data)
-            return self.put(path, key)
+    def changed(self, item: Item) -> ChangedError:
+        return ChangedError(f"{self.uri(item.key)} has changed since it was listed ({item.size:,} bytes then): "
+                            "start again when nothing writes there")
+
+    def _is_read_only(self, key: str) -> StorageError:
+        return StorageError(f"{self.uri(key)}: nothing can be written there: name a folder, or s3://BUCKET/PREFIX")
 
 
 # ---- this machine ----
@@ -133,7 +193,7 @@ class LocalStore(Store):
             if top.is_file():
                 return [_file_item(top)]
             found = []
-            for folder, folders, names in os.walk(top, followlinks=True, onerror=_raise):
+            for folder, folders, names in os.walk(top, followlinks=True, onerror=_raise) if top.exists() else ():
                 folders.sort()
                 found += [path for path in (pathlib.Path(folder) / name for name in names) if path.is_file()]
             return [_file_item(path) for path in sorted(found)]
@@ -153,45 +213,59 @@ class LocalStore(Store):
                 start += len(data)
                 take(data)
         if start < end or self.info(item.key) != item:
-            raise changed(self, item)
+            raise self.changed(item)
 
     def put(self, path: pathlib.Path, key: str) -> Item:
-        def fill(temporary: str) -> None:
-            with open(path, "rb") as source, open(temporary, "wb") as target:
+        """The file keeps its mode."""
+        with self._coming(key) as coming:
+            with open(path, "rb") as source, open(coming, "xb") as target:
+                os.fchmod(target.fileno(), stat.S_IMODE(os.fstat(source.fileno()).st_mode) & 0o777)
                 shutil.copyfileobj(source, target, CHUNK_BYTES)
-                target.flush()
-                os.fsync(target.fileno())
-        return self._replace(key, fill)
+            return _file_place(coming, key)
 
     def copy(self, source: str, key: str) -> Item:
-        def fill(temporary: str) -> None:
-            os.unlink(temporary)
+        with self._coming(key) as coming:
             try:
-                os.link(source, temporary)
+                os.link(source, coming)
             except OSError:
-                shutil.copyfile(source, temporary)
-        return self._replace(key, fill)
-
-    def _replace(self, key: str, fill: Callable[[str], None]) -> Item:
-        target = pathlib.Path(key)
-        temporary = None
-        try:
-            with self._errors(key):
-                target.parent.mkdir(parents=True, exist_ok=True)
-                descriptor, temporary = tempfile.mkstemp(prefix=".shoal-", dir=target.parent)
-                os.close(descriptor)
-                fill(temporary)
-                os.chmod(temporary, 0o644)
-                os.replace(temporary, target)
-                return _file_item(target)
-        finally:  # it also stays where both are one file already
-            if temporary:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
+                shutil.copy2(source, coming)
+            return _file_place(coming, key)
 
     def delete(self, key: str) -> None:
         with self._errors(key), contextlib.suppress(FileNotFoundError):
             os.unlink(key)
+
+    def swap(self, data: bytes, key: str, before: Optional[Item]) -> Item:
+        """One writer at a time has the name KEY.next, which becomes KEY."""
+        following = key + ".next"
+        with self._coming(key) as coming:
+            pathlib.Path(coming).write_bytes(data)
+            with contextlib.suppress(FileNotFoundError):
+                if os.stat(coming).st_mtime - os.stat(following).st_mtime > SWAP_STALE_S:
+                    os.unlink(following)
+            try:
+                os.link(coming, following)
+            except FileExistsError:
+                raise ChangedError(f"{key} is being replaced by another writer") from None
+            now = self.info(key)
+            if now != before:
+                os.unlink(following)
+                raise self.changed(before or Item(key, 0))
+            if before and str(os.stat(following).st_mtime_ns) <= before.version:  # within one tick of the clock of files
+                os.utime(following, ns=(int(before.version) + 1,) * 2)
+            return _file_place(following, key)
+
+    @contextlib.contextmanager
+    def _coming(self, key: str) -> Iterator[str]:
+        """A name beside `key` for a file that is to come there; it is gone afterwards."""
+        target = pathlib.Path(key)
+        coming = target.with_name(f".shoal-{uuid.uuid4().hex}")
+        with self._errors(key):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                yield str(coming)
+            finally:  # it also stays if both are one file already
+                coming.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def _errors(self, key: str) -> Iterator[None]:
@@ -211,149 +285,26 @@ def _file_item(path: pathlib.Path) -> Item:
     return Item(str(path), status.st_size, str(status.st_mtime_ns))
 
 
-def changed(store: Store, item: Item) -> ChangedError:
-    return ChangedError(f"{store.uri(item.key)} has changed since it was listed ({item.size:,} bytes then): "
-                        "start again when nothing writes there")
+def sync(path: Any) -> None:
+    """What is in a file, or which names are in a folder, outlives a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _file_place(coming: str, key: str) -> Item:
+    sync(coming)
+    os.replace(coming, key)
+    sync(os.path.dirname(key))
+    return _file_item(pathlib.Path(key))
 
 
 # ---- elsewhere ----
 
-class FsspecStore(Store):
-    """What fsspec opens: gs, abfs, hdfs, http, memory, ... An object is read from its beginning; only S3 has ranges of one
-    version."""
-
-    has_ranges = False
-
-    def __init__(self, scheme: str, **options: Any):
-        self.scheme = scheme
-        with self._errors(""):
-            import fsspec
-            self.fs = fsspec.filesystem(scheme, use_listings_cache=False, skip_instance_cache=True, **options)
-
-    def _path(self, key: str) -> str:
-        return f"{self.scheme}://{key}"
-
-    def _item(self, key: str, info: Dict[str, Any]) -> Item:
-        names = ("ETag", "etag", "md5Hash", "generation", "checksum", "LastModified", "last_modified", "mtime", "updated",
-                 "created")
-        name = next((name for name in names if info.get(name)), "")
-        value = info.get(name, "")  # a time may come as a number or as a datetime
-        return Item(key, int(info["size"] or 0), f"{name}={value.timestamp() if hasattr(value, 'timestamp') else value}")
-
-    def list(self, prefix: str) -> List[Item]:
-        with self._errors(prefix):
-            self.fs.invalidate_cache()
-            start = self.fs._strip_protocol(self._path(prefix))
-            try:
-                infos = self.fs.find(start, detail=True) if prefix.endswith("/") or not prefix else self._find_text(start)
-            except FileNotFoundError:
-                return []
-            lead = len(start) - len(prefix.rstrip("/"))  # some file systems put a slash before their keys
-            files = ((name[max(lead, 0):], info) for name, info in infos.items() if info.get("type") != "directory")
-            return sorted((self._item(key, info) for key, info in files), key=lambda item: item.key)
-
-    def _find_text(self, start: str) -> Dict[str, Dict[str, Any]]:
-        parent = start.rsplit("/", 1)[0] if "/" in start else ""
-        infos = self.fs.find(parent, detail=True)
-        return {name: info for name, info in infos.items() if name.startswith(start)}
-
-    def info(self, key: str) -> Optional[Item]:
-        with self._errors(key):
-            try:
-                self.fs.invalidate_cache()
-                info = self.fs.info(self._path(key))
-            except FileNotFoundError:
-                return None
-            return None if info.get("type") == "directory" else self._item(key, info)
-
-    def read(self, item: Item, start: int, end: int, take: Take) -> None:
-        with self._errors(item.key, item), self.fs.open(self._path(item.key), "rb") as file:
-            if start:
-                file.seek(start)
-            while start < end:
-                data = file.read(min(CHUNK_BYTES, end - start))
-                if not data:
-                    break
-                start += len(data)
-                take(data)
-        now = self.info(item.key)
-        if start < end or now is None or (now.size, now.version) != (item.size, item.version):
-            raise changed(self, item)
-
-    def put(self, path: pathlib.Path, key: str) -> Item:
-        with self._errors(key):
-            parent = self._path(key).rsplit("/", 1)[0]
-            self.fs.makedirs(parent, exist_ok=True)
-            self.fs.put_file(str(path), self._path(key))
-        return self._there(key)
-
-    def copy(self, source: str, key: str) -> Item:
-        with self._errors(key):
-            self.fs.cp_file(self._path(source), self._path(key))
-        return self._there(key)
-
-    def _there(self, key: str) -> Item:
-        item = self.info(key)
-        if item is None:
-            raise StorageError(f"{self.uri(key)} was written and is not there")
-        return item
-
-    def delete(self, key: str) -> None:
-        with self._errors(key), contextlib.suppress(FileNotFoundError):
-            self.fs.rm_file(self._path(key))
-
-    @contextlib.contextmanager
-    def _errors(self, key: str, item: Optional[Item] = None) -> Iterator[None]:
-        """Errors of any package as one line. A StorageError, also one of `take`, goes through as it is."""
-        try:
-            yield
-        except StorageError:
-            raise
-        except ImportError as error:
-            raise StorageError(f"{self.scheme}:// needs a package that is not installed ({error}): "
-                               "pip install 'shoal[job]'") from error
-        except Exception as error:  # each package has its own
-            if item and (isinstance(error, FileNotFoundError) or _code(error) in ("PreconditionFailed", "412")):
-                raise changed(self, item) from error
-            raise StorageError(f"{self.uri(key)}: {_reason(error)}") from error
-
-
-class S3Store(FsspecStore):
-    """S3 and what speaks its language. Keys are BUCKET/KEY. The endpoint is that of AWS_ENDPOINT_URL_S3; credentials are found
-    as by the AWS command line. Listing and reading use S3's own calls: exact keys, and ranges of the version that was listed
-    (If-Match)."""
-
-    has_ranges = True
-
-    def __init__(self) -> None:
-        names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "S3_ENDPOINT_URL")
-        endpoint = next((os.environ[name] for name in names if os.environ.get(name)), None)
-        super().__init__("s3", endpoint_url=endpoint, config_kwargs={"max_pool_connections": 64})
-
-    def _call(self, call: str, key: str, **arguments: Any) -> Dict[str, Any]:
-        bucket, _, name = key.partition("/")
-        named = {"Prefix": name} if call == "list_objects_v2" else {"Key": name}
-        return self.fs.call_s3(call, Bucket=bucket, **named, **arguments)
-
-    def list(self, prefix: str) -> List[Item]:
-        bucket = prefix.split("/", 1)[0]
-        found: List[Item] = []
-        more: Dict[str, str] = {}
-        with self._errors(prefix):
-            while True:
-                page = self._call("list_objects_v2", prefix, **more)
-                found += [Item(f"{bucket}/{entry['Key']}", entry["Size"], entry["ETag"]) for entry in page.get("Contents", [])]
-                if not page.get("IsTruncated"):
-                    return sorted(found, key=lambda item: item.key.encode())
-                more = {"ContinuationToken": page["NextContinuationToken"]}
-
-    def info(self, key: str) -> Optional[Item]:
-        with self._errors(key):
-            try:
-                head = self._call("head_object", key)
-            except FileNotFoundError:
-                return None
-            return Item(key, head["ContentLength"], head["ETag"])
+class RemoteStore(Store):
+    """A store behind a network: a connection that breaks is made again, for what has not come."""
 
     def read(self, item: Item, start: int, end: int, take: Take) -> None:
         with self._errors(item.key, item):
@@ -368,61 +319,261 @@ class S3Store(FsspecStore):
 
     def _read_some(self, item: Item, start: int, end: int, take: Take) -> Tuple[int, Optional[Exception]]:
         """Until the end, or until the connection breaks. Returns how far it came, and what broke it."""
-        from fsspec.asyn import sync
-        from s3fs.core import S3_RETRYABLE_ERRORS
-        answer = self._call("get_object", item.key, Range=f"bytes={start}-{end - 1}", IfMatch=item.version)
-        body = answer["Body"]
+        body = self._body(item, start, end)
         try:
-            if answer.get("ETag") != item.version:
-                raise changed(self, item)
             while start < end:
-                data = sync(self.fs.loop, body.read, min(CHUNK_BYTES, end - start), timeout=CALL_TIMEOUT_S)
+                data = body.read(min(CHUNK_BYTES, end - start))
                 if not data:
                     return start, EOFError()
                 start += len(data)
                 take(data)
-        except S3_RETRYABLE_ERRORS as error:
+        except StorageError:
+            raise
+        except Exception as error:  # each library has its own
             return start, error
         finally:
             body.close()
         return start, None
 
-    def put(self, path: pathlib.Path, key: str) -> Item:
+    def _body(self, item: Item, start: int, end: int) -> Any:
+        raise NotImplementedError
+
+    @contextlib.contextmanager
+    def _errors(self, key: str, item: Optional[Item] = None) -> Iterator[None]:
+        """Errors of any package as one line. A StorageError, also one of `take`, goes through as it is."""
+        try:
+            yield
+        except StorageError:
+            raise
+        except ImportError as error:
+            raise StorageError(f"{self.scheme}:// needs a package that is not installed ({error}): "
+                               "pip install 'shoal[job]'") from error
+        except Exception as error:  # each package has its own
+            if item and _code(error)[1] in (404, 409, 410, 412):
+                raise self.changed(item) from error
+            raise StorageError(f"{self.uri(key)}: {self._reason(error)}") from error
+
+    def _reason(self, error: BaseException) -> str:
+        kind, (code, status) = type(error).__name__, _code(error)
+        if status in (401, 403):
+            return f"access is denied ({code}): check the credentials and what they may do"
+        if kind in ("EOFError", "IncompleteRead", "IncompleteReadError", "ResponseStreamingError"):
+            return "the connection ended early, again and again"
+        unreached = ("EndpointConnectionError", "ConnectTimeoutError", "ConnectionClosedError", "ReadTimeoutError", "URLError")
+        if kind in unreached or isinstance(error, (ConnectionError, TimeoutError)):
+            return f"the store cannot be reached: {error}"
+        return "nothing is there" if status == 404 else f"{kind}: {' '.join(str(error).split())}"
+
+
+class S3Store(RemoteStore):
+    """S3 and what speaks its language. Keys are BUCKET/KEY. The endpoint is that of AWS_ENDPOINT_URL_S3; credentials are found
+    as by the AWS command line, and without any a public bucket can be read. Parts are of the version that was listed (If-Match)."""
+
+    scheme = "s3"
+
+    def __init__(self) -> None:
+        with self._errors(""):
+            import boto3
+            from botocore import UNSIGNED
+            from botocore.config import Config
+            session = boto3.session.Session()
+            self.is_anonymous = session.get_credentials() is None
+            more = {"signature_version": UNSIGNED} if self.is_anonymous else {}
+            named = any(os.environ.get(name) for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"))
+            self.client = session.client("s3", endpoint_url=None if named else os.environ.get("S3_ENDPOINT_URL"), config=Config(
+                max_pool_connections=64, request_checksum_calculation="when_required", response_checksum_validation="when_required",
+                **more))
+
+    def _call(self, call: str, key: str, **arguments: Any) -> Dict[str, Any]:
+        bucket, _, name = key.partition("/")
+        return getattr(self.client, call)(Bucket=bucket, Key=name, **arguments)  # type: ignore[no-any-return]
+
+    def list(self, prefix: str) -> List[Item]:
+        bucket, _, name = prefix.partition("/")
+        with self._errors(prefix):
+            pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=name)
+            found = [Item(f"{bucket}/{entry['Key']}", entry["Size"], entry["ETag"]) for page in pages for entry in page.get("Contents", [])]
+            return sorted(found, key=lambda item: item.key.encode())
+
+    def info(self, key: str) -> Optional[Item]:
         with self._errors(key):
-            self.fs.put_file(str(path), self._path(key), chunksize=PART_BYTES, max_concurrency=PUTS_AT_ONCE)
+            try:
+                head = self._call("head_object", key)
+            except self.client.exceptions.ClientError as error:
+                if _code(error)[1] == 404:
+                    return None
+                raise
+            return Item(key, head["ContentLength"], head["ETag"])
+
+    def _body(self, item: Item, start: int, end: int) -> Any:
+        answer = self._call("get_object", item.key, Range=f"bytes={start}-{end - 1}", IfMatch=item.version)
+        if answer.get("ETag") != item.version:
+            raise self.changed(item)
+        return answer["Body"]
+
+    def put(self, path: pathlib.Path, key: str) -> Item:
+        with self._errors(key), open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size <= PART_BYTES:
+                self._call("put_object", key, Body=file.read(size))
+            else:
+                self._in_parts(key, size, PART_BYTES, lambda start, end, part: self._call(
+                    "upload_part", key, Body=os.pread(file.fileno(), end - start, start), **part)["ETag"])
         return self._there(key)
+
+    def copy(self, source: str, key: str) -> Item:
+        bucket, _, name = source.partition("/")
+        whence = {"Bucket": bucket, "Key": name}
+        size = self._there(source).size
+        with self._errors(key):
+            if size <= COPY_BYTES:
+                self._call("copy_object", key, CopySource=whence)
+            else:
+                self._in_parts(key, size, COPY_BYTES, lambda start, end, part: self._call(
+                    "upload_part_copy", key, CopySource=whence, CopySourceRange=f"bytes={start}-{end - 1}", **part)["CopyPartResult"]["ETag"])
+        return self._there(key)
+
+    def _in_parts(self, key: str, size: int, least: int, send: Callable[[int, int, Dict[str, Any]], str]) -> None:
+        """`send` gives bytes [start, end) as a part and returns its ETag."""
+        upload = self._call("create_multipart_upload", key)["UploadId"]
+        step = max(least, -(-size // PARTS_MAX))
+        tags: Dict[int, str] = {}
+
+        def part(start: int) -> None:
+            number = start // step + 1
+            tags[number] = send(start, min(start + step, size), {"PartNumber": number, "UploadId": upload})
+
+        try:
+            at_once(range(0, size, step), part, PUTS_AT_ONCE, threading.Event())
+            parts = [{"PartNumber": number, "ETag": tags[number]} for number in sorted(tags)]
+            self._call("complete_multipart_upload", key, UploadId=upload, MultipartUpload={"Parts": parts})
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self._call("abort_multipart_upload", key, UploadId=upload)
+            raise
+
+    def _there(self, key: str) -> Item:
+        item = self.info(key)
+        if item is None:
+            raise StorageError(f"{self.uri(key)} is not there, although it was written")
+        return item
 
     def delete(self, key: str) -> None:
         with self._errors(key):
             self._call("delete_object", key)
 
+    def swap(self, data: bytes, key: str, before: Optional[Item]) -> Item:
+        condition = {"IfMatch": before.version} if before else {"IfNoneMatch": "*"}
+        with self._errors(key, before or Item(key, 0)):
+            try:
+                answer = self._call("put_object", key, Body=data, **condition)
+            except self.client.exceptions.ClientError as error:
+                if _code(error)[1] != 501:
+                    raise
+                if self.info(key) != before:  # a store that knows no conditions
+                    raise self.changed(before or Item(key, 0)) from error
+                answer = self._call("put_object", key, Body=data)
+            return Item(key, len(data), answer["ETag"])
 
-def _code(error: BaseException) -> str:
-    """S3's own name of an error, also where s3fs has translated it."""
-    for one in (error, error.__cause__):
-        response = getattr(one, "response", None)
-        if isinstance(response, dict):
-            return str(response.get("Error", {}).get("Code", ""))
-    return ""
+    def _reason(self, error: BaseException) -> str:
+        code, status = _code(error)
+        if code == "NoSuchBucket":
+            return "there is no such bucket"
+        if "Credential" in type(error).__name__ or self.is_anonymous and status in (401, 403):
+            return ("no credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give the machine a "
+                    "role; only a public bucket needs none")
+        return super()._reason(error)
 
 
-CREDENTIALS = ("no credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give the "
-               "machine a role; FSSPEC_S3_ANON=true for a public bucket")
+class HttpStore(RemoteStore):
+    """Files behind a web server. Keys are HOST/PATH without quoting. A folder is a page of links, as web servers make them."""
+
+    has_ranges = False  # nobody knows which servers have
+
+    def __init__(self, scheme: str):
+        self.scheme = scheme
+
+    def _ask(self, key: str, method: str, start: int = 0) -> Any:
+        headers = {"Accept-Encoding": "identity", **({"Range": f"bytes={start}-"} if start else {})}
+        request = urllib.request.Request(f"{self.scheme}://{quote(key, safe='/:@[]')}", headers=headers, method=method)
+        return urllib.request.urlopen(request, timeout=CALL_TIMEOUT_S)
+
+    def list(self, prefix: str) -> List[Item]:
+        item = None if prefix.endswith("/") else self.info(prefix)
+        if item:
+            return [item]
+        keys = sorted(self._links(join(prefix, ""), FOLDERS_DEEP))
+        found: Dict[str, Optional[Item]] = {}
+        at_once(keys, lambda key: found.update({key: self.info(key)}), ASKS_AT_ONCE, threading.Event())
+        gone = next((key for key in keys if not found[key]), None)
+        if gone:
+            raise StorageError(f"{self.uri(gone)}: the page of its folder has a link to it, and nothing is there")
+        return [one for one in map(found.get, keys) if one]
+
+    def _links(self, folder: str, depth: int) -> List[str]:
+        """The keys of files below a folder."""
+        with self._errors(folder):
+            try:
+                with self._ask(folder, "GET") as answer:
+                    page = _Links()
+                    if answer.headers.get_content_type() == "text/html":
+                        page.feed(answer.read().decode("utf-8", "replace"))
+            except urllib.error.HTTPError as error:
+                if error.code == 404:
+                    return []
+                raise
+            if answer.headers.get_content_type() != "text/html" or not depth:
+                raise StorageError(f"{self.uri(folder)} is not a page of links to files: name a file, or a folder that the server lists")
+            top = f"{self.scheme}://{quote(folder, safe='/:@[]')}"
+            urls = {urljoin(top, link.split("#")[0]) for link in page.found if "?" not in link}
+            keys = {unquote(url.split("://", 1)[-1]) for url in urls if url.startswith(f"{self.scheme}://")}
+            below = [key for key in keys if key.startswith(folder) and key != folder]
+            deeper = [found for key in below if key.endswith("/") for found in self._links(key, depth - 1)]
+            return [key for key in below if not key.endswith("/")] + deeper
+
+    def info(self, key: str) -> Optional[Item]:
+        with self._errors(key):
+            try:
+                with self._ask(key, "HEAD") as answer:
+                    size = answer.headers.get("Content-Length")
+            except urllib.error.HTTPError as error:
+                if error.code == 404:
+                    return None
+                raise
+            if answer.url.endswith("/"):  # the page of a folder
+                return None
+            if size is None:
+                raise StorageError(f"{self.uri(key)}: the server does not say how many bytes it has")
+            return Item(key, int(size), _http_version(answer))
+
+    def _body(self, item: Item, start: int, end: int) -> Any:
+        answer = self._ask(item.key, "GET", start)
+        if _http_version(answer) != item.version:
+            raise self.changed(item)
+        while start and answer.status != 206:  # the server sends all of it
+            skipped = len(answer.read(min(CHUNK_BYTES, start)))
+            if not skipped:
+                raise self.changed(item)
+            start -= skipped
+        return answer
 
 
-def _reason(error: BaseException) -> str:
-    kind, code = type(error).__name__, _code(error)
-    if kind in ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"):
-        return CREDENTIALS
-    if code == "NoSuchBucket":
-        return "there is no such bucket"
-    if isinstance(error, PermissionError):
-        return f"access is denied ({code or error}): check the credentials and what they may do"
-    if kind in ("EOFError", "ClientPayloadError", "IncompleteReadError", "ResponseStreamingError"):
-        return "the connection ended early, again and again"
-    unreached = ("EndpointConnectionError", "ConnectTimeoutError", "ConnectionClosedError")
-    if kind in unreached or isinstance(error, ConnectionError):
-        return f"the store cannot be reached: {error}"
-    if isinstance(error, FileNotFoundError):
-        return "nothing is there"
-    return f"{kind}: {' '.join(str(error).split())}"
+class _Links(html.parser.HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: List[str] = []
+
+    def handle_starttag(self, tag: str, attrs: List[Tuple[str, Optional[str]]]) -> None:
+        self.found += [value for name, value in attrs if tag == "a" and name == "href" and value]
+
+
+def _http_version(answer: Any) -> str:
+    return answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
+
+
+def _code(error: BaseException) -> Tuple[str, int]:
+    """S3's own name of an error, and the status of HTTP."""
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):
+        return str(response.get("Error", {}).get("Code", "")), response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return (f"{error.code} {error.reason}", error.code) if isinstance(error, urllib.error.HTTPError) else ("", 0)
