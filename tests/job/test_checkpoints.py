@@ -113,17 +113,69 @@ def nothing_is_sent_twice():
     expect([path for method, path in s3.proxy.requests if method == "PUT"] == [], s3.proxy.requests)
     run = Run("s3://data/twice")
     run.finish()
-    expect([path for method, path in s3.proxy.requests if method == "PUT"] == [], s3.proxy.requests)
+    expect({path for method, path in s3.proxy.requests if method == "PUT"} == {"/data/twice/.shoal/algo-1.json"}, s3.proxy.requests)
 
 
 def what_a_user_has_put_there_comes_and_stays():
+    """Also if the script begins by emptying its folder; then it comes no more. What a job has written goes with its file."""
     s3.put("given/base.pt", b"base")
     s3.put("given/deep/more.pt", b"more")
+    Run("s3://data/given").finish()  # which writes nothing
     run = Run("s3://data/given")
     expect(files_below(run.local) == {"base.pt": b"base", "deep/more.pt": b"more"})
     run.write("new.pt", b"new")
     run.finish()
-    expect(brought("s3://data/given") == {"base.pt": b"base", "deep/more.pt": b"more", "new.pt": b"new"})
+    run = Run("s3://data/given")
+    expect(files_below(run.local) == {"base.pt": b"base", "deep/more.pt": b"more", "new.pt": b"new"})
+    for name in ("base.pt", "new.pt"):
+        (run.local / name).unlink()
+    run.set_is(**{"deep/more.pt": b"more"})
+    run.finish()
+    expect(brought("s3://data/given") == {"deep/more.pt": b"more"})
+    expect(sorted(objects("given")) == [".shoal/algo-1.json", "base.pt", "deep/more.pt"], objects("given"))
+
+
+def the_first_change_may_be_a_removal():
+    """In a folder of this machine that no job has written."""
+    with tempfile.TemporaryDirectory() as there:
+        (pathlib.Path(there) / "given").write_bytes(b"given")
+        run = Run(there)
+        (run.local / "given").unlink()
+        run.finish()
+        expect(run.said[1:] == [] and brought(there) == {} and (pathlib.Path(there) / "given").read_bytes() == b"given", run.said)
+
+
+def files_keep_their_mode_in_a_folder():
+    before = os.umask(0o077)
+    try:
+        with tempfile.TemporaryDirectory() as there:
+            run = Run(there + "/kept")
+            run.write("secret", b"secret")
+            run.write("open", b"open")
+            (run.local / "open").chmod(0o644)
+            run.finish()
+            modes = {path.name: path.stat().st_mode & 0o777 for path in pathlib.Path(there, "kept").rglob("*") if path.is_file()}
+            expect(modes == {"secret": 0o600, "open": 0o644, "algo-1.json": 0o600}, modes)
+    finally:
+        os.umask(before)
+
+
+def a_manifest_that_names_other_places_is_one_error():
+    """Somebody else may write at the URI. Nothing is copied, written or deleted outside."""
+    for name, key in (("stolen", "../victim"), ("../planted", "../planted"), ("../planted", ".shoal/algo-1/../planted"), ("/planted", "/planted"),
+                      ("stolen", "victim"), ("stolen", ".shoal/algo-2/stolen"), (".shoal/x", ".shoal/x"), ("a//b", "a//b")):
+        for host in ("algo-1", "algo-2"):
+            with tempfile.TemporaryDirectory() as name_of_top:
+                top = pathlib.Path(name_of_top)
+                (top / "there/.shoal/algo-1").mkdir(parents=True)
+                (top / "victim").write_bytes(b"victim")
+                entry = {"key": key, "size": 6, "version": str((top / "victim").stat().st_mtime_ns), "mtime_ns": 1}
+                (top / "there/.shoal/algo-1.json").write_text(json.dumps({"version": 1, "time": 1, "files": {name: entry}}))
+                sync = Synchronizer(top / "local/checkpoints", str(top / "there"), Said(), host=host)
+                text = message(sync.start)
+                expect("below the folder of checkpoints" in text, text)
+                kept = {path for path in files_below(top) if path != "there/.shoal/algo-2.json"}
+                expect(kept == {"there/.shoal/algo-1.json", "victim"}, files_below(top))
 
 
 def hosts_share_a_uri():
@@ -238,21 +290,90 @@ def a_file_that_is_being_written_waits():
     run.finish()
 
 
-def patience_ends():
-    """Where something is always being written, the others go out; of the one that changes, the set keeps what it had."""
-    before, checkpoints.PATIENCE_S = checkpoints.PATIENCE_S, 2.0
+def a_set_waits_for_a_file_that_is_always_being_written():
+    """A shard that takes minutes, or a log: the others alone would be no set. A line says so now and then; the end makes a set of all."""
+    before, checkpoints.SAY_EVERY_S = checkpoints.SAY_EVERY_S, 1.5
     try:
         run = Run("s3://data/patience")
-        run.write("log", b"begin")
-        run.set_is(log=b"begin")
-        with being_written("log"):
-            run.write("log", b"begin and more")
-            run.write("model", b"model")
-            run.set_is(log=b"begin", model=b"model")
+        run.write("shard-0", b"epoch 1")
+        run.write("shard-1", b"epoch 1")
+        run.set_is(**{"shard-0": b"epoch 1", "shard-1": b"epoch 1"})
+        with being_written("shard-1"):
+            run.write("shard-0", b"of epoch 2")
+            run.write("shard-1", b"half")
+            wait_for(lambda: len(run.said) >= 2, "two lines")
+            expect(read_only("s3://data/patience") == {"shard-0": b"epoch 1", "shard-1": b"epoch 1"})
+        for line in run.said:
+            expect(" s, as shard-1 is always being written: keep logs in another folder; the set of 2" in line, run.said)
+        run.write("shard-1", b"of epoch 2")
         run.finish()
-        expect(brought("s3://data/patience") == {"log": b"begin and more", "model": b"model"})
+        expect(brought("s3://data/patience") == {"shard-0": b"of epoch 2", "shard-1": b"of epoch 2"})
     finally:
-        checkpoints.PATIENCE_S = before
+        checkpoints.SAY_EVERY_S = before
+
+
+def the_older_of_two_writers_stops():
+    """A host that was cut off goes on while the job is started again: it replaces nothing, and says who took over."""
+    for uri in ("s3://data/older", tempfile.mkdtemp(prefix="shoal-test-older-")):
+        older = Run(uri, job="first")
+        older.write("model", b"epoch 1")
+        older.set_is(model=b"epoch 1")
+        newer = Run(uri, job="second")
+        expect(files_below(newer.local) == {"model": b"epoch 1"})
+        older.write("model", b"epoch two of the first")
+        older.write("late", b"late")
+        wait_for(lambda: any("has taken over" in line for line in older.said), "the end of the older one")
+        newer.write("model", b"epoch 2")
+        newer.set_is(model=b"epoch 2")
+        text = message(older.sync.finish, LONG_S)
+        expect(text.startswith(f"the last checkpoints are not at {uri}: job second, machine ") and "has taken over" in text, text)
+        newer.write("late", b"in time")
+        newer.finish()
+        expect(brought(uri) == {"model": b"epoch 2", "late": b"in time"})
+        plain = objects("older") if uri.startswith("s3") else files_below(uri)
+        expect(sorted(plain) == [".shoal/algo-1.json", "late", "model"], sorted(plain))
+
+
+def a_manifest_is_replaced_by_one_writer_at_a_time():
+    with tempfile.TemporaryDirectory() as name:
+        stores = [(storage.LocalStore(), f"{name}/below/manifest"), (storage.S3Store(), "data/swap/manifest")]
+        for store, key in stores:
+            first = store.swap(b"first!", key, None)
+            expect(first == store.info(key), first)
+            second = store.swap(b"second", key, first)
+            for before in (None, first, second._replace(version=second.version + "1")):
+                text = message(store.swap, b"other!", key, before)
+                expect("has changed since" in text, text)
+            expect(store.read_all(store.swap(b"third.", key, second)) == b"third.")
+        store, key = stores[0]
+        pathlib.Path(key + ".next").write_bytes(b"of another writer")
+        now = store.info(key)
+        expect("is being replaced by another writer" in message(store.swap, b"fourth", key, now))
+        os.utime(key + ".next", (1, 1))  # it was killed long ago
+        store.swap(b"fourth", key, now)
+        expect(files_below(name) == {"below/manifest": b"fourth"}, files_below(name))
+
+
+def an_answer_that_is_lost_is_no_other_writer():
+    """The store has written the manifest, and says that it has failed; so a second try meets the first."""
+    original, lost = storage.S3Store.swap, []
+
+    def swap(self, data, key, before):
+        item = original(self, data, key, before)
+        if before and len(lost) < 1:
+            lost.append(key)
+            raise storage.StorageError("s3://data/lost: the store cannot be reached")
+        return item
+
+    run = Run("s3://data/lost")
+    storage.S3Store.swap = swap
+    try:
+        run.write("a", b"a")
+        run.set_is(a=b"a")
+        run.finish()
+        expect(lost and brought("s3://data/lost") == {"a": b"a"}, run.said)
+    finally:
+        storage.S3Store.swap = original
 
 
 WRITER = """
@@ -260,7 +381,7 @@ import os, pathlib, sys, time
 sys.path[:0] = sys.argv[1:3]
 from shoal.job import checkpoints, storage
 checkpoints.SETTLE_S = 0.0
-calls = ["put", "copy", "delete"]
+calls = ["put", "copy", "delete", "swap"]
 left = [int(sys.argv[4])]
 for name in calls:
     def wrapped(self, *words, original=getattr(storage.LocalStore, name)):
@@ -423,9 +544,29 @@ def a_store_that_fails_is_said_once_and_tried_again():
         wait_for(lambda: len(run.said) == 2, "the end of the failure")
         broken[0] = True
         run.write("b", b"b")
-        text = message(run.sync.finish, LONG_S)
+        text = message(run.sync.finish, 3)
         expect("the last checkpoints are not at s3://data/broken: s3://data/broken: the store cannot be reached" in text, text)
         expect("is there, whole" in text, text)
+    finally:
+        storage.S3Store.put = original
+
+
+def a_store_that_refuses_for_some_seconds_at_the_end_gets_all():
+    """As long as the deadline lets it: more tries than three."""
+    original, until = storage.S3Store.put, []
+
+    def put(self, path, key):
+        if time.monotonic() < until[0]:
+            raise storage.StorageError("s3://data/refuses: the store cannot be reached")
+        return original(self, path, key)
+
+    run = Run("s3://data/refuses")
+    until.append(time.monotonic() + 5)
+    storage.S3Store.put = put
+    try:
+        run.write("a", b"a")
+        run.finish()
+        expect(brought("s3://data/refuses") == {"a": b"a"} and len(run.said) == 2, run.said)
     finally:
         storage.S3Store.put = original
 
@@ -481,12 +622,18 @@ run_cases([
     a_file_that_changes_and_one_that_goes,
     nothing_is_sent_twice,
     what_a_user_has_put_there_comes_and_stays,
+    the_first_change_may_be_a_removal,
+    files_keep_their_mode_in_a_folder,
+    a_manifest_that_names_other_places_is_one_error,
     hosts_share_a_uri,
     the_set_replaces_what_a_killed_script_left,
     what_comes_back_is_reported,
     a_stop_does_not_wait_for_what_comes_back,
     a_file_that_is_being_written_waits,
-    patience_ends,
+    a_set_waits_for_a_file_that_is_always_being_written,
+    the_older_of_two_writers_stops,
+    a_manifest_is_replaced_by_one_writer_at_a_time,
+    an_answer_that_is_lost_is_no_other_writer,
     a_writer_that_is_killed_leaves_a_whole_set,
     a_file_that_a_killed_script_left_torn_stays_at_home,
     one_write_of_many_seconds_is_torn_too,
@@ -494,6 +641,7 @@ run_cases([
     the_agent_hears_who_was_killed,
     a_deadline_is_kept_and_the_set_before_is_named,
     a_store_that_fails_is_said_once_and_tried_again,
+    a_store_that_refuses_for_some_seconds_at_the_end_gets_all,
     a_set_that_is_not_whole_is_one_error,
     what_a_job_leaves_is_copied,
     a_large_archive_goes_in_parts,

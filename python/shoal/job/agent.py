@@ -503,7 +503,7 @@ class Agent:
                 self.container.checkpoints.symlink_to(self.folder.checkpoints)
             return
         from shoal.job import checkpoints
-        self.checkpoints = checkpoints.Synchronizer(self.base / place.local_path, place.uri, self.say, self.place.host)
+        self.checkpoints = checkpoints.Synchronizer(self.base / place.local_path, place.uri, self.say, self.place.host, job=self.job.name or "")
         try:
             self.checkpoints.start(self._report)
         except RuntimeError as error:

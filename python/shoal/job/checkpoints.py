@@ -5,9 +5,12 @@
         last.pt               --->         last.pt
                                            .shoal/algo-1.json                    the manifest: which objects are one set
 
-A set is what the folder held at one time when nothing in it was being written. Objects of a set are never overwritten: the new
-version of a file that the set has goes to `.shoal/` first, the manifest is replaced, and only then the plain name. So whoever
-reads by the manifest, as `start` does, gets all files of one set or an error, whenever the writer was killed."""
+A set is what the folder held at one time when nothing in it was being written. Objects of a set are never overwritten: a new version
+goes to `.shoal/HOST/RUN/` first, the manifest is replaced, and only then the plain name. So whoever reads by the manifest, as `start`
+does, gets all files of one set or an error, whenever the writer was killed.
+
+The manifest names its writer: a run of a job. A run takes it over when it starts, and replaces it only while it is its own. So a
+writer that is late, on a host that was cut off, changes nothing of the set of the job that came after it, and stops."""
 from __future__ import annotations
 
 import contextlib
@@ -15,21 +18,24 @@ import dataclasses
 import json
 import os
 import pathlib
+import socket
 import threading
 import time
-from typing import Dict, List, Optional, Set, Tuple
+import uuid
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 from shoal.job.document import Job
-from shoal.job.fetching import Progress, Report, Say, Stopped, bring_at_once, local_errors
-from shoal.job.storage import Item, StorageError, Store, join, local_path, store_open
+from shoal.job.fetching import Progress, Report, Say, bring_at_once, local_errors
+from shoal.job.storage import ChangedError, Item, Stopped, StorageError, Store, join, local_path, store_open
 
 OWN = ".shoal"
 INTERVAL_S = 2.0
 SETTLE_S = 1.0  # a file is complete when it has not changed for so long
 TORN_S = INTERVAL_S + SETTLE_S  # a file that changed so shortly before a process was killed may be half-written
-LAST_TRIES = 3
 TIMEOUT_S = 600.0  # until the last set is at its place
-PATIENCE_S = 60.0  # after that, what has settled is a set although another file is being written
+SAY_EVERY_S = 60.0  # that no set can be made, as a file is always being written
+LOOKS = 3  # at the sets of other hosts, which may be moving files to their plain names
+CLAIMS = 5  # of a manifest that others replace meanwhile
 UNFINISHED = (".tmp", ".part", ".partial", ".incomplete")
 
 
@@ -40,6 +46,10 @@ def timeout_of(job: Job) -> float:
 
 class CheckpointError(StorageError):
     """One line: what is not safe, and what is."""
+
+
+class TakenError(CheckpointError):
+    """Another run writes there now."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +68,7 @@ class Entry:
     key: str  # below the URI
     size: int
     version: str
-    mtime_ns: int
+    mtime_ns: int  # 0: no job has written it
 
 
 def _scan(folder: pathlib.Path) -> Dict[str, Mark]:
@@ -83,47 +93,71 @@ class Manifest:
     def __init__(self, store: Store, top: str, host: str):
         self.store, self.top, self.host = store, top, host
         self.key = join(top, f"{OWN}/{host}.json")
+        self.item: Optional[Item] = None  # as it was read or written last
         self.entries: Dict[str, Entry] = {}
-        self.time = 0.0
+        self.writer: Dict[str, Any] = {}
+        self.time = 0.0  # 0: no set was there yet
+
+    def entry(self, name: str, key: str, size: int, version: str, mtime_ns: int) -> Entry:
+        """The one way by which names and keys come in. A file is below the folder; its object has its name, or waits in this host's
+        folder for that. Raises CheckpointError."""
+        parts = {*name.split("/"), *key.split("/")}
+        is_aside = key.startswith(f"{OWN}/{self.host}/") and key.endswith(f"/{name}")
+        if parts & {"", ".", ".."} or "\0" in name or name.split("/")[0] == OWN or not (key == name or is_aside):
+            raise CheckpointError(f"{self.store.uri(join(self.top, ''))}: the object {json.dumps(key)} makes no file {json.dumps(name)} below "
+                                  f"the folder of checkpoints: rename it, or remove {self.store.uri(self.key)} to start without")
+        return Entry(key, size, version, mtime_ns)
 
     def read(self) -> bool:
-        item = self.store.info(self.key)
-        if item is None:
+        self.item = self.store.info(self.key)
+        if self.item is None:
             return False
         try:
-            data = json.loads(self.store.read_all(item))
-            self.entries = {name: Entry(**entry) for name, entry in data["files"].items()}
-            self.time = float(data["time"])
-        except (ValueError, KeyError, TypeError) as error:
+            data = json.loads(self.store.read_all(self.item))
+            self.entries = {name: self.entry(name, **entry) for name, entry in data["files"].items()}
+            self.writer, self.time = data.get("writer", {}), float(data["time"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{self.store.uri(self.key)} is no manifest of checkpoints ({error}): "
                                   "remove it to start without") from error
         return True
 
-    def write(self) -> None:
-        self.time = time.time()
-        files = {name: dataclasses.asdict(entry) for name, entry in sorted(self.entries.items())}
-        data = {"version": 1, "host": self.host, "time": round(self.time, 3), "files": files}
-        self.store.put_bytes((json.dumps(data, indent=1) + "\n").encode(), self.key)
+    def write(self, entries: Dict[str, Entry], writer: Dict[str, Any], at: float) -> None:
+        """Raises TakenError if another writer has replaced what was read or written last; nothing is changed then."""
+        files = {name: dataclasses.asdict(entry) for name, entry in sorted(entries.items())}
+        data = {"version": 1, "host": self.host, "time": round(at, 3), "writer": writer, "files": files}
+        text = (json.dumps(data, indent=1) + "\n").encode()
+        try:
+            self.item = self.store.swap(text, self.key, self.item)
+        except ChangedError:
+            now = Manifest(self.store, self.top, self.host)
+            if now.read() and now.writer != writer:
+                by = ", ".join(f"{what} {now.writer[what]}" for what in ("job", "machine", "run") if now.writer.get(what)) or "another writer"
+                raise TakenError(f"{by} has taken over {self.store.uri(self.key)}, and this job copies nothing more") from None
+            self.item = self.store.swap(text, self.key, now.item)  # our own, whose answer was lost
+        self.entries, self.writer, self.time = entries, writer, at
 
 
 class Synchronizer:
     """Keeps the files below `local` at `uri`: `start` brings the last set back and begins, `finish` copies what is left and
     ends.
 
-    Several hosts may share a URI, each with a `host` of its own; then all get the files of all. What a host has brought back or
-    written and removes is removed there, too."""
+    Several hosts may share a URI, each with a `host` of its own; then all get the files of all. What a job has written there and this
+    one removes is removed there, too. What no job has written leaves the set, and stays there."""
 
-    def __init__(self, local: pathlib.Path, uri: str, say: Say, host: str = "algo-1", interval_s: float = INTERVAL_S):
+    def __init__(self, local: pathlib.Path, uri: str, say: Say, host: str = "algo-1", interval_s: float = INTERVAL_S, job: str = ""):
         self.local, self.uri, self.say, self.host, self.interval_s = local, uri, say, host, interval_s
         self.store, top = store_open(uri)
         self.top = top.rstrip("/")
         self.manifest = Manifest(self.store, self.top, host)
+        self.writer = {"job": job, "machine": socket.gethostname(), "run": uuid.uuid4().hex[:12]}
         self.sent: Dict[str, Mark] = {}  # how the files looked whose bytes the manifest has
         self.foreign: Dict[str, Mark] = {}  # and those that another host's manifest has
         self.seen: Dict[str, Tuple[Mark, float]] = {}  # since when a file looks as it does
         self.kills: List[Tuple[float, float]] = []  # when processes were killed, by the clock of files and by the monotonic one
         self.torn: List[str] = []  # files that a killed process may have left half-written
-        self.waiting_since: Optional[float] = None
+        self.waiting_since: Optional[float] = None  # for a moment in which nothing is being written
+        self.said_at = 0.0
+        self.end_at = 0.0
         self.ending = threading.Event()
         self.copying = ""
         self.failure: Optional[StorageError] = None
@@ -136,41 +170,60 @@ class Synchronizer:
         for folder in filter(None, (self.local, local_path(self.uri))):
             with local_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
-        if self.manifest.read():  # a writer that was killed may have left plain names to be written
-            self._settle_names()
+        self._claim()
+        self._settle_names()  # which a writer that was killed may have left
         wanted = self._wanted()
         if wanted:
             self._bring(wanted, report)
         self.thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
         self.thread.start()
 
+    def _claim(self) -> None:
+        """The manifest is ours from now on. What lost writers have begun is removed."""
+        for left in reversed(range(CLAIMS)):
+            self.manifest.read()
+            try:
+                self.manifest.write(self.manifest.entries, self.writer, self.manifest.time)
+                break
+            except TakenError:
+                if not left:
+                    raise
+        kept = {join(self.top, entry.key) for entry in self.manifest.entries.values()}
+        for item in self.store.list(join(self.top, f"{OWN}/{self.host}/")):
+            if item.key not in kept:
+                self.store.delete(item.key)
+
     def _wanted(self) -> Dict[str, Tuple[Item, int]]:
-        """The files to bring, by name: those of all hosts' manifests; all that is there where no manifest is."""
-        items = {item.key: item for item in self.store.list(self.top + "/")}
+        """The files to bring, by name: those of all hosts' manifests; all that is there if there is no set."""
         own = join(self.top, OWN) + "/"
-        manifests = [key for key in items if key.startswith(own) and key.endswith(".json") and "/" not in key[len(own):]]
-        if not manifests:
-            return self._adopt([item for key, item in items.items() if not key.startswith(own) and not key.endswith("/")])
-        found: Dict[str, Tuple[Item, int]] = {}
-        lost: Dict[str, str] = {}
-        for manifest in self._read_others(manifests, len(own)):
-            for name, entry in manifest.entries.items():
-                item = items.get(join(self.top, entry.key))
-                if item and (item.size, item.version) == (entry.size, entry.version):
-                    found[name] = (item, entry.mtime_ns)
-                    continue
-                lost[name] = f"{self.store.uri(join(self.top, entry.key))} {'has changed' if item else 'is gone'}"
-        missing = [text for name, text in lost.items() if name not in found]
-        if missing:
-            raise CheckpointError(f"the last set of checkpoints is not whole: {missing[0]} since {self.store.uri(own)}*.json "
-                                  "was written: put it back, or remove these manifests to start with what is there")
-        return found
+        for left in reversed(range(LOOKS)):
+            items = {item.key: item for item in self.store.list(self.top + "/")}
+            keys = [key for key in items if key.startswith(own) and key.endswith(".json") and "/" not in key[len(own):]]
+            manifests = [one for one in self._read_others(keys, len(own)) if one.time]
+            if not manifests:
+                return self._adopt([item for key, item in items.items() if not key.startswith(own) and not key.endswith("/")])
+            found: Dict[str, Tuple[Item, int]] = {}
+            lost: Dict[str, str] = {}
+            for manifest in manifests:
+                for name, entry in manifest.entries.items():
+                    item = items.get(join(self.top, entry.key))
+                    if item and (item.size, item.version) == (entry.size, entry.version):
+                        found[name] = (item, entry.mtime_ns)
+                    else:
+                        lost[name] = f"{self.store.uri(join(self.top, entry.key))} {'has changed' if item else 'is gone'}"
+            missing = [text for name, text in lost.items() if name not in found]
+            if not missing:
+                return found
+            if len(manifests) > 1 and left:
+                time.sleep(SETTLE_S)
+        raise CheckpointError(f"the last set of checkpoints is not whole: {missing[0]} since {self.store.uri(own)}*.json "
+                              "was written: put it back, or remove these manifests to start with what is there")
 
     def _adopt(self, items: List[Item]) -> Dict[str, Tuple[Item, int]]:
         """What lies at a URI that no job has written is the first set, as it is."""
-        start = len(self.top) + 1
-        self.manifest.entries = {item.key[start:]: Entry(item.key[start:], item.size, item.version, 0) for item in items}
-        return {item.key[start:]: (item, 0) for item in items}
+        named = {item.key[len(self.top) + 1:]: item for item in items}
+        self.manifest.entries = {name: self.manifest.entry(name, name, item.size, item.version, 0) for name, item in named.items()}
+        return {name: (item, 0) for name, item in named.items()}
 
     def _read_others(self, keys: List[str], lead: int) -> List[Manifest]:
         manifests = [Manifest(self.store, self.top, key[lead:-len(".json")]) for key in keys]
@@ -178,9 +231,6 @@ class Synchronizer:
 
     def _bring(self, wanted: Dict[str, Tuple[Item, int]], report: Report) -> None:
         """All files come beside their places first."""
-        wrong = next((item for name, (item, _) in wanted.items() if {"..", "", "."} & set(name.split("/"))), None)
-        if wrong:
-            raise CheckpointError(f"{self.store.uri(wrong.key)} makes no name of a file below {self.local}")
         progress = Progress("checkpoints", len(wanted), sum(item.size for item, _ in wanted.values()), self.say, report)
         stop = threading.Event()
         try:
@@ -251,15 +301,14 @@ class Synchronizer:
             return
         if is_completed:
             self.kills.clear()
+        self.end_at = time.monotonic() + deadline_s
         self.ending.set()
         self.thread.join(max(deadline_s, 0.0))
-        if self.thread.is_alive():
-            raise CheckpointError(f"the last checkpoints are not at {self.uri}: {self.copying or 'copying'} has not ended "
-                                  f"within {deadline_s:g} s; {self._last_text()}")
+        is_late = self.thread.is_alive()
+        if self.failure or is_late:
+            reason = self.failure or f"{self.copying or 'copying'} has not ended within {deadline_s:g} s"
+            raise CheckpointError(f"the last checkpoints are not at {self.uri}: {reason}; {self._last_text()}") from self.failure
         self.thread = None
-        if self.failure:
-            text = f"the last checkpoints are not at {self.uri}: {self.failure}; {self._last_text()}"
-            raise CheckpointError(text) from self.failure
         if self.torn:
             more = f" and {len(self.torn) - 1} more" if len(self.torn) > 1 else ""
             raise CheckpointError(f"the last checkpoints are not at {self.uri}: {self.torn[0]}{more} may be half-written, as a process "
@@ -273,16 +322,17 @@ class Synchronizer:
     def _run(self) -> None:
         while not self.ending.wait(self.interval_s):
             self._pass(is_last=False)
-        for _ in range(LAST_TRIES):
-            self._pass(is_last=True)
-            if not self.failure:
-                break
+            if isinstance(self.failure, TakenError):
+                return
+        self._pass(is_last=True)
+        while self.failure and not isinstance(self.failure, TakenError) and time.monotonic() + SETTLE_S < self.end_at:
             time.sleep(SETTLE_S)
+            self._pass(is_last=True)
 
     def _pass(self, is_last: bool) -> None:
         """A failure is said once, and tried again in the next pass."""
         try:
-            self._settle_names()  # where the last pass could not
+            self._settle_names()  # which the last pass could not
             chosen = self._choose(is_last)
             if chosen is not None:
                 self._send(chosen)
@@ -290,7 +340,7 @@ class Synchronizer:
                 self.say(f"checkpoints: {self.uri} can be written again")
             self.failure = None
         except StorageError as error:
-            if not self.failure:
+            if not self.failure or isinstance(error, TakenError):
                 self.say(f"checkpoints: {error}")
             self.failure = error
         except Exception as error:  # whatever it is, finish() has to tell it
@@ -306,15 +356,23 @@ class Synchronizer:
             return None
         if any(name in self.sent for name in self.torn):  # the rest without it would be no set
             return None
-        whole = {name: mark for name, mark in looks.items() if name not in self.torn}
-        settled = {name: mark for name, mark in whole.items() if is_last or now - self.seen[name][1] >= SETTLE_S}
-        self.waiting_since = self.waiting_since or now
-        if len(settled) < len(whole) and now - self.waiting_since < PATIENCE_S:
+        chosen = {name: mark for name, mark in looks.items() if name not in self.torn}
+        unsettled = [name for name in chosen if not is_last and now - self.seen[name][1] < SETTLE_S]
+        if unsettled:
+            self._say_unsettled(unsettled, now)
             return None
         self.waiting_since = None
-        kept = {name: self.sent[name] for name in looks if name not in settled and name in self.sent}
-        chosen = {**settled, **kept}
         return None if chosen == self.sent else chosen
+
+    def _say_unsettled(self, names: List[str], now: float) -> None:
+        """Once a minute: a set with a file that is half-written would be worse than an old one."""
+        if self.waiting_since is None:
+            self.waiting_since = self.said_at = now
+        if now - self.said_at >= SAY_EVERY_S:
+            self.said_at = now
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            self.say(f"checkpoints: nothing has gone to {self.uri} for {now - self.waiting_since:.0f} s, as {names[0]}{more} is always being "
+                     f"written: keep logs in another folder; {self._last_text()}")
 
     def _may_be_torn(self, name: str, mark: Mark) -> bool:
         """Who was killed cannot have changed the file after that. The time of a file is that at which a write began, so a long one
@@ -347,11 +405,10 @@ class Synchronizer:
             if entry is None:  # it changed meanwhile: the set is not one; the next pass has it
                 return
             entries[name], marks[name] = entry, mark
-        removed = [entry.key for name, entry in self.manifest.entries.items() if name not in entries]
+        removed = [entry.key for name, entry in self.manifest.entries.items() if name not in entries and entry.mtime_ns]
         kept = self._keys_of_others() if removed else set()
-        self.manifest.entries = entries
         self.copying = "the manifest"
-        self.manifest.write()
+        self.manifest.write(entries, self.writer, time.time())
         self.sent = marks
         self._settle_names()
         for key in removed:
@@ -367,22 +424,21 @@ class Synchronizer:
         return {entry.key for manifest in others for entry in manifest.entries.values()}
 
     def _send_one(self, name: str, mark: Mark) -> Optional[Entry]:
-        """To its plain name, unless something stands there already."""
-        is_new = name not in self.manifest.entries and self.store.info(join(self.top, name)) is None
-        key = name if is_new else f"{OWN}/{self.host}/{name}"
+        """To a place where no other writer puts anything."""
+        key = f"{OWN}/{self.host}/{self.writer['run']}/{name}"
         path = self.local / name
         try:
             item = self.store.put(path, join(self.top, key))
         except StorageError:
-            if not path.exists():
+            if _mark(path) != mark:
                 return None
             raise
         if _mark(path) != mark or item.size != mark.size:
             return None
-        return Entry(key, item.size, item.version, mark.mtime_ns)
+        return self.manifest.entry(name, key, item.size, item.version, mark.mtime_ns)
 
     def _settle_names(self) -> None:
-        """Files of the set that lie in .shoal come to their plain names."""
+        """Files of the set that are in .shoal come to their plain names."""
         aside = {name: entry.key for name, entry in self.manifest.entries.items() if entry.key != name}
         if not aside:
             return
@@ -390,9 +446,8 @@ class Synchronizer:
         for name, key in aside.items():
             self.copying = name
             item = self.store.copy(join(self.top, key), join(self.top, name))
-            moved[name] = Entry(name, item.size, item.version, moved[name].mtime_ns)
-        self.manifest.entries = moved
-        self.manifest.write()
+            moved[name] = self.manifest.entry(name, name, item.size, item.version, moved[name].mtime_ns)
+        self.manifest.write(moved, self.writer, self.manifest.time)
         for key in aside.values():
             self.store.delete(join(self.top, key))
 

@@ -251,7 +251,7 @@ class LocalStore(Store):
             if now != before:
                 os.unlink(following)
                 raise self.changed(before or Item(key, 0))
-            if before and str(os.stat(following).st_mtime_ns) <= before.version:  # within one tick of the clock of files
+            if before and os.stat(following).st_mtime_ns <= int(before.version):  # within one tick of the clock of files
                 os.utime(following, ns=(int(before.version) + 1,) * 2)
             return _file_place(following, key)
 
