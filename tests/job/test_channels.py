@@ -609,6 +609,15 @@ def a_full_disk_is_one_error():
             expect(lines[0].startswith("FullError") and text in lines[0] and "SHOAL_CACHE" in lines[0], out, err)
 
 
+def data_larger_than_the_disk_are_one_error():
+    """With FastFile, too: before a byte has come."""
+    s3.put("larger/blob", os.urandom(100 * KiB))
+    with job_folder() as job, unittest.mock.patch("os.statvfs", lambda path: unittest.mock.Mock(f_bavail=9, f_frsize=4096)):
+        s3.proxy.forget()
+        text = failure("s3://data/larger/", job, input_mode="FastFile")
+        expect(text.startswith(f"102.4 kB have to come to {job}/cache, where 36.9 kB are free") and s3.proxy.gets("blob") == [], text)
+
+
 def names_that_cannot_be_files_are_one_error():
     cases = {"up": (["up/../../x"], "makes no name of a file"),
              "twice": (["twice/a//b", "twice/a/b"], "would both be the file a/b"),
@@ -756,6 +765,7 @@ run_cases([
     denied_access_is_one_error,
     a_store_that_cannot_be_reached_is_one_error,
     a_full_disk_is_one_error,
+    data_larger_than_the_disk_are_one_error,
     names_that_cannot_be_files_are_one_error,
     what_is_not_served_is_one_error,
     progress_is_a_bar_on_a_terminal_and_lines_elsewhere,

@@ -311,7 +311,7 @@ def channels_are_checked():
                  channels={name: "s3://bucket/x"})
     is_wrong("channels: 21 channels, and at most 20 are allowed", channels={f"c{number}": "s3://bucket/x"
                                                                             for number in range(21)})
-    is_wrong("channels.a.input_mode: mode Pipe is not served; FastFile reads on demand, too",
+    is_wrong("channels.a.input_mode: mode Pipe is not served; File brings the objects as files",
              channels={"a": {"uri": "s3://bucket/x", "input_mode": "Pipe"}})
     is_wrong('channels.a.distribution: needs FullyReplicated or ShardedByS3Key, not "Sharded"; did you mean "ShardedByS3Key"?',
              channels={"a": {"uri": "s3://bucket/x", "distribution": "Sharded"}})

@@ -11,7 +11,7 @@ import time
 TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(TOP / "tests/multi"), str(TOP / "python")]
 
-from shoal.job import agent, checkpoints, fastfile  # noqa: E402
+from shoal.job import agent, checkpoints  # noqa: E402
 from shoal.job.folder import JobFolder  # noqa: E402
 from jobs import DATA_PARALLEL, RUN_S, SHOAL, Jobs, content, expect_failed  # noqa: E402
 from stores import S3, wait_for  # noqa: E402
@@ -53,8 +53,6 @@ if rank == "0":
 
 def data_come_and_results_go():
     """Two hosts of two ranks: each host has its share, each object is asked for once, and all that they leave is in S3."""
-    if fastfile.why_not():
-        raise Skip(f"no FastFile here: {fastfile.why_not()}")
     for name in "abcde":
         s3.put(f"e2e/{name}", f"body-of-{name}".encode())
     with Jobs() as jobs:
@@ -65,7 +63,7 @@ def data_come_and_results_go():
         for host, ranks, names in (("algo-1", (0, 1), "ace"), ("algo-2", (2, 3), "bd")):
             lines = [line for line in jobs.log(host=host).splitlines() if "body-of" in line]
             expect(sorted(lines) == [f"{rank}| {name} body-of-{name}" for rank in ranks for name in names], lines, jobs.told())
-        expect("each brought when it is opened first" in (jobs.folder() / "runner.log").read_text(), jobs.told())
+        expect("with FastFile, too, all data come before the script starts" in (jobs.folder() / "runner.log").read_text(), jobs.told())
         expect(sorted(s3.proxy.gets("/e2e/")) == [f"/data/e2e/{name}" for name in "abcde"], s3.proxy.gets())
         kept = objects("kept")
         expect({name: body for name, body in kept.items() if name.startswith("of-")} ==

@@ -558,19 +558,10 @@ class Agent:
         with open(self.folder.log(self.place.host), "ab", buffering=0) as log, \
                 metrics.Watching(self.job.metric_definitions, self.folder, self.place.host, self.say) as watching:
             lines = Lines(log, [cause.hear, watching.line], self.say)
-            with self._data_view() as view:
-                training = Training(view.command(command), self.container.code, self.environment(), lines, self.job, view.pass_fds,
-                                    kill_note)
-                watching.look_at(training.process.pid)
-                code = training.run(lambda: self.is_stopping, self.wake_reading)
+            training = Training(command, self.container.code, self.environment(), lines, self.job, kill_note)
+            watching.look_at(training.process.pid)
+            code = training.run(lambda: self.is_stopping, self.wake_reading)
         return self._ending_of(code, training, cause, command)
-
-    def _data_view(self) -> Any:
-        """Brings the objects of FastFile channels when the workers open them."""
-        if not any(channel.input_mode == "FastFile" for channel in self.job.channels.values()):
-            return NoView()
-        from shoal.job import fastfile
-        return fastfile.View(self.base / "input/data", self.say)
 
     def _ending_of(self, code: int, training: "Training", cause: Cause, command: List[str]) -> Ending:
         if training.is_over_time:
@@ -597,34 +588,18 @@ class Agent:
         return ending
 
 
-class NoView:
-    """As fastfile.View, where no channel has that mode."""
-
-    pass_fds: Tuple[int, ...] = ()
-
-    def __enter__(self) -> "NoView":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        pass
-
-    def command(self, words: List[str]) -> List[str]:
-        return words
-
-
 class Training:
     """The runner's process and all that waits for it: what it writes, the time limit, the way from SIGTERM to SIGKILL."""
 
     def __init__(self, command: List[str], cwd: pathlib.Path, environment: Mapping[str, str], lines: Lines, job: Job,
-                 pass_fds: Tuple[int, ...], kill_note: Callable[[], None]):
+                 kill_note: Callable[[], None]):
         self.lines, self.job, self.kill_note = lines, job, kill_note
         self.is_over_time = False
         self.kill_at: Optional[float] = None
         self.drain_until: Optional[float] = None
         try:
             self.process = subprocess.Popen(command, cwd=cwd, env=dict(environment), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                            stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=processes.end_with_parent,
-                                            pass_fds=pass_fds)
+                                            stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=processes.end_with_parent)
         except OSError as error:
             raise AgentError(f"cannot start {command[0]}: {error.strerror}") from error
         self.end_at = time.monotonic() + job.max_run

@@ -1,4 +1,4 @@
-"""Data in: the folder of an input channel, filled on each host before the script starts, or, with FastFile, while it reads.
+"""Data in: the folder of an input channel, filled on each host before the script starts.
 
     document: Channel("s3://bucket/train")  -->  listing  -->  fetching.Cache  -->  hosts/algo-1/input/data/training/...
 
@@ -15,7 +15,6 @@ import random
 import shutil
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from shoal.job import fastfile
 from shoal.job.document import Channel
 from shoal.job.fetching import SPARE_BYTES, Cache, Progress, Report, Say, bytes_text, cache_folder, local_errors
 from shoal.job.storage import Item, LocalStore, StorageError, Store, local_path, store_open
@@ -47,9 +46,9 @@ def channel_bring(channel: Channel, folder: pathlib.Path, host_index: int, host_
         say(f"channel {folder.name}: {len(named)} objects for {host_count} hosts: this host gets none")
     if isinstance(store, LocalStore):
         _assemble(folder, own, lambda name, item, place: place.symlink_to(item.key))
-    elif channel.input_mode == "FastFile" and _fast_file_is_possible(folder, say):
-        _lay_out(folder, store, own, say)
     else:
+        if channel.input_mode == "FastFile":
+            say(f"channel {folder.name}: with FastFile, too, all data come before the script starts")
         _bring(folder, store, own, host_index / host_count, say, report)
 
 
@@ -77,7 +76,7 @@ def _write(file: Any, data: bytes) -> None:
 def _check(channel: Channel) -> None:
     """What reading.py lets pass in a document of the vendor's, and what it could not know."""
     if channel.input_mode not in ("File", "FastFile"):
-        raise ChannelError(f"input mode {channel.input_mode} is not served: use File or FastFile")
+        raise ChannelError(f"input mode {channel.input_mode} is not served: use File")
     if channel.data_type not in ("S3Prefix", "ManifestFile"):
         raise ChannelError(f"data type {channel.data_type} is not served: use S3Prefix or ManifestFile")
     if channel.distribution not in ("FullyReplicated", "ShardedByS3Key"):
@@ -241,34 +240,6 @@ def _copy(source: pathlib.Path, place: pathlib.Path) -> None:
     os.utime(place, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def _fast_file_is_possible(folder: pathlib.Path, say: Say) -> bool:
-    reason = fastfile.why_not()
-    if reason:
-        say(f"channel {folder.name}: FastFile is not possible here ({reason}): all data come before the script starts")
-    return not reason
-
-
-def _lay_out(folder: pathlib.Path, store: Store, named: List[Named], say: Say) -> None:
-    """Files that have their size and no bytes, and the list by which fastfile.View fills them."""
-    cache = Cache(cache_folder(folder), store)
-
-    def make(name: str, item: Item, place: pathlib.Path) -> None:
-        if cache.path(item).exists():
-            link(cache.path(item), place)
-        else:
-            fastfile.placeholder_make(place, item.size)
-
-    _assemble(folder, named, make)
-    try:
-        with local_errors(folder):
-            fastfile.listing_write(folder, store, cache.folder, named)
-    except StorageError:
-        _remove(folder)
-        raise
-    size = sum(item.size for _, item in named)
-    say(f"channel {folder.name}: {len(named):,} objects, {bytes_text(size)}, each brought when it is opened first")
-
-
 def link(source: pathlib.Path, place: pathlib.Path) -> None:
     """The same bytes under a second name, on another disk by a symbolic link."""
     try:
@@ -291,7 +262,6 @@ def _assemble(folder: pathlib.Path, named: List[Named], make: Callable[[str, Ite
                     made = place.parent
                 make(name, item, place)
             _remove(folder)
-            fastfile.listing_remove(folder)
             os.rename(coming, folder)
         finally:
             _remove(coming)

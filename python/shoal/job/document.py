@@ -11,7 +11,7 @@ class Channel:
     """Where the data of one input channel lie, and how each host gets them."""
 
     uri: str  # a folder or file, file://..., s3://bucket/prefix, or http(s)://...
-    input_mode: str = "File"  # "File": there before the script starts; "FastFile": listed at start, read on demand
+    input_mode: str = "File"  # "File": there before the script starts; "FastFile": the same here
     distribution: str = "FullyReplicated"  # or "ShardedByS3Key": objects are divided among hosts
     data_type: str = "S3Prefix"  # or "ManifestFile"
     content_type: Optional[str] = None

@@ -309,7 +309,7 @@ _CHANNEL_CHOICES = {
     "data_type": ("S3Prefix", "ManifestFile"), "compression": ("None",), "record_wrapping": ("None",),
 }
 _NOT_SERVED = {
-    "Pipe": "mode Pipe is not served; FastFile reads on demand, too",
+    "Pipe": "mode Pipe is not served; File brings the objects as files",
     "AugmentedManifestFile": "augmented manifests go with mode Pipe, which is not served",
     "Gzip": "is for mode Pipe alone, which is not served; leave it out: files arrive as they are",
     "RecordIO": "is for mode Pipe alone, which is not served; leave it out: files arrive as they are",
