@@ -602,6 +602,10 @@ def what_a_job_leaves_is_copied():
         archive.write_bytes(b"model")
         expect(archive_send(archive, "s3://data/results/") == "s3://data/results/job-1/output/model.tar.gz")
         expect(objects("results") == {"job-1/output/model.tar.gz": b"model"}, objects("results"))
+        for uri in (f"file://{name}/the%20results", f"{name}/the results"):
+            kept = pathlib.Path(name) / "the results/job-1/output/model.tar.gz"
+            expect(archive_send(archive, uri) == kept.as_uri() and kept.read_bytes() == b"model")
+            kept.unlink()
         text = archive_send(archive, "s3://no-such-bucket/x")
         expect(text.startswith("cannot copy model.tar.gz to s3://no-such-bucket/x/job-1") and "there is no such bucket" in text, text)
 

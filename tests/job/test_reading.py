@@ -322,6 +322,8 @@ def channels_are_checked():
     is_wrong(f'channels.a.uri: no file or folder "{ROOT}/none"', channels={"a": f"file://{ROOT}/none"})
     is_wrong(f'channels.a.uri: no file or folder "{ROOT}/of\\n\\nthree lines"', channels={"a": f"{ROOT}/of\n\nthree lines"})
     expect(wrong(channels={"a": str(ROOT / "none")}, where={"engine": "slurm"}) == [])
+    (ROOT / "a blank, 100%41#").mkdir()
+    expect(wrong(channels={"a": (ROOT / "a blank, 100%41#").as_uri(), "b": str(ROOT / "a blank, 100%41#")}) == [])
 
 
 def uris_are_checked():

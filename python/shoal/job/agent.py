@@ -24,11 +24,10 @@ import tarfile
 import time
 import types
 from typing import Any, BinaryIO, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
-from urllib.parse import unquote, urlparse
 
 from shoal.job import cluster, contract, distribution, metrics, processes
 from shoal.job.contract import Container, ContractError
-from shoal.job.document import Job
+from shoal.job.document import Job, local_path
 from shoal.job.folder import Amount, JobFolder
 
 EXIT_TIME_LIMIT = 124  # as `shoal run --timeout` has it
@@ -37,7 +36,6 @@ KILL_AFTER_S = 10.0  # how much longer than its grace time a runner may take bef
 DRAIN_S = 2.0  # how long what the workers left running may hold our pipe when they have ended
 LINE_MAX = 1 << 16
 IGNORED = ("__pycache__", ".git")
-REMOTE = "s3", "gs", "http", "https", "hdfs", "az"
 
 
 def say(line: str) -> None:
@@ -109,14 +107,6 @@ def _copy_error(error: shutil.Error, code: pathlib.Path) -> AgentError:
 
 def os_text(error: OSError) -> str:
     return f"{error.strerror or error}: {error.filename}" if error.filename else str(error.strerror or error)
-
-
-def local_path(uri: str) -> Optional[pathlib.Path]:
-    """The path of a folder or file of this machine; nothing for a place elsewhere."""
-    parsed = urlparse(uri)
-    if parsed.scheme == "file":
-        return pathlib.Path(unquote(parsed.path))
-    return None if parsed.scheme in REMOTE or "://" in uri else pathlib.Path(uri)
 
 
 def _source_copy(job: Job, folder: pathlib.Path) -> None:

@@ -3,7 +3,17 @@ it has the field. Reading a document and finding its mistakes is reading.py's wo
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from typing import Any, Dict, List, Optional, Union
+from urllib.parse import unquote
+
+
+def local_path(uri: str) -> Optional[pathlib.Path]:
+    """The path that a URI names on this machine; None for a place elsewhere. What follows file:// is quoted, as Path.as_uri() writes
+    it; a path is not."""
+    if uri.startswith("file://"):
+        return pathlib.Path(unquote(uri[len("file://"):]))
+    return None if "://" in uri else pathlib.Path(uri)
 
 
 @dataclasses.dataclass

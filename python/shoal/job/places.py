@@ -7,10 +7,9 @@ import pathlib
 import shutil
 import time
 from typing import List, Optional
-from urllib.parse import unquote, urlparse
 
 from shoal.job import contract, distribution, reading, repository
-from shoal.job.document import Job, JobError, as_data
+from shoal.job.document import Job, JobError, as_data, local_path
 from shoal.job.folder import JobFolder, Status, file_replace, host_names
 
 NAME_MAX = 63
@@ -91,7 +90,7 @@ def paths_complete(job: Job) -> None:
 
 
 def _absolute(uri: str) -> str:
-    return uri if urlparse(uri).scheme or "://" in uri else os.path.abspath(os.path.expanduser(uri))
+    return uri if "://" in uri else os.path.abspath(os.path.expanduser(uri))
 
 
 def job_read(folder: JobFolder) -> Job:
@@ -120,27 +119,12 @@ def _output_copy(job: Job, archive: pathlib.Path, below: str) -> str:
     if not job.output_path:
         return archive.as_uri()
     uri = f"{job.output_path.rstrip('/')}/{job.name}/output/{below}{archive.name}"
-    parsed = urlparse(uri)
-    if parsed.scheme not in ("", "file"):
-        return _output_send(archive, uri)
-    target = pathlib.Path(unquote(parsed.path) if parsed.scheme else uri)
-    unfinished = target.with_name(f".{target.name}.unfinished")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(archive, unfinished)
-        os.replace(unfinished, target)
-    except OSError as error:
-        unfinished.unlink(missing_ok=True)
-        text = f"cannot copy {archive.name} to {target}: {error.strerror}{contract.space_text(_existing(target), error)}"
-        raise contract.ContractError(text) from error
-    return target.as_uri()
-
-
-def _output_send(archive: pathlib.Path, uri: str) -> str:
     from shoal.job import storage
     try:
         store, key = storage.store_open(uri)
         store.put(archive, key)
     except storage.StorageError as error:
-        raise contract.ContractError(f"cannot copy {archive.name} to {uri}: {error}") from error
-    return uri
+        space = contract.space_text(_existing(pathlib.Path(key)), error.__cause__) if isinstance(error, storage.FullError) else ""
+        raise contract.ContractError(f"cannot copy {archive.name} to {uri}: {error}{space}") from error
+    path = local_path(uri)
+    return path.absolute().as_uri() if path else uri

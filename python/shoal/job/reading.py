@@ -20,7 +20,7 @@ import typing
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
 
 from . import distribution
-from .document import Job, JobError, Problem, as_data
+from .document import Job, JobError, Problem, as_data, local_path
 
 Place = Tuple[Union[str, int], ...]  # the keys and list indexes that lead to a value
 Mistake = Tuple[Place, str]
@@ -465,13 +465,6 @@ def _check_data(job: Job, source: Source) -> Iterator[Mistake]:
         path = local_path(channel.uri)
         if path and not (source.folder / path).exists():
             yield ("channels", name, "uri"), f"no file or folder {_in_quotes(source.folder / path)}"
-
-
-def local_path(uri: str) -> Optional[str]:
-    """The path that a URI names on this machine; None for one elsewhere."""
-    if uri.startswith("file://"):
-        return uri[len("file://"):]
-    return None if "://" in uri else uri
 
 
 _CHECKS = (_check_names, _check_numbers, _check_entry_point, _check_hyperparameters, _check_environment, _check_channels,

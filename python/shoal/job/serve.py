@@ -28,10 +28,11 @@ import zlib
 from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 from shoal.job import channels, processes, serving
+from shoal.job.document import local_path
 from shoal.job.fetching import local_errors
 from shoal.job.folder import JobFolder
 from shoal.job.serving import ServeError
-from shoal.job.storage import StorageError, local_path
+from shoal.job.storage import StorageError
 
 GRACE_S = 25  # the containers are killed 30 s after SIGTERM
 START_TIMEOUT_S = 600.0

@@ -23,6 +23,8 @@ import uuid
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple, TypeVar
 from urllib.parse import quote, unquote, urljoin
 
+from shoal.job.document import local_path
+
 CHUNK_BYTES = 1 << 20
 PART_BYTES = 16 << 20  # of an object that is written
 PARTS_MAX = 10_000  # of one object, by S3's rule
@@ -62,14 +64,6 @@ class Item(NamedTuple):
 
 
 Take = Callable[[bytes], None]
-
-
-def local_path(uri: str) -> Optional[pathlib.Path]:
-    """The path that a URI names on this machine; None for a place elsewhere. What follows file:// is quoted, as Path.as_uri() writes
-    it; a path is not."""
-    if uri.startswith("file://"):
-        return pathlib.Path(unquote(uri[len("file://"):]))
-    return None if "://" in uri else pathlib.Path(uri)
 
 
 def store_open(uri: str) -> Tuple["Store", str]:
