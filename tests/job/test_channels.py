@@ -524,8 +524,8 @@ def a_job_without_credentials_is_told():
     with Jobs() as jobs:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             del jobs.environment[name]
-        jobs.run("print('not reached')", channels={"training": "s3://data/tree/"}, code=1)
-        expect_failed(jobs, "^channel training .*: s3://data/tree/: no credentials were found: set AWS_ACCESS_KEY_ID", 125)
+        jobs.run("print('not reached')", channels={"training": "s3://data/tree/a.csv"}, code=1)
+        expect_failed(jobs, "^channel training .*: s3://data/tree/a.csv: no credentials were found: set AWS_ACCESS_KEY_ID", 125)
         expect("not reached" not in jobs.log() and "job failed: " in jobs.err, jobs.err, jobs.told())
         expect(files_below(jobs.folder() / "hosts/algo-1/input/data") == {}, jobs.told())
 
