@@ -336,6 +336,14 @@ def what_a_script_changes_in_place_stays_its_own():
         expect(files == {"lines": body} and "no room for 6 bytes once more" in said[0], said)
 
 
+def who_may_not_write_to_the_cache_gets_links():
+    s3.put("linked/lines", b"1")
+    with shared_cache() as cache, job_folder() as job, unittest.mock.patch("os.access", lambda path, mode: False):
+        bring("s3://data/linked/", job)
+        path, = (path for path in cache.rglob("*") if path.is_file())
+        expect(os.path.samefile(path, channel_folder(job) / "lines") and path.stat().st_mode & 0o777 == 0o444)
+
+
 def a_file_of_the_cache_that_was_written_to_comes_again():
     body = s3.put("written/blob", b"from the store")
     with shared_cache() as cache, job_folder() as job:
@@ -610,7 +618,7 @@ def a_full_disk_is_one_error():
 
 
 def data_larger_than_the_disk_are_one_error():
-    """With FastFile, too: before a byte has come."""
+    """Before a byte has come, and with FastFile as well."""
     s3.put("larger/blob", os.urandom(100 * KiB))
     with job_folder() as job, unittest.mock.patch("os.statvfs", lambda path: unittest.mock.Mock(f_bavail=9, f_frsize=4096)):
         s3.proxy.forget()
@@ -750,6 +758,7 @@ run_cases([
     what_is_in_the_cache_is_not_brought_again,
     the_cache_may_be_elsewhere,
     what_a_script_changes_in_place_stays_its_own,
+    who_may_not_write_to_the_cache_gets_links,
     a_file_of_the_cache_that_was_written_to_comes_again,
     a_journal_without_its_file_counts_for_nothing,
     a_killed_download_goes_on_where_it_was,

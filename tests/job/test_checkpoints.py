@@ -313,7 +313,8 @@ def a_set_waits_for_a_file_that_is_always_being_written():
 
 
 def the_older_of_two_writers_stops():
-    """A host that was cut off goes on while the job is started again: it replaces nothing, and says who took over."""
+    """A host that was cut off continues to copy while the job is started again. It replaces nothing, and its log names the job that took
+    over."""
     for uri in ("s3://data/older", tempfile.mkdtemp(prefix="shoal-test-older-")):
         older = Run(uri, job="first")
         older.write("model", b"epoch 1")
@@ -355,7 +356,7 @@ def a_manifest_is_replaced_by_one_writer_at_a_time():
 
 
 def an_answer_that_is_lost_is_no_other_writer():
-    """The store has written the manifest, and says that it has failed; so a second try meets the first."""
+    """The store has written the manifest, and its answer is an error; so a second try meets the first."""
     original, lost = storage.S3Store.swap, []
 
     def swap(self, data, key, before):

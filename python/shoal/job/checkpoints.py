@@ -35,7 +35,7 @@ TORN_S = INTERVAL_S + SETTLE_S  # a file that changed so shortly before a proces
 TIMEOUT_S = 600.0  # until the last set is at its place
 SAY_EVERY_S = 60.0  # that no set can be made, as a file is always being written
 LOOKS = 3  # at the sets of other hosts, which may be moving files to their plain names
-CLAIMS = 5  # of a manifest that others replace meanwhile
+CLAIMS = 5  # tries to take over a manifest that others replace meanwhile
 UNFINISHED = (".tmp", ".part", ".partial", ".incomplete")
 
 
@@ -194,7 +194,7 @@ class Synchronizer:
                 self.store.delete(item.key)
 
     def _wanted(self) -> Dict[str, Tuple[Item, int]]:
-        """The files to bring, by name: those of all hosts' manifests; all that is there if there is no set."""
+        """The files to bring, by name: those of all hosts' manifests; all that is there if no job has made a set."""
         own = join(self.top, OWN) + "/"
         for left in reversed(range(LOOKS)):
             items = {item.key: item for item in self.store.list(self.top + "/")}
@@ -284,6 +284,8 @@ class Synchronizer:
                         file.write(data)
                     progress.add(len(data))
                 self.store.read(item, 0, item.size, take)
+                file.flush()
+                os.fsync(file.fileno())  # _is_same relies on size and time
             if mtime_ns:
                 os.utime(coming, ns=(mtime_ns, mtime_ns))
 
@@ -424,7 +426,7 @@ class Synchronizer:
         return {entry.key for manifest in others for entry in manifest.entries.values()}
 
     def _send_one(self, name: str, mark: Mark) -> Optional[Entry]:
-        """To a place where no other writer puts anything."""
+        """The place of the object belongs to this run alone."""
         key = f"{OWN}/{self.host}/{self.writer['run']}/{name}"
         path = self.local / name
         try:

@@ -106,7 +106,7 @@ class Cache:
     def __init__(self, folder: pathlib.Path, store: Store):
         self.folder, self.store = folder, store
         self.stop = threading.Event()
-        self.unknown = uuid.uuid4().hex  # stands for the version of an object that has none: nobody else may rely on its bytes
+        self.unknown = uuid.uuid4().hex  # the version of objects that have none: no other process may rely on their bytes
         self.begun: Set[pathlib.Path] = set()  # parts that this process has begun or gone on with
 
     def path(self, item: Item) -> pathlib.Path:
@@ -280,7 +280,7 @@ def _stamp_ns(final: pathlib.Path) -> int:
 
 
 def _is_there(final: pathlib.Path, item: Item) -> bool:
-    """Whether the object is there as it came."""
+    """Returns true if the object is there as it came."""
     try:
         status = final.stat()
     except OSError:

@@ -26,7 +26,7 @@ from urllib.parse import quote, unquote, urljoin
 from shoal.job.document import local_path
 
 CHUNK_BYTES = 1 << 20
-PART_BYTES = 16 << 20  # of an object that is written
+PART_BYTES = 16 << 20  # larger objects are written in parts
 PARTS_MAX = 10_000  # of one object, by S3's rule
 COPY_BYTES = 512 << 20  # more is copied within S3 in parts
 PUTS_AT_ONCE = 4
@@ -251,7 +251,7 @@ class LocalStore(Store):
 
     @contextlib.contextmanager
     def _coming(self, key: str) -> Iterator[str]:
-        """A name beside `key` for a file that is to come there; it is gone afterwards."""
+        """A name in the folder of `key` for a file that is to come there; it is gone afterwards."""
         target = pathlib.Path(key)
         coming = target.with_name(f".shoal-{uuid.uuid4().hex}")
         with self._errors(key):
@@ -298,7 +298,7 @@ def _file_place(coming: str, key: str) -> Item:
 # ---- elsewhere ----
 
 class RemoteStore(Store):
-    """A store behind a network: a connection that breaks is made again, for what has not come."""
+    """A store behind a network. If a connection breaks, the bytes that have not come are asked for again."""
 
     def read(self, item: Item, start: int, end: int, take: Take) -> None:
         with self._errors(item.key, item):
@@ -428,7 +428,7 @@ class S3Store(RemoteStore):
         return self._there(key)
 
     def _in_parts(self, key: str, size: int, least: int, send: Callable[[int, int, Dict[str, Any]], str]) -> None:
-        """`send` gives bytes [start, end) as a part and returns its ETag."""
+        """`send` writes bytes [start, end) as a part and returns its ETag."""
         upload = self._call("create_multipart_upload", key)["UploadId"]
         step = max(least, -(-size // PARTS_MAX))
         tags: Dict[int, str] = {}
