@@ -82,11 +82,11 @@ def files_go_out_while_training_and_come_back():
         run.write("one.pt", b"1" * 100)
         run.write("deep/two.pt", b"2" * 200)
         run.set_is(**{"one.pt": b"1" * 100, "deep/two.pt": b"2" * 200})
-        run.write("last", b"last")
-        expect(run.finish() == {"one.pt": b"1" * 100, "deep/two.pt": b"2" * 200, "last": b"last"})
-        expect(brought(uri) == {"one.pt": b"1" * 100, "deep/two.pt": b"2" * 200, "last": b"last"})
+        run.write("last +%41ü", b"last")
+        expect(run.finish() == {"one.pt": b"1" * 100, "deep/two.pt": b"2" * 200, "last +%41ü": b"last"})
+        expect(brought(uri) == {"one.pt": b"1" * 100, "deep/two.pt": b"2" * 200, "last +%41ü": b"last"})
     plain = {name: body for name, body in objects("there").items() if not name.startswith(".shoal")}
-    expect(plain == {"one.pt": b"1" * 100, "deep/two.pt": b"2" * 200, "last": b"last"}, plain)
+    expect(plain == {"one.pt": b"1" * 100, "deep/two.pt": b"2" * 200, "last +%41ü": b"last"}, plain)
 
 
 def a_file_that_changes_and_one_that_goes():
@@ -163,17 +163,19 @@ def files_keep_their_mode_in_a_folder():
 def a_manifest_that_names_other_places_is_one_error():
     """Somebody else may write at the URI. Nothing is copied, written or deleted outside."""
     for name, key in (("stolen", "../victim"), ("../planted", "../planted"), ("../planted", ".shoal/algo-1/../planted"), ("/planted", "/planted"),
-                      ("stolen", "victim"), ("stolen", ".shoal/algo-2/stolen"), (".shoal/x", ".shoal/x"), ("a//b", "a//b")):
+                      ("stolen", "victim"), ("linked/victim", "linked/victim"), ("linked/planted", ".shoal/algo-1/linked/planted"), ("stolen", ".shoal/algo-2/stolen"), (".shoal/x", ".shoal/x"), ("a//b", "a//b")):
         for host in ("algo-1", "algo-2"):
             with tempfile.TemporaryDirectory() as name_of_top:
                 top = pathlib.Path(name_of_top)
                 (top / "there/.shoal/algo-1").mkdir(parents=True)
                 (top / "victim").write_bytes(b"victim")
+                (top / "there/linked").symlink_to(top)
                 entry = {"key": key, "size": 6, "version": str((top / "victim").stat().st_mtime_ns), "mtime_ns": 1}
                 (top / "there/.shoal/algo-1.json").write_text(json.dumps({"version": 1, "time": 1, "files": {name: entry}}))
                 sync = Synchronizer(top / "local/checkpoints", str(top / "there"), Said(), host=host)
                 text = message(sync.start)
                 expect("below the folder of checkpoints" in text, text)
+                (top / "there/linked").unlink()
                 kept = {path for path in files_below(top) if path != "there/.shoal/algo-2.json"}
                 expect(kept == {"there/.shoal/algo-1.json", "victim"}, files_below(top))
 
@@ -620,6 +622,12 @@ def a_large_archive_goes_in_parts():
         archive_send(archive, "s3://data/parts")
         expect(objects("parts") == {"job-1/output/model.tar.gz": body})
         expect(len([path for method, path in s3.proxy.requests if method == "PUT"]) == 3, s3.proxy.requests)
+        before, storage.COPY_BYTES = storage.COPY_BYTES, 12 << 20
+        try:
+            item = storage.S3Store().copy("data/parts/job-1/output/model.tar.gz", "data/copies/model")
+        finally:
+            storage.COPY_BYTES = before
+        expect(objects("copies") == {"model": body} and item.size == len(body))
 
 
 run_cases([

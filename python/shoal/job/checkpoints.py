@@ -103,7 +103,8 @@ class Manifest:
         folder for that. Raises CheckpointError."""
         parts = {*name.split("/"), *key.split("/")}
         is_aside = key.startswith(f"{OWN}/{self.host}/") and key.endswith(f"/{name}")
-        if parts & {"", ".", ".."} or "\0" in name or name.split("/")[0] == OWN or not (key == name or is_aside):
+        is_plain = not parts & {"", ".", ".."} and "\0" not in name and name.split("/")[0] != OWN and (key == name or is_aside)
+        if not is_plain or not all(self.store.is_below(self.top, join(self.top, one)) for one in (name, key)):
             raise CheckpointError(f"{self.store.uri(join(self.top, ''))}: the object {json.dumps(key)} makes no file {json.dumps(name)} below "
                                   f"the folder of checkpoints: rename it, or remove {self.store.uri(self.key)} to start without")
         return Entry(key, size, version, mtime_ns)

@@ -160,6 +160,10 @@ class Store:
         """Puts `data` at `key` if what is there is still `before`; None means that nothing is there. Else raises ChangedError."""
         raise self._is_read_only(key)
 
+    def is_below(self, top: str, key: str) -> bool:
+        """Returns true if no link leads from below `top` to elsewhere on the way to the object."""
+        return True
+
     def read_all(self, item: Item) -> bytes:
         pieces: List[bytes] = []
         self.read(item, 0, item.size, pieces.append)
@@ -208,6 +212,10 @@ class LocalStore(Store):
                 take(data)
         if start < end or self.info(item.key) != item:
             raise self.changed(item)
+
+    def is_below(self, top: str, key: str) -> bool:
+        whole = os.path.realpath(top)
+        return os.path.commonpath([whole, os.path.realpath(os.path.dirname(key))]) == whole
 
     def put(self, path: pathlib.Path, key: str) -> Item:
         """The file keeps its mode."""
