@@ -66,6 +66,8 @@ struct run {
     int asks;                  /* on this host */
     bool must_leave;           /* asked for the end while only output, or other hosts, were left */
     uint64_t timeout_at, word_at, term_at, kill_at, abandon_at, drain_at;
+    bool has_verdict; /* host 0's about this attempt; it counts when no worker is left */
+    struct run_cause verdict;
 };
 
 /* ---- time ---- */
@@ -129,7 +131,8 @@ static void trouble_say(struct run *run, int code, int signal)
 {
     struct run_message message = {.kind = RUN_TROUBLE};
     message.event = (struct run_event){
-        .cause = signal ? RUN_CAUSE_SIGNAL : (int)run->cause, .rank = -1, .code = code, .signal = signal, .asked = run->asks};
+        .cause = signal ? RUN_CAUSE_SIGNAL : (int)run->cause, .rank = -1, .code = code, .signal = signal, .asked = run->asks,
+        .attempt = run->options.attempt};
     if (run->first >= 0)
         message.event.rank = run_worker_rank(&run->workers, run->first);
     run_agents_say(run->agents, &message);
@@ -374,6 +377,22 @@ static bool is_finished(const struct run *run)
     return run->must_leave || !run_output_has_streams(&run->output) || now_ms() >= run->drain_at;
 }
 
+static void verdict_act(struct run *run)
+{
+    const struct run_cause *cause = &run->verdict;
+    const struct run_reporting reporting = reporting_of(run);
+    const bool is_failure = cause->kind == RUN_CAUSE_WORKER || cause->kind == RUN_CAUSE_TOGETHER;
+    run->has_verdict = false;
+    run_report_print(&reporting, cause);
+    if (cause->is_retried)
+        run_output_say(&run->output, "starting all workers again: restart %d of %d", run->options.attempt + 1,
+                       run->options.restarts);
+    else if (is_failure && run->options.attempt)
+        run_output_say(&run->output, "this was restart %d of %d", run->options.attempt, run->options.restarts);
+    run->code = cause->is_retried ? run->code : cause->code;
+    run->phase = cause->is_retried ? PHASE_WAITING : PHASE_OVER;
+}
+
 static void attempt_end(struct run *run)
 {
     struct run_message message = {.kind = RUN_ENDED};
@@ -385,7 +404,12 @@ static void attempt_end(struct run *run)
         run_output_say(&run->output, "%s cannot be killed (it hangs in the kernel) and is left behind",
                        run_workers_alive(&run->workers).text);
     const struct run_reporting reporting = reporting_of(run);
+    if (run->has_verdict) {
+        verdict_act(run);
+        return;
+    }
     message.ended = run_report_ended(&reporting);
+    message.ended.attempt = run->options.attempt;
     run_agents_say(run->agents, &message);
 }
 
@@ -411,38 +435,29 @@ static void tell_take(struct run *run, int rank)
     struct run_message message = {.kind = RUN_TOLD};
     const struct run_reporting reporting = reporting_of(run);
     run_report_tell(&reporting, rank, &message.cause);
+    message.cause.attempt = run->options.attempt;
     run_agents_say(run->agents, &message);
 }
 
+/* Workers that are alive keep the time that STOP gave them. If the others start again, they are killed at once. */
 static void verdict_take(struct run *run, const struct run_cause *cause)
 {
-    const struct run_reporting reporting = reporting_of(run);
-    if (run->phase == PHASE_WORKING) {
-        if (run->workers.alive)
-            run_output_say(&run->output, "host 0 waits no longer: killing %s", run_workers_alive(&run->workers).text);
-        run_workers_end(&run->workers, SIGKILL);
-        run_workers_reap(&run->workers);
-        run_output_drain(&run->output);
-    }
-    run_report_print(&reporting, cause);
-    const bool is_failure = cause->kind == RUN_CAUSE_WORKER || cause->kind == RUN_CAUSE_TOGETHER;
-    if (cause->is_retried)
-        run_output_say(&run->output, "starting all workers again: restart %d of %d", run->options.attempt + 1,
-                       run->options.restarts);
-    else if (is_failure && run->options.attempt)
-        run_output_say(&run->output, "this was restart %d of %d", run->options.attempt, run->options.restarts);
-    if (cause->is_retried) {
-        run->phase = PHASE_WAITING;
+    run->verdict = *cause;
+    run->has_verdict = true;
+    if (run->phase != PHASE_WORKING) {
+        verdict_act(run);
         return;
     }
-    run->code = cause->code;
-    run->phase = PHASE_OVER;
+    if (!run->workers.alive || (run->cause != RUN_CAUSE_NONE && !cause->is_retried))
+        return;
+    run_output_say(&run->output, "host 0 waits no longer: killing %s", run_workers_alive(&run->workers).text);
+    workers_kill(run);
 }
 
 static void messages_take(struct run *run)
 {
     struct run_message message;
-    while (run->phase != PHASE_OVER && run_agents_next(run->agents, &message)) {
+    while (run->phase != PHASE_OVER && !run->has_verdict && run_agents_next(run->agents, &message)) {
         if (message.kind == RUN_START && run->phase != PHASE_WORKING) {
             run->options.restarts = message.start.restarts;
             attempt_begin(run, &message.start);
@@ -452,6 +467,8 @@ static void messages_take(struct run *run)
             tell_take(run, message.tell.rank);
         } else if (message.kind == RUN_VERDICT) {
             verdict_take(run, &message.cause);
+        } else if (message.kind == RUN_NOTE) {
+            run_output_say(&run->output, "%s", message.note.text);
         } else if (message.kind == RUN_REFUSED) {
             run_output_say(&run->output, "%s", message.refusal.text);
             run->code = RUN_EXIT_LAUNCHER;

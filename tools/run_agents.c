@@ -32,27 +32,37 @@ static bool is_host_0(const struct run_agents *agents)
     return agents->index == 0;
 }
 
-void run_agents_queue(struct run_agents *agents, const struct run_message *message)
+void run_agents_own(struct run_agents *agents, const struct run_message *message)
 {
-    if (agents->queued < QUEUE_MAX)
-        agents->queue[(agents->first + agents->queued++) % QUEUE_MAX] = *message;
+    agents->own[message->kind] = *message;
+    agents->own_at[message->kind] = ++agents->own_count;
+}
+
+static bool own_next(struct run_agents *agents, struct run_message *message_out)
+{
+    int oldest = 0;
+    for (int kind = 1; kind < RUN_KIND_END; kind++)
+        if (agents->own_at[kind] && (!oldest || agents->own_at[kind] < agents->own_at[oldest]))
+            oldest = kind;
+    if (!oldest)
+        return false;
+    *message_out = agents->own[oldest];
+    agents->own_at[oldest] = 0;
+    return true;
 }
 
 bool run_agents_next(struct run_agents *agents, struct run_message *message_out)
 {
-    if (!agents->queued)
-        return false;
-    *message_out = agents->queue[agents->first];
-    agents->first = (agents->first + 1) % QUEUE_MAX;
-    agents->queued--;
-    return true;
+    if (!is_host_0(agents) && run_agents_host_0_next(agents, message_out))
+        return true;
+    return own_next(agents, message_out);
 }
 
-void run_agents_queue_refusal(struct run_agents *agents, const char *text)
+void run_agents_own_refusal(struct run_agents *agents, const char *text)
 {
     struct run_message message = {.kind = RUN_REFUSED, .refusal.is_final = true};
     snprintf(message.refusal.text, sizeof message.refusal.text, "%s", text);
-    run_agents_queue(agents, &message);
+    run_agents_own(agents, &message);
 }
 
 size_t run_agents_polls(const struct run_agents *agents)
@@ -103,22 +113,34 @@ uint64_t run_agents_deadline(const struct run_agents *agents)
         agents_earlier(&at, run_hub_deadline(&agents->hub));
         if (agents->accept_at > run_agents_now_ms() || agents->listener < 0)
             agents_earlier(&at, agents->accept_at);
-    } else if (agents->links[0].fd < 0) {
-        agents_earlier(&at, agents->search.next_at);
+    } else {
+        agents_earlier(&at, agents->links[0].fd < 0 ? agents->search.next_at : agents->answer_at);
     }
     return at;
+}
+
+void run_agents_await(struct run_agents *agents, enum run_kind kind)
+{
+    const uint64_t end_ms = agents->options->grace_ms + END_MS_MORE + RUN_HUB_TELL_MS + RUN_HUB_ANSWER_MS;
+    if (!agents->is_started)
+        return;
+    if (kind == RUN_TROUBLE && !agents->has_stop)
+        agents_earlier(&agents->answer_at, run_agents_now_ms() + RUN_HUB_ANSWER_MS);
+    else if (kind == RUN_ENDED && agents->has_stop)
+        agents_earlier(&agents->answer_at, run_agents_now_ms() + end_ms);
 }
 
 /* A host that has lost host 0 gives the verdict itself, once its workers have ended. */
 void run_agents_say(struct run_agents *agents, const struct run_message *message)
 {
     agents->has_ended |= message->kind == RUN_ENDED;
+    run_agents_await(agents, message->kind);
     if (is_host_0(agents))
         run_hub_hear(&agents->hub, 0, message, run_agents_now_ms());
     else if (!agents->is_partitioned)
         run_link_say(&agents->links[0], message);
     else if (message->kind == RUN_ENDED)
-        run_agents_queue_loss(agents, RUN_VERDICT);
+        run_agents_own_loss(agents, RUN_VERDICT);
 }
 
 void run_agents_leave(struct run_agents *agents)
@@ -130,9 +152,9 @@ void run_agents_leave(struct run_agents *agents)
         if (link->fd < 0)
             continue;
         /* Host 0 waits until the others have closed: what it had still to read would end their connections before they have
-         * read its last words. */
+         * read its last words. Whoever is stopped has sent nothing. */
         if (is_host_0(agents) && link->host >= 0)
-            link->until = run_agents_now_ms() + CLOSING_MS;
+            link->until = run_agents_now_ms() + (run_hub_is_silent(&agents->hub, link->host) ? 0 : CLOSING_MS);
         else if (!link->out_bytes)
             run_link_close(link);
         else
@@ -210,11 +232,11 @@ static bool agents_prepare(struct run_agents *agents)
 {
     const bool is_alone = agents->hosts == 1;
     agents->link_count = is_alone ? 0 : is_host_0(agents) ? agents->hosts + STRANGERS_MAX : 1;
-    agents->queue = calloc(QUEUE_MAX, sizeof *agents->queue);
+    agents->own = calloc(RUN_KIND_END, sizeof *agents->own);
     agents->links = calloc((size_t)agents->link_count + 1, sizeof *agents->links);
     for (int i = 0; agents->links && i < agents->link_count; i++)
         agents->links[i] = (struct run_link){.fd = -1, .host = -1};
-    return agents->queue && agents->links && (!is_host_0(agents) || hub_prepare(agents));
+    return agents->own && agents->links && (!is_host_0(agents) || hub_prepare(agents));
 }
 
 static void self_fill(struct run_agents *agents)
@@ -245,6 +267,7 @@ struct run_agents *run_agents_open(const struct run_options *options, struct run
     agents->index = options->place.index;
     agents->hosts = options->place.hosts;
     agents->listener = -1;
+    agents->answer_at = NEVER;
     agents->word_at = run_agents_now_ms() + WORD_MS;
     agents->search.pause_ms = PAUSE_MS_MIN;
     agents->search.give_up_at = run_agents_now_ms() + options->meet_ms;
@@ -272,7 +295,7 @@ void run_agents_close(struct run_agents *agents)
     shoal_timed_call_close(agents->search.lookup);
     run_hub_close(&agents->hub);
     explicit_bzero(&agents->secret, sizeof agents->secret);
-    free(agents->queue);
+    free(agents->own);
     free(agents->links);
     free(agents);
 }

@@ -15,7 +15,7 @@ void run_agents_hub_send(void *arg, int host, const struct run_message *message)
 {
     struct run_agents *agents = arg;
     if (host == agents->index) {
-        run_agents_queue(agents, message);
+        run_agents_own(agents, message);
         return;
     }
     for (int i = 0; i < agents->link_count; i++) {
@@ -72,7 +72,7 @@ static void listener_open(struct run_agents *agents)
         snprintf(text, sizeof text, "host 0 cannot listen at %s, ports %d to %d: %s; choose another port to meet at",
                  place->meet, place->port + 1, place->port + run_agents_ports(agents), strerror(error));
     agents->accept_at = NEVER;
-    run_agents_queue_refusal(agents, text);
+    run_agents_own_refusal(agents, text);
 }
 
 static void link_refuse(struct run_agents *agents, struct run_link *link, bool is_final, const char *text)
@@ -212,7 +212,7 @@ static void deaf_refuse(struct run_agents *agents)
     char text[RUN_REFUSAL_MAX];
     snprintf(text, sizeof text, "host 0 could not listen at %.200s within %g s (--meet-timeout): %.400s",
              agents->options->place.meet, (double)agents->options->meet_ms / 1000.0, agents->search.reason);
-    run_agents_queue_refusal(agents, text);
+    run_agents_own_refusal(agents, text);
 }
 
 void run_agents_serve_hosts(struct run_agents *agents, const struct pollfd *polls)

@@ -196,7 +196,7 @@ static void challenge_take(struct run_agents *agents, struct run_link *link, con
 static void refusal_take(struct run_agents *agents, const struct run_message *message)
 {
     if (message->refusal.is_final) {
-        run_agents_queue(agents, message);
+        run_agents_own(agents, message);
         run_link_close(&agents->links[0]);
         agents->search.next_at = NEVER;
     } else {
@@ -204,22 +204,38 @@ static void refusal_take(struct run_agents *agents, const struct run_message *me
     }
 }
 
-static void word_of_host_0_take(struct run_agents *agents, struct run_link *link, const struct run_message *message)
+/* Any word but a note shows that host 0 acts. STOP is answered at once, however long its workers take to end. */
+static void member_hear(struct run_agents *agents, struct run_link *link, const struct run_message *message)
 {
-    if (message->kind == RUN_REFUSED) {
-        refusal_take(agents, message);
-    } else if (link->state == RUN_LINK_GREETED && message->kind == RUN_CHALLENGE) {
-        challenge_take(agents, link, &message->challenge);
-    } else if (link->state == RUN_LINK_MEMBER) {
-        agents->is_started |= message->kind == RUN_START;
-        agents->has_ended &= message->kind != RUN_START;
-        run_agents_queue(agents, message);
-    } else {
-        search_miss(agents, 2, "something else answers there");
+    if (message->kind == RUN_START) {
+        agents->is_started = true;
+        agents->has_ended = agents->has_stop = false;
+    } else if (message->kind == RUN_STOP) {
+        const struct run_message answer = {.kind = RUN_STOPPING, .stopping.attempt = message->event.attempt};
+        agents->has_stop = true;
+        run_link_say(link, &answer);
     }
+    if (message->kind != RUN_NOTE)
+        agents->answer_at = NEVER;
+    if (message->kind == RUN_STOP && agents->has_ended)
+        run_agents_await(agents, RUN_ENDED);
 }
 
-void run_agents_queue_loss(struct run_agents *agents, enum run_kind kind)
+/* Returns true when the message is for run.c. */
+static bool word_of_host_0_take(struct run_agents *agents, struct run_link *link, const struct run_message *message)
+{
+    if (message->kind == RUN_REFUSED)
+        refusal_take(agents, message);
+    else if (link->state == RUN_LINK_GREETED && message->kind == RUN_CHALLENGE)
+        challenge_take(agents, link, &message->challenge);
+    else if (link->state != RUN_LINK_MEMBER)
+        search_miss(agents, 2, "something else answers there");
+    else
+        member_hear(agents, link, message);
+    return link->state == RUN_LINK_MEMBER && message->kind != RUN_REFUSED && message->kind != RUN_CHALLENGE;
+}
+
+void run_agents_own_loss(struct run_agents *agents, enum run_kind kind)
 {
     struct run_message message = {.kind = kind};
     if (kind == RUN_STOP)
@@ -230,7 +246,7 @@ void run_agents_queue_loss(struct run_agents *agents, enum run_kind kind)
         snprintf(message.cause.words, sizeof message.cause.words, "%s", agents->search.reason);
     if (kind == RUN_VERDICT)
         snprintf(message.cause.name, sizeof message.cause.name, "%.63s", agents->options->place.meet);
-    run_agents_queue(agents, &message);
+    run_agents_own(agents, &message);
 }
 
 /* Before START the search begins again: the agent of host 0 may have been started a second time. */
@@ -244,15 +260,29 @@ static void host_0_lose(struct run_agents *agents, int error)
     agents->search.next_at = NEVER;
     agents->search.weight = 0;
     const bool is_gone = error < 0 || error == ECONNRESET || error == EPIPE;
-    run_search_note(&agents->search, 0, is_gone ? "its `shoal run` ended without a word" : "it no longer answers");
+    run_search_note(&agents->search, 0,
+                    is_gone          ? "its `shoal run` ended without a word"
+                    : error == ETIME ? "it does not answer: `shoal run` there is stopped or starved"
+                                     : "it no longer answers");
     agents->is_partitioned = true;
     if (!agents->has_left)
-        run_agents_queue_loss(agents, agents->has_ended ? RUN_VERDICT : RUN_STOP);
+        run_agents_own_loss(agents, agents->has_ended ? RUN_VERDICT : RUN_STOP);
+}
+
+bool run_agents_host_0_next(struct run_agents *agents, struct run_message *message_out)
+{
+    struct run_link *link = &agents->links[0];
+    enum run_parsed parsed = RUN_PARSED_MORE;
+    while (link->fd >= 0 && link->state != RUN_LINK_CLOSING && (parsed = run_link_next(link, message_out)) == RUN_PARSED_FRAME)
+        if (word_of_host_0_take(agents, link, message_out))
+            return true;
+    if (link->fd >= 0 && (link->error || parsed == RUN_PARSED_BAD))
+        host_0_lose(agents, link->error ? link->error : ECONNRESET);
+    return false;
 }
 
 static void link_to_host_0_serve(struct run_agents *agents, struct run_link *link, short events)
 {
-    struct run_message message;
     if (link->state == RUN_LINK_CONNECTING && events)
         greet(agents, link);
     if (link->fd < 0)
@@ -260,15 +290,13 @@ static void link_to_host_0_serve(struct run_agents *agents, struct run_link *lin
     int error = run_link_flush(link);
     if (!error && (events & (POLLIN | POLLERR | POLLHUP)))
         error = run_link_receive(link);
-    enum run_parsed parsed = RUN_PARSED_MORE;
-    while (link->fd >= 0 && link->state != RUN_LINK_CLOSING && agents->queued < QUEUE_MAX &&
-           (parsed = run_link_next(link, &message)) == RUN_PARSED_FRAME)
-        word_of_host_0_take(agents, link, &message);
-    if (link->fd < 0)
-        return;
-    if (error || parsed == RUN_PARSED_BAD)
-        host_0_lose(agents, error ? error : ECONNRESET);
-    else if (run_agents_now_ms() >= link->until)
+    const bool is_closing = link->state == RUN_LINK_CLOSING;
+    link->error = error;
+    if (is_closing)
+        link->in_bytes = 0;
+    if (is_closing && error)
+        run_link_close(link);
+    else if (!error && run_agents_now_ms() >= link->until)
         search_miss(agents, 1, "no answer in time");
 }
 
@@ -281,15 +309,17 @@ static void search_give_up(struct run_agents *agents)
              (double)agents->options->meet_ms / 1000.0, agents->search.reason);
     agents->search.next_at = NEVER;
     run_link_close(&agents->links[0]);
-    run_agents_queue_refusal(agents, text);
+    run_agents_own_refusal(agents, text);
 }
 
 void run_agents_serve_host_0(struct run_agents *agents, const struct pollfd *polls)
 {
     struct run_link *link = &agents->links[0];
     const uint64_t now = run_agents_now_ms();
-    if (link->fd >= 0 && (polls[0].revents || now >= link->until))
+    if (link->fd >= 0 && !link->error && (polls[0].revents || now >= link->until))
         link_to_host_0_serve(agents, link, polls[0].revents);
+    if (link->fd >= 0 && !link->error && now >= agents->answer_at)
+        link->error = ETIME;
     if (agents->is_started)
         agents->word_at = NEVER;
     if (now >= agents->word_at) {

@@ -10,7 +10,7 @@
 
 #define NEVER UINT64_MAX
 
-enum { PORTS_AFTER_MEETING = 16, ADDRESSES_MAX = 8, QUEUE_MAX = 16 };
+enum { PORTS_AFTER_MEETING = 16, ADDRESSES_MAX = 8 };
 enum { HANDSHAKE_MS = 5000, CLOSING_MS = 2000, LOOKUP_MS = 500, LOOKUP_WAIT_MS = 500 };
 
 struct run_address {
@@ -45,9 +45,9 @@ struct run_agents {
     int index, hosts;
     bool has_left;
     uint64_t word_at;
-    /* for this host */
-    struct run_message *queue;
-    size_t first, queued;
+    /* for this host, from its own agent: the last message of each kind */
+    struct run_message *own;
+    uint64_t own_at[RUN_KIND_END], own_count; /* in which order they came; 0: there is none */
     /* of host 0 */
     struct run_hub hub;
     bool is_refusing; /* a connection was refused, and that was said */
@@ -59,13 +59,16 @@ struct run_agents {
     struct run_search search;
     bool is_started, is_partitioned; /* host 0 was lost after START */
     bool has_ended;                  /* ENDED was said of this attempt */
+    bool has_stop;                   /* STOP has come in it */
+    uint64_t answer_at;              /* host 0 counts as lost then, if it says nothing */
 };
 
 uint64_t run_agents_now_ms(void);
 
-/* A message for this host. What does not fit is one of many signals. */
-void run_agents_queue(struct run_agents *agents, const struct run_message *message);
-void run_agents_queue_refusal(struct run_agents *agents, const char *text);
+/* A message from this host's own agent to run.c. It replaces one of its kind that has not been taken: a later STOP has been asked
+ * for more often, and no other kind comes twice. */
+void run_agents_own(struct run_agents *agents, const struct run_message *message);
+void run_agents_own_refusal(struct run_agents *agents, const char *text);
 
 /* Looks the meeting point's name up, for LOOKUP_WAIT_MS at most; the next call takes a later answer. Returns false when nothing
  * is known, or not yet: names of Kubernetes' services come with their pods. */
@@ -85,8 +88,14 @@ void run_search_note(struct run_search *search, int weight, const char *reason);
 void run_agents_serve_hosts(struct run_agents *agents, const struct pollfd *polls);
 void run_agents_hub_send(void *arg, int host, const struct run_message *message);
 
-/* Another host: what it does after poll(); STOP or VERDICT for itself, when it has lost host 0. */
+/* Another host: what it does after poll(); the next message of host 0 for run.c, which stays in the link until it is taken; STOP
+ * or VERDICT for itself, when it has lost host 0. */
 void run_agents_serve_host_0(struct run_agents *agents, const struct pollfd *polls);
-void run_agents_queue_loss(struct run_agents *agents, enum run_kind kind);
+bool run_agents_host_0_next(struct run_agents *agents, struct run_message *message_out);
+
+/* Host 0 answers the first TROUBLE of an attempt by STOP; after STOP and ENDED it decides when it waits for no other host. If
+ * nothing comes until then, it counts as lost. kind: what was just sent. */
+void run_agents_await(struct run_agents *agents, enum run_kind kind);
+void run_agents_own_loss(struct run_agents *agents, enum run_kind kind);
 
 #endif

@@ -18,7 +18,8 @@ enum { BLAME_STEPS_MAX = 8 };
 bool run_hub_open(struct run_hub *hub, const struct run_hub_settings *settings, uint64_t now_ms)
 {
     *hub = (struct run_hub){
-        .settings = *settings, .told_host = -1, .meet_at = now_ms + settings->meet_ms, .end_at = NEVER, .first.rank = -1};
+        .settings = *settings, .told_host = -1, .meet_at = now_ms + settings->meet_ms, .end_at = NEVER,
+        .answer_at = NEVER, .first.rank = -1};
     hub->at = calloc((size_t)settings->hosts, sizeof *hub->at);
     return hub->at != NULL;
 }
@@ -53,9 +54,13 @@ static void attempt_start(struct run_hub *hub)
              hub->settings.session, hub->attempt ? "." : "", hub->attempt);
     hub->phase = RUN_HUB_RUNNING;
     hub->first = (struct run_event){.rank = -1};
-    hub->meet_at = hub->end_at = NEVER;
-    for (int h = 0; h < hub->settings.hosts; h++)
-        hub->at[h].has_ended = false;
+    hub->meet_at = hub->end_at = hub->answer_at = NEVER;
+    hub->has_waited = false;
+    hub->asked = 0;
+    for (int h = 0; h < hub->settings.hosts; h++) {
+        hub->at[h].has_ended = hub->at[h].has_answered = false;
+        hub->at[h].ended = (struct run_ended){.rank = -1};
+    }
     for (int h = 0; h < hub->settings.hosts; h++) {
         message.start.first_rank = hub->at[h].first_rank;
         hub_send(hub, h, &message);
@@ -176,6 +181,7 @@ static void cause_decide(struct run_hub *hub, struct run_message *verdict)
     struct run_cause *cause = &verdict->cause;
     verdict->kind = RUN_VERDICT;
     cause->is_retried = is_retried(hub, cause->kind);
+    cause->attempt = hub->attempt;
     cause->is_clean = true;
     for (int h = 0; h < hub->settings.hosts; h++)
         cause->is_clean &= hub->at[h].has_ended && hub->at[h].ended.is_clean;
@@ -183,7 +189,7 @@ static void cause_decide(struct run_hub *hub, struct run_message *verdict)
         cause->code = 0;
     memcpy(cause->name, hub->at[cause->host].name, sizeof cause->name);
     hub->phase = RUN_HUB_OVER;
-    hub->meet_at = hub->end_at = NEVER;
+    hub->meet_at = hub->end_at = hub->answer_at = NEVER;
     hub_send_all(hub, verdict);
     if (!cause->is_retried)
         return;
@@ -244,6 +250,24 @@ static struct culprit culprit_find(const struct run_hub *hub)
     return found;
 }
 
+/* The agent of host 0 is this process. */
+bool run_hub_is_silent(const struct run_hub *hub, int host)
+{
+    const struct run_hub_host *at = &hub->at[host];
+    return hub->has_waited && host > 0 && !at->has_answered && !at->has_ended && !at->is_lost;
+}
+
+/* The one who was asked is gone, or says nothing. */
+static void told_miss(struct run_hub *hub)
+{
+    struct run_message verdict = {.cause = {.kind = RUN_CAUSE_WORKER,
+                                            .host = hub->told_host,
+                                            .rank = hub->told.rank,
+                                            .code = hub->first.code ? hub->first.code : CODE_OTHER,
+                                            .words = "its host could not tell how it ended"}};
+    cause_decide(hub, &verdict);
+}
+
 /* All workers have ended: whose failure was the first? */
 static void failure_judge(struct run_hub *hub, uint64_t now_ms)
 {
@@ -262,7 +286,11 @@ static void failure_judge(struct run_hub *hub, uint64_t now_ms)
     hub->told = message.tell;
     hub->told_host = culprit.host;
     hub->end_at = now_ms + RUN_HUB_TELL_MS;
-    hub_send(hub, culprit.host, &message);
+    hub->answer_at = NEVER;
+    if (run_hub_is_silent(hub, culprit.host))
+        told_miss(hub);
+    else
+        hub_send(hub, culprit.host, &message);
 }
 
 static void attempt_judge(struct run_hub *hub, uint64_t now_ms)
@@ -285,7 +313,7 @@ static void ended_check(struct run_hub *hub, uint64_t now_ms)
     if (hub->phase != RUN_HUB_RUNNING && hub->phase != RUN_HUB_STOPPING)
         return;
     for (int h = 0; h < hub->settings.hosts; h++)
-        if (!hub->at[h].has_ended && !hub->at[h].is_lost)
+        if (!hub->at[h].has_ended && !hub->at[h].is_lost && (!run_hub_is_silent(hub, h) || is_retried(hub, hub->first.cause)))
             return;
     attempt_judge(hub, now_ms);
 }
@@ -296,6 +324,8 @@ static void stop_begin(struct run_hub *hub, const struct run_event *event, uint6
     hub->phase = RUN_HUB_STOPPING;
     hub->first = *event;
     hub->end_at = now_ms + hub->settings.end_ms;
+    hub->answer_at = now_ms + RUN_HUB_ANSWER_MS;
+    hub->asked = event->asked;
     hub_send_all(hub, &message);
 }
 
@@ -305,24 +335,33 @@ static void meeting_end(struct run_hub *hub, const struct run_event *event)
     simple_decide(hub, event->cause, event->host, event->code, event->signal);
 }
 
+/* A signal or --timeout ends the run, whichever attempt it finds. A launcher signals each host, and each sends TROUBLE: all of that
+ * makes one STOP. */
 static void trouble_take(struct run_hub *hub, int host, const struct run_event *said, uint64_t now_ms)
 {
     struct run_event event = *said;
+    const bool is_of_run = event.cause == RUN_CAUSE_SIGNAL || event.cause == RUN_CAUSE_TIMEOUT;
+    if (event.attempt != hub->attempt && !is_of_run)
+        return;
     event.host = host;
+    event.attempt = hub->attempt;
     const struct run_message again = {.kind = RUN_STOP, .event = event};
     hub->is_asked |= event.cause == RUN_CAUSE_SIGNAL;
     if (hub->phase == RUN_HUB_MEETING)
         meeting_end(hub, &event);
     else if (hub->phase == RUN_HUB_RUNNING)
         stop_begin(hub, &event, now_ms);
-    else if (hub->phase == RUN_HUB_STOPPING && event.cause == RUN_CAUSE_SIGNAL)
+    else if (hub->phase == RUN_HUB_STOPPING && event.cause == RUN_CAUSE_SIGNAL && event.asked > hub->asked) {
+        hub->asked = event.asked;
         hub_send_all(hub, &again);
+        ended_check(hub, now_ms);
+    }
 }
 
 static void told_take(struct run_hub *hub, int host, const struct run_message *message)
 {
     struct run_message verdict = *message;
-    if (hub->phase != RUN_HUB_TELLING || host != hub->told_host)
+    if (hub->phase != RUN_HUB_TELLING || host != hub->told_host || message->cause.attempt != hub->attempt)
         return;
     verdict.cause.kind = RUN_CAUSE_WORKER;
     verdict.cause.host = host;
@@ -339,24 +378,15 @@ void run_hub_hear(struct run_hub *hub, int host, const struct run_message *messa
         return;
     if (message->kind == RUN_TROUBLE) {
         trouble_take(hub, host, &message->event, now_ms);
-    } else if (message->kind == RUN_ENDED && !at->has_ended) {
+    } else if (message->kind == RUN_STOPPING) {
+        at->has_answered |= message->stopping.attempt == hub->attempt;
+    } else if (message->kind == RUN_ENDED && !at->has_ended && message->ended.attempt == hub->attempt) {
         at->has_ended = true;
         at->ended = message->ended;
         ended_check(hub, now_ms);
     } else if (message->kind == RUN_TOLD) {
         told_take(hub, host, message);
     }
-}
-
-/* The one who was asked is gone, or says nothing. */
-static void told_miss(struct run_hub *hub)
-{
-    struct run_message verdict = {.cause = {.kind = RUN_CAUSE_WORKER,
-                                            .host = hub->told_host,
-                                            .rank = hub->told.rank,
-                                            .code = hub->first.code ? hub->first.code : CODE_OTHER,
-                                            .words = "its host could not tell how it ended"}};
-    cause_decide(hub, &verdict);
 }
 
 void run_hub_lose(struct run_hub *hub, int host, enum run_hub_loss loss, uint64_t now_ms)
@@ -389,10 +419,32 @@ static void end_expire(struct run_hub *hub, uint64_t now_ms)
         return;
     }
     for (int h = 0; h < hub->settings.hosts; h++)
-        if (!hub->at[h].has_ended)
-            hub->at[h].ended = (struct run_ended){.rank = -1};
-    for (int h = 0; h < hub->settings.hosts; h++)
         hub->at[h].has_ended = true;
+    ended_check(hub, now_ms);
+}
+
+/* Names the hosts that have not answered STOP. */
+static void answer_expire(struct run_hub *hub, uint64_t now_ms)
+{
+    struct run_message note = {.kind = RUN_NOTE};
+    char *text = note.note.text;
+    size_t used = 0;
+    int silent = 0;
+    hub->answer_at = NEVER;
+    hub->has_waited = true;
+    for (int h = 0; h < hub->settings.hosts; h++) {
+        if (!run_hub_is_silent(hub, h))
+            continue;
+        const char *comma = silent++ ? ", " : "";
+        if (used + RUN_NAME_MAX + 200 < sizeof note.note.text)
+            used += (size_t)snprintf(text + used, sizeof note.note.text - used, "%shost %d (%s)", comma, h, hub->at[h].name);
+    }
+    if (!silent)
+        return;
+    snprintf(text + used, sizeof note.note.text - used, " of %d %s: `shoal run` there is stopped or starved; %s",
+             hub->settings.hosts, silent > 1 ? "do not answer" : "does not answer",
+             is_retried(hub, hub->first.cause) ? "waiting, as a restart needs all hosts" : "the other hosts end without it");
+    hub_send_all(hub, &note);
     ended_check(hub, now_ms);
 }
 
@@ -400,11 +452,14 @@ void run_hub_expire(struct run_hub *hub, uint64_t now_ms)
 {
     if (now_ms >= hub->meet_at && hub->phase == RUN_HUB_MEETING)
         meeting_fail(hub);
+    if (now_ms >= hub->answer_at)
+        answer_expire(hub, now_ms);
     if (now_ms >= hub->end_at)
         end_expire(hub, now_ms);
 }
 
 uint64_t run_hub_deadline(const struct run_hub *hub)
 {
-    return hub->meet_at < hub->end_at ? hub->meet_at : hub->end_at;
+    const uint64_t at = hub->meet_at < hub->end_at ? hub->meet_at : hub->end_at;
+    return at < hub->answer_at ? at : hub->answer_at;
 }

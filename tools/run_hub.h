@@ -11,7 +11,9 @@
  *                                                                                       '--> RUNNING: START again (--restarts)
  *
  * The first cause is that of the host whose TROUBLE came first. Where the ranks of that host blame a rank on another host, that
- * rank is asked about, and where its host is lost, that is the cause. libc only; one thread. */
+ * rank is asked about, and where its host is lost, that is the cause. A host whose agent does not answer STOP is named on all
+ * hosts, and the others end without it, unless all could start again: that takes every host. Messages about the workers of an
+ * earlier attempt change nothing. libc only; one thread. */
 #ifndef SHOAL_TOOLS_RUN_HUB_H
 #define SHOAL_TOOLS_RUN_HUB_H
 
@@ -19,14 +21,16 @@
 
 enum run_hub_phase { RUN_HUB_MEETING, RUN_HUB_RUNNING, RUN_HUB_STOPPING, RUN_HUB_TELLING, RUN_HUB_OVER };
 
-/* How long it waits for an answer about a rank. */
-enum { RUN_HUB_TELL_MS = 3000 };
+/* How long it waits for an answer about a rank; and for any word after STOP: an agent that is merely late with the end of its
+ * workers answers at once, one that is stopped or starved does not. */
+enum { RUN_HUB_TELL_MS = 3000, RUN_HUB_ANSWER_MS = 4000 };
 
 /* How a host is lost. */
 enum run_hub_loss { RUN_HUB_LEFT, RUN_HUB_SILENT };
 
 struct run_hub_host {
     bool is_here, is_lost, has_ended;
+    bool has_answered; /* the STOP of this attempt */
     enum run_hub_loss loss;
     int32_t workers, first_rank;
     struct run_ended ended;
@@ -53,10 +57,12 @@ struct run_hub {
     int ranks;
     int here;                 /* how many hosts have come */
     bool is_asked;            /* by a signal, to end: nothing starts again */
+    int asked;                /* how often all hosts have been asked in this attempt */
+    bool has_waited;          /* for the answers to STOP */
     struct run_event first;   /* what ends this attempt; its cause is NONE while nothing does */
     struct run_tell told;     /* the rank asked about, */
     int told_host;            /* and its host */
-    uint64_t meet_at, end_at; /* UINT64_MAX: no such deadline now */
+    uint64_t meet_at, end_at, answer_at; /* UINT64_MAX: no such deadline now */
     struct run_hub_host *at;
 };
 
@@ -69,6 +75,9 @@ bool run_hub_join(struct run_hub *hub, const struct run_hello *hello, uint64_t n
 
 /* What the agent of a host that has joined says. */
 void run_hub_hear(struct run_hub *hub, int host, const struct run_message *message, uint64_t now_ms);
+
+/* Returns true if its agent has not answered STOP in time, nor said anything of an end since. */
+bool run_hub_is_silent(const struct run_hub *hub, int host);
 
 /* Its connection has ended. */
 void run_hub_lose(struct run_hub *hub, int host, enum run_hub_loss loss, uint64_t now_ms);

@@ -56,7 +56,9 @@ int run_link_connect(struct run_link *link, const struct sockaddr_storage *addre
 struct pollfd run_link_poll(const struct run_link *link)
 {
     const bool is_writing = link->out_bytes || link->state == RUN_LINK_CONNECTING;
-    return (struct pollfd){.fd = link->fd, .events = (short)(is_writing ? POLLIN | POLLOUT : POLLIN)};
+    const bool is_full = link->in_bytes == RUN_FRAME_BYTES_MAX;
+    return (struct pollfd){.fd = link->error ? -1 : link->fd,
+                           .events = (short)((is_writing ? POLLOUT : 0) | (is_full ? 0 : POLLIN))};
 }
 
 static bool out_reserve(struct run_link *link, size_t more)

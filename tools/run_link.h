@@ -23,6 +23,7 @@ enum run_link_state {
 struct run_link {
     int fd; /* -1: there is no connection */
     enum run_link_state state;
+    int error;      /* how the connection has ended, with frames left to take: an errno, -1: it was closed; 0: it has not */
     int host;       /* at host 0: of the member; -1: a stranger */
     uint64_t until; /* a stranger, or one that closes, is dropped then; UINT64_MAX: never */
     struct run_hello hello;

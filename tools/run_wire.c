@@ -57,12 +57,14 @@ static const struct field event_fields[] = {
     NUMBER(event.cause, 1, RUN_CAUSE_END - 1), NUMBER(event.host, 0, RUN_HOSTS_MAX - 1),
     NUMBER(event.rank, -1, SHOAL_RANKS_MAX),   NUMBER(event.code, 0, CODE_MAX),
     NUMBER(event.signal, 0, SIGNAL_MAX),       NUMBER(event.asked, 0, COUNT_MAX),
+    NUMBER(event.attempt, 0, COUNT_MAX),
 };
 static const struct field ended_fields[] = {
     NUMBER(ended.rank, -1, SHOAL_RANKS_MAX),
     NUMBER(ended.blamed, 0, RUN_BLAMED_TOGETHER),
     NUMBER(ended.other, -1, SHOAL_RANKS_MAX),
     NUMBER(ended.is_clean, 0, 1),
+    NUMBER(ended.attempt, 0, COUNT_MAX),
 };
 static const struct field tell_fields[] = {NUMBER(tell.rank, 0, SHOAL_RANKS_MAX)};
 static const struct field cause_fields[] = {
@@ -74,10 +76,14 @@ static const struct field cause_fields[] = {
     NUMBER(cause.signal, 0, SIGNAL_MAX),
     NUMBER(cause.is_clean, 0, 1),
     NUMBER(cause.is_retried, 0, 1),
+    NUMBER(cause.attempt, 0, COUNT_MAX),
     OF(FIELD_TEXT, cause.name),
     OF(FIELD_TEXT, cause.words),
     OF(FIELD_LINES, cause.tail),
 };
+
+static const struct field stopping_fields[] = {NUMBER(stopping.attempt, 0, COUNT_MAX)};
+static const struct field note_fields[] = {OF(FIELD_TEXT, note.text)};
 
 #define BODY(fields, is_for_strangers)                                      \
     {                                                                       \
@@ -93,7 +99,8 @@ static const struct body {
     [RUN_START] = BODY(start_fields, false),   [RUN_TROUBLE] = BODY(event_fields, false),
     [RUN_STOP] = BODY(event_fields, false),    [RUN_ENDED] = BODY(ended_fields, false),
     [RUN_TELL] = BODY(tell_fields, false),     [RUN_TOLD] = BODY(cause_fields, false),
-    [RUN_VERDICT] = BODY(cause_fields, false),
+    [RUN_VERDICT] = BODY(cause_fields, false), [RUN_STOPPING] = BODY(stopping_fields, false),
+    [RUN_NOTE] = BODY(note_fields, false),
 };
 
 static bool is_text(const struct field *field)

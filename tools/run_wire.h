@@ -7,12 +7,16 @@
  *                                 <------  START  all have come; or REFUSED  one has not
  *     TROUBLE  a worker failed    ------>
  *                                 <------  STOP  to all hosts
+ *     STOPPING  STOP has come     ------>
  *     ENDED  no worker is left    ------>
  *                                 <------  TELL  of a rank, to its host alone
  *     TOLD  how it ended          ------>
  *                                 <------  VERDICT  the first cause, to all hosts; then START again, or the end
  *
  *     frame:   magic (4 bytes) | kind (2) | 0 (2) | bytes of the body (4) | body
+ *
+ * NOTE, a line for people, may come to any host between START and VERDICT. What agents send about workers carries the attempt
+ * of these: what is late by an attempt changes nothing.
  *
  * A body is the fields of its kind in a row (the table in run_wire.c): numbers of four bytes, bytes, texts behind their length.
  * Numbers are little-endian. Pure functions; libc only; any thread. */
@@ -23,7 +27,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { RUN_PROTOCOL = 1, RUN_NONCE_BYTES = 16, RUN_PROOF_BYTES = 32, RUN_JOB_BYTES = 8, RUN_NAME_MAX = 64 };
+enum { RUN_PROTOCOL = 2, RUN_NONCE_BYTES = 16, RUN_PROOF_BYTES = 32, RUN_JOB_BYTES = 8, RUN_NAME_MAX = 64 };
 enum { RUN_WORDS_MAX = 768, RUN_TAIL_TEXT_MAX = 10304, RUN_REFUSAL_MAX = 768, RUN_SESSION_MAX = 160 };
 
 enum run_kind {
@@ -38,6 +42,8 @@ enum run_kind {
     RUN_TELL,
     RUN_TOLD,
     RUN_VERDICT,
+    RUN_STOPPING,
+    RUN_NOTE,
     RUN_KIND_END
 };
 
@@ -87,6 +93,7 @@ struct run_event {
     int32_t code; /* the exit code that follows from it */
     int32_t signal;
     int32_t asked; /* how often this host has been asked to end */
+    int32_t attempt;
 };
 
 enum run_blamed { RUN_BLAMED_OWN, RUN_BLAMED_ELSEWHERE, RUN_BLAMED_TOGETHER };
@@ -97,10 +104,19 @@ struct run_ended {
     int32_t blamed;   /* enum run_blamed: what the logs of its ranks say */
     int32_t other;    /* the rank they blame on another host; -1: they do not say which */
     int32_t is_clean; /* all its workers ended with code 0 */
+    int32_t attempt;
 };
 
 struct run_tell {
     int32_t rank;
+};
+
+struct run_stopping {
+    int32_t attempt;
+};
+
+struct run_note {
+    char text[RUN_REFUSAL_MAX];
 };
 
 /* What every host says of the end of an attempt. */
@@ -112,6 +128,7 @@ struct run_cause {
     int32_t signal;
     int32_t is_clean;   /* all workers of all hosts ended with code 0 */
     int32_t is_retried; /* START follows */
+    int32_t attempt;
     char name[RUN_NAME_MAX];
     char words[RUN_WORDS_MAX];    /* "killed by signal 9 (Killed)" */
     char tail[RUN_TAIL_TEXT_MAX]; /* the last lines of that worker, each with its end */
@@ -129,6 +146,8 @@ struct run_message {
         struct run_ended ended;
         struct run_tell tell;
         struct run_cause cause; /* TOLD, VERDICT */
+        struct run_stopping stopping;
+        struct run_note note;
     };
 };
 

@@ -298,6 +298,39 @@ def stopped_agent():
         ended(cluster, job, 137, r"^shoal run: rank 0 \(pid \d+\) on h1 failed first: killed by signal 9")
 
 
+def silent_agent():
+    """A stopped agent delays nobody: all others name it and end."""
+    with Cluster(3) as cluster, waiting(cluster, 3, 1, MEEK) as job:
+        job.agents[2].signal(signal.SIGSTOP)
+        os.kill(process_of(job, 1, 1), signal.SIGKILL)
+        first = r"^shoal run: rank 1 \(pid \d+\) on h2 failed first: killed by signal 9"
+        ended(cluster, job, 137, first, r"^shoal run: host 2 \(h3\) of 3 does not answer: .* is stopped or starved; the other hosts end",
+              agents=job.agents[:2])
+        job.agents[2].signal(signal.SIGCONT)
+        ended(cluster, job, 137, first)
+
+
+def silent_host_0():
+    with Cluster(2) as cluster, waiting(cluster, 2, 1, MEEK) as job:
+        job.agents[0].signal(signal.SIGSTOP)
+        os.kill(process_of(job, 1, 1), signal.SIGKILL)
+        ended(cluster, job, 137, r"^shoal run: host 0 \(10\.77\.0\.1\) is lost: it does not answer: `shoal run` there is stopped",
+              r"^shoal run: rank 1 \(pid \d+\) ended: killed by signal 9", agents=job.agents[1:])
+        job.agents[0].signal(signal.SIGCONT)
+        ended(cluster, job, 137)
+
+
+def signalled_often(stopped):
+    """A launcher may signal a hundred times while an agent cannot read: no word between agents is lost."""
+    with Cluster(2) as cluster, waiting(cluster, 2, 1, STUBBORN, ["--grace", "2"]) as job:
+        job.agents[stopped].signal(signal.SIGSTOP)
+        for _ in range(100):
+            job.agents[1 - stopped].signal(signal.SIGTERM)
+            time.sleep(0.01)
+        job.agents[stopped].signal(signal.SIGCONT)
+        ended(cluster, job, 143, rf"^shoal run: ended by signal 15 \(Terminated\) on h{2 - stopped}$")
+
+
 def signalled(number, index):
     """It reaches the workers of all hosts, which have the grace time."""
     with Cluster(2) as cluster, waiting(cluster, 2, 2, STUBBORN, ["--grace", "1"]) as job:
@@ -568,6 +601,10 @@ CASES = [
     case("killed_agent_of_host_0_at_the_end", killed_agent_of_waiting),
     case("cut_off_host", cut_off_host),
     case("stopped_agent", stopped_agent),
+    case("silent_agent", silent_agent),
+    case("silent_agent_of_host_0", silent_host_0),
+    case("signalled_often_while_host_1_is_stopped", signalled_often, 1),
+    case("signalled_often_while_host_0_is_stopped", signalled_often, 0),
     case("interrupt_at_host_0", signalled, signal.SIGINT, 0),
     case("sigterm_at_host_1", signalled, signal.SIGTERM, 1),
     case("interrupt_at_all_hosts", signalled_on_all),

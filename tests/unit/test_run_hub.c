@@ -25,6 +25,7 @@ struct fake {
 
 static const char *const kinds[RUN_KIND_END] = {
     [RUN_REFUSED] = "REFUSED", [RUN_START] = "START", [RUN_STOP] = "STOP", [RUN_TELL] = "TELL", [RUN_VERDICT] = "VERDICT",
+    [RUN_NOTE] = "NOTE",
 };
 
 static void sent_note(void *arg, int host, const struct run_message *message)
@@ -84,6 +85,7 @@ static void trouble(struct fake *fake, int host, int cause, int rank, int code, 
 {
     struct run_message message = {.kind = RUN_TROUBLE};
     message.event = (struct run_event){.cause = cause, .rank = rank, .code = code, .signal = signal, .asked = signal ? 1 : 0};
+    message.event.attempt = fake->hub.attempt;
     run_hub_hear(&fake->hub, host, &message, fake->now);
 }
 
@@ -91,6 +93,7 @@ static void ended(struct fake *fake, int host, int rank, int blamed, int other)
 {
     struct run_message message = {.kind = RUN_ENDED};
     message.ended = (struct run_ended){.rank = rank, .blamed = blamed, .other = other, .is_clean = rank < 0};
+    message.ended.attempt = fake->hub.attempt;
     run_hub_hear(&fake->hub, host, &message, fake->now);
 }
 
@@ -103,6 +106,13 @@ static void told(struct fake *fake, int host, int rank, int code)
 {
     struct run_message message = {.kind = RUN_TOLD};
     message.cause = (struct run_cause){.kind = RUN_CAUSE_WORKER, .rank = rank, .pid = 7, .code = code, .words = "words"};
+    message.cause.attempt = fake->hub.attempt;
+    run_hub_hear(&fake->hub, host, &message, fake->now);
+}
+
+static void answer(struct fake *fake, int host)
+{
+    const struct run_message message = {.kind = RUN_STOPPING, .stopping.attempt = fake->hub.attempt};
     run_hub_hear(&fake->hub, host, &message, fake->now);
 }
 
@@ -335,6 +345,13 @@ static void says_that_ranks_failed_together(void **state)
     close_fake(&fake);
 }
 
+static void ask_again(struct fake *fake, int host)
+{
+    struct run_message message = {.kind = RUN_TROUBLE};
+    message.event = (struct run_event){.cause = RUN_CAUSE_SIGNAL, .rank = -1, .code = 130, .signal = SIGINT, .asked = 2};
+    run_hub_hear(&fake->hub, host, &message, fake->now);
+}
+
 static void passes_signals_on(void **state)
 {
     (void)state;
@@ -345,9 +362,13 @@ static void passes_signals_on(void **state)
         check_sent(&fake, "0:STOP 1:STOP 2:STOP");
         trouble(&fake, 1, RUN_CAUSE_WORKER, 2, 1, 0);
         check_sent(&fake, "");
-        trouble(&fake, 1, RUN_CAUSE_SIGNAL, -1, 130, SIGINT);
+        trouble(&fake, 1, RUN_CAUSE_SIGNAL, -1, 130, SIGINT); /* a launcher signals each host */
+        trouble(&fake, 0, RUN_CAUSE_SIGNAL, -1, 130, SIGINT);
+        check_sent(&fake, "");
+        ask_again(&fake, 1);
         check_sent(&fake, "0:STOP 1:STOP 2:STOP");
         assert_int_equal(fake.last[RUN_STOP].event.signal, SIGINT);
+        assert_int_equal(fake.last[RUN_STOP].event.asked, 2);
         assert_int_equal(fake.last[RUN_STOP].event.host, 1);
         ended_well(&fake, 0);
         ended_well(&fake, 1);
@@ -418,7 +439,112 @@ static void does_not_start_again(void **state)
     }
 }
 
+/* An agent that was stopped sends what belongs to the attempt before. */
+static void late_words_change_nothing(void **state)
+{
+    (void)state;
+    struct fake fake;
+    start_fake(&fake, 2);
+    fail_once(&fake);
+    check_sent(&fake, "0:VERDICT 1:VERDICT 2:VERDICT 0:START 1:START 2:START");
+    struct run_message late = {.kind = RUN_TROUBLE};
+    late.event = (struct run_event){.cause = RUN_CAUSE_WORKER, .rank = 4, .code = 9};
+    run_hub_hear(&fake.hub, 2, &late, fake.now);
+    check_sent(&fake, "");
+    late = (struct run_message){.kind = RUN_ENDED, .ended = {.rank = 4}};
+    run_hub_hear(&fake.hub, 2, &late, fake.now);
+    assert_false(fake.hub.at[2].has_ended);
+    trouble(&fake, 1, RUN_CAUSE_WORKER, 3, 5, 0);
+    late = (struct run_message){.kind = RUN_STOPPING};
+    run_hub_hear(&fake.hub, 2, &late, fake.now);
+    assert_false(fake.hub.at[2].has_answered);
+    for (int h = 0; h < HOSTS; h++)
+        ended(&fake, h, h == 1 ? 3 : -1, RUN_BLAMED_OWN, -1);
+    check_sent(&fake, "0:STOP 1:STOP 2:STOP 1:TELL");
+    late = (struct run_message){.kind = RUN_TOLD, .cause = {.kind = RUN_CAUSE_WORKER, .rank = 2, .code = 9}};
+    run_hub_hear(&fake.hub, 1, &late, fake.now);
+    check_sent(&fake, "");
+    told(&fake, 1, 3, 5);
+    check_verdict(&fake, RUN_CAUSE_WORKER, 1, 3, 5);
+    assert_int_equal(fake.last[RUN_VERDICT].cause.attempt, 1);
+    close_fake(&fake);
+}
+
+/* Somebody who wants the end means the run, whichever attempt has begun meanwhile. */
+static void late_signal_ends_the_run(void **state)
+{
+    (void)state;
+    struct fake fake;
+    start_fake(&fake, 2);
+    fail_once(&fake);
+    check_sent(&fake, "0:VERDICT 1:VERDICT 2:VERDICT 0:START 1:START 2:START");
+    struct run_message late = {.kind = RUN_TROUBLE};
+    late.event = (struct run_event){.cause = RUN_CAUSE_SIGNAL, .rank = -1, .code = 143, .signal = SIGTERM, .asked = 1};
+    run_hub_hear(&fake.hub, 2, &late, fake.now);
+    check_sent(&fake, "0:STOP 1:STOP 2:STOP");
+    assert_int_equal(fake.last[RUN_STOP].event.attempt, 1);
+    close_fake(&fake);
+}
+
 /* ---- deadlines ---- */
+
+static void ends_without_who_does_not_answer(void **state)
+{
+    (void)state;
+    struct fake fake;
+    for (int is_culprit = 0; is_culprit < 2; is_culprit++) {
+        start_fake(&fake, 0);
+        trouble(&fake, is_culprit ? 2 : 1, RUN_CAUSE_WORKER, is_culprit ? 4 : 3, 5, 0);
+        answer(&fake, 1);
+        ended(&fake, 1, 3, RUN_BLAMED_OWN, -1);
+        ended_well(&fake, 0);
+        assert_true(run_hub_deadline(&fake.hub) == fake.now + RUN_HUB_ANSWER_MS);
+        check_sent(&fake, "0:STOP 1:STOP 2:STOP");
+        run_hub_expire(&fake.hub, fake.now + RUN_HUB_ANSWER_MS);
+        check_sent(&fake, is_culprit ? "0:NOTE 1:NOTE 2:NOTE 0:VERDICT 1:VERDICT 2:VERDICT" : "0:NOTE 1:NOTE 2:NOTE 1:TELL");
+        assert_string_equal(fake.last[RUN_NOTE].note.text, "host 2 (h3) of 3 does not answer: `shoal run` there is stopped or "
+                                                           "starved; the other hosts end without it");
+        told(&fake, 1, 3, 5);
+        check_verdict(&fake, RUN_CAUSE_WORKER, is_culprit ? 2 : 1, is_culprit ? 4 : 3, 5);
+        close_fake(&fake);
+    }
+}
+
+/* Its workers have their grace time. */
+static void waits_for_who_answers(void **state)
+{
+    (void)state;
+    struct fake fake;
+    start_fake(&fake, 0);
+    trouble(&fake, 1, RUN_CAUSE_SIGNAL, -1, 143, SIGTERM);
+    for (int h = 0; h < HOSTS; h++)
+        answer(&fake, h);
+    ended_well(&fake, 0);
+    ended_well(&fake, 1);
+    run_hub_expire(&fake.hub, fake.now + RUN_HUB_ANSWER_MS);
+    check_sent(&fake, "0:STOP 1:STOP 2:STOP");
+    ended_well(&fake, 2);
+    check_sent(&fake, "0:VERDICT 1:VERDICT 2:VERDICT");
+    close_fake(&fake);
+}
+
+/* All start again, or none does. */
+static void waits_where_all_may_start_again(void **state)
+{
+    (void)state;
+    struct fake fake;
+    start_fake(&fake, 1);
+    trouble(&fake, 1, RUN_CAUSE_WORKER, 3, 5, 0);
+    ended_well(&fake, 0);
+    ended(&fake, 1, 3, RUN_BLAMED_OWN, -1);
+    run_hub_expire(&fake.hub, fake.now + RUN_HUB_ANSWER_MS);
+    check_sent(&fake, "0:STOP 1:STOP 2:STOP 0:NOTE 1:NOTE 2:NOTE");
+    assert_non_null(strstr(fake.last[RUN_NOTE].note.text, "does not answer"));
+    assert_non_null(strstr(fake.last[RUN_NOTE].note.text, "a restart needs all hosts"));
+    ended_well(&fake, 2);
+    check_sent(&fake, "1:TELL");
+    close_fake(&fake);
+}
 
 static void waits_no_longer(void **state)
 {
@@ -428,6 +554,8 @@ static void waits_no_longer(void **state)
     trouble(&fake, 0, RUN_CAUSE_WORKER, 0, 5, 0);
     ended(&fake, 0, 0, RUN_BLAMED_OWN, -1);
     ended_well(&fake, 1);
+    answer(&fake, 2);
+    run_hub_expire(&fake.hub, fake.now + RUN_HUB_ANSWER_MS);
     assert_true(run_hub_deadline(&fake.hub) == fake.now + END_MS);
     run_hub_expire(&fake.hub, fake.now + END_MS);
     check_sent(&fake, "0:STOP 1:STOP 2:STOP 0:TELL");
@@ -474,6 +602,11 @@ int main(void)
         cmocka_unit_test(passes_signals_on),
         cmocka_unit_test(starts_again_as_often_as_it_may),
         cmocka_unit_test(does_not_start_again),
+        cmocka_unit_test(late_words_change_nothing),
+        cmocka_unit_test(late_signal_ends_the_run),
+        cmocka_unit_test(ends_without_who_does_not_answer),
+        cmocka_unit_test(waits_for_who_answers),
+        cmocka_unit_test(waits_where_all_may_start_again),
         cmocka_unit_test(waits_no_longer),
         cmocka_unit_test(loses_the_one_it_asks),
     };

@@ -59,6 +59,12 @@ static struct run_message message_make(enum run_kind kind)
     case RUN_ENDED:
         message.ended = (struct run_ended){.rank = 3, .blamed = RUN_BLAMED_ELSEWHERE, .other = 1};
         break;
+    case RUN_STOPPING:
+        message.stopping.attempt = 2;
+        break;
+    case RUN_NOTE:
+        snprintf(message.note.text, sizeof message.note.text, "host 2 does not answer");
+        break;
     case RUN_TELL:
         message.tell.rank = 11;
         break;
