@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "run_agents.h"
+#include "run_events.h"
 #include "run_link.h"
 #include "run_output.h"
 #include "run_report.h"
@@ -95,6 +96,7 @@ static struct run_reporting reporting_of(struct run *run)
 
 static void workers_kill(struct run *run)
 {
+    run_event_killing(&run->workers);
     run_workers_end(&run->workers, SIGKILL);
     run->term_at = NEVER;
     run->kill_at = NEVER;
@@ -130,9 +132,12 @@ static void all_pause(struct run *run)
 static void trouble_say(struct run *run, int code, int signal)
 {
     struct run_message message = {.kind = RUN_TROUBLE};
-    message.event = (struct run_event){
-        .cause = signal ? RUN_CAUSE_SIGNAL : (int)run->cause, .rank = -1, .code = code, .signal = signal, .asked = run->asks,
-        .attempt = run->options.attempt};
+    message.event = (struct run_event){.cause = signal ? RUN_CAUSE_SIGNAL : (int)run->cause,
+                                       .rank = -1,
+                                       .code = code,
+                                       .signal = signal,
+                                       .asked = run->asks,
+                                       .attempt = run->options.attempt};
     if (run->first >= 0)
         message.event.rank = run_worker_rank(&run->workers, run->first);
     run_agents_say(run->agents, &message);
@@ -218,8 +223,7 @@ static void deaths_take(struct run *run, pid_t pid)
     if (run->phase != PHASE_WORKING)
         return;
     run_workers_look(&run->workers, is_failing);
-    if (run->options.says_ends)
-        run_report_ends(&run->workers, &run->output);
+    run_report_ends(&run->workers, &run->output, run->options.says_ends);
     if (run->first < 0 && (run->cause == RUN_CAUSE_NONE || is_failing))
         failure_note(run, pid);
     if (!run->workers.alive)
@@ -362,8 +366,10 @@ static void attempt_begin(struct run *run, const struct run_start *start)
     if (run->phase == PHASE_MEETING && run->options.timeout_ms)
         run->timeout_at = now_ms() + run->options.timeout_ms;
     run->phase = PHASE_WORKING;
-    if (!code)
+    if (!code) {
+        run_event_started(&run->options, &run->workers);
         return;
+    }
     run->cause = RUN_CAUSE_UNSTARTED;
     trouble_say(run, code, 0);
 }
@@ -384,10 +390,7 @@ static void verdict_act(struct run *run)
     const bool is_failure = cause->kind == RUN_CAUSE_WORKER || cause->kind == RUN_CAUSE_TOGETHER;
     run->has_verdict = false;
     run_report_print(&reporting, cause);
-    if (cause->is_retried)
-        run_output_say(&run->output, "starting all workers again: restart %d of %d", run->options.attempt + 1,
-                       run->options.restarts);
-    else if (is_failure && run->options.attempt)
+    if (!cause->is_retried && is_failure && run->options.attempt)
         run_output_say(&run->output, "this was restart %d of %d", run->options.attempt, run->options.restarts);
     run->code = cause->is_retried ? run->code : cause->code;
     run->phase = cause->is_retried ? PHASE_WAITING : PHASE_OVER;
@@ -469,8 +472,10 @@ static void messages_take(struct run *run)
             verdict_take(run, &message.cause);
         } else if (message.kind == RUN_NOTE) {
             run_output_say(&run->output, "%s", message.note.text);
+            run_event_text("note", message.note.text);
         } else if (message.kind == RUN_REFUSED) {
             run_output_say(&run->output, "%s", message.refusal.text);
+            run_event_text("error", message.refusal.text);
             run->code = RUN_EXIT_LAUNCHER;
             run->phase = PHASE_OVER;
         }
@@ -514,8 +519,12 @@ static int run_follow(struct run *run)
     messages_take(run);
     while (run->phase != PHASE_OVER && !(run->must_leave && run->phase != PHASE_WORKING))
         turn(run);
-    if (run->phase != PHASE_OVER)
+    if (run->phase != PHASE_OVER) {
+        const struct run_cause cause = {.kind = RUN_CAUSE_SIGNAL, .host = run->options.place.index, .signal = run->signal};
         run_output_say(&run->output, "ended by signal %d (%s)", run->signal, strsignal(run->signal));
+        run_event_cause(&cause, "asked again to end before all was over");
+    }
+    run_event_ended(run->code);
     /* A reader that pauses (a pager) may take its time, but not when the end was asked for. */
     const bool is_hurried = run->cause == RUN_CAUSE_SIGNAL || run->cause == RUN_CAUSE_TIMEOUT;
     const uint64_t leave_at = now_ms() + LEAVE_MS;
@@ -550,14 +559,13 @@ static int polls_prepare(struct run *run)
     struct rlimit limit;
     run->polls = calloc(count, sizeof *run->polls);
     if (!run->polls) {
-        fputs("shoal run: no memory\n", stderr);
+        run_error_print("no memory");
         return RUN_EXIT_LAUNCHER;
     }
     if (run->options.place.hosts == 1 || getrlimit(RLIMIT_NOFILE, &limit) || count <= limit.rlim_cur)
         return 0;
-    fprintf(stderr,
-            "shoal run: too few file descriptors for %d hosts and %d workers: they need about %zu, 'ulimit -n' allows %llu\n",
-            run->options.place.hosts, run->options.workers, count, (unsigned long long)limit.rlim_cur);
+    run_error_print("too few file descriptors for %d hosts and %d workers: they need about %zu, 'ulimit -n' allows %llu",
+                    run->options.place.hosts, run->options.workers, count, (unsigned long long)limit.rlim_cur);
     return RUN_EXIT_LAUNCHER;
 }
 
@@ -566,11 +574,12 @@ static int run_prepare(struct run *run)
     const int code = run_output_open(&run->output, &run->options);
     if (code)
         return code;
+    run_events_open(&run->output, run->options.place.index);
     files_allow(run);
     bind_make(&run->bind, (enum bind_mode)run->options.bind, run->options.workers);
     run->workers.at = calloc((size_t)run->options.workers, sizeof *run->workers.at);
     if (!run->workers.at || !signals_open(run)) {
-        fprintf(stderr, "shoal run: cannot begin: %s\n", strerror(errno));
+        run_error_print("cannot begin: %s", strerror(errno));
         return RUN_EXIT_LAUNCHER;
     }
     run->agents = run_agents_open(&run->options, &run->output);
@@ -603,6 +612,9 @@ int shoal_tool_run(int argc, char **argv)
     code = run_prepare(&run);
     if (!code)
         code = run_follow(&run);
+    else
+        run_event_ended(code);
+    run_events_open(NULL, 0);
     run_release(&run);
     return code;
 }

@@ -32,6 +32,7 @@ struct run_options {
     uint64_t meet_ms;
     int restarts;   /* host 0's counts */
     bool says_ends; /* each worker's that fails, when it ends */
+    int events_fd;  /* -1: no events */
     int bind;       /* enum bind_mode */
     char **program; /* NULL-terminated */
     /* what the hosts have agreed on, once the workers start */

@@ -10,6 +10,7 @@
 #include "base/timed_call.h"
 #include "bootstrap/auth.h"
 #include "run_agents_state.h"
+#include "run_events.h"
 
 /* Strangers may have so many connections to host 0 at once. */
 enum { STRANGERS_MAX = 32 };
@@ -259,7 +260,7 @@ struct run_agents *run_agents_open(const struct run_options *options, struct run
     struct run_agents *agents = calloc(1, sizeof *agents);
     char error[RUN_REFUSAL_MAX];
     if (!agents) {
-        fputs("shoal run: no memory\n", stderr);
+        run_error_print("no memory");
         return NULL;
     }
     agents->options = options;
@@ -272,14 +273,14 @@ struct run_agents *run_agents_open(const struct run_options *options, struct run
     agents->search.pause_ms = PAUSE_MS_MIN;
     agents->search.give_up_at = run_agents_now_ms() + options->meet_ms;
     if (agents->hosts > 1 && !run_secret_load(&agents->secret, error, sizeof error)) {
-        fprintf(stderr, "shoal run: %s\n", error);
+        run_error_print("%s", error);
         run_agents_close(agents);
         return NULL;
     }
     self_fill(agents);
     if (agents_prepare(agents))
         return agents;
-    fputs("shoal run: no memory for the hosts\n", stderr);
+    run_error_print("no memory for the hosts");
     run_agents_close(agents);
     return NULL;
 }

@@ -17,9 +17,12 @@ enum { BLAME_STEPS_MAX = 8 };
 
 bool run_hub_open(struct run_hub *hub, const struct run_hub_settings *settings, uint64_t now_ms)
 {
-    *hub = (struct run_hub){
-        .settings = *settings, .told_host = -1, .meet_at = now_ms + settings->meet_ms, .end_at = NEVER,
-        .answer_at = NEVER, .first.rank = -1};
+    *hub = (struct run_hub){.settings = *settings,
+                            .told_host = -1,
+                            .meet_at = now_ms + settings->meet_ms,
+                            .end_at = NEVER,
+                            .answer_at = NEVER,
+                            .first.rank = -1};
     hub->at = calloc((size_t)settings->hosts, sizeof *hub->at);
     return hub->at != NULL;
 }

@@ -55,13 +55,13 @@ struct run_hub {
     enum run_hub_phase phase;
     int attempt;
     int ranks;
-    int here;                 /* how many hosts have come */
-    bool is_asked;            /* by a signal, to end: nothing starts again */
-    int asked;                /* how often all hosts have been asked in this attempt */
-    bool has_waited;          /* for the answers to STOP */
-    struct run_event first;   /* what ends this attempt; its cause is NONE while nothing does */
-    struct run_tell told;     /* the rank asked about, */
-    int told_host;            /* and its host */
+    int here;                            /* how many hosts have come */
+    bool is_asked;                       /* by a signal, to end: nothing starts again */
+    int asked;                           /* how often all hosts have been asked in this attempt */
+    bool has_waited;                     /* for the answers to STOP */
+    struct run_event first;              /* what ends this attempt; its cause is NONE while nothing does */
+    struct run_tell told;                /* the rank asked about, */
+    int told_host;                       /* and its host */
     uint64_t meet_at, end_at, answer_at; /* UINT64_MAX: no such deadline now */
     struct run_hub_host *at;
 };

@@ -1,6 +1,8 @@
 /* The options of `shoal run`, and its help. */
 #include "run.h"
 
+#include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -9,7 +11,7 @@
 
 #define GRACE_MS UINT64_C(10000)
 #define MEET_MS UINT64_C(300000)
-enum { RESTARTS_MAX = 1000 };
+enum { RESTARTS_MAX = 1000, EVENTS_FD_MIN = 3 };
 
 enum option {
     OPTION_HELP = 1,
@@ -24,7 +26,8 @@ enum option {
     OPTION_MEET,
     OPTION_MEET_TIMEOUT,
     OPTION_RESTARTS,
-    OPTION_ENDS
+    OPTION_ENDS,
+    OPTION_EVENTS
 };
 
 static const struct tool_option option_list[] = {
@@ -40,6 +43,7 @@ static const struct tool_option option_list[] = {
     {"--meet-timeout", OPTION_MEET_TIMEOUT, "SECONDS"},
     {"--restarts", OPTION_RESTARTS, "K"},
     {"--ends", OPTION_ENDS, NULL},
+    {"--events", OPTION_EVENTS, "FD"},
     {"--help", OPTION_HELP, NULL},
     {"-h", OPTION_HELP, NULL},
     {NULL, 0, NULL},
@@ -65,6 +69,7 @@ static const char help[] =
     "    --grace SECONDS     how long workers may take to end when told to by a signal or the timeout\n"
     "                        (default 10)\n"
     "    --ends              say at once how each worker that fails has ended\n"
+    "    --events FD         write what happens to this open descriptor, as lines of JSON; see Events\n"
     "\n"
     "Examples:\n"
     "    shoal run -n 2 ./train --epochs 3\n"
@@ -144,6 +149,14 @@ static const char help[] =
     "    another secret), so what is left of the attempt before is not taken for this one. Nothing starts\n"
     "    again after a signal, after --timeout, where a host is lost, or where the program cannot start.\n"
     "\n"
+    "Events:\n"
+    "    A program that starts this command reads events, as the lines on stderr are for people and workers\n"
+    "    may print the same. Each is an object on a line of its own, with event, time and host:\n"
+    "    started, worker_started (rank, pid), worker_ended (rank, pid, code or signal, text), killing\n"
+    "    (ranks), cause (kind, at_host, rank, pid, code, text), restart, note, error (text), ended (code).\n"
+    "        shoal run -n 2 --events 3 ./train 3> events.jsonl\n"
+    "    docs/errors.md describes them. Workers do not inherit FD.\n"
+    "\n"
     "Exit codes:\n"
     "    0     all workers ended with 0\n"
     "    N     the code of the worker that failed first; 128 + signal if a signal ended it, or this run;\n"
@@ -158,6 +171,13 @@ static int cores_count(void)
 {
     const int count = shoal_topology_cores();
     return count < RUN_WORKERS_MAX ? count : RUN_WORKERS_MAX;
+}
+
+static bool events_read(const struct tool_args *args, int *fd_out)
+{
+    if (!tool_number_read(args, EVENTS_FD_MIN, INT_MAX, fd_out))
+        return false;
+    return fcntl(*fd_out, F_GETFD) >= 0 || tool_value_fail(args, "an open descriptor, such as 3 with 3> events.jsonl");
 }
 
 static bool option_apply(int id, const struct tool_args *args, struct run_options *options, struct run_place_options *place)
@@ -189,6 +209,8 @@ static bool option_apply(int id, const struct tool_args *args, struct run_option
     case OPTION_ENDS:
         options->says_ends = true;
         return true;
+    case OPTION_EVENTS:
+        return events_read(args, &options->events_fd);
     default:
         if (!tool_seconds_read(args, &options->timeout_ms))
             return false;
@@ -217,7 +239,7 @@ int run_options_read(int argc, char **argv, struct run_options *options_out)
     struct tool_args args = {.command = "run", .argc = argc, .argv = argv, .at = 1};
     struct run_place_options place = {.index = -1};
     int id;
-    *options_out = (struct run_options){.has_prefix = true, .grace_ms = GRACE_MS, .meet_ms = MEET_MS};
+    *options_out = (struct run_options){.has_prefix = true, .grace_ms = GRACE_MS, .meet_ms = MEET_MS, .events_fd = -1};
     while ((id = tool_option_next(&args, option_list)) > 0) {
         if (id == OPTION_HELP) {
             fputs(help, stdout);

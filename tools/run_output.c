@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "run_events.h"
 #include "tool.h"
 
 /* A line longer than this is broken. While so much waits to be written, nothing more is read. */
@@ -367,7 +368,7 @@ static int file_open(const char *directory, int rank, const char *suffix, int *f
         errno = ENAMETOOLONG;
     if (*fd_out >= 0)
         return 0;
-    fprintf(stderr, "shoal run: cannot write '%s': %s\n", name, strerror(errno));
+    run_error_print("cannot write '%s': %s", name, strerror(errno));
     return TOOL_EXIT_USAGE;
 }
 
@@ -376,7 +377,7 @@ static int files_open(struct run_output *output, const char *directory)
     if (!directory)
         return 0;
     if (mkdir(directory, 0777) && errno != EEXIST) {
-        fprintf(stderr, "shoal run: cannot make the directory '%s': %s\n", directory, strerror(errno));
+        run_error_print("cannot make the directory '%s': %s", directory, strerror(errno));
         return TOOL_EXIT_USAGE;
     }
     for (size_t i = 0; i < streams_count(output); i++) {
@@ -393,13 +394,16 @@ int run_output_open(struct run_output *output, const struct run_options *options
     *output = (struct run_output){.has_prefix = options->has_prefix, .workers = options->workers};
     for (int i = 0; i < 2; i++)
         sink_init(&output->sinks[i], i + 1);
+    sink_init(&output->sinks[RUN_SINK_EVENTS], options->events_fd);
+    if (options->events_fd >= 0)
+        fcntl(options->events_fd, F_SETFD, FD_CLOEXEC);
     output->route[0] = &output->sinks[0];
     output->route[1] = &output->sinks[is_same_file(1, 2) ? 0 : 1];
     output->streams = calloc(streams_count(output), sizeof *output->streams);
     output->tails = calloc((size_t)output->workers, sizeof *output->tails);
     output->blames = calloc((size_t)output->workers, sizeof *output->blames);
     if (!output->streams || !output->tails || !output->blames) {
-        fputs("shoal run: no memory\n", stderr);
+        run_error_print("no memory");
         return RUN_EXIT_LAUNCHER;
     }
     for (size_t i = 0; i < streams_count(output); i++)
@@ -421,8 +425,13 @@ int run_output_begin(struct run_output *output, const struct run_options *option
     return is_first_time ? files_open(output, options->directory) : 0;
 }
 
+/* A command that could not begin has not written its events; they fit into a pipe that is read. */
 void run_output_close(struct run_output *output)
 {
+    struct run_sink *events = &output->sinks[RUN_SINK_EVENTS];
+    struct pollfd writable = {.fd = events->fd, .events = POLLOUT};
+    if (events->queue.length && poll(&writable, 1, 0) == 1)
+        sink_write(output, events);
     for (size_t i = 0; output->streams && i < streams_count(output); i++) {
         struct run_stream *stream = &output->streams[i];
         if (stream->fd >= 0)
@@ -431,7 +440,7 @@ void run_output_close(struct run_output *output)
             close(stream->file);
         free(stream->line.bytes);
     }
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < RUN_SINKS; i++)
         free(output->sinks[i].queue.bytes);
     free(output->streams);
     free(output->tails);
@@ -447,28 +456,28 @@ void run_output_attach(struct run_output *output, int worker, const int fds[2])
 
 size_t run_output_polls(const struct run_output *output)
 {
-    return 2 + streams_count(output);
+    return RUN_SINKS + streams_count(output);
 }
 
 /* poll() passes over entries with a negative fd. */
 void run_output_fill(struct run_output *output, struct pollfd *polls)
 {
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < RUN_SINKS; i++)
         polls[i] = (struct pollfd){.fd = output->sinks[i].queue.length ? output->sinks[i].fd : -1, .events = POLLOUT};
     for (size_t i = 0; i < streams_count(output); i++) {
         const struct run_stream *stream = &output->streams[i];
         const bool is_full = stream->sink->queue.length >= QUEUE_MAX_BYTES;
-        polls[2 + i] = (struct pollfd){.fd = is_full ? -1 : stream->fd, .events = POLLIN};
+        polls[RUN_SINKS + i] = (struct pollfd){.fd = is_full ? -1 : stream->fd, .events = POLLIN};
     }
 }
 
 void run_output_serve(struct run_output *output, const struct pollfd *polls)
 {
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < RUN_SINKS; i++)
         if (polls[i].fd >= 0 && polls[i].revents)
             sink_write(output, &output->sinks[i]);
     for (size_t i = 0; i < streams_count(output); i++)
-        if (polls[2 + i].fd >= 0 && polls[2 + i].revents && output->streams[i].fd >= 0)
+        if (polls[RUN_SINKS + i].fd >= 0 && polls[RUN_SINKS + i].revents && output->streams[i].fd >= 0)
             stream_read(output, &output->streams[i]);
 }
 
@@ -482,7 +491,20 @@ bool run_output_has_streams(const struct run_output *output)
 
 bool run_output_has_queued(const struct run_output *output)
 {
-    return output->sinks[0].queue.length || output->sinks[1].queue.length;
+    for (int i = 0; i < RUN_SINKS; i++)
+        if (output->sinks[i].queue.length)
+            return true;
+    return false;
+}
+
+bool run_output_has_events(const struct run_output *output)
+{
+    return output->sinks[RUN_SINK_EVENTS].fd >= 0;
+}
+
+void run_output_event(struct run_output *output, const char *line, size_t bytes)
+{
+    sink_append(&output->sinks[RUN_SINK_EVENTS], line, bytes);
 }
 
 void run_output_say(struct run_output *output, const char *format, ...)

@@ -47,12 +47,16 @@ struct run_stream {
     struct run_text line; /* unfinished */
 };
 
+/* The launcher's stdout and stderr, and where its events go. */
+enum { RUN_SINK_EVENTS = 2, RUN_SINKS };
+
 struct run_output {
     bool has_prefix;
     int workers, first_rank;
     int told_by;                    /* the rank whose line showed it */
     char cause[RUN_BLAME_TEXT_MAX]; /* of a failure, already shown in full; "": none */
-    struct run_sink sinks[2]; /* both names of one terminal or file use the first alone, so that the order of lines stays */
+    struct run_sink
+        sinks[RUN_SINKS]; /* both names of one terminal or file use the first alone, so that the order of lines stays */
     struct run_sink *route[2];
     struct run_stream *streams; /* two per worker */
     struct run_tail *tails;
@@ -83,6 +87,10 @@ bool run_output_has_queued(const struct run_output *output);
 
 /* Somebody has typed a line on our terminal: its echo has ended the unfinished line there. */
 void run_output_typed(struct run_output *output);
+
+/* Queues a line about what has happened, with its end, for --events. */
+bool run_output_has_events(const struct run_output *output);
+void run_output_event(struct run_output *output, const char *line, size_t bytes);
 
 /* Queues a line of the launcher's own for stderr. */
 void run_output_say(struct run_output *output, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -3,6 +3,14 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "run_events.h"
+
+static const char together[] = "the ranks failed together, none of them first";
+
+struct run_sentence {
+    char text[RUN_WORDS_MAX + 128];
+};
+
 static bool is_of_other_host(const struct run_reporting *reporting, int rank)
 {
     const int first_rank = reporting->options->first_rank;
@@ -78,14 +86,17 @@ void run_report_tell(const struct run_reporting *reporting, int rank, struct run
     tail_copy(&reporting->output->tails[w], cause_out->tail);
 }
 
-void run_report_ends(const struct run_workers *workers, struct run_output *output)
+void run_report_ends(const struct run_workers *workers, struct run_output *output, bool says_ends)
 {
     for (int w = 0; w < workers->started; w++) {
         struct run_worker *worker = &workers->at[w];
-        if (run_worker_has_failed(worker) && !worker->is_told)
+        if (worker->is_alive || worker->is_told)
+            continue;
+        worker->is_told = true;
+        run_event_worker_ended(workers, worker);
+        if (says_ends && run_worker_has_failed(worker))
             run_output_say(output, "rank %d (pid %d) has ended: %s", run_worker_rank(workers, w), (int)worker->pid,
                            run_worker_ending(workers, worker).text);
-        worker->is_told = !worker->is_alive;
     }
 }
 
@@ -141,7 +152,7 @@ static void failure_print(const struct run_reporting *reporting, const struct ru
                        cause->words);
         tail_report(reporting, cause);
     } else {
-        run_output_say(reporting->output, "the ranks failed together, none of them first");
+        run_output_say(reporting->output, "%s", together);
     }
     others_report(reporting, cause->kind == RUN_CAUSE_WORKER ? cause->rank : -1);
     if (has_said)
@@ -149,33 +160,43 @@ static void failure_print(const struct run_reporting *reporting, const struct ru
                                           "late; docs/errors.md explains each error");
 }
 
+/* "" if a line has been printed before, or there is nothing to report. */
+static struct run_sentence sentence_of(const struct run_reporting *reporting, const struct run_cause *cause)
+{
+    struct run_sentence sentence = {""};
+    char *text = sentence.text;
+    const bool is_here = cause->host == reporting->options->place.index;
+    if (cause->kind == RUN_CAUSE_LOST)
+        snprintf(text, sizeof sentence.text, "host %d (%s) is lost: %s", cause->host, cause->name, cause->words);
+    else if (cause->kind == RUN_CAUSE_SIGNAL)
+        snprintf(text, sizeof sentence.text, "ended by signal %d (%s)%s%s", cause->signal, strsignal(cause->signal),
+                 place_text(reporting, cause).text, cause->is_clean ? "; all workers ended with code 0" : "");
+    else if (cause->kind == RUN_CAUSE_TIMEOUT && !is_here)
+        snprintf(text, sizeof sentence.text, "host %d (%s) has ended the run: its --timeout has passed", cause->host,
+                 cause->name);
+    else if (cause->kind == RUN_CAUSE_UNSTARTED && !is_here)
+        snprintf(text, sizeof sentence.text, "host %d (%s) could not start its workers, and says why", cause->host,
+                 cause->name);
+    else if (cause->kind == RUN_CAUSE_TOGETHER)
+        snprintf(text, sizeof sentence.text, "%s", together);
+    return sentence;
+}
+
 void run_report_print(const struct run_reporting *reporting, const struct run_cause *cause)
 {
-    const bool is_here = cause->host == reporting->options->place.index;
-    switch (cause->kind) {
-    case RUN_CAUSE_WORKER:
-    case RUN_CAUSE_TOGETHER:
+    const struct run_sentence sentence = sentence_of(reporting, cause);
+    const bool is_failure = cause->kind == RUN_CAUSE_WORKER || cause->kind == RUN_CAUSE_TOGETHER;
+    if (cause->kind != RUN_CAUSE_NONE)
+        run_event_cause(cause, cause->kind == RUN_CAUSE_WORKER ? cause->words : sentence.text);
+    if (is_failure)
         failure_print(reporting, cause);
-        break;
-    case RUN_CAUSE_LOST:
-        run_output_say(reporting->output, "host %d (%s) is lost: %s", cause->host, cause->name, cause->words);
+    else if (*sentence.text)
+        run_output_say(reporting->output, "%s", sentence.text);
+    if (cause->kind == RUN_CAUSE_LOST)
         others_report(reporting, -1);
-        break;
-    case RUN_CAUSE_SIGNAL:
-        run_output_say(reporting->output, "ended by signal %d (%s)%s%s", cause->signal, strsignal(cause->signal),
-                       place_text(reporting, cause).text, cause->is_clean ? "; all workers ended with code 0" : "");
-        break;
-    case RUN_CAUSE_TIMEOUT:
-        if (!is_here)
-            run_output_say(reporting->output, "host %d (%s) has ended the run: its --timeout has passed", cause->host,
-                           cause->name);
-        break;
-    case RUN_CAUSE_UNSTARTED:
-        if (!is_here)
-            run_output_say(reporting->output, "host %d (%s) could not start its workers, and says why", cause->host,
-                           cause->name);
-        break;
-    default:
-        break;
-    }
+    if (!cause->is_retried)
+        return;
+    run_output_say(reporting->output, "starting all workers again: restart %d of %d", cause->attempt + 1,
+                   reporting->options->restarts);
+    run_event_restart(cause->attempt + 1, reporting->options->restarts);
 }

@@ -20,10 +20,10 @@ struct run_ended run_report_ended(const struct run_reporting *reporting);
 /* What is to be said of a rank of this host that is asked about, or of that which it blames: TOLD. */
 void run_report_tell(const struct run_reporting *reporting, int rank, struct run_cause *cause_out);
 
-/* With --ends: queues a line about each worker that has failed since the last call. */
-void run_report_ends(const struct run_workers *workers, struct run_output *output);
+/* Makes an event of each worker that has ended since the last call. says_ends: queues a line about each that has failed. */
+void run_report_ends(const struct run_workers *workers, struct run_output *output, bool says_ends);
 
-/* Queues the lines about a verdict. */
+/* Queues the lines about a verdict, and its events. */
 void run_report_print(const struct run_reporting *reporting, const struct run_cause *cause);
 
 #endif

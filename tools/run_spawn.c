@@ -16,6 +16,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "run_events.h"
+
 /* Below the ports that Linux hands to outgoing connections. A slot is MASTER_PORT and the 16 after it, where Shoal's store
  * listens. */
 enum { PORT_FIRST = 20000, PORT_STEP = 17, PORT_SLOTS = 750 };
@@ -64,7 +66,7 @@ static bool random_fill(void *bytes, size_t count)
 {
     if (getrandom(bytes, count, 0) == (ssize_t)count)
         return true;
-    fprintf(stderr, "shoal run: the system gives no random bytes: %s\n", strerror(errno));
+    run_error_print("the system gives no random bytes: %s", strerror(errno));
     return false;
 }
 
@@ -85,8 +87,8 @@ static bool port_choose(int *port_out, int *lock_fd_out)
         }
         close(fd);
     }
-    fprintf(stderr, "shoal run: no %d free ports in a row from %d to %d: %s\n", PORT_STEP, PORT_FIRST,
-            PORT_FIRST + PORT_STEP * PORT_SLOTS - 1, strerror(errno));
+    run_error_print("no %d free ports in a row from %d to %d: %s", PORT_STEP, PORT_FIRST,
+                    PORT_FIRST + PORT_STEP * PORT_SLOTS - 1, strerror(errno));
     return false;
 }
 
@@ -216,11 +218,11 @@ static int trouble_print(const struct run_options *options, int rank, int error)
 {
     struct rlimit limit = {0, 0};
     if (error == EMFILE && getrlimit(RLIMIT_NOFILE, &limit) == 0)
-        fprintf(stderr, "shoal run: no file descriptor left for rank %d: %d workers need about %d, 'ulimit -n' allows %llu\n",
-                rank, options->workers, 16 + options->workers * (options->directory ? 4 : 2),
-                (unsigned long long)limit.rlim_cur);
+        run_error_print("no file descriptor left for rank %d: %d workers need about %d, 'ulimit -n' allows %llu", rank,
+                        options->workers, 16 + options->workers * (options->directory ? 4 : 2),
+                        (unsigned long long)limit.rlim_cur);
     else
-        fprintf(stderr, "shoal run: cannot start rank %d of %d: %s\n", rank, options->ranks, strerror(error));
+        run_error_print("cannot start rank %d of %d: %s", rank, options->ranks, strerror(error));
     return RUN_EXIT_LAUNCHER;
 }
 
@@ -230,15 +232,14 @@ static int exec_trouble_print(const struct run_options *options, int rank, int e
     const char *program = options->program[0];
     const bool is_here = !strchr(program, '/') && access(program, X_OK) == 0;
     if (error == ENOENT && strchr(program, '/') && access(program, F_OK) == 0)
-        fprintf(stderr, "shoal run: cannot start '%s': the interpreter or loader that it names is not there\n", program);
+        run_error_print("cannot start '%s': the interpreter or loader that it names is not there", program);
     else if ((error == ENOENT || error == ENOTDIR) && is_here)
-        fprintf(stderr, "shoal run: there is no program '%s'; did you mean ./%s?\n", program, program);
+        run_error_print("there is no program '%s'; did you mean ./%s?", program, program);
     else if (error == ENOENT || error == ENOTDIR)
-        fprintf(stderr, "shoal run: there is no program '%s'\n", program);
+        run_error_print("there is no program '%s'", program);
     else if (error == EACCES)
-        fprintf(stderr,
-                "shoal run: '%s' is not executable; chmod +x it, or name its interpreter, as in: shoal run python3 train.py\n",
-                program);
+        run_error_print("'%s' is not executable; chmod +x it, or name its interpreter, as in: shoal run python3 train.py",
+                        program);
     else
         trouble_print(options, rank, error);
     return error == ENOENT || error == ENOTDIR ? RUN_EXIT_NOT_FOUND : RUN_EXIT_NOT_EXECUTABLE;

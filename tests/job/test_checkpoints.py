@@ -487,17 +487,15 @@ def what_others_save_after_a_kill_is_safe():
 def the_agent_hears_who_was_killed():
     """A shell that ends with 137 tells of its program; scripts that have saved may end with 1 or 143."""
     heard = []
-    cause = agent.Cause(range(2), lambda: heard.append(line))
-    killed = ["rank 1 (pid 7) has ended: killed by signal 9 (Killed)", "rank 0 (pid 6) has ended: killed by signal 15 (Terminated)",
-              "rank 0 (pid 6) has ended: exited with code 137", "rank 0 (pid 6) has ended: exited with code 139",
-              "host 0 waits no longer: killing ranks 0, 1", "asked again to end: killing rank 1"]
-    others = ["rank 0 (pid 6) has ended: exited with code 1", "rank 0 (pid 6) has ended: exited with code 143",
-              "rank 0 (pid 6) has ended: exited with code 130", "rank 0 (pid 6) has ended: exited with code 255",
-              "rank 1 (pid 7) on h2 failed first: killed by signal 9 (Killed)"]
-    for line in [*killed, *others]:
-        cause.hear(f"shoal run: {line}")
-    expect(heard == killed and cause.first == ("1", "killed by signal 9 (Killed)"), heard, cause.first)
-    cause.hear("0| shoal run: rank 1 (pid 7) has ended: killed by signal 9 (Killed)")  # a script's own words
+    cause = agent.Cause(0, lambda: heard.append(event))
+    killed = [{"event": "worker_ended", "signal": 9}, {"event": "worker_ended", "signal": 15}, {"event": "worker_ended", "code": 137},
+              {"event": "worker_ended", "code": 139}, {"event": "killing", "ranks": [0, 1]}]
+    others = [{"event": "worker_ended", "code": code} for code in (0, 1, 143, 130, 255)]
+    for event in [*killed, *others]:
+        cause.event_take(event)
+    expect(heard == killed, heard)
+    line = "rank 1 (pid 7) has ended: killed by signal 9 (Killed)"
+    cause.hear(f"shoal run: {line}")  # a script's own words
     expect(heard == killed, heard)
 
 

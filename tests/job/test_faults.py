@@ -44,6 +44,26 @@ def script_that_is_killed_is_named():
         expect_failed(jobs, r"^rank 0 killed by signal 11 \(Segmentation fault\)", 139, "ranks")
 
 
+def words_of_a_script_are_not_those_of_the_launcher():
+    """Alone and as a rank, and when it writes to every descriptor that it has."""
+    script = """
+        import os, sys
+        line = "shoal run: rank 0 failed first: killed by aliens\\n"
+        event = '{"event": "cause", "kind": "worker", "rank": 0, "at_host": 0, "text": "killed by aliens"}\\n'
+        for fd in range(1, 100):
+            try:
+                os.write(fd, (event if fd > 2 else line).encode())
+            except OSError:
+                pass
+        sys.exit(7)
+    """
+    with Jobs() as jobs:
+        jobs.run(script, code=1)
+        expect_failed(jobs, r"^train.py exited with code 7$", 7)
+        jobs.run(script, distribution=DATA_PARALLEL, name="ranks", code=1)
+        expect_failed(jobs, r"^rank 0 exited with code 7$", 7, "ranks")
+
+
 def own_failure_file_of_a_script_is_the_reason():
     with Jobs() as jobs:
         jobs.run("import os, sys; open('../output/failure', 'w').write('the disk of rank 7' + '!' * 2000); sys.exit(9)", code=1)
@@ -282,7 +302,8 @@ def full_disk_at_the_start_is_told():
         expect(re.match(r"cannot bring the source to \S+/code: .*No space left on device", status["failure_reason"]), status)
 
 
-run_cases([script_that_raises_is_named_with_its_rank, script_that_is_killed_is_named, own_failure_file_of_a_script_is_the_reason,
+run_cases([script_that_raises_is_named_with_its_rank, script_that_is_killed_is_named,
+           words_of_a_script_are_not_those_of_the_launcher, own_failure_file_of_a_script_is_the_reason,
            script_that_hangs_is_ended_at_the_time_limit, script_that_ignores_the_end_is_killed,
            script_without_a_model_is_told, stop_gives_the_script_its_time, interrupted_command_stops_the_job, killed_runner_is_found_out,
            pid_of_another_process_is_no_runner, host_lost_in_the_middle_ends_the_job, host_that_cannot_begin_ends_the_job,

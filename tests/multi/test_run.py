@@ -2,6 +2,7 @@
 
 Prints TAP. SHOAL_COMMAND names the command. Exit code 0: none failed, 1: some did."""
 import fcntl
+import json
 import os
 import pty
 import re
@@ -625,6 +626,75 @@ def ends_are_told_at_once():
     assert "has ended: " not in sh("exit 3").err
 
 
+def events_of(script, n, *options):
+    with tempfile.TemporaryFile() as file:
+        done = run("-n", str(n), "--events", str(file.fileno()), *options, "sh", "-c", script, pass_fds=(file.fileno(),))
+        file.seek(0)
+        events = [json.loads(line) for line in file]
+    for event in events:
+        assert event.pop("host") == 0 and abs(event.pop("time") - time.time()) < DEADLINE_S, event
+        assert event.pop("pid", 1) > 0
+    return done, events
+
+
+def events_report_a_failure_and_the_restart():
+    done, events = events_of("[ $RANK = 1 ] && { kill -9 $$; }; sleep 0.3; exit 0", 2, "--restarts", "1")
+    equal(done.code, 137)
+    killed, text = {"event": "worker_ended", "rank": 1, "signal": 9}, "killed by signal 9 (Killed)"
+    cause = {"event": "cause", "kind": "worker", "at_host": 0, "rank": 1, "code": 137, "text": text}
+    for attempt in range(2):
+        begin = next(i for i, event in enumerate(events) if event["event"] == "started")
+        equal(events[begin:begin + 3], [
+            {"event": "started", "attempt": attempt, "restarts": 1, "first_rank": 0, "workers": 2, "ranks": 2},
+            {"event": "worker_started", "rank": 0}, {"event": "worker_started", "rank": 1}])
+        equal(events[begin + 3:begin + 5], [{**killed, "text": text},
+                                            {"event": "worker_ended", "rank": 0, "code": 0, "text": "exited with code 0"}])
+        assert events[begin + 5].pop("at_host_name")
+        equal(events[begin + 5], cause)
+        del events[:begin + 6]
+        equal(events[0], {"event": "ended", "code": 137} if attempt else {"event": "restart", "attempt": 1, "restarts": 1})
+
+
+def events_tell_why_nothing_began():
+    with tempfile.TemporaryFile() as file:
+        done = run("-n", "1", "--events", str(file.fileno()), "./missing", pass_fds=(file.fileno(),))
+        file.seek(0)
+        events = [json.loads(line) for line in file]
+    equal([event["event"] for event in events], ["error", "cause", "ended"])
+    equal(events[0]["text"], "there is no program './missing'")
+    equal((events[1]["kind"], events[2]["code"], done.code), ("unstarted", 127, 127))
+
+
+def events_are_not_for_workers():
+    done, events = events_of("ls -l /proc/self/fd; for fd in 3 4 5 6 7 8 9; do echo forged >&$fd; done 2>/dev/null; exit 3", 1)
+    equal((done.code, [event["event"] for event in events]),
+          (3, ["started", "worker_started", "worker_ended", "cause", "ended"]))
+
+
+def events_need_an_open_descriptor():
+    refused(run("--events", "999", "true"), 2, "--events takes an open descriptor, such as 3", "999")
+    refused(run("--events", "1", "true"), 2, "--events takes a number from 3")
+
+
+def events_that_are_not_read_hold_nobody():
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    try:
+        while os.write(writing, b"x" * 4096):
+            pass
+    except BlockingIOError:
+        pass
+    os.set_blocking(writing, True)
+    process = start("-n", "1", "--events", str(writing), "sh", "-c", "echo begun; sleep 30", pass_fds=(writing,))
+    try:
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        equal(finish(process).code, 143)
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
 def stuck_reader_does_not_hold_signals():
     process = start("-n", "2", "yes")
     time.sleep(0.5)
@@ -902,7 +972,8 @@ TESTS = [
     early_leavers_are_in_the_report, survivors_are_ended, stubborn_survivors_are_killed, stopped_survivors_are_ended,
     children_of_workers_are_ended,
     left_children_do_not_hold_the_run, missing_program_is_named, signals_are_forwarded, signal_reaches_children,
-    second_interrupt_kills, grace_passes_once, ends_are_told_at_once, stuck_reader_does_not_hold_signals, timeout_ends_the_run,
+    second_interrupt_kills, grace_passes_once, ends_are_told_at_once, events_report_a_failure_and_the_restart, events_tell_why_nothing_began,
+    events_are_not_for_workers, events_need_an_open_descriptor, events_that_are_not_read_hold_nobody, stuck_reader_does_not_hold_signals, timeout_ends_the_run,
     killed_launcher_takes_workers_along, ignored_signals_stay_ignored, workers_get_default_signals,
     tests_hold_under_nohup,
     stop_and_continue, terminal_shows_the_bar, terminal_input_reaches_rank_0, terminal_interrupt_ends_all,

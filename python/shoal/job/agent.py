@@ -12,6 +12,7 @@ import ast
 import codecs
 import dataclasses
 import importlib.util
+import json
 import os
 import pathlib
 import re
@@ -275,50 +276,56 @@ def channels_bring(container: Container, place: Place, say: Callable[[str], None
 # ---- what the workers write ----
 
 class Cause:
-    """Finds in what the workers write why they failed: the report of `shoal run`, and the last line of a traceback. `kill_note` is
-    called when a worker has been killed."""
+    """Why the workers failed, and on which host: what the events of `shoal run --events` report, with the last line of a rank's
+    traceback. Lines of the script name no other cause. `kill_note` is called when a worker has been killed."""
 
-    FIRST = re.compile(r"^shoal run: rank (\d+) (?:\(pid \d+\) )?(?:on \S+ )?failed first: (.*)$")
-    LOST = re.compile(r"^shoal run: (host \d+ \(.*\) (?:is lost|has ended the run|could not start its workers).*)$")
-    ELSEWHERE = re.compile(r"^shoal run: (the rank to blame is on another host.*)$")
-    SIGNAL = re.compile(r"^shoal run: ended by signal \d+ ")  # that this agent did not send: who did, as a host that was lost, tells more
-    BLAMED = re.compile(r"^shoal run: the ranks say: .* is broken(?: by|:) rank (\d+) \(process ")
-    ENDED = re.compile(r"^shoal run: rank \d+ \(pid \d+\) has ended: (killed by signal|exited with code) (\d+)")
-    KILLED = re.compile(r"^shoal run: (?:host 0 waits no longer|asked again to end): killing ")
-    SAID = re.compile(r"^shoal run: (.*)$")
     ERROR = re.compile(r"^(?:(\d+)\| )?(?:\[rank(\d+)\]: *)?((?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)(?:: .*)?)$")
 
-    def __init__(self, own_ranks: range, kill_note: Callable[[], None] = lambda: None):
-        self.own_ranks, self.kill_note = own_ranks, kill_note
+    def __init__(self, own_host: int, kill_note: Callable[[], None] = lambda: None):
+        self.own_host, self.kill_note = own_host, kill_note
+        self.rest = b""
+        self._begin()
+
+    def _begin(self) -> None:
         self.first: Optional[Tuple[str, str]] = None  # rank, how it ended
-        self.errors: Dict[str, str] = {}  # of each rank, the last before the report
+        self.errors: Dict[str, str] = {}  # the last of each rank
         self.lost: Optional[str] = None
         self.said: Optional[str] = None
         self.is_secondary = False  # another host tells more
 
     def hear(self, line: str) -> None:
-        ended = self.ENDED.match(line)
-        if self.KILLED.match(line) or (ended and is_end_of_killed(*ended.groups())):
-            self.kill_note()
-        if ended:
-            return
-        first, lost, error, said = (pattern.match(line) for pattern in (self.FIRST, self.LOST, self.ERROR, self.SAID))
-        for of_rank in (first, self.BLAMED.match(line)):
-            if of_rank and int(of_rank.group(1)) not in self.own_ranks:
-                self.is_secondary = True
-        if first:
-            self.first = (first.group(1), first.group(2))
-        elif lost:
-            self.lost = lost.group(1)
-        elif self.ELSEWHERE.match(line):
-            self.is_secondary = True
-        elif self.SIGNAL.match(line):
-            self.is_secondary = True
-            self.said = said.group(1) if said else None
-        elif error and not self.first:
+        """A line of the workers, or of `shoal run`."""
+        error = self.ERROR.match(line)
+        if error:
             self.errors[error.group(1) or error.group(2) or ""] = error.group(3)
-        elif said:
-            self.said = said.group(1)
+
+    def events_take(self, data: bytes) -> None:
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        for line in lines:
+            self.event_take(json.loads(line.decode("utf-8", "replace")))
+
+    def event_take(self, event: Mapping[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "started" and event["attempt"]:
+            self._begin()
+        elif kind == "killing" or (kind == "worker_ended" and is_end_of_killed(event)):
+            self.kill_note()
+        elif kind == "error":
+            self.said = event["text"]
+        elif kind == "cause":
+            self._cause_take(event)
+
+    def _cause_take(self, event: Mapping[str, Any]) -> None:
+        kind, text, is_elsewhere = event["kind"], event["text"], event["at_host"] != self.own_host
+        if kind == "worker":
+            self.first = (str(event["rank"]), text)
+            self.is_secondary = is_elsewhere
+        elif kind == "lost" or (kind in ("timeout", "unstarted") and is_elsewhere):
+            self.lost = text
+        elif text:
+            self.said = text
+        if kind == "signal":  # that this agent did not send: who did, as a host that was lost, tells more
+            self.is_secondary = True
 
     def text(self, program: str, ending: str) -> str:
         if self.first:
@@ -329,11 +336,11 @@ class Cause:
         return f"{program} {ending}" + (f": {error}" if error else "")
 
 
-def is_end_of_killed(how: str, number: str) -> bool:
+def is_end_of_killed(event: Mapping[str, Any]) -> bool:
     """A shell ends with 128 + N when signal N has killed its program. Scripts may end so, too, when they have saved all after SIGTERM
     or SIGINT."""
-    killed_by = int(number) - (0 if how == "killed by signal" else 128)
-    return how == "killed by signal" or (0 < killed_by < signal.NSIG and killed_by not in (signal.SIGTERM, signal.SIGINT))
+    killed_by = event.get("code", 0) - 128
+    return "signal" in event or (0 < killed_by < signal.NSIG and killed_by not in (signal.SIGTERM, signal.SIGINT))
 
 
 class Lines:
@@ -539,18 +546,22 @@ class Agent:
         return ending
 
     def _train(self) -> Ending:
+        events_reading, self.events = os.pipe()
         command = RUNNERS[self.launch.runner](self)
         self.is_preparing = False
         self.tell(status="Training")
-        workers = self.launch.workers_per_host
         kill_note = self.checkpoints.kill_note if self.checkpoints else lambda: None
-        cause = Cause(range(self.place.index * workers, (self.place.index + 1) * workers), kill_note)
-        with open(self.folder.log(self.place.host), "ab", buffering=0) as log, \
+        cause = Cause(self.place.index, kill_note)
+        with open(events_reading, "rb", buffering=0) as events, open(self.folder.log(self.place.host), "ab", buffering=0) as log, \
                 metrics.Watching(self.job.metric_definitions, self.folder, self.place.host, self.say) as watching:
             lines = Lines(log, [cause.hear, watching.line], self.say)
-            training = Training(command, self.container.code, self.environment(), lines, self.job, kill_note)
+            try:
+                passed = () if self.launch.runner in ALONE else (self.events,)
+                training = Training(command, self.container.code, self.environment(), lines, self.job, passed, kill_note)
+            finally:
+                os.close(self.events)
             watching.look_at(training.process.pid)
-            code = training.run(lambda: self.is_stopping, self.wake_reading)
+            code = training.run(lambda: self.is_stopping, self.wake_reading, events, cause.events_take)
         return self._ending_of(code, training, cause, command)
 
     def _ending_of(self, code: int, training: "Training", cause: Cause, command: List[str]) -> Ending:
@@ -594,17 +605,25 @@ class Training:
             raise AgentError(f"cannot start {command[0]}: {error.strerror}") from error
         self.end_at = time.monotonic() + job.max_run
 
-    def run(self, is_asked_to_stop: Callable[[], bool], wake: int) -> int:
-        """Until the runner has ended and its pipe is empty. Returns Popen.returncode."""
+    def run(self, is_asked_to_stop: Callable[[], bool], wake: int, events: BinaryIO, events_take: Callable[[bytes], None]) -> int:
+        """Until the runner has ended and its pipe is empty. Returns Popen.returncode. events_take: of the bytes that `events` has."""
         assert self.process.stdout
+        os.set_blocking(events.fileno(), False)
         selector = selectors.DefaultSelector()
         selector.register(self.process.stdout, selectors.EVENT_READ)
+        selector.register(events, selectors.EVENT_READ)
         selector.register(wake, selectors.EVENT_READ)
         try:
             while not self._is_done():
-                for key, _ in selector.select(self._seconds_to_wait()):
+                ready = [key for key, _ in selector.select(self._seconds_to_wait())]
+                for key in sorted(ready, key=lambda key: key.fileobj is events):  # an event is newer than the lines that are there
                     if key.fd == wake:
                         pipe_drain(wake)
+                    elif key.fileobj is events:
+                        data = events.read(LINE_MAX)
+                        events_take(data or b"")
+                        if data == b"":
+                            selector.unregister(events)
                     elif not self._read():
                         selector.unregister(self.process.stdout)
                         self.drain_until = time.monotonic()
@@ -612,6 +631,8 @@ class Training:
         finally:
             selector.close()
             self._clean()
+        while data := events.read(LINE_MAX):
+            events_take(data)
         return self.process.returncode
 
     def _is_done(self) -> bool:
@@ -687,7 +708,8 @@ def _with_variables(variables: Mapping[str, str], command: List[str]) -> List[st
 def _by_shoal(agent: "Agent", variables: Mapping[str, str] = {}, first_words: Sequence[str] = ()) -> List[str]:
     place, job, launch = agent.place, agent.job, agent.launch
     command = [*first_words, *agent.command]
-    words = [processes.shoal_command(), "run", "-n", str(launch.workers_per_host), "--ends", "--grace", str(job.stop_grace), *launch.options]
+    words = [processes.shoal_command(), "run", "-n", str(launch.workers_per_host), "--ends", "--events", str(agent.events),
+             "--grace", str(job.stop_grace), *launch.options]
     if job.restarts:
         words += ["--restarts", str(job.restarts)]
     if len(place.hosts) == 1:
