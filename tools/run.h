@@ -87,7 +87,8 @@ struct run_meeting {
     bool has_drawn_secret; /* and not been given one */
 };
 
-/* Prepares the environment all workers share: the variables of the rendezvous, and one thread each where several workers share
+/* Prepares the environment all workers share: the variables of the rendezvous, none in which another launcher around this command
+ * speaks of its own ranks, and one thread each where several workers share
  * all cores. On one host each attempt has ports and a secret of its own, on several a SHOAL_JOB_ID, so that nothing left of an
  * earlier attempt is taken for this one. Prints one line and returns false when it cannot. */
 bool run_environment_set(const struct run_options *options, bool is_bound, struct run_meeting *meeting);

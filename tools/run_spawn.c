@@ -145,6 +145,65 @@ static bool rendezvous_set(const struct run_options *options, struct run_meeting
     return meeting_set(options->place.meet, options->place.port) && setenv("SHOAL_JOB_ID", options->session, 1) == 0;
 }
 
+/* What another launcher around this command has said of its own ranks: workers, PyTorch, MPI and Shoal would take it for what it
+ * says of these. A name that ends with _ stands for all that begin so. Where this job is (SLURM_JOB_ID) stays. */
+static const char *const outer_names[] = {"TORCHELASTIC_USE_AGENT_STORE",
+                                          "TORCHELASTIC_RUN_ID",
+                                          "TORCHELASTIC_ERROR_FILE",
+                                          "TORCHELASTIC_TIMER_FILE",
+                                          "GROUP_WORLD_SIZE",
+                                          "ROLE_RANK",
+                                          "ROLE_NAME",
+                                          "ROLE_WORLD_SIZE",
+                                          "OMPI_COMM_WORLD_",
+                                          "OMPI_UNIVERSE_SIZE",
+                                          "PMIX_",
+                                          "PMI_",
+                                          "PMI2_",
+                                          "MPI_LOCALRANKID",
+                                          "MPI_LOCALNRANKS",
+                                          "MV2_COMM_WORLD_",
+                                          "HOROVOD_RANK",
+                                          "HOROVOD_SIZE",
+                                          "HOROVOD_LOCAL_RANK",
+                                          "HOROVOD_LOCAL_SIZE",
+                                          "HOROVOD_CROSS_RANK",
+                                          "HOROVOD_CROSS_SIZE",
+                                          "SLURM_PROCID",
+                                          "SLURM_LOCALID",
+                                          "SLURM_GTIDS",
+                                          "SLURM_NTASKS",
+                                          "SLURM_NPROCS",
+                                          "SLURM_STEP_NUM_TASKS",
+                                          "SLURM_STEP_TASKS_PER_NODE"};
+
+static bool is_of_outer(const char *variable)
+{
+    const size_t length = strcspn(variable, "=");
+    for (size_t i = 0; i < sizeof outer_names / sizeof outer_names[0]; i++) {
+        const size_t bytes = strlen(outer_names[i]);
+        const bool is_prefix = outer_names[i][bytes - 1] == '_';
+        if (strncmp(variable, outer_names[i], bytes) == 0 && (is_prefix || length == bytes))
+            return true;
+    }
+    return false;
+}
+
+static bool outer_forget(void)
+{
+    char name[256];
+    for (char **at = environ; at && *at;) {
+        if (!is_of_outer(*at) || strcspn(*at, "=") >= sizeof name) {
+            at++;
+            continue;
+        }
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(*at, "="), *at);
+        if (unsetenv(name))
+            return false;
+    }
+    return true;
+}
+
 /* Scripts that look for their checkpoint may ask how often they were started. */
 static bool attempt_set(const struct run_options *options)
 {
@@ -155,8 +214,9 @@ static bool attempt_set(const struct run_options *options)
 bool run_environment_set(const struct run_options *options, bool is_bound, struct run_meeting *meeting)
 {
     const int workers = options->workers;
-    bool is_done = rendezvous_set(options, meeting) && attempt_set(options) && number_set("WORLD_SIZE", options->ranks) &&
-                   number_set("LOCAL_WORLD_SIZE", workers) && number_set("GROUP_RANK", options->place.index);
+    bool is_done = outer_forget() && rendezvous_set(options, meeting) && attempt_set(options) &&
+                   number_set("WORLD_SIZE", options->ranks) && number_set("LOCAL_WORLD_SIZE", workers) &&
+                   number_set("GROUP_RANK", options->place.index);
     /* One worker may use all cores, and one that is bound sees its own only; else each would start a thread for every core. */
     if (is_done && workers > 1 && !is_bound && !is_set("OMP_NUM_THREADS"))
         is_done = number_set("OMP_NUM_THREADS", 1);

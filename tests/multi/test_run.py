@@ -153,6 +153,19 @@ def environment_wins_over_inherited():
     equal(sh("echo ${OMP_NUM_THREADS-none}", 1).out, "0| none\n")
 
 
+def words_of_an_outer_launcher_are_not_handed_on():
+    """Its workers would take them for theirs: torch waits for a store of torchrun that nobody opens. Names of places stay."""
+    outer = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME",
+             "GROUP_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_NODE_RANK", "PMIX_NAMESPACE", "PMIX_RANK", "PMI_FD",
+             "MPI_LOCALRANKID", "HOROVOD_RANK", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_GTIDS")
+    kept = ("SLURM_JOB_ID", "PMIX", "TORCHELASTIC_ENABLE_FILE_TIMER", "HOROVOD_FUSION_THRESHOLD", "OMPI_MCA_btl")
+    env = environment(**{name: "1" for name in (*outer, *kept)})
+    done = run("-n", "1", "--hosts", "1", "--no-prefix", "env", env=env)
+    names = {line.partition("=")[0] for line in done.out.splitlines()}
+    equal(sorted(names.intersection(outer)), [])
+    equal(sorted(names.intersection(kept)), sorted(kept))
+
+
 def secret_is_drawn_once_per_run():
     seen = set()
     for _ in range(2):
@@ -959,7 +972,7 @@ def idle_launcher_uses_no_time():
 
 
 TESTS = [
-    environment_of_workers, environment_wins_over_inherited, secret_is_drawn_once_per_run,
+    environment_of_workers, environment_wins_over_inherited, words_of_an_outer_launcher_are_not_handed_on, secret_is_drawn_once_per_run,
     port_is_free_and_differs_between_runs, default_count_is_cores, streams_stay_apart, prefix_can_be_left_out,
     arguments_reach_the_program, partial_last_line_is_flushed, empty_lines_and_bytes_are_kept,
     carriage_returns_are_kept_in_files, long_lines_stay_whole, slow_reader_gets_everything,
