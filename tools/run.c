@@ -20,7 +20,7 @@
 #include "tool.h"
 
 /* After a failure the other workers have so long to end on their own, then so long after SIGTERM. Where a host is lost, or did
- * not start its workers, they get SIGTERM at once. */
+ * not start its workers, they get SIGTERM at once. A --grace that is given and longer counts instead of both times after SIGTERM. */
 #define FAILURE_TERM_MS UINT64_C(3000)
 #define FAILURE_KILL_MS UINT64_C(1500)
 #define LOST_KILL_MS UINT64_C(1000)
@@ -34,9 +34,11 @@
 #define LEAVE_MS UINT64_C(2000)
 /* Workers that end within this time after the end was asked for need no word about it. */
 #define PATIENCE_MS UINT64_C(700)
+/* A program behind a shell that has ended is looked for so often. */
+#define LOOK_MS UINT64_C(100)
 #define NEVER UINT64_MAX
 
-/* The promise of README.md: a failure anywhere ends all workers everywhere within this time. */
+/* The promise of README.md: a failure anywhere ends all workers everywhere within this time, unless --grace is given. */
 #define ENDED_WITHIN_MS 5000
 _Static_assert(FAILURE_TERM_MS + FAILURE_KILL_MS + DRAIN_MS <= ENDED_WITHIN_MS, "after a worker's failure");
 _Static_assert(RUN_LINK_SILENT_MS + LOST_KILL_MS + DRAIN_MS <= ENDED_WITHIN_MS, "after the cut of a host's cable");
@@ -67,6 +69,7 @@ struct run {
     int asks;                  /* on this host */
     bool must_leave;           /* asked for the end while only output, or other hosts, were left */
     uint64_t timeout_at, word_at, term_at, kill_at, abandon_at, drain_at;
+    uint64_t look_at; /* for what workers that have ended have left in their groups; NEVER: nothing is waited for */
     bool has_verdict; /* host 0's about this attempt; it counts when no worker is left */
     struct run_cause verdict;
 };
@@ -103,10 +106,35 @@ static void workers_kill(struct run *run)
     earlier_set(&run->abandon_at, now_ms() + ABANDON_MS);
 }
 
-static void workers_term(struct run *run, uint64_t grace_ms)
+static void workers_term(struct run *run, uint64_t least_ms)
 {
+    const bool is_longer = run->options.has_grace && run->options.grace_ms > least_ms;
     run_workers_end(&run->workers, SIGTERM);
-    earlier_set(&run->kill_at, now_ms() + grace_ms);
+    earlier_set(&run->kill_at, now_ms() + (is_longer ? run->options.grace_ms : least_ms));
+}
+
+/* Returns true while workers, or processes that they have left and that have grace time, are there. */
+static bool has_workers(const struct run *run)
+{
+    return run->workers.alive || run->look_at != NEVER;
+}
+
+static struct run_words who_is_left(const struct run *run)
+{
+    return run->workers.alive ? run_workers_alive(&run->workers) : (struct run_words){"what the workers have started"};
+}
+
+/* A shell ends at once when SIGTERM comes, and the program behind it may still save a checkpoint. */
+static void left_look(struct run *run)
+{
+    const uint64_t now = now_ms();
+    const bool is_waited_for = !run->workers.alive && run->kill_at != NEVER && now < run->kill_at;
+    if (is_waited_for && run_workers_have_left_some(&run->workers)) {
+        run->look_at = now + LOOK_MS;
+        return;
+    }
+    run->look_at = NEVER;
+    run->drain_at = now + DRAIN_MS;
 }
 
 /* The launcher and its workers share no process group, so the terminal's stop reaches only the launcher: it stops them, then
@@ -114,8 +142,8 @@ static void workers_term(struct run *run, uint64_t grace_ms)
 static void all_pause(struct run *run)
 {
     sigset_t stop;
-    uint64_t *const deadlines[] = {&run->timeout_at, &run->word_at,    &run->term_at,
-                                   &run->kill_at,    &run->abandon_at, &run->drain_at};
+    uint64_t *const deadlines[] = {&run->timeout_at, &run->word_at,  &run->term_at, &run->kill_at,
+                                   &run->abandon_at, &run->drain_at, &run->look_at};
     const uint64_t begin = now_ms();
     run_workers_signal(&run->workers, SIGTSTP);
     sigemptyset(&stop);
@@ -154,10 +182,10 @@ static void end_begin(struct run *run, int signal, int asked)
     if (!run->stops)
         run->signal = signal;
     run->stops = asked;
-    if (!run->workers.alive || run->phase != PHASE_WORKING)
+    if (!has_workers(run) || run->phase != PHASE_WORKING)
         return;
     if (asked > 1 && signal == SIGINT) {
-        run_output_say(&run->output, "asked again to end: killing %s", run_workers_alive(&run->workers).text);
+        run_output_say(&run->output, "asked again to end: killing %s", who_is_left(run).text);
         workers_kill(run);
         return;
     }
@@ -170,7 +198,7 @@ static void end_begin(struct run *run, int signal, int asked)
 /* Without a worker there is only the other hosts to wait for, once. */
 static void end_asked(struct run *run, int signal)
 {
-    const bool is_idle = run->phase != PHASE_WORKING || !run->workers.alive;
+    const bool is_idle = run->phase != PHASE_WORKING || !has_workers(run);
     const bool is_alone = run->options.place.hosts == 1;
     const bool is_apart = run->phase == PHASE_MEETING && run->options.place.index > 0;
     end_begin(run, signal, ++run->asks);
@@ -226,8 +254,8 @@ static void deaths_take(struct run *run, pid_t pid)
     run_report_ends(&run->workers, &run->output, run->options.says_ends);
     if (run->first < 0 && (run->cause == RUN_CAUSE_NONE || is_failing))
         failure_note(run, pid);
-    if (!run->workers.alive)
-        earlier_set(&run->drain_at, now_ms() + DRAIN_MS);
+    if (!run->workers.alive && run->drain_at == NEVER)
+        left_look(run);
 }
 
 static void signals_take(struct run *run)
@@ -266,10 +294,10 @@ static void word_reached(struct run *run)
 {
     const uint64_t now = now_ms();
     run->word_at = NEVER;
-    if (!run->workers.alive || run->kill_at == NEVER || run->kill_at <= now)
+    if (!has_workers(run) || run->kill_at == NEVER || run->kill_at <= now)
         return;
     run_output_say(&run->output, "told to end (%s), and %s had not ended yet: killing in %llu s%s", strsignal(run->signal),
-                   run_workers_alive(&run->workers).text, (unsigned long long)(run->kill_at - now + 999) / 1000,
+                   who_is_left(run).text, (unsigned long long)(run->kill_at - now + 999) / 1000,
                    run->signal == SIGINT ? ", or at a second Ctrl-C" : "");
 }
 
@@ -289,9 +317,9 @@ static void term_reached(struct run *run)
 static void kill_reached(struct run *run)
 {
     run->kill_at = NEVER;
-    if (!run->workers.alive)
+    if (!has_workers(run))
         return;
-    run_output_say(&run->output, "%s did not end when told to: killing", run_workers_alive(&run->workers).text);
+    run_output_say(&run->output, "%s did not end when told to: killing", who_is_left(run).text);
     workers_kill(run);
 }
 
@@ -306,6 +334,8 @@ static void deadlines_check(struct run *run)
         term_reached(run);
     if (now >= run->kill_at)
         kill_reached(run);
+    if (now >= run->look_at)
+        left_look(run);
 }
 
 /* When poll() must return although nothing happened. */
@@ -315,7 +345,8 @@ static int wait_ms(const struct run *run)
     uint64_t at = run_agents_deadline(run->agents);
     if (run->phase == PHASE_WORKING || run->phase == PHASE_WAITING)
         earlier_set(&at, run->timeout_at);
-    if (run->phase == PHASE_WORKING && run->workers.alive) {
+    if (run->phase == PHASE_WORKING && has_workers(run)) {
+        earlier_set(&at, run->look_at);
         earlier_set(&at, run->word_at);
         earlier_set(&at, run->term_at);
         earlier_set(&at, run->kill_at);
@@ -339,7 +370,7 @@ static void attempt_reset(struct run *run)
     run->cause = RUN_CAUSE_NONE;
     run->first = -1;
     run->stops = run->asks = 0;
-    run->word_at = run->term_at = run->kill_at = run->abandon_at = run->drain_at = NEVER;
+    run->word_at = run->term_at = run->kill_at = run->abandon_at = run->drain_at = run->look_at = NEVER;
 }
 
 static int attempt_prepare(struct run *run, const struct run_start *start)
@@ -380,6 +411,8 @@ static bool is_finished(const struct run *run)
         return false;
     if (run->workers.alive)
         return now_ms() >= run->abandon_at;
+    if (run->look_at != NEVER)
+        return false;
     return run->must_leave || !run_output_has_streams(&run->output) || now_ms() >= run->drain_at;
 }
 
@@ -451,9 +484,9 @@ static void verdict_take(struct run *run, const struct run_cause *cause)
         verdict_act(run);
         return;
     }
-    if (!run->workers.alive || (run->cause != RUN_CAUSE_NONE && !cause->is_retried))
+    if (!has_workers(run) || (run->cause != RUN_CAUSE_NONE && !cause->is_retried))
         return;
-    run_output_say(&run->output, "host 0 waits no longer: killing %s", run_workers_alive(&run->workers).text);
+    run_output_say(&run->output, "host 0 waits no longer: killing %s", who_is_left(run).text);
     workers_kill(run);
 }
 

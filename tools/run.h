@@ -28,6 +28,7 @@ struct run_options {
     bool has_prefix;
     const char *directory; /* of the files rank-N.out and rank-N.err; NULL: none */
     uint64_t grace_ms;
+    bool has_grace;      /* it was given: then it also counts after a failure and the loss of a host */
     uint64_t timeout_ms; /* 0: none */
     uint64_t meet_ms;
     int restarts;   /* host 0's counts */

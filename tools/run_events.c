@@ -121,7 +121,7 @@ void run_event_killing(const struct run_workers *workers)
     if (event.out)
         fputs(", \"ranks\": [", event.out);
     for (int w = 0; event.out && w < workers->started; w++) {
-        if (!workers->at[w].is_alive)
+        if (workers->alive && !workers->at[w].is_alive)
             continue;
         fprintf(event.out, "%s%d", comma, run_worker_rank(workers, w));
         comma = ", ";

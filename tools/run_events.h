@@ -23,7 +23,7 @@ void run_event_started(const struct run_options *options, const struct run_worke
 /* "worker_ended" */
 void run_event_worker_ended(const struct run_workers *workers, const struct run_worker *worker);
 
-/* "killing": these workers get SIGKILL. */
+/* "killing": the workers that are alive, or else what all of them have left, get SIGKILL. */
 void run_event_killing(const struct run_workers *workers);
 
 /* "cause": what has ended the attempt. */

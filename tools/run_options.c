@@ -66,8 +66,9 @@ static const char help[] =
     "    --output DIR        also write each worker's output to DIR/rank-N.out and DIR/rank-N.err\n"
     "    --restarts K        after a failure start all workers again, K times at most\n"
     "    --timeout SECONDS   end the run after so long, restarts and all\n"
-    "    --grace SECONDS     how long workers may take to end when told to by a signal or the timeout\n"
-    "                        (default 10)\n"
+    "    --grace SECONDS     how long workers, with all processes of theirs, may take to end when told to by a\n"
+    "                        signal or the timeout (default 10); after a failure of others 1.5, after the\n"
+    "                        loss of a host 1, or this if it is given and longer\n"
     "    --ends              say at once how each worker that fails has ended\n"
     "    --events FD         write what happens to this open descriptor, as lines of JSON; see Events\n"
     "\n"
@@ -136,13 +137,15 @@ static const char help[] =
     "\n"
     "Signals:\n"
     "    INT, TERM, HUP, QUIT, USR1 and USR2 are passed on to all workers and their children. After the\n"
-    "    first four, what has not ended within the grace time is killed; a second Ctrl-C kills at once.\n"
+    "    first four, what has not ended within the grace time is killed, which a program behind a shell\n"
+    "    script has as well if the shell ends first; a second Ctrl-C kills at once.\n"
     "    Ctrl-Z stops all, fg continues all. When this command dies, its workers get SIGTERM. What\n"
     "    workers leave running in their process groups is killed at the end.\n"
     "\n"
     "When a worker fails:\n"
     "    The others, on all hosts, have 3 seconds to notice and end, then get SIGTERM, 1.5 seconds later\n"
-    "    SIGKILL. The report names who failed first, how, and with which last lines; then how the others\n"
+    "    SIGKILL; with --grace, which a handler of SIGTERM that saves a checkpoint needs, after that time.\n"
+    "    The report names who failed first, how, and with which last lines; then how the others\n"
     "    of this host ended. Where Shoal has told the ranks of a failure that they share, that is the rank\n"
     "    to blame, whoever exits first. A worker that \"had ended by then\" with code 0 may have left too\n"
     "    early. Where a host is lost the others' workers get SIGTERM at once.\n"
@@ -203,6 +206,7 @@ static bool option_apply(int id, const struct tool_args *args, struct run_option
     case OPTION_BIND:
         return tool_word_read(args, bind_words, &options->bind);
     case OPTION_GRACE:
+        options->has_grace = true;
         return tool_seconds_read(args, &options->grace_ms);
     case OPTION_MEET_TIMEOUT:
         return tool_seconds_read(args, &options->meet_ms);

@@ -1,5 +1,7 @@
 #include "run_workers.h"
 
+#include <dirent.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -64,8 +66,38 @@ struct run_words run_workers_alive(const struct run_workers *workers)
 void run_workers_signal(const struct run_workers *workers, int signal)
 {
     for (int w = 0; w < workers->started; w++)
-        if (workers->at[w].is_alive && kill(-workers->at[w].pid, signal))
+        if (kill(-workers->at[w].pid, signal) && workers->at[w].is_alive)
             kill(workers->at[w].pid, signal);
+}
+
+/* From the line of /proc/PID/stat: "PID (name) state parent group ...". A name may hold anything. */
+static bool group_read(const char *pid, int *group_out)
+{
+    char path[64], line[512], state = 'Z';
+    snprintf(path, sizeof path, "/proc/%.20s/stat", pid);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    const ssize_t bytes = fd >= 0 ? read(fd, line, sizeof line - 1) : -1;
+    if (fd >= 0)
+        close(fd);
+    line[bytes > 0 ? bytes : 0] = 0;
+    const char *name_end = strrchr(line, ')');
+    return name_end && sscanf(name_end + 1, " %c %*d %d", &state, group_out) == 2 && state != 'Z' && state != 'X';
+}
+
+bool run_workers_have_left_some(const struct run_workers *workers)
+{
+    DIR *processes = opendir("/proc");
+    bool is_left = false;
+    for (struct dirent *entry; !is_left && processes && (entry = readdir(processes));) {
+        int group = 0;
+        if (*entry->d_name < '0' || *entry->d_name > '9' || !group_read(entry->d_name, &group))
+            continue;
+        for (int w = 0; w < workers->started; w++)
+            is_left |= workers->at[w].pid == group && workers->at[w].is_ours && !workers->at[w].is_alive;
+    }
+    if (processes)
+        closedir(processes);
+    return is_left;
 }
 
 /* A stopped worker cannot act on SIGTERM before it is continued. */

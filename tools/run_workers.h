@@ -33,7 +33,10 @@ int run_workers_start(struct run_workers *workers, const struct run_options *opt
 /* Kills what they have left in their groups, lets go of their numbers, and forgets them. */
 void run_workers_reap(struct run_workers *workers);
 
-/* To each of them and its children. */
+/* Returns true if processes are left in the group of a worker that has ended after it was asked to. Looks through /proc. */
+bool run_workers_have_left_some(const struct run_workers *workers);
+
+/* To each of them and its children, and to what those that have ended left in their groups. */
 void run_workers_signal(const struct run_workers *workers, int signal);
 
 /* The same to make them end; a stopped one is continued. */

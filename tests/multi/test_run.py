@@ -623,6 +623,52 @@ def grace_passes_once():
     assert 0.3 < min(took) < 3, took
 
 
+SAVES = ('import os, signal, sys, time\n'
+         'def save(*_):\n    time.sleep(%s)\n    print("saved", flush=True)\n    os._exit(0)\n'
+         'signal.signal(signal.SIGTERM, save)\nprint("training", flush=True)\ntime.sleep(60)\n')
+
+
+def behind_a_shell(seconds, *options):
+    """The shell ends at SIGTERM, and its child saves for some time."""
+    process = start(*options, "sh", "-c", '"$0" -c "$1"; echo "not reached"', sys.executable, SAVES % seconds)
+    equal(process.stdout.readline(), "0| training\n")
+    process.send_signal(signal.SIGTERM)
+    return finish(process)
+
+
+def program_behind_a_shell_has_its_grace():
+    done = behind_a_shell(1.5, "-n", "1", "--grace", "30")
+    equal((done.code, done.out), (143, "0| saved\n"))
+    assert done.seconds < 20, done.seconds
+    done = behind_a_shell(30, "-n", "1", "--grace", "1")
+    equal((done.code, done.out), (143, ""))
+    within(done.err, "what the workers have started did not end when told to: killing")
+
+
+def second_interrupt_kills_behind_a_shell():
+    script = SAVES.replace("SIGTERM", "SIGINT") % 30
+    process = start("-n", "1", "--grace", "60", "sh", "-c", '"$0" -c "$1" & trap "exit 3" INT; wait', sys.executable, script)
+    equal(process.stdout.readline(), "0| training\n")
+    process.send_signal(signal.SIGINT)
+    said = process.stderr.readline()
+    while said.startswith("shoal run: ") and "what the workers have started had not ended yet" not in said:
+        said = process.stderr.readline()
+    within(said, "what the workers have started had not ended yet")
+    process.send_signal(signal.SIGINT)
+    done = finish(process)
+    within(done.err, "asked again to end: killing what the workers have started")
+    assert done.seconds < 20, done.seconds
+
+
+def given_grace_counts_after_a_failure():
+    """Without it, 1.5 s."""
+    script = 'if [ $RANK = 1 ]; then sleep 0.5; exit 5; fi; exec "$0" -c "$1"'
+    for options, is_saved in ((["--grace", "30"], True), ([], False)):
+        done = run("-n", "2", *options, "sh", "-c", script, sys.executable, SAVES % 3)
+        equal(done.code, 5)
+        equal("0| saved" in done.out, is_saved)
+
+
 def ends_are_told_at_once():
     """With --ends: each worker that failed, once, the first of them seconds before the report."""
     script = ("case $RANK in 0) exec sleep 63;; 1) until [ -e \"$MARKS/3\" ]; do sleep 0.02; done; kill -KILL $$;; 2) exit 0;;"
@@ -985,7 +1031,8 @@ TESTS = [
     early_leavers_are_in_the_report, survivors_are_ended, stubborn_survivors_are_killed, stopped_survivors_are_ended,
     children_of_workers_are_ended,
     left_children_do_not_hold_the_run, missing_program_is_named, signals_are_forwarded, signal_reaches_children,
-    second_interrupt_kills, grace_passes_once, ends_are_told_at_once, events_report_a_failure_and_the_restart, events_tell_why_nothing_began,
+    second_interrupt_kills, program_behind_a_shell_has_its_grace, second_interrupt_kills_behind_a_shell,
+    given_grace_counts_after_a_failure, grace_passes_once, ends_are_told_at_once, events_report_a_failure_and_the_restart, events_tell_why_nothing_began,
     events_are_not_for_workers, events_need_an_open_descriptor, events_that_are_not_read_hold_nobody, stuck_reader_does_not_hold_signals, timeout_ends_the_run,
     killed_launcher_takes_workers_along, ignored_signals_stay_ignored, workers_get_default_signals,
     tests_hold_under_nohup,
