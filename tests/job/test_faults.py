@@ -116,6 +116,31 @@ def stop_gives_the_script_its_time():
         jobs.wait_for_silence()
 
 
+def stop_gives_the_program_behind_a_shell_its_time():
+    """The shell ends at SIGTERM at once. Alone, and as a worker of `shoal run`."""
+    with Jobs() as jobs:
+        jobs.write("train.sh", '#!/bin/sh\npython3 save.py "$@"\necho "not reached"\n').chmod(0o755)
+        jobs.write("save.py", """
+            import os, signal, sys, time
+            def save(*_):
+                time.sleep(3)
+                open(os.environ["SM_MODEL_DIR"] + "/../checkpoints/last", "w").write("step 7")
+                print("saved", flush=True)
+                sys.exit(0)
+            signal.signal(signal.SIGTERM, save)
+            print("begun", flush=True)
+            time.sleep(600)
+        """)
+        for name, fields in (("alone", {}), ("ranks", {"distribution": DATA_PARALLEL})):
+            jobs.start(entry_point="train.sh", name=name, **fields)
+            jobs.wait_for_line("begun", name)
+            code, out, err = jobs.call("stop", name, "--wait")
+            expect(code == 0 and f"{name}: Stopped" in err, code, out, err)
+            expect("saved" in jobs.log(name), jobs.told(name))
+            expect((jobs.folder(name) / "checkpoints/last").read_text() == "step 7")
+            jobs.wait_for_silence(name)
+
+
 def interrupted_command_stops_the_job():
     with Jobs() as jobs:
         command = subprocess.Popen([SHOAL, "job", "run", jobs.document(WAIT)], env=jobs.environment, stdout=subprocess.PIPE,
@@ -305,7 +330,8 @@ def full_disk_at_the_start_is_told():
 run_cases([script_that_raises_is_named_with_its_rank, script_that_is_killed_is_named,
            words_of_a_script_are_not_those_of_the_launcher, own_failure_file_of_a_script_is_the_reason,
            script_that_hangs_is_ended_at_the_time_limit, script_that_ignores_the_end_is_killed,
-           script_without_a_model_is_told, stop_gives_the_script_its_time, interrupted_command_stops_the_job, killed_runner_is_found_out,
+           script_without_a_model_is_told, stop_gives_the_script_its_time,
+           stop_gives_the_program_behind_a_shell_its_time, interrupted_command_stops_the_job, killed_runner_is_found_out,
            pid_of_another_process_is_no_runner, host_lost_in_the_middle_ends_the_job, host_that_cannot_begin_ends_the_job,
            name_is_used_once, port_in_use_is_told_and_leaves_nothing, missing_data_is_told,
            requirements_are_installed_for_the_job_alone, requirements_are_read_as_pip_reads_them, shell_script_of_windows_is_told,

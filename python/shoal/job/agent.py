@@ -34,6 +34,7 @@ from shoal.job.folder import Amount, JobFolder
 EXIT_TIME_LIMIT = 124  # as `shoal run --timeout` has it
 EXIT_AGENT = 125  # the agent could not do its work, as that of `shoal run` itself
 KILL_AFTER_S = 10.0  # how much longer than its grace time a runner may take before all of its group is killed
+LOOK_S = 0.1  # how often what a runner that has ended left behind is looked for, in its grace time
 DRAIN_S = 2.0  # how long what the workers left running may hold our pipe when they have ended
 LINE_MAX = 1 << 16
 IGNORED = ("__pycache__", ".git")
@@ -638,11 +639,15 @@ class Training:
     def _is_done(self) -> bool:
         if self.process.returncode is None and (self.process.poll() or 0) < 0:
             self.kill_note()
-        if self.process.returncode is None:
+        if self.process.returncode is None or self._has_grace():
             return False
         if self.drain_until is None:
             self.drain_until = time.monotonic() + DRAIN_S
         return time.monotonic() >= self.drain_until
+
+    def _has_grace(self) -> bool:
+        """Whether the runner has ended, and what it has started may still save a checkpoint: a shell ends at SIGTERM at once."""
+        return self.kill_at is not None and time.monotonic() < self.kill_at and processes.group_is_alive(self.process.pid)
 
     def _read(self) -> bool:
         assert self.process.stdout
@@ -651,8 +656,11 @@ class Training:
         return bool(data)
 
     def _seconds_to_wait(self) -> float:
-        until = self.drain_until if self.process.returncode is not None else self.kill_at or self.end_at
-        return min(max((until or 0.0) - time.monotonic(), 0.02), 60.0)
+        if self.process.returncode is None:
+            until = self.kill_at or self.end_at
+        else:
+            until = self.drain_until or time.monotonic() + LOOK_S
+        return min(max(until - time.monotonic(), 0.02), 60.0)
 
     def _look_at_clock(self, is_asked_to_stop: bool) -> None:
         now = time.monotonic()

@@ -49,6 +49,18 @@ def group_signal(pid: int, number: int) -> None:
         pass
 
 
+def group_is_alive(group: int) -> bool:
+    """Whether a process of the group runs, as the program behind a shell that has ended."""
+    for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text(errors="replace").rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[0] not in "ZX" and int(fields[2]) == group:
+            return True
+    return False
+
+
 def ending_text(code: int) -> str:
     """What Popen.returncode says."""
     if code >= 0:
