@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -105,6 +106,19 @@ int ask_hosts_read(const char *command, const char *file, struct ask_hosts *host
     return code;
 }
 
+/* All that are asked. */
+struct asking {
+    const struct ask_hosts *hosts;
+    const char *via;
+    ask_command_fn command;
+    const void *arg;
+    struct ask_probe *probes;
+    struct pollfd *polled; /* the open streams; */
+    int *streams;          /* and which these are */
+    int started;           /* hosts before this one have been started, or cannot be */
+    struct rlimit files;   /* which those that are started get */
+};
+
 /* ---- Starting ------------------------------------------------------------------------------------------------------------ */
 
 /* 'word', which no shell looks into. */
@@ -135,13 +149,16 @@ static bool command_make(ask_command_fn command, const void *arg, int host, char
 }
 
 /* In the child. The launcher's own words are the user's; host and command reach it as they are. It ends with this process. */
-static void child_run(const int pipes[ASK_STREAMS][2], const char *via, const char *host, const char *command)
+static void child_run(const int pipes[ASK_STREAMS][2], const struct asking *asking, const char *host, const char *command)
 {
     char script[ASK_COMMAND_MAX];
+    for (int i = 0; i < ASK_STREAMS; i++) /* there may be no other descriptor left */
+        close(pipes[i][0]);
     const int nothing = open("/dev/null", O_RDONLY);
     setpgid(0, 0);
     prctl(PR_SET_PDEATHSIG, SIGTERM);
-    snprintf(script, sizeof script, "exec %s \"$@\"", via);
+    setrlimit(RLIMIT_NOFILE, &asking->files);
+    snprintf(script, sizeof script, "exec %s \"$@\"", asking->via);
     if (nothing >= 0 && dup2(nothing, STDIN_FILENO) >= 0 && dup2(pipes[ASK_OUT][1], STDOUT_FILENO) >= 0 &&
         dup2(pipes[ASK_ERR][1], STDERR_FILENO) >= 0)
         execl("/bin/sh", "sh", "-c", script, "shoal-ask", host, command, (char *)NULL);
@@ -160,7 +177,7 @@ static bool pipes_open(int pipes[ASK_STREAMS][2])
 }
 
 /* pid stays -1 where it cannot be started. */
-static void probe_start(struct ask_probe *probe, const char *via, const char *host, const char *command)
+static void probe_start(struct ask_probe *probe, const struct asking *asking, const char *host, const char *command)
 {
     int pipes[ASK_STREAMS][2];
     if (!pipes_open(pipes)) {
@@ -170,7 +187,7 @@ static void probe_start(struct ask_probe *probe, const char *via, const char *ho
     probe->pid = fork();
     probe->start_error = errno;
     if (probe->pid == 0)
-        child_run((const int(*)[2])pipes, via, host, command);
+        child_run((const int(*)[2])pipes, asking, host, command);
     for (int i = 0; i < ASK_STREAMS; i++) {
         close(pipes[i][1]);
         probe->fds[i] = pipes[i][0];
@@ -214,26 +231,50 @@ static void stream_read(struct ask_probe *probe, int stream)
     text[probe->bytes[stream]] = 0;
 }
 
-/* poll passes over negative descriptors. Returns how many are open. */
-static int fds_collect(const struct ask_probe *probes, int count, struct pollfd *polled)
+/* Only those that are open: poll() takes no more entries than RLIMIT_NOFILE. Returns how many. */
+static int fds_collect(struct asking *asking)
 {
-    int open_count = 0;
-    for (int i = 0; i < count * ASK_STREAMS; i++) {
-        polled[i] = (struct pollfd){.fd = probes[i / ASK_STREAMS].fds[i % ASK_STREAMS], .events = POLLIN};
-        open_count += polled[i].fd >= 0;
+    int count = 0;
+    for (int i = 0; i < asking->started * ASK_STREAMS; i++) {
+        const int fd = asking->probes[i / ASK_STREAMS].fds[i % ASK_STREAMS];
+        if (fd < 0)
+            continue;
+        asking->streams[count] = i;
+        asking->polled[count++] = (struct pollfd){.fd = fd, .events = POLLIN};
     }
-    return open_count;
+    return count;
 }
 
-static void listen_until(struct ask_probe *probes, int count, struct pollfd *polled, int64_t deadline_ms)
+/* Starts hosts in turn. While others hold the descriptors that one needs, it waits for these. */
+static void hosts_start(struct asking *asking, int open_count)
+{
+    char text[ASK_COMMAND_MAX];
+    for (; asking->started < asking->hosts->count; asking->started++) {
+        const int host = asking->started;
+        struct ask_probe *probe = &asking->probes[host];
+        probe->start_error = E2BIG;
+        if (command_make(asking->command, asking->arg, host, text))
+            probe_start(probe, asking, asking->hosts->at[host].name, text);
+        const bool is_short = probe->start_error == EMFILE || probe->start_error == ENFILE;
+        if (probe->pid < 0 && is_short && open_count)
+            return;
+        open_count += probe->pid > 0 ? ASK_STREAMS : 0;
+    }
+}
+
+static void listen_until(struct asking *asking, int64_t deadline_ms)
 {
     int64_t left;
-    while (fds_collect(probes, count, polled) && (left = deadline_ms - now_ms()) > 0) {
-        if (poll(polled, (nfds_t)(count * ASK_STREAMS), (int)left) <= 0)
+    for (;;) {
+        hosts_start(asking, fds_collect(asking));
+        const int count = fds_collect(asking);
+        if (!count || (left = deadline_ms - now_ms()) <= 0)
+            return;
+        if (poll(asking->polled, (nfds_t)count, (int)left) <= 0)
             continue;
-        for (int i = 0; i < count * ASK_STREAMS; i++)
-            if (polled[i].revents)
-                stream_read(&probes[i / ASK_STREAMS], i % ASK_STREAMS);
+        for (int i = 0; i < count; i++)
+            if (asking->polled[i].revents)
+                stream_read(&asking->probes[asking->streams[i] / ASK_STREAMS], asking->streams[i] % ASK_STREAMS);
     }
 }
 
@@ -289,30 +330,39 @@ void ask_last_line(const char *text, char said[ASK_SAID_MAX])
 
 /* ---- All of them --------------------------------------------------------------------------------------------------------- */
 
+/* Each host takes two. */
+static void files_allow(struct asking *asking)
+{
+    getrlimit(RLIMIT_NOFILE, &asking->files);
+    const struct rlimit wanted = {asking->files.rlim_max, asking->files.rlim_max};
+    setrlimit(RLIMIT_NOFILE, &wanted);
+}
+
 struct ask_probe *ask_run(const struct ask_hosts *hosts, const char *via, uint64_t timeout_ms, ask_command_fn command,
                           const void *arg)
 {
     const int64_t deadline_ms = now_ms() + (int64_t)timeout_ms;
-    struct ask_probe *probes = calloc((size_t)hosts->count, sizeof *probes);
-    struct pollfd *polled = calloc((size_t)hosts->count * ASK_STREAMS, sizeof *polled);
-    char text[ASK_COMMAND_MAX];
+    struct asking asking = {.hosts = hosts, .via = via, .command = command, .arg = arg};
+    asking.probes = calloc((size_t)hosts->count, sizeof *asking.probes);
+    asking.polled = calloc((size_t)hosts->count * ASK_STREAMS, sizeof *asking.polled);
+    asking.streams = calloc((size_t)hosts->count * ASK_STREAMS, sizeof *asking.streams);
     fflush(stdout);
-    for (int i = 0; i < hosts->count && probes && polled; i++) {
-        probes[i] = (struct ask_probe){.pid = -1, .start_error = E2BIG, .fds = {-1, -1}};
-        if (command_make(command, arg, i, text))
-            probe_start(&probes[i], via, hosts->at[i].name, text);
+    if (asking.probes && asking.polled && asking.streams) {
+        for (int i = 0; i < hosts->count; i++)
+            asking.probes[i] = (struct ask_probe){.pid = -1, .start_error = EMFILE, .fds = {-1, -1}};
+        files_allow(&asking);
+        listen_until(&asking, deadline_ms);
+        for (int i = 0; i < asking.started; i++)
+            if (asking.probes[i].pid > 0)
+                probe_end(&asking.probes[i], deadline_ms);
+        setrlimit(RLIMIT_NOFILE, &asking.files);
+    } else {
+        free(asking.probes);
+        asking.probes = NULL;
     }
-    if (probes && polled)
-        listen_until(probes, hosts->count, polled, deadline_ms);
-    for (int i = 0; i < hosts->count && probes && polled; i++)
-        if (probes[i].pid > 0)
-            probe_end(&probes[i], deadline_ms);
-    if (!polled) {
-        free(probes);
-        probes = NULL;
-    }
-    free(polled);
-    return probes;
+    free(asking.polled);
+    free(asking.streams);
+    return asking.probes;
 }
 
 void ask_free(struct ask_probe *probes, const struct ask_hosts *hosts)

@@ -1,4 +1,5 @@
-/* One command on each of many hosts, run through another one such as ssh: all at once, with one deadline. `shoal doctor` and
+/* One command on each of many hosts, run through another one such as ssh: all at once, as far as descriptors allow, with one
+ * deadline. `shoal doctor` and
  * `shoal top` ask so. Everything runs on the main thread. */
 #ifndef SHOAL_TOOLS_ASK_H
 #define SHOAL_TOOLS_ASK_H

@@ -395,6 +395,18 @@ def hosts_that_do_not_answer_are_told_with_the_reason():
         expect("exit code 127" in of_host(findings, "localhost")[0]["found"], *findings)
 
 
+def more_hosts_than_descriptors_are_asked_in_turn():
+    hosts = [f"junk{i}" for i in range(40)]
+    for limits in ("ulimit -n 24", "ulimit -S -n 24"):
+        with Via() as via, hosts_in(*hosts) as file:
+            out = call("sh", "-c", f'{limits} && exec "$0" "$@"', SHOAL, "doctor", "--json", "--hosts", file.name, "--via",
+                       shlex.quote(str(via.path)), "--timeout", "60", env=environment(LOCAL))[1]
+            findings = [json.loads(line) for line in out.splitlines()]
+            for host in hosts:
+                told_of = of_host(findings, host)
+                expect(len(told_of) == 1 and "exit code 0: welcome" in told_of[0]["found"], limits, host, *findings)
+
+
 def what_a_host_leaves_running_does_not_spoil_its_answer():
     with Via() as via:
         findings = via.findings("localhost", "leaves1", words=["--timeout", "10"])
@@ -455,6 +467,7 @@ run_cases([a_table_begins_with_the_version_and_ends_with_the_sum, every_wrong_se
            names_that_mean_nothing_are_told, names_that_hide_rank_0_are_told, name_servers_that_are_slow_or_silent_are_told,
            ports_in_use_are_told, interfaces_that_do_not_fit_are_told, hosts_without_a_network_are_told,
            providers_that_cannot_be_taken_are_told, what_is_the_same_is_told_once, hosts_are_asked_about_the_first_one,
-           hosts_that_do_not_answer_are_told_with_the_reason, what_a_host_leaves_running_does_not_spoil_its_answer,
+           hosts_that_do_not_answer_are_told_with_the_reason, more_hosts_than_descriptors_are_asked_in_turn,
+           what_a_host_leaves_running_does_not_spoil_its_answer,
            greetings_are_passed_over, versions_and_mtus_that_differ_are_told, words_reach_the_shell_there_as_they_are,
            files_of_hosts_that_make_no_sense_are_refused, options_that_make_no_sense_are_refused])
