@@ -28,6 +28,7 @@ struct top_process {
     uint64_t job;
     int world_rank;
     char host[64];
+    char space[96];        /* from another host: the boot and the PID namespace in which pid names the process */
     char state;            /* of /proc/PID/stat */
     uint64_t memory_bytes; /* resident */
     uint64_t shared_bytes; /* shared memory that it has reserved for Shoal */

@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "ask.h"
 #include "tool.h"
@@ -35,6 +36,7 @@ static const struct field fields[] = {
     OF_PROCESS("pid", INT, pid),
     OF_PROCESS("job", U64, job),
     OF_PROCESS("host", TEXT, host),
+    OF_PROCESS("space", TEXT, space),
     OF_PROCESS("state", LETTER, state),
     OF_PROCESS("memory_bytes", U64, memory_bytes),
     OF_PROCESS("shared_bytes", U64, shared_bytes),
@@ -85,15 +87,31 @@ static void field_print(const struct field *field, const char *at, FILE *out)
         trace_json_print_text(out, field->type == TEXT ? at : letter);
 }
 
+/* "BOOT pid:[4026531836]" */
+static void space_read(char space[sizeof((struct top_process *)NULL)->space])
+{
+    char boot[40] = "", namespace[40] = "";
+    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
+    if (file && !fgets(boot, sizeof boot, file))
+        boot[0] = 0;
+    if (file)
+        fclose(file);
+    boot[strcspn(boot, "\n")] = 0;
+    if (readlink("/proc/self/ns/pid", namespace, sizeof namespace - 1) < 0)
+    namespace[0] = 0;
+    snprintf(space, sizeof((struct top_process *)NULL)->space, "%s %s", boot, namespace);
+}
+
 void top_print_lines(const struct top_look *look, FILE *out)
 {
     for (size_t i = 0; i < look->comm_count; i++) {
         const struct top_comm *comm = &look->comms[i];
         if (comm->process_at == SIZE_MAX)
             continue;
-        const struct top_process *process = &look->processes[comm->process_at];
+        struct top_process process = look->processes[comm->process_at];
+        space_read(process.space);
         for (size_t k = 0; k < FIELDS; k++)
-            field_print(&fields[k], (const char *)(fields[k].is_of_process ? (const void *)process : comm) + fields[k].offset,
+            field_print(&fields[k], (const char *)(fields[k].is_of_process ? (const void *)&process : comm) + fields[k].offset,
                         out);
         fputs("}\n", out);
     }
@@ -152,6 +170,15 @@ static void command_print(const void *arg, int host, FILE *out)
             request->target->job ? request->target->job : "");
 }
 
+/* The file of hosts may reach one machine by several names. */
+static bool is_known(const struct top_look *look, size_t count, const struct top_process *process)
+{
+    for (size_t i = 0; i < count; i++)
+        if (look->processes[i].pid == process->pid && strcmp(look->processes[i].space, process->space) == 0)
+            return true;
+    return false;
+}
+
 /* False: no memory. Lines of one process follow each other. */
 static bool lines_take(struct top_look *look, char *text)
 {
@@ -160,7 +187,7 @@ static bool lines_take(struct top_look *look, char *text)
     for (char *line = text ? strtok_r(text, "\n", &rest) : NULL; line; line = strtok_r(NULL, "\n", &rest)) {
         struct top_process process = {.first = look->comm_count, .is_wanted = true};
         struct top_comm comm = {.name = ""};
-        if (line[0] != '{' || !line_parse(line, &process, &comm))
+        if (line[0] != '{' || !line_parse(line, &process, &comm) || is_known(look, first, &process))
             continue;
         const bool is_next = look->process_count == first || look->processes[look->process_count - 1].pid != process.pid;
         if (!top_look_grow(look))

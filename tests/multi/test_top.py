@@ -371,6 +371,9 @@ def hosts_are_asked_and_told_together():
         expect([world(p)["waits_for"] for p in look["processes"]] == [[1], [], [1], [1]], look)
         expect(look["held_up_by"]["pid"] == job.pids[1] and look["held_up_by"]["held"] == 3, look)
         number = look["processes"][0]["job"]
+        again = json.loads(ask(["n02", "m02", "n13"], "--format", "json", number)[1])  # a machine by two of its names
+        expect([(p["host"], p["pid"]) for p in again["processes"]] == [(p["host"], p["pid"]) for p in look["processes"]], again)
+        expect(again["held_up_by"]["held"] == 3, again)
         code, out, err = ask(["n02", "n13"], number[:8])
         expect(code == 0 and f"job {number}: 4 processes on 2 hosts, of a world of 4 ranks\n" in out, out, err)
         expect(f"rank 1 (process {job.pids[1]} on n13, sleeping) holds up 3 ranks" in out, out)
