@@ -26,11 +26,16 @@ int run_worker_exit_code(const struct run_worker *worker)
     return worker->how == CLD_EXITED ? worker->code : 128 + worker->code;
 }
 
-/* Workers that outlived a failure are killed by this command itself, so only those that ended alone are looked at. */
-static const char *memory_text(const struct run_workers *workers, const struct run_worker *worker)
+/* What a signal means that a limit has sent. Workers that outlived a failure are killed by this command itself. */
+static const char *limit_text(const struct run_workers *workers, const struct run_worker *worker)
 {
-    const bool is_killed = worker->how != CLD_EXITED && worker->code == SIGKILL && !worker->is_ours;
-    return is_killed ? tool_memory_text(workers->oom_kills) : "";
+    if (worker->how == CLD_EXITED || worker->is_ours)
+        return "";
+    if (worker->code == SIGXFSZ)
+        return ": it wrote past the limit on the size of files, 'ulimit -f', which counts for shared memory as well";
+    if (worker->code == SIGXCPU)
+        return ": it used more processor time than 'ulimit -t' allows";
+    return worker->code == SIGKILL ? tool_memory_text(workers->oom_kills) : "";
 }
 
 struct run_words run_worker_ending(const struct run_workers *workers, const struct run_worker *worker)
@@ -40,7 +45,7 @@ struct run_words run_worker_ending(const struct run_workers *workers, const stru
         snprintf(words.text, sizeof words.text, "exited with code %d", worker->code);
     else
         snprintf(words.text, sizeof words.text, "killed by signal %d (%s%s)%s", worker->code, strsignal(worker->code),
-                 worker->how == CLD_DUMPED ? ", core dumped" : "", memory_text(workers, worker));
+                 worker->how == CLD_DUMPED ? ", core dumped" : "", limit_text(workers, worker));
     return words;
 }
 

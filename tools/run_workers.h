@@ -52,7 +52,7 @@ int run_worker_rank(const struct run_workers *workers, int worker);
 bool run_worker_has_failed(const struct run_worker *worker);
 int run_worker_exit_code(const struct run_worker *worker);
 
-/* "exited with code 3", "killed by signal 9 (Killed)", and whether memory was short. */
+/* "exited with code 3", "killed by signal 9 (Killed)", and which limit was behind it, as memory. */
 struct run_words run_worker_ending(const struct run_workers *workers, const struct run_worker *worker);
 
 /* Who is alive: "rank 3" or "ranks 0, 2"; a long list is cut. */

@@ -120,11 +120,12 @@ static void warn(const struct gather *gather, int owner)
         gather_find_missing(gather, owner, missing);
         count = gather_print_missing(missing, bootstrap->size, ranks, sizeof ranks);
     }
-    shoal_log_line(gather->log, SHOAL_LOG_WARN, "bootstrap", "joining %d ranks has waited %llu ms for %s%s", bootstrap->size,
+    shoal_log_line(gather->log, SHOAL_LOG_WARN, "bootstrap", "joining %d ranks has waited %llu ms for %s%s%s", bootstrap->size,
                    (unsigned long long)(waited_ns / SHOAL_NS_PER_MS), ranks,
                    !missing     ? ""
                    : count == 1 ? "; did it start, and call shoal_comm_create?"
-                                : "; did they start, and call shoal_comm_create?");
+                                : "; did they start, and call shoal_comm_create?",
+                   bootstrap->why_alone);
     *gather->warn_ns += waited_ns;
 }
 
@@ -162,8 +163,9 @@ static enum shoal_status gather_fail_missing(const struct gather *gather, const 
         return SHOAL_OK;
     return shoal_log_fail(gather->log, SHOAL_ERR_TIMEOUT, "bootstrap",
                           "%s of %d did not come within %u ms (SHOAL_BOOTSTRAP_TIMEOUT_MS, or create_timeout_ms); "
-                          "did %s start, and call shoal_comm_create?",
-                          ranks, gather->bootstrap->size, gather->timeout_ms, count == 1 ? "it" : "they");
+                          "did %s start, and call shoal_comm_create?%s",
+                          ranks, gather->bootstrap->size, gather->timeout_ms, count == 1 ? "it" : "they",
+                          gather->bootstrap->why_alone);
 }
 
 /* Gets the others' values, and goes on past one that is missing, until end_ns, so that all who are missing are named. */

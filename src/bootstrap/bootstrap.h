@@ -15,6 +15,8 @@ struct shoal_bootstrap_phase {
     uint64_t took_ns;
 };
 
+enum { SHOAL_WHY_ALONE_MAX = 512 };
+
 struct shoal_bootstrap {
     int rank;
     int size;
@@ -25,6 +27,7 @@ struct shoal_bootstrap {
     struct shoal_store above, below;
     bool has_secret; /* from SHOAL_SECRET, SHOAL_SECRET_FILE, or handed out by rank 0 through the store */
     unsigned char secret[SHOAL_SECRET_BYTES]; /* the secret, hashed to a key */
+    char why_alone[SHOAL_WHY_ALONE_MAX]; /* on rank 0, if no other host can reach it: the end of a line about who is missing */
     uint64_t warn_ms; /* a rank that has waited this long logs for which ranks, again after twice the time; 0: never */
     void *state;      /* the source's own; freed by shoal_bootstrap_close */
     void (*close)(void *state);

@@ -173,8 +173,24 @@ static void warn_without_secret(const struct shoal_tcp_point *point, const struc
         return;
     shoal_log_line(log, SHOAL_LOG_WARN, "bootstrap",
                    "rank 0 listens at %s without a secret: anyone who reaches it can join this job; set SHOAL_SECRET or "
-                   "SHOAL_SECRET_FILE alike on all ranks",
-                   point->host);
+                   "SHOAL_SECRET_FILE alike on all ranks%s",
+                   point->host,
+                   getenv("SLURM_JOB_ID") ? " (in Slurm's job, before srun: export SHOAL_SECRET=$(openssl rand -hex 32))" : "");
+}
+
+/* As when /etc/hosts has this host's own name at 127.0.1.1. */
+static void note_loopback(const struct shoal_tcp_point *point, const struct shoal_address *bound,
+                          struct shoal_bootstrap *bootstrap)
+{
+    char text[SHOAL_ADDRESS_TEXT_MAX];
+    if (point->is_one_host || !shoal_address_is_loopback(bound))
+        return;
+    shoal_address_print(bound, text);
+    snprintf(
+        bootstrap->why_alone, sizeof bootstrap->why_alone,
+        "; rank 0 listens at %.60s, which is %.80s here, a loopback address that no other host reaches: take the name off that "
+        "line of /etc/hosts, or use the host's address",
+        point->host, text);
 }
 
 static enum shoal_status open_server(struct tcp_store *store, const struct shoal_tcp_point *point,
@@ -319,8 +335,8 @@ static void tcp_store_close(void *state)
 }
 
 static enum shoal_status tcp_store_open_parts(struct tcp_store *store, const struct shoal_tcp_point *point,
-                                              const struct shoal_tcp_identity *identity,
-                                              const struct shoal_bootstrap *bootstrap, uint32_t timeout_ms)
+                                              const struct shoal_tcp_identity *identity, struct shoal_bootstrap *bootstrap,
+                                              uint32_t timeout_ms)
 {
     const uint64_t deadline_ns = shoal_clock_ns() + timeout_ms * SHOAL_NS_PER_MS;
     struct shoal_address_list list;
@@ -337,6 +353,7 @@ static enum shoal_status tcp_store_open_parts(struct tcp_store *store, const str
         return tcp_store_join(&search, timeout_ms);
     struct shoal_address bound;
     SHOAL_TRY(open_server(store, point, &list, identity, bootstrap, deadline_ns, &bound));
+    note_loopback(point, &bound, bootstrap);
     if (shoal_tcp_client_join(&store->client, &bound, identity, deadline_ns, deadline_ns, search.reason) == SHOAL_TCP_JOIN_DONE)
         return SHOAL_OK;
     return shoal_log_fail(store->client.log, SHOAL_ERR_SYSTEM, "bootstrap", "rank 0 cannot reach its own store: %s",

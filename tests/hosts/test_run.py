@@ -122,6 +122,8 @@ def srun():
         done = slurm.srun("--mpi=none", "-N2", "-n2", COMMAND, "run", "-n", "2", PROGRAM, "exact", "groups", timeout=JOINED_S,
                           SHOAL_LOG="info", SHOAL_SECRET="secret")
         expect_exact(done.stdout + done.stderr, done.returncode, 2, 2)
+        done = slurm.srun("--mpi=none", "-N2", "-n2", COMMAND, "run", "-n", "2", PROGRAM, "exact", "groups", timeout=JOINED_S)
+        expect("without a secret" in done.stderr and "before srun: export SHOAL_SECRET=" in done.stderr, done)
         done = slurm.srun("--mpi=none", "-N2", "-n4", COMMAND, "run", "-n", "2", PROGRAM, "exact", "groups", timeout=JOINED_S)
         expect(done.returncode and "start one `shoal run` for each host" in done.stderr, done)
 

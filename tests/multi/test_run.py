@@ -417,6 +417,14 @@ def killed_worker_is_reported():
     assert re.search(r"rank 2 \(pid \d+\) failed first: killed by signal 9 \(Killed\)", done.err), done.err
 
 
+def limits_behind_a_signal_are_told():
+    with tempfile.TemporaryDirectory() as folder:
+        done = sh("ulimit -f 0; echo long > " + os.path.join(folder, "file"), 1)
+    equal(done.code, 128 + signal.SIGXFSZ)
+    assert re.search(r"killed by signal 25 \(.*\): it wrote past the limit on the size of files, 'ulimit -f'", done.err), done.err
+    within(sh("kill -XCPU $$", 1).err, "it used more processor time than 'ulimit -t' allows")
+
+
 def lack_of_memory_is_told():
     script = MARKED + "[ $RANK = 1 ] && { %s; kill -9 $$; }; after 1; exit 1"
     for count, told in ((COUNT_A_KILL, True), ("true", False)):
@@ -1026,7 +1034,7 @@ TESTS = [
     workers_have_cores_of_their_own, one_worker_keeps_all_cores, mask_of_the_caller_counts,
     more_workers_than_cores_are_not_bound, quota_of_a_container_counts, waits_spin_where_each_worker_has_a_core, many_workers,
     few_descriptors_are_enough, too_few_descriptors_are_named, launcher_leaves_descriptors_closed,
-    first_failure_is_reported, killed_worker_is_reported, lack_of_memory_is_told, cause_that_ranks_share_is_named, cause_is_shown_once,
+    first_failure_is_reported, killed_worker_is_reported, limits_behind_a_signal_are_told, lack_of_memory_is_told, cause_that_ranks_share_is_named, cause_is_shown_once,
     absent_rank_is_named, first_death_wins_at_once, success_beside_others_is_fine,
     early_leavers_are_in_the_report, survivors_are_ended, stubborn_survivors_are_killed, stopped_survivors_are_ended,
     children_of_workers_are_ended,

@@ -260,6 +260,8 @@ static void bootstrap_names_the_ranks_that_did_not_come(void **state)
     expect_all(ranks, 2, SHOAL_ERR_TIMEOUT);
     for (int r = 0; r < 2; r++)
         expect_line(ranks[r].lines, "ranks 2 to 3 of 4 did not come within 1000 ms (SHOAL_BOOTSTRAP_TIMEOUT_MS");
+    expect_line(ranks[0].lines, "call shoal_comm_create?; rank 0 listens at 127.0.0.1, which is 127.0.0.1:");
+    expect_line(ranks[0].lines, "a loopback address that no other host reaches");
     first.rank = 3;
     first.timeout_ms = 300;
     ranks[0] = first;
