@@ -19,8 +19,8 @@
 #include "run_workers.h"
 #include "tool.h"
 
-/* After a failure the other workers have so long to end on their own, then so long after SIGTERM. Where a host is lost, or did
- * not start its workers, they get SIGTERM at once. A --grace that is given and longer counts instead of both times after SIGTERM. */
+/* After a failure the other workers have FAILURE_TERM_MS to end on their own, and FAILURE_KILL_MS after SIGTERM. If a host is
+ * lost, or did not start its workers, they get SIGTERM at once. A longer --grace that is given replaces both times after SIGTERM. */
 #define FAILURE_TERM_MS UINT64_C(3000)
 #define FAILURE_KILL_MS UINT64_C(1500)
 #define LOST_KILL_MS UINT64_C(1000)
@@ -34,7 +34,9 @@
 #define LEAVE_MS UINT64_C(2000)
 /* Workers that end within this time after the end was asked for need no word about it. */
 #define PATIENCE_MS UINT64_C(700)
-/* A program behind a shell that has ended is looked for so often. */
+/* While an attempt fails, a --timeout that has passed waits for the next attempt. */
+#define TIMEOUT_AGAIN_MS UINT64_C(500)
+/* A program behind a shell that has ended is looked for this often. */
 #define LOOK_MS UINT64_C(100)
 #define NEVER UINT64_MAX
 
@@ -278,8 +280,10 @@ static void signals_take(struct run *run)
 
 static void timeout_reached(struct run *run)
 {
-    run->timeout_at = NEVER;
-    if (run->phase == PHASE_OVER || run->cause != RUN_CAUSE_NONE || (!run->workers.alive && run->options.place.hosts == 1))
+    const bool is_over = run->phase == PHASE_OVER || (!run->workers.alive && run->options.place.hosts == 1);
+    const bool may_restart = run->cause == RUN_CAUSE_WORKER; /* --timeout counts then as well */
+    run->timeout_at = may_restart ? now_ms() + TIMEOUT_AGAIN_MS : NEVER;
+    if (is_over || run->cause != RUN_CAUSE_NONE)
         return;
     run->cause = RUN_CAUSE_TIMEOUT;
     run_output_say(&run->output, "%g s have passed (--timeout) and %s had not ended: stopping",

@@ -145,8 +145,8 @@ static bool rendezvous_set(const struct run_options *options, struct run_meeting
     return meeting_set(options->place.meet, options->place.port) && setenv("SHOAL_JOB_ID", options->session, 1) == 0;
 }
 
-/* What another launcher around this command has said of its own ranks: workers, PyTorch, MPI and Shoal would take it for what it
- * says of these. A name that ends with _ stands for all that begin so. Where this job is (SLURM_JOB_ID) stays. */
+/* Variables that a launcher around this command has set for its own ranks. PyTorch, MPI and Shoal would take them for those of
+ * the workers. A name that ends with _ is a prefix. What names the place, as SLURM_JOB_ID, stays. */
 static const char *const outer_names[] = {"TORCHELASTIC_USE_AGENT_STORE",
                                           "TORCHELASTIC_RUN_ID",
                                           "TORCHELASTIC_ERROR_FILE",

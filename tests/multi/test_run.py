@@ -778,6 +778,13 @@ def timeout_ends_the_run():
     equal(run("-n", "1", "--timeout=30", "true").code, 0)
 
 
+def timeout_that_passes_during_a_failure_ends_the_restart():
+    done = sh("[ $SHOAL_RESTART = 0 ] && [ $RANK = 0 ] && exit 1; exec sleep 60", 2, "--timeout", "1", "--restarts", "1")
+    equal(done.code, 124)
+    within(done.err, "starting all workers again: restart 1 of 1")
+    assert done.seconds < PATIENCE_S, done.seconds
+
+
 def killed_launcher_takes_workers_along():
     process = start("-n", "4", "sh", "-c", "echo $$; exec sleep 65")
     pids = lines_read(process, 4)
@@ -1042,7 +1049,7 @@ TESTS = [
     second_interrupt_kills, program_behind_a_shell_has_its_grace, second_interrupt_kills_behind_a_shell,
     given_grace_counts_after_a_failure, grace_passes_once, ends_are_told_at_once, events_report_a_failure_and_the_restart, events_tell_why_nothing_began,
     events_are_not_for_workers, events_need_an_open_descriptor, events_that_are_not_read_hold_nobody, stuck_reader_does_not_hold_signals, timeout_ends_the_run,
-    killed_launcher_takes_workers_along, ignored_signals_stay_ignored, workers_get_default_signals,
+    timeout_that_passes_during_a_failure_ends_the_restart, killed_launcher_takes_workers_along, ignored_signals_stay_ignored, workers_get_default_signals,
     tests_hold_under_nohup,
     stop_and_continue, terminal_shows_the_bar, terminal_input_reaches_rank_0, terminal_interrupt_ends_all,
     wrong_arguments_get_one_line, mistyped_words_get_a_suggestion, other_words_get_none, help_teaches, info_prints_the_tables,
