@@ -250,6 +250,7 @@ static void failure_note(struct run *run, pid_t pid)
 static void deaths_take(struct run *run, pid_t pid)
 {
     const bool is_failing = run->cause == RUN_CAUSE_WORKER;
+    run_workers_reap_left(&run->workers, pid);
     if (run->phase != PHASE_WORKING)
         return;
     run_workers_look(&run->workers, is_failing);

@@ -20,6 +20,8 @@ enum { PAUSE_MS_MIN = 10 };
 enum { WORD_MS = 10000 };
 /* Workers that hang in the kernel are waited for so long (run.c), and this much is for slowness. */
 enum { END_MS_MORE = 20000 };
+/* Host 0 answers nothing while it starts its workers, and has about as many as this host. */
+enum { WORKER_START_MS = 10 };
 
 uint64_t run_agents_now_ms(void)
 {
@@ -122,11 +124,12 @@ uint64_t run_agents_deadline(const struct run_agents *agents)
 
 void run_agents_await(struct run_agents *agents, enum run_kind kind)
 {
+    const uint64_t start_ms = (uint64_t)agents->options->workers * WORKER_START_MS;
     const uint64_t end_ms = agents->options->grace_ms + END_MS_MORE + RUN_HUB_TELL_MS + RUN_HUB_ANSWER_MS;
     if (!agents->is_started)
         return;
     if (kind == RUN_TROUBLE && !agents->has_stop)
-        agents_earlier(&agents->answer_at, run_agents_now_ms() + RUN_HUB_ANSWER_MS);
+        agents_earlier(&agents->answer_at, run_agents_now_ms() + RUN_HUB_ANSWER_MS + start_ms);
     else if (kind == RUN_ENDED && agents->has_stop)
         agents_earlier(&agents->answer_at, run_agents_now_ms() + end_ms);
 }

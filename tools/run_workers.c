@@ -170,6 +170,14 @@ void run_workers_reap(struct run_workers *workers)
     }
 }
 
+void run_workers_reap_left(const struct run_workers *workers, pid_t pid)
+{
+    for (int w = 0; w < workers->started; w++)
+        if (workers->at[w].pid == pid)
+            return;
+    waitpid(pid, NULL, WNOHANG);
+}
+
 static void workers_abandon(struct run_workers *workers, struct run_output *output)
 {
     run_workers_signal(workers, SIGKILL);

@@ -42,6 +42,9 @@ void run_workers_signal(const struct run_workers *workers, int signal);
 /* The same to make them end; a stopped one is continued. */
 void run_workers_end(struct run_workers *workers, int signal);
 
+/* Lets go of a child that is none of the workers: one that hung in the kernel in an attempt before, and was left behind. */
+void run_workers_reap_left(const struct run_workers *workers, pid_t pid);
+
 /* Looks who has died since. is_failing: a failure was there before. Returns the number of the dead. */
 int run_workers_look(struct run_workers *workers, bool is_failing);
 

@@ -412,6 +412,23 @@ def restarted(times, code):
                 expect(again == [str(i + 1) for i in range(attempts)], again, told)
 
 
+def restarted_with_a_stopped_agent():
+    """It comes back when the others have begun again: its workers of before are killed and reaped first."""
+    script = (f'[ $SHOAL_RESTART = 1 ] && {{ echo "again"; until [ -e "$0" ]; do sleep 0.1; done; exit 0; }}; echo "{READY}, process $$"; '
+              'trap "exit 5" USR1; while :; do sleep 0.1; done')
+    with tempfile.TemporaryDirectory() as folder, Cluster(2) as cluster, \
+            waiting(cluster, 2, 1, ["sh", "-c", script, f"{folder}/end"], ["--restarts", "1", "--grace", "0"]) as job:
+        worker = process_of(job, 1, 1)
+        job.agents[1].signal(signal.SIGSTOP)
+        os.kill(process_of(job, 0, 0), signal.SIGUSR1)
+        job.wait_for("starting all workers again", 1, on=any)
+        job.agents[1].signal(signal.SIGCONT)
+        job.wait_for("| again", 1)
+        expect(not os.path.exists(f"/proc/{worker}"), "the worker of before is a zombie", job.told())
+        Path(folder, "end").touch()
+        ended(cluster, job, 0, r"^shoal run: host 1 \(h2\) of 2 does not answer: .* waiting, as a restart needs all hosts$")
+
+
 def not_restarted():
     """Somebody wanted the end."""
     with Cluster(2) as cluster, waiting(cluster, 2, 1, MEEK, ["--restarts", "3"]) as job:
@@ -616,6 +633,7 @@ CASES = [
     case("done_by_all", done_by_all),
     case("restarted_once", restarted, 1, 0),
     case("restarted_in_vain", restarted, 3, 5),
+    case("restarted_with_a_stopped_agent", restarted_with_a_stopped_agent),
     case("not_restarted_after_a_signal", not_restarted),
     case("uneven_workers", uneven_workers),
     case("host_that_never_comes", host_that_never_comes),
