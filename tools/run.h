@@ -1,8 +1,8 @@
 /* Shared by the files of `shoal run`. run.c waits and acts, run_options.c reads the command line, run_place.c finds where this
  * host stands among several, run_spawn.c and run_workers.c start and end workers, run_input.c feeds rank 0, run_output.c takes
  * what they print, run_agents.c joins the hosts (over run_link.c, run_wire.c, run_secret.c), run_hub.c decides for all of them,
- * run_report.c tells its end, run_events.c writes events. It needs libc only, and libsodium where there is a secret. One thread; all waiting is done in
- * the one poll() in run.c. */
+ * run_report.c tells its end, run_events.c writes events. It needs libc only, and libsodium where there is a secret. One
+ * thread; all waiting is done in the one poll() in run.c. */
 #ifndef SHOAL_TOOLS_RUN_H
 #define SHOAL_TOOLS_RUN_H
 
