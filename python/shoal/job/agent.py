@@ -594,14 +594,15 @@ class Training:
     """The runner's process and all that waits for it: what it writes, the time limit, the way from SIGTERM to SIGKILL."""
 
     def __init__(self, command: List[str], cwd: pathlib.Path, environment: Mapping[str, str], lines: Lines, job: Job,
-                 kill_note: Callable[[], None]):
+                 pass_fds: Tuple[int, ...], kill_note: Callable[[], None]):
         self.lines, self.job, self.kill_note = lines, job, kill_note
         self.is_over_time = False
         self.kill_at: Optional[float] = None
         self.drain_until: Optional[float] = None
         try:
             self.process = subprocess.Popen(command, cwd=cwd, env=dict(environment), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                            stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=processes.end_with_parent)
+                                            stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=processes.end_with_parent,
+                                            pass_fds=pass_fds)
         except OSError as error:
             raise AgentError(f"cannot start {command[0]}: {error.strerror}") from error
         self.end_at = time.monotonic() + job.max_run
