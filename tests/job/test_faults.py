@@ -120,9 +120,47 @@ def pid_of_another_process_is_no_runner():
         jobs.run("pass")
         path = jobs.folder() / "status.json"
         status = json.loads(path.read_text())
-        path.write_text(json.dumps({**status, "status": "Training", "ended": None, "pid": os.getpid()}))
+        path.write_text(json.dumps({**status, "status": "Training", "ended": None, "pid": os.getpid(),
+                                    "process": status["process"].replace(f" {status['pid']} ", f" {os.getpid()} ")}))
         told = jobs.status()
         expect(told["status"] == "Failed" and "is gone" in told["failure_reason"], told)
+
+
+def one_job_that_cannot_be_asked_about_leaves_the_list_whole():
+    with Jobs() as jobs:
+        jobs.run("pass")
+        good = json.loads((jobs.folder() / "status.json").read_text())
+        for name, text in (("empty", ""), ("list", "[]"), ("elsewhere", json.dumps({**good, "engine": "later"})),
+                           ("newer", json.dumps({**good, "name": "newer", "mood": "fine"})),
+                           ("queued", json.dumps({**good, "status": "Starting", "engine": "slurm", "engine_id": "7", "pid": None}))):
+            jobs.folder(name).mkdir()
+            (jobs.folder(name) / "status.json").write_text(text)
+        code, out, err = jobs.call("list", PATH="/nowhere")
+        expect(code == 0 and not err and len(out.splitlines()) == 6, code, out, err)
+        for line in (r"Completed +1 host +job", r"Completed +1 host +newer", r"Unknown +0 hosts +empty: .* holds no status of a job",
+                     r"Unknown +0 hosts +list: .* holds no status of a job", r"Unknown +1 host +elsewhere: there is no engine 'later'",
+                     r"Unknown +1 host +queued: there is no squeue on PATH"):
+            expect(re.search(line, out), line, out)
+
+
+def the_group_of_an_ended_runner_is_no_other():
+    """While what it left running holds the pipe, its number must not be given to a stranger, whom our signal would meet."""
+    with Jobs() as jobs:
+        jobs.start("import subprocess; subprocess.Popen(['sleep', '600'])")
+        jobs.wait_for(lambda: jobs.processes("sleep 600"), "the script's child")
+        sleeper, = jobs.processes("sleep 600")
+        group = os.getpgid(sleeper)
+        jobs.wait_for(lambda: os.getpgid(sleeper) and _state(group) == "Z", "the end of the script")
+        jobs.wait_for_end()
+        expect(_state(group) is None)
+        jobs.wait_for_silence()
+
+
+def _state(pid):
+    try:
+        return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0]
+    except OSError:
+        return None
 
 
 def host_lost_in_the_middle_ends_the_job():
@@ -253,7 +291,8 @@ def full_disk_at_the_start_is_told():
 run_cases([script_that_raises_is_named_with_its_rank, script_that_is_killed_is_named, own_failure_file_of_a_script_is_the_reason,
            script_that_hangs_is_ended_at_the_time_limit, script_that_ignores_the_end_is_killed,
            script_without_a_model_is_told, stop_gives_the_script_its_time, interrupted_command_stops_the_job, killed_runner_is_found_out,
-           pid_of_another_process_is_no_runner, host_lost_in_the_middle_ends_the_job, host_that_cannot_begin_ends_the_job,
+           pid_of_another_process_is_no_runner, one_job_that_cannot_be_asked_about_leaves_the_list_whole,
+           the_group_of_an_ended_runner_is_no_other, host_lost_in_the_middle_ends_the_job, host_that_cannot_begin_ends_the_job,
            name_is_used_once, port_in_use_is_told_and_leaves_nothing, missing_data_is_told,
            requirements_are_installed_for_the_job_alone,
            requirements_that_cannot_be_installed_are_told, full_disk_while_packing_is_told, full_disk_at_the_start_is_told])

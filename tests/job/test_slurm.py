@@ -74,7 +74,9 @@ def jobs_on_slurm_end_as_they_should(jobs):
     expect(sorted(path.name for path in (jobs.folder("stopped") / "checkpoints").iterdir()) == ["of-0", "of-1"])
 
     jobs.start(RANKS, name="waits", where={"engine": "slurm", "options": {"sbatch": ["--hold"]}})
-    expect(jobs.status("waits")["status"] == "Starting", jobs.told("waits"))
+    status = jobs.status("waits")
+    expect((status["status"], status["waits_for"]) == ("Pending", "JobHeldUser"), status)
+    expect("status        Pending (JobHeldUser)" in jobs.call("status", "waits")[1])
     jobs.call("stop", "waits")
     expect(jobs.status("waits")["status"] == "Stopped", jobs.told("waits"))
 

@@ -412,6 +412,7 @@ class Agent:
             self.tell(note=note)
         self.base.mkdir(parents=True, exist_ok=True)
         contract.folders_make(container)
+        (container.output / "failure").unlink(missing_ok=True)  # of an earlier run
         source_bring(job, container.code)
         job.entry_point = entry_point_of(job)
         container.hyperparameters = contract.hyperparameters_read(distribution.hyperparameters_of(job, str(self.base)))
@@ -582,6 +583,7 @@ class Training:
                  pass_fds: Tuple[int, ...], kill_note: Callable[[], None]):
         self.lines, self.job, self.kill_note = lines, job, kill_note
         self.is_over_time = False
+        self.has_ended = False  # it is not waited for before its group is killed: until then its number is no other group's
         self.kill_at: Optional[float] = None
         self.drain_until: Optional[float] = None
         try:
@@ -613,10 +615,13 @@ class Training:
         return self.process.returncode
 
     def _is_done(self) -> bool:
-        if self.process.returncode is None and (self.process.poll() or 0) < 0:
-            self.kill_note()
-        if self.process.returncode is None:
-            return False
+        if not self.has_ended:
+            ended = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None:
+                return False
+            self.has_ended = True
+            if ended.si_code != os.CLD_EXITED:
+                self.kill_note()
         if self.drain_until is None:
             self.drain_until = time.monotonic() + DRAIN_S
         return time.monotonic() >= self.drain_until
@@ -628,7 +633,7 @@ class Training:
         return bool(data)
 
     def _seconds_to_wait(self) -> float:
-        until = self.drain_until if self.process.returncode is not None else self.kill_at or self.end_at
+        until = self.drain_until if self.has_ended else self.kill_at or self.end_at
         return min(max((until or 0.0) - time.monotonic(), 0.02), 60.0)
 
     def _look_at_clock(self, is_asked_to_stop: bool) -> None:

@@ -144,7 +144,7 @@ def print_status(status: Status, form: str) -> None:
     if form == "json":
         print(json.dumps(dataclasses.asdict(status), indent=1))
         return
-    rows = {"name": status.name, "status": status.status, "hosts": ", ".join(status.hosts), "engine": status.engine}
+    rows = {"name": status.name, "status": engines.status_text(status), "hosts": ", ".join(status.hosts), "engine": status.engine}
     if status.engine_id:
         rows["id there"] = status.engine_id
     if status.started:
@@ -175,7 +175,8 @@ def list_jobs(words: argparse.Namespace) -> int:
         say(f"no jobs in {jobs_folder()}")
     for job in jobs:
         created = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job.created))
-        print(f"{created}  {job.status:12}{len(job.hosts):3} host{'s' if len(job.hosts) != 1 else ' '}  {job.name}")
+        why = f": {job.failure_reason}" if job.status == "Unknown" else f": {job.waits_for}" if job.waits_for else ""
+        print(f"{created}  {job.status:12}{len(job.hosts):3} host{'s' if len(job.hosts) != 1 else ' '}  {job.name}{why}")
     return 0
 
 

@@ -47,7 +47,8 @@ def folder_create(job: Job, jobs: Optional[pathlib.Path] = None, clone: Optional
     except FileExistsError:
         raise NameTaken(f"there is a job named {job.name} already ({folder.path}): choose another name, or remove that folder") from None
     except OSError as error:
-        raise EngineError(f"cannot make {folder.path}: {error.strerror}{contract.space_text(_existing(folder.path), error)}") from error
+        raise EngineError(f"cannot make {folder.path}: {error.strerror}{contract.space_text(_existing(folder.path), error)}; SHOAL_JOBS names "
+                          "another folder of jobs") from error
     try:
         if clone:
             shutil.move(str(clone), str(folder.path / "source"))
@@ -55,7 +56,7 @@ def folder_create(job: Job, jobs: Optional[pathlib.Path] = None, clone: Optional
         paths_complete(job)
         file_replace(folder.document, json.dumps(as_data(job), indent=1) + "\n")
         folder.status_write(Status(job.name, created=time.time(), hosts=host_names(job.instance_count), engine=job.where.engine,
-                                   workers_per_host=_workers_per_host(job)))
+                                   workers_per_host=workers_per_host(job)))
         (folder.path / "hosts").mkdir()
         folder.events.touch()
     except OSError as error:
@@ -65,7 +66,7 @@ def folder_create(job: Job, jobs: Optional[pathlib.Path] = None, clone: Optional
     return folder
 
 
-def _workers_per_host(job: Job) -> int:
+def workers_per_host(job: Job) -> int:
     """As far as this machine can tell."""
     gpus = contract.gpu_count() // (job.instance_count if job.where.engine == "local" else 1)
     return distribution.launch_of(job, gpus).workers_per_host
@@ -92,6 +93,12 @@ def paths_complete(job: Job) -> None:
 
 def _absolute(uri: str) -> str:
     return uri if urlparse(uri).scheme or "://" in uri else os.path.abspath(os.path.expanduser(uri))
+
+
+def end_seconds(job: Job) -> int:
+    """What a host may need to end after SIGTERM: its script, its last checkpoints, and all else."""
+    from shoal.job import checkpoints
+    return job.stop_grace + 60 + (int(checkpoints.timeout_of(job)) if job.checkpoints else 0)
 
 
 def job_read(folder: JobFolder) -> Job:
