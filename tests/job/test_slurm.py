@@ -1,12 +1,17 @@
 """The engine "slurm": real daemons over two emulated hosts (tests/hosts). Prints TAP."""
 import pathlib
 import re
+import subprocess
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "hosts"))
 
 from cluster import Cluster, Impossible, require  # noqa: E402
 from jobs import DATA_PARALLEL, RUN_S, SHOAL, Jobs, names_in  # noqa: E402
+from shoal.job import slurm  # noqa: E402
+from shoal.job.document import Job, Where  # noqa: E402
+from shoal.job.folder import JobFolder  # noqa: E402
+from shoal.job.places import EngineError  # noqa: E402
 from slurm import Slurm  # noqa: E402
 from tap import Skip, expect, run_cases  # noqa: E402
 
@@ -33,9 +38,11 @@ class SlurmJobs(Jobs):
         super().__init__()
         self.slurm = slurm
 
+    def variables(self):
+        return {name: self.environment[name] for name in ("SHOAL_JOBS", "SHOAL_PYTHON", "PYTHONPATH")}
+
     def call(self, *words, **environment):
-        variables = {name: self.environment[name] for name in ("SHOAL_JOBS", "SHOAL_PYTHON", "PYTHONPATH")}
-        done = self.slurm.call(SHOAL, "job", *map(str, words), timeout=RUN_S, **{**variables, **environment})
+        done = self.slurm.call(SHOAL, "job", *map(str, words), timeout=RUN_S, **{**self.variables(), **environment})
         return done.returncode, done.stdout, done.stderr
 
     def document(self, script="", name="job", **fields):
@@ -91,6 +98,65 @@ def jobs_on_slurm_end_as_they_should(jobs):
     expect(not jobs.folder("refused").exists())
 
 
+# The first run waits to be ended; the next one completes with what the first has left.
+TWICE = """
+    import os, pathlib, time
+    kept = pathlib.Path("../checkpoints/of-" + os.environ["RANK"])
+    print("begun", flush=True)
+    if not kept.exists():
+        kept.write_text("x")
+        time.sleep(600)
+    open(os.path.join(os.environ["SM_MODEL_DIR"], "of-" + os.environ["RANK"]), "w").write("x")
+"""
+
+
+@with_slurm
+def a_job_that_slurm_begins_anew_is_followed_to_its_end(jobs):
+    command = subprocess.Popen([*jobs.slurm.cluster.hosts[0].enter(), SHOAL, "job", "run", jobs.document(TWICE)], text=True, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env={**jobs.slurm.environment, **jobs.variables()})
+    for host in (1, 2):
+        jobs.wait_for_line("begun", host=f"algo-{host}")
+        jobs.wait_for(lambda: (jobs.folder() / f"checkpoints/of-{host - 1}").exists(), "a checkpoint")
+    number = jobs.status()["engine_id"]
+    done = jobs.slurm.call("scontrol", "requeue", number)
+    expect(done.returncode == 0, done)
+    jobs.wait_for(lambda: jobs.status()["status"] == "Requeued", "the status Requeued")
+    done = jobs.slurm.call("scontrol", "update", f"jobid={number}", "StartTime=now")
+    out, err = command.communicate(timeout=RUN_S)
+    status = jobs.status()
+    expect((command.returncode, status["status"], status["run"]) == (0, "Completed", 1), command.returncode, out, err, jobs.told())
+    expect("job: Completed" in err and "job: Stopped" not in err and "job: Failed" not in err, err)
+    expect(status["ended"] - status["started"] < 60, "the time in the queue is no training", status)
+    expect(names_in(jobs.folder() / "model.tar.gz") == ["of-0", "of-1"])
+
+
+@with_slurm
+def a_time_limit_is_named(jobs):
+    """Slurm sends SIGTERM up to a minute earlier than it was asked, so that a minute's limit has come at once."""
+    status = jobs.run(WAIT, where={"engine": "slurm", "options": {"time": 1}}, code=1)
+    expect(status["failure_reason"] == "Slurm's time limit of 1:00 has come" and status["exit_code"] == 124, status, jobs.told())
+
+
+def the_script_says_what_the_document_means():
+    def script(**fields):
+        options = fields.pop("options", {})
+        job = Job("train.py", name="job", where=Where("slurm", options=options), **fields)
+        return slurm.script_text(job, JobFolder("job", pathlib.Path("/jobs")))
+    text = script(workers_per_host=4, max_run=3600)
+    expect("#SBATCH --signal=TERM@180\n" in text and "#SBATCH --time=73\n" in text and "#SBATCH --cpus-per-task=4\n" in text, text)
+    text = script(workers_per_host=4, options={"time": "0:10", "cpus_per_task": 8})
+    expect("#SBATCH --signal=TERM@5\n" in text and text.count("--time") == 1 and "--cpus-per-task=4" not in text, text)
+    expect("--cpus-per-task" not in script(workers_per_host=4, options={"sbatch": ["--cpus-per-gpu=2"]}))
+    expect("--time" not in script(), "a partition's own limit holds")
+    for text, seconds in (("90", 5400), ("1:30", 90), ("2:00:00", 7200), ("1-2", 93600), ("1-0:30", 88200), ("UNLIMITED", None), ("", None)):
+        expect(slurm.seconds_of(text) == seconds, text, slurm.seconds_of(text))
+    for word in ("--array=1-2", "-a1-2", "-a"):
+        try:
+            expect(not script(options={"sbatch": [word]}), word)
+        except EngineError as error:
+            expect("where.options.sbatch has --array" in str(error), error)
+
+
 def machine_without_slurm_is_told():
     with Jobs() as jobs:
         code, out, err = jobs.call("run", jobs.document("pass", where={"engine": "slurm"}), PATH="/nowhere")
@@ -105,4 +171,5 @@ if __name__ == "__main__":
     except Impossible as reason:
         print(f"1..0 # SKIP {reason}")
         sys.exit(0)
-    run_cases([jobs_on_slurm_end_as_they_should, machine_without_slurm_is_told])
+    run_cases([jobs_on_slurm_end_as_they_should, a_job_that_slurm_begins_anew_is_followed_to_its_end, a_time_limit_is_named,
+               the_script_says_what_the_document_means, machine_without_slurm_is_told])

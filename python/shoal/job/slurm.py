@@ -121,7 +121,7 @@ def state_of(number: str) -> Optional[Tuple[str, str]]:
     code, out, err = ask("squeue", "--noheader", "--states=all", f"--jobs={number}", "--format=%T|%r")
     if code == 0 and "|" in out:
         state, _, reason = out.strip().splitlines()[0].partition("|")
-        return state, reason
+        return state, "" if reason == "None" else reason
     if code and "Invalid job id" not in err:
         return None
     if shutil.which("sacct") is None:
@@ -171,7 +171,7 @@ def _after_end(status: Status, told: Optional[Tuple[str, str]]) -> Status:
 
 def _ended(folder: JobFolder, status: Status, state: str, reason: str) -> Status:
     """Slurm has ended the job before its members could write so. What it says is kept, as it forgets."""
-    detail = f" ({reason})" if reason and reason != "None" else ""
+    detail = f" ({reason})" if reason else ""
     text = f"Slurm's job {status.engine_id} has ended without a word of its own: {state}{detail}; see {folder.path / 'slurm.out'}"
     status = dataclasses.replace(status, status="Failed", ended=time.time(), exit_code=1, failure_reason=text)
     if state != GONE:  # perhaps this is another Slurm
