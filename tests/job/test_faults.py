@@ -6,11 +6,12 @@ import os
 import re
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import zipfile
 
-from jobs import DATA_PARALLEL, SHOAL, Jobs, expect_failed, names_in
+from jobs import DATA_PARALLEL, SHOAL, Jobs, Machines, expect_failed, names_in, where
 from tap import Skip, call, expect, run_cases
 
 WAIT = "import time\nprint('begun', flush=True)\ntime.sleep(600)\n"
@@ -181,6 +182,52 @@ def host_that_cannot_begin_ends_the_job():
         expect_failed(jobs, r"^algo-2: train.py exited with code 3$", 3)
 
 
+def a_user_without_a_home_is_told_what_to_set():
+    with Jobs() as jobs:
+        python = "/usr/bin/python3"
+        if os.getuid() or not os.path.exists(python):
+            raise Skip("needs root, who can become another user, and a Python that all may use")
+        setpriv = ["setpriv", "--reuid", "12345", "--regid", "12345", "--clear-groups", "env", "-i", f"PATH={os.environ['PATH']}",
+                   f"SHOAL_PYTHON={python}", f"PYTHONPATH={os.environ['PYTHONPATH']}"]
+        locked = jobs.root / "locked"
+        locked.mkdir(mode=0o700)
+        jobs.root.chmod(0o755)
+        for variables, word, said in (([], "list", "user 12345 has no home folder: let SHOAL_JOBS name the folder of jobs"),
+                                      ([f"SHOAL_JOBS={locked}/jobs"], "list", "Permission denied"),
+                                      ([f"HOME={locked}"], "run", "SHOAL_JOBS names another folder")):
+            document = jobs.document("pass")
+            document.chmod(0o644)
+            code, out, err = call(*setpriv, *variables, SHOAL, "job", word, *([document] if word == "run" else []), cwd="/")
+            expect(code and said in err and len(err.splitlines()) == 1 and "SHOAL_JOBS" in err, word, code, out, err)
+
+
+def a_log_that_the_terminal_cannot_show_ends_nobody():
+    with Jobs() as jobs:
+        code, out, err = jobs.call("run", jobs.document("import sys; sys.stdout.buffer.write('\u2588 done\\n'.encode())"), PYTHONIOENCODING="ascii", PYTHONUTF8="0", LC_ALL="C")
+        expect(code == 0 and "\\u2588 done" in out, code, out, err)
+
+
+def jobs_below_the_source_are_not_copied_with_it():
+    with Jobs() as jobs:
+        jobs.write("more.py", "")
+        for name in ("first", "second"):
+            code, out, err = jobs.call("run", jobs.document("import os; print(sorted(os.listdir('.')))", name), SHOAL_JOBS=str(jobs.root / "source/jobs"))
+            expect(code == 0 and "'jobs', 'more.py', 'train.py']" in out, code, out, err)
+            expect(not any((jobs.root / f"source/jobs/{name}/hosts/algo-1/code/jobs").iterdir()), "jobs in the copy")
+
+
+def what_a_job_writes_for_itself_is_for_no_other_eyes():
+    with Jobs() as jobs:
+        old = os.umask(0)
+        try:
+            done = Machines(jobs, jobs.document("pass", instance_count=2, where=where(), environment={"TOKEN": "x"}), 2).wait()
+        finally:
+            os.umask(old)
+        expect([code for code, _, _ in done] == [0, 0], done)
+        for name in ("job.json", "status.json", "hosts/meet.json", "hosts/algo-1.json"):
+            expect(stat.S_IMODE((jobs.folder() / name).stat().st_mode) == 0o600, name)
+
+
 def name_is_used_once():
     with Jobs() as jobs:
         jobs.run("print('first')")
@@ -293,6 +340,7 @@ run_cases([script_that_raises_is_named_with_its_rank, script_that_is_killed_is_n
            script_without_a_model_is_told, stop_gives_the_script_its_time, interrupted_command_stops_the_job, killed_runner_is_found_out,
            pid_of_another_process_is_no_runner, one_job_that_cannot_be_asked_about_leaves_the_list_whole,
            the_group_of_an_ended_runner_is_no_other, host_lost_in_the_middle_ends_the_job, host_that_cannot_begin_ends_the_job,
-           name_is_used_once, port_in_use_is_told_and_leaves_nothing, missing_data_is_told,
+           a_user_without_a_home_is_told_what_to_set, a_log_that_the_terminal_cannot_show_ends_nobody,
+           jobs_below_the_source_are_not_copied_with_it, what_a_job_writes_for_itself_is_for_no_other_eyes, name_is_used_once, port_in_use_is_told_and_leaves_nothing, missing_data_is_told,
            requirements_are_installed_for_the_job_alone,
            requirements_that_cannot_be_installed_are_told, full_disk_while_packing_is_told, full_disk_at_the_start_is_told])

@@ -28,13 +28,13 @@ from shoal.job import cluster, contract, distribution, metrics, processes
 from shoal.job.contract import Container, ContractError
 from shoal.job.document import Job
 from shoal.job.folder import Amount, JobFolder
+from shoal.job.places import is_left_out
 
 EXIT_TIME_LIMIT = 124  # as `shoal run --timeout` has it
 EXIT_AGENT = 125  # the agent could not do its work, as that of `shoal run` itself
 KILL_AFTER_S = 10.0  # how much longer than its grace time a runner may take before all of its group is killed
 DRAIN_S = 2.0  # how long what the workers left running may hold our pipe when they have ended
 LINE_MAX = 1 << 16
-IGNORED = ("__pycache__", ".git")
 REMOTE = "s3", "gs", "http", "https", "hdfs", "az"
 
 
@@ -123,13 +123,17 @@ def _source_copy(job: Job, folder: pathlib.Path) -> None:
         _dependency_copy(pathlib.Path(dependency), folder)
 
 
+def _left_out(folder: str, names: List[str]) -> List[str]:
+    return [name for name in names if is_left_out(pathlib.Path(folder, name))]
+
+
 def _dependency_copy(place: pathlib.Path, folder: pathlib.Path) -> None:
     """Beside the source, under its own name."""
     target = folder / place.name
     if target.exists():
         raise AgentError(f"dependencies: {place} would replace {place.name}, which the source or another dependency has: rename one")
     if place.is_dir():
-        shutil.copytree(place, target, ignore=shutil.ignore_patterns(*IGNORED))
+        shutil.copytree(place, target, ignore=_left_out)
     elif place.is_file():
         shutil.copy(place, target)
     else:
@@ -148,7 +152,7 @@ def _source_copy_own(job: Job, folder: pathlib.Path) -> None:
     if place is None:
         place = _source_download(job.source_dir, folder.with_name("source.tar.gz"))
     if place.is_dir():
-        shutil.copytree(place, folder, ignore=shutil.ignore_patterns(*IGNORED))
+        shutil.copytree(place, folder, ignore=_left_out)
     elif place.is_file() and tarfile.is_tarfile(place):
         _unpack(place, folder)
     else:

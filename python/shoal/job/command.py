@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import io
 import json
 import os
 import pathlib
@@ -282,6 +283,9 @@ def dispatch(argv: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str]) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a log may hold what the terminal's encoding does not
+            stream.reconfigure(errors="backslashreplace")
     try:
         return dispatch(list(argv))
     except JobError as error:
@@ -293,6 +297,9 @@ def main(argv: Sequence[str]) -> int:
         return EXIT_FAILED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return EXIT_FAILED
+    except OSError as error:
+        say(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}; SHOAL_JOBS names another folder of jobs")
         return EXIT_FAILED
     except KeyboardInterrupt:
         return 130

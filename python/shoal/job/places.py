@@ -6,7 +6,7 @@ import os
 import pathlib
 import shutil
 import time
-from typing import List, Optional
+from typing import Iterator, List, Optional, Tuple
 from urllib.parse import unquote, urlparse
 
 from shoal.job import contract, distribution, reading, repository
@@ -104,6 +104,31 @@ def end_seconds(job: Job) -> int:
 def job_read(folder: JobFolder) -> Job:
     """The document that folder_create wrote."""
     return reading.job_of(json.loads(folder.document.read_text(encoding="utf-8")), files=False)
+
+
+# ---- the source ----
+
+def is_left_out(path: pathlib.Path) -> bool:
+    """Returns true for what no source takes along: what is made from it, its history, and jobs, whose folder may be below it."""
+    return path.name in ("__pycache__", ".git") or all((path / name).is_file() for name in ("job.json", "status.json", "events.jsonl"))
+
+
+def source_files(place: pathlib.Path) -> Iterator[pathlib.Path]:
+    """The files of a source that leaves this machine. Links are followed as far as they stay in it. Raises EngineError."""
+    top = os.path.realpath(place)
+
+    def walk(folder: pathlib.Path, above: Tuple[str, ...]) -> Iterator[pathlib.Path]:
+        for path in folder.iterdir():
+            real = os.path.realpath(path)
+            if is_left_out(path):
+                continue
+            if os.path.commonpath([real, top]) != top or real in above:
+                raise EngineError(f"{path} is a link to {real}, which the source must not take along: put a copy there, or remove the link")
+            if path.is_dir():
+                yield from walk(path, (*above, real))
+            elif path.is_file():
+                yield path
+    yield from walk(place, (top,)) if place.is_dir() else [place]
 
 
 # ---- the result ----

@@ -26,7 +26,7 @@ from typing import Any, Dict, Iterator, List, Optional
 
 from shoal.job import contract
 from shoal.job.document import Channel, Job, Problem
-from shoal.job.folder import ENDED, JobFolder, Status
+from shoal.job.folder import ENDED, JobFolder, Status, file_replace
 from shoal.job.places import EngineError
 
 DRIVERS = pathlib.Path(__file__).resolve().parent / "sagemaker_driver"
@@ -277,7 +277,7 @@ def start(job: Job, folder: JobFolder) -> None:
         name = _submit_v3(job) if sdk == "v3" else _submit_v2(job)
     except Exception as error:  # of the SDK, of botocore, of pydantic: all say what they do not like
         raise EngineError(f"SageMaker's SDK {sdk} has not started the job: {type(error).__name__}: {error}") from error
-    folder.engine_id.write_text(name)
+    file_replace(folder.engine_id, name)
     folder.event("Submitted", name=name)
 
 
