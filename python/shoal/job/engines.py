@@ -23,7 +23,7 @@ BEFORE_TRAINING = ("Starting", "Pending", "Requeued", "Downloading")
 LOOK_S = 0.2  # between two looks at the logs
 STATUS_S = 1.0  # between two looks at the status
 PATIENCE_S = 900.0  # until who waits for a job gives up on an engine that does not answer
-READ_BYTES = 1 << 20  # of a log, at a time
+READ_BYTES = 1 << 18  # of a log, at a time
 COLOURS = (36, 33, 35, 32, 34, 31)  # of hosts, on a terminal
 
 
