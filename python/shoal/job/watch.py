@@ -70,7 +70,7 @@ class View:
             return dict(self.sections), self.has_ended
 
     def _make(self) -> None:
-        has_ended = self.folder.status().status in ENDED  # first: what the job wrote before that is read below
+        has_ended = engines.job_status(self.folder).status in ENDED  # first: what the job wrote before that is read below
         self.reader.read()
         if has_ended or time.monotonic() - self.traced_at >= TRACE_EVERY_S:
             self.trace, self.traced_at = report.timeline(self.folder), time.monotonic()
@@ -206,9 +206,9 @@ def _newest(reader: Reader, name: str) -> str:
 
 def show(view: View, url: str, out: TextIO, stop: threading.Event) -> Status:
     """Draws the table until the job has ended; a terminal is drawn over, a file gets the table that stands at the end."""
-    is_terminal = out.isatty()
+    is_terminal, asker = out.isatty(), engines.Asker(view.folder)
     while True:
-        status = engines.job_status(view.folder)  # the truth, also where nobody is left to write it
+        status = asker.status()  # the truth, also where nobody is left to write it
         with view.lock:
             view.reader.read()
             size = shutil.get_terminal_size() if is_terminal else os.terminal_size((200, 10000))
