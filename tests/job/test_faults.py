@@ -6,12 +6,11 @@ import os
 import re
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import zipfile
 
-from jobs import DATA_PARALLEL, SHOAL, Jobs, Machines, expect_failed, names_in, where
+from jobs import DATA_PARALLEL, SHOAL, Jobs, expect_failed, names_in
 from tap import Skip, call, expect, run_cases
 
 WAIT = "import time\nprint('begun', flush=True)\ntime.sleep(600)\n"
@@ -216,18 +215,6 @@ def jobs_below_the_source_are_not_copied_with_it():
             expect(not any((jobs.root / f"source/jobs/{name}/hosts/algo-1/code/jobs").iterdir()), "jobs in the copy")
 
 
-def what_a_job_writes_for_itself_is_for_no_other_eyes():
-    with Jobs() as jobs:
-        old = os.umask(0)
-        try:
-            done = Machines(jobs, jobs.document("pass", instance_count=2, where=where(), environment={"TOKEN": "x"}), 2).wait()
-        finally:
-            os.umask(old)
-        expect([code for code, _, _ in done] == [0, 0], done)
-        for name in ("job.json", "status.json", "hosts/meet.json", "hosts/algo-1.json"):
-            expect(stat.S_IMODE((jobs.folder() / name).stat().st_mode) == 0o600, name)
-
-
 def name_is_used_once():
     with Jobs() as jobs:
         jobs.run("print('first')")
@@ -338,9 +325,10 @@ def full_disk_at_the_start_is_told():
 run_cases([script_that_raises_is_named_with_its_rank, script_that_is_killed_is_named, own_failure_file_of_a_script_is_the_reason,
            script_that_hangs_is_ended_at_the_time_limit, script_that_ignores_the_end_is_killed,
            script_without_a_model_is_told, stop_gives_the_script_its_time, interrupted_command_stops_the_job, killed_runner_is_found_out,
-           pid_of_another_process_is_no_runner, one_job_that_cannot_be_asked_about_leaves_the_list_whole,
-           the_group_of_an_ended_runner_is_no_other, host_lost_in_the_middle_ends_the_job, host_that_cannot_begin_ends_the_job,
+           one_job_that_cannot_be_asked_about_leaves_the_list_whole, the_group_of_an_ended_runner_is_no_other,
            a_user_without_a_home_is_told_what_to_set, a_log_that_the_terminal_cannot_show_ends_nobody,
-           jobs_below_the_source_are_not_copied_with_it, what_a_job_writes_for_itself_is_for_no_other_eyes, name_is_used_once, port_in_use_is_told_and_leaves_nothing, missing_data_is_told,
+           jobs_below_the_source_are_not_copied_with_it,
+           pid_of_another_process_is_no_runner, host_lost_in_the_middle_ends_the_job, host_that_cannot_begin_ends_the_job,
+           name_is_used_once, port_in_use_is_told_and_leaves_nothing, missing_data_is_told,
            requirements_are_installed_for_the_job_alone,
            requirements_that_cannot_be_installed_are_told, full_disk_while_packing_is_told, full_disk_at_the_start_is_told])

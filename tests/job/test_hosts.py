@@ -285,6 +285,18 @@ def signal_on_one_machine_stops_all():
         jobs.wait_for_silence()
 
 
+def what_a_job_writes_for_itself_is_for_no_other_eyes():
+    with Jobs() as jobs:
+        old = os.umask(0)
+        try:
+            done = Machines(jobs, jobs.document("pass", instance_count=2, where=where(), environment={"TOKEN": "x"}), 2).wait()
+        finally:
+            os.umask(old)
+        expect([code for code, _, _ in done] == [0, 0], done)
+        for name in ("job.json", "status.json", "hosts/meet.json", "hosts/algo-1.json"):
+            expect((jobs.folder() / name).stat().st_mode & 0o777 == 0o600, name)
+
+
 def name_is_used_once_on_all_machines():
     with Jobs() as jobs:
         document = jobs.document("pass", instance_count=2, where=where())
@@ -301,4 +313,5 @@ run_cases([machines_are_joined_in_a_shared_folder, machines_find_their_place_in_
            a_host_gives_signs_of_life_while_it_packs, an_unreadable_state_ends_no_job, failure_of_one_machine_ends_all,
            host_missing_at_the_start_is_named, host_lost_in_the_middle_is_named, first_host_lost_is_found_out,
            workers_of_all_machines_start_again, a_plain_script_starts_again_on_its_machine,
-           a_lost_host_is_not_waited_for_by_restarts, signal_on_one_machine_stops_all, name_is_used_once_on_all_machines])
+           a_lost_host_is_not_waited_for_by_restarts, signal_on_one_machine_stops_all,
+           what_a_job_writes_for_itself_is_for_no_other_eyes, name_is_used_once_on_all_machines])

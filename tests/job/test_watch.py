@@ -19,7 +19,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import folders  # noqa: E402
 from folders import BEGAN, TOP, expect  # noqa: E402
-from shoal.job import processes, watch  # noqa: E402
+from shoal.job import watch  # noqa: E402
 from shoal.job.metrics import Reader  # noqa: E402
 from tap import run_cases  # noqa: E402
 
@@ -171,7 +171,7 @@ def a_job_that_nobody_runs_any_more_ends_the_command():
         folder = folders.job(place, status="Training", seconds=3, traced=False)
         gone = subprocess.Popen(["true"])
         gone.wait()
-        process = processes.identity(os.getpid()).replace(f" {os.getpid()} ", f" {gone.pid} ")
+        process = folders.processes.identity(os.getpid()).replace(f" {os.getpid()} ", f" {gone.pid} ")
         folder.status_write(dataclasses.replace(folder.status(), machine=platform.node(), pid=gone.pid, process=process))
         out, err = command(folder).communicate(timeout=PATIENCE_S)
         expect(out.startswith("fashion: Failed") and f"the process that ran the job (pid {gone.pid}) is gone" in out, out, err)
