@@ -160,6 +160,7 @@ def refusals_are_told_and_leave_nothing():
         good = {"where": where(), "output_path": "s3://bucket/out"}
         for fields, said in ((good, "kubectl create exited with code 1: error: no matches for kind TrainJob"),
                              ({"where": {"engine": "kubernetes"}, "output_path": "s3://bucket/out"}, "where.options.image is missing"),
+                             ({**good, "where": where(pod={"nodeSelector": {}})}, "where.options.pod is a part of the pods' template"),
                              ({"where": where()}, "what a pod writes ends with it"),
                              ({"where": where(nmaespace="x"), "output_path": "s3://bucket/out"}, "where.options.nmaespace is not known"),
                              ({**good, "channels": {"training": str(jobs.root)}}, "which pods do not see")):

@@ -213,6 +213,14 @@ def plain_jobs_are_started_again():
             sys.exit(0 if count == 2 else 5)
         """, restarts=2)
         expect(status["attempt"] == 2 and status["status"] == "Completed", status)
+        status = jobs.run("""
+            import os
+            if not os.listdir("../checkpoints"):
+                open("../checkpoints/1", "w").close()
+                open("../output/failure", "w").write("the first reason")
+            raise ValueError("another reason")
+        """, restarts=1, name="fails", code=1)
+        expect("ValueError: another reason" in status["failure_reason"], "the reason of the last attempt", status)
 
 
 def torchrun_and_mpi_scripts_find_their_variables():

@@ -256,7 +256,7 @@ def a_refusal_that_passes_ends_no_wait():
                 expect(False, engines.job_wait(folder))
             except EngineError as error:
                 expect("AccessDenied" in str(error), error)
-    expect(told.getvalue().count("ThrottlingException; the job continues") == 2 and not answers, told.getvalue())
+    expect(told.getvalue().count("ThrottlingException; the job may well continue") == 2 and not answers, told.getvalue())
 
 
 def case(function, sdk):

@@ -157,6 +157,22 @@ def the_script_says_what_the_document_means():
             expect("where.options.sbatch has --array" in str(error), error)
 
 
+def a_member_may_begin_before_sbatch_has_returned():
+    """A stand-in for sbatch lets the job write its status first."""
+    with Jobs() as jobs:
+        bin = jobs.root / "bin"
+        bin.mkdir()
+        for name, text in (("sbatch", f"""sed -i 's/"pid": null/"pid": 7/; s/"Starting"/"Training"/' {jobs.folder()}/status.json; echo 42"""),
+                           ("squeue", "echo 'RUNNING|None'")):
+            (bin / name).write_text(f"#!/bin/sh\n{text}\n")
+            (bin / name).chmod(0o755)
+        jobs.environment["PATH"] = f"{bin}:{jobs.environment['PATH']}"
+        jobs.start("pass", where={"engine": "slurm"})
+        status = jobs.status()
+        expect((status["engine_id"], status["pid"], status["status"]) == ("42", 7, "Training"), status)
+        expect((jobs.folder() / "slurm.sh").stat().st_mode & 0o777 == 0o600, "setup may hold a token")
+
+
 def machine_without_slurm_is_told():
     with Jobs() as jobs:
         code, out, err = jobs.call("run", jobs.document("pass", where={"engine": "slurm"}), PATH="/nowhere")
@@ -172,4 +188,5 @@ if __name__ == "__main__":
         print(f"1..0 # SKIP {reason}")
         sys.exit(0)
     run_cases([jobs_on_slurm_end_as_they_should, a_job_that_slurm_begins_anew_is_followed_to_its_end, a_time_limit_is_named,
-               the_script_says_what_the_document_means, machine_without_slurm_is_told])
+               the_script_says_what_the_document_means, a_member_may_begin_before_sbatch_has_returned,
+               machine_without_slurm_is_told])

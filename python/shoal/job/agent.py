@@ -416,7 +416,6 @@ class Agent:
             self.tell(note=note)
         self.base.mkdir(parents=True, exist_ok=True)
         contract.folders_make(container)
-        (container.output / "failure").unlink(missing_ok=True)  # of an earlier run
         source_bring(job, container.code)
         job.entry_point = entry_point_of(job)
         container.hyperparameters = contract.hyperparameters_read(distribution.hyperparameters_of(job, str(self.base)))
@@ -518,6 +517,7 @@ class Agent:
 
     def _train(self) -> Ending:
         command = RUNNERS[self.launch.runner](self)
+        (self.container.output / "failure").unlink(missing_ok=True)  # an earlier attempt or run may have left one
         self.is_preparing = False
         self.tell(status="Training")
         workers = self.launch.workers_per_host

@@ -148,6 +148,8 @@ def print_status(status: Status, form: str) -> None:
     rows = {"name": status.name, "status": engines.status_text(status), "hosts": ", ".join(status.hosts), "engine": status.engine}
     if status.engine_id:
         rows["id there"] = status.engine_id
+    if status.machine:
+        rows["runs on"] = f"{status.machine} (pid {status.pid})"
     if status.started:
         rows["trained for"] = seconds_text((status.ended or time.time()) - status.started)
     if status.attempt:

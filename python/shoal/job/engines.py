@@ -140,7 +140,7 @@ class Asker:
             if not self.folder.path.exists() or time.monotonic() - self.answered_at > PATIENCE_S:
                 raise
             if self.told and str(error) != self.said:
-                print(f"shoal job: {error}; the job continues, and so do the questions about it", file=self.told, flush=True)
+                print(f"shoal job: {error}; the job may well continue, so it is asked about again", file=self.told, flush=True)
             self.said = str(error)
         return self.last
 

@@ -91,6 +91,10 @@ def _check(job: Job) -> None:
         raise EngineError(f"where.options.{unknown[0]} is not known with the engine kubernetes: known are {', '.join(OPTIONS)}")
     if not options.get("image"):
         raise EngineError("where.options.image is missing: the container image in which the pods run")
+    pod = options.get("pod", {})
+    if not isinstance(pod, dict) or set(pod) - {"metadata", "spec"}:
+        raise EngineError('where.options.pod is a part of the pods\' template, such as {"spec": {"nodeSelector": {"disk": "fast"}}}: it has '
+                          "metadata and spec, and nothing else")
     if not options.get("claim") and "://" not in (job.output_path or ""):
         raise EngineError("what a pod writes ends with it: set output_path to a place that pods reach, such as s3://..., or where.options.claim "
                           "to a volume that they share")

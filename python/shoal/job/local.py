@@ -84,9 +84,11 @@ def refresh(folder: JobFolder, status: Status) -> Status:
 def stop(folder: JobFolder) -> None:
     """Asks the runner to stop the job; returns at once."""
     status = folder.status()
-    if not processes.is_alive(status.process):
-        raise EngineError(f"job {folder.name} runs on {status.machine} (pid {status.pid}), which is not here: stop it there")
-    os.kill(status.pid or 0, signal.SIGTERM)
+    is_alive = processes.is_alive(status.process)
+    if is_alive is None:
+        raise EngineError(f"job {folder.name} runs elsewhere ({status.machine}, pid {status.pid}): stop it there")
+    if is_alive:
+        os.kill(status.pid or 0, signal.SIGTERM)
 
 
 # ---- the runner ----

@@ -150,7 +150,7 @@ def refresh(folder: JobFolder, status: Status) -> Status:
     if status.engine_id is None or status.status == "Completed":
         return status
     if status.status in ENDED:
-        return status if (folder.path / OVER).exists() else _after_end(status, state_of(status.engine_id))
+        return status if (folder.path / OVER).exists() else _after_end(status)
     if status.pid and liveness.failed_if_lost(folder, status, QUIET_S).status != "Failed":
         return status
     told = state_of(status.engine_id)
@@ -162,8 +162,12 @@ def refresh(folder: JobFolder, status: Status) -> Status:
     return now if told[0] in UNDER_WAY or now.status in ENDED else _ended(folder, now, *told)
 
 
-def _after_end(status: Status, told: Optional[Tuple[str, str]]) -> Status:
+def _after_end(status: Status) -> Status:
     """How a job stands whose run was ended from outside: Slurm may begin it anew."""
+    try:
+        told = state_of(status.engine_id or "")
+    except EngineError:  # a machine without Slurm: what is written stays
+        told = None
     if told and told[0] in WAITING:
         return dataclasses.replace(status, status="Requeued", waits_for=told[1], ended=None, exit_code=None, failure_reason=None)
     return dataclasses.replace(status, status="Stopping", ended=None) if told and told[0] in UNDER_WAY else status
