@@ -22,8 +22,8 @@ ENGINES = ("local", "hosts", "slurm", "kubernetes", "sagemaker")
 BEFORE_TRAINING = ("Starting", "Pending", "Requeued", "Downloading")
 LOOK_S = 0.2  # between two looks at the logs
 STATUS_S = 1.0  # between two looks at the status
-PATIENCE_S = 900.0  # until who waits for a job gives up on an engine that does not answer
-READ_BYTES = 1 << 18  # of a log, at a time
+PATIENCE_S = 900.0  # a command that waits for a job ends after this time without an answer
+READ_BYTES = 1 << 18  # read of a log at a time
 COLOURS = (36, 33, 35, 32, 34, 31)  # of hosts, on a terminal
 
 
@@ -33,8 +33,8 @@ class NoSuchJob(EngineError):
 
 def engine_of(name: str) -> Any:
     """The module of an engine. It has start(job, folder), which returns when the job is under way or raises EngineError; stop(folder),
-    which asks for the end; and refresh(folder, status), which returns how a job stands whose status says this. Where the members of
-    a job write its status, refresh() writes nothing."""
+    which asks for the end; and refresh(folder, status), which returns the job's present status from the one that its folder holds.
+    If the job's own processes write that file, refresh() does not."""
     if name not in ENGINES:
         raise EngineError(f"there is no engine {name!r}: known are {', '.join(ENGINES)}")
     return importlib.import_module(f"shoal.job.{name}")
@@ -84,7 +84,7 @@ def _status_or_reason(folder: JobFolder) -> Status:
 
 
 def job_status(folder: JobFolder) -> Status:
-    """How the job stands. Raises JobError if that cannot be found out now."""
+    """Returns the job's status. Raises JobError if it cannot be found out now."""
     status = folder.status()
     return engine_of(status.engine).refresh(folder, status)
 

@@ -52,7 +52,7 @@ class Status:
     attempt: int = 0  # how often all were started again
     hosts: List[str] = dataclasses.field(default_factory=list)
     workers_per_host: int = 1
-    pid: Optional[int] = None  # of the process that runs the job, on `machine`
+    pid: Optional[int] = None  # the process that runs the job, on `machine`
     process: Optional[str] = None  # names it for good: processes.identity()
     machine: Optional[str] = None
     engine: str = "local"  # what runs the job: Where.engine

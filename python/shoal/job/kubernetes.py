@@ -32,7 +32,7 @@ from shoal.job.document import Job, as_data
 from shoal.job.folder import ENDED, JobFolder, Status, file_replace
 from shoal.job.places import EngineError, end_seconds, source_files
 
-LABEL = "shoal/start"  # a value drawn for each start tells what that start has made
+LABEL = "shoal/start"  # its value is drawn for each start, and marks what that start has made
 API = "trainer.kubeflow.org/v1alpha1"
 OPTIONS = ("image", "namespace", "context", "claim", "service_account", "resources", "python", "pod")
 MOUNT, JOBS_MOUNT = "/shoal/job", "/shoal/jobs"
@@ -152,7 +152,7 @@ def _source(job: Job) -> Tuple[str, Dict[str, str]]:
 
 
 class Packed(io.BytesIO):
-    """A file that refuses to become larger than what can go with a job."""
+    """A file in memory that refuses to become larger than SOURCE_MAX."""
 
     def __init__(self, place: pathlib.Path):
         super().__init__()

@@ -18,7 +18,7 @@ from shoal.job import processes
 from shoal.job.folder import ENDED, JobFolder, Status, touched_at
 
 BEAT_S = 2.0  # between two signs of life
-SILENCE_S = 60.0  # after that long without one a process counts as lost (where.options.silence)
+SILENCE_S = 60.0  # a process that gives none for this time counts as lost (where.options.silence)
 START_S = 60.0  # until a process that was just started must have begun
 
 

@@ -27,7 +27,7 @@ def _kernel() -> str:
     for read, path in ((pathlib.Path.read_text, "sys/kernel/random/boot_id"), (os.readlink, "self/ns/pid"), (os.readlink, "self/ns/time")):
         try:
             words.append(read(pathlib.Path("/proc", path)).strip())
-        except OSError:  # an older kernel; one that a sandbox stands for
+        except OSError:  # an older kernel, or a sandbox without these files
             words.append("-")
     return " ".join(words)
 

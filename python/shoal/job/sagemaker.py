@@ -298,10 +298,10 @@ def stop(folder: JobFolder) -> None:
 
 
 def refresh(folder: JobFolder, status: Status) -> Status:
-    """Writes down how the job stands, as nobody else does."""
+    """Asks SageMaker and writes its answer down, as nobody else does."""
     if status.status in ENDED or status.engine_id is None or time.monotonic() - _asked.get(folder.name, -ASK_S) < ASK_S:
         return status
-    _asked[folder.name] = time.monotonic()  # also where it refuses: it may ask us for patience
+    _asked[folder.name] = time.monotonic()  # also if it refuses: it may be asked too often
     told = _ask("describe_training_job", status.engine_id)
     new = status_of(status, told)
     if new != status:
@@ -312,7 +312,7 @@ def refresh(folder: JobFolder, status: Status) -> Status:
 
 
 def status_of(status: Status, told: Dict[str, Any]) -> Status:
-    """How a job stands, from what DescribeTrainingJob says."""
+    """Returns the status that DescribeTrainingJob's answer means."""
     begun, ended = told.get("TrainingStartTime"), told.get("TrainingEndTime")
     new = dataclasses.replace(status, started=begun.timestamp() if begun else status.started)
     if told["TrainingJobStatus"] not in ENDED:

@@ -27,7 +27,7 @@ from shoal.job.places import EngineError, end_seconds, job_read, workers_per_hos
 OPTIONS = ("partition", "account", "qos", "constraint", "reservation", "gres", "time", "mem", "cpus_per_task")
 ASK_S = 60.0  # until Slurm's commands have answered
 QUIET_S = 10.0  # without a sign of life, then Slurm is asked what it knows
-EARLIER_S = 60  # Slurm may send the signal so much earlier than it was asked
+EARLIER_S = 60  # Slurm may send the signal this much before the time it was asked for
 BRING_S = 600  # what a job may need besides max_run until its script runs
 GONE = "GONE"  # Slurm knows it no longer
 OVER = "slurm.over"  # in the job's folder: the run has ended by itself
@@ -63,7 +63,7 @@ def script_text(job: Job, folder: JobFolder) -> str:
 
 
 def _defaults(job: Job, further: List[str]) -> List[str]:
-    """What the document means and does not say in Slurm's words."""
+    """Options that follow from other fields of the document."""
     options, words = job.where.options, [f"--signal=TERM@{_signal_s(job)}"]
     if "time" not in options and job.max_run != Job.max_run:
         words.append(f"--time={-(-(job.max_run + BRING_S + end_seconds(job)) // 60)}")

@@ -208,7 +208,7 @@ def show(view: View, url: str, out: TextIO, stop: threading.Event) -> Status:
     """Draws the table until the job has ended; a terminal is drawn over, a file gets the table that stands at the end."""
     is_terminal, asker = out.isatty(), engines.Asker(view.folder)
     while True:
-        status = asker.status()  # the truth, also where nobody is left to write it
+        status = asker.status()  # true also if nobody is left to write it
         with view.lock:
             view.reader.read()
             size = shutil.get_terminal_size() if is_terminal else os.terminal_size((200, 10000))
