@@ -705,23 +705,9 @@ def _by_shoal(agent: "Agent", variables: Mapping[str, str] = {}, first_words: Se
     return [*words, "--", *(_with_variables(variables, command) if variables else command)]
 
 
-def _by_torchrun(agent: "Agent") -> List[str]:
-    return _by_shoal(agent, {**OF_TORCHRUN, "GROUP_WORLD_SIZE": str(len(agent.place.hosts))})
-
-
-def _by_mpi(agent: "Agent") -> List[str]:
-    return _by_shoal(agent, OF_OPEN_MPI)
-
-
-def _plain(agent: "Agent") -> List[str]:
-    return agent.command
-
-
-def _by_tensorflow(agent: "Agent") -> List[str]:
-    """One process on each host, which tells the others its ports before it starts the script with TF_CONFIG."""
-    return _by_shoal(agent, first_words=[agent.python, "-c", cluster.BEGIN, agent.launch.tf_config or ""])
-
-
 RUNNERS: Dict[str, Callable[["Agent"], List[str]]] = {
-    "shoal": _by_shoal, "torchrun": _by_torchrun, "mpi": _by_mpi, "tensorflow": _by_tensorflow, "plain": _plain}
+    "shoal": _by_shoal, "plain": lambda agent: agent.command, "mpi": lambda agent: _by_shoal(agent, OF_OPEN_MPI),
+    "torchrun": lambda agent: _by_shoal(agent, {**OF_TORCHRUN, "GROUP_WORLD_SIZE": str(len(agent.place.hosts))}),
+    # One process on each host, which sends the others its ports before it starts the script with TF_CONFIG.
+    "tensorflow": lambda agent: _by_shoal(agent, first_words=[agent.python, "-c", cluster.BEGIN, agent.launch.tf_config or ""])}
 ALONE = ("plain",)  # runners of one process, which is not `shoal run`
