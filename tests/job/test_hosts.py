@@ -293,7 +293,7 @@ def what_a_job_writes_for_itself_is_for_no_other_eyes():
         finally:
             os.umask(old)
         expect([code for code, _, _ in done] == [0, 0], done)
-        for name in ("job.json", "status.json", "hosts/meet.json", "hosts/algo-1.json"):
+        for name in ("job.json", "status.json", "hosts/meet.json", "hosts/algo-1.json", "hosts/algo-1/input/config/hyperparameters.json"):
             expect((jobs.folder() / name).stat().st_mode & 0o777 == 0o600, name)
 
 

@@ -70,6 +70,8 @@ def jobs_on_slurm_end_as_they_should(jobs):
     expect(lines == [f"{rank} 4 {rank // 2} algo-{rank // 2 + 1} {rank // 2}" for rank in range(4)], jobs.out, jobs.err)
     expect(names_in(jobs.folder() / "model.tar.gz") == ["of-0", "of-1", "of-2", "of-3"])
 
+    expect("--cpus-per-task=2" in (jobs.folder() / "slurm.sh").read_text(), "a core for each worker")
+
     status = jobs.run("raise ValueError('no such column')", name="raises", code=1)
     expect(re.fullmatch(r"algo-[12]: rank [01] exited with code 1: ValueError: no such column", status["failure_reason"]), status)
 

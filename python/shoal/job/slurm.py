@@ -57,8 +57,9 @@ def script_text(job: Job, folder: JobFolder) -> str:
     member = [sys.executable, "-m", "shoal.job.hosts", str(folder.path)]
     over = shlex.quote(str(folder.path / OVER))
     # One member that fails does not end the others at once: they tell first what happened, and the first of them writes it down.
-    lines += [f"rm -f {over}", "srun --ntasks-per-node=1 --kill-on-bad-exit=0 " + " ".join(map(shlex.quote, member)), "code=$?", f": > {over}",
-              "exit $code"]
+    # Since 22.05 srun takes the cores of a task from its own words alone.
+    srun = "srun --ntasks-per-node=1 --kill-on-bad-exit=0 ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} "
+    lines += [f"rm -f {over}", srun + " ".join(map(shlex.quote, member)), "code=$?", f": > {over}", "exit $code"]
     return "\n".join(lines) + "\n"
 
 
