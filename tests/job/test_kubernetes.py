@@ -25,6 +25,7 @@ echo "$*" >> "$KUBECTL_FOLDER/calls"
 case "$*" in
 *create*) cat > "$KUBECTL_FOLDER/created"; cat "$KUBECTL_FOLDER/refusal" >&2 2>/dev/null && exit 1; exit 0 ;;
 *jsonpath*) echo uid-7 ;;
+*get\ pods*) cat "$KUBECTL_FOLDER/pods" ;;
 *logs*since-time*) since=${*##*since-time=}; awk -v since="${since%%.*}" 'substr($1, 1, 19) >= since' "$KUBECTL_FOLDER/logs" ;;
 *logs*) cat "$KUBECTL_FOLDER/logs" 2>/dev/null ;;
 *get*) cat "$KUBECTL_FOLDER/state" 2>/dev/null || { echo "Error from server (NotFound)" >&2; exit 1; } ;;
@@ -137,6 +138,16 @@ def status_and_logs_come_from_the_cluster():
         jobs.start("pass", name="none", where=where(), output_path="s3://bucket/out")
         status = jobs.status("none")
         expect(status["status"] == "Completed" and status["model"] is None, status)
+
+        state = {"status": {"conditions": [], "jobsStatus": [{"name": "node", "active": 2, "ready": 0}]}}
+        (cluster.folder / "state").write_text(json.dumps(state))
+        full = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes are available"}
+        (cluster.folder / "pods").write_text(json.dumps({"items": [{"status": {"phase": "Pending", "conditions": [full]}}]}))
+        jobs.start("pass", name="waits", where=where(), output_path="s3://bucket/out")
+        expect("status        Pending (Unschedulable: 0/3 nodes are available)" in jobs.call("status", "waits")[1], jobs.call("status", "waits"))
+        cluster.says(None)
+        status = jobs.status("waits")
+        expect((status["status"], status["waits_for"]) == ("Training", None), status)
 
         cluster.says(None)
         jobs.start("pass", name="fails", where=where(), output_path="s3://bucket/out")

@@ -61,7 +61,7 @@ class Status:
     failure_reason: Optional[str] = None  # at most 1,024 characters
     model: Optional[str] = None  # the URI of model.tar.gz
     run: int = 0  # how often the engine itself has begun the job anew
-    waits_for: Optional[str] = None  # why the engine has not begun the job, in its words; never in the file
+    waits_for: Optional[str] = None  # why the engine has not begun the job, in its words
 
 
 @dataclasses.dataclass

@@ -28,6 +28,7 @@ import tarfile
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
+from shoal.job import contract
 from shoal.job.document import Job, as_data
 from shoal.job.folder import ENDED, JobFolder, Status, file_replace
 from shoal.job.places import EngineError, end_seconds, source_files
@@ -275,14 +276,25 @@ def _asked(folder: JobFolder, status: Status) -> Status:
     if "Failed" in conditions:
         one = conditions["Failed"]
         return _ended(status, "Failed", _last_word(folder, status) or f"{one.get('reason')}: {one.get('message')}")
-    is_active = any(one.get("active") for one in told.get("jobsStatus") or [])
-    if is_active and status.status == "Starting":
-        return dataclasses.replace(status, status="Training", started=time.time())
+    if status.started is None and any(one.get("ready", one.get("active")) for one in told.get("jobsStatus") or []):
+        return dataclasses.replace(status, status="Training", started=time.time(), waits_for=None)
+    if status.started is None:
+        return dataclasses.replace(status, status="Pending", waits_for=_why_pending(options, status))
     return status
 
 
+def _why_pending(options: Dict[str, Any], status: Status) -> Optional[str]:
+    """What keeps the first pod that waits from running: Unschedulable, ImagePullBackOff."""
+    code, out, _ = _kubectl(options, "get", "pods", f"--selector=jobset.sigs.k8s.io/jobset-name={status.engine_id}", "--output=json")
+    told = [pod.get("status", {}) for pod in json.loads(out).get("items", [])] if code == 0 and out else []
+    waiting = [one["state"]["waiting"] for pod in told for one in pod.get("containerStatuses", []) if "waiting" in one.get("state", {})]
+    waiting += [one for pod in told for one in pod.get("conditions", []) if one.get("type") == "PodScheduled" and one.get("status") == "False"]
+    texts = [": ".join(filter(None, (one.get("reason"), one.get("message")))) for one in waiting]
+    return contract.failure_text(texts[0]) if texts else None
+
+
 def _ended(status: Status, how: str, reason: Optional[str]) -> Status:
-    return dataclasses.replace(status, status=how, ended=time.time(), exit_code=0 if how == "Completed" else 1, failure_reason=reason)
+    return dataclasses.replace(status, status=how, ended=time.time(), exit_code=int(how != "Completed"), failure_reason=reason, waits_for=None)
 
 
 def _words(folder: JobFolder, status: Status, pattern: str) -> List[str]:
