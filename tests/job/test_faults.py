@@ -132,13 +132,15 @@ def one_job_that_cannot_be_asked_about_leaves_the_list_whole():
         good = json.loads((jobs.folder() / "status.json").read_text())
         for name, text in (("empty", ""), ("list", "[]"), ("elsewhere", json.dumps({**good, "engine": "later"})),
                            ("newer", json.dumps({**good, "name": "newer", "mood": "fine"})),
+                           ("aws", json.dumps({**good, "status": "Training", "engine": "sagemaker", "engine_id": "x"})),
                            ("queued", json.dumps({**good, "status": "Starting", "engine": "slurm", "engine_id": "7", "pid": None}))):
             jobs.folder(name).mkdir()
             (jobs.folder(name) / "status.json").write_text(text)
         code, out, err = jobs.call("list", PATH="/nowhere")
-        expect(code == 0 and not err and len(out.splitlines()) == 6, code, out, err)
+        expect(code == 0 and not err and len(out.splitlines()) == 7, code, out, err)
         for line in (r"Completed +1 host +job", r"Completed +1 host +newer", r"Unknown +0 hosts +empty: .* holds no status of a job",
                      r"Unknown +0 hosts +list: .* holds no status of a job", r"Unknown +1 host +elsewhere: there is no engine 'later'",
+                     r"Unknown +1 host +aws: (ModuleNotFoundError: No module named 'boto3'|SageMaker does not answer)",
                      r"Unknown +1 host +queued: there is no squeue on PATH"):
             expect(re.search(line, out), line, out)
 

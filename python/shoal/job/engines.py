@@ -75,12 +75,14 @@ def jobs_list(jobs: Optional[pathlib.Path] = None) -> List[Status]:
 
 
 def _status_or_reason(folder: JobFolder) -> Status:
+    status = Status(folder.name)
     try:
-        status = Status(folder.name, created=(folder.path / "status.json").stat().st_mtime)
+        status.created = (folder.path / "status.json").stat().st_mtime
         status = folder.status()
         return job_status(folder)
-    except (JobError, OSError) as error:
-        return dataclasses.replace(status, name=folder.name, status="Unknown", failure_reason=str(error))
+    except Exception as error:  # such as a package that its engine needs: the other jobs are listed nevertheless
+        why = str(error) if isinstance(error, JobError) else f"{type(error).__name__}: {error}"
+        return dataclasses.replace(status, name=folder.name, status="Unknown", failure_reason=why)
 
 
 def job_status(folder: JobFolder) -> Status:

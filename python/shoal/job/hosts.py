@@ -146,7 +146,7 @@ def state_read(folder: JobFolder, host: str) -> Optional[HostState]:
 
 
 def refresh(folder: JobFolder, status: Status) -> Status:
-    return liveness.failed_if_lost(folder, status, liveness.silence_of(job_read(folder).where.options))
+    return status if status.status in ENDED else liveness.failed_if_lost(folder, status, liveness.silence_of(job_read(folder).where.options))
 
 
 # ---- the member ----
