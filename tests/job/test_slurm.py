@@ -113,7 +113,10 @@ TWICE = """
 
 
 @with_slurm
-def a_job_that_slurm_begins_anew_is_followed_to_its_end(jobs):
+def a_job_that_slurm_begins_anew_is_followed_and_a_time_limit_is_named(jobs):
+    """Slurm sends SIGTERM up to a minute earlier than it was asked, so that a minute's limit comes soon."""
+    jobs.start(WAIT, name="limited", where={"engine": "slurm", "options": {"time": 1}})
+    jobs.wait_for_line("begun", name="limited")
     command = subprocess.Popen([*jobs.slurm.cluster.hosts[0].enter(), SHOAL, "job", "run", jobs.document(TWICE)], text=True, stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env={**jobs.slurm.environment, **jobs.variables()})
     for host in (1, 2):
@@ -130,13 +133,9 @@ def a_job_that_slurm_begins_anew_is_followed_to_its_end(jobs):
     expect("job: Completed" in err and "job: Stopped" not in err and "job: Failed" not in err, err)
     expect(status["ended"] - status["started"] < 60, "the time in the queue is no training", status)
     expect(names_in(jobs.folder() / "model.tar.gz") == ["of-0", "of-1"])
-
-
-@with_slurm
-def a_time_limit_is_named(jobs):
-    """Slurm sends SIGTERM up to a minute earlier than it was asked, so that a minute's limit has come at once."""
-    status = jobs.run(WAIT, where={"engine": "slurm", "options": {"time": 1}}, code=1)
-    expect(status["failure_reason"] == "Slurm's time limit of 1:00 has come" and status["exit_code"] == 124, status, jobs.told())
+    jobs.wait_for(lambda: jobs.status("limited")["status"] == "Failed", "the time limit", "limited")
+    status = jobs.status("limited")
+    expect((status["failure_reason"], status["exit_code"]) == ("Slurm's time limit of 1:00 has come", 124), status, jobs.told("limited"))
 
 
 def the_script_says_what_the_document_means():
@@ -189,6 +188,6 @@ if __name__ == "__main__":
     except Impossible as reason:
         print(f"1..0 # SKIP {reason}")
         sys.exit(0)
-    run_cases([jobs_on_slurm_end_as_they_should, a_job_that_slurm_begins_anew_is_followed_to_its_end, a_time_limit_is_named,
+    run_cases([jobs_on_slurm_end_as_they_should, a_job_that_slurm_begins_anew_is_followed_and_a_time_limit_is_named,
                the_script_says_what_the_document_means, a_member_may_begin_before_sbatch_has_returned,
                machine_without_slurm_is_told])
