@@ -1,4 +1,5 @@
 """The engine "slurm": real daemons over two emulated hosts (tests/hosts). Prints TAP."""
+import dataclasses
 import pathlib
 import re
 import subprocess
@@ -147,7 +148,7 @@ def the_script_says_what_the_document_means():
     expect("#SBATCH --signal=TERM@180\n" in text and "#SBATCH --time=73\n" in text and "#SBATCH --cpus-per-task=4\n" in text, text)
     text = script(workers_per_host=4, options={"time": "0:10", "cpus_per_task": 8})
     expect("#SBATCH --signal=TERM@5\n" in text and text.count("--time") == 1 and "--cpus-per-task=4" not in text, text)
-    expect("--cpus-per-task" not in script(workers_per_host=4, options={"sbatch": ["--cpus-per-gpu=2"]}))
+    expect("--cpus-per-task=4" not in script(workers_per_host=4, options={"sbatch": ["--cpus-per-gpu=2"]}))
     expect("--time" not in script(), "a partition's own limit holds")
     for text, seconds in (("90", 5400), ("1:30", 90), ("2:00:00", 7200), ("1-2", 93600), ("1-0:30", 88200), ("UNLIMITED", None), ("", None)):
         expect(slurm.seconds_of(text) == seconds, text, slurm.seconds_of(text))
@@ -159,19 +160,39 @@ def the_script_says_what_the_document_means():
 
 
 def a_member_may_begin_before_sbatch_has_returned():
-    """A stand-in for sbatch lets the job write its status first."""
+    """Here sbatch lets the job write its status first."""
     with Jobs() as jobs:
-        bin = jobs.root / "bin"
-        bin.mkdir()
-        for name, text in (("sbatch", f"""sed -i 's/"pid": null/"pid": 7/; s/"Starting"/"Training"/' {jobs.folder()}/status.json; echo 42"""),
-                           ("squeue", "echo 'RUNNING|None'")):
-            (bin / name).write_text(f"#!/bin/sh\n{text}\n")
-            (bin / name).chmod(0o755)
-        jobs.environment["PATH"] = f"{bin}:{jobs.environment['PATH']}"
+        commands(jobs, sbatch=f"""sed -i 's/"pid": null/"pid": 7/; s/"Starting"/"Training"/' {jobs.folder()}/status.json; echo 42""")
         jobs.start("pass", where={"engine": "slurm"})
         status = jobs.status()
         expect((status["engine_id"], status["pid"], status["status"]) == ("42", 7, "Training"), status)
         expect((jobs.folder() / "slurm.sh").stat().st_mode & 0o777 == 0o600, "setup may hold a token")
+
+
+def a_failure_is_final_once_slurm_has_ended_the_job():
+    """After a node failure the members write long before Slurm begins the job anew."""
+    with Jobs() as jobs:
+        commands(jobs, sbatch="echo 42")
+        jobs.start("pass", where={"engine": "slurm"})
+        folder = JobFolder("job", jobs.jobs)
+        folder.status_write(dataclasses.replace(folder.status(), status="Failed", failure_reason="algo-2 is lost", exit_code=1, ended=1.0))
+        for state, seen in (("RUNNING|None", "Stopping"), ("COMPLETING|None", "Stopping"), ("PENDING|BeginTime", "Requeued"), ("NODE_FAIL|None", "Failed")):
+            commands(jobs, squeue=f"echo '{state}'")
+            status = jobs.status()
+            expect(status["status"] == seen and (status["failure_reason"] == "algo-2 is lost") == (seen != "Requeued"), state, status)
+        commands(jobs, squeue="exit 1")
+        expect(jobs.status()["status"] == "Failed", "Slurm is asked no more")
+
+
+def commands(jobs, **texts):
+    """Stand-ins for Slurm's commands, first on PATH."""
+    place = jobs.root / "bin"
+    if not place.exists():
+        place.mkdir()
+        jobs.environment["PATH"] = f"{place}:{jobs.environment['PATH']}"
+    for name, text in {"squeue": "echo 'RUNNING|None'", **texts}.items():
+        (place / name).write_text(f"#!/bin/sh\n{text}\n")
+        (place / name).chmod(0o755)
 
 
 def machine_without_slurm_is_told():
@@ -190,4 +211,5 @@ if __name__ == "__main__":
         sys.exit(0)
     run_cases([jobs_on_slurm_end_as_they_should, a_job_that_slurm_begins_anew_is_followed_and_a_time_limit_is_named,
                the_script_says_what_the_document_means, a_member_may_begin_before_sbatch_has_returned,
+               a_failure_is_final_once_slurm_has_ended_the_job,
                machine_without_slurm_is_told])

@@ -5,8 +5,8 @@ where.options: partition, account, qos, constraint, reservation, gres, time, mem
 further words; setup: lines of shell that run first on the first host (module load ..., source venv/bin/activate). Without `time` the
 job gets one from max_run, if the document sets that; without cpus_per_task a core for each worker.
 
-Slurm may begin a job anew by itself (after a preemption, a node failure, `scontrol requeue`); that kills the script before its last line,
-which notes that the run ended by itself. Without that note Slurm is asked what became of a job that was stopped or has failed."""
+Slurm may begin a job anew by itself (after a preemption, a node failure, `scontrol requeue`). So a stop or a failure is final only once
+Slurm has ended the job as well; a file in the job's folder then notes that."""
 from __future__ import annotations
 
 import contextlib
@@ -30,7 +30,7 @@ QUIET_S = 10.0  # without a sign of life, then Slurm is asked what it knows
 EARLIER_S = 60  # Slurm may send the signal this much before the time it was asked for
 BRING_S = 600  # what a job may need besides max_run until its script runs
 GONE = "GONE"  # Slurm knows it no longer
-OVER = "slurm.over"  # in the job's folder: the run has ended by itself
+OVER = "slurm.over"  # in the job's folder: Slurm has ended the job for good
 # States of a job that has not ended, as squeue prints them.
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 UNDER_WAY = (*WAITING, "RUNNING", "COMPLETING", "SUSPENDED", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED")
@@ -55,11 +55,10 @@ def script_text(job: Job, folder: JobFolder) -> str:
     setup = options.get("setup", [])
     lines += [setup] if isinstance(setup, str) else list(setup)
     member = [sys.executable, "-m", "shoal.job.hosts", str(folder.path)]
-    over = shlex.quote(str(folder.path / OVER))
     # One member that fails does not end the others at once: they tell first what happened, and the first of them writes it down.
     # Since 22.05 srun takes the cores of a task from its own words alone.
-    srun = "srun --ntasks-per-node=1 --kill-on-bad-exit=0 ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} "
-    lines += [f"rm -f {over}", srun + " ".join(map(shlex.quote, member)), "code=$?", f": > {over}", "exit $code"]
+    srun = "exec srun --ntasks-per-node=1 --kill-on-bad-exit=0 ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} "
+    lines.append(srun + " ".join(map(shlex.quote, member)))
     return "\n".join(lines) + "\n"
 
 
@@ -146,12 +145,11 @@ def limit_reached(job: Job, number: str) -> Optional[str]:
 
 
 def refresh(folder: JobFolder, status: Status) -> Status:
-    """The members write how the job stands. Slurm is asked before they have begun, when they are silent, and when they were stopped or
-    have failed in a run that did not end by itself."""
+    """The members write how the job stands. Slurm is asked before they have begun, when they are silent, and after a stop or a failure."""
     if status.engine_id is None or status.status == "Completed":
         return status
     if status.status in ENDED:
-        return status if (folder.path / OVER).exists() else _after_end(status)
+        return status if (folder.path / OVER).exists() else _after_end(folder, status)
     if status.pid and liveness.failed_if_lost(folder, status, QUIET_S).status != "Failed":
         return status
     told = state_of(status.engine_id)
@@ -163,15 +161,20 @@ def refresh(folder: JobFolder, status: Status) -> Status:
     return now if told[0] in UNDER_WAY or now.status in ENDED else _ended(folder, now, *told)
 
 
-def _after_end(status: Status) -> Status:
-    """How a job stands whose run was ended from outside: Slurm may begin it anew."""
+def _after_end(folder: JobFolder, status: Status) -> Status:
+    """How a job stands whose members have written that it has ended: Slurm may begin it anew."""
     try:
         told = state_of(status.engine_id or "")
     except EngineError:  # a machine without Slurm: what is written stays
-        told = None
+        return status
     if told and told[0] in WAITING:
         return dataclasses.replace(status, status="Requeued", waits_for=told[1], ended=None, exit_code=None, failure_reason=None)
-    return dataclasses.replace(status, status="Stopping", ended=None) if told and told[0] in UNDER_WAY else status
+    if told and told[0] in UNDER_WAY:
+        return dataclasses.replace(status, status="Stopping", ended=None)
+    if told:
+        with contextlib.suppress(OSError):
+            (folder.path / OVER).touch()
+    return status
 
 
 def _ended(folder: JobFolder, status: Status, state: str, reason: str) -> Status:
