@@ -51,7 +51,7 @@ def job(place, name="fashion", status="Completed", hosts=2, workers=2, seconds=1
                    metric_definitions=[Metric("train:loss", r"loss=([\d.]+)")])
     folder.document.write_text(json.dumps(as_data(document)))
     ended = BEGAN + seconds + 5 if status in ("Completed", "Failed", "Stopped") else None
-    folder.status_write(Status(name, status, BEGAN - 3, BEGAN, ended, 0, names, workers, os.getpid(), processes.start_time(os.getpid()),
+    folder.status_write(Status(name, status, BEGAN - 3, BEGAN, ended, 0, names, workers, os.getpid(), processes.identity(os.getpid()),
                                platform.node(), exit_code=None if ended is None else 1 if failure else 0, failure_reason=failure,
                                model=f"file://{folder.model}" if status == "Completed" else None))
     numbers(folder, names, workers, seconds)

@@ -169,9 +169,49 @@ def pid_of_another_process_is_no_runner():
         jobs.run("pass")
         path = jobs.folder() / "status.json"
         status = json.loads(path.read_text())
-        path.write_text(json.dumps({**status, "status": "Training", "ended": None, "pid": os.getpid()}))
+        path.write_text(json.dumps({**status, "status": "Training", "ended": None, "pid": os.getpid(),
+                                    "process": status["process"].replace(f" {status['pid']} ", f" {os.getpid()} ")}))
         told = jobs.status()
         expect(told["status"] == "Failed" and "is gone" in told["failure_reason"], told)
+
+
+def one_job_that_cannot_be_asked_about_leaves_the_list_whole():
+    with Jobs() as jobs:
+        jobs.run("pass")
+        good = json.loads((jobs.folder() / "status.json").read_text())
+        for name, text in (("empty", ""), ("list", "[]"), ("elsewhere", json.dumps({**good, "engine": "later"})),
+                           ("newer", json.dumps({**good, "name": "newer", "mood": "fine"})),
+                           ("aws", json.dumps({**good, "status": "Training", "engine": "sagemaker", "engine_id": "x"})),
+                           ("queued", json.dumps({**good, "status": "Starting", "engine": "slurm", "engine_id": "7", "pid": None}))):
+            jobs.folder(name).mkdir()
+            (jobs.folder(name) / "status.json").write_text(text)
+        code, out, err = jobs.call("list", PATH="/nowhere")
+        expect(code == 0 and not err and len(out.splitlines()) == 7, code, out, err)
+        for line in (r"Completed +1 host +job", r"Completed +1 host +newer", r"Unknown +0 hosts +empty: .* holds no status of a job",
+                     r"Unknown +0 hosts +list: .* holds no status of a job", r"Unknown +1 host +elsewhere: there is no engine 'later'",
+                     r"Unknown +1 host +aws: (ModuleNotFoundError: No module named 'boto3'|SageMaker does not answer)",
+                     r"Unknown +1 host +queued: there is no squeue on PATH"):
+            expect(re.search(line, out), line, out)
+
+
+def the_group_of_an_ended_runner_is_no_other():
+    """While what it left running holds the pipe, its number must not be given to a stranger, whom our signal would meet."""
+    with Jobs() as jobs:
+        jobs.start("import subprocess; subprocess.Popen(['sleep', '600'])")
+        jobs.wait_for(lambda: jobs.processes("sleep 600"), "the script's child")
+        sleeper, = jobs.processes("sleep 600")
+        group = os.getpgid(sleeper)
+        jobs.wait_for(lambda: os.getpgid(sleeper) and _state(group) == "Z", "the end of the script")
+        jobs.wait_for_end()
+        expect(_state(group) is None)
+        jobs.wait_for_silence()
+
+
+def _state(pid):
+    try:
+        return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0]
+    except OSError:
+        return None
 
 
 def host_lost_in_the_middle_ends_the_job():
@@ -190,6 +230,40 @@ def host_that_cannot_begin_ends_the_job():
         jobs.run("import os, sys, time; time.sleep(600 if os.environ['SM_CURRENT_HOST'] == 'algo-1' else 0); sys.exit(3)",
                  instance_count=2, code=1)
         expect_failed(jobs, r"^algo-2: train.py exited with code 3$", 3)
+
+
+def a_user_without_a_home_is_told_what_to_set():
+    with Jobs() as jobs:
+        python = "/usr/bin/python3"
+        if os.getuid() or not os.path.exists(python):
+            raise Skip("needs root, who can become another user, and a Python that all may use")
+        setpriv = ["setpriv", "--reuid", "12345", "--regid", "12345", "--clear-groups", "env", "-i", f"PATH={os.environ['PATH']}",
+                   f"SHOAL_PYTHON={python}", f"PYTHONPATH={os.environ['PYTHONPATH']}"]
+        locked = jobs.root / "locked"
+        locked.mkdir(mode=0o700)
+        jobs.root.chmod(0o755)
+        for variables, word, said in (([], "list", "user 12345 has no home folder: let SHOAL_JOBS name the folder of jobs"),
+                                      ([f"SHOAL_JOBS={locked}/jobs"], "list", "Permission denied"),
+                                      ([f"HOME={locked}"], "run", "SHOAL_JOBS names another folder")):
+            document = jobs.document("pass")
+            document.chmod(0o644)
+            code, out, err = call(*setpriv, *variables, SHOAL, "job", word, *([document] if word == "run" else []), cwd="/")
+            expect(code and said in err and len(err.splitlines()) == 1 and "SHOAL_JOBS" in err, word, code, out, err)
+
+
+def a_log_that_the_terminal_cannot_show_ends_nobody():
+    with Jobs() as jobs:
+        code, out, err = jobs.call("run", jobs.document("import sys; sys.stdout.buffer.write('\u2588 done\\n'.encode())"), PYTHONIOENCODING="ascii", PYTHONUTF8="0", LC_ALL="C")
+        expect(code == 0 and "\\u2588 done" in out, code, out, err)
+
+
+def jobs_below_the_source_are_not_copied_with_it():
+    with Jobs() as jobs:
+        jobs.write("more.py", "")
+        for name in ("first", "second"):
+            code, out, err = jobs.call("run", jobs.document("import os; print(sorted(os.listdir('.')))", name), SHOAL_JOBS=str(jobs.root / "source/jobs"))
+            expect(code == 0 and "'jobs', 'more.py', 'train.py']" in out, code, out, err)
+            expect(not any((jobs.root / f"source/jobs/{name}/hosts/algo-1/code/jobs").iterdir()), "jobs in the copy")
 
 
 def name_is_used_once():
@@ -332,6 +406,9 @@ run_cases([script_that_raises_is_named_with_its_rank, script_that_is_killed_is_n
            script_that_hangs_is_ended_at_the_time_limit, script_that_ignores_the_end_is_killed,
            script_without_a_model_is_told, stop_gives_the_script_its_time,
            stop_gives_the_program_behind_a_shell_its_time, interrupted_command_stops_the_job, killed_runner_is_found_out,
+           one_job_that_cannot_be_asked_about_leaves_the_list_whole, the_group_of_an_ended_runner_is_no_other,
+           a_user_without_a_home_is_told_what_to_set, a_log_that_the_terminal_cannot_show_ends_nobody,
+           jobs_below_the_source_are_not_copied_with_it,
            pid_of_another_process_is_no_runner, host_lost_in_the_middle_ends_the_job, host_that_cannot_begin_ends_the_job,
            name_is_used_once, port_in_use_is_told_and_leaves_nothing, missing_data_is_told,
            requirements_are_installed_for_the_job_alone, requirements_are_read_as_pip_reads_them, shell_script_of_windows_is_told,

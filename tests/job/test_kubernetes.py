@@ -5,6 +5,8 @@ import base64
 import json
 import os
 import pathlib
+import re
+import stat
 import subprocess
 import sys
 
@@ -17,11 +19,14 @@ RANKS = """
     print("I am", *(os.environ[name] for name in ("RANK", "WORLD_SIZE", "SM_CURRENT_HOST")))
     open(os.path.join(os.environ["SM_MODEL_DIR"], "of-" + os.environ["RANK"]), "w").write("x")
 """
-# Keeps what it is told, and answers with the file of the verb.
+# Keeps what it is told, and answers with the file of the verb. Its logs begin at the second that it is asked for.
 KUBECTL = """#!/bin/sh
 echo "$*" >> "$KUBECTL_FOLDER/calls"
 case "$*" in
 *create*) cat > "$KUBECTL_FOLDER/created"; cat "$KUBECTL_FOLDER/refusal" >&2 2>/dev/null && exit 1; exit 0 ;;
+*jsonpath*) echo uid-7 ;;
+*get\ pods*) cat "$KUBECTL_FOLDER/pods" ;;
+*logs*since-time*) since=${*##*since-time=}; awk -v since="${since%%.*}" 'substr($1, 1, 19) >= since' "$KUBECTL_FOLDER/logs" ;;
 *logs*) cat "$KUBECTL_FOLDER/logs" 2>/dev/null ;;
 *get*) cat "$KUBECTL_FOLDER/state" 2>/dev/null || { echo "Error from server (NotFound)" >&2; exit 1; } ;;
 esac
@@ -45,12 +50,24 @@ def read_manifests(path):
 def manifests_are_what_kubeflow_understands():
     with Jobs() as jobs:
         document = jobs.document(RANKS, "cell", instance_count=2, workers_per_host=4, distribution=DATA_PARALLEL, output_path="s3://bucket/out",
-                                 where=where(namespace="research", resources={"limits": {"nvidia.com/gpu": 8}}))
+                                 where=where(namespace="research", resources={"limits": {"nvidia.com/gpu": 8}}, pod={
+                                     "metadata": {"labels": {"kueue.x-k8s.io/queue-name": "q"}}, "spec": {
+                                         "nodeSelector": {"disk": "fast"}, "tolerations": [{"key": "gpu", "operator": "Exists"}],
+                                         "containers": [{"name": "node", "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}]}],
+                                         "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}]}}), environment={"WANDB_API_KEY": "hidden"})
         path = jobs.root / "cell.yaml"
         code, out, err = jobs.call("run", document, "--write", path)
         expect(code == 0 and "kubectl create -f" in err and not jobs.jobs.exists(), code, out, err)
+        expect(stat.S_IMODE(path.stat().st_mode) == 0o600, path.stat())
         config, secret, runtime, train_job = read_manifests(path)
+    expect("hidden" in secret["stringData"]["job.json"] and all("hidden" not in json.dumps(one) for one in (config, runtime, train_job)))
+    pod = runtime["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    expect(pod["metadata"]["labels"] and pod["spec"]["nodeSelector"] and pod["spec"]["tolerations"], pod)
+    expect([one["name"] for one in pod["spec"]["volumes"]] == ["source", "jobs", "shm"], pod)
+    container, = pod["spec"]["containers"]
+    expect([one["name"] for one in container["volumeMounts"]] == ["source", "jobs", "shm"] and container["image"] == "shoal:1", container)
     expect([one["metadata"]["namespace"] for one in (config, secret, runtime, train_job)] == ["research"] * 4)
+    expect(len({one["metadata"]["labels"]["shoal/start"] for one in (config, secret, runtime, train_job)}) == 1)
     trainer = train_job["spec"]["trainer"]
     expect((trainer["numNodes"], trainer["numProcPerNode"], trainer["resourcesPerNode"]) == (2, 4, {"limits": {"nvidia.com/gpu": 8}}), trainer)
     expect(len(secret["stringData"]["secret"]) == 64 and trainer["env"][1]["valueFrom"]["secretKeyRef"]["name"] == "cell-secret", trainer)
@@ -67,7 +84,7 @@ def pods_run_the_job():
         mounted.mkdir()
         for name, data in config["binaryData"].items():
             (mounted / name).write_bytes(base64.b64decode(data))
-        inside = (mounted / "job.json").read_text()
+        inside = secret["stringData"]["job.json"]
         (mounted / "job.json").write_text(inside.replace("/shoal/job/", f"{mounted}/"))
         words = [word.replace("/shoal/job/", f"{mounted}/") for word in train_job["spec"]["trainer"]["command"]]
         pods = [subprocess.Popen([sys.executable, *words[1:]], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={
@@ -101,12 +118,36 @@ def status_and_logs_come_from_the_cluster():
         cluster = Cluster(jobs)
         cluster.says(None)
         jobs.start("pass", instance_count=2, name="cell", where=where(), output_path="s3://bucket/out")
-        expect("kind: TrainJob" in (cluster.folder / "created").read_text())
-        (cluster.folder / "logs").write_text("0| epoch 1\n")
+        expect('"kind": "TrainJob"' in (cluster.folder / "created").read_text())
+        manifests_kept = jobs.folder("cell") / "kubernetes.yaml"
+        expect(stat.S_IMODE(manifests_kept.stat().st_mode) == 0o600, "it holds the secret")
+        expect((cluster.folder / "calls").read_text().count('"ownerReferences"') == 3, (cluster.folder / "calls").read_text())
+        (cluster.folder / "logs").write_text("2026-11-26T10:00:00.5Z 0| epoch 1\n")
         expect(jobs.status("cell")["status"] == "Training" and jobs.log("cell") == "0| epoch 1\n", jobs.told("cell"))
+        (cluster.folder / "calls").unlink()
+        jobs.status("cell")
+        expect("logs" not in (cluster.folder / "calls").read_text(), "logs are brought once in ten seconds")
+        with open(cluster.folder / "logs", "w") as file:  # the cluster has turned its logs meanwhile
+            file.write("2026-11-26T10:00:00.5Z 0| epoch 1\n2026-11-26T10:00:00.51Z 0| epoch 2\n2026-11-26T10:00:02Z 0| epoch 3\n")
         cluster.says("Complete")
         status = jobs.status("cell")
+        expect(jobs.log("cell") == "0| epoch 1\n0| epoch 2\n0| epoch 3\n", jobs.log("cell"))
         expect(status["status"] == "Completed" and status["model"] == "s3://bucket/out/cell/output/model.tar.gz", status)
+
+        (cluster.folder / "logs").write_text("2026-11-26T10:00:00Z shoal job: cell wrote no model: its script left nothing\n")
+        jobs.start("pass", name="none", where=where(), output_path="s3://bucket/out")
+        status = jobs.status("none")
+        expect(status["status"] == "Completed" and status["model"] is None, status)
+
+        state = {"status": {"conditions": [], "jobsStatus": [{"name": "node", "active": 2, "ready": 0}]}}
+        (cluster.folder / "state").write_text(json.dumps(state))
+        full = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes are available"}
+        (cluster.folder / "pods").write_text(json.dumps({"items": [{"status": {"phase": "Pending", "conditions": [full]}}]}))
+        jobs.start("pass", name="waits", where=where(), output_path="s3://bucket/out")
+        expect("status        Pending (Unschedulable: 0/3 nodes are available)" in jobs.call("status", "waits")[1], jobs.call("status", "waits"))
+        cluster.says(None)
+        status = jobs.status("waits")
+        expect((status["status"], status["waits_for"]) == ("Training", None), status)
 
         cluster.says(None)
         jobs.start("pass", name="fails", where=where(), output_path="s3://bucket/out")
@@ -130,15 +171,27 @@ def refusals_are_told_and_leave_nothing():
         good = {"where": where(), "output_path": "s3://bucket/out"}
         for fields, said in ((good, "kubectl create exited with code 1: error: no matches for kind TrainJob"),
                              ({"where": {"engine": "kubernetes"}, "output_path": "s3://bucket/out"}, "where.options.image is missing"),
+                             ({**good, "where": where(pod={"nodeSelector": {}})}, "where.options.pod is a part of the pods' template"),
                              ({"where": where()}, "what a pod writes ends with it"),
                              ({"where": where(nmaespace="x"), "output_path": "s3://bucket/out"}, "where.options.nmaespace is not known"),
                              ({**good, "channels": {"training": str(jobs.root)}}, "which pods do not see")):
             code, out, err = jobs.call("run", jobs.document("pass", **fields))
             expect(code == 1 and said in err and len(err.splitlines()) == 1, code, out, err)
             expect(not jobs.folder().exists())
+        calls = (cluster.folder / "calls").read_text()
+        expect(re.search(r"delete configmap,secret --selector=shoal/start=[0-9a-f]{16} --ignore-not-found", calls)
+               and re.search(r"delete trainjob,trainingruntime --selector=", calls) and "delete --ignore" not in calls, calls)
+        (cluster.folder / "refusal").write_text('Error from server (AlreadyExists): trainjobs.trainer.kubeflow.org "job" already exists\n')
+        code, out, err = jobs.call("run", jobs.document("pass", **good))
+        expect(code == 1 and "there is a job job already in namespace of the context: choose another name" in err, code, out, err)
+        (jobs.root / "secret").write_text("a key")
+        (jobs.root / "source/key").symlink_to(jobs.root / "secret")
+        code, out, err = jobs.call("run", jobs.document("pass", **good))
+        expect(code == 1 and "key is a link to" in err and "which the source must not take along" in err, code, out, err)
+        (jobs.root / "source/key").unlink()
         jobs.write("large", base64.b64encode(os.urandom(1_500_000)).decode())
         code, out, err = jobs.call("run", jobs.document("pass", **good))
-        expect(code == 1 and "KiB when packed, and at most 900 can go with a job" in err, code, out, err)
+        expect(code == 1 and "has more than 900 KiB when packed, which cannot go with a job" in err, code, out, err)
         code, out, err = jobs.call("run", jobs.document("pass", **good), PATH="/nowhere")
         expect(code == 1, code, out, err)
 
@@ -148,7 +201,7 @@ def manifests(path):
     import yaml
     from kubeflow.trainer.backends.container.runtime_loader import _parse_runtime_yaml
     from kubeflow_trainer_api import models
-    documents = list(yaml.safe_load_all(pathlib.Path(path).read_text()))
+    documents = yaml.safe_load(pathlib.Path(path).read_text())["items"]
     kinds = {"ConfigMap": models.IoK8sApiCoreV1ConfigMap if hasattr(models, "IoK8sApiCoreV1ConfigMap") else None,
              "TrainingRuntime": models.TrainerV1alpha1TrainingRuntime, "TrainJob": models.TrainerV1alpha1TrainJob}
     for document in documents:

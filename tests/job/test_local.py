@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tracemalloc
 
 from jobs import DATA_PARALLEL, SHOAL, TOP, Jobs, content, names_in
 from tap import Skip, call, expect, run_cases
@@ -213,6 +214,14 @@ def plain_jobs_are_started_again():
             sys.exit(0 if count == 2 else 5)
         """, restarts=2)
         expect(status["attempt"] == 2 and status["status"] == "Completed", status)
+        status = jobs.run("""
+            import os
+            if not os.listdir("../checkpoints"):
+                open("../checkpoints/1", "w").close()
+                open("../output/failure", "w").write("the first reason")
+            raise ValueError("another reason")
+        """, restarts=1, name="fails", code=1)
+        expect("ValueError: another reason" in status["failure_reason"], "the reason of the last attempt", status)
 
 
 def torchrun_and_mpi_scripts_find_their_variables():
@@ -239,6 +248,31 @@ def last_lines_come_before_the_end():
         told = io.StringIO()
         engines.job_wait(JobFolder("job", jobs.jobs), out=told, told=told)
         expect(-1 < told.getvalue().find("last words") < told.getvalue().find("job: Completed"), told.getvalue())
+
+
+def a_long_log_is_shown_in_pieces():
+    """Whole lines, also those that are longer than a piece and those that come later, in little memory."""
+    from shoal.job import engines
+    from shoal.job.folder import JobFolder
+    with Jobs() as jobs:
+        jobs.run("pass")
+        log = jobs.folder() / "logs/algo-1.log"
+        lines = "".join(f"line {number} \u2588\n" for number in range(400_000)) + "x" * (3 << 20) + "\n"
+        log.write_text(lines + "half")
+        shown = io.StringIO()
+        follower = engines.Follower(JobFolder("job", jobs.jobs), shown)
+        follower.follow()
+        expect("".join(shown.getvalue().split("\n")) == lines.replace("\n", ""), "the lines")
+        with open(log, "a") as file:
+            file.write(" a line\n")
+        follower.follow()
+        expect(shown.getvalue().endswith("half a line\n"))
+        with open(os.devnull, "w") as nowhere:
+            tracemalloc.start()
+            engines.Follower(JobFolder("job", jobs.jobs), nowhere).follow()
+            most = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+        expect(most < 12 << 20, f"{most} bytes for a log of {log.stat().st_size}")
 
 
 def command_helps_and_refuses():
@@ -285,7 +319,8 @@ def command_says_when_python_or_the_package_is_missing():
         expect(code == 0, code, err)
 
 
-run_cases([job_runs_from_document_to_model, last_lines_come_before_the_end, hosts_are_joined_and_their_models_merged,
+run_cases([job_runs_from_document_to_model, last_lines_come_before_the_end, a_long_log_is_shown_in_pieces,
+           hosts_are_joined_and_their_models_merged,
            script_finds_what_the_contract_promises,
            variables_are_those_of_the_toolkit, shell_scripts_and_packages_are_entry_points, entry_point_alone_is_enough, same_file_from_all_hosts_is_no_clash,
            links_in_the_model_are_followed, result_goes_to_output_path, job_outlives_who_started_it, checkpoints_are_in_the_job_folder,

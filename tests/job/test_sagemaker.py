@@ -2,6 +2,7 @@
 """The engine "sagemaker": a job document goes to SageMaker through the vendor's SDKs, v2 and v3, and becomes the training job
 that it describes. Instead of AWS moto's server listens, which keeps what it is sent."""
 import functools
+import io
 import json
 import os
 import pathlib
@@ -11,6 +12,7 @@ import tempfile
 import types
 import unittest.mock
 
+from shoal.job import engines
 from shoal.job import sagemaker as engine
 from shoal.job.folder import JobFolder, Status
 from shoal.job.places import EngineError
@@ -226,6 +228,37 @@ def stop_asks_sagemaker_for_the_end():
     expect(calls == [{"TrainingJobName": name} for name in ("first-of-aws", "own", "refused")], calls)
 
 
+def a_refusal_that_passes_ends_no_wait():
+    """Throttling, and a token that is renewed; then the truth."""
+    answers = [RuntimeError("ThrottlingException"), RuntimeError("ExpiredTokenException"), {"TrainingJobStatus": "InProgress"},
+               RuntimeError("ThrottlingException"), {"TrainingJobStatus": "Failed", "FailureReason": "AlgorithmError: no such column"}]
+
+    def describe(TrainingJobName):
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    told = io.StringIO()
+    client = types.SimpleNamespace(describe_training_job=describe)
+    with tempfile.TemporaryDirectory() as place, unittest.mock.patch.dict(
+            sys.modules, boto3=types.SimpleNamespace(client=lambda _: client)), unittest.mock.patch.multiple(engine, ASK_S=0.0), \
+            unittest.mock.patch.multiple(engines, STATUS_S=0.0, LOOK_S=0.0):
+        folder = JobFolder("job", pathlib.Path(place))
+        folder.create()
+        folder.status_write(Status("job", status="Training", engine="sagemaker", engine_id="job"))
+        status = engines.job_wait(folder, told=told)
+        expect(status == folder.status() and (status.status, status.failure_reason) == ("Failed", "AlgorithmError: no such column"), status)
+        answers.append(RuntimeError("AccessDenied"))
+        folder.status_write(Status("job", status="Training", engine="sagemaker", engine_id="job"))
+        with unittest.mock.patch.multiple(engines, PATIENCE_S=-1.0):
+            try:
+                expect(False, engines.job_wait(folder))
+            except EngineError as error:
+                expect("AccessDenied" in str(error), error)
+    expect(told.getvalue().count("ThrottlingException; the job may well continue") == 2 and not answers, told.getvalue())
+
+
 def case(function, sdk):
     run = functools.partial(function, sdk)
     run.__name__ = f"{function.__name__}_{sdk}"
@@ -240,7 +273,7 @@ try:
     of_both = (the_document_becomes_a_training_job, all_that_cannot_be_sent_is_said_at_once)
     cases = [*(case(function, sdk) for function in of_both for sdk in SDKS),
              what_the_service_refuses_is_said_and_nothing_is_left, without_an_sdk_it_says_what_to_install,
-             stop_asks_sagemaker_for_the_end]
+             stop_asks_sagemaker_for_the_end, a_refusal_that_passes_ends_no_wait]
     run_cases([one for one in cases if not sys.argv[1:] or one.__name__ in sys.argv[1:]])
 finally:
     server.close()

@@ -238,7 +238,8 @@ def a_job_that_nobody_runs_any_more_ends_the_command():
         folder = folders.job(place, status="Training", seconds=3, traced=False)
         gone = subprocess.Popen(["true"])
         gone.wait()
-        folder.status_write(dataclasses.replace(folder.status(), machine=platform.node(), pid=gone.pid, pid_start=1))
+        process = folders.processes.identity(os.getpid()).replace(f" {os.getpid()} ", f" {gone.pid} ")
+        folder.status_write(dataclasses.replace(folder.status(), machine=platform.node(), pid=gone.pid, process=process))
         out, err = command(folder).communicate(timeout=PATIENCE_S)
         expect(out.startswith("fashion: Failed") and f"the process that ran the job (pid {gone.pid}) is gone" in out, out, err)
 

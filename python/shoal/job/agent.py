@@ -30,6 +30,7 @@ from shoal.job import cluster, contract, distribution, metrics, processes
 from shoal.job.contract import Container, ContractError
 from shoal.job.document import Job, local_path
 from shoal.job.folder import Amount, JobFolder
+from shoal.job.places import is_left_out
 
 EXIT_TIME_LIMIT = 124  # as `shoal run --timeout` has it
 EXIT_AGENT = 125  # the agent could not do its work, as that of `shoal run` itself
@@ -37,7 +38,6 @@ KILL_AFTER_S = 10.0  # how much longer than its grace time a runner may take bef
 LOOK_S = 0.1  # how often what a runner that has ended left behind is looked for, in its grace time
 DRAIN_S = 2.0  # how long what the workers left running may hold our pipe when they have ended
 LINE_MAX = 1 << 16
-IGNORED = ("__pycache__", ".git")
 
 
 def say(line: str) -> None:
@@ -117,13 +117,17 @@ def _source_copy(job: Job, folder: pathlib.Path) -> None:
         _dependency_copy(pathlib.Path(dependency), folder)
 
 
+def _left_out(folder: str, names: List[str]) -> List[str]:
+    return [name for name in names if is_left_out(pathlib.Path(folder, name))]
+
+
 def _dependency_copy(place: pathlib.Path, folder: pathlib.Path) -> None:
     """Beside the source, under its own name."""
     target = folder / place.name
     if target.exists():
         raise AgentError(f"dependencies: {place} would replace {place.name}, which the source or another dependency has: rename one")
     if place.is_dir():
-        shutil.copytree(place, target, ignore=shutil.ignore_patterns(*IGNORED))
+        shutil.copytree(place, target, ignore=_left_out)
     elif place.is_file():
         shutil.copy(place, target)
     else:
@@ -142,7 +146,7 @@ def _source_copy_own(job: Job, folder: pathlib.Path) -> None:
     if place is None:
         place = _source_download(job.source_dir, folder.with_name("source.tar.gz"))
     if place.is_dir():
-        shutil.copytree(place, folder, ignore=shutil.ignore_patterns(*IGNORED))
+        shutil.copytree(place, folder, ignore=_left_out)
     elif place.is_file() and tarfile.is_tarfile(place):
         _unpack(place, folder)
     else:
@@ -549,6 +553,7 @@ class Agent:
     def _train(self) -> Ending:
         events_reading, self.events = os.pipe()
         command = RUNNERS[self.launch.runner](self)
+        (self.container.output / "failure").unlink(missing_ok=True)  # an earlier attempt or run may have left one
         self.is_preparing = False
         self.tell(status="Training")
         kill_note = self.checkpoints.kill_note if self.checkpoints else lambda: None
@@ -597,6 +602,7 @@ class Training:
                  pass_fds: Tuple[int, ...], kill_note: Callable[[], None]):
         self.lines, self.job, self.kill_note = lines, job, kill_note
         self.is_over_time = False
+        self.has_ended = False  # it is not waited for before its group is killed: until then its number is no other group's
         self.kill_at: Optional[float] = None
         self.drain_until: Optional[float] = None
         try:
@@ -638,9 +644,14 @@ class Training:
         return self.process.returncode
 
     def _is_done(self) -> bool:
-        if self.process.returncode is None and (self.process.poll() or 0) < 0:
-            self.kill_note()
-        if self.process.returncode is None or self._has_grace():
+        if not self.has_ended:
+            ended = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None:
+                return False
+            self.has_ended = True
+            if ended.si_code != os.CLD_EXITED:
+                self.kill_note()
+        if self._has_grace():
             return False
         if self.drain_until is None:
             self.drain_until = time.monotonic() + DRAIN_S
@@ -657,7 +668,7 @@ class Training:
         return bool(data)
 
     def _seconds_to_wait(self) -> float:
-        if self.process.returncode is None:
+        if not self.has_ended:
             until = self.kill_at or self.end_at
         else:
             until = self.drain_until or time.monotonic() + LOOK_S
@@ -692,7 +703,7 @@ def pipe_drain(descriptor: int) -> None:
 
 # ---- what the document says ----
 
-def launch_of(job: Job) -> Launch:
+def launch_of(job: Job) -> distribution.Launch:
     """What starts the workers, from `distribution`."""
     try:
         return distribution.launch_of(job, contract.gpu_count())
@@ -729,23 +740,9 @@ def _by_shoal(agent: "Agent", variables: Mapping[str, str] = {}, first_words: Se
     return [*words, "--", *(_with_variables(variables, command) if variables else command)]
 
 
-def _by_torchrun(agent: "Agent") -> List[str]:
-    return _by_shoal(agent, {**OF_TORCHRUN, "GROUP_WORLD_SIZE": str(len(agent.place.hosts))})
-
-
-def _by_mpi(agent: "Agent") -> List[str]:
-    return _by_shoal(agent, OF_OPEN_MPI)
-
-
-def _plain(agent: "Agent") -> List[str]:
-    return agent.command
-
-
-def _by_tensorflow(agent: "Agent") -> List[str]:
-    """One process on each host, which tells the others its ports before it starts the script with TF_CONFIG."""
-    return _by_shoal(agent, first_words=[agent.python, "-c", cluster.BEGIN, agent.launch.tf_config or ""])
-
-
 RUNNERS: Dict[str, Callable[["Agent"], List[str]]] = {
-    "shoal": _by_shoal, "torchrun": _by_torchrun, "mpi": _by_mpi, "tensorflow": _by_tensorflow, "plain": _plain}
+    "shoal": _by_shoal, "plain": lambda agent: agent.command, "mpi": lambda agent: _by_shoal(agent, OF_OPEN_MPI),
+    "torchrun": lambda agent: _by_shoal(agent, {**OF_TORCHRUN, "GROUP_WORLD_SIZE": str(len(agent.place.hosts))}),
+    # One process on each host, which sends the others its ports before it starts the script with TF_CONFIG.
+    "tensorflow": lambda agent: _by_shoal(agent, first_words=[agent.python, "-c", cluster.BEGIN, agent.launch.tf_config or ""])}
 ALONE = ("plain",)  # runners of one process, which is not `shoal run`

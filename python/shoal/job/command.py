@@ -3,13 +3,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import io
 import json
 import os
 import pathlib
 import signal
 import sys
 import time
-from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence
+from typing import Any, Callable, Dict, NoReturn, Optional, Sequence
 
 from shoal.job import engines, processes, reading
 from shoal.job.document import Job, JobError, as_data
@@ -140,13 +141,17 @@ def seconds_text(seconds: float) -> str:
         f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def print_status(status: Status, form: str) -> None:
+def print_status(status: Status, form: str, stall: Optional[str] = None) -> None:
     if form == "json":
         print(json.dumps(dataclasses.asdict(status), indent=1))
         return
-    rows = {"name": status.name, "status": status.status, "hosts": ", ".join(status.hosts), "engine": status.engine}
+    rows = {"name": status.name, "status": engines.status_text(status), "hosts": ", ".join(status.hosts), "engine": status.engine}
+    if stall:
+        rows["stands still"] = stall
     if status.engine_id:
         rows["id there"] = status.engine_id
+    if status.machine:
+        rows["runs on"] = f"{status.machine} (pid {status.pid})"
     if status.started:
         rows["trained for"] = seconds_text((status.ended or time.time()) - status.started)
     if status.attempt:
@@ -161,8 +166,10 @@ def print_status(status: Status, form: str) -> None:
 
 
 def status(words: argparse.Namespace) -> int:
-    told = engines.job_status(engines.folder_find(words.name))
-    print_status(told, words.format)
+    from shoal.job.report import stall_of
+    folder = engines.folder_find(words.name)
+    told = engines.job_status(folder)
+    print_status(told, words.format, stall_of(folder, told))
     return EXIT_OF.get(told.status, 0)
 
 
@@ -175,7 +182,8 @@ def list_jobs(words: argparse.Namespace) -> int:
         say(f"no jobs in {jobs_folder()}")
     for job in jobs:
         created = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job.created))
-        print(f"{created}  {job.status:12}{len(job.hosts):3} host{'s' if len(job.hosts) != 1 else ' '}  {job.name}")
+        why = f": {job.failure_reason}" if job.status == "Unknown" else f": {job.waits_for}" if job.waits_for else ""
+        print(f"{created}  {job.status:12}{len(job.hosts):3} host{'s' if len(job.hosts) != 1 else ' '}  {job.name}{why}")
     return 0
 
 
@@ -281,6 +289,9 @@ def dispatch(argv: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str]) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a log may hold what the terminal's encoding does not
+            stream.reconfigure(errors="backslashreplace")
     try:
         return dispatch(list(argv))
     except JobError as error:
@@ -292,6 +303,9 @@ def main(argv: Sequence[str]) -> int:
         return EXIT_FAILED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return EXIT_FAILED
+    except OSError as error:
+        say(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}; SHOAL_JOBS names another folder of jobs")
         return EXIT_FAILED
     except KeyboardInterrupt:
         return 130

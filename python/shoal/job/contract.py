@@ -24,6 +24,7 @@ import tarfile
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from shoal.job.document import Channel, Job
+from shoal.job.folder import file_replace
 
 FAILURE_MAX = 1024  # characters of a failure reason
 GROUP = "homogeneousCluster"  # the name that the platform gives to the only group of instances
@@ -170,7 +171,7 @@ def config_write(container: Container) -> None:
     """Writes the three files of B/input/config."""
     for name, content in (("hyperparameters", hyperparameters_encode(container.hyperparameters)),
                           ("resourceconfig", resource_config(container)), ("inputdataconfig", input_data_config(container.job))):
-        (container.config / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        file_replace(container.config / f"{name}.json", json.dumps(content, indent=1) + "\n")
 
 
 def _host_number(host: str) -> Tuple[int, str]:

@@ -2,7 +2,7 @@
 
     folder = job_start(job)                     returns when the job is under way
     status = job_wait(folder, out=sys.stdout)   follows the logs until the job has ended
-    status = job_status(folder)                 the truth: a job whose process is gone has failed
+    status = job_status(folder)                 the truth, as far as it can be known from here
     job_stop(folder)"""
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ import shutil
 import time
 from typing import Any, BinaryIO, Dict, List, Optional, TextIO
 
-from shoal.job import contract
-from shoal.job.document import Job
+from shoal.job.document import Job, JobError
 from shoal.job.folder import ENDED, JobFolder, Status, jobs_folder
 from shoal.job.places import EngineError, folder_create
 from shoal.job.progress import Display
 
 ENGINES = ("local", "hosts", "slurm", "kubernetes", "sagemaker")
-BEFORE_TRAINING = ("Starting", "Downloading")
+BEFORE_TRAINING = ("Starting", "Pending", "Requeued", "Downloading")
 LOOK_S = 0.2  # between two looks at the logs
 STATUS_S = 1.0  # between two looks at the status
+PATIENCE_S = 900.0  # a command that waits for a job ends after this time without an answer
+READ_BYTES = 1 << 18  # read of a log at a time
 COLOURS = (36, 33, 35, 32, 34, 31)  # of hosts, on a terminal
 
 
@@ -31,9 +32,9 @@ class NoSuchJob(EngineError):
 
 
 def engine_of(name: str) -> Any:
-    """The module of an engine. It has start(job, folder), which returns when the job is under way or raises EngineError;
-    stop(folder), which asks for the end; and lost_reason(folder, status): why a job that has not said how it ended runs no more,
-    or None. Where nobody writes the status while the job runs, refresh(folder, status) makes a new one."""
+    """The module of an engine. It has start(job, folder), which returns when the job is under way or raises EngineError; stop(folder),
+    which asks for the end; and refresh(folder, status), which returns the job's present status from the one that its folder holds.
+    If the job's own processes write that file, refresh() does not."""
     if name not in ENGINES:
         raise EngineError(f"there is no engine {name!r}: known are {', '.join(ENGINES)}")
     return importlib.import_module(f"shoal.job.{name}")
@@ -67,38 +68,27 @@ def folder_find(name: str, jobs: Optional[pathlib.Path] = None) -> JobFolder:
 
 
 def jobs_list(jobs: Optional[pathlib.Path] = None) -> List[Status]:
-    """All jobs, the newest first."""
+    """All jobs, the newest first. One that cannot be asked about has the status "Unknown", with the reason."""
     place = jobs or jobs_folder()
     names = [entry.name for entry in place.iterdir() if (entry / "status.json").is_file()] if place.is_dir() else []
-    return sorted((job_status(JobFolder(name, jobs)) for name in names), key=lambda status: -status.created)
+    return sorted((_status_or_reason(JobFolder(name, jobs)) for name in names), key=lambda status: -status.created)
+
+
+def _status_or_reason(folder: JobFolder) -> Status:
+    status = Status(folder.name)
+    try:
+        status.created = (folder.path / "status.json").stat().st_mtime
+        status = folder.status()
+        return job_status(folder)
+    except Exception as error:  # such as a package that its engine needs: the other jobs are listed nevertheless
+        why = str(error) if isinstance(error, JobError) else f"{type(error).__name__}: {error}"
+        return dataclasses.replace(status, name=folder.name, status="Unknown", failure_reason=why)
 
 
 def job_status(folder: JobFolder) -> Status:
-    """How the job stands. Where what runs it is gone without a word, that is written down as its failure."""
+    """Returns the job's status. Raises JobError if it cannot be found out now."""
     status = folder.status()
-    if status.status in ENDED:
-        return status
-    engine = engine_of(status.engine)
-    if hasattr(engine, "refresh"):
-        return _refreshed(folder, status, engine.refresh(folder, status))
-    reason = engine.lost_reason(folder, status)
-    if reason is None or folder.status().status in ENDED:  # it may have ended between our two looks
-        return folder.status()
-    status = dataclasses.replace(status, status="Failed", ended=time.time(), exit_code=1, failure_reason=contract.failure_text(reason))
-    try:
-        folder.status_write(status)
-        folder.event("Failed", reason=status.failure_reason)
-    except OSError:  # a full disk, a folder of somebody else: it is true nevertheless
-        pass
-    return status
-
-
-def _refreshed(folder: JobFolder, before: Status, now: Status) -> Status:
-    """For engines whose hosts do not write the status themselves."""
-    if now != before:
-        folder.status_write(now)
-        folder.event(now.status, reason=now.failure_reason)
-    return now
+    return engine_of(status.engine).refresh(folder, status)
 
 
 def job_stop(folder: JobFolder) -> None:
@@ -112,23 +102,49 @@ def job_wait(folder: JobFolder, out: Optional[TextIO] = None, told: Optional[Tex
     """Until the job has ended. Its logs go to `out` (with the engine "hosts" those of this machine), its phases and downloads to `told`."""
     follower = Follower(folder, out) if out else None
     display = Display(folder, told) if told else None
+    asker = Asker(folder, told)
     seen, look_at = "", 0.0
     while True:
         if time.monotonic() >= look_at:
-            status, look_at = job_status(folder), time.monotonic() + STATUS_S
-            if display and status.status != seen:
+            status, look_at = asker.status(), time.monotonic() + STATUS_S
+            if display and status_text(status) != seen:
                 display.clear()
                 if follower and status.status in ENDED:
                     follower.follow()  # its last lines are shown before its end
-                print(f"shoal job: {folder.name}: {status.status}", file=told, flush=True)
-            seen = status.status
-        if display and seen in BEFORE_TRAINING:
+                print(f"shoal job: {folder.name}: {status_text(status)}", file=told, flush=True)
+            seen = status_text(status)
+        if display and status.status in BEFORE_TRAINING:
             display.show()
         if follower:
             follower.follow()
-        if seen in ENDED:
+        if status.status in ENDED:
             return status
         time.sleep(LOOK_S)
+
+
+def status_text(status: Status) -> str:
+    return f"{status.status} ({status.waits_for})" if status.waits_for else status.status
+
+
+class Asker:
+    """Asks how a job stands, again and again, until it is known: a server that does not answer for a while ends no wait."""
+
+    def __init__(self, folder: JobFolder, told: Optional[TextIO] = None):
+        self.folder, self.told, self.said = folder, told, ""
+        self.last, self.answered_at = folder.status(), time.monotonic()
+
+    def status(self) -> Status:
+        """The last one that was known. Raises JobError after PATIENCE_S without an answer, or if the job's folder is gone."""
+        try:
+            self.last, self.said = job_status(self.folder), ""
+            self.answered_at = time.monotonic()
+        except (JobError, OSError) as error:
+            if not self.folder.path.exists() or time.monotonic() - self.answered_at > PATIENCE_S:
+                raise
+            if self.told and str(error) != self.said:
+                print(f"shoal job: {error}; the job may well continue, so it is asked about again", file=self.told, flush=True)
+            self.said = str(error)
+        return self.last
 
 
 class Follower:
@@ -156,12 +172,16 @@ class Follower:
 
     def _show(self, host: str, number: int, log: BinaryIO) -> None:
         log.seek(self.read[host])
-        data = log.read()
-        whole = data[:data.rfind(b"\n") + 1]
-        self.read[host] += len(whole)
         prefix = self._prefix(host, number)
-        for line in whole.decode("utf-8", "replace").split("\n")[:-1]:
-            self.out.write(f"{prefix}{line}\n")
+        while True:
+            data = log.read(READ_BYTES)
+            whole = data[:data.rfind(b"\n") + 1] or (data if len(data) == READ_BYTES else b"")  # one line may be longer than that
+            if not whole:
+                return
+            log.seek(len(whole) - len(data), 1)
+            self.read[host] += len(whole)
+            lines = whole.decode("utf-8", "replace").split("\n")
+            self.out.write("".join(f"{prefix}{line}\n" for line in (lines[:-1] if whole.endswith(b"\n") else lines)))
 
     def _prefix(self, host: str, number: int) -> str:
         if len(self.hosts) == 1:

@@ -9,6 +9,7 @@ same name of its own, with its own part of everything.
     machine 1: shoal job run --> member          --> agent of algo-2        JOBS/NAME/hosts/algo-2.json"""
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -20,15 +21,13 @@ import sys
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from shoal.job import local, processes
-from shoal.job.agent import Ending
-from shoal.job.document import Job
-from shoal.job.folder import ENDED, HostState, JobFolder, Status, file_replace
-from shoal.job.local import Runner
+from shoal.job import liveness, local, processes
+from shoal.job.agent import EXIT_TIME_LIMIT, Ending
+from shoal.job.document import Job, JobError
+from shoal.job.folder import ENDED, HostState, JobFolder, Status, file_replace, record_read, touched_at
+from shoal.job.local import Host, Runner
 from shoal.job.places import EngineError, NameTaken, folder_create, job_read
 
-BEAT_S = 2.0  # between two signs of life, and between two looks at those of the others
-SILENCE_S = 60.0  # without a sign of life a host is lost (where.options.silence)
 JOIN_S = 600.0  # until all hosts must be there (where.options.start_timeout)
 PORT = 29500  # where nothing says another one: torchrun's
 
@@ -110,18 +109,18 @@ def _folder_await(job: Job, jobs: Optional[pathlib.Path], index: int) -> JobFold
     return folder
 
 
-def _meet_await(job: Job, folder: JobFolder) -> None:
-    limit = _seconds(job, "start_timeout", JOIN_S)
+def _meet_await(job: Job, folder: JobFolder, run: int = 0) -> Dict[str, Any]:
+    """What the first host has written down for the others in this run of the job."""
+    limit, path = float(job.where.options.get("start_timeout", JOIN_S)), folder.path / "hosts/meet.json"
     deadline = time.monotonic() + limit
-    while not (folder.path / "hosts/meet.json").is_file():
-        if time.monotonic() > deadline:
-            raise EngineError(f"the first host has not made {folder.path}/hosts/meet.json within {limit:.0f} s: `shoal job run` has to be "
-                              "started there, too; where the machines share no folder, set where.options.shared = false")
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError, ValueError):
+            told = json.loads(path.read_text())
+            if told.get("run", 0) == run:
+                return told
         time.sleep(0.1)
-
-
-def _seconds(job: Job, option: str, default: float) -> float:
-    return float(job.where.options.get(option, default))
+    raise EngineError(f"the first host has not made {path} within {limit:.0f} s: `shoal job run` has to be started there as well; if the "
+                      "machines share no folder, set where.options.shared = false")
 
 
 def start(job: Job, folder: JobFolder) -> None:
@@ -132,76 +131,52 @@ def stop(folder: JobFolder) -> None:
     """Asks this machine's member, if there is one; it tells the others."""
     for host in folder.status().hosts:
         state = state_read(folder, host)
-        if state and state.machine == platform.node() and processes.is_alive(state.pid, state.pid_start):
+        if state and processes.is_alive(state.process):
             os.kill(state.pid or 0, signal.SIGTERM)
             return
     raise EngineError(f"no host of job {folder.name} runs on {platform.node()}: stop it on {folder.status().machine or 'its first host'}")
 
 
 def state_read(folder: JobFolder, host: str) -> Optional[HostState]:
+    """The state of a host; nothing if it is not there, or cannot be read now."""
     try:
-        return HostState(**json.loads(folder.host_state(host).read_text()))
-    except FileNotFoundError:
+        return record_read(HostState, folder.host_state(host))
+    except (OSError, ValueError, TypeError):
         return None
 
 
-def _writer_of(folder: JobFolder, status: Status) -> Tuple[str, str]:
-    """The host that writes the status of the folder, and what to call it: the first one in a shared folder. A machine's own folder holds
-    the state of its own host alone."""
-    if is_shared(job_read(folder)):
-        return status.hosts[0], "its first host"
-    return next((host for host in status.hosts if folder.host_state(host).exists()), status.hosts[0]), "its host on this machine"
-
-
-def lost_reason(folder: JobFolder, status: Status) -> Optional[str]:
-    host, words = _writer_of(folder, status)
-    state = state_read(folder, host)
-    if state is None:
-        return None if time.time() - status.created < SILENCE_S else f"{words} was never started"
-    if state.machine == platform.node():
-        is_gone = not processes.is_alive(state.pid, state.pid_start)
-        return f"the process of {words} (pid {state.pid}) is gone: it was killed, or the machine was started anew" if is_gone else None
-    silence = _now_there(folder) - folder.host_state(host).stat().st_mtime
-    return f"{words} ({state.machine}) has given no sign of life for {silence:.0f} s" if silence > SILENCE_S else None
-
-
-def _now_there(folder: JobFolder) -> float:
-    """The time by the clock that dates the files of the folder."""
-    probe = folder.path / f".now-{platform.node()}-{os.getpid()}"
-    try:
-        probe.touch()
-        return probe.stat().st_mtime
-    finally:
-        probe.unlink(missing_ok=True)
+def refresh(folder: JobFolder, status: Status) -> Status:
+    return status if status.status in ENDED else liveness.failed_if_lost(folder, status, liveness.silence_of(job_read(folder).where.options))
 
 
 # ---- the member ----
 
 @dataclasses.dataclass
-class Other:
-    """What is known of another host."""
+class Other(Host):
+    """Another machine's part, known by its file alone."""
 
-    name: str
-    state: Optional[HostState] = None
-    heard_at: float = 0.0  # by our clock, when its sign of life was last another one
-    is_lost: bool = False
+    state: Optional[HostState] = None  # the last that could be read; nothing before it has come
+    touched: float = 0.0  # its last sign of life, by the clock of the folder
+    heard_at: float = dataclasses.field(default_factory=time.monotonic)  # when that changed, by ours
 
 
 class Member(Runner):
-    """The part of one host. Its own agent is heard over a pipe as in the engine "local"; the others are files."""
+    """The runner of one host. Its own agent is heard over a pipe as in the engine "local"; the others are files, looked at every TICK_S."""
 
-    TICK_S = BEAT_S
+    TICK_S = liveness.BEAT_S
 
-    def __init__(self, folder: JobFolder, index: int):
+    def __init__(self, folder: JobFolder, index: int, run: int = 0):
         super().__init__(folder)
         self.index, self.name = index, self.status.hosts[index]
         self.is_shared = is_shared(self.job)
         self.is_writer = index == 0 or not self.is_shared
-        self.state = HostState(self.name, machine=platform.node(), pid=os.getpid(), pid_start=processes.start_time(os.getpid()))
-        self.others = [Other(name, None, time.monotonic()) for name in self.status.hosts if name != self.name and self.is_shared]
-        self.began_at = time.monotonic()
-        self.first_other: Optional[Other] = None
-        self.lost: Optional[str] = None
+        if run != self.status.run:  # what an earlier run of the same job came to is over
+            before = self.status
+            self.status = Status(before.name, created=before.created, hosts=before.hosts, workers_per_host=before.workers_per_host,
+                                 engine=before.engine, engine_id=before.engine_id, run=run)
+        self.state = HostState(self.name, run=run, machine=platform.node(), pid=os.getpid(), process=processes.identity(os.getpid()))
+        self.others = [Other(name) for name in self.status.hosts if name != self.name and self.is_shared]
+        self.silence_s = liveness.silence_of(self.job.where.options)
 
     def _cores_of(self, index: int) -> List[int]:
         return []  # the machine is ours alone
@@ -213,113 +188,88 @@ class Member(Runner):
             self._try(self.folder.status_write, self.status)
 
     def _state_change(self, **fields: Any) -> None:
-        self.state = dataclasses.replace(self.state, alive=time.time(), **fields)
+        self.state = dataclasses.replace(self.state, **fields)
         self._try(file_replace, self.folder.host_state(self.name), json.dumps(dataclasses.asdict(self.state)) + "\n")
+
+    def _beats(self) -> List[pathlib.Path]:
+        return [self.folder.host_state(self.name), *(super()._beats() if self.is_writer else [])]
 
     def _hosts_start(self) -> None:
         self._state_change()
-        self.meet = self._meet()
-        self._host_start(self.index, self.meet, processes.python_environment())
+        self._host_start(self.index, self._meet(), processes.python_environment())
+        self.own = self.hosts[0]
+        self.hosts += self.others
 
     def _meet(self) -> List[Any]:
         """Where the ranks meet. The first host of a shared folder chooses, and writes it down with the secret of the job."""
-        path = self.folder.path / "hosts/meet.json"
         if self.is_shared and self.index:
-            told = json.loads(path.read_text())
+            told = _meet_await(self.job, self.folder, self.state.run)
             os.environ.setdefault("SHOAL_SECRET", told["secret"])
             return [told["address"], told["port"]]
         address, port = address_find(self.job, os.environ) or (platform.node(), 0)
         port = port or (processes.free_port() if self.is_shared else PORT)
         if self.is_shared:
-            secret = os.environ.setdefault("SHOAL_SECRET", secrets.token_hex(32))
-            file_replace(path, json.dumps({"address": address, "port": port, "secret": secret}) + "\n")
+            told = {"address": address, "port": port, "secret": os.environ.setdefault("SHOAL_SECRET", secrets.token_hex(32)), "run": self.state.run}
+            file_replace(self.folder.path / "hosts/meet.json", json.dumps(told) + "\n")
         return [address, port]
 
     # -- the others --
 
     def _tick(self) -> None:
-        self._state_change(status=self._own_status())
         for other in self.others:
-            self._other_look(other)
-        if self.is_stopping or self.first or self.lost:
-            return
+            if other.ending is None or other.is_lost:
+                self._other_look(other)
         self._phase_look()
 
-    def _own_status(self) -> str:
-        own = self.hosts[0]
-        if own.ending is None or self.state.status in ENDED:
-            return own.status if own.ending is None else self.state.status
-        return "Uploading"
+    def _phase_look(self) -> None:
+        if self.own.ending is None and self.state.status != self.own.status:
+            self._state_change(status=self.own.status)
+        super()._phase_look()
 
     def _other_look(self, other: Other) -> None:
         state = state_read(self.folder, other.name)
-        if state and (other.state is None or state.alive != other.state.alive):
-            other.state, other.heard_at = state, time.monotonic()
+        if state and state.run == self.state.run and state != other.state:
+            other.state, other.status = state, state.status
+            if state.status in ENDED:
+                self.failed = [host for host in self.failed if host is not other]  # it may have counted as lost
+                other.is_lost = False
+                self._ended(other, Ending(state.status, state.exit_code or 0, state.failure_reason, state.is_secondary))
+        if other.state:
+            with contextlib.suppress(OSError):
+                touched = touched_at(self.folder.host_state(other.name))
+                other.heard_at = other.heard_at if touched == other.touched else time.monotonic()
+                other.touched = touched
         silence = time.monotonic() - other.heard_at
-        if other.state is None:
-            limit = _seconds(self.job, "start_timeout", JOIN_S)
-            if silence > limit:
-                self._other_failed(other, f"{other.name} was not there within {limit:.0f} s: start `shoal job run` on each of the "
-                                          f"{len(self.status.hosts)} machines")
-        elif other.state.status in ("Failed", "Stopped"):
-            self._other_failed(other, None)
-        elif other.state.status not in ENDED and silence > _seconds(self.job, "silence", SILENCE_S):
+        limit = self.silence_s if other.state else float(self.job.where.options.get("start_timeout", JOIN_S))
+        if other.ending is None and silence > limit:
             other.is_lost = True
             self.folder.progress_write(other.name, None)  # nobody is there who would
-            self._other_failed(other, f"{other.name} ({other.state.machine}) was lost: no sign of life for {silence:.0f} s")
+            self._ended(other, Ending("Failed", 1, self._lost_text(other, limit, silence)))
 
-    def _other_failed(self, other: Other, lost: Optional[str]) -> None:
-        if self.first_other is None or (lost is None and self.lost):
-            self.first_other, self.lost = other, lost
-        if self.end_at is None:
-            self.end_at = time.monotonic() + local.NOTICE_S
-
-    def _phase_look(self) -> None:
-        if not self.hosts or self.hosts[0].ending:
-            return
-        known = [other.state.status if other.state else "Starting" for other in self.others]
-        phases = [local.PHASES.index(status) if status in local.PHASES else len(local.PHASES) - 1 for status in [self.hosts[0].status, *known]]
-        self._phase_is(local.PHASES[min(phases)])
+    def _lost_text(self, other: Other, limit: float, silence: float) -> str:
+        if other.state:
+            return f"{other.name} ({other.state.machine}) was lost: no sign of life for {silence:.0f} s"
+        return f"{other.name} was not there within {limit:.0f} s: start `shoal job run` on each of the {len(self.status.hosts)} machines"
 
     def _is_over(self) -> bool:
-        """The first host of a shared folder waits for the end of all, which it then packs."""
-        if not super()._is_over():
+        """The first host of a shared folder waits for the end of all that have come, which it then packs."""
+        if self.own.ending is None:
             return False
-        if self.hosts[0].ending and self.state.status not in ENDED:
-            own = self._own_ending()
+        if self.state.status not in ENDED:
+            own = self.own.ending
             self._state_change(status=own.status, exit_code=own.exit_code, failure_reason=own.reason, is_secondary=own.is_secondary)
-        return not (self.is_writer and self.is_shared) or all(self._is_gone(other) for other in self.others)
-
-    def _is_gone(self, other: Other) -> bool:
-        if other.state is None:
-            return self.end_at is not None or self.is_stopping
-        return other.state.status in ENDED or other.is_lost
+        is_ending = self.end_at is not None or self.is_stopping
+        return not self.is_writer or all(other.ending or (is_ending and other.state is None) for other in self.others)
 
     # -- the end --
 
-    def _own_ending(self) -> Ending:
-        """What the other hosts are told."""
-        own = self.hosts[0].ending
-        assert own
-        if own.status == "Failed" and self.first_other and not self.first:
-            return dataclasses.replace(own, is_secondary=True)
-        if own.status == "Stopped" and self.first_other and not self.is_stopping:  # stopped because of another host
-            return Ending("Failed", own.exit_code, "another host failed", True)
-        return own
-
     def _ending(self) -> Ending:
-        """The first cause over all hosts."""
-        own = self._own_ending()
-        states = [other.state for other in self.others if other.state]
-        if self.is_stopping or any(state.status == "Stopped" and not state.is_secondary for state in states):
-            return Ending("Stopped", 143, "stopped on request")
-        failed = [(self.name, own.exit_code, own.reason, own.is_secondary)] if own.status == "Failed" else []
-        failed += [(state.host, state.exit_code, state.failure_reason, state.is_secondary) for state in states if state.status == "Failed"]
-        failed.sort(key=lambda one: one[3])
-        if failed and (not failed[0][3] or not self.lost):
-            host, code, reason, _ = failed[0]
-            return Ending("Failed", code or 1, f"{host}: {reason}" if len(self.status.hosts) > 1 else reason)
-        return Ending("Failed", 1, self.lost) if self.lost else own
+        ending = super()._ending()
+        if ending.status == "Stopped" and self.is_writer and self.status.engine == "slurm":
+            from shoal.job import slurm
+            limit = slurm.limit_reached(self.job, self.status.engine_id or os.environ.get("SLURM_JOB_ID", ""))
+            return Ending("Failed", EXIT_TIME_LIMIT, f"Slurm's time limit of {limit} has come") if limit else ending
+        return ending
 
     def _below(self) -> str:
         """Where each host keeps its own, that of the first is at the usual place."""
@@ -337,22 +287,18 @@ class Member(Runner):
 
 
 def main(words: List[str]) -> int:
+    """words: the folder; then which host this is, if no engine has started this member itself, in a folder that is there."""
     path = pathlib.Path(words[0])
     folder = JobFolder(path.name, path.parent)
-    index = int(words[1]) if len(words) > 1 else _index_in_allocation(folder)
-    return Member(folder, index).run()
-
-
-def _index_in_allocation(folder: JobFolder) -> int:
-    """Of a member that an engine has started itself, in a folder that is there."""
-    job = job_read(folder)
+    run = 0 if len(words) > 1 else int(os.environ.get("SLURM_RESTART_COUNT") or 0)
     try:
-        index = index_find(job, os.environ)
-        if index:
-            _meet_await(job, folder)
-    except EngineError as error:
+        job = job_read(folder)
+        index = int(words[1]) if len(words) > 1 else index_find(job, os.environ)
+        if index and len(words) == 1:
+            _meet_await(job, folder, run)
+        return Member(folder, index, run).run()
+    except JobError as error:
         sys.exit(f"shoal job: {error}")
-    return index
 
 
 if __name__ == "__main__":

@@ -1,19 +1,21 @@
 """Engine "kubernetes": a job becomes a TrainJob of Kubeflow Trainer v2 and the runtime that it needs. Each pod runs `shoal job run` with
 the engine "hosts"; Kubeflow's PET_* variables tell it where it stands.
 
-    ConfigMap NAME-source    job.json and source.tar.gz, mounted at /shoal/job
-    Secret NAME-secret       what proves that a rank belongs to the job
-    TrainingRuntime NAME     one container on each node, with these and the volume of jobs
-    TrainJob NAME            how many nodes, how many workers on each, which image
+    ConfigMap NAME-source    source.tar.gz
+    Secret NAME-secret       job.json, which may hold passwords, and what proves that a rank belongs to the job
+    TrainingRuntime NAME     one container on each node, with these two mounted at /shoal/job, and the volume of jobs
+    TrainJob NAME            how many nodes, how many workers on each, which image; it owns the others, which go with it
 
 where.options: image (with this package and what the script imports), namespace, context, claim (a PersistentVolumeClaim of mode
 ReadWriteMany for the folder of jobs, shared by all pods), service_account, resources (of each node: {"limits": {"nvidia.com/gpu": 8}}),
-python (in the image; default python3). Without a claim what a pod leaves goes to output_path, which is then needed."""
+python (in the image; default python3), pod (merged into the pods' template: {"spec": {"nodeSelector": ...}}). Without a claim what a pod leaves goes to output_path, which is then needed."""
 from __future__ import annotations
 
 import base64
+import contextlib
 import copy
 import dataclasses
+import fcntl
 import io
 import json
 import pathlib
@@ -25,35 +27,53 @@ import tarfile
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from shoal.job import checkpoints
+from shoal.job import contract
 from shoal.job.document import Job, as_data
-from shoal.job.folder import JobFolder, Status, file_replace
-from shoal.job.places import EngineError
+from shoal.job.folder import ENDED, JobFolder, Status, file_replace
+from shoal.job.places import EngineError, end_seconds, source_files
 
+LABEL = "shoal/start"  # its value is drawn for each start, and marks what that start has made
 API = "trainer.kubeflow.org/v1alpha1"
-OPTIONS = ("image", "namespace", "context", "claim", "service_account", "resources", "python")
+OPTIONS = ("image", "namespace", "context", "claim", "service_account", "resources", "python", "pod")
 MOUNT, JOBS_MOUNT = "/shoal/job", "/shoal/jobs"
 SOURCE_MAX = 900 << 10  # bytes; a ConfigMap holds 1 MiB
 ASK_S = 60.0
+LOGS_S = 10.0  # between two looks at the pods' logs
 PASSED_ON = ("start_timeout", "silence", "interface", "port", "checkpoints_timeout")  # options of the engine "hosts" that a pod's document keeps
 
 
 # ---- manifests ----
 
 def manifests(job: Job) -> List[Dict[str, Any]]:
-    """What has to be applied, in this order. Raises EngineError."""
+    """What has to be made, in this order. Raises EngineError."""
     _check(job)
+    drawn = secrets.token_hex(8)
     name = resource_name(job)
     metadata = {"name": name, "labels": {"trainer.kubeflow.org/framework": "torch"}}
-    source = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{name}-source"}, "binaryData": _source(job)}
-    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": f"{name}-secret"}, "stringData": {"secret": secrets.token_hex(32)}}
-    runtime = {"apiVersion": API, "kind": "TrainingRuntime", "metadata": metadata,
-               "spec": {"mlPolicy": {"numNodes": job.instance_count, "torch": {}}, "template": {"spec": {"replicatedJobs": [_node(job, name)]}}}}
-    made = [source, secret, runtime, _train_job(job, name)]
-    if job.where.options.get("namespace"):
-        for one in made:
+    document, source = _source(job)
+    made = [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{name}-source"}, "binaryData": source},
+            {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": f"{name}-secret"},
+             "stringData": {"secret": secrets.token_hex(32), "job.json": document}},
+            {"apiVersion": API, "kind": "TrainingRuntime", "metadata": metadata,
+             "spec": {"mlPolicy": {"numNodes": job.instance_count, "torch": {}}, "template": {"spec": {"replicatedJobs": [_node(job, name)]}}}},
+            _train_job(job, name)]
+    for one in made:
+        one["metadata"].setdefault("labels", {})[LABEL] = drawn
+        if job.where.options.get("namespace"):
             one["metadata"]["namespace"] = job.where.options["namespace"]
     return made
+
+
+def _merged(ours: Any, theirs: Any) -> Any:
+    """Objects are merged, and lists of named things by their names; other lists become longer, and all else is theirs."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        return {**ours, **{key: _merged(ours[key], one) if key in ours else one for key, one in theirs.items()}}
+    if not (isinstance(ours, list) and isinstance(theirs, list)):
+        return theirs
+    names = [one.get("name") if isinstance(one, dict) else None for one in theirs]
+    kept = [_merged(one, theirs[names.index(one["name"])]) if isinstance(one, dict) and one.get("name") in names else one for one in ours]
+    taken = [one.get("name") for one in ours if isinstance(one, dict)]
+    return kept + [one for name, one in zip(names, theirs) if name is None or name not in taken]
 
 
 def resource_name(job: Job) -> str:
@@ -71,6 +91,10 @@ def _check(job: Job) -> None:
         raise EngineError(f"where.options.{unknown[0]} is not known with the engine kubernetes: known are {', '.join(OPTIONS)}")
     if not options.get("image"):
         raise EngineError("where.options.image is missing: the container image in which the pods run")
+    pod = options.get("pod", {})
+    if not isinstance(pod, dict) or set(pod) - {"metadata", "spec"}:
+        raise EngineError('where.options.pod is a part of the pods\' template, such as {"spec": {"nodeSelector": {"disk": "fast"}}}: it has '
+                          "metadata and spec, and nothing else")
     if not options.get("claim") and "://" not in (job.output_path or ""):
         raise EngineError("what a pod writes ends with it: set output_path to a place that pods reach, such as s3://..., or where.options.claim "
                           "to a volume that they share")
@@ -79,24 +103,23 @@ def _check(job: Job) -> None:
             raise EngineError(f"channel {name} is the folder {channel.uri}, which pods do not see: name an URL such as s3://...")
 
 
-def _end_s(job: Job) -> int:
-    """What a pod may take to end: its script, its last checkpoints, and all else."""
-    return job.stop_grace + 60 + (int(checkpoints.timeout_of(job)) if job.checkpoints else 0)
-
-
 def _node(job: Job, name: str) -> Dict[str, Any]:
     """The replicated job that Kubeflow calls node, with the only container that it gives its variables to."""
-    options, volumes = job.where.options, [{"name": "source", "configMap": {"name": f"{name}-source"}}, {"name": "jobs", "emptyDir": {}}]
+    options = job.where.options
+    parts = [{"configMap": {"name": f"{name}-source"}},
+             {"secret": {"name": f"{name}-secret", "items": [{"key": "job.json", "path": "job.json"}]}}]
+    volumes: List[Dict[str, Any]] = [{"name": "source", "projected": {"sources": parts}}, {"name": "jobs", "emptyDir": {}}]
     if options.get("claim"):
         volumes[1] = {"name": "jobs", "persistentVolumeClaim": {"claimName": options["claim"]}}
     mounts = [{"name": "source", "mountPath": MOUNT, "readOnly": True}, {"name": "jobs", "mountPath": JOBS_MOUNT}]
     pod: Dict[str, Any] = {"containers": [{"name": "node", "image": options["image"], "volumeMounts": mounts}], "volumes": volumes,
-                           "terminationGracePeriodSeconds": _end_s(job)}
+                           "terminationGracePeriodSeconds": end_seconds(job)}
     if options.get("service_account"):
         pod["serviceAccountName"] = options["service_account"]
     labels = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
     # A pod that failed is not tried again: its workers belong to a job whose other ranks have ended.
-    return {"name": "node", "template": {"metadata": {"labels": labels}, "spec": {"backoffLimit": 0, "template": {"spec": pod}}}}
+    return {"name": "node", "template": {"metadata": {"labels": labels},
+                                         "spec": {"backoffLimit": 0, "template": _merged({"spec": pod}, options.get("pod", {}))}}}
 
 
 def _train_job(job: Job, name: str) -> Dict[str, Any]:
@@ -113,84 +136,61 @@ def _train_job(job: Job, name: str) -> Dict[str, Any]:
             "spec": {"runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": name}, "trainer": trainer}}
 
 
-def _source(job: Job) -> Dict[str, str]:
+def _source(job: Job) -> Tuple[str, Dict[str, str]]:
     """The document as a pod needs it, and the source if it is a folder or a file of this machine."""
     inside = copy.deepcopy(job)
     options = {name: job.where.options[name] for name in PASSED_ON if name in job.where.options}
     inside.where = dataclasses.replace(job.where, engine="hosts", options={**options, "shared": bool(job.where.options.get("claim"))})
-    files: Dict[str, bytes] = {}
+    files: Dict[str, str] = {}
     if "://" not in (job.source_dir or job.entry_point):
-        files["source.tar.gz"] = _archive(job)
+        files["source.tar.gz"] = base64.b64encode(_archive(job)).decode()
         inside.source_dir, inside.dependencies = f"file://{MOUNT}/source.tar.gz", []
         inside.entry_point = job.entry_point if job.source_dir else pathlib.Path(job.entry_point).name
     elif job.dependencies:
-        raise EngineError("dependencies lie on this machine, and the source does not: put them where source_dir is")
-    files["job.json"] = json.dumps(as_data(inside), indent=1).encode()
-    return {name: base64.b64encode(data).decode() for name, data in sorted(files.items())}
+        raise EngineError("dependencies are on this machine, and the source is not: put them where source_dir is")
+    return json.dumps(as_data(inside), indent=1), files
+
+
+class Packed(io.BytesIO):
+    """A file in memory that refuses to become larger than SOURCE_MAX."""
+
+    def __init__(self, place: pathlib.Path):
+        super().__init__()
+        self.place = place
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > SOURCE_MAX:
+            raise EngineError(f"{self.place} has more than {SOURCE_MAX >> 10} KiB when packed, which cannot go with a job: put it into the "
+                              "image or at an URL such as s3://..., and name that in source_dir")
+        return super().write(data)
 
 
 def _archive(job: Job) -> bytes:
-    packed = io.BytesIO()
-    place = pathlib.Path(job.source_dir or job.entry_point)
-    with tarfile.open(fileobj=packed, mode="w:gz", dereference=True) as tar:
-        _archive_add(tar, place, place if place.is_dir() else place.parent)
-        for dependency in map(pathlib.Path, job.dependencies):
-            _archive_add(tar, dependency, dependency.parent)
-    data = packed.getvalue()
-    if len(data) > SOURCE_MAX:
-        raise EngineError(f"{place} has {len(data) >> 10} KiB when packed, and at most {SOURCE_MAX >> 10} can go with a job: put it into the "
-                          "image or at an URL such as s3://..., and name that in source_dir")
-    return data
-
-
-def _archive_add(tar: tarfile.TarFile, place: pathlib.Path, top: pathlib.Path) -> None:
-    for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
-        name = path.relative_to(top)
-        if path.is_file() and not {".git", "__pycache__"} & set(name.parts):
-            if str(name) in tar.getnames():
-                raise EngineError(f"{path} would replace {name}, which the source or another dependency has: rename one")
-            tar.add(path, arcname=str(name))
-
-
-# ---- YAML ----
-
-def yaml_text(documents: List[Dict[str, Any]]) -> str:
-    """The documents as YAML. Texts are quoted as JSON has them, which YAML reads the same."""
-    return "---\n".join("\n".join(_yaml_lines(document)) + "\n" for document in documents)
-
-
-def _yaml_lines(value: Any) -> List[str]:
-    lines: List[str] = []
-    if isinstance(value, dict):
-        for key, one in value.items():
-            lines += _yaml_item(f"{key}:", one, "  ")
-    else:
-        for one in value:
-            inner = _yaml_lines(one) if isinstance(one, (dict, list)) and one else [_scalar(one)]
-            lines += [("- " if number == 0 else "  ") + line for number, line in enumerate(inner)]
-    return lines
-
-
-def _yaml_item(head: str, value: Any, indent: str) -> List[str]:
-    if isinstance(value, (dict, list)) and value:
-        return [head, *(indent + line for line in _yaml_lines(value))]
-    return [f"{head} {_scalar(value)}"]
-
-
-def _scalar(value: Any) -> str:
-    if isinstance(value, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9./-]*", value) and value.lower() not in ("true", "false", "null", "yes",
-                                                                                                            "no", "on", "off", "y", "n"):
-        return value
-    return json.dumps(value)
+    place, names = pathlib.Path(job.source_dir or job.entry_point), set()
+    packed = Packed(place)
+    with tarfile.open(fileobj=packed, mode="w|gz", dereference=True) as tar:
+        for one, top in [(place, place if place.is_dir() else place.parent), *((path, path.parent) for path in map(pathlib.Path, job.dependencies))]:
+            for path in sorted(source_files(one)):
+                name = str(path.relative_to(top))
+                if name in names:
+                    raise EngineError(f"{path} would replace {name}, which the source or another dependency has: rename one")
+                names.add(name)
+                tar.add(path, arcname=name, recursive=False)
+    return packed.getvalue()
 
 
 # ---- kubectl ----
 
+def text_of(made: List[Dict[str, Any]]) -> str:
+    """The manifests as JSON, which is YAML as well."""
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": made}, indent=1) + "\n"
+
+
 def write(job: Job, path: pathlib.Path) -> None:
-    """The manifests as a file, for kubectl apply elsewhere. Whole or not at all."""
-    text = yaml_text(manifests(job))
+    """The manifests as a file, for `kubectl create` elsewhere; `kubectl apply` would keep a second copy, for which a large source leaves
+    no room."""
     try:
-        file_replace(path.absolute(), text)
+        file_replace(path.absolute(), text_of(manifests(job)))
     except OSError as error:
         raise EngineError(f"cannot write {path}: {error.strerror}") from error
 
@@ -208,14 +208,31 @@ def _kubectl(options: Dict[str, Any], *words: str, told: Optional[str] = None) -
 
 
 def start(job: Job, folder: JobFolder) -> None:
-    text = yaml_text(manifests(job))
-    (folder.path / "kubernetes.yaml").write_text(text)
-    code, _, err = _kubectl(job.where.options, "create", "--filename=-", told=text)
+    """Makes all, or nothing: what is deleted after a refusal is what this start has made."""
+    made = manifests(job)
+    text, options, name = text_of(made), job.where.options, resource_name(job)
+    file_replace(folder.path / "kubernetes.yaml", text)
+    code, _, err = _kubectl(options, "create", "--filename=-", told=text)
     if code:
-        _kubectl(job.where.options, "delete", "--ignore-not-found", "--filename=-", told=text)
+        for kinds in ("trainjob,trainingruntime", "configmap,secret"):
+            _kubectl(options, "delete", kinds, f"--selector={LABEL}={made[0]['metadata']['labels'][LABEL]}", "--ignore-not-found")
         said = err.strip().splitlines() or ["it said nothing"]
+        if "AlreadyExists" in err or "already exists" in err:
+            raise EngineError(f"there is a job {name} already in namespace {options.get('namespace', 'of the context')}: choose another name, or "
+                              f"delete that one (kubectl: {said[-1]})")
         raise EngineError(f"kubectl create exited with code {code}: {said[-1]}")
-    folder.status_write(dataclasses.replace(folder.status(), engine_id=resource_name(job)))
+    file_replace(folder.engine_id, name)
+    _own(options, name, made)
+
+
+def _own(options: Dict[str, Any], name: str, made: List[Dict[str, Any]]) -> None:
+    """The TrainJob becomes the owner of the rest, so that all go with it, whoever deletes it."""
+    code, uid, _ = _kubectl(options, "get", "trainjob", name, "--output=jsonpath={.metadata.uid}")
+    if code == 0 and uid:
+        owner = {"apiVersion": API, "kind": "TrainJob", "name": name, "uid": uid.strip()}
+        patch = json.dumps({"metadata": {"ownerReferences": [owner]}})
+        for one in made[:-1]:
+            _kubectl(options, "patch", one["kind"].lower(), one["metadata"]["name"], "--type=merge", f"--patch={patch}")
 
 
 def _options(folder: JobFolder) -> Dict[str, Any]:
@@ -232,47 +249,99 @@ def stop(folder: JobFolder) -> None:
 
 
 def refresh(folder: JobFolder, status: Status) -> Status:
-    """What Kubernetes says of the job; its pods share no folder with us. Their logs come, too."""
+    """Writes down what Kubernetes says of the job, as its pods share no folder with us; and brings their logs."""
+    if status.status in ENDED or status.engine_id is None:
+        return status
+    new = _asked(folder, status)
+    if new != status:
+        folder.status_write(new)
+    if new.status != status.status:
+        folder.event(new.status, reason=new.failure_reason)
+    return new
+
+
+def _asked(folder: JobFolder, status: Status) -> Status:
     options = _options(folder)
     code, out, err = _kubectl(options, "get", "trainjob", status.engine_id or "", "--output=json")
+    if code and "NotFound" not in err:
+        return status  # the cluster does not answer: nothing is known anew
     if code:
-        if "NotFound" not in err:
-            return status  # the cluster does not answer: nothing is known anew
         return _ended(status, "Failed", f"the TrainJob {status.engine_id} is gone: somebody has deleted it")
-    _logs_bring(folder, options, status)
     told = json.loads(out).get("status") or {}
     conditions = {one["type"]: one for one in told.get("conditions") or [] if one.get("status") == "True"}
+    _logs_bring(folder, options, status, "Complete" in conditions or "Failed" in conditions)
     if "Complete" in conditions:
-        job = json.loads(folder.document.read_text())
-        kept = f"{job['output_path'].rstrip('/')}/{job['name']}/output/model.tar.gz" if job["output_path"] else None
-        return dataclasses.replace(_ended(status, "Completed", None), model=kept)
+        return dataclasses.replace(_ended(status, "Completed", None), model=_model(folder, status))
     if "Failed" in conditions:
         one = conditions["Failed"]
         return _ended(status, "Failed", _last_word(folder, status) or f"{one.get('reason')}: {one.get('message')}")
-    is_active = any(one.get("active") for one in told.get("jobsStatus") or [])
-    if is_active and status.status == "Starting":
-        return dataclasses.replace(status, status="Training", started=time.time())
+    if status.started is None and any(one.get("ready", one.get("active")) for one in told.get("jobsStatus") or []):
+        return dataclasses.replace(status, status="Training", started=time.time(), waits_for=None)
+    if status.started is None:
+        return dataclasses.replace(status, status="Pending", waits_for=_why_pending(options, status))
     return status
 
 
+def _why_pending(options: Dict[str, Any], status: Status) -> Optional[str]:
+    """What keeps the first pod that waits from running: Unschedulable, ImagePullBackOff."""
+    code, out, _ = _kubectl(options, "get", "pods", f"--selector=jobset.sigs.k8s.io/jobset-name={status.engine_id}", "--output=json")
+    told = [pod.get("status", {}) for pod in json.loads(out).get("items", [])] if code == 0 and out else []
+    waiting = [one["state"]["waiting"] for pod in told for one in pod.get("containerStatuses", []) if "waiting" in one.get("state", {})]
+    waiting += [one for pod in told for one in pod.get("conditions", []) if one.get("type") == "PodScheduled" and one.get("status") == "False"]
+    texts = [": ".join(filter(None, (one.get("reason"), one.get("message")))) for one in waiting]
+    return contract.failure_text(texts[0]) if texts else None
+
+
 def _ended(status: Status, how: str, reason: Optional[str]) -> Status:
-    return dataclasses.replace(status, status=how, ended=time.time(), exit_code=0 if how == "Completed" else 1, failure_reason=reason)
+    return dataclasses.replace(status, status=how, ended=time.time(), exit_code=int(how != "Completed"), failure_reason=reason, waits_for=None)
+
+
+def _words(folder: JobFolder, status: Status, pattern: str) -> List[str]:
+    """What the command on the first host has said."""
+    path = folder.log(status.hosts[0])
+    return re.findall(rf"^shoal job: {pattern}$", path.read_text(errors="replace") if path.exists() else "", re.M)
 
 
 def _last_word(folder: JobFolder, status: Status) -> Optional[str]:
-    """What the first host has said of the failure."""
-    path = folder.log(status.hosts[0])
-    found = re.findall(r"^shoal job: \S+ failed: (.*) \(exit code \d+; all output: .*\)$", path.read_text() if path.exists() else "", re.M)
+    found = _words(folder, status, r"\S+ failed: (.*) \(exit code \d+; all output: .*\)")
     return found[-1] if found else None
 
 
-def _logs_bring(folder: JobFolder, options: Dict[str, Any], status: Status) -> None:
+def _model(folder: JobFolder, status: Status) -> Optional[str]:
+    job = json.loads(folder.document.read_text())
+    if not job["output_path"] or _words(folder, status, r"\S+ wrote no model: .*"):
+        return None
+    return f"{job['output_path'].rstrip('/')}/{job['name']}/output/model.tar.gz"
+
+
+def _logs_bring(folder: JobFolder, options: Dict[str, Any], status: Status, is_last: bool) -> None:
+    """Appends what is new in the pods' logs: at the end, and before that every LOGS_S."""
     for index, host in enumerate(status.hosts):
-        chosen = f"jobset.sigs.k8s.io/jobset-name={status.engine_id},batch.kubernetes.io/job-completion-index={index}"
-        code, out, _ = _kubectl(options, "logs", f"--selector={chosen}", "--container=node", "--tail=-1")
-        if code == 0 and out:
-            file_replace(folder.log(host), out)
+        path = folder.logs / f".{host}.since"
+        is_due = is_last or not path.exists() or time.time() - path.stat().st_mtime >= LOGS_S
+        with open(path, "a+") as known, contextlib.suppress(BlockingIOError):  # then another command brings them
+            fcntl.flock(known, fcntl.LOCK_EX | (0 if is_last else fcntl.LOCK_NB))
+            known.seek(0)
+            since = known.read()
+            chosen = f"jobset.sigs.k8s.io/jobset-name={status.engine_id},batch.kubernetes.io/job-completion-index={index}"
+            words = ["--tail=-1", "--timestamps", *([f"--since-time={since}"] if since else [])]
+            code, out, _ = _kubectl(options, "logs", f"--selector={chosen}", "--container=node", *words) if is_due else (0, "", "")
+            if is_due:
+                known.truncate(0)
+                known.write(_log_append(folder.log(host), out if code == 0 else "", since))
 
 
-def lost_reason(folder: JobFolder, status: Status) -> Optional[str]:
-    return None  # refresh() has told
+def _log_append(path: pathlib.Path, text: str, since: str) -> str:
+    """Appends the lines after that time, which comes with whole seconds only; returns the time of the last line."""
+    def key(stamp: str) -> Tuple[str, str]:  # the fraction comes without zeros at its end
+        seconds, _, rest = stamp.rstrip("Z").partition(".")
+        return seconds, rest.ljust(9, "0")
+
+    with open(path, "a", encoding="utf-8") as log:
+        last = since
+        for line in text.splitlines():
+            stamp, _, words = line.partition(" ")
+            if not since or key(stamp) > key(since):
+                log.write(words + "\n")
+                last = stamp
+    return last

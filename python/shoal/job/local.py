@@ -3,8 +3,16 @@
     start() --> runner (this file as a program; outlives who called) --> agent of algo-1 --> its workers
                                                                      --> agent of algo-2 --> its workers
 
-The runner alone writes status.json. It hears its agents over pipes, ends all when one fails, and packs the archives. When it is
-killed, the agents end their workers, and the next reader of the status finds that the process is gone (engines.py)."""
+The runner alone writes status.json. It hears its agents over pipes and packs the archives. When it is killed, the agents end their
+workers, and a reader of the status finds that the process is gone (liveness.py).
+
+    what happens                          what the runner does, here and in hosts.py
+    all hosts are Ready                   tells its agents to go on, which start their workers
+    a host has ended, and not well        notes it; NOTICE_S later asks the hosts that still run to stop
+    SIGTERM or SIGINT                     asks all hosts to stop, with stop_grace
+    a host that was asked does not end    kills it, later if its last checkpoints are on the way
+    all hosts have ended                  packs, and writes how the job ended: Stopped if a host was asked to stop from outside, else
+                                          Failed by the first failure that is not another's consequence, else Completed"""
 from __future__ import annotations
 
 import dataclasses
@@ -19,14 +27,13 @@ import sys
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from shoal.job import agent, contract, processes
+from shoal.job import agent, contract, liveness, processes
 from shoal.job.agent import Agent, Ending, Place
 from shoal.job.contract import ContractError
 from shoal.job.document import Job
 from shoal.job.folder import ENDED, JobFolder, Status
 from shoal.job.places import EngineError, job_read, result_keep
 
-START_S = 60.0  # until the runner has told that it is there
 NOTICE_S = 5.0  # what the other hosts have to notice a failure and end by themselves
 RESERVE_BYTES = 1 << 16  # given back before the last status is written, so that it can be on a full disk
 CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -49,14 +56,14 @@ def runner_start(folder: JobFolder, module: str, words: List[str], is_begun: Cal
         runner = subprocess.Popen(processes.python_module(module, str(folder.path), *words), stdin=subprocess.DEVNULL, stdout=log,
                                   stderr=log, start_new_session=True, env=processes.python_environment(), cwd="/")
     _children.append(runner)
-    deadline = time.monotonic() + START_S
+    deadline = time.monotonic() + liveness.START_S
     while not is_begun():
         if runner.poll() is not None and not is_begun():
             raise EngineError(f"the process that runs the job {processes.ending_text(runner.returncode)} at once: {runner_last_line(folder)}")
         if time.monotonic() > deadline:
             runner.kill()
             runner.wait()
-            raise EngineError(f"the process that runs the job has not begun within {START_S:.0f} s: {runner_last_line(folder)}")
+            raise EngineError(f"the process that runs the job has not begun within {liveness.START_S:.0f} s: {runner_last_line(folder)}")
         time.sleep(0.02)
 
 
@@ -68,25 +75,19 @@ def runner_last_line(folder: JobFolder) -> str:
     return next((line for line in reversed(lines) if line.strip()), f"it wrote nothing into {folder.runner_log}")
 
 
-def lost_reason(folder: JobFolder, status: Status) -> Optional[str]:
-    """Why a job that has not ended by its own word has ended; nothing while it runs. On other machines nobody can tell."""
+def refresh(folder: JobFolder, status: Status) -> Status:
     for child in _children:
         child.poll()
-    if status.machine is not None and status.machine != platform.node():
-        return None
-    if status.pid is None:
-        return None if time.time() - status.created < START_S else "the process that runs the job was never started"
-    if processes.is_alive(status.pid, status.pid_start):
-        return None
-    return f"the process that ran the job (pid {status.pid}) is gone: it was killed, or the machine was started anew"
+    return liveness.failed_if_lost(folder, status, liveness.SILENCE_S)
 
 
 def stop(folder: JobFolder) -> None:
     """Asks the runner to stop the job; returns at once."""
     status = folder.status()
-    if status.machine != platform.node():
-        raise EngineError(f"job {folder.name} runs on {status.machine}: stop it there")
-    if processes.is_alive(status.pid, status.pid_start):
+    is_alive = processes.is_alive(status.process)
+    if is_alive is None:
+        raise EngineError(f"job {folder.name} runs elsewhere ({status.machine}, pid {status.pid}): stop it there")
+    if is_alive:
         os.kill(status.pid or 0, signal.SIGTERM)
 
 
@@ -94,12 +95,13 @@ def stop(folder: JobFolder) -> None:
 
 @dataclasses.dataclass
 class Host:
-    """An agent, as the runner sees it."""
+    """A host as the runner sees it: an agent, or the part of another machine (hosts.py), which has no process here."""
 
     name: str
-    process: "subprocess.Popen[bytes]"
+    process: Optional["subprocess.Popen[bytes]"] = None
     status: str = "Starting"
     ending: Optional[Ending] = None
+    is_lost: bool = False  # so it was taken to have ended
     keeps_until: float = 0.0  # its workers have ended, and its last checkpoints are copied until then
     rest: bytes = b""
 
@@ -112,7 +114,7 @@ class Runner:
         self.job = job_read(folder)
         self.status = folder.status()
         self.hosts: List[Host] = []
-        self.first: Optional[Host] = None  # the one whose failure ends the job
+        self.failed: List[Host] = []  # and those that were stopped; in the order in which we heard of it
         self.is_stopping = False
         self.end_at: Optional[float] = None  # then hosts that still run are told to stop
         self.kill_at: Optional[float] = None  # then they are killed, unless their last checkpoints are on the way
@@ -124,8 +126,9 @@ class Runner:
         try:
             self.reserve.write_bytes(b"\0" * RESERVE_BYTES)
             self._signals_take()
-            self._status_change(pid=os.getpid(), pid_start=processes.start_time(os.getpid()), machine=platform.node())
+            self._status_change(pid=os.getpid(), process=processes.identity(os.getpid()), machine=platform.node())
             self._hosts_start()
+            liveness.beat(self._beats())
             self._hosts_watch()
             ending = self._ending()
         except OSError as error:
@@ -133,6 +136,10 @@ class Runner:
         finally:
             self._hosts_end()
         return self._finish(ending)
+
+    def _beats(self) -> List[pathlib.Path]:
+        """Our signs of life are the times of these files."""
+        return [self.folder.path / "status.json"]
 
     def _signals_take(self) -> None:
         self.wake_reading, wake_writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -201,7 +208,7 @@ class Runner:
                     agent.pipe_drain(self.wake_reading)
                 elif not self._hear(key.data):
                     self.selector.unregister(key.fileobj)
-                    self._host_ended(key.data)
+                    self._agent_ended(key.data)
             if time.monotonic() >= tick_at:
                 self._tick()
                 tick_at = time.monotonic() + self.TICK_S
@@ -210,11 +217,14 @@ class Runner:
                 self._hosts_stop(self.job.stop_grace)
             self._look_at_clock()
 
+    def _running(self) -> List[Host]:
+        return [host for host in self.hosts if host.process and host.ending is None]
+
     def _deadlines(self) -> List[float]:
         """What _look_at_clock() waits for."""
         if self.kill_at is None:
             return [self.end_at] if self.end_at is not None else []
-        return [max(self.kill_at, host.keeps_until) for host in self.hosts if host.ending is None]
+        return [max(self.kill_at, host.keeps_until) for host in self._running()]
 
     def _tick(self) -> None:
         """Called every TICK_S, and at the beginning."""
@@ -224,7 +234,7 @@ class Runner:
 
     def _hear(self, host: Host) -> bool:
         """Reports of an agent, a line of JSON each. False at their end."""
-        assert host.process.stdout
+        assert host.process and host.process.stdout
         data = os.read(host.process.stdout.fileno(), 1 << 16)
         *lines, host.rest = (host.rest + data).split(b"\n")
         for line in lines:
@@ -233,8 +243,8 @@ class Runner:
 
     def _report_take(self, host: Host, report: Dict[str, Any]) -> None:
         if "ending" in report:
-            host.ending = Ending(**report["ending"])
             self._event("ended", host.name, **report["ending"])
+            self._ended(host, Ending(**report["ending"]))
         if "attempt" in report:
             self._status_change(attempt=max(self.status.attempt, report["attempt"]))
             self._event("again", host.name, attempt=report["attempt"])
@@ -246,16 +256,12 @@ class Runner:
             host.status = report["status"]
             self._event(host.status, host.name)
             self._phase_look()
-        if host.ending and host.ending.status == "Failed":
-            self._failure_note(host)
 
     def _phase_look(self) -> None:
         """A job is as far as the host that is behind."""
-        self._phase_is(PHASES[min(PHASES.index(host.status) for host in self.hosts)])
-
-    def _phase_is(self, phase: str) -> None:
-        if self.status.status in ("Stopping", *ENDED):
+        if self.failed or self.status.status in ("Stopping", *ENDED):
             return
+        phase = PHASES[min(PHASES.index(host.status) if host.status in PHASES else len(PHASES) - 1 for host in self.hosts)]
         if phase == "Ready":
             self._hosts_go()
         elif phase != self.status.status:
@@ -263,16 +269,17 @@ class Runner:
 
     def _hosts_go(self) -> None:
         """All are ready: now no host's workers wait for those of a host that still brings its data."""
-        for host in self.hosts:
-            assert host.process.stdin
+        for host in self._running():
+            assert host.process and host.process.stdin
             try:
                 host.process.stdin.write(b"go\n")
                 host.process.stdin.flush()
             except BrokenPipeError:  # it has ended, which its other pipe will tell
                 pass
 
-    def _host_ended(self, host: Host) -> None:
+    def _agent_ended(self, host: Host) -> None:
         """Its pipe has ended, and so has the agent or soon will."""
+        assert host.process
         try:
             code = host.process.wait(timeout=agent.KILL_AFTER_S)
         except subprocess.TimeoutExpired:
@@ -280,49 +287,53 @@ class Runner:
             code = host.process.wait()
         self.folder.progress_write(host.name, None)  # where the agent was killed while something was on its way
         if host.ending is None:
-            host.ending = Ending("Failed", processes.exit_code(code),
-                                 f"the agent of {host.name} (pid {host.process.pid}) {processes.ending_text(code)}")
-            self._failure_note(host)
+            self._ended(host, Ending("Failed", processes.exit_code(code),
+                                     f"the agent of {host.name} (pid {host.process.pid}) {processes.ending_text(code)}"))
 
-    def _failure_note(self, host: Host) -> None:
-        """The first failure counts, unless that host says that another one is to blame."""
-        assert host.ending
-        if self.first is None or (self.first.ending and self.first.ending.is_secondary and not host.ending.is_secondary):
-            self.first = host
-        if self.end_at is None:
-            self.end_at = time.monotonic() + NOTICE_S
+    def _ended(self, host: Host, ending: Ending) -> None:
+        """Notes how a host has ended. What one of our own does after a failure is that failure's consequence."""
+        if host.process and not self.is_stopping:
+            if ending.status == "Stopped" and self.end_at is not None:
+                ending = Ending("Failed", ending.exit_code, "another host failed", True)
+            elif ending.status == "Failed" and any(one.ending and not one.ending.is_secondary for one in self.failed):
+                ending = dataclasses.replace(ending, is_secondary=True)
+        host.ending = ending
+        if ending.status != "Completed":
+            self.failed.append(host)
+            self.end_at = time.monotonic() + NOTICE_S if self.end_at is None else self.end_at
 
     def _look_at_clock(self) -> None:
         now = time.monotonic()
         if self.end_at is not None and now >= self.end_at and self.kill_at is None:
             self._hosts_stop(min(self.job.stop_grace, 10))
-        for host in self.hosts:
-            if self.kill_at is not None and host.ending is None and now >= max(self.kill_at, host.keeps_until):
+        for host in self._running():
+            if host.process and self.kill_at is not None and now >= max(self.kill_at, host.keeps_until):
                 processes.group_signal(host.process.pid, signal.SIGKILL)
 
     def _hosts_stop(self, grace: float) -> None:
         self.kill_at = time.monotonic() + grace + 2 * agent.KILL_AFTER_S
-        for host in self.hosts:
-            if host.ending is None:
+        for host in self._running():
+            if host.process:
                 host.process.terminate()
 
     def _hosts_end(self) -> None:
         """None outlives us, whatever happened."""
         for host in self.hosts:
-            if host.process.poll() is None:
+            if host.process and host.process.poll() is None:
                 host.process.terminate()
-                self._host_ended(host)
+                self._agent_ended(host)
 
     # -- the end --
 
     def _ending(self) -> Ending:
-        if self.is_stopping:
+        if self.is_stopping or any(host.ending and host.ending.status == "Stopped" for host in self.failed):
             return Ending("Stopped", 143, "stopped on request")
-        if self.first is None:
+        if not self.failed:
             return Ending("Completed")
-        assert self.first.ending
-        name = f"{self.first.name}: " if len(self.hosts) > 1 else ""
-        return Ending("Failed", self.first.ending.exit_code or 1, f"{name}{self.first.ending.reason}")
+        first = min(self.failed, key=lambda host: (host.ending and host.ending.is_secondary, host.is_lost))
+        assert first.ending
+        name = f"{first.name}: " if len(self.status.hosts) > 1 and not first.is_lost else ""
+        return Ending("Failed", first.ending.exit_code or 1, f"{name}{first.ending.reason}")
 
     def _below(self) -> str:
         return ""
@@ -373,9 +384,7 @@ def _agent_main(folder: JobFolder, place: Dict[str, Any]) -> int:
 def main(words: List[str]) -> int:
     path = pathlib.Path(words[0])
     folder = JobFolder(path.name, path.parent)
-    if len(words) > 1:
-        return _agent_main(folder, json.loads(words[1]))
-    return Runner(folder).run()
+    return _agent_main(folder, json.loads(words[1])) if len(words) > 1 else Runner(folder).run()
 
 
 if __name__ == "__main__":

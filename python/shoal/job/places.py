@@ -6,7 +6,7 @@ import os
 import pathlib
 import shutil
 import time
-from typing import List, Optional
+from typing import Iterator, List, Optional, Tuple
 
 from shoal.job import contract, distribution, reading, repository
 from shoal.job.document import Job, JobError, as_data, local_path
@@ -46,7 +46,8 @@ def folder_create(job: Job, jobs: Optional[pathlib.Path] = None, clone: Optional
     except FileExistsError:
         raise NameTaken(f"there is a job named {job.name} already ({folder.path}): choose another name, or remove that folder") from None
     except OSError as error:
-        raise EngineError(f"cannot make {folder.path}: {error.strerror}{contract.space_text(_existing(folder.path), error)}") from error
+        raise EngineError(f"cannot make {folder.path}: {error.strerror}{contract.space_text(_existing(folder.path), error)}; SHOAL_JOBS names "
+                          "another folder of jobs") from error
     try:
         if clone:
             shutil.move(str(clone), str(folder.path / "source"))
@@ -54,7 +55,7 @@ def folder_create(job: Job, jobs: Optional[pathlib.Path] = None, clone: Optional
         paths_complete(job)
         file_replace(folder.document, json.dumps(as_data(job), indent=1) + "\n")
         folder.status_write(Status(job.name, created=time.time(), hosts=host_names(job.instance_count), engine=job.where.engine,
-                                   workers_per_host=_workers_per_host(job)))
+                                   workers_per_host=workers_per_host(job)))
         (folder.path / "hosts").mkdir()
         folder.events.touch()
     except OSError as error:
@@ -64,7 +65,7 @@ def folder_create(job: Job, jobs: Optional[pathlib.Path] = None, clone: Optional
     return folder
 
 
-def _workers_per_host(job: Job) -> int:
+def workers_per_host(job: Job) -> int:
     """As far as this machine can tell."""
     gpus = contract.gpu_count() // (job.instance_count if job.where.engine == "local" else 1)
     return distribution.launch_of(job, gpus).workers_per_host
@@ -93,9 +94,40 @@ def _absolute(uri: str) -> str:
     return uri if "://" in uri else os.path.abspath(os.path.expanduser(uri))
 
 
+def end_seconds(job: Job) -> int:
+    """What a host may need to end after SIGTERM: its script, its last checkpoints, and all else."""
+    from shoal.job import checkpoints
+    return job.stop_grace + 60 + (int(checkpoints.timeout_of(job)) if job.checkpoints else 0)
+
+
 def job_read(folder: JobFolder) -> Job:
     """The document that folder_create wrote."""
     return reading.job_of(json.loads(folder.document.read_text(encoding="utf-8")), files=False)
+
+
+# ---- the source ----
+
+def is_left_out(path: pathlib.Path) -> bool:
+    """Returns true for what no source takes along: what is made from it, its history, and jobs, whose folder may be below it."""
+    return path.name in ("__pycache__", ".git") or all((path / name).is_file() for name in ("job.json", "status.json", "events.jsonl"))
+
+
+def source_files(place: pathlib.Path) -> Iterator[pathlib.Path]:
+    """The files of a source that leaves this machine. Links are followed as far as they stay in it. Raises EngineError."""
+    top = os.path.realpath(place)
+
+    def walk(folder: pathlib.Path, above: Tuple[str, ...]) -> Iterator[pathlib.Path]:
+        for path in folder.iterdir():
+            real = os.path.realpath(path)
+            if is_left_out(path):
+                continue
+            if os.path.commonpath([real, top]) != top or real in above:
+                raise EngineError(f"{path} is a link to {real}, which the source must not take along: put a copy there, or remove the link")
+            if path.is_dir():
+                yield from walk(path, (*above, real))
+            elif path.is_file():
+                yield path
+    yield from walk(place, (top,)) if place.is_dir() else [place]
 
 
 # ---- the result ----

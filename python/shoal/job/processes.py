@@ -22,18 +22,41 @@ PORTS_AFTER = 17  # Shoal's store listens at one of the 16 ports after the one w
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def start_time(pid: int) -> Optional[int]:
-    """When the process was started, in ticks since boot: with the pid it names a process for good. Nothing for one that has ended."""
+def _kernel() -> str:
+    """What pids are counted by: the kernel since its start, the pid namespace, and the time namespace, which moves start times."""
+    words = []
+    for read, path in ((pathlib.Path.read_text, "sys/kernel/random/boot_id"), (os.readlink, "self/ns/pid"), (os.readlink, "self/ns/time")):
+        try:
+            words.append(read(pathlib.Path("/proc", path)).strip())
+        except OSError:  # an older kernel, or a sandbox without these files
+            words.append("-")
+    return " ".join(words)
+
+
+def identity(pid: int) -> Optional[str]:
+    """Names a process for good: no other has the same pid, start time and kernel. None for one that has ended."""
     try:
         fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return None if fields[0] in "ZX" else int(fields[19])
+    return None if fields[0] in "ZX" else f"{_kernel()} {pid} {fields[19]}"
 
 
-def is_alive(pid: Optional[int], started: Optional[int]) -> bool:
-    """Whether this is still the process that it was."""
-    return pid is not None and started is not None and start_time(pid) == started
+def is_alive(process: Optional[str]) -> Optional[bool]:
+    """Returns whether the process that identity() named still runs; None if nobody here can tell: its pid is counted elsewhere, or
+    /proc hides it."""
+    kernel, pid, _ = process.rsplit(" ", 2) if process else ("", "", "")
+    if kernel != _kernel():
+        return None
+    if identity(int(pid)) == process or os.path.exists(f"/proc/{pid}"):
+        return identity(int(pid)) == process
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return None
 
 
 def end_with_parent() -> None:

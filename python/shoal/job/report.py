@@ -18,6 +18,7 @@ import tempfile
 import time
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
+from shoal.job import engines
 from shoal.job.folder import ENDED, JobFolder, Status
 from shoal.job.metrics import SHOAL_METRICS, Reader, Series, Stall, shoal_command, step_length
 
@@ -416,7 +417,7 @@ def logs(folder: JobFolder, status: Status) -> str:
 def sections(folder: JobFolder, reader: Reader, trace: Optional[str] = None) -> List[Section]:
     """The whole page as the folder is now: first what happened, then the numbers. trace: the section "timeline" if it was
     made before."""
-    status = folder.status()
+    status = engines.job_status(folder)
     hosts = ", ".join(status.hosts) + (f" on {status.machine}" if status.machine else "")
     return [("head", head(status, reader.stall(time.time()))),
             ("ranks", f"<h2>Ranks, and who was late</h2>{lateness(reader)}"),
@@ -439,7 +440,7 @@ def report_write(folder: JobFolder, path: pathlib.Path) -> pathlib.Path:
     """Writes the page about a job, which may still run. Returns its path. A page that stood there is replaced as a whole."""
     reader = Reader(folder)
     reader.read()
-    status = folder.status()
+    status = engines.job_status(folder)
     made = sections(folder, reader)
     if status.status not in ENDED:
         made.insert(1, ("note", f"<p class=soft>Written while the job was running, {text(time_text(time.time()))}.</p>"))

@@ -24,8 +24,9 @@ import secrets
 import time
 from typing import Any, Dict, Iterator, List, Optional
 
+from shoal.job import contract
 from shoal.job.document import Channel, Job, Problem
-from shoal.job.folder import JobFolder, Status
+from shoal.job.folder import ENDED, JobFolder, Status, file_replace
 from shoal.job.places import EngineError
 
 DRIVERS = pathlib.Path(__file__).resolve().parent / "sagemaker_driver"
@@ -276,7 +277,7 @@ def start(job: Job, folder: JobFolder) -> None:
         name = _submit_v3(job) if sdk == "v3" else _submit_v2(job)
     except Exception as error:  # of the SDK, of botocore, of pydantic: all say what they do not like
         raise EngineError(f"SageMaker's SDK {sdk} has not started the job: {type(error).__name__}: {error}") from error
-    folder.status_write(dataclasses.replace(folder.status(), engine_id=name))
+    file_replace(folder.engine_id, name)
     folder.event("Submitted", name=name)
 
 
@@ -296,29 +297,31 @@ def stop(folder: JobFolder) -> None:
     folder.status_write(dataclasses.replace(status, status="Stopping"))
 
 
-def lost_reason(folder: JobFolder, status: Status) -> Optional[str]:
-    """Writes down how the job stands, and returns None; the reason where it has failed."""
-    if status.engine_id is None or time.monotonic() - _asked.get(folder.name, -ASK_S) < ASK_S:
-        return None
+def refresh(folder: JobFolder, status: Status) -> Status:
+    """Asks SageMaker and writes its answer down, as nobody else does."""
+    if status.status in ENDED or status.engine_id is None or time.monotonic() - _asked.get(folder.name, -ASK_S) < ASK_S:
+        return status
+    _asked[folder.name] = time.monotonic()  # also if it refuses: it may be asked too often
     told = _ask("describe_training_job", status.engine_id)
-    _asked[folder.name] = time.monotonic()
-    if told["TrainingJobStatus"] == "Failed":
-        return str(told.get("FailureReason") or "SageMaker gives no reason")
     new = status_of(status, told)
     if new != status:
         folder.status_write(new)
-        if new.status != status.status:
-            folder.event(new.status)
-    return None
+    if new.status != status.status:
+        folder.event(new.status, reason=new.failure_reason)
+    return new
 
 
 def status_of(status: Status, told: Dict[str, Any]) -> Status:
-    """How a job stands that has not failed, from what DescribeTrainingJob says."""
+    """Returns the status that DescribeTrainingJob's answer means."""
     begun, ended = told.get("TrainingStartTime"), told.get("TrainingEndTime")
     new = dataclasses.replace(status, started=begun.timestamp() if begun else status.started)
-    if told["TrainingJobStatus"] not in ("Completed", "Stopped"):
+    if told["TrainingJobStatus"] not in ENDED:
         return dataclasses.replace(new, status=PHASES.get(told.get("SecondaryStatus", ""), "Starting"))
     return dataclasses.replace(
         new, status=told["TrainingJobStatus"], ended=ended.timestamp() if ended else time.time(),
-        exit_code=0 if told["TrainingJobStatus"] == "Completed" else 143,
+        exit_code={"Completed": 0, "Failed": 1}.get(told["TrainingJobStatus"], 143), failure_reason=_reason_of(told),
         model=told.get("ModelArtifacts", {}).get("S3ModelArtifacts"))
+
+
+def _reason_of(told: Dict[str, Any]) -> Optional[str]:
+    return contract.failure_text(told.get("FailureReason") or "SageMaker gives no reason") if told["TrainingJobStatus"] == "Failed" else None

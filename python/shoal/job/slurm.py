@@ -2,10 +2,16 @@
 hosts of the allocation srun starts hosts.py's members; so the folder of jobs has to be on a file system that all of them share.
 
 where.options: partition, account, qos, constraint, reservation, gres, time, mem, cpus_per_task, as sbatch has them; sbatch: a list of
-further words; setup: lines of shell that run first on the first host (module load ..., source venv/bin/activate)."""
+further words; setup: lines of shell that run first on the first host (module load ..., source venv/bin/activate). Without `time` the
+job gets one from max_run, if the document sets that; without cpus_per_task a core for each worker.
+
+Slurm may begin a job anew by itself (after a preemption, a node failure, `scontrol requeue`). So a stop or a failure is final only once
+Slurm has ended the job as well; a file in the job's folder then notes that."""
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import re
 import shlex
 import shutil
 import subprocess
@@ -13,17 +19,21 @@ import sys
 import time
 from typing import Dict, List, Optional, Tuple
 
-from shoal.job import processes
+from shoal.job import liveness, processes
 from shoal.job.document import Job
-from shoal.job.folder import JobFolder, Status
-from shoal.job.places import EngineError
+from shoal.job.folder import ENDED, JobFolder, Status, file_replace
+from shoal.job.places import EngineError, end_seconds, job_read, workers_per_host
 
 OPTIONS = ("partition", "account", "qos", "constraint", "reservation", "gres", "time", "mem", "cpus_per_task")
 ASK_S = 60.0  # until Slurm's commands have answered
+QUIET_S = 10.0  # without a sign of life, then Slurm is asked what it knows
+EARLIER_S = 60  # Slurm may send the signal this much before the time it was asked for
+BRING_S = 600  # what a job may need besides max_run until its script runs
+GONE = "GONE"  # Slurm knows it no longer
+OVER = "slurm.over"  # in the job's folder: Slurm has ended the job for good
 # States of a job that has not ended, as squeue prints them.
-UNDER_WAY = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESIZING",
-             "SIGNALING", "STAGE_OUT", "STOPPED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+UNDER_WAY = (*WAITING, "RUNNING", "COMPLETING", "SUSPENDED", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED")
 
 
 def script_text(job: Job, folder: JobFolder) -> str:
@@ -34,28 +44,64 @@ def script_text(job: Job, folder: JobFolder) -> str:
     if unknown:
         raise EngineError(f"where.options.{unknown[0]} is not known with the engine slurm: known are {', '.join(OPTIONS)}, sbatch (a list "
                           "of further words) and setup")
+    further = list(map(str, options.get("sbatch", [])))
+    if any(re.match(r"--array\b|-a", word) for word in further):
+        raise EngineError("where.options.sbatch has --array, and each task of the array would run in the one folder of this job: start "
+                          "`shoal job run` once for each, with --name and --set")
     words = [f"--job-name={job.name}", f"--nodes={job.instance_count}", "--ntasks-per-node=1", f"--output={folder.path / 'slurm.out'}",
-             "--open-mode=append"]
+             "--open-mode=append", *_defaults(job, further)]
     words += [f"--{name.replace('_', '-')}={options[name]}" for name in OPTIONS if name in options]
-    lines = ["#!/bin/sh", *(f"#SBATCH {shlex.quote(str(word))}" for word in [*words, *options.get("sbatch", [])])]
+    lines = ["#!/bin/sh", *(f"#SBATCH {shlex.quote(word)}" for word in [*words, *further])]
     setup = options.get("setup", [])
     lines += [setup] if isinstance(setup, str) else list(setup)
     member = [sys.executable, "-m", "shoal.job.hosts", str(folder.path)]
     # One member that fails does not end the others at once: they tell first what happened, and the first of them writes it down.
-    lines.append("exec srun --ntasks-per-node=1 --kill-on-bad-exit=0 " + " ".join(map(shlex.quote, member)))
+    # Since 22.05 srun takes the cores of a task from its own words alone.
+    srun = "exec srun --ntasks-per-node=1 --kill-on-bad-exit=0 ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} "
+    lines.append(srun + " ".join(map(shlex.quote, member)))
     return "\n".join(lines) + "\n"
+
+
+def _defaults(job: Job, further: List[str]) -> List[str]:
+    """Options that follow from other fields of the document."""
+    options, words = job.where.options, [f"--signal=TERM@{_signal_s(job)}"]
+    if "time" not in options and job.max_run != Job.max_run:
+        words.append(f"--time={-(-(job.max_run + BRING_S + end_seconds(job)) // 60)}")
+    cores = job.workers_per_host or workers_per_host(job)
+    if "cpus_per_task" not in options and cores > 1 and not any(re.match(r"--cpus-per-|-c|--exclusive", word) for word in further):
+        words.append(f"--cpus-per-task={cores}")
+    return words
+
+
+def _signal_s(job: Job) -> int:
+    """How long before its time limit the job gets SIGTERM: as long as it needs to end, but half of a short limit."""
+    limit = seconds_of(str(job.where.options.get("time", "")))
+    return min(end_seconds(job), limit // 2 if limit else 65535, 65535)
+
+
+def seconds_of(text: str) -> Optional[int]:
+    """Of a time as Slurm writes it: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S. None for UNLIMITED and all else."""
+    days, dash, rest = text.rpartition("-")
+    parts = rest.split(":")
+    if not all(part.isdigit() for part in (*parts, days or "0")) or len(parts) > 3:
+        return None
+    numbers = [int(part) for part in parts]
+    if dash:
+        hours, minutes, seconds = (*numbers, 0, 0)[:3]
+        return int(days) * 86400 + hours * 3600 + minutes * 60 + seconds
+    return numbers[0] * 60 if len(numbers) == 1 else sum(number * 60 ** place for place, number in enumerate(reversed(numbers)))
 
 
 def start(job: Job, folder: JobFolder) -> None:
     """Submits the job. Returns when Slurm has taken it, not when it runs."""
     script = folder.path / "slurm.sh"
-    script.write_text(script_text(job, folder))
+    file_replace(script, script_text(job, folder))
     code, out, err = ask("sbatch", "--parsable", str(script), environment=processes.python_environment())
     number = out.strip().split(";")[0]
     if code or not number.isdigit():
         said = (err or out).strip().splitlines() or ["it said nothing"]
         raise EngineError(f"sbatch exited with code {code}: {said[-1]}")
-    folder.status_write(dataclasses.replace(folder.status(), engine_id=number))
+    file_replace(folder.engine_id, number)  # and not into the status, which the job may write by now
 
 
 def ask(program: str, *words: str, environment: Optional[Dict[str, str]] = None) -> Tuple[int, str, str]:
@@ -75,37 +121,82 @@ def state_of(number: str) -> Optional[Tuple[str, str]]:
     code, out, err = ask("squeue", "--noheader", "--states=all", f"--jobs={number}", "--format=%T|%r")
     if code == 0 and "|" in out:
         state, _, reason = out.strip().splitlines()[0].partition("|")
-        return state, reason
+        return state, "" if reason == "None" else reason
     if code and "Invalid job id" not in err:
         return None
     if shutil.which("sacct") is None:
-        return "GONE", ""
+        return GONE, ""
     code, out, _ = ask("sacct", "--noheader", "--allocations", "--parsable2", f"--jobs={number}", "--format=State,ExitCode")
     if code == 0 and out.strip():
         state, _, exit_code = out.strip().splitlines()[0].partition("|")
         return state.split()[0], f"exit code {exit_code}"
-    return "GONE", ""
+    return GONE, ""
 
 
-def lost_reason(folder: JobFolder, status: Status) -> Optional[str]:
-    """The members write how the job stands. Where Slurm has ended it before they could, Slurm is asked why."""
-    told = state_of(status.engine_id) if status.engine_id else None
-    if told is None or told[0] in UNDER_WAY:
+def limit_reached(job: Job, number: str) -> Optional[str]:
+    """The time limit of a job, if that is why Slurm has sent SIGTERM. Asked within the job."""
+    try:
+        code, out, _ = ask("squeue", "--noheader", f"--jobs={number}", "--format=%L|%l")
+    except EngineError:  # no squeue on this host
         return None
-    state, reason = told
-    detail = f" ({reason})" if reason and reason != "None" else ""
-    return f"Slurm's job {status.engine_id} has ended without a word of its own: {state}{detail}; see {folder.path / 'slurm.out'}"
+    left, _, limit = out.strip().partition("|")
+    seconds = seconds_of(left.lstrip("-"))
+    return limit if code == 0 and seconds is not None and seconds <= _signal_s(job) + EARLIER_S else None
+
+
+def refresh(folder: JobFolder, status: Status) -> Status:
+    """The members write how the job stands. Slurm is asked before they have begun, when they are silent, and after a stop or a failure."""
+    if status.engine_id is None or status.status == "Completed":
+        return status
+    if status.status in ENDED:
+        return status if (folder.path / OVER).exists() else _after_end(folder, status)
+    if status.pid and liveness.failed_if_lost(folder, status, QUIET_S).status != "Failed":
+        return status
+    told = state_of(status.engine_id)
+    if told is None:
+        return liveness.failed_if_lost(folder, status, liveness.silence_of(job_read(folder).where.options)) if status.pid else status
+    if told[0] in WAITING:
+        return dataclasses.replace(status, status="Requeued" if status.pid else "Pending", waits_for=told[1])
+    now = folder.status()
+    return now if told[0] in UNDER_WAY or now.status in ENDED else _ended(folder, now, *told)
+
+
+def _after_end(folder: JobFolder, status: Status) -> Status:
+    """How a job stands whose members have written that it has ended: Slurm may begin it anew."""
+    try:
+        told = state_of(status.engine_id or "")
+    except EngineError:  # a machine without Slurm: what is written stays
+        return status
+    if told and told[0] in WAITING:
+        return dataclasses.replace(status, status="Requeued", waits_for=told[1], ended=None, exit_code=None, failure_reason=None)
+    if told and told[0] in UNDER_WAY:
+        return dataclasses.replace(status, status="Stopping", ended=None)
+    if told:
+        with contextlib.suppress(OSError):
+            (folder.path / OVER).touch()
+    return status
+
+
+def _ended(folder: JobFolder, status: Status, state: str, reason: str) -> Status:
+    """Slurm has ended the job before its members could write so. What it says is kept, as it forgets."""
+    detail = f" ({reason})" if reason else ""
+    text = f"Slurm's job {status.engine_id} has ended without a word of its own: {state}{detail}; see {folder.path / 'slurm.out'}"
+    status = dataclasses.replace(status, status="Failed", ended=time.time(), exit_code=1, failure_reason=text)
+    if state != GONE:  # perhaps this is another Slurm
+        with contextlib.suppress(OSError):
+            folder.status_write(status)
+            (folder.path / OVER).touch()
+    return status
 
 
 def stop(folder: JobFolder) -> None:
     """A job that waits is cancelled; one that runs gets SIGTERM, and its scripts their grace time."""
     status = folder.status()
     told = state_of(status.engine_id or "")
-    if told and told[0] in WAITING:
-        words: List[str] = []
-        folder.status_write(dataclasses.replace(status, status="Stopped", ended=time.time(), exit_code=143))
-    else:
-        words = ["--signal=TERM"]
-    code, _, err = ask("scancel", *words, status.engine_id or "")
+    is_waiting = told is not None and told[0] in WAITING
+    code, _, err = ask("scancel", *([] if is_waiting else ["--signal=TERM"]), status.engine_id or "")
     if code:
         raise EngineError(f"scancel exited with code {code}: {err.strip()}")
+    if is_waiting:
+        folder.status_write(dataclasses.replace(status, status="Stopped", ended=time.time(), exit_code=143))
+        (folder.path / OVER).touch()

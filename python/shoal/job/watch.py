@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 import urllib.parse
-from typing import Any, Dict, List, Optional, TextIO, Tuple
+from typing import Any, Dict, TextIO, Tuple
 
 from shoal.job import engines, processes, report
 from shoal.job.folder import ENDED, JobFolder, Status
@@ -75,7 +75,7 @@ class View:
 
     def _make(self) -> None:
         """Makes the page. The more ranks there are, the longer that takes, so the next one waits for nine times as long."""
-        has_ended = self.folder.status().status in ENDED  # first: what the job wrote before that is read below
+        has_ended = engines.job_status(self.folder).status in ENDED  # first: what the job wrote before that is read below
         if has_ended or time.monotonic() - self.traced_at >= TRACE_EVERY_S:
             self.trace, self.traced_at = report.timeline(self.folder), time.monotonic()
         began = time.monotonic()
@@ -227,9 +227,9 @@ def _newest(reader: Reader, name: str) -> str:
 
 def show(view: View, url: str, out: TextIO, stop: threading.Event) -> Status:
     """Draws the table until the job has ended; a terminal is drawn over, a file gets the table that stands at the end."""
-    is_terminal = out.isatty()
+    is_terminal, asker = out.isatty(), engines.Asker(view.folder)
     while True:
-        status = engines.job_status(view.folder)  # the truth, also where nobody is left to write it
+        status = asker.status()  # true also if nobody is left to write it
         with view.lock:
             view.reader.read()
             size = shutil.get_terminal_size() if is_terminal else os.terminal_size((200, 10000))
