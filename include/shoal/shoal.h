@@ -230,9 +230,13 @@ enum shoal_type {
 /* SUM and PROD of integers wrap. MAX and MIN give NaN when any element is NaN. AVG divides the sum once by the number of ranks
  * (integers: the wrapped sum, toward zero). SCALED_SUM adds scale times each element; scale is in the options, the same on all
  * ranks, and a whole number for integers (their products wrap). The bitwise operators take integers only.
- * bfloat16 and float16 are computed in float32, in rank order, and rounded once to nearest even. Over several hosts each host's
- * sum is rounded too, and so are scaled elements that an algorithm stores. All ranks get the same bits. The same inputs give
- * the same bits in every run, on any processor. */
+ * bfloat16 and float16 are computed in float32, in rank order, and rounded once to nearest even. Over several hosts the sum of
+ * each host is rounded too, or the scaled element of a rank that is alone there, and sums on the way from host to host. So a
+ * sum or product of float16 may become infinite on the way though its result would be small. An average of float16 does not:
+ * over several hosts its elements are first divided by the smallest power of two that is not below the number of ranks, and
+ * the result is corrected last. With up to 2048 ranks no average of finite elements is infinite. Each stored sum may lose bits
+ * below the smallest float16, 2^-24. Averages of other types need sums that fit: float32 and bfloat16 have the range for that,
+ * and sums of integers wrap. All ranks get the same bits. The same inputs give the same bits in every run, on any processor. */
 #define SHOAL_OP_LIST(X) \
     X(SUM, 0) X(AVG, 1) X(MAX, 2) X(MIN, 3) X(PROD, 4) X(BITAND, 5) X(BITOR, 6) X(BITXOR, 7) X(SCALED_SUM, 8)
 

@@ -639,6 +639,63 @@ static void kernels_scaled_sum_of_one_source_multiplies(void **state)
         }
 }
 
+/* ---- Passes over several hosts -------------------------------------------------------------------------------- */
+
+/* A pass over `count` equal elements. */
+static uint16_t run_pass(int ranks, enum shoal_pass pass, const uint16_t *elements, int count)
+{
+    const struct shoal_reduction operation =
+        shoal_kernels_pass(SHOAL_FLOAT16, (struct shoal_reduction){SHOAL_AVG, ranks}, pass);
+    const void *sources[ARRAYS_MAX];
+    uint16_t result;
+    void *dest = &result;
+    for (int s = 0; s < count; s++)
+        sources[s] = &elements[s];
+    shoal_kernels_find("auto")->reduce[SHOAL_FLOAT16][operation.op](&dest, 1, sources, count, 1, operation.argument,
+                                                                    SHOAL_STORES_CACHED);
+    return result;
+}
+
+/* The largest float16 of all ranks, over hosts of that many, one host after the other. */
+static uint16_t average_in_passes(int ranks, int host_ranks, uint16_t element)
+{
+    uint16_t elements[ARRAYS_MAX], pair[2] = {0};
+    for (int i = 0; i < ARRAYS_MAX; i++)
+        elements[i] = element;
+    for (int first = 0; first < ranks; first += host_ranks) {
+        const int left = ranks - first, count = left < host_ranks ? left : host_ranks;
+        pair[1] = run_pass(ranks, SHOAL_PASS_FIRST, elements, count);
+        pair[0] = first ? run_pass(ranks, left > host_ranks ? SHOAL_PASS_MIDDLE : SHOAL_PASS_LAST, pair, 2) : pair[1];
+    }
+    return pair[0];
+}
+
+static void kernels_averages_of_float16_in_passes_do_not_overflow(void **state)
+{
+    static const int sizes[] = {2, 3, 5, 6, 7, 9, 15, 31, 33, 100, 511, 1000, 1500, 2047, 2048};
+    static const int host_ranks[] = {1, 2, 3, 7, 8, 63, 64};
+    (void)state;
+    for (size_t i = 0; i < SHOAL_COUNT_OF(sizes); i++)
+        for (size_t h = 0; h < SHOAL_COUNT_OF(host_ranks) && host_ranks[h] < sizes[i]; h++) {
+            const uint16_t average = average_in_passes(sizes[i], host_ranks[h], 0x7bff);
+            assert_in_range(average, 1, 0x7bff);
+            assert_int_equal(average_in_passes(sizes[i], host_ranks[h], 0xfbff), average | 0x8000);
+            assert_int_equal(average_in_passes(sizes[i], host_ranks[h], 0x7c00), 0x7c00); /* infinity stays that */
+        }
+    assert_int_equal(average_in_passes(4, 2, 0x78e2), 0x78e2);
+    assert_int_equal(average_in_passes(3, 1, 0x78e2), 0x78e2);
+    assert_int_equal(average_in_passes(4, 2, 0x0002), 0x0002); /* 2^-23: halves of a sum of two are there still */
+}
+
+/* What is divided by less than 1, as the last pass does. */
+static void kernels_float16_averages_divide_by_fractions(void **state)
+{
+    (void)state;
+    assert_two(SHOAL_FLOAT16, SHOAL_AVG, 0x3c00, 0x3c00, 0.75, 0x4155);  /* 2 / 0.75 */
+    assert_two(SHOAL_FLOAT16, SHOAL_AVG, 0x3c00, 0x3c00, 0.625, 0x4266); /* 2 / 0.625 = 3.2 */
+    assert_two(SHOAL_FLOAT16, SHOAL_AVG, 0x3c00, 0x3c00, 1, 0x4000);
+}
+
 /* ---- Every 16-bit number -------------------------------------------------------------------------------------- */
 
 /* Each of the 65536 combined with some that show what it was taken for; so many at once that vectors come in groups. */
@@ -857,6 +914,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(kernels_8_bit_averages_are_exact),
         cmocka_unit_test(kernels_scaled_sum_is_not_fused),
         cmocka_unit_test(kernels_scaled_sum_of_one_source_multiplies),
+        cmocka_unit_test(kernels_averages_of_float16_in_passes_do_not_overflow),
+        cmocka_unit_test(kernels_float16_averages_divide_by_fractions),
         cmocka_unit_test(kernels_widen_every_half),
         cmocka_unit_test(kernels_round_every_tie),
         cmocka_unit_test(kernels_nan_at_any_place_gives_quiet_nan),

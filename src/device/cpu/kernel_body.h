@@ -323,7 +323,7 @@ static void copy(void *const *dests, int dest_count, const void *source, size_t 
     __attribute__((unused)) static KERNEL(loops_##TYPE##_##OP, bytes);                                          \
     NOINLINE KERNEL(loops_##TYPE##_##OP##_long, bytes)                                                          \
     {                                                                                                           \
-        const double factor = SHOAL_##OP == SHOAL_AVG ? exact_inverse(argument) : 0;                            \
+        const double factor = SHOAL_##OP == SHOAL_AVG && argument >= 1 ? exact_inverse(argument) : 0;           \
         const struct work work = {dests, dest_count, sources, source_count, argument, factor};                  \
         const bool streaming = dests_can_stream(dests, dest_count, bytes, stores);                              \
         const size_t head = streaming ? bytes_to_line(dests[0]) : 0;                                            \
