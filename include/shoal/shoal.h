@@ -236,7 +236,8 @@ enum shoal_type {
  * over several hosts its elements are first divided by the smallest power of two that is not below the number of ranks, and
  * the result is corrected last. With up to 2048 ranks no average of finite elements is infinite. Each stored sum may lose bits
  * below the smallest float16, 2^-24. Averages of other types need sums that fit: float32 and bfloat16 have the range for that,
- * and sums of integers wrap. All ranks get the same bits. The same inputs give the same bits in every run, on any processor. */
+ * and sums of integers wrap. All ranks get the same bits. The same inputs give the same bits in every run, on any processor,
+ * whatever the floating-point state of the threads (flushed subnormal numbers, rounding), which calls leave as it is. */
 #define SHOAL_OP_LIST(X) \
     X(SUM, 0) X(AVG, 1) X(MAX, 2) X(MIN, 3) X(PROD, 4) X(BITAND, 5) X(BITOR, 6) X(BITXOR, 7) X(SCALED_SUM, 8)
 

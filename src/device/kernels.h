@@ -1,8 +1,8 @@
 /* Reduction kernels: k source arrays into m destination arrays, element by element, in one pass with one rounding.
  *
  * Each operator is written once, in portable C over vectors (cpu/kernel_body.h), and compiled once per instruction set;
- * the best one the processor has is chosen when a context is made. No result depends on that choice. Reentrant, allocates
- * nothing. */
+ * the best one the processor has is chosen when a context is made. No result depends on that choice, nor on the caller's
+ * floating-point state. Reentrant, allocates nothing. */
 #ifndef SHOAL_DEVICE_KERNELS_H
 #define SHOAL_DEVICE_KERNELS_H
 

@@ -1004,6 +1004,52 @@ void exact_bits(struct world *world)
     world_close_areas(world, &areas);
 }
 
+/* Of this thread, and of those that it starts. */
+static void flush_subnormals(void)
+{
+#if defined(__x86_64__)
+    const uint32_t state = 0x1f80 | 0x8040; /* FTZ, DAZ */
+    __asm__ volatile("ldmxcsr %0" : : "m"(state) : "memory");
+#elif defined(__aarch64__)
+    __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)1 << 24) : "memory");
+#endif
+}
+
+static bool is_subnormal_kept(void)
+{
+    volatile float smallest = 1e-38f;
+    return smallest / 100 > 0;
+}
+
+/* The context's own thread inherits the state of rank 0: the first asynchronous post starts it. */
+static void sum_subnormals(struct world *world, const struct areas *areas, size_t count)
+{
+    float *const input = (float *)(void *)areas->plain[0], *const output = (float *)(void *)areas->plain[1];
+    const uint32_t small = 71362, wanted_bits = small * (uint32_t)world->size; /* the bits of subnormal numbers add up */
+    float number, wanted, sum = 0.5f * (float)world->size;
+    memcpy(&number, &small, sizeof number);
+    memcpy(&wanted, &wanted_bits, sizeof wanted);
+    struct shoal_request *request;
+    for (size_t i = 0; i < count; i++)
+        memcpy(&input[i], i % 2 ? &number : &(float){0.5f}, sizeof number);
+    if (world->rank == 0)
+        flush_subnormals();
+    OK(world, shoal_allreduce_post(world->comm, input, output, count, SHOAL_FLOAT32, SHOAL_SUM, NULL, &request));
+    OK(world, shoal_request_wait(request, SHOAL_FOREVER));
+    shoal_request_free(request);
+    CHECK(world, is_subnormal_kept() == (world->rank != 0), "a call changed the floating-point state");
+    for (size_t i = 0; i < count; i++)
+        CHECK(world, memcmp(&output[i], i % 2 ? &wanted : &sum, sizeof *output) == 0, "a sum was flushed, or is wrong");
+}
+
+void exact_float_states(struct world *world)
+{
+    struct areas areas = world_open_areas(world, (size_t)1 << 20);
+    sum_subnormals(world, &areas, 4);
+    sum_subnormals(world, &areas, (size_t)1 << 18);
+    world_close_areas(world, &areas);
+}
+
 /* Chunks of 4 KiB: every border of theirs is reached with little data. */
 void exact_small_chunks(struct world *world)
 {

@@ -39,6 +39,8 @@ void exact_threads(struct world *world);
 /* Random floats of very different size, which every other order of summation gives other bits; board[rank] becomes a hash of
  * the results. */
 void exact_bits(struct world *world);
+/* Sums of subnormal numbers, with rank 0 in a floating-point state that flushes them. */
+void exact_float_states(struct world *world);
 /* Operands on the device are summed in the order in which those in host memory are. */
 void exact_same_bits(struct world *world);
 

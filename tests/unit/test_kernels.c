@@ -12,6 +12,7 @@
 
 #include "../../tools/elements.h"
 #include "device/kernels.h"
+#include "float_states.h"
 
 #define COUNT_MAX ((size_t)4097)
 #define ARRAYS_MAX 64
@@ -285,11 +286,15 @@ static void lay_out(struct fixture *fixture, struct call *call, bool alike)
     }
 }
 
+static shoal_floats caller_floats = SHOAL_FLOATS_DEFAULT;
+
 static void run_and_compare(const struct shoal_kernels *kernels, const struct call *call)
 {
     plain_reduce(call);
+    shoal_floats_write(caller_floats);
     kernels->reduce[call->type][call->op](call->dests, call->dest_count, (const void *const *)call->sources, call->source_count,
                                           call->count, call->argument, call->stores);
+    assert_true(float_state_has_stayed(caller_floats));
     for (int d = 0; d < call->dest_count; d++) {
         if (memcmp(call->dests[d], call->expected, call->bytes) != 0)
             fail_msg("%s: type %d, op %d, k %d, m %d, count %zu, argument %g, stores %d: destination %d is wrong",
@@ -439,6 +444,20 @@ static void kernels_accept_one_source_many_times(void **state)
             const struct call call = {.count = counts[c], .source_count = k, .dest_count = 1};
             each_kernel(*state, &call, check_one_source_twice);
         }
+}
+
+/* One rank's threads may be in another state than those of the others. */
+static void kernels_give_the_same_bits_in_any_floating_point_state(void **state)
+{
+    for (size_t i = 0; i < SHOAL_COUNT_OF(float_states); i++) {
+        caller_floats = float_states[i];
+        for (size_t c = 0; c < COUNTS; c++)
+            for (int k = 1; k <= 3; k++) {
+                const struct call call = {.count = counts[c], .source_count = k, .dest_count = 1};
+                each_kernel(*state, &call, check_apart);
+            }
+    }
+    caller_floats = SHOAL_FLOATS_DEFAULT;
 }
 
 /* ---- Known answers, so that a mistake shared with the plain loop cannot hide ---------------------------------- */
@@ -907,6 +926,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(kernels_streaming_agree_with_plain_loop),
         cmocka_unit_test(kernels_of_many_sources_agree_with_plain_loop),
         cmocka_unit_test(kernels_accept_one_source_many_times),
+        cmocka_unit_test(kernels_give_the_same_bits_in_any_floating_point_state),
         cmocka_unit_test(kernels_bfloat16_known_answers),
         cmocka_unit_test(kernels_float16_known_answers),
         cmocka_unit_test(kernels_of_equal_zeros_take_the_first),
