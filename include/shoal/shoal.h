@@ -445,11 +445,11 @@ SHOAL_API void shoal_request_free(struct shoal_request *request);
 
 /* ---- 7. Send and receive ------------------------------------------------------------------------------------------------- */
 
-/* Messages between two ranks arrive first in, first out per (peer, tag), independently of collectives. tag >= 0. A rank may not
- * send to itself. Both sides must name the same count and type; a receive that does not match its message breaks the
- * communicator with ERR_MISMATCH on both sides. A send of at most SHOAL_EAGER_BYTES completes without its receive: the peer
- * keeps up to 4,096 unexpected messages of each communicator, and accepts them while any of its threads waits in a call on the
- * context. */
+/* Messages between two ranks arrive first in, first out per (peer, tag), independently of collectives. tag >= 0. Both sides
+ * must name the same count and type; a receive that does not match its message breaks the communicator with ERR_MISMATCH on
+ * both sides. A send of at most SHOAL_EAGER_BYTES completes without its receive: the peer keeps up to 4,096 unexpected messages
+ * of each communicator, and accepts them while any of its threads waits in a call on the context. A rank may send to itself by
+ * the same rules: a larger message needs shoal_send_post or shoal_exchange, as a blocking send waits for its receive. */
 #define SHOAL_EAGER_BYTES 8192
 SHOAL_CALL shoal_send(struct shoal_comm *comm, const void *buffer, size_t count, enum shoal_type type, int peer, int tag,
                       const struct shoal_options *options);

@@ -36,8 +36,8 @@ static inline void shoal_floats_write(shoal_floats state)
 }
 
 #elif defined(__aarch64__)
-/* FPCR: its control bits are traps (8 to 12, 15), flushing (0, 1, 19, 24), rounding (22, 23), and what NaN and halves are (2, 25,
- * 26). */
+/* FPCR. Its control bits are traps (8 to 12, 15), flushing (0, 1, 19, 24), rounding (22, 23), and what NaN and halves are (2,
+ * 25, 26). */
 typedef uint64_t shoal_floats;
 #define SHOAL_FLOATS_DEFAULT ((shoal_floats)0)
 #define SHOAL_FLOATS_CONTROL ((shoal_floats)0x07c89f07)

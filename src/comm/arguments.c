@@ -399,9 +399,9 @@ enum shoal_status shoal_arguments_check_message(const struct shoal_comm *comm, c
                                 .output = message->is_send ? NULL : message->buffer,
                                 .count = message->count};
     SHOAL_TRY(take_options(&attempt, options));
-    if (message->peer < 0 || message->peer >= comm->size || message->peer == comm->rank)
-        return shoal_arguments_refuse(comm, name, "peer is %d, but must be one of the %d ranks, and not this one (%d)",
-                                      message->peer, comm->size, comm->rank);
+    if (message->peer < 0 || message->peer >= comm->size)
+        return shoal_arguments_refuse(comm, name, "peer is %d, but must be one of the %d ranks, from 0", message->peer,
+                                      comm->size);
     if (message->tag < 0)
         return shoal_arguments_refuse(comm, name, "tag is %d, but must not be negative", message->tag);
     if (!attempt.element)

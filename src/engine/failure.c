@@ -546,7 +546,9 @@ static void failure_append_rank(struct shoal_engine *engine, int rank, int neare
     engine->ops->peer_name(engine->transport, rank, &name);
     engine->ops->describe(engine->transport, rank, state, sizeof state);
     shoal_engine_append(text, bytes, "rank %d (process %d on %s, %s", rank, name.pid, name.host, state);
-    if (rank == engine->rank || waited_for_by(engine, rank) == rank)
+    if (rank == engine->rank && !engine->awaits_device)
+        shoal_engine_append(text, bytes, "; it has not called the other side of its message to itself");
+    else if (rank == engine->rank || waited_for_by(engine, rank) == rank)
         shoal_engine_append(text, bytes, "; its own operand is not ready on its device");
     if (nearest != rank)
         shoal_engine_append(text, bytes, "; rank %d waits for it", nearest);
