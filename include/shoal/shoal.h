@@ -227,6 +227,11 @@ enum shoal_type {
         SHOAL_TYPE_END
 };
 
+/* A type with a tag, for elements that travel as `type` and are something else to the caller, such as 16-bit integers as bytes:
+ * calls accept it where they accept a type. Ranks compare tags as they compare types, a send and its receive as well; nothing
+ * else depends on them. tag is a number of the caller's from 0 to 255; 0 is no tag. */
+#define SHOAL_TYPE_TAGGED(type, tag) ((enum shoal_type)((int)(type) | (int)(tag) << 8))
+
 /* SUM and PROD of integers wrap. MAX and MIN give NaN when any element is NaN. AVG divides the sum once by the number of ranks
  * (integers: the wrapped sum, toward zero). SCALED_SUM adds scale times each element; scale is in the options, the same on all
  * ranks, and a whole number for integers (their products wrap). The bitwise operators take integers only.
@@ -248,7 +253,7 @@ enum shoal_op {
         SHOAL_OP_END
 };
 
-/* Bytes of one element; 0 for a number that is no type. */
+/* Bytes of one element, with a tag or without; 0 for a number that is no type. */
 SHOAL_API size_t shoal_type_bytes(enum shoal_type type);
 
 /* Options of one operation. */

@@ -598,6 +598,7 @@ static void engine_announce(struct shoal_engine *engine, struct shoal_request *r
         .type = (uint8_t)call->type,
         .op = (uint8_t)call->op,
         .way = SHOAL_WAY_HOST,
+        .type_tag = call->type_tag,
         .posted = (uint32_t)(request->posted_ticks >> 8),
     };
     if (shoal_call_sum(call))

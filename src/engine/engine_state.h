@@ -36,7 +36,7 @@ struct shoal_cached_plan {
     uint8_t *named;  /* [2 * size]: whose input, whose output this rank's plan names */
     enum shoal_reach reach;
     uint32_t early_steps; /* shoal_plan_count_early */
-    uint16_t hints;       /* what the leader said when it was last used */
+    uint8_t hints;        /* what the leader said when it was last used */
     unsigned users;
 };
 

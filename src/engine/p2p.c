@@ -83,6 +83,12 @@ static int peer_of(const struct shoal_request *request)
     return request->call.root;
 }
 
+/* As packets have it. */
+static uint32_t tagged_type_of(const struct shoal_call *call)
+{
+    return (uint32_t)SHOAL_TYPE_TAGGED(call->type, call->type_tag);
+}
+
 static bool is_small(const struct shoal_request *request)
 {
     return request->bytes <= SHOAL_EAGER_BYTES;
@@ -227,6 +233,7 @@ static void mismatch(struct shoal_engine *engine, struct shoal_request *request,
     const struct shoal_descriptor theirs = {.collective = SHOAL_COLLECTIVE_SEND,
                                             .count = packet->count,
                                             .type = (uint8_t)packet->type,
+                                            .type_tag = (uint8_t)(packet->type >> 8),
                                             .root = (int16_t)engine->rank};
     shoal_engine_begin_failure(engine, request, SHOAL_ERR_MISMATCH, -1, &failure); /* either may be wrong */
     shoal_engine_print_call(&theirs, sent, sizeof sent);
@@ -327,7 +334,7 @@ static void match(struct shoal_engine *engine, struct shoal_request *request, co
 {
     request->record->arrived = shoal_clock_ticks();
     const bool is_whole = packet->kind == ASK || packet->bytes == request->bytes; /* it may come from a stranger */
-    if (packet->count != request->call.count || packet->type != (uint32_t)request->call.type || !is_whole) {
+    if (packet->count != request->call.count || packet->type != tagged_type_of(&request->call) || !is_whole) {
         mismatch(engine, request, packet);
         return;
     }
@@ -455,7 +462,7 @@ static enum shoal_status p2p_push(struct shoal_engine *engine, const struct shoa
                                   const void *data)
 {
     packet.tag = request->call.tag;
-    packet.type = (uint32_t)request->call.type;
+    packet.type = tagged_type_of(&request->call);
     packet.count = request->call.count;
     packet.id = request->message.id;
     engine->must_flush = true;
