@@ -75,6 +75,8 @@ static inline void shoal_floats_end(const shoal_floats *before)
         shoal_floats_write(*before);
 }
 
-#define SHOAL_DEFAULT_FLOATS SHOAL_SCOPED(shoal_floats_end) const shoal_floats shoal_floats_before_ = shoal_floats_begin()
+#define SHOAL_DEFAULT_FLOATS                                                                         \
+    __attribute__((unused)) SHOAL_SCOPED(shoal_floats_end) const shoal_floats shoal_floats_before_ = \
+        shoal_floats_begin() /* clang calls it unused */
 
 #endif
