@@ -23,7 +23,7 @@ static const shoal_floats float_states[] = {
 };
 #endif
 
-/* Whether a call has left the state alone. The default is set again. */
+/* Returns true if a call has left the state alone. Sets the default again. */
 static inline bool float_state_has_stayed(shoal_floats state)
 {
     const shoal_floats now = shoal_floats_read();

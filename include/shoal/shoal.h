@@ -253,7 +253,7 @@ enum shoal_op {
         SHOAL_OP_END
 };
 
-/* Bytes of one element, with a tag or without; 0 for a number that is no type. */
+/* Bytes of one element, with a tag or without; 0 for any other number. */
 SHOAL_API size_t shoal_type_bytes(enum shoal_type type);
 
 /* Options of one operation. */

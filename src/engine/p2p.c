@@ -186,7 +186,7 @@ static struct shoal_request *find_receive(struct shoal_p2p *p2p, int peer, int t
 
 /* ---- Packets that are kept ----------------------------------------------------------------------------------------------- */
 
-/* False when there is no memory. */
+/* Returns false if memory is short. */
 static bool keep_packet(struct kept_list *list, int peer, const struct shoal_packet *packet, const void *data)
 {
     struct kept *kept = malloc(sizeof *kept + packet->bytes);
@@ -352,7 +352,7 @@ static bool has_tables(struct shoal_engine *engine)
     return engine->p2p != NULL;
 }
 
-/* False when there is no room: the packet stays in its queue. */
+/* Returns false if no more can be kept: the packet stays in its queue. */
 static bool p2p_take_message(struct shoal_engine *engine, int peer, const struct shoal_packet *packet)
 {
     if (!has_tables(engine)) /* it came before any send or receive of ours */

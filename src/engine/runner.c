@@ -355,8 +355,8 @@ static bool any_collide(const struct shoal_engine *engine, const struct shoal_st
     return false;
 }
 
-/* Whether the source of a reduce is a rank's input as it is, or a copy of it; else it is what a pass has stored. Over several
- * hosts a reduce reads another rank's staging buffer for that only (the checker of plans proves it). */
+/* Returns true if the source of a reduce is a rank's input as it is, or a copy of it; any other source is what a pass has
+ * stored. Over several hosts a reduce reads another rank's staging buffer for that only (the checker of plans proves it). */
 static bool is_raw(const struct shoal_engine *engine, struct shoal_block source)
 {
     return source.operand == SHOAL_OPERAND_INPUT || (source.operand == SHOAL_OPERAND_STAGING && source.rank != engine->rank);
@@ -371,7 +371,7 @@ static unsigned count_raw(const struct shoal_engine *engine, const struct shoal_
     return count;
 }
 
-/* Of a reduce whose sources are all raw, or none is, or need not be scaled. */
+/* The operator of a reduce whose sources are alike: all raw or none, or not to be scaled. */
 static struct shoal_reduction run_operation_of(const struct shoal_engine *engine, const struct shoal_request *request,
                                                const struct shoal_step *step)
 {

@@ -24,7 +24,7 @@ struct access {
     uint32_t epoch;
 };
 
-/* A reduction over several hosts scales each input once, where the first pass reads it. */
+/* A reduction over several hosts scales each input once, when the first pass reads it. */
 enum scaling {
     RAW,    /* an element of an input as its rank has it, or a copy of it */
     SCALED, /* a sum of scaled elements, or one that a put has scaled */

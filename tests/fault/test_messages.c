@@ -53,7 +53,7 @@ static void small_sends(struct fault_test *test)
     (void)fault_run(test, &job);
 }
 
-/* ---- Of a rank to itself ------------------------------------------------------------------------------------------------- */
+/* ---- Messages of a rank to itself ---------------------------------------------------------------------------------------- */
 
 #define HUGE_FLOATS ((size_t)3000000)
 
