@@ -1043,6 +1043,27 @@ void exact_float_states(struct world *world)
     world_close_areas(world, &areas);
 }
 
+void exact_half_averages(struct world *world)
+{
+    static const size_t counts[] = {1, 500, 5000, 70001, 400003};
+    struct areas areas = world_open_areas(world, 400003 * 2);
+    for (unsigned turn = 0; turn < COUNT_OF(counts) * 2; turn++) {
+        const size_t count = counts[turn / 2], bytes = count * sizeof(uint16_t);
+        const struct buffer input = take_buffer(&areas, turn % 2, 0, 0);
+        struct buffer output = take_buffer(&areas, turn % 2, 1, 0);
+        output.options = input.options;
+        for (size_t i = 0; i < count; i++)
+            memcpy(input.here + i * 2, &(uint16_t){0x78e2}, 2); /* 40000 */
+        upload_buffer(&input, bytes);
+        OK(world,
+           shoal_allreduce(world->comm, input.there, output.there, count, SHOAL_FLOAT16, SHOAL_AVG, buffer_options(&input)));
+        download_buffer(&output, bytes);
+        for (size_t i = 0; i < count; i++)
+            CHECK(world, memcmp(output.here + i * 2, &(uint16_t){0x78e2}, 2) == 0, "average %zu of %zu is not 40000", i, count);
+    }
+    world_close_areas(world, &areas);
+}
+
 /* Chunks of 4 KiB: every border of theirs is reached with little data. */
 void exact_small_chunks(struct world *world)
 {

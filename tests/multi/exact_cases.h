@@ -41,6 +41,8 @@ void exact_threads(struct world *world);
 void exact_bits(struct world *world);
 /* Sums of subnormal numbers, with rank 0 in a floating-point state that flushes them. */
 void exact_float_states(struct world *world);
+/* Averages of float16 whose sums, even those of one host, are no float16. */
+void exact_half_averages(struct world *world);
 /* Operands on the device are summed in the order in which those in host memory are. */
 void exact_same_bits(struct world *world);
 
