@@ -810,7 +810,8 @@ static int count_messages(const struct exchange *exchange, int from, int to, int
 {
     const bool is_sent = exchange->pattern == EXCHANGE_ALL || (exchange->pattern == EXCHANGE_RING && to == (from + 1) % size) ||
                          (exchange->pattern == EXCHANGE_ONE_TO_ALL && from == (int)(exchange->salt % (uint64_t)size));
-    return is_sent && from != to ? exchange->per_pair : 0;
+    const bool is_to_other = from != to || exchange->pattern == EXCHANGE_ALL; /* which is to itself as well */
+    return is_sent && is_to_other ? exchange->per_pair : 0;
 }
 
 static size_t message_length(const struct exchange *exchange, int from, int to, int index)

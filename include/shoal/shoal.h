@@ -227,12 +227,22 @@ enum shoal_type {
         SHOAL_TYPE_END
 };
 
+/* A type with a tag, for elements that travel as `type` and are something else to the caller, such as 16-bit integers as bytes:
+ * calls accept it where they accept a type. Ranks compare tags as they compare types, a send and its receive as well; nothing
+ * else depends on them. tag is a number of the caller's from 0 to 255; 0 is no tag. */
+#define SHOAL_TYPE_TAGGED(type, tag) ((enum shoal_type)((int)(type) | (int)(tag) << 8))
+
 /* SUM and PROD of integers wrap. MAX and MIN give NaN when any element is NaN. AVG divides the sum once by the number of ranks
  * (integers: the wrapped sum, toward zero). SCALED_SUM adds scale times each element; scale is in the options, the same on all
  * ranks, and a whole number for integers (their products wrap). The bitwise operators take integers only.
- * bfloat16 and float16 are computed in float32, in rank order, and rounded once to nearest even. Over several hosts each host's
- * sum is rounded too, and so are scaled elements that an algorithm stores. All ranks get the same bits. The same inputs give
- * the same bits in every run, on any processor. */
+ * bfloat16 and float16 are computed in float32, in rank order, and rounded once to nearest even. Over several hosts the sum of
+ * each host is rounded too, or the scaled element of a rank that is alone there, and sums on the way from host to host. So a
+ * sum or product of float16 may become infinite on the way though its result would be small. An average of float16 does not:
+ * over several hosts its elements are first divided by the smallest power of two that is not below the number of ranks, and
+ * the result is corrected last. With up to 2048 ranks no average of finite elements is infinite. Each stored sum may lose bits
+ * below the smallest float16, 2^-24. Averages of other types need sums that fit: float32 and bfloat16 have the range for that,
+ * and sums of integers wrap. All ranks get the same bits. The same inputs give the same bits in every run, on any processor,
+ * whatever the floating-point state of the threads (flushed subnormal numbers, rounding), which calls leave as it is. */
 #define SHOAL_OP_LIST(X) \
     X(SUM, 0) X(AVG, 1) X(MAX, 2) X(MIN, 3) X(PROD, 4) X(BITAND, 5) X(BITOR, 6) X(BITXOR, 7) X(SCALED_SUM, 8)
 
@@ -243,7 +253,7 @@ enum shoal_op {
         SHOAL_OP_END
 };
 
-/* Bytes of one element; 0 for a number that is no type. */
+/* Bytes of one element, with a tag or without; 0 for any other number. */
 SHOAL_API size_t shoal_type_bytes(enum shoal_type type);
 
 /* Options of one operation. */
@@ -440,11 +450,11 @@ SHOAL_API void shoal_request_free(struct shoal_request *request);
 
 /* ---- 7. Send and receive ------------------------------------------------------------------------------------------------- */
 
-/* Messages between two ranks arrive first in, first out per (peer, tag), independently of collectives. tag >= 0. A rank may not
- * send to itself. Both sides must name the same count and type; a receive that does not match its message breaks the
- * communicator with ERR_MISMATCH on both sides. A send of at most SHOAL_EAGER_BYTES completes without its receive: the peer
- * keeps up to 4,096 unexpected messages of each communicator, and accepts them while any of its threads waits in a call on the
- * context. */
+/* Messages between two ranks arrive first in, first out per (peer, tag), independently of collectives. tag >= 0. Both sides
+ * must name the same count and type; a receive that does not match its message breaks the communicator with ERR_MISMATCH on
+ * both sides. A send of at most SHOAL_EAGER_BYTES completes without its receive: the peer keeps up to 4,096 unexpected messages
+ * of each communicator, and accepts them while any of its threads waits in a call on the context. A rank may send to itself by
+ * the same rules: a larger message needs shoal_send_post or shoal_exchange, as a blocking send waits for its receive. */
 #define SHOAL_EAGER_BYTES 8192
 SHOAL_CALL shoal_send(struct shoal_comm *comm, const void *buffer, size_t count, enum shoal_type type, int peer, int tag,
                       const struct shoal_options *options);

@@ -34,7 +34,9 @@ const char *shoal_status_name(enum shoal_status status)
 
 size_t shoal_type_bytes(enum shoal_type type)
 {
-    switch (type) {
+    if ((unsigned)type >> 16)
+        return 0;
+    switch ((enum shoal_type)(type & 0xff)) {
 #define TYPE_BYTES(name, number, bytes) \
     case SHOAL_##name:                  \
         return bytes;

@@ -27,6 +27,16 @@ enum shoal_status shoal_arguments_refuse(const struct shoal_comm *comm, const ch
     return shoal_log_fail(&comm->context->log, SHOAL_ERR_ARGUMENT, "comm", "%s on communicator %s: %s", call, comm->name, why);
 }
 
+/* Takes the tag off a type; a number that is no type stays as it is. */
+static void split_type(struct shoal_call *call)
+{
+    const unsigned type = (unsigned)call->type;
+    if (SHOAL_LIKELY(type < SHOAL_TYPE_END) || type >> 16)
+        return;
+    call->type_tag = (uint8_t)(type >> 8);
+    call->type = (enum shoal_type)(type & 0xff);
+}
+
 static bool is_integer(enum shoal_type type)
 {
     return type == SHOAL_INT8 || type == SHOAL_UINT8 || type == SHOAL_INT32 || type == SHOAL_INT64;
@@ -357,6 +367,7 @@ enum shoal_status shoal_arguments_check(const struct shoal_comm *comm, const cha
                                         const struct shoal_extra *extra, const struct shoal_options *options)
 {
     SHOAL_TRY(shoal_comm_check(comm, name));
+    split_type(call);
     const struct shoal_shape *shape = &shoal_collective_traits(call->collective)->shape;
     const struct attempt whole = {.comm = comm,
                                   .name = name,
@@ -398,10 +409,11 @@ enum shoal_status shoal_arguments_check_message(const struct shoal_comm *comm, c
                                 .input = message->is_send ? message->buffer : NULL,
                                 .output = message->is_send ? NULL : message->buffer,
                                 .count = message->count};
+    split_type(call);
     SHOAL_TRY(take_options(&attempt, options));
-    if (message->peer < 0 || message->peer >= comm->size || message->peer == comm->rank)
-        return shoal_arguments_refuse(comm, name, "peer is %d, but must be one of the %d ranks, and not this one (%d)",
-                                      message->peer, comm->size, comm->rank);
+    if (message->peer < 0 || message->peer >= comm->size)
+        return shoal_arguments_refuse(comm, name, "peer is %d, but must be one of the %d ranks, from 0", message->peer,
+                                      comm->size);
     if (message->tag < 0)
         return shoal_arguments_refuse(comm, name, "tag is %d, but must not be negative", message->tag);
     if (!attempt.element)

@@ -102,335 +102,87 @@ static enum shoal_status start_exchange(struct shoal_comm *comm, const char *nam
 
 /* ---- Entry points -------------------------------------------------------------------------------------------------------- */
 
-enum shoal_status shoal_allreduce(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
-                                  enum shoal_op op, const struct shoal_options *options)
-{
-    struct shoal_call call = {
-        .collective = SHOAL_COLLECTIVE_ALLREDUCE, .type = type, .op = op, .input = input, .output = output, .count = count};
-    return calls_start(comm, "shoal_allreduce", &call, NULL, options, BLOCKING);
-}
+/* Defines the blocking function and the one that posts, NAME_post: START(comm, name, what follows, options, request_out). */
+#define DEFINE_BOTH(NAME, PARAMETERS, START, ...)                                                                \
+    enum shoal_status NAME(struct shoal_comm *comm, LIST PARAMETERS, const struct shoal_options *options)        \
+    {                                                                                                            \
+        return START(comm, #NAME, __VA_ARGS__, options, BLOCKING);                                               \
+    }                                                                                                            \
+    enum shoal_status NAME##_post(struct shoal_comm *comm, LIST PARAMETERS, const struct shoal_options *options, \
+                                  struct shoal_request **request_out)                                            \
+    {                                                                                                            \
+        return START(comm, #NAME "_post", __VA_ARGS__, options, request_out);                                    \
+    }
+#define LIST(...) __VA_ARGS__
 
-enum shoal_status shoal_allreduce_post(struct shoal_comm *comm, const void *input, void *output, size_t count,
-                                       enum shoal_type type, enum shoal_op op, const struct shoal_options *options,
-                                       struct shoal_request **request_out)
-{
-    struct shoal_call call = {
-        .collective = SHOAL_COLLECTIVE_ALLREDUCE, .type = type, .op = op, .input = input, .output = output, .count = count};
-    return calls_start(comm, "shoal_allreduce_post", &call, NULL, options, request_out);
-}
+#define CALL(COLLECTIVE, ...)                                    \
+    &(struct shoal_call)                                         \
+    {                                                            \
+        .collective = SHOAL_COLLECTIVE_##COLLECTIVE, __VA_ARGS__ \
+    }
+#define EXTRA(...)              \
+    &(const struct shoal_extra) \
+    {                           \
+        __VA_ARGS__             \
+    }
+#define OPERANDS .type = type, .input = input, .output = output
+#define TENSORS EXTRA(.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true)
 
-enum shoal_status shoal_reduce(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
-                               enum shoal_op op, int root, const struct shoal_options *options)
-{
-    struct shoal_call call = {.collective = SHOAL_COLLECTIVE_REDUCE,
-                              .type = type,
-                              .op = op,
-                              .root = root,
-                              .input = input,
-                              .output = output,
-                              .count = count};
-    return calls_start(comm, "shoal_reduce", &call, NULL, options, BLOCKING);
-}
+DEFINE_BOTH(shoal_allreduce, (const void *input, void *output, size_t count, enum shoal_type type, enum shoal_op op),
+            calls_start, CALL(ALLREDUCE, OPERANDS, .count = count, .op = op), NULL)
+DEFINE_BOTH(shoal_reduce, (const void *input, void *output, size_t count, enum shoal_type type, enum shoal_op op, int root),
+            calls_start, CALL(REDUCE, OPERANDS, .count = count, .op = op, .root = root), NULL)
+DEFINE_BOTH(shoal_reduce_scatter, (const void *input, void *output, size_t count, enum shoal_type type, enum shoal_op op),
+            calls_start, CALL(REDUCE_SCATTER, OPERANDS, .count = count, .op = op), NULL)
+DEFINE_BOTH(shoal_broadcast, (const void *input, void *output, size_t count, enum shoal_type type, int root), calls_start,
+            CALL(BROADCAST, OPERANDS, .count = count, .root = root), NULL)
+DEFINE_BOTH(shoal_allgather, (const void *input, void *output, size_t count, enum shoal_type type), calls_start,
+            CALL(ALLGATHER, OPERANDS, .count = count), NULL)
+DEFINE_BOTH(shoal_gather, (const void *input, void *output, size_t count, enum shoal_type type, int root), calls_start,
+            CALL(GATHER, OPERANDS, .count = count, .root = root), NULL)
+DEFINE_BOTH(shoal_scatter, (const void *input, void *output, size_t count, enum shoal_type type, int root), calls_start,
+            CALL(SCATTER, OPERANDS, .count = count, .root = root), NULL)
+DEFINE_BOTH(shoal_alltoall, (const void *input, void *output, size_t count, enum shoal_type type), calls_start,
+            CALL(ALLTOALL, OPERANDS, .count = count), NULL)
 
-enum shoal_status shoal_reduce_post(struct shoal_comm *comm, const void *input, void *output, size_t count,
-                                    enum shoal_type type, enum shoal_op op, int root, const struct shoal_options *options,
-                                    struct shoal_request **request_out)
-{
-    struct shoal_call call = {.collective = SHOAL_COLLECTIVE_REDUCE,
-                              .type = type,
-                              .op = op,
-                              .root = root,
-                              .input = input,
-                              .output = output,
-                              .count = count};
-    return calls_start(comm, "shoal_reduce_post", &call, NULL, options, request_out);
-}
+DEFINE_BOTH(shoal_allgatherv,
+            (const void *input, void *output, const size_t *counts, const size_t *offsets, enum shoal_type type), calls_start,
+            CALL(ALLGATHER, OPERANDS), EXTRA(.received = counts, .received_at = offsets))
+DEFINE_BOTH(shoal_reduce_scatterv,
+            (const void *input, void *output, const size_t *counts, enum shoal_type type, enum shoal_op op), calls_start,
+            CALL(REDUCE_SCATTER, OPERANDS, .op = op), EXTRA(.sent = counts))
+DEFINE_BOTH(shoal_alltoallv,
+            (const void *input, const size_t *input_counts, const size_t *input_offsets, void *output,
+             const size_t *output_counts, const size_t *output_offsets, enum shoal_type type),
+            calls_start, CALL(ALLTOALL, OPERANDS),
+            EXTRA(.sent = input_counts, .sent_at = input_offsets, .received = output_counts, .received_at = output_offsets))
 
-enum shoal_status shoal_reduce_scatter(struct shoal_comm *comm, const void *input, void *output, size_t count,
-                                       enum shoal_type type, enum shoal_op op, const struct shoal_options *options)
-{
-    struct shoal_call call = {.collective = SHOAL_COLLECTIVE_REDUCE_SCATTER,
-                              .type = type,
-                              .op = op,
-                              .input = input,
-                              .output = output,
-                              .count = count};
-    return calls_start(comm, "shoal_reduce_scatter", &call, NULL, options, BLOCKING);
-}
+DEFINE_BOTH(shoal_allreduce_coalesced,
+            (const struct shoal_tensor *tensors, size_t tensor_count, enum shoal_type type, enum shoal_op op), calls_start,
+            CALL(ALLREDUCE, .type = type, .op = op), TENSORS)
+DEFINE_BOTH(shoal_reduce_scatter_coalesced,
+            (const struct shoal_tensor *tensors, size_t tensor_count, enum shoal_type type, enum shoal_op op), calls_start,
+            CALL(REDUCE_SCATTER, .type = type, .op = op), TENSORS)
+DEFINE_BOTH(shoal_broadcast_coalesced,
+            (const struct shoal_tensor *tensors, size_t tensor_count, enum shoal_type type, int root), calls_start,
+            CALL(BROADCAST, .type = type, .root = root), TENSORS)
+DEFINE_BOTH(shoal_allgather_coalesced, (const struct shoal_tensor *tensors, size_t tensor_count, enum shoal_type type),
+            calls_start, CALL(ALLGATHER, .type = type), TENSORS)
 
-enum shoal_status shoal_reduce_scatter_post(struct shoal_comm *comm, const void *input, void *output, size_t count,
-                                            enum shoal_type type, enum shoal_op op, const struct shoal_options *options,
-                                            struct shoal_request **request_out)
-{
-    struct shoal_call call = {.collective = SHOAL_COLLECTIVE_REDUCE_SCATTER,
-                              .type = type,
-                              .op = op,
-                              .input = input,
-                              .output = output,
-                              .count = count};
-    return calls_start(comm, "shoal_reduce_scatter_post", &call, NULL, options, request_out);
-}
-
-enum shoal_status shoal_broadcast(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
-                                  int root, const struct shoal_options *options)
-{
-    struct shoal_call call = {
-        .collective = SHOAL_COLLECTIVE_BROADCAST, .type = type, .root = root, .input = input, .output = output, .count = count};
-    return calls_start(comm, "shoal_broadcast", &call, NULL, options, BLOCKING);
-}
-
-enum shoal_status shoal_broadcast_post(struct shoal_comm *comm, const void *input, void *output, size_t count,
-                                       enum shoal_type type, int root, const struct shoal_options *options,
-                                       struct shoal_request **request_out)
-{
-    struct shoal_call call = {
-        .collective = SHOAL_COLLECTIVE_BROADCAST, .type = type, .root = root, .input = input, .output = output, .count = count};
-    return calls_start(comm, "shoal_broadcast_post", &call, NULL, options, request_out);
-}
-
-enum shoal_status shoal_allgather(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
-                                  const struct shoal_options *options)
-{
-    struct shoal_call call = {
-        .collective = SHOAL_COLLECTIVE_ALLGATHER, .type = type, .input = input, .output = output, .count = count};
-    return calls_start(comm, "shoal_allgather", &call, NULL, options, BLOCKING);
-}
-
-enum shoal_status shoal_allgather_post(struct shoal_comm *comm, const void *input, void *output, size_t count,
-                                       enum shoal_type type, const struct shoal_options *options,
-                                       struct shoal_request **request_out)
-{
-    struct shoal_call call = {
-        .collective = SHOAL_COLLECTIVE_ALLGATHER, .type = type, .input = input, .output = output, .count = count};
-    return calls_start(comm, "shoal_allgather_post", &call, NULL, options, request_out);
-}
-
-enum shoal_status shoal_gather(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
-                               int root, const struct shoal_options *options)
-{
-    struct shoal_call call = {
-        .collective = SHOAL_COLLECTIVE_GATHER, .type = type, .root = root, .input = input, .output = output, .count = count};
-    return calls_start(comm, "shoal_gather", &call, NULL, options, BLOCKING);
-}
-
-enum shoal_status shoal_gather_post(struct shoal_comm *comm, const void *input, void *output, size_t count,
-                                    enum shoal_type type, int root, const struct shoal_options *options,
-                                    struct shoal_request **request_out)
-{
-    struct shoal_call call = {
-        .collective = SHOAL_COLLECTIVE_GATHER, .type = type, .root = root, .input = input, .output = output, .count = count};
-    return calls_start(comm, "shoal_gather_post", &call, NULL, options, request_out);
-}
-
-enum shoal_status shoal_scatter(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
-                                int root, const struct shoal_options *options)
-{
-    struct shoal_call call = {
-        .collective = SHOAL_COLLECTIVE_SCATTER, .type = type, .root = root, .input = input, .output = output, .count = count};
-    return calls_start(comm, "shoal_scatter", &call, NULL, options, BLOCKING);
-}
-
-enum shoal_status shoal_scatter_post(struct shoal_comm *comm, const void *input, void *output, size_t count,
-                                     enum shoal_type type, int root, const struct shoal_options *options,
-                                     struct shoal_request **request_out)
-{
-    struct shoal_call call = {
-        .collective = SHOAL_COLLECTIVE_SCATTER, .type = type, .root = root, .input = input, .output = output, .count = count};
-    return calls_start(comm, "shoal_scatter_post", &call, NULL, options, request_out);
-}
-
-enum shoal_status shoal_alltoall(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
-                                 const struct shoal_options *options)
-{
-    struct shoal_call call = {
-        .collective = SHOAL_COLLECTIVE_ALLTOALL, .type = type, .input = input, .output = output, .count = count};
-    return calls_start(comm, "shoal_alltoall", &call, NULL, options, BLOCKING);
-}
-
-enum shoal_status shoal_alltoall_post(struct shoal_comm *comm, const void *input, void *output, size_t count,
-                                      enum shoal_type type, const struct shoal_options *options,
-                                      struct shoal_request **request_out)
-{
-    struct shoal_call call = {
-        .collective = SHOAL_COLLECTIVE_ALLTOALL, .type = type, .input = input, .output = output, .count = count};
-    return calls_start(comm, "shoal_alltoall_post", &call, NULL, options, request_out);
-}
+DEFINE_BOTH(shoal_send, (const void *buffer, size_t count, enum shoal_type type, int peer, int tag), start_message,
+            (struct shoal_message){true, (void *)(uintptr_t)buffer, count, type, peer, tag})
+DEFINE_BOTH(shoal_recv, (void *buffer, size_t count, enum shoal_type type, int peer, int tag), start_message,
+            (struct shoal_message){false, buffer, count, type, peer, tag})
+DEFINE_BOTH(shoal_exchange, (const struct shoal_message *messages, size_t message_count), start_exchange, messages,
+            message_count)
 
 enum shoal_status shoal_barrier(struct shoal_comm *comm, const struct shoal_options *options)
 {
-    struct shoal_call call = {.collective = SHOAL_COLLECTIVE_BARRIER};
-    return calls_start(comm, "shoal_barrier", &call, NULL, options, BLOCKING);
+    return calls_start(comm, "shoal_barrier", CALL(BARRIER, .count = 0), NULL, options, BLOCKING);
 }
 
 enum shoal_status shoal_barrier_post(struct shoal_comm *comm, const struct shoal_options *options,
                                      struct shoal_request **request_out)
 {
-    struct shoal_call call = {.collective = SHOAL_COLLECTIVE_BARRIER};
-    return calls_start(comm, "shoal_barrier_post", &call, NULL, options, request_out);
-}
-
-enum shoal_status shoal_allgatherv(struct shoal_comm *comm, const void *input, void *output, const size_t *counts,
-                                   const size_t *offsets, enum shoal_type type, const struct shoal_options *options)
-{
-    struct shoal_call call = {.collective = SHOAL_COLLECTIVE_ALLGATHER, .type = type, .input = input, .output = output};
-    const struct shoal_extra extra = {.received = counts, .received_at = offsets};
-    return calls_start(comm, "shoal_allgatherv", &call, &extra, options, BLOCKING);
-}
-
-enum shoal_status shoal_allgatherv_post(struct shoal_comm *comm, const void *input, void *output, const size_t *counts,
-                                        const size_t *offsets, enum shoal_type type, const struct shoal_options *options,
-                                        struct shoal_request **request_out)
-{
-    struct shoal_call call = {.collective = SHOAL_COLLECTIVE_ALLGATHER, .type = type, .input = input, .output = output};
-    const struct shoal_extra extra = {.received = counts, .received_at = offsets};
-    return calls_start(comm, "shoal_allgatherv_post", &call, &extra, options, request_out);
-}
-
-enum shoal_status shoal_reduce_scatterv(struct shoal_comm *comm, const void *input, void *output, const size_t *counts,
-                                        enum shoal_type type, enum shoal_op op, const struct shoal_options *options)
-{
-    struct shoal_call call = {
-        .collective = SHOAL_COLLECTIVE_REDUCE_SCATTER, .type = type, .op = op, .input = input, .output = output};
-    const struct shoal_extra extra = {.sent = counts};
-    return calls_start(comm, "shoal_reduce_scatterv", &call, &extra, options, BLOCKING);
-}
-
-enum shoal_status shoal_reduce_scatterv_post(struct shoal_comm *comm, const void *input, void *output, const size_t *counts,
-                                             enum shoal_type type, enum shoal_op op, const struct shoal_options *options,
-                                             struct shoal_request **request_out)
-{
-    struct shoal_call call = {
-        .collective = SHOAL_COLLECTIVE_REDUCE_SCATTER, .type = type, .op = op, .input = input, .output = output};
-    const struct shoal_extra extra = {.sent = counts};
-    return calls_start(comm, "shoal_reduce_scatterv_post", &call, &extra, options, request_out);
-}
-
-enum shoal_status shoal_alltoallv(struct shoal_comm *comm, const void *input, const size_t *input_counts,
-                                  const size_t *input_offsets, void *output, const size_t *output_counts,
-                                  const size_t *output_offsets, enum shoal_type type, const struct shoal_options *options)
-{
-    struct shoal_call call = {.collective = SHOAL_COLLECTIVE_ALLTOALL, .type = type, .input = input, .output = output};
-    const struct shoal_extra extra = {
-        .sent = input_counts, .sent_at = input_offsets, .received = output_counts, .received_at = output_offsets};
-    return calls_start(comm, "shoal_alltoallv", &call, &extra, options, BLOCKING);
-}
-
-enum shoal_status shoal_alltoallv_post(struct shoal_comm *comm, const void *input, const size_t *input_counts,
-                                       const size_t *input_offsets, void *output, const size_t *output_counts,
-                                       const size_t *output_offsets, enum shoal_type type, const struct shoal_options *options,
-                                       struct shoal_request **request_out)
-{
-    struct shoal_call call = {.collective = SHOAL_COLLECTIVE_ALLTOALL, .type = type, .input = input, .output = output};
-    const struct shoal_extra extra = {
-        .sent = input_counts, .sent_at = input_offsets, .received = output_counts, .received_at = output_offsets};
-    return calls_start(comm, "shoal_alltoallv_post", &call, &extra, options, request_out);
-}
-
-enum shoal_status shoal_allreduce_coalesced(struct shoal_comm *comm, const struct shoal_tensor *tensors, size_t tensor_count,
-                                            enum shoal_type type, enum shoal_op op, const struct shoal_options *options)
-{
-    struct shoal_call call = {.collective = SHOAL_COLLECTIVE_ALLREDUCE, .type = type, .op = op};
-    const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
-    return calls_start(comm, "shoal_allreduce_coalesced", &call, &extra, options, BLOCKING);
-}
-
-enum shoal_status shoal_allreduce_coalesced_post(struct shoal_comm *comm, const struct shoal_tensor *tensors,
-                                                 size_t tensor_count, enum shoal_type type, enum shoal_op op,
-                                                 const struct shoal_options *options, struct shoal_request **request_out)
-{
-    struct shoal_call call = {.collective = SHOAL_COLLECTIVE_ALLREDUCE, .type = type, .op = op};
-    const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
-    return calls_start(comm, "shoal_allreduce_coalesced_post", &call, &extra, options, request_out);
-}
-
-enum shoal_status shoal_reduce_scatter_coalesced(struct shoal_comm *comm, const struct shoal_tensor *tensors,
-                                                 size_t tensor_count, enum shoal_type type, enum shoal_op op,
-                                                 const struct shoal_options *options)
-{
-    struct shoal_call call = {.collective = SHOAL_COLLECTIVE_REDUCE_SCATTER, .type = type, .op = op};
-    const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
-    return calls_start(comm, "shoal_reduce_scatter_coalesced", &call, &extra, options, BLOCKING);
-}
-
-enum shoal_status shoal_reduce_scatter_coalesced_post(struct shoal_comm *comm, const struct shoal_tensor *tensors,
-                                                      size_t tensor_count, enum shoal_type type, enum shoal_op op,
-                                                      const struct shoal_options *options, struct shoal_request **request_out)
-{
-    struct shoal_call call = {.collective = SHOAL_COLLECTIVE_REDUCE_SCATTER, .type = type, .op = op};
-    const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
-    return calls_start(comm, "shoal_reduce_scatter_coalesced_post", &call, &extra, options, request_out);
-}
-
-enum shoal_status shoal_broadcast_coalesced(struct shoal_comm *comm, const struct shoal_tensor *tensors, size_t tensor_count,
-                                            enum shoal_type type, int root, const struct shoal_options *options)
-{
-    struct shoal_call call = {.collective = SHOAL_COLLECTIVE_BROADCAST, .type = type, .root = root};
-    const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
-    return calls_start(comm, "shoal_broadcast_coalesced", &call, &extra, options, BLOCKING);
-}
-
-enum shoal_status shoal_broadcast_coalesced_post(struct shoal_comm *comm, const struct shoal_tensor *tensors,
-                                                 size_t tensor_count, enum shoal_type type, int root,
-                                                 const struct shoal_options *options, struct shoal_request **request_out)
-{
-    struct shoal_call call = {.collective = SHOAL_COLLECTIVE_BROADCAST, .type = type, .root = root};
-    const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
-    return calls_start(comm, "shoal_broadcast_coalesced_post", &call, &extra, options, request_out);
-}
-
-enum shoal_status shoal_allgather_coalesced(struct shoal_comm *comm, const struct shoal_tensor *tensors, size_t tensor_count,
-                                            enum shoal_type type, const struct shoal_options *options)
-{
-    struct shoal_call call = {.collective = SHOAL_COLLECTIVE_ALLGATHER, .type = type};
-    const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
-    return calls_start(comm, "shoal_allgather_coalesced", &call, &extra, options, BLOCKING);
-}
-
-enum shoal_status shoal_allgather_coalesced_post(struct shoal_comm *comm, const struct shoal_tensor *tensors,
-                                                 size_t tensor_count, enum shoal_type type, const struct shoal_options *options,
-                                                 struct shoal_request **request_out)
-{
-    struct shoal_call call = {.collective = SHOAL_COLLECTIVE_ALLGATHER, .type = type};
-    const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
-    return calls_start(comm, "shoal_allgather_coalesced_post", &call, &extra, options, request_out);
-}
-
-enum shoal_status shoal_send(struct shoal_comm *comm, const void *buffer, size_t count, enum shoal_type type, int peer, int tag,
-                             const struct shoal_options *options)
-{
-    const struct shoal_message message = {true, (void *)(uintptr_t)buffer, count, type, peer, tag};
-    return start_message(comm, "shoal_send", message, options, BLOCKING);
-}
-
-enum shoal_status shoal_recv(struct shoal_comm *comm, void *buffer, size_t count, enum shoal_type type, int peer, int tag,
-                             const struct shoal_options *options)
-{
-    const struct shoal_message message = {false, buffer, count, type, peer, tag};
-    return start_message(comm, "shoal_recv", message, options, BLOCKING);
-}
-
-enum shoal_status shoal_send_post(struct shoal_comm *comm, const void *buffer, size_t count, enum shoal_type type, int peer,
-                                  int tag, const struct shoal_options *options, struct shoal_request **request_out)
-{
-    const struct shoal_message message = {true, (void *)(uintptr_t)buffer, count, type, peer, tag};
-    return start_message(comm, "shoal_send_post", message, options, request_out);
-}
-
-enum shoal_status shoal_recv_post(struct shoal_comm *comm, void *buffer, size_t count, enum shoal_type type, int peer, int tag,
-                                  const struct shoal_options *options, struct shoal_request **request_out)
-{
-    const struct shoal_message message = {false, buffer, count, type, peer, tag};
-    return start_message(comm, "shoal_recv_post", message, options, request_out);
-}
-
-enum shoal_status shoal_exchange_post(struct shoal_comm *comm, const struct shoal_message *messages, size_t message_count,
-                                      const struct shoal_options *options, struct shoal_request **request_out)
-{
-    return start_exchange(comm, "shoal_exchange_post", messages, message_count, options, request_out);
-}
-
-enum shoal_status shoal_exchange(struct shoal_comm *comm, const struct shoal_message *messages, size_t message_count,
-                                 const struct shoal_options *options)
-{
-    return start_exchange(comm, "shoal_exchange", messages, message_count, options, BLOCKING);
+    return calls_start(comm, "shoal_barrier_post", CALL(BARRIER, .count = 0), NULL, options, request_out);
 }

@@ -378,12 +378,13 @@ static unsigned long long find_own_element(const void *arg, int part, size_t at,
 /* ---- Posting ------------------------------------------------------------------------------------------------------------- */
 
 /* A sends to B as B receives from A: so both ends of all messages of a group pass through the rings in one order, whatever the
- * order in which they were given. */
+ * order in which they were given. Those of the rank to itself come first, so that each is on its way in before a stream waits
+ * for it on the way out. */
 static int way_of(const struct shoal_comm *comm, const struct shoal_call *call)
 {
     const int from = call->collective == SHOAL_COLLECTIVE_SEND ? comm->rank : call->root;
     const int to = call->collective == SHOAL_COLLECTIVE_SEND ? call->root : comm->rank;
-    return to > from ? to - from : to - from + comm->size;
+    return to >= from ? to - from : to - from + comm->size;
 }
 
 /* Messages of one pair and tag stay as they are: they are matched in this order. By insertion, as groups are short and mostly

@@ -19,6 +19,33 @@ static const struct shoal_setting settings_of_kernels[] = {
 #undef OF
 const struct shoal_setting_table shoal_kernels_setting_table = {settings_of_kernels, SHOAL_COUNT_OF(settings_of_kernels)};
 
+/* ---- Passes over several hosts ------------------------------------------------------------------------------------------- */
+
+static double power_of_two_from(double ranks)
+{
+    double power = 1;
+    while (power < ranks)
+        power *= 2;
+    return power;
+}
+
+struct shoal_reduction shoal_kernels_pass(enum shoal_type type, struct shoal_reduction whole, enum shoal_pass pass)
+{
+    const struct shoal_reduction sum = {SHOAL_SUM, 0};
+    if (whole.op == SHOAL_SCALED_SUM)
+        return pass == SHOAL_PASS_FIRST ? whole : sum;
+    if (whole.op != SHOAL_AVG)
+        return whole;
+    if (type != SHOAL_FLOAT16)
+        return pass == SHOAL_PASS_LAST ? whole : sum;
+    const double power = power_of_two_from(whole.argument);
+    return pass == SHOAL_PASS_FIRST    ? (struct shoal_reduction){SHOAL_SCALED_SUM, 1 / power}
+           : pass == SHOAL_PASS_MIDDLE ? sum
+                                       : (struct shoal_reduction){SHOAL_AVG, whole.argument / power};
+}
+
+/* ---- Instruction sets ---------------------------------------------------------------------------------------------------- */
+
 /* One per file cpu/kernels_<set>.c. */
 extern const struct shoal_kernels shoal_kernels_avx512;
 extern const struct shoal_kernels shoal_kernels_avx2;

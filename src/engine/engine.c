@@ -346,7 +346,7 @@ bool shoal_engine_may_input_stay(struct shoal_engine *engine, const struct shoal
 {
     struct shoal_request request = {.call = *call};
     const struct shoal_algorithm *in_rounds;
-    if (engine->hosts == 1 || engine->is_broken || call->op == SHOAL_SCALED_SUM || !engine->ops->reads_devices_for)
+    if (engine->hosts == 1 || engine->is_broken || shoal_engine_scales_inputs(engine, call) || !engine->ops->reads_devices_for)
         return false;
     engine_measure(engine, &request);
     const struct shoal_selection selection = shoal_engine_selection(engine, &request);
@@ -598,6 +598,7 @@ static void engine_announce(struct shoal_engine *engine, struct shoal_request *r
         .type = (uint8_t)call->type,
         .op = (uint8_t)call->op,
         .way = SHOAL_WAY_HOST,
+        .type_tag = call->type_tag,
         .posted = (uint32_t)(request->posted_ticks >> 8),
     };
     if (shoal_call_sum(call))

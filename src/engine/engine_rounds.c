@@ -57,27 +57,25 @@ static size_t part_bytes(const struct shoal_request *request)
 
 /* ---- Sums ---------------------------------------------------------------------------------------------------------------- */
 
-static void rounds_reduce(struct shoal_engine *engine, const struct shoal_request *request, enum shoal_op op, int count)
+static void rounds_reduce(struct shoal_engine *engine, const struct shoal_request *request, enum shoal_pass pass, int count)
 {
     void *const sum = result_of(request);
-    engine->kernels->reduce[request->call.type][op](&sum, 1, engine->sources, count, request->call.count,
-                                                    shoal_engine_argument(engine, &request->call), SHOAL_STORES_CACHED);
+    const struct shoal_reduction operation = shoal_engine_pass(engine, &request->call, pass);
+    engine->kernels->reduce[request->call.type][operation.op](&sum, 1, engine->sources, count, request->call.count,
+                                                              operation.argument, SHOAL_STORES_CACHED);
 }
 
-/* An average divides in the last sum; what is scaled is scaled where inputs are read. */
 static void sum_local(struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_ranks *local = &request->peer_set->rounds.local;
     for (int i = 0; i < local->count; i++)
         engine->sources[i] = shoal_engine_contribution_of(engine, request, local->at[i]);
-    rounds_reduce(engine, request, request->call.op == SHOAL_AVG ? SHOAL_SUM : request->call.op, local->count);
+    rounds_reduce(engine, request, SHOAL_PASS_FIRST, local->count);
 }
 
 static void rounds_add(struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_rounds_step *round,
                        const void *came)
 {
-    const enum shoal_op op = request->call.op;
-    const bool is_sum = op == SHOAL_SCALED_SUM || (op == SHOAL_AVG && !round->is_last_sum);
     void *const sum = result_of(request);
     if (round->is_result) {
         memcpy(sum, came, request->bytes);
@@ -85,7 +83,7 @@ static void rounds_add(struct shoal_engine *engine, const struct shoal_request *
     }
     engine->sources[round->is_own_first ? 0 : 1] = sum;
     engine->sources[round->is_own_first ? 1 : 0] = came;
-    rounds_reduce(engine, request, is_sum ? SHOAL_SUM : op, 2);
+    rounds_reduce(engine, request, round->is_last_sum ? SHOAL_PASS_LAST : SHOAL_PASS_MIDDLE, 2);
 }
 
 /* ---- Parts --------------------------------------------------------------------------------------------------------------- */

@@ -36,7 +36,7 @@ struct shoal_cached_plan {
     uint8_t *named;  /* [2 * size]: whose input, whose output this rank's plan names */
     enum shoal_reach reach;
     uint32_t early_steps; /* shoal_plan_count_early */
-    uint16_t hints;       /* what the leader said when it was last used */
+    uint8_t hints;        /* what the leader said when it was last used */
     unsigned users;
 };
 
@@ -409,10 +409,23 @@ struct shoal_selection shoal_engine_selection(const struct shoal_engine *engine,
 /* Bytes of data with a peer's announcement of a direct operation. */
 size_t shoal_engine_payload_bytes(const struct shoal_engine *engine, const struct shoal_request *request, int peer);
 
-/* The argument of the operator, for kernels. */
-static inline double shoal_engine_argument(const struct shoal_engine *engine, const struct shoal_call *call)
+/* The operator, for kernels: all of it in one pass, and a pass of it over several hosts. */
+static inline struct shoal_reduction shoal_engine_operation(const struct shoal_engine *engine, const struct shoal_call *call)
 {
-    return call->op == SHOAL_AVG ? engine->size : call->scale;
+    return (struct shoal_reduction){call->op, call->op == SHOAL_AVG ? engine->size : call->scale};
+}
+
+static inline struct shoal_reduction shoal_engine_pass(const struct shoal_engine *engine, const struct shoal_call *call,
+                                                       enum shoal_pass pass)
+{
+    return shoal_kernels_pass(call->type, shoal_engine_operation(engine, call), pass);
+}
+
+/* Sums of several hosts whose inputs are scaled before they leave the rank's host. */
+static inline bool shoal_engine_scales_inputs(const struct shoal_engine *engine, const struct shoal_call *call)
+{
+    return engine->hosts > 1 && shoal_collective_traits(call->collective)->shape.is_reduced &&
+           shoal_engine_pass(engine, call, SHOAL_PASS_FIRST).op == SHOAL_SCALED_SUM;
 }
 
 #endif

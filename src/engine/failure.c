@@ -109,6 +109,8 @@ void shoal_engine_print_call(const struct shoal_descriptor *d, char *text, size_
     shoal_engine_append(text, bytes, " of %s%llu ", d->collective == SHOAL_COLLECTIVE_ALLTOALL && d->detail ? "up to " : "",
                         (unsigned long long)d->count);
     append_word(text, bytes, failure_type_name(d->type));
+    if (d->type_tag)
+        shoal_engine_append(text, bytes, " tagged %d", d->type_tag);
     if (shape->is_input_partitioned || shape->is_output_partitioned)
         shoal_engine_append(text, bytes, " per rank");
     if (shape->is_reduced) {
@@ -131,6 +133,7 @@ static struct shoal_descriptor describe_call(const struct shoal_request *request
                                      .collective = (uint8_t)call->collective,
                                      .type = (uint8_t)call->type,
                                      .op = (uint8_t)call->op,
+                                     .type_tag = call->type_tag,
                                      .way = shoal_call_sum(call) ? SHOAL_WAY_DEVICES : SHOAL_WAY_HOST};
 }
 
@@ -546,7 +549,9 @@ static void failure_append_rank(struct shoal_engine *engine, int rank, int neare
     engine->ops->peer_name(engine->transport, rank, &name);
     engine->ops->describe(engine->transport, rank, state, sizeof state);
     shoal_engine_append(text, bytes, "rank %d (process %d on %s, %s", rank, name.pid, name.host, state);
-    if (rank == engine->rank || waited_for_by(engine, rank) == rank)
+    if (rank == engine->rank && !engine->awaits_device)
+        shoal_engine_append(text, bytes, "; it has not called the other side of its message to itself");
+    else if (rank == engine->rank || waited_for_by(engine, rank) == rank)
         shoal_engine_append(text, bytes, "; its own operand is not ready on its device");
     if (nearest != rank)
         shoal_engine_append(text, bytes, "; rank %d waits for it", nearest);

@@ -46,7 +46,8 @@ struct shoal_layout {
 
 struct shoal_call {
     enum shoal_collective_type collective;
-    enum shoal_type type;
+    enum shoal_type type; /* without its tag */
+    uint8_t type_tag;
     enum shoal_op op;
     int root; /* or the peer of a send or receive */
     int tag;

@@ -38,7 +38,8 @@ static bool may_count_differ(const struct shoal_descriptor *call)
 static bool is_same_call(const struct shoal_descriptor *a, const struct shoal_descriptor *b)
 {
     return (a->count == b->count || may_count_differ(a)) && a->detail == b->detail && a->root == b->root &&
-           a->collective == b->collective && a->type == b->type && a->op == b->op && a->way == b->way;
+           a->collective == b->collective && a->type == b->type && a->type_tag == b->type_tag && a->op == b->op &&
+           a->way == b->way;
 }
 
 /* Names the difference of two calls that are printed alike. */
@@ -46,8 +47,8 @@ static const char *hint_at_detail(const struct shoal_descriptor *a, const struct
 {
     if (a->way != b->way)
         return "; where GPUs sum, all ranks must give memory of the GPU that was current when the communicator was made";
-    if (a->count != b->count || a->root != b->root || a->collective != b->collective || a->type != b->type || a->op != b->op ||
-        a->detail == b->detail)
+    if (a->count != b->count || a->root != b->root || a->collective != b->collective || a->type != b->type ||
+        a->type_tag != b->type_tag || a->op != b->op || a->detail == b->detail)
         return "";
     return "; they differ in the lengths of parts, the counts of tensors, or the scale";
 }

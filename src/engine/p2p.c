@@ -5,6 +5,8 @@
  *                -> reachable: the receiver copies and answers TAKEN
  *                -> otherwise: the receiver answers GO when it is ready, the sender streams DATA
  *
+ * A rank's messages to itself go the same way, through a queue in its own memory; a large one is copied from where it is.
+ *
  * An operand on a device is ready a part at a time (device/device.h). A GO says how far the sender may stream, and more of them
  * follow: so there is always room for the data that come, and no message keeps back those behind it in the queue.
  *
@@ -35,21 +37,27 @@ enum phase {
     PHASE_END
 };
 
-/* A message that came before its receive. */
-struct unexpected {
-    struct unexpected *next;
+/* A packet with its data: a message that came before its receive, or one on its way from the rank to itself. */
+struct kept {
+    struct kept *next;
     int peer;
     struct shoal_packet packet;
     char data[];
 };
 
+struct kept_list {
+    struct kept *head, *tail;
+    unsigned count;
+};
+
 #define COPY_BYTES ((size_t)1 << 20) /* of memory, or asked of a device, at once */
 #define UNEXPECTED_MAX 4096          /* messages kept; then the queues fill and the senders wait */
+#define TO_ITSELF_MAX 64             /* packets on their way from the rank to itself; then a send waits */
 
 struct shoal_p2p {
     struct shoal_request *head, *tail; /* all sends and receives under way, in the order posted */
-    struct unexpected *unexpected_head, *unexpected_tail;
-    unsigned unexpected_count;
+    struct kept_list unexpected;
+    struct kept_list to_itself;
     uint64_t next_id;
     bool has_unready; /* while progress goes through the list: a small send is not ready on its device */
     bool is_full[];   /* [size], meanwhile: the queue to that peer takes no more */
@@ -73,6 +81,12 @@ static bool is_receive(const struct shoal_request *request)
 static int peer_of(const struct shoal_request *request)
 {
     return request->call.root;
+}
+
+/* As packets have it. */
+static uint32_t tagged_type_of(const struct shoal_call *call)
+{
+    return (uint32_t)SHOAL_TYPE_TAGGED(call->type, call->type_tag);
 }
 
 static bool is_small(const struct shoal_request *request)
@@ -170,6 +184,45 @@ static struct shoal_request *find_receive(struct shoal_p2p *p2p, int peer, int t
     return NULL;
 }
 
+/* ---- Packets that are kept ----------------------------------------------------------------------------------------------- */
+
+/* Returns false if memory is short. */
+static bool keep_packet(struct kept_list *list, int peer, const struct shoal_packet *packet, const void *data)
+{
+    struct kept *kept = malloc(sizeof *kept + packet->bytes);
+    if (!kept)
+        return false;
+    kept->next = NULL;
+    kept->peer = peer;
+    kept->packet = *packet;
+    if (data)
+        memcpy(kept->data, data, packet->bytes);
+    if (list->head)
+        list->tail->next = kept;
+    else
+        list->head = kept;
+    list->tail = kept;
+    list->count++;
+    return true;
+}
+
+/* Takes the packet that *link points to, after `before` (NULL: the first), out of the list. */
+static struct kept *take_kept(struct kept_list *list, struct kept **link, struct kept *before)
+{
+    struct kept *kept = *link;
+    *link = kept->next;
+    if (list->tail == kept)
+        list->tail = before;
+    list->count--;
+    return kept;
+}
+
+static void free_kept(struct kept_list *list)
+{
+    while (list->head)
+        free(take_kept(list, &list->head, NULL));
+}
+
 /* ---- Receiving ----------------------------------------------------------------------------------------------------------- */
 
 static void mismatch(struct shoal_engine *engine, struct shoal_request *request, const struct shoal_packet *packet)
@@ -180,6 +233,7 @@ static void mismatch(struct shoal_engine *engine, struct shoal_request *request,
     const struct shoal_descriptor theirs = {.collective = SHOAL_COLLECTIVE_SEND,
                                             .count = packet->count,
                                             .type = (uint8_t)packet->type,
+                                            .type_tag = (uint8_t)(packet->type >> 8),
                                             .root = (int16_t)engine->rank};
     shoal_engine_begin_failure(engine, request, SHOAL_ERR_MISMATCH, -1, &failure); /* either may be wrong */
     shoal_engine_print_call(&theirs, sent, sizeof sent);
@@ -191,6 +245,13 @@ static void mismatch(struct shoal_engine *engine, struct shoal_request *request,
     shoal_engine_fail(engine, &failure);
 }
 
+/* The memory of a send of the rank to itself; NULL: it is on a device. */
+static const void *find_own_source(struct shoal_p2p *p2p, int rank, uint64_t id)
+{
+    const struct shoal_request *send = find_asked(p2p, rank, id);
+    return send && !shoal_call_is_on_device(&send->call) ? send->call.input : NULL;
+}
+
 static void take_large(struct shoal_engine *engine, struct shoal_request *request, const struct shoal_packet *packet)
 {
     enum shoal_status status = SHOAL_OK;
@@ -198,10 +259,11 @@ static void take_large(struct shoal_engine *engine, struct shoal_request *reques
     request->message.offset = 0;
     request->message.phase = TO_ANSWER;
     request->message.is_copied = false;
-    if (!packet->location)
-        return;
-    request->message.source =
-        engine->ops->reach(engine->transport, peer_of(request), packet->location, request->bytes, &status);
+    if (peer_of(request) == engine->rank)
+        request->message.source = find_own_source(engine->p2p, engine->rank, packet->id);
+    else if (packet->location)
+        request->message.source =
+            engine->ops->reach(engine->transport, peer_of(request), packet->location, request->bytes, &status);
     if (request->message.source) /* else it is streamed */
         request->message.phase = COPYING;
 }
@@ -272,7 +334,7 @@ static void match(struct shoal_engine *engine, struct shoal_request *request, co
 {
     request->record->arrived = shoal_clock_ticks();
     const bool is_whole = packet->kind == ASK || packet->bytes == request->bytes; /* it may come from a stranger */
-    if (packet->count != request->call.count || packet->type != (uint32_t)request->call.type || !is_whole) {
+    if (packet->count != request->call.count || packet->type != tagged_type_of(&request->call) || !is_whole) {
         mismatch(engine, request, packet);
         return;
     }
@@ -283,25 +345,6 @@ static void match(struct shoal_engine *engine, struct shoal_request *request, co
     take_small(engine, request, data);
 }
 
-/* False when there is no room: the packet stays in its queue. */
-static bool p2p_keep_unexpected(struct shoal_p2p *p2p, int peer, const struct shoal_packet *packet)
-{
-    struct unexpected *unexpected = p2p->unexpected_count < UNEXPECTED_MAX ? malloc(sizeof *unexpected + packet->bytes) : NULL;
-    if (!unexpected)
-        return false;
-    unexpected->next = NULL;
-    unexpected->peer = peer;
-    unexpected->packet = *packet;
-    memcpy(unexpected->data, packet + 1, packet->bytes);
-    if (p2p->unexpected_head)
-        p2p->unexpected_tail->next = unexpected;
-    else
-        p2p->unexpected_head = unexpected;
-    p2p->unexpected_tail = unexpected;
-    p2p->unexpected_count++;
-    return true;
-}
-
 static bool has_tables(struct shoal_engine *engine)
 {
     if (!engine->p2p)
@@ -309,13 +352,15 @@ static bool has_tables(struct shoal_engine *engine)
     return engine->p2p != NULL;
 }
 
+/* Returns false if no more can be kept: the packet stays in its queue. */
 static bool p2p_take_message(struct shoal_engine *engine, int peer, const struct shoal_packet *packet)
 {
     if (!has_tables(engine)) /* it came before any send or receive of ours */
         return false;
+    struct kept_list *unexpected = &engine->p2p->unexpected;
     struct shoal_request *receive = find_receive(engine->p2p, peer, packet->tag);
     if (!receive)
-        return p2p_keep_unexpected(engine->p2p, peer, packet);
+        return unexpected->count < UNEXPECTED_MAX && keep_packet(unexpected, peer, packet, packet + 1);
     match(engine, receive, packet, packet + 1);
     return true;
 }
@@ -370,18 +415,31 @@ static bool take_packet(struct shoal_engine *engine, int peer, const struct shoa
     }
 }
 
+/* The oldest packet from a peer, or from the rank itself; NULL: there is none. */
+static const struct shoal_packet *p2p_peek(struct shoal_engine *engine, int peer)
+{
+    if (peer != engine->rank)
+        return engine->ops->peek(engine->transport, peer);
+    return engine->p2p && engine->p2p->to_itself.head ? &engine->p2p->to_itself.head->packet : NULL;
+}
+
+static void p2p_pop(struct shoal_engine *engine, int peer)
+{
+    if (peer != engine->rank)
+        engine->ops->pop(engine->transport, peer);
+    else
+        free(take_kept(&engine->p2p->to_itself, &engine->p2p->to_itself.head, NULL));
+}
+
 static bool p2p_drain(struct shoal_engine *engine)
 {
     bool did = false;
     for (int peer = 0; peer < engine->size; peer++) {
         const struct shoal_packet *packet;
-        if (peer == engine->rank)
-            continue;
-        while (!engine->is_broken && (packet = engine->ops->peek(engine->transport, peer)) &&
-               take_packet(engine, peer, packet)) {
+        while (!engine->is_broken && (packet = p2p_peek(engine, peer)) && take_packet(engine, peer, packet)) {
             if (engine->is_broken)
                 return true;
-            engine->ops->pop(engine->transport, peer);
+            p2p_pop(engine, peer);
             engine->must_flush = did = true;
         }
     }
@@ -404,11 +462,14 @@ static enum shoal_status p2p_push(struct shoal_engine *engine, const struct shoa
                                   const void *data)
 {
     packet.tag = request->call.tag;
-    packet.type = (uint32_t)request->call.type;
+    packet.type = tagged_type_of(&request->call);
     packet.count = request->call.count;
     packet.id = request->message.id;
     engine->must_flush = true;
-    return engine->ops->push(engine->transport, peer_of(request), &packet, data);
+    if (peer_of(request) != engine->rank)
+        return engine->ops->push(engine->transport, peer_of(request), &packet, data);
+    struct kept_list *to_itself = &engine->p2p->to_itself;
+    return to_itself->count < TO_ITSELF_MAX && keep_packet(to_itself, engine->rank, &packet, data) ? SHOAL_OK : SHOAL_PENDING;
 }
 
 /* Data on a device are put together first. */
@@ -422,9 +483,9 @@ static enum shoal_status p2p_announce(struct shoal_engine *engine, struct shoal_
     if (is_small(request))
         return p2p_push(engine, request, (struct shoal_packet){.kind = EAGER, .bytes = (uint32_t)request->bytes},
                         find_small(engine, request));
-    const shoal_location location = shoal_call_is_on_device(&request->call)
-                                        ? 0
-                                        : engine->ops->locate(engine->transport, request->call.input, request->bytes);
+    const bool is_private = shoal_call_is_on_device(&request->call) || peer_of(request) == engine->rank;
+    const shoal_location location =
+        is_private ? 0 : engine->ops->locate(engine->transport, request->call.input, request->bytes);
     return p2p_push(engine, request, (struct shoal_packet){.kind = ASK, .location = location}, NULL);
 }
 
@@ -450,7 +511,7 @@ static enum shoal_status stream(struct shoal_engine *engine, struct shoal_reques
 /* A send is done when it needs this process no more: no thread may make progress afterwards. */
 static enum shoal_status advance_leaving(struct shoal_engine *engine, struct shoal_request *request)
 {
-    if (!shoal_engine_is_flushed_to(engine, peer_of(request)))
+    if (peer_of(request) != engine->rank && !shoal_engine_is_flushed_to(engine, peer_of(request)))
         return SHOAL_PENDING;
     p2p_finish(engine, request, SHOAL_OK);
     return SHOAL_OK;
@@ -604,20 +665,17 @@ bool shoal_p2p_progress(struct shoal_engine *engine)
 
 static void match_unexpected(struct shoal_engine *engine, struct shoal_request *request)
 {
-    struct shoal_p2p *p2p = engine->p2p;
-    struct unexpected **link = &p2p->unexpected_head, *before = NULL;
-    for (; *link; before = *link, link = &(*link)->next) {
-        struct unexpected *unexpected = *link;
-        if (unexpected->peer != peer_of(request) || unexpected->packet.tag != request->call.tag)
-            continue;
-        *link = unexpected->next;
-        if (p2p->unexpected_tail == unexpected)
-            p2p->unexpected_tail = before;
-        p2p->unexpected_count--;
-        match(engine, request, &unexpected->packet, unexpected->data);
-        free(unexpected);
-        return;
+    struct kept_list *list = &engine->p2p->unexpected;
+    struct kept **link = &list->head, *before = NULL;
+    while (*link && ((*link)->peer != peer_of(request) || (*link)->packet.tag != request->call.tag)) {
+        before = *link;
+        link = &(*link)->next;
     }
+    if (!*link)
+        return;
+    struct kept *kept = take_kept(list, link, before);
+    match(engine, request, &kept->packet, kept->data);
+    free(kept);
 }
 
 enum shoal_status shoal_p2p_post(struct shoal_engine *engine, struct shoal_request *request)
@@ -701,8 +759,7 @@ uint64_t shoal_p2p_mark(const struct shoal_engine *engine)
 void shoal_p2p_append_unexpected(const struct shoal_engine *engine, const struct shoal_request *request, char *text,
                                  size_t bytes)
 {
-    const struct unexpected *unexpected =
-        is_receive(request) && phase_of(request) == UNMATCHED ? engine->p2p->unexpected_head : NULL;
+    const struct kept *unexpected = is_receive(request) && phase_of(request) == UNMATCHED ? engine->p2p->unexpected.head : NULL;
     while (unexpected && unexpected->peer != peer_of(request))
         unexpected = unexpected->next;
     if (unexpected)
@@ -726,10 +783,9 @@ void shoal_p2p_fail(struct shoal_engine *engine, enum shoal_status status)
 
 void shoal_p2p_destroy(struct shoal_engine *engine)
 {
-    while (engine->p2p && engine->p2p->unexpected_head) {
-        struct unexpected *unexpected = engine->p2p->unexpected_head;
-        engine->p2p->unexpected_head = unexpected->next;
-        free(unexpected);
+    if (engine->p2p) {
+        free_kept(&engine->p2p->unexpected);
+        free_kept(&engine->p2p->to_itself);
     }
     free(engine->p2p);
     engine->p2p = NULL;

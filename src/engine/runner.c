@@ -51,7 +51,7 @@ static void reduce_payloads(struct shoal_engine *engine, const struct shoal_requ
     for (int r = 0; r < engine->size; r++)
         engine->sources[r] = shoal_engine_contribution_of(engine, request, r) + at;
     engine->kernels->reduce[call->type][call->op](&dest, 1, engine->sources, engine->size, count,
-                                                  shoal_engine_argument(engine, call), SHOAL_STORES_CACHED);
+                                                  shoal_engine_operation(engine, call).argument, SHOAL_STORES_CACHED);
     if (is_apart)
         shoal_call_unpack(call, engine->rank, request->element_bytes, 0, count, dest);
 }
@@ -355,50 +355,59 @@ static bool any_collide(const struct shoal_engine *engine, const struct shoal_st
     return false;
 }
 
-/* Over several hosts sums are made in several steps. An average divides in the last one; a scaled sum multiplies where an input
- * is read, so that what is added is scaled already. */
-static bool is_scaled_on_reading(const struct shoal_engine *engine, const struct shoal_request *request)
+/* Returns true if the source of a reduce is a rank's input as it is, or a copy of it; any other source is what a pass has
+ * stored. Over several hosts a reduce reads another rank's staging buffer for that only (the checker of plans proves it). */
+static bool is_raw(const struct shoal_engine *engine, struct shoal_block source)
 {
-    return engine->hosts > 1 && request->call.op == SHOAL_SCALED_SUM;
+    return source.operand == SHOAL_OPERAND_INPUT || (source.operand == SHOAL_OPERAND_STAGING && source.rank != engine->rank);
 }
 
-static enum shoal_op run_operator_of(const struct shoal_request *request, const struct shoal_step *step)
-{
-    return step->is_partial && request->call.op == SHOAL_AVG ? SHOAL_SUM : request->call.op;
-}
-
-static unsigned count_inputs(const struct shoal_request *request, const struct shoal_step *step)
+static unsigned count_raw(const struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_step *step)
 {
     const struct shoal_block *blocks = &request->cached->plan.blocks[step->first_block];
     unsigned count = 0;
     for (unsigned i = 0; i < step->source_count; i++)
-        count += blocks[i].operand == SHOAL_OPERAND_INPUT;
+        count += is_raw(engine, blocks[i]);
     return count;
 }
 
-/* Some sources are inputs, others are scaled already: inputs are scaled into buffers that stay in the cache. */
+/* The operator of a reduce whose sources are alike: all raw or none, or not to be scaled. */
+static struct shoal_reduction run_operation_of(const struct shoal_engine *engine, const struct shoal_request *request,
+                                               const struct shoal_step *step)
+{
+    const enum shoal_pass later = step->is_partial ? SHOAL_PASS_MIDDLE : SHOAL_PASS_LAST;
+    if (engine->hosts == 1)
+        return shoal_engine_operation(engine, &request->call);
+    const bool is_first = count_raw(engine, request, step) == step->source_count;
+    return shoal_engine_pass(engine, &request->call, is_first ? SHOAL_PASS_FIRST : later);
+}
+
+/* Some sources are raw, others are scaled already: the raw ones are scaled into buffers that stay in the cache. */
 static void reduce_scaling(struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_step *step,
                            size_t elements, enum shoal_stores stores)
 {
     _Alignas(SHOAL_PAGE) char buffer[16 * SHOAL_PAGE]; /* a line at least for each rank of a host */
     const struct shoal_block *blocks = &request->cached->plan.blocks[step->first_block];
     const shoal_reduce_fn *reduce = engine->kernels->reduce[request->call.type];
-    const size_t element = request->element_bytes, inputs = count_inputs(request, step);
-    const size_t each = sizeof buffer / inputs / SHOAL_CACHE_LINE * SHOAL_CACHE_LINE, chunk = each / element;
+    const struct shoal_reduction first = shoal_engine_pass(engine, &request->call, SHOAL_PASS_FIRST),
+                                 then = shoal_engine_pass(engine, &request->call,
+                                                          step->is_partial ? SHOAL_PASS_MIDDLE : SHOAL_PASS_LAST);
+    const size_t element = request->element_bytes, raw = count_raw(engine, request, step);
+    const size_t each = sizeof buffer / raw / SHOAL_CACHE_LINE * SHOAL_CACHE_LINE, chunk = each / element;
     const void **const sources = engine->scaled;
     for (size_t at = 0; at < elements; at += chunk) {
         const size_t count = shoal_min_size(chunk, elements - at);
         char *next = buffer;
         for (unsigned s = 0; s < step->source_count; s++) {
             sources[s] = (const char *)engine->sources[s] + at * element;
-            if (blocks[s].operand != SHOAL_OPERAND_INPUT)
+            if (!is_raw(engine, blocks[s]))
                 continue;
             void *const scaled = next;
-            reduce[SHOAL_SCALED_SUM](&scaled, 1, &sources[s], 1, count, request->call.scale, SHOAL_STORES_CACHED);
+            reduce[first.op](&scaled, 1, &sources[s], 1, count, first.argument, SHOAL_STORES_CACHED);
             sources[s] = scaled;
             next += each;
         }
-        reduce[SHOAL_SUM](engine->dests, step->dest_count, sources, step->source_count, count, 0, stores);
+        reduce[then.op](engine->dests, step->dest_count, sources, step->source_count, count, then.argument, stores);
         for (unsigned d = 0; d < step->dest_count; d++)
             engine->dests[d] = (char *)engine->dests[d] + count * element;
     }
@@ -410,12 +419,12 @@ static void reduce_apart(struct shoal_engine *engine, const struct shoal_request
 {
     _Alignas(SHOAL_PAGE) char buffer[SHOAL_PAGE];
     void *const into = buffer;
+    const struct shoal_reduction operation = run_operation_of(engine, request, step);
     const size_t element = request->element_bytes, chunk = sizeof buffer / element;
     for (size_t at = 0; at < elements; at += chunk) {
         const size_t count = shoal_min_size(chunk, elements - at);
-        engine->kernels->reduce[request->call.type][run_operator_of(request, step)](
-            &into, 1, engine->sources, step->source_count, count, shoal_engine_argument(engine, &request->call),
-            SHOAL_STORES_CACHED);
+        engine->kernels->reduce[request->call.type][operation.op](&into, 1, engine->sources, step->source_count, count,
+                                                                  operation.argument, SHOAL_STORES_CACHED);
         engine->kernels->copy(engine->dests, step->dest_count, buffer, count * element, stores);
         for (unsigned s = 0; s < step->source_count; s++)
             engine->sources[s] = (const char *)engine->sources[s] + count * element;
@@ -436,26 +445,30 @@ static void runner_copy_run(struct shoal_engine *engine, const struct shoal_step
         engine->kernels->copy(engine->dests, dests, engine->sources[0], bytes, stores);
 }
 
+/* Some sources have to be scaled, but not all. */
+static bool is_mixed(const struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_step *step)
+{
+    const unsigned raw = count_raw(engine, request, step);
+    return raw && raw < step->source_count && shoal_engine_scales_inputs(engine, &request->call);
+}
+
 /* Sources and destinations are set. */
 static void reduce_run(struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_step *step,
                        size_t elements)
 {
-    const struct shoal_call *call = &request->call;
     const enum shoal_stores stores =
         request->announcement.descriptor.hints & SHOAL_HINT_STREAMING ? SHOAL_STORES_STREAMING : SHOAL_STORES_CACHED;
-    if (SHOAL_UNLIKELY(is_scaled_on_reading(engine, request)) && count_inputs(request, step))
-        reduce_scaling(engine, request, step, elements, stores);
-    else if (SHOAL_UNLIKELY(is_scaled_on_reading(engine, request)) && step->source_count > 1)
-        engine->kernels->reduce[call->type][SHOAL_SUM](engine->dests, step->dest_count, engine->sources, step->source_count,
-                                                       elements, 0, stores);
-    else if (step->source_count > 1 && any_collide(engine, step))
-        reduce_apart(engine, request, step, elements, stores);
-    else if (step->source_count > 1)
-        engine->kernels->reduce[call->type][run_operator_of(request, step)](engine->dests, step->dest_count, engine->sources,
-                                                                            step->source_count, elements,
-                                                                            shoal_engine_argument(engine, call), stores);
-    else
+    if (step->source_count == 1) {
         runner_copy_run(engine, step, elements * request->element_bytes, stores);
+    } else if (engine->hosts > 1 && is_mixed(engine, request, step)) {
+        reduce_scaling(engine, request, step, elements, stores);
+    } else if (any_collide(engine, step)) {
+        reduce_apart(engine, request, step, elements, stores);
+    } else {
+        const struct shoal_reduction operation = run_operation_of(engine, request, step);
+        engine->kernels->reduce[request->call.type][operation.op](engine->dests, step->dest_count, engine->sources,
+                                                                  step->source_count, elements, operation.argument, stores);
+    }
 }
 
 /* Where operands are several tensors, from border to border. */
@@ -513,6 +526,7 @@ static void packed_free(struct shoal_packed **list)
 static const char *pack_block(struct shoal_engine *engine, struct shoal_chunk *chunk, unsigned slot, struct shoal_block block,
                               const struct span *span)
 {
+    const struct shoal_call *call = &chunk->request->call;
     const size_t element = chunk->request->element_bytes;
     struct shoal_packed *packed =
         aligned_alloc(SHOAL_CACHE_LINE, shoal_round_up(sizeof *packed + span->elements * element, SHOAL_CACHE_LINE));
@@ -523,11 +537,12 @@ static const char *pack_block(struct shoal_engine *engine, struct shoal_chunk *c
         const char *from = find_address(engine, chunk, slot, block, span, at, &run);
         memcpy(packed->data + at * element, from, run * element);
     }
-    if (is_scaled_on_reading(engine, chunk->request) && block.operand == SHOAL_OPERAND_INPUT) {
+    if (block.operand == SHOAL_OPERAND_INPUT && shoal_engine_scales_inputs(engine, call)) {
+        const struct shoal_reduction first = shoal_engine_pass(engine, call, SHOAL_PASS_FIRST);
         void *const data = packed->data;
         const void *source = data;
-        engine->kernels->reduce[chunk->request->call.type][SHOAL_SCALED_SUM](&data, 1, &source, 1, span->elements,
-                                                                             chunk->request->call.scale, SHOAL_STORES_CACHED);
+        engine->kernels->reduce[call->type][first.op](&data, 1, &source, 1, span->elements, first.argument,
+                                                      SHOAL_STORES_CACHED);
     }
     packed->next = chunk->packed;
     chunk->packed = packed;
@@ -543,7 +558,7 @@ static enum shoal_status run_put(struct shoal_engine *engine, struct shoal_chunk
     size_t run = from.elements;
     const char *source = find_address(engine, chunk, slot, blocks[0], &from, 0, &run);
     const bool is_input = blocks[0].operand == SHOAL_OPERAND_INPUT;
-    const bool is_apart = run < from.elements || (is_input && is_scaled_on_reading(engine, request));
+    const bool is_apart = run < from.elements || (is_input && shoal_engine_scales_inputs(engine, &request->call));
     if (is_apart && !(source = chunk->is_packed ? chunk->packed->data : pack_block(engine, chunk, slot, blocks[0], &from)))
         return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory to pack %zu elements", from.elements);
     const enum shoal_status status =

@@ -1,7 +1,7 @@
 /* The computations on gradients on their way into a buffer and out of it: one pass over memory each.
  *
- * Written once (cpu/gradient_kernel_body.h) and compiled for each instruction set; no result depends on which one runs.
- * Reentrant. */
+ * Written once (cpu/gradient_kernel_body.h) and compiled for each instruction set; no result depends on which one runs, nor on
+ * the caller's floating-point state. Reentrant. */
 #ifndef SHOAL_FUSION_GRADIENT_KERNELS_H
 #define SHOAL_FUSION_GRADIENT_KERNELS_H
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/assert.h"
+#include "base/floats.h"
 #include "fusion/flow.h"
 #include "fusion/reducer_device.h"
 #include "fusion/reducer_failure.h"
@@ -486,6 +487,7 @@ void fusion_marks_take_squares(struct shoal_reducer *reducer, size_t parameter, 
 
 double fusion_marks_sum(const struct shoal_reducer *reducer, bool *is_nonfinite_out, double *used)
 {
+    SHOAL_DEFAULT_FLOATS;
     double squared = 0;
     *is_nonfinite_out = false;
     for (size_t i = 0; i < reducer->layout->parameters.count; i++) {
@@ -495,6 +497,7 @@ double fusion_marks_sum(const struct shoal_reducer *reducer, bool *is_nonfinite_
         if (used)
             used[i] = gradient->is_used;
     }
+    SHOAL_FLOATS_PIN(squared);
     return squared;
 }
 

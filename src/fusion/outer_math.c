@@ -1,5 +1,6 @@
 /* The arithmetic of outer steps: one pass over memory each. 16-bit parameters are computed with in float32, a block at a time,
  * and rounded once. */
+#include "base/floats.h"
 #include "fusion/outer_steps.h"
 
 #define BLOCK ((size_t)1024)
@@ -86,6 +87,7 @@ static void difference_16_bit(const struct shoal_gradient_kernels *kernels, enum
 void outer_difference(const struct shoal_gradient_kernels *kernels, const struct shoal_parameter *parameter, void *difference,
                       const void *anchor, const void *theta)
 {
+    SHOAL_DEFAULT_FLOATS;
     const size_t count = parameter->count;
     if (is_16_bit(parameter->type)) {
         for (size_t i = 0; i < count; i += BLOCK)
@@ -114,6 +116,7 @@ static void apply_16_bit(const struct shoal_gradient_kernels *kernels, enum shoa
 void outer_apply(const struct shoal_gradient_kernels *kernels, const struct shoal_parameter *parameter,
                  const struct outer_update *update, const void *delta, void *anchor, void *momentum, void *theta)
 {
+    SHOAL_DEFAULT_FLOATS;
     for (size_t i = 0; i < parameter->count; i += BLOCK) {
         const size_t count = fusion_min(BLOCK, parameter->count - i);
         if (parameter->type == SHOAL_FLOAT64)

@@ -4,6 +4,7 @@
 #include <time.h>
 
 #include "base/assert.h"
+#include "base/floats.h"
 #include "fusion/compress.h"
 #include "fusion/flow.h"
 #include "fusion/marks.h"
@@ -157,6 +158,7 @@ static double square_root(double x)
 /* The result of the whole step, when all buffers are in. */
 static enum shoal_status conclude(struct shoal_reducer *reducer, int active, struct shoal_step_result *result)
 {
+    SHOAL_DEFAULT_FLOATS;
     SHOAL_ASSERT(active > 0);
     result->step = reducer->steps + 1;
     result->active = active;

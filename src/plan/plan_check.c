@@ -24,10 +24,18 @@ struct access {
     uint32_t epoch;
 };
 
+/* A reduction over several hosts scales each input once, when the first pass reads it. */
+enum scaling {
+    RAW,    /* an element of an input as its rank has it, or a copy of it */
+    SCALED, /* a sum of scaled elements, or one that a put has scaled */
+    WRONG,  /* some input was scaled twice or not at all */
+};
+
 struct cell {
     struct access wrote;
     uint32_t reads; /* those since then: 1 + index into check.reads, 0 for none */
     uint32_t unit;  /* whose element of the inputs its contributions are, first_unit of the operation added */
+    uint8_t scaling;
 };
 
 struct read {
@@ -42,6 +50,7 @@ struct operation {
     size_t input_units;  /* of all parts */
     size_t output_units; /* of all parts */
     bool is_on_devices;
+    bool has_passes; /* a reduction over several hosts */
     uint32_t first_unit;
     size_t first_input; /* cell of rank 0 */
     size_t first_output;
@@ -404,18 +413,43 @@ static enum shoal_status verify_partial(const struct check *check, struct access
                             : "has all contributions, but is called partial");
 }
 
+/* From slot to slot a device sums, even one source. */
+static bool is_copy(const struct shoal_block *blocks, const struct shoal_step *step)
+{
+    return step->source_count == 1 && !(shoal_block_is_slot(blocks[0]) && shoal_block_is_slot(blocks[1]));
+}
+
+/* What a step makes of an element. Whoever runs a sum knows from its blocks alone which sources are raw: inputs, what other
+ * ranks of the host stage, and slots of devices. A put scales inputs; a copy changes nothing. */
+static enum scaling scaling_after(const struct check *check, struct access now, const struct shoal_block *block,
+                                  const struct shoal_step *step, size_t cell, bool is_copy)
+{
+    const enum scaling scaling = (enum scaling)check->cells[cell].scaling;
+    const bool is_put = step->kind == SHOAL_STEP_PUT, is_input = block->operand == SHOAL_OPERAND_INPUT;
+    const bool is_staged_by_other = block->operand == SHOAL_OPERAND_STAGING && block->rank != now.component;
+    const bool is_read_as_raw = is_input || is_staged_by_other || shoal_block_is_slot(*block);
+
+    if (is_put ? !is_input : is_copy)
+        return scaling;
+    return scaling == (is_read_as_raw ? RAW : SCALED) ? SCALED : WRONG;
+}
+
 /* Element i of the destinations becomes the sum of element i of the sources. In place, a copy to itself writes nothing. */
 static enum shoal_status move_unit(struct check *check, struct access now, const struct operation *operation,
                                    const struct shoal_block *blocks, const struct shoal_step *step, size_t i)
 {
     const size_t first = block_range(check, operation, &blocks[0]).first + i;
+    const bool copies = is_copy(blocks, step);
+    enum scaling scaling = RAW;
     uint32_t unit = NOTHING;
 
     memset(check->sum, 0, (size_t)check->size);
     for (int b = 0; b < step->source_count; b++) {
         const size_t cell = block_range(check, operation, &blocks[b]).first + i;
         const uint8_t *counts = counts_of(check, cell);
+        const enum scaling after = scaling_after(check, now, &blocks[b], step, cell, copies);
         SHOAL_TRY(read_cell(check, now, &blocks[b], cell, step->kind == SHOAL_STEP_PUT ? step->peer : NOBODY));
+        scaling = after > scaling ? after : scaling;
         unit = unit == NOTHING || unit == check->cells[cell].unit ? check->cells[cell].unit : MIXED;
         for (int rank = 0; rank < check->size; rank++) {
             const int total = check->sum[rank] + counts[rank];
@@ -425,10 +459,11 @@ static enum shoal_status move_unit(struct check *check, struct access now, const
     SHOAL_TRY(verify_partial(check, now, operation, step));
     for (int b = step->source_count; b < step->source_count + step->dest_count; b++) {
         const size_t cell = block_range(check, operation, &blocks[b]).first + i;
-        if (step->source_count == 1 && cell == first)
+        if (copies && cell == first)
             continue;
         SHOAL_TRY(write_cell(check, now, &blocks[b], cell));
         check->cells[cell].unit = unit;
+        check->cells[cell].scaling = (uint8_t)scaling;
         memcpy(counts_of(check, cell), check->sum, (size_t)check->size);
     }
     return SHOAL_OK;
@@ -514,6 +549,9 @@ static enum shoal_status verify_unit(const struct check *check, int rank, int nu
                          "not %d",
                          rank, number + 1, u, from, other, found, promised);
     }
+    if (operation->has_passes && check->cells[cell].scaling != SCALED)
+        return fault(check, "scale: rank %d, operation %d: element %zu of the output has inputs that were not scaled once",
+                     rank, number + 1, u);
     return SHOAL_OK;
 }
 
@@ -880,6 +918,8 @@ static void lay_out(struct check *check, struct operation *operation, const stru
     check->cell_count = operation->first_output + size * operation->output_units;
     check->staging_units = shoal_max_size(check->staging_units, staging_units(check, operation));
     operation->is_on_devices = names_slot(question->plans, 0, question->plans[0].block_count);
+    for (int rank = 1; rank < check->size && question->shape->is_reduced; rank++)
+        operation->has_passes |= !shoal_view_reaches(question->view, 0, rank);
     check->device_units = shoal_max_size(check->device_units, operation->is_on_devices ? operation->units : 0);
 }
 

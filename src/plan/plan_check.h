@@ -13,6 +13,7 @@
  *   - no step reaches where the view gives no reach, and none puts but into a staging buffer;
  *   - a rank's plan ends when nobody reads its device's slot any more;
  *   - devices reach no staging buffer, the network reaches no device, and others only read a device's slot;
+ *   - a reduction over several hosts scales each input once, though the blocks of a step alone say which ones it is to scale;
  *   - every signal is waited for or announced as a credit; no rank waits for ever.
  * One execution suffices: each wait names one peer and a count, counters have one writer each, so happens-before does not
  * depend on timing. */
@@ -36,7 +37,7 @@ struct shoal_plan_question {
 
 /* OK, or ERR_INTERNAL with the first fault found in text (rank, step, block, and the other party), or ERR_MEMORY. The text
  * begins with the kind of fault: form, range, reach, counter, deadlock, race, empty (nothing was ever written there), writers
- * (part 0 of a staging buffer has another than its own rank), result, end. */
+ * (part 0 of a staging buffer has another than its own rank), result, scale, end. */
 SHOAL_MUST_USE enum shoal_status shoal_plan_check(const struct shoal_plan_question *question, char *text, size_t text_bytes);
 
 #endif

@@ -36,8 +36,9 @@ struct shoal_descriptor {
     uint8_t collective; /* enum shoal_collective_type */
     uint8_t type;
     uint8_t op;
-    uint8_t way;    /* enum shoal_way */
-    uint16_t hints; /* SHOAL_HINT_*; local choices that others may follow */
+    uint8_t way;      /* enum shoal_way */
+    uint8_t hints;    /* SHOAL_HINT_*; local choices that others may follow */
+    uint8_t type_tag; /* what elements are to the caller (SHOAL_TYPE_TAGGED) */
 };
 
 /* Rank 0 sets this hint and all ranks follow it: how staging buffers are written in this operation. */

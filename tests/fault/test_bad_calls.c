@@ -340,11 +340,6 @@ static void spoil_peer(struct arguments *a)
     a->messages[1].peer = (int)a->number;
 }
 
-static void send_to_itself(struct arguments *a)
-{
-    a->messages[0].peer = a->rank;
-}
-
 static void spoil_tag(struct arguments *a)
 {
     a->messages[0].tag = -1;
@@ -561,7 +556,6 @@ static const struct fault_case cases[] = {
     {"bad_options_short", SPOIL(any_call, spoil_options, 15, "struct_bytes is not set", "SHOAL_OPTIONS_INIT")},
     {"bad_peer_beyond", SPOIL(is_exchange, spoil_peer, RANKS, "peer is 2", "one of the 2 ranks")},
     {"bad_peer_negative", SPOIL(is_exchange, spoil_peer, -1, "peer is -1", "one of the 2 ranks")},
-    {"bad_peer_itself", SPOIL(is_exchange, send_to_itself, 0, "and not this one")},
     {"bad_tag_negative", SPOIL(is_exchange, spoil_tag, 0, "tag is -1")},
 #undef IS_POSTED
 #define IS_POSTED true

@@ -7,10 +7,10 @@
 #include "fault_calls.h"
 
 /* How the odd rank's call differs from that of the others. */
-enum odd { KIND, BARRIER, COUNT, TYPE, OPERATOR, ROOT, SCALE, LENGTHS, NUMBER, TENSORS, ODD_END };
+enum odd { KIND, BARRIER, COUNT, TYPE, OPERATOR, ROOT, SCALE, LENGTHS, NUMBER, TENSORS, TAG, ODD_END };
 
-static const char *const odd_names[ODD_END] = {"kind", "barrier", "count",   "type",   "operator",
-                                               "root", "scale",   "lengths", "number", "tensors"};
+static const char *const odd_names[ODD_END] = {"kind",  "barrier", "count",  "type",    "operator", "root",
+                                               "scale", "lengths", "number", "tensors", "tag"};
 
 /* DURING: behind large ones that agree and are still under way. */
 enum when { BEFORE, BETWEEN, DURING, WHEN_END };
@@ -84,6 +84,9 @@ static struct operation odd_operation(const struct scene *scene)
     case TYPE:
         operation.type = SHOAL_BFLOAT16;
         break;
+    case TAG:
+        operation.type = SHOAL_TYPE_TAGGED(operation.type, 200);
+        break;
     case OPERATOR:
         operation.op = SHOAL_MAX;
         break;
@@ -154,7 +157,8 @@ static void print_operation(const struct operation *operation, const struct team
     if (operation->kind == OPERATION_BARRIER)
         return;
     snprintf(text, bytes, "%s of %s%zu ", row->name, is_free ? "up to " : "", told_count(operation, team));
-    append_word(text, bytes, types[operation->type]);
+    append_word(text, bytes, types[operation->type & 0xff]);
+    append_word(text, bytes, operation->type >> 8 ? " tagged 200" : "");
     append_word(text, bytes, row->is_input_partitioned || row->is_output_partitioned ? " per rank" : "");
     append_word(text, bytes, row->is_reduced ? ", " : "");
     append_word(text, bytes, row->is_reduced ? ops[operation->op] : "");
@@ -295,6 +299,7 @@ struct message_scene {
     size_t wanted;
     bool is_early;    /* the message comes before its receive */
     bool is_exchange; /* one of several */
+    int tag;          /* of the type that is wanted */
 };
 
 static enum shoal_status send_or_receive(struct fault_rank *self, float *buffer)
@@ -302,12 +307,13 @@ static enum shoal_status send_or_receive(struct fault_rank *self, float *buffer)
     const struct message_scene *scene = self->parameters;
     const bool is_send = self->rank == 0;
     const size_t count = is_send ? scene->sent : scene->wanted;
-    const struct shoal_message messages[] = {{is_send, buffer, count, SHOAL_FLOAT32, 1 - self->rank, 5},
+    const enum shoal_type type = SHOAL_TYPE_TAGGED(SHOAL_FLOAT32, is_send ? 0 : scene->tag);
+    const struct shoal_message messages[] = {{is_send, buffer, count, type, 1 - self->rank, 5},
                                              {is_send, buffer, 0, SHOAL_FLOAT32, 1 - self->rank, 6}};
     if (scene->is_exchange)
         return shoal_exchange(self->comm, messages, FAULT_COUNT_OF(messages), NULL);
-    return is_send ? shoal_send(self->comm, buffer, count, SHOAL_FLOAT32, 1, 5, NULL)
-                   : shoal_recv(self->comm, buffer, count, SHOAL_FLOAT32, 0, 5, NULL);
+    return is_send ? shoal_send(self->comm, buffer, count, type, 1, 5, NULL)
+                   : shoal_recv(self->comm, buffer, count, type, 0, 5, NULL);
 }
 
 static void send_other(struct fault_rank *self)
@@ -335,7 +341,7 @@ static void play_message(struct fault_test *test)
     if (!fault_run(test, &job))
         return;
     snprintf(sent, sizeof sent, "of %zu float32", scene->sent);
-    snprintf(wanted, sizeof wanted, "of %zu float32", scene->wanted);
+    snprintf(wanted, sizeof wanted, scene->tag ? "of %zu float32 tagged %d, " : "of %zu float32, ", scene->wanted, scene->tag);
     for (int r = 0; r < 2; r++) {
         const struct fault_result *result = &test->shared->results[r];
         fault_expect(test, result->status == SHOAL_ERR_MISMATCH, "rank %d got %s", r, shoal_status_name(result->status));
@@ -397,11 +403,13 @@ static size_t compose(struct scene scenes[ROWS_MAX], char names[ROWS_MAX][96])
 int main(int argc, char **argv)
 {
     const struct fault_case messages[] = {
-        {"mismatched_message_small_early", play_message, MESSAGE(10, 11, true, false)},
-        {"mismatched_message_small_late", play_message, MESSAGE(11, 10, false, false)},
-        {"mismatched_message_large", play_message, MESSAGE(100000, 100001, true, false)},
-        {"mismatched_exchange_small", play_message, MESSAGE(10, 11, false, true)},
-        {"mismatched_exchange_large", play_message, MESSAGE(100001, 100000, true, true)},
+        {"mismatched_message_small_early", play_message, MESSAGE(10, 11, true, false, 0)},
+        {"mismatched_message_small_late", play_message, MESSAGE(11, 10, false, false, 0)},
+        {"mismatched_message_large", play_message, MESSAGE(100000, 100001, true, false, 0)},
+        {"mismatched_message_of_other_tag", play_message, MESSAGE(10, 10, true, false, 9)},
+        {"mismatched_exchange_large_of_other_tag", play_message, MESSAGE(100000, 100000, false, true, 200)},
+        {"mismatched_exchange_small", play_message, MESSAGE(10, 11, false, true, 0)},
+        {"mismatched_exchange_large", play_message, MESSAGE(100001, 100000, true, true, 0)},
     };
     static struct scene scenes[ROWS_MAX];
     static char names[ROWS_MAX][96];

@@ -5,6 +5,7 @@
 #include "fault_harness.h"
 
 #define EAGER_FLOATS ((size_t)SHOAL_EAGER_BYTES / sizeof(float))
+#define LARGE ((size_t)100000)
 
 static bool is_ok(struct fault_rank *self, enum shoal_status status, const char *what)
 {
@@ -52,9 +53,110 @@ static void small_sends(struct fault_test *test)
     (void)fault_run(test, &job);
 }
 
-/* ---- Deadlocks ----------------------------------------------------------------------------------------------------------- */
+/* ---- Messages of a rank to itself ---------------------------------------------------------------------------------------- */
 
-#define LARGE ((size_t)100000)
+#define HUGE_FLOATS ((size_t)3000000)
+
+static void send_and_receive(struct fault_rank *self, float *buffer, size_t count, bool is_send_first)
+{
+    struct shoal_request *requests[2] = {NULL, NULL};
+    float *received = calloc(count + 1, sizeof *received);
+    for (int i = 0; i < 2; i++) {
+        const bool is_send = (i == 0) == is_send_first;
+        is_ok(self,
+              is_send ? shoal_send_post(self->comm, buffer, count, SHOAL_FLOAT32, self->rank, 5, NULL, &requests[i])
+                      : shoal_recv_post(self->comm, received, count, SHOAL_FLOAT32, self->rank, 5, NULL, &requests[i]),
+              "a post");
+    }
+    for (int i = 0; i < 2; i++) {
+        is_ok(self, shoal_request_wait(requests[i], SHOAL_FOREVER), is_send_first ? "send first" : "receive first");
+        shoal_request_free(requests[i]);
+    }
+    fault_check(self, memcmp(received, buffer, count * sizeof *buffer) == 0, "%zu elements are wrong", count);
+    free(received);
+}
+
+/* Every size, in both orders; small ones by blocking calls, and many of them before their receives, in their order. */
+static void talk_to_itself(struct fault_rank *self)
+{
+    static const size_t counts[] = {0, 1, 100, EAGER_FLOATS, EAGER_FLOATS + 1, HUGE_FLOATS};
+    float *buffer = fault_floats(self, self->rank == 1, HUGE_FLOATS), one = 0;
+    for (size_t i = 0; i < HUGE_FLOATS; i++)
+        buffer[i] = (float)i + (float)self->rank;
+    for (size_t i = 0; i < FAULT_COUNT_OF(counts); i++) {
+        send_and_receive(self, buffer, counts[i], true);
+        send_and_receive(self, buffer, counts[i], false);
+    }
+    for (int i = 0; i < 200; i++)
+        is_ok(self, shoal_send(self->comm, &buffer[i], 1, SHOAL_FLOAT32, self->rank, i % 2, NULL), "a blocking send");
+    for (int i = 0; i < 200; i++) {
+        const int wanted = i < 100 ? 2 * i + 1 : 2 * (i - 100);
+        is_ok(self, shoal_recv(self->comm, &one, 1, SHOAL_FLOAT32, self->rank, i < 100, NULL), "its receive");
+        fault_check(self, one == buffer[wanted], "message %d was %g", i, (double)one);
+    }
+    if (self->rank != 1)
+        free(buffer);
+}
+
+static void to_itself(struct fault_test *test)
+{
+    static const char *const settings[] = {"SHOAL_TIMEOUT_MS=10000", NULL};
+    for (int size = 1; size <= 2; size++) {
+        const struct fault_job job = {.size = size, .body = talk_to_itself, .settings = settings};
+        (void)fault_run(test, &job);
+    }
+}
+
+/* What rank 1 does meanwhile: it waits longer than rank 0. */
+static enum shoal_status wait_for_rank_0(struct fault_rank *self)
+{
+    struct shoal_options options = SHOAL_OPTIONS_INIT;
+    float one = 1;
+    options.timeout_ms = 20000;
+    return shoal_allreduce(self->comm, &one, &one, 1, SHOAL_FLOAT32, SHOAL_SUM, &options);
+}
+
+/* A large message to itself, which nothing receives. */
+static void send_without_receive(struct fault_rank *self)
+{
+    float *buffer = fault_floats(self, false, LARGE);
+    memset(buffer, 0, LARGE * sizeof *buffer);
+    fault_act(self);
+    fault_note(self,
+               self->rank == 0 ? shoal_send(self->comm, buffer, LARGE, SHOAL_FLOAT32, 0, 5, NULL) : wait_for_rank_0(self));
+    free(buffer);
+}
+
+/* What was sent is shorter than its receive. */
+static void receive_more(struct fault_rank *self)
+{
+    float buffer[5] = {0};
+    fault_act(self);
+    if (self->rank == 0)
+        is_ok(self, shoal_send(self->comm, buffer, 4, SHOAL_FLOAT32, 0, 5, NULL), "the send");
+    fault_note(self, self->rank == 0 ? shoal_recv(self->comm, buffer, 5, SHOAL_FLOAT32, 0, 5, NULL) : wait_for_rank_0(self));
+}
+
+static void expect_failure(struct fault_test *test, fault_body_fn body, enum shoal_status status, const char *words)
+{
+    static const char *const settings[] = {"SHOAL_TIMEOUT_MS=2000", NULL};
+    const struct fault_job job = {.size = 2, .body = body, .settings = settings};
+    if (!fault_run(test, &job))
+        return;
+    for (int r = 0; r < 2; r++) {
+        const struct fault_result *result = &test->shared->results[r];
+        fault_expect(test, result->status == status, "rank %d got %s", r, shoal_status_name(result->status));
+        fault_expect(test, strstr(result->failure.text, words) != NULL, "rank %d: %s", r, result->failure.text);
+    }
+}
+
+static void unmet_to_itself(struct fault_test *test)
+{
+    expect_failure(test, send_without_receive, SHOAL_ERR_TIMEOUT, "has not called the other side of its message to itself");
+    expect_failure(test, receive_more, SHOAL_ERR_MISMATCH, "does not fit its receive");
+}
+
+/* ---- Deadlocks ----------------------------------------------------------------------------------------------------------- */
 
 /* Two communicators, which two ranks use in opposite orders. */
 static void cross_orders(struct fault_rank *self)
@@ -118,6 +220,8 @@ int main(int argc, char **argv)
 {
     const struct fault_case cases[] = {
         {"small_sends_need_no_receive_though_the_peer_waits_elsewhere", small_sends, NULL},
+        {"a_rank_sends_to_itself", to_itself, NULL},
+        {"messages_to_itself_that_do_not_meet_are_told", unmet_to_itself, NULL},
         {"orders_crossed_over_two_communicators_are_a_deadlock", crossed, NULL},
         {"two_large_sends_to_each_other_are_a_deadlock", two_sends, NULL},
     };

@@ -616,34 +616,27 @@ void exact_messages(struct world *world)
 }
 
 /* A small send ends without its receive. */
-static void send_ahead(struct world *world, const struct areas *areas, bool is_shared)
+static void send_ahead(struct world *world, const struct areas *areas, int peer, bool is_shared)
 {
     const struct buffer out = take_buffer(areas, is_shared, 0, 0), in = take_buffer(areas, is_shared, 1, 0);
-    const int other = 1 - world->rank;
     for (int i = 0; i < 5; i++) {
         fill_message(&out, SHOAL_EAGER_BYTES, world->rank, (uint64_t)i);
-        OK(world, shoal_send(world->comm, out.there, SHOAL_EAGER_BYTES, SHOAL_UINT8, other, i, buffer_options(&out)));
+        OK(world, shoal_send(world->comm, out.there, SHOAL_EAGER_BYTES, SHOAL_UINT8, peer, i, buffer_options(&out)));
     }
     for (int i = 4; i >= 0; i--) {
         clear_message(&in, SHOAL_EAGER_BYTES);
-        OK(world, shoal_recv(world->comm, in.there, SHOAL_EAGER_BYTES, SHOAL_UINT8, other, i, buffer_options(&in)));
-        check_message(world, &in, SHOAL_EAGER_BYTES, other, (uint64_t)i);
+        OK(world, shoal_recv(world->comm, in.there, SHOAL_EAGER_BYTES, SHOAL_UINT8, peer, i, buffer_options(&in)));
+        check_message(world, &in, SHOAL_EAGER_BYTES, peer, (uint64_t)i);
     }
 }
 
-/* One to itself is refused, and nothing is lost. */
 void exact_eager(struct world *world)
 {
     struct areas areas = world_open_areas(world, SHOAL_EAGER_BYTES + EDGE_BYTES);
-    const struct buffer own = take_buffer(&areas, true, 0, 0);
-    CHECK(world,
-          shoal_send(world->comm, own.there, 1, SHOAL_FLOAT32, world->rank, 0, buffer_options(&own)) == SHOAL_ERR_ARGUMENT,
-          "sent to itself");
-    CHECK(world,
-          shoal_recv(world->comm, own.there, 1, SHOAL_FLOAT32, world->rank, 0, buffer_options(&own)) == SHOAL_ERR_ARGUMENT,
-          "received from itself");
-    for (int is_shared = 0; is_shared < 2; is_shared++)
-        send_ahead(world, &areas, is_shared);
+    for (int is_shared = 0; is_shared < 2; is_shared++) {
+        for (int peer = 0; peer < world->size; peer++) /* itself as well */
+            send_ahead(world, &areas, peer, is_shared);
+    }
     world_close_areas(world, &areas);
 }
 
@@ -1001,6 +994,73 @@ void exact_bits(struct world *world)
         hash = hash * UINT64_C(0x100000001B3) + shoal_bytes_hash(output.here, bytes);
     }
     world->board[world->rank] = hash;
+    world_close_areas(world, &areas);
+}
+
+/* Of this thread, and of those that it starts. */
+static void flush_subnormals(void)
+{
+#if defined(__x86_64__)
+    const uint32_t state = 0x1f80 | 0x8040; /* FTZ, DAZ */
+    __asm__ volatile("ldmxcsr %0" : : "m"(state) : "memory");
+#elif defined(__aarch64__)
+    __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)1 << 24) : "memory");
+#endif
+}
+
+static bool is_subnormal_kept(void)
+{
+    volatile float smallest = 1e-38f;
+    return smallest / 100 > 0;
+}
+
+/* The context's own thread inherits the state of rank 0: the first asynchronous post starts it. */
+static void sum_subnormals(struct world *world, const struct areas *areas, size_t count)
+{
+    float *const input = (float *)(void *)areas->plain[0], *const output = (float *)(void *)areas->plain[1];
+    const uint32_t small = 71362, wanted_bits = small * (uint32_t)world->size; /* the bits of subnormal numbers add up */
+    float number, wanted, sum = 0.5f * (float)world->size;
+    memcpy(&number, &small, sizeof number);
+    memcpy(&wanted, &wanted_bits, sizeof wanted);
+    struct shoal_request *request;
+    for (size_t i = 0; i < count; i++)
+        memcpy(&input[i], i % 2 ? &number : &(float){0.5f}, sizeof number);
+    if (world->rank == 0)
+        flush_subnormals();
+    OK(world, shoal_allreduce_post(world->comm, input, output, count, SHOAL_FLOAT32, SHOAL_SUM, NULL, &request));
+    OK(world, shoal_request_wait(request, SHOAL_FOREVER));
+    shoal_request_free(request);
+    CHECK(world, is_subnormal_kept() == (world->rank != 0), "a call changed the floating-point state");
+    for (size_t i = 0; i < count; i++)
+        CHECK(world, memcmp(&output[i], i % 2 ? &wanted : &sum, sizeof *output) == 0, "a sum was flushed, or is wrong");
+}
+
+void exact_float_states(struct world *world)
+{
+    struct areas areas = world_open_areas(world, (size_t)1 << 20);
+    sum_subnormals(world, &areas, 4);
+    sum_subnormals(world, &areas, (size_t)1 << 18);
+    world_close_areas(world, &areas);
+}
+
+void exact_half_averages(struct world *world)
+{
+    static const size_t counts[] = {1, 500, 5000, 70001, 400003};
+    struct areas areas = world_open_areas(world, 400003 * 2);
+    for (unsigned turn = 0; turn < COUNT_OF(counts) * 2; turn++) {
+        const size_t count = counts[turn / 2], bytes = count * sizeof(uint16_t);
+        const struct buffer input = take_buffer(&areas, turn % 2, 0, 0);
+        struct buffer output = take_buffer(&areas, turn % 2, 1, 0);
+        output.options = input.options;
+        for (size_t i = 0; i < count; i++)
+            memcpy(input.here + i * 2, &(uint16_t){0x78e2}, 2); /* 40000 */
+        upload_buffer(&input, bytes);
+        OK(world,
+           shoal_allreduce(world->comm, input.there, output.there, count, SHOAL_FLOAT16, SHOAL_AVG, buffer_options(&input)));
+        download_buffer(&output, bytes);
+        for (size_t i = 0; i < count; i++)
+            CHECK(world, memcmp(output.here + i * 2, &(uint16_t){0x78e2}, 2) == 0, "average %zu of %zu is not 40000", i, count);
+    }
     world_close_areas(world, &areas);
 }
 

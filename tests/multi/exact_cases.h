@@ -39,6 +39,10 @@ void exact_threads(struct world *world);
 /* Random floats of very different size, which every other order of summation gives other bits; board[rank] becomes a hash of
  * the results. */
 void exact_bits(struct world *world);
+/* Sums of subnormal numbers, with rank 0 in a floating-point state that flushes them. */
+void exact_float_states(struct world *world);
+/* Averages of float16 whose sums, even those of one host, are no float16. */
+void exact_half_averages(struct world *world);
 /* Operands on the device are summed in the order in which those in host memory are. */
 void exact_same_bits(struct world *world);
 

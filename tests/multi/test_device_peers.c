@@ -325,6 +325,7 @@ static void run_on_hosts(void)
     const struct plan many = {"devices=6,late=20,torn=2,seed=22", many_at_once, true};
     const struct plan queued = {"devices=4,depth=16,queues=1,seed=23", many_at_once, true};
     const struct plan bits = {"devices=4,seed=24", exact_same_bits, true};
+    const struct plan halves = {"devices=4,seed=25", exact_half_averages, true};
     world_divide(2);
     run("every type and operator, on 2 hosts", 4, &every, SETTINGS(NULL));
     run("many at once, on 3 hosts", 6, &many, SETTINGS("SHOAL_CHUNK_BYTES=4096"));
@@ -332,6 +333,7 @@ static void run_on_hosts(void)
     run("many at once, on 2 hosts", 4, &many, SETTINGS("SHOAL_COUNTER_START=9223372036854775800"));
     run("many at once, on 2 hosts", 4, &queued, SETTINGS(NULL));
     run("the same bits as in host memory, on 2 hosts", 4, &bits, SETTINGS(NULL));
+    run("averages of float16, on 2 hosts", 4, &halves, SETTINGS(NULL));
     world_divide(3);
     run("many at once, on 2 hosts of 3", 6, &many, SETTINGS("SHOAL_DEPTH=3"));
     world_divide(0);

@@ -67,6 +67,7 @@ static const struct {
     {"asynchronous operations", exact_async, {1, 2, 4}},
     {"detached requests", exact_detached, {3}},
     {"callbacks that post", exact_callbacks, {1, 2, 3}},
+    {"a rank that flushes subnormal numbers", exact_float_states, {2, 3}},
     {"messages", exact_messages, {2, 5}},
     {"eager messages", exact_eager, {2}},
     {"receives posted by callbacks", exact_receive_callbacks, {2}},

@@ -811,6 +811,19 @@ def compression(world):
     hooks_resumed(world)
 
 
+def averages_of_float16(world):
+    """The average of 40000 on all ranks is 40000, however many hosts there are, though the sum of one host is not a float16."""
+    os.environ["SHOAL_HOST_ID"] = f"host-{world.rank // 2}"
+    dist.init_process_group(ranks.BACKEND, timeout=ranks.GROUP_TIMEOUT)
+    for count in (8, 100_000):
+        tensor = torch.full((count,), 40000.0, dtype=torch.float16)
+        dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
+        expect(tensor.unique().tolist() == [40000.0], "AVG of", count, tensor)
+    model = ours(nn.Linear(1000, 100, bias=False).half())
+    model(torch.full((1, 1000), 40000.0, dtype=torch.float16)).sum().backward()
+    expect(model.module.weight.grad.unique().tolist() == [40000.0], "gradients", model.module.weight.grad)
+
+
 def several_steps(world, model, optimizer, steps):
     for step in steps:
         optimizer.zero_grad()
@@ -1131,6 +1144,7 @@ CASES += [Case("copies", copies, sizes=(2,))]
 CASES += [Case("compares_parameters", compares_parameters, sizes=(3,))]
 CASES += [Case("broken_backward", broken_backward, sizes=(2, 3))]
 CASES += [Case("compression", compression, sizes=(2,), init=False, fresh=True)]
+CASES += [Case("averages_of_float16", averages_of_float16, sizes=(4,), init=False, fresh=True)]
 CASES += [Case("rank_ends", rank_ends, sizes=(2, 3), fresh=True, ends=(1,))]
 
 if __name__ == "__main__":

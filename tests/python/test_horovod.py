@@ -84,6 +84,15 @@ def handles_and_groups(world):
     expect(place == (world.rank, world.size, 0, 1, True), place)
 
 
+def averages_of_float16(world):
+    """On two hosts: the sum of one is not a float16, the average is."""
+    os.environ["SHOAL_HOST_ID"] = f"host-{world.rank // 2}"
+    hvd = begun()
+    for count in (8, 100_000):
+        average = hvd.allreduce(torch.full((count,), 40000.0, dtype=torch.float16), op=hvd.Average)
+        expect(average.unique().tolist() == [40000.0], count, average)
+
+
 def operations_have_gradients(world):
     """Each rank weighs what it got by its rank and one."""
     hvd = begun()
@@ -459,6 +468,7 @@ CASES += [Case(body.__name__, ended(body), sizes=(2, 3)) for body in (operations
                                                                     samples_go_on_within_an_epoch)]
 CASES += [Case("gradients_without_shared_memory", ended(gradients_without_shared_memory), sizes=(2,))]
 CASES += [Case("gradients_over_gloo", ended(gradients_over_gloo), sizes=(2,), init=False)]
+CASES += [Case("averages_of_float16", ended(averages_of_float16), sizes=(4,), init=False, fresh=True)]
 CASES += [Case("goes_on_after_a_death", goes_on_after_a_death, sizes=(1,), init=False, timeout_s=170)]
 CASES += [Case("some_ranks_train", ended(some_ranks_train), sizes=(3,))]
 CASES += [Case("what_an_ended_rank_lacks_fails_beside_sets", what_an_ended_rank_lacks_fails_beside_sets, sizes=(3,))]

@@ -444,12 +444,13 @@ def messages_outstanding(world):
 
 
 def batch(world, receives_first):
+    """Each rank sends to all, itself among them."""
     for count in (0, 5, 100_000):
-        outputs = {peer: torch.empty(count) for peer in range(world.size) if peer != world.rank}
+        outputs = {peer: torch.empty(count) for peer in range(world.size)}
         receives = [dist.P2POp(dist.irecv, output, peer) for peer, output in outputs.items()]
         sends = [dist.P2POp(dist.isend, numbers(world.rank, count, torch.float32), peer) for peer in outputs]
         operations = receives + sends if receives_first else sends + receives
-        for work in dist.batch_isend_irecv(operations) if operations else []:
+        for work in dist.batch_isend_irecv(operations):
             work.wait()
         for peer, output in outputs.items():
             check(output, numbers(peer, count, torch.float32), peer, count)

@@ -2,6 +2,7 @@
  * end of every operation when an event is lost, a rank dies, or calls do not agree. */
 #include <limits.h>
 #include <malloc.h>
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -628,6 +629,95 @@ static void engine_runs_every_algorithm_over_hosts_exactly(void **state)
         uint16_t host[RANKS_MAX];
         draw_hosts(seed, size, 2 + (int)(seed % 4) < size ? 2 + (int)(seed % 4) : size, host);
         run_program_on(seed, host, size, CALLS_MAX, overrides);
+    }
+}
+
+/* ---- Averages of float16 over hosts ---- */
+
+#define HALF_MOST 0x7bff  /* 65504, the largest */
+#define HALF_40000 0x78e2 /* 40000 */
+
+static double half_value(uint16_t half)
+{
+    const int exponent = half >> 10 & 31, fraction = half & 1023;
+    const double magnitude = exponent ? ldexp(1024 + fraction, exponent - 25) : ldexp(fraction, -24);
+    return exponent == 31 ? (double)INFINITY : half >> 15 ? -magnitude : magnitude;
+}
+
+/* What a rank gives. Sums over ranks are far beyond the largest float16, and averages are not: element 0, 3, ... is that number on
+ * all ranks, element 1, 4, ... is 40000, and the others are any finite numbers. */
+static uint16_t half_of(uint64_t seed, int rank, size_t at)
+{
+    const uint16_t drawn = (uint16_t)reference_mix(seed * 64 + (uint64_t)rank + at * 4096);
+    if (at % 3 < 2)
+        return at % 3 ? HALF_40000 : HALF_MOST;
+    return (drawn >> 10 & 31) == 31 ? (uint16_t)(drawn & 0x83ff) : drawn;
+}
+
+static struct shoal_call average_call(struct world *world, uint64_t seed, int r, size_t count)
+{
+    static const enum shoal_collective_type types[] = {SHOAL_COLLECTIVE_ALLREDUCE, SHOAL_COLLECTIVE_REDUCE,
+                                                       SHOAL_COLLECTIVE_REDUCE_SCATTER};
+    const struct areas *areas = &world->ranks[r].areas;
+    char *const *in = seed % 4 == 0 || (seed % 4 == 1 && r % 2) ? areas->shared : areas->plain;
+    const enum shoal_collective_type type = types[seed / 2 % 3];
+    return (struct shoal_call){.collective = type,
+                               .type = SHOAL_FLOAT16,
+                               .op = SHOAL_AVG,
+                               .count = count,
+                               .input = in[0],
+                               .output = type == SHOAL_COLLECTIVE_REDUCE && r ? NULL : in[1]};
+}
+
+/* Roundings of each host's sum, and of each sum on the way; and each rank may lose what is below the smallest float16. */
+static void expect_average(uint64_t seed, int size, size_t at, uint16_t found)
+{
+    double sum = 0, sizes = 0;
+    for (int r = 0; r < size; r++) {
+        sum += half_value(half_of(seed, r, at));
+        sizes += fabs(half_value(half_of(seed, r, at)));
+    }
+    const double bound = ldexp(sizes, -11) + size * ldexp(1, -24), error = fabs(half_value(found) - sum / size);
+    if (!(error <= bound))
+        fail_msg("seed %d, %d ranks: average %zu is %g, not %g", (int)seed, size, at, half_value(found), sum / size);
+}
+
+static void average_over_hosts(uint64_t seed, int size, const uint16_t *host, const char *const *overrides)
+{
+    static const size_t counts[] = {1, 8, 200, 5003};
+    const struct shoal_sim_options weather = {.seed = seed, .size = size, .delay_ns_max = TICK_NS, .host = host};
+    const size_t count = counts[seed % SHOAL_COUNT_OF(counts)];
+    struct world *world = open_world(&weather, overrides);
+    for (int r = 0; r < size; r++) {
+        const struct shoal_call call = average_call(world, seed, r, count);
+        const size_t inputs = call.collective == SHOAL_COLLECTIVE_REDUCE_SCATTER ? count * (size_t)size : count;
+        for (size_t at = 0; at < inputs; at++)
+            ((uint16_t *)(uintptr_t)call.input)[at] = half_of(seed, r, at);
+        post(world, r, 0, &call);
+    }
+    assert_true(drive(world, 1, 60 * SHOAL_NS_PER_S));
+    for (int r = 0; r < size; r++) {
+        const struct shoal_call call = average_call(world, seed, r, count);
+        const size_t first = call.collective == SHOAL_COLLECTIVE_REDUCE_SCATTER ? count * (size_t)r : 0;
+        assert_int_equal(status_of(world, r, 0), SHOAL_OK);
+        for (size_t at = 0; at < count && call.output; at++)
+            expect_average(seed, size, first + at, ((const uint16_t *)call.output)[at]);
+        if (call.collective == SHOAL_COLLECTIVE_ALLREDUCE)
+            assert_memory_equal(call.output, average_call(world, seed, 0, count).output, count * sizeof(uint16_t));
+    }
+    close_world(world);
+}
+
+static void engine_averages_float16_over_hosts_without_overflow(void **state)
+{
+    (void)state;
+    const struct seeds seeds = seeds_of(240, 60);
+    for (uint64_t seed = seeds.first; seed < seeds.end; seed++) {
+        const char *const overrides[] = {"SHOAL_CHUNK_BYTES=4096", seed % 7 < 5 ? tuning[seed % 7 % 5] : "SHOAL_DEPTH=4", NULL};
+        const int size = 2 + (int)(seed % 11), hosts = 2 + (int)(seed / 3 % 5);
+        uint16_t host[RANKS_MAX];
+        draw_hosts(seed, size, hosts < size ? hosts : size, host);
+        average_over_hosts(seed, size, host, overrides);
     }
 }
 
@@ -2040,6 +2130,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(engine_goes_round_in_a_slot),
     cmocka_unit_test(engine_runs_random_programs_over_hosts_exactly),
     cmocka_unit_test(engine_runs_every_algorithm_over_hosts_exactly),
+    cmocka_unit_test(engine_averages_float16_over_hosts_without_overflow),
     cmocka_unit_test(engine_runs_many_hosts),
     cmocka_unit_test(engine_runs_with_64_ranks),
     cmocka_unit_test(engine_same_seed_same_trace),

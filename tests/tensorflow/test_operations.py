@@ -346,10 +346,22 @@ def starts_return_before_a_peer_has_come():
     expect(told.codes == [0, 0], told.told())
 
 
+def moves_another_type(rank):
+    shoal.init(timeout_s=2 * LATE_S)
+    refuses(tf.errors.OpError, ["different operations", "uint8 tagged 5", "uint8 tagged 17"],  # numbers of TensorFlow's types
+            lambda: shoal.allgather(tf.ones([4], tf.uint16 if rank else tf.int16)))
+
+
+def types_of_one_size_are_told_apart():
+    told = forked.Ranks(2, moves_another_type)
+    expect(told.codes == [0, 0], told.told())
+
+
 CASES = [allreduce_sums_every_type, allreduce_has_every_operator, large_and_empty_tensors_arrive, allreduce_casts_where_asked,
          slices_are_gathered, groups_keep_their_order, broadcast_moves_every_type, allgather_joins_rows_of_different_lengths,
          ragged_shapes_are_told_on_every_rank, reducescatter_divides_rows, alltoall_exchanges_rows,
          barrier_waits_in_a_graph_too, objects_go_round, many_operations_run_in_one_function, loops_run_in_order,
          results_are_not_written_again, operations_have_gradients, second_gradients_are_right, old_versions_are_refused, new_versions_are_told,
          places_are_told, it_can_begin_again]
-run_cases([*forked.Cases(3, CASES, shoal.init, shoal.shutdown).report(), starts_return_before_a_peer_has_come])
+run_cases([*forked.Cases(3, CASES, shoal.init, shoal.shutdown).report(), starts_return_before_a_peer_has_come,
+           types_of_one_size_are_told_apart])

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "float_states.h"
 #include "fusion/gradient_kernels.h"
 #include "reference.h"
 
@@ -299,6 +300,59 @@ static void quantizing_tells_of_nan_and_infinity(void **state)
     }
 }
 
+/* ---- The caller's floating-point state ----------------------------------------------------------------------------------- */
+
+/* What all kernels of a set make of some values, in a state. */
+struct made {
+    double squared[4];
+    char moved[4][BYTES];
+    uint16_t halves[2][LENGTH_MAX];
+    float wide[3][LENGTH_MAX], scales[3], error[LENGTH_MAX];
+    int8_t values[LENGTH_MAX];
+};
+
+static void make_all(const struct shoal_gradient_kernels *kernels, size_t count, shoal_floats floats, struct made *made)
+{
+    static char source[BYTES], gradients[BYTES];
+    uint64_t random = 3;
+    memset(made, 0, sizeof *made);
+    shoal_floats_write(SHOAL_FLOATS_DEFAULT);
+    for (size_t t = 0; t < SHOAL_COUNT_OF(types); t++) {
+        draw_values(&random, types[t], source, count, true);
+        draw_values(&random, types[t], made->moved[t], count, true);
+        shoal_floats_write(floats);
+        kernels->move[types[t]](made->moved[t], source, count, 1.0 / 3, true, &made->squared[t]);
+        assert_true(float_state_has_stayed(floats));
+    }
+    draw_values(&random, SHOAL_FLOAT32, gradients, count, false);
+    for (size_t i = 0; i < count; i += 3)
+        memcpy(gradients + 4 * i, &(float){1e-40f}, 4);
+    shoal_floats_write(floats);
+    kernels->to_float16(made->halves[0], (const float *)(const void *)gradients, count, 1.0f / 3);
+    kernels->to_bfloat16(made->halves[1], (const float *)(const void *)gradients, count, 1.0f / 3);
+    kernels->from_float16(made->wide[0], made->halves[0], count, 1.0f / 3);
+    kernels->from_bfloat16(made->wide[1], made->halves[1], count, 1.0f / 3);
+    kernels->quantize(made->values, made->scales, (const float *)(const void *)gradients, made->error, count);
+    kernels->dequantize(made->wide[2], made->values, made->scales, count, 1.0f / 3, true);
+    assert_true(float_state_has_stayed(floats));
+}
+
+static void any_floating_point_state_gives_the_same_bits(void **state)
+{
+    static const size_t counts[] = {1, 5, 16, 100, LENGTH_MAX};
+    static struct made wanted, made;
+    const struct shoal_gradient_kernels *kernels;
+    (void)state;
+    for (int k = 0; (kernels = shoal_gradient_kernels_at(k)) != NULL; k++)
+        for (size_t c = 0; c < SHOAL_COUNT_OF(counts); c++) {
+            make_all(kernels, counts[c], SHOAL_FLOATS_DEFAULT, &wanted);
+            for (size_t i = 0; i < SHOAL_COUNT_OF(float_states); i++) {
+                make_all(kernels, counts[c], float_states[i], &made);
+                assert_memory_equal(&made, &wanted, sizeof made);
+            }
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -306,6 +360,7 @@ int main(void)
         cmocka_unit_test(casts_round_to_nearest_even),
         cmocka_unit_test(quantizing_keeps_what_it_cuts_off),
         cmocka_unit_test(quantizing_tells_of_nan_and_infinity),
+        cmocka_unit_test(any_floating_point_state_gives_the_same_bits),
     };
     cmocka_set_message_output(CM_OUTPUT_TAP);
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -12,6 +12,7 @@
 
 #include "../../tools/elements.h"
 #include "device/kernels.h"
+#include "float_states.h"
 
 #define COUNT_MAX ((size_t)4097)
 #define ARRAYS_MAX 64
@@ -285,11 +286,15 @@ static void lay_out(struct fixture *fixture, struct call *call, bool alike)
     }
 }
 
+static shoal_floats caller_floats = SHOAL_FLOATS_DEFAULT;
+
 static void run_and_compare(const struct shoal_kernels *kernels, const struct call *call)
 {
     plain_reduce(call);
+    shoal_floats_write(caller_floats);
     kernels->reduce[call->type][call->op](call->dests, call->dest_count, (const void *const *)call->sources, call->source_count,
                                           call->count, call->argument, call->stores);
+    assert_true(float_state_has_stayed(caller_floats));
     for (int d = 0; d < call->dest_count; d++) {
         if (memcmp(call->dests[d], call->expected, call->bytes) != 0)
             fail_msg("%s: type %d, op %d, k %d, m %d, count %zu, argument %g, stores %d: destination %d is wrong",
@@ -439,6 +444,20 @@ static void kernels_accept_one_source_many_times(void **state)
             const struct call call = {.count = counts[c], .source_count = k, .dest_count = 1};
             each_kernel(*state, &call, check_one_source_twice);
         }
+}
+
+/* One rank's threads may be in another state than those of the others. */
+static void kernels_give_the_same_bits_in_any_floating_point_state(void **state)
+{
+    for (size_t i = 0; i < SHOAL_COUNT_OF(float_states); i++) {
+        caller_floats = float_states[i];
+        for (size_t c = 0; c < COUNTS; c++)
+            for (int k = 1; k <= 3; k++) {
+                const struct call call = {.count = counts[c], .source_count = k, .dest_count = 1};
+                each_kernel(*state, &call, check_apart);
+            }
+    }
+    caller_floats = SHOAL_FLOATS_DEFAULT;
 }
 
 /* ---- Known answers, so that a mistake shared with the plain loop cannot hide ---------------------------------- */
@@ -637,6 +656,63 @@ static void kernels_scaled_sum_of_one_source_multiplies(void **state)
             assert_int_equal(reduce_alike(kernels, SHOAL_BFLOAT16, SHOAL_SCALED_SUM, &half, 1, count, -1), 0xbc00);
             assert_int_equal(reduce_alike(kernels, SHOAL_INT32, SHOAL_SCALED_SUM, &integer, 1, count, -3), 0xfffffff1);
         }
+}
+
+/* ---- Passes over several hosts -------------------------------------------------------------------------------- */
+
+/* A pass over `count` equal elements. */
+static uint16_t run_pass(int ranks, enum shoal_pass pass, const uint16_t *elements, int count)
+{
+    const struct shoal_reduction operation =
+        shoal_kernels_pass(SHOAL_FLOAT16, (struct shoal_reduction){SHOAL_AVG, ranks}, pass);
+    const void *sources[ARRAYS_MAX];
+    uint16_t result;
+    void *dest = &result;
+    for (int s = 0; s < count; s++)
+        sources[s] = &elements[s];
+    shoal_kernels_find("auto")->reduce[SHOAL_FLOAT16][operation.op](&dest, 1, sources, count, 1, operation.argument,
+                                                                    SHOAL_STORES_CACHED);
+    return result;
+}
+
+/* The largest float16 of all ranks, over hosts of that many, one host after the other. */
+static uint16_t average_in_passes(int ranks, int host_ranks, uint16_t element)
+{
+    uint16_t elements[ARRAYS_MAX], pair[2] = {0};
+    for (int i = 0; i < ARRAYS_MAX; i++)
+        elements[i] = element;
+    for (int first = 0; first < ranks; first += host_ranks) {
+        const int left = ranks - first, count = left < host_ranks ? left : host_ranks;
+        pair[1] = run_pass(ranks, SHOAL_PASS_FIRST, elements, count);
+        pair[0] = first ? run_pass(ranks, left > host_ranks ? SHOAL_PASS_MIDDLE : SHOAL_PASS_LAST, pair, 2) : pair[1];
+    }
+    return pair[0];
+}
+
+static void kernels_averages_of_float16_in_passes_do_not_overflow(void **state)
+{
+    static const int sizes[] = {2, 3, 5, 6, 7, 9, 15, 31, 33, 100, 511, 1000, 1500, 2047, 2048};
+    static const int host_ranks[] = {1, 2, 3, 7, 8, 63, 64};
+    (void)state;
+    for (size_t i = 0; i < SHOAL_COUNT_OF(sizes); i++)
+        for (size_t h = 0; h < SHOAL_COUNT_OF(host_ranks) && host_ranks[h] < sizes[i]; h++) {
+            const uint16_t average = average_in_passes(sizes[i], host_ranks[h], 0x7bff);
+            assert_in_range(average, 1, 0x7bff);
+            assert_int_equal(average_in_passes(sizes[i], host_ranks[h], 0xfbff), average | 0x8000);
+            assert_int_equal(average_in_passes(sizes[i], host_ranks[h], 0x7c00), 0x7c00); /* infinity stays that */
+        }
+    assert_int_equal(average_in_passes(4, 2, 0x78e2), 0x78e2);
+    assert_int_equal(average_in_passes(3, 1, 0x78e2), 0x78e2);
+    assert_int_equal(average_in_passes(4, 2, 0x0002), 0x0002); /* 2^-23: halves of a sum of two are there still */
+}
+
+/* What is divided by less than 1, as the last pass does. */
+static void kernels_float16_averages_divide_by_fractions(void **state)
+{
+    (void)state;
+    assert_two(SHOAL_FLOAT16, SHOAL_AVG, 0x3c00, 0x3c00, 0.75, 0x4155);  /* 2 / 0.75 */
+    assert_two(SHOAL_FLOAT16, SHOAL_AVG, 0x3c00, 0x3c00, 0.625, 0x4266); /* 2 / 0.625 = 3.2 */
+    assert_two(SHOAL_FLOAT16, SHOAL_AVG, 0x3c00, 0x3c00, 1, 0x4000);
 }
 
 /* ---- Every 16-bit number -------------------------------------------------------------------------------------- */
@@ -850,6 +926,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(kernels_streaming_agree_with_plain_loop),
         cmocka_unit_test(kernels_of_many_sources_agree_with_plain_loop),
         cmocka_unit_test(kernels_accept_one_source_many_times),
+        cmocka_unit_test(kernels_give_the_same_bits_in_any_floating_point_state),
         cmocka_unit_test(kernels_bfloat16_known_answers),
         cmocka_unit_test(kernels_float16_known_answers),
         cmocka_unit_test(kernels_of_equal_zeros_take_the_first),
@@ -857,6 +934,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(kernels_8_bit_averages_are_exact),
         cmocka_unit_test(kernels_scaled_sum_is_not_fused),
         cmocka_unit_test(kernels_scaled_sum_of_one_source_multiplies),
+        cmocka_unit_test(kernels_averages_of_float16_in_passes_do_not_overflow),
+        cmocka_unit_test(kernels_float16_averages_divide_by_fractions),
         cmocka_unit_test(kernels_widen_every_half),
         cmocka_unit_test(kernels_round_every_tie),
         cmocka_unit_test(kernels_nan_at_any_place_gives_quiet_nan),

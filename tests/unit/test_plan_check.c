@@ -1134,9 +1134,8 @@ static void plan_check_text_names_both_parties_of_a_race(void **state)
     (void)state;
     group_init(&group, &broadcast, 2, NULL, 0, SHARE_NONE, false);
     remove_step(&group.plans[0], 0);
-    expect_text(&group,
-                "race: rank 1, step 1 of operation 1 [copy    stg[0].0 0/1 -> out[1] 0/1] reads stg[0].0 0/1, which "
-                "rank 0, step 0 of operation 2 [copy    in[0] 0/1 -> stg[0].0 0/1] writes; nothing orders the two");
+    expect_text(&group, "race: rank 1, step 1 of operation 1 [copy    stg[0].0 0/1 -> out[1] 0/1] reads stg[0].0 0/1, which "
+                        "rank 0, step 0 of operation 2 [copy    in[0] 0/1 -> stg[0].0 0/1] writes; nothing orders the two");
     group_fini(&group);
     group_init(&group, &broadcast, 2, NULL, 0, SHARE_ALL, false);
     remove_step(&group.plans[0], 1);
@@ -1254,6 +1253,52 @@ static void plan_check_finds_what_is_put_overwritten(void **state)
     group_fini(&group);
 }
 
+/* Not algorithms: two hosts of one rank exchange what they have and add it up. They put the input, which a put scales; or a copy
+ * of it, which it does not. */
+static void build_exchange(struct shoal_plan *plan, int rank, struct shoal_block put)
+{
+    const int peer = 1 - rank;
+    const struct shoal_block input = shoal_input(rank, 0, 1), came = shoal_in_bin(shoal_staging(rank, 1, 0, 1), 1);
+    const struct shoal_block sources[] = {rank ? came : input, rank ? input : came}, output = shoal_output(rank, 0, 1);
+    shoal_plan_use_bins(plan, 2, 1);
+    shoal_plan_signal(plan, peer);
+    shoal_plan_wait(plan, peer);
+    if (put.operand == SHOAL_OPERAND_STAGING)
+        shoal_plan_copy(plan, input, put);
+    shoal_plan_put(plan, put, shoal_in_bin(shoal_staging(peer, 1, 0, 1), 1));
+    shoal_plan_wait(plan, peer);
+    shoal_plan_wait_puts(plan);
+    shoal_plan_reduce(plan, sources, 2, &output, 1);
+}
+
+static void build_put_of_input(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
+{
+    (void)view, (void)root;
+    build_exchange(plan, rank, shoal_input(rank, 0, 1));
+}
+
+static void build_put_of_copy(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
+{
+    (void)view, (void)root;
+    build_exchange(plan, rank, shoal_in_bin(shoal_staging(rank, 0, 0, 1), 0));
+}
+
+static void plan_check_finds_inputs_that_are_not_scaled(void **state)
+{
+    static const struct algorithm right = {"put of input", build_put_of_input, SHOAL_COLLECTIVE_ALLREDUCE, true};
+    static const struct algorithm wrong = {"put of copy", build_put_of_copy, SHOAL_COLLECTIVE_ALLREDUCE, true};
+    static struct group group;
+    const uint16_t host[] = {0, 1};
+
+    (void)state;
+    group_init(&group, &right, 2, host, 0, SHARE_NONE, false);
+    expect_right(&group);
+    group_fini(&group);
+    group_init(&group, &wrong, 2, host, 0, SHARE_NONE, false);
+    expect_text(&group, "scale: rank 0, operation 1: element 0 of the output has inputs that were not scaled once");
+    group_fini(&group);
+}
+
 static void plan_check_finds_puts_that_no_transport_takes(void **state)
 {
     static struct group group;
@@ -1321,46 +1366,48 @@ static void plan_check_without_memory_says_so(void **state)
     assert_int_equal(alloc_live, live);
 }
 
+static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(plan_check_accepts_owners),
+    cmocka_unit_test(plan_check_accepts_peers),
+    cmocka_unit_test(plan_check_accepts_one_shot),
+    cmocka_unit_test(plan_check_accepts_broadcast_from_each_root),
+    cmocka_unit_test(plan_check_accepts_reduce_to_each_root),
+    cmocka_unit_test(plan_check_accepts_reduce_scatter),
+    cmocka_unit_test(plan_check_accepts_allgather),
+    cmocka_unit_test(plan_check_accepts_gather_and_scatter_of_each_root),
+    cmocka_unit_test(plan_check_accepts_alltoall),
+    cmocka_unit_test(plan_check_accepts_peers_on_hosts),
+    cmocka_unit_test(plan_check_accepts_every_entry_on_hosts),
+    cmocka_unit_test(plan_check_accepts_every_entry_on_large_hosts),
+    cmocka_unit_test(plan_fits_the_staging_of_its_communicator),
+    cmocka_unit_test(plan_chunks_on_one_host_are_bounded),
+    cmocka_unit_test(plan_peers_are_symmetric_and_know_no_flags),
+    cmocka_unit_test(plan_check_accepts_any_sequence),
+    cmocka_unit_test(plan_check_finds_wait_left_out),
+    cmocka_unit_test(plan_check_finds_signal_left_out),
+    cmocka_unit_test(plan_check_finds_credit_not_given),
+    cmocka_unit_test(plan_check_finds_unmatched_signals),
+    cmocka_unit_test(plan_check_finds_contribution_taken_twice),
+    cmocka_unit_test(plan_check_finds_contribution_left_out),
+    cmocka_unit_test(plan_check_finds_missing_reach),
+    cmocka_unit_test(plan_check_finds_wrong_blocks),
+    cmocka_unit_test(plan_check_text_names_both_parties_of_a_race),
+    cmocka_unit_test(plan_check_text_says_where_ranks_stand_in_a_deadlock),
+    cmocka_unit_test(plan_check_text_says_what_an_output_holds),
+    cmocka_unit_test(plan_check_finds_a_last_sum_called_partial),
+    cmocka_unit_test(plan_check_text_names_what_is_not_reached),
+    cmocka_unit_test(plan_check_text_counts_signals),
+    cmocka_unit_test(plan_check_finds_staging_written_by_another),
+    cmocka_unit_test(plan_check_finds_what_is_put_overwritten),
+    cmocka_unit_test(plan_check_finds_inputs_that_are_not_scaled),
+    cmocka_unit_test(plan_check_finds_puts_that_no_transport_takes),
+    cmocka_unit_test(plan_check_fits_any_text_buffer),
+    cmocka_unit_test(plan_check_without_memory_says_so),
+};
+
 /* With an argument: only cases whose names match it, as "plan_check_*" does. */
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(plan_check_accepts_owners),
-        cmocka_unit_test(plan_check_accepts_peers),
-        cmocka_unit_test(plan_check_accepts_one_shot),
-        cmocka_unit_test(plan_check_accepts_broadcast_from_each_root),
-        cmocka_unit_test(plan_check_accepts_reduce_to_each_root),
-        cmocka_unit_test(plan_check_accepts_reduce_scatter),
-        cmocka_unit_test(plan_check_accepts_allgather),
-        cmocka_unit_test(plan_check_accepts_gather_and_scatter_of_each_root),
-        cmocka_unit_test(plan_check_accepts_alltoall),
-        cmocka_unit_test(plan_check_accepts_peers_on_hosts),
-        cmocka_unit_test(plan_check_accepts_every_entry_on_hosts),
-        cmocka_unit_test(plan_check_accepts_every_entry_on_large_hosts),
-        cmocka_unit_test(plan_fits_the_staging_of_its_communicator),
-        cmocka_unit_test(plan_chunks_on_one_host_are_bounded),
-        cmocka_unit_test(plan_peers_are_symmetric_and_know_no_flags),
-        cmocka_unit_test(plan_check_accepts_any_sequence),
-        cmocka_unit_test(plan_check_finds_wait_left_out),
-        cmocka_unit_test(plan_check_finds_signal_left_out),
-        cmocka_unit_test(plan_check_finds_credit_not_given),
-        cmocka_unit_test(plan_check_finds_unmatched_signals),
-        cmocka_unit_test(plan_check_finds_contribution_taken_twice),
-        cmocka_unit_test(plan_check_finds_contribution_left_out),
-        cmocka_unit_test(plan_check_finds_missing_reach),
-        cmocka_unit_test(plan_check_finds_wrong_blocks),
-        cmocka_unit_test(plan_check_text_names_both_parties_of_a_race),
-        cmocka_unit_test(plan_check_text_says_where_ranks_stand_in_a_deadlock),
-        cmocka_unit_test(plan_check_text_says_what_an_output_holds),
-        cmocka_unit_test(plan_check_finds_a_last_sum_called_partial),
-        cmocka_unit_test(plan_check_text_names_what_is_not_reached),
-        cmocka_unit_test(plan_check_text_counts_signals),
-        cmocka_unit_test(plan_check_finds_staging_written_by_another),
-        cmocka_unit_test(plan_check_finds_what_is_put_overwritten),
-        cmocka_unit_test(plan_check_finds_puts_that_no_transport_takes),
-        cmocka_unit_test(plan_check_fits_any_text_buffer),
-        cmocka_unit_test(plan_check_without_memory_says_so),
-    };
     list_entries();
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);

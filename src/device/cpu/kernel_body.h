@@ -3,10 +3,12 @@
  *
  * Same bits everywhere: sources are combined in their order, lane by lane, never across lanes and never fused; a result that is
  * no number is always the one positive quiet NaN (processors differ in sign and payload); of equal maxima or minima the first
- * is taken. One source alone is copied as it is, unless there is something to divide or multiply.
+ * is taken. One source alone is copied as it is, unless there is something to divide or multiply. The caller's floating-point
+ * state does not matter, and stays as it is.
  *
  * Types and operators are those of kernel_lists.h. Every function below gets type and op as constants, so the compiler removes
  * the choices. Reentrant. */
+#include "base/floats.h"
 #include "device/cpu/formats.h"
 #include "device/cpu/kernel_lists.h"
 #include "device/kernels.h"
@@ -323,7 +325,7 @@ static void copy(void *const *dests, int dest_count, const void *source, size_t 
     __attribute__((unused)) static KERNEL(loops_##TYPE##_##OP, bytes);                                          \
     NOINLINE KERNEL(loops_##TYPE##_##OP##_long, bytes)                                                          \
     {                                                                                                           \
-        const double factor = SHOAL_##OP == SHOAL_AVG ? exact_inverse(argument) : 0;                            \
+        const double factor = SHOAL_##OP == SHOAL_AVG && argument >= 1 ? exact_inverse(argument) : 0;           \
         const struct work work = {dests, dest_count, sources, source_count, argument, factor};                  \
         const bool streaming = dests_can_stream(dests, dest_count, bytes, stores);                              \
         const size_t head = streaming ? bytes_to_line(dests[0]) : 0;                                            \
@@ -347,6 +349,8 @@ TYPES(EACH_LOOPS)
 #define DEFINE_REDUCE(TYPE, OP, LOOPS)                                                           \
     static KERNEL(reduce_##TYPE##_##OP, count)                                                   \
     {                                                                                            \
+        SHOAL_DEFAULT_FLOATS;                                                                    \
+        SHOAL_FLOATS_PIN(argument);                                                              \
         const size_t bytes = count * type_bytes(SHOAL_##TYPE);                                   \
         loops_##LOOPS##_##OP(dests, dest_count, sources, source_count, bytes, argument, stores); \
     }

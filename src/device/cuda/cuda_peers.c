@@ -330,20 +330,22 @@ static enum shoal_status bring(const struct posting *posting, const struct shoal
     return copy_slice(posting, SHOAL_DEVICE_BRING, unit, own, (struct slice){0, unit->end - unit->begin});
 }
 
-/* In the order of ranks, as all kernels do, so that the bits are those of sums in host memory. An average of several hosts is
- * divided where the last of them is added. */
+/* In the order of ranks, as all kernels do, so that the bits are those of sums in host memory. Over several hosts this is the
+ * first pass of the reduction. */
 static enum shoal_status reduce_slice(const struct posting *posting, const struct shoal_device_stage_unit *unit)
 {
     const struct shoal_gpu_peers *peers = posting->peers;
     const struct shoal_device_stage_options *options = &peers->stage.options;
     const struct slice slice = slice_of(posting, unit, options->rank);
-    const bool is_partial = options->hosts > 1 && posting->call->op == SHOAL_AVG;
+    const struct shoal_reduction whole = {posting->call->op, posting->call->argument},
+                                 pass = options->hosts > 1 ? shoal_kernels_pass(posting->call->type, whole, SHOAL_PASS_FIRST)
+                                                           : whole;
     struct shoal_gpu_reduction reduction = {.type = posting->call->type,
-                                            .op = is_partial ? SHOAL_SUM : posting->call->op,
+                                            .op = pass.op,
                                             .dest = slot_address(posting, unit, options->rank, slice.begin),
                                             .source_count = options->ranks,
                                             .count = slice.length,
-                                            .argument = posting->call->argument};
+                                            .argument = pass.argument};
     for (int r = 0; r < options->ranks; r++)
         reduction.sources[r] = slot_address(posting, unit, r, slice.begin);
     return shoal_gpu_reduce(peers->kernels, &reduction, peers->streams[SHOAL_DEVICE_REDUCE]);

@@ -1,7 +1,8 @@
 /* The gradient kernels; the file of each instruction set includes this once. Not a header for others.
  *
  * Loops go over groups of GROUP elements, whose inner loops compilers turn into vectors. Element i of a call always goes to
- * partial sum i % GROUP, and products are never fused with sums: all sets give the same bits. */
+ * partial sum i % GROUP, and products are never fused with sums: all sets give the same bits, whatever the caller's
+ * floating-point state. */
 #include <math.h>
 #include <string.h>
 
@@ -9,6 +10,7 @@
 #include <immintrin.h>
 #endif
 
+#include "base/floats.h"
 #include "fusion/gradient_kernels.h"
 
 #define GROUP 16
@@ -183,6 +185,8 @@ INLINE double add_up(const double *partial)
     }                                                                                                                     \
     static void move_##FORMAT(void *dest, const void *source, size_t count, double factor, bool adds, double *squared)    \
     {                                                                                                                     \
+        SHOAL_DEFAULT_FLOATS;                                                                                             \
+        SHOAL_FLOATS_PIN(factor);                                                                                         \
         const VALUE by = (VALUE)factor;                                                                                   \
         if (!dest)                                                                                                        \
             move_any_##FORMAT(NULL, source, count, by, false, false, squared);                                            \
@@ -208,6 +212,7 @@ DEFINE_MOVE(float16, uint16_t, float)
 #define DEFINE_CASTS(FORMAT)                                                                   \
     static void to_##FORMAT(uint16_t *dest, const float *source, size_t count, float factor)   \
     {                                                                                          \
+        SHOAL_DEFAULT_FLOATS;                                                                  \
         size_t i = 0;                                                                          \
         for (; i + GROUP <= count; i += GROUP) {                                               \
             float value[GROUP];                                                                \
@@ -220,6 +225,7 @@ DEFINE_MOVE(float16, uint16_t, float)
     }                                                                                          \
     static void from_##FORMAT(float *dest, const uint16_t *source, size_t count, float factor) \
     {                                                                                          \
+        SHOAL_DEFAULT_FLOATS;                                                                  \
         size_t i = 0;                                                                          \
         for (; i + GROUP <= count; i += GROUP) {                                               \
             float value[GROUP];                                                                \
@@ -279,6 +285,7 @@ INLINE void quantize_block(int8_t *values, float scale, const float *source, flo
 
 static void quantize(int8_t *values, float *scales, const float *source, float *error, size_t count)
 {
+    SHOAL_DEFAULT_FLOATS;
     for (size_t at = 0; at < count; at += SHOAL_GRADIENT_BLOCK, scales++) {
         const size_t n = count - at < SHOAL_GRADIENT_BLOCK ? count - at : SHOAL_GRADIENT_BLOCK;
         *scales = largest(source + at, error ? error + at : NULL, n) / 127;
@@ -288,6 +295,7 @@ static void quantize(int8_t *values, float *scales, const float *source, float *
 
 static void dequantize(float *dest, const int8_t *values, const float *scales, size_t count, float factor, bool adds)
 {
+    SHOAL_DEFAULT_FLOATS;
     for (size_t at = 0; at < count; at += SHOAL_GRADIENT_BLOCK, scales++) {
         const size_t n = count - at < SHOAL_GRADIENT_BLOCK ? count - at : SHOAL_GRADIENT_BLOCK;
         const float scale = *scales * factor;

@@ -195,7 +195,7 @@ bool call_reduces(struct call *call, const struct shaped *tensor, struct element
 
 struct elements elements_moved(int type, size_t bytes)
 {
-    struct elements elements = {SHOAL_UINT8, bytes};
+    struct elements elements = {SHOAL_TYPE_TAGGED(SHOAL_UINT8, type), bytes}; /* else int16 would meet uint16 */
     if (shoal_type_of(type, &elements.type))
         elements.count = bytes / shoal_type_bytes(elements.type);
     return elements;
