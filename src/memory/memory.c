@@ -162,6 +162,15 @@ bool shoal_region_expect_peers(struct shoal_region *region, size_t peers)
     return true;
 }
 
+void shoal_memory_forget_peer(struct shoal_memory *memory, size_t peer)
+{
+    for (size_t i = 0; i < memory->table.count; i++) {
+        struct shoal_region *region = memory->table.by_begin[i];
+        if (peer < region->export_count)
+            region->is_exported[peer] = false;
+    }
+}
+
 static bool holds(const struct shoal_region *region, const void *address, size_t bytes)
 {
     const size_t offset = (uintptr_t)address - (uintptr_t)region->begin; /* huge where the address lies before it */

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "comm/context.h"
+#include "comm/comm_world.h"
 #include "engine/engine_state.h"
 #include "engine/progress_state.h"
 #include "multi_world.h"
@@ -345,7 +346,7 @@ static void survivors_agree_without_a_rank_that_has_ended(struct world *world)
     OK(world, shoal_barrier(world->comm, NULL));
     if (world->rank == 2)
         _exit(0);
-    OK(world, shoal_membership_agree_on_survivors(world->comm->membership, 20000, &view));
+    OK(world, shoal_membership_agree_on_survivors(world->comm->world->membership, 20000, &view));
     for (int r = 0; r < world->size; r++)
         CHECK(world, shoal_survivors_has(&view, r) == (r != 2), "rank %d is thought to be %d", r,
               shoal_survivors_has(&view, r));

@@ -711,9 +711,13 @@ void shoal_shm_wake(struct shoal_transport *transport)
     wake_all(shm_of(transport));
 }
 
-struct shoal_segment *shoal_shm_segment(struct shoal_transport *transport)
+struct shoal_segment *shoal_shm_leave_segment(struct shoal_transport *transport, bool gives_back_pages)
 {
-    return shoal_segment_get(shm_of(transport)->seats[transport->rank].segment);
+    const struct shm *shm = shm_of(transport);
+    const struct seat *own = &shm->seats[transport->rank];
+    if (gives_back_pages)
+        shoal_segment_strip(own->segment, (uint64_t)(own->staging - own->segment->base), shm->slots * shm->staging_stride);
+    return shoal_segment_get(own->segment);
 }
 
 size_t shoal_shm_staging_stride(size_t slot_bytes)

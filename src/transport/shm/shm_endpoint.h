@@ -40,7 +40,8 @@ struct shoal_shm_mapped {
 
 struct shoal_shm_peer {
     unsigned char id[SHOAL_SHM_ID_BYTES];
-    size_t index; /* among the endpoint's peers */
+    size_t index;  /* among the endpoint's peers */
+    unsigned uses; /* worlds here that it belongs to */
     struct shoal_transport_peer name;
     int socket;
     struct shoal_membership_process process;
@@ -77,8 +78,9 @@ struct shoal_shm_endpoint {
     struct shoal_segment *doorbell_segment;
     struct shoal_shm_doorbell *doorbell;
     struct shoal_survivors_board *board; /* behind the doorbell */
-    struct shoal_shm_peer **peers;
+    struct shoal_shm_peer **peers;       /* [peer_count]; NULL: a place that is free */
     size_t peer_count;
+    unsigned meetings;  /* under way: until they have ended, no peer goes */
     uint64_t oom_kills; /* of shoal_topology_oom_kills, at the beginning */
     unsigned locates;
     struct shoal_shm_joining *joining;
@@ -103,11 +105,16 @@ struct shoal_shm_place {
     uint64_t meeting; /* a number of all that met, the same on all and new between them; not 0 */
 };
 
-/* Finds out on which host each rank of the bootstrap is, and connects to those of this host; places_out[rank]. ERR_AUTH,
- * ERR_TIMEOUT (named), ERR_SYSTEM. */
+/* Finds out on which host each rank of the bootstrap is, and connects to those of this host; places_out[rank]. Each peer in
+ * places_out has one use more, which the caller ends with shoal_shm_endpoint_part. ERR_AUTH, ERR_TIMEOUT (named), ERR_SYSTEM.
+ * ERR_STATE, on all ranks: two ranks have one endpoint, as threads of a process have that share a context. */
 SHOAL_MUST_USE enum shoal_status shoal_shm_endpoint_connect(struct shoal_shm_endpoint *endpoint,
                                                             struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
                                                             struct shoal_shm_place *places_out);
+
+/* Ends one use of a peer. With the last one the connection to it and all that is mapped of it go; a later meeting connects
+ * anew. */
+void shoal_shm_endpoint_part(struct shoal_shm_endpoint *endpoint, struct shoal_shm_peer *peer);
 
 /* Making a communicator. offer passes this rank's segment of communicator `comm` (a number new between the ranks) to a peer;
  * NULL says that there is none; false when the link is full now. take receives the peer's segment: OK with a reference for the
