@@ -148,7 +148,8 @@ static void note_turn(struct shoal_membership *membership, uint64_t now_ns)
  * beginning of the next turn, before anyone here can read it. Returns when to look again. */
 static uint64_t decide_one(struct shoal_membership *membership, struct shoal_cause *cause, uint64_t now_ns)
 {
-    const uint64_t due_ns = cause->is_decided ? now_ns : shoal_cause_due_ns(cause, membership->is_root, membership->heir_ns);
+    const uint64_t due_ns =
+        cause->is_decided ? now_ns : shoal_cause_due_ns(&membership->causes, cause, membership->is_root, membership->heir_ns);
     const bool was_leaving = cause->is_leaving;
     if (due_ns > now_ns)
         return due_ns;
@@ -516,16 +517,6 @@ void shoal_membership_leave(struct shoal_membership *membership, struct shoal_me
     pthread_mutex_unlock(&membership->lock);
 }
 
-/* Whether the communicator's cause is decided, and the others have it; then *failure is it. */
-static bool is_decided(const struct shoal_membership *membership, uint64_t comm, struct shoal_failure *failure)
-{
-    const struct shoal_cause *cause = shoal_causes_find(&membership->causes, comm);
-    if (!cause || !cause->is_decided || cause->is_leaving)
-        return false;
-    *failure = cause->best;
-    return true;
-}
-
 /* Under the lock. False: nothing was decided within a second. */
 static bool await_decision(struct shoal_membership *membership)
 {
@@ -535,25 +526,27 @@ static bool await_decision(struct shoal_membership *membership)
     return pthread_cond_timedwait(&membership->decided, &membership->lock, &until) == 0;
 }
 
-/* Proposes the failure, and waits until all have agreed on one, which then is in *failure. Seconds are counted one by one: a
- * machine that stands still in one of them does not end the wait before its thread has received what the others sent. */
-static void membership_agree(struct shoal_membership *membership, uint64_t comm, struct shoal_failure *failure)
+/* Proposes the failure, and waits until all have agreed on one, which then is on the board: there it stays, however many other
+ * communicators fail meanwhile. Seconds are counted one by one: a machine that stands still in one of them does not end the wait
+ * before its thread has received what the others sent. */
+static void membership_agree(struct shoal_membership_comm *member, const struct shoal_failure *failure)
 {
+    struct shoal_membership *membership = member->membership;
+    struct shoal_failure first;
     int waited_s = 0;
     pthread_mutex_lock(&membership->lock);
-    const bool is_kept = propose(membership, comm, failure, true);
+    const bool is_kept = !shoal_cause_board_read(member->board, &first) && propose(membership, member->comm, failure, true);
     shoal_control_wake(membership->control);
-    while (is_kept && !is_decided(membership, comm, failure) && waited_s < AGREE_S)
+    while (is_kept && !shoal_cause_board_read(member->board, &first) && waited_s < AGREE_S)
         waited_s += await_decision(membership) ? 0 : 1;
     pthread_mutex_unlock(&membership->lock);
 }
 
 void shoal_membership_fail(struct shoal_membership_comm *member, const struct shoal_failure *failure)
 {
-    struct shoal_failure first = *failure;
     if (member->membership)
-        membership_agree(member->membership, member->comm, &first);
-    write_cause(member, &first);
+        membership_agree(member, failure);
+    write_cause(member, failure); /* where nothing was agreed on */
 }
 
 void shoal_membership_abort(struct shoal_membership_comm *member)

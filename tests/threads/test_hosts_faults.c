@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 #include <unistd.h>
@@ -383,6 +384,46 @@ static void memory_of_a_device_is_mapped_by_one_thread_at_a_time(void **state)
 #endif
 }
 
+/* ---- Many communicators that fail together ------------------------------------------------------------------------------- */
+
+#define MANY 100
+
+static double now_s(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+/* Rank 1 comes to none of them. */
+static void many_failures_body(struct rank *rank)
+{
+    struct shoal_comm *comms[MANY];
+    struct shoal_request *requests[MANY];
+    struct shoal_options soon = SHOAL_OPTIONS_INIT;
+    soon.timeout_ms = 300;
+    for (int i = 0; i < MANY; i++)
+        OK(rank, shoal_comm_split(rank->comm, 0, 0, NULL, &comms[i]));
+    const double begun_s = now_s();
+    for (int i = 0; i < MANY && rank->rank == 0; i++)
+        OK(rank, shoal_barrier_post(comms[i], &soon, &requests[i]));
+    for (int i = 0; i < MANY && rank->rank == 0; i++) {
+        EXPECT(rank, SHOAL_ERR_TIMEOUT, shoal_request_wait(requests[i], SHOAL_FOREVER));
+        shoal_request_free(requests[i]);
+    }
+    CHECK(rank, now_s() - begun_s < MANY * 0.1 / 2, "%.1f s until all have failed", now_s() - begun_s);
+    pthread_barrier_wait(&rank->world->meeting);
+    for (int i = 0; i < MANY; i++)
+        shoal_comm_free(comms[i]);
+}
+
+/* The hosts agree on each cause, which takes a tenth of a second for the first. More fail than causes are remembered. */
+static void many_communicators_fail_together(void **state)
+{
+    (void)state;
+    run_world(2, 1, many_failures_body);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -390,6 +431,7 @@ int main(void)
         cmocka_unit_test(what_cannot_be_sent_is_no_success),
         cmocka_unit_test(deadlines_that_pass_everywhere_at_once_are_one_failure),
         cmocka_unit_test(failures_of_two_hosts_at_once_are_one_failure),
+        cmocka_unit_test(many_communicators_fail_together),
         cmocka_unit_test(backoff_interrupts_nobody),
         cmocka_unit_test(lengths_are_told_to_those_they_concern),
         cmocka_unit_test(all_adapters_send_as_much),

@@ -84,13 +84,13 @@ static void somebody_decides_in_time(void **state)
     bool is_news;
     (void)state;
     struct shoal_cause *cause = shoal_causes_propose(&causes, COMM, &late, true, start_ns, &is_news);
-    assert_int_equal(shoal_cause_due_ns(cause, true, 0), start_ns + SHOAL_CAUSES_COLLECT_MS * ms);
-    assert_int_equal(shoal_cause_due_ns(cause, false, 0), start_ns + SHOAL_CAUSES_SETTLE_MS * ms);
+    assert_int_equal(shoal_cause_due_ns(&causes, cause, true, 0), start_ns + SHOAL_CAUSES_COLLECT_MS * ms);
+    assert_int_equal(shoal_cause_due_ns(&causes, cause, false, 0), start_ns + SHOAL_CAUSES_SETTLE_MS * ms);
     shoal_causes_propose(&causes, COMM, &better, false, start_ns + 5, &is_news);
-    assert_int_equal(shoal_cause_due_ns(cause, false, 0), start_ns + SHOAL_CAUSES_ALONE_MS * ms);
+    assert_int_equal(shoal_cause_due_ns(&causes, cause, false, 0), start_ns + SHOAL_CAUSES_ALONE_MS * ms);
     shoal_causes_propose(&causes, COMM, &aborted, false, start_ns + 6, &is_news);
-    assert_int_equal(shoal_cause_due_ns(cause, true, 0), start_ns);
-    assert_int_equal(shoal_cause_due_ns(cause, true, 2 * start_ns), 2 * start_ns + SHOAL_CAUSES_HEIR_MS * ms);
+    assert_int_equal(shoal_cause_due_ns(&causes, cause, true, 0), start_ns);
+    assert_int_equal(shoal_cause_due_ns(&causes, cause, true, 2 * start_ns), 2 * start_ns + SHOAL_CAUSES_HEIR_MS * ms);
     shoal_causes_fini(&causes);
 }
 
@@ -106,9 +106,33 @@ static void time_that_stood_still_is_no_waiting(void **state)
     struct shoal_cause *recent = shoal_causes_propose(&causes, COMM + 1, &late, true, now_ns - 10 * ms, &is_news);
     struct shoal_cause *newer = shoal_causes_propose(&causes, COMM + 2, &late, true, now_ns + ms, &is_news);
     shoal_causes_excuse(&causes, 3000 * ms, now_ns);
-    assert_int_equal(shoal_cause_due_ns(early, false, 0), now_ns - 1000 * ms + SHOAL_CAUSES_SETTLE_MS * ms);
-    assert_int_equal(shoal_cause_due_ns(recent, false, 0), now_ns + SHOAL_CAUSES_SETTLE_MS * ms);
-    assert_int_equal(shoal_cause_due_ns(newer, false, 0), now_ns + ms + SHOAL_CAUSES_SETTLE_MS * ms);
+    assert_int_equal(shoal_cause_due_ns(&causes, early, false, 0), now_ns - 1000 * ms + SHOAL_CAUSES_SETTLE_MS * ms);
+    assert_int_equal(shoal_cause_due_ns(&causes, recent, false, 0), now_ns + SHOAL_CAUSES_SETTLE_MS * ms);
+    assert_int_equal(shoal_cause_due_ns(&causes, newer, false, 0), now_ns + ms + SHOAL_CAUSES_SETTLE_MS * ms);
+    shoal_causes_fini(&causes);
+}
+
+/* Hosts that find several causes at once are waited for once, not once for each communicator. */
+static void a_process_is_blamed_again_at_once(void **state)
+{
+    const uint64_t start_ns = SHOAL_NS_PER_S, ms = SHOAL_NS_PER_MS;
+    struct shoal_failure lost = failure(SHOAL_ERR_PEER_LOST, 5, 1, 3), other = lost, late = failure(SHOAL_ERR_TIMEOUT, 5, 1, 3);
+    struct shoal_causes causes = {0};
+    bool is_news;
+    (void)state;
+    lost.pid = late.pid = 17;
+    other.pid = 18;
+    const struct shoal_cause *first = shoal_causes_propose(&causes, COMM, &lost, true, start_ns, &is_news);
+    const struct shoal_cause *again = shoal_causes_propose(&causes, COMM + 1, &lost, true, start_ns, &is_news);
+    assert_int_equal(shoal_cause_due_ns(&causes, first, true, 0), start_ns + SHOAL_CAUSES_COLLECT_MS * ms);
+    assert_int_equal(shoal_cause_due_ns(&causes, again, true, 0), start_ns + SHOAL_CAUSES_COLLECT_MS * ms);
+    assert_non_null(shoal_causes_decide(&causes, COMM, &lost));
+    assert_int_equal(shoal_cause_due_ns(&causes, again, true, 0), start_ns);
+    assert_int_equal(shoal_cause_due_ns(&causes, again, false, 0), start_ns + SHOAL_CAUSES_SETTLE_MS * ms);
+    const struct shoal_cause *another = shoal_causes_propose(&causes, COMM + 2, &other, true, start_ns, &is_news);
+    const struct shoal_cause *timeout = shoal_causes_propose(&causes, COMM + 3, &late, true, start_ns, &is_news);
+    assert_int_equal(shoal_cause_due_ns(&causes, another, true, 0), start_ns + SHOAL_CAUSES_COLLECT_MS * ms);
+    assert_int_equal(shoal_cause_due_ns(&causes, timeout, true, 0), start_ns + SHOAL_CAUSES_COLLECT_MS * ms);
     shoal_causes_fini(&causes);
 }
 
@@ -246,6 +270,7 @@ int main(void)
         cmocka_unit_test(somebody_decides_in_time),
         cmocka_unit_test(time_that_stood_still_is_no_waiting),
         cmocka_unit_test(without_memory_nobody_waits_for_an_agreement),
+        cmocka_unit_test(a_process_is_blamed_again_at_once),
         cmocka_unit_test(old_decisions_are_forgotten_and_open_ones_are_not),
         cmocka_unit_test(one_writer_of_a_board_wins_and_all_read_its_cause),
         cmocka_unit_test(an_abort_is_worded_for_any_rank),
