@@ -350,12 +350,16 @@ static void end_world(struct shoal_world *world)
     free(world);
 }
 
+/* What a rank needs at once to meet a few others; each further one is met with two more. */
+#define DESCRIPTORS 16
+
 enum shoal_status shoal_world_meet(struct shoal_context *context, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
                                    struct shoal_world **world_out)
 {
     struct shoal_world *world = calloc(1, sizeof *world);
     struct shoal_member *members = calloc((size_t)bootstrap->size, sizeof *members);
     shoal_world_end_left(context);
+    shoal_memory_spare_descriptors(context->memory, DESCRIPTORS);
     if (!world || !members) {
         free(world);
         free(members);

@@ -526,9 +526,9 @@ static bool await_decision(struct shoal_membership *membership)
     return pthread_cond_timedwait(&membership->decided, &membership->lock, &until) == 0;
 }
 
-/* Proposes the failure, and waits until all have agreed on one, which then is on the board: there it stays, however many other
- * communicators fail meanwhile. Seconds are counted one by one: a machine that stands still in one of them does not end the wait
- * before its thread has received what the others sent. */
+/* Proposes the failure, and waits until all have agreed on one, which then is on the board. There it stays, however many other
+ * communicators fail meanwhile. Seconds are counted one by one: a machine that stands still in one of them does not end the
+ * wait before its thread has received what the others sent. */
 static void membership_agree(struct shoal_membership_comm *member, const struct shoal_failure *failure)
 {
     struct shoal_membership *membership = member->membership;

@@ -97,6 +97,10 @@ void shoal_memory_set_stagger(struct shoal_memory *memory, int rank);
 void shoal_memory_lock(const struct shoal_memory *memory);
 void shoal_memory_unlock(const struct shoal_memory *memory);
 
+/* Gives up the buffer cache, which holds a descriptor for each buffer, if the process could not open `count` descriptors more.
+ * Takes the guard itself. */
+void shoal_memory_spare_descriptors(struct shoal_memory *memory, int count);
+
 /* Gets pages for [begin, begin + bytes) of a segment and counts them against the memory's budget; what is in the buffer cache
  * is given up for it. `what` names the use in messages. ERR_MEMORY: the limit or the machine leaves too little; nothing has
  * changed. Takes the guard itself. */

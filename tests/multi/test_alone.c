@@ -4,12 +4,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/types.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "comm/context.h"
 #include "comm/comm_world.h"
+#include "comm/context.h"
 #include "engine/engine_state.h"
 #include "engine/progress_state.h"
 #include "multi_world.h"
@@ -183,6 +184,25 @@ static void memory_kept_has_a_limit(struct world *world)
     CHECK(world, counts.cached == 256 && counts.cached_bytes == 7 * MIB + 255 * 4096, "%zu pieces, %llu bytes", counts.cached,
           (unsigned long long)counts.cached_bytes);
     OK(world, shoal_mem_free(world->context, last));
+}
+
+/* Freed memory holds a descriptor for each piece, here. Where a process may open few, it gives way: when memory is made, when a
+ * peer's arrives, and when a communicator is made. */
+static void freed_memory_gives_its_descriptors_back(struct world *world)
+{
+    const int lowest = dup(0);
+    const struct rlimit few = {(rlim_t)lowest + 24, (rlim_t)lowest + 24};
+    CHECK(world, lowest >= 0 && close(lowest) == 0 && setrlimit(RLIMIT_NOFILE, &few) == 0, "no limit");
+    for (size_t i = 1; i <= 100; i++)
+        OK(world, shoal_mem_free(world->context, use_memory(world, i * 1100)));
+    const struct shoal_memory_counts counts = shoal_memory_count(world->context->memory);
+    CHECK(world, counts.cached > 0 && counts.cached < 30, "%zu pieces are kept", counts.cached);
+    struct shoal_comm *half;
+    for (int i = 0; i < 30; i++) {
+        OK(world, shoal_comm_split(world->comm, 0, 0, NULL, &half));
+        OK(world, shoal_mem_free(world->context, use_memory(world, (200 + (size_t)i) * 1100)));
+        shoal_comm_free(half);
+    }
 }
 
 /* What this rank's segments have reserved. */
@@ -443,6 +463,8 @@ int main(void)
     static const char *const keeping[] = {"SHOAL_MEMORY_KEPT=8M", NULL};
     world_run(
         &(struct world_options){"freed_memory_is_kept_for_the_next_use", 3, NULL, freed_memory_is_kept_for_the_next_use, NULL});
+    world_run(&(struct world_options){"freed_memory_gives_its_descriptors_back", 2, NULL,
+                                      freed_memory_gives_its_descriptors_back, NULL});
     world_run(&(struct world_options){"memory_kept_has_a_limit", 2, keeping, memory_kept_has_a_limit, NULL});
     world_run(&(struct world_options){"memory_kept_gives_way", 2, limited, memory_kept_gives_way, NULL});
     world_run(&(struct world_options){"memory_of_a_broken_communicator_is_not_kept", 2, NULL,

@@ -588,6 +588,7 @@ static enum shoal_status make_own_segment(struct shm *shm)
     const int rank = shm->transport.rank;
     const struct shoal_shm_layout layout = shoal_shm_layout_of(rank, shm->transport.size, shm->slots, shm->slot_bytes);
     struct shoal_segment *own;
+    shoal_memory_spare_descriptors(shm->endpoint->memory, 1);
     SHOAL_TRY(shoal_segment_create(shm->endpoint->log, "shoal-communicator", layout.total_bytes, &own));
     const enum shoal_status status =
         shoal_memory_reserve(shm->endpoint->memory, own, layout.head, layout.control_bytes - layout.head, "the communicator");

@@ -229,8 +229,11 @@ static void drain_peer(struct shoal_shm_endpoint *endpoint, struct shoal_shm_pee
 {
     struct shoal_shm_link_message message;
     int fd;
-    while (peer->socket >= 0 && shoal_shm_link_receive(peer->socket, &message, &fd))
-        shm_endpoint_take_message(endpoint, peer, &message, fd);
+    while (peer->socket >= 0 && shoal_shm_link_has_message(peer->socket)) {
+        shoal_memory_spare_descriptors(endpoint->memory, 1); /* the kernel drops one that finds no place */
+        if (shoal_shm_link_receive(peer->socket, &message, &fd))
+            shm_endpoint_take_message(endpoint, peer, &message, fd);
+    }
 }
 
 static bool say_gone(const struct shoal_shm_peer *peer, uint64_t id)
