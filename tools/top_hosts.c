@@ -148,8 +148,8 @@ static void command_print(const void *arg, int host, FILE *out)
     const struct request *request = arg;
     (void)host;
     ask_word_quote(out, request->hosts->shoal);
-    fprintf(out, " top --once --format lines%s%s", request->target->job ? " " : "",
-            request->target->job ? request->target->job : "");
+    fprintf(out, " top --once --format lines%s%s", request->target->jobs ? " " : "",
+            request->target->jobs ? request->target->jobs : "");
 }
 
 /* False: no memory. Lines of one process follow each other. */
@@ -219,7 +219,7 @@ int top_hosts_take(const struct top_hosts *hosts, const struct top_target *targe
     if (look_out->note[0])
         fprintf(stderr, "shoal top: %s\n", look_out->note);
     else
-        fprintf(stderr, "shoal top: no host has a process of %s%s that may be looked at\n", target->job ? "job " : "a job",
-                target->job ? target->job : "");
+        fprintf(stderr, "shoal top: no host has a process of %s%s that may be looked at\n", target->jobs ? "job " : "a job",
+                target->jobs ? target->jobs : "");
     return 1;
 }

@@ -15,6 +15,7 @@
 /* Sent by every rank of a new world to the others, besides its addresses. */
 struct agreement {
     uint64_t number; /* rank 0's counts */
+    uint64_t job;    /* that the rank has; 0: none. The lowest rank that has one counts, and the number where none has */
     struct shoal_agreed settings;
     char version[16];
 };
@@ -206,10 +207,36 @@ static enum shoal_status fail_settings(struct shoal_context *context, int rank, 
                           difference);
 }
 
-static enum shoal_status comm_agree(struct shoal_context *context, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
-                                    uint64_t *number_out)
+/* A rank keeps the job that it has: what `shoal top` and metrics call it must not change with each group that is made. A
+ * process that replaces another one joins the job of the others. */
+static uint64_t choose_job(struct shoal_context *context, const struct agreement *all, int size)
 {
-    struct agreement own = {.settings = context->settings.bootstrap.agreed.agreed};
+    uint64_t job = 0;
+    for (int r = 0; r < size && !job; r++)
+        job = all[r].job;
+    if (!job)
+        job = all[0].number;
+    shoal_progress_lock(context->progress);
+    if (context->job)
+        job = context->job;
+    else if (size > 1) /* alone it knows nothing of its job */
+        context->job = job;
+    shoal_progress_unlock(context->progress);
+    return job;
+}
+
+static uint64_t read_job(struct shoal_context *context)
+{
+    shoal_progress_lock(context->progress);
+    const uint64_t job = context->job;
+    shoal_progress_unlock(context->progress);
+    return job;
+}
+
+static enum shoal_status comm_agree(struct shoal_context *context, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
+                                    struct recipe *recipe)
+{
+    struct agreement own = {.job = read_job(context), .settings = context->settings.bootstrap.agreed.agreed};
     snprintf(own.version, sizeof own.version, "%s", shoal_version());
     SHOAL_TRY(shoal_auth_random(&own.number, sizeof own.number));
     struct agreement *all = calloc((size_t)bootstrap->size, sizeof *all);
@@ -224,8 +251,10 @@ static enum shoal_status comm_agree(struct shoal_context *context, struct shoal_
         else if (!shoal_agreed_is_same(&all[r].settings, &own.settings))
             status = fail_settings(context, r, &all[r].settings, &own.settings);
     }
-    if (status == SHOAL_OK)
-        *number_out = all[0].number;
+    if (status == SHOAL_OK) {
+        recipe->number = all[0].number;
+        recipe->job = choose_job(context, all, bootstrap->size);
+    }
     free(all);
     return status;
 }
@@ -268,8 +297,7 @@ static enum shoal_status join_world(struct shoal_context *context, struct shoal_
     struct recipe recipe = {
         .name = "world", .launcher = bootstrap->launcher, .rank = bootstrap->rank, .size = bootstrap->size, .options = options};
     note_rank(context, bootstrap->rank);
-    SHOAL_TRY(comm_agree(context, bootstrap, timeout_ms, &recipe.number));
-    recipe.job = recipe.number;
+    SHOAL_TRY(comm_agree(context, bootstrap, timeout_ms, &recipe));
     SHOAL_TRY(shoal_world_meet(context, bootstrap, timeout_ms, &recipe.world));
     recipe.members = recipe.world->members;
     shoal_progress_note_ranks(context->progress, shoal_members_count_local(recipe.members, recipe.size, recipe.rank));
