@@ -447,6 +447,18 @@ def a_signal_is_heeded_when_the_context_that_asked_first_has_gone():
         job.pids = {}
 
 
+def a_forked_child_heeds_the_signal_of_its_own_context():
+    """Its parent has a context that asked first."""
+    with tempfile.TemporaryDirectory(prefix="shoal-top-") as folder, Job("child", 1, SHOAL_DUMP_SIGNAL="USR2", TMPDIR=folder) as job:
+        kept = os.path.join(folder, f"shoal-{os.geteuid()}")
+        os.kill(job.pids[0], signal.SIGUSR2)
+        wait_for(lambda: lines_in(kept) == 100 and os.listdir(kept)[0].endswith(f"-{job.pids[0]}"))
+        os.kill(job.pids[0], signal.SIGUSR1)
+        out, _ = job.run.communicate(timeout=30)
+        expect(job.run.returncode == 0, job.run.returncode, out)
+        job.pids = {}
+
+
 def a_signal_that_the_program_handles_stays_its_own():
     with tempfile.TemporaryDirectory(prefix="shoal-top-") as folder, Job("handler", SHOAL_DUMP_SIGNAL="USR2", TMPDIR=folder) as job:
         expect(job.before.count("SHOAL_DUMP_SIGNAL is USR2, which the program handles itself: it writes no flight recorder") == 2, job.before)
@@ -465,5 +477,6 @@ if __name__ == "__main__":
                the_table_is_repeated_until_the_job_ends, a_terminal_gets_what_it_has_room_for,
                a_failure_keeps_the_recorders_and_one_rank_says_where,
                recorders_go_where_the_setting_says, a_signal_writes_the_recorders,
-               a_signal_is_heeded_when_the_context_that_asked_first_has_gone, a_rank_that_is_none_is_not_told,
+               a_signal_is_heeded_when_the_context_that_asked_first_has_gone,
+               a_forked_child_heeds_the_signal_of_its_own_context, a_rank_that_is_none_is_not_told,
                a_signal_that_the_program_handles_stays_its_own, what_is_no_job_is_refused, another_version_is_told, garbage_harms_nobody, a_process_of_another_user_is_told])

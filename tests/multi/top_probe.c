@@ -6,6 +6,7 @@
  *   fork      like late, and each rank has a child that has its descriptors
  *   groups    like late, and each rank has met the other one of its half in a group of its own, and has been alone in one
  *   handler   like late, and the program has a handler for SIGUSR2
+ *   child     a context of the parent came first; all else is in a forked child, which goes on until SIGUSR1
  *   contexts  another context came first and has gone; after SIGUSR1 the program destroys its own one, sends itself SIGUSR2,
  *             and prints "lives" */
 #include <netinet/in.h>
@@ -15,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -76,7 +78,7 @@ static int run(struct shoal_comm *comm, const char *mode)
     const int rank = shoal_comm_rank(comm);
     if (!strcmp(mode, "busy"))
         return run_busy(comm);
-    if (!strcmp(mode, "contexts"))
+    if (!strcmp(mode, "contexts") || !strcmp(mode, "child"))
         return wait_for_own_signal();
     if (!strcmp(mode, "mismatch"))
         return sum(comm, rank == 1 ? 65535 : 65536) == SHOAL_OK ? 0 : 3;
@@ -114,6 +116,16 @@ static bool make_groups(struct shoal_context *context, struct shoal_comm *comm)
     return shoal_comm_create_at(context, "127.0.0.1:1", 0, 1, NULL, &alone) == SHOAL_OK && sum(alone, 1024) == SHOAL_OK;
 }
 
+/* Returns in the child. */
+static void go_to_child(void)
+{
+    int status;
+    const pid_t child = fork();
+    if (child == 0)
+        return;
+    _exit(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) ? WEXITSTATUS(status) : 2);
+}
+
 int main(int argc, char **argv)
 {
     if (argc == 2 && !strcmp(argv[1], "handler"))
@@ -122,8 +134,11 @@ int main(int argc, char **argv)
     struct shoal_context *first = NULL, *context;
     struct shoal_comm *comm;
     data = calloc(65536, sizeof *data);
-    if (has_two && (shoal_context_create(NULL, &first) || signal(SIGUSR1, be_deaf) == SIG_ERR))
+    const bool is_child = argc == 2 && !strcmp(argv[1], "child");
+    if ((has_two || is_child) && (shoal_context_create(NULL, &first) || signal(SIGUSR1, be_deaf) == SIG_ERR))
         return 2;
+    if (is_child)
+        go_to_child();
     if (argc != 2 || !data || shoal_context_create(NULL, &context) || shoal_comm_create(context, NULL, &comm))
         return 2;
     for (int i = 0; i < 100; i++) {

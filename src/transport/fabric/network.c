@@ -213,11 +213,12 @@ enum shoal_status shoal_network_open(const struct shoal_network_options *options
     network->log = options->log;
     network->waiting_end = &network->waiting;
     enum shoal_status status = read_random(network);
-    (void)shoal_fabric_filter_undo(options->settings->provider, network->log);
+    char *filter = shoal_fabric_filter_hide(options->settings->provider, network->log);
     if (status == SHOAL_OK)
         status = network_load_library(network, options->settings->libfabric);
     if (status == SHOAL_OK)
         status = network_open_endpoint(network, options);
+    shoal_fabric_filter_restore(filter);
     shoal_fabric_sources_init(&network->sources, network->endpoint, network->log);
     network->exports = (struct shoal_fabric_exports){.endpoint = network->endpoint, .log = network->log};
     network->addresses.endpoint = network->endpoint;
