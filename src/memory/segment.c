@@ -61,13 +61,23 @@ static enum shoal_status no_segment(struct shoal_log *log, int fd)
     return shoal_log_fail(log, SHOAL_ERR_MEMORY, "memory", "no memory for the description of a segment");
 }
 
+static enum shoal_status no_memfd(struct shoal_log *log, int error)
+{
+    const char *advice =
+        error == EMFILE || error == ENFILE ? "raise `ulimit -n`"
+        : error == EPERM || error == EACCES || error == ENOSYS
+            ? "ranks of a host share memory through it, so allow it in the container's seccomp profile; `shoal "
+              "doctor` tries it"
+            : "`shoal doctor` says what this kernel has";
+    return shoal_log_fail(log, SHOAL_ERR_SYSTEM, "memory", "memfd_create failed: %s; %s", strerror(error), advice);
+}
+
 enum shoal_status shoal_segment_create(struct shoal_log *log, const char *name, uint64_t bytes,
                                        struct shoal_segment **segment_out)
 {
     const int fd = shoal_topology_memfd(name);
     if (fd < 0)
-        return shoal_log_fail(log, SHOAL_ERR_SYSTEM, "memory", "memfd_create failed: %s%s", strerror(errno),
-                              errno == EMFILE ? " (raise `ulimit -n`)" : "");
+        return no_memfd(log, errno);
     if (ftruncate(fd, (off_t)bytes) != 0) {
         const int reason = errno;
         close(fd);

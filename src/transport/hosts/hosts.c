@@ -36,7 +36,7 @@ struct counter {
 
 /* How many messages of a put were received; [number of the put's increment]. */
 struct messages {
-    uint16_t received[INCREMENTS];
+    uint32_t received[INCREMENTS];
 };
 
 struct packet {
@@ -663,7 +663,7 @@ static void receive_data(struct hosts *hosts, struct remote *remote, const struc
     }
     memcpy((char *)hosts->local->ops->staging(hosts->local, hosts->local->rank, head->slot) + put.offset, body + sizeof put,
            bytes);
-    uint16_t *received = &remote->messages[head->slot].received[head->number % INCREMENTS];
+    uint32_t *received = &remote->messages[head->slot].received[head->number % INCREMENTS];
     if (++*received < put.messages)
         return;
     *received = 0;
