@@ -223,7 +223,7 @@ static void one_writer_of_a_board_wins_and_all_read_its_cause(void **state)
         struct writer writers[WRITERS];
         pthread_t threads[WRITERS];
         pthread_barrier_t start;
-        assert_false(shoal_cause_board_is_claimed(&board) || shoal_cause_board_read(&board, &first));
+        assert_false(shoal_cause_board_is_written(&board) || shoal_cause_board_read(&board, &first));
         pthread_barrier_init(&start, NULL, WRITERS);
         for (int i = 0; i < WRITERS; i++) {
             writers[i] = (struct writer){.board = &board, .start = &start, .number = i};
@@ -232,7 +232,7 @@ static void one_writer_of_a_board_wins_and_all_read_its_cause(void **state)
         for (int i = 0; i < WRITERS; i++)
             pthread_join(threads[i], NULL);
         pthread_barrier_destroy(&start);
-        assert_true(shoal_cause_board_is_claimed(&board) && shoal_cause_board_read(&board, &first));
+        assert_true(shoal_cause_board_is_written(&board) && shoal_cause_board_read(&board, &first));
         for (int i = 0; i < WRITERS; i++) {
             assert_true(!writers[i].has_read || writers[i].read.rank == first.rank);
             assert_true(!writers[i].has_read || strcmp(writers[i].read.text, first.text) == 0);
@@ -240,6 +240,27 @@ static void one_writer_of_a_board_wins_and_all_read_its_cause(void **state)
         assert_true(first.rank == 0 ? first.status == SHOAL_ERR_ABORTED : first.text[0] == 'a' + first.rank);
         assert_true(first.rank == 0 || strlen(first.text) == sizeof first.text - 1);
     }
+}
+
+/* It leaves a draft that is no cause. With each draft gone a writer ends, too. */
+static void a_rank_that_dies_while_it_writes_costs_no_cause(void **state)
+{
+    struct shoal_cause_board board = {0};
+    struct shoal_failure told = {0};
+    const struct shoal_failure lost = failure(SHOAL_ERR_PEER_LOST, 5, 1, 3);
+    (void)state;
+    atomic_store(&board.drafts[0].is_taken, 1);
+    assert_false(shoal_cause_board_is_written(&board) || shoal_cause_board_read(&board, &told));
+    shoal_cause_board_write(&board, &lost);
+    assert_true(shoal_cause_board_is_written(&board) && shoal_cause_board_read(&board, &told));
+    assert_true(told.status == SHOAL_ERR_PEER_LOST && told.reporter == 3);
+    shoal_cause_board_write_abort(&board, 2, "here");
+    assert_true(shoal_cause_board_read(&board, &told) && told.status == SHOAL_ERR_PEER_LOST);
+    board = (struct shoal_cause_board){0};
+    for (int i = 0; i < SHOAL_CAUSE_DRAFTS; i++)
+        atomic_store(&board.drafts[i].is_taken, 1);
+    shoal_cause_board_write(&board, &lost);
+    assert_false(shoal_cause_board_read(&board, &told));
 }
 
 /* Without the printf family, as a signal handler may write it. */
@@ -272,6 +293,7 @@ int main(void)
         cmocka_unit_test(without_memory_nobody_waits_for_an_agreement),
         cmocka_unit_test(a_process_is_blamed_again_at_once),
         cmocka_unit_test(old_decisions_are_forgotten_and_open_ones_are_not),
+        cmocka_unit_test(a_rank_that_dies_while_it_writes_costs_no_cause),
         cmocka_unit_test(one_writer_of_a_board_wins_and_all_read_its_cause),
         cmocka_unit_test(an_abort_is_worded_for_any_rank),
     };

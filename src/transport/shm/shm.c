@@ -369,7 +369,7 @@ static bool shm_enter(struct shoal_transport *transport)
     atomic_store_explicit(&shm->seats[transport->rank].head->is_inside, 1, memory_order_relaxed);
     /* "Inside" comes before the look at the failure; pairs with is_quiet: either we see the failure, or its owner sees us. */
     order_store_before_look(shm);
-    if (SHOAL_LIKELY(!shoal_cause_board_is_claimed(shm->part.board)))
+    if (SHOAL_LIKELY(!shoal_cause_board_is_written(shm->part.board)))
         return true;
     atomic_store_explicit(&shm->seats[transport->rank].head->is_inside, 0, memory_order_release);
     return false;
@@ -385,7 +385,7 @@ static bool shm_is_failing(struct shoal_transport *transport)
 {
     /* acquire: the look comes after the caller saw what a failed rank may have done since it published. */
     atomic_thread_fence(memory_order_acquire);
-    return shoal_cause_board_is_claimed(shm_of(transport)->part.board);
+    return shoal_cause_board_is_written(shm_of(transport)->part.board);
 }
 
 static bool shm_is_quiet(struct shoal_transport *transport, int *rank_out)
