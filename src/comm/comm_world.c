@@ -295,24 +295,6 @@ static enum shoal_status join_hosts(struct shoal_world *world, struct shoal_boot
     return SHOAL_OK;
 }
 
-static enum shoal_status join_host(struct shoal_world *world, struct shoal_bootstrap *bootstrap,
-                                   const struct shoal_shm_place *places)
-{
-    const size_t size = (size_t)world->size;
-    SHOAL_SCOPED(members_free_bytes) struct shoal_membership_process *processes = calloc(size, sizeof *processes);
-    SHOAL_SCOPED(members_free_bytes) struct shoal_survivors_board **boards = calloc(size, sizeof *boards);
-    if (!processes || !boards)
-        return shoal_log_fail(&world->context->log, SHOAL_ERR_MEMORY, "comm", "no memory for %zu ranks", size);
-    for (size_t r = 0; r < size; r++) {
-        const struct shoal_shm_peer *peer = places[r].peer;
-        processes[r] = peer ? peer->process : (struct shoal_membership_process){.socket = -1, .pidfd = -1, .is_own = true};
-        boards[r] = peer ? peer->board : world->context->endpoint->board;
-    }
-    const struct shoal_membership_options options = {
-        .log = &world->context->log, .processes = processes, .boards = boards, .world = places[0].meeting};
-    return shoal_membership_open(bootstrap, &options, &world->membership);
-}
-
 static enum shoal_status meet(struct shoal_world *world, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms)
 {
     SHOAL_SCOPED(members_free_bytes) struct shoal_shm_place *places = calloc((size_t)world->size, sizeof *places);
@@ -323,7 +305,7 @@ static enum shoal_status meet(struct shoal_world *world, struct shoal_bootstrap 
     for (int r = 0; r < world->size; r++)
         world->members[r] = (struct shoal_member){places[r].host, places[r].peer, NULL};
     if (shoal_members_count_hosts(world->members, world->size) == 1)
-        return join_host(world, bootstrap, places);
+        return SHOAL_OK;
     return join_hosts(world, bootstrap, timeout_ms, places);
 }
 

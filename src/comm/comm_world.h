@@ -14,7 +14,7 @@ struct shoal_world {
     int rank;
     int size;
     struct shoal_member *members;        /* [size]; each local and remote peer here is this world's to part from */
-    struct shoal_membership *membership; /* NULL while they meet */
+    struct shoal_membership *membership; /* NULL while they meet, and if all are on one host */
     struct shoal_world *next;            /* of those that shall end, see shoal_world_leave */
 };
 

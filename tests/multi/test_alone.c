@@ -11,7 +11,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "comm/comm_world.h"
 #include "comm/context.h"
 #include "engine/engine_state.h"
 #include "engine/progress_state.h"
@@ -391,26 +390,6 @@ static void memory_is_unmapped_though_the_link_was_full(struct world *world)
     OK(world, shoal_mem_free(world->context, use_memory(world, FLOATS))); /* the link is as good as new */
 }
 
-/* Rank 2 ends without a word. The others agree on that, and on the least that they have completed, over what all contexts of
- * one host share. */
-static void survivors_agree_without_a_rank_that_has_ended(struct world *world)
-{
-    struct shoal_survivors_view view = {.comm_count = 1};
-    view.comms[0] = (struct shoal_survivors_comm){world->comm->number, 20 - (uint64_t)world->rank};
-    for (int r = 0; r < world->size; r++)
-        shoal_survivors_put(&view, r, true);
-    OK(world, shoal_barrier(world->comm, NULL));
-    if (world->rank == 2)
-        _exit(0);
-    OK(world, shoal_membership_agree_on_survivors(world->comm->world->membership, 20000, &view));
-    for (int r = 0; r < world->size; r++)
-        CHECK(world, shoal_survivors_has(&view, r) == (r != 2), "rank %d is thought to be %d", r,
-              shoal_survivors_has(&view, r));
-    CHECK(world, view.comm_count == 1 && view.comms[0].completed == 17, "%u communicators, the first completed %llu",
-          view.comm_count, (unsigned long long)view.comms[0].completed);
-    _exit(0); /* the communicator cannot be finalized any more */
-}
-
 /* An input on a device that is ready when its rank has slept a few times for it. */
 #define NAPS 5
 
@@ -492,8 +471,6 @@ int main(void)
     world_run(&(struct world_options){"split_that_one_rank_cannot_make_fails_everywhere", 3, limited,
                                       split_that_one_rank_cannot_make_fails_everywhere, NULL});
     world_run(&(struct world_options){"waits_for_a_device_are_short", 2, NULL, waits_for_a_device_are_short, NULL});
-    world_run(&(struct world_options){"survivors_agree_without_a_rank_that_has_ended", 4, NULL,
-                                      survivors_agree_without_a_rank_that_has_ended, NULL});
     world_run(&(struct world_options){"a_communicator_costs_kilobytes_until_it_is_used", 3, NULL,
                                       a_communicator_costs_kilobytes_until_it_is_used, NULL});
     static const char *const keeping[] = {"SHOAL_MEMORY_KEPT=8M", NULL};

@@ -20,13 +20,8 @@
 /* So often memory is located between two looks at what peers have sent. */
 #define DRAIN_EVERY 64
 
-#define DOORBELL_BYTES (SHOAL_PAGE + SHOAL_SURVIVORS_BOARD_BYTES)
-_Static_assert(sizeof(struct shoal_shm_doorbell) <= SHOAL_PAGE, "the board begins on a page of its own");
-
-static struct shoal_survivors_board *board_of(const struct shoal_segment *doorbell_segment)
-{
-    return (struct shoal_survivors_board *)(void *)(doorbell_segment->base + SHOAL_PAGE);
-}
+#define DOORBELL_BYTES SHOAL_PAGE
+_Static_assert(sizeof(struct shoal_shm_doorbell) <= DOORBELL_BYTES, "a doorbell is one page");
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
 
@@ -52,7 +47,6 @@ enum shoal_status shoal_shm_endpoint_create(struct shoal_log *log, const struct 
         return status;
     }
     endpoint->doorbell = (struct shoal_shm_doorbell *)endpoint->doorbell_segment->base;
-    endpoint->board = board_of(endpoint->doorbell_segment);
     endpoint->doorbell->has_membarrier = syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0;
     if (sched_getaffinity(0, sizeof endpoint->doorbell->cores, &endpoint->doorbell->cores))
         CPU_ZERO(&endpoint->doorbell->cores);
@@ -360,7 +354,6 @@ static enum shoal_status add_peer(struct shoal_shm_endpoint *endpoint, const str
         SHOAL_TRY(shoal_segment_map(endpoint->log, fd, DOORBELL_BYTES, 0, &peer->doorbell_segment));
     }
     peer->doorbell = (struct shoal_shm_doorbell *)peer->doorbell_segment->base;
-    peer->board = board_of(peer->doorbell_segment);
     peer->uses = 1;
     *peer_out = peer;
     return SHOAL_OK;
@@ -476,8 +469,6 @@ static enum shoal_status place_all(struct shoal_shm_endpoint *endpoint, const st
         places[r].host = hosts[r];
         memcpy(places[r].name.host, who->host, sizeof places[r].name.host);
         places[r].name.pid = who->pid;
-        memcpy(&places[r].meeting, meeting->blobs[0].name, sizeof places[r].meeting); /* is random */
-        places[r].meeting |= 1;
     }
     free(hosts);
     return SHOAL_OK;
@@ -541,7 +532,7 @@ enum shoal_status shoal_shm_endpoint_connect(struct shoal_shm_endpoint *endpoint
     const uint64_t deadline_ns = shoal_clock_ns() + timeout_ms * SHOAL_NS_PER_MS;
     struct shoal_shm_link_meeting meeting;
     shoal_memory_set_stagger(endpoint->memory, bootstrap->rank);
-    places_out[0] = (struct shoal_shm_place){.host = 0, .meeting = 1};
+    places_out[0] = (struct shoal_shm_place){.host = 0};
     if (bootstrap->size == 1)
         return SHOAL_OK;
     SHOAL_TRY(shoal_shm_link_meeting_init(&meeting, endpoint->log, bootstrap, endpoint->id, endpoint->doorbell_segment,

@@ -16,7 +16,6 @@
 #include "base/ranks.h"
 #include "bootstrap/bootstrap.h"
 #include "membership/member_process.h"
-#include "membership/survivors_board.h"
 #include "memory/memory.h"
 #include "transport/shm/shm_settings.h"
 #include "transport/transport.h"
@@ -47,8 +46,7 @@ struct shoal_shm_peer {
     struct shoal_membership_process process;
     struct shoal_segment *doorbell_segment;
     struct shoal_shm_doorbell *doorbell;
-    struct shoal_survivors_board *board; /* behind the doorbell */
-    struct shoal_shm_mapped *mapped;     /* the peer's memory that is mapped here, by its numbers */
+    struct shoal_shm_mapped *mapped; /* the peer's memory that is mapped here, by its numbers */
     size_t mapped_count;
     uint64_t *unsaid; /* numbers of regions that ended: the link was full, so the peer does not know yet */
     size_t unsaid_count;
@@ -77,8 +75,7 @@ struct shoal_shm_endpoint {
     unsigned char id[SHOAL_SHM_ID_BYTES];
     struct shoal_segment *doorbell_segment;
     struct shoal_shm_doorbell *doorbell;
-    struct shoal_survivors_board *board; /* behind the doorbell */
-    struct shoal_shm_peer **peers;       /* [peer_count]; NULL: a place that is free */
+    struct shoal_shm_peer **peers; /* [peer_count]; NULL: a place that is free */
     size_t peer_count;
     unsigned meetings;  /* under way: until they have ended, no peer goes */
     uint64_t oom_kills; /* of shoal_topology_oom_kills, at the beginning */
@@ -101,8 +98,7 @@ void shoal_shm_endpoint_destroy(struct shoal_shm_endpoint *endpoint);
 struct shoal_shm_place {
     struct shoal_shm_peer *peer; /* NULL: the own rank, or on another host */
     struct shoal_transport_peer name;
-    uint16_t host;    /* numbered in the order of the hosts' lowest ranks */
-    uint64_t meeting; /* a number of all that met, the same on all and new between them; not 0 */
+    uint16_t host; /* numbered in the order of the hosts' lowest ranks */
 };
 
 /* Finds out on which host each rank of the bootstrap is, and connects to those of this host; places_out[rank]. Each peer in
