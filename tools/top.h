@@ -25,8 +25,8 @@ struct top_comm {
 struct top_process {
     int pid;
     int parent;
-    uint64_t job; /* of its largest communicator */
-    int size;     /* of that */
+    uint64_t job; /* its largest communicator is of that job, */
+    int size;     /* and has so many ranks */
     int world_rank;
     char host[64];
     char state;            /* of /proc/PID/stat */

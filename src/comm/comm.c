@@ -15,7 +15,7 @@
 /* Sent by every rank of a new world to the others, besides its addresses. */
 struct agreement {
     uint64_t number; /* rank 0's counts */
-    uint64_t job;    /* that the rank has; 0: none. The lowest rank that has one counts, and the number where none has */
+    uint64_t job;    /* that the rank has; 0: none. The lowest rank that has one counts, or else the number */
     struct shoal_agreed settings;
     char version[16];
 };

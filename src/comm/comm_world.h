@@ -15,7 +15,7 @@ struct shoal_world {
     int size;
     struct shoal_member *members;        /* [size]; each local and remote peer here is this world's to part from */
     struct shoal_membership *membership; /* NULL while they meet, and if all are on one host */
-    struct shoal_world *next;            /* of those that shall end, see shoal_world_leave */
+    struct shoal_world *next;            /* in the list of worlds that shall end, see shoal_world_leave */
 };
 
 /* Collective over the bootstrap's ranks. The world has one use, the caller's. */

@@ -25,8 +25,8 @@ struct shoal_context {
     struct shoal_flights *flights; /* the recorders of its communicators */
     const struct shoal_kernels *kernels;
     struct shoal_comm *comms;
-    uint64_t job; /* what the rank's communicators say of their job: kept from the first with other ranks. 0: none yet */
-    pthread_mutex_t opening;         /* of the network; two threads may make a communicator at once */
+    uint64_t job;            /* the job of its communicators: the number of the first with other ranks. 0: there was none */
+    pthread_mutex_t opening; /* of the network; two threads may make a communicator at once */
     struct shoal_network *network;   /* NULL while it has met nobody on another host; set once */
     struct shoal_world *left_worlds; /* whose last communicator was freed in a callback; under the lock */
     struct shoal_drivers drivers;

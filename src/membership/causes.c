@@ -124,7 +124,7 @@ void shoal_causes_excuse(struct shoal_causes *causes, uint64_t held_up_ns, uint6
     }
 }
 
-/* Whether the process was blamed for the same before, for another communicator. */
+/* True if the process was blamed with the same status before, for another communicator. */
 static bool was_blamed(const struct shoal_causes *causes, const struct shoal_failure *failure)
 {
     for (const struct shoal_cause *cause = causes->first; cause && failure->pid; cause = cause->next) {

@@ -375,7 +375,7 @@ void shoal_membership_fail(struct shoal_membership_comm *member, const struct sh
 {
     if (member->membership)
         membership_agree(member, failure);
-    write_cause(member, failure); /* where nothing was agreed on */
+    write_cause(member, failure); /* it counts if nothing was agreed on */
 }
 
 void shoal_membership_abort(struct shoal_membership_comm *member)

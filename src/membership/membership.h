@@ -24,7 +24,7 @@ struct shoal_membership;
 struct shoal_membership_options {
     struct shoal_log *log;
     const char *ports;              /* SHOAL_PORTS */
-    const struct sockaddr *address; /* of this rank, where other hosts reach it */
+    const struct sockaddr *address; /* at which other hosts reach this rank */
     socklen_t address_bytes;
     uint32_t timeout_ms;
 };

@@ -261,7 +261,7 @@ static void *take_cached(struct shoal_memory *memory, size_t bytes)
 
 /* ---- Memory of Shoal ----------------------------------------------------------------------------------------------------- */
 
-/* By opening them. The kernel has no other way to say how many are left. */
+/* Opens as many and closes them again: the kernel has no other way to find out. */
 static bool can_open(int count)
 {
     const int descriptor = count > 0 ? eventfd(0, EFD_CLOEXEC) : -1;

@@ -148,7 +148,7 @@ static inline shoal_location shoal_region_locate(const struct shoal_region *regi
 /* Makes is_exported reach so many peers. False: no memory. */
 SHOAL_MUST_USE bool shoal_region_expect_peers(struct shoal_region *region, size_t peers);
 
-/* The exporter's peer of that index has gone, and another may have its index later: nobody of that index knows any region. */
+/* The exporter has removed the peer of that index, and another may have the index later: forgets what it knew. */
 void shoal_memory_forget_peer(struct shoal_memory *memory, size_t peer);
 
 /* Moves a region of alloc to fresh pages at the same addresses, under a new number; peers keep the old pages until they have

@@ -105,7 +105,7 @@ static void free_beside_a_thread(struct world *world, struct shoal_comm *comm)
 
 /* Rank 1 stops in the middle of writing to the others' memory, and goes on after they have freed the communicator: what it
  * writes then must not be seen. Ranks tell each other where they are through the board. Meanwhile a thread of rank 0 writes to other
- * memory, of which nothing is lost; writes to the same memory may be, see shoal_comm_free. */
+ * memory. None of these writes is lost; writes to the same memory may be, see shoal_comm_free. */
 static void memory_taken_back_is_out_of_reach(struct world *world)
 {
     struct shoal_comm *comm;
@@ -221,8 +221,8 @@ static void memory_kept_has_a_limit(struct world *world)
     OK(world, shoal_mem_free(world->context, last));
 }
 
-/* Freed memory holds a descriptor for each piece, here. Where a process may open few, it gives way: when memory is made, when a
- * peer's arrives, and when a communicator is made. */
+/* Each piece of freed memory holds a descriptor. When a process can open no more, these pieces go: as memory is made, as a peer's
+ * arrives, and as a communicator is made. */
 static void freed_memory_gives_its_descriptors_back(struct world *world)
 {
     const int lowest = dup(0);

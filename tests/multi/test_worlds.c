@@ -50,7 +50,7 @@ static int find_port(const struct world *world)
     return ntohs(address.sin_port);
 }
 
-/* Rank 0 tells the others through the board where they meet. */
+/* Rank 0 writes the port of the meeting to the board. */
 static struct shoal_comm *make_world(struct world *world, uint64_t turn)
 {
     _Atomic uint64_t *where = (_Atomic uint64_t *)world->board;

@@ -242,7 +242,7 @@ static void one_writer_of_a_board_wins_and_all_read_its_cause(void **state)
     }
 }
 
-/* It leaves a draft that is no cause. With each draft gone a writer ends, too. */
+/* It leaves a draft that nobody reads. A writer that finds all drafts taken gives up after a while. */
 static void a_rank_that_dies_while_it_writes_costs_no_cause(void **state)
 {
     struct shoal_cause_board board = {0};

@@ -235,7 +235,7 @@ SHOAL_MUST_USE enum shoal_status shoal_network_put(struct shoal_network *network
 
 /* Memory that operations under way may still use when its communicator ends. Each may be NULL. Loads are those of this process:
  * they are kept until all that they count has completed. Memory is what peers may still write to: it is kept until the network
- * has ended, because no provider tells when a peer has written for the last time. */
+ * has ended, because no provider reports when a peer has written for the last time. */
 struct shoal_network_leftover {
     void *loads;               /* freed */
     const unsigned *under_way; /* [under_way_count] what the loads count, in the same memory */
