@@ -199,7 +199,8 @@ void shoal_segment_discard(struct shoal_segment *segment)
 void shoal_segment_strip(struct shoal_segment *segment, uint64_t begin, uint64_t bytes)
 {
     SHOAL_ASSERT(!segment->is_foreign && begin <= segment->bytes && bytes <= segment->bytes - begin);
-    fallocate(segment->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)begin, (off_t)bytes);
+    if (bytes)
+        fallocate(segment->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)begin, (off_t)bytes);
     close(segment->fd);
     segment->fd = -1;
 }

@@ -1,5 +1,6 @@
 /* Faults between hosts, and what operations cost there: the ranks are threads of one process that call themselves different
  * hosts, over a mock of EFA whose endpoints can be stalled or cut off one by one, and count what they send. */
+#include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -384,6 +385,47 @@ static void memory_of_a_device_is_mapped_by_one_thread_at_a_time(void **state)
 #endif
 }
 
+/* ---- What broken communicators leave ------------------------------------------------------------------------------------- */
+
+static int count_descriptors(void)
+{
+    int count = 0;
+    DIR *folder = opendir("/proc/self/fd");
+    while (folder && readdir(folder))
+        count++;
+    if (folder)
+        closedir(folder);
+    return count;
+}
+
+/* An adapter may still write to their staging buffers, so these stay. Their descriptors do not. */
+static void broken_body(struct rank *rank)
+{
+    static int before;
+    for (int turn = 0; turn < 12; turn++) {
+        struct shoal_comm *comm;
+        OK(rank, shoal_comm_split(rank->comm, 0, 0, NULL, &comm));
+        OK(rank, shoal_allreduce(comm, rank->values, rank->values, COUNT, SHOAL_FLOAT32, SHOAL_MAX, NULL));
+        pthread_barrier_wait(&rank->world->meeting);
+        if (rank->rank == 1)
+            shoal_comm_abort(comm);
+        EXPECT(rank, SHOAL_ERR_ABORTED, shoal_barrier(comm, NULL));
+        shoal_comm_free(comm);
+        pthread_barrier_wait(&rank->world->meeting);
+        if (rank->rank == 0 && turn == 2)
+            before = count_descriptors();
+        CHECK(rank, rank->rank || turn < 2 || count_descriptors() <= before, "%d descriptors, %d before", count_descriptors(),
+              before);
+        pthread_barrier_wait(&rank->world->meeting);
+    }
+}
+
+static void broken_communicators_keep_no_descriptors(void **state)
+{
+    (void)state;
+    run_world(2, 1, broken_body);
+}
+
 /* ---- Many communicators that fail together ------------------------------------------------------------------------------- */
 
 #define MANY 100
@@ -431,6 +473,7 @@ int main(void)
         cmocka_unit_test(what_cannot_be_sent_is_no_success),
         cmocka_unit_test(deadlines_that_pass_everywhere_at_once_are_one_failure),
         cmocka_unit_test(failures_of_two_hosts_at_once_are_one_failure),
+        cmocka_unit_test(broken_communicators_keep_no_descriptors),
         cmocka_unit_test(many_communicators_fail_together),
         cmocka_unit_test(backoff_interrupts_nobody),
         cmocka_unit_test(lengths_are_told_to_those_they_concern),

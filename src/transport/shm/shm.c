@@ -716,8 +716,8 @@ struct shoal_segment *shoal_shm_leave_segment(struct shoal_transport *transport,
 {
     const struct shm *shm = shm_of(transport);
     const struct seat *own = &shm->seats[transport->rank];
-    if (gives_back_pages)
-        shoal_segment_strip(own->segment, (uint64_t)(own->staging - own->segment->base), shm->slots * shm->staging_stride);
+    const uint64_t bytes = gives_back_pages ? shm->slots * shm->staging_stride : 0;
+    shoal_segment_strip(own->segment, (uint64_t)(own->staging - own->segment->base), bytes);
     return shoal_segment_get(own->segment);
 }
 
