@@ -61,8 +61,7 @@ ALSO = {"fusion": {"base/assert.h", "base/floats.h", "comm/packers.h", "device/g
 # Modules that show only these headers. The other headers are for the module's own files, and for tests.
 CONTRACTS = {
     "engine": {"engine/engine.h", "engine/engine_settings.h", "engine/layout.h", "engine/progress.h"},
-    "membership": {"membership/membership.h", "membership/member_process.h", "membership/same_host.h", "membership/survivors_board.h",
-                   "membership/survivors.h", "membership/cause_board.h"},
+    "membership": {"membership/membership.h", "membership/member_process.h", "membership/same_host.h", "membership/cause_board.h"},
     "memory": {"memory/memory.h", "memory/location.h", "memory/segment.h", "memory/memory_settings.h"},
 }
 # Parts of the engine that lie in struct shoal_engine: their fields, and the files that may name them. What is on the way of a small

@@ -46,8 +46,9 @@ static const char help[] =
     "It reads the memory in which the ranks record that anyway: they do not help, it costs them nothing, and it works as\n"
     "well on a process that hangs or is stopped.\n"
     "\n"
-    "PID is a rank, or a process that has started ranks, such as `shoal run` or torchrun: its whole job is shown. JOB is the\n"
-    "number that stands above a job's table, or its first digits. Without either: all jobs that may be looked at.\n"
+    "PID is a rank, or a process that has started ranks, such as `shoal run` or torchrun: all of its jobs are shown. JOB is\n"
+    "the number above a job's table, or its first digits; several have commas between. Without either: all jobs that may\n"
+    "be looked at.\n"
     "\n"
     "    --interval SECONDS   between two looks (default 1; with --once 0.2: rates are those of this time)\n"
     "    --once               prints once and ends; else the table is shown anew until the job ends\n"
@@ -156,11 +157,20 @@ static void screen_show(const struct top_look *look)
     free(text);
 }
 
-/* The process that was named may end before its job does, and means nothing to other hosts. */
-static void target_of_look(const struct top_look *look, struct top_target *target, char job[17])
+/* More jobs of one process are not shown. */
+enum { JOBS_MAX = 16, JOBS_TEXT = JOBS_MAX * 17 };
+
+/* The process that was named may end before its jobs do, and means nothing to other hosts. */
+static void target_of_look(const struct top_look *look, struct top_target *target, char jobs[JOBS_TEXT])
 {
-    snprintf(job, 17, "%016llx", (unsigned long long)look->processes[0].job);
-    *target = (struct top_target){.job = job};
+    size_t used = 0;
+    for (size_t i = 0; i < look->process_count && used < JOBS_TEXT; i++) {
+        if (i && look->processes[i].job == look->processes[i - 1].job) /* they are in order */
+            continue;
+        used += (size_t)snprintf(jobs + used, JOBS_TEXT - used, "%s%016llx", used ? "," : "",
+                                 (unsigned long long)look->processes[i].job);
+    }
+    *target = (struct top_target){.jobs = jobs};
 }
 
 /* The next look, and its rates. */
@@ -196,12 +206,12 @@ static int watch(const struct request *request)
     const bool is_here = !request->file || request->target.pid;
     struct top_target target = request->target;
     struct top_look before = {.process_count = 0}, look = before;
-    char job[17];
+    char jobs[JOBS_TEXT];
     bool is_shown = false;
     unsigned looks = 0;
     int code = is_here ? top_look_take(&target, &before) : 0;
     if (!code && target.pid)
-        target_of_look(&before, &target, job);
+        target_of_look(&before, &target, jobs);
     while (!code) {
         if (is_shown || !request->file)
             pause_for(interval_ms);
@@ -242,18 +252,31 @@ static bool interval_read(const struct tool_args *args, struct request *request)
     return request->interval_ms >= 10 || tool_value_fail(args, "a number of seconds, 0.01 or more");
 }
 
+/* 4 to 16 digits, and so on after each comma. */
+static bool is_list(const char *text)
+{
+    for (;; text++) {
+        const size_t digits = strcspn(text, ",");
+        if (digits < 4 || digits > 16)
+            return false;
+        text += digits;
+        if (!*text)
+            return true;
+    }
+}
+
 /* A number of up to 7 digits is a process, what else is hexadecimal a job. */
 static int target_read(const char *text, struct top_target *target)
 {
     const size_t length = strlen(text);
-    if (target->pid || target->job)
+    if (target->pid || target->jobs)
         return tool_usage_fail("top", "one PID or JOB, not also '%s'", text);
     if (length && length <= 7 && strspn(text, "0123456789") == length && atoi(text) > 0) {
         target->pid = atoi(text);
         return 0;
     }
-    if (length >= 4 && length <= 16 && strspn(text, "0123456789abcdef") == length) {
-        target->job = text;
+    if (length >= 4 && length < JOBS_TEXT && strspn(text, "0123456789abcdef,") == length && is_list(text)) {
+        target->jobs = text;
         return 0;
     }
     return tool_usage_fail("top", "'%s' is neither the number of a process nor that of a job, such as 3f2a91c04be01234", text);

@@ -25,7 +25,8 @@ struct top_comm {
 struct top_process {
     int pid;
     int parent;
-    uint64_t job;
+    uint64_t job; /* its largest communicator is of that job, */
+    int size;     /* and has so many ranks */
     int world_rank;
     char host[64];
     char space[96];        /* from another host: the boot and the PID namespace in which pid names the process */
@@ -47,10 +48,10 @@ struct top_look {
     char note[400]; /* about a process that could not be read, "" */
 };
 
-/* The jobs that are asked for: those that a process belongs to or has started, the one of a number, or all. */
+/* The jobs that are asked for: those that a process belongs to or has started, those of some numbers, or all. */
 struct top_target {
-    int pid;         /* 0: none */
-    const char *job; /* the first digits of its number; NULL: none */
+    int pid;          /* 0: none */
+    const char *jobs; /* the first digits of their numbers, with commas between; NULL: none */
     /* The only processes to look at, as long as one of them is of the job; NULL: all. Looking at all takes a hundred times as
      * long on a machine with many. */
     const struct top_look *known;

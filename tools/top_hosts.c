@@ -166,8 +166,8 @@ static void command_print(const void *arg, int host, FILE *out)
     const struct request *request = arg;
     (void)host;
     ask_word_quote(out, request->hosts->shoal);
-    fprintf(out, " top --once --format lines%s%s", request->target->job ? " " : "",
-            request->target->job ? request->target->job : "");
+    fprintf(out, " top --once --format lines%s%s", request->target->jobs ? " " : "",
+            request->target->jobs ? request->target->jobs : "");
 }
 
 /* The file of hosts may reach one machine by several names. */
@@ -246,7 +246,7 @@ int top_hosts_take(const struct top_hosts *hosts, const struct top_target *targe
     if (look_out->note[0])
         fprintf(stderr, "shoal top: %s\n", look_out->note);
     else
-        fprintf(stderr, "shoal top: no host has a process of %s%s that may be looked at\n", target->job ? "job " : "a job",
-                target->job ? target->job : "");
+        fprintf(stderr, "shoal top: no host has a process of %s%s that may be looked at\n", target->jobs ? "job " : "a job",
+                target->jobs ? target->jobs : "");
     return 1;
 }

@@ -107,8 +107,11 @@ static void comm_add(void *arg, const struct shoal_watched *watched)
     text_copy(comm->kind, sizeof comm->kind, watched->collective);
     text_copy(comm->algorithm, sizeof comm->algorithm, watched->algorithm);
     text_copy(process->host, sizeof process->host, watched->host);
-    process->job = watched->job;
-    process->world_rank = watched->world_rank;
+    if (watched->size > process->size) { /* one that a rank made alone has a number that no other rank knows */
+        process->job = watched->job;
+        process->world_rank = watched->world_rank;
+        process->size = watched->size;
+    }
     process->count++;
 }
 
@@ -147,6 +150,17 @@ static bool is_started_by(const struct top_look *look, const struct top_process 
     return false;
 }
 
+/* jobs: see struct top_target. */
+static bool is_listed(const char *number, const char *jobs)
+{
+    for (size_t length; *jobs; jobs += length + (jobs[length] == ',')) {
+        length = strcspn(jobs, ",");
+        if (!strncmp(number, jobs, length))
+            return true;
+    }
+    return false;
+}
+
 static bool is_target(const struct top_look *look, const struct top_process *process, const struct top_target *target)
 {
     char number[17];
@@ -155,7 +169,7 @@ static bool is_target(const struct top_look *look, const struct top_process *pro
     if (target->pid)
         return is_started_by(look, process, target->pid);
     snprintf(number, sizeof number, "%016" PRIx64, process->job);
-    return !target->job || !strncmp(number, target->job, strlen(target->job));
+    return !target->jobs || is_listed(number, target->jobs);
 }
 
 /* All processes of a job that one of them is asked for. */
@@ -225,13 +239,13 @@ static int nothing_fail(const struct top_look *look, const struct top_target *ta
     /* A note is about any process of the host: what was asked for comes first. */
     const enum shoal_status status =
         target->pid ? shoal_watch(target->pid, comm_ignore, NULL, error, sizeof error) : SHOAL_PENDING;
-    if (look->note[0] && status == SHOAL_PENDING && !target->job) {
+    if (look->note[0] && status == SHOAL_PENDING && !target->jobs) {
         fprintf(stderr, "shoal top: %s\n", look->note);
     } else if (target->pid) {
         fprintf(stderr, "shoal top: %s%s\n", error, status == SHOAL_PENDING ? ", nor has a process that it has started" : "");
-    } else if (target->job) {
+    } else if (target->jobs) {
         fprintf(stderr, "shoal top: no process that may be looked at belongs to a job %s (shoal top lists the jobs)\n",
-                target->job);
+                target->jobs);
     } else {
         fputs("shoal top: no process that may be looked at has a communicator of Shoal\n", stderr);
     }

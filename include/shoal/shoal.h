@@ -91,7 +91,8 @@ SHOAL_API const char *shoal_status_name(enum shoal_status status);
 
 /* ---- 2. Context ---------------------------------------------------------------------------------------------------------- */
 
-/* A context holds what one rank owns: shared memory, connections to other ranks, the progress thread. */
+/* A context holds what one rank owns: shared memory, connections to other ranks, the progress thread. Threads of a process that
+ * are ranks of one communicator need a context each: ranks that share one are refused with ERR_STATE, on every rank. */
 struct shoal_context;
 
 /* Receives each log line (no newline at its end). level is 0 warn, 1 info, 2 debug. Called from any thread that uses the
@@ -138,13 +139,15 @@ struct shoal_comm_options {
         sizeof(struct shoal_comm_options), 0, 0, 0 \
     }
 
-/* Makes the communicator of all workers of the job. Every rank must call it, once per context; shoal_comm_split makes more.
- * The environment says who the ranks are: the variables of `shoal run` and torchrun (RANK, WORLD_SIZE, MASTER_ADDR,
- * MASTER_PORT), PMIx (Open MPI, Slurm), PMI-1 (MPICH, Slurm) or Slurm's own. Without any of these the communicator has size 1.
- * Two jobs may share a MASTER_PORT when their launchers name them differently, or SHOAL_JOB_ID or their secrets differ. Without
- * such a name Shoal tries one port only; two jobs that meet there fail with ERR_ARGUMENT, and rank 0 waits half a second to
- * find out. Errors: ERR_TIMEOUT (the message names the ranks that did not come), ERR_AUTH, ERR_ARGUMENT (a variable is
- * invalid), ERR_UNSUPPORTED (ranks are on several hosts, and one host lacks libfabric or a suitable provider). */
+/* Makes the communicator of all workers of the job. Every rank must call it. A context may make several such communicators, one
+ * after another or at once. Each has connections of its own and, on several hosts, a thread; they end when it and all that were
+ * split from it are freed. shoal_comm_split makes more communicators for less. The environment says who the ranks are: the
+ * variables of `shoal run` and torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), PMIx (Open MPI, Slurm), PMI-1 (MPICH,
+ * Slurm) or Slurm's own. Without any of these the communicator has size 1. Two jobs may share a MASTER_PORT when their
+ * launchers name them differently, or SHOAL_JOB_ID or their secrets differ. Without such a name Shoal tries one port only; two
+ * jobs that meet there fail with ERR_ARGUMENT, and rank 0 waits half a second to find out. Errors: ERR_TIMEOUT (the message
+ * names the ranks that did not come), ERR_AUTH, ERR_ARGUMENT (a variable is invalid), ERR_UNSUPPORTED (ranks are on several
+ * hosts, and one host lacks libfabric or a suitable provider). */
 SHOAL_CALL shoal_comm_create(struct shoal_context *context, const struct shoal_comm_options *options,
                              struct shoal_comm **comm_out);
 
@@ -206,7 +209,14 @@ SHOAL_CALL shoal_comm_finalize(struct shoal_comm *comm);
 
 /* Frees the communicator; a local call. Operations that are not done fail here, and on the other ranks with ERR_PEER_LOST. NULL
  * is allowed. No other thread may be inside a call on the communicator. Requests become done and stay valid until they are
- * freed. */
+ * freed. The last communicator of those that were split from each other takes its connections with it: on several hosts the
+ * call then waits until other ranks know that this one leaves, at most two seconds.
+ *
+ * After a failure the call waits for peers of this host that may still write to memory from shoal_mem_alloc, at most a second.
+ * A peer that is stopped at that moment may write later. So each allocation that it could write to is copied to fresh pages, at
+ * the same address, and only these are seen from then on. What another thread writes to such an allocation during the call may
+ * be lost: let no thread write to memory of an operation that failed until the communicator is freed. Memory that the program
+ * pinned there itself, as with cudaHostRegister, must be pinned again. A warning is logged when this happens. */
 SHOAL_API void shoal_comm_free(struct shoal_comm *comm);
 
 /* Makes every operation of the communicator fail on all ranks with ERR_ABORTED, or with the failure that was found before, and

@@ -7,8 +7,8 @@
 #include <unistd.h>
 
 static const char *const levels[] = {"warn", "info", "debug", NULL};
-static const char *const modules[] = {"bootstrap",  "comm",   "engine",  "fabric", "gpu", "hosts",
-                                      "membership", "memory", "observe", "shm",    NULL};
+static const char *const modules[] = {"bootstrap", "comm",   "engine",  "fabric", "gpu",
+                                      "hosts",     "memory", "observe", "shm",    NULL};
 
 #define OF(field) offsetof(struct shoal_log_settings, field)
 static const struct shoal_setting settings_of_logs[] = {

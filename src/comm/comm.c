@@ -5,9 +5,9 @@
 
 #include "base/clock.h"
 #include "bootstrap/auth.h"
+#include "comm/comm_world.h"
 #include "comm/context.h"
 #include "comm/device_peers.h"
-#include "comm/members.h"
 #include "transport/shm/shm_link.h"
 
 /* ---- Making -------------------------------------------------------------------------------------------------------------- */
@@ -15,6 +15,7 @@
 /* Sent by every rank of a new world to the others, besides its addresses. */
 struct agreement {
     uint64_t number; /* rank 0's counts */
+    uint64_t job;    /* that the rank has; 0: none. The lowest rank that has one counts, or else the number */
     struct shoal_agreed settings;
     char version[16];
 };
@@ -39,7 +40,7 @@ struct recipe {
     uint64_t number;
     uint64_t job;
     const struct shoal_member *members; /* copied */
-    struct shoal_membership *membership;
+    struct shoal_world *world;
     const struct shoal_comm_options *options;
 };
 
@@ -51,7 +52,7 @@ static enum shoal_status create_transport(struct shoal_context *context, const s
     const size_t slot_bytes = shoal_select_slot_bytes(context->settings.engine.chunk_bytes, recipe->size, hosts);
     struct shoal_hosts_options options = {.log = &context->log,
                                           .network = context->network,
-                                          .membership = recipe->membership,
+                                          .membership = recipe->world->membership,
                                           .members = recipe->members,
                                           .shm = {.comm = recipe->number,
                                                   .rank = recipe->rank,
@@ -123,7 +124,7 @@ static struct shoal_comm *comm_allocate(const struct recipe *recipe)
     comm->size = recipe->size;
     comm->number = recipe->number;
     comm->job = recipe->job;
-    comm->membership = recipe->membership;
+    comm->world = recipe->world;
     shoal_devices_init(&comm->devices);
     return comm;
 }
@@ -183,6 +184,7 @@ static enum shoal_status comm_make(struct shoal_context *context, const struct r
     shoal_recorder_identify(recorder, &identity, comm->job, comm->name, comm->rank,
                             shoal_progress_anchor(context->progress)->ns_per_tick);
     shoal_progress_add(context->progress, comm->engine);
+    shoal_world_use(comm->world);
     comm->next = context->comms;
     context->comms = comm;
     shoal_progress_unlock(context->progress);
@@ -205,10 +207,36 @@ static enum shoal_status fail_settings(struct shoal_context *context, int rank, 
                           difference);
 }
 
-static enum shoal_status comm_agree(struct shoal_context *context, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
-                                    uint64_t *number_out)
+/* A rank keeps the job that it has: what `shoal top` and metrics call it must not change with each group that is made. A
+ * process that replaces another one joins the job of the others. */
+static uint64_t choose_job(struct shoal_context *context, const struct agreement *all, int size)
 {
-    struct agreement own = {.settings = context->settings.bootstrap.agreed.agreed};
+    uint64_t job = 0;
+    for (int r = 0; r < size && !job; r++)
+        job = all[r].job;
+    if (!job)
+        job = all[0].number;
+    shoal_progress_lock(context->progress);
+    if (context->job)
+        job = context->job;
+    else if (size > 1) /* alone it knows nothing of its job */
+        context->job = job;
+    shoal_progress_unlock(context->progress);
+    return job;
+}
+
+static uint64_t read_job(struct shoal_context *context)
+{
+    shoal_progress_lock(context->progress);
+    const uint64_t job = context->job;
+    shoal_progress_unlock(context->progress);
+    return job;
+}
+
+static enum shoal_status comm_agree(struct shoal_context *context, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
+                                    struct recipe *recipe)
+{
+    struct agreement own = {.job = read_job(context), .settings = context->settings.bootstrap.agreed.agreed};
     snprintf(own.version, sizeof own.version, "%s", shoal_version());
     SHOAL_TRY(shoal_auth_random(&own.number, sizeof own.number));
     struct agreement *all = calloc((size_t)bootstrap->size, sizeof *all);
@@ -223,8 +251,10 @@ static enum shoal_status comm_agree(struct shoal_context *context, struct shoal_
         else if (!shoal_agreed_is_same(&all[r].settings, &own.settings))
             status = fail_settings(context, r, &all[r].settings, &own.settings);
     }
-    if (status == SHOAL_OK)
-        *number_out = all[0].number;
+    if (status == SHOAL_OK) {
+        recipe->number = all[0].number;
+        recipe->job = choose_job(context, all, bootstrap->size);
+    }
     free(all);
     return status;
 }
@@ -267,18 +297,12 @@ static enum shoal_status join_world(struct shoal_context *context, struct shoal_
     struct recipe recipe = {
         .name = "world", .launcher = bootstrap->launcher, .rank = bootstrap->rank, .size = bootstrap->size, .options = options};
     note_rank(context, bootstrap->rank);
-    SHOAL_TRY(comm_agree(context, bootstrap, timeout_ms, &recipe.number));
-    recipe.job = recipe.number;
-    struct shoal_member *members = calloc((size_t)bootstrap->size, sizeof *members);
-    if (!members)
-        return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory for %d ranks", bootstrap->size);
-    recipe.members = members;
-    enum shoal_status status = shoal_members_meet(context, bootstrap, timeout_ms, members, &recipe.membership);
-    if (status == SHOAL_OK) {
-        shoal_progress_note_ranks(context->progress, shoal_members_count_local(members, recipe.size, recipe.rank));
-        status = comm_make(context, &recipe, comm_out);
-    }
-    free(members);
+    SHOAL_TRY(comm_agree(context, bootstrap, timeout_ms, &recipe));
+    SHOAL_TRY(shoal_world_meet(context, bootstrap, timeout_ms, &recipe.world));
+    recipe.members = recipe.world->members;
+    shoal_progress_note_ranks(context->progress, shoal_members_count_local(recipe.members, recipe.size, recipe.rank));
+    const enum shoal_status status = comm_make(context, &recipe, comm_out);
+    shoal_world_leave(recipe.world);
     return status;
 }
 
@@ -396,7 +420,7 @@ static enum shoal_status make_group(struct shoal_comm *parent, const struct choi
         .number = comm_mix(parent->number + comm_mix(parent->splits * UINT64_C(0x9e3779b97f4a7c15) + (uint32_t)color)),
         .job = parent->job,
         .members = members,
-        .membership = parent->membership,
+        .world = parent->world,
         .options = options};
     enum shoal_status status = SHOAL_OK;
     if (!chosen || !members)
@@ -559,7 +583,9 @@ void shoal_comm_free(struct shoal_comm *comm)
         write_trace(comm);
     shoal_engine_destroy(comm->engine);
     shoal_progress_unlock(context->progress);
+    struct shoal_world *world = comm->world;
     free_comm(comm);
+    shoal_world_leave(world);
 }
 
 void shoal_comm_abort(struct shoal_comm *comm)

@@ -1,6 +1,7 @@
 #include "comm/context.h"
 
 #include "base/clock.h"
+#include "comm/comm_world.h"
 #include "comm/dump.h"
 
 #include <errno.h>
@@ -118,11 +119,10 @@ void shoal_context_destroy(struct shoal_context *context)
         return;
     shoal_dump_stop(&context->log);
     shoal_drivers_fini(context);
-    if (context->progress) /* it may be polling the network, which asks them who has ended */
+    if (context->progress) {
+        shoal_world_end_left(context);
         shoal_progress_stop_thread(context->progress);
-    for (size_t i = 0; i < context->membership_count; i++)
-        shoal_membership_close(context->memberships[i]);
-    free(context->memberships);
+    }
     shoal_flights_destroy(context->flights);
     shoal_network_close(context->network);
     shoal_shm_endpoint_destroy(context->endpoint);

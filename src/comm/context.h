@@ -12,6 +12,8 @@
 #include "memory/memory.h"
 #include "transport/hosts/hosts.h"
 
+struct shoal_world; /* comm/comm_world.h */
+
 struct shoal_context {
     volatile uint32_t *is_parent; /* a page the kernel wipes in forked children: 0 there */
     struct shoal_settings settings;
@@ -23,10 +25,10 @@ struct shoal_context {
     struct shoal_flights *flights; /* the recorders of its communicators */
     const struct shoal_kernels *kernels;
     struct shoal_comm *comms;
-    pthread_mutex_t opening;               /* of the network; two threads may make a communicator at once */
-    struct shoal_network *network;         /* NULL while it has met nobody on another host; set once */
-    struct shoal_membership **memberships; /* of its worlds; under the progress engine's lock */
-    size_t membership_count;
+    uint64_t job;            /* the job of its communicators: the number of the first with other ranks. 0: there was none */
+    pthread_mutex_t opening; /* of the network; two threads may make a communicator at once */
+    struct shoal_network *network;   /* NULL while it has met nobody on another host; set once */
+    struct shoal_world *left_worlds; /* whose last communicator was freed in a callback; under the lock */
     struct shoal_drivers drivers;
     bool has_broken;                 /* a communicator that is freed now: no freed memory is kept any more */
     atomic_bool has_named_variables; /* unknown ones, in the log */
@@ -40,10 +42,10 @@ struct shoal_comm {
     char name[32];
     int rank;
     int size;
-    uint64_t number;                     /* the same on all its ranks, different from other communicators between them */
-    uint64_t job;                        /* the number of the world that it came from */
-    struct shoal_member *members;        /* [size] */
-    struct shoal_membership *membership; /* of the world that they met in */
+    uint64_t number;              /* the same on all its ranks, different from other communicators between them */
+    uint64_t job;                 /* the number of the world that it came from */
+    struct shoal_member *members; /* [size] */
+    struct shoal_world *world;    /* that they met in; a use of it */
     unsigned splits;
     bool is_finalized;
 };

@@ -6,8 +6,8 @@
 
 #include "base/clock.h"
 #include "collective/select.h"
+#include "comm/comm_world.h"
 #include "comm/context.h"
-#include "comm/members.h"
 #include "transport/shm/shm_link.h"
 
 /* Each rank tells the others this. */

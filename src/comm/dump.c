@@ -25,6 +25,7 @@ static size_t asker_count;
 static pthread_t thread;
 static int signal_number;
 static atomic_bool must_stop;
+static pthread_once_t forks_watched = PTHREAD_ONCE_INIT;
 
 /* The handler reads these; set before it is installed. The descriptor stays open: a handler may be on its way to it. */
 static int wake_fd = -1;
@@ -87,8 +88,6 @@ static void *dump_serve(void *arg)
     }
 }
 
-/* ---- Life ---------------------------------------------------------------------------------------------------------------- */
-
 static bool dump_start_thread(void)
 {
     sigset_t all, before;
@@ -104,6 +103,40 @@ static bool dump_start_thread(void)
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return errno == 0;
 }
+
+/* ---- Forked children ----------------------------------------------------------------------------------------------------- */
+
+static void dump_before_fork(void)
+{
+    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&askers_lock);
+}
+
+static void dump_after_fork(void)
+{
+    pthread_mutex_unlock(&askers_lock);
+    pthread_mutex_unlock(&lock);
+}
+
+/* The contexts of the parent have no thread here, and its descriptor would wake the parent: the first context of the child
+ * begins anew. */
+static void begin_anew_in_child(void)
+{
+    free(askers);
+    askers = NULL;
+    asker_count = 0;
+    if (wake_fd >= 0)
+        close(wake_fd);
+    wake_fd = -1;
+    dump_after_fork();
+}
+
+static void dump_watch_forks(void)
+{
+    pthread_atfork(dump_before_fork, dump_after_fork, begin_anew_in_child);
+}
+
+/* ---- Life ---------------------------------------------------------------------------------------------------------------- */
 
 static bool add_asker(struct shoal_log *log, const struct shoal_settings *settings)
 {
@@ -163,6 +196,7 @@ void shoal_dump_start(struct shoal_log *log, const struct shoal_settings *settin
 {
     if (!strcmp(settings->comm.dump_signal, "no") || !settings->comm.dump_signal[0])
         return;
+    pthread_once(&forks_watched, dump_watch_forks);
     pthread_mutex_lock(&lock);
     if (!asker_count)
         dump_start(log, settings);

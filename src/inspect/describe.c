@@ -8,7 +8,7 @@
 #include "bootstrap/address.h"
 #include "bootstrap/bootstrap.h"
 #include "bootstrap/lookup.h"
-#include "comm/members.h"
+#include "comm/comm_world.h"
 #include "inspect/describe_gpus.h"
 #include "topology/limits.h"
 #include "topology/links.h"

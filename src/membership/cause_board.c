@@ -3,34 +3,39 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/assert.h"
 #include "base/clock.h"
 
-/* For so many polls a rank waits for the first one, which writes for a microsecond unless it died at that. */
-#define CLAIM_POLLS 20000
+/* How often a rank that finds all drafts taken looks for the cause: those that write them take a microsecond each. */
+#define TAKEN_POLLS 20000
 
-/* True for the one that may write. */
-static bool cause_board_claim(struct shoal_cause_board *board)
+/* NULL: there is a cause, or all drafts are taken. */
+static struct shoal_cause_draft *cause_board_take(struct shoal_cause_board *board)
 {
-    uint32_t unclaimed = 0;
-    return atomic_compare_exchange_strong_explicit(&board->is_claimed, &unclaimed, 1, memory_order_acq_rel,
-                                                   memory_order_acquire);
+    for (int i = 0; i < SHOAL_CAUSE_DRAFTS && !atomic_load_explicit(&board->cause, memory_order_acquire); i++) {
+        uint32_t not_taken = 0;
+        if (atomic_compare_exchange_strong_explicit(&board->drafts[i].is_taken, &not_taken, 1, memory_order_acq_rel,
+                                                    memory_order_acquire))
+            return &board->drafts[i];
+    }
+    return NULL;
 }
 
-/* The rank that claimed the board publishes once. */
-static void cause_board_publish(struct shoal_cause_board *board)
+/* Unless another draft is the cause. release: pairs with the acquire in read. */
+static void cause_board_publish(struct shoal_cause_board *board, const struct shoal_cause_draft *draft)
 {
-    SHOAL_ASSERT(!atomic_load_explicit(&board->is_ready, memory_order_relaxed));
-    atomic_store_explicit(&board->is_ready, 1, memory_order_release); /* pairs with the acquire in read */
+    uint32_t none = 0;
+    (void)atomic_compare_exchange_strong_explicit(&board->cause, &none, 1 + (uint32_t)(draft - board->drafts),
+                                                  memory_order_release, memory_order_relaxed);
 }
 
 void shoal_cause_board_write(struct shoal_cause_board *board, const struct shoal_failure *failure)
 {
-    if (cause_board_claim(board)) {
-        board->failure = *failure;
-        cause_board_publish(board);
+    struct shoal_cause_draft *draft = cause_board_take(board);
+    if (draft) {
+        draft->failure = *failure;
+        cause_board_publish(board, draft);
     }
-    for (int polls = 0; polls < CLAIM_POLLS && !atomic_load_explicit(&board->is_ready, memory_order_acquire); polls++)
+    for (int polls = 0; polls < TAKEN_POLLS && !atomic_load_explicit(&board->cause, memory_order_acquire); polls++)
         shoal_clock_relax();
 }
 
@@ -64,8 +69,9 @@ void shoal_cause_fill_abort(struct shoal_failure *failure_out, int rank, const c
 
 void shoal_cause_board_write_abort(struct shoal_cause_board *board, int rank, const char *host)
 {
-    if (!cause_board_claim(board))
+    struct shoal_cause_draft *draft = cause_board_take(board);
+    if (!draft)
         return;
-    shoal_cause_fill_abort(&board->failure, rank, host);
-    cause_board_publish(board);
+    shoal_cause_fill_abort(&draft->failure, rank, host);
+    cause_board_publish(board, draft);
 }

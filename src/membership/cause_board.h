@@ -1,6 +1,6 @@
-/* The first cause of a communicator as the ranks of one host see it: a few cache lines in memory that they share. The first
- * rank that claims the board writes the cause, which is final; all others read it. The memory is the transport's, zero at
- * first. Any thread. */
+/* The first cause of a communicator as the ranks of one host see it, in memory that they share. A rank writes its cause as a
+ * draft, which nobody reads, and then makes that draft the cause, unless another is it by then. So a rank that dies while it
+ * writes costs a draft, and no more. The cause is final. The memory is the transport's, zero at first. Any thread. */
 #ifndef SHOAL_MEMBERSHIP_CAUSE_BOARD_H
 #define SHOAL_MEMBERSHIP_CAUSE_BOARD_H
 
@@ -8,28 +8,33 @@
 
 #include "base/compiler.h"
 
+#define SHOAL_CAUSE_DRAFTS 4 /* ranks that may write at once, or have died at it; others wait a moment */
+
 struct shoal_cause_board {
-    _Atomic uint32_t is_claimed; /* by compare and swap, once */
-    _Atomic uint32_t is_ready;   /* the failure may be read */
-    struct shoal_failure failure;
+    _Atomic uint32_t cause; /* 1 + the number of the draft that is the cause; 0: there is none */
+    struct shoal_cause_draft {
+        _Atomic uint32_t is_taken; /* by compare and swap, once */
+        struct shoal_failure failure;
+    } drafts[SHOAL_CAUSE_DRAFTS];
 };
 
-/* Whether somebody has claimed the board. relaxed: the caller orders this load. */
-static inline bool shoal_cause_board_is_claimed(const struct shoal_cause_board *board)
+/* True when there is a cause. relaxed: the caller orders this load. */
+static inline bool shoal_cause_board_is_written(const struct shoal_cause_board *board)
 {
-    return atomic_load_explicit(&board->is_claimed, memory_order_relaxed);
+    return atomic_load_explicit(&board->cause, memory_order_relaxed) != 0;
 }
 
 /* True when there is a cause; *failure_out is it. Cheap while there is none. */
 static inline bool shoal_cause_board_read(const struct shoal_cause_board *board, struct shoal_failure *failure_out)
 {
-    if (!atomic_load_explicit(&board->is_ready, memory_order_acquire))
+    const uint32_t cause = atomic_load_explicit(&board->cause, memory_order_acquire);
+    if (!cause)
         return false;
-    *failure_out = board->failure;
+    *failure_out = board->drafts[(cause - 1) % SHOAL_CAUSE_DRAFTS].failure;
     return true;
 }
 
-/* Writes the cause, unless there is one. Waits a moment for a first rank that is still writing, which may have died at that. */
+/* Writes the cause, unless there is one. Waits a moment if all drafts are taken and none is the cause yet. */
 void shoal_cause_board_write(struct shoal_cause_board *board, const struct shoal_failure *failure);
 
 /* The same for shoal_comm_abort, called by `rank` on `host`. Async-signal-safe, and does not wait. */

@@ -1,6 +1,7 @@
 #include "membership/causes.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/assert.h"
 #include "base/clock.h"
@@ -123,12 +124,23 @@ void shoal_causes_excuse(struct shoal_causes *causes, uint64_t held_up_ns, uint6
     }
 }
 
-uint64_t shoal_cause_due_ns(const struct shoal_cause *cause, bool is_root, uint64_t heir_ns)
+/* True if the process was blamed with the same status before, for another communicator. */
+static bool was_blamed(const struct shoal_causes *causes, const struct shoal_failure *failure)
+{
+    for (const struct shoal_cause *cause = causes->first; cause && failure->pid; cause = cause->next) {
+        if (cause->is_decided && cause->best.status == failure->status && cause->best.pid == failure->pid &&
+            strncmp(cause->best.host, failure->host, sizeof failure->host) == 0)
+            return true;
+    }
+    return false;
+}
+
+uint64_t shoal_cause_due_ns(const struct shoal_causes *causes, const struct shoal_cause *cause, bool is_root, uint64_t heir_ns)
 {
     SHOAL_ASSERT(!cause->is_decided); /* a decision is final */
     uint64_t wait_ms = cause->is_own ? SHOAL_CAUSES_SETTLE_MS : SHOAL_CAUSES_ALONE_MS;
     if (is_root) /* an abort is wanted at once */
-        wait_ms = cause->best.status == SHOAL_ERR_ABORTED ? 0 : SHOAL_CAUSES_COLLECT_MS;
+        wait_ms = cause->best.status == SHOAL_ERR_ABORTED || was_blamed(causes, &cause->best) ? 0 : SHOAL_CAUSES_COLLECT_MS;
     const uint64_t due_ns = cause->first_ns + wait_ms * SHOAL_NS_PER_MS;
     const uint64_t collected_ns = is_root && heir_ns ? heir_ns + SHOAL_CAUSES_HEIR_MS * SHOAL_NS_PER_MS : 0;
     return due_ns > collected_ns ? due_ns : collected_ns;

@@ -55,7 +55,8 @@ struct shoal_cause *shoal_causes_decide(struct shoal_causes *causes, uint64_t co
 void shoal_causes_excuse(struct shoal_causes *causes, uint64_t held_up_ns, uint64_t now_ns);
 
 /* When this rank is to decide for the best candidate, if nobody else has by then. heir_ns: when it became the root in the place
- * of another; 0: it has been so from the beginning. */
-uint64_t shoal_cause_due_ns(const struct shoal_cause *cause, bool is_root, uint64_t heir_ns);
+ * of another; 0: it has been so from the beginning. A root waits for candidates once for each process that is blamed: when many
+ * communicators fail with it, all but the first do so at once. */
+uint64_t shoal_cause_due_ns(const struct shoal_causes *causes, const struct shoal_cause *cause, bool is_root, uint64_t heir_ns);
 
 #endif

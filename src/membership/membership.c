@@ -1,6 +1,5 @@
 #include "membership/membership.h"
 
-#include <poll.h>
 #include <pthread.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -10,7 +9,6 @@
 #include "base/clock.h"
 #include "membership/causes.h"
 #include "membership/control.h"
-#include "membership/survivors.h"
 
 /* Leaves of communicators that this rank has not made yet. */
 #define UNCLAIMED_MAX 1024
@@ -25,7 +23,7 @@
 _Static_assert(SHOAL_CONTROL_UNREACHABLE_MS + SHOAL_CONTROL_HEARTBEAT_MS + SHOAL_CAUSES_ALONE_MS < 9000, "ten seconds");
 _Static_assert(AGREE_S * 1000 > SHOAL_CAUSES_ALONE_MS && SHOAL_CAUSES_ALONE_MS > SHOAL_CAUSES_SETTLE_MS, "in turn");
 
-enum notice_kind { CANDIDATE = 1, DECISION, LEFT, SURVIVORS };
+enum notice_kind { CANDIDATE = 1, DECISION, LEFT };
 
 struct notice {
     uint64_t comm;
@@ -33,17 +31,12 @@ struct notice {
     uint32_t kind;
     int32_t rank;
 
-    struct shoal_failure failure; /* not in LEFT, which ends before it; in SURVIVORS a message of survivors.h is in its place */
+    struct shoal_failure failure; /* not in LEFT, which ends before it */
 };
 
 #define LEFT_BYTES offsetof(struct notice, failure)
 
 _Static_assert(sizeof(struct notice) <= SHOAL_CONTROL_NOTICE_MAX, "a failure is one notice");
-_Static_assert(LEFT_BYTES + SHOAL_SURVIVORS_BYTES_MAX <= SHOAL_CONTROL_NOTICE_MAX, "a message of survivors is one notice");
-
-/* Interval after which survivors repeat their messages, because notices are dropped when there are too many. */
-#define REPEAT_NS SHOAL_NS_PER_S
-
 struct left {
     uint64_t comm, completed;
     int rank;
@@ -53,20 +46,13 @@ struct shoal_membership {
     struct shoal_log *log;
     struct shoal_control *control;
     pthread_mutex_t lock;   /* of what follows; held while the members' functions are called */
-    pthread_cond_t decided; /* a first cause, or who survives */
+    pthread_cond_t decided; /* a first cause */
     struct shoal_membership_comm *members;
     struct shoal_causes causes;
     bool is_root;
     /* When this rank became the root in the place of another, or went on as the root; 0: it is none, or always was. */
     uint64_t heir_ns;
     uint64_t turned_ns; /* the last turn of the thread; 0: none */
-    struct shoal_survivors survivors;
-    struct shoal_survivors_board **boards;      /* [size], on one host */
-    struct shoal_membership_process *processes; /* the same */
-    uint64_t *versions;                         /* [size * SHOAL_SURVIVORS_BOARD_KINDS] what was read of the boards */
-    uint64_t world;
-    uint64_t repeat_ns; /* when they say it again */
-    bool is_agreeing;   /* a thread is inside shoal_membership_agree_on_survivors */
     struct left unclaimed[UNCLAIMED_MAX];
     unsigned unclaimed_count;    /* ever */
     uint64_t closed[CLOSED_MAX]; /* communicators that this rank has left */
@@ -148,7 +134,8 @@ static void note_turn(struct shoal_membership *membership, uint64_t now_ns)
  * beginning of the next turn, before anyone here can read it. Returns when to look again. */
 static uint64_t decide_one(struct shoal_membership *membership, struct shoal_cause *cause, uint64_t now_ns)
 {
-    const uint64_t due_ns = cause->is_decided ? now_ns : shoal_cause_due_ns(cause, membership->is_root, membership->heir_ns);
+    const uint64_t due_ns =
+        cause->is_decided ? now_ns : shoal_cause_due_ns(&membership->causes, cause, membership->is_root, membership->heir_ns);
     const bool was_leaving = cause->is_leaving;
     if (due_ns > now_ns)
         return due_ns;
@@ -172,121 +159,6 @@ static uint64_t decide_due(struct shoal_membership *membership, uint64_t now_ns)
         next_ns = look_ns < next_ns ? look_ns : next_ns;
     }
     return next_ns == UINT64_MAX ? 0 : next_ns;
-}
-
-/* ---- One host, under the lock -------------------------------------------------------------------------------------------- */
-
-/* Also when it has left: it needs no more messages. */
-static bool has_ended_here(struct shoal_membership *membership, int rank)
-{
-    if (rank == membership->survivors.rank)
-        return false;
-    if (atomic_load_explicit(&membership->boards[rank]->left_world, memory_order_acquire) == membership->world)
-        return true;
-    if (!shoal_membership_process_has_ended(&membership->processes[rank]))
-        return false;
-    uint64_t never = 0;
-    (void)atomic_compare_exchange_strong_explicit(&membership->lost_ns[rank], &never, shoal_clock_ns(), memory_order_acq_rel,
-                                                  memory_order_acquire);
-    return true;
-}
-
-static void membership_describe(struct shoal_membership *membership, int rank, char *text, size_t bytes)
-{
-    if (membership->control)
-        shoal_control_describe(membership->control, rank, text, bytes);
-    else if (rank == membership->survivors.rank)
-        snprintf(text, bytes, "this rank");
-    else if (has_ended_here(membership, rank) && membership->processes[rank].ended[0])
-        snprintf(text, bytes, "%s", membership->processes[rank].ended);
-    else if (has_ended_here(membership, rank))
-        snprintf(text, bytes, "left");
-    else
-        shoal_membership_process_describe(&membership->processes[rank], text, bytes);
-}
-
-/* Reads the messages that others have written since the last call. */
-static void read_boards(struct shoal_membership *membership)
-{
-    struct shoal_survivors *survivors = &membership->survivors;
-    struct shoal_survivors_message message;
-    for (int r = 0; r < survivors->size; r++) {
-        uint64_t *versions = &membership->versions[r * SHOAL_SURVIVORS_BOARD_KINDS];
-        for (int i = 0; r != survivors->rank && i < SHOAL_SURVIVORS_BOARD_KINDS; i++) {
-            const enum shoal_survivors_kind kind = (enum shoal_survivors_kind)(i + 1);
-            if (shoal_survivors_board_get(membership->boards[r], kind, membership->world, survivors->size, &versions[i],
-                                          &message))
-                shoal_survivors_receive(survivors, r, &message);
-        }
-    }
-}
-
-/* ---- Survivors, under the lock ------------------------------------------------------------------------------------------- */
-
-static void send_to_survivors(struct shoal_membership *membership, const struct shoal_survivors_message *message)
-{
-    if (membership->boards) {
-        shoal_survivors_board_put(membership->boards[membership->survivors.rank], membership->world, membership->survivors.size,
-                                  message);
-        return;
-    }
-    unsigned char data[LEFT_BYTES + SHOAL_SURVIVORS_BYTES_MAX];
-    const struct notice head = {.kind = SURVIVORS};
-    memcpy(data, &head, LEFT_BYTES);
-    const size_t bytes = shoal_survivors_write(message, membership->survivors.size, data + LEFT_BYTES);
-    const bool is_final = message->kind == SHOAL_SURVIVORS_DECISION || message->kind == SHOAL_SURVIVORS_ADOPTED;
-    (void)shoal_control_publish(membership->control, is_final ? SHOAL_CONTROL_VERDICT : SHOAL_CONTROL_OPINION, data,
-                                LEFT_BYTES + bytes);
-}
-
-/* By the others. On one host the kernel tells, and it does not err. */
-static bool is_given_up(const struct shoal_membership *membership)
-{
-    return membership->control && shoal_control_is_lost(membership->control, membership->survivors.rank);
-}
-
-/* After messages. */
-static void answer_survivors(struct shoal_membership *membership)
-{
-    struct shoal_survivors_message message;
-    shoal_survivors_step(&membership->survivors);
-    while (shoal_survivors_take(&membership->survivors, &message))
-        send_to_survivors(membership, &message);
-    if (shoal_survivors_agreed(&membership->survivors) || is_given_up(membership))
-        pthread_cond_broadcast(&membership->decided);
-}
-
-/* And when ranks may have ended. */
-static void advance_survivors(struct shoal_membership *membership)
-{
-    struct shoal_survivors *survivors = &membership->survivors;
-    for (int r = 0; survivors->is_open && r < survivors->size; r++) {
-        if (membership->control ? shoal_control_has_ended(membership->control, r) : has_ended_here(membership, r))
-            shoal_survivors_end(survivors, r);
-    }
-    answer_survivors(membership);
-}
-
-/* Returns when to look again; 0: only when something comes. */
-static uint64_t turn_survivors(struct shoal_membership *membership, uint64_t now_ns)
-{
-    if (!membership->survivors.is_open)
-        return 0;
-    if (now_ns >= membership->repeat_ns) {
-        shoal_survivors_repeat(&membership->survivors);
-        membership->repeat_ns = now_ns + REPEAT_NS;
-    }
-    advance_survivors(membership);
-    return membership->repeat_ns;
-}
-
-static void receive_survivors(struct shoal_membership *membership, int from, const void *data, size_t bytes)
-{
-    struct shoal_survivors_message message;
-    if (!shoal_survivors_read(data, bytes, membership->survivors.size, &message))
-        return;
-    shoal_survivors_receive(&membership->survivors, from, &message);
-    advance_survivors(membership);
 }
 
 /* ---- On the control thread ----------------------------------------------------------------------------------------------- */
@@ -315,13 +187,8 @@ static void on_notice(void *arg, int from, const void *data, size_t bytes)
     struct notice notice = {0};
     if (bytes < LEFT_BYTES)
         return;
+    (void)from;
     memcpy(&notice, data, LEFT_BYTES);
-    if (notice.kind == SURVIVORS) {
-        pthread_mutex_lock(&membership->lock);
-        receive_survivors(membership, from, (const char *)data + LEFT_BYTES, bytes - LEFT_BYTES);
-        pthread_mutex_unlock(&membership->lock);
-        return;
-    }
     if (bytes != (notice.kind == LEFT ? LEFT_BYTES : sizeof notice))
         return;
     memcpy(&notice, data, bytes);
@@ -362,9 +229,9 @@ static uint64_t on_turn(void *arg, uint64_t now_ns)
     pthread_mutex_lock(&membership->lock);
     for (struct shoal_membership_comm *member = membership->members; member; member = member->next)
         propose_abort(membership, member);
-    const uint64_t cause_ns = decide_due(membership, now_ns), survivors_ns = turn_survivors(membership, now_ns);
+    const uint64_t next_ns = decide_due(membership, now_ns);
     pthread_mutex_unlock(&membership->lock);
-    return !cause_ns || (survivors_ns && survivors_ns < cause_ns) ? survivors_ns : cause_ns;
+    return next_ns;
 }
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
@@ -377,20 +244,6 @@ static void init_condition(pthread_cond_t *condition)
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_cond_init(condition, &attributes);
     pthread_condattr_destroy(&attributes);
-}
-
-/* On one host. */
-static bool take_boards(struct shoal_membership *membership, const struct shoal_membership_options *options, size_t size)
-{
-    membership->boards = calloc(size, sizeof *membership->boards);
-    membership->processes = calloc(size, sizeof *membership->processes);
-    membership->versions = calloc(size * SHOAL_SURVIVORS_BOARD_KINDS, sizeof *membership->versions);
-    if (!membership->boards || !membership->processes || !membership->versions)
-        return false;
-    memcpy(membership->boards, options->boards, size * sizeof *membership->boards);
-    memcpy(membership->processes, options->processes, size * sizeof *membership->processes);
-    membership->world = options->world;
-    return true;
 }
 
 static enum shoal_status connect_ranks(struct shoal_membership *membership, struct shoal_bootstrap *bootstrap,
@@ -416,12 +269,7 @@ enum shoal_status shoal_membership_open(struct shoal_bootstrap *bootstrap, const
     membership->is_root = bootstrap->rank == 0;
     pthread_mutex_init(&membership->lock, NULL);
     init_condition(&membership->decided);
-    enum shoal_status status = SHOAL_OK;
-    if (!shoal_survivors_init(&membership->survivors, bootstrap->rank, bootstrap->size) ||
-        (options->boards && !take_boards(membership, options, size)))
-        status = shoal_log_fail(options->log, SHOAL_ERR_MEMORY, "hosts", "no memory for a world");
-    if (status == SHOAL_OK && !options->boards)
-        status = connect_ranks(membership, bootstrap, options);
+    const enum shoal_status status = connect_ranks(membership, bootstrap, options);
     if (status != SHOAL_OK) {
         shoal_membership_close(membership);
         return status;
@@ -434,16 +282,8 @@ void shoal_membership_close(struct shoal_membership *membership)
 {
     if (!membership)
         return;
-    if (membership->control)
-        shoal_control_close(membership->control, true);
-    if (membership->world) /* release: what this rank wrote on the board before is seen by who sees that it has left */
-        atomic_store_explicit(&membership->boards[membership->survivors.rank]->left_world, membership->world,
-                              memory_order_release);
-    free(membership->boards);
-    free(membership->processes);
-    free(membership->versions);
+    shoal_control_close(membership->control, true);
     shoal_causes_fini(&membership->causes);
-    shoal_survivors_fini(&membership->survivors);
     pthread_cond_destroy(&membership->decided);
     pthread_mutex_destroy(&membership->lock);
     free(membership);
@@ -451,37 +291,27 @@ void shoal_membership_close(struct shoal_membership *membership)
 
 uint64_t shoal_membership_lost_ns(struct shoal_membership *membership, int rank)
 {
-    if (!membership->control)
-        (void)shoal_membership_has_ended(membership, rank);
     return atomic_load_explicit(&membership->lost_ns[rank], memory_order_acquire);
 }
 
 void shoal_membership_watch(struct shoal_membership *membership, int rank, int pidfd)
 {
-    if (membership->control)
-        shoal_control_watch(membership->control, rank, pidfd);
+    shoal_control_watch(membership->control, rank, pidfd);
 }
 
 bool shoal_membership_has_ended(struct shoal_membership *membership, int rank)
 {
-    if (membership->control)
-        return shoal_control_has_ended(membership->control, rank);
-    pthread_mutex_lock(&membership->lock);
-    const bool has_ended = has_ended_here(membership, rank);
-    pthread_mutex_unlock(&membership->lock);
-    return has_ended;
+    return shoal_control_has_ended(membership->control, rank);
 }
 
 bool shoal_membership_is_cut_off(const struct shoal_membership *membership, int rank)
 {
-    return membership->control && shoal_control_is_cut_off(membership->control, rank);
+    return shoal_control_is_cut_off(membership->control, rank);
 }
 
 void shoal_membership_describe(struct shoal_membership *membership, int rank, char *text, size_t bytes)
 {
-    pthread_mutex_lock(&membership->lock);
-    membership_describe(membership, rank, text, bytes);
-    pthread_mutex_unlock(&membership->lock);
+    shoal_control_describe(membership->control, rank, text, bytes);
 }
 
 /* ---- Members ------------------------------------------------------------------------------------------------------------- */
@@ -516,16 +346,6 @@ void shoal_membership_leave(struct shoal_membership *membership, struct shoal_me
     pthread_mutex_unlock(&membership->lock);
 }
 
-/* Whether the communicator's cause is decided, and the others have it; then *failure is it. */
-static bool is_decided(const struct shoal_membership *membership, uint64_t comm, struct shoal_failure *failure)
-{
-    const struct shoal_cause *cause = shoal_causes_find(&membership->causes, comm);
-    if (!cause || !cause->is_decided || cause->is_leaving)
-        return false;
-    *failure = cause->best;
-    return true;
-}
-
 /* Under the lock. False: nothing was decided within a second. */
 static bool await_decision(struct shoal_membership *membership)
 {
@@ -535,25 +355,27 @@ static bool await_decision(struct shoal_membership *membership)
     return pthread_cond_timedwait(&membership->decided, &membership->lock, &until) == 0;
 }
 
-/* Proposes the failure, and waits until all have agreed on one, which then is in *failure. Seconds are counted one by one: a
- * machine that stands still in one of them does not end the wait before its thread has received what the others sent. */
-static void membership_agree(struct shoal_membership *membership, uint64_t comm, struct shoal_failure *failure)
+/* Proposes the failure, and waits until all have agreed on one, which then is on the board. There it stays, however many other
+ * communicators fail meanwhile. Seconds are counted one by one: a machine that stands still in one of them does not end the
+ * wait before its thread has received what the others sent. */
+static void membership_agree(struct shoal_membership_comm *member, const struct shoal_failure *failure)
 {
+    struct shoal_membership *membership = member->membership;
+    struct shoal_failure first;
     int waited_s = 0;
     pthread_mutex_lock(&membership->lock);
-    const bool is_kept = propose(membership, comm, failure, true);
+    const bool is_kept = !shoal_cause_board_read(member->board, &first) && propose(membership, member->comm, failure, true);
     shoal_control_wake(membership->control);
-    while (is_kept && !is_decided(membership, comm, failure) && waited_s < AGREE_S)
+    while (is_kept && !shoal_cause_board_read(member->board, &first) && waited_s < AGREE_S)
         waited_s += await_decision(membership) ? 0 : 1;
     pthread_mutex_unlock(&membership->lock);
 }
 
 void shoal_membership_fail(struct shoal_membership_comm *member, const struct shoal_failure *failure)
 {
-    struct shoal_failure first = *failure;
     if (member->membership)
-        membership_agree(member->membership, member->comm, &first);
-    write_cause(member, &first);
+        membership_agree(member, failure);
+    write_cause(member, failure); /* it counts if nothing was agreed on */
 }
 
 void shoal_membership_abort(struct shoal_membership_comm *member)
@@ -581,110 +403,4 @@ void shoal_membership_tell_left(struct shoal_membership *membership, uint64_t co
 {
     const struct notice notice = {.comm = comm, .completed = completed, .kind = LEFT, .rank = rank};
     (void)shoal_control_publish(membership->control, SHOAL_CONTROL_NEWS, &notice, LEFT_BYTES);
-}
-
-/* ---- Survivors ----------------------------------------------------------------------------------------------------------- */
-
-static enum shoal_status say_given_up(struct shoal_membership *membership)
-{
-    char how[160];
-    const int rank = membership->survivors.rank;
-    shoal_control_describe(membership->control, rank, how, sizeof how);
-    return shoal_log_fail(membership->log, SHOAL_ERR_PEER_LOST, "membership",
-                          "agreement among survivors: the others have given up this rank (%d), which %s: it can only end", rank,
-                          how);
-}
-
-static enum shoal_status say_disagreed(struct shoal_membership *membership, uint32_t timeout_ms)
-{
-    const struct shoal_survivors *survivors = &membership->survivors;
-    char how[160] = "alive", more[40] = "";
-    int count = 0;
-    const int rank = shoal_survivors_missing(survivors, 0);
-    for (int r = rank; r >= 0; r = shoal_survivors_missing(survivors, r + 1))
-        count++;
-    if (rank >= 0)
-        membership_describe(membership, rank, how, sizeof how);
-    if (count > 1)
-        snprintf(more, sizeof more, " and %d more", count - 1);
-    return shoal_log_fail(membership->log, SHOAL_ERR_TIMEOUT, "membership",
-                          "agreement among survivors: none after %u ms, waiting for rank %d (%s)%s; all that are left must ask "
-                          "for it: where one does not, ask again without it",
-                          timeout_ms, rank, how, more);
-}
-
-static enum shoal_status say_too_many(struct shoal_membership *membership)
-{
-    return shoal_log_fail(membership->log, SHOAL_ERR_UNSUPPORTED, "membership",
-                          "agreement among survivors: they have more than %d communicators together: ask for fewer at a time",
-                          SHOAL_SURVIVORS_COMMS_MAX);
-}
-
-/* Between two looks at the boards; and between two at the processes, which takes a system call for each. */
-#define LOOK_MS 1
-#define LOOKS 20
-
-/* On one host there is no thread that would receive from others: the caller looks. Under the lock, but while it sleeps. */
-static void poll_boards(struct shoal_membership *membership, uint64_t until_ns)
-{
-    for (unsigned looks = 0; !shoal_survivors_agreed(&membership->survivors) && shoal_clock_ns() < until_ns; looks++) {
-        pthread_mutex_unlock(&membership->lock);
-        poll(NULL, 0, LOOK_MS);
-        pthread_mutex_lock(&membership->lock);
-        read_boards(membership);
-        if (looks % LOOKS == 0)
-            (void)turn_survivors(membership, shoal_clock_ns());
-        else
-            answer_survivors(membership);
-    }
-}
-
-/* The thread receives from the others. Under the lock. */
-static void await_thread(struct shoal_membership *membership, uint64_t until_ns)
-{
-    const struct timespec until = {.tv_sec = (time_t)(until_ns / SHOAL_NS_PER_S), .tv_nsec = (long)(until_ns % SHOAL_NS_PER_S)};
-    int error = 0;
-    shoal_control_wake(membership->control);
-    while (!shoal_survivors_agreed(&membership->survivors) && !is_given_up(membership) && error == 0)
-        error = pthread_cond_timedwait(&membership->decided, &membership->lock, &until);
-}
-
-static enum shoal_status await_survivors(struct shoal_membership *membership, uint32_t timeout_ms,
-                                         struct shoal_survivors_view *view)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    if (membership->boards)
-        poll_boards(membership, shoal_clock_ns() + timeout_ms * SHOAL_NS_PER_MS);
-    else
-        await_thread(membership, (uint64_t)now.tv_sec * SHOAL_NS_PER_S + (uint64_t)now.tv_nsec + timeout_ms * SHOAL_NS_PER_MS);
-    const struct shoal_survivors_view *agreed = shoal_survivors_agreed(&membership->survivors);
-    if (!agreed)
-        return is_given_up(membership) ? say_given_up(membership) : say_disagreed(membership, timeout_ms);
-    *view = *agreed;
-    shoal_survivors_finish(&membership->survivors);
-    return view->has_too_many ? say_too_many(membership) : SHOAL_OK;
-}
-
-enum shoal_status shoal_membership_agree_on_survivors(struct shoal_membership *membership, uint32_t timeout_ms,
-                                                      struct shoal_survivors_view *view)
-{
-    pthread_mutex_lock(&membership->lock);
-    if (membership->is_agreeing) {
-        pthread_mutex_unlock(&membership->lock);
-        return shoal_log_fail(membership->log, SHOAL_ERR_STATE, "membership",
-                              "agreement among survivors: another thread of this rank is at it");
-    }
-    enum shoal_status status;
-    membership->is_agreeing = true;
-    if (shoal_survivors_propose(&membership->survivors, view)) {
-        membership->repeat_ns = shoal_clock_ns() + REPEAT_NS;
-        advance_survivors(membership);
-        status = await_survivors(membership, timeout_ms, view);
-    } else {
-        status = shoal_log_fail(membership->log, SHOAL_ERR_MEMORY, "membership", "agreement among survivors: no memory");
-    }
-    membership->is_agreeing = false;
-    pthread_mutex_unlock(&membership->lock);
-    return status;
 }

@@ -6,10 +6,10 @@
  *     heartbeats, closed connections (control.h) --+                          +--> is a rank alive, stopped, lost
  *     pidfds of this host's processes -------------+--> one thread a world ---+--> first causes of communicators (causes.h)
  *
- * On several hosts every question is answered from memory; the thread runs from open to close, wakes once a second and calls
- * the functions of struct shoal_membership_comm. On one host there is neither thread nor connection: the kernel answers for the
- * processes, and causes lie in shared memory. Only shoal_membership_fail and the function with "agree" in its name wait, and
- * they have deadlines. */
+ * It is for worlds over several hosts. Every question is answered from memory. The thread runs from open to close, wakes once a
+ * second and calls the functions of struct shoal_membership_comm. A world on one host has no membership, because the kernel
+ * knows about the processes; the parts of its communicators keep causes in shared memory. Only shoal_membership_fail waits, and
+ * it has a deadline. */
 #ifndef SHOAL_MEMBERSHIP_MEMBERSHIP_H
 #define SHOAL_MEMBERSHIP_MEMBERSHIP_H
 
@@ -18,26 +18,18 @@
 
 #include "bootstrap/bootstrap.h"
 #include "membership/cause_board.h"
-#include "membership/member_process.h"
-#include "membership/survivors_board.h"
 
 struct shoal_membership;
 
 struct shoal_membership_options {
     struct shoal_log *log;
-    /* On several hosts: SHOAL_PORTS, and the own address, where other hosts reach it. */
-    const char *ports;
-    const struct sockaddr *address;
+    const char *ports;              /* SHOAL_PORTS */
+    const struct sockaddr *address; /* at which other hosts reach this rank */
     socklen_t address_bytes;
     uint32_t timeout_ms;
-    /* On one host, of each rank: its process (the own one is not looked at), and its board in shared memory; descriptors and
-     * boards outlive the membership. `world` is a number that is the same on all ranks, and new between them; not 0. */
-    const struct shoal_membership_process *processes; /* [size]; copied */
-    struct shoal_survivors_board *const *boards;      /* [size]; copied. NULL: there are several hosts */
-    uint64_t world;
 };
 
-/* Collective over the bootstrap's ranks: connects them where they are on several hosts. Errors are those of shoal_control_open.
+/* Collective over the bootstrap's ranks: connects them. Errors are those of shoal_control_open.
  * The bootstrap may be closed afterwards. */
 SHOAL_MUST_USE enum shoal_status shoal_membership_open(struct shoal_bootstrap *bootstrap,
                                                        const struct shoal_membership_options *options,
@@ -104,15 +96,5 @@ static inline bool shoal_membership_failed(struct shoal_membership_comm *comm, s
 
 /* Tells the others that the rank (of the communicator) leaves it before its end. */
 void shoal_membership_tell_left(struct shoal_membership *membership, uint64_t comm, int rank, uint64_t completed);
-
-/* ---- Survivors ----------------------------------------------------------------------------------------------------------- */
-
-/* Collective over the ranks that are left. *view is what this rank proposes (survivors.h), and becomes what all have agreed on,
- * the same on each. Waits for that, timeout_ms at most; a rank that is lost meanwhile holds up the others only until they
- * notice it. The own rank is not in the result when most others did not hold it alive. ERR_TIMEOUT (names who is waited for):
- * call it again, also with fewer ranks; where others had agreed, that is returned. ERR_PEER_LOST: the others have given this
- * rank up. ERR_UNSUPPORTED: too many communicators, for all alike. ERR_STATE, ERR_MEMORY. One thread. */
-SHOAL_MUST_USE enum shoal_status shoal_membership_agree_on_survivors(struct shoal_membership *membership, uint32_t timeout_ms,
-                                                                     struct shoal_survivors_view *view);
 
 #endif

@@ -1,7 +1,10 @@
 #include "memory/memory.h"
 
+#include <errno.h>
 #include <stdlib.h>
+#include <sys/eventfd.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/assert.h"
 #include "memory/region_table.h"
@@ -162,6 +165,15 @@ bool shoal_region_expect_peers(struct shoal_region *region, size_t peers)
     return true;
 }
 
+void shoal_memory_forget_peer(struct shoal_memory *memory, size_t peer)
+{
+    for (size_t i = 0; i < memory->table.count; i++) {
+        struct shoal_region *region = memory->table.by_begin[i];
+        if (peer < region->export_count)
+            region->is_exported[peer] = false;
+    }
+}
+
 static bool holds(const struct shoal_region *region, const void *address, size_t bytes)
 {
     const size_t offset = (uintptr_t)address - (uintptr_t)region->begin; /* huge where the address lies before it */
@@ -249,6 +261,26 @@ static void *take_cached(struct shoal_memory *memory, size_t bytes)
 
 /* ---- Memory of Shoal ----------------------------------------------------------------------------------------------------- */
 
+/* Opens as many and closes them again: the kernel has no other way to find out. */
+static bool can_open(int count)
+{
+    const int descriptor = count > 0 ? eventfd(0, EFD_CLOEXEC) : -1;
+    if (count > 0 && descriptor < 0)
+        return errno != EMFILE && errno != ENFILE;
+    const bool can = count <= 0 || can_open(count - 1);
+    if (descriptor >= 0)
+        close(descriptor);
+    return can;
+}
+
+void shoal_memory_spare_descriptors(struct shoal_memory *memory, int count)
+{
+    shoal_memory_lock(memory);
+    if (memory->cached_count && !can_open(count))
+        cache_at_most(memory, 0, 0);
+    shoal_memory_unlock(memory);
+}
+
 enum shoal_status shoal_memory_reserve(struct shoal_memory *memory, struct shoal_segment *segment, uint64_t begin,
                                        uint64_t bytes, const char *what)
 {
@@ -283,6 +315,7 @@ static enum shoal_status make_own(struct shoal_memory *memory, size_t bytes, siz
     struct shoal_segment *segment;
     char what[64];
     snprintf(what, sizeof what, "shoal_mem_alloc of %zu bytes", bytes);
+    shoal_memory_spare_descriptors(memory, 1);
     SHOAL_TRY(shoal_segment_create(memory->log, "shoal-memory", total, &segment));
     enum shoal_status status = shoal_memory_reserve(memory, segment, pad, total - pad, what);
     if (status != SHOAL_OK) {
@@ -390,6 +423,8 @@ enum shoal_status shoal_memory_register(struct shoal_memory *memory, void *addre
     if (shoal_region_table_overlap(&memory->table, address, bytes))
         return shoal_log_fail(memory->log, SHOAL_ERR_ARGUMENT, "memory", "shoal_mem_register: %p overlaps memory already known",
                               address);
+    if (fd >= 0)
+        shoal_memory_spare_descriptors(memory, 1);
     if (fd >= 0)
         SHOAL_TRY(wrap_range(memory, address, bytes, fd, offset, &range.segment));
     range.kind = fd >= 0 ? SHOAL_REGION_SHARED : SHOAL_REGION_HOST;

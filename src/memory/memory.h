@@ -97,6 +97,10 @@ void shoal_memory_set_stagger(struct shoal_memory *memory, int rank);
 void shoal_memory_lock(const struct shoal_memory *memory);
 void shoal_memory_unlock(const struct shoal_memory *memory);
 
+/* Gives up the buffer cache, which holds a descriptor for each buffer, if the process could not open `count` descriptors more.
+ * Takes the guard itself. */
+void shoal_memory_spare_descriptors(struct shoal_memory *memory, int count);
+
 /* Gets pages for [begin, begin + bytes) of a segment and counts them against the memory's budget; what is in the buffer cache
  * is given up for it. `what` names the use in messages. ERR_MEMORY: the limit or the machine leaves too little; nothing has
  * changed. Takes the guard itself. */
@@ -143,6 +147,9 @@ static inline shoal_location shoal_region_locate(const struct shoal_region *regi
 
 /* Makes is_exported reach so many peers. False: no memory. */
 SHOAL_MUST_USE bool shoal_region_expect_peers(struct shoal_region *region, size_t peers);
+
+/* The exporter has removed the peer of that index, and another may have the index later: forgets what it knew. */
+void shoal_memory_forget_peer(struct shoal_memory *memory, size_t peer);
 
 /* Moves a region of alloc to fresh pages at the same addresses, under a new number; peers keep the old pages until they have
  * learned that the old number is revoked. A region stays where it is, which is logged, when no pages are left or an operation

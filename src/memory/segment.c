@@ -61,13 +61,23 @@ static enum shoal_status no_segment(struct shoal_log *log, int fd)
     return shoal_log_fail(log, SHOAL_ERR_MEMORY, "memory", "no memory for the description of a segment");
 }
 
+static enum shoal_status no_memfd(struct shoal_log *log, int error)
+{
+    const char *advice =
+        error == EMFILE || error == ENFILE ? "raise `ulimit -n`"
+        : error == EPERM || error == EACCES || error == ENOSYS
+            ? "ranks of a host share memory through it, so allow it in the container's seccomp profile; `shoal "
+              "doctor` tries it"
+            : "`shoal doctor` says what this kernel has";
+    return shoal_log_fail(log, SHOAL_ERR_SYSTEM, "memory", "memfd_create failed: %s; %s", strerror(error), advice);
+}
+
 enum shoal_status shoal_segment_create(struct shoal_log *log, const char *name, uint64_t bytes,
                                        struct shoal_segment **segment_out)
 {
     const int fd = shoal_topology_memfd(name);
     if (fd < 0)
-        return shoal_log_fail(log, SHOAL_ERR_SYSTEM, "memory", "memfd_create failed: %s%s", strerror(errno),
-                              errno == EMFILE ? " (raise `ulimit -n`)" : "");
+        return no_memfd(log, errno);
     if (ftruncate(fd, (off_t)bytes) != 0) {
         const int reason = errno;
         close(fd);
@@ -184,6 +194,15 @@ void shoal_segment_discard(struct shoal_segment *segment)
     segment->must_discard = segment->pins > 0;
     if (!segment->pins)
         fallocate(segment->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)segment->bytes);
+}
+
+void shoal_segment_strip(struct shoal_segment *segment, uint64_t begin, uint64_t bytes)
+{
+    SHOAL_ASSERT(!segment->is_foreign && begin <= segment->bytes && bytes <= segment->bytes - begin);
+    if (bytes)
+        fallocate(segment->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)begin, (off_t)bytes);
+    close(segment->fd);
+    segment->fd = -1;
 }
 
 struct shoal_segment *shoal_segment_pin(struct shoal_segment *segment)

@@ -50,6 +50,9 @@ SHOAL_MUST_USE enum shoal_status shoal_segment_reserve(struct shoal_segment *seg
 /* Gives its pages back at once, whoever has it mapped: what is read there is zero, what is written has pages again. Where it is
  * pinned, this happens when it no longer is. */
 void shoal_segment_discard(struct shoal_segment *segment);
+/* For a created segment that is passed to nobody from now on: gives back the pages of [begin, begin + bytes) and closes the
+ * descriptor. The addresses stay mapped, for a late write. */
+void shoal_segment_strip(struct shoal_segment *segment, uint64_t begin, uint64_t bytes);
 /* A device (a network adapter, a GPU) uses the pages by their physical addresses, so a pinned segment keeps its pages. Pinning
  * takes a reference. Call both functions under the owner's lock. */
 struct shoal_segment *shoal_segment_pin(struct shoal_segment *segment);

@@ -14,8 +14,8 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "comm/comm_world.h"
 #include "comm/context.h"
-#include "comm/members.h"
 #include "memory_store.h"
 #include "mock/mock_ways.h"
 #include "mock/shuffle.h"
@@ -53,6 +53,7 @@ struct maker {
 
 struct inner {
     struct shoal_context *contexts[CONTRACT_RANKS_MAX];
+    struct shoal_world *worlds[CONTRACT_RANKS_MAX]; /* NULL: it met nobody */
     struct shared shared[SHARED_MAX];
     int shared_count;
 };
@@ -77,14 +78,13 @@ static enum shoal_status make_context(struct maker *maker, struct shoal_context 
     return SHOAL_OK;
 }
 
-static enum shoal_status meet(const struct maker *maker, struct shoal_context *context, struct shoal_member *members,
-                              struct shoal_membership **membership_out)
+static enum shoal_status meet(const struct maker *maker, struct shoal_context *context, struct shoal_world **world_out)
 {
     const struct shoal_store store = memory_store_callbacks(maker->store);
     struct shoal_bootstrap bootstrap;
     SHOAL_TRY(shoal_bootstrap_from_store(&store, maker->rank, maker->world->size, &context->settings.bootstrap, &context->log,
                                          TIMEOUT_MS, &bootstrap));
-    const enum shoal_status status = shoal_members_meet(context, &bootstrap, TIMEOUT_MS, members, membership_out);
+    const enum shoal_status status = shoal_world_meet(context, &bootstrap, TIMEOUT_MS, world_out);
     shoal_bootstrap_close(&bootstrap);
     return status;
 }
@@ -92,17 +92,18 @@ static enum shoal_status meet(const struct maker *maker, struct shoal_context *c
 static enum shoal_status make_rank(struct maker *maker)
 {
     struct contract_world *world = maker->world;
-    struct shoal_context **context = &((struct inner *)world->inner)->contexts[maker->rank];
-    struct shoal_member members[CONTRACT_RANKS_MAX];
-    struct shoal_membership *membership;
+    struct inner *inner = world->inner;
+    struct shoal_context **context = &inner->contexts[maker->rank];
+    struct shoal_world *met;
     SHOAL_TRY(make_context(maker, context));
-    SHOAL_TRY(meet(maker, *context, members, &membership));
+    SHOAL_TRY(meet(maker, *context, &met));
+    inner->worlds[maker->rank] = met;
     if (maker->is_absent)
         return SHOAL_OK;
     const struct shoal_hosts_options options = {.log = &(*context)->log,
                                                 .network = (*context)->network,
-                                                .membership = membership,
-                                                .members = members,
+                                                .membership = met->membership,
+                                                .members = met->members,
                                                 .shm = {.comm = 77,
                                                         .rank = maker->rank,
                                                         .size = world->size,
@@ -191,9 +192,17 @@ static void *share(struct contract_world *world, int rank, size_t bytes)
 
 /* ---- Its end ---- */
 
-static void *destroy_context(void *context)
+struct ending {
+    struct shoal_context *context;
+    struct shoal_world *world;
+};
+
+static void *end_context(void *arg)
 {
-    shoal_context_destroy(context);
+    const struct ending *ending = arg;
+    if (ending->world)
+        shoal_world_leave(ending->world);
+    shoal_context_destroy(ending->context);
     return NULL;
 }
 
@@ -202,13 +211,16 @@ static void destroy(struct contract_world *world)
 {
     struct inner *inner = world->inner;
     pthread_t threads[CONTRACT_RANKS_MAX];
+    struct ending endings[CONTRACT_RANKS_MAX];
     for (int rank = 0; rank < world->size; rank++)
         if (world->ranks[rank])
             world->ranks[rank]->ops->destroy(world->ranks[rank], true);
     for (int i = 0; i < inner->shared_count; i++)
         assert_int_equal(shoal_mem_free(inner->shared[i].context, inner->shared[i].memory), SHOAL_OK);
-    for (int rank = 0; rank < world->size; rank++)
-        assert_int_equal(pthread_create(&threads[rank], NULL, destroy_context, inner->contexts[rank]), 0);
+    for (int rank = 0; rank < world->size; rank++) {
+        endings[rank] = (struct ending){inner->contexts[rank], inner->worlds[rank]};
+        assert_int_equal(pthread_create(&threads[rank], NULL, end_context, &endings[rank]), 0);
+    }
     for (int rank = 0; rank < world->size; rank++)
         pthread_join(threads[rank], NULL);
     free(inner);

@@ -83,6 +83,11 @@ enum shoal_status shoal_fabric_endpoint_meet(struct shoal_fabric_endpoint *endpo
     return SHOAL_OK;
 }
 
+void shoal_fabric_endpoint_part(struct shoal_fabric_endpoint *endpoint, shoal_fabric_peer peer)
+{
+    (void)endpoint, (void)peer;
+}
+
 void shoal_fabric_endpoint_stop(struct shoal_fabric_endpoint *endpoint)
 {
     endpoint->leaving_count = 0;

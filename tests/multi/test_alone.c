@@ -1,9 +1,12 @@
 /* Calls of one rank that are early, late or alone must not hold up the others, nor reach into memory that they have taken
  * back. */
+#include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/types.h>
 #include <time.h>
 #include <unistd.h>
@@ -67,8 +70,42 @@ static void await_stop(pid_t pid)
     }
 }
 
+/* Counts in its memory until it is told to stop. */
+struct counting {
+    pthread_t thread;
+    _Atomic uint64_t *at;
+    uint64_t counted;
+    atomic_bool must_stop;
+};
+
+static void *count_on(void *arg)
+{
+    struct counting *counting = arg;
+    while (!atomic_load(&counting->must_stop)) {
+        if (atomic_fetch_add(counting->at, 1) != counting->counted++)
+            break;
+    }
+    return NULL;
+}
+
+static void free_beside_a_thread(struct world *world, struct shoal_comm *comm)
+{
+    struct counting counting = {.counted = 0};
+    void *memory;
+    OK(world, shoal_mem_alloc(world->context, 4096, &memory));
+    counting.at = memory;
+    atomic_store(counting.at, 0);
+    CHECK(world, pthread_create(&counting.thread, NULL, count_on, &counting) == 0, "no thread");
+    shoal_comm_free(comm);
+    atomic_store(&counting.must_stop, true);
+    pthread_join(counting.thread, NULL);
+    CHECK(world, atomic_load(counting.at) == counting.counted, "a write to other memory is lost");
+    OK(world, shoal_mem_free(world->context, memory));
+}
+
 /* Rank 1 stops in the middle of writing to the others' memory, and goes on after they have freed the communicator: what it
- * writes then must not be seen. Ranks tell each other where they are through the board. */
+ * writes then must not be seen. Ranks tell each other where they are through the board. Meanwhile a thread of rank 0 writes to other
+ * memory. None of these writes is lost; writes to the same memory may be, see shoal_comm_free. */
 static void memory_taken_back_is_out_of_reach(struct world *world)
 {
     struct shoal_comm *comm;
@@ -103,7 +140,7 @@ static void memory_taken_back_is_out_of_reach(struct world *world)
         x[i] = (float)(i % 100);
     CHECK(world, shoal_allreduce(comm, x, x, FLOATS, SHOAL_FLOAT32, SHOAL_SUM, &soon) == SHOAL_ERR_TIMEOUT, "no time-out");
     const double start = seconds();
-    shoal_comm_free(comm);
+    free_beside_a_thread(world, comm);
     CHECK(world, seconds() - start > 0.5 && seconds() - start < LONG_S, "freeing took %.1f s", seconds() - start);
     CHECK(world, kill((pid_t)world->board[1], SIGCONT) == 0, "rank 1 is gone");
     while (!((volatile uint64_t *)world->board)[2])
@@ -182,6 +219,25 @@ static void memory_kept_has_a_limit(struct world *world)
     CHECK(world, counts.cached == 256 && counts.cached_bytes == 7 * MIB + 255 * 4096, "%zu pieces, %llu bytes", counts.cached,
           (unsigned long long)counts.cached_bytes);
     OK(world, shoal_mem_free(world->context, last));
+}
+
+/* Each piece of freed memory holds a descriptor. When a process can open no more, these pieces go: as memory is made, as a peer's
+ * arrives, and as a communicator is made. */
+static void freed_memory_gives_its_descriptors_back(struct world *world)
+{
+    const int lowest = dup(0);
+    const struct rlimit few = {(rlim_t)lowest + 24, (rlim_t)lowest + 24};
+    CHECK(world, lowest >= 0 && close(lowest) == 0 && setrlimit(RLIMIT_NOFILE, &few) == 0, "no limit");
+    for (size_t i = 1; i <= 100; i++)
+        OK(world, shoal_mem_free(world->context, use_memory(world, i * 1100)));
+    const struct shoal_memory_counts counts = shoal_memory_count(world->context->memory);
+    CHECK(world, counts.cached > 0 && counts.cached < 30, "%zu pieces are kept", counts.cached);
+    struct shoal_comm *half;
+    for (int i = 0; i < 30; i++) {
+        OK(world, shoal_comm_split(world->comm, 0, 0, NULL, &half));
+        OK(world, shoal_mem_free(world->context, use_memory(world, (200 + (size_t)i) * 1100)));
+        shoal_comm_free(half);
+    }
 }
 
 /* What this rank's segments have reserved. */
@@ -334,26 +390,6 @@ static void memory_is_unmapped_though_the_link_was_full(struct world *world)
     OK(world, shoal_mem_free(world->context, use_memory(world, FLOATS))); /* the link is as good as new */
 }
 
-/* Rank 2 ends without a word. The others agree on that, and on the least that they have completed, over what all contexts of
- * one host share. */
-static void survivors_agree_without_a_rank_that_has_ended(struct world *world)
-{
-    struct shoal_survivors_view view = {.comm_count = 1};
-    view.comms[0] = (struct shoal_survivors_comm){world->comm->number, 20 - (uint64_t)world->rank};
-    for (int r = 0; r < world->size; r++)
-        shoal_survivors_put(&view, r, true);
-    OK(world, shoal_barrier(world->comm, NULL));
-    if (world->rank == 2)
-        _exit(0);
-    OK(world, shoal_membership_agree_on_survivors(world->comm->membership, 20000, &view));
-    for (int r = 0; r < world->size; r++)
-        CHECK(world, shoal_survivors_has(&view, r) == (r != 2), "rank %d is thought to be %d", r,
-              shoal_survivors_has(&view, r));
-    CHECK(world, view.comm_count == 1 && view.comms[0].completed == 17, "%u communicators, the first completed %llu",
-          view.comm_count, (unsigned long long)view.comms[0].completed);
-    _exit(0); /* the communicator cannot be finalized any more */
-}
-
 /* An input on a device that is ready when its rank has slept a few times for it. */
 #define NAPS 5
 
@@ -435,13 +471,13 @@ int main(void)
     world_run(&(struct world_options){"split_that_one_rank_cannot_make_fails_everywhere", 3, limited,
                                       split_that_one_rank_cannot_make_fails_everywhere, NULL});
     world_run(&(struct world_options){"waits_for_a_device_are_short", 2, NULL, waits_for_a_device_are_short, NULL});
-    world_run(&(struct world_options){"survivors_agree_without_a_rank_that_has_ended", 4, NULL,
-                                      survivors_agree_without_a_rank_that_has_ended, NULL});
     world_run(&(struct world_options){"a_communicator_costs_kilobytes_until_it_is_used", 3, NULL,
                                       a_communicator_costs_kilobytes_until_it_is_used, NULL});
     static const char *const keeping[] = {"SHOAL_MEMORY_KEPT=8M", NULL};
     world_run(
         &(struct world_options){"freed_memory_is_kept_for_the_next_use", 3, NULL, freed_memory_is_kept_for_the_next_use, NULL});
+    world_run(&(struct world_options){"freed_memory_gives_its_descriptors_back", 2, NULL,
+                                      freed_memory_gives_its_descriptors_back, NULL});
     world_run(&(struct world_options){"memory_kept_has_a_limit", 2, keeping, memory_kept_has_a_limit, NULL});
     world_run(&(struct world_options){"memory_kept_gives_way", 2, limited, memory_kept_gives_way, NULL});
     world_run(&(struct world_options){"memory_of_a_broken_communicator_is_not_kept", 2, NULL,

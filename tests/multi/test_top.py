@@ -141,14 +141,29 @@ def a_receive_waits_for_its_peer():
 def a_job_is_found_by_any_of_its_processes_and_by_its_number():
     with Job("late") as job, Job("late") as other:
         number = job.look(str(job.pids[0]))[1]["processes"][0]["job"]
+        another = other.look(str(other.pids[0]))[1]["processes"][0]["job"]
         for words in ([str(job.run.pid)], [str(job.pids[1])], [number], [number[:9]]):
             _, look = job.look(*words)
             expect(sorted(p["pid"] for p in look["processes"]) == sorted(job.pids.values()), words, look)
+        for words in ([f"{number},{another}"], [f"{number[:9]},{another[:9]}"], [str(os.getpid())]):
+            _, look = job.look(*words)
+            expect(sorted(p["pid"] for p in look["processes"]) == sorted([*job.pids.values(), *other.pids.values()]), words, look)
         _, look = job.look()
         pids = {p["pid"] for p in look["processes"]}
         expect(pids >= set(job.pids.values()) | set(other.pids.values()), pids)
         _, out, _ = call(SHOAL, "top", "--once")
         expect(out.count(f"job {number}: 2 processes on ") == 1, out)
+
+
+def process_groups_are_of_one_job():
+    """Each is a world of its own; all are shown as one job, whichever was made last."""
+    with Job("groups", 4) as job:
+        mine, look = job.look(str(job.run.pid))
+        expect(sorted(mine) == [0, 1, 2, 3] and len({p["job"] for p in look["processes"]}) == 1, look)
+        jobs = {c["job"] for p in mine.values() for c in p["communicators"] if "job" in c}
+        expect(len(jobs) <= 1, jobs)
+        _, out, _ = call(SHOAL, "top", "--once", str(job.pids[2]))
+        expect(f"job {mine[0]['job']}: 4 processes on " in out and "of a world of 4 ranks" in out and out.count("job ") == 1, out)
 
 
 def children_with_a_ranks_descriptors_are_no_ranks():
@@ -435,6 +450,18 @@ def a_signal_is_heeded_when_the_context_that_asked_first_has_gone():
         job.pids = {}
 
 
+def a_forked_child_heeds_the_signal_of_its_own_context():
+    """Its parent has a context that asked first."""
+    with tempfile.TemporaryDirectory(prefix="shoal-top-") as folder, Job("child", 1, SHOAL_DUMP_SIGNAL="USR2", TMPDIR=folder) as job:
+        kept = os.path.join(folder, f"shoal-{os.geteuid()}")
+        os.kill(job.pids[0], signal.SIGUSR2)
+        wait_for(lambda: lines_in(kept) == 100 and os.listdir(kept)[0].endswith(f"-{job.pids[0]}"))
+        os.kill(job.pids[0], signal.SIGUSR1)
+        out, _ = job.run.communicate(timeout=30)
+        expect(job.run.returncode == 0, job.run.returncode, out)
+        job.pids = {}
+
+
 def a_signal_that_the_program_handles_stays_its_own():
     with tempfile.TemporaryDirectory(prefix="shoal-top-") as folder, Job("handler", SHOAL_DUMP_SIGNAL="USR2", TMPDIR=folder) as job:
         expect(job.before.count("SHOAL_DUMP_SIGNAL is USR2, which the program handles itself: it writes no flight recorder") == 2, job.before)
@@ -447,10 +474,12 @@ if __name__ == "__main__":
     run_cases([a_rank_that_others_wait_for_is_named, ranks_that_have_just_begun_to_wait_are_told_by_the_numbers,
                a_stopped_process_is_told_and_how_it_goes_on, rates_and_lateness_are_told, bytes_on_the_network_are_told,
                a_receive_waits_for_its_peer,
-               a_job_is_found_by_any_of_its_processes_and_by_its_number, children_with_a_ranks_descriptors_are_no_ranks,
+               a_job_is_found_by_any_of_its_processes_and_by_its_number, process_groups_are_of_one_job,
+               children_with_a_ranks_descriptors_are_no_ranks,
                counters_are_as_prometheus_reads_them, a_dump_is_what_trace_reads, hosts_are_asked_and_told_together,
                the_table_is_repeated_until_the_job_ends, a_terminal_gets_what_it_has_room_for,
                a_failure_keeps_the_recorders_and_one_rank_says_where,
                recorders_go_where_the_setting_says, a_signal_writes_the_recorders,
-               a_signal_is_heeded_when_the_context_that_asked_first_has_gone, a_rank_that_is_none_is_not_told,
+               a_signal_is_heeded_when_the_context_that_asked_first_has_gone,
+               a_forked_child_heeds_the_signal_of_its_own_context, a_rank_that_is_none_is_not_told,
                a_signal_that_the_program_handles_stays_its_own, what_is_no_job_is_refused, another_version_is_told, garbage_harms_nobody, a_process_of_another_user_is_told])

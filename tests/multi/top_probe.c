@@ -4,14 +4,19 @@
  *   receive   rank 0 receives from rank 1, which sends nothing; rank 1 waits for a signal
  *   mismatch  rank 1 gives 65,535 floats, the others 65,536; then the program ends with exit code 3
  *   fork      like late, and each rank has a child that has its descriptors
+ *   groups    like late, and each rank has met the other one of its half in a group of its own, and has been alone in one
  *   handler   like late, and the program has a handler for SIGUSR2
+ *   child     a context of the parent came first; all else is in a forked child, which goes on until SIGUSR1
  *   contexts  another context came first and has gone; after SIGUSR1 the program destroys its own one, sends itself SIGUSR2,
  *             and prints "lives" */
+#include <netinet/in.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -73,7 +78,7 @@ static int run(struct shoal_comm *comm, const char *mode)
     const int rank = shoal_comm_rank(comm);
     if (!strcmp(mode, "busy"))
         return run_busy(comm);
-    if (!strcmp(mode, "contexts"))
+    if (!strcmp(mode, "contexts") || !strcmp(mode, "child"))
         return wait_for_own_signal();
     if (!strcmp(mode, "mismatch"))
         return sum(comm, rank == 1 ? 65535 : 65536) == SHOAL_OK ? 0 : 3;
@@ -86,6 +91,41 @@ static int run(struct shoal_comm *comm, const char *mode)
     return sum(comm, 1000) == SHOAL_OK ? 0 : 3;
 }
 
+/* As process groups of PyTorch are made: each by a call of its own, not by a split. */
+static bool make_groups(struct shoal_context *context, struct shoal_comm *comm)
+{
+    static struct shoal_comm *half, *alone;
+    const int rank = shoal_comm_rank(comm), size = shoal_comm_size(comm);
+    char ports[2][16] = {"", ""}, address[64];
+    if (rank < 2) {
+        struct sockaddr_in free_one = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+        socklen_t bytes = sizeof free_one;
+        const int fd = socket(AF_INET, SOCK_STREAM, 0);
+        if (bind(fd, (struct sockaddr *)&free_one, bytes) || getsockname(fd, (struct sockaddr *)&free_one, &bytes))
+            return false;
+        close(fd);
+        snprintf(ports[rank], sizeof ports[rank], "%u", (unsigned)ntohs(free_one.sin_port));
+    }
+    for (int root = 0; root < 2; root++) {
+        if (shoal_broadcast(comm, ports[root], ports[root], sizeof ports[root], SHOAL_UINT8, root, NULL))
+            return false;
+    }
+    snprintf(address, sizeof address, "127.0.0.1:%s", ports[rank % 2]);
+    if (shoal_comm_create_at(context, address, rank / 2, size / 2, NULL, &half) || sum(half, 1024))
+        return false;
+    return shoal_comm_create_at(context, "127.0.0.1:1", 0, 1, NULL, &alone) == SHOAL_OK && sum(alone, 1024) == SHOAL_OK;
+}
+
+/* Returns in the child. */
+static void go_to_child(void)
+{
+    int status;
+    const pid_t child = fork();
+    if (child == 0)
+        return;
+    _exit(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) ? WEXITSTATUS(status) : 2);
+}
+
 int main(int argc, char **argv)
 {
     if (argc == 2 && !strcmp(argv[1], "handler"))
@@ -94,14 +134,19 @@ int main(int argc, char **argv)
     struct shoal_context *first = NULL, *context;
     struct shoal_comm *comm;
     data = calloc(65536, sizeof *data);
-    if (has_two && (shoal_context_create(NULL, &first) || signal(SIGUSR1, be_deaf) == SIG_ERR))
+    const bool is_child = argc == 2 && !strcmp(argv[1], "child");
+    if ((has_two || is_child) && (shoal_context_create(NULL, &first) || signal(SIGUSR1, be_deaf) == SIG_ERR))
         return 2;
+    if (is_child)
+        go_to_child();
     if (argc != 2 || !data || shoal_context_create(NULL, &context) || shoal_comm_create(context, NULL, &comm))
         return 2;
     for (int i = 0; i < 100; i++) {
         if (sum(comm, 1024) != SHOAL_OK)
             return 2;
     }
+    if (!strcmp(argv[1], "groups") && !make_groups(context, comm))
+        return 2;
     shoal_context_destroy(first);
     printf("ready %d\n", (int)getpid());
     fflush(stdout);

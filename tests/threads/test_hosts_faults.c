@@ -1,10 +1,12 @@
 /* Faults between hosts, and what operations cost there: the ranks are threads of one process that call themselves different
  * hosts, over a mock of EFA whose endpoints can be stalled or cut off one by one, and count what they send. */
+#include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 #include <unistd.h>
@@ -383,6 +385,87 @@ static void memory_of_a_device_is_mapped_by_one_thread_at_a_time(void **state)
 #endif
 }
 
+/* ---- What broken communicators leave ------------------------------------------------------------------------------------- */
+
+static int count_descriptors(void)
+{
+    int count = 0;
+    DIR *folder = opendir("/proc/self/fd");
+    while (folder && readdir(folder))
+        count++;
+    if (folder)
+        closedir(folder);
+    return count;
+}
+
+/* An adapter may still write to their staging buffers, so these stay. Their descriptors do not. */
+static void broken_body(struct rank *rank)
+{
+    static int before;
+    for (int turn = 0; turn < 12; turn++) {
+        struct shoal_comm *comm;
+        OK(rank, shoal_comm_split(rank->comm, 0, 0, NULL, &comm));
+        OK(rank, shoal_allreduce(comm, rank->values, rank->values, COUNT, SHOAL_FLOAT32, SHOAL_MAX, NULL));
+        pthread_barrier_wait(&rank->world->meeting);
+        if (rank->rank == 1)
+            shoal_comm_abort(comm);
+        EXPECT(rank, SHOAL_ERR_ABORTED, shoal_barrier(comm, NULL));
+        shoal_comm_free(comm);
+        pthread_barrier_wait(&rank->world->meeting);
+        if (rank->rank == 0 && turn == 2)
+            before = count_descriptors();
+        CHECK(rank, rank->rank || turn < 2 || count_descriptors() <= before, "%d descriptors, %d before", count_descriptors(),
+              before);
+        pthread_barrier_wait(&rank->world->meeting);
+    }
+}
+
+static void broken_communicators_keep_no_descriptors(void **state)
+{
+    (void)state;
+    run_world(2, 1, broken_body);
+}
+
+/* ---- Many communicators that fail together ------------------------------------------------------------------------------- */
+
+#define MANY 100
+
+static double now_s(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+/* Rank 1 comes to none of them. */
+static void many_failures_body(struct rank *rank)
+{
+    struct shoal_comm *comms[MANY];
+    struct shoal_request *requests[MANY];
+    struct shoal_options soon = SHOAL_OPTIONS_INIT;
+    soon.timeout_ms = 300;
+    for (int i = 0; i < MANY; i++)
+        OK(rank, shoal_comm_split(rank->comm, 0, 0, NULL, &comms[i]));
+    const double begun_s = now_s();
+    for (int i = 0; i < MANY && rank->rank == 0; i++)
+        OK(rank, shoal_barrier_post(comms[i], &soon, &requests[i]));
+    for (int i = 0; i < MANY && rank->rank == 0; i++) {
+        EXPECT(rank, SHOAL_ERR_TIMEOUT, shoal_request_wait(requests[i], SHOAL_FOREVER));
+        shoal_request_free(requests[i]);
+    }
+    CHECK(rank, now_s() - begun_s < MANY * 0.1 / 2, "%.1f s until all have failed", now_s() - begun_s);
+    pthread_barrier_wait(&rank->world->meeting);
+    for (int i = 0; i < MANY; i++)
+        shoal_comm_free(comms[i]);
+}
+
+/* The hosts agree on each cause, which takes a tenth of a second for the first. More fail than causes are remembered. */
+static void many_communicators_fail_together(void **state)
+{
+    (void)state;
+    run_world(2, 1, many_failures_body);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -390,6 +473,8 @@ int main(void)
         cmocka_unit_test(what_cannot_be_sent_is_no_success),
         cmocka_unit_test(deadlines_that_pass_everywhere_at_once_are_one_failure),
         cmocka_unit_test(failures_of_two_hosts_at_once_are_one_failure),
+        cmocka_unit_test(broken_communicators_keep_no_descriptors),
+        cmocka_unit_test(many_communicators_fail_together),
         cmocka_unit_test(backoff_interrupts_nobody),
         cmocka_unit_test(lengths_are_told_to_those_they_concern),
         cmocka_unit_test(all_adapters_send_as_much),

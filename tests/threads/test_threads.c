@@ -740,6 +740,113 @@ static void threads_rank_that_left_is_named(void **state)
     run_world(3, leave_body);
 }
 
+/* ---- Several worlds ------------------------------------------------------------------------------------------------------ */
+
+#define WORLDS 3
+
+static struct memory_store stores[WORLDS];
+static struct shoal_context *common;
+
+static struct shoal_comm *make_world(struct rank *rank, struct shoal_context *context, int which)
+{
+    const struct shoal_store store = memory_store_callbacks(&stores[which]);
+    struct shoal_comm *comm;
+    OK(rank, shoal_comm_create_with(context, &store, rank->rank, rank->size, NULL, &comm));
+    return comm;
+}
+
+static void use_shared(struct rank *rank, struct shoal_comm *comm)
+{
+    float *x = (float *)(void *)rank->shared[0];
+    const size_t count = BYTES / sizeof *x;
+    for (size_t i = 0; i < count; i++)
+        x[i] = 1;
+    OK(rank, shoal_allreduce(comm, x, x, count, SHOAL_FLOAT32, SHOAL_SUM, NULL));
+    CHECK(rank, x[0] == (float)rank->size && x[count - 1] == (float)rank->size, "the sum is %g", (double)x[0]);
+}
+
+static void run_world_with_stores(int size, void (*body)(struct rank *rank))
+{
+    for (int i = 0; i < WORLDS; i++)
+        memory_store_init(&stores[i]);
+    run_world(size, body);
+    for (int i = 0; i < WORLDS; i++)
+        memory_store_fini(&stores[i]);
+}
+
+/* Beside the first world at first, then without it. */
+static void meet_again_body(struct rank *rank)
+{
+    for (int i = 0; i < WORLDS; i++) {
+        struct shoal_comm *comm = make_world(rank, rank->context, i);
+        use_shared(rank, comm);
+        OK(rank, shoal_comm_finalize(comm));
+        shoal_comm_free(comm);
+        if (rank->comm)
+            use_shared(rank, rank->comm);
+        if (rank->comm)
+            OK(rank, shoal_comm_finalize(rank->comm));
+        shoal_comm_free(rank->comm);
+        rank->comm = NULL;
+    }
+}
+
+static void threads_meet_in_several_worlds(void **state)
+{
+    (void)state;
+    run_world_with_stores(4, meet_again_body);
+}
+
+static void free_other(void *comm, enum shoal_status status)
+{
+    (void)status;
+    shoal_comm_free(comm);
+}
+
+/* A callback cannot wait for the others: its world ends with the next one that is made, or with the context. */
+static void end_in_callback_body(struct rank *rank)
+{
+    for (int i = 0; i < WORLDS; i++) {
+        struct shoal_request *request;
+        struct shoal_comm *comm = make_world(rank, rank->context, i);
+        use_shared(rank, comm);
+        OK(rank, shoal_comm_finalize(comm));
+        OK(rank, shoal_barrier_post(rank->comm, NULL, &request));
+        shoal_request_on_done(request, free_other, comm);
+        OK(rank, shoal_request_wait(request, SHOAL_FOREVER));
+        shoal_request_free(request);
+    }
+}
+
+static void threads_world_ends_in_a_callback(void **state)
+{
+    (void)state;
+    run_world_with_stores(3, end_in_callback_body);
+}
+
+/* Ranks 0 and 1. Rank 2 has a context of its own, and learns it as soon. */
+static void common_context_body(struct rank *rank)
+{
+    struct shoal_failure failure = SHOAL_FAILURE_INIT;
+    struct shoal_comm *comm;
+    const struct shoal_store store = memory_store_callbacks(&stores[0]);
+    if (rank->rank == 0)
+        common = rank->context;
+    OK(rank, shoal_barrier(rank->comm, NULL));
+    struct shoal_context *context = rank->rank < 2 ? common : rank->context;
+    const enum shoal_status status = shoal_comm_create_with(context, &store, rank->rank, rank->size, NULL, &comm);
+    CHECK(rank, status == SHOAL_ERR_STATE, "%s", shoal_status_name(status));
+    OK(rank, shoal_last_failure(context, NULL, &failure));
+    CHECK(rank, strstr(failure.text, "ranks 0 and 1 share one context"), "%s", failure.text);
+    OK(rank, shoal_barrier(rank->comm, NULL)); /* nobody's context ends before */
+}
+
+static void threads_that_share_a_context_are_refused(void **state)
+{
+    (void)state;
+    run_world_with_stores(3, common_context_body);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -756,6 +863,9 @@ int main(void)
         cmocka_unit_test(threads_split_beside_others),
         cmocka_unit_test(threads_abort_from_another_thread),
         cmocka_unit_test(threads_rank_that_left_is_named),
+        cmocka_unit_test(threads_meet_in_several_worlds),
+        cmocka_unit_test(threads_world_ends_in_a_callback),
+        cmocka_unit_test(threads_that_share_a_context_are_refused),
     };
     const int failed = cmocka_run_group_tests_name("threads", tests, NULL, NULL);
     assert_non_null(dlopen(MOCK_FABRIC, RTLD_NOW)); /* here: the sanitizer does not know the loader's lock */

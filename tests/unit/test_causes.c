@@ -84,13 +84,13 @@ static void somebody_decides_in_time(void **state)
     bool is_news;
     (void)state;
     struct shoal_cause *cause = shoal_causes_propose(&causes, COMM, &late, true, start_ns, &is_news);
-    assert_int_equal(shoal_cause_due_ns(cause, true, 0), start_ns + SHOAL_CAUSES_COLLECT_MS * ms);
-    assert_int_equal(shoal_cause_due_ns(cause, false, 0), start_ns + SHOAL_CAUSES_SETTLE_MS * ms);
+    assert_int_equal(shoal_cause_due_ns(&causes, cause, true, 0), start_ns + SHOAL_CAUSES_COLLECT_MS * ms);
+    assert_int_equal(shoal_cause_due_ns(&causes, cause, false, 0), start_ns + SHOAL_CAUSES_SETTLE_MS * ms);
     shoal_causes_propose(&causes, COMM, &better, false, start_ns + 5, &is_news);
-    assert_int_equal(shoal_cause_due_ns(cause, false, 0), start_ns + SHOAL_CAUSES_ALONE_MS * ms);
+    assert_int_equal(shoal_cause_due_ns(&causes, cause, false, 0), start_ns + SHOAL_CAUSES_ALONE_MS * ms);
     shoal_causes_propose(&causes, COMM, &aborted, false, start_ns + 6, &is_news);
-    assert_int_equal(shoal_cause_due_ns(cause, true, 0), start_ns);
-    assert_int_equal(shoal_cause_due_ns(cause, true, 2 * start_ns), 2 * start_ns + SHOAL_CAUSES_HEIR_MS * ms);
+    assert_int_equal(shoal_cause_due_ns(&causes, cause, true, 0), start_ns);
+    assert_int_equal(shoal_cause_due_ns(&causes, cause, true, 2 * start_ns), 2 * start_ns + SHOAL_CAUSES_HEIR_MS * ms);
     shoal_causes_fini(&causes);
 }
 
@@ -106,9 +106,33 @@ static void time_that_stood_still_is_no_waiting(void **state)
     struct shoal_cause *recent = shoal_causes_propose(&causes, COMM + 1, &late, true, now_ns - 10 * ms, &is_news);
     struct shoal_cause *newer = shoal_causes_propose(&causes, COMM + 2, &late, true, now_ns + ms, &is_news);
     shoal_causes_excuse(&causes, 3000 * ms, now_ns);
-    assert_int_equal(shoal_cause_due_ns(early, false, 0), now_ns - 1000 * ms + SHOAL_CAUSES_SETTLE_MS * ms);
-    assert_int_equal(shoal_cause_due_ns(recent, false, 0), now_ns + SHOAL_CAUSES_SETTLE_MS * ms);
-    assert_int_equal(shoal_cause_due_ns(newer, false, 0), now_ns + ms + SHOAL_CAUSES_SETTLE_MS * ms);
+    assert_int_equal(shoal_cause_due_ns(&causes, early, false, 0), now_ns - 1000 * ms + SHOAL_CAUSES_SETTLE_MS * ms);
+    assert_int_equal(shoal_cause_due_ns(&causes, recent, false, 0), now_ns + SHOAL_CAUSES_SETTLE_MS * ms);
+    assert_int_equal(shoal_cause_due_ns(&causes, newer, false, 0), now_ns + ms + SHOAL_CAUSES_SETTLE_MS * ms);
+    shoal_causes_fini(&causes);
+}
+
+/* Hosts that find several causes at once are waited for once, not once for each communicator. */
+static void a_process_is_blamed_again_at_once(void **state)
+{
+    const uint64_t start_ns = SHOAL_NS_PER_S, ms = SHOAL_NS_PER_MS;
+    struct shoal_failure lost = failure(SHOAL_ERR_PEER_LOST, 5, 1, 3), other = lost, late = failure(SHOAL_ERR_TIMEOUT, 5, 1, 3);
+    struct shoal_causes causes = {0};
+    bool is_news;
+    (void)state;
+    lost.pid = late.pid = 17;
+    other.pid = 18;
+    const struct shoal_cause *first = shoal_causes_propose(&causes, COMM, &lost, true, start_ns, &is_news);
+    const struct shoal_cause *again = shoal_causes_propose(&causes, COMM + 1, &lost, true, start_ns, &is_news);
+    assert_int_equal(shoal_cause_due_ns(&causes, first, true, 0), start_ns + SHOAL_CAUSES_COLLECT_MS * ms);
+    assert_int_equal(shoal_cause_due_ns(&causes, again, true, 0), start_ns + SHOAL_CAUSES_COLLECT_MS * ms);
+    assert_non_null(shoal_causes_decide(&causes, COMM, &lost));
+    assert_int_equal(shoal_cause_due_ns(&causes, again, true, 0), start_ns);
+    assert_int_equal(shoal_cause_due_ns(&causes, again, false, 0), start_ns + SHOAL_CAUSES_SETTLE_MS * ms);
+    const struct shoal_cause *another = shoal_causes_propose(&causes, COMM + 2, &other, true, start_ns, &is_news);
+    const struct shoal_cause *timeout = shoal_causes_propose(&causes, COMM + 3, &late, true, start_ns, &is_news);
+    assert_int_equal(shoal_cause_due_ns(&causes, another, true, 0), start_ns + SHOAL_CAUSES_COLLECT_MS * ms);
+    assert_int_equal(shoal_cause_due_ns(&causes, timeout, true, 0), start_ns + SHOAL_CAUSES_COLLECT_MS * ms);
     shoal_causes_fini(&causes);
 }
 
@@ -199,7 +223,7 @@ static void one_writer_of_a_board_wins_and_all_read_its_cause(void **state)
         struct writer writers[WRITERS];
         pthread_t threads[WRITERS];
         pthread_barrier_t start;
-        assert_false(shoal_cause_board_is_claimed(&board) || shoal_cause_board_read(&board, &first));
+        assert_false(shoal_cause_board_is_written(&board) || shoal_cause_board_read(&board, &first));
         pthread_barrier_init(&start, NULL, WRITERS);
         for (int i = 0; i < WRITERS; i++) {
             writers[i] = (struct writer){.board = &board, .start = &start, .number = i};
@@ -208,7 +232,7 @@ static void one_writer_of_a_board_wins_and_all_read_its_cause(void **state)
         for (int i = 0; i < WRITERS; i++)
             pthread_join(threads[i], NULL);
         pthread_barrier_destroy(&start);
-        assert_true(shoal_cause_board_is_claimed(&board) && shoal_cause_board_read(&board, &first));
+        assert_true(shoal_cause_board_is_written(&board) && shoal_cause_board_read(&board, &first));
         for (int i = 0; i < WRITERS; i++) {
             assert_true(!writers[i].has_read || writers[i].read.rank == first.rank);
             assert_true(!writers[i].has_read || strcmp(writers[i].read.text, first.text) == 0);
@@ -216,6 +240,27 @@ static void one_writer_of_a_board_wins_and_all_read_its_cause(void **state)
         assert_true(first.rank == 0 ? first.status == SHOAL_ERR_ABORTED : first.text[0] == 'a' + first.rank);
         assert_true(first.rank == 0 || strlen(first.text) == sizeof first.text - 1);
     }
+}
+
+/* It leaves a draft that nobody reads. A writer that finds all drafts taken gives up after a while. */
+static void a_rank_that_dies_while_it_writes_costs_no_cause(void **state)
+{
+    struct shoal_cause_board board = {0};
+    struct shoal_failure told = {0};
+    const struct shoal_failure lost = failure(SHOAL_ERR_PEER_LOST, 5, 1, 3);
+    (void)state;
+    atomic_store(&board.drafts[0].is_taken, 1);
+    assert_false(shoal_cause_board_is_written(&board) || shoal_cause_board_read(&board, &told));
+    shoal_cause_board_write(&board, &lost);
+    assert_true(shoal_cause_board_is_written(&board) && shoal_cause_board_read(&board, &told));
+    assert_true(told.status == SHOAL_ERR_PEER_LOST && told.reporter == 3);
+    shoal_cause_board_write_abort(&board, 2, "here");
+    assert_true(shoal_cause_board_read(&board, &told) && told.status == SHOAL_ERR_PEER_LOST);
+    board = (struct shoal_cause_board){0};
+    for (int i = 0; i < SHOAL_CAUSE_DRAFTS; i++)
+        atomic_store(&board.drafts[i].is_taken, 1);
+    shoal_cause_board_write(&board, &lost);
+    assert_false(shoal_cause_board_read(&board, &told));
 }
 
 /* Without the printf family, as a signal handler may write it. */
@@ -246,7 +291,9 @@ int main(void)
         cmocka_unit_test(somebody_decides_in_time),
         cmocka_unit_test(time_that_stood_still_is_no_waiting),
         cmocka_unit_test(without_memory_nobody_waits_for_an_agreement),
+        cmocka_unit_test(a_process_is_blamed_again_at_once),
         cmocka_unit_test(old_decisions_are_forgotten_and_open_ones_are_not),
+        cmocka_unit_test(a_rank_that_dies_while_it_writes_costs_no_cause),
         cmocka_unit_test(one_writer_of_a_board_wins_and_all_read_its_cause),
         cmocka_unit_test(an_abort_is_worded_for_any_rank),
     };

@@ -292,7 +292,7 @@ static void fabric_filter_counts_only_providers_that_have_an_adapter(void **stat
 }
 
 /* "sockets" is never taken, whatever this machine has. */
-static void fabric_filter_is_undone_with_one_line(void **state)
+static void fabric_filter_is_hidden_with_one_line_and_put_back(void **state)
 {
     struct shoal_settings settings;
     struct shoal_log log;
@@ -302,20 +302,26 @@ static void fabric_filter_is_undone_with_one_line(void **state)
     assert_int_equal(shoal_settings_load(&settings, NULL, error, sizeof error), SHOAL_OK);
     shoal_log_init(&log, &settings.log, hear, &heard);
     setenv("FI_PROVIDER", "tcp", 1);
-    assert_false(shoal_fabric_filter_undo("", &log));
+    assert_null(shoal_fabric_filter_hide("", &log));
     assert_string_equal(getenv("FI_PROVIDER"), "tcp");
     assert_string_equal(heard.text, "");
     setenv("FI_PROVIDER", "sockets", 1);
     log.rank = 1; /* it says so where info is wanted */
-    assert_true(shoal_fabric_filter_undo("", &log));
+    char *entry = shoal_fabric_filter_hide("", &log);
+    assert_non_null(entry);
     assert_null(getenv("FI_PROVIDER"));
     assert_string_equal(heard.text, "");
-    setenv("FI_PROVIDER", "sockets", 1);
+    assert_null(shoal_fabric_filter_hide("", &log));
+    setenv("SOMETHING_ELSE", "meanwhile", 1);
+    shoal_fabric_filter_restore(entry);
+    assert_string_equal(getenv("FI_PROVIDER"), "sockets");
     log.rank = 0;
-    assert_true(shoal_fabric_filter_undo("", &log));
+    entry = shoal_fabric_filter_hide("", &log);
     assert_null(getenv("FI_PROVIDER"));
     assert_non_null(strstr(heard.text, "FI_PROVIDER=sockets is ignored: it leaves libfabric no provider that can serve"));
-    assert_false(shoal_fabric_filter_undo("", &log));
+    shoal_fabric_filter_restore(entry);
+    assert_string_equal(getenv("FI_PROVIDER"), "sockets");
+    unsetenv("FI_PROVIDER");
     shoal_log_fini(&log);
 }
 
@@ -328,7 +334,7 @@ int main(void)
         cmocka_unit_test(fabric_the_adapter_near_a_gpu_is_taken),
         cmocka_unit_test(fabric_library_says_what_is_wrong_with_the_file),
         cmocka_unit_test(fabric_filter_counts_only_providers_that_have_an_adapter),
-        cmocka_unit_test(fabric_filter_is_undone_with_one_line),
+        cmocka_unit_test(fabric_filter_is_hidden_with_one_line_and_put_back),
     };
     return cmocka_run_group_tests_name("fabric_choice", tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
 /* The messages that an endpoint accepts, below the transport: those that come before their communicator, and those it
  * rejects. */
+#include <malloc.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -370,6 +371,90 @@ static void counters_come_back_without_a_search(void **state)
     close_fixture(&fixture);
 }
 
+/* ---- Peers whose world has ended ---- */
+
+/* 0 under a sanitizer, which has an allocator of its own. */
+static size_t heap(void)
+{
+    return mallinfo2().uordblks;
+}
+
+/* What it sends until it learns of that is dropped without a word, and what it has sent before goes with it. */
+static void messages_of_a_world_that_has_ended_are_dropped(void **state)
+{
+    static struct fixture fixture;
+    (void)state;
+    open_fixture(&fixture, 2);
+    const size_t before = heap();
+    for (uint64_t i = 0; i < 30; i++)
+        receive(&fixture, make(&fixture, 1, i, PAYLOAD), BARE + PAYLOAD);
+    assert_true(!before || heap() > before + 30 * PAYLOAD);
+    shoal_network_part(fixture.network, fixture.peers[1]);
+    assert_true(heap() <= before);
+    for (uint64_t i = 30; i < 40; i++)
+        receive(&fixture, make(&fixture, 1, i, 80), BARE + 80);
+    assert_true(total(&fixture) == 0 && fixture.lines == 0);
+    receive(&fixture, make(&fixture, 2, 0, 80), BARE + 80);
+    open_channel(&fixture);
+    assert_true(fixture.heard[1] == 0 && fixture.heard[2] == 1);
+    close_fixture(&fixture);
+}
+
+/* The counters of a communicator, and the peer that they are of, stay for what is under way, and no longer. */
+static void what_is_under_way_outlives_its_world(void **state)
+{
+    static struct fixture fixture;
+    (void)state;
+    open_fixture(&fixture, 2);
+    open_channel(&fixture);
+    const size_t before = heap();
+    struct {
+        struct shoal_network_load load;
+        unsigned under_way[2];
+    } *counted = calloc(1, sizeof *counted);
+    assert_non_null(counted);
+    counted->load = (struct shoal_network_load){
+        .peer = fixture.peers[1], .count = &counted->under_way[0], .total = &counted->under_way[1], .is_messages = true};
+    hand_endpoint.sent = 0; /* it takes the first six */
+    const struct shoal_network_head head = {.comm = COMM};
+    assert_int_equal(shoal_network_send(fixture.network, &counted->load, &head, NULL, 0), SHOAL_OK);
+    assert_int_equal(counted->under_way[1], 1);
+    shoal_network_channel_close(fixture.network, &fixture.channel);
+    shoal_network_leave(fixture.network, &(struct shoal_network_leftover){
+                                             .loads = counted, .under_way = counted->under_way, .under_way_count = 2});
+    shoal_network_part(fixture.network, fixture.peers[1]);
+    assert_true(!before || heap() > before);
+    shoal_network_poll(fixture.network);
+    assert_true(!before || heap() < before);
+    close_fixture(&fixture);
+}
+
+/* A process is met in each world anew: its address is in the table once, and goes when many others were met since. */
+static void addresses_do_not_pile_up(void **state)
+{
+    static struct fixture fixture;
+    static const struct shoal_siphash_key job = {{7, 8}};
+    size_t warm = 0;
+    (void)state;
+    open_fixture(&fixture, 1);
+    for (uint32_t i = 0; i < 3 * SHOAL_FABRIC_ADDRESSES_UNUSED_MAX; i++) {
+        const struct shoal_session_side own = {.rank = 0}, side = {.nonce = {2}, .rank = i};
+        struct shoal_network_peer known = {.name = {.host = "there", .pid = 1},
+                                           .address = {3, {1, (uint8_t)i, (uint8_t)(i >> 8)}}};
+        struct shoal_network_peer *peer, *again;
+        shoal_session_open(&known.session, &job, &own, &side);
+        assert_int_equal(shoal_network_meet(fixture.network, &known, &peer), SHOAL_OK);
+        assert_int_equal(shoal_network_meet(fixture.network, &known, &again), SHOAL_OK);
+        assert_ptr_equal(peer->met, again->met);
+        shoal_network_part(fixture.network, peer);
+        shoal_network_part(fixture.network, again);
+        if (i == SHOAL_FABRIC_ADDRESSES_UNUSED_MAX)
+            warm = heap();
+    }
+    assert_true(heap() <= warm);
+    close_fixture(&fixture);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -382,6 +467,9 @@ int main(void)
         cmocka_unit_test(stray_immediates_hit_nobody),
         cmocka_unit_test(counters_have_one_owner),
         cmocka_unit_test(counters_come_back_without_a_search),
+        cmocka_unit_test(messages_of_a_world_that_has_ended_are_dropped),
+        cmocka_unit_test(what_is_under_way_outlives_its_world),
+        cmocka_unit_test(addresses_do_not_pile_up),
     };
     return cmocka_run_group_tests_name("network", tests, NULL, NULL);
 }

@@ -113,6 +113,28 @@ static void segments_are_made_by_kernels_that_do_not_know_the_flag(void **state)
     make_where_refused(true, EINVAL);
 }
 
+/* As a container's seccomp profile does. */
+static void a_refused_segment_says_what_to_do(void **state)
+{
+    int status;
+    (void)state;
+    const pid_t child = fork();
+    if (child == 0) {
+        struct shoal_segment *segment;
+        char text[512] = "";
+        if (!refuse_memfd(false, EPERM) || !refuse_memfd(true, EPERM))
+            _exit(CANNOT_FILTER);
+        if (shoal_segment_create(&quiet, "shoal-test", BYTES, &segment) != SHOAL_ERR_SYSTEM)
+            _exit(1);
+        (void)shoal_log_last_error(&quiet, text, sizeof text);
+        _exit(!strstr(text, "memfd_create failed: Operation not permitted; ") || !strstr(text, "seccomp profile"));
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == CANNOT_FILTER)
+        skip();
+    assert_int_equal(status, 0);
+}
+
 /* ---- What a kernel promises ---- */
 
 static void locked_pages_are_copied_at_fork_from_linux_5_13_on(void **state)
@@ -133,6 +155,7 @@ int main(void)
         cmocka_unit_test(pages_that_are_pinned_go_with_the_last_pin),
         cmocka_unit_test(segments_are_made_where_files_that_may_be_run_are_refused),
         cmocka_unit_test(segments_are_made_by_kernels_that_do_not_know_the_flag),
+        cmocka_unit_test(a_refused_segment_says_what_to_do),
         cmocka_unit_test(locked_pages_are_copied_at_fork_from_linux_5_13_on),
     };
     return cmocka_run_group_tests(tests, open_log, close_log);

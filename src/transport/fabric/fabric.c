@@ -39,13 +39,14 @@ void shoal_fabric_survey(const struct shoal_fabric_settings *settings, const str
     struct shoal_log log;
     memset(survey_out, 0, sizeof *survey_out);
     shoal_log_init_quiet(&log);
-    const bool is_undone = shoal_fabric_filter_undo(settings->provider, &log);
+    char *filter = shoal_fabric_filter_hide(settings->provider, &log);
     survey_out->status = shoal_fabric_library_open(settings->libfabric, &log, &library);
     if (survey_out->status == SHOAL_OK) {
-        survey_fill(&library, settings, nic, is_undone, survey_out);
+        survey_fill(&library, settings, nic, filter != NULL, survey_out);
         shoal_fabric_library_close(&library);
     } else {
         (void)shoal_log_last_error(&log, survey_out->reason, sizeof survey_out->reason);
     }
+    shoal_fabric_filter_restore(filter);
     shoal_log_fini(&log);
 }

@@ -321,6 +321,14 @@ enum shoal_status shoal_fabric_endpoint_meet(struct shoal_fabric_endpoint *endpo
     return SHOAL_OK;
 }
 
+void shoal_fabric_endpoint_part(struct shoal_fabric_endpoint *endpoint, shoal_fabric_peer peer)
+{
+    fi_addr_t address = peer;
+    const int result = fi_av_remove(endpoint->peers, &address, 1, 0);
+    if (result)
+        shoal_log_line(endpoint->log, SHOAL_LOG_DEBUG, "fabric", "fi_av_remove failed: %d", result);
+}
+
 int shoal_fabric_endpoint_wait_fd(const struct shoal_fabric_endpoint *endpoint)
 {
     return endpoint->wait_fd;

@@ -67,6 +67,8 @@ const struct shoal_fabric_address *shoal_fabric_endpoint_address(const struct sh
 SHOAL_MUST_USE enum shoal_status shoal_fabric_endpoint_meet(struct shoal_fabric_endpoint *endpoint,
                                                             const struct shoal_fabric_address *address,
                                                             shoal_fabric_peer *peer_out);
+/* Removes a process to which nothing is under way. The caller sends it nothing from now on. */
+void shoal_fabric_endpoint_part(struct shoal_fabric_endpoint *endpoint, shoal_fabric_peer peer);
 
 /* PENDING: not now; poll, and try again. The data may be overwritten when it returns. owner comes back with
  * `completed` or `failed`, if it is not NULL. */

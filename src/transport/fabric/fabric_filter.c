@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <unistd.h>
 
 #define VARIABLE "FI_PROVIDER"
 #define VENDOR_AMAZON "0x1d0f" /* PCI; EFA's are the only RDMA devices of this vendor */
@@ -82,14 +83,36 @@ bool shoal_fabric_filter_leaves_any(const char *filter, const char *wanted, cons
     return false;
 }
 
-/* unsetenv moves pointers and frees nothing, so that another thread's getenv finds a variable or, at worst, misses it. */
-bool shoal_fabric_filter_undo(const char *wanted, struct shoal_log *log)
+/* What takes the entry's place. */
+static char hidden[] = "_" VARIABLE "=hidden by Shoal for a moment";
+
+/* Replaces the entry that begins with a text. Only a pointer changes, so that another thread's getenv finds the one or the
+ * other; setenv may move the whole environment away under it. NULL: there is none. */
+static char *entry_replace(const char *beginning, char *with)
+{
+    for (char **at = environ; at && *at; at++) {
+        char *entry = *at;
+        if (strncmp(entry, beginning, strlen(beginning)) != 0)
+            continue;
+        *at = with;
+        return entry;
+    }
+    return NULL;
+}
+
+char *shoal_fabric_filter_hide(const char *wanted, struct shoal_log *log)
 {
     const char *filter = shoal_setting_from_environment(VARIABLE);
     if (!filter || shoal_fabric_filter_leaves_any(filter, wanted, SHOAL_FABRIC_DEVICES))
-        return false;
+        return NULL;
     shoal_log_line(log, log->rank > 0 ? SHOAL_LOG_INFO : SHOAL_LOG_WARN, "fabric",
                    "%s=%.60s is ignored: it leaves libfabric no provider that %s; SHOAL_PROVIDER chooses one for Shoal alone",
                    VARIABLE, filter, wanted[0] ? "SHOAL_PROVIDER names" : "can serve this host");
-    return unsetenv(VARIABLE) == 0;
+    return entry_replace(VARIABLE "=", hidden);
+}
+
+void shoal_fabric_filter_restore(char *entry)
+{
+    if (entry)
+        (void)entry_replace(hidden, entry);
 }

@@ -13,8 +13,11 @@
  * any. A filter that excludes ("^tcp") leaves some. Asks nothing of libfabric. */
 bool shoal_fabric_filter_leaves_any(const char *filter, const char *wanted, const char *devices);
 
-/* Takes FI_PROVIDER out of the environment of this process where it leaves nothing, and returns whether it did; a line says
- * so, on rank 0 as a warning. To be called before libfabric is loaded. wanted: as above. */
-bool shoal_fabric_filter_undo(const char *wanted, struct shoal_log *log);
+/* Hides FI_PROVIDER in the environment of this process if it leaves nothing, and returns its entry, or else NULL. A line is
+ * logged, on rank 0 as a warning. Call it before libfabric is loaded, and shoal_fabric_filter_restore with
+ * the result once libfabric was asked. wanted: as above. */
+SHOAL_MUST_USE char *shoal_fabric_filter_hide(const char *wanted, struct shoal_log *log);
+/* Puts the entry back, for other libraries of the process and for its children. NULL is allowed. */
+void shoal_fabric_filter_restore(char *entry);
 
 #endif

@@ -39,6 +39,7 @@ struct shoal_network_unexpected {
 };
 
 #define CLOSED_MAX 256   /* communicators whose late messages are known for what they are */
+#define PARTED_MAX 4096  /* peers whose late messages are dropped without a count: as many as ranks in a world */
 #define FULL_MESSAGES 64 /* so many wait for one peer: then it is better to come again later */
 #define SENDING_MAX 16   /* messages to one peer under way: a peer that takes none must not hold up the others */
 #define POLLS_AT_ONCE 16 /* rounds of a poll while there is more to receive */
@@ -74,8 +75,12 @@ struct shoal_network {
     bool copies_locked_pages;                          /* at fork; else private memory is not registered */
     struct shoal_fabric_sources sources;
     struct shoal_fabric_exports exports;
+    struct shoal_fabric_addresses addresses;
     struct shoal_network_peer **peers;
     size_t peer_count, peer_capacity;
+    struct shoal_network_peer *parted;    /* that something sent may still refer to */
+    uint64_t parted_sessions[PARTED_MAX]; /* session numbers of peers parted from of late */
+    unsigned parted_next;
     struct shoal_reachability_checks checks;
     struct shoal_network_channel *channels;
     unsigned turns_wanted;     /* by channels */
@@ -92,6 +97,7 @@ struct shoal_network {
     uint64_t closed[CLOSED_MAX];             /* numbers of communicators closed of late */
     unsigned closed_next;
     struct orphan *orphans;
+    unsigned orphan_loads;                  /* orphans that have loads */
     struct shoal_network_load *failed;      /* those with failed ones */
     bool writes;                            /* into peers' staging buffers; else messages go there */
     bool is_unsealed;                       /* connections were made: children that exec shall not keep them (fork.h) */
@@ -207,13 +213,15 @@ enum shoal_status shoal_network_open(const struct shoal_network_options *options
     network->log = options->log;
     network->waiting_end = &network->waiting;
     enum shoal_status status = read_random(network);
-    (void)shoal_fabric_filter_undo(options->settings->provider, network->log);
+    char *filter = shoal_fabric_filter_hide(options->settings->provider, network->log);
     if (status == SHOAL_OK)
         status = network_load_library(network, options->settings->libfabric);
     if (status == SHOAL_OK)
         status = network_open_endpoint(network, options);
+    shoal_fabric_filter_restore(filter);
     shoal_fabric_sources_init(&network->sources, network->endpoint, network->log);
     network->exports = (struct shoal_fabric_exports){.endpoint = network->endpoint, .log = network->log};
+    network->addresses.endpoint = network->endpoint;
     network->memory = options->memory;
     network->copies_locked_pages = shoal_topology_copies_locked_pages();
     if (status == SHOAL_OK) {
@@ -250,15 +258,29 @@ static void free_unexpected(struct shoal_network_unexpected *kept)
     free(kept);
 }
 
-static void free_peer(struct shoal_network_peer *peer)
+static void free_all_unexpected(struct shoal_network_peer *peer)
 {
     while (peer->unexpected) {
         struct shoal_network_unexpected *kept = peer->unexpected;
         peer->unexpected = kept->next;
         free_unexpected(kept);
     }
+}
+
+static void free_peer(struct shoal_network_peer *peer)
+{
+    free_all_unexpected(peer);
     explicit_bzero(&peer->session, sizeof peer->session);
     free(peer);
+}
+
+static void free_parted(struct shoal_network *network)
+{
+    while (network->parted) {
+        struct shoal_network_peer *peer = network->parted;
+        network->parted = peer->next_named;
+        free_peer(peer);
+    }
 }
 
 /* When the endpoint is closed nobody uses it any more. */
@@ -292,6 +314,8 @@ void shoal_network_close(struct shoal_network *network)
     free_lists(network);
     for (size_t i = 0; i < network->peer_count; i++)
         free_peer(network->peers[i]);
+    free_parted(network);
+    shoal_fabric_addresses_close(&network->addresses);
     free(network->peers);
     free(network->counters);
     free(network->free_counters);
@@ -352,19 +376,62 @@ enum shoal_status shoal_network_meet(struct shoal_network *network, const struct
     struct shoal_network_peer *peer = make_room_for_peer(network) ? malloc(sizeof *peer) : NULL;
     if (!peer)
         return shoal_log_fail(network->log, SHOAL_ERR_MEMORY, "fabric", "no memory for a process on %s", known->name.host);
+    bool is_new;
     *peer = *known;
-    const enum shoal_status status = shoal_fabric_endpoint_meet(network->endpoint, &peer->address, &peer->at);
+    const enum shoal_status status =
+        shoal_fabric_addresses_meet(&network->addresses, &peer->address, network->log, &peer->met, &is_new);
     if (status != SHOAL_OK) {
         free_peer(peer);
         return status;
     }
+    peer->at = peer->met->at;
     struct shoal_network_peer **place = network_place_of(network, peer->session.from.session);
     peer->next_named = *place;
     *place = peer;
     network->peers[network->peer_count++] = peer;
-    shoal_fabric_fork_note(network, &peer->address);
+    if (is_new)
+        shoal_fabric_fork_note(network, &peer->address);
     *peer_out = peer;
     return SHOAL_OK;
+}
+
+static void forget_peer(struct shoal_network *network, struct shoal_network_peer *peer)
+{
+    struct shoal_network_peer **link = network_place_of(network, peer->session.from.session);
+    while (*link && *link != peer)
+        link = &(*link)->next_named;
+    if (*link)
+        *link = peer->next_named;
+    for (size_t i = 0; i < network->peer_count; i++) {
+        if (network->peers[i] == peer)
+            network->peers[i] = network->peers[--network->peer_count];
+    }
+}
+
+void shoal_network_part(struct shoal_network *network, struct shoal_network_peer *peer)
+{
+    SHOAL_ASSERT(!peer->waiting && !peer->is_parted); /* the channels that queued messages are closed */
+    forget_peer(network, peer);
+    network->parted_sessions[network->parted_next++ % PARTED_MAX] = peer->session.from.session;
+    shoal_reachability_settle(&network->checks, &peer->reachability);
+    shoal_fabric_addresses_part(&network->addresses, peer->met);
+    free_all_unexpected(peer);
+    explicit_bzero(&peer->session, sizeof peer->session);
+    peer->is_parted = true;
+    peer->membership = NULL;
+    peer->next_named = network->parted;
+    network->parted = peer;
+    if (!network->orphan_loads)
+        free_parted(network);
+}
+
+static bool has_parted(const struct shoal_network *network, uint64_t session)
+{
+    for (unsigned i = 0; i < PARTED_MAX && i < network->parted_next; i++) {
+        if (network->parted_sessions[i] == session)
+            return true;
+    }
+    return false;
 }
 
 /* ---- Channels ------------------------------------------------------------------------------------------------------------ */
@@ -649,6 +716,8 @@ static struct shoal_network_peer *authenticate(struct shoal_network *network, co
     }
     memcpy(&seal, data, sizeof seal);
     struct shoal_network_peer *peer = network_find_peer(network, seal.session);
+    if (SHOAL_UNLIKELY(!peer) && has_parted(network, seal.session)) /* it may not know yet that this rank has left */
+        return NULL;
     const enum shoal_session_verdict verdict = peer ? shoal_session_check(&peer->session, data, bytes) : SHOAL_SESSION_FORGED;
     if (SHOAL_LIKELY(verdict == SHOAL_SESSION_GOOD))
         return peer;
@@ -687,6 +756,8 @@ static void count_locally_complete(struct shoal_network_load *load)
 /* A rank that is lost, or said goodbye, needs nothing more: its communicators fail by themselves, or have ended. */
 static bool has_ended(const struct shoal_network_peer *peer)
 {
+    if (peer->is_parted)
+        return true;
     return peer->membership && shoal_membership_has_ended(peer->membership, peer->world_rank);
 }
 
@@ -948,6 +1019,40 @@ void shoal_network_leave(struct shoal_network *network, const struct shoal_netwo
         return; /* rather lost than freed too early */
     *orphan = (struct orphan){network->orphans, *leftover};
     network->orphans = orphan;
+    network->orphan_loads += leftover->loads != NULL;
+}
+
+static bool is_under_way(const struct shoal_network_leftover *leftover)
+{
+    for (unsigned i = 0; i < leftover->under_way_count; i++) {
+        if (leftover->under_way[i])
+            return true;
+    }
+    return false;
+}
+
+/* Loads of communicators that have ended go when all that they count has completed, and with the last ones the peers that they
+ * were for. */
+static void tidy_orphans(struct shoal_network *network)
+{
+    struct orphan **link = &network->orphans;
+    while (*link) {
+        struct orphan *orphan = *link;
+        if (orphan->leftover.loads && !is_under_way(&orphan->leftover)) {
+            free(orphan->leftover.loads);
+            orphan->leftover.loads = NULL;
+            orphan->leftover.under_way_count = 0;
+            network->orphan_loads--;
+        }
+        if (orphan->leftover.loads || orphan->leftover.memory.region || orphan->leftover.release) {
+            link = &orphan->next;
+            continue;
+        }
+        *link = orphan->next;
+        free(orphan);
+    }
+    if (!network->orphan_loads)
+        free_parted(network);
 }
 
 /* ---- Polling ------------------------------------------------------------------------------------------------------------- */
@@ -995,6 +1100,8 @@ bool shoal_network_poll(struct shoal_network *network)
         shoal_fabric_sources_tidy(&network->sources);
     if (SHOAL_UNLIKELY(network->failed != NULL))
         forgive_ended(network);
+    if (SHOAL_UNLIKELY(network->orphan_loads))
+        tidy_orphans(network);
     if (SHOAL_UNLIKELY(network->turns_wanted))
         take_turns(network);
     return send_waiting(network) || did;

@@ -12,6 +12,7 @@
 #include "membership/membership.h"
 #include "memory/memory.h"
 #include "observe/rejections.h"
+#include "transport/fabric/fabric_addresses.h"
 #include "transport/fabric/fabric_exports.h"
 #include "transport/fabric/fabric_settings.h"
 #include "transport/fabric/fabric_sources.h"
@@ -102,9 +103,11 @@ struct shoal_network_peer {
     struct shoal_transport_peer name;
     struct shoal_session session;
     struct shoal_fabric_address address;
+    struct shoal_fabric_met *met;
     shoal_fabric_peer at;
     struct shoal_membership *membership; /* of the world in which it was met; NULL: nobody tells when it is lost */
     int world_rank;                      /* its rank in that world */
+    bool is_parted;                      /* its world has ended here: nothing is sent to it or received from it */
     uint64_t broken_ns;                  /* when the network first failed to reach it; 0: it has not */
     char broken[256];                    /* how, and the likely cause */
     struct shoal_reachability reachability;
@@ -112,7 +115,7 @@ struct shoal_network_peer {
     unsigned sending;                            /* messages to it that have not completed locally */
     uint64_t refused;                            /* number of the round of sending in which the provider took no more for it */
     struct shoal_network_unexpected *unexpected; /* its messages for communicators that this rank has not made yet */
-    struct shoal_network_peer *next_named;       /* the next one in its bucket of the table of session numbers */
+    struct shoal_network_peer *next_named;       /* the next one in its bucket of the table of session numbers, or parted */
 };
 
 /* The receiver of messages for one communicator. */
@@ -167,9 +170,12 @@ void shoal_network_print_address(const struct shoal_network *network, const stru
                                  size_t bytes);
 
 /* Adds a process of another host; `known` has its name, address, session and world. From now on its messages are accepted, so
- * it must be met before it may send. It stays until the network closes. */
+ * it must be met before it may send. A process that is met in several worlds is a peer of each. */
 SHOAL_MUST_USE enum shoal_status shoal_network_meet(struct shoal_network *network, const struct shoal_network_peer *known,
                                                     struct shoal_network_peer **peer_out);
+/* The peer's world has ended here, and all channels to it are closed: its messages are dropped from now on. The peer is freed,
+ * at once or when nothing that was sent to it is under way. */
+void shoal_network_part(struct shoal_network *network, struct shoal_network_peer *peer);
 
 /* How many messages and immediates this endpoint has rejected so far, by reason. The counts are written under the progress
  * engine's lock. */
@@ -227,10 +233,13 @@ struct shoal_network_write {
 };
 SHOAL_MUST_USE enum shoal_status shoal_network_put(struct shoal_network *network, const struct shoal_network_write *write);
 
-/* Memory that operations under way, of this process or of peers, may still use when its communicator ends: kept until the
- * network has ended. Each may be NULL. */
+/* Memory that operations under way may still use when its communicator ends. Each may be NULL. Loads are those of this process:
+ * they are kept until all that they count has completed. Memory is what peers may still write to: it is kept until the network
+ * has ended, because no provider reports when a peer has written for the last time. */
 struct shoal_network_leftover {
-    void *loads;                       /* freed */
+    void *loads;               /* freed */
+    const unsigned *under_way; /* [under_way_count] what the loads count, in the same memory */
+    unsigned under_way_count;
     struct shoal_fabric_memory memory; /* unregistered */
     void (*release)(void *arg);        /* called last */
     void *arg;

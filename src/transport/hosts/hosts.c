@@ -36,7 +36,7 @@ struct counter {
 
 /* How many messages of a put were received; [number of the put's increment]. */
 struct messages {
-    uint16_t received[INCREMENTS];
+    uint32_t received[INCREMENTS];
 };
 
 struct packet {
@@ -663,7 +663,7 @@ static void receive_data(struct hosts *hosts, struct remote *remote, const struc
     }
     memcpy((char *)hosts->local->ops->staging(hosts->local, hosts->local->rank, head->slot) + put.offset, body + sizeof put,
            bytes);
-    uint16_t *received = &remote->messages[head->slot].received[head->number % INCREMENTS];
+    uint32_t *received = &remote->messages[head->slot].received[head->number % INCREMENTS];
     if (++*received < put.messages)
         return;
     *received = 0;
@@ -1048,19 +1048,24 @@ static bool is_writing(const struct hosts *hosts)
 }
 
 /* Memory that peers may still write to until they learn of a failure, and the counters of writes under way, outlive the
- * communicator. */
+ * communicator. Where an adapter writes there, the pages must stay; else only the addresses. */
 static void leave_network(struct hosts *hosts, bool is_broken)
 {
     struct shoal_network_leftover leftover = {.memory = {.region = NULL}};
     if (is_broken && hosts->has_staging)
         leftover = (struct shoal_network_leftover){
-            .memory = hosts->staging, .release = put_segment, .arg = shoal_shm_segment(hosts->local)};
+            .memory = hosts->staging,
+            .release = put_segment,
+            .arg = shoal_shm_leave_segment(hosts->local, !shoal_network_sends_cheaply(hosts->network))};
     else if (hosts->has_staging)
         shoal_network_unregister(hosts->network, &hosts->staging);
-    if (is_writing(hosts))
+    if (is_writing(hosts)) {
         leftover.loads = hosts->loads;
-    else
+        leftover.under_way = hosts->under_way;
+        leftover.under_way_count = hosts->slots + 1;
+    } else {
         free(hosts->loads);
+    }
     if (leftover.arg || leftover.loads)
         shoal_network_leave(hosts->network, &leftover);
 }

@@ -369,7 +369,7 @@ static bool shm_enter(struct shoal_transport *transport)
     atomic_store_explicit(&shm->seats[transport->rank].head->is_inside, 1, memory_order_relaxed);
     /* "Inside" comes before the look at the failure; pairs with is_quiet: either we see the failure, or its owner sees us. */
     order_store_before_look(shm);
-    if (SHOAL_LIKELY(!shoal_cause_board_is_claimed(shm->part.board)))
+    if (SHOAL_LIKELY(!shoal_cause_board_is_written(shm->part.board)))
         return true;
     atomic_store_explicit(&shm->seats[transport->rank].head->is_inside, 0, memory_order_release);
     return false;
@@ -385,7 +385,7 @@ static bool shm_is_failing(struct shoal_transport *transport)
 {
     /* acquire: the look comes after the caller saw what a failed rank may have done since it published. */
     atomic_thread_fence(memory_order_acquire);
-    return shoal_cause_board_is_claimed(shm_of(transport)->part.board);
+    return shoal_cause_board_is_written(shm_of(transport)->part.board);
 }
 
 static bool shm_is_quiet(struct shoal_transport *transport, int *rank_out)
@@ -588,6 +588,7 @@ static enum shoal_status make_own_segment(struct shm *shm)
     const int rank = shm->transport.rank;
     const struct shoal_shm_layout layout = shoal_shm_layout_of(rank, shm->transport.size, shm->slots, shm->slot_bytes);
     struct shoal_segment *own;
+    shoal_memory_spare_descriptors(shm->endpoint->memory, 1);
     SHOAL_TRY(shoal_segment_create(shm->endpoint->log, "shoal-communicator", layout.total_bytes, &own));
     const enum shoal_status status =
         shoal_memory_reserve(shm->endpoint->memory, own, layout.head, layout.control_bytes - layout.head, "the communicator");
@@ -711,9 +712,13 @@ void shoal_shm_wake(struct shoal_transport *transport)
     wake_all(shm_of(transport));
 }
 
-struct shoal_segment *shoal_shm_segment(struct shoal_transport *transport)
+struct shoal_segment *shoal_shm_leave_segment(struct shoal_transport *transport, bool gives_back_pages)
 {
-    return shoal_segment_get(shm_of(transport)->seats[transport->rank].segment);
+    const struct shm *shm = shm_of(transport);
+    const struct seat *own = &shm->seats[transport->rank];
+    const uint64_t bytes = gives_back_pages ? shm->slots * shm->staging_stride : 0;
+    shoal_segment_strip(own->segment, (uint64_t)(own->staging - own->segment->base), bytes);
+    return shoal_segment_get(own->segment);
 }
 
 size_t shoal_shm_staging_stride(size_t slot_bytes)

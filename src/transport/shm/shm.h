@@ -30,8 +30,9 @@ SHOAL_MUST_USE enum shoal_status shoal_shm_join(struct shoal_transport *transpor
 struct shoal_cause_board *shoal_shm_cause_board(struct shoal_transport *transport);
 void shoal_shm_wake(struct shoal_transport *transport);
 
-/* The own segment, with a reference for the caller. */
-struct shoal_segment *shoal_shm_segment(struct shoal_transport *transport);
+/* For a communicator that broke and ends: this rank's segment, with a reference for the caller. Late writes may still come into
+ * its staging buffer. Its descriptor is closed; with gives_back_pages the pages there are given back. */
+struct shoal_segment *shoal_shm_leave_segment(struct shoal_transport *transport, bool gives_back_pages);
 
 /* Bytes from one slot of a staging buffer to the next. */
 size_t shoal_shm_staging_stride(size_t slot_bytes);

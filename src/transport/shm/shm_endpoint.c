@@ -3,9 +3,11 @@
 #include <errno.h>
 #include <linux/futex.h>
 #include <linux/membarrier.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -18,13 +20,8 @@
 /* So often memory is located between two looks at what peers have sent. */
 #define DRAIN_EVERY 64
 
-#define DOORBELL_BYTES (SHOAL_PAGE + SHOAL_SURVIVORS_BOARD_BYTES)
-_Static_assert(sizeof(struct shoal_shm_doorbell) <= SHOAL_PAGE, "the board begins on a page of its own");
-
-static struct shoal_survivors_board *board_of(const struct shoal_segment *doorbell_segment)
-{
-    return (struct shoal_survivors_board *)(void *)(doorbell_segment->base + SHOAL_PAGE);
-}
+#define DOORBELL_BYTES SHOAL_PAGE
+_Static_assert(sizeof(struct shoal_shm_doorbell) <= DOORBELL_BYTES, "a doorbell is one page");
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
 
@@ -50,7 +47,6 @@ enum shoal_status shoal_shm_endpoint_create(struct shoal_log *log, const struct 
         return status;
     }
     endpoint->doorbell = (struct shoal_shm_doorbell *)endpoint->doorbell_segment->base;
-    endpoint->board = board_of(endpoint->doorbell_segment);
     endpoint->doorbell->has_membarrier = syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0;
     if (sched_getaffinity(0, sizeof endpoint->doorbell->cores, &endpoint->doorbell->cores))
         CPU_ZERO(&endpoint->doorbell->cores);
@@ -63,7 +59,7 @@ int shoal_shm_endpoint_cores(const struct shoal_shm_endpoint *endpoint)
 {
     cpu_set_t all = endpoint->doorbell->cores;
     for (size_t i = 0; i < endpoint->peer_count; i++)
-        if (endpoint->peers[i]->doorbell)
+        if (endpoint->peers[i] && endpoint->peers[i]->doorbell)
             CPU_OR(&all, &all, &endpoint->peers[i]->doorbell->cores);
     return CPU_COUNT(&all);
 }
@@ -76,11 +72,15 @@ static void close_if_open(int descriptor)
 
 static void destroy_peer(struct shoal_shm_peer *peer)
 {
+    if (!peer)
+        return;
     for (size_t i = 0; i < peer->mapped_count; i++)
         shoal_segment_put(peer->mapped[i].segment);
     free(peer->mapped);
     free(peer->unsaid);
     shoal_segment_put(peer->doorbell_segment);
+    if (peer->socket >= 0)
+        shutdown(peer->socket, SHUT_RDWR); /* a forked child may hold it open */
     close_if_open(peer->socket);
     close_if_open(peer->process.pidfd);
     free(peer);
@@ -223,8 +223,11 @@ static void drain_peer(struct shoal_shm_endpoint *endpoint, struct shoal_shm_pee
 {
     struct shoal_shm_link_message message;
     int fd;
-    while (peer->socket >= 0 && shoal_shm_link_receive(peer->socket, &message, &fd))
-        shm_endpoint_take_message(endpoint, peer, &message, fd);
+    while (peer->socket >= 0 && shoal_shm_link_has_message(peer->socket)) {
+        shoal_memory_spare_descriptors(endpoint->memory, 1); /* the kernel drops one that finds no place */
+        if (shoal_shm_link_receive(peer->socket, &message, &fd))
+            shm_endpoint_take_message(endpoint, peer, &message, fd);
+    }
 }
 
 static bool say_gone(const struct shoal_shm_peer *peer, uint64_t id)
@@ -259,6 +262,8 @@ static void tell_gone(struct shoal_shm_endpoint *endpoint, struct shoal_shm_peer
 void shoal_shm_endpoint_drain(struct shoal_shm_endpoint *endpoint)
 {
     for (size_t i = 0; i < endpoint->peer_count; i++) {
+        if (!endpoint->peers[i])
+            continue;
         drain_peer(endpoint, endpoint->peers[i]);
         (void)say_unsaid(endpoint->peers[i]); /* or next time */
     }
@@ -286,31 +291,53 @@ static bool pass_segment(struct shoal_shm_peer *peer, uint32_t type, uint64_t ke
 
 /* ---- Meeting ------------------------------------------------------------------------------------------------------------- */
 
+/* False if the peer has closed the connection, because its last world with this rank has ended. Then it is met anew. */
+static bool shm_endpoint_is_up(const struct shoal_shm_peer *peer)
+{
+    struct pollfd entry = {peer->socket, POLLIN, 0};
+    return peer->socket >= 0 && poll(&entry, 1, 0) >= 0 && !(entry.revents & (POLLHUP | POLLERR));
+}
+
 static struct shoal_shm_peer *shm_endpoint_find_peer(struct shoal_shm_endpoint *endpoint, const unsigned char *id)
 {
     for (size_t i = 0; i < endpoint->peer_count; i++) {
-        if (memcmp(endpoint->peers[i]->id, id, SHOAL_SHM_ID_BYTES) == 0)
-            return endpoint->peers[i];
+        struct shoal_shm_peer *peer = endpoint->peers[i];
+        if (peer && memcmp(peer->id, id, SHOAL_SHM_ID_BYTES) == 0 && shm_endpoint_is_up(peer))
+            return peer;
     }
     return NULL;
+}
+
+/* Finds a place for one more peer, or makes one. False: there is none, or no memory. */
+static bool find_place(struct shoal_shm_endpoint *endpoint, size_t *index_out)
+{
+    size_t index = 0;
+    while (index < endpoint->peer_count && endpoint->peers[index])
+        index++;
+    if (index == endpoint->peer_count) {
+        struct shoal_shm_peer **peers =
+            index < SHOAL_SHM_PEERS_MAX ? shm_endpoint_grow(endpoint->peers, index, sizeof *peers) : NULL;
+        if (!peers)
+            return false;
+        endpoint->peers = peers;
+        endpoint->peers[endpoint->peer_count++] = NULL;
+    }
+    *index_out = index;
+    return true;
 }
 
 static enum shoal_status add_peer(struct shoal_shm_endpoint *endpoint, const struct shoal_shm_address_blob *blob,
                                   struct shoal_shm_link_contact *contact, struct shoal_shm_peer **peer_out)
 {
-    struct shoal_shm_peer **peers = endpoint->peer_count < SHOAL_SHM_PEERS_MAX
-                                        ? shm_endpoint_grow(endpoint->peers, endpoint->peer_count, sizeof *peers)
-                                        : NULL;
-    struct shoal_shm_peer *peer = peers ? calloc(1, sizeof *peer) : NULL;
-    if (peers)
-        endpoint->peers = peers;
+    size_t index;
+    struct shoal_shm_peer *peer = find_place(endpoint, &index) ? calloc(1, sizeof *peer) : NULL;
     if (!peer)
-        return shoal_log_fail(endpoint->log, SHOAL_ERR_MEMORY, "shm", "no room for one more peer (%zu met, at most %d)",
-                              endpoint->peer_count, SHOAL_SHM_PEERS_MAX);
+        return shoal_log_fail(endpoint->log, SHOAL_ERR_MEMORY, "shm", "no room for one more peer (at most %d)",
+                              SHOAL_SHM_PEERS_MAX);
     memcpy(peer->id, blob->id, sizeof peer->id);
     memcpy(peer->name.host, blob->who.host, sizeof peer->name.host);
     peer->name.pid = blob->who.pid;
-    peer->index = endpoint->peer_count;
+    peer->index = index;
     peer->socket = contact->socket;
     peer->process = (struct shoal_membership_process){.pid = blob->who.pid,
                                                       .pidfd = contact->pidfd,
@@ -318,7 +345,7 @@ static enum shoal_status add_peer(struct shoal_shm_endpoint *endpoint, const str
                                                       .is_own = contact->is_same_process,
                                                       .oom_kills = endpoint->oom_kills};
     contact->socket = contact->pidfd = -1;
-    endpoint->peers[endpoint->peer_count++] = peer;
+    endpoint->peers[index] = peer;
     if (peer->process.is_own) {
         peer->doorbell_segment = (struct shoal_segment *)(uintptr_t)contact->doorbell_pointer;
     } else {
@@ -327,8 +354,104 @@ static enum shoal_status add_peer(struct shoal_shm_endpoint *endpoint, const str
         SHOAL_TRY(shoal_segment_map(endpoint->log, fd, DOORBELL_BYTES, 0, &peer->doorbell_segment));
     }
     peer->doorbell = (struct shoal_shm_doorbell *)peer->doorbell_segment->base;
-    peer->board = board_of(peer->doorbell_segment);
+    peer->uses = 1;
     *peer_out = peer;
+    return SHOAL_OK;
+}
+
+/* What the peer has sent and nobody has taken goes with it. */
+static void forget_untaken(struct shoal_shm_endpoint *endpoint, const struct shoal_shm_peer *peer)
+{
+    for (size_t i = endpoint->joining_count; i-- > 0;) {
+        if (endpoint->joining[i].peer != peer)
+            continue;
+        shoal_segment_put(endpoint->joining[i].segment);
+        endpoint->joining[i] = endpoint->joining[--endpoint->joining_count];
+    }
+    for (size_t i = endpoint->device_count; i-- > 0;) {
+        if (endpoint->devices[i].peer != peer)
+            continue;
+        close_if_open(endpoint->devices[i].descriptor);
+        endpoint->devices[i] = endpoint->devices[--endpoint->device_count];
+    }
+}
+
+/* A peer of this process passes references: no more come once the socket is shut, and those that have come are taken over. */
+static void remove_peer(struct shoal_shm_endpoint *endpoint, struct shoal_shm_peer *peer)
+{
+    if (peer->socket >= 0)
+        shutdown(peer->socket, SHUT_RD);
+    drain_peer(endpoint, peer);
+    forget_untaken(endpoint, peer);
+    shoal_memory_forget_peer(endpoint->memory, peer->index);
+    endpoint->peers[peer->index] = NULL;
+    destroy_peer(peer);
+}
+
+/* Under the lock. Two ranks that meet must agree on whether they know each other (choose_wanted). So no peer goes from the
+ * moment when this rank publishes who it is until it has looked who the others are. */
+static void remove_unused(struct shoal_shm_endpoint *endpoint)
+{
+    for (size_t i = 0; i < endpoint->peer_count && !endpoint->meetings; i++) {
+        if (endpoint->peers[i] && !endpoint->peers[i]->uses)
+            remove_peer(endpoint, endpoint->peers[i]);
+    }
+}
+
+void shoal_shm_endpoint_part(struct shoal_shm_endpoint *endpoint, struct shoal_shm_peer *peer)
+{
+    SHOAL_ASSERT(peer->uses > 0);
+    peer->uses--;
+    remove_unused(endpoint);
+}
+
+static void begin_meeting(struct shoal_shm_endpoint *endpoint)
+{
+    shoal_memory_lock(endpoint->memory);
+    endpoint->meetings++;
+    shoal_memory_unlock(endpoint->memory);
+}
+
+static void end_meeting(struct shoal_shm_endpoint *endpoint)
+{
+    shoal_memory_lock(endpoint->memory);
+    endpoint->meetings--;
+    remove_unused(endpoint);
+    shoal_memory_unlock(endpoint->memory);
+}
+
+static void free_order(int **order)
+{
+    free(*order);
+}
+
+static int by_endpoint(const void *a, const void *b, void *blobs)
+{
+    const struct shoal_shm_address_blob *all = blobs;
+    const int x = *(const int *)a, y = *(const int *)b;
+    const int order = memcmp(all[x].id, all[y].id, sizeof all[x].id);
+    return order ? order : (x > y) - (x < y);
+}
+
+/* ERR_STATE, on all ranks alike. */
+static enum shoal_status check_endpoints(struct shoal_shm_endpoint *endpoint, const struct shoal_shm_link_meeting *meeting)
+{
+    const int size = meeting->bootstrap->size;
+    SHOAL_SCOPED(free_order) int *order = calloc((size_t)size, sizeof *order);
+    if (!order)
+        return shoal_log_fail(endpoint->log, SHOAL_ERR_MEMORY, "shm", "no memory to meet %d ranks", size);
+    for (int r = 0; r < size; r++)
+        order[r] = r;
+    qsort_r(order, (size_t)size, sizeof *order, by_endpoint, meeting->blobs);
+    for (int i = 1; i < size; i++) {
+        const struct shoal_shm_address_blob *blob = &meeting->blobs[order[i]];
+        if (memcmp(blob->id, meeting->blobs[order[i - 1]].id, sizeof blob->id) == 0)
+            return shoal_log_fail(
+                endpoint->log, SHOAL_ERR_STATE, "shm",
+                "ranks %d and %d share one context (process %d on %s): a context is for one rank; make one for each "
+                "with shoal_context_create, also where ranks are threads of one process",
+                order[i - 1], order[i], blob->who.pid, blob->who.host);
+    }
     return SHOAL_OK;
 }
 
@@ -346,8 +469,6 @@ static enum shoal_status place_all(struct shoal_shm_endpoint *endpoint, const st
         places[r].host = hosts[r];
         memcpy(places[r].name.host, who->host, sizeof places[r].name.host);
         places[r].name.pid = who->pid;
-        memcpy(&places[r].meeting, meeting->blobs[0].name, sizeof places[r].meeting); /* is random */
-        places[r].meeting |= 1;
     }
     free(hosts);
     return SHOAL_OK;
@@ -364,6 +485,8 @@ static void choose_wanted(struct shoal_shm_endpoint *endpoint, struct shoal_shm_
             continue;
         places[r].peer = shm_endpoint_find_peer(endpoint, meeting->blobs[r].id);
         meeting->is_wanted[r] = !places[r].peer;
+        if (places[r].peer)
+            places[r].peer->uses++;
     }
 }
 
@@ -380,6 +503,7 @@ static enum shoal_status add_met(struct shoal_shm_endpoint *endpoint, struct sho
 static enum shoal_status meet_all(struct shoal_shm_endpoint *endpoint, struct shoal_shm_link_meeting *meeting,
                                   struct shoal_shm_place *places)
 {
+    SHOAL_TRY(check_endpoints(endpoint, meeting));
     SHOAL_TRY(place_all(endpoint, meeting, places));
     shoal_memory_lock(endpoint->memory);
     choose_wanted(endpoint, meeting, places);
@@ -391,23 +515,38 @@ static enum shoal_status meet_all(struct shoal_shm_endpoint *endpoint, struct sh
     return status;
 }
 
+static void part_from_all(struct shoal_shm_endpoint *endpoint, struct shoal_shm_place *places, int size)
+{
+    shoal_memory_lock(endpoint->memory);
+    for (int r = 0; r < size; r++) {
+        if (places[r].peer)
+            shoal_shm_endpoint_part(endpoint, places[r].peer);
+        places[r].peer = NULL;
+    }
+    shoal_memory_unlock(endpoint->memory);
+}
+
 enum shoal_status shoal_shm_endpoint_connect(struct shoal_shm_endpoint *endpoint, struct shoal_bootstrap *bootstrap,
                                              uint32_t timeout_ms, struct shoal_shm_place *places_out)
 {
     const uint64_t deadline_ns = shoal_clock_ns() + timeout_ms * SHOAL_NS_PER_MS;
     struct shoal_shm_link_meeting meeting;
     shoal_memory_set_stagger(endpoint->memory, bootstrap->rank);
-    places_out[0] = (struct shoal_shm_place){.host = 0, .meeting = 1};
+    places_out[0] = (struct shoal_shm_place){.host = 0};
     if (bootstrap->size == 1)
         return SHOAL_OK;
     SHOAL_TRY(shoal_shm_link_meeting_init(&meeting, endpoint->log, bootstrap, endpoint->id, endpoint->doorbell_segment,
                                           endpoint->settings->host_id));
+    begin_meeting(endpoint);
     enum shoal_status status = shoal_bootstrap_gather(bootstrap, endpoint->log, "blobs", &meeting.blobs[bootstrap->rank],
                                                       meeting.blobs, sizeof meeting.blobs[0], timeout_ms);
     meeting.deadline_ns = deadline_ns;
     if (status == SHOAL_OK)
         status = meet_all(endpoint, &meeting, places_out);
     shoal_shm_link_meeting_fini(&meeting);
+    if (status != SHOAL_OK)
+        part_from_all(endpoint, places_out, bootstrap->size);
+    end_meeting(endpoint);
     return status;
 }
 
@@ -585,7 +724,7 @@ bool shoal_shm_endpoint_meet_on_core(struct shoal_shm_endpoint *endpoint, int co
     atomic_store_explicit(&endpoint->doorbell->place, look << PLACE_CORE_BITS | (uint64_t)core, memory_order_relaxed);
     for (size_t i = 0; i < endpoint->peer_count; i++) {
         struct shoal_shm_peer *peer = endpoint->peers[i];
-        if (!peer->doorbell) /* its meeting failed */
+        if (!peer || !peer->doorbell) /* its meeting failed */
             continue;
         const uint64_t place = atomic_load_explicit(&peer->doorbell->place, memory_order_relaxed);
         if (place == peer->place)

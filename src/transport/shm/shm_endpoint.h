@@ -16,7 +16,6 @@
 #include "base/ranks.h"
 #include "bootstrap/bootstrap.h"
 #include "membership/member_process.h"
-#include "membership/survivors_board.h"
 #include "memory/memory.h"
 #include "transport/shm/shm_settings.h"
 #include "transport/transport.h"
@@ -40,14 +39,14 @@ struct shoal_shm_mapped {
 
 struct shoal_shm_peer {
     unsigned char id[SHOAL_SHM_ID_BYTES];
-    size_t index; /* among the endpoint's peers */
+    size_t index;  /* among the endpoint's peers */
+    unsigned uses; /* worlds here that it belongs to */
     struct shoal_transport_peer name;
     int socket;
     struct shoal_membership_process process;
     struct shoal_segment *doorbell_segment;
     struct shoal_shm_doorbell *doorbell;
-    struct shoal_survivors_board *board; /* behind the doorbell */
-    struct shoal_shm_mapped *mapped;     /* the peer's memory that is mapped here, by its numbers */
+    struct shoal_shm_mapped *mapped; /* the peer's memory that is mapped here, by its numbers */
     size_t mapped_count;
     uint64_t *unsaid; /* numbers of regions that ended: the link was full, so the peer does not know yet */
     size_t unsaid_count;
@@ -76,9 +75,9 @@ struct shoal_shm_endpoint {
     unsigned char id[SHOAL_SHM_ID_BYTES];
     struct shoal_segment *doorbell_segment;
     struct shoal_shm_doorbell *doorbell;
-    struct shoal_survivors_board *board; /* behind the doorbell */
-    struct shoal_shm_peer **peers;
+    struct shoal_shm_peer **peers; /* [peer_count]; NULL: a place that is free */
     size_t peer_count;
+    unsigned meetings;  /* under way: until they have ended, no peer goes */
     uint64_t oom_kills; /* of shoal_topology_oom_kills, at the beginning */
     unsigned locates;
     struct shoal_shm_joining *joining;
@@ -99,15 +98,19 @@ void shoal_shm_endpoint_destroy(struct shoal_shm_endpoint *endpoint);
 struct shoal_shm_place {
     struct shoal_shm_peer *peer; /* NULL: the own rank, or on another host */
     struct shoal_transport_peer name;
-    uint16_t host;    /* numbered in the order of the hosts' lowest ranks */
-    uint64_t meeting; /* a number of all that met, the same on all and new between them; not 0 */
+    uint16_t host; /* numbered in the order of the hosts' lowest ranks */
 };
 
-/* Finds out on which host each rank of the bootstrap is, and connects to those of this host; places_out[rank]. ERR_AUTH,
- * ERR_TIMEOUT (named), ERR_SYSTEM. */
+/* Finds out on which host each rank of the bootstrap is, and connects to those of this host; places_out[rank]. Each peer in
+ * places_out has one use more, which the caller ends with shoal_shm_endpoint_part. ERR_AUTH, ERR_TIMEOUT (named), ERR_SYSTEM.
+ * ERR_STATE, on all ranks: two ranks have one endpoint, as threads of a process have that share a context. */
 SHOAL_MUST_USE enum shoal_status shoal_shm_endpoint_connect(struct shoal_shm_endpoint *endpoint,
                                                             struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
                                                             struct shoal_shm_place *places_out);
+
+/* Ends one use of a peer. With the last one the connection to it and all that is mapped of it go; a later meeting connects
+ * anew. */
+void shoal_shm_endpoint_part(struct shoal_shm_endpoint *endpoint, struct shoal_shm_peer *peer);
 
 /* Making a communicator. offer passes this rank's segment of communicator `comm` (a number new between the ranks) to a peer;
  * NULL says that there is none; false when the link is full now. take receives the peer's segment: OK with a reference for the

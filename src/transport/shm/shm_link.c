@@ -95,6 +95,16 @@ bool shoal_shm_link_send(int socket, const struct shoal_shm_link_message *messag
     return send_packet(socket, message, sizeof *message, &fd, fd >= 0 ? 1 : 0);
 }
 
+bool shoal_shm_link_has_message(int socket)
+{
+    char byte;
+    ssize_t there;
+    do
+        there = recv(socket, &byte, sizeof byte, MSG_PEEK | MSG_DONTWAIT);
+    while (there < 0 && (errno == EINTR || errno == ECONNRESET)); /* see link_receive_packet */
+    return there > 0;
+}
+
 bool shoal_shm_link_receive(int socket, struct shoal_shm_link_message *message_out, int *fd_out)
 {
     struct shoal_shm_link_message message;

@@ -69,6 +69,8 @@ struct shoal_shm_link_message {
 
 /* Sends with descriptor fd (-1: none). False when the link is full, or gone. Never blocks. */
 bool shoal_shm_link_send(int socket, const struct shoal_shm_link_message *message, int fd);
+/* True when there is something to receive. */
+bool shoal_shm_link_has_message(int socket);
 /* Receives if there is something; *fd_out is -1 or belongs to the caller. */
 bool shoal_shm_link_receive(int socket, struct shoal_shm_link_message *message_out, int *fd_out);
 /* poll for at most timeout_ms. For set-up only. */

@@ -1,4 +1,4 @@
-#include "comm/members.h"
+#include "comm/comm_world.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -199,22 +199,6 @@ static enum shoal_status gather_addresses(struct shoal_context *context, struct 
     return SHOAL_OK;
 }
 
-static enum shoal_status keep_membership(struct shoal_context *context, struct shoal_membership *membership)
-{
-    shoal_progress_lock(context->progress);
-    struct shoal_membership **memberships =
-        reallocarray(context->memberships, context->membership_count + 1, sizeof *memberships);
-    if (memberships) {
-        context->memberships = memberships;
-        context->memberships[context->membership_count++] = membership;
-    }
-    shoal_progress_unlock(context->progress);
-    if (memberships)
-        return SHOAL_OK;
-    shoal_membership_close(membership);
-    return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "hosts", "no memory for a world");
-}
-
 /* Finds the key from which the sessions of a world derive their keys. It comes from the secret. Without a secret it comes from
  * rank 0 through the store, so everybody who can read the store knows it. */
 static enum shoal_status find_job_key(struct shoal_context *context, const struct shoal_bootstrap *bootstrap,
@@ -238,17 +222,18 @@ static struct shoal_session_side side_of(const struct endpoint_address *addresse
 
 /* Must run before any peer may send. That holds because no rank leaves the next gather, the control tree's, before all ranks
  * have reached it. */
-static enum shoal_status meet_remote(struct shoal_context *context, const struct shoal_bootstrap *bootstrap,
-                                     const struct shoal_shm_place *places, const struct endpoint_address *addresses,
-                                     struct shoal_member *members)
+static enum shoal_status meet_remote(struct shoal_world *world, const struct shoal_bootstrap *bootstrap,
+                                     const struct shoal_shm_place *places, const struct endpoint_address *addresses)
 {
+    struct shoal_context *context = world->context;
+    struct shoal_member *members = world->members;
     const struct shoal_session_side own = side_of(addresses, bootstrap->rank);
     struct shoal_siphash_key job;
     SHOAL_TRY(find_job_key(context, bootstrap, addresses, &job));
     enum shoal_status status = SHOAL_OK;
     shoal_progress_lock(context->progress);
-    for (int r = 0; r < bootstrap->size && status == SHOAL_OK; r++) {
-        if (members[r].host == members[bootstrap->rank].host)
+    for (int r = 0; r < world->size && status == SHOAL_OK; r++) {
+        if (members[r].host == members[world->rank].host)
             continue;
         const struct shoal_session_side side = side_of(addresses, r);
         struct shoal_network_peer known = {.name = places[r].name, .address = addresses[r].address, .world_rank = r};
@@ -260,97 +245,147 @@ static enum shoal_status meet_remote(struct shoal_context *context, const struct
     return status;
 }
 
-static void tell_losses(struct shoal_context *context, struct shoal_membership *membership, const struct shoal_member *members,
-                        int size)
-{
-    shoal_progress_lock(context->progress);
-    for (int r = 0; r < size; r++) {
-        if (members[r].remote)
-            members[r].remote->membership = membership;
-    }
-    shoal_progress_unlock(context->progress);
-}
-
-static void watch_here(const struct shoal_bootstrap *bootstrap, struct shoal_membership *membership,
-                       const struct shoal_member *members)
-{
-    for (int r = 0; r < bootstrap->size; r++) {
-        if (members[r].local && members[r].local->process.pidfd >= 0 && !members[r].local->process.is_own)
-            shoal_membership_watch(membership, r, members[r].local->process.pidfd);
-    }
-}
-
 /* Rank 0's endpoint address may hold the job's key: none of it stays in memory. */
-static enum shoal_status meet_at_addresses(struct shoal_context *context, struct shoal_bootstrap *bootstrap,
-                                           uint32_t timeout_ms, const struct shoal_shm_place *places,
-                                           struct shoal_member *members)
+static enum shoal_status meet_at_addresses(struct shoal_world *world, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
+                                           const struct shoal_shm_place *places)
 {
-    struct endpoint_address *addresses = calloc((size_t)bootstrap->size, sizeof *addresses);
+    struct endpoint_address *addresses = calloc((size_t)world->size, sizeof *addresses);
     if (!addresses)
-        return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "hosts", "no memory for %d ranks", bootstrap->size);
-    enum shoal_status status = gather_addresses(context, bootstrap, timeout_ms, addresses);
+        return shoal_log_fail(&world->context->log, SHOAL_ERR_MEMORY, "hosts", "no memory for %d ranks", world->size);
+    enum shoal_status status = gather_addresses(world->context, bootstrap, timeout_ms, addresses);
     if (status == SHOAL_OK)
-        status = meet_remote(context, bootstrap, places, addresses, members);
-    explicit_bzero(addresses, (size_t)bootstrap->size * sizeof *addresses);
+        status = meet_remote(world, bootstrap, places, addresses);
+    explicit_bzero(addresses, (size_t)world->size * sizeof *addresses);
     free(addresses);
     return status;
 }
 
-static enum shoal_status join_hosts(struct shoal_context *context, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
-                                    const struct shoal_shm_place *places, struct shoal_member *members,
-                                    struct shoal_membership **membership_out)
+/* From now on the network asks the membership who has ended, and the membership watches the processes of this host. */
+static void introduce_membership(struct shoal_world *world)
 {
+    shoal_progress_lock(world->context->progress);
+    for (int r = 0; r < world->size; r++) {
+        const struct shoal_member *member = &world->members[r];
+        if (member->remote)
+            member->remote->membership = world->membership;
+        if (member->local && member->local->process.pidfd >= 0 && !member->local->process.is_own)
+            shoal_membership_watch(world->membership, r, member->local->process.pidfd);
+    }
+    shoal_progress_unlock(world->context->progress);
+}
+
+static enum shoal_status join_hosts(struct shoal_world *world, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
+                                    const struct shoal_shm_place *places)
+{
+    struct shoal_context *context = world->context;
     struct shoal_nic nic;
-    struct shoal_membership *membership;
-    SHOAL_TRY(choose_nic(context, bootstrap, timeout_ms, members, &nic));
-    SHOAL_TRY(open_network(context, &nic, share_of(members, bootstrap->size, bootstrap->rank)));
+    SHOAL_TRY(choose_nic(context, bootstrap, timeout_ms, world->members, &nic));
+    SHOAL_TRY(open_network(context, &nic, share_of(world->members, world->size, world->rank)));
     shoal_bootstrap_end_phase(bootstrap, "network");
-    SHOAL_TRY(meet_at_addresses(context, bootstrap, timeout_ms, places, members));
+    SHOAL_TRY(meet_at_addresses(world, bootstrap, timeout_ms, places));
     const struct shoal_membership_options options = {
         .log = &context->log,
         .ports = context->settings.bootstrap.ports,
         .address = (const struct sockaddr *)&nic.address,
         .address_bytes = nic.address.ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6),
         .timeout_ms = timeout_ms};
-    SHOAL_TRY(shoal_membership_open(bootstrap, &options, &membership));
+    SHOAL_TRY(shoal_membership_open(bootstrap, &options, &world->membership));
     shoal_bootstrap_end_phase(bootstrap, "control tree");
-    SHOAL_TRY(keep_membership(context, membership));
-    tell_losses(context, membership, members, bootstrap->size);
-    watch_here(bootstrap, membership, members);
-    *membership_out = membership;
+    introduce_membership(world);
     return SHOAL_OK;
 }
 
-static enum shoal_status join_host(struct shoal_context *context, struct shoal_bootstrap *bootstrap,
-                                   const struct shoal_shm_place *places, struct shoal_membership **membership_out)
+static enum shoal_status meet(struct shoal_world *world, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms)
 {
-    const size_t size = (size_t)bootstrap->size;
-    SHOAL_SCOPED(members_free_bytes) struct shoal_membership_process *processes = calloc(size, sizeof *processes);
-    SHOAL_SCOPED(members_free_bytes) struct shoal_survivors_board **boards = calloc(size, sizeof *boards);
-    if (!processes || !boards)
-        return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory for %zu ranks", size);
-    for (size_t r = 0; r < size; r++) {
-        const struct shoal_shm_peer *peer = places[r].peer;
-        processes[r] = peer ? peer->process : (struct shoal_membership_process){.socket = -1, .pidfd = -1, .is_own = true};
-        boards[r] = peer ? peer->board : context->endpoint->board;
-    }
-    const struct shoal_membership_options options = {
-        .log = &context->log, .processes = processes, .boards = boards, .world = places[0].meeting};
-    SHOAL_TRY(shoal_membership_open(bootstrap, &options, membership_out));
-    return keep_membership(context, *membership_out);
+    SHOAL_SCOPED(members_free_bytes) struct shoal_shm_place *places = calloc((size_t)world->size, sizeof *places);
+    if (!places)
+        return shoal_log_fail(&world->context->log, SHOAL_ERR_MEMORY, "comm", "no memory for %d ranks", world->size);
+    SHOAL_TRY(shoal_shm_endpoint_connect(world->context->endpoint, bootstrap, timeout_ms, places));
+    shoal_bootstrap_end_phase(bootstrap, "own host");
+    for (int r = 0; r < world->size; r++)
+        world->members[r] = (struct shoal_member){places[r].host, places[r].peer, NULL};
+    if (shoal_members_count_hosts(world->members, world->size) == 1)
+        return SHOAL_OK;
+    return join_hosts(world, bootstrap, timeout_ms, places);
 }
 
-enum shoal_status shoal_members_meet(struct shoal_context *context, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
-                                     struct shoal_member *members_out, struct shoal_membership **membership_out)
+/* ---- Life ---------------------------------------------------------------------------------------------------------------- */
+
+/* The network first: it asks the membership. The connections of this host last: the membership looks at their processes. */
+static void end_world(struct shoal_world *world)
 {
-    SHOAL_SCOPED(members_free_bytes) struct shoal_shm_place *places = calloc((size_t)bootstrap->size, sizeof *places);
-    if (!places)
+    struct shoal_context *context = world->context;
+    shoal_progress_lock(context->progress);
+    for (int r = 0; r < world->size; r++) {
+        if (world->members[r].remote)
+            shoal_network_part(context->network, world->members[r].remote);
+    }
+    shoal_progress_unlock(context->progress);
+    shoal_membership_close(world->membership);
+    shoal_progress_lock(context->progress);
+    for (int r = 0; r < world->size; r++) {
+        if (world->members[r].local)
+            shoal_shm_endpoint_part(context->endpoint, world->members[r].local);
+    }
+    shoal_progress_unlock(context->progress);
+    free(world->members);
+    free(world);
+}
+
+/* What a rank needs at once to meet a few others; each further one is met with two more. */
+#define DESCRIPTORS 16
+
+enum shoal_status shoal_world_meet(struct shoal_context *context, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
+                                   struct shoal_world **world_out)
+{
+    struct shoal_world *world = calloc(1, sizeof *world);
+    struct shoal_member *members = calloc((size_t)bootstrap->size, sizeof *members);
+    shoal_world_end_left(context);
+    shoal_memory_spare_descriptors(context->memory, DESCRIPTORS);
+    if (!world || !members) {
+        free(world);
+        free(members);
         return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory for %d ranks", bootstrap->size);
-    SHOAL_TRY(shoal_shm_endpoint_connect(context->endpoint, bootstrap, timeout_ms, places));
-    shoal_bootstrap_end_phase(bootstrap, "own host");
-    for (int r = 0; r < bootstrap->size; r++)
-        members_out[r] = (struct shoal_member){places[r].host, places[r].peer, NULL};
-    if (shoal_members_count_hosts(members_out, bootstrap->size) == 1)
-        return join_host(context, bootstrap, places, membership_out);
-    return join_hosts(context, bootstrap, timeout_ms, places, members_out, membership_out);
+    }
+    *world = (struct shoal_world){
+        .context = context, .uses = 1, .rank = bootstrap->rank, .size = bootstrap->size, .members = members};
+    const enum shoal_status status = meet(world, bootstrap, timeout_ms);
+    if (status == SHOAL_OK)
+        *world_out = world;
+    else
+        end_world(world);
+    return status;
+}
+
+void shoal_world_use(struct shoal_world *world)
+{
+    world->uses++;
+}
+
+void shoal_world_leave(struct shoal_world *world)
+{
+    struct shoal_context *context = world->context;
+    shoal_progress_lock(context->progress);
+    SHOAL_ASSERT(world->uses > 0);
+    if (--world->uses == 0) {
+        world->next = context->left_worlds;
+        context->left_worlds = world;
+    }
+    shoal_progress_unlock(context->progress);
+    shoal_world_end_left(context);
+}
+
+void shoal_world_end_left(struct shoal_context *context)
+{
+    if (shoal_progress_is_inside(context->progress))
+        return;
+    shoal_progress_lock(context->progress);
+    struct shoal_world *world = context->left_worlds;
+    context->left_worlds = NULL;
+    shoal_progress_unlock(context->progress);
+    while (world) {
+        struct shoal_world *next = world->next;
+        end_world(world);
+        world = next;
+    }
 }
