@@ -111,8 +111,6 @@ static enum shoal_status wait_for_all(struct shoal_reducer *reducer)
         if (fusion_failed(reducer) == SHOAL_OK && !is_all_done(reducer))
             wait_a_little(reducer);
     }
-    while (fusion_out_is_busy(reducer) || fusion_flow_is_posting(reducer)) /* a failed step: another thread may be in it */
-        pthread_cond_wait(&reducer->changed, &reducer->lock);
     fusion_unlock(reducer);
     return fusion_failed(reducer) == SHOAL_OK ? SHOAL_OK : fusion_failure_status(reducer);
 }
@@ -229,15 +227,23 @@ static enum shoal_status finish(struct shoal_reducer *reducer, struct shoal_step
     return end_step(reducer, reducer->options.allows_unused, result_out);
 }
 
-/* Where gradients lie on a device the caller's stream comes after what a failed step has put on lanes. */
-static enum shoal_status settle_step(struct shoal_reducer *reducer, enum shoal_status status)
+/* The one way out of finish and join, whatever the status. The caller may free its gradients after it, so no thread of the
+ * reducer may still post, copy averages back or be in on_buffer. On a device the caller's stream waits for the lanes of a failed
+ * step. */
+static enum shoal_status leave_step(struct shoal_reducer *reducer, enum shoal_status status)
 {
-    return reducer && reducer->device && fusion_failed(reducer) != SHOAL_OK ? fusion_device_give_up(reducer) : status;
+    if (!reducer)
+        return status;
+    fusion_lock(reducer);
+    while (fusion_out_is_busy(reducer) || fusion_flow_is_posting(reducer))
+        pthread_cond_wait(&reducer->changed, &reducer->lock);
+    fusion_unlock(reducer);
+    return reducer->device && fusion_failed(reducer) != SHOAL_OK ? fusion_device_give_up(reducer) : status;
 }
 
 enum shoal_status shoal_reducer_finish(struct shoal_reducer *reducer, struct shoal_step_result *result_out)
 {
-    return settle_step(reducer, reducer ? finish(reducer, result_out) : SHOAL_ERR_ARGUMENT);
+    return leave_step(reducer, reducer ? finish(reducer, result_out) : SHOAL_ERR_ARGUMENT);
 }
 
 /* ---- Join ---------------------------------------------------------------------------------------------------------------- */
@@ -268,5 +274,5 @@ static enum shoal_status join(struct shoal_reducer *reducer, int *more_out, stru
 
 enum shoal_status shoal_reducer_join(struct shoal_reducer *reducer, int *more_out, struct shoal_step_result *result_out)
 {
-    return settle_step(reducer, join(reducer, more_out, result_out));
+    return leave_step(reducer, join(reducer, more_out, result_out));
 }

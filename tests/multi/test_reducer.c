@@ -1331,6 +1331,57 @@ static void killed_body(struct world *world)
     _exit(0); /* the world's communicator is broken, too */
 }
 
+/* ---- Leaving a failed step ----------------------------------------------------------------------------------------------- */
+
+enum leaving { FINISH_MISSES_A_GRADIENT, FINISH_AFTER_A_FAILURE, JOIN_AFTER_A_FAILURE, LEAVINGS };
+
+struct slow_callback {
+    atomic_bool has_begun, may_end, has_ended;
+};
+
+static enum shoal_status be_slow(void *arg, size_t buffer, const uint32_t *parameters, size_t count)
+{
+    struct slow_callback *slow = arg;
+    (void)buffer, (void)parameters, (void)count;
+    atomic_store(&slow->has_begun, true);
+    while (!atomic_load(&slow->may_end))
+        usleep(1000);
+    usleep(100000);
+    atomic_store(&slow->has_ended, true);
+    return SHOAL_OK;
+}
+
+/* The caller frees its gradients after finish and join, so the reducer's thread may not be in the callback then. */
+static void leaving_body(struct world *world)
+{
+    const struct shoal_parameter parameters[2] = {{64, SHOAL_FLOAT32, "first"}, {64, SHOAL_FLOAT32, "last"}};
+    float gradients[2][64] = {{0}};
+    for (enum leaving way = 0; way < LEAVINGS; way++) {
+        struct shoal_reducer_options options = SHOAL_REDUCER_OPTIONS_INIT;
+        struct slow_callback slow = {false, false, false};
+        struct shoal_reducer *reducer;
+        int more = 0;
+        options.buffer_bytes = options.first_buffer_bytes = options.rank_bytes = 1;
+        options.has_thread = options.is_uneven = 1;
+        options.on_buffer = be_slow;
+        options.on_buffer_arg = &slow;
+        OK(world, shoal_reducer_create(world->context, world->comm, parameters, 2, &options, &reducer));
+        OK(world, shoal_reducer_begin(reducer, SHOAL_STEP_REDUCE));
+        OK(world, shoal_reducer_ready(reducer, 1, gradients[1], 64));
+        while (!atomic_load(&slow.has_begun))
+            usleep(1000);
+        OK(world, shoal_barrier(world->comm, NULL)); /* a failure would keep the other rank's callback away */
+        atomic_store(&slow.may_end, true);
+        if (way != FINISH_MISSES_A_GRADIENT)
+            shoal_reducer_fail(reducer, SHOAL_ERR_STATE, "the loss was not a number");
+        const enum shoal_status status =
+            way == JOIN_AFTER_A_FAILURE ? shoal_reducer_join(reducer, &more, NULL) : shoal_reducer_finish(reducer, NULL);
+        CHECK(world, atomic_load(&slow.has_ended), "way %d: %s came during the callback", (int)way, shoal_status_name(status));
+        CHECK(world, status == SHOAL_ERR_STATE, "way %d: %s", (int)way, shoal_status_name(status));
+        shoal_reducer_free(reducer);
+    }
+}
+
 /* What world_options.arg points to. */
 static const enum shoal_compression float16 = SHOAL_COMPRESS_FLOAT16, bfloat16 = SHOAL_COMPRESS_BFLOAT16,
                                     int8 = SHOAL_COMPRESS_INT8, none = SHOAL_COMPRESS_NONE;
@@ -1355,6 +1406,7 @@ static void run_on_one_host(void)
     world_run(&(struct world_options){"reducer_refusals_change_nothing", 2, NULL, refusals_body, NULL});
     world_run(&(struct world_options){"reducer_steps_are_exact, one host, int8", 2, NULL, steps_body, &int8});
     world_run(&(struct world_options){"reducer_a_rank_dies_in_mid_step", 4, NULL, killed_body, NULL});
+    world_run(&(struct world_options){"reducer_is_left_after_its_thread", 2, NULL, leaving_body, NULL});
 }
 
 static const char *const fault_names[FAULTS] = {"marked twice",      "a part marked twice",    "never marked",
