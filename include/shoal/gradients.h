@@ -167,7 +167,7 @@ struct shoal_reducer_options {
     int forgets_error;         /* with INT8: 1 drops what quantizing has cut off instead of adding it in the next step */
     int has_thread;            /* 1: a thread of the reducer's own copies completed buffers back and calls on_buffer, while the
                                   backward pass goes on; 0: finish does so, on its caller's thread. That thread may still be in
-                                  on_buffer when a mark has returned an error; finish, join and shoal_reducer_free wait for it */
+                                  on_buffer when a mark has returned an error; finish, join and free wait for it */
     shoal_buffer_fn on_buffer; /* may be NULL */
     void *on_buffer_arg;
     int is_on_device; /* 1: gradients lie in memory of the device of `stream`; see section 9 */

@@ -303,7 +303,7 @@ static int8_t *values_of(const struct compressed *compressed, char *packed, size
 /* 1 / ranks, where the sum is to be divided here. */
 static float divisor_of(const struct shoal_reducer *reducer)
 {
-    return fusion_operator(reducer) == SHOAL_AVG ? 1.0f / (float)reducer->size : 1.0f;
+    return reducer->options.op == SHOAL_AVG ? 1.0f / (float)reducer->size : 1.0f;
 }
 
 /* Divided before, as 16 bits of float16 overflow soon. */

@@ -15,7 +15,7 @@
 struct fusion_out {
     size_t next;          /* lock: buffers before it are in place */
     bool is_busy;         /* lock: a thread is putting out */
-    double factor;        /* of averages on their way out: 1, or 1 / active */
+    double factor;        /* of averages on their way out: 1, or ranks / active */
     bool is_factor_known; /* lock */
     double *squared;      /* [parameters]: of the averages */
     pthread_t thread;

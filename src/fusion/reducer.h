@@ -67,16 +67,11 @@ static inline void fusion_unlock(struct shoal_reducer *reducer)
     pthread_mutex_unlock(&reducer->lock);
 }
 
-/* Averages are sums that are divided on their way out, once it is known how many ranks have not joined. */
-static inline bool fusion_divides_late(const struct shoal_reducer *reducer)
+/* Averages over all ranks are scaled on their way out, once it is known how many of them have not joined. Sums would overflow
+ * in 16 bits. */
+static inline bool fusion_scales_late(const struct shoal_reducer *reducer)
 {
     return reducer->options.is_uneven && reducer->options.divides_by_active && reducer->options.op == SHOAL_AVG;
-}
-
-/* The operator of the all-reduce of a buffer. */
-static inline enum shoal_op fusion_operator(const struct shoal_reducer *reducer)
-{
-    return fusion_divides_late(reducer) ? SHOAL_SUM : reducer->options.op;
 }
 
 static inline char *fusion_buffer_memory(const struct shoal_reducer *reducer, size_t buffer)

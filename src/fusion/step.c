@@ -171,10 +171,10 @@ static enum shoal_status conclude(struct shoal_reducer *reducer, int active, str
     return SHOAL_OK;
 }
 
-/* The factor of a sum where the ranks that have joined do not count. */
+/* The factor of an average over all ranks if those that have joined do not count. */
 static double factor_of(const struct shoal_reducer *reducer, int active)
 {
-    return fusion_divides_late(reducer) ? 1.0 / active : 1;
+    return fusion_scales_late(reducer) ? (double)reducer->size / active : 1;
 }
 
 static enum shoal_status end_step(struct shoal_reducer *reducer, bool may_be_unused, struct shoal_step_result *result_out)
@@ -228,8 +228,8 @@ static enum shoal_status finish(struct shoal_reducer *reducer, struct shoal_step
 }
 
 /* The one way out of finish and join, whatever the status. The caller may free its gradients after it, so no thread of the
- * reducer may still post, copy averages back or be in on_buffer. On a device the caller's stream waits for the lanes of a failed
- * step. */
+ * reducer may still post, copy averages back or be in on_buffer. On a device the caller's stream waits for the lanes of a
+ * failed step. */
 static enum shoal_status leave_step(struct shoal_reducer *reducer, enum shoal_status status)
 {
     if (!reducer)

@@ -735,6 +735,44 @@ static void uneven_body(struct world *world)
     }
 }
 
+/* The sum of all ranks' values does not fit in 16 bits, their average does. Then rank 0 alone has another step. */
+static void large_body(struct world *world)
+{
+    static const struct shoal_parameter parameters[2] = {{1000, SHOAL_FLOAT32, "single"}, {1000, SHOAL_FLOAT16, "half"}};
+    const enum shoal_compression compression = *(const enum shoal_compression *)world->arg;
+    const size_t count = compression == SHOAL_COMPRESS_NONE ? 2 : 1;
+    const double large[GRADIENT_PERIOD] = {[0 ... GRADIENT_PERIOD - 1] = 40000};
+    float memory[2][1000];
+    for (int by_active = 0; by_active < 2; by_active++) {
+        struct shoal_reducer_options options = SHOAL_REDUCER_OPTIONS_INIT;
+        struct shoal_reducer *reducer;
+        int more = 1;
+        options.is_uneven = options.results_in_views = 1;
+        options.divides_by_active = by_active;
+        options.compression = compression;
+        OK(world, shoal_reducer_create(world->context, world->comm, parameters, count, &options, &reducer));
+        for (int step = 0; step < 2; step++) {
+            if (step == 0 || world->rank == 0) {
+                OK(world, shoal_reducer_begin(reducer, SHOAL_STEP_REDUCE));
+                for (size_t i = 0; i < count; i++) {
+                    gradient_fill(parameters[i].type, large, memory[i], 1000);
+                    OK(world, shoal_reducer_ready(reducer, i, memory[i], 1000));
+                }
+                OK(world, shoal_reducer_finish(reducer, NULL));
+            } else {
+                OK(world, shoal_reducer_join(reducer, &more, NULL));
+            }
+            const double expected = step == 0 || by_active ? 40000 : 40000.0 / world->size;
+            for (size_t i = 0; i < count; i++) {
+                const double found = gradient_get(parameters[i].type, shoal_reducer_view(reducer, i), 999);
+                CHECK(world, found == expected, "by_active %d, step %d, %s: %g, not %g", by_active, step, parameters[i].name,
+                      found, expected);
+            }
+        }
+        shoal_reducer_free(reducer);
+    }
+}
+
 /* ---- Callbacks, statistics, comparison ----------------------------------------------------------------------------------- */
 
 struct calls {
@@ -1398,6 +1436,7 @@ static void run_on_one_host(void)
     world_run(&(struct world_options){"reducer_norms_and_clipping", 4, NULL, norms_body, NULL});
     world_run(&(struct world_options){"reducer_names_what_is_not_finite", 4, NULL, finite_body, NULL});
     world_run(&(struct world_options){"reducer_uneven_steps", 4, NULL, uneven_body, NULL});
+    world_run(&(struct world_options){"reducer_averages_of_large_values", 4, NULL, large_body, &none});
     world_run(&(struct world_options){"reducer_callbacks_and_statistics", 2, NULL, callback_body, NULL});
     world_run(&(struct world_options){"report_is_the_last_failure", 1, NULL, report_body, NULL});
     world_run(&(struct world_options){"reducer_compares_parameters", 4, NULL, compare_body, NULL});
@@ -1432,6 +1471,7 @@ static void run_on_two_hosts(void)
     world_divide(2);
     world_run(&(struct world_options){"reducer_steps_are_exact, 2 hosts", 4, NULL, steps_body, NULL});
     world_run(&(struct world_options){"reducer_steps_are_exact, 2 hosts, float16", 4, NULL, steps_body, &float16});
+    world_run(&(struct world_options){"reducer_averages_of_large_values, 2 hosts, float16", 4, NULL, large_body, &float16});
     world_run(&(struct world_options){"reducer_errors_of_8_bits_come_back", 4, NULL, error_body, NULL});
     world_run(&(struct world_options){"reducer_counts_what_is_sent, 2 hosts", 4, NULL, wire_body, &none});
     world_run(&(struct world_options){"reducer_counts_what_is_sent, 2 hosts, bfloat16", 4, NULL, wire_body, &bfloat16});
