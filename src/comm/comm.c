@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/struct_bytes.h"
 #include "bootstrap/auth.h"
 #include "comm/context.h"
 #include "comm/device_peers.h"
@@ -304,15 +305,19 @@ static enum shoal_status make_world(struct shoal_context *context, enum shoal_st
     return status;
 }
 
-static enum shoal_status check_create(struct shoal_context *context, const struct shoal_comm_options *options,
-                                      struct shoal_comm **comm_out, const char *call)
+/* *options becomes *known: what the caller's options say of the fields that both know. */
+static enum shoal_status check_create(struct shoal_context *context, const struct shoal_comm_options **options,
+                                      struct shoal_comm_options *known, struct shoal_comm **comm_out, const char *call)
 {
     SHOAL_TRY(shoal_context_check(context, call));
     if (!comm_out)
         return shoal_log_fail(&context->log, SHOAL_ERR_ARGUMENT, "comm", "%s: comm_out is NULL", call);
-    if (options && options->struct_bytes < sizeof options->struct_bytes)
+    if (*options && !shoal_struct_bytes(*options))
         return shoal_log_fail(&context->log, SHOAL_ERR_ARGUMENT, "comm",
                               "%s: options->struct_bytes is not set: use SHOAL_COMM_OPTIONS_INIT", call);
+    *known = (struct shoal_comm_options)SHOAL_COMM_OPTIONS_INIT;
+    shoal_struct_copy_in(known, *options, sizeof *known);
+    *options = known;
     return SHOAL_OK;
 }
 
@@ -325,7 +330,8 @@ enum shoal_status shoal_comm_create(struct shoal_context *context, const struct 
                                     struct shoal_comm **comm_out)
 {
     struct shoal_bootstrap bootstrap;
-    SHOAL_TRY(check_create(context, options, comm_out, "shoal_comm_create"));
+    struct shoal_comm_options known;
+    SHOAL_TRY(check_create(context, &options, &known, comm_out, "shoal_comm_create"));
     const enum shoal_status found = shoal_bootstrap_from_environment(&context->settings.bootstrap, &context->log,
                                                                      create_timeout(context, options), &bootstrap);
     return make_world(context, found, &bootstrap, options, comm_out);
@@ -335,7 +341,8 @@ enum shoal_status shoal_comm_create_at(struct shoal_context *context, const char
                                        const struct shoal_comm_options *options, struct shoal_comm **comm_out)
 {
     struct shoal_bootstrap bootstrap;
-    SHOAL_TRY(check_create(context, options, comm_out, "shoal_comm_create_at"));
+    struct shoal_comm_options known;
+    SHOAL_TRY(check_create(context, &options, &known, comm_out, "shoal_comm_create_at"));
     SHOAL_TRY(comm_check_ranks(context, rank, size, "shoal_comm_create_at"));
     if (!address)
         return shoal_log_fail(&context->log, SHOAL_ERR_ARGUMENT, "comm", "shoal_comm_create_at: address is NULL");
@@ -348,7 +355,8 @@ enum shoal_status shoal_comm_create_with(struct shoal_context *context, const st
                                          const struct shoal_comm_options *options, struct shoal_comm **comm_out)
 {
     struct shoal_bootstrap bootstrap;
-    SHOAL_TRY(check_create(context, options, comm_out, "shoal_comm_create_with"));
+    struct shoal_comm_options known;
+    SHOAL_TRY(check_create(context, &options, &known, comm_out, "shoal_comm_create_with"));
     SHOAL_TRY(comm_check_ranks(context, rank, size, "shoal_comm_create_with"));
     const enum shoal_status found = shoal_bootstrap_from_store(store, rank, size, &context->settings.bootstrap, &context->log,
                                                                create_timeout(context, options), &bootstrap);
@@ -424,8 +432,9 @@ enum shoal_status shoal_comm_split(struct shoal_comm *comm, int color, int key, 
                                    struct shoal_comm **comm_out)
 {
     const struct choice own = {color, key};
+    struct shoal_comm_options known;
     SHOAL_TRY(shoal_comm_check(comm, "shoal_comm_split"));
-    SHOAL_TRY(check_create(comm->context, options, comm_out, "shoal_comm_split"));
+    SHOAL_TRY(check_create(comm->context, &options, &known, comm_out, "shoal_comm_split"));
     struct choice *choices = calloc((size_t)comm->size, sizeof *choices);
     if (!choices)
         return shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "no memory to split %d ranks", comm->size);

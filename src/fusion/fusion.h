@@ -1,6 +1,6 @@
 /* Words that every file of the gradient engine uses. src/fusion is a client of the public header alone, so it includes none of
- * the library's own headers but base/assert.h and, for gradients on a device, comm/packers.h and device/gpu_packer.h. No
- * state. */
+ * the library's own headers but base/assert.h and base/struct_bytes.h, and for gradients on a device comm/packers.h and
+ * device/gpu_packer.h. No state. */
 #ifndef SHOAL_FUSION_FUSION_H
 #define SHOAL_FUSION_FUSION_H
 
@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/struct_bytes.h"
 #include "shoal/gradients.h"
 
 #define FUSION_TRY(call)                               \

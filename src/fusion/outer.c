@@ -100,22 +100,21 @@ enum shoal_status outer_fail(struct shoal_outer *outer, enum shoal_status status
 
 enum shoal_status shoal_outer_failure(const struct shoal_outer *outer, struct shoal_failure *failure_out)
 {
-    if (!outer || !failure_out || failure_out->struct_bytes < sizeof *failure_out)
+    if (!outer || !shoal_struct_bytes(failure_out))
         return SHOAL_ERR_ARGUMENT;
     if (outer->failure.status == SHOAL_OK)
         return SHOAL_PENDING;
-    *failure_out = outer->failure;
+    shoal_struct_copy_out(failure_out, &outer->failure, sizeof outer->failure);
     return SHOAL_OK;
 }
 
 enum shoal_status shoal_outer_stats(const struct shoal_outer *outer, struct shoal_outer_totals *stats_out)
 {
-    if (!outer || !stats_out || stats_out->struct_bytes < sizeof *stats_out)
+    if (!outer || !shoal_struct_bytes(stats_out))
         return SHOAL_ERR_ARGUMENT;
-    const size_t struct_bytes = stats_out->struct_bytes;
-    *stats_out = outer->stats;
-    stats_out->struct_bytes = struct_bytes;
-    stats_out->steps = outer->step;
+    struct shoal_outer_totals totals = outer->stats;
+    totals.steps = outer->step;
+    shoal_struct_copy_out(stats_out, &totals, sizeof totals);
     return SHOAL_OK;
 }
 
@@ -170,7 +169,7 @@ enum shoal_status shoal_outer_step(struct shoal_outer *outer, void *const *memor
         return SHOAL_ERR_ARGUMENT;
     if (outer->failure.status != SHOAL_OK)
         return report_failure(outer);
-    if (result_out && result_out->struct_bytes < sizeof *result_out)
+    if (result_out && !shoal_struct_bytes(result_out))
         return outer_refuse(outer, SHOAL_ERR_ARGUMENT,
                             "shoal_outer_step: result_out->struct_bytes is not set: use SHOAL_OUTER_RESULT_INIT");
     if (shoal_outer_is_due(outer))
@@ -188,8 +187,7 @@ enum shoal_status shoal_outer_step(struct shoal_outer *outer, void *const *memor
         FUSION_TRY(outer_end(outer, (uint32_t)result.begun, memory, outer->options.mixing));
         result.applied = result.begun;
     }
-    if (result_out)
-        *result_out = result;
+    shoal_struct_copy_out(result_out, &result, sizeof result);
     return SHOAL_OK;
 }
 

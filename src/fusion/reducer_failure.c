@@ -308,6 +308,8 @@ enum shoal_status fusion_fail(struct shoal_reducer *reducer, enum shoal_status s
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
+    if (status == SHOAL_OK || status == SHOAL_PENDING) /* from a caller or its callback */
+        status = SHOAL_ERR_ABORTED;
     if (parameter >= 0)
         fusion_parameter_text(&reducer->layout->parameters, (size_t)parameter, operation, sizeof operation);
     fusion_lock(reducer);
@@ -416,21 +418,19 @@ void shoal_reducer_fail(struct shoal_reducer *reducer, enum shoal_status status,
 {
     if (!reducer)
         return;
-    if (status == SHOAL_OK || status == SHOAL_PENDING)
-        status = SHOAL_ERR_ABORTED;
     (void)fusion_fail(reducer, status, -1, "%.400s", text ? text : "the caller gave up");
 }
 
 enum shoal_status shoal_reducer_failure(const struct shoal_reducer *reducer, struct shoal_failure *failure_out)
 {
-    if (!reducer || !failure_out || failure_out->struct_bytes < sizeof *failure_out)
+    if (!reducer || !shoal_struct_bytes(failure_out))
         return SHOAL_ERR_ARGUMENT;
     struct shoal_reducer *own = (struct shoal_reducer *)(uintptr_t)reducer;
     if (fusion_failed(reducer) == SHOAL_OK)
         return SHOAL_PENDING;
     (void)fusion_failure_status(own);
     fusion_lock(own);
-    *failure_out = reducer->fault->cause;
+    shoal_struct_copy_out(failure_out, &reducer->fault->cause, sizeof reducer->fault->cause);
     fusion_unlock(own);
     return SHOAL_OK;
 }

@@ -192,8 +192,7 @@ static enum shoal_status end_step(struct shoal_reducer *reducer, bool may_be_unu
     reducer->steps++;
     fusion_stats_keep(reducer);
     close_step(reducer);
-    if (result_out)
-        *result_out = result;
+    shoal_struct_copy_out(result_out, &result, sizeof result);
     return SHOAL_OK;
 }
 
@@ -208,7 +207,7 @@ static enum shoal_status end_local_step(struct shoal_reducer *reducer)
 static enum shoal_status check_result(const struct shoal_reducer *reducer, const char *call,
                                       const struct shoal_step_result *result_out)
 {
-    if (result_out && result_out->struct_bytes < sizeof *result_out)
+    if (result_out && !shoal_struct_bytes(result_out))
         return fusion_refuse(reducer, SHOAL_ERR_ARGUMENT, "%s: result_out->struct_bytes is not set: use SHOAL_STEP_RESULT_INIT",
                              call);
     return SHOAL_OK;

@@ -7,12 +7,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "gradient_values.h"
 #include "multi_world.h"
 #include "reference.h"
-#include "shoal/gradients.h"
+#include "shoal/data.h"
+#include "shoal/outer.h"
 
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 #define PARAMETERS 23
@@ -855,6 +857,90 @@ static void callback_body(struct world *world)
     }
 }
 
+/* ---- Programs of an older header ----------------------------------------------------------------------------------------- */
+
+#define OLD_BYTES 16 /* struct_bytes and the first field behind it */
+
+/* The struct of such a program, at the end of a page behind which nothing may be read or written. */
+static void *old_struct(struct world *world)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), bytes = OLD_BYTES;
+    char *memory = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(world, memory != MAP_FAILED && mprotect(memory + page, page, PROT_NONE) == 0, "no memory");
+    memcpy(memory + page - OLD_BYTES, &bytes, sizeof bytes);
+    return memory + page - OLD_BYTES;
+}
+
+static void expect_old(struct world *world, const void *old, uint64_t first, const char *what)
+{
+    uint64_t words[2];
+    memcpy(words, old, sizeof words);
+    CHECK(world, words[0] == OLD_BYTES && words[1] == first, "%s: struct_bytes %d, then %d, not %d", what, (int)words[0],
+          (int)words[1], (int)first);
+}
+
+/* Results have the fields that the program knows. A struct of 16 bytes has less than any struct of this header. */
+static void older_program_body(struct world *world)
+{
+    float gradient[64] = {0};
+    const struct shoal_parameter parameter = {64, SHOAL_FLOAT32, "only"};
+    struct shoal_outer_options outer_options = SHOAL_OUTER_OPTIONS_INIT;
+    void *memory = gradient, *old = old_struct(world);
+    struct shoal_reducer *reducer;
+    struct shoal_outer *outer;
+    struct shoal_comm *comm;
+    OK(world, shoal_comm_split(world->comm, 0, 0, old, &comm));
+    OK(world, shoal_reducer_create(world->context, comm, &parameter, 1, NULL, &reducer));
+    OK(world, shoal_reducer_begin(reducer, SHOAL_STEP_REDUCE));
+    OK(world, shoal_reducer_ready(reducer, 0, gradient, 64));
+    OK(world, shoal_reducer_finish(reducer, old));
+    expect_old(world, old, 1, "shoal_reducer_finish");
+    OK(world, shoal_reducer_stats(reducer, old));
+    expect_old(world, old, 1, "shoal_reducer_stats");
+    OK(world, shoal_gradient_layout_buffer(shoal_reducer_layout(reducer), 0, old));
+    OK(world, shoal_reducer_buffer_times(reducer, 0, old));
+    shoal_reducer_fail(reducer, SHOAL_ERR_STATE, "enough");
+    OK(world, shoal_reducer_failure(reducer, old));
+    CHECK(world, *(const int *)((const char *)old + 8) == SHOAL_ERR_STATE, "shoal_reducer_failure");
+    shoal_reducer_free(reducer);
+    outer_options.every = 1;
+    OK(world, shoal_outer_create(world->context, comm, &parameter, 1, &memory, &outer_options, &outer));
+    OK(world, shoal_outer_step(outer, &memory, old));
+    expect_old(world, old, 1, "shoal_outer_step");
+    OK(world, shoal_outer_stats(outer, old));
+    expect_old(world, old, 1, "shoal_outer_stats");
+    shoal_outer_free(outer);
+    OK(world, shoal_batch_divide(64, 1, 2, old, NULL, 0));
+    expect_old(world, old, 32, "shoal_batch_divide");
+    shoal_comm_free(comm);
+}
+
+/* ---- A callback that returns no error ------------------------------------------------------------------------------------ */
+
+static enum shoal_status still_pending(void *arg, size_t buffer, const uint32_t *parameters, size_t count)
+{
+    (void)arg, (void)buffer, (void)parameters, (void)count;
+    return SHOAL_PENDING;
+}
+
+static void pending_body(struct world *world)
+{
+    float gradient[64] = {0};
+    const struct shoal_parameter parameter = {64, SHOAL_FLOAT32, "only"};
+    struct shoal_reducer_options options = SHOAL_REDUCER_OPTIONS_INIT;
+    struct shoal_failure failure = SHOAL_FAILURE_INIT;
+    struct shoal_reducer *reducer;
+    options.on_buffer = still_pending;
+    OK(world, shoal_reducer_create(world->context, world->comm, &parameter, 1, &options, &reducer));
+    OK(world, shoal_reducer_begin(reducer, SHOAL_STEP_REDUCE));
+    OK(world, shoal_reducer_ready(reducer, 0, gradient, 64));
+    const enum shoal_status status = shoal_reducer_finish(reducer, NULL);
+    OK(world, shoal_reducer_failure(reducer, &failure));
+    CHECK(world, status == SHOAL_ERR_ABORTED && failure.status == status && strstr(failure.text, "failed with SHOAL_PENDING"),
+          "%s: %s", shoal_status_name(status), failure.text);
+    shoal_reducer_free(reducer);
+}
+
 /* ---- What is said of an error -------------------------------------------------------------------------------------------- */
 
 static void expect_text(struct world *world, const char *text, const char *said)
@@ -1438,6 +1524,8 @@ static void run_on_one_host(void)
     world_run(&(struct world_options){"reducer_uneven_steps", 4, NULL, uneven_body, NULL});
     world_run(&(struct world_options){"reducer_averages_of_large_values", 4, NULL, large_body, &none});
     world_run(&(struct world_options){"reducer_callbacks_and_statistics", 2, NULL, callback_body, NULL});
+    world_run(&(struct world_options){"reducer_serves_programs_of_an_older_header", 1, NULL, older_program_body, NULL});
+    world_run(&(struct world_options){"reducer_fails_when_a_callback_returns_pending", 1, NULL, pending_body, NULL});
     world_run(&(struct world_options){"report_is_the_last_failure", 1, NULL, report_body, NULL});
     world_run(&(struct world_options){"reducer_compares_parameters", 4, NULL, compare_body, NULL});
     world_run(&(struct world_options){"reducer_lists_that_differ", 4, NULL, lists_body, NULL});
