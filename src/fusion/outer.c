@@ -3,23 +3,13 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "fusion/outer_steps.h"
 #include "fusion/reducer_failure.h"
 
-uint64_t outer_now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
-}
-
 struct shoal_options outer_operation(const struct shoal_outer *outer)
 {
-    struct shoal_options options = SHOAL_OPTIONS_INIT;
-    options.timeout_ms = outer->options.timeout_ms;
-    return options;
+    return fusion_deadline(outer->options.timeout_ms);
 }
 
 /* ---- Failures ------------------------------------------------------------------------------------------------------------ */

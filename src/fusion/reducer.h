@@ -92,9 +92,6 @@ static inline const struct shoal_parameter *fusion_parameter(const struct shoal_
 
 /* ---- reducer.c ---- */
 
-/* Monotonic. */
-uint64_t fusion_now_ns(void);
-
 /* Options of an operation of the reducer. */
 struct shoal_options fusion_options(const struct shoal_reducer *reducer);
 
@@ -113,18 +110,8 @@ SHOAL_MUST_USE enum shoal_status fusion_allocate(const struct shoal_reducer *red
 /* NULL is allowed. */
 void fusion_free_memory(const struct shoal_reducer *reducer, void *memory);
 
-/* ---- agree.c: collective on `comm` ---- */
-
-/* Collects each rank's verdict on its arguments: status and text. Returns the status that all ranks agree on; its text is
- * reported. */
-SHOAL_MUST_USE enum shoal_status fusion_agree(struct shoal_reducer *reducer, const struct fusion_parameters *parameters,
-                                              enum shoal_status status, const char *text);
-
-/* OK when all ranks are ready for what comes next; else the status of the lowest rank that is not, and *rank_out is that rank.
- * *rank_out is -1 where the exchange itself failed. Allocates nothing. */
+/* A collective call. OK when all ranks are ready for what comes next; else the status of the lowest rank that is not, and
+ * *rank_out is that rank. *rank_out is -1 where the exchange itself failed. Allocates nothing. */
 SHOAL_MUST_USE enum shoal_status fusion_all_ready(struct shoal_reducer *reducer, enum shoal_status own, int *rank_out);
-
-/* A layout from rank 0's order of readiness. */
-SHOAL_MUST_USE enum shoal_status fusion_rebuild(struct shoal_reducer *reducer);
 
 #endif

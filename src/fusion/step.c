@@ -41,6 +41,50 @@ static void close_step(struct shoal_reducer *reducer)
     fusion_marks_close(reducer);
 }
 
+/* The order is rank 0's, in memory of its own: shoal_reducer_order goes on to give what this rank saw. */
+static enum shoal_status rebuild_in(struct shoal_reducer *reducer, uint32_t *order)
+{
+    const struct shoal_options options = fusion_options(reducer);
+    const size_t count = reducer->layout->parameters.count;
+    const struct shoal_gradient_layout_options wanted = {sizeof wanted,
+                                                         reducer->size,
+                                                         reducer->options.buffer_bytes,
+                                                         reducer->options.first_buffer_bytes,
+                                                         reducer->options.rank_bytes,
+                                                         order};
+    struct shoal_gradient_layout *layout = NULL;
+    char error[FUSION_TEXT_MAX];
+    FUSION_TRY(shoal_reducer_order(reducer, order));
+    enum shoal_status status = shoal_broadcast(reducer->comm, order, order, count, SHOAL_INT32, 0, &options);
+    if (status != SHOAL_OK) {
+        fusion_operation_failed(reducer, status, -2);
+        return status;
+    }
+    status = shoal_gradient_layout_create(reducer->layout->parameters.items, count, &wanted, &layout, error, sizeof error);
+    if (status != SHOAL_OK)
+        return fusion_fail(reducer, status, -1, "the layout in the order of readiness: %s", error);
+    if (layout->hash == reducer->layout->hash) {
+        shoal_gradient_layout_free(layout); /* as on all ranks: views stay */
+        return SHOAL_OK;
+    }
+    status = fusion_install(reducer, layout);
+    if (status == SHOAL_OK)
+        return SHOAL_OK;
+    fusion_tell_why(reducer, status, error, sizeof error);
+    shoal_gradient_layout_free(layout);
+    return fusion_fail(reducer, status, -1, "the buffers of the layout in the order of readiness: %.400s", error);
+}
+
+static enum shoal_status rebuild(struct shoal_reducer *reducer)
+{
+    uint32_t *order = calloc(reducer->layout->parameters.count + 1, sizeof *order);
+    if (!order)
+        return fusion_fail(reducer, SHOAL_ERR_MEMORY, -1, "no memory for the order of readiness");
+    const enum shoal_status status = rebuild_in(reducer, order);
+    free(order);
+    return status;
+}
+
 /* Once, after the first step, whose buffers are then used no more. */
 static enum shoal_status renew_layout(struct shoal_reducer *reducer)
 {
@@ -50,7 +94,7 @@ static enum shoal_status renew_layout(struct shoal_reducer *reducer)
     reducer->has_renewed = true;
     if (reducer->device)
         FUSION_TRY(fusion_device_leave_views(reducer));
-    const enum shoal_status status = fusion_rebuild(reducer);
+    const enum shoal_status status = rebuild(reducer);
     return status == SHOAL_OK ? SHOAL_OK : fusion_failure_status(reducer);
 }
 

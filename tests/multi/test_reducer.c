@@ -1200,7 +1200,7 @@ static void refuse_layouts(struct world *world, bool is_odd)
     for (uint32_t i = 0; i < PARAMETERS; i++)
         order[i] = is_odd ? PARAMETERS - 1 - i : i;
     job.options.order = order;
-    expect_refused(&job, SHOAL_ERR_MISMATCH, "layouts differ: that of rank 0 has hash");
+    expect_refused(&job, SHOAL_ERR_MISMATCH, "options differ: the hash of the layout is ");
 }
 
 /* A layout file of another model is refused where it is read. If that rank goes on without it, every rank is told. */
