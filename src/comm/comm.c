@@ -574,7 +574,21 @@ void shoal_comm_free(struct shoal_comm *comm)
 void shoal_comm_abort(struct shoal_comm *comm)
 {
     if (comm && *comm->context->is_parent)
-        shoal_engine_abort(comm->engine);
+        shoal_engine_abort(comm->engine, NULL);
+}
+
+void shoal_comm_fail(struct shoal_comm *comm, const struct shoal_failure *cause)
+{
+    struct shoal_failure known = SHOAL_FAILURE_INIT;
+    if (!comm || !*comm->context->is_parent)
+        return;
+    shoal_struct_copy_in(&known, cause, sizeof known);
+    const bool is_error = known.status != SHOAL_OK && known.status != SHOAL_PENDING;
+    known.status = is_error ? known.status : SHOAL_ERR_ABORTED;
+    known.sequence = known.waited_ms = 0; /* they are of this communicator's operations */
+    known.step = -1;
+    known.host[sizeof known.host - 1] = known.operation[sizeof known.operation - 1] = known.text[sizeof known.text - 1] = 0;
+    shoal_engine_abort(comm->engine, &known);
 }
 
 static SHOAL_NOINLINE enum shoal_status refuse_comm(const struct shoal_comm *comm, const char *call)

@@ -29,13 +29,11 @@ static inline bool shoal_cause_board_read(const struct shoal_cause_board *board,
     return true;
 }
 
-/* Writes the cause, unless there is one. Waits a moment for a first rank that is still writing, which may have died at that. */
+/* Writes the cause, unless there is one. Waits a moment for a first rank that is still writing, which may have died at that.
+ * Async-signal-safe. */
 void shoal_cause_board_write(struct shoal_cause_board *board, const struct shoal_failure *failure);
 
-/* The same for shoal_comm_abort, called by `rank` on `host`. Async-signal-safe, and does not wait. */
-void shoal_cause_board_write_abort(struct shoal_cause_board *board, int rank, const char *host);
-
-/* Describes shoal_comm_abort as a failure. Async-signal-safe. */
+/* Describes shoal_comm_abort, called by `rank` on `host`, as a failure. Async-signal-safe. */
 void shoal_cause_fill_abort(struct shoal_failure *failure_out, int rank, const char *host);
 
 #endif

@@ -864,17 +864,22 @@ void shoal_comm_free(struct shoal_comm *comm)
     free(comm);
 }
 
-void shoal_comm_abort(struct shoal_comm *comm)
+void shoal_comm_fail(struct shoal_comm *comm, const struct shoal_failure *cause)
 {
     if (!comm)
         return;
     struct sim_world *world = comm->context->world;
     lock(world);
     if (!comm->context->is_dead)
-        comm->engine->ops->abort(comm->engine->transport);
+        comm->engine->ops->abort(comm->engine->transport, cause);
     world->is_dirty = true;
     pthread_cond_signal(&world->changed);
     unlock(world);
+}
+
+void shoal_comm_abort(struct shoal_comm *comm)
+{
+    shoal_comm_fail(comm, NULL);
 }
 
 int shoal_comm_rank(const struct shoal_comm *comm)
