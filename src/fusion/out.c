@@ -48,7 +48,6 @@ static void *run_out_thread(void *arg)
     fusion_lock(reducer);
     while (!reducer->out->is_ending) {
         fusion_put_out(reducer);
-        fusion_tell_late(reducer);
         if (!reducer->out->is_ending)
             pthread_cond_wait(&reducer->changed, &reducer->lock);
     }

@@ -56,21 +56,27 @@ static void describe_failure(struct shoal_outer *outer, int fragment, const stru
              fragment >= 0 ? ", " : "", failure->operation, cause_of(cause, text));
 }
 
-/* Whether another rank has passed it on: then it begins as all failures of struct shoal_outer do. */
-static bool is_passed_on(const struct shoal_outer *outer, const char *text)
+/* Whether a rank has given it for outer steps: then it begins as all failures of struct shoal_outer do. */
+static bool is_outers(const struct shoal_outer *outer, const char *text)
 {
     const size_t length = strlen(outer->name);
     return strncmp(text, outer->name, length) == 0 && strncmp(text + length, ", step ", 7) == 0;
 }
 
-/* Where several fragments are under way, another rank may wait for one that is whole but for this rank, which now gives up. */
-static void pass_on(struct shoal_outer *outer)
+/* Where several fragments are under way, another rank may wait for one that is whole but for this rank, which now gives up. All
+ * ranks take the cause that the first of them gave. */
+static void give_cause(struct shoal_outer *outer)
 {
-    struct shoal_reducer *reducers[SHOAL_OUTER_FRAGMENTS_MAX];
-    for (size_t f = 0; f < SHOAL_OUTER_FRAGMENTS_MAX; f++)
-        reducers[f] = outer->fragments[f].reducer;
-    fusion_pass_on(reducers, SHOAL_OUTER_FRAGMENTS_MAX, &outer->failure);
-    shoal_comm_abort(outer->control);
+    struct shoal_failure *failure = &outer->failure, first = SHOAL_FAILURE_INIT;
+    for (size_t f = 0; f < SHOAL_OUTER_FRAGMENTS_MAX; f++) {
+        if (outer->fragments[f].reducer)
+            fusion_give_cause(outer->fragments[f].reducer, failure);
+    }
+    shoal_comm_fail(outer->control, failure);
+    if (shoal_last_failure(outer->context, outer->control, &first) != SHOAL_OK || !is_outers(outer, first.text))
+        return;
+    *failure = first;
+    failure->sequence = outer->step;
 }
 
 enum shoal_status outer_fail(struct shoal_outer *outer, enum shoal_status status, int fragment,
@@ -82,10 +88,10 @@ enum shoal_status outer_fail(struct shoal_outer *outer, enum shoal_status status
     *failure = *cause;
     failure->status = status;
     failure->sequence = outer->step;
-    if (!is_passed_on(outer, text))
+    if (!is_outers(outer, text))
         describe_failure(outer, fragment, cause, text);
-    pass_on(outer);
-    return shoal_report(outer->context, status, "fusion", failure->text);
+    give_cause(outer);
+    return shoal_report(outer->context, failure->status, "fusion", failure->text);
 }
 
 enum shoal_status shoal_outer_failure(const struct shoal_outer *outer, struct shoal_failure *failure_out)

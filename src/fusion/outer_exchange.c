@@ -6,7 +6,6 @@
 
 #include "fusion/lists.h"
 #include "fusion/outer_steps.h"
-#include "fusion/reducer_failure.h"
 
 /* ---- Where ranks are ----------------------------------------------------------------------------------------------------- */
 
@@ -62,35 +61,11 @@ static enum shoal_status reducer_failed(struct shoal_outer *outer, enum shoal_st
     return is_known ? outer_fail(outer, status, (int)index, &cause, cause.text) : own_failed(outer, status, (int)index);
 }
 
-/* What a rank has passed on, from the first fragment that brings it. */
-static bool take_cause(const struct shoal_outer *outer, int from, struct shoal_failure *cause)
-{
-    bool is_taken = false;
-    for (uint32_t f = 0; f < outer->options.fragments && !is_taken; f++) {
-        struct shoal_reducer *reducer = outer->fragments[f].reducer;
-        is_taken = reducer && fusion_take_cause(reducer, from, cause);
-    }
-    return is_taken;
-}
-
-/* A rank that has aborted control has passed on the cause before. */
 static enum shoal_status control_failed(struct shoal_outer *outer, enum shoal_status status, int fragment)
 {
     struct shoal_failure cause = SHOAL_FAILURE_INIT;
     const bool is_known = shoal_last_failure(outer->context, outer->control, &cause) == SHOAL_OK;
-    if (is_known && cause.status == SHOAL_ERR_ABORTED && cause.rank >= 0 && cause.rank != outer->rank &&
-        take_cause(outer, cause.rank, &cause))
-        status = cause.status;
     return is_known ? outer_fail(outer, status, fragment, &cause, cause.text) : own_failed(outer, status, fragment);
-}
-
-/* A rank that knows the cause from the reducer may have freed everything already, and control only tells that it did. So the
- * reducer is asked first: it soon fails, too. */
-static enum shoal_status record_failed(struct shoal_outer *outer, enum shoal_status status, uint32_t index)
-{
-    struct shoal_reducer *reducer = outer->fragments[index].reducer;
-    const enum shoal_status found = reducer ? shoal_reducer_finish(reducer, NULL) : SHOAL_OK;
-    return found == SHOAL_OK ? control_failed(outer, status, (int)index) : reducer_failed(outer, found, index);
 }
 
 enum shoal_status outer_meet(struct shoal_outer *outer)
@@ -117,7 +92,7 @@ static enum shoal_status take_record(struct shoal_outer *outer, uint32_t index)
     const enum shoal_status status = shoal_request_wait(fragment->request, SHOAL_FOREVER);
     shoal_request_free(fragment->request);
     fragment->request = NULL;
-    return status == SHOAL_OK ? compare_records(outer, fragment->all) : record_failed(outer, status, index);
+    return status == SHOAL_OK ? compare_records(outer, fragment->all) : control_failed(outer, status, (int)index);
 }
 
 /* ---- Begin --------------------------------------------------------------------------------------------------------------- */
@@ -147,7 +122,7 @@ enum shoal_status outer_begin(struct shoal_outer *outer, uint32_t index, void *c
         return reducer_failed(outer, status, index);
     status = post_record(outer, index);
     if (status != SHOAL_OK)
-        return record_failed(outer, status, index);
+        return control_failed(outer, status, (int)index);
     fragment->is_under_way = true;
     outer->stats.computed_us += (double)(fusion_now_ns() - begin_ns) / 1e3;
     return SHOAL_OK;

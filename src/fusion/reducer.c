@@ -307,7 +307,6 @@ static enum shoal_status make(struct shoal_reducer *reducer, struct shoal_comm *
 {
     FUSION_TRY(fusion_split(reducer, comm, "", 0, reducer->rank, &reducer->comm));
     FUSION_TRY(fusion_all_split(reducer->context, comm, reducer->comm, CALL));
-    FUSION_TRY(fusion_fault_open(reducer, comm));
     FUSION_TRY(find_hosts(reducer));
     return agree(reducer, parameters, count);
 }
@@ -353,6 +352,7 @@ void shoal_reducer_free(struct shoal_reducer *reducer)
 {
     if (!reducer)
         return;
+    (void)fusion_settle_failure(reducer);
     fusion_out_stop_thread(reducer);
     fusion_compressor_stop(reducer);
     shoal_comm_free(reducer->comm); /* completions that it still calls see the reducer */
