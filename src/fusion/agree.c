@@ -9,7 +9,7 @@
 
 #define TEXT_SHOWN 480 /* of a rank's text, behind its number */
 
-/* What a rank tells of itself. */
+/* A rank's arguments, and what it found wrong with them. */
 struct opinion {
     int32_t status; /* of its own arguments */
     int32_t padding;

@@ -36,7 +36,7 @@ struct fusion_agreement {
     struct shoal_context *context;
     struct shoal_comm *comm;
     uint32_t timeout_ms;
-    const char *name, *call; /* of what is made, and of the public function */
+    const char *name, *call; /* the object's name, and the public function */
     const struct fusion_parameters *parameters;
     struct fusion_option options[FUSION_OPTIONS_MAX];
     size_t option_count;

@@ -63,8 +63,8 @@ static bool is_outers(const struct shoal_outer *outer, const char *text)
     return strncmp(text, outer->name, length) == 0 && strncmp(text + length, ", step ", 7) == 0;
 }
 
-/* Where several fragments are under way, another rank may wait for one that is whole but for this rank, which now gives up. All
- * ranks take the cause that the first of them gave. */
+/* Fails every fragment on all ranks: another rank may wait in a fragment to which only this rank's part is missing. Then takes
+ * over the cause that all ranks have agreed on. */
 static void give_cause(struct shoal_outer *outer)
 {
     struct shoal_failure *failure = &outer->failure, first = SHOAL_FAILURE_INIT;

@@ -137,7 +137,7 @@ void fusion_operation_not_posted(struct shoal_reducer *reducer, enum shoal_statu
     claim_fault(reducer, status, operation, text);
 }
 
-/* What a rank has given is told in its words; all else with what this rank was at. */
+/* A cause that a rank has given keeps its text. Any other gets the reducer's name, the step and this rank's operation. */
 static void describe_cause(const struct shoal_reducer *reducer, const struct shoal_failure *own, struct shoal_failure *cause)
 {
     char text[sizeof cause->text];

@@ -41,7 +41,7 @@ static void close_step(struct shoal_reducer *reducer)
     fusion_marks_close(reducer);
 }
 
-/* The order is rank 0's, in memory of its own: shoal_reducer_order goes on to give what this rank saw. */
+/* The order is rank 0's, in memory of its own: shoal_reducer_order still returns this rank's order. */
 static enum shoal_status rebuild_in(struct shoal_reducer *reducer, uint32_t *order)
 {
     const struct shoal_options options = fusion_options(reducer);

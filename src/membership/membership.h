@@ -90,8 +90,8 @@ void shoal_membership_leave(struct shoal_membership *membership, struct shoal_me
 /* Makes this or an earlier failure the first cause of the communicator, on all its ranks. Over several hosts it is proposed,
  * and the call waits until all have agreed on one: about SHOAL_CAUSES_COLLECT_MS, at most 5 s. */
 void shoal_membership_fail(struct shoal_membership_comm *comm, const struct shoal_failure *failure);
-/* The same for a cause that this rank gives, without waiting for an agreement; NULL is shoal_comm_abort. Of several the first
- * stays. Any thread; async-signal-safe. */
+/* Like shoal_membership_fail, but returns before the ranks have agreed. The cause is this rank's own; NULL is shoal_comm_abort.
+ * A rank's first cause stays. Any thread; async-signal-safe. */
 void shoal_membership_abort(struct shoal_membership_comm *comm, const struct shoal_failure *cause);
 /* The rank that gave a cause does nothing more in the communicator, though others may not know of it yet: it waits for their
  * agreement. Returns as shoal_membership_failed. */

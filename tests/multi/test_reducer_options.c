@@ -26,7 +26,7 @@ struct drawn {
     struct shoal_parameter parameters[PARAMETERS];
     uint32_t order[PARAMETERS];
     struct shoal_reducer_options options;
-    double scale[STEPS];      /* of what a rank gives in a step, with its LOCAL steps */
+    double scale[STEPS];      /* of a rank's values in a step, with its LOCAL steps */
     size_t locals[STEPS];     /* LOCAL steps before it */
     int steps[RANKS], rounds; /* of a rank, and of the one that has most */
 };
@@ -123,7 +123,7 @@ static double value_of(const struct drawn *drawn, int step, size_t part, int ran
 /* ---- A plain sum --------------------------------------------------------------------------------------------------------- */
 
 struct expected {
-    double value, error; /* at most so much apart */
+    double value, error; /* the most that they may differ */
 };
 
 static int active_in(const struct drawn *drawn, int step)
@@ -251,7 +251,7 @@ static void run_step(struct trial *trial, int step, struct shoal_step_result *re
 
 /* ---- Comparing ----------------------------------------------------------------------------------------------------------- */
 
-/* Where the averages of a parameter are. Without a gradient of this rank's there is no place to copy them to. */
+/* The averages of a parameter: in the caller's memory if this rank has marked a gradient there, else in the view. */
 static const void *place_of(const struct trial *trial, int step, size_t parameter)
 {
     const int rank = trial->world->rank;
