@@ -60,8 +60,8 @@ static enum shoal_status judge(const struct fusion_agreement *agreement, const s
     for (int r = 1; r < size; r++) {
         if (all[r].parameters_hash == all[0].parameters_hash)
             continue;
-        const enum shoal_status status = fusion_lists_compare(agreement->comm, options, agreement->parameters,
-                                                              all[0].parameter_count, text, text_bytes);
+        const enum shoal_status status =
+            fusion_lists_compare(agreement->comm, options, agreement->parameters, all[0].parameter_count, text, text_bytes);
         return status == SHOAL_OK ? SHOAL_ERR_MISMATCH : status;
     }
     return compare_options(agreement, all, text, text_bytes);

@@ -239,19 +239,20 @@ static enum shoal_status equip(struct shoal_reducer *reducer, char *text, size_t
     return status;
 }
 
-#define OPTIONS(X)                                                                                                      \
-    X(op)                                                                                                               \
-    X(buffer_bytes)                                                                                                     \
-    X(first_buffer_bytes)                                                                                               \
-    X(rank_bytes)                                                                                                       \
-    X(flight_bytes)                                                                                                     \
-    X(timeout_ms)                                                                                                       \
-    X(keeps_layout)                                                                                                     \
-    X(results_in_views) X(allows_unused) X(is_uneven) X(divides_by_active) X(checks_finite) X(has_norms) X(compression) \
-        X(forgets_error) X(has_thread) X(is_on_device)
+#define OPTIONS(X)                                                                                                   \
+    X(op)                                                                                                            \
+    X(buffer_bytes)                                                                                                  \
+    X(first_buffer_bytes)                                                                                            \
+    X(rank_bytes)                                                                                                    \
+    X(flight_bytes)                                                                                                  \
+    X(timeout_ms)                                                                                                    \
+    X(keeps_layout)                                                                                                  \
+    X(results_in_views)                                                                                              \
+    X(allows_unused) X(is_uneven) X(divides_by_active) X(checks_finite) X(has_norms) X(compression) X(forgets_error) \
+        X(has_thread) X(is_on_device)
 
 static enum shoal_status reducer_agree(const struct shoal_reducer *reducer, const struct fusion_parameters *parameters,
-                                  enum shoal_status status, const char *text)
+                                       enum shoal_status status, const char *text)
 {
     const struct shoal_reducer_options *options = &reducer->options;
     const struct fusion_option all[] = {
@@ -326,8 +327,7 @@ enum shoal_status shoal_reducer_create(struct shoal_context *context, struct sho
                                        const struct shoal_reducer_options *options, struct shoal_reducer **reducer_out)
 {
     if (!context || !comm || !reducer_out)
-        return shoal_report(context, SHOAL_ERR_ARGUMENT, "fusion",
-                            CALL ": context, comm or reducer_out is NULL");
+        return shoal_report(context, SHOAL_ERR_ARGUMENT, "fusion", CALL ": context, comm or reducer_out is NULL");
     struct shoal_reducer *reducer = calloc(1, sizeof *reducer);
     if (!reducer || fusion_fault_create(reducer) != SHOAL_OK) {
         free(reducer);

@@ -82,8 +82,7 @@ void shoal_flight_print(struct shoal_comm *comm, FILE *out)
 enum shoal_status shoal_last_operation(struct shoal_comm *comm, struct shoal_operation *operation_out)
 {
     SHOAL_TRY(shoal_comm_check(comm, "shoal_last_operation"));
-    SHOAL_TRY(check_out(comm->context, "shoal_last_operation", operation_out,
-                        "SHOAL_OPERATION_INIT"));
+    SHOAL_TRY(check_out(comm->context, "shoal_last_operation", operation_out, "SHOAL_OPERATION_INIT"));
     shoal_progress_lock(comm->context->progress);
     const double us = shoal_progress_anchor(comm->context->progress)->ns_per_tick / 1e3;
     const struct shoal_record *found = shoal_engine_last(comm->engine);
@@ -129,8 +128,7 @@ enum shoal_status shoal_comm_place(const struct shoal_comm *comm, int rank, stru
 enum shoal_status shoal_comm_memory(struct shoal_comm *comm, struct shoal_memory_usage *usage_out)
 {
     SHOAL_TRY(shoal_comm_check(comm, "shoal_comm_memory"));
-    SHOAL_TRY(
-        check_out(comm->context, "shoal_comm_memory", usage_out, "SHOAL_MEMORY_USAGE_INIT"));
+    SHOAL_TRY(check_out(comm->context, "shoal_comm_memory", usage_out, "SHOAL_MEMORY_USAGE_INIT"));
     struct shoal_memory_usage usage = {.struct_bytes = sizeof usage};
     shoal_progress_lock(comm->context->progress);
     shoal_engine_memory(comm->engine, &usage);
@@ -143,8 +141,7 @@ enum shoal_status shoal_comm_memory(struct shoal_comm *comm, struct shoal_memory
 enum shoal_status shoal_comm_traffic(struct shoal_comm *comm, struct shoal_traffic *traffic_out)
 {
     SHOAL_TRY(shoal_comm_check(comm, "shoal_comm_traffic"));
-    SHOAL_TRY(
-        check_out(comm->context, "shoal_comm_traffic", traffic_out, "SHOAL_TRAFFIC_INIT"));
+    SHOAL_TRY(check_out(comm->context, "shoal_comm_traffic", traffic_out, "SHOAL_TRAFFIC_INIT"));
     struct shoal_traffic traffic = {.struct_bytes = sizeof traffic};
     if (traffic_out->struct_bytes >= sizeof traffic)
         traffic.sent_to = traffic_out->sent_to;

@@ -17,7 +17,6 @@ struct scene {
     bool is_posted;
 };
 
-
 static struct fault_rank *handled; /* for the signal handler */
 
 static void on_alarm(int signal)
@@ -125,7 +124,8 @@ static void play(struct fault_test *test)
         fault_expect(test, result->status == status_of(scene->way), "rank %d got %s", r, shoal_status_name(result->status));
         fault_expect(test, result->has_failure && result->failure.rank == scene->aborter, "rank %d: rank %d is named: %s", r,
                      result->failure.rank, result->failure.text);
-        fault_expect(test, result->failure.is_given && result->failure.pid && result->failure.host[0], "rank %d: no process", r);
+        fault_expect(test, result->failure.is_given && result->failure.pid && result->failure.host[0], "rank %d: no process",
+                     r);
         fault_expect(test,
                      scene->way != WITH_A_CAUSE || (!strcmp(result->failure.text, "the loss was not a number") &&
                                                     !strcmp(result->failure.operation, "step 7")),
@@ -240,8 +240,7 @@ static void own_deadline(struct fault_test *test)
                      result->failure.text);
     }
     const uint64_t took_ms = (test->shared->results[0].failed_ns - test->shared->results[0].action_ns) / FAULT_MS;
-    fault_expect(test, took_ms >= 450 * FAULT_SLOW && took_ms <= HASTY_MOST_MS, "it took %llu ms",
-                 (unsigned long long)took_ms);
+    fault_expect(test, took_ms >= 450 * FAULT_SLOW && took_ms <= HASTY_MOST_MS, "it took %llu ms", (unsigned long long)took_ms);
 }
 
 #define SCENE(...)        \

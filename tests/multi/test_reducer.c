@@ -205,8 +205,10 @@ static void check_flight(struct job *job)
     CHECK(job->world, stats.flight_buffers == 1, "%zu buffers in flight", stats.flight_buffers);
     for (size_t b = 0; b < buffers; b++, before = times) {
         OK(job->world, shoal_reducer_buffer_times(job->reducer, b, &times));
-        CHECK(job->world, b == 0 || times.posted_us >= before.done_us, "buffer %zu of %zu was posted at %g us, the one before "
-              "was done at %g", b, buffers, times.posted_us, before.done_us);
+        CHECK(job->world, b == 0 || times.posted_us >= before.done_us,
+              "buffer %zu of %zu was posted at %g us, the one before "
+              "was done at %g",
+              b, buffers, times.posted_us, before.done_us);
     }
 }
 
