@@ -1426,6 +1426,33 @@ static void fault_body(struct world *world)
     close_job(&job);
 }
 
+/* Two ranks give up at once, each with its own text. All ranks tell the same one of the two, also when they are asked late. */
+static void both_body(struct world *world)
+{
+    struct job job;
+    struct shoal_failure failure = SHOAL_FAILURE_INIT;
+    char own[32], wanted[64];
+    open_job(&job, world, 18);
+    job.options.compression = *(const enum shoal_compression *)world->arg;
+    OK(world, create(&job));
+    OK(world, step_with(&job, FAULTS, false));
+    job.step++;
+    OK(world, shoal_barrier(world->comm, NULL));
+    snprintf(own, sizeof own, "the reason of rank %d", world->rank);
+    if (world->rank == 1 || world->rank == 2)
+        shoal_reducer_fail(job.reducer, SHOAL_ERR_SYSTEM, own);
+    CHECK(world, step_with(&job, FAULTS, false) == SHOAL_ERR_SYSTEM, "another status");
+    OK(world, shoal_reducer_failure(job.reducer, &failure));
+    snprintf(wanted, sizeof wanted, "gradients, step 2, rank %d: the reason of rank %d", failure.rank, failure.rank);
+    CHECK(world, (failure.rank == 1 || failure.rank == 2) && failure.is_given && strcmp(failure.text, wanted) == 0, "%s",
+          failure.text);
+    int64_t least = failure.rank, most = failure.rank;
+    OK(world, shoal_allreduce(world->comm, &least, &least, 1, SHOAL_INT64, SHOAL_MIN, NULL));
+    OK(world, shoal_allreduce(world->comm, &most, &most, 1, SHOAL_INT64, SHOAL_MAX, NULL));
+    CHECK(world, least == most, "some name rank %d, others rank %d", (int)least, (int)most);
+    close_job(&job);
+}
+
 /* A rank dies in mid-step: the others name it, and what they were at. */
 static void killed_body(struct world *world)
 {
@@ -1536,6 +1563,7 @@ static void run_on_one_host(void)
     world_run(&(struct world_options){"reducer_steps_are_exact, one host, int8", 2, NULL, steps_body, &int8});
     world_run(&(struct world_options){"reducer_a_rank_dies_in_mid_step", 4, NULL, killed_body, NULL});
     world_run(&(struct world_options){"reducer_is_left_after_its_thread", 2, NULL, leaving_body, NULL});
+    world_run(&(struct world_options){"reducer_two_ranks_give_up_at_once", 4, NULL, both_body, &none});
 }
 
 static const char *const fault_names[FAULTS] = {"marked twice",      "a part marked twice",    "never marked",
@@ -1571,6 +1599,7 @@ static void run_on_two_hosts(void)
     world_run(&(struct world_options){"reducer_resumes_with_residuals, 2 hosts", 4, NULL, resumed_body, NULL});
     world_run(&(struct world_options){"reducer_refuses_residuals_of_others", 4, NULL, residuals_refused_body, NULL});
     world_run(&(struct world_options){"reducer_refuses_unequal_hosts", 3, NULL, unequal_hosts_body, NULL});
+    world_run(&(struct world_options){"reducer_two_ranks_give_up_at_once, 2 hosts, int8", 4, NULL, both_body, &int8});
     world_run(&(struct world_options){"reducer_a_rank_dies_in_mid_step, 2 hosts, int8", 4, NULL, killed_body, &int8});
 }
 
