@@ -62,10 +62,7 @@ static void draw_switches(uint64_t *random, struct shoal_reducer_options *option
 /* Sums have to fit into 16 bits where no average is asked for. */
 static double draw_scale(uint64_t *random, const struct drawn *drawn)
 {
-    bool has_half = false; /* averages of float16 over hosts are sums on their way */
-    for (size_t i = 0; i < PARAMETERS; i++)
-        has_half |= drawn->parameters[i].type == SHOAL_FLOAT16;
-    if (reference_below(random, 2) || (has_half && drawn->is_over_hosts))
+    if (reference_below(random, 2))
         return 0.01 + (double)reference_below(random, 100);
     return drawn->options.op == SHOAL_AVG ? HALF_MOST : HALF_MOST / RANKS;
 }
