@@ -527,7 +527,7 @@ SHOAL_CALL shoal_last_failure(const struct shoal_context *context, const struct 
 /* For libraries built on Shoal: makes every operation of the communicator fail on all ranks with the caller's cause. Keeps its
  * status, rank, pid, host, operation and text; a rank that blames itself may leave out pid and host. If several ranks give a
  * cause, or something has failed before, all ranks get one of these causes, the same one. Wakes all waiting threads. Returns
- * at once; any thread, also in a callback. */
+ * at once; any thread, also in a callback. cause begins as SHOAL_FAILURE_INIT; NULL is shoal_comm_abort. */
 SHOAL_API void shoal_comm_fail(struct shoal_comm *comm, const struct shoal_failure *cause);
 
 /* For libraries built on Shoal: makes text this thread's last failure on context, as shoal_last_failure tells it, and logs it

@@ -580,6 +580,10 @@ void shoal_comm_abort(struct shoal_comm *comm)
 void shoal_comm_fail(struct shoal_comm *comm, const struct shoal_failure *cause)
 {
     struct shoal_failure known = SHOAL_FAILURE_INIT;
+    if (!shoal_struct_bytes(cause)) {
+        shoal_comm_abort(comm);
+        return;
+    }
     if (!comm || !*comm->context->is_parent)
         return;
     shoal_struct_copy_in(&known, cause, sizeof known);

@@ -49,7 +49,7 @@ static enum shoal_status wait_in_vain(struct fault_rank *self)
     return status;
 }
 
-/* Given twice: the first one counts. */
+/* Of several the first counts. */
 static void give_cause(struct fault_rank *self)
 {
     struct shoal_failure cause = SHOAL_FAILURE_INIT;
@@ -60,6 +60,7 @@ static void give_cause(struct fault_rank *self)
     shoal_comm_fail(self->comm, &cause);
     cause.status = SHOAL_ERR_MEMORY;
     shoal_comm_fail(self->comm, &cause);
+    shoal_comm_fail(self->comm, NULL);
 }
 
 static enum shoal_status status_of(enum way way)
