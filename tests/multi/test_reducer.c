@@ -888,7 +888,10 @@ static void older_program_body(struct world *world)
     void *memory = gradient, *old = old_struct(world);
     struct shoal_reducer *reducer;
     struct shoal_outer *outer;
+    struct shoal_context *context;
     struct shoal_comm *comm;
+    OK(world, shoal_context_create(old, &context)); /* options are read no further either */
+    shoal_context_destroy(context);
     OK(world, shoal_comm_split(world->comm, 0, 0, old, &comm));
     OK(world, shoal_reducer_create(world->context, comm, &parameter, 1, NULL, &reducer));
     OK(world, shoal_reducer_begin(reducer, SHOAL_STEP_REDUCE));
