@@ -94,7 +94,7 @@ enum shoal_status fusion_agree(const struct fusion_agreement *agreement, enum sh
     }
     free(all);
     if (judged == SHOAL_OK || !*verdict)
-        return judged; /* where an exchange has failed the library has told why */
+        return judged; /* the library has logged why an exchange failed */
     snprintf(line, sizeof line, "%s: %s: %s", agreement->name, agreement->call, verdict);
     return shoal_report(agreement->context, judged, "fusion", line);
 }

@@ -110,8 +110,8 @@ SHOAL_MUST_USE enum shoal_status fusion_allocate(const struct shoal_reducer *red
 /* NULL is allowed. */
 void fusion_free_memory(const struct shoal_reducer *reducer, void *memory);
 
-/* A collective call. OK when all ranks are ready for what comes next; else the status of the lowest rank that is not, and
- * *rank_out is that rank. *rank_out is -1 where the exchange itself failed. Allocates nothing. */
+/* A collective call. Returns OK if all ranks are ready for the next exchange; else the status of the lowest rank that is not,
+ * and *rank_out is that rank. *rank_out is -1 if the exchange itself failed. Allocates nothing. */
 SHOAL_MUST_USE enum shoal_status fusion_all_ready(struct shoal_reducer *reducer, enum shoal_status own, int *rank_out);
 
 #endif

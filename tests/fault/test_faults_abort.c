@@ -49,7 +49,7 @@ static enum shoal_status wait_in_vain(struct fault_rank *self)
     return status;
 }
 
-/* Of several the first counts. */
+/* The first cause counts. */
 static void give_cause(struct fault_rank *self)
 {
     struct shoal_failure cause = SHOAL_FAILURE_INIT;

@@ -1427,7 +1427,7 @@ static void fault_body(struct world *world)
     close_job(&job);
 }
 
-/* Two ranks give up at once, each with its own text. All ranks tell the same one of the two, also when they are asked late. */
+/* Two ranks give up at once, each with its own text. All ranks name the same one of the two. */
 static void both_body(struct world *world)
 {
     struct job job;

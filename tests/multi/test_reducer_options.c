@@ -59,7 +59,7 @@ static void draw_switches(uint64_t *random, struct shoal_reducer_options *option
     options->compression = (enum shoal_compression)reference_below(random, SHOAL_COMPRESS_INT8 + 1);
 }
 
-/* Sums have to fit into 16 bits where no average is asked for. */
+/* A sum has to fit into 16 bits, if it is not an average. */
 static double draw_scale(uint64_t *random, const struct drawn *drawn)
 {
     if (reference_below(random, 2))
