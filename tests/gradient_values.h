@@ -46,7 +46,8 @@ static inline double gradient_get(enum shoal_type type, const void *memory, size
         memcpy(&single, &word, sizeof single);
         return (double)single;
     }
-    const double size = (half & 0x7fff) ? ldexp(1024 + (half & 0x3ff), (half >> 10 & 31) - 25) : 0;
+    const int exponent = half >> 10 & 31;
+    const double size = exponent ? ldexp(1024 + (half & 0x3ff), exponent - 25) : ldexp(half & 0x3ff, -24);
     return half & 0x8000 ? -size : size;
 }
 

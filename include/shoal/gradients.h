@@ -167,7 +167,7 @@ struct shoal_reducer_options {
     int forgets_error;         /* with INT8: 1 drops what quantizing has cut off instead of adding it in the next step */
     int has_thread;            /* 1: a thread of the reducer's own copies completed buffers back and calls on_buffer, while the
                                   backward pass goes on; 0: finish does so, on its caller's thread. That thread may still be in
-                                  on_buffer when a mark has returned an error; shoal_reducer_free waits for it */
+                                  on_buffer when a mark has returned an error; finish, join and free wait for it */
     shoal_buffer_fn on_buffer; /* may be NULL */
     void *on_buffer_arg;
     int is_on_device; /* 1: gradients lie in memory of the device of `stream`; see section 9 */
@@ -257,7 +257,8 @@ struct shoal_step_result {
  * rank; with allows_unused it counts as unused. Errors of the operations: ERR_PEER_LOST, ERR_TIMEOUT, ERR_ABORTED,
  * ERR_MISMATCH, ERR_MEMORY. The status of on_buffer, where it failed. After an error gradients are undefined:
  * do not step the optimizer. Parameters then are as the last step left them that returned OK (with on_buffer: those of buffers
- * that were completed before the failure have been stepped once more). */
+ * that were completed before the failure have been stepped once more). Whatever finish returns, no thread of the reducer is in
+ * on_buffer, or reads or writes a gradient outside the views, after it. */
 SHOAL_CALL shoal_reducer_finish(struct shoal_reducer *reducer, struct shoal_step_result *result_out);
 
 /* With is_uneven: a rank that has no further batch calls this instead of begin, until *more_out is 0. Each call takes part in

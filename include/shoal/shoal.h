@@ -532,16 +532,23 @@ struct shoal_failure {
     char host[64];
     char operation[96]; /* such as "all-reduce of 1024 float32, sum" */
     char text[512];     /* one paragraph for people: what, where, what to do */
+    int is_given;       /* 1: a rank gave this cause, by shoal_comm_fail or shoal_comm_abort */
 };
-#define SHOAL_FAILURE_INIT                                                      \
-    {                                                                           \
-        sizeof(struct shoal_failure), SHOAL_OK, -1, -1, 0, 0, -1, 0, "", "", "" \
+#define SHOAL_FAILURE_INIT                                                         \
+    {                                                                              \
+        sizeof(struct shoal_failure), SHOAL_OK, -1, -1, 0, 0, -1, 0, "", "", "", 0 \
     }
 
 /* Writes the failure of comm to *failure_out, which begins as SHOAL_FAILURE_INIT. With comm NULL: this thread's last failed
  * call on context, or another thread's when this one had none. Returns PENDING when nothing has failed. */
 SHOAL_CALL shoal_last_failure(const struct shoal_context *context, const struct shoal_comm *comm,
                               struct shoal_failure *failure_out);
+
+/* For libraries built on Shoal: makes every operation of the communicator fail on all ranks with the caller's cause. Keeps its
+ * status, rank, pid, host, operation and text; a rank that blames itself may leave out pid and host. If several ranks give a
+ * cause, or something has failed before, all ranks get one of these causes, the same one. Wakes all waiting threads. Returns
+ * at once; any thread, also in a callback. cause begins as SHOAL_FAILURE_INIT; NULL is shoal_comm_abort. */
+SHOAL_API void shoal_comm_fail(struct shoal_comm *comm, const struct shoal_failure *cause);
 
 /* For libraries built on Shoal: makes text this thread's last failure on context, as shoal_last_failure tells it, and logs it
  * as Shoal logs its own, with module in brackets; a NULL module logs nothing. Returns status; with SHOAL_OK, or with NULL for

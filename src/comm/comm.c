@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/struct_bytes.h"
 #include "bootstrap/auth.h"
 #include "comm/comm_world.h"
 #include "comm/context.h"
@@ -328,15 +329,19 @@ static enum shoal_status make_world(struct shoal_context *context, enum shoal_st
     return status;
 }
 
-static enum shoal_status check_create(struct shoal_context *context, const struct shoal_comm_options *options,
-                                      struct shoal_comm **comm_out, const char *call)
+/* *options becomes *known: what the caller's options say of the fields that both know. */
+static enum shoal_status check_create(struct shoal_context *context, const struct shoal_comm_options **options,
+                                      struct shoal_comm_options *known, struct shoal_comm **comm_out, const char *call)
 {
     SHOAL_TRY(shoal_context_check(context, call));
     if (!comm_out)
         return shoal_log_fail(&context->log, SHOAL_ERR_ARGUMENT, "comm", "%s: comm_out is NULL", call);
-    if (options && options->struct_bytes < sizeof options->struct_bytes)
+    if (*options && !shoal_struct_bytes(*options))
         return shoal_log_fail(&context->log, SHOAL_ERR_ARGUMENT, "comm",
                               "%s: options->struct_bytes is not set: use SHOAL_COMM_OPTIONS_INIT", call);
+    *known = (struct shoal_comm_options)SHOAL_COMM_OPTIONS_INIT;
+    shoal_struct_copy_in(known, *options, sizeof *known);
+    *options = known;
     return SHOAL_OK;
 }
 
@@ -349,7 +354,8 @@ enum shoal_status shoal_comm_create(struct shoal_context *context, const struct 
                                     struct shoal_comm **comm_out)
 {
     struct shoal_bootstrap bootstrap;
-    SHOAL_TRY(check_create(context, options, comm_out, "shoal_comm_create"));
+    struct shoal_comm_options known;
+    SHOAL_TRY(check_create(context, &options, &known, comm_out, "shoal_comm_create"));
     const enum shoal_status found = shoal_bootstrap_from_environment(&context->settings.bootstrap, &context->log,
                                                                      create_timeout(context, options), &bootstrap);
     return make_world(context, found, &bootstrap, options, comm_out);
@@ -359,7 +365,8 @@ enum shoal_status shoal_comm_create_at(struct shoal_context *context, const char
                                        const struct shoal_comm_options *options, struct shoal_comm **comm_out)
 {
     struct shoal_bootstrap bootstrap;
-    SHOAL_TRY(check_create(context, options, comm_out, "shoal_comm_create_at"));
+    struct shoal_comm_options known;
+    SHOAL_TRY(check_create(context, &options, &known, comm_out, "shoal_comm_create_at"));
     SHOAL_TRY(comm_check_ranks(context, rank, size, "shoal_comm_create_at"));
     if (!address)
         return shoal_log_fail(&context->log, SHOAL_ERR_ARGUMENT, "comm", "shoal_comm_create_at: address is NULL");
@@ -372,7 +379,8 @@ enum shoal_status shoal_comm_create_with(struct shoal_context *context, const st
                                          const struct shoal_comm_options *options, struct shoal_comm **comm_out)
 {
     struct shoal_bootstrap bootstrap;
-    SHOAL_TRY(check_create(context, options, comm_out, "shoal_comm_create_with"));
+    struct shoal_comm_options known;
+    SHOAL_TRY(check_create(context, &options, &known, comm_out, "shoal_comm_create_with"));
     SHOAL_TRY(comm_check_ranks(context, rank, size, "shoal_comm_create_with"));
     const enum shoal_status found = shoal_bootstrap_from_store(store, rank, size, &context->settings.bootstrap, &context->log,
                                                                create_timeout(context, options), &bootstrap);
@@ -448,8 +456,9 @@ enum shoal_status shoal_comm_split(struct shoal_comm *comm, int color, int key, 
                                    struct shoal_comm **comm_out)
 {
     const struct choice own = {color, key};
+    struct shoal_comm_options known;
     SHOAL_TRY(shoal_comm_check(comm, "shoal_comm_split"));
-    SHOAL_TRY(check_create(comm->context, options, comm_out, "shoal_comm_split"));
+    SHOAL_TRY(check_create(comm->context, &options, &known, comm_out, "shoal_comm_split"));
     struct choice *choices = calloc((size_t)comm->size, sizeof *choices);
     if (!choices)
         return shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "no memory to split %d ranks", comm->size);
@@ -591,7 +600,25 @@ void shoal_comm_free(struct shoal_comm *comm)
 void shoal_comm_abort(struct shoal_comm *comm)
 {
     if (comm && *comm->context->is_parent)
-        shoal_engine_abort(comm->engine);
+        shoal_engine_abort(comm->engine, NULL);
+}
+
+void shoal_comm_fail(struct shoal_comm *comm, const struct shoal_failure *cause)
+{
+    struct shoal_failure known = SHOAL_FAILURE_INIT;
+    if (!shoal_struct_bytes(cause)) {
+        shoal_comm_abort(comm);
+        return;
+    }
+    if (!comm || !*comm->context->is_parent)
+        return;
+    shoal_struct_copy_in(&known, cause, sizeof known);
+    const bool is_error = known.status != SHOAL_OK && known.status != SHOAL_PENDING;
+    known.status = is_error ? known.status : SHOAL_ERR_ABORTED;
+    known.sequence = known.waited_ms = 0; /* they are of this communicator's operations */
+    known.step = -1;
+    known.host[sizeof known.host - 1] = known.operation[sizeof known.operation - 1] = known.text[sizeof known.text - 1] = 0;
+    shoal_engine_abort(comm->engine, &known);
 }
 
 static SHOAL_NOINLINE enum shoal_status refuse_comm(const struct shoal_comm *comm, const char *call)

@@ -1,6 +1,7 @@
 #include "comm/context.h"
 
 #include "base/clock.h"
+#include "base/struct_bytes.h"
 #include "comm/comm_world.h"
 #include "comm/dump.h"
 
@@ -73,9 +74,8 @@ enum shoal_status shoal_context_configure(struct shoal_settings *settings, struc
 enum shoal_status shoal_context_create(const struct shoal_context_options *options, struct shoal_context **context_out)
 {
     char error[600];
-    const shoal_log_fn callback = options ? options->log : NULL;
-    void *callback_arg = options ? options->log_arg : NULL;
-    if (!context_out || (options && options->struct_bytes < sizeof options->struct_bytes)) {
+    struct shoal_context_options known = SHOAL_CONTEXT_OPTIONS_INIT;
+    if (!context_out || (options && !shoal_struct_bytes(options))) {
         fprintf(stderr, "shoal: [comm] shoal_context_create: %s\n",
                 context_out ? "options->struct_bytes is not set: use SHOAL_CONTEXT_OPTIONS_INIT" : "context_out is NULL");
         return SHOAL_ERR_ARGUMENT;
@@ -83,11 +83,12 @@ enum shoal_status shoal_context_create(const struct shoal_context_options *optio
     struct shoal_context *context = calloc(1, sizeof *context);
     if (!context)
         return SHOAL_ERR_MEMORY;
+    shoal_struct_copy_in(&known, options, sizeof known);
     const enum shoal_status parsed =
-        shoal_context_configure(&context->settings, &context->tuning, options ? options->settings : NULL, error, sizeof error);
+        shoal_context_configure(&context->settings, &context->tuning, known.settings, error, sizeof error);
     if (parsed != SHOAL_OK)
         memset(&context->settings, 0, sizeof context->settings);
-    shoal_log_init(&context->log, &context->settings.log, callback, callback_arg);
+    shoal_log_init(&context->log, &context->settings.log, known.log, known.log_arg);
     pthread_mutex_init(&context->opening, NULL);
     shoal_drivers_init(&context->drivers);
     enum shoal_status status =

@@ -3,6 +3,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+#include "base/struct_bytes.h"
 #include "shoal/data.h"
 
 #define ROUNDS 48
@@ -148,7 +149,7 @@ enum shoal_status shoal_sampling_indices(const struct shoal_sampling *sampling, 
 enum shoal_status shoal_batch_divide(uint64_t wanted, int hosts, int ranks_per_host, struct shoal_batch *batch_out, char *error,
                                      size_t error_bytes)
 {
-    if (!batch_out || batch_out->struct_bytes < sizeof *batch_out)
+    if (!shoal_struct_bytes(batch_out))
         return refuse(error, error_bytes, "batch_out is NULL, or its struct_bytes is not set: use SHOAL_BATCH_INIT");
     if (hosts < 1 || ranks_per_host < 1)
         return refuse(error, error_bytes, "%d hosts of %d ranks are no job", hosts, ranks_per_host);
@@ -158,8 +159,7 @@ enum shoal_status shoal_batch_divide(uint64_t wanted, int hosts, int ranks_per_h
                       "a global batch of %" PRIu64
                       " leaves nothing for some of %d hosts * %d ranks: it must be at least %" PRIu64,
                       wanted, hosts, ranks_per_host, ranks);
-    batch_out->per_rank = wanted / ranks;
-    batch_out->all_ranks = batch_out->per_rank * ranks;
-    batch_out->left = wanted % ranks;
+    const struct shoal_batch batch = {sizeof batch, wanted / ranks, wanted / ranks * ranks, wanted % ranks};
+    shoal_struct_copy_out(batch_out, &batch, sizeof batch);
     return SHOAL_OK;
 }

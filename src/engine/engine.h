@@ -91,8 +91,8 @@ int shoal_engine_most_locals(const struct shoal_engine *engine);
 const struct shoal_failure *shoal_engine_failure(const struct shoal_engine *engine);
 /* The same, after a look at what other ranks have published. In a callback it does not look: whoever runs the callback has. */
 const struct shoal_failure *shoal_engine_look_for_failure(struct shoal_engine *engine);
-/* Makes all ranks fail with ERR_ABORTED. Any thread, async-signal-safe. */
-void shoal_engine_abort(struct shoal_engine *engine);
+/* Makes all ranks fail with a cause that this rank gives; NULL is shoal_comm_abort. Any thread, async-signal-safe. */
+void shoal_engine_abort(struct shoal_engine *engine, const struct shoal_failure *cause);
 
 /* Its flight recorder, for the functions of observe/recorder.h. */
 struct shoal_recorder *shoal_engine_recorder(struct shoal_engine *engine);

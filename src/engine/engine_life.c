@@ -196,9 +196,9 @@ const struct shoal_failure *shoal_engine_look_for_failure(struct shoal_engine *e
     return shoal_engine_failure(engine);
 }
 
-void shoal_engine_abort(struct shoal_engine *engine)
+void shoal_engine_abort(struct shoal_engine *engine, const struct shoal_failure *cause)
 {
-    engine->ops->abort(engine->transport);
+    engine->ops->abort(engine->transport, cause);
 }
 
 struct shoal_recorder *shoal_engine_recorder(struct shoal_engine *engine)

@@ -275,7 +275,8 @@ static void log_broken(struct shoal_engine *engine, const struct shoal_failure *
     snprintf(blamed, sizeof blamed, "rank %d (process %d", failure->rank, failure->pid);
     if (failure->rank >= 0 && failure->pid && strncmp(failure->text, blamed, strlen(blamed)) != 0)
         snprintf(by, sizeof by, " by %s)", blamed);
-    if (failure->status == SHOAL_ERR_TIMEOUT && failure->rank == engine->rank && failure->reporter != engine->rank)
+    if (failure->status == SHOAL_ERR_TIMEOUT && !failure->is_given && failure->rank == engine->rank &&
+        failure->reporter != engine->rank)
         snprintf(before, sizeof before, "rank %d waited %llu ms for this rank: ", failure->reporter,
                  (unsigned long long)failure->waited_ms);
     shoal_log_line(engine->log, SHOAL_LOG_WARN, "engine", "communicator %s is broken%s: %s%s", engine->name, by, before,

@@ -46,7 +46,7 @@ void shoal_engine_go_on(struct shoal_engine *engine);
 
 /* Publishes this failure as the cause, unless there is one already, and completes all requests with the first cause. */
 void shoal_engine_fail(struct shoal_engine *engine, const struct shoal_failure *failure);
-/* Takes over a failure that another rank or shoal_comm_abort has published; true when there was one. */
+/* Takes over a failure that another rank, shoal_comm_fail or shoal_comm_abort has published; true when there was one. */
 bool shoal_engine_heed_failure(struct shoal_engine *engine);
 
 /* Fills in status, rank (-1: none to blame), operation and place of a failure; the caller writes the text. */

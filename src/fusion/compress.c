@@ -303,7 +303,7 @@ static int8_t *values_of(const struct compressed *compressed, char *packed, size
 /* 1 / ranks, where the sum is to be divided here. */
 static float divisor_of(const struct shoal_reducer *reducer)
 {
-    return fusion_operator(reducer) == SHOAL_AVG ? 1.0f / (float)reducer->size : 1.0f;
+    return reducer->options.op == SHOAL_AVG ? 1.0f / (float)reducer->size : 1.0f;
 }
 
 /* Divided before, as 16 bits of float16 overflow soon. */
@@ -514,7 +514,6 @@ static void *compress_run_thread(void *arg)
     while (!reducer->compressor->is_ending) {
         if (fusion_failed(reducer) == SHOAL_OK && reducer->is_armed && run_one(reducer))
             continue;
-        fusion_tell_late(reducer);
         if (!reducer->compressor->is_ending)
             pthread_cond_wait(&reducer->changed, &reducer->lock);
     }
@@ -552,17 +551,17 @@ bool fusion_compressor_failure(const struct shoal_reducer *reducer, struct shoal
         struct shoal_comm *comm = reducer->compressor->comms[stage];
         if (!comm || shoal_last_failure(reducer->context, comm, failure) != SHOAL_OK)
             continue;
-        if (failure->rank >= 0 && failure->rank < shoal_comm_size(comm))
+        if (!failure->is_given && failure->rank >= 0 && failure->rank < shoal_comm_size(comm))
             translate_rank(failure, reducer->compressor->members[stage][failure->rank]);
         return true;
     }
     return false;
 }
 
-void fusion_compressor_abort(const struct shoal_reducer *reducer)
+void fusion_compressor_fail(const struct shoal_reducer *reducer, const struct shoal_failure *cause)
 {
     for (enum stage stage = SCATTER; reducer->compressor && stage < STAGES; stage++)
-        shoal_comm_abort(reducer->compressor->comms[stage]);
+        shoal_comm_fail(reducer->compressor->comms[stage], cause);
 }
 
 uint64_t fusion_compressor_wire_bytes(const struct shoal_reducer *reducer)

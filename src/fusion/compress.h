@@ -37,7 +37,8 @@ struct shoal_request *fusion_compressed_request(const struct shoal_reducer *redu
 
 /* The failure of one of its communicators, with rank as the reducer counts; false: there is none. */
 bool fusion_compressor_failure(const struct shoal_reducer *reducer, struct shoal_failure *failure);
-void fusion_compressor_abort(const struct shoal_reducer *reducer);
+/* Fails its communicators with a cause, whose rank is the reducer's. */
+void fusion_compressor_fail(const struct shoal_reducer *reducer, const struct shoal_failure *cause);
 
 /* Bytes that it has sent to other hosts: in all, and added to an entry for each rank. */
 uint64_t fusion_compressor_wire_bytes(const struct shoal_reducer *reducer);

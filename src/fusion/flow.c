@@ -109,7 +109,7 @@ static enum shoal_status post_buffer(struct shoal_reducer *reducer, size_t index
     if (fusion_is_compressed(reducer, index))
         return fusion_compressed_post(reducer, index);
     FUSION_TRY(shoal_allreduce_post(reducer->comm, memory, memory, buffer->bytes / shoal_type_bytes(buffer->type), buffer->type,
-                                    fusion_operator(reducer), &options, &request));
+                                    reducer->options.op, &options, &request));
     fusion_lock(reducer);
     posted->request = request;
     fusion_unlock(reducer);

@@ -1,13 +1,15 @@
 /* Words that every file of the gradient engine uses. src/fusion is a client of the public header alone, so it includes none of
- * the library's own headers but base/assert.h and, for gradients on a device, comm/packers.h and device/gpu_packer.h. No
- * state. */
+ * the library's own headers but base/assert.h and base/struct_bytes.h, and for gradients on a device comm/packers.h and
+ * device/gpu_packer.h. No state. */
 #ifndef SHOAL_FUSION_FUSION_H
 #define SHOAL_FUSION_FUSION_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <time.h>
 
+#include "base/struct_bytes.h"
 #include "shoal/gradients.h"
 
 #define FUSION_TRY(call)                               \
@@ -40,6 +42,22 @@ static inline size_t fusion_max(size_t a, size_t b)
 static inline size_t fusion_round_up(size_t n, size_t unit)
 {
     return (n + unit - 1) / unit * unit;
+}
+
+/* Monotonic. */
+static inline uint64_t fusion_now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+}
+
+/* Options of an operation with that deadline. */
+static inline struct shoal_options fusion_deadline(uint32_t timeout_ms)
+{
+    struct shoal_options options = SHOAL_OPTIONS_INIT;
+    options.timeout_ms = timeout_ms;
+    return options;
 }
 
 #endif

@@ -358,11 +358,12 @@ int shoal_gradient_layout_ranks(const struct shoal_gradient_layout *layout)
 enum shoal_status shoal_gradient_layout_buffer(const struct shoal_gradient_layout *layout, size_t buffer,
                                                struct shoal_gradient_buffer *buffer_out)
 {
-    if (!layout || buffer >= layout->buffer_count || !buffer_out || buffer_out->struct_bytes < sizeof *buffer_out)
+    if (!layout || buffer >= layout->buffer_count || !shoal_struct_bytes(buffer_out))
         return SHOAL_ERR_ARGUMENT;
     const struct fusion_buffer *found = &layout->buffers[buffer];
-    *buffer_out = (struct shoal_gradient_buffer){sizeof *buffer_out,           found->type, found->bytes, found->used_bytes,
-                                                 layout->order + found->first, found->count};
+    const struct shoal_gradient_buffer result = {
+        sizeof result, found->type, found->bytes, found->used_bytes, layout->order + found->first, found->count};
+    shoal_struct_copy_out(buffer_out, &result, sizeof result);
     return SHOAL_OK;
 }
 

@@ -137,23 +137,23 @@ enum shoal_status fusion_lists_compare(struct shoal_comm *comm, const struct sho
 
 /* ---- Values that differ -------------------------------------------------------------------------------------------------- */
 
-/* The value that most ranks have; of several, that of the lowest rank. */
-static uint64_t most_common(const uint64_t *values, int count)
+int fusion_most_common(const void *items, size_t bytes, int count)
 {
+    const char *all = items;
     int best = 0, best_votes = 0;
     for (int i = 0; i < count && best_votes * 2 <= count; i++) {
         int votes = 0;
         for (int k = 0; k < count; k++)
-            votes += values[k] == values[i];
+            votes += memcmp(all + (size_t)k * bytes, all + (size_t)i * bytes, bytes) == 0;
         best = votes > best_votes ? i : best;
         best_votes = votes > best_votes ? votes : best_votes;
     }
-    return values[best];
+    return best;
 }
 
 void fusion_list_others(const uint64_t *values, int count, char *text, size_t text_bytes)
 {
-    const uint64_t common = most_common(values, count);
+    const uint64_t common = values[fusion_most_common(values, sizeof *values, count)];
     int listed = 0, others = 0;
     size_t length = 0;
     for (int r = 0; r < count; r++)

@@ -22,6 +22,9 @@ SHOAL_MUST_USE enum shoal_status fusion_lists_compare(struct shoal_comm *comm, c
                                                       const struct fusion_parameters *parameters, size_t first_count,
                                                       char *text, size_t text_bytes);
 
+/* The lowest rank whose item, of so many bytes, is that of most ranks. */
+int fusion_most_common(const void *items, size_t bytes, int count);
+
 /* Compares one value of each rank: "rank 3 differs from most", "ranks 1, 3 differ from most". */
 void fusion_list_others(const uint64_t *values, int count, char *text, size_t text_bytes);
 

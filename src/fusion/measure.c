@@ -123,7 +123,7 @@ bool fusion_measure_holds_tail(const struct shoal_reducer *reducer)
 
 static enum shoal_status put_late(struct shoal_reducer *reducer, double factor)
 {
-    for (size_t b = 0; fusion_divides_late(reducer) && b < reducer->layout->buffer_count; b++)
+    for (size_t b = 0; fusion_scales_late(reducer) && b < reducer->layout->buffer_count; b++)
         FUSION_TRY(fusion_measure_averages(reducer, b, factor));
     return SHOAL_OK;
 }

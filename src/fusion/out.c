@@ -15,7 +15,7 @@
 struct fusion_out {
     size_t next;          /* lock: buffers before it are in place */
     bool is_busy;         /* lock: a thread is putting out */
-    double factor;        /* of averages on their way out: 1, or 1 / active */
+    double factor;        /* of averages on their way out: 1, or ranks / active */
     bool is_factor_known; /* lock */
     double *squared;      /* [parameters]: of the averages */
     pthread_t thread;
@@ -48,7 +48,6 @@ static void *run_out_thread(void *arg)
     fusion_lock(reducer);
     while (!reducer->out->is_ending) {
         fusion_put_out(reducer);
-        fusion_tell_late(reducer);
         if (!reducer->out->is_ending)
             pthread_cond_wait(&reducer->changed, &reducer->lock);
     }

@@ -3,23 +3,13 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "fusion/outer_steps.h"
 #include "fusion/reducer_failure.h"
 
-uint64_t outer_now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
-}
-
 struct shoal_options outer_operation(const struct shoal_outer *outer)
 {
-    struct shoal_options options = SHOAL_OPTIONS_INIT;
-    options.timeout_ms = outer->options.timeout_ms;
-    return options;
+    return fusion_deadline(outer->options.timeout_ms);
 }
 
 /* ---- Failures ------------------------------------------------------------------------------------------------------------ */
@@ -66,21 +56,27 @@ static void describe_failure(struct shoal_outer *outer, int fragment, const stru
              fragment >= 0 ? ", " : "", failure->operation, cause_of(cause, text));
 }
 
-/* Whether another rank has passed it on: then it begins as all failures of struct shoal_outer do. */
-static bool is_passed_on(const struct shoal_outer *outer, const char *text)
+/* Whether a rank has given it for outer steps: then it begins as all failures of struct shoal_outer do. */
+static bool is_outers(const struct shoal_outer *outer, const char *text)
 {
     const size_t length = strlen(outer->name);
     return strncmp(text, outer->name, length) == 0 && strncmp(text + length, ", step ", 7) == 0;
 }
 
-/* Where several fragments are under way, another rank may wait for one that is whole but for this rank, which now gives up. */
-static void pass_on(struct shoal_outer *outer)
+/* Fails every fragment on all ranks: another rank may wait in a fragment to which only this rank's part is missing. Then takes
+ * over the cause that all ranks have agreed on. */
+static void give_cause(struct shoal_outer *outer)
 {
-    struct shoal_reducer *reducers[SHOAL_OUTER_FRAGMENTS_MAX];
-    for (size_t f = 0; f < SHOAL_OUTER_FRAGMENTS_MAX; f++)
-        reducers[f] = outer->fragments[f].reducer;
-    fusion_pass_on(reducers, SHOAL_OUTER_FRAGMENTS_MAX, &outer->failure);
-    shoal_comm_abort(outer->control);
+    struct shoal_failure *failure = &outer->failure, first = SHOAL_FAILURE_INIT;
+    for (size_t f = 0; f < SHOAL_OUTER_FRAGMENTS_MAX; f++) {
+        if (outer->fragments[f].reducer)
+            fusion_give_cause(outer->fragments[f].reducer, failure);
+    }
+    shoal_comm_fail(outer->control, failure);
+    if (shoal_last_failure(outer->context, outer->control, &first) != SHOAL_OK || !is_outers(outer, first.text))
+        return;
+    *failure = first;
+    failure->sequence = outer->step;
 }
 
 enum shoal_status outer_fail(struct shoal_outer *outer, enum shoal_status status, int fragment,
@@ -92,30 +88,29 @@ enum shoal_status outer_fail(struct shoal_outer *outer, enum shoal_status status
     *failure = *cause;
     failure->status = status;
     failure->sequence = outer->step;
-    if (!is_passed_on(outer, text))
+    if (!is_outers(outer, text))
         describe_failure(outer, fragment, cause, text);
-    pass_on(outer);
-    return shoal_report(outer->context, status, "fusion", failure->text);
+    give_cause(outer);
+    return shoal_report(outer->context, failure->status, "fusion", failure->text);
 }
 
 enum shoal_status shoal_outer_failure(const struct shoal_outer *outer, struct shoal_failure *failure_out)
 {
-    if (!outer || !failure_out || failure_out->struct_bytes < sizeof *failure_out)
+    if (!outer || !shoal_struct_bytes(failure_out))
         return SHOAL_ERR_ARGUMENT;
     if (outer->failure.status == SHOAL_OK)
         return SHOAL_PENDING;
-    *failure_out = outer->failure;
+    shoal_struct_copy_out(failure_out, &outer->failure, sizeof outer->failure);
     return SHOAL_OK;
 }
 
 enum shoal_status shoal_outer_stats(const struct shoal_outer *outer, struct shoal_outer_totals *stats_out)
 {
-    if (!outer || !stats_out || stats_out->struct_bytes < sizeof *stats_out)
+    if (!outer || !shoal_struct_bytes(stats_out))
         return SHOAL_ERR_ARGUMENT;
-    const size_t struct_bytes = stats_out->struct_bytes;
-    *stats_out = outer->stats;
-    stats_out->struct_bytes = struct_bytes;
-    stats_out->steps = outer->step;
+    struct shoal_outer_totals totals = outer->stats;
+    totals.steps = outer->step;
+    shoal_struct_copy_out(stats_out, &totals, sizeof totals);
     return SHOAL_OK;
 }
 
@@ -170,7 +165,7 @@ enum shoal_status shoal_outer_step(struct shoal_outer *outer, void *const *memor
         return SHOAL_ERR_ARGUMENT;
     if (outer->failure.status != SHOAL_OK)
         return report_failure(outer);
-    if (result_out && result_out->struct_bytes < sizeof *result_out)
+    if (result_out && !shoal_struct_bytes(result_out))
         return outer_refuse(outer, SHOAL_ERR_ARGUMENT,
                             "shoal_outer_step: result_out->struct_bytes is not set: use SHOAL_OUTER_RESULT_INIT");
     if (shoal_outer_is_due(outer))
@@ -188,8 +183,7 @@ enum shoal_status shoal_outer_step(struct shoal_outer *outer, void *const *memor
         FUSION_TRY(outer_end(outer, (uint32_t)result.begun, memory, outer->options.mixing));
         result.applied = result.begun;
     }
-    if (result_out)
-        *result_out = result;
+    shoal_struct_copy_out(result_out, &result, sizeof result);
     return SHOAL_OK;
 }
 

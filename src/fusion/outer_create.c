@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fusion/agree.h"
 #include "fusion/hash.h"
 #include "fusion/lists.h"
 #include "fusion/outer_steps.h"
@@ -77,117 +78,35 @@ static enum shoal_status outer_prepare(struct shoal_outer *outer, const struct s
 
 /* ---- Agreement ----------------------------------------------------------------------------------------------------------- */
 
-static const char *const option_names[] = {"every",       "fragments",     "delay",        "the division into fragments",
-                                           "lr",          "momentum",      "nesterov",     "mixing",
-                                           "compression", "forgets_error", "shares_start", "timeout_ms"};
-enum { FIRST_REAL = 4, OPTION_COUNT = 12 };
-_Static_assert(FUSION_COUNT_OF(option_names) == OPTION_COUNT, "a name each");
-
-static bool is_real(size_t option)
-{
-    return option == FIRST_REAL || option == FIRST_REAL + 1 || option == FIRST_REAL + 3;
-}
-
-struct agreement {
-    int32_t status; /* of its own arguments */
-    int32_t padding;
-    uint64_t parameter_count;
-    uint64_t parameters_hash;
-    uint64_t options[OPTION_COUNT];
-    char text[FUSION_TEXT_MAX]; /* where status is not OK */
-};
-
-static uint64_t word_of(double value)
-{
-    uint64_t word;
-    memcpy(&word, &value, sizeof word);
-    return word;
-}
-
-static void outer_fill_options(const struct shoal_outer *outer, uint64_t *words)
+enum shoal_status outer_agree(struct shoal_outer *outer, const char *call, enum shoal_status status, const char *text)
 {
     const struct shoal_outer_options *options = &outer->options;
     const uint64_t division =
         outer->fragment_of ? shoal_bytes_hash(outer->fragment_of, outer->parameters.count * sizeof *outer->fragment_of) : 0;
-    const uint64_t all[OPTION_COUNT] = {options->every,
-                                        options->fragments,
-                                        options->delay,
-                                        division,
-                                        word_of(options->lr),
-                                        word_of(options->momentum),
-                                        options->nesterov != 0,
-                                        word_of(options->mixing),
-                                        (uint64_t)options->compression,
-                                        options->forgets_error != 0,
-                                        options->shares_start != 0,
-                                        options->timeout_ms};
-    memcpy(words, all, sizeof all);
-}
-
-static void outer_print_option(char *text, size_t text_bytes, size_t option, uint64_t word)
-{
-    double value;
-    memcpy(&value, &word, sizeof value);
-    if (is_real(option))
-        snprintf(text, text_bytes, "%.9g", value);
-    else
-        snprintf(text, text_bytes, option == FIRST_REAL - 1 ? "%016" PRIx64 : "%" PRIu64, word);
-}
-
-static bool outer_same_options(const struct agreement *all, int size, char *text, size_t text_bytes)
-{
-    char first[32], other[32];
-    for (int r = 1; r < size; r++) {
-        for (size_t i = 0; i < OPTION_COUNT; i++) {
-            if (all[r].options[i] == all[0].options[i])
-                continue;
-            outer_print_option(first, sizeof first, i, all[0].options[i]);
-            outer_print_option(other, sizeof other, i, all[r].options[i]);
-            snprintf(text, text_bytes, "options differ: %s is %s on rank 0, %s on rank %d", option_names[i], first, other, r);
-            return false;
-        }
-    }
-    return true;
-}
-
-static enum shoal_status outer_judge(struct shoal_outer *outer, const struct agreement *all, char *text, size_t text_bytes)
-{
-    const struct shoal_options options = outer_operation(outer);
-    for (int r = 0; r < outer->size; r++) {
-        if (all[r].status == SHOAL_OK)
-            continue;
-        snprintf(text, text_bytes, "rank %d: %.480s", r, all[r].text);
-        return (enum shoal_status)all[r].status;
-    }
-    for (int r = 1; r < outer->size; r++) {
-        if (all[r].parameters_hash == all[0].parameters_hash)
-            continue;
-        const enum shoal_status status =
-            fusion_lists_compare(outer->control, &options, &outer->parameters, all[0].parameter_count, text, text_bytes);
-        return status == SHOAL_OK ? SHOAL_ERR_MISMATCH : status;
-    }
-    return outer_same_options(all, outer->size, text, text_bytes) ? SHOAL_OK : SHOAL_ERR_MISMATCH;
-}
-
-enum shoal_status outer_agree(struct shoal_outer *outer, const char *call, enum shoal_status status, const char *text)
-{
-    const struct shoal_options options = outer_operation(outer);
-    struct agreement *all = calloc((size_t)outer->size + 1, sizeof *all), *own = all ? &all[outer->size] : NULL;
-    char verdict[FUSION_TEXT_MAX] = "", line[FUSION_TEXT_MAX + 64];
-    if (!all)
-        return outer_refuse(outer, SHOAL_ERR_MEMORY, "%s: no memory for %d ranks", call, outer->size);
-    own->status = (int32_t)status;
-    own->parameter_count = outer->parameters.count;
-    own->parameters_hash = fusion_parameters_hash(&outer->parameters);
-    outer_fill_options(outer, own->options);
-    snprintf(own->text, sizeof own->text, "%s", text);
-    const enum shoal_status met = shoal_allgather(outer->control, own, all, sizeof *own, SHOAL_UINT8, &options);
-    const enum shoal_status judged = met == SHOAL_OK ? outer_judge(outer, all, verdict, sizeof verdict) : met;
-    free(all);
-    if (met != SHOAL_OK || judged == SHOAL_OK)
-        return judged; /* the library has told why */
-    snprintf(line, sizeof line, "%s: %s: %s", outer->name, call, verdict);
-    return shoal_report(outer->context, judged, "fusion", line);
+    const struct fusion_option all[] = {
+        fusion_number("every", options->every),
+        fusion_number("fragments", options->fragments),
+        fusion_number("delay", options->delay),
+        fusion_hash_option("the division into fragments", division),
+        fusion_real("lr", options->lr),
+        fusion_real("momentum", options->momentum),
+        fusion_number("nesterov", options->nesterov != 0),
+        fusion_real("mixing", options->mixing),
+        fusion_number("compression", (uint64_t)options->compression),
+        fusion_number("forgets_error", options->forgets_error != 0),
+        fusion_number("shares_start", options->shares_start != 0),
+        fusion_number("timeout_ms", options->timeout_ms),
+    };
+    struct fusion_agreement agreement = {.context = outer->context,
+                                         .comm = outer->control,
+                                         .timeout_ms = options->timeout_ms,
+                                         .name = outer->name,
+                                         .call = call,
+                                         .parameters = &outer->parameters,
+                                         .option_count = FUSION_COUNT_OF(all)};
+    _Static_assert(FUSION_COUNT_OF(all) <= FUSION_OPTIONS_MAX, "room for all");
+    memcpy(agreement.options, all, sizeof all);
+    return fusion_agree(&agreement, status, text);
 }
 
 /* ---- Starting values ----------------------------------------------------------------------------------------------------- */
@@ -201,15 +120,14 @@ static enum shoal_status share_values(struct shoal_outer *outer, void *const *me
     return SHOAL_OK;
 }
 
-/* Each rank's hash of each parameter: where the first one differs, and on which ranks. */
-static enum shoal_status name_value(struct shoal_outer *outer, const uint64_t *all, char *text, size_t text_bytes)
+/* Each rank's hash of each parameter: where the first one differs, and on which ranks. `values` has room for one of each
+ * rank. */
+static enum shoal_status name_value(struct shoal_outer *outer, const uint64_t *all, uint64_t *values, char *text,
+                                    size_t text_bytes)
 {
     const size_t count = outer->parameters.count;
-    uint64_t *values = calloc((size_t)outer->size, sizeof *values);
     char name[FUSION_TEXT_MAX], others[128];
     size_t first = count;
-    if (!values)
-        return SHOAL_ERR_MEMORY;
     for (int r = 1; r < outer->size; r++) {
         size_t i = 0;
         while (i < first && all[(size_t)r * count + i] == all[i])
@@ -221,38 +139,31 @@ static enum shoal_status name_value(struct shoal_outer *outer, const uint64_t *a
     fusion_list_others(values, outer->size, others, sizeof others);
     snprintf(text, text_bytes, "%s does not have the same values on all ranks: %s; shares_start would copy rank 0's",
              first < count ? fusion_parameter_text(&outer->parameters, first, name, sizeof name) : "a parameter", others);
-    free(values);
     return SHOAL_ERR_MISMATCH;
 }
 
-static enum shoal_status compare_each(struct shoal_outer *outer, const uint64_t *hashes, char *text, size_t text_bytes)
+/* One hash of each rank for all parameters. Where these differ, one for each parameter. values has room for one of each
+ * rank. */
+static enum shoal_status compare_hashes(struct shoal_outer *outer, const uint64_t *hashes, uint64_t *values)
 {
     const struct shoal_options options = outer_operation(outer);
     const size_t count = outer->parameters.count;
+    const uint64_t own = shoal_bytes_hash(hashes, count * sizeof *hashes);
+    char text[FUSION_TEXT_MAX] = "no memory for the hashes of parameters";
+    FUSION_TRY(shoal_allgather(outer->control, &own, values, 1, SHOAL_INT64, &options));
+    bool is_same = true;
+    for (int r = 0; r < outer->size; r++)
+        is_same &= values[r] == own;
+    if (is_same)
+        return SHOAL_OK; /* on all ranks, or on none */
     uint64_t *all = calloc((size_t)outer->size * count + 1, sizeof *all);
-    enum shoal_status status = all ? SHOAL_OK : SHOAL_ERR_MEMORY;
+    enum shoal_status status = outer_agree(outer, CALL, all ? SHOAL_OK : SHOAL_ERR_MEMORY, text);
     if (status == SHOAL_OK)
         status = shoal_allgather(outer->control, hashes, all, count, SHOAL_INT64, &options);
     if (status == SHOAL_OK)
-        status = name_value(outer, all, text, text_bytes);
+        status = outer_agree(outer, CALL, name_value(outer, all, values, text, sizeof text), text);
     free(all);
     return status;
-}
-
-/* One hash of each rank for all parameters. Where these differ, one for each parameter. */
-static enum shoal_status compare_hashes(struct shoal_outer *outer, const uint64_t *hashes, uint64_t *all)
-{
-    const struct shoal_options options = outer_operation(outer);
-    const uint64_t own = shoal_bytes_hash(hashes, outer->parameters.count * sizeof *hashes);
-    char text[FUSION_TEXT_MAX] = "no memory for the hashes of parameters";
-    bool is_same = true;
-    FUSION_TRY(shoal_allgather(outer->control, &own, all, 1, SHOAL_INT64, &options));
-    for (int r = 0; r < outer->size; r++)
-        is_same &= all[r] == own;
-    if (is_same)
-        return SHOAL_OK; /* on all ranks, or on none */
-    const enum shoal_status status = compare_each(outer, hashes, text, sizeof text);
-    return outer_agree(outer, CALL, status, text);
 }
 
 static enum shoal_status compare_values(struct shoal_outer *outer, void *const *memory)
@@ -305,9 +216,8 @@ static bool list_members(struct shoal_outer *outer, uint32_t index)
     return fragment->members && fragment->all;
 }
 
-static enum shoal_status outer_equip(struct shoal_outer *outer, char *text, size_t text_bytes)
+static enum shoal_status outer_equip(struct shoal_outer *outer, bool has_all, char *text, size_t text_bytes)
 {
-    bool has_all = true;
     outer->memory_bytes = bytes_of_all(&outer->parameters);
     if (outer_has_anchor(&outer->options))
         has_all &= outer_allocate(outer, &outer->anchors, &outer->anchor_memory);
@@ -323,16 +233,14 @@ static enum shoal_status outer_equip(struct shoal_outer *outer, char *text, size
 
 /* ---- Making -------------------------------------------------------------------------------------------------------------- */
 
-static enum shoal_status make_reducer(struct shoal_outer *outer, uint32_t index)
+/* parameters has room for those of a fragment. */
+static enum shoal_status make_reducer(struct shoal_outer *outer, uint32_t index, struct shoal_parameter *parameters)
 {
     struct outer_fragment *fragment = &outer->fragments[index];
     struct shoal_reducer_options options = SHOAL_REDUCER_OPTIONS_INIT;
-    struct shoal_parameter *parameters = calloc(fragment->count + 1, sizeof *parameters);
     char name[40];
-    if (fragment->count == 0 || !parameters) {
-        free(parameters);
-        return parameters ? SHOAL_OK : SHOAL_ERR_MEMORY;
-    }
+    if (fragment->count == 0)
+        return SHOAL_OK;
     for (size_t i = 0; i < fragment->count; i++) {
         const struct shoal_parameter *each = &outer->parameters.items[fragment->members[i]];
         parameters[i] = (struct shoal_parameter){each->count, outer_type(each), each->name};
@@ -343,10 +251,7 @@ static enum shoal_status make_reducer(struct shoal_outer *outer, uint32_t index)
     options.keeps_layout = options.results_in_views = 1;
     options.compression = outer->options.compression;
     options.forgets_error = outer->options.forgets_error;
-    const enum shoal_status status =
-        shoal_reducer_create(outer->context, outer->control, parameters, fragment->count, &options, &fragment->reducer);
-    free(parameters);
-    return status;
+    return shoal_reducer_create(outer->context, outer->control, parameters, fragment->count, &options, &fragment->reducer);
 }
 
 static void fill_anchors(struct shoal_outer *outer, void *const *memory)
@@ -365,20 +270,31 @@ static enum shoal_status outer_split(struct shoal_outer *outer, struct shoal_com
     return shoal_comm_split(comm, 0, outer->rank, &options, &outer->control);
 }
 
+/* When all ranks have agreed on their arguments. listed has room for all parameters, or is NULL: no memory. */
+static enum shoal_status make_parts(struct shoal_outer *outer, void *const *memory, struct shoal_parameter *listed)
+{
+    char text[FUSION_TEXT_MAX] = "";
+    const enum shoal_status status = outer_equip(outer, listed != NULL, text, sizeof text);
+    FUSION_TRY(outer_agree(outer, CALL, status, text));
+    FUSION_TRY(outer->options.shares_start ? share_values(outer, memory) : compare_values(outer, memory));
+    for (uint32_t f = 0; f < outer->options.fragments; f++)
+        FUSION_TRY(make_reducer(outer, f, listed));
+    fill_anchors(outer, memory);
+    return SHOAL_OK;
+}
+
 static enum shoal_status outer_make(struct shoal_outer *outer, struct shoal_comm *comm,
                                     const struct shoal_parameter *parameters, size_t count, void *const *memory)
 {
     char text[FUSION_TEXT_MAX] = "";
     FUSION_TRY(outer_split(outer, comm));
+    FUSION_TRY(fusion_all_split(outer->context, comm, outer->control, CALL));
     enum shoal_status status = outer_prepare(outer, parameters, count, memory, text, sizeof text);
     FUSION_TRY(outer_agree(outer, CALL, status, text));
-    status = outer_equip(outer, text, sizeof text);
-    FUSION_TRY(outer_agree(outer, CALL, status, text));
-    FUSION_TRY(outer->options.shares_start ? share_values(outer, memory) : compare_values(outer, memory));
-    for (uint32_t f = 0; f < outer->options.fragments; f++)
-        FUSION_TRY(make_reducer(outer, f));
-    fill_anchors(outer, memory);
-    return SHOAL_OK;
+    struct shoal_parameter *listed = calloc(count + 1, sizeof *listed);
+    status = make_parts(outer, memory, listed);
+    free(listed);
+    return status;
 }
 
 enum shoal_status shoal_outer_create(struct shoal_context *context, struct shoal_comm *comm,
@@ -390,7 +306,7 @@ enum shoal_status shoal_outer_create(struct shoal_context *context, struct shoal
                             CALL ": context, comm, options or outer_out is NULL (options->every has no default)");
     struct shoal_outer *outer = calloc(1, sizeof *outer);
     if (!outer)
-        return shoal_report(context, SHOAL_ERR_MEMORY, "fusion", CALL ": no memory");
+        return fusion_decline(context, comm, CALL);
     outer->context = context;
     outer->rank = shoal_comm_rank(comm);
     outer->size = shoal_comm_size(comm);

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fusion/lists.h"
 #include "fusion/outer_steps.h"
-#include "fusion/reducer_failure.h"
 
 /* ---- Where ranks are ----------------------------------------------------------------------------------------------------- */
 
@@ -20,28 +20,14 @@ static void describe_record(const struct outer_record *record, char *text, size_
 
 static bool is_same(const struct outer_record *a, const struct outer_record *b)
 {
-    return a->step == b->step && a->phase == b->phase && a->call == b->call && a->fragment == b->fragment;
-}
-
-/* The rank that stands for most others; of several the lowest. */
-static int exchange_most_common(const struct outer_record *all, int size)
-{
-    int best = 0, best_votes = 0;
-    for (int i = 0; i < size && best_votes * 2 <= size; i++) {
-        int votes = 0;
-        for (int k = 0; k < size; k++)
-            votes += is_same(&all[k], &all[i]);
-        best = votes > best_votes ? i : best;
-        best_votes = votes > best_votes ? votes : best_votes;
-    }
-    return best;
+    return memcmp(a, b, sizeof *a) == 0;
 }
 
 static enum shoal_status compare_records(struct shoal_outer *outer, const struct outer_record *all)
 {
     struct shoal_failure cause = SHOAL_FAILURE_INIT;
     char there[96], here[96], text[FUSION_TEXT_MAX];
-    const int common = exchange_most_common(all, outer->size);
+    const int common = fusion_most_common(all, sizeof *all, outer->size);
     for (int r = 0; r < outer->size; r++) {
         if (is_same(&all[r], &all[common]))
             continue;
@@ -75,35 +61,11 @@ static enum shoal_status reducer_failed(struct shoal_outer *outer, enum shoal_st
     return is_known ? outer_fail(outer, status, (int)index, &cause, cause.text) : own_failed(outer, status, (int)index);
 }
 
-/* What a rank has passed on, from the first fragment that brings it. */
-static bool take_cause(const struct shoal_outer *outer, int from, struct shoal_failure *cause)
-{
-    bool is_taken = false;
-    for (uint32_t f = 0; f < outer->options.fragments && !is_taken; f++) {
-        struct shoal_reducer *reducer = outer->fragments[f].reducer;
-        is_taken = reducer && fusion_take_cause(reducer, from, cause);
-    }
-    return is_taken;
-}
-
-/* A rank that has aborted control has passed on the cause before. */
 static enum shoal_status control_failed(struct shoal_outer *outer, enum shoal_status status, int fragment)
 {
     struct shoal_failure cause = SHOAL_FAILURE_INIT;
     const bool is_known = shoal_last_failure(outer->context, outer->control, &cause) == SHOAL_OK;
-    if (is_known && cause.status == SHOAL_ERR_ABORTED && cause.rank >= 0 && cause.rank != outer->rank &&
-        take_cause(outer, cause.rank, &cause))
-        status = cause.status;
     return is_known ? outer_fail(outer, status, fragment, &cause, cause.text) : own_failed(outer, status, fragment);
-}
-
-/* A rank that knows the cause from the reducer may have freed everything already, and control only tells that it did. So the
- * reducer is asked first: it soon fails, too. */
-static enum shoal_status record_failed(struct shoal_outer *outer, enum shoal_status status, uint32_t index)
-{
-    struct shoal_reducer *reducer = outer->fragments[index].reducer;
-    const enum shoal_status found = reducer ? shoal_reducer_finish(reducer, NULL) : SHOAL_OK;
-    return found == SHOAL_OK ? control_failed(outer, status, (int)index) : reducer_failed(outer, found, index);
 }
 
 enum shoal_status outer_meet(struct shoal_outer *outer)
@@ -130,7 +92,7 @@ static enum shoal_status take_record(struct shoal_outer *outer, uint32_t index)
     const enum shoal_status status = shoal_request_wait(fragment->request, SHOAL_FOREVER);
     shoal_request_free(fragment->request);
     fragment->request = NULL;
-    return status == SHOAL_OK ? compare_records(outer, fragment->all) : record_failed(outer, status, index);
+    return status == SHOAL_OK ? compare_records(outer, fragment->all) : control_failed(outer, status, (int)index);
 }
 
 /* ---- Begin --------------------------------------------------------------------------------------------------------------- */
@@ -152,7 +114,7 @@ static enum shoal_status mark_all(struct shoal_outer *outer, const struct outer_
 enum shoal_status outer_begin(struct shoal_outer *outer, uint32_t index, void *const *memory)
 {
     struct outer_fragment *fragment = &outer->fragments[index];
-    const uint64_t begin_ns = outer_now_ns();
+    const uint64_t begin_ns = fusion_now_ns();
     fragment->begun_at = outer->phase;
     fragment->due_at = outer->phase + outer->options.delay;
     enum shoal_status status = fragment->reducer ? mark_all(outer, fragment, memory) : SHOAL_OK;
@@ -160,9 +122,9 @@ enum shoal_status outer_begin(struct shoal_outer *outer, uint32_t index, void *c
         return reducer_failed(outer, status, index);
     status = post_record(outer, index);
     if (status != SHOAL_OK)
-        return record_failed(outer, status, index);
+        return control_failed(outer, status, (int)index);
     fragment->is_under_way = true;
-    outer->stats.computed_us += (double)(outer_now_ns() - begin_ns) / 1e3;
+    outer->stats.computed_us += (double)(fusion_now_ns() - begin_ns) / 1e3;
     return SHOAL_OK;
 }
 
@@ -192,10 +154,10 @@ enum shoal_status outer_await(struct shoal_outer *outer, uint32_t index)
     struct outer_fragment *fragment = &outer->fragments[index];
     if (fragment->is_averaged)
         return SHOAL_OK;
-    const uint64_t begin_ns = outer_now_ns();
+    const uint64_t begin_ns = fusion_now_ns();
     FUSION_TRY(take_record(outer, index));
     const enum shoal_status status = fragment->reducer ? shoal_reducer_finish(fragment->reducer, NULL) : SHOAL_OK;
-    outer->stats.waited_us += (double)(outer_now_ns() - begin_ns) / 1e3;
+    outer->stats.waited_us += (double)(fusion_now_ns() - begin_ns) / 1e3;
     if (status != SHOAL_OK)
         return reducer_failed(outer, status, index);
     if (fragment->reducer)
@@ -210,7 +172,7 @@ enum shoal_status outer_end(struct shoal_outer *outer, uint32_t index, void *con
     const struct shoal_outer_options *options = &outer->options;
     const struct outer_update update = {options->lr, options->momentum, mixing, options->nesterov != 0};
     FUSION_TRY(outer_await(outer, index));
-    const uint64_t begin_ns = outer_now_ns();
+    const uint64_t begin_ns = fusion_now_ns();
     for (size_t i = 0; i < fragment->count; i++) {
         const uint32_t parameter = fragment->members[i];
         const struct shoal_parameter *each = &outer->parameters.items[parameter];
@@ -219,7 +181,7 @@ enum shoal_status outer_end(struct shoal_outer *outer, uint32_t index, void *con
                         outer->anchors ? outer->anchors[parameter] : NULL, outer->momenta ? outer->momenta[parameter] : NULL,
                         memory[parameter]);
     }
-    outer->stats.computed_us += (double)(outer_now_ns() - begin_ns) / 1e3;
+    outer->stats.computed_us += (double)(fusion_now_ns() - begin_ns) / 1e3;
     outer->stats.exchanges++;
     fragment->is_under_way = fragment->is_averaged = false;
     return SHOAL_OK;

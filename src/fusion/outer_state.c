@@ -224,22 +224,18 @@ static void read_state(struct shoal_outer *outer, const char *state)
     }
 }
 
-/* Do all ranks have the same state? */
-static enum shoal_status compare_states(struct shoal_outer *outer, uint64_t own)
+/* Do all ranks have the same state? `all` has room for one value of each rank. */
+static enum shoal_status compare_states(struct shoal_outer *outer, uint64_t own, uint64_t *all)
 {
     const struct shoal_options options = outer_operation(outer);
-    uint64_t *all = calloc((size_t)outer->size, sizeof *all);
     char others[128];
     bool is_same = true;
-    if (!all)
-        return outer_refuse(outer, SHOAL_ERR_MEMORY, CALL ": no memory for %d ranks", outer->size);
-    const enum shoal_status status = shoal_allgather(outer->control, &own, all, 1, SHOAL_INT64, &options);
-    for (int r = 0; r < outer->size && status == SHOAL_OK; r++)
+    FUSION_TRY(shoal_allgather(outer->control, &own, all, 1, SHOAL_INT64, &options));
+    for (int r = 0; r < outer->size; r++)
         is_same &= all[r] == own;
+    if (is_same)
+        return SHOAL_OK;
     fusion_list_others(all, outer->size, others, sizeof others);
-    free(all);
-    if (status != SHOAL_OK || is_same)
-        return status;
     return outer_refuse(outer, SHOAL_ERR_MISMATCH, CALL ": the states of ranks differ: %s", others);
 }
 
@@ -250,10 +246,18 @@ enum shoal_status shoal_outer_import(struct shoal_outer *outer, const void *stat
     if (outer->failure.status != SHOAL_OK)
         return shoal_report(outer->context, outer->failure.status, NULL, outer->failure.text);
     const bool is_busy = outer_first_due(outer) >= 0;
+    uint64_t *all = calloc((size_t)outer->size, sizeof *all);
     const char *wrong = is_busy ? "exchanges are under way: call shoal_outer_finish before" : wrong_state(outer, state, bytes);
-    const enum shoal_status status = !wrong ? SHOAL_OK : is_busy ? SHOAL_ERR_STATE : SHOAL_ERR_ARGUMENT;
-    FUSION_TRY(outer_agree(outer, CALL, status, wrong ? wrong : ""));
-    FUSION_TRY(compare_states(outer, shoal_bytes_hash(state, bytes)));
+    enum shoal_status status = !wrong ? SHOAL_OK : is_busy ? SHOAL_ERR_STATE : SHOAL_ERR_ARGUMENT;
+    if (!wrong && !all) {
+        wrong = "no memory for what ranks tell each other";
+        status = SHOAL_ERR_MEMORY;
+    }
+    status = outer_agree(outer, CALL, status, wrong ? wrong : "");
+    if (status == SHOAL_OK)
+        status = compare_states(outer, shoal_bytes_hash(state, bytes), all);
+    free(all);
+    FUSION_TRY(status);
     read_state(outer, state);
     return SHOAL_OK;
 }

@@ -67,7 +67,6 @@ static inline bool outer_has_anchor(const struct shoal_outer_options *options)
     return options->lr != 1 || options->momentum != 0 || options->compression != SHOAL_COMPRESS_NONE;
 }
 
-uint64_t outer_now_ns(void);
 struct shoal_options outer_operation(const struct shoal_outer *outer);
 
 /* ---- outer_create.c ---- */

@@ -4,10 +4,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "fusion/agree.h"
 #include "fusion/compress.h"
 #include "fusion/flow.h"
+#include "fusion/lists.h"
 #include "fusion/marks.h"
 #include "fusion/measure.h"
 #include "fusion/out.h"
@@ -16,21 +17,13 @@
 #include "fusion/stats.h"
 #include "fusion/tally.h"
 
+#define CALL "shoal_reducer_create"
 #define BUFFER_BYTES ((size_t)25 << 20)
 #define FLIGHT_BUFFERS 4
 
-uint64_t fusion_now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
-}
-
 struct shoal_options fusion_options(const struct shoal_reducer *reducer)
 {
-    struct shoal_options options = SHOAL_OPTIONS_INIT;
-    options.timeout_ms = reducer->options.timeout_ms;
-    return options;
+    return fusion_deadline(reducer->options.timeout_ms);
 }
 
 struct shoal_options fusion_buffer_options(const struct shoal_reducer *reducer, size_t buffer)
@@ -178,25 +171,6 @@ enum shoal_status fusion_split(const struct shoal_reducer *reducer, struct shoal
     return shoal_comm_split(comm, color, key, &options, comm_out);
 }
 
-/* A rank without memory for a reducer takes part in the first split with no color, so that the others miss it. */
-static enum shoal_status check_all_split(const struct shoal_reducer *reducer, const struct shoal_comm *comm)
-{
-    const int there = shoal_comm_size(reducer->comm), wanted = shoal_comm_size(comm);
-    if (there == wanted)
-        return SHOAL_OK;
-    return fusion_refuse(reducer, SHOAL_ERR_MEMORY, "shoal_reducer_create: %d of %d ranks had no memory for a reducer",
-                         wanted - there, wanted);
-}
-
-static enum shoal_status decline(struct shoal_context *context, struct shoal_comm *comm)
-{
-    struct shoal_comm *none;
-    const enum shoal_status status = shoal_comm_split(comm, -1, 0, NULL, &none);
-    return shoal_report(context, SHOAL_ERR_MEMORY, "fusion",
-                        status == SHOAL_OK ? "shoal_reducer_create: no memory for a reducer"
-                                           : "shoal_reducer_create: no memory for a reducer, nor could other ranks be told");
-}
-
 static enum shoal_status find_hosts(struct shoal_reducer *reducer)
 {
     struct shoal_place place = SHOAL_PLACE_INIT;
@@ -265,13 +239,57 @@ static enum shoal_status equip(struct shoal_reducer *reducer, char *text, size_t
     return status;
 }
 
+#define OPTIONS(X)                                                                                                   \
+    X(op)                                                                                                            \
+    X(buffer_bytes)                                                                                                  \
+    X(first_buffer_bytes)                                                                                            \
+    X(rank_bytes)                                                                                                    \
+    X(flight_bytes)                                                                                                  \
+    X(timeout_ms)                                                                                                    \
+    X(keeps_layout)                                                                                                  \
+    X(results_in_views)                                                                                              \
+    X(allows_unused) X(is_uneven) X(divides_by_active) X(checks_finite) X(has_norms) X(compression) X(forgets_error) \
+        X(has_thread) X(is_on_device)
+
+static enum shoal_status reducer_agree(const struct shoal_reducer *reducer, const struct fusion_parameters *parameters,
+                                       enum shoal_status status, const char *text)
+{
+    const struct shoal_reducer_options *options = &reducer->options;
+    const struct fusion_option all[] = {
+#define OPTION(option) fusion_number(#option, (uint64_t)options->option),
+        OPTIONS(OPTION)
+#undef OPTION
+            fusion_real("max_norm", options->max_norm),
+        fusion_number("a callback", options->on_buffer != NULL),
+        fusion_number("a given layout", options->layout != NULL),
+        fusion_number("a given order", options->order != NULL),
+        fusion_hash_option("the hash of the layout", shoal_gradient_layout_hash(reducer->layout)),
+    };
+    struct fusion_agreement agreement = {.context = reducer->context,
+                                         .comm = reducer->comm,
+                                         .timeout_ms = options->timeout_ms,
+                                         .name = reducer->name,
+                                         .call = CALL,
+                                         .parameters = parameters,
+                                         .option_count = FUSION_COUNT_OF(all)};
+    _Static_assert(FUSION_COUNT_OF(all) <= FUSION_OPTIONS_MAX, "room for all");
+    memcpy(agreement.options, all, sizeof all);
+    return fusion_agree(&agreement, status, text);
+}
+
+enum shoal_status fusion_all_ready(struct shoal_reducer *reducer, enum shoal_status own, int *rank_out)
+{
+    const struct shoal_options options = fusion_options(reducer);
+    return fusion_ranks_ready(reducer->comm, &options, own, rank_out);
+}
+
 /* Where this rank alone is wrong it still meets the others, so that all learn of it. */
 static enum shoal_status agree(struct shoal_reducer *reducer, const struct shoal_parameter *parameters, size_t count)
 {
     char text[FUSION_TEXT_MAX] = "";
     struct fusion_parameters copy = {0, NULL, NULL};
     enum shoal_status status = prepare(reducer, parameters, count, &copy, text, sizeof text);
-    status = fusion_agree(reducer, &copy, status, text);
+    status = reducer_agree(reducer, &copy, status, text);
     if (status == SHOAL_OK) {
         status = fusion_compressor_open(reducer, text, sizeof text);
         if (status != SHOAL_OK && *text)
@@ -279,7 +297,7 @@ static enum shoal_status agree(struct shoal_reducer *reducer, const struct shoal
     }
     if (status == SHOAL_OK) {
         status = equip(reducer, text, sizeof text);
-        status = fusion_agree(reducer, &copy, status, text);
+        status = reducer_agree(reducer, &copy, status, text);
     }
     fusion_parameters_free(&copy);
     return status;
@@ -289,8 +307,7 @@ static enum shoal_status make(struct shoal_reducer *reducer, struct shoal_comm *
                               size_t count)
 {
     FUSION_TRY(fusion_split(reducer, comm, "", 0, reducer->rank, &reducer->comm));
-    FUSION_TRY(check_all_split(reducer, comm));
-    FUSION_TRY(fusion_fault_open(reducer, comm));
+    FUSION_TRY(fusion_all_split(reducer->context, comm, reducer->comm, CALL));
     FUSION_TRY(find_hosts(reducer));
     return agree(reducer, parameters, count);
 }
@@ -310,17 +327,16 @@ enum shoal_status shoal_reducer_create(struct shoal_context *context, struct sho
                                        const struct shoal_reducer_options *options, struct shoal_reducer **reducer_out)
 {
     if (!context || !comm || !reducer_out)
-        return shoal_report(context, SHOAL_ERR_ARGUMENT, "fusion",
-                            "shoal_reducer_create: context, comm or reducer_out is NULL");
+        return shoal_report(context, SHOAL_ERR_ARGUMENT, "fusion", CALL ": context, comm or reducer_out is NULL");
     struct shoal_reducer *reducer = calloc(1, sizeof *reducer);
     if (!reducer || fusion_fault_create(reducer) != SHOAL_OK) {
         free(reducer);
-        return decline(context, comm);
+        return fusion_decline(context, comm, CALL);
     }
     init(reducer, context, comm, options);
     if (fusion_device_open(reducer) != SHOAL_OK) {
         shoal_reducer_free(reducer);
-        return decline(context, comm);
+        return fusion_decline(context, comm, CALL);
     }
     const enum shoal_status status = make(reducer, comm, parameters, parameter_count);
     if (status != SHOAL_OK) {
@@ -336,6 +352,7 @@ void shoal_reducer_free(struct shoal_reducer *reducer)
 {
     if (!reducer)
         return;
+    (void)fusion_settle_failure(reducer);
     fusion_out_stop_thread(reducer);
     fusion_compressor_stop(reducer);
     shoal_comm_free(reducer->comm); /* completions that it still calls see the reducer */

@@ -67,16 +67,11 @@ static inline void fusion_unlock(struct shoal_reducer *reducer)
     pthread_mutex_unlock(&reducer->lock);
 }
 
-/* Averages are sums that are divided on their way out, once it is known how many ranks have not joined. */
-static inline bool fusion_divides_late(const struct shoal_reducer *reducer)
+/* Averages over all ranks are scaled on their way out, once it is known how many of them have not joined. Sums would overflow
+ * in 16 bits. */
+static inline bool fusion_scales_late(const struct shoal_reducer *reducer)
 {
     return reducer->options.is_uneven && reducer->options.divides_by_active && reducer->options.op == SHOAL_AVG;
-}
-
-/* The operator of the all-reduce of a buffer. */
-static inline enum shoal_op fusion_operator(const struct shoal_reducer *reducer)
-{
-    return fusion_divides_late(reducer) ? SHOAL_SUM : reducer->options.op;
 }
 
 static inline char *fusion_buffer_memory(const struct shoal_reducer *reducer, size_t buffer)
@@ -97,9 +92,6 @@ static inline const struct shoal_parameter *fusion_parameter(const struct shoal_
 
 /* ---- reducer.c ---- */
 
-/* Monotonic. */
-uint64_t fusion_now_ns(void);
-
 /* Options of an operation of the reducer. */
 struct shoal_options fusion_options(const struct shoal_reducer *reducer);
 
@@ -118,18 +110,8 @@ SHOAL_MUST_USE enum shoal_status fusion_allocate(const struct shoal_reducer *red
 /* NULL is allowed. */
 void fusion_free_memory(const struct shoal_reducer *reducer, void *memory);
 
-/* ---- agree.c: collective on `comm` ---- */
-
-/* Collects each rank's verdict on its arguments: status and text. Returns the status that all ranks agree on; its text is
- * reported. */
-SHOAL_MUST_USE enum shoal_status fusion_agree(struct shoal_reducer *reducer, const struct fusion_parameters *parameters,
-                                              enum shoal_status status, const char *text);
-
-/* OK when all ranks are ready for what comes next; else the status of the lowest rank that is not, and *rank_out is that rank.
- * *rank_out is -1 where the exchange itself failed. Allocates nothing. */
+/* A collective call. Returns OK if all ranks are ready for the next exchange; else the status of the lowest rank that is not,
+ * and *rank_out is that rank. *rank_out is -1 if the exchange itself failed. Allocates nothing. */
 SHOAL_MUST_USE enum shoal_status fusion_all_ready(struct shoal_reducer *reducer, enum shoal_status own, int *rank_out);
-
-/* A layout from rank 0's order of readiness. */
-SHOAL_MUST_USE enum shoal_status fusion_rebuild(struct shoal_reducer *reducer);
 
 #endif

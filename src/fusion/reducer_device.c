@@ -53,7 +53,7 @@ enum shoal_status fusion_device_check(const struct shoal_reducer *reducer, char 
 /* Averages are multiplied, and copied back, by finish: by a factor that is known only then. */
 static bool puts_back_late(const struct shoal_reducer *reducer)
 {
-    return fusion_divides_late(reducer) || reducer->options.max_norm > 0;
+    return fusion_scales_late(reducer) || reducer->options.max_norm > 0;
 }
 
 enum shoal_status fusion_device_load(struct shoal_reducer *reducer)
@@ -247,7 +247,7 @@ static enum shoal_status reduce_buffer(struct shoal_reducer *reducer, size_t ind
     if (fusion_is_compressed(reducer, index))
         return fusion_compressed_enqueue(reducer, index);
     FUSION_TRY(shoal_allreduce_post(reducer->comm, memory, memory, buffer->bytes / shoal_type_bytes(buffer->type), buffer->type,
-                                    fusion_operator(reducer), &options, &request));
+                                    reducer->options.op, &options, &request));
     return fusion_device_keep(reducer, index, request);
 }
 
@@ -263,7 +263,7 @@ static enum shoal_status enqueue_buffer(struct shoal_reducer *reducer, size_t in
     FUSION_TRY(clear_unused(reducer, index));
     FUSION_TRY(fusion_measure_own(reducer, index));
     FUSION_TRY(reduce_buffer(reducer, index));
-    if (!fusion_divides_late(reducer))
+    if (!fusion_scales_late(reducer))
         FUSION_TRY(fusion_measure_averages(reducer, index, 1));
     return puts_back_late(reducer) ? SHOAL_OK : put_back(reducer, index);
 }

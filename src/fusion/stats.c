@@ -247,23 +247,23 @@ enum shoal_status shoal_reducer_sent_to(const struct shoal_reducer *reducer, uin
 
 enum shoal_status shoal_reducer_stats(const struct shoal_reducer *reducer, struct shoal_step_stats *stats_out)
 {
-    if (!reducer || !stats_out || stats_out->struct_bytes < sizeof *stats_out)
+    if (!reducer || !shoal_struct_bytes(stats_out))
         return SHOAL_ERR_ARGUMENT;
     if (reducer->steps == 0)
         return SHOAL_PENDING;
-    *stats_out = reducer->stats->kept;
+    shoal_struct_copy_out(stats_out, &reducer->stats->kept, sizeof reducer->stats->kept);
     return SHOAL_OK;
 }
 
 enum shoal_status shoal_reducer_buffer_times(const struct shoal_reducer *reducer, size_t buffer,
                                              struct shoal_buffer_times *times_out)
 {
-    if (!reducer || !times_out || times_out->struct_bytes < sizeof *times_out || buffer >= reducer->layout->buffer_count)
+    if (!reducer || !shoal_struct_bytes(times_out) || buffer >= reducer->layout->buffer_count)
         return SHOAL_ERR_ARGUMENT;
     const struct shoal_buffer_times *times = &reducer->stats->times[buffer];
     if (reducer->steps == 0 || times->struct_bytes == 0)
         return SHOAL_PENDING;
-    *times_out = *times;
+    shoal_struct_copy_out(times_out, times, sizeof *times);
     return SHOAL_OK;
 }
 

@@ -42,6 +42,50 @@ static void close_step(struct shoal_reducer *reducer)
     fusion_marks_close(reducer);
 }
 
+/* The order is rank 0's, in memory of its own: shoal_reducer_order still returns this rank's order. */
+static enum shoal_status rebuild_in(struct shoal_reducer *reducer, uint32_t *order)
+{
+    const struct shoal_options options = fusion_options(reducer);
+    const size_t count = reducer->layout->parameters.count;
+    const struct shoal_gradient_layout_options wanted = {sizeof wanted,
+                                                         reducer->size,
+                                                         reducer->options.buffer_bytes,
+                                                         reducer->options.first_buffer_bytes,
+                                                         reducer->options.rank_bytes,
+                                                         order};
+    struct shoal_gradient_layout *layout = NULL;
+    char error[FUSION_TEXT_MAX];
+    FUSION_TRY(shoal_reducer_order(reducer, order));
+    enum shoal_status status = shoal_broadcast(reducer->comm, order, order, count, SHOAL_INT32, 0, &options);
+    if (status != SHOAL_OK) {
+        fusion_operation_failed(reducer, status, -2);
+        return status;
+    }
+    status = shoal_gradient_layout_create(reducer->layout->parameters.items, count, &wanted, &layout, error, sizeof error);
+    if (status != SHOAL_OK)
+        return fusion_fail(reducer, status, -1, "the layout in the order of readiness: %s", error);
+    if (layout->hash == reducer->layout->hash) {
+        shoal_gradient_layout_free(layout); /* as on all ranks: views stay */
+        return SHOAL_OK;
+    }
+    status = fusion_install(reducer, layout);
+    if (status == SHOAL_OK)
+        return SHOAL_OK;
+    fusion_tell_why(reducer, status, error, sizeof error);
+    shoal_gradient_layout_free(layout);
+    return fusion_fail(reducer, status, -1, "the buffers of the layout in the order of readiness: %.400s", error);
+}
+
+static enum shoal_status rebuild(struct shoal_reducer *reducer)
+{
+    uint32_t *order = calloc(reducer->layout->parameters.count + 1, sizeof *order);
+    if (!order)
+        return fusion_fail(reducer, SHOAL_ERR_MEMORY, -1, "no memory for the order of readiness");
+    const enum shoal_status status = rebuild_in(reducer, order);
+    free(order);
+    return status;
+}
+
 /* Once, after the first step, whose buffers are then used no more. */
 static enum shoal_status renew_layout(struct shoal_reducer *reducer)
 {
@@ -51,7 +95,7 @@ static enum shoal_status renew_layout(struct shoal_reducer *reducer)
     reducer->has_renewed = true;
     if (reducer->device)
         FUSION_TRY(fusion_device_leave_views(reducer));
-    const enum shoal_status status = fusion_rebuild(reducer);
+    const enum shoal_status status = rebuild(reducer);
     return status == SHOAL_OK ? SHOAL_OK : fusion_failure_status(reducer);
 }
 
@@ -112,8 +156,6 @@ static enum shoal_status wait_for_all(struct shoal_reducer *reducer)
         if (fusion_failed(reducer) == SHOAL_OK && !is_all_done(reducer))
             wait_a_little(reducer);
     }
-    while (fusion_out_is_busy(reducer) || fusion_flow_is_posting(reducer)) /* a failed step: another thread may be in it */
-        pthread_cond_wait(&reducer->changed, &reducer->lock);
     fusion_unlock(reducer);
     return fusion_failed(reducer) == SHOAL_OK ? SHOAL_OK : fusion_failure_status(reducer);
 }
@@ -175,10 +217,10 @@ static enum shoal_status conclude(struct shoal_reducer *reducer, int active, str
     return SHOAL_OK;
 }
 
-/* The factor of a sum where the ranks that have joined do not count. */
+/* The factor of an average over all ranks if those that have joined do not count. */
 static double factor_of(const struct shoal_reducer *reducer, int active)
 {
-    return fusion_divides_late(reducer) ? 1.0 / active : 1;
+    return fusion_scales_late(reducer) ? (double)reducer->size / active : 1;
 }
 
 static enum shoal_status end_step(struct shoal_reducer *reducer, bool may_be_unused, struct shoal_step_result *result_out)
@@ -196,8 +238,7 @@ static enum shoal_status end_step(struct shoal_reducer *reducer, bool may_be_unu
     reducer->steps++;
     fusion_stats_keep(reducer);
     close_step(reducer);
-    if (result_out)
-        *result_out = result;
+    shoal_struct_copy_out(result_out, &result, sizeof result);
     return SHOAL_OK;
 }
 
@@ -212,7 +253,7 @@ static enum shoal_status end_local_step(struct shoal_reducer *reducer)
 static enum shoal_status check_result(const struct shoal_reducer *reducer, const char *call,
                                       const struct shoal_step_result *result_out)
 {
-    if (result_out && result_out->struct_bytes < sizeof *result_out)
+    if (result_out && !shoal_struct_bytes(result_out))
         return fusion_refuse(reducer, SHOAL_ERR_ARGUMENT, "%s: result_out->struct_bytes is not set: use SHOAL_STEP_RESULT_INIT",
                              call);
     return SHOAL_OK;
@@ -231,15 +272,23 @@ static enum shoal_status finish(struct shoal_reducer *reducer, struct shoal_step
     return end_step(reducer, reducer->options.allows_unused, result_out);
 }
 
-/* Where gradients lie on a device the caller's stream comes after what a failed step has put on lanes. */
-static enum shoal_status settle_step(struct shoal_reducer *reducer, enum shoal_status status)
+/* The one way out of finish and join, whatever the status. The caller may free its gradients after it, so no thread of the
+ * reducer may still post, copy averages back or be in on_buffer. On a device the caller's stream waits for the lanes of a
+ * failed step. */
+static enum shoal_status leave_step(struct shoal_reducer *reducer, enum shoal_status status)
 {
-    return reducer && reducer->device && fusion_failed(reducer) != SHOAL_OK ? fusion_device_give_up(reducer) : status;
+    if (!reducer)
+        return status;
+    fusion_lock(reducer);
+    while (fusion_out_is_busy(reducer) || fusion_flow_is_posting(reducer))
+        pthread_cond_wait(&reducer->changed, &reducer->lock);
+    fusion_unlock(reducer);
+    return reducer->device && fusion_failed(reducer) != SHOAL_OK ? fusion_device_give_up(reducer) : status;
 }
 
 enum shoal_status shoal_reducer_finish(struct shoal_reducer *reducer, struct shoal_step_result *result_out)
 {
-    return settle_step(reducer, reducer ? finish(reducer, result_out) : SHOAL_ERR_ARGUMENT);
+    return leave_step(reducer, reducer ? finish(reducer, result_out) : SHOAL_ERR_ARGUMENT);
 }
 
 /* ---- Join ---------------------------------------------------------------------------------------------------------------- */
@@ -270,5 +319,5 @@ static enum shoal_status join(struct shoal_reducer *reducer, int *more_out, stru
 
 enum shoal_status shoal_reducer_join(struct shoal_reducer *reducer, int *more_out, struct shoal_step_result *result_out)
 {
-    return settle_step(reducer, join(reducer, more_out, result_out));
+    return leave_step(reducer, join(reducer, more_out, result_out));
 }

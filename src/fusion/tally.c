@@ -99,11 +99,6 @@ void fusion_tally_reset(struct shoal_reducer *reducer)
     tally->is_tail_held = fusion_measure_holds_tail(reducer);
 }
 
-bool fusion_tally_has_tail(const struct shoal_reducer *reducer)
-{
-    return reducer->tally->tail_count > 0;
-}
-
 void fusion_tally_release_tail(struct shoal_reducer *reducer)
 {
     reducer->tally->is_tail_held = false;

@@ -27,9 +27,6 @@ SHOAL_MUST_USE enum shoal_status fusion_tally_take_head(struct shoal_reducer *re
 /* A step begins: its tail is not posted. */
 void fusion_tally_reset(struct shoal_reducer *reducer);
 
-/* Whether steps have a tail. Any thread. */
-bool fusion_tally_has_tail(const struct shoal_reducer *reducer);
-
 /* Norms of this rank's gradients have come from the device; until then no tail can be claimed that is to hold them. */
 void fusion_tally_release_tail(struct shoal_reducer *reducer);
 

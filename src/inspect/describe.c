@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/struct_bytes.h"
 #include "bootstrap/address.h"
 #include "bootstrap/bootstrap.h"
 #include "bootstrap/lookup.h"
@@ -15,18 +16,11 @@
 #include "topology/nic.h"
 #include "transport/fabric/fabric.h"
 
-/* Copies to a caller's struct that may be older, and so smaller, than ours. */
-static void copy_out(void *out, size_t out_bytes, const void *from, size_t from_bytes)
+/* OK when a caller's struct says how large it is. The line logged is not kept as the context's last failure: the caller may be
+ * asking for that one. */
+static enum shoal_status check_out(const struct shoal_context *context, const char *call, const void *out, const char *init)
 {
-    memcpy((char *)out + sizeof(size_t), (const char *)from + sizeof(size_t),
-           shoal_min_size(out_bytes, from_bytes) - sizeof(size_t));
-}
-
-/* OK when a caller's struct says how large it is; pass 0 where it is NULL. The line logged is not kept as the context's last
- * failure: the caller may be asking for that one. */
-static enum shoal_status check_out(const struct shoal_context *context, const char *call, size_t struct_bytes, const char *init)
-{
-    if (struct_bytes >= sizeof(size_t) && struct_bytes <= 65536)
+    if (shoal_struct_bytes(out))
         return SHOAL_OK;
     shoal_log_line((struct shoal_log *)(uintptr_t)&context->log, SHOAL_LOG_WARN, "comm",
                    "%s: the struct to be filled is NULL, or its struct_bytes is not set: use %s", call, init);
@@ -41,7 +35,7 @@ enum shoal_status shoal_last_failure(const struct shoal_context *context, const 
     struct shoal_failure failure = {.struct_bytes = sizeof failure, .rank = -1, .reporter = -1, .step = -1};
     context = comm ? comm->context : context;
     SHOAL_TRY(shoal_context_check(context, "shoal_last_failure"));
-    SHOAL_TRY(check_out(context, "shoal_last_failure", failure_out ? failure_out->struct_bytes : 0, "SHOAL_FAILURE_INIT"));
+    SHOAL_TRY(check_out(context, "shoal_last_failure", failure_out, "SHOAL_FAILURE_INIT"));
     if (comm) {
         shoal_progress_lock(comm->context->progress);
         const struct shoal_failure *found = shoal_engine_look_for_failure(comm->engine); /* nothing posted: nobody has looked */
@@ -58,7 +52,7 @@ enum shoal_status shoal_last_failure(const struct shoal_context *context, const 
         failure.pid = (int)getpid();
         snprintf(failure.host, sizeof failure.host, "%s", context->log.host);
     }
-    copy_out(failure_out, failure_out->struct_bytes, &failure, sizeof failure);
+    shoal_struct_copy_out(failure_out, &failure, sizeof failure);
     return SHOAL_OK;
 }
 
@@ -88,8 +82,7 @@ void shoal_flight_print(struct shoal_comm *comm, FILE *out)
 enum shoal_status shoal_last_operation(struct shoal_comm *comm, struct shoal_operation *operation_out)
 {
     SHOAL_TRY(shoal_comm_check(comm, "shoal_last_operation"));
-    SHOAL_TRY(check_out(comm->context, "shoal_last_operation", operation_out ? operation_out->struct_bytes : 0,
-                        "SHOAL_OPERATION_INIT"));
+    SHOAL_TRY(check_out(comm->context, "shoal_last_operation", operation_out, "SHOAL_OPERATION_INIT"));
     shoal_progress_lock(comm->context->progress);
     const double us = shoal_progress_anchor(comm->context->progress)->ns_per_tick / 1e3;
     const struct shoal_record *found = shoal_engine_last(comm->engine);
@@ -104,14 +97,14 @@ enum shoal_status shoal_last_operation(struct shoal_comm *comm, struct shoal_ope
                                               .done_us = (double)(int64_t)(last.done - last.posted) * us,
                                               .last_rank = last.last_rank,
                                               .late_us = (double)last.late * us};
-    copy_out(operation_out, operation_out->struct_bytes, &operation, sizeof operation);
+    shoal_struct_copy_out(operation_out, &operation, sizeof operation);
     return SHOAL_OK;
 }
 
 enum shoal_status shoal_comm_place(const struct shoal_comm *comm, int rank, struct shoal_place *place_out)
 {
     SHOAL_TRY(shoal_comm_check(comm, "shoal_comm_place"));
-    SHOAL_TRY(check_out(comm->context, "shoal_comm_place", place_out ? place_out->struct_bytes : 0, "SHOAL_PLACE_INIT"));
+    SHOAL_TRY(check_out(comm->context, "shoal_comm_place", place_out, "SHOAL_PLACE_INIT"));
     if (rank < 0 || rank >= comm->size)
         return shoal_log_fail(&comm->context->log, SHOAL_ERR_ARGUMENT, "comm",
                               "shoal_comm_place on communicator %s: rank is %d, but may be 0 to %d", comm->name, rank,
@@ -128,29 +121,27 @@ enum shoal_status shoal_comm_place(const struct shoal_comm *comm, int rank, stru
     shoal_engine_peer_name(comm->engine, rank, &name);
     place.pid = name.pid;
     memcpy(place.host_name, name.host, sizeof place.host_name);
-    copy_out(place_out, place_out->struct_bytes, &place, sizeof place);
+    shoal_struct_copy_out(place_out, &place, sizeof place);
     return SHOAL_OK;
 }
 
 enum shoal_status shoal_comm_memory(struct shoal_comm *comm, struct shoal_memory_usage *usage_out)
 {
     SHOAL_TRY(shoal_comm_check(comm, "shoal_comm_memory"));
-    SHOAL_TRY(
-        check_out(comm->context, "shoal_comm_memory", usage_out ? usage_out->struct_bytes : 0, "SHOAL_MEMORY_USAGE_INIT"));
+    SHOAL_TRY(check_out(comm->context, "shoal_comm_memory", usage_out, "SHOAL_MEMORY_USAGE_INIT"));
     struct shoal_memory_usage usage = {.struct_bytes = sizeof usage};
     shoal_progress_lock(comm->context->progress);
     shoal_engine_memory(comm->engine, &usage);
     usage.local_bytes += sizeof *comm;
     shoal_progress_unlock(comm->context->progress);
-    copy_out(usage_out, usage_out->struct_bytes, &usage, sizeof usage);
+    shoal_struct_copy_out(usage_out, &usage, sizeof usage);
     return SHOAL_OK;
 }
 
 enum shoal_status shoal_comm_traffic(struct shoal_comm *comm, struct shoal_traffic *traffic_out)
 {
     SHOAL_TRY(shoal_comm_check(comm, "shoal_comm_traffic"));
-    SHOAL_TRY(
-        check_out(comm->context, "shoal_comm_traffic", traffic_out ? traffic_out->struct_bytes : 0, "SHOAL_TRAFFIC_INIT"));
+    SHOAL_TRY(check_out(comm->context, "shoal_comm_traffic", traffic_out, "SHOAL_TRAFFIC_INIT"));
     struct shoal_traffic traffic = {.struct_bytes = sizeof traffic};
     if (traffic_out->struct_bytes >= sizeof traffic)
         traffic.sent_to = traffic_out->sent_to;
@@ -159,7 +150,7 @@ enum shoal_status shoal_comm_traffic(struct shoal_comm *comm, struct shoal_traff
     shoal_progress_lock(comm->context->progress);
     shoal_engine_traffic(comm->engine, &traffic);
     shoal_progress_unlock(comm->context->progress);
-    copy_out(traffic_out, traffic_out->struct_bytes, &traffic, sizeof traffic);
+    shoal_struct_copy_out(traffic_out, &traffic, sizeof traffic);
     return SHOAL_OK;
 }
 

@@ -3,6 +3,7 @@
 #include <stdarg.h>
 #include <string.h>
 
+#include "base/struct_bytes.h"
 #include "comm/context.h"
 #include "device/gpu.h"
 #include "inspect/predict.h"
@@ -348,7 +349,7 @@ enum shoal_status shoal_simulate(const struct shoal_simulation *simulation, FILE
     if (!simulated_out || simulated_out->struct_bytes < SIMULATED_BYTES_LEAST)
         return refuse(&inquiry, SHOAL_ERR_ARGUMENT,
                       "the struct to be filled is NULL, or its struct_bytes is not set: use SHOAL_SIMULATED_INIT");
-    memcpy(&whole, simulation, shoal_min_size(simulation->struct_bytes, sizeof whole));
+    shoal_struct_copy_in(&whole, simulation, sizeof whole);
     inquiry.collective = shoal_collective_find(whole.collective);
     inquiry.entry = shoal_collective_traits(inquiry.collective);
     inquiry.is_partitioned = inquiry.entry->shape.is_input_partitioned || inquiry.entry->shape.is_output_partitioned;
@@ -356,7 +357,6 @@ enum shoal_status shoal_simulate(const struct shoal_simulation *simulation, FILE
     shoal_tuning_fini(&inquiry.tuning);
     if (status != SHOAL_OK)
         return status;
-    answer.struct_bytes = simulated_out->struct_bytes;
-    memcpy(simulated_out, &answer, shoal_min_size(answer.struct_bytes, sizeof answer));
+    shoal_struct_copy_out(simulated_out, &answer, sizeof answer);
     return SHOAL_OK;
 }

@@ -62,16 +62,8 @@ void shoal_cause_fill_abort(struct shoal_failure *failure_out, int rank, const c
     failure_out->rank = failure_out->reporter = rank;
     failure_out->step = -1;
     failure_out->pid = (int)getpid();
+    failure_out->is_given = 1;
     for (size_t i = 0; i + 1 < sizeof failure_out->host && host[i]; i++)
         failure_out->host[i] = host[i];
     print_abort(rank, failure_out->text);
-}
-
-void shoal_cause_board_write_abort(struct shoal_cause_board *board, int rank, const char *host)
-{
-    struct shoal_cause_draft *draft = cause_board_take(board);
-    if (!draft)
-        return;
-    shoal_cause_fill_abort(&draft->failure, rank, host);
-    cause_board_publish(board, draft);
 }

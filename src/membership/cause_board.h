@@ -34,13 +34,10 @@ static inline bool shoal_cause_board_read(const struct shoal_cause_board *board,
     return true;
 }
 
-/* Writes the cause, unless there is one. Waits a moment if all drafts are taken and none is the cause yet. */
+/* Writes the cause, unless there is one. Waits a moment if all drafts are taken and none is the cause yet. Async-signal-safe. */
 void shoal_cause_board_write(struct shoal_cause_board *board, const struct shoal_failure *failure);
 
-/* The same for shoal_comm_abort, called by `rank` on `host`. Async-signal-safe, and does not wait. */
-void shoal_cause_board_write_abort(struct shoal_cause_board *board, int rank, const char *host);
-
-/* Describes shoal_comm_abort as a failure. Async-signal-safe. */
+/* Describes shoal_comm_abort, called by `rank` on `host`, as a failure. Async-signal-safe. */
 void shoal_cause_fill_abort(struct shoal_failure *failure_out, int rank, const char *host);
 
 #endif

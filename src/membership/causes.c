@@ -139,8 +139,8 @@ uint64_t shoal_cause_due_ns(const struct shoal_causes *causes, const struct shoa
 {
     SHOAL_ASSERT(!cause->is_decided); /* a decision is final */
     uint64_t wait_ms = cause->is_own ? SHOAL_CAUSES_SETTLE_MS : SHOAL_CAUSES_ALONE_MS;
-    if (is_root) /* an abort is wanted at once */
-        wait_ms = cause->best.status == SHOAL_ERR_ABORTED || was_blamed(causes, &cause->best) ? 0 : SHOAL_CAUSES_COLLECT_MS;
+    if (is_root) /* what a rank has given is wanted at once, and what is known of a process that was blamed before */
+        wait_ms = cause->best.is_given || was_blamed(causes, &cause->best) ? 0 : SHOAL_CAUSES_COLLECT_MS;
     const uint64_t due_ns = cause->first_ns + wait_ms * SHOAL_NS_PER_MS;
     const uint64_t collected_ns = is_root && heir_ns ? heir_ns + SHOAL_CAUSES_HEIR_MS * SHOAL_NS_PER_MS : 0;
     return due_ns > collected_ns ? due_ns : collected_ns;

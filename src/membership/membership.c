@@ -215,12 +215,9 @@ static void on_lost(void *arg, int rank)
 
 static void propose_abort(struct shoal_membership *membership, struct shoal_membership_comm *member)
 {
-    struct shoal_failure failure;
     /* acquire: pairs with the release in shoal_membership_abort. */
-    if (!atomic_exchange_explicit(&member->is_aborted, false, memory_order_acquire))
-        return;
-    shoal_cause_fill_abort(&failure, member->rank, member->host);
-    (void)propose(membership, member->comm, &failure, true);
+    if (atomic_exchange_explicit(&member->is_aborted, false, memory_order_acquire))
+        (void)propose(membership, member->comm, &member->given, true);
 }
 
 static uint64_t on_turn(void *arg, uint64_t now_ns)
@@ -378,24 +375,44 @@ void shoal_membership_fail(struct shoal_membership_comm *member, const struct sh
     write_cause(member, failure); /* it counts if nothing was agreed on */
 }
 
-void shoal_membership_abort(struct shoal_membership_comm *member)
+/* Process and host are this rank's, if it blames itself. */
+static void fill_given(const struct shoal_membership_comm *member, const struct shoal_failure *cause,
+                       struct shoal_failure *failure_out)
+{
+    shoal_cause_fill_abort(failure_out, member->rank, member->host);
+    if (!cause)
+        return;
+    const struct shoal_failure own = *failure_out;
+    *failure_out = *cause;
+    failure_out->reporter = own.reporter;
+    failure_out->is_given = 1;
+    if (cause->rank != own.rank || cause->pid)
+        return;
+    failure_out->pid = own.pid;
+    memcpy(failure_out->host, own.host, sizeof own.host);
+}
+
+void shoal_membership_abort(struct shoal_membership_comm *member, const struct shoal_failure *cause)
 {
     if (!member->membership) {
-        shoal_cause_board_write_abort(member->board, member->rank, member->host);
+        struct shoal_failure failure;
+        fill_given(member, cause, &failure);
+        shoal_cause_board_write(member->board, &failure);
         member->wake(member->arg);
         return;
     }
-    atomic_store_explicit(&member->has_aborted, true, memory_order_relaxed);
-    atomic_store_explicit(&member->is_aborted, true, memory_order_release); /* pairs with the exchange in propose_abort */
+    if (atomic_exchange_explicit(&member->has_given, true, memory_order_relaxed))
+        return;
+    fill_given(member, cause, &member->given);
+    atomic_store_explicit(&member->has_aborted, true, memory_order_release); /* pairs with the exchange in heed_abort */
+    atomic_store_explicit(&member->is_aborted, true, memory_order_release);  /* pairs with the exchange in propose_abort */
     shoal_control_wake(member->membership->control);
 }
 
 bool shoal_membership_heed_abort(struct shoal_membership_comm *member, struct shoal_failure *failure_out)
 {
-    struct shoal_failure failure;
-    atomic_store_explicit(&member->has_aborted, false, memory_order_relaxed);
-    shoal_cause_fill_abort(&failure, member->rank, member->host);
-    shoal_membership_fail(member, &failure);
+    if (atomic_exchange_explicit(&member->has_aborted, false, memory_order_acquire))
+        shoal_membership_fail(member, &member->given);
     return shoal_cause_board_read(member->board, failure_out);
 }
 

@@ -67,7 +67,9 @@ struct shoal_membership_comm {
     void (*wake)(void *arg); /* the ranks of this host: there is a cause on the board. Async-signal-safe */
     void (*left)(void *arg, int rank, uint64_t completed); /* a rank has left the communicator before its end */
     struct shoal_membership *membership;                   /* that it has joined; NULL: none */
-    atomic_bool is_aborted;                                /* which others are to be told */
+    atomic_bool has_given;                                 /* this rank has given a cause, which stays: */
+    struct shoal_failure given;                            /* written before the flags below are raised */
+    atomic_bool is_aborted;                                /* others are to be told */
     atomic_bool has_aborted;                               /* and this rank has not waited for their agreement yet */
     struct shoal_membership_comm *next;
 };
@@ -80,10 +82,11 @@ void shoal_membership_leave(struct shoal_membership *membership, struct shoal_me
 /* Makes this or an earlier failure the first cause of the communicator, on all its ranks. Over several hosts it is proposed,
  * and the call waits until all have agreed on one: about SHOAL_CAUSES_COLLECT_MS, at most 5 s. */
 void shoal_membership_fail(struct shoal_membership_comm *comm, const struct shoal_failure *failure);
-/* The same for shoal_comm_abort, without waiting. Any thread; async-signal-safe. */
-void shoal_membership_abort(struct shoal_membership_comm *comm);
-/* The rank that called shoal_comm_abort does nothing more in the communicator, though others may not know of it yet: it waits
- * for their agreement. Returns as shoal_membership_failed. */
+/* Like shoal_membership_fail, but returns before the ranks have agreed. The cause is this rank's own; NULL is shoal_comm_abort.
+ * A rank's first cause stays. Any thread; async-signal-safe. */
+void shoal_membership_abort(struct shoal_membership_comm *comm, const struct shoal_failure *cause);
+/* The rank that gave a cause does nothing more in the communicator, though others may not know of it yet: it waits for their
+ * agreement. Returns as shoal_membership_failed. */
 bool shoal_membership_heed_abort(struct shoal_membership_comm *comm, struct shoal_failure *failure_out);
 
 /* True when there is a first cause; *failure_out is it. Cheap while there is none. */

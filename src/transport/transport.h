@@ -199,9 +199,9 @@ struct shoal_transport_ops {
     void (*fail)(struct shoal_transport *, const struct shoal_failure *failure);
     /* True when any rank has published a failure; *failure is then the first cause. Cheap while there is none. */
     bool (*failed)(struct shoal_transport *, struct shoal_failure *failure);
-    /* Any thread, async-signal-safe: publishes ERR_ABORTED and wakes all. Over several hosts that takes some milliseconds, and
-     * this rank's next `failed` waits for it. */
-    void (*abort)(struct shoal_transport *);
+    /* Any thread, async-signal-safe: publishes a cause that this rank gives, and wakes all; NULL is shoal_comm_abort. Over
+     * several hosts that takes some milliseconds, and this rank's next `failed` waits for it. */
+    void (*abort)(struct shoal_transport *, const struct shoal_failure *cause);
 
     void (*peer_name)(struct shoal_transport *, int peer, struct shoal_transport_peer *name);
     void (*memory)(struct shoal_transport *, struct shoal_memory_usage *usage);

@@ -929,7 +929,7 @@ static void abort_reaches_all(void **state)
     struct contract_world world;
     open_world(&world, state, 3);
     struct shoal_failure seen;
-    at(&world, 2)->ops->abort(at(&world, 2));
+    at(&world, 2)->ops->abort(at(&world, 2), NULL);
     for (int rank = 0; rank < 3; rank++) {
         UNTIL(&world, has_failed(&world, rank, &seen));
         assert_int_equal(seen.status, SHOAL_ERR_ABORTED);

@@ -8,7 +8,7 @@
 
 #include "fault_harness.h"
 
-enum way { BY_THREAD, BY_HANDLER, BEFORE_THE_CALL, BY_A_LATE_RANK };
+enum way { BY_THREAD, BY_HANDLER, BEFORE_THE_CALL, BY_A_LATE_RANK, WITH_A_CAUSE };
 
 struct scene {
     enum way way;
@@ -16,7 +16,6 @@ struct scene {
     int aborter;
     bool is_posted;
 };
-
 
 static struct fault_rank *handled; /* for the signal handler */
 
@@ -50,6 +49,25 @@ static enum shoal_status wait_in_vain(struct fault_rank *self)
     return status;
 }
 
+/* The first cause counts. */
+static void give_cause(struct fault_rank *self)
+{
+    struct shoal_failure cause = SHOAL_FAILURE_INIT;
+    cause.status = SHOAL_ERR_SYSTEM;
+    cause.rank = self->rank;
+    snprintf(cause.operation, sizeof cause.operation, "step 7");
+    snprintf(cause.text, sizeof cause.text, "the loss was not a number");
+    shoal_comm_fail(self->comm, &cause);
+    cause.status = SHOAL_ERR_MEMORY;
+    shoal_comm_fail(self->comm, &cause);
+    shoal_comm_fail(self->comm, NULL);
+}
+
+static enum shoal_status status_of(enum way way)
+{
+    return way == WITH_A_CAUSE ? SHOAL_ERR_SYSTEM : SHOAL_ERR_ABORTED;
+}
+
 /* *thread_out is to be joined before the communicator is freed: abort must not be under way then. */
 static void abort_by(struct fault_rank *self, enum way way, pthread_t *thread_out)
 {
@@ -60,9 +78,12 @@ static void abort_by(struct fault_rank *self, enum way way, pthread_t *thread_ou
     } else if (way == BY_THREAD) {
         fault_check(self, pthread_create(thread_out, NULL, abort_soon, self) == 0, "no thread");
     } else {
-        fault_sleep_ms(way == BY_A_LATE_RANK ? 100 : 0);
+        fault_sleep_ms(way == BEFORE_THE_CALL ? 0 : 100);
         fault_act(self);
-        shoal_comm_abort(self->comm);
+        if (way == WITH_A_CAUSE)
+            give_cause(self);
+        else
+            shoal_comm_abort(self->comm);
     }
 }
 
@@ -86,7 +107,7 @@ static void body(struct fault_rank *self)
     }
     fault_reach(self, 1);
     const enum shoal_status again = shoal_barrier(self->comm, NULL);
-    fault_check(self, again == SHOAL_ERR_ABORTED, "the next call: %s", shoal_status_name(again));
+    fault_check(self, again == status_of(scene->way), "the next call: %s", shoal_status_name(again));
     if (thread)
         pthread_join(thread, NULL);
 }
@@ -101,9 +122,15 @@ static void play(struct fault_test *test)
         const struct fault_result *result = &test->shared->results[r];
         const int64_t took_ms =
             ((int64_t)result->failed_ns - (int64_t)test->shared->results[scene->aborter].action_ns) / (int64_t)FAULT_MS;
-        fault_expect(test, result->status == SHOAL_ERR_ABORTED, "rank %d got %s", r, shoal_status_name(result->status));
+        fault_expect(test, result->status == status_of(scene->way), "rank %d got %s", r, shoal_status_name(result->status));
         fault_expect(test, result->has_failure && result->failure.rank == scene->aborter, "rank %d: rank %d is named: %s", r,
                      result->failure.rank, result->failure.text);
+        fault_expect(test, result->failure.is_given && result->failure.pid && result->failure.host[0], "rank %d: no process",
+                     r);
+        fault_expect(test,
+                     scene->way != WITH_A_CAUSE || (!strcmp(result->failure.text, "the loss was not a number") &&
+                                                    !strcmp(result->failure.operation, "step 7")),
+                     "rank %d: %s", r, result->failure.text);
         fault_expect(test, took_ms <= FAULT_KNOWN_MS * FAULT_SLOW, "rank %d knew after %lld ms", r, (long long)took_ms);
     }
 }
@@ -214,8 +241,7 @@ static void own_deadline(struct fault_test *test)
                      result->failure.text);
     }
     const uint64_t took_ms = (test->shared->results[0].failed_ns - test->shared->results[0].action_ns) / FAULT_MS;
-    fault_expect(test, took_ms >= 450 * FAULT_SLOW && took_ms <= HASTY_MOST_MS, "it took %llu ms",
-                 (unsigned long long)took_ms);
+    fault_expect(test, took_ms >= 450 * FAULT_SLOW && took_ms <= HASTY_MOST_MS, "it took %llu ms", (unsigned long long)took_ms);
 }
 
 #define SCENE(...)        \
@@ -233,6 +259,7 @@ int main(int argc, char **argv)
         {"abort_by_handler_3_ranks_posted", play, SCENE(BY_HANDLER, 3, 2, true)},
         {"abort_by_rank_0_that_never_calls", play, SCENE(BY_A_LATE_RANK, 3, 0, false)},
         {"abort_before_the_call", play, SCENE(BEFORE_THE_CALL, 2, 1, false)},
+        {"fail_with_a_cause_3_ranks_posted", play, SCENE(WITH_A_CAUSE, 3, 1, true)},
         {"forked_child_is_refused", forked_child, NULL},
         {"operation_keeps_its_own_deadline", own_deadline, NULL},
     };

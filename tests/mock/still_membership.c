@@ -43,9 +43,9 @@ void shoal_membership_fail(struct shoal_membership_comm *comm, const struct shoa
     comm->wake(comm->arg);
 }
 
-void shoal_membership_abort(struct shoal_membership_comm *comm)
+void shoal_membership_abort(struct shoal_membership_comm *comm, const struct shoal_failure *cause)
 {
-    (void)comm;
+    (void)comm, (void)cause;
 }
 
 bool shoal_membership_heed_abort(struct shoal_membership_comm *comm, struct shoal_failure *failure_out)

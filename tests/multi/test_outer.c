@@ -624,7 +624,7 @@ static void arguments_body(struct world *world)
 static void refusals_body(struct world *world)
 {
     struct job job;
-    struct shoal_outer_result wrong = {8, 0, 0, 0};
+    struct shoal_outer_result wrong = {0, 0, 0, 0};
     struct shoal_failure failure = SHOAL_FAILURE_INIT;
     open_job(&job, world, &plain);
     OK(world, create(&job));

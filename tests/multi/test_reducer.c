@@ -7,12 +7,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "gradient_values.h"
 #include "multi_world.h"
 #include "reference.h"
-#include "shoal/gradients.h"
+#include "shoal/data.h"
+#include "shoal/outer.h"
 
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 #define PARAMETERS 23
@@ -203,8 +205,10 @@ static void check_flight(struct job *job)
     CHECK(job->world, stats.flight_buffers == 1, "%zu buffers in flight", stats.flight_buffers);
     for (size_t b = 0; b < buffers; b++, before = times) {
         OK(job->world, shoal_reducer_buffer_times(job->reducer, b, &times));
-        CHECK(job->world, b == 0 || times.posted_us >= before.done_us, "buffer %zu of %zu was posted at %g us, the one before "
-              "was done at %g", b, buffers, times.posted_us, before.done_us);
+        CHECK(job->world, b == 0 || times.posted_us >= before.done_us,
+              "buffer %zu of %zu was posted at %g us, the one before "
+              "was done at %g",
+              b, buffers, times.posted_us, before.done_us);
     }
 }
 
@@ -735,6 +739,42 @@ static void uneven_body(struct world *world)
     }
 }
 
+/* The sum of all ranks' values does not fit in 16 bits, their average does. Then rank 0 alone has another step. */
+static void large_body(struct world *world)
+{
+    static const struct shoal_parameter parameters[2] = {{1000, SHOAL_FLOAT32, "single"}, {1000, SHOAL_FLOAT16, "half"}};
+    const double large[GRADIENT_PERIOD] = {[0 ... GRADIENT_PERIOD - 1] = 40000};
+    float memory[2][1000];
+    for (int by_active = 0; by_active < 2; by_active++) {
+        struct shoal_reducer_options options = SHOAL_REDUCER_OPTIONS_INIT;
+        struct shoal_reducer *reducer;
+        int more = 1;
+        options.is_uneven = options.results_in_views = 1;
+        options.divides_by_active = by_active;
+        options.compression = *(const enum shoal_compression *)world->arg;
+        OK(world, shoal_reducer_create(world->context, world->comm, parameters, 2, &options, &reducer));
+        for (int step = 0; step < 2; step++) {
+            if (step == 0 || world->rank == 0) {
+                OK(world, shoal_reducer_begin(reducer, SHOAL_STEP_REDUCE));
+                for (size_t i = 0; i < 2; i++) {
+                    gradient_fill(parameters[i].type, large, memory[i], 1000);
+                    OK(world, shoal_reducer_ready(reducer, i, memory[i], 1000));
+                }
+                OK(world, shoal_reducer_finish(reducer, NULL));
+            } else {
+                OK(world, shoal_reducer_join(reducer, &more, NULL));
+            }
+            const double expected = step == 0 || by_active ? 40000 : 40000.0 / world->size;
+            for (size_t i = 0; i < 2; i++) {
+                const double found = gradient_get(parameters[i].type, shoal_reducer_view(reducer, i), 999);
+                CHECK(world, found == expected, "by_active %d, step %d, %s: %g, not %g", by_active, step, parameters[i].name,
+                      found, expected);
+            }
+        }
+        shoal_reducer_free(reducer);
+    }
+}
+
 /* ---- Callbacks, statistics, comparison ----------------------------------------------------------------------------------- */
 
 struct calls {
@@ -815,6 +855,93 @@ static void callback_body(struct world *world)
         }
         close_job(&job);
     }
+}
+
+/* ---- Programs of an older header ----------------------------------------------------------------------------------------- */
+
+#define OLD_BYTES 16 /* struct_bytes and the first field behind it */
+
+/* The struct of such a program, at the end of a page behind which nothing may be read or written. */
+static void *old_struct(struct world *world)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), bytes = OLD_BYTES;
+    char *memory = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(world, memory != MAP_FAILED && mprotect(memory + page, page, PROT_NONE) == 0, "no memory");
+    memcpy(memory + page - OLD_BYTES, &bytes, sizeof bytes);
+    return memory + page - OLD_BYTES;
+}
+
+static void expect_old(struct world *world, const void *old, uint64_t first, const char *what)
+{
+    uint64_t words[2];
+    memcpy(words, old, sizeof words);
+    CHECK(world, words[0] == OLD_BYTES && words[1] == first, "%s: struct_bytes %d, then %d, not %d", what, (int)words[0],
+          (int)words[1], (int)first);
+}
+
+/* Results have the fields that the program knows. A struct of 16 bytes has less than any struct of this header. */
+static void older_program_body(struct world *world)
+{
+    float gradient[64] = {0};
+    const struct shoal_parameter parameter = {64, SHOAL_FLOAT32, "only"};
+    struct shoal_outer_options outer_options = SHOAL_OUTER_OPTIONS_INIT;
+    void *memory = gradient, *old = old_struct(world);
+    struct shoal_reducer *reducer;
+    struct shoal_outer *outer;
+    struct shoal_context *context;
+    struct shoal_comm *comm;
+    OK(world, shoal_context_create(old, &context)); /* options are read no further either */
+    shoal_context_destroy(context);
+    OK(world, shoal_comm_split(world->comm, 0, 0, old, &comm));
+    OK(world, shoal_reducer_create(world->context, comm, &parameter, 1, NULL, &reducer));
+    OK(world, shoal_reducer_begin(reducer, SHOAL_STEP_REDUCE));
+    OK(world, shoal_reducer_ready(reducer, 0, gradient, 64));
+    OK(world, shoal_reducer_finish(reducer, old));
+    expect_old(world, old, 1, "shoal_reducer_finish");
+    OK(world, shoal_reducer_stats(reducer, old));
+    expect_old(world, old, 1, "shoal_reducer_stats");
+    OK(world, shoal_gradient_layout_buffer(shoal_reducer_layout(reducer), 0, old));
+    OK(world, shoal_reducer_buffer_times(reducer, 0, old));
+    shoal_reducer_fail(reducer, SHOAL_ERR_STATE, "enough");
+    OK(world, shoal_reducer_failure(reducer, old));
+    CHECK(world, *(const int *)((const char *)old + 8) == SHOAL_ERR_STATE, "shoal_reducer_failure");
+    shoal_reducer_free(reducer);
+    outer_options.every = 1;
+    OK(world, shoal_outer_create(world->context, comm, &parameter, 1, &memory, &outer_options, &outer));
+    OK(world, shoal_outer_step(outer, &memory, old));
+    expect_old(world, old, 1, "shoal_outer_step");
+    OK(world, shoal_outer_stats(outer, old));
+    expect_old(world, old, 1, "shoal_outer_stats");
+    shoal_outer_free(outer);
+    OK(world, shoal_batch_divide(64, 1, 2, old, NULL, 0));
+    expect_old(world, old, 32, "shoal_batch_divide");
+    shoal_comm_free(comm);
+}
+
+/* ---- A callback that returns no error ------------------------------------------------------------------------------------ */
+
+static enum shoal_status still_pending(void *arg, size_t buffer, const uint32_t *parameters, size_t count)
+{
+    (void)arg, (void)buffer, (void)parameters, (void)count;
+    return SHOAL_PENDING;
+}
+
+static void pending_body(struct world *world)
+{
+    float gradient[64] = {0};
+    const struct shoal_parameter parameter = {64, SHOAL_FLOAT32, "only"};
+    struct shoal_reducer_options options = SHOAL_REDUCER_OPTIONS_INIT;
+    struct shoal_failure failure = SHOAL_FAILURE_INIT;
+    struct shoal_reducer *reducer;
+    options.on_buffer = still_pending;
+    OK(world, shoal_reducer_create(world->context, world->comm, &parameter, 1, &options, &reducer));
+    OK(world, shoal_reducer_begin(reducer, SHOAL_STEP_REDUCE));
+    OK(world, shoal_reducer_ready(reducer, 0, gradient, 64));
+    const enum shoal_status status = shoal_reducer_finish(reducer, NULL);
+    OK(world, shoal_reducer_failure(reducer, &failure));
+    CHECK(world, status == SHOAL_ERR_ABORTED && failure.status == status && strstr(failure.text, "failed with SHOAL_PENDING"),
+          "%s: %s", shoal_status_name(status), failure.text);
+    shoal_reducer_free(reducer);
 }
 
 /* ---- What is said of an error -------------------------------------------------------------------------------------------- */
@@ -1076,7 +1203,7 @@ static void refuse_layouts(struct world *world, bool is_odd)
     for (uint32_t i = 0; i < PARAMETERS; i++)
         order[i] = is_odd ? PARAMETERS - 1 - i : i;
     job.options.order = order;
-    expect_refused(&job, SHOAL_ERR_MISMATCH, "layouts differ: that of rank 0 has hash");
+    expect_refused(&job, SHOAL_ERR_MISMATCH, "options differ: the hash of the layout is ");
 }
 
 /* A layout file of another model is refused where it is read. If that rank goes on without it, every rank is told. */
@@ -1300,6 +1427,33 @@ static void fault_body(struct world *world)
     close_job(&job);
 }
 
+/* Two ranks give up at once, each with its own text. All ranks name the same one of the two. */
+static void both_body(struct world *world)
+{
+    struct job job;
+    struct shoal_failure failure = SHOAL_FAILURE_INIT;
+    char own[32], wanted[64];
+    open_job(&job, world, 18);
+    job.options.compression = *(const enum shoal_compression *)world->arg;
+    OK(world, create(&job));
+    OK(world, step_with(&job, FAULTS, false));
+    job.step++;
+    OK(world, shoal_barrier(world->comm, NULL));
+    snprintf(own, sizeof own, "the reason of rank %d", world->rank);
+    if (world->rank == 1 || world->rank == 2)
+        shoal_reducer_fail(job.reducer, SHOAL_ERR_SYSTEM, own);
+    CHECK(world, step_with(&job, FAULTS, false) == SHOAL_ERR_SYSTEM, "another status");
+    OK(world, shoal_reducer_failure(job.reducer, &failure));
+    snprintf(wanted, sizeof wanted, "gradients, step 2, rank %d: the reason of rank %d", failure.rank, failure.rank);
+    CHECK(world, (failure.rank == 1 || failure.rank == 2) && failure.is_given && strcmp(failure.text, wanted) == 0, "%s",
+          failure.text);
+    int64_t least = failure.rank, most = failure.rank;
+    OK(world, shoal_allreduce(world->comm, &least, &least, 1, SHOAL_INT64, SHOAL_MIN, NULL));
+    OK(world, shoal_allreduce(world->comm, &most, &most, 1, SHOAL_INT64, SHOAL_MAX, NULL));
+    CHECK(world, least == most, "some name rank %d, others rank %d", (int)least, (int)most);
+    close_job(&job);
+}
+
 /* A rank dies in mid-step: the others name it, and what they were at. */
 static void killed_body(struct world *world)
 {
@@ -1331,6 +1485,57 @@ static void killed_body(struct world *world)
     _exit(0); /* the world's communicator is broken, too */
 }
 
+/* ---- Leaving a failed step ----------------------------------------------------------------------------------------------- */
+
+enum leaving { FINISH_MISSES_A_GRADIENT, FINISH_AFTER_A_FAILURE, JOIN_AFTER_A_FAILURE, LEAVINGS };
+
+struct slow_callback {
+    atomic_bool has_begun, may_end, has_ended;
+};
+
+static enum shoal_status be_slow(void *arg, size_t buffer, const uint32_t *parameters, size_t count)
+{
+    struct slow_callback *slow = arg;
+    (void)buffer, (void)parameters, (void)count;
+    atomic_store(&slow->has_begun, true);
+    while (!atomic_load(&slow->may_end))
+        usleep(1000);
+    usleep(100000);
+    atomic_store(&slow->has_ended, true);
+    return SHOAL_OK;
+}
+
+/* The caller frees its gradients after finish and join, so the reducer's thread may not be in the callback then. */
+static void leaving_body(struct world *world)
+{
+    const struct shoal_parameter parameters[2] = {{64, SHOAL_FLOAT32, "first"}, {64, SHOAL_FLOAT32, "last"}};
+    float gradients[2][64] = {{0}};
+    for (enum leaving way = 0; way < LEAVINGS; way++) {
+        struct shoal_reducer_options options = SHOAL_REDUCER_OPTIONS_INIT;
+        struct slow_callback slow = {false, false, false};
+        struct shoal_reducer *reducer;
+        int more = 0;
+        options.buffer_bytes = options.first_buffer_bytes = options.rank_bytes = 1;
+        options.has_thread = options.is_uneven = 1;
+        options.on_buffer = be_slow;
+        options.on_buffer_arg = &slow;
+        OK(world, shoal_reducer_create(world->context, world->comm, parameters, 2, &options, &reducer));
+        OK(world, shoal_reducer_begin(reducer, SHOAL_STEP_REDUCE));
+        OK(world, shoal_reducer_ready(reducer, 1, gradients[1], 64));
+        while (!atomic_load(&slow.has_begun))
+            usleep(1000);
+        OK(world, shoal_barrier(world->comm, NULL)); /* a failure would keep the other rank's callback away */
+        atomic_store(&slow.may_end, true);
+        if (way != FINISH_MISSES_A_GRADIENT)
+            shoal_reducer_fail(reducer, SHOAL_ERR_STATE, "the loss was not a number");
+        const enum shoal_status status =
+            way == JOIN_AFTER_A_FAILURE ? shoal_reducer_join(reducer, &more, NULL) : shoal_reducer_finish(reducer, NULL);
+        CHECK(world, atomic_load(&slow.has_ended), "way %d: %s came during the callback", (int)way, shoal_status_name(status));
+        CHECK(world, status == SHOAL_ERR_STATE, "way %d: %s", (int)way, shoal_status_name(status));
+        shoal_reducer_free(reducer);
+    }
+}
+
 /* What world_options.arg points to. */
 static const enum shoal_compression float16 = SHOAL_COMPRESS_FLOAT16, bfloat16 = SHOAL_COMPRESS_BFLOAT16,
                                     int8 = SHOAL_COMPRESS_INT8, none = SHOAL_COMPRESS_NONE;
@@ -1347,7 +1552,10 @@ static void run_on_one_host(void)
     world_run(&(struct world_options){"reducer_norms_and_clipping", 4, NULL, norms_body, NULL});
     world_run(&(struct world_options){"reducer_names_what_is_not_finite", 4, NULL, finite_body, NULL});
     world_run(&(struct world_options){"reducer_uneven_steps", 4, NULL, uneven_body, NULL});
+    world_run(&(struct world_options){"reducer_averages_of_large_values", 4, NULL, large_body, &none});
     world_run(&(struct world_options){"reducer_callbacks_and_statistics", 2, NULL, callback_body, NULL});
+    world_run(&(struct world_options){"reducer_serves_programs_of_an_older_header", 1, NULL, older_program_body, NULL});
+    world_run(&(struct world_options){"reducer_fails_when_a_callback_returns_pending", 1, NULL, pending_body, NULL});
     world_run(&(struct world_options){"report_is_the_last_failure", 1, NULL, report_body, NULL});
     world_run(&(struct world_options){"reducer_compares_parameters", 4, NULL, compare_body, NULL});
     world_run(&(struct world_options){"reducer_lists_that_differ", 4, NULL, lists_body, NULL});
@@ -1355,6 +1563,8 @@ static void run_on_one_host(void)
     world_run(&(struct world_options){"reducer_refusals_change_nothing", 2, NULL, refusals_body, NULL});
     world_run(&(struct world_options){"reducer_steps_are_exact, one host, int8", 2, NULL, steps_body, &int8});
     world_run(&(struct world_options){"reducer_a_rank_dies_in_mid_step", 4, NULL, killed_body, NULL});
+    world_run(&(struct world_options){"reducer_is_left_after_its_thread", 2, NULL, leaving_body, NULL});
+    world_run(&(struct world_options){"reducer_two_ranks_give_up_at_once", 4, NULL, both_body, &none});
 }
 
 static const char *const fault_names[FAULTS] = {"marked twice",      "a part marked twice",    "never marked",
@@ -1380,6 +1590,7 @@ static void run_on_two_hosts(void)
     world_divide(2);
     world_run(&(struct world_options){"reducer_steps_are_exact, 2 hosts", 4, NULL, steps_body, NULL});
     world_run(&(struct world_options){"reducer_steps_are_exact, 2 hosts, float16", 4, NULL, steps_body, &float16});
+    world_run(&(struct world_options){"reducer_averages_of_large_values, 2 hosts, float16", 4, NULL, large_body, &float16});
     world_run(&(struct world_options){"reducer_errors_of_8_bits_come_back", 4, NULL, error_body, NULL});
     world_run(&(struct world_options){"reducer_counts_what_is_sent, 2 hosts", 4, NULL, wire_body, &none});
     world_run(&(struct world_options){"reducer_counts_what_is_sent, 2 hosts, bfloat16", 4, NULL, wire_body, &bfloat16});
@@ -1389,6 +1600,7 @@ static void run_on_two_hosts(void)
     world_run(&(struct world_options){"reducer_resumes_with_residuals, 2 hosts", 4, NULL, resumed_body, NULL});
     world_run(&(struct world_options){"reducer_refuses_residuals_of_others", 4, NULL, residuals_refused_body, NULL});
     world_run(&(struct world_options){"reducer_refuses_unequal_hosts", 3, NULL, unequal_hosts_body, NULL});
+    world_run(&(struct world_options){"reducer_two_ranks_give_up_at_once, 2 hosts, int8", 4, NULL, both_body, &int8});
     world_run(&(struct world_options){"reducer_a_rank_dies_in_mid_step, 2 hosts, int8", 4, NULL, killed_body, &int8});
 }
 

@@ -604,11 +604,8 @@ static struct shoal_call call_of(enum shoal_collective_type collective, const vo
                                .timeout_ms = options ? options->timeout_ms : 0};
 }
 
-/* Sends go out even so: they are how a rank tells that it cannot post. */
-static bool post_fails(struct shoal_context *context, enum shoal_collective_type collective)
+static bool post_fails(struct shoal_context *context)
 {
-    if (collective == SHOAL_COLLECTIVE_SEND)
-        return false;
     context->posts++;
     if (context->posts_left > 0)
         context->posts_left--;
@@ -637,7 +634,7 @@ static enum shoal_status post(struct shoal_comm *comm, const struct shoal_call *
     lock(world);
     if (comm->context->is_dead)
         status = SHOAL_ERR_ABORTED;
-    else if (post_fails(comm->context, call->collective))
+    else if (post_fails(comm->context))
         status = SHOAL_ERR_MEMORY;
     else
         *request_out = &hand_over(comm, call)->request;
@@ -760,24 +757,6 @@ enum shoal_status shoal_broadcast(struct shoal_comm *comm, const void *input, vo
     return run(comm, &call);
 }
 
-enum shoal_status shoal_send_post(struct shoal_comm *comm, const void *buffer, size_t count, enum shoal_type type, int peer,
-                                  int tag, const struct shoal_options *options, struct shoal_request **request_out)
-{
-    struct shoal_call call = call_of(SHOAL_COLLECTIVE_SEND, buffer, NULL, count, type, options);
-    call.root = peer;
-    call.tag = tag;
-    return post(comm, &call, request_out);
-}
-
-enum shoal_status shoal_recv(struct shoal_comm *comm, void *buffer, size_t count, enum shoal_type type, int peer, int tag,
-                             const struct shoal_options *options)
-{
-    struct shoal_call call = call_of(SHOAL_COLLECTIVE_RECV, NULL, buffer, count, type, options);
-    call.root = peer;
-    call.tag = tag;
-    return run(comm, &call);
-}
-
 /* ---- Communicators ------------------------------------------------------------------------------------------------------- */
 
 struct choice {
@@ -864,14 +843,14 @@ void shoal_comm_free(struct shoal_comm *comm)
     free(comm);
 }
 
-void shoal_comm_abort(struct shoal_comm *comm)
+void shoal_comm_fail(struct shoal_comm *comm, const struct shoal_failure *cause)
 {
     if (!comm)
         return;
     struct sim_world *world = comm->context->world;
     lock(world);
     if (!comm->context->is_dead)
-        comm->engine->ops->abort(comm->engine->transport);
+        comm->engine->ops->abort(comm->engine->transport, cause);
     world->is_dirty = true;
     pthread_cond_signal(&world->changed);
     unlock(world);

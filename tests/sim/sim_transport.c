@@ -51,6 +51,8 @@ struct rank {
     bool stopped;
     enum fate fate;
     atomic_bool abort_asked;
+    bool has_given; /* a cause, which stays: written before abort_asked is raised */
+    struct shoal_failure given;
     struct shoal_sim_event *held; /* sent while stopped, oldest first */
     struct shoal_sim_event **held_end;
     unsigned char *staging;
@@ -626,8 +628,7 @@ static void take_aborts(struct shoal_sim *sim)
         struct rank *rank = &sim->ranks[i];
         if (!atomic_exchange_explicit(&rank->abort_asked, false, memory_order_acq_rel))
             continue;
-        const struct shoal_failure failure = sim_blame(&rank->transport, i, SHOAL_ERR_ABORTED, 0, "aborted the communicator");
-        op_fail(&rank->transport, &failure);
+        op_fail(&rank->transport, &rank->given);
     }
 }
 
@@ -641,10 +642,18 @@ static bool op_failed(struct shoal_transport *transport, struct shoal_failure *f
     return true;
 }
 
-/* The rank's flag is raised before the sim's, so that who takes the sim's finds it. */
-static void op_abort(struct shoal_transport *transport)
+/* The rank's flag is raised before the sim's, so that who takes the sim's finds it. One thread of a rank at a time. */
+static void op_abort(struct shoal_transport *transport, const struct shoal_failure *cause)
 {
     struct rank *rank = sim_rank_of(transport);
+    if (rank->has_given)
+        return;
+    rank->has_given = true;
+    rank->given = sim_blame(transport, transport->rank, SHOAL_ERR_ABORTED, 0, "aborted the communicator");
+    if (cause)
+        rank->given = *cause;
+    rank->given.reporter = transport->rank;
+    rank->given.is_given = 1;
     atomic_store_explicit(&rank->abort_asked, true, memory_order_release);
     atomic_store_explicit(&rank->sim->abort_asked, true, memory_order_release);
 }

@@ -968,7 +968,7 @@ static void engine_drops_devices_operands_at_a_failure(void **state)
         if (status == SHOAL_ERR_PEER_LOST)
             shoal_sim_kill(world->sim, victim);
         else if (status == SHOAL_ERR_ABORTED)
-            shoal_engine_abort(world->ranks[victim].engine);
+            shoal_engine_abort(world->ranks[victim].engine, NULL);
         else
             shoal_sim_drop_next(world->sim, victim, (victim + 1) % size);
         world->ranks[victim].is_gone = status == SHOAL_ERR_PEER_LOST;

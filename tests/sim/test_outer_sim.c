@@ -208,12 +208,100 @@ static void a_rank_cannot_post(void **state)
     }
 }
 
+/* ---- No memory ----------------------------------------------------------------------------------------------------------- */
+
+#define FEW 4 /* ranks, on two hosts; rank 1 has no memory for something */
+
+enum call { CREATE, CREATE_UNEQUAL, IMPORT };
+
+struct poor {
+    struct sim_world *world;
+    int rank;
+    enum call call;
+    long allocations; /* that rank 1 still has */
+    int has_failed;
+    enum shoal_status status;
+    struct shoal_failure failure;
+};
+
+static void *run_poor(void *arg)
+{
+    struct poor *poor = arg;
+    const bool is_import = poor->call == IMPORT;
+    struct shoal_context *context = sim_context(poor->world, poor->rank);
+    const struct shoal_parameter parameters[2] = {{10, SHOAL_FLOAT32, "first"}, {10, SHOAL_FLOAT32, "last"}};
+    struct shoal_outer_options options = SHOAL_OUTER_OPTIONS_INIT;
+    float values[2][10] = {{0}};
+    void *const memory[2] = {values[0], values[1]};
+    struct shoal_outer *outer = NULL;
+    options.every = options.fragments = 2;
+    options.momentum = 0.5;
+    values[1][3] = poor->call == CREATE_UNEQUAL && poor->rank == 2 ? 1 : 0;
+    sim_enter(poor->world);
+    (void)sim_fail_allocation_after(!is_import && poor->rank == 1 ? poor->allocations : -1);
+    poor->status = shoal_outer_create(context, sim_comm(poor->world, poor->rank), parameters, 2, memory, &options, &outer);
+    if (is_import) {
+        char state[1024];
+        const size_t bytes = shoal_outer_state_bytes(outer);
+        CHECK(poor, poor->status == SHOAL_OK && bytes <= sizeof state, "%d bytes", (int)bytes);
+        OK(poor, shoal_outer_export(outer, state, bytes));
+        (void)sim_fail_allocation_after(poor->rank == 1 ? poor->allocations : -1);
+        poor->status = shoal_outer_import(outer, state, bytes);
+    }
+    poor->has_failed = sim_fail_allocation_after(-1);
+    poor->failure = (struct shoal_failure)SHOAL_FAILURE_INIT;
+    if (poor->status != SHOAL_OK)
+        OK(poor, shoal_last_failure(context, NULL, &poor->failure));
+    shoal_outer_free(outer);
+    sim_leave(poor->world);
+    return NULL;
+}
+
+/* False: there was memory enough. */
+static bool run_scarce(enum call call, long allocations)
+{
+    struct poor poors[FEW];
+    pthread_t threads[FEW];
+    struct sim_world *world =
+        sim_world_open(&(struct sim_world_options){.seed = (uint64_t)allocations + 1, .size = FEW, .hosts = 2});
+    for (int r = 0; r < FEW; r++) {
+        poors[r] = (struct poor){.world = world, .rank = r, .call = call, .allocations = allocations};
+        assert_int_equal(pthread_create(&threads[r], NULL, run_poor, &poors[r]), 0);
+    }
+    for (int r = 0; r < FEW; r++)
+        pthread_join(threads[r], NULL);
+    sim_world_close(world);
+    const enum shoal_status otherwise = call == CREATE_UNEQUAL ? SHOAL_ERR_MISMATCH : SHOAL_OK;
+    for (int r = 0; r < FEW; r++) {
+        const char *text = poors[r].failure.text;
+        const bool is_named = strstr(text, "rank 1") || strstr(text, "1 of 4 ranks") || r == 1;
+        if (poors[r].status != (poors[1].has_failed ? SHOAL_ERR_MEMORY : otherwise) || (poors[1].has_failed && !is_named))
+            fail_msg("call %d, allocation %ld of rank 1: rank %d has %s: %s", (int)call, allocations, r,
+                     shoal_status_name(poors[r].status), text);
+    }
+    return poors[1].has_failed;
+}
+
+/* Each allocation of a rank fails once: all ranks learn of it, and none waits for its deadline. */
+static void a_rank_lacks_memory(void **state)
+{
+    (void)state;
+    for (enum call call = CREATE; call <= IMPORT; call++) {
+        long allocations = 0;
+        while (run_scarce(call, allocations))
+            allocations++;
+        assert_true(allocations >= 2);
+        print_message("%ld allocations\n", allocations);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(several_fragments_are_under_way),
         cmocka_unit_test(a_rank_dies),
         cmocka_unit_test(a_rank_cannot_post),
+        cmocka_unit_test(a_rank_lacks_memory),
     };
     return cmocka_run_group_tests_name("outer_sim", tests, NULL, NULL);
 }

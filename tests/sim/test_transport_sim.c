@@ -331,7 +331,7 @@ static void seen_of_killed(uint64_t seed, uint64_t seen[2])
     for (int n = 0; n < 4; n++)
         signal_peer(sim, 2, 0, 1);
     (at(sim, 2)->ops->fail)(at(sim, 2), &cause);
-    at(sim, 2)->ops->abort(at(sim, 2));
+    at(sim, 2)->ops->abort(at(sim, 2), NULL);
     drain(sim);
     assert_int_equal(counter(sim, 0, 2, 1), 0);
     assert_false(has_failed(sim, 0, &failure));

@@ -77,12 +77,13 @@ static void a_decision_is_final(void **state)
 /* The root comes first; without one, the rank that proposed the best candidate; then everybody. */
 static void somebody_decides_in_time(void **state)
 {
-    const struct shoal_failure late = failure(SHOAL_ERR_TIMEOUT, 5, 1, 3), better = failure(SHOAL_ERR_TIMEOUT, 5, 1, 2),
-                               aborted = failure(SHOAL_ERR_ABORTED, 0, 0, 0);
+    const struct shoal_failure late = failure(SHOAL_ERR_TIMEOUT, 5, 1, 3), better = failure(SHOAL_ERR_TIMEOUT, 5, 1, 2);
     const uint64_t start_ns = SHOAL_NS_PER_S, ms = SHOAL_NS_PER_MS;
     struct shoal_causes causes = {0};
+    struct shoal_failure aborted;
     bool is_news;
     (void)state;
+    shoal_cause_fill_abort(&aborted, 0, "here");
     struct shoal_cause *cause = shoal_causes_propose(&causes, COMM, &late, true, start_ns, &is_news);
     assert_int_equal(shoal_cause_due_ns(&causes, cause, true, 0), start_ns + SHOAL_CAUSES_COLLECT_MS * ms);
     assert_int_equal(shoal_cause_due_ns(&causes, cause, false, 0), start_ns + SHOAL_CAUSES_SETTLE_MS * ms);
@@ -207,9 +208,8 @@ static void *write_one(void *arg)
     memset(own.text, 'a' + writer->number, sizeof own.text - 1);
     pthread_barrier_wait(writer->start);
     if (writer->number == 0)
-        shoal_cause_board_write_abort(writer->board, 0, "here");
-    else
-        shoal_cause_board_write(writer->board, &own);
+        shoal_cause_fill_abort(&own, 0, "here");
+    shoal_cause_board_write(writer->board, &own);
     writer->has_read = shoal_cause_board_read(writer->board, &writer->read);
     return NULL;
 }
@@ -254,7 +254,8 @@ static void a_rank_that_dies_while_it_writes_costs_no_cause(void **state)
     shoal_cause_board_write(&board, &lost);
     assert_true(shoal_cause_board_is_written(&board) && shoal_cause_board_read(&board, &told));
     assert_true(told.status == SHOAL_ERR_PEER_LOST && told.reporter == 3);
-    shoal_cause_board_write_abort(&board, 2, "here");
+    shoal_cause_fill_abort(&told, 2, "here");
+    shoal_cause_board_write(&board, &told);
     assert_true(shoal_cause_board_read(&board, &told) && told.status == SHOAL_ERR_PEER_LOST);
     board = (struct shoal_cause_board){0};
     for (int i = 0; i < SHOAL_CAUSE_DRAFTS; i++)

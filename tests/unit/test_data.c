@@ -299,7 +299,7 @@ static void global_batches_are_divided(void **state)
     assert_int_equal(shoal_batch_divide(31, 0, 8, &batch, error, sizeof error), SHOAL_ERR_ARGUMENT);
     assert_string_equal(error, "0 hosts of 8 ranks are no job");
     assert_memory_equal(&before, &batch, sizeof batch);
-    batch.struct_bytes = 8;
+    batch.struct_bytes = 0;
     assert_int_equal(shoal_batch_divide(64, 4, 8, &batch, error, sizeof error), SHOAL_ERR_ARGUMENT);
     assert_int_equal(shoal_batch_divide(64, 4, 8, NULL, NULL, 0), SHOAL_ERR_ARGUMENT);
 }

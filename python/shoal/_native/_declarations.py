@@ -115,7 +115,7 @@ class Message(Structure):
 class Failure(Sized):
     _fields_ = [("struct_bytes", c_size_t), ("status", c_int), ("rank", c_int), ("reporter", c_int), ("pid", c_int),
                 ("sequence", c_uint64), ("step", c_int), ("waited_ms", c_uint64), ("host", c_char * 64),
-                ("operation", c_char * 96), ("text", c_char * 512)]
+                ("operation", c_char * 96), ("text", c_char * 512), ("is_given", c_int)]
 
 
 @begins(last_rank=-1)
@@ -364,6 +364,7 @@ FUNCTIONS = {
     "shoal_mem_register": (c_int, [c_void_p, c_void_p, c_size_t, c_int, c_uint64]),
     "shoal_mem_deregister": (c_int, [c_void_p, c_void_p]),
     "shoal_last_failure": (c_int, [c_void_p, c_void_p, POINTER(Failure)]),
+    "shoal_comm_fail": (None, [c_void_p, POINTER(Failure)]),
     "shoal_report": (c_int, [c_void_p, c_int, c_char_p, c_char_p]),
     "shoal_flight_print": (None, [c_void_p, c_void_p]),
     "shoal_last_operation": (c_int, [c_void_p, POINTER(Operation)]),

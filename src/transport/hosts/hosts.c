@@ -800,9 +800,9 @@ static bool hosts_failed(struct shoal_transport *transport, struct shoal_failure
     return shoal_membership_failed(&hosts->membership_comm, failure);
 }
 
-static void hosts_abort_all(struct shoal_transport *transport)
+static void hosts_abort_all(struct shoal_transport *transport, const struct shoal_failure *cause)
 {
-    shoal_membership_abort(&hosts_of(transport)->membership_comm);
+    shoal_membership_abort(&hosts_of(transport)->membership_comm, cause);
 }
 
 static void wake_local(void *arg)

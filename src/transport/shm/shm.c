@@ -402,9 +402,9 @@ static bool shm_is_quiet(struct shoal_transport *transport, int *rank_out)
     return true;
 }
 
-static void shm_abort_all(struct shoal_transport *transport)
+static void shm_abort_all(struct shoal_transport *transport, const struct shoal_failure *cause)
 {
-    shoal_membership_abort(&shm_of(transport)->part);
+    shoal_membership_abort(&shm_of(transport)->part, cause);
 }
 
 static const char *shm_how_left(struct shm *shm, int peer)
