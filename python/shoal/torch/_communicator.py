@@ -2,6 +2,7 @@
 import contextlib
 import ctypes
 import os
+import sys
 import threading
 import time
 
@@ -41,6 +42,12 @@ def _forget():
 
 
 os.register_at_fork(after_in_child=_forget)
+
+
+def is_own(process, getpid=os.getpid, is_ending=sys.is_finalizing):
+    """Whether what a process made is this one's to free: not in a forked child, and not while the interpreter ends. __del__ takes it
+    as a default argument, as the names of modules are gone then."""
+    return not is_ending() and process == getpid()
 
 
 def milliseconds(timeout):
