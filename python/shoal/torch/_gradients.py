@@ -24,7 +24,7 @@ class Communicator:
 
     def __init__(self, store, rank, size, timeout, name):
         self._owner, self._library = os.getpid(), _native.load()
-        self.address = _communicator.join(store, rank, size, timeout, name)
+        self.context, self.address = _communicator.join(store, rank, size, timeout, name)
 
     def __del__(self, is_own=is_own):
         if getattr(self, "address", None) and is_own(self._owner):
@@ -128,7 +128,7 @@ class Reducer:
 
     def __init__(self, communicator, names, parameters, order=None, results_in_views=1, **options):
         self._library, self._address = _native.load(), None
-        self._context, address = _communicator.context(), ctypes.c_void_p()
+        self._context, address = communicator.context, ctypes.c_void_p()
         device = parameters[0].device
         self._memory = _HostMemory() if device.type == "cpu" else _DeviceMemory(device)
         self.count = len(parameters)

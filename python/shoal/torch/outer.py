@@ -44,13 +44,13 @@ class OuterSteps:
             raise ValueError(f"shoal: compression is \"{compression}\", but must be one of {', '.join(_gradients.COMPRESSIONS)}")
         _check_numbers(every=every, fragments=fragments, delay=delay)
         self._owner, self._library, self._address = os.getpid(), _native.load(), None
-        self._context, address = _communicator.context(), ctypes.c_void_p()
         group = process_group or dist.group.WORLD
         if group is None:
             raise RuntimeError("shoal: there is no default group yet: call torch.distributed.init_process_group before")
         timeout = timeout or _communicator.timeouts.get(f"torch.{group.group_name}")
         self._communicator = _gradients.Communicator(dist.distributed_c10d._get_process_group_store(group), group.rank(),
                                                      group.size(), timeout, "outer")
+        self._context, address = self._communicator.context, ctypes.c_void_p()
         entries = (_native.Parameter * len(names))(*(
             (parameter.numel() * _gradients.TYPES[parameter.dtype][1], _gradients.TYPES[parameter.dtype][0], name.encode())
             for name, parameter in zip(names, self._parameters)))
