@@ -144,6 +144,8 @@ def split_counts(tensor, splits, size):
     for split in splits:
         if split < 0:
             raise ValueError(f"shoal: a split of {split} rows")
+    if sum(splits) >= 2**63:
+        raise ValueError(f"shoal: the splits add up to 2**63 rows or more, but the tensor has {rows}")
     if sum(splits) != rows:
         raise ValueError(f"shoal: the splits add up to {sum(splits)} rows, but the tensor has {rows}")
     return [split * (tensor.numel() // max(1, rows)) for split in splits]

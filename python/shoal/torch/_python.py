@@ -22,11 +22,12 @@ from torch._C import _distributed_c10d as c10d
 
 from .. import _native
 from .._native import ERR_ARGUMENT, OK, PENDING, UINT8
-from ._communicator import BackendError, milliseconds, timed_out
+from ._communicator import BackendError, is_own, milliseconds, timed_out
 from ._operands import (Operands, are_equal_lengths, check_equal, check_gathered, check_none, check_own_part, check_pairs, check_parts,
                         check_root, check_tensor, check_types, moved, only, only_list, reduction, split_counts)
 
 SLICE_MS = 50
+IDLE_THREADS = 4  # for callbacks of futures
 CALLS_END_S = 10  # what other threads post ends far sooner; else the communicator is rather kept
 STOP_S = 5
 
@@ -91,18 +92,31 @@ class Work(dist.Work):
         self.request, self.operands, self.title, self.inputs = ctypes.c_void_p(), Operands(), "", inputs
         self._group, self._result, self._library = group, result, group.library
         self._error = self._future = None
+        self._is_resolved = False
 
-    def __del__(self):
-        self._library.request_free(self.request)
+    def __del__(self, is_own=is_own):
+        if is_own(self._group._owner):
+            self._library.request_free(self.request)
 
     # The interface for Python callers. C++ calls wait and get_future alone.
 
     def wait(self, timeout=None):
         """Raises what went wrong. A timeout > 0 that passes is an error for the caller; the operation goes on."""
-        self._finish(milliseconds(timeout))
+        try:
+            self._finish(milliseconds(timeout))
+        finally:
+            self._complete_future()
         self._group.was_asked_for(self)
         self._group.leave_block(self)
         return True
+
+    def _complete_future(self):
+        """A future that was taken before is done when wait() returns, as over other back-ends."""
+        future = self._future
+        if future is not None and self.is_completed():
+            self.resolve()
+            with contextlib.suppress(RuntimeError):  # which wait() raises as well
+                future.wait()
 
     def _finish(self, limit_ms=0):
         until = time.monotonic() + limit_ms / 1000 if limit_ms else None
@@ -156,7 +170,10 @@ class Work(dist.Work):
         self._library.request_on_done(self.request, function, argument)
 
     def resolve(self):
-        self._done.set_result(None)
+        with self._group.lock:
+            is_first, self._is_resolved = not self._is_resolved, True
+        if is_first:
+            self._done.set_result(None)
 
     def _settle(self, status):
         """Once the request is done: copies back, or says what happened; lets go of the operands."""
@@ -258,7 +275,11 @@ class Resolver:
                 if self._works and not self._waiting:
                     self._start_thread()
             work.resolve()
+            del work
             with self._lock:
+                if self._waiting >= IDLE_THREADS and not self._must_stop:
+                    self._threads.remove(threading.current_thread())
+                    return
                 self._waiting += 1
 
 

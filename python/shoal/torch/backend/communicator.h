@@ -71,7 +71,7 @@ class Communicator {
 
     void close()
     {
-        if (owner_ != getpid()) // a forked child, which may have inherited the lock from a thread that it has not
+        if (!is_own()) // it may have inherited the lock from a thread that it has not
             return;
         WithoutGil released;
         std::unique_lock<std::shared_mutex> lock(mutex_);
@@ -100,6 +100,12 @@ class Communicator {
         if (status == SHOAL_ERR_ARGUMENT || shoal_last_failure(nullptr, comm_, &failure) != SHOAL_OK)
             return failure_text(context_, nullptr, status);
         return failure.text + place_in_job(failure.rank);
+    }
+
+    // Not so in a forked child.
+    bool is_own() const
+    {
+        return owner_ == getpid();
     }
 
     shoal_context *context() const
