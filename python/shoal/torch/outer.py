@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import datetime
+import numbers
 import os
 import typing
 
@@ -141,9 +142,9 @@ class DiLoCo(OuterSteps):
         super().__init__(model, every, lr=lr, momentum=momentum, nesterov=nesterov, **options)
 
 
-def _check_numbers(**numbers):
-    for name, value in numbers.items():
-        if not isinstance(value, int) or not 0 <= value <= _communicator.UINT32_MAX:
+def _check_numbers(**given):
+    for name, value in given.items():
+        if not isinstance(value, numbers.Integral) or not 0 <= value <= _communicator.UINT32_MAX:
             raise ValueError(f"shoal: {name} is {value!r}, but must be a whole number of at least 0")
 
 
