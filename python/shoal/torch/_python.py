@@ -21,10 +21,11 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from .. import _native
-from .._native import ERR_ARGUMENT, OK, PENDING, UINT8
+from .._native import ERR_ARGUMENT, OK, PENDING
 from ._communicator import BackendError, is_own, milliseconds, timed_out
 from ._operands import (Operands, are_equal_lengths, check_equal, check_gathered, check_none, check_own_part, check_pairs, check_parts,
-                        check_root, check_tensor, check_types, moved, only, only_list, reduction, split_counts)
+                        check_root, check_tensor, check_types, in_words_of_torch, moved, moved_together, only, only_list, reduction,
+                        split_counts)
 
 SLICE_MS = 50
 IDLE_THREADS = 4  # for callbacks of futures
@@ -414,7 +415,7 @@ class Group(Base):
         known = 0 <= failure.rank < len(self.ranks) and self.ranks[failure.rank] != failure.rank
         place = f" (rank {failure.rank} of group {self.label} is rank {self.ranks[failure.rank]} of the job)" if known else ""
         kind = ValueError if failure.status == ERR_ARGUMENT else BackendError
-        return kind(f"{title}: {timed_out(failure.status)}{failure}{place}")
+        return kind(f"{title}: {timed_out(failure.status)}{in_words_of_torch(str(failure))}{place}")
 
     def _sweep(self):
         """Lets go of operations that are done and that nobody waited for."""
@@ -500,8 +501,9 @@ class Group(Base):
         if len(inputs) == 1:
             type_, width = moved(inputs[0].dtype)
             return self._post("allgather", work, opts, given[0], taken[0], inputs[0].numel() * width, type_, title=title)
-        lengths = [tensor.numel() * tensor.element_size() for tensor in inputs]  # as bytes: they may have different types
-        return self._post("allgather_coalesced", work, opts, _entries(given, taken, lengths), len(lengths), UINT8, title=title)
+        lengths = [tensor.numel() * tensor.element_size() for tensor in inputs]
+        type_ = moved_together([tensor.dtype for tensor in inputs])
+        return self._post("allgather_coalesced", work, opts, _entries(given, taken, lengths), len(lengths), type_, title=title)
 
     def reduce_scatter(self, outputs, input_lists, opts=c10d.ReduceScatterOptions()):
         inputs, tensor = only_list(input_lists, "inputs"), only(outputs)

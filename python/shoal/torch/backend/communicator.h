@@ -14,6 +14,7 @@
 #include <shoal/shoal.h>
 
 #include "gil.h"
+#include "types.h"
 
 namespace {
 
@@ -148,7 +149,7 @@ const char *timed_out(shoal_status status)
 
 [[noreturn]] void throw_status(Communicator &group, const char *title, shoal_status status)
 {
-    const std::string text = c10::str(title, ": ", timed_out(status), group.explain(status));
+    const std::string text = c10::str(title, ": ", timed_out(status), in_words_of_torch(group.explain(status)));
     if (status == SHOAL_ERR_ARGUMENT)
         C10_THROW_ERROR(ValueError, text);
     C10_THROW_ERROR(DistBackendError, text);
