@@ -2,6 +2,7 @@
 """shoal.torch.DistributedDataParallel: the gradients of torch's own class over the same group, and of one process with the whole
 batch; each error; saved, copied and inspected as torch's."""
 import copy
+import gc
 import inspect
 import io
 import math
@@ -556,6 +557,17 @@ def changed_and_refused(world):
             message_of(RuntimeError, lambda: loss_of(model, x, y).backward(), *words)  # noqa: B023
             message_of(RuntimeError, model.compare_parameters, words[0] if is_everywhere else "")
             dist.barrier()
+
+
+def dropped_before_backward(world):
+    """The outputs keep what averages."""
+    module, alone = seeded(plain), seeded(plain)
+    x, y = batch()
+    loss = loss_of(ours(module), share(world, x), share(world, y))
+    gc.collect()
+    loss.backward()
+    loss_of(alone, x, y).backward()
+    compare(module, alone)
 
 
 def several_models(world):
@@ -1241,7 +1253,8 @@ CASES = [model_case(*row) for row in MODELS.items()]
 CASES += [form_case(name, options, to_none, **optimizing) for name, options, to_none, optimizing in FORMS]
 CASES += [Case(body.__name__, body, sizes=(1, 2)) for body in (
     begins_as_rank_0, no_sync, no_sync_between, no_sync_of_lists, no_sync_with_more, adds_to_averages, keeps_gradients,
-    frees_gradients, unused, outputs_in_an_object, changed_and_followed, changed_and_refused, several_models, two_forwards_one_backward, static_graph_with_segments, complex_gradients,
+    frees_gradients, unused, outputs_in_an_object, changed_and_followed, changed_and_refused,
+    dropped_before_backward, several_models, two_forwards_one_backward, static_graph_with_segments, complex_gradients,
     hooks_of_others, ignored, made_and_dropped,
     saved_and_copied, what_others_read, takes_torchs_arguments, backwards_without_forward, missing_gradient, different_models, sparse_gradient,
     changed_static_graph, wrong_arguments, hooks_with_other_buckets, hooks_wrong_use)]

@@ -181,14 +181,10 @@ class _Steps:
             self._renew()
 
     def watch(self, outputs, is_synced):
-        """The first gradient of a backward pass is that of an output: it tells whether the pass averages, whichever forward passes
-        were made since."""
-        steps = weakref.ref(self)
-
+        """The first gradient of a backward pass is that of an output: it shows whether the pass averages, whichever forward passes
+        were made since. The outputs keep the steps, so that a pass averages although the module is gone."""
         def began(_):
-            alive = steps()
-            if alive is not None:
-                alive._began(is_synced)
+            self._began(is_synced)
         for tensor in outputs:
             if tensor.grad_fn is not None:
                 tensor.register_hook(began)
