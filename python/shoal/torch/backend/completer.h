@@ -22,8 +22,9 @@ struct Completion {
 };
 
 // Runs what completes futures, on threads of its own: their callbacks may be long, may want the GIL, and may wait for other
-// works whose futures are completed here. So there is one more thread than are busy, up to kMost; one that has had nothing to
-// do for kIdle ends, except the last.
+// works whose futures are completed here. So there is one more thread than are busy. From kMany threads on another one starts
+// only when the first in the queue has waited for kStall, as most that are busy then wait for the GIL. A thread that has had
+// nothing to do for kIdle ends, except the last.
 class Completer {
   public:
     // The process's. A forked child has none of its parent's threads, and may have its locks: it begins anew.
@@ -59,8 +60,12 @@ class Completer {
         last_ = &completion->next;
         waiting_++;
         try {
-            if (waiting_ > threads_ - busy_ && threads_ < kMost)
+            if (waiting_ > threads_ - busy_ && threads_ < kMany) {
                 start();
+            } else if (waiting_ > threads_ - busy_ && !is_watched_) {
+                std::thread([this] { watch(); }).detach();
+                is_watched_ = true;
+            }
         } catch (...) { // neither threads nor memory are to be had: a thread that is busy comes to it later
         }
         wake_.notify_one();
@@ -73,12 +78,6 @@ class Completer {
         std::unique_lock<std::mutex> lock(mutex_);
         is_finished_ = true;
         done_.wait_for(lock, kFinish, [this] { return busy_ == 0 && !first_; });
-    }
-
-    size_t threads()
-    {
-        std::lock_guard<std::mutex> lock(mutex_);
-        return threads_;
     }
 
   private:
@@ -109,6 +108,23 @@ class Completer {
         }
     }
 
+    // While the queue stands still, busy threads may wait for what is in it.
+    void watch()
+    {
+        std::unique_lock<std::mutex> lock(mutex_);
+        while (Completion *const before = first_) {
+            lock.unlock();
+            std::this_thread::sleep_for(kStall);
+            lock.lock();
+            try {
+                if (first_ && first_ == before)
+                    start();
+            } catch (...) { // as in push
+            }
+        }
+        is_watched_ = false;
+    }
+
     Completion *pop()
     {
         Completion *const popped = first_;
@@ -120,13 +136,14 @@ class Completer {
     }
 
     static constexpr std::chrono::seconds kFinish{5}, kIdle{2};
-    static constexpr size_t kMost = 64;
+    static constexpr std::chrono::milliseconds kStall{10};
+    static constexpr size_t kMany = 32;
     const pid_t owner_ = getpid();
     std::mutex mutex_;
     std::condition_variable wake_, done_;
     Completion *first_ = nullptr, **last_ = &first_;
     size_t waiting_ = 0, threads_ = 0, busy_ = 0; // completions that no thread has; threads, and those that have one
-    bool is_finished_ = false;
+    bool is_finished_ = false, is_watched_ = false;
 };
 
 } // namespace
