@@ -256,7 +256,7 @@ def a_job_begins_anew():
 
 
 def what_ranks_do_not_have_in_common_ends_in_time():
-    """Both are told what the other rank lacks, or that the other one gave up."""
+    """The error names what the other rank lacks."""
     job = Job(2)
     for controller in job.ranks:
         controller._executor.timeout_s = 0.2
@@ -281,7 +281,7 @@ def a_rank_that_joined_waits_while_others_work():
 
 
 def a_round_ends_with_the_program():
-    """Also where another rank does not come to it: no thread is left behind."""
+    """No thread is left behind, even if another rank does not come to the round."""
     job = Job(2)
     request = job.post(0, "a")
     comes_true(lambda: job._meeting.n_waiting == 1, "no round began")

@@ -108,7 +108,7 @@ class Completer {
         }
     }
 
-    // While the queue stands still, busy threads may wait for what is in it.
+    // If the queue does not move, busy threads may be waiting for its completions.
     void watch()
     {
         std::unique_lock<std::mutex> lock(mutex_);
