@@ -2,6 +2,7 @@
 """How the C++ shim comes to be: compiled once for all who ask at a time, kept, and replaced by the one in Python where that
 fails. The compilers here are scripts: one hands out what a real one made before."""
 import ctypes
+import fcntl
 import functools
 import os
 import pathlib
@@ -125,8 +126,51 @@ def the_standard_library_is_the_one_of_torch():
         expect(ctypes.CDLL(str(made)).length_of(ctypes.c_long(-12345)) == 6)
 
 
+ASKED_AT_ONCE = """
+import importlib.util, threading, time
+import shoal.torch
+begin, found, made, make = threading.Barrier(8), [], [], importlib.util.module_from_spec
+def make_slowly(spec):
+    made.append(spec.name)
+    time.sleep(0.3)
+    return make(spec)
+importlib.util.module_from_spec = make_slowly
+def ask():
+    begin.wait(60)
+    found.append(shoal.torch._shim(0)[1])
+threads = [threading.Thread(target=ask) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join(60)
+print(len(found), len(set(map(id, found))), made.count("shoal_torch"))
+"""
+LOCKED = """
+from shoal.torch import _compile
+_compile.LOCKED_S = 1
+try:
+    _compile.load()
+except _compile.Unavailable as error:
+    print(error)
+"""
+
+
+def threads_that_ask_at_once_get_one_module():
+    compiled_shim()
+    for shim, loads in (("c++", 1), ("python", 0)):
+        code, out, err = call(python, "-c", ASKED_AT_ONCE, env={**os.environ, "SHOAL_TORCH_SHIM": shim})
+        expect((code, out) == (0, f"8 1 {loads}\n"), shim, code, out, err)
+
+
+def a_process_that_holds_the_lock_is_not_waited_for_in_vain():
+    with tempfile.TemporaryDirectory() as folder, open(pathlib.Path(folder, "lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.chmod(folder, 0o700)
+        code, out, err = call(python, "-c", LOCKED, env={**os.environ, "SHOAL_TORCH_CACHE": folder})
+        expect(code == 0 and f"another process has held {folder}/lock for 1 s" in out, code, out, err)
+
+
 if __name__ == "__main__":
     python = warm.start()
     run_cases([several_ask_and_one_compiles, without_a_compiler_the_other_shim_serves,
                where_it_does_not_compile_the_other_shim_serves, what_others_could_have_put_there_is_not_loaded,
-               the_standard_library_is_the_one_of_torch])
+               the_standard_library_is_the_one_of_torch, threads_that_ask_at_once_get_one_module,
+               a_process_that_holds_the_lock_is_not_waited_for_in_vain])

@@ -2,13 +2,14 @@
 """What ranks under Horovod's names tell each other before tensors move (shoal.horovod._common.controller): how many rounds they need,
 and what they agree on. Ranks are threads of this process, and nothing is moved."""
 import contextlib
+import sys
 import threading
 import time
 
 from shoal.horovod._common import controller as controllers
 from shoal.horovod._common.controller import ALLREDUCE, JOIN, Controller, Request
 from shoal.horovod._common.errors import HorovodInternalError
-from tap import expect, run_cases
+from tap import call, expect, run_cases
 
 TIMEOUT_S = 60
 FOR_EVER_S = 1e6
@@ -38,6 +39,9 @@ class Job:
         """Rank 0 begins with the first name, each other rank with the one after that of the rank before it."""
         return [[self.post(rank, name, held_bytes) for name in names[rank:] + names[:rank]] for rank in range(self.size)]
 
+    def abort(self):
+        self._meeting.abort()
+
     def end(self):
         for controller in self.ranks:
             controller.post_end()
@@ -50,8 +54,13 @@ class Job:
 
 
 class _Executor:
+    timeout_s = TIMEOUT_S
+
     def __init__(self, job, rank):
         self._job, self._rank = job, rank
+
+    def abort(self):
+        self._job.abort()
 
     def gather(self, block):
         return self._job.gather(self._rank, block)
@@ -243,7 +252,70 @@ def a_job_begins_anew():
         expect(sorted(sum(names_of(job.batches[1]), [])) == sorted(names * 2), job.batches)
 
 
+# ---- How it ends ----
+
+
+def what_ranks_do_not_have_in_common_ends_in_time():
+    """The error names what the other rank lacks."""
+    job = Job(2)
+    for controller in job.ranks:
+        controller._executor.timeout_s = 0.2
+    requests = [job.post(0, "here"), job.post(1, "there")]
+    for request in requests:
+        comes_true(request.is_done, request.name, "is waited for")
+    texts = [str(request.error) for request in requests]
+    expect(any("rank 0 has waited 0 s for here, which ranks 1 have not posted" in text for text in texts)
+           or any("rank 1 has waited 0 s for there, which ranks 0 have not posted" in text for text in texts), texts)
+
+
+def a_rank_that_joined_waits_while_others_work():
+    job = Job(2)
+    joins = [job.ranks[1].post(Request(JOIN, JOIN))]
+    job.ranks[1]._executor.timeout_s = 0.3
+    until = time.monotonic() + 1
+    while time.monotonic() < until:
+        expect(job.post(0, "a").wait() == "a")
+    joins.append(job.ranks[0].post(Request(JOIN, JOIN)))
+    wait_for_all([[each] for each in joins])
+    job.end()
+
+
+def a_round_ends_with_the_program():
+    """No thread is left behind, even if another rank does not come to the round."""
+    job = Job(2)
+    request = job.post(0, "a")
+    comes_true(lambda: job._meeting.n_waiting == 1, "no round began")
+    job.ranks[0]._stop()
+    expect(not job.ranks[0]._thread.is_alive(), "its thread lives on")
+    refused(request, "")
+    job.ranks[1]._stop()
+
+
+PROGRAM = """
+import time
+from shoal.horovod._common.controller import Controller, Request
+class Executor:
+    timeout_s = 60
+    def gather(self, block):
+        print("begun", flush=True)
+        time.sleep(0.3)
+        print("ended", flush=True)
+        return [block]
+    def execute(self, batch):
+        pass
+controller = Controller(0, 1, Executor())
+controller.post(Request("barrier", "barrier"))
+time.sleep(0.1)
+"""
+
+
+def the_interpreter_ends_after_the_thread():
+    code, out, err = call(sys.executable, "-c", PROGRAM)
+    expect((code, out.count("begun")) == (0, out.count("ended")) and "begun" in out, code, out, err)
+
+
 if __name__ == "__main__":
     run_cases([a_step_is_one_round, enough_bytes_begin_a_round, nothing_is_held_for_long, what_is_held_goes_with_others,
                numbers_stand_for_what_was_agreed_on, ranks_that_joined_know_the_numbers, names_that_come_once_are_forgotten,
-               what_an_ended_rank_lacks_fails, a_job_begins_anew])
+               what_an_ended_rank_lacks_fails, a_job_begins_anew, what_ranks_do_not_have_in_common_ends_in_time,
+               a_rank_that_joined_waits_while_others_work, a_round_ends_with_the_program, the_interpreter_ends_after_the_thread])

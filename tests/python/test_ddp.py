@@ -2,6 +2,7 @@
 """shoal.torch.DistributedDataParallel: the gradients of torch's own class over the same group, and of one process with the whole
 batch; each error; saved, copied and inspected as torch's."""
 import copy
+import gc
 import inspect
 import io
 import math
@@ -435,6 +436,138 @@ def unused(world):
     model.zero_grad()
     loss_of(model, *parts[world.rank]).backward()
     expect(model.module.never.weight.grad is None and model.module.right.weight.grad is None, "written to an unused one")
+
+
+class Boxed(nn.Module):
+    """Whose output is in an object that torch does not look into, alone or after one whose gradient nobody wants. A part is unused."""
+
+    class Box:
+        def __init__(self, y):
+            self.y = y
+
+    def __init__(self, kind=Branches, has_more=False, in_list=False):
+        super().__init__()
+        self.inner, self.more, self.in_list = kind(), nn.Linear(12, 2) if has_more else None, in_list
+
+    def forward(self, x):
+        box = self.Box(self.inner(x))
+        return [self.more(x), box] if self.more else [x.long(), box] if self.in_list else box
+
+
+class Unequal(nn.Module):
+    """All that is used is in segments of a reentrant checkpoint."""
+
+    def __init__(self):
+        super().__init__()
+        self.all, self.never = Checkpointed(True), nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.all(x)
+
+
+def boxed_loss(model, x, y):
+    output = model(x)
+    return ((output[1] if isinstance(output, list) else output).y - y).square().mean()
+
+
+def outputs_in_an_object(world):
+    """The end of the backward pass is seen although its begin is not: averages, or an error of this step."""
+    x, y = batch()
+    for options in ({}, {"has_more": True}, {"in_list": True}, {"kind": Unequal}):
+        make = lambda: Boxed(**options)  # noqa: B023
+        model, alone = ours(seeded(make), find_unused_parameters=True), seeded(make)
+        for step in range(2):
+            for each, part in ((model, lambda tensor: share(world, tensor)), (alone, lambda tensor: tensor)):
+                each.zero_grad()
+                boxed_loss(each, part(x), part(y)).backward()
+            compare(model.module, alone)
+        if not options.get("has_more"):  # else a second backward pass could bring the others
+            refused = ours(seeded(make))
+            message_of(RuntimeError, boxed_loss(refused, share(world, x), share(world, y)).backward, "never.weight")
+
+
+def changed_and_followed(world):
+    """Whatever takes a parameter's place, or makes the node anew that adds up its gradient, is averaged."""
+    def replace(model):
+        model.module[2].weight = nn.Parameter(model.module[2].weight.detach().clone())
+
+    def tie(model):
+        model.module[2].bias = model.module[0].bias
+
+    def assign(model):
+        model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+
+    def convert(model):
+        model.double().float()
+
+    def convert_a_part(model):
+        model.module[2:].double().float()
+
+    def convert_before(model):
+        with model.no_sync():
+            loss_of(model, x, y).backward()
+        model.zero_grad()
+        model.double().float()
+    x, y = (share(world, tensor) for tensor in batch())
+    for find_unused in (False, True):
+        for change in (replace, assign, convert, convert_before, *((tie, convert_a_part) if find_unused else ())):
+            model, alone = ours(seeded(plain), find_unused_parameters=find_unused), seeded(plain)
+            if change is tie:
+                alone[2].bias = alone[0].bias
+            for step in range(3):
+                if step == 1:
+                    change(model)
+                model.zero_grad()
+                alone.zero_grad()
+                loss_of(model, x, y).backward()
+                loss_of(alone, *batch()).backward()
+                if change is not tie or step:
+                    compare(model.module, alone)
+            model.compare_parameters()
+    model = ours(seeded(plain))
+    convert_a_part(model)
+    message_of(RuntimeError, loss_of(model, x, y).backward, "2.weight")
+
+
+def changed_and_refused(world):
+    """The next step and compare_parameters() name the parameter on all ranks, also if only one of them made the change."""
+    def unfreeze(model):
+        model.module[2].requires_grad_(True)
+
+    def convert(model):
+        model.double()
+
+    def add(model):
+        model.module[1].more = nn.Linear(2, 2)
+
+    def reshape(model):
+        model.module[0].bias.data = torch.zeros(1)
+
+    def compute(model):
+        model.module[0]._parameters["weight"] = model.module[0].weight * 2
+    x, y = (share(world, tensor) for tensor in batch())
+    for is_everywhere in (True, False):
+        for change, words in ((unfreeze, ("parameter 2.weight", "requires a gradient now")), (add, ("1.more.weight", "requires a gradient")),
+                              (convert, ("parameter 0.weight", "torch.float64 now", "torch.float32")),
+                              (reshape, ("parameter 0.bias", "(1,) now", "(16,)")),
+                              (compute, ("parameter 0.weight", "result of a computation"))):
+            model = ours(seeded(frozen), find_unused_parameters=is_everywhere)
+            if is_everywhere or world.rank == world.size - 1:
+                change(model)
+            message_of(RuntimeError, lambda: loss_of(model, x, y).backward(), *words)  # noqa: B023
+            message_of(RuntimeError, model.compare_parameters, words[0] if is_everywhere else "")
+            dist.barrier()
+
+
+def dropped_before_backward(world):
+    """The outputs keep what averages."""
+    module, alone = seeded(plain), seeded(plain)
+    x, y = batch()
+    loss = loss_of(ours(module), share(world, x), share(world, y))
+    gc.collect()
+    loss.backward()
+    loss_of(alone, x, y).backward()
+    compare(module, alone)
 
 
 def several_models(world):
@@ -1133,7 +1266,8 @@ CASES = [model_case(*row) for row in MODELS.items()]
 CASES += [form_case(name, options, to_none, **optimizing) for name, options, to_none, optimizing in FORMS]
 CASES += [Case(body.__name__, body, sizes=(1, 2)) for body in (
     begins_as_rank_0, no_sync, no_sync_between, no_sync_of_lists, no_sync_with_more, adds_to_averages, keeps_gradients,
-    frees_gradients, unused, several_models, two_forwards_one_backward, static_graph_with_segments, complex_gradients,
+    frees_gradients, unused, outputs_in_an_object, changed_and_followed, changed_and_refused,
+    dropped_before_backward, several_models, two_forwards_one_backward, static_graph_with_segments, complex_gradients,
     hooks_of_others, ignored, made_and_dropped,
     saved_and_copied, what_others_read, takes_torchs_arguments, backwards_without_forward, missing_gradient, different_models, sparse_gradient,
     changed_static_graph, wrong_arguments, hooks_with_other_buckets, hooks_wrong_use)]

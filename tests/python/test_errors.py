@@ -137,6 +137,12 @@ def gather_list(count):
     dist.all_gather([torch.empty(count) for _ in range(dist.get_world_size())], torch.ones(count))
 
 
+def gather_types(*types):
+    inputs = [torch.ones(10, dtype=dtype) for dtype in types]
+    outputs = [[torch.empty_like(each) for each in inputs] for _ in range(dist.get_world_size())]
+    back_end().allgather_coalesced(outputs, inputs, distributed_c10d.AllgatherOptions()).wait()
+
+
 # ---- Ranks that disagree: (name, what rank 0 calls, what the others call, words of both sides) ----
 
 DISAGREEMENTS = (
@@ -145,6 +151,16 @@ DISAGREEMENTS = (
      ("1000100", "2000200")),
     ("types", lambda: dist.all_reduce(torch.ones(10)), lambda: dist.all_reduce(torch.ones(10, dtype=torch.float64)),
      ("float32", "float64")),
+    ("types of as many bytes", lambda: dist.broadcast(torch.ones(10, dtype=torch.int16), 0),
+     lambda: dist.broadcast(torch.ones(10, dtype=torch.uint16), 0), ("20 bytes of torch.int16", "20 bytes of torch.uint16")),
+    ("bytes and a type that travels as bytes", lambda: dist.broadcast(torch.ones(20, dtype=torch.uint8), 0),
+     lambda: dist.broadcast(torch.ones(10, dtype=torch.int16), 0), ("20 uint8", "20 bytes of torch.int16")),
+    ("truth values", lambda: dist.all_reduce(torch.ones(10, dtype=torch.bool)),
+     lambda: dist.all_reduce(torch.ones(10, dtype=torch.uint8)), ("10 bytes of torch.bool", "10 uint8")),
+    ("types of lists", lambda: gather_types(torch.int32, torch.int32), lambda: gather_types(torch.float32, torch.float32),
+     ("bytes of torch.int32", "bytes of torch.float32")),
+    ("types of mixed lists", lambda: gather_types(torch.int32, torch.float32), lambda: gather_types(torch.float32, torch.int32),
+     ("bytes of several types",)),
     ("operators", lambda: dist.all_reduce(torch.ones(10)), lambda: dist.all_reduce(torch.ones(10), dist.ReduceOp.MAX),
      ("sum", "max")),
     ("operations", lambda: dist.all_reduce(torch.ones(10)), lambda: dist.broadcast(torch.ones(10), 0),
@@ -177,6 +193,14 @@ def message_of_another_size(world):
         fails(lambda: [dist.send(torch.ones(30_303), 1), dist.barrier()], "30303", "20202")
     else:
         fails(lambda: [dist.recv(torch.ones(20_202), 0), dist.barrier()], "30303", "20202")
+
+
+def message_of_another_type(world):
+    only_shoal()
+    if world.rank == 0:
+        fails(lambda: [dist.send(torch.ones(10, dtype=torch.bool), 1), dist.barrier()], "torch.bool", "uint8")
+    else:
+        fails(lambda: [dist.recv(torch.ones(10, dtype=torch.uint8), 0), dist.barrier()], "torch.bool", "uint8")
 
 
 # ---- A rank that ends: what the others wait in when rank 1 is killed ----
@@ -544,7 +568,7 @@ def failed_work_tells(world):
 
 CASES = [wrong_case(*row) for row in WRONG]
 CASES += [disagreement_case(*row) for row in DISAGREEMENTS]
-CASES += [Case("message_of_another_size", message_of_another_size, sizes=(2,), fresh=True)]
+CASES += [Case(body.__name__, body, sizes=(2,), fresh=True) for body in (message_of_another_size, message_of_another_type)]
 CASES += [killed_case(*row) for row in WAITS]
 CASES += [Case(body.__name__, body, sizes=(3,), fresh=True, ends=(1,))
           for body in (killed_in_mid_step, exited, stopped_with_its_own_group, failed_work_tells)]

@@ -5,6 +5,7 @@ import pathlib
 import sys
 import tempfile
 import time
+import warnings
 
 import ranks
 import tap
@@ -178,6 +179,46 @@ def trains_as_one(world):
                 each.zero_grad()
         for ours, theirs in zip(model.parameters(), alone.parameters()):
             expect(torch.allclose(ours, theirs, rtol=1e-12, atol=1e-14), options)
+
+
+def a_scheduler_made_before(world):
+    """It sees the steps of the optimizer that wraps its own, and these average."""
+    hvd = begun()
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    plain = torch.optim.SGD([parameter], 1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(plain, 1, gamma=0.5)
+    optimizer = hvd.DistributedOptimizer(plain, [("parameter", parameter)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for rate in (1.0, 0.5):
+            optimizer.zero_grad()
+            before = parameter[0].item()
+            (parameter * (world.rank + 1.0)).sum().backward()
+            optimizer.step()
+            scheduler.step()
+            expect(abs(before - rate * (world.size + 1) / 2 - parameter[0].item()) < 1e-6, rate, before, parameter)
+
+
+def parameters_that_change(world):
+    """Unfrozen ones, added ones, and one whose node was made anew."""
+    hvd = begun()
+    layers = torch.nn.ModuleList(torch.nn.Linear(2, 1, bias=False) for _ in range(3))
+    torch.nn.init.zeros_(layers[2].weight)
+    layers[1].requires_grad_(False)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([each.weight for each in layers[:2]], 0.1), [("a", layers[0].weight),
+                                                                                                      ("b", layers[1].weight)])
+    for step in range(4):
+        if step == 1:
+            layers[1].requires_grad_(True)
+        if step == 2:
+            optimizer.add_param_group({"params": [layers[2].weight]})
+        if step == 3:
+            layers.double().float()
+        optimizer.zero_grad()
+        sum(layer(torch.full((1, 2), world.rank + 1.0)) for layer in layers).sum().backward()
+        optimizer.step()
+        for layer in layers[:min(step, 1) + 1 + (step > 1)]:
+            expect(layer.weight.grad.eq((world.size + 1) / 2).all(), step, layer.weight.grad)
 
 
 class Mixed(torch.nn.Module):
@@ -463,7 +504,8 @@ def ended(body):
 CASES = [Case(body.__name__, ended(body), sizes=(1, 2, 3)) for body in (any_order, uneven, joins, trains_as_one, norm_over_all_ranks,
                                                                     goes_on_after_a_restart)]
 CASES += [Case(body.__name__, ended(body), sizes=(2,)) for body in (handles_and_groups, gradients_stay_in_a_row, states_are_shared,
-                                                                  gradients_are_agreed_on_together)]
+                                                                  gradients_are_agreed_on_together, a_scheduler_made_before,
+                                                                  parameters_that_change)]
 CASES += [Case(body.__name__, ended(body), sizes=(2, 3)) for body in (operations_have_gradients, gradients_of_every_kind,
                                                                     samples_go_on_within_an_epoch)]
 CASES += [Case("gradients_without_shared_memory", ended(gradients_without_shared_memory), sizes=(2,))]

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 
 import ranks
 import tap
@@ -592,10 +593,61 @@ def threads_that_end(world):
     dist.barrier()
 
 
-ALONE = (debug_detail, ranks_of_both_shims, beside_nccl, a_rank_that_raises, torchrun, shoal_run, variables_win,
-         from_no_launcher, a_store_that_is_not_rank_0s)
+def threads_for_callbacks(world):
+    """They are few although callbacks wait for the interpreter, as many as callbacks need that wait for other futures, and most of
+    them end when there is nothing to do."""
+    def count():
+        return len(os.listdir("/proc/self/task"))
+    dist.all_reduce(torch.ones(4), async_op=True).get_future().wait()
+    before, called, most = count(), [], 0
+    for _ in range(4):
+        works = [dist.all_reduce(torch.ones(4), async_op=True) for _ in range(200)]
+        futures = [work.get_future().then(lambda _: called.append(1)) for work in works]
+        most = max([most, *(count() for _ in range(100))])
+        torch.futures.wait_all(futures)
+    expect(len(called) == 800, len(called))
+    expect(most - before < 60, most - before, "threads for callbacks")
+
+    def again(_):
+        time.sleep(0.05 * world.rank)  # rank 0's futures of these are completed by other threads
+        return dist.all_reduce(torch.ones(4), async_op=True).get_future().wait()
+    works = [dist.all_reduce(torch.ones(4), async_op=True) for _ in range(100)]
+    torch.futures.wait_all([work.get_future().then(again) for work in works])
+    until = time.monotonic() + 30
+    while count() > before + 6 and time.monotonic() < until:
+        time.sleep(0.1)
+    expect(count() <= before + 6, count() - before, "threads are left")
+
+
+def ranks_that_are_threads(world):
+    """Each has a context of its own, in group after group."""
+    import concurrent.futures
+
+    from shoal.torch import join
+    size, meet = 3, threading.Barrier(3)
+    store = dist.TCPStore("127.0.0.1", ranks.free_port(), is_master=True, wait_for_workers=False)
+
+    def take_part(rank, turn):
+        meet.wait(STARTED_S)
+        group = join(dist.PrefixStore(f"turn {turn}", store), rank, size, ranks.GROUP_TIMEOUT, f"group {turn}", [])
+        tensor = torch.full((1000,), rank + 1.0)
+        group.allreduce([tensor], dist.AllreduceOptions()).wait()
+        received = torch.zeros(4)
+        works = group.send([tensor[:4]], (rank + 1) % size, 0), group.recv([received], (rank - 1) % size, 0)
+        for work in works:
+            work.wait()
+        group.shutdown()
+        return tensor[-1].item(), received[0].item()
+    with concurrent.futures.ThreadPoolExecutor(size) as pool:
+        for turn in range(5):
+            found = [each.result() for each in [pool.submit(take_part, rank, turn) for rank in range(size)]]
+            expect(found == [(6, 6)] * size, turn, found)
+
+
+ALONE = (debug_detail, ranks_of_both_shims, beside_nccl, a_rank_that_raises, ranks_that_are_threads, torchrun, shoal_run,
+         variables_win, from_no_launcher, a_store_that_is_not_rank_0s)
 IN_PAIRS = (fork_after_init, subprocesses, many_groups, groups_together, split_by_torch, many_collectives,
-            memory_is_given_back, threads_that_end)
+            memory_is_given_back, threads_that_end, threads_for_callbacks)
 CASES = [beginning_case(*row) for row in BEGINNINGS]
 CASES += [Case("hash_store", hash_store, sizes=(1,), init=False, fresh=True)]
 CASES += [Case(body.__name__, body, sizes=(2,), init=False, fresh=True)

@@ -413,6 +413,19 @@ def work_facts(world):
         raise Skip(f"torch hands on no exception of C++: {error}") from None
 
 
+def futures_after_wait(world):
+    """A future that was taken before is done when wait() returns, and so is one that is taken afterwards."""
+    late = 0
+    for _ in range(1000):
+        work = dist.all_reduce(torch.ones(16), async_op=True)
+        before = work.get_future()
+        work.wait()
+        seen = []
+        work.get_future().then(lambda _: seen.append(1))  # noqa: B023
+        late += not (before.done() and seen)
+    expect(late == 0, late, "futures of 1000 were not done after wait()")
+
+
 def wait_with_timeout(world):
     work = dist.all_reduce(torch.ones(10), async_op=True)
     expect(work.wait(ranks.GROUP_TIMEOUT))
@@ -883,8 +896,8 @@ def profiles_show_shapes(world):
 
 
 PLAIN = (inputs_negated_lazily, scalars, matrices, parameters, works_finished_out_of_order, works_dropped,
-         works_dropped_of_tensors_with_gaps, works_polled_beside_their_futures, futures, futures_chained, work_facts,
-         wait_with_timeout, messages_outstanding, batches_that_cross, messages_beside_collectives, objects, barriers,
+         works_dropped_of_tensors_with_gaps, works_polled_beside_their_futures, futures, futures_chained, futures_after_wait,
+         work_facts, wait_with_timeout, messages_outstanding, batches_that_cross, messages_beside_collectives, objects, barriers,
          barrier_waits, monitored_barrier, coalescing_never_ended, gathered_lists, coalesced_messages,
          functional_forms, functional_exchanges, functional_gradients, groups, groups_in_another_order, groups_made_locally,
          group_that_is_split, subgroups, groups_at_once, profiles_show_shapes, threads, other_threads_run_while_one_waits, memory_of_shoal)

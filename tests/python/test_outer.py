@@ -187,6 +187,43 @@ def different_models(world):
     message_of(RuntimeError, lambda: make("LocalSGD", model, every=2, shares_start=False), "(last.bias) does not have the same values")
 
 
+def changed_models(world):
+    """Another tensor in a parameter's place is followed; what cannot be followed is named, and no memory behind a parameter is read."""
+    def assign(model):
+        model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+
+    def freeze(model):
+        model.convolution.requires_grad_(False)
+        assign(model)
+
+    def convert(model):
+        model.convolution.bfloat16()
+
+    def convert_frozen(model):
+        model.convolution.requires_grad_(False).double()
+
+    def unfreeze(model):
+        model.frozen.requires_grad_(True)
+    for change in (assign, freeze, convert, convert_frozen, unfreeze):
+        model = model_of()
+        steps = make("LocalSGD", model if change is not unfreeze else list(model.named_parameters()), every=1)
+        change(model)
+        with torch.no_grad():
+            model.last.weight += world.rank
+            model.convolution.weight += world.rank
+        if change in (assign, freeze):
+            steps.step()
+            weights = [torch.empty(2, *each.shape, dtype=each.dtype) for each in (model.last.weight, model.convolution.weight)]
+            for weight, each in zip(weights, (model.last.weight, model.convolution.weight)):
+                dist.all_gather_into_tensor(weight, each.detach().contiguous())
+                expect(torch.equal(*weight), "ranks differ")
+            continue
+        words = {convert: ("convolution.weight", "bfloat16 now"), convert_frozen: ("convolution.weight", "float64 now"),
+                 unfreeze: ("parameter frozen", "requires a gradient")}[change]
+        message_of(RuntimeError, steps.step, *words)
+        message_of(RuntimeError, steps.finish, *words)
+
+
 def different_steps(world):
     model = model_of()
     steps = make("LocalSGD", model, every=4, fragments=2)
@@ -211,7 +248,7 @@ def rank_ends(world):
 
 CASES = [Case(body.__name__, body, sizes=(1, 2, 3)) for body in (local_sgd, diloco)]
 CASES += [Case(body.__name__, body, sizes=(1, 2)) for body in (without_nesterov, resumed, tells_autograd, wrong_arguments)]
-CASES += [Case(body.__name__, body, sizes=(2,)) for body in (different_models, different_steps)]
+CASES += [Case(body.__name__, body, sizes=(2,)) for body in (different_models, changed_models, different_steps)]
 CASES += [Case("rank_ends", rank_ends, sizes=(2, 3), fresh=True, ends=(1,))]
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """shoal.torch.DistributedSampler and divide_batch: over real ranks and a DataLoader each sample once, resumed in mid-epoch, also by
 another number of ranks. The order itself is tested in tests/unit/test_data.c."""
-import ranks
+import ranks  # first: finds a python that has torch
+import numpy
 import torch
 import torch.distributed as dist
 import torch.utils.data as data
@@ -49,6 +50,19 @@ def each_sample_once(world):
                 expect(turns == order[:whole] and len(found) == whole, tail)
             else:
                 expect(turns == (order + order)[:len(found)] and len(found) == -(-length // world.size) * world.size, tail)
+
+
+def numbers_of_other_types(world):
+    """Whatever is a whole number is one: NumPy's, and a tensor of one."""
+    for kind in (int, numpy.int64, numpy.uint8, torch.tensor):
+        sampler = sampler_of(range(40) if kind is torch.tensor else kind(40), kind(2), kind(1), seed=kind(7))
+        sampler.set_epoch(kind(3))
+        sampler.load_state_dict({**sampler.state_dict(taken=kind(4)), "seed": kind(7)})
+        expect(sampler.epoch == 3 and len(list(sampler)) == 16, kind)
+        sampler.set_epoch(kind(3))
+    expect(len(sampler_of(numpy.zeros((40, 2)), 2, 1)) == 20 and len(sampler_of(torch.zeros(40), 2, 1)) == 20, "a data set")
+    for wrong in (1.0, numpy.float32(1), -1, "1", numpy.arange(2)):
+        message_of(ValueError, lambda: sampler.set_epoch(wrong), "must be a whole number")  # noqa: B023
 
 
 def epochs_differ(world):
@@ -122,7 +136,7 @@ def without_a_group(world):
 
 
 CASES = [Case(body.__name__, body, sizes=(1, 2, 3)) for body in (each_sample_once, resumes)]
-CASES += [Case(body.__name__, body, sizes=(2,)) for body in (epochs_differ, huge, batches, wrong_arguments)]
+CASES += [Case(body.__name__, body, sizes=(2,)) for body in (epochs_differ, numbers_of_other_types, huge, batches, wrong_arguments)]
 CASES += [Case("without_a_group", without_a_group, sizes=(1,), init=False, fresh=True)]
 
 if __name__ == "__main__":

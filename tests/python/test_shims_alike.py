@@ -140,6 +140,8 @@ REFUSED = {
                     "shoal: a tensor of 3 rows cannot be cut into 2 equal parts"),
     "splits: too few": (exchanged(ones(4), ones(4), [], [4]), ValueError, "shoal: 1 splits for 2 ranks"),
     "splits: negative": (exchanged(ones(2), ones(2), [], [-1, 3]), ValueError, "shoal: a split of -1 rows"),
+    "splits: overflow": (exchanged(ones(2), ones(2), [2**63 - 1, 3], [1, 1]), ValueError,
+                         "shoal: the splits add up to 2**63 rows or more, but the tensor has 2"),
     "splits: sum": (exchanged(ones(2), ones(2), [2, 2], [1, 1]), ValueError,
                     "shoal: the splits add up to 4 rows, but the tensor has 2"),
     "any source": (lambda end: end.recv_anysource([ones(3)], 0), NotImplementedError,

@@ -83,7 +83,7 @@ def _serves_cpu(group) -> bool:
 
 def _shim(rank: int):
     global _chosen
-    if _chosen is None:
+    if _chosen is None:  # _compile.load has a lock: threads that choose at once choose alike
         _chosen = _choose(rank)
     return _chosen
 
@@ -134,8 +134,8 @@ def join(store, rank, size, timeout, name, ranks):
     create = _shim(rank)[1].create
     if os.environ.get("SHOAL_GPU_PEER_BYTES", "0") not in ("", "0"):
         _enter_devices()
-    comm = _communicator.join(store, rank, size, timeout, name)
-    return create(_communicator.context(), comm, rank, size, timeout, name, ranks)
+    context, comm = _communicator.join(store, rank, size, timeout, name)
+    return create(context, comm, rank, size, timeout, name, ranks)
 
 
 _LATER = {"DistributedDataParallel": "ddp", "LocalSGD": "outer", "DiLoCo": "outer", "DistributedSampler": "sampler",

@@ -2,6 +2,8 @@
 import contextlib
 import ctypes
 import os
+import secrets
+import sys
 import threading
 import time
 
@@ -18,29 +20,43 @@ BackendError = getattr(dist, "DistBackendError", RuntimeError)
 
 timeouts = {}  # of groups that were joined, by name
 
-_context = None
+_contexts = {}  # by number
+_process = None  # a name that no other process has
 _lock = threading.Lock()
 
 
-def context():
-    """The address of the process's context, made at first use; in a forked child a new one. It lives until the process ends."""
-    global _context
+def context(number=0):
+    """The address of a context of this process, made at first use; in a forked child a new one. It lives until the process ends. A
+    context has one rank of a group at most, so that ranks that are threads of one process have one each."""
     with _lock:
-        if _context is None:
+        if number not in _contexts:
             try:
-                _context = _native.create_context()
+                _contexts[number] = _native.create_context()
             except _native.ShoalError as error:
                 raise BackendError(f"shoal: cannot begin: {error} (the reason is on stderr)") from None
-        return _context
+        return _contexts[number]
+
+
+def _name_of_process():
+    global _process
+    with _lock:
+        _process = _process or secrets.token_hex(8)
+        return _process
 
 
 def _forget():
-    """In a forked child: the context is the parent's, and a thread that the child has not may hold the lock."""
-    global _context, _lock
-    _context, _lock = None, threading.Lock()
+    """In a forked child: contexts are the parent's, and a thread that the child does not have may hold the lock."""
+    global _contexts, _process, _lock
+    _contexts, _process, _lock = {}, None, threading.Lock()
 
 
 os.register_at_fork(after_in_child=_forget)
+
+
+def is_own(process, getpid=os.getpid, is_ending=sys.is_finalizing):
+    """Whether what a process made is this one's to free: not in a forked child, and not while the interpreter ends. __del__ takes it
+    as a default argument, as the names of modules are gone then."""
+    return not is_ending() and process == getpid()
 
 
 def milliseconds(timeout):
@@ -54,11 +70,13 @@ def timed_out(status):
 
 
 def join(store, rank, size, timeout, name):
-    """The address of a new communicator, which all its ranks make together, with one Store. The caller frees it."""
-    owner, comm, library, limit_ms = context(), ctypes.c_void_p(), _native.load(), milliseconds(timeout)
+    """The addresses of a context and of a new communicator in it, which all its ranks make together, with one Store. The caller
+    frees the communicator."""
+    comm, library, limit_ms = ctypes.c_void_p(), _native.load(), milliseconds(timeout)
     timeouts[name] = timeout
     options = _native.CommOptions(name=name.encode()[:31], timeout_ms=limit_ms, create_timeout_ms=limit_ms)
     meeting = _Meeting(store, rank)
+    owner = context(meeting.number_in_process())
     callbacks = meeting.callbacks()
     status = library.comm_create_with(owner, ctypes.byref(callbacks), rank, size, ctypes.byref(options), ctypes.byref(comm))
     if meeting.interruption:
@@ -67,7 +85,7 @@ def join(store, rank, size, timeout, name):
     if status != OK:
         raise BackendError(f"shoal: rank {rank} of {size} cannot join group {name}: {timed_out(status)}"
                            f"{_native.error_of(status, owner)}") from meeting.error
-    return comm.value
+    return owner, comm.value
 
 
 class _Meeting:
@@ -78,6 +96,10 @@ class _Meeting:
         self._store, self._prefix = store, f"{store.add(f'shoal joins {rank}', 1)}/"
         self.error = None  # what the store raised, of which the library knows only that something was
         self.interruption = None  # what a handler of a signal raised while ranks were waited for
+
+    def number_in_process(self):
+        """How many ranks of this process came to the group before this one."""
+        return self._store.add(f"{self._prefix}process {_name_of_process()}", 1) - 1
 
     def callbacks(self):
         functions = (_native.StoreSet, self._set), (_native.StoreGet, self._get), (_native.StoreErase, self._erase)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 import time
 
 import torch
@@ -28,12 +29,38 @@ TORCH_LIBRARIES = ("torch", "torch_cpu", "torch_python", "c10")
 OLDEST_TORCH = (2, 4)
 
 
+LOCKED_S = 900  # for a process that compiles; a compiler that takes longer is stopped before
+COMPILED_S, LOOK_S = 600, 0.1
+
+_loaded, _lock = None, threading.Lock()
+
+
 class Unavailable(RuntimeError):
     """The C++ shim cannot serve here; the text says why."""
 
 
 def load():
-    """The compiled module: functions create and empty. Compiles it where that has not been done; raises Unavailable."""
+    """The compiled module: functions create and empty. Compiles it if that has not been done; raises Unavailable. Any thread."""
+    global _loaded
+    if not _lock.acquire(timeout=LOCKED_S):
+        raise Unavailable(f"another thread of this process has been loading the C++ shim for {LOCKED_S} s")
+    try:
+        _loaded = _loaded or _load()
+        return _loaded
+    finally:
+        _lock.release()
+
+
+def _forget():
+    """In a forked child: a thread that the child does not have may hold the lock."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def _load():
     compiled = _cached()
     _native.load()  # the module finds it loaded, wherever it lies
     spec = importlib.util.spec_from_file_location(MODULE, compiled)
@@ -135,11 +162,22 @@ def _same_pybind() -> list:
     return [f'-DPYBIND11_{name}="{value}"' for name, value in values if value]
 
 
+def _took(file) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 @contextlib.contextmanager
 def _locked(path: pathlib.Path):
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    file, until = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600), time.monotonic() + LOCKED_S
     try:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        while not _took(file):
+            if time.monotonic() > until:
+                raise Unavailable(f"another process has held {path} for {LOCKED_S} s: it compiles the C++ shim, or was stopped")
+            time.sleep(LOOK_S)
         yield
     finally:
         os.close(file)
@@ -150,7 +188,11 @@ def _compile(command: list, compiled: pathlib.Path, log: pathlib.Path) -> None:
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(dir=compiled.parent) as folder:
         made = pathlib.Path(folder) / "made.so"
-        result = subprocess.run([*command, "-o", str(made)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        try:
+            result = subprocess.run([*command, "-o", str(made)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                    timeout=COMPILED_S)
+        except subprocess.TimeoutExpired:
+            raise Unavailable(f"{command[0]} had not compiled the C++ shim after {COMPILED_S} s") from None
         print(f" ... {'failed' if result.returncode else 'done'} after {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
         if result.returncode:
             log.write_text(" ".join(command) + "\n" + result.stdout)

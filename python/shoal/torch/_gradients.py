@@ -8,7 +8,7 @@ import torch
 from .. import _native
 from .._native import OK
 from . import _communicator
-from ._communicator import BackendError, timed_out
+from ._communicator import BackendError, is_own, timed_out
 
 COMPRESSIONS = {"none": _native.COMPRESS_NONE, "fp16": _native.COMPRESS_FLOAT16, "bf16": _native.COMPRESS_BFLOAT16,
                 "int8": _native.COMPRESS_INT8}
@@ -24,10 +24,10 @@ class Communicator:
 
     def __init__(self, store, rank, size, timeout, name):
         self._owner, self._library = os.getpid(), _native.load()
-        self.address = _communicator.join(store, rank, size, timeout, name)
+        self.context, self.address = _communicator.join(store, rank, size, timeout, name)
 
-    def __del__(self):
-        if getattr(self, "address", None) and self._owner == os.getpid():  # in a forked child it is the parent's
+    def __del__(self, is_own=is_own):
+        if getattr(self, "address", None) and is_own(self._owner):
             self._library.comm_free(self.address)
 
     def numbers_of_first(self, numbers):
@@ -116,8 +116,8 @@ class _Handle:
     def __init__(self, library, address, memory):
         self._owner, self._library, self._address, self._memory = os.getpid(), library, address, memory
 
-    def __del__(self):
-        if self._owner == os.getpid():
+    def __del__(self, is_own=is_own):
+        if is_own(self._owner):
             self._memory.settle(self._library, self._address)
             self._library.reducer_free(self._address)
 
@@ -128,7 +128,7 @@ class Reducer:
 
     def __init__(self, communicator, names, parameters, order=None, results_in_views=1, **options):
         self._library, self._address = _native.load(), None
-        self._context, address = _communicator.context(), ctypes.c_void_p()
+        self._context, address = communicator.context, ctypes.c_void_p()
         device = parameters[0].device
         self._memory = _HostMemory() if device.type == "cpu" else _DeviceMemory(device)
         self.count = len(parameters)

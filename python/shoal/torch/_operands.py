@@ -3,6 +3,8 @@ in one vector, and what is copied back.
 
 The shim in C++ does the same in backend/operands.h and backend/types.h, where a function of the same task has the same name.
 tests/python/test_shims_alike.py holds both to one table of texts and numbers of copies: who changes one changes the other."""
+import re
+
 import torch
 import torch.distributed as dist
 
@@ -10,7 +12,14 @@ from .. import _native
 
 _TYPES = {torch.float32: _native.FLOAT32, torch.float64: _native.FLOAT64, torch.bfloat16: _native.BFLOAT16,
           torch.float16: _native.FLOAT16, torch.int64: _native.INT64, torch.int32: _native.INT32, torch.int8: _native.INT8,
-          torch.uint8: _native.UINT8, torch.bool: _native.UINT8}
+          torch.uint8: _native.UINT8}
+# Types of torch's by its numbers for them. Those that travel as others carry their number, so that ranks with different types know.
+_NUMBERED = ("uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool qint8 quint8 qint32 bfloat16 "
+             "quint4x2 quint2x4 bits1x8 bits2x4 bits4x2 bits8 bits16 float8_e5m2 float8_e4m3fn float8_e5m2fnuz float8_e4m3fnuz "
+             "uint16 uint32 uint64 uint1 uint2 uint3 uint4 uint5 uint6 uint7 int1 int2 int3 int4 int5 int6 int7 float8_e8m0fnu "
+             "float4_e2m1fn_x2").split()
+_NUMBERS = {getattr(torch, name): number for number, name in enumerate(_NUMBERED, 1) if hasattr(torch, name)}
+_SEVERAL, _SEVERAL_END = 128, 256  # tags of tensors of several types
 
 
 def _operators(**names):
@@ -28,13 +37,38 @@ _TRUTH = {_native.SUM: _native.MAX, _native.PROD: _native.MIN}  # a truth value 
 
 
 def moved(dtype):
-    """The type in which elements travel where they are only moved: a type of Shoal, and how many of it make one element."""
-    return (_TYPES[dtype], 1) if dtype in _TYPES else (_native.UINT8, torch.empty((), dtype=dtype).element_size())
+    """The type in which elements travel if they are only moved: a type of Shoal, and how many of it make one element."""
+    return (_TYPES[dtype], 1) if dtype in _TYPES else (_as_bytes(_NUMBERS.get(dtype, 0)), torch.empty((), dtype=dtype).element_size())
+
+
+def moved_together(dtypes):
+    """The type in which the bytes of several tensors travel."""
+    numbers = [_NUMBERS.get(dtype, 0) for dtype in dtypes]
+    if len(set(numbers)) == 1:
+        return _as_bytes(numbers[0])
+    digest = 0
+    for number in numbers:
+        digest = (31 * digest + number) % (_SEVERAL_END - _SEVERAL)
+    return _as_bytes(_SEVERAL + digest)
+
+
+def _as_bytes(tag):
+    """SHOAL_TYPE_TAGGED of shoal.h."""
+    return _native.UINT8 | tag << 8
+
+
+def in_words_of_torch(text):
+    """A text of the library, which knows tags by their numbers."""
+    return re.sub(r"\buint8 tagged (\d+)", lambda found: f"bytes of {_name_of(int(found[1]))}", text)
+
+
+def _name_of(tag):
+    return f"torch.{_NUMBERED[tag - 1]}" if tag <= len(_NUMBERED) else "several types"
 
 
 def reduction(dtype, reduce_op):
     """The type, operator and scale of Shoal for a reduction of torch. TypeError where there is none."""
-    if dtype not in _TYPES:
+    if dtype not in _TYPES and dtype is not torch.bool:
         raise TypeError(f"shoal: cannot reduce tensors of {dtype}; float32, float64, bfloat16, float16, int64, int32, int8, uint8 "
                         "and bool can be reduced: convert the tensor first")
     operator = _OPERATORS.get(reduce_op.op)
@@ -44,7 +78,7 @@ def reduction(dtype, reduce_op):
         operator = _truth_operator(operator)
     if dtype.is_floating_point and operator in _BITWISE:
         raise TypeError(f"shoal: the bitwise operators are for integers and bool, not for {dtype}")
-    return _TYPES[dtype], operator, reduce_op.__getstate__()[1] if operator == _native.SCALED_SUM else 1.0
+    return moved(dtype)[0], operator, reduce_op.__getstate__()[1] if operator == _native.SCALED_SUM else 1.0
 
 
 def _truth_operator(operator):
@@ -144,6 +178,8 @@ def split_counts(tensor, splits, size):
     for split in splits:
         if split < 0:
             raise ValueError(f"shoal: a split of {split} rows")
+    if sum(splits) >= 2**63:
+        raise ValueError(f"shoal: the splits add up to 2**63 rows or more, but the tensor has {rows}")
     if sum(splits) != rows:
         raise ValueError(f"shoal: the splits add up to {sum(splits)} rows, but the tensor has {rows}")
     return [split * (tensor.numel() // max(1, rows)) for split in splits]

@@ -21,12 +21,14 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from .. import _native
-from .._native import ERR_ARGUMENT, OK, PENDING, UINT8
-from ._communicator import BackendError, milliseconds, timed_out
+from .._native import ERR_ARGUMENT, OK, PENDING
+from ._communicator import BackendError, is_own, milliseconds, timed_out
 from ._operands import (Operands, are_equal_lengths, check_equal, check_gathered, check_none, check_own_part, check_pairs, check_parts,
-                        check_root, check_tensor, check_types, moved, only, only_list, reduction, split_counts)
+                        check_root, check_tensor, check_types, in_words_of_torch, moved, moved_together, only, only_list, reduction,
+                        split_counts)
 
 SLICE_MS = 50
+IDLE_THREADS = 4  # for callbacks of futures
 CALLS_END_S = 10  # what other threads post ends far sooner; else the communicator is rather kept
 STOP_S = 5
 
@@ -91,18 +93,31 @@ class Work(dist.Work):
         self.request, self.operands, self.title, self.inputs = ctypes.c_void_p(), Operands(), "", inputs
         self._group, self._result, self._library = group, result, group.library
         self._error = self._future = None
+        self._is_resolved = False
 
-    def __del__(self):
-        self._library.request_free(self.request)
+    def __del__(self, is_own=is_own):
+        if is_own(self._group._owner):
+            self._library.request_free(self.request)
 
     # The interface for Python callers. C++ calls wait and get_future alone.
 
     def wait(self, timeout=None):
         """Raises what went wrong. A timeout > 0 that passes is an error for the caller; the operation goes on."""
-        self._finish(milliseconds(timeout))
+        try:
+            self._finish(milliseconds(timeout))
+        finally:
+            self._complete_future()
         self._group.was_asked_for(self)
         self._group.leave_block(self)
         return True
+
+    def _complete_future(self):
+        """A future that was taken before is done when wait() returns, as over other back-ends."""
+        future = self._future
+        if future is not None and self.is_completed():
+            self.resolve()
+            with contextlib.suppress(RuntimeError):  # which wait() raises as well
+                future.wait()
 
     def _finish(self, limit_ms=0):
         until = time.monotonic() + limit_ms / 1000 if limit_ms else None
@@ -156,7 +171,10 @@ class Work(dist.Work):
         self._library.request_on_done(self.request, function, argument)
 
     def resolve(self):
-        self._done.set_result(None)
+        with self._group.lock:
+            is_first, self._is_resolved = not self._is_resolved, True
+        if is_first:
+            self._done.set_result(None)
 
     def _settle(self, status):
         """Once the request is done: copies back, or says what happened; lets go of the operands."""
@@ -258,7 +276,11 @@ class Resolver:
                 if self._works and not self._waiting:
                     self._start_thread()
             work.resolve()
+            del work
             with self._lock:
+                if self._waiting >= IDLE_THREADS and not self._must_stop:
+                    self._threads.remove(threading.current_thread())
+                    return
                 self._waiting += 1
 
 
@@ -393,7 +415,7 @@ class Group(Base):
         known = 0 <= failure.rank < len(self.ranks) and self.ranks[failure.rank] != failure.rank
         place = f" (rank {failure.rank} of group {self.label} is rank {self.ranks[failure.rank]} of the job)" if known else ""
         kind = ValueError if failure.status == ERR_ARGUMENT else BackendError
-        return kind(f"{title}: {timed_out(failure.status)}{failure}{place}")
+        return kind(f"{title}: {timed_out(failure.status)}{in_words_of_torch(str(failure))}{place}")
 
     def _sweep(self):
         """Lets go of operations that are done and that nobody waited for."""
@@ -479,8 +501,9 @@ class Group(Base):
         if len(inputs) == 1:
             type_, width = moved(inputs[0].dtype)
             return self._post("allgather", work, opts, given[0], taken[0], inputs[0].numel() * width, type_, title=title)
-        lengths = [tensor.numel() * tensor.element_size() for tensor in inputs]  # as bytes: they may have different types
-        return self._post("allgather_coalesced", work, opts, _entries(given, taken, lengths), len(lengths), UINT8, title=title)
+        lengths = [tensor.numel() * tensor.element_size() for tensor in inputs]
+        type_ = moved_together([tensor.dtype for tensor in inputs])
+        return self._post("allgather_coalesced", work, opts, _entries(given, taken, lengths), len(lengths), type_, title=title)
 
     def reduce_scatter(self, outputs, input_lists, opts=c10d.ReduceScatterOptions()):
         inputs, tensor = only_list(input_lists, "inputs"), only(outputs)

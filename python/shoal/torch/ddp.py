@@ -30,6 +30,7 @@ from torch.nn.parallel import distributed as torchs
 
 from .. import _native
 from . import _communicator, _gradients, norm
+from ._parameters import Parameters
 
 MIB = 1 << 20
 BUFFER_MIB = 25
@@ -38,6 +39,7 @@ BROADCAST_BYTES = 250 * MIB  # of parameters and buffers in one go, as torch's
 # No forward pass waits for its backward pass; one that averages; one that averages nothing, and whose outputs hold no tensor that
 # could tell where its backward pass begins.
 IDLE, OPEN, LOCAL = range(3)
+CHANGED = "change the module before it is wrapped, or make a new DistributedDataParallel of it on all ranks"
 PAST = ("a forward pass through the wrapper goes before each backward pass: was a second backward pass made after two forward "
         "passes, or the wrapped module called directly (model.module(x) instead of model(x))? Use no_sync() for backward passes "
         "that shall only add to the gradients of this rank")
@@ -46,9 +48,10 @@ PAST = ("a forward pass through the wrapper goes before each backward pass: was 
 class _Steps:
     """Which gradients are ready in the step under way. None of a module's methods is called here."""
 
-    def __init__(self, communicator, names, parameters, is_static, options):
-        self._communicator, self._names, self._parameters, self._options = communicator, names, parameters, options
-        self.reducer = _gradients.Reducer(communicator, names, parameters, **options)
+    def __init__(self, communicator, watched, is_static, options):
+        self._communicator, self._watched, self._options = communicator, watched, options
+        self._names, self._parameters = watched.names, watched.tensors
+        self.reducer = _gradients.Reducer(communicator, self._names, self._parameters, **options)
         self.is_renewed = False
         self.is_static = is_static  # each step has the hooks of the first one, of which a parameter may have several
         self._state, self._finished, self._order_of_first = IDLE, 0, None
@@ -57,8 +60,10 @@ class _Steps:
         # Graph tasks under way: all; those that began at outputs of a step, or of a forward pass inside no_sync(); and those that
         # gave a parameter a gradient outside of both, with its name.
         self._tasks, self._whole_tasks, self._local_tasks, self._past = set(), set(), set(), {}
+        self._is_opaque = False  # no output of the step's forward pass shows the begin of its backward pass
         self._clear()
-        self._nodes = [self._hook(index, parameter) for index, parameter in enumerate(parameters)]
+        self._nodes, self._hooks = [None] * len(self._parameters), [None] * len(self._parameters)
+        self._hook_all()
 
     def _clear(self):
         self._ready = bytearray(len(self._parameters))
@@ -66,19 +71,39 @@ class _Steps:
         self._fired = [0] * len(self._parameters)
         self._order = {}  # parameters whose hooks fired, by the last time
 
-    def _hook(self, index, parameter):
-        """On the node that accumulates, after the hooks of others: what they did to the gradient is averaged, too. The tensor holds
-        the node weakly."""
-        with torch.enable_grad():
-            node = parameter.view_as(parameter).grad_fn.next_functions[0][0]
+    def follow(self):
+        """Averages the gradients of tensors that the program has put in place of parameters. A change that cannot be followed is an
+        error on all ranks."""
+        try:
+            is_other = bool(self._watched.look())
+        except RuntimeError as error:
+            self.reducer.fail(_native.ERR_STATE, str(error).removeprefix("shoal: "))
+            raise
+        if is_other or not self._is_hooked(0):  # a conversion of the module makes the nodes of all parameters anew
+            self._hook_all()
+
+    def _is_hooked(self, index):
+        return not self._parameters[index].requires_grad or _node_of(self._parameters[index]) is self._nodes[index]
+
+    def _hook_all(self):
+        """On the nodes that accumulate, after the hooks of others: what they did to the gradient is averaged, too. A tensor holds its
+        node weakly, and has another one once it was converted. Returns whether a hook was missing."""
+        missing = [index for index in range(len(self._parameters)) if not self._is_hooked(index)]
+        for index in missing:
+            if self._hooks[index]:
+                self._hooks[index].remove()
+            self._nodes[index] = _node_of(self._parameters[index])
+            self._hooks[index] = self._nodes[index].register_hook(self._hook_of(index))
+        return bool(missing)
+
+    def _hook_of(self, index):
         steps = weakref.ref(self)
 
         def accumulated(*_):
             alive = steps()
             if alive is not None:
                 alive.accumulated(index)
-        node.register_hook(accumulated)
-        return node
+        return accumulated
 
     # ---- Forward ----
 
@@ -92,9 +117,11 @@ class _Steps:
             if not is_watched:
                 self._state = LOCAL
             return
+        self.follow()
         if torch._C._current_graph_task_id() < 0:  # in a backward pass a checkpoint makes its forward pass again
             self._clear()
             self._forget_tasks()
+            self._is_opaque = not is_watched
         self.reducer.begin()
         self._state, self._is_begun = OPEN, True
 
@@ -154,16 +181,12 @@ class _Steps:
             self._renew()
 
     def watch(self, outputs, is_synced):
-        """The first gradient of a backward pass is that of an output: it tells whether the pass averages, whichever forward passes
-        were made since."""
-        steps = weakref.ref(self)
-
+        """The first gradient of a backward pass is that of an output: it shows whether the pass averages, whichever forward passes
+        were made since. The outputs keep the steps, so that a pass averages although the module is gone."""
         def began(_):
-            alive = steps()
-            if alive is not None:
-                alive._began(is_synced)
+            self._began(is_synced)
         for tensor in outputs:
-            if tensor.requires_grad and tensor.grad_fn is not None:
+            if tensor.grad_fn is not None:
                 tensor.register_hook(began)
 
     def _began(self, is_synced):
@@ -259,12 +282,30 @@ class _Steps:
             return
         if is_whole and self._is_for_parameters():
             self._finish()
-        elif self._ready_count == len(self._parameters) and not self._whole_tasks:
+        elif self._whole_tasks or is_whole:
+            return
+        elif self._ready_count == len(self._parameters):
             self._finish()
+        elif self._is_opaque or self._options["allows_unused"]:
+            self._finish_unseen()
+
+    def _finish_unseen(self):
+        """Some parameters have a gradient of a pass that began at no output, as outputs may be in an object that torch does not look
+        into. A segment of a reentrant checkpoint does not end the pass around it, of which a node is at work then."""
+        outer = torch._C._current_autograd_node()
+        if outer is None:
+            self._finish()
+            return
+
+        def asks(_):  # in the pass around it, for the end of that one
+            for hook in hooks:
+                hook.remove()
+            self._queue()
+        hooks = [node.register_prehook(asks) for node, _ in outer.next_functions if node is not None]
 
     def _is_for_parameters(self):
         """torch.autograd.grad() of an output gives no parameter a gradient, and the step goes on."""
-        return any(self._fired) or self._options["allows_unused"]
+        return any(self._fired) or self._options["allows_unused"] or self._hook_all()
 
     def backward_broke(self, task):
         _, is_local, _ = self._leave(task)
@@ -298,6 +339,12 @@ class _Steps:
             if fired != expected:
                 self._fail(f"static_graph=True, but the gradient of {self._names[index]} became ready {fired} times in this "
                            f"step and {expected} times in the first one")
+
+
+def _node_of(parameter):
+    """The one that adds up its gradient."""
+    with torch.enable_grad():
+        return parameter.view_as(parameter).grad_fn.next_functions[0][0]
 
 
 class _ReducerStandIn:
@@ -394,10 +441,10 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
 
     def _begin(self):
         """A collective call. The reducer compares the parameters of all ranks."""
-        names, parameters = _parameters_of(self.module, self.parameters_to_ignore)
-        _check_parameters(names, parameters)
+        watched = Parameters(self.module, self.parameters_to_ignore, CHANGED)
+        _check_parameters(watched.names, watched.tensors)
         group = self.process_group
-        self._module_parameters = parameters
+        self._module_parameters = watched.tensors
         self._assign_modules_buffers()
         timeout = _communicator.timeouts.get(f"torch.{group.group_name}")
         communicator = _gradients.Communicator(dist.distributed_c10d._get_process_group_store(group), group.rank(), group.size(),
@@ -409,7 +456,7 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
             "timeout_ms": _communicator.milliseconds(timeout),
         }
         _leave_forward_to_python()
-        self._steps = _Steps(communicator, names, parameters, self.static_graph, options)
+        self._steps = _Steps(communicator, watched, self.static_graph, options)
         self.reducer, self.logger = _ReducerStandIn(self), _LoggerStandIn(self)
 
     # ---- A step ----
@@ -462,12 +509,15 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
 
     def _open(self, is_synced, outputs):
         tensors = list(torchs._find_tensors(outputs))
-        is_watched = bool(tensors) and not any(tensor.requires_grad and tensor.grad_fn is None for tensor in tensors)
+        trained = [tensor for tensor in tensors if tensor.requires_grad]
+        is_watched = bool(trained) and all(tensor.grad_fn is not None for tensor in trained)
         self._steps.open(is_synced, is_watched, self._division() if self._join_config.enable else None)
-        self._steps.watch(tensors, is_synced)
+        self._steps.watch(trained, is_synced)
 
     def compare_parameters(self):
-        """All ranks, between steps, every so many of them: raises an error that names the first parameter whose values differ, and the ranks whose values differ from most. The module stays usable."""
+        """All ranks, between steps, every so many of them: raises an error that names the first parameter whose values
+        differ, and the ranks whose values differ from most. The module stays usable."""
+        self._steps.follow()
         self._steps.reducer.compare(self._module_parameters)
 
     # ---- Saved and copied ----

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import datetime
+import numbers
 import os
 import typing
 
@@ -22,8 +23,10 @@ from .. import _native
 from .._native import OK
 from . import _communicator, _gradients
 from ._communicator import BackendError, timed_out
+from ._parameters import Parameters
 
 STATE = "shoal outer steps"  # the key of the state's bytes
+CHANGED = "change the module before outer steps are made of it, or make new ones on all ranks"
 
 
 class OuterSteps:
@@ -35,18 +38,20 @@ class OuterSteps:
                  fragment_of: typing.Mapping[str, int] | None = None, mixing: float = 0.0, compression: str = "none",
                  shares_start: bool = True, timeout: datetime.timedelta | None = None,
                  process_group: dist.ProcessGroup | None = None):
-        names, self._parameters = _parameters_of(model)
+        self._watched = Parameters(model if isinstance(model, torch.nn.Module) else list(model), (), CHANGED)
+        names, self._parameters = self._watched.names, self._watched.tensors
+        _check_parameters(names, self._parameters)
         if compression not in _gradients.COMPRESSIONS:
             raise ValueError(f"shoal: compression is \"{compression}\", but must be one of {', '.join(_gradients.COMPRESSIONS)}")
         _check_numbers(every=every, fragments=fragments, delay=delay)
         self._owner, self._library, self._address = os.getpid(), _native.load(), None
-        self._context, address = _communicator.context(), ctypes.c_void_p()
         group = process_group or dist.group.WORLD
         if group is None:
             raise RuntimeError("shoal: there is no default group yet: call torch.distributed.init_process_group before")
         timeout = timeout or _communicator.timeouts.get(f"torch.{group.group_name}")
         self._communicator = _gradients.Communicator(dist.distributed_c10d._get_process_group_store(group), group.rank(),
                                                      group.size(), timeout, "outer")
+        self._context, address = self._communicator.context, ctypes.c_void_p()
         entries = (_native.Parameter * len(names))(*(
             (parameter.numel() * _gradients.TYPES[parameter.dtype][1], _gradients.TYPES[parameter.dtype][0], name.encode())
             for name, parameter in zip(names, self._parameters)))
@@ -60,8 +65,8 @@ class OuterSteps:
         if shares_start:
             self._written()
 
-    def __del__(self):
-        if getattr(self, "_address", None) and self._owner == os.getpid():  # in a forked child it is the parent's
+    def __del__(self, is_own=_communicator.is_own):
+        if getattr(self, "_address", None) and is_own(self._owner):
             self._library.outer_free(self._address)
 
     def step(self) -> None:
@@ -102,7 +107,8 @@ class OuterSteps:
         return {name: getattr(stats, name) for name, _ in stats._fields_ if name != "struct_bytes"}
 
     def _memory(self):
-        """Where the parameters are now: a program may have given them other storage."""
+        """The addresses of the parameters: a program may have given them other storage, or put others in their place."""
+        self._watched.look()
         for parameter in self._parameters:
             _check_storage(parameter)
         return (ctypes.c_void_p * len(self._parameters))(*(parameter.data_ptr() for parameter in self._parameters))
@@ -136,29 +142,22 @@ class DiLoCo(OuterSteps):
         super().__init__(model, every, lr=lr, momentum=momentum, nesterov=nesterov, **options)
 
 
-def _check_numbers(**numbers):
-    for name, value in numbers.items():
-        if not isinstance(value, int) or not 0 <= value <= _communicator.UINT32_MAX:
+def _check_numbers(**given):
+    for name, value in given.items():
+        if not isinstance(value, numbers.Integral) or not 0 <= value <= _communicator.UINT32_MAX:
             raise ValueError(f"shoal: {name} is {value!r}, but must be a whole number of at least 0")
 
 
-def _parameters_of(model):
-    """Names and tensors, each tensor once."""
-    pairs = model.named_parameters() if isinstance(model, torch.nn.Module) else model
-    found = {}
-    for name, parameter in pairs:
-        if not parameter.requires_grad or any(parameter is other for other in found.values()):
-            continue
+def _check_parameters(names, parameters):
+    for name, parameter in zip(names, parameters):
         if parameter.dtype not in _gradients.TYPES:
             raise TypeError(f"shoal: parameter {name} is of type {parameter.dtype}; outer steps serve "
                             f"{', '.join(str(each).removeprefix('torch.') for each in _gradients.TYPES)}")
         if parameter.device.type != "cpu":
             raise ValueError(f"shoal: parameter {name} is on {parameter.device}, but outer steps serve parameters on the CPU: "
                              "move the module there")
-        found[name] = parameter
-    if not found:
+    if not names:
         raise RuntimeError("shoal: the module has no parameter that requires a gradient: outer steps are not needed")
-    return list(found), list(found.values())
 
 
 def _check_storage(parameter):

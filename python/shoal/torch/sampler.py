@@ -9,6 +9,8 @@
 from __future__ import annotations
 
 import ctypes
+import numbers
+import operator
 import typing
 
 import torch.distributed as dist
@@ -81,8 +83,9 @@ class DistributedSampler(torchs.DistributedSampler):
 
     def set_epoch(self, epoch: int) -> None:
         """Another epoch begins at its begin; the same one goes on where a loaded state says."""
+        epoch = _number("epoch", epoch)
         if epoch != self.epoch:
-            self.epoch, self.used = _number("epoch", epoch), 0
+            self.epoch, self.used = epoch, 0
 
     def state_dict(self, taken: int | None = None) -> dict:
         """Where the ranks are in the epoch; the same on all of them. taken: samples that this rank has trained on since the iteration
@@ -101,7 +104,7 @@ class DistributedSampler(torchs.DistributedSampler):
         self._taken = 0
 
     def _length(self):
-        return _number("dataset", self.dataset) if isinstance(self.dataset, int) else len(self.dataset)
+        return _number("dataset", self.dataset) if isinstance(self.dataset, numbers.Integral) else len(self.dataset)
 
     def _sampling(self):
         return _native.Sampling(samples=self._length(), used=self.used, seed=self.seed, epoch=self.epoch, rank=self.rank,
@@ -110,17 +113,21 @@ class DistributedSampler(torchs.DistributedSampler):
 
 def _world(given, of_group):
     if given is not None:
-        return given
+        return operator.index(given)
     if not dist.is_initialized():
         raise RuntimeError("shoal: without a default group the rank and the number of ranks must be given")
     return of_group()
 
 
 def _number(name, value):
-    """As C takes it."""
-    if not isinstance(value, int) or not 0 <= value < 2**64:
+    """A whole number of any type, as NumPy's, as Python's."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = -1
+    if not 0 <= number < 2**64:
         raise ValueError(f"shoal: {name} is {value!r}, but must be a whole number from 0 to 2**64 - 1")
-    return value
+    return number
 
 
 def _call(function, *arguments):

@@ -16,7 +16,9 @@ A rank that has joined takes part in all-reduces with zeros. Nothing here knows 
 tensors."""
 from __future__ import annotations
 
+import atexit
 import json
+import os
 import sys
 import threading
 import time
@@ -32,6 +34,7 @@ HELD_BYTES = 25 << 20  # of requests that may be held: so many begin a round
 HELD_S = 50e-3  # one that has been held so long begins a round: another rank may wait for it
 KNOWN_MAX = 4096  # all-reduces that have numbers
 STALL_S = 60  # requests that ranks do not all have are told on stderr then
+ROUND_ENDS_S, STOP_S = 1, 5  # for a thread that is in a round when the program ends; and once its round was aborted
 DUPLICATE = ("Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is currently "
              "being processed. If you want to request another tensor, use a different tensor name. The tensor is \"{}\"")
 
@@ -105,7 +108,8 @@ class _Known:
 
 class Controller:
     """executor: gather(bytes) -> a list of them, of all ranks, which have the same length; execute(batch), a list of
-    (kind, {rank: Told}, Request or None) whose ranks agree, in order, which finishes the requests."""
+    (kind, {rank: Told}, Request or None) whose ranks agree, in order, which finishes the requests; abort() ends both with an
+    error, on all ranks; timeout_s: how long a request waits for other ranks."""
 
     def __init__(self, rank, size, executor):
         self.rank, self.size = rank, size
@@ -117,9 +121,11 @@ class Controller:
         self._failure = None
         self._ending = None  # the request to end
         self._last_joined = []  # ranks whose request to join came up in the latest round that had one
-        self._warned_s = 0.0
+        self._warned_s, self._progress_s = 0.0, time.monotonic()
+        self._must_stop, self._owner = False, os.getpid()
         self._thread = threading.Thread(target=self._serve, name="shoal-horovod", daemon=True)
         self._thread.start()
+        atexit.register(self._stop)
 
     def name_of(self, kind, name):
         """A name, made up from the number of the call where the program gives none."""
@@ -166,7 +172,20 @@ class Controller:
                 self._ending.wait()
         except HorovodInternalError:
             pass  # another rank is gone already
-        self._thread.join()
+        self._stop()
+        atexit.unregister(self._stop)
+
+    def _stop(self):
+        """Also before the interpreter ends: a thread that came back to it from C++ afterwards would end the process badly."""
+        if self._owner != os.getpid():  # a forked child has no such thread
+            return
+        with self._changed:
+            self._must_stop = True
+            self._changed.notify()
+        self._thread.join(ROUND_ENDS_S)
+        if self._thread.is_alive():
+            self._executor.abort()
+            self._thread.join(STOP_S)
 
     # ---- The thread ----
 
@@ -182,14 +201,15 @@ class Controller:
                 pause = PAUSE_S if has_progress else min(2 * pause, PAUSE_MAX_S)
                 if not has_progress:
                     time.sleep(pause)
+            self._fail(HorovodInternalError("the program ends"))
         except BaseException as error:
             self._fail(HorovodInternalError(str(error)))
 
     def _wait_for_requests(self):
         with self._changed:
-            while not self._is_time():
+            while not self._must_stop and not self._is_time():
                 self._changed.wait(HELD_S if self._pending else None)
-        return True
+        return not self._must_stop
 
     def _is_time(self):
         """Whether a request begins a round, or those that are held do together."""
@@ -223,7 +243,9 @@ class Controller:
         if not names:
             self._fail_what_cannot_come(told)
             self._warn(told, joined)
+            self._expect_in_time(told, joined)
             return False
+        self._progress_s = time.monotonic()
         self._execute(names, told, joined)
         return True
 
@@ -287,6 +309,19 @@ class Controller:
             if absent:
                 self._take(name).finish(error=HorovodInternalError(
                     f"{name} needs rank {absent[0]}, which has called shutdown() or removed this process set"))
+
+    def _expect_in_time(self, told, joined):
+        """Ends it on all ranks if a request has waited too long for the others. Who has joined or ended waits while others work."""
+        now = time.monotonic()
+        with self._changed:
+            begun = {request.name: max(request.posted_s, self._progress_s if request.kind in (JOIN, END) else 0)
+                     for request in self._pending.values()}
+        late = [name for name in told[self.rank] if now - begun.get(name, now) > self._executor.timeout_s]
+        if late:
+            absent = [rank for rank in range(self.size) if rank not in joined and late[0] not in told[rank]]
+            self._executor.abort()
+            raise TimeoutError(f"shoal: rank {self.rank} has waited {self._executor.timeout_s:.0f} s for {late[0]}, which ranks "
+                               f"{', '.join(map(str, absent))} have not posted")
 
     def _warn(self, told, joined):
         """Ranks that wait for each other's tensors."""

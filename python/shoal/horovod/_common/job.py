@@ -1,6 +1,7 @@
 """What a front end says of the job, whichever framework it serves: process sets, the launcher's variables, what was built in."""
 from __future__ import annotations
 
+import operator
 import os
 
 NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
@@ -27,12 +28,9 @@ class ProcessSet:
 
     def __init__(self, ranks):
         try:
-            ranks = sorted(ranks)
+            self.ranks = sorted(map(operator.index, ranks))
         except TypeError:
-            ranks = [None]
-        if any(not isinstance(rank, int) for rank in ranks):
-            raise ValueError("ProcessSet should be initialized with a list of process ranks")
-        self.ranks = ranks
+            raise ValueError("ProcessSet should be initialized with a list of process ranks") from None
 
     @staticmethod
     def _own_rank():

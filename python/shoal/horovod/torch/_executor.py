@@ -1,10 +1,13 @@
 """Moves the tensors of the operations that ranks have agreed on. One thread at a time calls it."""
 from __future__ import annotations
 
+import contextlib
+
 import torch
 import torch.distributed as dist
 
 import shoal.torch
+from shoal.torch import _communicator
 
 from .._common import controller as kinds
 from .._common.operators import Average, Max, Min, Product, Sum
@@ -20,7 +23,16 @@ class Executor:
     def __init__(self, group, ranks):
         self._group, self._ranks = group, ranks
         self._size = len(ranks)
+        timeout = _communicator.timeouts.get(f"torch.{group.group_name}") or dist.distributed_c10d.default_pg_timeout
+        self.timeout_s = timeout.total_seconds()
         self._has_average = shoal.torch._serves_cpu(group)  # the program may have chosen another back-end, which may have no AVG
+
+    def abort(self):
+        """What is under way ends with an error, on all ranks."""
+        backend = self._group._get_backend(torch.device("cpu"))
+        if hasattr(backend, "abort"):  # not so in older versions of torch, nor in every back-end
+            with contextlib.suppress(RuntimeError):
+                backend.abort()
 
     def gather(self, block):
         own = torch.frombuffer(bytearray(block), dtype=torch.uint8)

@@ -217,7 +217,7 @@ def _broadcast_async(tensor, output, root_rank, name, process_set):
     controller_of(process_set)
     if root_rank not in process_set.ranks:
         raise ValueError(f"shoal: root_rank is {root_rank}, but must be a rank of the process set: {process_set.ranks}")
-    return _post(kinds.BROADCAST, name, [tensor], process_set, _first, [output], [root_rank])
+    return _post(kinds.BROADCAST, name, [tensor], process_set, _first, [output], [int(root_rank)])
 
 
 def broadcast_async(tensor, root_rank, name=None, process_set=global_process_set):

@@ -56,7 +56,7 @@ class ElasticSampler(torch.utils.data.Sampler):
         """Divides the samples that were not processed. Some are taken twice where they cannot be divided evenly."""
         order = list(range(len(self.dataset)))
         if self.shuffle:
-            random.Random(self.seed + self.epoch).shuffle(order)
+            random.Random(int(self.seed + self.epoch)).shuffle(order)
         left = order[self.processed_num:]
         count = -(-len(left) // size())
         self._own = [left[(i * size() + rank()) % len(left)] for i in range(count)]

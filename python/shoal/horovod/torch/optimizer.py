@@ -56,6 +56,16 @@ class _Gradients:
         node.register_hook(accumulated)
         return node
 
+    def _add_new(self, groups):
+        """Parameters that were unfrozen, or added, since the optimizer was wrapped."""
+        for i, group in enumerate(groups):
+            for j, parameter in enumerate(group["params"]):
+                if parameter.requires_grad and parameter not in self._units:
+                    self._names.setdefault(parameter, f"allreduce.noname.{i}.{j}")
+                    self._units[parameter] = (parameter,)
+                    self._left[parameter] = self._options["passes"]
+                    self._nodes.append(self._hook(parameter))
+
     def _accumulated(self, parameter):
         unit = self._units[parameter]
         if self._left[parameter] <= 0:
@@ -91,7 +101,9 @@ class _Gradients:
         handle = _operations.held_allreduce_async_(compressed, name, options["op"], 1 / factor, factor, options["process_set"])
         self._handles[unit] = functools.partial(_operations.synchronize, handle), contexts
 
-    def synchronize(self):
+    def synchronize(self, groups):
+        """groups: the optimizer's, today."""
+        self._add_new(groups)
         for unit in sorted(set(self._units.values()) - set(self._handles), key=lambda unit: self._names[unit[0]]):
             self._post(unit)
         if not self._memory and self._options["has_memory"]:
@@ -116,14 +128,15 @@ class _Gradients:
 class _Distributed:
     """What is added to the class of the optimizer that is wrapped."""
 
-    def _shoal_begin(self, gradients):
+    def _shoal_begin(self, gradients, wrapped):
         self._shoal_gradients = gradients  # None where there is nobody else
+        self._shoal_wrapped = weakref.ref(wrapped)
         self._shoal_is_synchronized, self._shoal_synchronizes = False, True
 
     def synchronize(self):
         """Waits until all gradients are averaged; step() inside skip_synchronize() then does not."""
         if self._shoal_gradients:
-            self._shoal_gradients.synchronize()
+            self._shoal_gradients.synchronize(self.param_groups)
         self._shoal_is_synchronized = True
 
     @contextlib.contextmanager
@@ -145,6 +158,9 @@ class _Distributed:
                 warnings.warn(NOT_SKIPPED, stacklevel=2)
             self.synchronize()
         self._shoal_is_synchronized = False
+        wrapped = self._shoal_wrapped()
+        if wrapped is not None:
+            wrapped._opt_called = True  # a scheduler that was made of it looks there
         return self._shoal_base.step(self, closure)
 
     def zero_grad(self, *args, **kwargs):
@@ -243,8 +259,9 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     added = {name: value for name, value in vars(_Distributed).items() if name not in ("__dict__", "__weakref__")}
     kind = type(base.__name__, (base,), {**added, "_shoal_base": base})
     wrapped = kind.__new__(kind)
-    wrapped.__dict__.update(optimizer.__dict__)
+    # Without what a scheduler has put before a method of the optimizer that it was made of: that one's steps average nothing.
+    wrapped.__dict__.update((name, value) for name, value in optimizer.__dict__.items() if name not in added)
     wrapped._parameter_names = names  # which programs look into
     wrapped.backward_passes_per_step = backward_passes_per_step
-    wrapped._shoal_begin(gradients)
+    wrapped._shoal_begin(gradients, optimizer)
     return wrapped

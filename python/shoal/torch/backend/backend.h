@@ -410,8 +410,9 @@ class ShoalBackend : public Poster {
     Ref<c10d::Work> gather_each(const char *title, at::TensorList inputs, const c10d::AllgatherOptions &o, Operands operands,
                                 const std::vector<shoal_tensor> &parts)
     {
+        const shoal_type type = moved_together(inputs);
         return start(c10d::OpType::COALESCED, title, inputs, o, std::move(operands), [&](auto *comm, auto *options, auto *out) {
-            return shoal_allgather_coalesced_post(comm, parts.data(), parts.size(), SHOAL_UINT8, options, out);
+            return shoal_allgather_coalesced_post(comm, parts.data(), parts.size(), type, options, out);
         });
     }
 

@@ -14,6 +14,7 @@
 #include <shoal/shoal.h>
 
 #include "gil.h"
+#include "types.h"
 
 namespace {
 
@@ -71,7 +72,7 @@ class Communicator {
 
     void close()
     {
-        if (owner_ != getpid()) // a forked child, which may have inherited the lock from a thread that it has not
+        if (!is_own()) // it may have inherited the lock from a thread that it has not
             return;
         WithoutGil released;
         std::unique_lock<std::shared_mutex> lock(mutex_);
@@ -100,6 +101,12 @@ class Communicator {
         if (status == SHOAL_ERR_ARGUMENT || shoal_last_failure(nullptr, comm_, &failure) != SHOAL_OK)
             return failure_text(context_, nullptr, status);
         return failure.text + place_in_job(failure.rank);
+    }
+
+    // Not so in a forked child.
+    bool is_own() const
+    {
+        return owner_ == getpid();
     }
 
     shoal_context *context() const
@@ -142,7 +149,7 @@ const char *timed_out(shoal_status status)
 
 [[noreturn]] void throw_status(Communicator &group, const char *title, shoal_status status)
 {
-    const std::string text = c10::str(title, ": ", timed_out(status), group.explain(status));
+    const std::string text = c10::str(title, ": ", timed_out(status), in_words_of_torch(group.explain(status)));
     if (status == SHOAL_ERR_ARGUMENT)
         C10_THROW_ERROR(ValueError, text);
     C10_THROW_ERROR(DistBackendError, text);

@@ -6,18 +6,25 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <deque>
-#include <functional>
+#include <memory>
 #include <mutex>
-#include <system_error>
 #include <thread>
 
 #include "gil.h"
 
 namespace {
 
+// What completes the futures of one work. Made before the work can end, so that nothing has to be allocated then.
+struct Completion {
+    virtual ~Completion() = default;
+    virtual void run() = 0;
+    Completion *next = nullptr; // of those that a completer has
+};
+
 // Runs what completes futures, on threads of its own: their callbacks may be long, may want the GIL, and may wait for other
-// works whose futures are completed here, so there is always one more thread than are busy.
+// works whose futures are completed here. So there is one more thread than are busy. From kMany threads on another one starts
+// only when the first in the queue has waited for kStall, as most that are busy then wait for the GIL. A thread that has had
+// nothing to do for kIdle ends, except the last.
 class Completer {
   public:
     // The process's. A forked child has none of its parent's threads, and may have its locks: it begins anew.
@@ -35,7 +42,7 @@ class Completer {
         return *completer;
     }
 
-    // Sees to it that there is a thread; may throw.
+    // Starts a thread if there is none; may throw.
     void prepare()
     {
         std::lock_guard<std::mutex> lock(mutex_);
@@ -43,19 +50,23 @@ class Completer {
             start();
     }
 
-    // After finish, a task is not run, and what it holds is never freed: Python ends.
-    void push(std::function<void()> task)
+    // After prepare. Becomes the owner of a completion. After finish it is not run, and what it holds is never freed: Python ends.
+    void push(Completion *completion) noexcept
     {
         std::lock_guard<std::mutex> lock(mutex_);
-        if (is_finished_) {
-            (void)new std::function<void()>(std::move(task));
+        if (is_finished_)
             return;
-        }
-        tasks_.push_back(std::move(task));
+        *last_ = completion;
+        last_ = &completion->next;
+        waiting_++;
         try {
-            if (tasks_.size() > idle_)
+            if (waiting_ > threads_ - busy_ && threads_ < kMany) {
                 start();
-        } catch (const std::system_error &) { // no more threads are to be had: one that is busy comes to it later
+            } else if (waiting_ > threads_ - busy_ && !is_watched_) {
+                std::thread([this] { watch(); }).detach();
+                is_watched_ = true;
+            }
+        } catch (...) { // neither threads nor memory are to be had: a thread that is busy comes to it later
         }
         wake_.notify_one();
     }
@@ -66,47 +77,73 @@ class Completer {
         WithoutGil released;
         std::unique_lock<std::mutex> lock(mutex_);
         is_finished_ = true;
-        done_.wait_for(lock, kFinish, [this] { return busy_ == 0 && tasks_.empty(); });
+        done_.wait_for(lock, kFinish, [this] { return busy_ == 0 && !first_; });
     }
 
   private:
     void start()
     {
         std::thread([this] { serve(); }).detach();
-        threads_++;
+        threads_++; // it counts from here on, as it comes to what waits once it runs
     }
 
     void serve()
     {
         std::unique_lock<std::mutex> lock(mutex_);
         for (;;) {
-            idle_++;
-            wake_.wait(lock, [this] { return !tasks_.empty(); });
-            idle_--;
-            std::function<void()> task = std::move(tasks_.front());
-            tasks_.pop_front();
+            if (!wake_.wait_for(lock, kIdle, [this] { return first_; })) {
+                if (threads_ == 1)
+                    continue;
+                threads_--;
+                return;
+            }
+            std::unique_ptr<Completion> completion(pop());
             busy_++;
             lock.unlock();
-            run(std::move(task));
+            completion->run();
+            completion.reset(); // what it holds may be Python's
             lock.lock();
             busy_--;
             done_.notify_all();
         }
     }
 
-    // The task, and what it holds, is gone when this returns.
-    static void run(std::function<void()> task)
+    // If the queue does not move, busy threads may be waiting for its completions.
+    void watch()
     {
-        task();
+        std::unique_lock<std::mutex> lock(mutex_);
+        while (Completion *const before = first_) {
+            lock.unlock();
+            std::this_thread::sleep_for(kStall);
+            lock.lock();
+            try {
+                if (first_ && first_ == before)
+                    start();
+            } catch (...) { // as in push
+            }
+        }
+        is_watched_ = false;
     }
 
-    static constexpr std::chrono::seconds kFinish{5};
+    Completion *pop()
+    {
+        Completion *const popped = first_;
+        first_ = popped->next;
+        if (!first_)
+            last_ = &first_;
+        waiting_--;
+        return popped;
+    }
+
+    static constexpr std::chrono::seconds kFinish{5}, kIdle{2};
+    static constexpr std::chrono::milliseconds kStall{10};
+    static constexpr size_t kMany = 32;
     const pid_t owner_ = getpid();
     std::mutex mutex_;
     std::condition_variable wake_, done_;
-    std::deque<std::function<void()>> tasks_;
-    size_t threads_ = 0, idle_ = 0, busy_ = 0;
-    bool is_finished_ = false;
+    Completion *first_ = nullptr, **last_ = &first_;
+    size_t waiting_ = 0, threads_ = 0, busy_ = 0; // completions that no thread has; threads, and those that have one
+    bool is_finished_ = false, is_watched_ = false;
 };
 
 } // namespace

@@ -5,7 +5,7 @@
 // user's torch by _compile.py; overrides only what torch 2.4 has, and what later versions added is declared without `override`.
 // The parts are headers that only this file includes, because torch's own headers take most of the minute of compiling:
 //
-//     gil.h <- communicator.h <-------------.
+//     gil.h, types.h <---- communicator.h <-.
 //     gil.h <- completer.h <----------------- work.h <- poster.h <- backend.h <- module.cpp
 //     streams.h, types.h <---- operands.h <-'
 //

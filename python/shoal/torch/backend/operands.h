@@ -223,15 +223,16 @@ std::vector<size_t> split_counts(const Tensor &tensor, const std::vector<int64_t
         return std::vector<size_t>(size, tensor.numel() / size * factor);
     }
     TORCH_CHECK_VALUE(static_cast<int>(splits.size()) == size, "shoal: ", splits.size(), " splits for ", size, " ranks");
-    const int64_t row = rows ? tensor.numel() / rows : 0;
-    std::vector<size_t> counts;
     int64_t sum = 0;
     for (const int64_t split : splits) {
         TORCH_CHECK_VALUE(split >= 0, "shoal: a split of ", split, " rows");
-        counts.push_back(static_cast<size_t>(split * row) * factor);
-        sum += split;
+        TORCH_CHECK_VALUE(!__builtin_add_overflow(sum, split, &sum), "shoal: the splits add up to 2**63 rows or more, but the tensor has ", rows);
     }
     TORCH_CHECK_VALUE(sum == rows, "shoal: the splits add up to ", sum, " rows, but the tensor has ", rows);
+    const size_t row = rows ? tensor.numel() / rows * factor : 0;
+    std::vector<size_t> counts;
+    for (const int64_t split : splits)
+        counts.push_back(static_cast<size_t>(split) * row);
     return counts;
 }
 

@@ -1,6 +1,8 @@
 // torch's types and operators as the library's. _operands.py does the same for the shim in Python.
 #pragma once
 
+#include <algorithm>
+#include <cstdlib>
 #include <optional>
 #include <string>
 
@@ -29,13 +31,46 @@ std::optional<shoal_type> arithmetic_type(at::ScalarType type)
     case at::kLong: return SHOAL_INT64;
     case at::kInt: return SHOAL_INT32;
     case at::kChar: return SHOAL_INT8;
-    case at::kByte:
-    case at::kBool: return SHOAL_UINT8;
+    case at::kByte: return SHOAL_UINT8;
     default: return std::nullopt;
     }
 }
 
-// What is moved only: the types of old, and for all others bytes in as many parts as an element has.
+// The type of bytes that are elements of a type of torch's, which ranks compare as well.
+shoal_type as_bytes(at::ScalarType scalar)
+{
+    return SHOAL_TYPE_TAGGED(SHOAL_UINT8, static_cast<int>(scalar) + 1);
+}
+
+constexpr int kSeveral = 128, kSeveralEnd = 256; // tags of tensors of several types
+
+// The type in which the bytes of several tensors travel.
+shoal_type moved_together(at::TensorList tensors)
+{
+    const at::ScalarType first = tensors[0].scalar_type();
+    bool is_one = true;
+    int digest = 0;
+    for (const at::Tensor &tensor : tensors) {
+        is_one &= tensor.scalar_type() == first;
+        digest = (31 * digest + static_cast<int>(tensor.scalar_type()) + 1) % (kSeveralEnd - kSeveral);
+    }
+    return is_one ? as_bytes(first) : SHOAL_TYPE_TAGGED(SHOAL_UINT8, kSeveral + digest);
+}
+
+// A text of the library, which knows tags by their numbers.
+std::string in_words_of_torch(std::string text)
+{
+    static constexpr char kTagged[] = "uint8 tagged ";
+    for (size_t from; (from = text.find(kTagged)) != std::string::npos;) {
+        const size_t digits = from + sizeof kTagged - 1, end = std::min(text.find_first_not_of("0123456789", digits), text.size());
+        const int tag = std::atoi(text.c_str() + digits);
+        const bool is_one = tag > 0 && tag <= static_cast<int>(at::ScalarType::NumOptions);
+        text.replace(from, end - from, "bytes of " + (is_one ? name_of(static_cast<at::ScalarType>(tag - 1)) : "several types"));
+    }
+    return text;
+}
+
+// What is moved only: the library's types, and for all others bytes in as many parts as an element has.
 struct Moved {
     shoal_type type;
     size_t factor; // of the library's elements in one of torch's
@@ -43,7 +78,7 @@ struct Moved {
     explicit Moved(at::ScalarType scalar)
     {
         const std::optional<shoal_type> same = arithmetic_type(scalar);
-        type = same.value_or(SHOAL_UINT8);
+        type = same.value_or(as_bytes(scalar));
         factor = same ? 1 : c10::elementSize(scalar);
     }
     size_t count(int64_t numel) const
@@ -88,12 +123,13 @@ shoal_op truth_operator(shoal_op op)
 
 Reduced reduction(at::ScalarType scalar, const c10d::ReduceOp &op)
 {
-    const std::optional<shoal_type> type = arithmetic_type(scalar);
+    const bool is_truth = scalar == at::kBool;
+    const std::optional<shoal_type> type = is_truth ? as_bytes(scalar) : arithmetic_type(scalar);
     TORCH_CHECK_TYPE(type, "shoal: cannot reduce tensors of ", name_of(scalar),
                      "; float32, float64, bfloat16, float16, int64, int32, int8, uint8 and bool can be reduced: convert the tensor "
                      "first");
     Reduced reduced{*type, operator_of(op)};
-    if (scalar == at::kBool)
+    if (is_truth)
         reduced.op = truth_operator(reduced.op);
     TORCH_CHECK_TYPE(!at::isFloatingType(scalar) || reduced.op < SHOAL_BITAND || reduced.op == SHOAL_SCALED_SUM,
                      "shoal: the bitwise operators are for integers and bool, not for ", name_of(scalar));

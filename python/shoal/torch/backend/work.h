@@ -137,35 +137,58 @@ struct Outcome {
         return holds_tensors;
     }
 
-    // After settle; each of them once, whoever comes first.
+    // After settle. A callback may come here again.
     void complete_futures()
     {
-        Ref<c10::ivalue::Future> of_tensors, of_result;
-        {
-            std::lock_guard<std::mutex> lock(mutex);
-            if (future && !std::exchange(is_future_complete, true))
-                of_tensors = future;
-            if (future_result && !std::exchange(is_result_complete, true))
-                of_result = future_result;
-        }
-        if (of_tensors && error)
-            of_tensors->setErrorIfNeeded(error);
-        else if (of_tensors)
-            of_tensors->markCompleted(c10::IValue(operands.outputs));
-        if (of_result)
-            of_result->markCompleted(c10::IValue(static_cast<int64_t>(result)));
+        WithoutGil released;
+        complete(&Outcome::future, &Outcome::is_future_complete, [this](auto &of_tensors) {
+            if (error)
+                of_tensors.setErrorIfNeeded(error);
+            else
+                of_tensors.markCompleted(c10::IValue(operands.outputs));
+        });
+        complete(&Outcome::future_result, &Outcome::is_result_complete, [this](auto &of_result) {
+            of_result.markCompleted(c10::IValue(static_cast<int64_t>(result)));
+        });
+    }
+
+  private:
+    // Once, on the thread that comes first; the others wait for it.
+    template <class Mark>
+    void complete(Ref<c10::ivalue::Future> Outcome::*member, bool Outcome::*is_taken, Mark mark)
+    {
+        std::unique_lock<std::mutex> lock(mutex);
+        const Ref<c10::ivalue::Future> taken = this->*member;
+        const bool is_first = taken && !std::exchange(this->*is_taken, true);
+        lock.unlock();
+        if (is_first)
+            mark(*taken);
+        else if (taken && !taken->completed())
+            taken->wait();
     }
 };
 
-// On the driving thread, which frees nothing: tensors may be Python's.
-void when_done(void *arg, shoal_status status)
+// The end of a request, for its futures.
+struct Ending : Completion {
+    explicit Ending(std::shared_ptr<Outcome> of) : outcome(std::move(of))
+    {
+    }
+    void run() override
+    {
+        outcome->settle(status);
+        outcome->complete_futures();
+    }
+
+    const std::shared_ptr<Outcome> outcome;
+    shoal_status status = SHOAL_PENDING;
+};
+
+// On the driving thread, in a frame of C: it throws nothing, and frees nothing, as tensors may be Python's.
+void when_done(void *arg, shoal_status status) noexcept
 {
-    auto *held = static_cast<std::shared_ptr<Outcome> *>(arg);
-    Completer::instance().push([held, status] {
-        const std::unique_ptr<std::shared_ptr<Outcome>> outcome(held);
-        (*outcome)->settle(status);
-        (*outcome)->complete_futures();
-    });
+    auto *ending = static_cast<Ending *>(arg);
+    ending->status = status;
+    Completer::instance().push(ending);
 }
 
 class ShoalWork : public c10d::Work {
@@ -180,7 +203,6 @@ class ShoalWork : public c10d::Work {
         recordFunctionEndCallback_ = nullptr;
     }
 
-    // NULL: it is done.
     void posted(shoal_request *request)
     {
         request_ = request;
@@ -200,6 +222,8 @@ class ShoalWork : public c10d::Work {
                 outcome_->profile_end();
             return;
         }
+        if (!outcome_->group->is_own()) // a thread of the parent may have held the library's locks
+            return;
         WithoutGil released;
         const shoal_status status = shoal_request_test(request_);
         if (status == SHOAL_PENDING && outcome_->must_be_kept())
@@ -268,6 +292,7 @@ class ShoalWork : public c10d::Work {
             check_left(left.count() > 0, timeout);
         }
         outcome_->settle(status);
+        outcome_->complete_futures(); // one that was taken before is done when this returns, as over other back-ends
         if (outcome_->error)
             std::rethrow_exception(outcome_->error);
         return true;
@@ -349,7 +374,7 @@ class ShoalWork : public c10d::Work {
     {
         try {
             listen();
-        } catch (const std::system_error &) { // no thread is to be had; nobody will know when they can be freed
+        } catch (const std::exception &) { // no thread or no memory is to be had; nobody will know when they can be freed
             (void)new std::shared_ptr<Outcome>(outcome_);
         }
     }
@@ -357,9 +382,9 @@ class ShoalWork : public c10d::Work {
     void listen()
     {
         Completer::instance().prepare();
-        if (is_listening_.exchange(true))
-            return;
-        shoal_request_on_done(request_, when_done, new std::shared_ptr<Outcome>(outcome_));
+        auto ending = std::make_unique<Ending>(outcome_);
+        if (!is_listening_.exchange(true))
+            shoal_request_on_done(request_, when_done, ending.release());
     }
 
     static constexpr std::chrono::microseconds kPause{50};
