@@ -22,16 +22,17 @@
 #include "plan/plan.h"
 
 struct shoal_plan_question {
-    const struct shoal_shape *shape; /* what the outputs must hold in the end */
+    const struct shoal_shape *shape; /* what the outputs must contain at the end */
     const struct shoal_plan *plans;  /* plans[rank], view->size of them */
     const struct shoal_view *view;
     int root;
-    bool
-        in_place; /* where a rank has both, its input and output are the same memory; a whole is the rank's part of the other */
-    unsigned units; /* elements of a chunk: of each part, where there are parts; use odd numbers, fewer and more than blocks */
-    /* The operation that follows in the slot, perhaps with chunks of another length; its next is ignored. NULL: the same. */
+    bool in_place;  /* if a rank has both, its input and output share memory: one that is not partitioned is the rank's part of
+                   * the other */
+    unsigned units; /* elements of a chunk, or of each part; use odd numbers, fewer and more than blocks */
+    /* The operation that follows in the slot, perhaps with chunks of another length; its own `next` is ignored. NULL: the same
+     * operation again. */
     const struct shoal_plan_question *next;
-    const unsigned *lengths; /* NULL, or lengths[from * size + to] <= units: elements of what goes from rank to rank */
+    const unsigned *lengths; /* NULL, or lengths[from * size + to] <= units: elements that one rank sends to another */
 };
 
 /* OK, or ERR_INTERNAL with the first fault found in text (rank, step, block, and the other party), or ERR_MEMORY. The text
