@@ -23,9 +23,9 @@ struct shoal_bootstrap {
     /* Joined values come down from rank 0 through these two: this rank gets them from `above`, a rank nearer to rank 0, and
      * sets them in `below` for ranks further away. NULL callbacks: the store itself is above, and no rank is below. */
     struct shoal_store above, below;
-    bool has_secret; /* from SHOAL_SECRET or SHOAL_SECRET_FILE, or handed out by rank 0 through the store */
-    unsigned char secret[SHOAL_SECRET_BYTES]; /* hashed to a key */
-    uint64_t warn_ms; /* how long a rank waits before it logs which ranks are missing, again after twice the time; 0: never */
+    bool has_secret; /* from SHOAL_SECRET, SHOAL_SECRET_FILE, or handed out by rank 0 through the store */
+    unsigned char secret[SHOAL_SECRET_BYTES]; /* the secret, hashed to a key */
+    uint64_t warn_ms; /* a rank that has waited this long logs for which ranks, again after twice the time; 0: never */
     void *state;      /* of the source; freed by shoal_bootstrap_close() */
     void (*close)(void *state);
     /* The status of the last failure that the source's callbacks logged. NULL for the caller's store, whose callbacks log

@@ -73,7 +73,7 @@ struct shoal_flight {
     char host[64];
     char comm_name[32];
     uint64_t comm;
-    uint64_t job; /* the number of the world that the communicator belongs to */
+    uint64_t job; /* the number of the world that the communicator came from */
     int32_t rank;
     int32_t size;
     int32_t world_rank;
