@@ -22,8 +22,8 @@ static void copy_out(void *out, size_t out_bytes, const void *from, size_t from_
            shoal_min_size(out_bytes, from_bytes) - sizeof(size_t));
 }
 
-/* Returns OK if a caller's struct states its size; pass 0 if the struct is NULL. The line logged is not kept as the context's
- * last failure, because the caller may be asking for that one. */
+/* OK when a caller's struct says how large it is; pass 0 where it is NULL. The line logged is not kept as the context's last
+ * failure: the caller may be asking for that one. */
 static enum shoal_status check_out(const struct shoal_context *context, const char *call, size_t struct_bytes, const char *init)
 {
     if (struct_bytes >= sizeof(size_t) && struct_bytes <= 65536)
