@@ -4,7 +4,8 @@
  *
  *     ready     0.09        0.15   0.15                    1.00
  *     backward ---|-----------|------|----- . . . -----------|
- *     tensor      0           1      2                   count-1 */
+ *     tensor      0           1      2                   count-1
+ */
 #ifndef SHOAL_TOOLS_STEP_PROFILE_H
 #define SHOAL_TOOLS_STEP_PROFILE_H
 
@@ -50,7 +51,7 @@ double step_profile_ready(const struct step_profile *profile, double share);
  * that:
  *
  *     step >= max over i of (ready_i * backward + wire time of tensors i .. count-1)
- * */
+ */
 struct step_bound {
     double us;
     size_t tensor;     /* the largest of those that become ready together with the i of the maximum */

@@ -6,7 +6,8 @@
  *     copy in         |0|    |1|         |2|
  *     summed           |---0---|----1----|   |---2---|          one pipe: the next begins when the one before lets it
  *     copy out                 |0|       |1|         |2|
- *                                                      ^ the step ends */
+ *                                                      ^ the step ends
+ */
 #ifndef SHOAL_TOOLS_STEP_REPLAY_H
 #define SHOAL_TOOLS_STEP_REPLAY_H
 

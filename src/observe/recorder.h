@@ -8,7 +8,7 @@
  *
  *     struct shoal_flight     layout and owner, sums since the communicator was created, the rank that this one waits for
  *     struct shoal_record     SHOAL_RECORDS of them
- * */
+ */
 #ifndef SHOAL_OBSERVE_RECORDER_H
 #define SHOAL_OBSERVE_RECORDER_H
 
