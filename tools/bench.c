@@ -18,7 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* How long the other workers get to end by themselves once one has failed. */
+/* GRACE_S: how long the other workers may take to end by themselves after one has failed. */
 enum { GRACE_S = 5, RANKS_USUAL = 2 };
 
 static const char help_text[] =
@@ -105,7 +105,7 @@ static bool secret_export(void)
     return setenv("SHOAL_SECRET", text, 0) == 0;
 }
 
-/* A port that is free now. Another program may take it before rank 0 does; the library then says so. 0: none. */
+/* Returns a port that is free now, or 0. Another program may take it before rank 0 does; the library then reports that. */
 static uint16_t port_find(void)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -136,14 +136,14 @@ static bool environment_export(size_t ranks)
 struct crew {
     size_t ranks;
     struct bind bind;
-    pid_t pids[BENCH_RANKS_MAX]; /* 0: ended */
+    pid_t pids[BENCH_RANKS_MAX]; /* 0 once ended */
     size_t alive;
-    uint64_t oom_kills; /* of shoal_topology_oom_kills, before the workers */
+    uint64_t oom_kills; /* shoal_topology_oom_kills() before the workers started */
     int code;           /* the first failure's exit code */
-    double kill_at;     /* when the rest are killed; 0: never */
+    double kill_at;     /* when to kill the rest; 0: never */
 };
 
-/* Keeps one of the cores that this process may use. */
+/* Binds to one of the cores that this process may use. */
 static void core_keep(size_t rank)
 {
     cpu_set_t all, own;
@@ -157,7 +157,7 @@ static void core_keep(size_t rank)
     sched_setaffinity(0, sizeof own, &own);
 }
 
-/* Never returns: runs one rank. It ends with its parent, so that a killed bench leaves nobody behind. */
+/* Runs one rank; never returns. The rank ends with its parent, so that a killed bench leaves no process behind. */
 __attribute__((noreturn)) static void worker_become(const struct bench_crew *wanted, const struct bind *bind, size_t rank,
                                                     pid_t parent)
 {
@@ -196,7 +196,7 @@ static void crew_kill(const struct crew *crew)
             kill(crew->pids[rank], SIGKILL);
 }
 
-/* Notes how a worker ended; the first failure is told, its code kept, and the others' time runs. */
+/* Notes how a worker ended. Reports the first failure, keeps its exit code, and starts the others' time limit. */
 static void crew_note(struct crew *crew, pid_t pid, int ended)
 {
     size_t rank = 0;
@@ -215,7 +215,7 @@ static void crew_note(struct crew *crew, pid_t pid, int ended)
                 strsignal(WTERMSIG(ended)), WTERMSIG(ended) == SIGKILL ? tool_memory_text(crew->oom_kills) : "");
 }
 
-/* Sleeps in waitpid while all is well, so that the parent takes no time from the workers. */
+/* Sleeps in waitpid() while no worker has failed, so that the parent takes no CPU time from the workers. */
 static void crew_wait(struct crew *crew)
 {
     while (crew->alive) {
@@ -252,7 +252,7 @@ int bench_crew_run(const struct bench_crew *wanted)
     return crew.code;
 }
 
-/* The measurement of a worker of `shoal bench COLLECTIVE`. */
+/* The measurement by a worker of `shoal bench COLLECTIVE`. */
 struct collective_task {
     const struct bench_options *options;
     struct bench_area *area;

@@ -8,9 +8,9 @@
 
 typedef unsigned long long device_address;
 
-enum { LEGACY_STREAM = 1 }; /* entry points for which no stream means the legacy one */
+enum { LEGACY_STREAM = 1 }; /* for entry points in which no stream means the legacy stream */
 
-/* member, name, the version of CUDA whose signature this is, signature */
+/* member, name, first CUDA version with this signature, signature */
 #define CALLS(X)                                                                            \
     X(init, "cuInit", 2000, (unsigned flags))                                               \
     X(error_name, "cuGetErrorName", 6000, (int result, const char **name))                  \
@@ -49,7 +49,7 @@ static bool refuse(const struct bench_gpu *gpu, const char *call, int result)
 }
 #define MUST(gpu, member, ...) refuse(gpu, #member, (gpu)->member(__VA_ARGS__))
 
-/* Each by its own version: of one name there may be several signatures. */
+/* Asks for each function by its own version, because one name may have several signatures. */
 static bool find_calls(struct bench_gpu *gpu, void *driver)
 {
     int (*find)(const char *name, void **function, int version, uint64_t flags, int *why);
@@ -72,7 +72,7 @@ static bool find_calls(struct bench_gpu *gpu, void *driver)
     return true;
 }
 
-/* This process's number on its host. The communicator knows it, too, but is made later. */
+/* Returns this process's number on its host. The communicator also knows it, but is created later. */
 static int local_rank(void)
 {
     static const char *const names[] = {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID", "RANK"};
@@ -143,7 +143,7 @@ void bench_gpu_register(struct bench_gpu *gpu, void *here, size_t bytes)
         gpu->registered = here;
 }
 
-/* What a driver refuses at the end cannot be mended. */
+/* Ignores errors of the driver: nothing can be done about them at the end. */
 void bench_gpu_close(struct bench_gpu *gpu)
 {
     if (!gpu)

@@ -65,7 +65,7 @@ static const struct tool_option options_known[] = {
     {"--in-place", IN_PLACE, NULL},
     {"--inputs", INPUTS, "fresh|warm"},
     {"--type", ELEMENT, "TYPE"},
-    {"--dtype", ELEMENT, "TYPE"}, /* as other tools have it */
+    {"--dtype", ELEMENT, "TYPE"}, /* alias, as in other tools */
     {"--op", OP, "OPERATOR"},
     {"--check", CHECK, NULL},
     {"--format", FORMAT, "table|json"},
@@ -83,7 +83,7 @@ static const struct tool_option options_known[] = {
     {NULL, 0, NULL},
 };
 
-/* Where the value of an option goes and what it may be. */
+/* Where the value of an option is stored, and what it may be. */
 struct row {
     enum { FLAG, SIZE, NUMBER, WORD, TYPE } kind;
     size_t offset;
@@ -149,7 +149,7 @@ static bool option_read(const struct tool_args *args, const struct row *row, str
     return false;
 }
 
-/* The name without its dashes: reduce-scatter is reducescatter, all-to-all is alltoall. */
+/* The name without its dashes: reduce-scatter becomes reducescatter, all-to-all becomes alltoall. */
 static void dashes_drop(const char *text, char name_out[NAME_MAX_BYTES])
 {
     size_t length = 0;
@@ -191,7 +191,7 @@ static bool operator_agrees(const struct bench_options *options)
     return true;
 }
 
-/* Checks that need several options. */
+/* Checks that involve several options. */
 static bool options_agree(const struct bench_options *options)
 {
     const size_t element = shoal_type_bytes(options->type);

@@ -8,8 +8,8 @@
  * ordinary stores, which leave the buffer in the cache as a backward pass would. */
 enum { PERIOD = 7, LEAD = 8, BLOCK_ELEMENTS = PERIOD << 5, BLOCK_BYTES = BLOCK_ELEMENTS * 8 };
 
-/* values: the period of the pattern, from its step 0 on. Quick, and of no more than `count` elements: where ranks share a core,
- * one that rewrites a small input keeps another from the operation that is timed. */
+/* values: the period of the pattern, from its step 0 on. Builds at most `count` elements and is fast, because if ranks share a
+ * core, a rank that rewrites a small input delays another one's timed operation. */
 static void block_build(unsigned char *block, size_t count, const struct bench_pattern *pattern, const int64_t *values,
                         int64_t divisor)
 {
@@ -20,8 +20,8 @@ static void block_build(unsigned char *block, size_t count, const struct bench_p
         memcpy(block + done * element, block, done * element);
 }
 
-/* The value that a rank gives. Factors stay small in every type: all but rank 0's are 1 or -1, so that one too many or too few
- * turns the sign. */
+/* Returns the input of a rank. Factors stay small in every type: all except rank 0's are 1 or -1, so that one too many or too
+ * few changes the sign. */
 static int64_t value_of(enum shoal_op op, int rank, int step)
 {
     if (op != SHOAL_PROD)

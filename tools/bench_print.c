@@ -26,7 +26,8 @@ char *bench_size_print(size_t bytes, char text_out[24])
     return text_out;
 }
 
-/* The limits are those of the machines the project is measured on; a core shared by both ranks costs a switch per exchange. */
+/* The limits fit the machines on which the project is measured. If both ranks share a core, each exchange costs a context
+ * switch. */
 static const char *state_text(double exchange_ns)
 {
     if (exchange_ns < 100)

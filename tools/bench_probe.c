@@ -13,8 +13,8 @@ struct line {
 };
 
 struct bench_area {
-    struct line side[2]; /* the turn rank 0, rank 1 has reached; never reset */
-    struct line done;    /* how many probes have ended; written by rank 0 */
+    struct line side[2]; /* the turn that rank 0 or rank 1 has reached; never reset */
+    struct line done;    /* number of probes that have ended; written by rank 0 */
 };
 
 double bench_now(void)
@@ -36,8 +36,8 @@ void bench_area_destroy(struct bench_area *area)
         munmap(area, sizeof *area);
 }
 
-/* Spins, as a bare exchange does; yields between bursts, so that two ranks on one core end too. Acquire pairs with the release
- * in exchange(): nothing but the turn itself is passed, the pair only keeps the loop from being moved. */
+/* Spins, as a bare exchange does, but yields between bursts, so that two ranks on one core also finish. Acquire pairs with the
+ * release in exchange(): only the turn itself is passed, so the pair only keeps the compiler from moving the loop. */
 static bool turn_wait(struct line *line, uint64_t turn, double deadline)
 {
     for (;;) {
@@ -62,7 +62,8 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The median over chunks: one preemption then spoils one chunk only. The first chunk, the meeting, is not counted. */
+/* Takes the median over chunks, so that one preemption spoils only one chunk. The first chunk, in which the ranks meet, does
+ * not count. */
 static bool ping_pong(struct bench_area *area, int rank, uint64_t turn, double deadline, double *ns_out)
 {
     double took[CHUNKS];
@@ -79,7 +80,7 @@ static bool ping_pong(struct bench_area *area, int rank, uint64_t turn, double d
     return true;
 }
 
-/* Ranks that take no part sleep: a spinning one would take the core from those that do. */
+/* Ranks that do not take part sleep, because a spinning rank would take the core from those that do. */
 static bool bystander_wait(struct bench_area *area, uint64_t number, double deadline)
 {
     while (atomic_load_explicit(&area->done.value, memory_order_acquire) < number) {
@@ -102,7 +103,7 @@ bool bench_exchange_measure(struct bench_area *area, int rank, uint64_t number, 
     return true;
 }
 
-/* Written with vectors because -O2 leaves a plain loop scalar, and then the loop and not the memory would be the bound. */
+/* Uses vectors, because -O2 leaves a plain loop scalar, and then the loop would be the limit instead of the memory. */
 typedef uint32_t lanes __attribute__((vector_size(32), aligned(1), may_alias));
 
 void bench_memory_touch(void *memory, size_t bytes)

@@ -1,4 +1,4 @@
-/* `shoal bench step`: how long a training step takes here. Options and help. */
+/* `shoal bench step`: measures how long a training step takes here. Options and help. */
 #include "bench_step.h"
 
 #include <ctype.h>
@@ -144,7 +144,7 @@ const char *bench_step_compression_name(int compression)
     return compressions[compression];
 }
 
-/* int8 goes in blocks of 256 with a scale of 4 bytes each. */
+/* int8 is sent in blocks of 256 values with a scale of 4 bytes each. */
 double bench_step_wire_ratio(int compression, int hosts)
 {
     static const double ratios[] = {1, 2, 2, 4 / (1 + 4 / 256.0)};
@@ -249,7 +249,7 @@ static bool options_finish(const struct bench_step_options *options)
     return true;
 }
 
-/* False: *code_out, and one line has been printed. */
+/* Returns false, with *code_out set, after printing one line. */
 static bool options_parse(int argc, char **argv, struct bench_step_options *options, int *code_out)
 {
     struct tool_args args = {.command = "bench step", .argc = argc, .argv = argv, .at = 1};
@@ -269,7 +269,7 @@ static bool options_parse(int argc, char **argv, struct bench_step_options *opti
 
 /* ---- Running ------------------------------------------------------------------------------------------------------------- */
 
-/* Whether a file can be written is told before the work. Changes none. */
+/* Checks before the work whether a file can be written, without changing any. */
 static bool file_check(const char *name)
 {
     const bool was_there = name && access(name, F_OK) == 0;

@@ -1,4 +1,4 @@
-/* What `shoal bench step` prints. */
+/* Prints the results of `shoal bench step`. */
 #include "bench_step.h"
 
 #include <math.h>
@@ -15,13 +15,13 @@ struct step_times step_result_times(const struct step_result *result, int rank)
     return (struct step_times){times, times + tensors};
 }
 
-/* The share of a time that the backward pass hides; 1 of a time of zero. */
+/* Returns the share of a time that the backward pass hides, or 1 if that time is zero. */
 static double hidden(double exposed_us, double of_us)
 {
     return of_us > 0 ? fmax(0, 1 - exposed_us / of_us) : 1;
 }
 
-/* How near the step is to what no engine goes below, but for one buffer. */
+/* Returns the step's time divided by the bound of any engine, with one buffer's time added to the bound. */
 static double over_bound(const struct step_result *result)
 {
     const double buffer_us =
@@ -124,7 +124,7 @@ static void rank_row_print(const struct step_result *result, int rank)
            size_text(report->network_bytes, network), report->cpu_s * 1e3, report->pack_us / 1e3, report->unpack_us / 1e3);
 }
 
-/* With hundreds of ranks the first and the last ones are enough to look at; JSON has all. */
+/* With hundreds of ranks, shows only the first and the last ones; JSON has all. */
 static void rows_print(const struct step_result *result)
 {
     enum { ALL = 40, SOME = 16 };

@@ -1,4 +1,4 @@
-/* The last step of `shoal bench step`, for viewers of traces and as a drawing. */
+/* Writes the last step of `shoal bench step`, for viewers of traces and as a drawing. */
 #include "bench_step.h"
 
 #include <errno.h>
@@ -25,7 +25,7 @@ static bool file_finish(FILE *file, const char *name)
     return false;
 }
 
-/* The parts of a buffer's life, between two of its times each. */
+/* The phases of a buffer, each between two of its times. */
 static const struct phase {
     const char *name, *color;
 } phases[STEP_BUFFER_TIMES - 1] = {
@@ -127,7 +127,7 @@ static double x_at(const struct drawing *drawing, double us)
     return LEFT + us / drawing->end_us * (WIDTH - LEFT - RIGHT);
 }
 
-/* Names of files hold what they like. */
+/* Escapes text, because names of files may contain anything. */
 static void text_draw(const struct drawing *drawing, double x, double y, const char *style, const char *text)
 {
     fprintf(drawing->out, "<text x=\"%.1f\" y=\"%.1f\" %s>", x, y, style);
@@ -154,7 +154,7 @@ static void line_draw(const struct drawing *drawing, double us, double bottom, c
             x_at(drawing, us), bottom, color);
 }
 
-/* A step of 1, 2 or 5 times a power of ten, about ten of them. */
+/* Draws the axis, with about ten ticks at multiples of 1, 2 or 5 times a power of ten. */
 static void axis_draw(const struct drawing *drawing, double bottom)
 {
     const double about = drawing->end_us / 10, power = pow(10, floor(log10(about)));
@@ -200,7 +200,7 @@ static void buffers_draw(const struct drawing *drawing, const struct step_result
     }
 }
 
-/* The one whose last step took longest. */
+/* Returns the rank whose last step took longest. */
 static int slowest_rank(const struct step_result *result, double *end_us_out)
 {
     const struct step_profile *profile = &result->options->profile;

@@ -21,25 +21,25 @@ struct stepper {
     struct shoal_comm *comm;
     struct shoal_reducer *reducer;
     int rank, ranks, hosts;
-    struct shoal_parameter *parameters; /* by their numbers, as the next two */
+    struct shoal_parameter *parameters; /* by their numbers, like the next two */
     size_t *offsets;                    /* in elements; each begins at a cache line */
-    size_t elements;                    /* with the gaps */
-    float *gradients;                   /* NULL: they are made in the buffers. On a GPU: what is copied there and back */
-    struct bench_gpu *gpu;              /* NULL: gradients lie in memory of the host */
-    float *there;                       /* the gradients on it, or room for a buffer */
+    size_t elements;                    /* including gaps */
+    float *gradients;                   /* NULL: gradients are made in the buffers. On a GPU: host copies of the gradients */
+    struct bench_gpu *gpu;              /* NULL: gradients are in host memory */
+    float *there;                       /* gradients on the GPU, or room for a buffer */
     float *weights;                     /* of the optimizer */
     double work_per_us;                 /* rounds of compute() */
-    double begun_s, ready_s;            /* of the step under way: its begin, when the last gradient was ready */
+    double begun_s, ready_s;            /* of the current step: its beginning, and when the last gradient was ready */
     double *step_us, *backward_us, *exposed_us; /* of each step */
     double buffer_bytes, buffer_us;
-    double bare_us; /* of a step whose gradients are all ready at once: copies and sums alone */
+    double bare_us; /* of a step whose gradients are all ready at once: only copies and sums */
     struct step_report report;
     double *times; /* of the last step: tensors, then buffers */
     double *all_times;
     struct step_report *reports;
     uint64_t *wire_bytes; /* sent to each rank, then received from each */
     bool is_verified;     /* gradients are such that averages are known */
-    double told_s;        /* when progress was told last */
+    double told_s;        /* time of the last progress line */
 };
 
 #define TRY(expression)                                    \
@@ -57,7 +57,7 @@ static enum shoal_status memory_fail(const struct stepper *stepper, size_t bytes
     return SHOAL_ERR_MEMORY;
 }
 
-/* CPU time of all threads of the rank. */
+/* Returns the CPU time of all threads of the rank. */
 static double cpu_now_s(void)
 {
     struct timespec now;
@@ -67,7 +67,7 @@ static double cpu_now_s(void)
 
 /* ---- The backward pass --------------------------------------------------------------------------------------------------- */
 
-/* Products and sums in the nearest cache, as much in each round. */
+/* Multiplies and adds in the nearest cache, the same amount in each round. */
 static void compute(double rounds)
 {
     static float row[STREAM_BYTES / sizeof(float)];
@@ -78,7 +78,8 @@ static void compute(double rounds)
     }
 }
 
-/* How much of compute() fits a microsecond. Tries are so short that what else the core does misses the best of them. */
+/* Measures how many rounds of compute() fit into a microsecond. Tries are so short that the best of them avoids other work of
+ * the core. */
 static void work_measure(struct stepper *stepper)
 {
     enum { TRIES = 300, ROUNDS = 100 };
@@ -98,7 +99,8 @@ static void sleep_until(double when_s)
         continue;
 }
 
-/* A busy rank has so much to compute, however long that takes; else a device computes, and time passes. */
+/* A busy rank computes a fixed amount, however long that takes. Otherwise a device is assumed to compute, and only time
+ * passes. */
 static void pass_until(const struct stepper *stepper, double backward_us, double from, double to)
 {
     if (stepper->options->is_busy)
@@ -107,7 +109,7 @@ static void pass_until(const struct stepper *stepper, double backward_us, double
         sleep_until(stepper->begun_s + to * backward_us * 1e-6);
 }
 
-/* Where the engine finds it. */
+/* The gradient as the engine sees it. */
 static float *gradient_of(const struct stepper *stepper, size_t parameter)
 {
     float *gradients = stepper->gpu ? stepper->there : stepper->gradients;
@@ -115,7 +117,7 @@ static float *gradient_of(const struct stepper *stepper, size_t parameter)
                                        : gradients + stepper->offsets[parameter];
 }
 
-/* Where the processor reads and writes it. */
+/* The gradient as the processor reads and writes it. */
 static float *gradient_here(const struct stepper *stepper, size_t parameter)
 {
     return stepper->gpu ? stepper->gradients + stepper->offsets[parameter] : gradient_of(stepper, parameter);
@@ -140,7 +142,7 @@ static enum shoal_status backward(struct stepper *stepper, double backward_us)
 
 /* ---- The optimizer ------------------------------------------------------------------------------------------------------- */
 
-/* So small a step that weights stay finite. */
+/* The step is so small that weights stay finite. */
 static void parameter_step(const struct stepper *stepper, size_t parameter)
 {
     const float *gradient = gradient_of(stepper, parameter);
@@ -165,7 +167,7 @@ static void optimizer_run(const struct stepper *stepper)
         parameter_step(stepper, i);
 }
 
-/* ---- Are averages right? ------------------------------------------------------------------------------------------------- */
+/* ---- Checking the averages ----------------------------------------------------------------------------------------------- */
 
 static float gradient_value(size_t parameter, size_t element, double mean_of_ranks)
 {
@@ -186,8 +188,8 @@ static enum shoal_status gradients_fill(const struct stepper *stepper)
     return SHOAL_OK;
 }
 
-/* The largest error that rounding can cause. int8: the largest of a block is 15 at most; each rank's part and the sum are
- * rounded once, by half of a 127th, and so are their scales. */
+/* Returns the largest error that rounding can cause. int8: the largest value of a block is 15 at most; each rank's part and the
+ * sum are rounded once, by half of a 127th, and so are their scales. */
 static double error_most(const struct bench_step_options *options, double value)
 {
     switch (options->compression) {
@@ -221,7 +223,7 @@ static enum shoal_status averages_check(struct stepper *stepper)
 
 /* ---- Steps --------------------------------------------------------------------------------------------------------------- */
 
-/* Until the device has the averages. */
+/* Waits until the device has the averages. */
 static enum shoal_status device_wait(const struct stepper *stepper)
 {
     TRY(shoal_reducer_wait(stepper->reducer, SHOAL_FOREVER));
@@ -234,7 +236,7 @@ static enum shoal_status step_run(struct stepper *stepper, double backward_us)
     stepper->begun_s = bench_now();
     TRY(shoal_reducer_begin(stepper->reducer, SHOAL_STEP_REDUCE));
     if (stepper->is_verified)
-        TRY(gradients_fill(stepper)); /* views may be written from here on */
+        TRY(gradients_fill(stepper)); /* from here on, views may be written */
     TRY(backward(stepper, backward_us));
     TRY(shoal_reducer_finish(stepper->reducer, NULL));
     if (stepper->gpu)
@@ -243,7 +245,7 @@ static enum shoal_status step_run(struct stepper *stepper, double backward_us)
     return SHOAL_OK;
 }
 
-/* In the first one averages are compared; the begin of the second makes the layout of the order in which gradients become
+/* The first step compares averages. The beginning of the second step adapts the layout to the order in which gradients become
  * ready. */
 static enum shoal_status warm_up(struct stepper *stepper)
 {
@@ -257,7 +259,7 @@ static enum shoal_status warm_up(struct stepper *stepper)
     return shoal_allreduce(stepper->comm, &stepper->bare_us, &stepper->bare_us, 1, SHOAL_FLOAT64, SHOAL_MAX, NULL);
 }
 
-/* A line on a terminal that is written anew; elsewhere one after half a minute and then each minute. */
+/* Updates a line on a terminal; elsewhere prints a line after half a minute and then each minute. */
 static void progress_print(struct stepper *stepper, double start_s, int step)
 {
     const int steps = stepper->options->steps;
@@ -277,8 +279,8 @@ static void progress_end(const struct stepper *stepper)
         fputs("\r\033[K", stderr);
 }
 
-/* Adds to the report what has crossed the network so far: a rank is told by its senders what it received. sign -1 takes it
- * away. */
+/* Adds the bytes that have crossed the network so far to the report, or subtracts them if sign is -1. Senders report to each
+ * rank what it received. */
 static enum shoal_status wire_count(struct stepper *stepper, int sign)
 {
     const size_t ranks = (size_t)stepper->ranks;
@@ -312,7 +314,7 @@ static enum shoal_status steps_run(struct stepper *stepper)
     return wire_count(stepper, 1);
 }
 
-/* ---- What came of it ----------------------------------------------------------------------------------------------------- */
+/* ---- Results ------------------------------------------------------------------------------------------------------------- */
 
 static int by_value(const void *a, const void *b)
 {
@@ -320,7 +322,7 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* A quantile of `values`, one per step. The values are not reordered. */
+/* Returns a quantile of `values`, one per step. Does not reorder them. */
 static double quantile(const struct stepper *stepper, const double *values, double share)
 {
     const size_t count = (size_t)stepper->options->steps;
@@ -377,7 +379,7 @@ static enum shoal_status times_fill(struct stepper *stepper)
     return SHOAL_OK;
 }
 
-/* Rank 0 gets the reports and times of all; every rank the slowest of each step. */
+/* Rank 0 gets the reports and times of all ranks. Every rank gets the slowest time of each step. */
 static enum shoal_status results_gather(struct stepper *stepper)
 {
     const size_t steps = (size_t)stepper->options->steps, numbers = times_count(stepper), ranks = (size_t)stepper->ranks;
@@ -412,7 +414,7 @@ static double balance_of(const struct stepper *stepper)
     return sent > 0 && received > 0 ? stepper->ranks * fmax(most_sent / sent, most_received / received) : 1;
 }
 
-/* By the formula where the rate is known, else as one buffer by itself. */
+/* Uses the formula if the rate is known, else the time of a single buffer. */
 static double wire_us_per_byte(const struct stepper *stepper)
 {
     const struct bench_step_options *options = stepper->options;
@@ -459,7 +461,7 @@ static bool result_tell(const struct stepper *stepper)
     return (!options->timeline || bench_step_timeline_write(&result, options->timeline)) && is_traced;
 }
 
-/* ---- One buffer by itself ------------------------------------------------------------------------------------------------ */
+/* ---- A single buffer ----------------------------------------------------------------------------------------------------- */
 
 static size_t largest_buffer(const struct stepper *stepper)
 {
@@ -483,7 +485,7 @@ static enum shoal_status buffer_allocate(const struct stepper *stepper, size_t b
     return SHOAL_OK;
 }
 
-/* An all-reduce of as many bytes as cross the wire for it, as the median of some. */
+/* Measures an all-reduce of as many bytes as cross the wire for the largest buffer: the median of several. */
 static enum shoal_status buffer_measure(struct stepper *stepper)
 {
     const size_t bytes = largest_buffer(stepper);
@@ -520,7 +522,7 @@ static enum shoal_status memory_map(const struct stepper *stepper, float **memor
     return SHOAL_OK;
 }
 
-/* The gradients fit, or a buffer of all of them, with its padding. */
+/* Allocates memory that fits the gradients, or one buffer of all of them with its padding. */
 static enum shoal_status device_open(struct stepper *stepper)
 {
     const size_t bytes = stepper->elements * sizeof(float) + (size_t)stepper->ranks * ALIGNMENT;

@@ -7,7 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Iterations: of small sizes; of any, where fewer are made because they would take longer than --seconds. */
+/* Iterations: for small sizes, and limits for others, which make fewer iterations if these would take longer than --seconds. */
 enum { ITERATIONS_SMALL = 500, ITERATIONS_MOST = 20000, ITERATIONS_MIN = 5, PAGE_BYTES = 4096 };
 
 struct worker {
@@ -19,16 +19,16 @@ struct worker {
     void *memory; /* holds both buffers */
     size_t memory_bytes;
     char *input, *output;  /* each has room for the larger operand */
-    struct bench_gpu *gpu; /* NULL: none; else what is in memory is copied to the same place */
+    struct bench_gpu *gpu; /* NULL if unused; otherwise the contents of `memory` are copied to the same offset on the device */
     char *there;           /* on the device */
     double *took_s;        /* of each iteration; with --late the time of its end */
-    double *late_s;        /* with --late, on the last rank: the time it arrived; elsewhere 0 */
+    double *late_s;        /* with --late, on the last rank: the time of its arrival; elsewhere 0 */
     uint64_t exchanges;
-    uint64_t turn; /* iterations so far; the pattern moves on with it */
+    uint64_t turn; /* iterations so far; shifts the pattern */
     uint64_t errors;
 };
 
-/* An operand as this rank has it: so many parts of the task's count; 0 and NULL where it has none. */
+/* An operand of this rank: `parts` times the task's count; 0 and NULL if the rank has none. */
 struct operand {
     char *at;
     size_t parts;
@@ -77,7 +77,7 @@ static enum shoal_status device_open(struct worker *worker)
     return SHOAL_OK;
 }
 
-/* Where an operand is called by; NULL where the rank has none. */
+/* The address to pass for an operand; NULL if the rank has none. */
 static char *called_at(const struct worker *worker, char *at)
 {
     return worker->gpu && at ? worker->there + (at - (char *)worker->memory) : at;
@@ -93,21 +93,22 @@ static bool download(const struct worker *worker, char *at, size_t bytes)
     return !worker->gpu || !at || bench_gpu_download(worker->gpu, at, called_at(worker, at), bytes);
 }
 
-/* How many parts the larger operand has. */
+/* Returns how many parts the larger operand has. */
 static size_t parts_of(const struct worker *worker, const struct bench_kind *kind)
 {
     return kind->input == BENCH_PARTS || kind->output == BENCH_PARTS ? (size_t)worker->ranks : 1;
 }
 
-/* Elements of a vector or of one part where the larger operand has so many bytes: rounded down, but one at least, if any. */
+/* Returns the elements of a vector or of one part if the larger operand has `bytes` bytes: rounded down, but at least one
+ * unless bytes is 0. */
 static size_t count_of(const struct worker *worker, const struct bench_kind *kind, size_t bytes)
 {
     const size_t count = bytes / (parts_of(worker, kind) * shoal_type_bytes(worker->options->type));
     return !count && bytes ? 1 : count;
 }
 
-/* Input and output lie in one allocation. Without --gap they are a page further apart than they are long: buffers that agree
- * modulo a large power of two are slow on some processors, and that is measured only when asked for. */
+/* Input and output are in one allocation. Without --gap their distance is a page more than their length: buffers that agree
+ * modulo a large power of two are slow on some processors, and that is measured only on request. */
 static enum shoal_status buffers_open(struct worker *worker)
 {
     const struct bench_options *options = worker->options;
@@ -130,7 +131,7 @@ static enum shoal_status buffers_open(struct worker *worker)
     return worker->gpu ? device_open(worker) : SHOAL_OK;
 }
 
-/* The context has freed shared memory. */
+/* Destroying the context has freed shared memory. */
 static void buffers_close(struct worker *worker)
 {
     if (worker->memory && worker->options->memory != BENCH_SHARED)
@@ -146,7 +147,7 @@ static struct operand operand_make(const struct worker *worker, enum bench_opera
     return (struct operand){at, operand == BENCH_PARTS ? (size_t)worker->ranks : 1};
 }
 
-/* In place, where one operand is in parts, the other is this rank's part of it. */
+/* In place, if one operand is in parts, the other is this rank's part of it. */
 static struct task task_make(const struct worker *worker, enum bench_collective collective, size_t bytes)
 {
     const struct bench_kind *kind = bench_kind(collective);
@@ -200,7 +201,7 @@ static enum shoal_status operate(struct worker *worker, const struct task *task)
     return SHOAL_ERR_ARGUMENT;
 }
 
-/* Part i has the turn i later, so that parts taken one for another are seen. */
+/* Part i has a turn that is i later, so that confused parts are detected. */
 static enum shoal_status input_rewrite(struct worker *worker, const struct task *task)
 {
     const size_t part_bytes = task->count * shoal_type_bytes(worker->options->type);
@@ -210,8 +211,8 @@ static enum shoal_status input_rewrite(struct worker *worker, const struct task 
     return upload(worker, task->input.at, task->input.parts * part_bytes) ? SHOAL_OK : SHOAL_ERR_SYSTEM;
 }
 
-/* Where the input is in parts, this rank gets its own part; part i of an output comes from rank i, a vector from all ranks or
- * from root. */
+/* If the input is in parts, this rank gets its own part. Part i of an output comes from rank i; a vector comes from all ranks
+ * or from root. */
 static enum shoal_status output_verify(struct worker *worker, const struct task *task)
 {
     const struct bench_kind *kind = bench_kind(task->collective);
@@ -228,7 +229,7 @@ static enum shoal_status output_verify(struct worker *worker, const struct task 
     return SHOAL_OK;
 }
 
-/* One operation, untimed, whose result is compared element by element. */
+/* Runs one untimed operation and compares its result element by element. */
 static enum shoal_status result_check(struct worker *worker, const struct task *task)
 {
     worker->turn++;
@@ -242,7 +243,7 @@ static bool is_late(const struct worker *worker)
     return worker->options->late_ms && worker->rank == worker->ranks - 1;
 }
 
-/* The last rank, with --late, comes late; the others wait for it inside the operation. */
+/* With --late, the last rank arrives late, and the others wait for it inside the operation. */
 static void late_sleep(const struct worker *worker)
 {
     const int ms = worker->options->late_ms;
@@ -267,7 +268,7 @@ static enum shoal_status iterate(struct worker *worker, const struct task *task,
 
 /* ---- One size ------------------------------------------------------------------------------------------------------------ */
 
-/* Small ones fill a quarter of a second: the places of processes that share cores change every 100 ms or so. */
+/* Small sizes run for a quarter of a second, because processes that share cores move about every 100 ms. */
 static double iterations_usual(size_t bytes, double took_s)
 {
     const double quarter = 0.25 / took_s;
@@ -276,7 +277,8 @@ static double iterations_usual(size_t bytes, double took_s)
     return quarter < ITERATIONS_SMALL ? ITERATIONS_SMALL : quarter > ITERATIONS_MOST ? ITERATIONS_MOST : quarter;
 }
 
-/* Until the trial of ways of writing is over: what is measured is how a size goes for long, not its first operations. */
+/* Runs operations until the trial of ways of writing is over: the benchmark measures the steady state of a size, not its first
+ * operations. */
 static enum shoal_status trial_pass(struct worker *worker, const struct task *task)
 {
     for (size_t i = BENCH_WARMUPS; i < BENCH_TRIAL; i++)
@@ -284,7 +286,8 @@ static enum shoal_status trial_pass(struct worker *worker, const struct task *ta
     return SHOAL_OK;
 }
 
-/* Warms up and says how many iterations fit the cap: the same number on every rank, as the slowest rank's time decides. */
+/* Warms up and computes how many iterations fit the time limit. The slowest rank's time decides, so the number is equal on
+ * every rank. */
 static enum shoal_status warm_up(struct worker *worker, const struct task *task, size_t *iterations_out)
 {
     double took_s, slowest_s;
@@ -310,8 +313,8 @@ static double cpu_s(void)
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-/* Operations in a row, which one rank may begin while another is at the one before; and this rank's CPU time, whose clock is a
- * system call, which would disturb operations that are timed one by one. */
+/* Measures operations in a row, which one rank may begin while another is still in the previous one, and this rank's CPU time.
+ * Reading the CPU clock is a system call, which would disturb operations that are timed one by one. */
 static enum shoal_status loop_measure(struct worker *worker, const struct task *task, size_t iterations,
                                       struct bench_result *result)
 {
@@ -341,7 +344,7 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Joins what the ranks saw: the slowest time of each iteration, the sum of CPU time and errors. */
+/* Combines the ranks' measurements: the slowest time of each iteration, the sums of CPU time and errors. */
 static enum shoal_status result_join(struct worker *worker, size_t iterations, struct bench_result *result)
 {
     double sums[2] = {result->cpu_us, (double)worker->errors};
@@ -391,7 +394,7 @@ static enum shoal_status measure(struct worker *worker, const struct task *task,
 
 /* ---- All sizes ----------------------------------------------------------------------------------------------------------- */
 
-/* One line on a terminal, gone when the size is done. Only between sizes, where nothing is timed. */
+/* Shows one line on a terminal until the size is done. Called only between sizes, when nothing is timed. */
 static void progress_print(const struct worker *worker, size_t bytes, bool done)
 {
     char size[24];

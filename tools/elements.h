@@ -1,6 +1,6 @@
-/* The value of a number in an element's type: rounded or wrapped, combined and divided as <shoal/shoal.h> promises for the
- * type. For `shoal bench` and the tests, which compare results with it: so it is plain rather than fast, and shares nothing
- * with the library, whose ways of rounding are others. Reentrant. */
+/* Computes the value of a number in an element's type, rounded or wrapped, combined and divided as <shoal/shoal.h> promises for
+ * the type. `shoal bench` and the tests compare results with it. So it is simple rather than fast, and shares no code with the
+ * library, which rounds in other ways. Reentrant. */
 #ifndef SHOAL_TOOLS_ELEMENTS_H
 #define SHOAL_TOOLS_ELEMENTS_H
 
@@ -9,7 +9,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Nearest bfloat16, found by comparing the rest with one half; a carry out of the mantissa is the exponent's. */
+/* Finds the nearest bfloat16 by comparing the remainder with one half. A carry out of the mantissa goes into the exponent. */
 static inline uint16_t element_bfloat16(float x)
 {
     uint32_t word;
@@ -19,7 +19,7 @@ static inline uint16_t element_bfloat16(float x)
     return (uint16_t)(x != x ? 0x7fc0 : kept + up);
 }
 
-/* As element_bfloat16; the rest is longer below 2^-14. */
+/* Like element_bfloat16(), but with a longer remainder below 2^-14. */
 static inline uint16_t element_float16(float x)
 {
     uint32_t word;
@@ -38,7 +38,7 @@ static inline uint16_t element_float16(float x)
     return (uint16_t)(sign | (kept + up + (normal ? (exponent - (127 - 14)) << 10 : 0)));
 }
 
-/* A number as a variable of the integer type holds it. */
+/* Returns a number as a variable of the integer type holds it. */
 static inline int64_t element_wrap(enum shoal_type type, int64_t number)
 {
     switch (type) {
@@ -53,13 +53,13 @@ static inline int64_t element_wrap(enum shoal_type type, int64_t number)
     }
 }
 
-/* Such operators take integers only. */
+/* These operators accept only integers. */
 static inline bool element_is_bitwise(enum shoal_op op)
 {
     return op == SHOAL_BITAND || op == SHOAL_BITOR || op == SHOAL_BITXOR;
 }
 
-/* In 64 bits; operators that also scale or divide are sums here. */
+/* Computes in 64 bits. Operators that also scale or divide are sums here. */
 static inline int64_t element_combine(enum shoal_op op, int64_t a, int64_t b)
 {
     switch (op) {
@@ -94,8 +94,8 @@ static inline uint64_t element_double_bits(double value)
     return bits;
 }
 
-/* number * scale / divisor; an element's bytes are the lowest ones. Floats: the product is exact as a double, or rounded once.
- * Integers: the scale is whole; the product is wrapped before it is divided. */
+/* Returns number * scale / divisor; an element's bytes are the lowest ones. Floats: the product is exact as a double, or
+ * rounded once. Integers: the scale is whole, and the product is wrapped before it is divided. */
 static inline uint64_t element_bits(enum shoal_type type, int64_t number, double scale, int64_t divisor)
 {
     const double product = number ? (double)number * scale : 0; /* not -0 */
@@ -113,7 +113,7 @@ static inline uint64_t element_bits(enum shoal_type type, int64_t number, double
 
 static inline void element_write(void *place, enum shoal_type type, int64_t number, double scale, int64_t divisor)
 {
-    const uint64_t bits = element_bits(type, number, scale, divisor); /* of a processor that stores the lowest byte first */
+    const uint64_t bits = element_bits(type, number, scale, divisor); /* assumes that the lowest byte is stored first */
     memcpy(place, &bits, shoal_type_bytes(type));
 }
 

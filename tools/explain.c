@@ -24,7 +24,7 @@ static const struct tool_option options[] = {
     {"--ranks-per-host", OPTION_LOCAL, "L"},
     {"--bytes", OPTION_BYTES, "SIZE"},
     {"--type", OPTION_TYPE, "TYPE"},
-    {"--dtype", OPTION_TYPE, "TYPE"}, /* as other tools have it */
+    {"--dtype", OPTION_TYPE, "TYPE"}, /* alias, as in other tools */
     {"--memory", OPTION_MEMORY, "plain|shared|gpu"},
     {"--in-place", OPTION_IN_PLACE, NULL},
     {"--rank", OPTION_RANK, "R"},
@@ -76,9 +76,9 @@ static bool memory_read(const struct tool_args *args, struct shoal_question *que
     return true;
 }
 
-/* Numbers as they were given, 0 where they were not. */
+/* Numbers as given, or 0 if not given. */
 struct machines {
-    bool is_json; /* and how to tell of them */
+    bool is_json; /* format of the output */
     int ranks;
     int hosts;
     int ranks_per_host;
@@ -117,7 +117,7 @@ static bool option_apply(int id, const struct tool_args *args, struct shoal_ques
     }
 }
 
-/* Dashes in what the user wrote do not count: "all-to-all". */
+/* Ignores dashes in the user's word: "all-to-all". */
 static bool is_same_word(const char *text, const char *word)
 {
     for (; *text; text++)
@@ -149,7 +149,7 @@ static bool collective_read(const char *text, struct shoal_question *question)
     return false;
 }
 
-/* Returns 0, or the exit code when one line has been printed. */
+/* Returns 0, or the exit code after printing one line. */
 static int machines_apply(const struct machines *machines, struct shoal_question *question)
 {
     const int hosts = machines->hosts ? machines->hosts : 1, local = machines->ranks_per_host;
@@ -165,7 +165,7 @@ static int machines_apply(const struct machines *machines, struct shoal_question
     return 0;
 }
 
-/* Returns 0, or the exit code when one line has been printed. */
+/* Returns 0, or the exit code after printing one line. */
 static int question_check(const struct shoal_question *question)
 {
     const size_t element = shoal_type_bytes(question->type);
@@ -179,7 +179,7 @@ static int question_check(const struct shoal_question *question)
     return 0;
 }
 
-/* The library puts its reason into what it prints: on success that belongs on stdout, otherwise on stderr. */
+/* The library adds its reason to its output, which belongs on stdout after success and on stderr otherwise. */
 static int question_ask(const struct shoal_question *question, bool is_json)
 {
     char *text = NULL;

@@ -53,14 +53,14 @@ static enum shoal_status settings_print(FILE *out)
     return shoal_print_settings(NULL, out);
 }
 
-/* A variable that keeps the library from printing any of a table stands at the beginning of the reason. */
+/* If a variable keeps the library from printing a table, the reason begins with its name. */
 static bool variable_drop(char *reason)
 {
     reason[strcspn(reason, " ")] = 0;
     return getenv(reason) && unsetenv(reason) == 0;
 }
 
-/* Prints a table; where something is wrong, its last line says what, and goes to stderr. Returns the exit code. */
+/* Prints a table. If something is wrong, the last line describes it and goes to stderr. Returns the exit code. */
 static int table_print(enum shoal_status (*print)(FILE *out))
 {
     char *text = NULL;

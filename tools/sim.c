@@ -1,4 +1,4 @@
-/* `shoal sim`: how long a collective would take on hosts that are not here. */
+/* `shoal sim`: predicts how long a collective would take on other machines. */
 #include "sim.h"
 #include "sim_progress.h"
 
@@ -73,7 +73,7 @@ static const char help_text[] =
     "\n"
     "Exit codes: 0 success, 1 failure, 2 the arguments make no sense.\n";
 
-/* The library puts its reason into what it prints. */
+/* The library adds its reason to its output. */
 static int question_ask(const struct sim_options *options, size_t hosts, size_t bytes, struct sim_row *row_out, int number)
 {
     struct sim_progress progress;

@@ -1,5 +1,5 @@
-/* Shared by the files of `shoal sim`: the options, rows of answers, how they are printed and plotted. It knows Shoal by its
- * public header only. Everything here runs on the main thread. */
+/* Shared by the files of `shoal sim`: the options, rows of answers, how they are printed and plotted. Uses only Shoal's public
+ * header. Everything here runs on the main thread. */
 #ifndef SHOAL_TOOLS_SIM_H
 #define SHOAL_TOOLS_SIM_H
 
@@ -18,12 +18,12 @@ struct sim_values {
 struct sim_options {
     bool help;
     bool explains_model;
-    struct shoal_simulation question; /* but for hosts and bytes */
+    struct shoal_simulation question; /* without hosts and bytes */
     struct sim_values hosts;
     struct sim_values bytes;
     char algorithm[128]; /* "SHOAL_ALGORITHMS=all-reduce=ring", or empty */
     enum sim_format format;
-    const char *plot; /* NULL: none */
+    const char *plot; /* NULL if not wanted */
 };
 
 struct sim_row {
@@ -31,7 +31,7 @@ struct sim_row {
     struct shoal_simulated answer;
 };
 
-/* ---- What `shoal sim step` shares --------------------------------------------------------------------------------------- */
+/* ---- Shared with `shoal sim step` --------------------------------------------------------------------------------------- */
 
 /* The options that describe hosts and network, as rows of a table of options, and their numbers. */
 enum sim_model_option {
@@ -73,8 +73,8 @@ enum sim_model_option {
         "--host-memory", SIM_OPTION_HOST_MEMORY, "RATE"                                                                        \
     }
 
-/* Read the value of the option just read; false when one line about it has been printed. sim_model_apply leaves other options
- * alone. */
+/* These read the value of the option just read, and return false after printing one line about it. sim_model_apply() ignores
+ * other options. */
 bool sim_model_apply(int id, const struct tool_args *args, struct shoal_simulation *question);
 bool sim_hosts_read(const struct tool_args *args, int factor, struct sim_values *values);
 bool sim_count_read(const struct tool_args *args, int least, size_t *count_out);
@@ -88,7 +88,7 @@ struct sim_field {
 };
 void sim_fields_print(const struct sim_field *fields, size_t count, bool is_json);
 
-/* Those of the model, as fields and in lines that begin with '#'. Returns how many fields there are. */
+/* The model's options, as fields and in lines that begin with '#'. Returns how many fields there are. */
 enum { SIM_MODEL_FIELDS_MAX = 24 };
 #define SIM_GPU_FIELDS                                                                             \
     "pcie_gb_s,switch_gb_s,switch_gpus,switch_adapters,nvlink_gb_s,unit_bytes,ring_bytes,copy_us," \
@@ -101,24 +101,24 @@ int sim_step_run(int argc, char **argv);
 
 /* ---- Collectives --------------------------------------------------------------------------------------------------------- */
 
-/* False when one line about the arguments has been printed. */
+/* Returns false after printing one line about the arguments. */
 bool sim_options_parse(int argc, char **argv, struct sim_options *options_out);
 
 void sim_header_print(const struct sim_options *options);
 void sim_row_print(const struct sim_options *options, const struct sim_row *row);
 void sim_model_print(const struct shoal_simulation *model);
 
-/* "64 MiB" */
+/* Prints "64 MiB". */
 const char *sim_size_print(double bytes, char text_out[24]);
 
-/* Whether the file can be written; changes none. False when one line has been printed. */
+/* Checks whether the file can be written, without changing it. Returns false after printing one line. */
 bool sim_plot_check(const char *name);
 
-/* Closes what a plot was written to. False when not all of it could be written; one line has been printed. */
+/* Closes a plot's file. Returns false after printing one line if part of it could not be written. */
 bool sim_plot_finish(FILE *out, const char *name);
 
-/* Times over hosts, or where there is one number of hosts, over sizes. False when the file could not be written; one line has
- * been printed. */
+/* Plots times over hosts or, if there is only one number of hosts, over sizes. Returns false after printing one line if the
+ * file could not be written. */
 bool sim_plot_write(const struct sim_options *options, const struct sim_row *rows, int count);
 
 #endif

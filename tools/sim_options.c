@@ -27,7 +27,7 @@ static const struct tool_option options_known[] = {
     {"--bytes", OPTION_BYTES, "LIST"},
     {"--factor", OPTION_FACTOR, "N"},
     {"--type", OPTION_TYPE, "TYPE"},
-    {"--dtype", OPTION_TYPE, "TYPE"}, /* as other tools have it */
+    {"--dtype", OPTION_TYPE, "TYPE"}, /* alias, as in other tools */
     {"--operands", OPTION_OPERANDS, "plain|shared"},
     {"--algorithm", OPTION_ALGORITHM, "NAME"},
     {"--every-chunk", OPTION_EVERY_CHUNK, NULL},
@@ -59,7 +59,7 @@ static bool time_read(const struct tool_args *args, double *us_out)
     return tool_quantity_read(args, time_units, "a time such as 30us, 1.5ms or 0.2, which is microseconds", us_out);
 }
 
-/* What one GPU's link carries each way, by the link's generation. docs/performance.md says where the numbers come from. */
+/* Rate of one GPU's link in each direction, by the link's generation. docs/performance.md has the sources of the numbers. */
 struct link {
     const char *name;
     double gb_s;
@@ -67,7 +67,7 @@ struct link {
 static const struct link pcie_links[] = {{"gen3", 12}, {"gen4", 24}, {"gen5", 55}, {NULL, 0}};
 static const struct link nvlink_links[] = {{"gen2", 120}, {"gen3", 160}, {"gen4", 320}, {NULL, 0}};
 
-/* The name of a link, or a rate. */
+/* Reads the name of a link, or a rate. */
 static bool link_read(const struct tool_args *args, const struct link *links, const char *takes, double *gb_s_out)
 {
     for (; links->name; links++) {
@@ -96,7 +96,7 @@ static bool host_memory_read(const struct tool_args *args, double *gb_s_out)
     return memory_read(args, gb_s_out) && (*gb_s_out > 0 || tool_value_fail(args, "bytes per second above 0"));
 }
 
-/* No CPU time at all is said by 0. */
+/* 0 means no CPU time at all. */
 static bool stack_read(const struct tool_args *args, double *gb_s_out)
 {
     *gb_s_out = 0;
@@ -126,7 +126,7 @@ static bool value_add(const struct tool_args *args, struct sim_values *values, s
     return true;
 }
 
-/* From low to high by the factor; high belongs to it even where the factor steps over it. */
+/* Adds values from low to high, each multiplied by the factor. Always includes high, even if the factor steps over it. */
 static bool range_add(const struct tool_args *args, struct sim_values *values, const size_t ends[2], int factor)
 {
     if (!ends[0] || ends[0] > ends[1]) {
@@ -143,7 +143,7 @@ static bool range_add(const struct tool_args *args, struct sim_values *values, c
     return value_add(args, values, ends[1]);
 }
 
-/* One value, or two with a dash between. */
+/* Reads one value, or two with a dash between them. */
 static bool item_read(const struct tool_args *args, char *item, value_read_fn read, int factor, struct sim_values *values)
 {
     struct tool_args one = *args;
@@ -182,7 +182,7 @@ bool sim_hosts_read(const struct tool_args *args, int factor, struct sim_values 
 
 /* ---- Options ------------------------------------------------------------------------------------------------------------- */
 
-/* Lists as they were given: the factor may come after them. */
+/* Lists as given, because the factor may come after them. */
 struct lists {
     struct tool_args hosts;
     struct tool_args bytes;
@@ -315,7 +315,7 @@ static bool option_apply(int id, const struct tool_args *args, struct sim_option
     }
 }
 
-/* Dashes in what the user wrote do not count: "all-to-all". */
+/* Ignores dashes in the user's word: "all-to-all". */
 static bool is_same_word(const char *text, const char *word)
 {
     for (; *text; text++)
@@ -346,11 +346,12 @@ enum { ALGORITHMS_MAX = 32, ALGORITHM_BYTES = 32 };
 
 struct algorithms {
     char names[ALGORITHMS_MAX][ALGORITHM_BYTES];
-    const char *list[ALGORITHMS_MAX + 1]; /* NULL ends it */
+    const char *list[ALGORITHMS_MAX + 1]; /* ends with NULL */
     int count;
 };
 
-/* Those of a collective, from the table that `shoal info --algorithms` prints: its rows begin "all-reduce     ring". */
+/* Finds the algorithms of a collective in the table that `shoal info --algorithms` prints: its rows begin "all-reduce
+ * ring". */
 static void algorithms_find(const char *collective, struct algorithms *found)
 {
     char *text = NULL, row[ALGORITHM_BYTES];
@@ -369,7 +370,7 @@ static void algorithms_find(const char *collective, struct algorithms *found)
     free(text);
 }
 
-/* Here, as the library would speak of the setting that the option becomes. */
+/* Checks here, because the library's error would name the setting that the option becomes. */
 static bool algorithm_check(const char *algorithm, const char *collective)
 {
     struct algorithms known;
@@ -382,12 +383,12 @@ static bool algorithm_check(const char *algorithm, const char *collective)
     }
     const char *nearest = tool_word_nearest(algorithm, known.list);
     if (!known.count)
-        return true; /* the table cannot be had; the library says why */
+        return true; /* without the table, leave the error to the library */
     return !tool_usage_fail("sim", "--algorithm: %s has no '%s'%s%s%s %s", collective, algorithm,
                             nearest ? "; did you mean " : "", nearest ? nearest : "", nearest ? "? It has" : "; it has", names);
 }
 
-/* Settings that depend on several options. A barrier has no size. */
+/* Applies settings that depend on several options. A barrier has no size. */
 static bool options_finish(struct sim_options *options, const struct lists *lists)
 {
     char override[sizeof options->algorithm];

@@ -26,7 +26,7 @@ static double x_of(const struct plot *plot, const struct sim_row *row)
     return plot->is_over_hosts ? (double)row->hosts : (double)row->answer.bytes;
 }
 
-/* The curve of a row: rows come by hosts, then by sizes. */
+/* Returns the curve of a row. Rows are ordered by hosts, then by sizes. */
 static int curve_of(const struct plot *plot, int row)
 {
     return plot->is_over_hosts ? row % plot->options->bytes.count : 0;
@@ -53,7 +53,7 @@ static void line_write(const struct plot *plot, const double from[2], const doub
             to[1]);
 }
 
-/* Whole decades of time around all points; a little room beside a single x. */
+/* Chooses whole decades of time around all points, and some margin if there is only one x. */
 static void frame_find(struct plot *plot)
 {
     plot->x_least = plot->y_least = INFINITY;
@@ -130,7 +130,7 @@ static void title_write(const struct plot *plot)
     text_write(plot, WIDTH / 2.0, 40, "text-anchor=\"middle\" font-size=\"11\"", text);
 }
 
-/* The times, or what the wire alone needs, where it is needed. */
+/* Draws the times, or the bound of the wire alone. */
 static void line_of_curve_write(const struct plot *plot, int curve, bool is_bound)
 {
     fprintf(plot->out, "<polyline fill=\"none\" stroke=\"%s\" stroke-width=\"%s\"%s points=\"", colors[curve % COLORS],

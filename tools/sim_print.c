@@ -1,4 +1,4 @@
-/* What `shoal sim` prints. */
+/* Prints the results of `shoal sim`. */
 #include "sim.h"
 
 #include "tool.h"
@@ -100,7 +100,7 @@ static void table_print(const struct sim_options *options, const struct sim_row 
            100 * answer->working, 100 * answer->messaging, 100 * answer->waiting, copying, chunks, answer->algorithm);
 }
 
-/* As spreadsheets read it. */
+/* Quotes text as spreadsheets expect. */
 static void csv_text_print(const char *text)
 {
     const bool is_quoted = text[strcspn(text, ",\"\n")];
@@ -204,7 +204,7 @@ void sim_row_print(const struct sim_options *options, const struct sim_row *row)
 
 /* ---- The model ----------------------------------------------------------------------------------------------------------- */
 
-/* Through an adapter that goes on sending: its bucket is empty. */
+/* Through an adapter that sends continuously: its bucket is empty. */
 static double wire_us(const struct shoal_simulation *model, double bytes)
 {
     return (bytes + (double)model->header_bytes) * 8e-3 / model->rate_gbit_s;
@@ -230,7 +230,7 @@ static double message_us(const struct shoal_simulation *model, double bytes)
     return stack_us(model, bytes) + sent_us + model->latency_us + stack_us(model, bytes);
 }
 
-/* Messages of a stream follow each other as fast as the slower of core and wire lets them. */
+/* In a stream, messages follow each other at the rate of the slower of core and wire. */
 static double stream_gb_s(const struct shoal_simulation *model, double bytes)
 {
     const double core = stack_us(model, bytes), wire = wire_us(model, bytes);

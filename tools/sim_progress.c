@@ -4,7 +4,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* On a terminal the first word comes after a second, so that short questions flicker nothing. */
+/* On a terminal the first line appears after a second, so that short questions do not flicker. */
 enum { TERMINAL_S = 1, FIRST_S = 30, NEXT_S = 60 };
 
 static void draw(struct sim_progress *progress, bool is_terminal, unsigned long seconds)
@@ -17,7 +17,7 @@ static void draw(struct sim_progress *progress, bool is_terminal, unsigned long 
     progress->is_drawn = is_terminal;
 }
 
-/* Under the lock. True when it was told to stop by then. */
+/* Needs the lock. Returns true if it must stop. */
 static bool sleep_until(struct sim_progress *progress, const struct timespec *begin, unsigned long seconds)
 {
     const struct timespec until = {begin->tv_sec + (time_t)seconds, begin->tv_nsec};

@@ -1,6 +1,6 @@
-/* Says on stderr what `shoal sim` is at while a prediction takes long: on a terminal in one line that is written anew each
- * second and erased in the end, elsewhere as a line after half a minute and then each minute. Its own thread does it, as the
- * prediction is one call of the library; start and stop belong to the main thread. */
+/* Reports on stderr what `shoal sim` is doing during a long prediction: on a terminal in one line that is updated each second
+ * and erased in the end, elsewhere as a line after half a minute and then each minute. A separate thread prints it, because the
+ * prediction is one call of the library. Only the main thread calls start and stop. */
 #ifndef SHOAL_TOOLS_SIM_PROGRESS_H
 #define SHOAL_TOOLS_SIM_PROGRESS_H
 
@@ -16,7 +16,7 @@ struct sim_progress {
     char text[128]; /* "64 hosts, 1 GiB (row 3 of 8)" */
 };
 
-/* Without a thread, nothing is said: the prediction goes on all the same. */
+/* If no thread can be created, the prediction runs without reports. */
 void sim_progress_start(struct sim_progress *progress, const char *text);
 void sim_progress_stop(struct sim_progress *progress);
 

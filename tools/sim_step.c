@@ -1,4 +1,4 @@
-/* `shoal sim step`: how long a training step would take on hosts that are not here. */
+/* `shoal sim step`: predicts how long a training step would take on other machines. */
 #include "sim_step.h"
 
 #include <shoal/gradients.h>
@@ -176,9 +176,9 @@ static int scene_open(struct scene *scene)
     return !has_memory ? memory_fail() : status ? status_fail(status, "") : 0;
 }
 
-/* ---- What a sum costs ---------------------------------------------------------------------------------------------------- */
+/* ---- The cost of a sum --------------------------------------------------------------------------------------------------- */
 
-/* Answers are kept: several profiles ask for the same. */
+/* Answers are kept, because several profiles ask the same questions. */
 struct answer {
     size_t hosts, bytes;
     struct shoal_simulated simulated;
@@ -239,7 +239,7 @@ static int ask(const struct scene *scene, size_t bytes, struct shoal_simulated *
     return answer_keep(scene->answers, &answer) ? 0 : memory_fail();
 }
 
-/* Beyond so many bytes time grows evenly. Rounded up to what all ranks own equal parts of. */
+/* Returns the size beyond which time grows linearly, rounded up so that all ranks own equal parts. */
 static size_t even_bytes(const struct scene *scene)
 {
     enum { EVEN_BYTES = 16 << 20, PART_BYTES = 64 };
@@ -247,8 +247,8 @@ static size_t even_bytes(const struct scene *scene)
     return (EVEN_BYTES + unit - 1) / unit * unit;
 }
 
-/* A buffer, and one of twice its length: buffers that follow each other go on in chunks, as a long one does. Those of more than
- * even_bytes lie on the line through that and twice that, as thousands of ranks take long to simulate. */
+/* Simulates a buffer, and one of twice its length: consecutive buffers continue in chunks, like one long buffer. Sizes above
+ * even_bytes() are extrapolated from that size and its double, because simulating thousands of ranks takes long. */
 static int cost_ask(struct scene *scene, size_t b)
 {
     const size_t bytes = scene->buffers[b].bytes, even = even_bytes(scene), once_bytes = bytes < even ? bytes : even;
@@ -273,7 +273,7 @@ static int cost_ask(struct scene *scene, size_t b)
 
 /* ---- The step ------------------------------------------------------------------------------------------------------------ */
 
-/* With one of its costs taken away. */
+/* Computes the step's time with one of its costs removed. */
 static double step_us(const struct scene *scene, enum sim_step_limit without)
 {
     const struct sim_step_options *options = scene->options;
@@ -301,7 +301,7 @@ static double step_us(const struct scene *scene, enum sim_step_limit without)
     return us;
 }
 
-/* Where nothing of it shortens the step by a hundredth, buffers wait for the ones before them, or for their last gradient. */
+/* If removing no cost shortens the step by a hundredth, buffers wait for earlier ones, or for their last gradient. */
 static bool limit_find(struct scene *scene)
 {
     struct sim_step_row *row = scene->row;

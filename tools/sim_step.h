@@ -10,7 +10,7 @@ enum { SIM_STEP_PROFILES_MAX = 8 };
 struct sim_step_options {
     bool help;
     bool prints_profiles;
-    struct shoal_simulation question; /* an all-reduce of float32; but for hosts and bytes */
+    struct shoal_simulation question; /* an all-reduce of float32, without hosts and bytes */
     struct sim_values hosts;
     struct step_profile profiles[SIM_STEP_PROFILES_MAX];
     double backward_us[SIM_STEP_PROFILES_MAX];
@@ -20,10 +20,10 @@ struct sim_step_options {
     size_t flight_bytes;                          /* as in struct shoal_reducer_options */
     bool has_views;
     enum sim_format format;
-    const char *plot; /* NULL: none */
+    const char *plot; /* NULL if not wanted */
 };
 
-/* The resource that takes most of the time that the backward pass does not hide. */
+/* The resource that causes most of the time that the backward pass does not hide. */
 enum sim_step_limit { SIM_STEP_BACKWARD, SIM_STEP_WIRE, SIM_STEP_HOSTS, SIM_STEP_COPIES, SIM_STEP_ORDER, SIM_STEP_LIMITS };
 
 struct sim_step_row {
@@ -31,15 +31,15 @@ struct sim_step_row {
     size_t hosts;
     size_t buffers;
     size_t buffer_bytes; /* of the largest */
-    double step_us;      /* backward pass, and what it does not hide; without the forward pass */
+    double step_us;      /* backward pass plus the time it does not hide, without the forward pass */
     double sum_us;       /* all buffers one after the other */
-    double wire_us;      /* what of that the wire alone needs */
+    double wire_us;      /* the wire's part of that */
     struct step_bound bound;
     enum sim_step_limit limit;
     const char *algorithm; /* of the largest buffer */
 };
 
-/* The share of the time of so many single workers. */
+/* Returns a step's efficiency: the time of a single worker's step divided by this one's. */
 double sim_step_efficiency(const struct sim_step_options *options, const struct sim_step_row *row, double step_us);
 
 const char *sim_step_limit_name(enum sim_step_limit limit);
@@ -47,10 +47,11 @@ const char *sim_step_limit_name(enum sim_step_limit limit);
 void sim_step_header_print(const struct sim_step_options *options);
 void sim_step_row_print(const struct sim_step_options *options, const struct sim_step_row *row);
 
-/* Efficiency over ranks, a curve for each profile; false when the file could not be written and one line has been printed. */
+/* Plots efficiency over ranks, a curve for each profile. Returns false after printing one line if the file could not be
+ * written. */
 bool sim_step_plot_write(const struct sim_step_options *options, const struct sim_step_row *rows, int count);
 
-/* False when one line about the arguments has been printed. Profiles have to be freed in any case. */
+/* Returns false after printing one line about the arguments. Free the profiles in any case. */
 bool sim_step_options_parse(int argc, char **argv, struct sim_step_options *options_out, int *code_out);
 
 #endif

@@ -46,7 +46,7 @@ static const struct tool_option options_known[] = {
     {NULL, 0, NULL},
 };
 
-/* Lists as they were given: others may come after them. */
+/* Lists as given, because other options that they depend on may come after them. */
 struct lists {
     struct tool_args profile, backward, forward, hosts;
     int factor;
@@ -102,7 +102,7 @@ static bool option_apply(int id, const struct tool_args *args, struct sim_step_o
 
 /* ---- Lists --------------------------------------------------------------------------------------------------------------- */
 
-/* Milliseconds, one number or one for each profile, as microseconds. */
+/* Reads milliseconds, one number or one for each profile, as microseconds. */
 static bool times_read(const struct tool_args *args, double least, int profiles, double *us_out)
 {
     static const char takes[] = "milliseconds above 0, as 120 or 120,400.5: one number, or one for each profile";
@@ -166,7 +166,7 @@ static bool options_finish(struct sim_step_options *options, const struct lists 
         options->forward_us[p] = options->backward_us[p] / 2;
     if (lists->forward.value && !times_read(&lists->forward, 0, options->profile_count, options->forward_us))
         return false;
-    options->question.shared = options->question.pcie_gb_s <= 0; /* as the buffers are in host memory */
+    options->question.shared = options->question.pcie_gb_s <= 0; /* the buffers are in host memory */
     if (!options->flight_bytes)
         options->flight_bytes = FLIGHT_BUFFERS * (options->buffer_bytes ? options->buffer_bytes : BUFFER_BYTES);
     return sim_hosts_read(lists->hosts.value ? &lists->hosts : &all_hosts, lists->factor, &options->hosts);

@@ -1,5 +1,5 @@
-/* The plot of `shoal sim step`: efficiency over the number of workers, a curve for each profile; dashed, what the wire allows.
- * The cross is the published result to compare with. */
+/* The plot of `shoal sim step`: efficiency over the number of workers, a curve for each profile; dashed lines show what the
+ * wire allows. The cross is a published result for comparison. */
 #include "sim_step.h"
 
 #include <errno.h>
@@ -37,7 +37,7 @@ static double y_at(double share)
     return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM);
 }
 
-/* Names of files hold what they like. */
+/* Escapes text, because names of files may contain anything. */
 static void escaped_write(FILE *out, const char *text)
 {
     for (; *text; text++) {

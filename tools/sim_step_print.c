@@ -1,4 +1,4 @@
-/* What `shoal sim step` prints. */
+/* Prints the results of `shoal sim step`. */
 #include "sim_step.h"
 
 #include <string.h>
@@ -12,7 +12,7 @@ const char *sim_step_limit_name(enum sim_step_limit limit)
     return limit_names[limit];
 }
 
-/* A bound has no meaning where nothing crosses a wire. */
+/* Returns NULL for one host: a bound means nothing if no data cross a wire. */
 static const struct step_tensor *late_tensor(const struct sim_step_options *options, const struct sim_step_row *row)
 {
     return row->hosts > 1 ? &options->profiles[row->profile].tensors[row->bound.tensor] : NULL;

@@ -3,9 +3,9 @@
  *     [{"name": "fc.bias", "elements": 1000, "ready": 0.0005, "index": 160},
  *      {"name": "fc.weight", "elements": 2048000, "ready": 0.0005, "index": 159}]
  *
- * elements is a whole number above 0, ready a number from 0 to 1 that never falls from one tensor to the next. index is the
- * tensor's number among the parameters and may be left out of all tensors: then the last to be ready has number 0. Other
- * members are ignored. */
+ * "elements" is a whole number above 0. "ready" is a number from 0 to 1 that never falls from one tensor to the next. "index"
+ * is the tensor's number among the parameters. If all tensors omit it, the last to be ready has number 0. Other members are
+ * ignored. */
 #include "step_profile.h"
 
 #include <errno.h>
@@ -22,8 +22,8 @@ enum { FILE_BYTES_MAX = 64 << 20, MEMBERS = 4, MEMBER_INDEX = 3 };
 
 struct reader {
     const char *command, *name;
-    char *text;     /* changed while it is read */
-    char *original; /* for places */
+    char *text;     /* modified during reading */
+    char *original; /* for line and column numbers */
     size_t at;
     struct step_profile *profile;
     size_t capacity, indexed;
@@ -141,7 +141,7 @@ static bool tensor_keep(struct reader *reader, const struct step_tensor *tensor)
     return true;
 }
 
-/* At a '{'. */
+/* Called at a '{'. */
 static bool tensor_read(struct reader *reader)
 {
     const size_t begin = reader->at;
@@ -185,7 +185,7 @@ static bool array_read(struct reader *reader)
     return !reader->text[reader->at] || wrong(reader, reader->at, "more follows after the array's end");
 }
 
-/* Every number once; none given: from the last to be ready on. */
+/* Checks that every index appears once. Without indexes, numbers the tensors from the last to be ready on. */
 static bool indexes_check(struct reader *reader)
 {
     struct step_profile *profile = reader->profile;

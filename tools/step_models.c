@@ -1,9 +1,9 @@
-/* The models that are built in, from their structure: modules in the order of their registration, each with the arithmetic of
- * its backward pass. A weight that meets T positions costs two products, 4 T FLOP for each of its elements, and half of that
- * where no gradient of the input is needed. Norms, biases, additions and activations are not counted.
+/* The built-in models, from their structure: modules in the order of their registration, each with the arithmetic of its
+ * backward pass. A weight that is applied to T positions costs two products, 4 T FLOP for each of its elements, or half of that
+ * if its input needs no gradient. Norms, biases, additions and activations do not count.
  *
- * The backward pass visits modules in reverse, except where `turn` says otherwise. A module's parameters are ready when its
- * work is done: the weight of a norm before its bias, the bias of other modules first, as PyTorch's autograd gives them. */
+ * The backward pass visits modules in reverse, unless `turn` changes that. A module's parameters are ready when its work is
+ * done: for a norm the weight before the bias, for other modules the bias first, in the order of PyTorch's autograd. */
 #include "step_profile.h"
 
 #include <stdarg.h>
@@ -15,10 +15,10 @@ enum { MODULES_MAX = 512 };
 struct module {
     char name[STEP_NAME_BYTES - 8];
     bool is_norm;
-    size_t weight, bias; /* elements; 0: it has none */
+    size_t weight, bias; /* elements, or 0 */
     double work;         /* of its own backward pass, FLOP */
-    double before;       /* FLOP between the modules visited before and this one: attention, a head with tied weights */
-    double turn;         /* larger ones are visited earlier */
+    double before;       /* FLOP between the previously visited module and this one: attention, a head with tied weights */
+    double turn;         /* modules with larger values are visited earlier */
     size_t index;        /* of its first parameter */
 };
 
@@ -47,13 +47,13 @@ static struct module norm(size_t width)
     return (struct module){.is_norm = true, .weight = width, .bias = width};
 }
 
-/* Or a convolution, where the positions are those of its output and it has no bias. */
+/* Also for a convolution, with the positions of its output and no bias. */
 static struct module linear(size_t weight, size_t bias, double positions)
 {
     return (struct module){.weight = weight, .bias = bias, .work = 4 * positions * (double)weight};
 }
 
-/* Its backward pass adds up rows. */
+/* Its backward pass only adds rows. */
 static struct module embedding(size_t rows, size_t width)
 {
     return (struct module){.weight = rows * width};
@@ -64,7 +64,7 @@ static struct module embedding(size_t rows, size_t width)
 struct stage {
     int blocks;
     size_t inputs, width;
-    double side; /* of its images; the first block's first convolution sees those of the stage before */
+    double side; /* of its images; the first block's first convolution sees those of the previous stage */
 };
 
 static void block_add(struct model *model, const struct stage *stage, int layer, int block)
@@ -87,7 +87,7 @@ static void block_add(struct model *model, const struct stage *stage, int layer,
 static void resnet50_build(struct model *model)
 {
     static const struct stage stages[] = {{3, 64, 64, 56}, {4, 256, 128, 28}, {6, 512, 256, 14}, {3, 1024, 512, 7}};
-    add(model, linear((size_t)3 * 64 * 7 * 7, 0, 112 * 112 / 2.0), "conv1"); /* images have no gradient */
+    add(model, linear((size_t)3 * 64 * 7 * 7, 0, 112 * 112 / 2.0), "conv1"); /* images need no gradient */
     add(model, norm(64), "bn1");
     for (int layer = 1; layer <= 4; layer++)
         for (int block = 0; block < stages[layer - 1].blocks; block++)
@@ -115,7 +115,7 @@ static void gpt2_block_add(struct model *model, int block)
     add(model, linear(4 * d * d, d, positions), "h.%d.mlp.c_proj", block);
 }
 
-/* The head's weight is wte: its product comes first, but its gradient is whole only when the embedding has added to it. */
+/* The head's weight is wte: its product comes first, but its gradient is complete only after the embedding has added to it. */
 static void gpt2_build(struct model *model)
 {
     const size_t d = 768, words = 50257;
@@ -142,8 +142,8 @@ static void bert_layer_add(struct model *model, int layer)
     add(model, norm(d), "bert.encoder.layer.%d.output.LayerNorm", layer);
 }
 
-/* Autograd visits the position embedding before that of types, and the decoder, whose weight is word_embeddings, before what
- * feeds it. */
+/* Autograd visits the position embedding before the type embedding, and the decoder, whose weight is word_embeddings, before
+ * the modules that feed it. */
 static void bert_build(struct model *model)
 {
     const size_t d = 1024, words = 30522;

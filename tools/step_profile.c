@@ -17,7 +17,7 @@ void step_profile_free(struct step_profile *profile)
     *profile = (struct step_profile){.count = 0};
 }
 
-/* 17 digits give the same number back. */
+/* 17 digits reproduce the number exactly. */
 void step_profile_print(const struct step_profile *profile, FILE *out)
 {
     for (size_t i = 0; i < profile->count; i++) {
@@ -37,7 +37,7 @@ double step_profile_ready(const struct step_profile *profile, double share)
     return (double)elements / (double)profile->elements;
 }
 
-/* Tensors of one module become ready at the same time; people look for the one that counts. */
+/* Tensors of one module become ready at the same time; report the largest, which matters most. */
 static size_t largest_beside(const struct step_profile *profile, size_t first)
 {
     const struct step_tensor *tensors = profile->tensors;

@@ -1,6 +1,6 @@
 /* Profiles of training steps for `shoal bench step` and `shoal sim step`: which gradients a model has, how large each is, and
  * after which share of the backward pass it is ready. Three models are built in; others come from files. Also the bound: how
- * short a step can be, whoever sums the gradients. Reentrant; errors are printed on stderr.
+ * short a step can be, whatever sums the gradients. Reentrant; errors are printed to stderr.
  *
  *     ready     0.09        0.15   0.15                    1.00
  *     backward ---|-----------|------|----- . . . -----------|
@@ -31,22 +31,24 @@ struct step_profile {
 
 enum { STEP_ELEMENT_BYTES = 4 };
 
-/* "resnet50", "bert-large" or "gpt2"; any other word is the name of a file. Returns 0, or the exit code when one line about
- * what is wrong has been printed in the name of `command`: TOOL_EXIT_USAGE, or 1 without memory. The caller frees it. */
+/* Opens "resnet50", "bert-large" or "gpt2"; any other word is the name of a file. Returns 0, or an exit code after printing one
+ * line in the name of `command`: TOOL_EXIT_USAGE, or 1 without memory. The caller frees the profile. */
 int step_profile_open(struct step_profile *profile_out, const char *command, const char *word);
 
-/* The same of one kind only. step_model_open returns -1 for a word that is no built-in model. */
+/* Like step_profile_open(), but only for built-in models or only for files. step_model_open() returns -1 if the word is not a
+ * built-in model. */
 int step_model_open(struct step_profile *profile_out, const char *command, const char *word);
 int step_file_open(struct step_profile *profile_out, const char *command, const char *name);
 void step_profile_free(struct step_profile *profile);
 
-/* Writes the profile in the form of a file. */
+/* Prints the profile in the format of a file. */
 void step_profile_print(const struct step_profile *profile, FILE *out);
 
-/* Share of the bytes that are ready after a share of the backward pass. */
+/* Returns the share of the bytes that are ready after a share of the backward pass. */
 double step_profile_ready(const struct step_profile *profile, double share);
 
-/* Tensor i cannot be summed before it is ready, and all that becomes ready with it or later must cross the wire after that:
+/* Tensor i cannot be summed before it is ready, and all tensors that become ready with it or later must cross the wire after
+ * that:
  *
  *     step >= max over i of (ready_i * backward + wire time of tensors i .. count-1)
  */
@@ -57,8 +59,8 @@ struct step_bound {
 };
 struct step_bound step_bound_find(const struct step_profile *profile, double backward_us, double wire_us_per_byte);
 
-/* Microseconds that the adapter of each of so many hosts needs for each byte of an all-reduce: 2 (hosts - 1) / (hosts * rate).
- * 0 on one host. */
+/* Returns the microseconds that the adapter of each of `hosts` hosts needs per byte of an all-reduce: 2 (hosts - 1) / (hosts *
+ * rate), or 0 on one host. */
 double step_wire_us_per_byte(double hosts, double rate_gbit_s);
 
 #endif

@@ -22,7 +22,7 @@ static void copy_in(const struct step_replay *replay)
     }
 }
 
-/* When so few buffers before b are left that b fits beside them. They are summed in order. */
+/* Returns when enough earlier buffers have been summed that buffer b fits in flight. Buffers are summed in order. */
 static double room_us(const struct step_replay *replay, size_t b, size_t *oldest, size_t *in_flight)
 {
     const size_t most = replay->in_flight_bytes ? replay->in_flight_bytes : SIZE_MAX;

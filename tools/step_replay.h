@@ -1,5 +1,6 @@
-/* A training step on paper: gradients become ready along a backward pass, are copied into buffers, the buffers are summed in
- * the order of their numbers, and copied back. Knows no network: the caller says what a sum costs. Reentrant; no allocation.
+/* A simulated training step: gradients become ready along a backward pass and are copied into buffers; the buffers are summed
+ * in the order of their numbers, and copied back. Knows no network: the caller provides the cost of each sum. Reentrant; no
+ * allocation.
  *
  *     backward   |=====t0====t1==========t2=====|
  *     copy in         |0|    |1|         |2|
@@ -14,35 +15,35 @@
 
 /* One buffer of the layout. */
 struct step_buffer {
-    size_t bytes;   /* as they are summed */
-    size_t content; /* bytes of gradients: without padding */
+    size_t bytes;   /* as summed */
+    size_t content; /* bytes of gradients, without padding */
 
-    /* Filled by the replay, microseconds from the beginning of the backward pass. */
+    /* Filled in by the replay: microseconds from the beginning of the backward pass. */
     double ready_us;  /* the last of its gradients is in the buffer */
-    double posted_us; /* buffers before it are posted, and bytes in flight allow it */
-    double begun_us;  /* the pipe takes it */
+    double posted_us; /* earlier buffers are posted, and the bytes in flight allow it */
+    double begun_us;  /* the pipe starts it */
     double summed_us;
     double done_us; /* copied back */
 };
 
-/* The time that summing one buffer takes. */
+/* The time of summing one buffer. */
 struct step_cost {
     double alone_us; /* from its beginning to the end on the last rank, with nothing else under way */
-    double apart_us; /* from its beginning to that of the next, where many follow each other */
+    double apart_us; /* from its beginning to that of the next, if many follow each other */
 };
 
 struct step_replay {
     const struct step_profile *profile;
     struct step_buffer *buffers;
     size_t buffer_count;
-    const size_t *buffer_of;       /* of tensor i of the profile: its buffer. One that spans several: the last */
+    const size_t *buffer_of;       /* the buffer of tensor i of the profile; if it spans several, the last */
     const struct step_cost *costs; /* of buffer b */
     double backward_us;
-    double copy_us_per_byte; /* into a buffer, and the same out of it; 0: gradients lie in the buffers */
-    size_t in_flight_bytes;  /* of buffers that are posted and not yet summed; one goes always. 0: no limit */
+    double copy_us_per_byte; /* into a buffer, and again out of it; 0: gradients are in the buffers */
+    size_t in_flight_bytes;  /* limit for posted buffers not yet summed; one is always allowed; 0: no limit */
 };
 
-/* Fills in the times of the buffers; returns when the step ends. */
+/* Computes the times of the buffers, and returns the time at which the step ends. */
 double step_replay_run(const struct step_replay *replay);
 
 #endif

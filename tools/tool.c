@@ -44,7 +44,7 @@ static size_t least_of(size_t a, size_t b, size_t c)
     return d < c ? d : c;
 }
 
-/* How many letters must be put in, left out, changed or swapped with their neighbour to make b of a. */
+/* Returns how many letters must be inserted, removed, changed or swapped with their neighbor to turn a into b. */
 static size_t word_distance(const char *a, const char *b)
 {
     size_t rows[3][WORD_MAX + 1] = {{0}};
@@ -67,14 +67,14 @@ static size_t word_distance(const char *a, const char *b)
     return row[b_length];
 }
 
-/* Text that stops early, or goes on for one letter too many: "-np" of other launchers. */
+/* Text that stops early, or has one additional letter, such as "-np" of other launchers. */
 static bool is_beginning(const char *text, const char *word)
 {
     const size_t length = strlen(text), word_length = strlen(word);
     return (length > 2 && !strncmp(text, word, length)) || (length == word_length + 1 && !strncmp(text, word, word_length));
 }
 
-/* A third of the letters may be wrong; dashes in front are none. */
+/* A third of the letters may be wrong, not counting leading dashes. */
 static bool is_near(const char *text, const char *word, size_t distance)
 {
     const size_t letters = strlen(text + strspn(text, "-")), word_letters = strlen(word + strspn(word, "-"));
@@ -112,8 +112,8 @@ static int option_unknown(const struct tool_args *args, const struct tool_option
     return TOOL_OPTION_BAD;
 }
 
-/* How much of text names the option: all of "--timeout", the front of "--timeout=5" and of "-n4"; 0: it is another one, as
- * "-np" is, for -n takes a number. */
+/* Returns how much of text names the option: all of "--timeout", the first part of "--timeout=5" and of "-n4". Returns 0 for
+ * another option, such as "-np", because -n takes a number. */
 static size_t option_match(const struct tool_option *option, const char *text)
 {
     const size_t length = strlen(option->name);
@@ -280,7 +280,7 @@ bool tool_rate_read(const struct tool_args *args, double *gbit_s_out)
     return tool_quantity_read(args, units, "bits per second, such as 1gbit, 25gbit or 400mbit", gbit_s_out);
 }
 
-/* The long names stand at the odd places of the table. */
+/* The long names are at the odd indexes of the table. */
 const char *tool_type_name(enum shoal_type type)
 {
     for (size_t i = 1; i < TYPE_WORDS; i += 2)
@@ -289,7 +289,7 @@ const char *tool_type_name(enum shoal_type type)
     return "no type";
 }
 
-/* srun's only task is a shell more often than a rank. */
+/* The only task of an srun step is more often a shell than a rank. */
 static bool is_one_of_tasks(void)
 {
     const char *tasks = getenv("SLURM_STEP_NUM_TASKS");

@@ -1,4 +1,4 @@
-/* `shoal trace`: flight recorders of all ranks -> one trace to look at, and who was late. */
+/* `shoal trace`: merges the flight recorders of all ranks into one trace to view, and reports who was late. */
 #include "trace.h"
 
 #include <errno.h>
@@ -55,7 +55,7 @@ static const char *output_name(const struct request *request)
     return strcmp(request->output, "-") ? request->output : "the standard output";
 }
 
-/* Returns 0, or the exit code when one line has been printed. */
+/* Returns 0, or the exit code after printing one line. */
 static int request_check(const struct request *request)
 {
     struct stat output, file;
@@ -120,7 +120,7 @@ static int request_run(const struct request *request)
     return code == TOOL_EXIT_USAGE ? code : tool_output_finish("trace", code);
 }
 
-/* Options and files in any order. Returns -1, or the exit code when there is nothing left to do. */
+/* Reads options and files in any order. Returns -1, or the exit code if nothing is left to do. */
 static int request_read(int argc, char **argv, struct request *request)
 {
     struct tool_args args = {.command = "trace", .argc = argc, .argv = argv, .at = 1};

@@ -1,6 +1,6 @@
-/* `shoal trace`: what its files share. The way of a line: read (trace_read.c, with trace_json.c), merged with those of the
- * other ranks (trace_merge.c, with trace_clock.c), then drawn (trace_chrome.c) and summed up (trace_summary.c); the sums are
- * printed for people or as JSON (trace_print.c). Everything runs on the main thread. */
+/* Shared by the files of `shoal trace`. A line is read (trace_read.c, with trace_json.c), merged with those of the other ranks
+ * (trace_merge.c, with trace_clock.c), then drawn (trace_chrome.c) and summarized (trace_summary.c); the summary is printed for
+ * people or as JSON (trace_print.c). Everything runs on the main thread. */
 #ifndef SHOAL_TOOLS_TRACE_H
 #define SHOAL_TOOLS_TRACE_H
 
@@ -20,28 +20,28 @@ struct trace_record {
     int64_t unix_us;
     int64_t rank, size, world_rank, pid, root, last_rank, step, peer;
     int64_t type, op;
-    uint32_t file, line; /* where it stands */
+    uint32_t file, line; /* position of the line */
 
     /* Set by merging: indexes into the tables of struct trace, and nanoseconds since the trace began. */
     size_t comm_at, worker_at, clock_at, operation_at;
     int64_t posted, arrived, done; /* -1: not yet */
 };
 
-/* Those of one number in all files. */
+/* The communicator with one number in all files. */
 struct trace_comm {
     uint64_t id;
     const char *name;
-    char label[64]; /* its name, with #1, #2 ... where several have it */
+    char label[64]; /* its name, with #1, #2 ... if several have that name */
     int64_t size;
     int64_t begin, end;
-    size_t order; /* 0 began first */
+    size_t order; /* 0 for the one that began first */
 };
 
-/* A process of the job, or one of its ranks where they are threads. */
+/* A process of the job, or one of its ranks if these are threads. */
 struct trace_worker {
     const char *host, *clock;
     int64_t pid, world_rank;
-    bool is_absent; /* it is in no file, but others tell of it: then only the next two are known */
+    bool is_absent; /* in no file, but other ranks mention it: only the next two fields are known */
     size_t comm_at;
     int64_t rank;
 };
@@ -52,11 +52,11 @@ enum trace_alignment { TRACE_NOT_ALIGNED, TRACE_REFERENCE, TRACE_BY_OPERATIONS, 
 struct trace_clock {
     const char *name, *host;
     uint64_t base_ticks; /* of its first record */
-    double ns_per_tick;  /* one for all its processes: they measured it to within some millionths only */
+    double ns_per_tick;  /* common to all its processes, which measured it only to within some millionths */
     int64_t unix_ns;     /* wall clock at base_ticks */
     int64_t offset;      /* of base_ticks in the reference's nanoseconds */
     enum trace_alignment alignment;
-    size_t shared;  /* operations it was aligned by */
+    size_t shared;  /* operations used for its alignment */
     size_t seen_at; /* 1 + the operation counted last */
 };
 
@@ -64,9 +64,9 @@ struct trace_clock {
 struct trace_operation {
     size_t first, count; /* in records */
     int64_t begin;       /* when its first rank posted it */
-    int64_t late;        /* nanoseconds from the first rank to the last; 0: nobody was late, or it is not known */
-    int64_t last_rank;   /* -1 */
-    int64_t last_posted; /* when it came; INT64_MAX: only how late is known */
+    int64_t late;        /* nanoseconds from the first rank to the last; 0 if none was late, or unknown */
+    int64_t last_rank;   /* or -1 */
+    int64_t last_posted; /* when the last rank arrived; INT64_MAX if only its lateness is known */
     size_t last_worker;
 };
 
@@ -92,19 +92,19 @@ struct trace {
 bool trace_is_message(const struct trace_record *record);
 uint64_t trace_bytes(const struct trace_record *record);
 
-/* "all-reduce 1024 float32 sum" */
+/* Prints "all-reduce 1024 float32 sum". */
 enum { TRACE_NAME_BYTES = 128 };
 char *trace_name(const struct trace_record *record, char name_out[TRACE_NAME_BYTES]);
 
-/* Whether two ranks' records of one operation tell of the same call. */
+/* Returns true if two ranks' records of one operation describe the same call. */
 bool trace_is_same_call(const struct trace_record *a, const struct trace_record *b);
 
-/* How long this rank waited for the one that came last. */
+/* Returns how long this rank waited for the one that arrived last. */
 int64_t trace_waited(const struct trace *trace, const struct trace_record *record);
 
 bool trace_is_ok(const struct trace_record *record);
 
-/* ---- Steps. Each returns 0, or the exit code when one line about what is wrong is on stderr ------------------------------ */
+/* ---- Steps. Each returns 0, or the exit code after printing one line to stderr ------------------------------------------- */
 
 int trace_read(struct trace *trace, const char *const *files, size_t file_count);
 int trace_merge(struct trace *trace);
@@ -112,24 +112,24 @@ int trace_align(struct trace *trace);
 int trace_chrome_print(const struct trace *trace, FILE *out);
 void trace_fini(struct trace *trace);
 
-/* "shoal trace: no memory..." */
+/* Prints "shoal trace: no memory..." and returns the exit code. */
 int trace_memory_fail(void);
 
-/* ---- Sums ---------------------------------------------------------------------------------------------------------------- */
+/* ---- Summary ------------------------------------------------------------------------------------------------------------- */
 
-/* How late a worker was, over the operations where it came last. */
+/* How late a worker was, over the operations in which it arrived last. */
 struct trace_blame {
     size_t worker_at;
     size_t operations, last_in;
-    bool is_partial; /* it came last in operations of which it has no record: how many it took part in is not known */
+    bool is_partial; /* it arrived last in operations of which it has no record, so the number of its operations is unknown */
     int64_t median, p99, worst;
-    int64_t others_waited; /* all together; a rank that waits in several operations at once waits once */
+    int64_t others_waited; /* in total; a rank that waits in several operations at once counts once */
 };
 
 struct trace_kind_sum {
     size_t comm_at;
     const char *kind;
-    bool is_message; /* no other rank is waited for at its beginning */
+    bool is_message; /* it does not wait for other ranks when it begins */
     uint64_t operations, bytes;
     int64_t median, p99;
     int64_t waited, took; /* over all ranks */
@@ -141,17 +141,17 @@ struct trace_absence {
     int64_t first_rank, last_rank;
 };
 
-/* A rank whose oldest operations are not in the files, or whose newest are not. */
+/* A rank whose oldest or newest operations are not in the files. */
 struct trace_cut {
     size_t comm_at;
     int64_t rank;
-    uint64_t gone, all; /* of those up to its last record */
-    uint64_t later;     /* operations after that in which the others saw it come last */
+    uint64_t gone, all; /* up to its last record */
+    uint64_t later;     /* operations after that in which others saw it arrive last */
 };
 
-/* One time at which a rank was late, for all operations that waited for it then. */
+/* One delay of a rank, with all operations that waited for it at that time. */
 struct trace_incident {
-    const struct trace_operation *operation; /* to which it was latest */
+    const struct trace_operation *operation; /* the one that waited longest */
     size_t operations;
     int64_t end;
 };
@@ -182,7 +182,7 @@ void trace_summary_print_json(const struct trace_summary *summary, const char *o
 
 enum trace_value { TRACE_TEXT, TRACE_NUMBER, TRACE_NULL, TRACE_BOOLEAN };
 
-/* A walk over one flat object. The text is changed: members' texts lie in it. */
+/* A walk over one flat object. It modifies the text, which then contains the members' decoded texts. */
 struct trace_json {
     char *begin, *at;
     const char *error;
@@ -191,16 +191,16 @@ struct trace_json {
     char *text; /* of a text, decoded; of a number, as written */
     char number[64];
     bool is_begun;
-    bool is_part; /* set after opening: more may follow after the object's end, where `at` then stands */
+    bool is_part; /* set after opening if text may follow the object's end; `at` then points there */
 };
 
 enum trace_step { TRACE_MEMBER, TRACE_END, TRACE_BAD };
 
-/* The next member; TRACE_BAD with error set, at the place where it is. text ends with a zero byte. */
+/* Returns the next member, or TRACE_BAD with `error` set and `at` at the fault. text ends with a zero byte. */
 void trace_json_open(struct trace_json *json, char *text);
 enum trace_step trace_json_next(struct trace_json *json);
 
-/* "text" with its quotes, escaped. */
+/* Prints "text" with its quotes, escaped. */
 void trace_json_print_text(FILE *out, const char *text);
 
 #endif

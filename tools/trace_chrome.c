@@ -1,5 +1,5 @@
-/* The trace as chrome://tracing and Perfetto read it: JSON events, times in microseconds. A process for each worker, a track
- * for each communicator, and further tracks where its operations overlap, because events of one track may only nest. */
+/* Writes the trace for chrome://tracing and Perfetto: JSON events, times in microseconds. Each worker is a process and each
+ * communicator a track. If its operations overlap, it has several tracks, because events of one track may only nest. */
 #include "trace.h"
 
 #include <inttypes.h>
@@ -7,7 +7,7 @@
 
 #include "tool.h"
 
-/* Less than this is no lateness anybody looks for: it is not marked. */
+/* Shorter delays do not matter and are not marked. */
 #define MARK_NS 1000
 
 #define NO_TRACK SIZE_MAX
@@ -28,7 +28,7 @@ static void time_print(FILE *out, const char *name, int64_t ns)
     fprintf(out, ",\"%s\":%" PRId64 ".%03" PRId64, name, ns / 1000, ns % 1000);
 }
 
-/* Number 0 means the idle task to some viewers, so both begin with 1. */
+/* Some viewers reserve number 0 for the idle task, so processes and tracks count from 1. */
 static void event_begin(struct painter *painter, char phase, size_t worker_at, size_t track)
 {
     fprintf(painter->out, "%s\n{\"ph\":\"%c\",\"pid\":%zu", painter->has_events ? "," : "", phase, worker_at + 1);
@@ -37,7 +37,7 @@ static void event_begin(struct painter *painter, char phase, size_t worker_at, s
     painter->has_events = true;
 }
 
-/* Names a process or, with a track, a thread, and says where it stands. */
+/* Names a process or, with a track, a thread, and sets its position. */
 static void label_print(struct painter *painter, size_t worker_at, size_t track, const char *label)
 {
     const char *what = track == NO_TRACK ? "process" : "thread";
@@ -50,7 +50,7 @@ static void label_print(struct painter *painter, size_t worker_at, size_t track,
             track == NO_TRACK ? worker_at : track);
 }
 
-/* From begin to end; end -1: open. */
+/* Begins a span from begin to end; end -1: still open. */
 static void span_begin(struct painter *painter, const struct trace_record *record, size_t track, int64_t begin, int64_t end)
 {
     event_begin(painter, end < 0 ? 'B' : 'X', record->worker_at, track);
@@ -92,7 +92,7 @@ static void arguments_print(struct painter *painter, const struct trace_record *
     fputs("}}", out);
 }
 
-/* Viewers know these colours; the text after the name is for those that do not. */
+/* Viewers know these colors; the text after the name is for viewers that do not. */
 static void operation_print(struct painter *painter, const struct trace_record *record, size_t track)
 {
     char name[TRACE_NAME_BYTES], shown[2 * TRACE_NAME_BYTES];
@@ -113,7 +113,7 @@ static void operation_print(struct painter *painter, const struct trace_record *
     arguments_print(painter, record);
 }
 
-/* The parts lie within the operation. One that ended well without arriving (a small send) has none. */
+/* The parts are within the operation. An operation that ended well without arriving (a small send) has no parts. */
 static void record_print(struct painter *painter, const struct trace_record *record, size_t track)
 {
     const bool has_arrived = record->arrived >= 0, is_open = record->done < 0;
@@ -137,7 +137,7 @@ static void mark_print(struct painter *painter, const struct trace_record *recor
 
 /* ---- Tracks -------------------------------------------------------------------------------------------------------------- */
 
-/* A track that is free when the record begins. SIZE_MAX: no memory. */
+/* Returns a track that is free when the record begins, or SIZE_MAX without memory. */
 static size_t track_take(struct painter *painter, const struct trace_record *record)
 {
     size_t at = 0;

@@ -1,5 +1,5 @@
-/* One time for all records. Processes of one boot of a machine share its clock exactly; different machines are brought
- * together by what they did together: all ranks see that everybody has come to an operation at about the same moment. */
+/* Computes one time for all records. Processes of one boot of a machine share its clock exactly. Different machines are aligned
+ * by their common operations: all ranks see at about the same moment that everybody has arrived at an operation. */
 #include "trace.h"
 
 #include <inttypes.h>
@@ -25,7 +25,7 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* From its records, by time. rates is room for as many. */
+/* Makes a clock from its records, in order of time. `rates` has room for one number per record. */
 static void clock_make(struct trace_clock *clock, struct trace_record *const *records, size_t count, double *rates)
 {
     for (size_t i = 0; i < count; i++)
@@ -60,7 +60,7 @@ static bool clocks_find(struct trace *trace)
 
 /* ---- Times on the record's own clock ------------------------------------------------------------------------------------- */
 
-/* False when it cannot be. */
+/* Returns false if the time is implausible. */
 static bool time_read(const struct trace_clock *clock, uint64_t ticks, int64_t *ns_out)
 {
     const double after =
@@ -72,7 +72,7 @@ static bool time_read(const struct trace_clock *clock, uint64_t ticks, int64_t *
     return true;
 }
 
-/* The counters of two cores may differ by a few ticks, so that an end may seem to lie before its beginning. */
+/* The counters of two cores may differ by a few ticks, so that an end may appear to be before its beginning. */
 static bool times_read(const struct trace_clock *clock, struct trace_record *record)
 {
     record->arrived = record->done = -1;
@@ -104,7 +104,7 @@ static int by_clock_and_ns(const void *a, const void *b)
     return (x->ns > y->ns) - (x->ns < y->ns);
 }
 
-/* The first record of an operation whose time is known; NULL: none. */
+/* Returns an operation's first record whose time is known, or NULL. */
 static const struct trace_record *aligned_find(const struct trace *trace, const struct trace_operation *operation)
 {
     for (size_t i = operation->first; i < operation->first + operation->count; i++) {
@@ -135,7 +135,7 @@ static size_t shifts_collect(struct trace *trace, struct shift *shifts)
     return count;
 }
 
-/* Clocks that share operations with the reference, then those that share some with these, and so on. */
+/* Aligns first the clocks that share operations with the reference, then those that share operations with these, and so on. */
 static bool clocks_align_by_operations(struct trace *trace)
 {
     struct shift *shifts = calloc(trace->count, sizeof *shifts);
@@ -185,7 +185,7 @@ static void times_shift(struct trace *trace, const struct trace_clock *reference
     trace->unix_ns = reference->unix_ns + begin;
 }
 
-/* The one of the lowest rank. */
+/* Chooses the clock of the lowest rank. */
 static struct trace_clock *reference_choose(struct trace *trace)
 {
     const struct trace_record *lowest = &trace->records[0];

@@ -1,4 +1,4 @@
-/* JSON as the flight recorder writes it: one flat object per line. All other text is refused, nested values too. */
+/* Reads JSON as the flight recorder writes it: one flat object per line. Rejects any other text, including nested values. */
 #include "trace.h"
 
 #include <string.h>
@@ -16,7 +16,7 @@ static void space_skip(struct trace_json *json)
 
 /* ---- Texts --------------------------------------------------------------------------------------------------------------- */
 
-/* Bytes of the UTF-8 character at text, 0 when there is none. */
+/* Returns the bytes of the UTF-8 character at text, or 0 if it is invalid. */
 static size_t character_bytes(const unsigned char *text)
 {
     const size_t bytes = *text < 0x80 ? 1 : *text < 0xc2 ? 0 : *text < 0xe0 ? 2 : *text < 0xf0 ? 3 : *text < 0xf5 ? 4 : 0;
@@ -42,7 +42,7 @@ static size_t code_write(unsigned code, char *to)
     return bytes;
 }
 
-/* "00e9" after \u. Returns -1 when it is none. */
+/* Reads "00e9" after \u. Returns -1 if it is invalid. */
 static int unit_read(const char *at)
 {
     static const char digits[] = "0123456789abcdef";
@@ -57,7 +57,7 @@ static int unit_read(const char *at)
     return unit;
 }
 
-/* At the u of an escape. Returns the bytes written, 0 when the escape is bad. */
+/* Called at the u of an escape. Returns the bytes written, or 0 if the escape is invalid. */
 static size_t unicode_read(struct trace_json *json, char *to)
 {
     const int high = unit_read(json->at + 1);
@@ -73,7 +73,8 @@ static size_t unicode_read(struct trace_json *json, char *to)
     return code_write(0x10000 + (((unsigned)high - 0xd800) << 10) + ((unsigned)low - 0xdc00), to);
 }
 
-/* Called at a backslash. Returns the bytes written, 0 when the escape is bad. The output is never longer than the input. */
+/* Called at a backslash. Returns the bytes written, or 0 if the escape is invalid. The output is never longer than the
+ * input. */
 static size_t escape_read(struct trace_json *json, char *to)
 {
     static const char letters[] = "\"\\/bfnrt", meant[] = "\"\\/\b\f\n\r\t";
@@ -88,7 +89,7 @@ static size_t escape_read(struct trace_json *json, char *to)
     return 1;
 }
 
-/* One character, perhaps written as an escape. Returns the bytes written, 0 with error set. */
+/* Reads one character, which may be an escape. Returns the bytes written, or 0 with `error` set. */
 static size_t character_read(struct trace_json *json, char *to)
 {
     const unsigned char first = (unsigned char)*json->at;
@@ -108,7 +109,7 @@ static size_t character_read(struct trace_json *json, char *to)
     return bytes;
 }
 
-/* At a quote. Decodes in place. NULL with error set. */
+/* Called at a quote. Decodes in place. Returns NULL with `error` set if the text is invalid. */
 static char *text_read(struct trace_json *json)
 {
     char *const text = ++json->at, *to = text;
@@ -125,7 +126,7 @@ static char *text_read(struct trace_json *json)
 
 /* ---- Other values -------------------------------------------------------------------------------------------------------- */
 
-/* How much of text is a number as JSON writes it; 0: it is none. */
+/* Returns how many bytes of text are a number in JSON, or 0. */
 static size_t number_bytes(const char *text)
 {
     static const char digits[] = "0123456789";

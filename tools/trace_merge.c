@@ -1,4 +1,4 @@
-/* Records of many files -> communicators, workers, operations, and who was late. */
+/* Merges the records of many files into communicators, workers and operations, and finds who was late. */
 #include "trace.h"
 
 #include <inttypes.h>
@@ -19,7 +19,7 @@ static int compare_signed(int64_t a, int64_t b)
 
 /* ---- Duplicates: a recorder may have been written several times ---------------------------------------------------------- */
 
-/* Among copies of one record the most complete one comes first: an operation that was under way is done later. */
+/* The most complete copy of a record comes first, because an operation under way in one copy may be done in a later one. */
 static int by_identity(const void *a, const void *b)
 {
     const struct trace_record *x = a, *y = b;
@@ -104,7 +104,7 @@ static int by_name(const void *a, const void *b)
     return order ? order : by_begin(a, b);
 }
 
-/* Groups of one split have one name, and so have the worlds of several runs. */
+/* The groups of one split share a name, and so do the worlds of several runs. */
 static int comms_label(struct trace *trace)
 {
     struct trace_comm **view = calloc(trace->comm_count, sizeof(struct trace_comm *));
@@ -161,7 +161,7 @@ static int workers_find(struct trace *trace)
     return 0;
 }
 
-/* One that is in no file. Returns its place; SIZE_MAX: no memory. */
+/* Finds or adds a worker that is in no file. Returns its index, or SIZE_MAX without memory. */
 static size_t worker_absent(struct trace *trace, size_t comm_at, int64_t rank)
 {
     for (size_t i = trace->present_count; i < trace->worker_count; i++)
@@ -177,7 +177,7 @@ static size_t worker_absent(struct trace *trace, size_t comm_at, int64_t rank)
 
 /* ---- Operations ---------------------------------------------------------------------------------------------------------- */
 
-/* Collectives by their number, then by rank; messages one by one. */
+/* Orders collectives by their number, then by rank; messages stay separate. */
 static int by_operation(const void *a, const void *b)
 {
     const struct trace_record *x = a, *y = b;
@@ -221,7 +221,7 @@ static void operations_time(struct trace *trace)
     }
 }
 
-/* All ranks are there: their times say it exactly. */
+/* If records of all ranks exist, their times are exact. */
 static void late_from_times(const struct trace *trace, struct trace_operation *operation)
 {
     const struct trace_record *records = &trace->records[operation->first], *last = records;
@@ -233,7 +233,7 @@ static void late_from_times(const struct trace *trace, struct trace_operation *o
     operation->last_worker = last->worker_at;
 }
 
-/* Else what the ranks saw themselves. */
+/* Otherwise uses what the ranks themselves observed. */
 static void late_from_words(const struct trace *trace, struct trace_operation *operation)
 {
     for (size_t i = operation->first; i < operation->first + operation->count; i++) {
@@ -282,7 +282,7 @@ static struct member *members_make(const struct trace *trace)
     return members;
 }
 
-/* False: no memory. */
+/* Returns false without memory. */
 static bool operation_blame(struct trace *trace, const struct member *members, struct trace_operation *operation)
 {
     const struct trace_record *records = &trace->records[operation->first];

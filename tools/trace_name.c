@@ -10,10 +10,10 @@ enum unit { NOTHING, BYTES, ELEMENTS };
 
 struct kind {
     const char *name;
-    bool is_message; /* not met by the same operation of all ranks */
+    bool is_message; /* not matched with an operation of all ranks */
     enum unit unit;  /* of count */
     bool has_op;
-    const char *root; /* the word before root's number; NULL: it has none */
+    const char *root; /* the word before root's number; NULL if it has no root */
 };
 
 static const struct kind kinds[] = {
@@ -78,7 +78,7 @@ char *trace_name(const struct trace_record *record, char name_out[TRACE_NAME_BYT
     return name_out;
 }
 
-/* Ranks may take parts of different lengths from each other in an all-to-all: counts tell nothing there. */
+/* In an all-to-all, ranks may exchange parts of different lengths, so counts are not compared. */
 bool trace_is_same_call(const struct trace_record *a, const struct trace_record *b)
 {
     return a->kind == b->kind && a->type == b->type && a->op == b->op && a->root == b->root &&

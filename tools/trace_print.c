@@ -1,4 +1,4 @@
-/* The summary, for people and as JSON. Faults come first. */
+/* Prints the summary, for people and as JSON. Faults come first. */
 #include "trace.h"
 
 #include <inttypes.h>
@@ -31,7 +31,7 @@ static const char *label_of(const struct trace *trace, const struct trace_record
     return trace->comms[record->comm_at].label;
 }
 
-/* "3 (node1, 4242)", or "2 of world (no lines)". */
+/* Prints "3 (node1, 4242)", or "2 of world (no lines)". */
 static void worker_print(const struct trace *trace, size_t worker_at, char text[128])
 {
     const struct trace_worker *worker = &trace->workers[worker_at];
@@ -100,7 +100,7 @@ static void ranks_range_print(FILE *out, int64_t first, int64_t last, bool is_js
     ranks_flush(&ranks);
 }
 
-/* Those with the status of the record at `at` of the operation. */
+/* Prints the ranks of an operation with the status of the record at `at`. */
 static void ranks_of_status_print(const struct trace *trace, const struct trace_operation *operation, size_t at, bool is_json,
                                   FILE *out)
 {
@@ -111,7 +111,7 @@ static void ranks_of_status_print(const struct trace *trace, const struct trace_
     ranks_flush(&ranks);
 }
 
-/* Whether the record is the first of its operation with its call. */
+/* Returns true if the record is the first of its operation with its call. */
 static bool is_first_of_call(const struct trace *trace, const struct trace_operation *operation, size_t at)
 {
     for (size_t i = operation->first; i < at; i++)
@@ -128,7 +128,7 @@ static size_t calls_count(const struct trace *trace, const struct trace_operatio
     return count;
 }
 
-/* Those with the call of the record at `at` of the operation. */
+/* Prints the ranks of an operation with the call of the record at `at`. */
 static void ranks_of_call_print(const struct trace *trace, const struct trace_operation *operation, size_t at, bool is_json,
                                 FILE *out)
 {
@@ -139,7 +139,7 @@ static void ranks_of_call_print(const struct trace *trace, const struct trace_op
     ranks_flush(&ranks);
 }
 
-/* How many ranks of the communicator have no record of a collective, and which. */
+/* Returns how many ranks of the communicator have no record of a collective. */
 static int64_t missing_count(const struct trace *trace, const struct trace_operation *operation)
 {
     const struct trace_record *record = &trace->records[operation->first];
@@ -159,7 +159,7 @@ static void ranks_missing_print(const struct trace *trace, const struct trace_op
     ranks_flush(&ranks);
 }
 
-/* Whether the record is the first of its operation with its status. */
+/* Returns true if the record is the first of its operation with its status. */
 static bool is_first_of_status(const struct trace *trace, const struct trace_operation *operation, size_t at)
 {
     for (size_t i = operation->first; i < at; i++)
@@ -191,7 +191,7 @@ static void status_print(const struct trace *trace, const struct trace_operation
     fputc('\n', out);
 }
 
-/* Each call, where ranks called different things. */
+/* Prints each call, if ranks made different calls. */
 static void calls_print(const struct trace *trace, const struct trace_operation *operation, FILE *out)
 {
     char name[TRACE_NAME_BYTES];
@@ -235,7 +235,7 @@ static void failed_print(const struct trace_summary *summary, FILE *out)
         fprintf(out, "  and %zu more (--json lists all)\n", summary->failed_count - FAILED_SHOWN);
 }
 
-/* ---- For people: what is missing ----------------------------------------------------------------------------------------- */
+/* ---- For people: missing records ----------------------------------------------------------------------------------------- */
 
 static void absences_print(const struct trace_summary *summary, FILE *out)
 {
@@ -354,7 +354,7 @@ static void worst_print(const struct trace_summary *summary, FILE *out)
     }
 }
 
-/* In how many ranks of a communicator there are lines. */
+/* Returns the number of ranks of a communicator that have records. */
 static int64_t seen_count(const struct trace_summary *summary, size_t comm_at)
 {
     int64_t seen = summary->trace->comms[comm_at].size;
@@ -393,7 +393,7 @@ static void comm_print(const struct trace_summary *summary, size_t comm_at, FILE
             kind_print(&summary->kinds[i], out);
 }
 
-/* Communicators in the order in which they began. */
+/* Finds a communicator by its position in the order in which they began. */
 static size_t comm_at_order(const struct trace *trace, size_t order)
 {
     size_t at = 0;
@@ -426,7 +426,7 @@ static void text_print(FILE *out, const char *before, const char *text)
     trace_json_print_text(out, text);
 }
 
-/* "communicator":"world","sequence":17,"operation":"all-reduce 4 float32 sum","at_us":12.000 */
+/* Prints "communicator":"world","sequence":17,"operation":"all-reduce 4 float32 sum","at_us":12.000 */
 static void operation_print_json(const struct trace *trace, const struct trace_operation *operation, FILE *out)
 {
     const struct trace_record *record = &trace->records[operation->first];
@@ -437,7 +437,7 @@ static void operation_print_json(const struct trace *trace, const struct trace_o
     fprintf(out, ",\"at_us\":%.3f", us(operation->begin));
 }
 
-/* ,"calls":[{"operation":"all-reduce 4 float32 sum","ranks":[0]},...] */
+/* Prints ,"calls":[{"operation":"all-reduce 4 float32 sum","ranks":[0]},...] */
 static void calls_print_json(const struct trace *trace, const struct trace_operation *operation, FILE *out)
 {
     const char *before = ",\"calls\":[{\"operation\":";
@@ -562,7 +562,7 @@ static void failed_at_print_json(const struct trace_summary *summary, size_t at,
     failed_print_json(summary->trace, summary->failed[at], out);
 }
 
-/* The object: some numbers, then these lists. */
+/* The object contains some numbers, then these lists. */
 struct list {
     const char *name;
     size_t count;

@@ -1,4 +1,4 @@
-/* Files of flight recorders -> records. */
+/* Reads files of flight recorders into records. */
 #include "trace.h"
 
 #include <errno.h>
@@ -15,7 +15,7 @@ int trace_memory_fail(void)
     return 1;
 }
 
-/* ---- Words: each text is kept once --------------------------------------------------------------------------------------- */
+/* ---- Words: each text is stored once ------------------------------------------------------------------------------------- */
 
 struct trace_words {
     char **slots;
@@ -31,7 +31,7 @@ static size_t word_hash(const char *text)
     return (size_t)hash;
 }
 
-/* Where text is, or would be. */
+/* Returns the slot where text is, or would be. */
 static char **word_slot(const struct trace_words *words, const char *text)
 {
     size_t at = word_hash(text) % words->capacity;
@@ -54,7 +54,7 @@ static bool words_grow(struct trace_words *words)
     return true;
 }
 
-/* NULL: no memory. */
+/* Returns NULL without memory. */
 static const char *word_keep(struct trace_words *words, const char *text)
 {
     if (2 * words->count >= words->capacity && !words_grow(words))
@@ -92,7 +92,7 @@ struct field {
     const char *name;
     enum field_kind kind;
     size_t offset;
-    int64_t least, most; /* of WHOLE and REAL; of WORD: bytes, 0: any */
+    int64_t least, most; /* of WHOLE and REAL; for WORD: bytes, 0: any */
 };
 
 #define TO(field) offsetof(struct trace_record, field)
@@ -210,7 +210,7 @@ static bool word_read(struct reader *reader, const struct trace_json *json, cons
     if (field->most && strlen(json->text) > (size_t)field->most)
         return wrong(reader, "\"%s\" is longer than %lld bytes", json->key, (long long)field->most);
     for (char *c = json->text; *c; c++)
-        *c = (unsigned char)*c < 0x20 || *c == 0x7f ? '?' : *c; /* they would move the cursor about */
+        *c = (unsigned char)*c < 0x20 || *c == 0x7f ? '?' : *c; /* they would move the cursor */
     *to = word_keep(reader->trace->words, json->text);
     reader->has_no_memory = !*to;
     return *to != NULL;
@@ -247,7 +247,8 @@ static bool field_read(struct reader *reader, const struct trace_json *json, con
 
 /* ---- Lines --------------------------------------------------------------------------------------------------------------- */
 
-/* The fields given are set in *given, as bits. Other members are left for newer versions, but "error" is the recorder's own. */
+/* Sets the bits of the fields found in *given. Ignores other members, which newer versions may write, except "error", which is
+ * the recorder's own. */
 static bool members_read(struct reader *reader, char *text, struct trace_record *record, uint64_t *given)
 {
     struct trace_json json;
@@ -316,7 +317,7 @@ static bool record_keep(struct trace *trace, const struct trace_record *record)
 enum { LINE_BYTES = 16384 };
 enum line_end { LINE_WHOLE, LINE_CUT, LINE_TOO_LONG, LINE_NONE };
 
-/* One line without its end. LINE_CUT: the file ended first. */
+/* Reads one line without its end. LINE_CUT: the file ended first. */
 static enum line_end line_read(FILE *file, char text_out[LINE_BYTES], size_t *bytes_out)
 {
     size_t bytes = 0;
@@ -388,7 +389,7 @@ static int file_read(struct trace *trace, uint32_t at)
     return code;
 }
 
-/* A rank that failed before its first operation leaves an empty file: that is told, and no reason to stop. */
+/* A rank that failed before its first operation leaves an empty file. That is reported, but is not an error. */
 static int files_check(const struct trace *trace, size_t file_count, size_t *records_of)
 {
     if (!trace->count)

@@ -1,4 +1,4 @@
-/* Sums over a merged trace: who was late, what took how long, what is missing. */
+/* Summarizes a merged trace: who was late, which operations took how long, what is missing. */
 #include "trace.h"
 
 #include <stdlib.h>
@@ -9,7 +9,7 @@ static int compare(int64_t a, int64_t b)
     return (a > b) - (a < b);
 }
 
-/* The value that so many of a hundred do not exceed. values are sorted, count is not 0. */
+/* Returns the value that `percent` percent of the values do not exceed. The values are sorted; count is not 0. */
 static int64_t percentile(const int64_t *values, size_t count, size_t percent)
 {
     const size_t at = (count * percent + 99) / 100;
@@ -58,8 +58,8 @@ static int by_worker_and_begin(const void *a, const void *b)
     return order ? order : compare(x->begin, y->begin);
 }
 
-/* Time in which each worker waited for the one that came last, all together. Operations overlap, and a worker that waits in
- * several waits once. spans is room for all their records. */
+/* Returns the total time in which workers waited for the one that arrived last. Operations overlap, but a worker that waits in
+ * several of them counts once. `spans` has room for all their records. */
 static int64_t waits_sum(const struct trace *trace, const struct trace_operation *const *view, size_t count, struct span *spans)
 {
     size_t used = 0;
@@ -82,7 +82,8 @@ static int64_t waits_sum(const struct trace *trace, const struct trace_operation
     return sum;
 }
 
-/* Operations of one worker that came last in all of them; values and spans are room for as many numbers, and records. */
+/* Summarizes the operations in which one worker arrived last. `values` has room for one number per operation, `spans` for all
+ * their records. */
 static void blame_fill(const struct trace *trace, struct trace_blame *blame, const struct trace_operation *const *view,
                        size_t count, int64_t *values, struct span *spans)
 {
@@ -145,7 +146,7 @@ static int by_kind(const void *a, const void *b)
     return order ? order : compare(x->rank, y->rank);
 }
 
-/* Records of one kind in one communicator, by operation. */
+/* Summarizes the records of one kind in one communicator, ordered by operation. */
 static void kind_fill(const struct trace *trace, struct trace_kind_sum *sum, const struct trace_record *const *view,
                       size_t count, int64_t *values)
 {
@@ -187,7 +188,7 @@ static bool kinds_make(struct trace_summary *summary, int64_t *values)
     return has_memory;
 }
 
-/* ---- What is missing ----------------------------------------------------------------------------------------------------- */
+/* ---- Missing records ----------------------------------------------------------------------------------------------------- */
 
 static int by_member(const void *a, const void *b)
 {
@@ -203,7 +204,7 @@ static void absence_add(struct trace_summary *summary, size_t comm_at, int64_t f
         summary->absences[summary->absence_count++] = (struct trace_absence){comm_at, first_rank, last_rank};
 }
 
-/* Ranks between the last one seen of a communicator and this one. */
+/* Adds the ranks between the last one seen of a communicator and this one. */
 static void gap_check(struct trace_summary *summary, const struct trace_record *last, const struct trace_record *next)
 {
     const bool is_same = last && next && last->comm_at == next->comm_at;
@@ -217,7 +218,7 @@ static void gap_check(struct trace_summary *summary, const struct trace_record *
         absence_add(summary, next->comm_at, 0, next->rank - 1);
 }
 
-/* Operations that came after all of a rank's records, and that it came to. */
+/* Counts the operations after all of a rank's records in which it arrived last. */
 static uint64_t later_count(const struct trace *trace, const struct trace_record *const *view, size_t count)
 {
     uint64_t newest = 0, later = 0;
@@ -232,7 +233,7 @@ static uint64_t later_count(const struct trace *trace, const struct trace_record
     return later;
 }
 
-/* Those of one rank. Records count from 0, so the highest number tells how many there were. */
+/* Checks the records of one rank. Records count from 0, so the highest number shows how many there were. */
 static void cut_check(struct trace_summary *summary, const struct trace_record *const *view, size_t count)
 {
     const struct trace_record *last = view[count - 1];
@@ -285,7 +286,7 @@ static int by_begin(const void *a, const void *b)
     return order ? order : compare((int64_t)x->first, (int64_t)y->first);
 }
 
-/* Adds an operation that began after those before it to the worker's incident, or, where that is over, begins the next. */
+/* Adds an operation that began after the previous ones to the worker's incident or, if that is over, begins the next. */
 static void incident_note(struct trace_summary *summary, struct trace_incident *last, const struct trace_operation *operation)
 {
     const int64_t end = operation->begin + operation->late;
@@ -299,12 +300,12 @@ static void incident_note(struct trace_summary *summary, struct trace_incident *
     last->operations++;
 }
 
-/* A rank that is late keeps all operations waiting that the others have posted until then: that is one incident. */
+/* A late rank delays all operations that the others have posted until it arrives: that is one incident. */
 static bool worst_find(struct trace_summary *summary)
 {
     const struct trace *trace = summary->trace;
     const struct trace_operation **view = calloc(trace->operation_count, sizeof(const struct trace_operation *));
-    struct trace_incident *incidents = calloc(trace->worker_count, sizeof *incidents); /* of each worker, the last */
+    struct trace_incident *incidents = calloc(trace->worker_count, sizeof *incidents); /* the last one of each worker */
     const bool has_memory = view && incidents;
     size_t late = 0;
     for (size_t i = 0; i < trace->operation_count && has_memory; i++)
@@ -322,7 +323,7 @@ static bool worst_find(struct trace_summary *summary)
     return has_memory;
 }
 
-/* Ranks that were given all they need may have returned from a call that the others did not make. */
+/* Ranks that already have all their data may have returned from a call that the others did not make. */
 static bool is_good(const struct trace *trace, const struct trace_operation *operation)
 {
     const struct trace_record *records = &trace->records[operation->first];

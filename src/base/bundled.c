@@ -10,7 +10,7 @@
 bool shoal_bundled_find(const char *file, char path_out[PATH_MAX])
 {
     Dl_info library;
-    /* A function that lies in libshoal alone: this file is part of the command, too, which may lie in another folder. */
+    /* Use a function that only libshoal contains: the command also contains this file, and may be in another folder. */
     const uintptr_t within = (uintptr_t)shoal_version;
     if (!dladdr((const void *)within, &library) || !strchr(library.dli_fname, '/'))
         return false;

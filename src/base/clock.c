@@ -11,14 +11,14 @@
 
 bool shoal_clock_has_counter = true;
 
-/* CPUID 80000007H, EDX bit 8: it runs at one rate in all states of the processor. */
+/* CPUID 80000007H, EDX bit 8: the counter runs at one rate in all states of the processor. */
 static bool is_invariant(void)
 {
     unsigned a, b, c, d = 0;
     return __get_cpuid(0x80000007, &a, &b, &c, &d) && (d >> 8 & 1);
 }
 
-/* The kernel takes another source where it has seen the counters of two cores differ, or its rate change. */
+/* The kernel chooses another source if it has seen the counters of two cores differ, or their rate change. */
 bool shoal_clock_trusts_counter(const char *source_file)
 {
     char source[32] = "";
@@ -36,7 +36,7 @@ static void clock_choose(void)
     shoal_clock_has_counter = shoal_clock_trusts_counter(SOURCE_FILE);
 }
 #else
-/* The generic timer of aarch64 is the same on all cores by its architecture, and so is CLOCK_MONOTONIC. */
+/* By the architecture, the generic timer of aarch64 is the same on all cores, as is CLOCK_MONOTONIC. */
 bool shoal_clock_trusts_counter(const char *source_file)
 {
     (void)source_file;
@@ -48,7 +48,7 @@ static void clock_choose(void)
 }
 #endif
 
-/* Both clocks at one moment: of several looks the one that took least, as a thread may be held up between two readings. */
+/* To read both clocks at one moment, keep the fastest of several readings, as a thread may be delayed between the two. */
 #define LOOKS 8
 
 static uint64_t read_both(uint64_t *ticks_out)
@@ -81,7 +81,7 @@ uint64_t shoal_clock_anchor_move(struct shoal_clock_anchor *anchor)
 {
     uint64_t ticks = 0;
     const uint64_t ns = read_both(&ticks);
-    const int64_t off_ns = (int64_t)(ns - shoal_clock_anchor_time_ns(anchor, ticks)); /* what is expected may be before 0 */
+    const int64_t off_ns = (int64_t)(ns - shoal_clock_anchor_time_ns(anchor, ticks)); /* the expected time may be negative */
     anchor->ticks = ticks;
     anchor->ns = ns;
     return (uint64_t)(off_ns < 0 ? -off_ns : off_ns);

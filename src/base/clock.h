@@ -1,7 +1,7 @@
-/* Time. Ticks are cheap (about 10 ns), the same on all cores and for all processes of a host, so that they may be stored in
- * shared memory and compared there: the processor's counter where the kernel keeps its own time by it, else nanoseconds of
- * CLOCK_MONOTONIC. Only measuring relies on them. Deadlines are CLOCK_MONOTONIC's: a counter may jump, as where a virtual
- * machine is moved. Any thread. */
+/* Time, as ticks and as deadlines. Ticks are cheap (about 10 ns) and the same on all cores and in all processes of a host, so
+ * they may be stored in shared memory and compared there. They are the processor's counter if the kernel uses it for its own
+ * clock, else nanoseconds of CLOCK_MONOTONIC. Only measurements rely on ticks. Deadlines use CLOCK_MONOTONIC, because a counter
+ * may jump, for example when a virtual machine moves. Any thread. */
 #ifndef SHOAL_BASE_CLOCK_H
 #define SHOAL_BASE_CLOCK_H
 
@@ -20,7 +20,7 @@ static inline uint64_t shoal_clock_ns(void)
 }
 
 #if defined(__x86_64__)
-extern bool shoal_clock_has_counter; /* set once, by the first shoal_clock_ns_per_tick */
+extern bool shoal_clock_has_counter; /* set once, by the first shoal_clock_ns_per_tick() */
 
 static inline uint64_t shoal_clock_ticks(void)
 {
@@ -40,30 +40,30 @@ static inline uint64_t shoal_clock_ticks(void)
 }
 #endif
 
-/* Whether the counter of an x86 processor may be relied on, by the kernel's file that names its clock source: "tsc". Where
- * there is no such file, whether the processor says that the counter is invariant. */
+/* Returns true if the counter of an x86 processor is reliable, that is, if the file in which the kernel names its clock source
+ * contains "tsc". Without that file, returns true if the processor reports an invariant counter. */
 bool shoal_clock_trusts_counter(const char *source_file);
 
-/* Nanoseconds per tick, measured against CLOCK_MONOTONIC. Takes about a millisecond: call it once and keep the result. The
- * first call in a process decides what ticks are. */
+/* Returns nanoseconds per tick, measured against CLOCK_MONOTONIC. Takes about a millisecond, so call it once and keep the
+ * result. The first call in a process decides what ticks are. */
 double shoal_clock_ns_per_tick(void);
 
-/* Where ticks stood at a moment. */
+/* The ticks at one moment of CLOCK_MONOTONIC. */
 struct shoal_clock_anchor {
     uint64_t ticks, ns;
     double ns_per_tick;
 };
 
-/* Sets the anchor to now. Returns how far what the old one says of now is off, either way. */
+/* Sets the anchor to now. Returns by how many nanoseconds the old anchor's estimate of now was off, in either direction. */
 uint64_t shoal_clock_anchor_move(struct shoal_clock_anchor *anchor);
 
-/* The time of CLOCK_MONOTONIC when ticks stood so: the nearer to the anchor, the better. */
+/* Returns the time of CLOCK_MONOTONIC at `ticks`. The nearer to the anchor, the more precise. */
 static inline uint64_t shoal_clock_anchor_time_ns(const struct shoal_clock_anchor *anchor, uint64_t ticks)
 {
     return anchor->ns + (uint64_t)(int64_t)((double)(int64_t)(ticks - anchor->ticks) * anchor->ns_per_tick);
 }
 
-/* One polite step of a spin loop. */
+/* Pauses for a moment within a spin loop. */
 static inline void shoal_clock_relax(void)
 {
 #if defined(__x86_64__)

@@ -30,7 +30,8 @@ const struct shoal_setting_table shoal_log_setting_table = {settings_of_logs, SH
 
 static const char *const level_names[] = {"warn", "info", "debug"};
 
-/* So that two threads that both fail each tell their own story. One that goes from context to context keeps the last only. */
+/* The last error of this thread, so that two threads that fail each see their own. A thread that uses several contexts keeps
+ * only its last error. */
 static _Thread_local struct {
     uint64_t log_id;
     enum shoal_status status;
@@ -44,7 +45,7 @@ void shoal_log_hush(bool is_on)
     is_hushed = is_on;
 }
 
-/* "info,engine,shm" -> level info, modules ",engine,shm,"; checked as a setting. */
+/* Parses "info,engine,shm" into level info and modules ",engine,shm,". The setting's check has validated the text. */
 static void parse_levels(struct shoal_log *log, const char *text)
 {
     const size_t word = strcspn(text, ",");
@@ -61,7 +62,7 @@ static void say_unopened(const char *name)
     fprintf(stderr, "shoal: cannot open SHOAL_LOG_FILE \"%s\" (%m); log lines go to stderr\n", name);
 }
 
-/* Whether a file can be opened for writing at its end; errno says why not. Makes none. */
+/* Returns true if a file can be opened for appending; otherwise errno has the reason. Does not create the file. */
 static bool can_append(const char *name)
 {
     char folder[512];
@@ -75,13 +76,13 @@ static bool can_append(const char *name)
     return access(folder, W_OK | X_OK) == 0;
 }
 
-/* So that it is said before the first line. The file is made by that line, when the rank is known. */
+/* Reports an unusable file before the first line. That line creates the file, when the rank is known. */
 static void check_file(struct shoal_log *log)
 {
     char name[512];
     const char *rank = strstr(log->file_name, "%r");
     if (rank && strchr(rank, '/'))
-        return; /* its folder is not known yet */
+        return; /* the folder is not known yet */
     shoal_log_expand(log, log->file_name, name, sizeof name);
     if (can_append(name))
         return;
@@ -93,7 +94,7 @@ void shoal_log_init(struct shoal_log *log, const struct shoal_log_settings *sett
 {
     static _Atomic uint64_t made;
     memset(log, 0, sizeof *log);
-    log->id = atomic_fetch_add_explicit(&made, 1, memory_order_relaxed) + 1; /* relaxed: a number of its own is all */
+    log->id = atomic_fetch_add_explicit(&made, 1, memory_order_relaxed) + 1; /* relaxed: the number only has to be unique */
     pthread_mutex_init(&log->lock, NULL);
     parse_levels(log, settings->log);
     strcpy(log->file_name, settings->log_file);
@@ -159,7 +160,7 @@ void shoal_log_expand(const struct shoal_log *log, const char *pattern, char *na
     }
 }
 
-/* Under the lock. A file that cannot be opened is said once, on stderr, which then takes its place. */
+/* Needs the lock. Reports once, on stderr, that a file cannot be opened; lines then go to stderr. */
 static FILE *open_file(struct shoal_log *log)
 {
     if (log->file)
@@ -219,7 +220,7 @@ enum shoal_status shoal_log_fail(struct shoal_log *log, enum shoal_status status
         shoal_log_line(log, SHOAL_LOG_DEBUG, module, "%s", text);
         return status;
     }
-    status = shoal_log_repeat(log, status, text); /* first: whoever is given the line may ask for it */
+    status = shoal_log_repeat(log, status, text); /* before writing: the callback that receives the line may ask for it */
     write_line(log, SHOAL_LOG_WARN, module, text);
     return status;
 }

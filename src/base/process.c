@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Fields of /proc/PID/stat (proc(5)): the second is the program's name in parentheses, which may hold anything. */
+/* Fields of /proc/PID/stat (proc(5)). The second is the program's name in parentheses, which may contain any character. */
 #define FIELD_NAME 2
 #define FIELD_EXIT_CODE 52
 

@@ -188,7 +188,7 @@ void shoal_setting_print(const struct shoal_setting *setting, const void *values
             setting->is_agreed && setting->type != SHOAL_SETTING_TEXT ? ", the same on every rank" : "", setting->text);
 }
 
-/* ---- What ranks must agree on -------------------------------------------------------------------------------------------- */
+/* ---- Settings that ranks must agree on ----------------------------------------------------------------------------------- */
 
 uint64_t shoal_hash_bytes(uint64_t hash, const void *data, size_t bytes)
 {

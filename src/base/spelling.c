@@ -9,7 +9,7 @@ static size_t least_of(size_t a, size_t b, size_t c)
     return shoal_min_size(shoal_min_size(a, b), c);
 }
 
-/* Row by row; a row ends with the distance from the first letters of a to all of b. */
+/* Computes row by row. A row ends with the distance from the first letters of a to all of b. */
 static size_t count_changes(const char *a, size_t a_length, const char *b, size_t b_length)
 {
     size_t rows[3][LETTERS_MAX + 1] = {{0}};

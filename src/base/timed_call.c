@@ -12,7 +12,7 @@ struct shoal_timed_call {
     pthread_cond_t ended;
     void (*work)(void *data);
     size_t bytes;
-    bool is_done, is_given_up; /* who comes second frees it */
+    bool is_done, is_given_up; /* the side that comes second frees it */
     _Alignas(64) unsigned char data[];
 };
 
@@ -55,7 +55,7 @@ static struct shoal_timed_call *timed_call_make(void (*work)(void *data), const 
     return call;
 }
 
-/* The program's signals are for its own threads. */
+/* Starts the thread with all signals blocked, because the program's signals are for its own threads. */
 static bool timed_call_start(struct shoal_timed_call *call)
 {
     pthread_t thread;

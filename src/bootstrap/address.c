@@ -36,7 +36,7 @@ bool shoal_address_parse(const char *text, char host[SHOAL_ADDRESS_HOST_MAX], ui
         if (end < start || *end != ']')
             return false;
     } else if (memchr(text, ':', (size_t)(colon - text))) {
-        return false; /* "::1:4000" could mean two things; brackets say which */
+        return false; /* "::1:4000" is ambiguous without brackets */
     }
     const size_t bytes = (size_t)(end - start);
     if (bytes == 0 || bytes >= SHOAL_ADDRESS_HOST_MAX)

@@ -1,6 +1,6 @@
-/* How every rank comes to know what each of them says. Each sets "shoal/NAME/RANK". Rank 0 gets them all, joins them, sets the
- * whole as "shoal/NAME/all.0", "all.1" and so on, and then "shoal/NAME/result", for which the others wait. So each sets one
- * value and gets few, and one rank knows who is missing. */
+/* How each rank gets a value of every other rank. Each rank sets "shoal/NAME/RANK". Rank 0 gets all of them, joins them, and
+ * sets the joined bytes in chunks as "shoal/NAME/all.0", "all.1" and so on. Then it sets "shoal/NAME/result", for which the
+ * other ranks wait. So each rank sets one value and gets few, and one rank knows which ranks are missing. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,9 +8,9 @@
 #include "bootstrap/bootstrap.h"
 #include "bootstrap/tcp_wire.h"
 
-/* Rank 0's deadline may be later than that of another rank, which waits so much longer for what it says. */
+/* Rank 0's deadline may be later than another rank's, so that rank waits this much longer for rank 0's result. */
 #define RESULT_GRACE_MS 1000
-/* How long a rank that has received nothing from rank 0 asks for the others itself, once its time is over. */
+/* How long a rank that got nothing from rank 0 by its deadline asks for the other ranks' values itself. */
 #define ROLL_CALL_MS 1000
 
 struct gather {
@@ -21,10 +21,10 @@ struct gather {
     size_t bytes; /* of each rank */
     uint32_t timeout_ms;
     uint64_t begun_ns, deadline_ns;
-    uint64_t *warn_ns; /* when it says next for whom it waits; 0: never */
+    uint64_t *warn_ns; /* when to log next which ranks are missing; 0: never */
 };
 
-/* Rank 0's answer when it has all values, or cannot have them. */
+/* Rank 0's answer once it has all values, or has failed to get them. */
 struct result {
     uint32_t status;
     char cause[SHOAL_LOG_TEXT_MAX];
@@ -61,15 +61,15 @@ static enum shoal_status set_value(const struct gather *gather, const struct sho
 
 struct wanted {
     char key[SHOAL_KEY_BYTES_MAX + 1];
-    int owner; /* who puts it there */
+    int owner; /* the rank that sets the key */
     void *value;
     size_t bytes;
     uint64_t deadline_ns;
 };
 
-/* ---- who is missing ---- */
+/* ---- missing ranks ----- */
 
-/* "rank 2", "ranks 0, 2 and 5 to 7". How many there are. */
+/* Prints "rank 2" or "ranks 0, 2 and 5 to 7". Returns how many are missing. */
 static int gather_print_missing(const unsigned char *missing, int size, char *text, size_t text_bytes)
 {
     char parts[16][32];
@@ -95,7 +95,8 @@ static int gather_print_missing(const unsigned char *missing, int size, char *te
     return missing_count;
 }
 
-/* The store is asked again for who else is missing, for a second at most; `from` is known to be. */
+/* Asks the store again for the ranks after `from`, for at most a second, and marks those whose values are missing. `from` is
+ * known to be missing. */
 static void gather_find_missing(const struct gather *gather, int from, unsigned char *missing)
 {
     const struct shoal_store *store = &gather->bootstrap->store;
@@ -108,7 +109,7 @@ static void gather_find_missing(const struct gather *gather, int from, unsigned 
     }
 }
 
-/* Rank 0 knows who is missing; the others wait for what it says. */
+/* Only rank 0 knows which ranks are missing; the others wait for its result. */
 static void warn(const struct gather *gather, int owner)
 {
     struct shoal_bootstrap *bootstrap = gather->bootstrap;
@@ -129,7 +130,7 @@ static void warn(const struct gather *gather, int owner)
     *gather->warn_ns += waited_ns;
 }
 
-/* That it is not there in time is no error here. */
+/* An absent value is not an error here: *is_there_out is then false. */
 static enum shoal_status gather_get_value(const struct gather *gather, const struct shoal_store *store,
                                           const struct wanted *wanted, bool *is_there_out)
 {
@@ -153,7 +154,7 @@ static enum shoal_status gather_get_value(const struct gather *gather, const str
     return SHOAL_OK;
 }
 
-/* ---- the roll ---- */
+/* ---- calling the roll ---- */
 
 static enum shoal_status gather_fail_missing(const struct gather *gather, const unsigned char *missing)
 {
@@ -168,7 +169,7 @@ static enum shoal_status gather_fail_missing(const struct gather *gather, const 
                           gather->bootstrap->why_alone);
 }
 
-/* Gets the others' values, and goes on past one that is missing, until end_ns, so that all who are missing are named. */
+/* Gets the others' values until end_ns. Continues past a missing one, so that the error names all missing ranks. */
 static enum shoal_status call_roll(const struct gather *gather, uint64_t end_ns)
 {
     const struct shoal_bootstrap *bootstrap = gather->bootstrap;
@@ -189,14 +190,14 @@ static enum shoal_status call_roll(const struct gather *gather, uint64_t end_ns)
     return gather_fail_missing(gather, missing);
 }
 
-/* ---- what rank 0 says ---- */
+/* ---- rank 0's result ----- */
 
 static void print_result_key(const struct gather *gather, char key[SHOAL_KEY_BYTES_MAX + 1])
 {
     snprintf(key, SHOAL_KEY_BYTES_MAX + 1, "shoal/%s/result", gather->name);
 }
 
-/* Returns status, or why nobody could be told. */
+/* Returns status or, if that is OK, the error of publishing it. */
 static enum shoal_status tell_result(const struct gather *gather, enum shoal_status status)
 {
     char key[SHOAL_KEY_BYTES_MAX + 1];
@@ -208,7 +209,7 @@ static enum shoal_status tell_result(const struct gather *gather, enum shoal_sta
     return status != SHOAL_OK ? status : told;
 }
 
-/* Rank 0 is missing, or comes later than others give up. */
+/* Rank 0 is missing, or finishes after the other ranks have given up. */
 static enum shoal_status fail_without_result(const struct gather *gather)
 {
     SHOAL_TRY(call_roll(gather, shoal_clock_ns() + ROLL_CALL_MS * SHOAL_NS_PER_MS));
@@ -252,7 +253,7 @@ static enum shoal_status pass_chunk(const struct gather *gather, const struct wa
     return below->set ? set_value(gather, below, chunk->key, chunk->value, chunk->bytes) : SHOAL_OK;
 }
 
-/* From above, but at rank 0, and on to those below. */
+/* Gets each chunk from above (except at rank 0) and passes it on to the ranks below. */
 static enum shoal_status pass_all(const struct gather *gather)
 {
     const size_t total = gather->bytes * (size_t)gather->bootstrap->size;
@@ -260,16 +261,16 @@ static enum shoal_status pass_all(const struct gather *gather)
         struct wanted chunk = {.value = gather->all + at,
                                .bytes = shoal_min_size(total - at, SHOAL_VALUE_BYTES_MAX),
                                .deadline_ns = gather->deadline_ns + RESULT_GRACE_MS * SHOAL_NS_PER_MS};
-        /* No number after the last slash: with PMIx that would name its owner. */
+        /* The key does not end in "/NUMBER", because PMIx would take the number for the owner. */
         snprintf(chunk.key, sizeof chunk.key, "shoal/%s/all.%zu", gather->name, at / SHOAL_VALUE_BYTES_MAX);
         SHOAL_TRY(pass_chunk(gather, &chunk));
     }
     return SHOAL_OK;
 }
 
-/* ---- the whole ---- */
+/* ---- all together ---- */
 
-/* When all have come for the first time. */
+/* Runs once, when all ranks have joined for the first time. */
 static enum shoal_status gather_confirm(struct shoal_bootstrap *bootstrap)
 {
     enum shoal_status (*const ask)(void *state) = bootstrap->confirm;
@@ -313,7 +314,7 @@ enum shoal_status shoal_bootstrap_gather(struct shoal_bootstrap *bootstrap, stru
         return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap", "a value of %zu bytes under \"%.40s\" is too long", bytes,
                               name);
     if (bytes > 0)
-        memmove((char *)all + (size_t)bootstrap->rank * bytes, mine, bytes); /* it may lie there */
+        memmove((char *)all + (size_t)bootstrap->rank * bytes, mine, bytes); /* `mine` may already be there */
     if (bootstrap->size > 1)
         SHOAL_TRY(bootstrap->gather ? bootstrap->gather(bootstrap->state, log, name, mine, all, bytes, timeout_ms)
                                     : gather_through_store(&gather, mine));

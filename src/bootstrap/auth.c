@@ -8,7 +8,7 @@
 
 #define STATE_BYTES_MAX 512
 
-/* The functions of libsodium that are used. Constant once loaded; a process-wide cache of addresses, no state of a job. */
+/* The functions of libsodium that Shoal uses. A process-wide cache of addresses, constant once loaded; no state of a job. */
 static struct {
     int (*hmac_init)(void *state, const unsigned char *key, size_t key_bytes);
     int (*hmac_update)(void *state, const unsigned char *data, unsigned long long bytes);
@@ -25,7 +25,7 @@ static bool find(void *library, const char *name, void *function_out)
     return found != NULL;
 }
 
-/* The functions used here are the same in all these versions. */
+/* The functions used here are identical in all these versions. */
 static void *open_sodium(void)
 {
     static const char *const names[] = {"libsodium.so.23", "libsodium.so.26", "libsodium.so"};

@@ -1,4 +1,4 @@
-/* Proof of the job secret: HMAC-SHA-256 (RFC 2104) from libsodium, loaded at run time. */
+/* Proof of the job secret: HMAC-SHA-256 (RFC 2104) from libsodium, which is loaded at run time. */
 #ifndef SHOAL_BOOTSTRAP_AUTH_H
 #define SHOAL_BOOTSTRAP_AUTH_H
 
@@ -7,10 +7,10 @@
 #define SHOAL_AUTH_MAC_BYTES 32
 #define SHOAL_AUTH_NONCE_BYTES 16
 
-/* False when libsodium is not on this machine. Any thread. */
+/* Returns false if libsodium is not installed. Any thread. */
 bool shoal_auth_is_available(void);
 
-/* mac = HMAC(key, spans[0] | spans[1] | ...). False when not available. */
+/* Computes mac = HMAC(key, spans[0] | spans[1] | ...). Returns false without libsodium. */
 struct shoal_auth_span {
     const void *data;
     size_t bytes;
@@ -18,10 +18,10 @@ struct shoal_auth_span {
 bool shoal_auth_mac(const unsigned char key[32], const struct shoal_auth_span *spans, size_t span_count,
                     unsigned char mac[SHOAL_AUTH_MAC_BYTES]);
 
-/* Compares in constant time. */
+/* Compares two byte strings in constant time. */
 bool shoal_auth_equal(const unsigned char *a, const unsigned char *b, size_t bytes);
 
-/* Fills with bytes from the kernel's random generator. */
+/* Fills `data` with bytes from the kernel's random generator. */
 SHOAL_MUST_USE enum shoal_status shoal_auth_random(void *data, size_t bytes);
 
 #endif

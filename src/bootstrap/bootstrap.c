@@ -74,13 +74,13 @@ void shoal_bootstrap_close(struct shoal_bootstrap *bootstrap)
 
 /* ---- agreement ---- */
 
-/* The record that each rank puts into a store that has no handshake. */
+/* The record that each rank publishes through a store that has no handshake. */
 struct agreement {
     struct shoal_agreed settings;
     char version[16];
     unsigned char nonce[SHOAL_AUTH_NONCE_BYTES];
-    unsigned char proof[SHOAL_AUTH_MAC_BYTES]; /* where a secret is set: that it is the same */
-    unsigned char offer[SHOAL_SECRET_BYTES];   /* where none is: rank 0's becomes the secret */
+    unsigned char proof[SHOAL_AUTH_MAC_BYTES]; /* with a secret: proves that it is the same */
+    unsigned char offer[SHOAL_SECRET_BYTES];   /* without one: rank 0's offer becomes the secret */
     uint32_t rank;
     uint8_t has_secret;
     uint8_t can_prove;
@@ -143,7 +143,7 @@ static void take_offer(struct shoal_bootstrap *bootstrap, const struct agreement
 {
     for (int r = 0; r < bootstrap->size; r++) {
         if (!all[r].can_prove)
-            return; /* a rank without libsodium could not use it */
+            return; /* a rank without libsodium could not use the secret */
     }
     memcpy(bootstrap->secret, all[0].offer, sizeof bootstrap->secret);
     bootstrap->has_secret = true;

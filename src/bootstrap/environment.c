@@ -35,7 +35,7 @@ enum shoal_status shoal_environment_number(const char *name, long least, long mo
     return SHOAL_OK;
 }
 
-/* FNV-1a, http://www.isthe.com/chongo/tech/comp/fnv/; the 0 at the end keeps neighbours apart. */
+/* FNV-1a, http://www.isthe.com/chongo/tech/comp/fnv/. Hashing the final 0 separates adjacent texts. */
 static uint64_t hash_text(uint64_t hash, const char *text)
 {
     for (size_t i = 0; i <= strlen(text); i++)
@@ -43,8 +43,8 @@ static uint64_t hash_text(uint64_t hash, const char *text)
     return hash;
 }
 
-/* Distinguishes this job from one on neighbouring ports. Size and secret are left out: where these differ, an error should say
- * so. */
+/* Distinguishes this job from one on neighboring ports. Size and secret are left out: if they differ, an error should report
+ * it. */
 static uint64_t hash_job(const struct shoal_bootstrap_settings *settings, const char *const *names, size_t count)
 {
     uint64_t hash = hash_text(UINT64_C(14695981039346656037), settings->job_id);
@@ -79,9 +79,10 @@ static bool environment_is_same(const char *name, const char *value)
     return variable(name) && strcmp(variable(name), value) == 0;
 }
 
-/* A launcher's name for what it started, where that has as many ranks as the job; a job may be put together from several
- * steps, too. Where the launcher has numbered this rank as well, the job is no other. Else jobs by hand may share one step, so
- * the name only goes into the hash: into that of every rank, as they all have it. */
+/* Adds a launcher's name for the step that it started, if the step has as many ranks as the job; a job may also consist of
+ * several steps. If the launcher's number for this rank is also RANK, the step is the job, and the name belongs to this job
+ * alone. Otherwise several jobs that were started by hand may share a step, so the name only goes into the hash, which is safe
+ * because every rank has it. */
 static uint64_t hash_launch(uint64_t hash, int size, bool *is_named)
 {
     static const struct {
@@ -102,8 +103,8 @@ static uint64_t hash_launch(uint64_t hash, int size, bool *is_named)
     return hash;
 }
 
-/* Whether no other job can have the same number. torchrun's agent listens at MASTER_PORT itself, so a second one there fails;
- * where it does not, its run has a name of its own, but for the usual "none". */
+/* Returns true if no other job can have the same number. torchrun's agent listens at MASTER_PORT itself, so a second agent
+ * there fails. Without that, a torchrun run has its own ID, except for the default "none". */
 static bool has_name(const struct shoal_bootstrap_settings *settings)
 {
     return settings->job_id[0] || environment_is_same("TORCHELASTIC_USE_AGENT_STORE", "True") ||
@@ -143,7 +144,7 @@ static enum shoal_status find_master(const struct shoal_bootstrap_settings *sett
     return put_ports(settings, master_port, log, point);
 }
 
-/* The first host of a list as Slurm writes it: "n[07-09,12]-a,gpu1" begins with "n07-a". */
+/* Finds the first host of a list as Slurm writes it: "n[07-09,12]-a,gpu1" begins with "n07-a". */
 static bool find_first_node(const char *list, char node[SHOAL_ADDRESS_HOST_MAX])
 {
     size_t used = 0;
@@ -179,8 +180,8 @@ static enum shoal_status find_step_host(struct shoal_log *log, struct shoal_tcp_
                           nodes);
 }
 
-/* srun says which hosts there are; rank 0 is on the first, unless somebody laid tasks out by hand. It says no port: steps are
- * spread over some below those that the kernel gives out. */
+/* srun publishes the list of hosts. Rank 0 is on the first, unless tasks were laid out by hand. srun publishes no port, so
+ * steps are spread over a range below the kernel's ephemeral ports. */
 static enum shoal_status environment_find_step(const struct shoal_bootstrap_settings *settings, int size, struct shoal_log *log,
                                                struct shoal_tcp_point *point)
 {
@@ -196,9 +197,9 @@ static enum shoal_status environment_find_step(const struct shoal_bootstrap_sett
     return put_ports(settings, master_port, log, point);
 }
 
-/* ---- the sources, in turn ---- */
+/* ---- the sources, in order ---- */
 
-/* A launcher that tells each rank in variables who it is, and where ranks meet. */
+/* A launcher that sets each rank's number, the size and the meeting point in variables. */
 struct recipe {
     const char *launcher, *rank, *size;
     enum shoal_status (*find_point)(const struct shoal_bootstrap_settings *settings, int size, struct shoal_log *log,
@@ -208,7 +209,7 @@ struct recipe {
 static const struct recipe by_name = {"torchrun or shoal run", "RANK", "WORLD_SIZE", find_master};
 static const struct recipe by_step = {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", environment_find_step};
 
-/* A batch script, and a process that it starts without srun, is no step's task: it has SLURM_PROCID alone. */
+/* A batch script and processes it starts without srun belong to no step: they have SLURM_PROCID but no SLURM_STEP_NUM_TASKS. */
 bool shoal_slurm_step_is_present(void)
 {
     return variable(by_step.rank) && variable(by_step.size);
@@ -232,7 +233,7 @@ static enum shoal_status find_self(const struct recipe *recipe, struct shoal_log
     return SHOAL_OK;
 }
 
-/* torchrun's agent keeps a store for its workers, and says so. */
+/* torchrun's agent keeps a store for its workers and announces it in TORCHELASTIC_USE_AGENT_STORE. */
 static enum shoal_status take_secret_of_agent(struct shoal_log *log, uint32_t timeout_ms, struct shoal_bootstrap *bootstrap)
 {
     struct shoal_torch_point point = {.host = variable("MASTER_ADDR")};
@@ -261,7 +262,7 @@ static enum shoal_status open_variables(const struct recipe *recipe, const struc
     return shoal_tcp_store_open(&point, settings, log, timeout_ms, bootstrap);
 }
 
-/* PMIx and PMI-1 know rank and size only once they are open, and have no handshake. */
+/* PMIx and PMI-1 know rank and size only once they are open, and they have no handshake. */
 static enum shoal_status finish_private(const struct shoal_bootstrap_settings *settings, struct shoal_log *log,
                                         uint32_t timeout_ms, struct shoal_bootstrap *bootstrap)
 {

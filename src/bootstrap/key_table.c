@@ -30,7 +30,7 @@ static size_t bucket_of(const char *key, size_t key_bytes)
     return hash % SHOAL_KEY_TABLE_BUCKETS;
 }
 
-/* The link that leads to the key's entry, or the one at the end of its chain. */
+/* Returns the link to the key's entry, or the link at the end of its chain. */
 static struct shoal_key_entry **key_table_find_link(struct shoal_key_table *table, const char *key, size_t key_bytes)
 {
     struct shoal_key_entry **link = &table->buckets[bucket_of(key, key_bytes)];
@@ -56,7 +56,7 @@ bool shoal_key_table_set(struct shoal_key_table *table, const char *key, size_t 
         return false;
     shoal_key_table_erase(table, key, key_bytes);
     struct shoal_key_entry **link = key_table_find_link(table, key, key_bytes);
-    SHOAL_ASSERT(!*link); /* a key has one entry */
+    SHOAL_ASSERT(!*link); /* each key has one entry */
     entry->next = NULL;
     entry->key_bytes = key_bytes;
     entry->value_bytes = value_bytes;

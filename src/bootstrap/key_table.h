@@ -1,5 +1,5 @@
-/* Texts to bytes, in memory, with limits. The TCP store's server and a job of one rank keep their values here. Not shared
- * between threads: its owner locks. */
+/* A table from texts to bytes, in memory, with limits. The TCP store's server and a job of one rank keep their values in it.
+ * Not thread-safe: its owner locks. */
 #ifndef SHOAL_BOOTSTRAP_KEY_TABLE_H
 #define SHOAL_BOOTSTRAP_KEY_TABLE_H
 
@@ -27,15 +27,15 @@ struct shoal_key_table {
 void shoal_key_table_init(struct shoal_key_table *table);
 void shoal_key_table_fini(struct shoal_key_table *table);
 
-/* Replaces an older value. False at a limit or without memory; then the older value stays. */
+/* Sets or replaces a value. Returns false at a limit or without memory; an older value then stays. */
 bool shoal_key_table_set(struct shoal_key_table *table, const char *key, size_t key_bytes, const void *value,
                          size_t value_bytes);
 
-/* NULL when there is no such key. The value is the table's until the next set or erase. */
+/* Returns NULL if the key is absent. The table owns the value, which is valid until the next set or erase. */
 const void *shoal_key_table_get(const struct shoal_key_table *table, const char *key, size_t key_bytes,
                                 size_t *value_bytes_out);
 
-/* False when there was no such key. */
+/* Returns false if the key was absent. */
 bool shoal_key_table_erase(struct shoal_key_table *table, const char *key, size_t key_bytes);
 
 #endif

@@ -7,7 +7,7 @@
 
 struct reading {
     const struct shoal_bootstrap_settings *settings;
-    struct shoal_log log; /* its last error is told */
+    struct shoal_log log; /* its last error is reported */
     void (*tell)(void *arg, const char *error);
     void *arg;
 };
@@ -18,7 +18,7 @@ static bool launch_is_set(const char *name)
     return value && *value;
 }
 
-/* Passes on what the last question logged, where it failed. */
+/* Reports what the last call logged, if it failed. */
 static void tell_failure(struct reading *reading, enum shoal_status status)
 {
     char error[SHOAL_LOG_TEXT_MAX];
@@ -28,7 +28,7 @@ static void tell_failure(struct reading *reading, enum shoal_status status)
     reading->tell(reading->arg, error);
 }
 
-/* 0 where it is not set, or wrong. */
+/* Returns 0 if the variable is not set or invalid. */
 static int launch_number_of(struct reading *reading, const char *name, long least, long most)
 {
     bool is_found;
@@ -48,7 +48,7 @@ static const char *find_launcher(void)
     return shoal_slurm_step_is_present() ? "srun" : NULL;
 }
 
-/* srun names a step's tasks on this host: "2,3". */
+/* srun lists a step's tasks on this host: "2,3". */
 static int count_step_tasks(void)
 {
     int count = launch_is_set("SLURM_GTIDS");
@@ -57,7 +57,7 @@ static int count_step_tasks(void)
     return count;
 }
 
-/* The first of the launchers' variables that is set. */
+/* Uses the first of the launchers' variables that is set. */
 static int find_local_size(struct reading *reading, bool is_step)
 {
     static const char *const names[] = {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"};
@@ -77,7 +77,7 @@ static void find_ports(struct reading *reading, struct shoal_launch_environment 
     tell_failure(reading, status);
 }
 
-/* RANK and WORLD_SIZE are of use only together, and with an address. */
+/* RANK and WORLD_SIZE are useful only together, and with an address. */
 static void check_variables(struct reading *reading, const struct shoal_launch_environment *around)
 {
     const bool has_rank = launch_is_set("RANK"), has_size = launch_is_set("WORLD_SIZE");
@@ -95,7 +95,7 @@ static void check_variables(struct reading *reading, const struct shoal_launch_e
         reading->tell(reading->arg, "MASTER_PORT is not set; set it to the same free port on all ranks");
 }
 
-/* As a rank of two would load it: a rank alone has nobody to prove it to. */
+/* Loads the secret as a rank of two would: a single rank does not load one. */
 static void launch_check_secret(struct reading *reading, struct shoal_launch_environment *around)
 {
     struct shoal_bootstrap pair = {.size = 2};

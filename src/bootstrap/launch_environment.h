@@ -7,17 +7,17 @@
 #include "bootstrap/bootstrap_settings.h"
 
 struct shoal_launch_environment {
-    const char *launcher;                  /* "RANK and WORLD_SIZE", "PMIx", "PMI-1", "srun"; NULL: none. Static storage */
-    const char *master;                    /* MASTER_ADDR, NULL where it is not set */
-    int size;                              /* of the job; 0: not known */
-    int local_size;                        /* ranks on this host; 0: not known */
-    int master_port;                       /* 0: not set */
-    int port, port_count;                  /* rank 0 takes the first free one of these; count 0: not known */
-    bool has_secret;                       /* it is set, and can be used */
-    char secret_error[SHOAL_LOG_TEXT_MAX]; /* it is set, and cannot; else empty */
+    const char *launcher;                  /* "RANK and WORLD_SIZE", "PMIx", "PMI-1", "srun" or NULL; static storage */
+    const char *master;                    /* MASTER_ADDR, or NULL if it is not set */
+    int size;                              /* of the job; 0 if unknown */
+    int local_size;                        /* ranks on this host; 0 if unknown */
+    int master_port;                       /* 0 if not set */
+    int port, port_count;                  /* rank 0 listens at the first free one of these ports; count 0 if unknown */
+    bool has_secret;                       /* a secret is set and usable */
+    char secret_error[SHOAL_LOG_TEXT_MAX]; /* why a secret that is set is not usable; else empty */
 };
 
-/* tell is called for each other thing that would make a rank fail: "what is wrong; what to do". */
+/* Calls `tell` for each further fault that would make a rank fail, with a text such as "what is wrong; what to do". */
 void shoal_launch_environment_read(const struct shoal_bootstrap_settings *settings, void (*tell)(void *arg, const char *error),
                                    void *arg, struct shoal_launch_environment *launch_out);
 

@@ -10,8 +10,8 @@
 #include "bootstrap/sources.h"
 
 /* PMI-1 is lines of text over the socket PMI_FD: "cmd=put kvsname=K key=A value=B\n" and an answer "cmd=put_result rc=0\n".
- * Other ranks see a value only after a barrier, so this source offers gather and no store. Values are short texts: bytes go
- * as hexadecimal, in chunks. */
+ * Other ranks see a value only after a barrier, so this source offers a gather and no store. Values are short texts, so bytes
+ * are sent as hexadecimal, in chunks. */
 #define LINE_MAX_BYTES 4096
 #define CHUNK_BYTES 256
 #define COMMAND_MS 10000
@@ -20,7 +20,7 @@ struct pmi1 {
     struct shoal_log *log;
     int fd;
     int rank, size;
-    bool is_broken; /* an answer may still come that nobody waits for */
+    bool is_broken; /* an answer that the code no longer expects may still come */
     char name[256]; /* of the key space */
     char in[LINE_MAX_BYTES];
     size_t in_bytes;
@@ -66,7 +66,7 @@ static bool take_line(struct pmi1 *pmi, char line[LINE_MAX_BYTES])
     return true;
 }
 
-/* 0, ETIMEDOUT or another errno. */
+/* Returns 0, ETIMEDOUT or another errno. */
 static int receive_line(struct pmi1 *pmi, char line[LINE_MAX_BYTES], uint64_t deadline_ns)
 {
     while (!take_line(pmi, line)) {
@@ -89,7 +89,7 @@ static int receive_line(struct pmi1 *pmi, char line[LINE_MAX_BYTES], uint64_t de
     return 0;
 }
 
-/* The text after " word=" up to the next blank. False when it is not there or too long. */
+/* Copies the text after " word=" up to the next blank. Returns false if the word is absent or the text too long. */
 static bool find_word(const char *line, const char *word, char *value, size_t value_bytes)
 {
     const size_t word_bytes = strlen(word);
@@ -108,7 +108,7 @@ static bool find_word(const char *line, const char *word, char *value, size_t va
     return false;
 }
 
-/* Sends a command and waits for the answer named. The error, if any, is for the caller to log. */
+/* Sends a command and waits for the named answer. The caller logs the error, if any. */
 static int pmi1_ask(struct pmi1 *pmi, const char *command, const char *answer, char line[LINE_MAX_BYTES], uint64_t deadline_ns)
 {
     char word[64], rc[16];
@@ -217,7 +217,7 @@ static enum shoal_status pmi1_gather(void *state, struct shoal_log *log, const c
     return SHOAL_OK;
 }
 
-/* ---- the store that it is not ---- */
+/* ---- the store, which PMI-1 does not have ---- */
 
 static int no_set(void *arg, const char *key, const void *value, size_t bytes)
 {
@@ -237,8 +237,8 @@ static int no_erase(void *arg, const char *key)
     return -1;
 }
 
-/* Where the program uses MPI too, the connection is MPI's to end: after "finalize" the launcher reads nothing more from it.
- * Without MPI it is ended here, as a process that goes without a word counts as crashed. */
+/* If the program also uses MPI, ending the connection is MPI's task: after "finalize" the launcher reads nothing from it.
+ * Without MPI this function ends it, because the launcher counts a process that leaves without "finalize" as crashed. */
 static void close_pmi1(void *state)
 {
     struct pmi1 *pmi = state;

@@ -2,7 +2,7 @@
 
 #include "bootstrap/sources.h"
 
-/* In the place of pmix_store.c where the PMIx header was not there at build time. */
+/* Replaces pmix_store.c if the PMIx header was not found at build time. */
 
 bool shoal_pmix_is_present(void)
 {

@@ -13,11 +13,11 @@
 #include "bootstrap/sources.h"
 
 /* PMIx as Open MPI's mpirun and Slurm's srun offer it. A value belongs to the rank that put it, so a key names its rank:
- * "shoal/x/3" is rank 3's, a key that ends without a number rank 0's. A value can be read as soon as it was put (the server
- * fetches it, no fence). */
+ * "shoal/x/3" is rank 3's, and a key that does not end in a number is rank 0's. A value can be read as soon as it was put: the
+ * server fetches it, without a fence. */
 #define RETRY_MS 10
 #define FAREWELL_S 5
-/* Time a server may take beyond the wait it was asked for, and time it may take to end. */
+/* How long a server may take beyond the wait it was asked for, and how long to finalize. */
 #define ANSWER_MS 10000
 #define FINALIZE_MS 5000
 
@@ -35,14 +35,14 @@ struct pmix {
     const char *(*error_text)(pmix_status_t status);
     pmix_proc_t me;
     uint32_t size;
-    uint32_t generation; /* this is the process's n-th use of PMIx; keys of different ones must differ */
+    uint32_t generation; /* this process's n-th use of PMIx; keys include it, so that uses do not collide */
     pmix_status_t init_status, size_status;
     bool is_open;
     enum shoal_status failure;
 };
 
-/* PMIx is one per process, whatever the number of contexts, so these have to be as well: how often it was opened here, and the
- * process that has to end it when it exits. */
+/* A process has one PMIx, however many contexts it has, so these are per process too: how often it was opened here, and the
+ * process that must finalize it on exit. */
 static _Atomic uint32_t generation_count;
 static _Atomic pid_t exit_process;
 
@@ -153,7 +153,7 @@ static pmix_status_t pmix_put(struct pmix *pmix, const char *full, const void *d
     pmix_value_t value;
     memset(&value, 0, sizeof value);
     value.type = PMIX_BYTE_OBJECT;
-    value.data.bo.bytes = bytes > 0 ? (char *)(uintptr_t)data : &nothing; /* PMIx_Put copies; its type is not const */
+    value.data.bo.bytes = bytes > 0 ? (char *)(uintptr_t)data : &nothing; /* PMIx_Put copies, although its type is not const */
     value.data.bo.size = bytes;
     const pmix_status_t status = pmix->put(PMIX_GLOBAL, full, &value);
     return status == PMIX_SUCCESS ? pmix->commit() : status;
@@ -179,8 +179,8 @@ struct getting {
     pmix_status_t status;
 };
 
-/* The server waits for the key for us, a second at most (0 would be for ever): a request that met an earlier commit of its
- * owner may not see the next one, so it is asked again, past what was cached. */
+/* The server waits for the key, for at most a second (0 would mean for ever). A request that met an earlier commit of the key's
+ * owner may not see the next one, so the caller asks again, bypassing the cache. */
 static void pmix_get_value(void *data)
 {
     struct getting *getting = data;
@@ -188,7 +188,7 @@ static void pmix_get_value(void *data)
     getting->status = getting->get(&getting->owner, getting->key, infos, SHOAL_COUNT_OF(infos), &getting->value);
 }
 
-/* A server that does not answer at all is given up; its timed call may end at any time. */
+/* Gives up on a server that does not answer at all; the timed call may then end at any time. */
 static pmix_status_t get_once(struct pmix *pmix, const pmix_proc_t *owner, const char *full, pmix_value_t **value)
 {
     struct getting getting = {.get = pmix->get, .owner = *owner};
@@ -229,7 +229,7 @@ static long pmix_store_get(void *arg, const char *key, void *data, size_t capaci
     return (long)bytes;
 }
 
-/* PMIx cannot take a key back; it goes with the job. */
+/* PMIx cannot remove a key; keys disappear with the job. */
 static int pmix_store_erase(void *arg, const char *key)
 {
     (void)arg, (void)key;
@@ -243,7 +243,7 @@ static enum shoal_status pmix_store_failure(const void *state)
 
 /* ---- opening and closing ---- */
 
-/* State that a fence's callback may still touch after its waiter has given up. */
+/* State that a fence's callback may still touch after the waiting thread has given up. */
 struct fence {
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -273,8 +273,8 @@ static bool wait_fence(struct fence *fence)
     return is_done;
 }
 
-/* A rank's values go when it ends its use of PMIx, so the ranks wait for each other, but not long: one may be dead. A fence
- * that is not done by then keeps its few bytes, as its callback may come at any time. */
+/* A rank's values disappear when it finalizes PMIx, so the ranks wait for each other, but not long, because one may be dead. If
+ * the fence is not done by then, its few bytes leak, because its callback may come at any time. */
 static void say_farewell(struct pmix *pmix)
 {
     struct fence *fence = calloc(1, sizeof *fence);
@@ -296,13 +296,13 @@ static void call_finalize(void *data)
     finalize(NULL, 0);
 }
 
-/* False: it had not ended in time, and goes on alone. */
+/* Returns false if finalizing did not end in time; its thread then continues alone. */
 static bool end_use(pmix_status_t (*finalize)(const pmix_info_t info[], size_t info_count))
 {
     return shoal_timed_call(call_finalize, &finalize, sizeof finalize, FINALIZE_MS) != SHOAL_ERR_TIMEOUT;
 }
 
-/* In a forked child that exits, the connection is its parent's. */
+/* In a forked child that exits, the connection belongs to the parent. */
 static void finalize_at_exit(void)
 {
     pmix_status_t (*finalize)(const pmix_info_t info[], size_t info_count);
@@ -322,8 +322,8 @@ static bool is_mpi_to_come(void)
     return initialized && initialized(&is_initialized) == 0 && !is_initialized;
 }
 
-/* PMIx counts its users: where the program uses it too, theirs goes on. But Open MPI cannot begin where PMIx has ended before,
- * so a program that may still call MPI_Init keeps it until it exits. The library stays loaded: it has threads. */
+/* PMIx counts its users, so the program's own use of it continues. But Open MPI cannot start after PMIx has been finalized, so
+ * a program that may still call MPI_Init keeps PMIx until it exits. The library stays loaded, because it has threads. */
 static void pmix_store_close(void *state)
 {
     struct pmix *pmix = state;
@@ -338,7 +338,7 @@ static void pmix_store_close(void *state)
     free(pmix);
 }
 
-/* On a thread of its own; touches nothing but what is here. */
+/* Runs on its own thread, and touches nothing except *data. */
 static void join_server(void *data)
 {
     struct pmix *pmix = data;

@@ -41,7 +41,7 @@ enum shoal_status shoal_secret_load(const struct shoal_bootstrap_settings *setti
     else if (settings->secret_file[0])
         SHOAL_TRY(secret_read_line(settings->secret_file, log, text));
     if (!text[0] || bootstrap->size == 1)
-        return SHOAL_OK; /* a single rank has nobody to prove anything to */
+        return SHOAL_OK; /* a single rank needs no proof */
     const struct shoal_auth_span span = {text, strlen(text)};
     bootstrap->has_secret = shoal_auth_mac(context, &span, 1, bootstrap->secret);
     explicit_bzero(text, sizeof text);

@@ -18,7 +18,7 @@ static int single_set(void *arg, const char *key, const void *value, size_t byte
     return is_kept ? 0 : -1;
 }
 
-/* Does not wait: nobody else is there who could set the key. */
+/* Does not wait, because no other rank exists that could set the key. */
 static long single_get(void *arg, const char *key, void *value, size_t capacity, uint32_t timeout_ms)
 {
     struct single *single = arg;

@@ -9,9 +9,9 @@
 
 #include "base/clock.h"
 
-/* How long a server may take to answer beyond what it was asked to wait. */
+/* How long a server may take to answer beyond the wait it was asked for. */
 #define ANSWER_MS 10000
-#define CAUSE_SAID_BYTES 257 /* of what a store says went wrong */
+#define CAUSE_SAID_BYTES 257 /* longest cause that a store sends */
 
 void shoal_tcp_client_init(struct shoal_tcp_client *client, struct shoal_log *log)
 {
@@ -39,7 +39,7 @@ static uint64_t earliest(uint64_t a_ns, uint64_t b_ns)
     return a_ns < b_ns ? a_ns : b_ns;
 }
 
-/* 0, or the errno of why not: ETIMEDOUT at the deadline. */
+/* Returns 0 or an errno: ETIMEDOUT at the deadline. */
 static int wait_for(int fd, short events, uint64_t deadline_ns)
 {
     for (;;) {
@@ -102,7 +102,7 @@ static int client_send_frame(int fd, struct shoal_tcp_head head, const char *key
     return error ? error : send_all(fd, value, head.value_bytes, 0, deadline_ns);
 }
 
-/* Throws away what does not fit. */
+/* Discards bytes that do not fit. */
 static int skip_bytes(int fd, size_t bytes, uint64_t deadline_ns)
 {
     char piece[1024];
@@ -112,7 +112,7 @@ static int skip_bytes(int fd, size_t bytes, uint64_t deadline_ns)
     return error;
 }
 
-/* EPROTO when what comes is not a frame of this kind. */
+/* Returns EPROTO if the bytes received are not a frame of this kind. */
 static int receive_frame(int fd, enum shoal_tcp_kind kind, struct shoal_tcp_head *head, void *value, size_t capacity,
                          uint64_t deadline_ns)
 {
@@ -155,7 +155,7 @@ static enum shoal_tcp_join elsewhere(struct shoal_tcp_client *client, int error,
     return SHOAL_TCP_JOIN_ELSEWHERE;
 }
 
-/* A job without a name of its own knows its rank 0 by the secret alone. */
+/* A job without its own name can recognize its rank 0 only by the secret. */
 static bool is_of_another_job(enum shoal_tcp_verdict verdict, const struct shoal_tcp_identity *identity,
                               const struct shoal_tcp_side *mine, const struct shoal_tcp_challenge *challenge)
 {
@@ -187,7 +187,7 @@ static enum shoal_tcp_join refused(struct shoal_tcp_client *client, const struct
     return SHOAL_TCP_JOIN_REFUSED;
 }
 
-/* The server proves itself first. Only then does it see what this rank makes of the secret. */
+/* The server proves itself first. Only then does this rank show the server that it knows the secret. */
 static enum shoal_tcp_join prove(struct shoal_tcp_client *client, const struct shoal_tcp_identity *identity,
                                  const struct shoal_tcp_side *mine, const struct shoal_tcp_challenge *challenge,
                                  uint64_t deadline_ns, char reason[SHOAL_TCP_REASON_MAX])
@@ -203,7 +203,7 @@ static enum shoal_tcp_join prove(struct shoal_tcp_client *client, const struct s
         return refused(client, identity, SHOAL_TCP_SECRET_WRONG, mine, challenge, reason);
     if (!error)
         error = receive_frame(client->fd, SHOAL_TCP_WELCOME, &head, NULL, 0, deadline_ns);
-    if (error == ETIMEDOUT) /* a slow server may take this rank in yet, and must not take its going for a loss */
+    if (error == ETIMEDOUT) /* a slow server may still accept this rank, and must not take its leaving for a loss */
         (void)client_send_frame(client->fd, (struct shoal_tcp_head){.kind = SHOAL_TCP_BYE}, NULL, NULL, deadline_ns);
     if (error)
         return elsewhere(client, error, reason);
@@ -233,7 +233,7 @@ enum shoal_tcp_join shoal_tcp_client_join(struct shoal_tcp_client *client, const
         error = EPROTO;
     if (error)
         return elsewhere(client, error, reason);
-    /* Judged here too: a server of another build may judge less. */
+    /* Judge the hello here as well, because a server of another build may check less. */
     enum shoal_tcp_verdict verdict = (enum shoal_tcp_verdict)head.verdict;
     if (verdict == SHOAL_TCP_OK)
         verdict = shoal_tcp_hello_judge(&mine.hello, &challenge.server);
@@ -254,7 +254,7 @@ static int client_fail(struct shoal_tcp_client *client, int error, const char *w
     return -1;
 }
 
-/* One request and its reply. 0, or -1 after a failure that was logged. */
+/* Sends one request and receives its reply. Returns 0, or -1 after a failure that was logged. */
 static int client_ask(struct shoal_tcp_client *client, struct shoal_tcp_head *head, const char *key, const void *value,
                       void *answer, size_t capacity, const char *what)
 {
@@ -299,7 +299,7 @@ int shoal_tcp_client_set(struct shoal_tcp_client *client, const char *key, const
     return result;
 }
 
-/* A reply that says who was lost may be longer than the value asked for, so it comes into a buffer of its own first. */
+/* A reply that names a lost rank may be longer than the value asked for, so it first goes into its own buffer. */
 static long get_locked(struct shoal_tcp_client *client, const char *key, void *value, size_t capacity, uint32_t timeout_ms)
 {
     if (!is_key_short(client, key, 0))

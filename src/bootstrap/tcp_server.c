@@ -15,7 +15,7 @@
 #define PIECE_BYTES 16384
 #define ACCEPT_PAUSE_MS 100
 
-#define EVENTS_MAX 256 /* taken from the kernel at once */
+#define EVENTS_MAX 256 /* most events fetched from the kernel at once */
 
 struct shoal_tcp_server {
     struct shoal_tcp_core core;
@@ -24,10 +24,10 @@ struct shoal_tcp_server {
     bool is_listening; /* the listener is in the epoll set */
     pthread_t thread;
     bool is_stopping;
-    uint64_t stop_ns;   /* when a server that stops waits no longer, */
-    uint64_t end_ns;    /* whoever still asks */
-    bool has_warned;    /* that there are no descriptors left */
-    uint64_t accept_ns; /* no connection is taken before; set when there are no descriptors left */
+    uint64_t stop_ns;   /* a server that stops waits at most until then, */
+    uint64_t end_ns;    /* even while clients still ask */
+    bool has_warned;    /* warned that no descriptors are left */
+    uint64_t accept_ns; /* do not accept before this time (set after running out of descriptors) */
 };
 
 int shoal_tcp_server_listen(const struct shoal_address *address)
@@ -42,7 +42,7 @@ int shoal_tcp_server_listen(const struct shoal_address *address)
     return error;
 }
 
-/* False when the connection is over. */
+/* Returns false if the connection is over. */
 static bool server_send_some(struct shoal_tcp_session *session)
 {
     while (session->out_sent < session->out_bytes) {
@@ -58,7 +58,7 @@ static bool server_send_some(struct shoal_tcp_session *session)
     return session->state != SHOAL_TCP_CLOSING;
 }
 
-/* One piece per turn, so that a talkative connection does not starve the others. */
+/* Receives one piece per turn, so that a busy connection does not starve the others. */
 static bool server_receive_some(struct shoal_tcp_server *server, struct shoal_tcp_session *session)
 {
     char piece[PIECE_BYTES];
@@ -83,7 +83,7 @@ static void serve_session(struct shoal_tcp_server *server, struct shoal_tcp_sess
         shoal_tcp_session_close(&server->core, session);
 }
 
-/* The ranks that cannot come in see only that nobody answers. */
+/* The ranks that cannot connect see only that nothing answers, so warn here. */
 static void pause_accepting(struct shoal_tcp_server *server, int error, uint64_t now_ns)
 {
     server->accept_ns = now_ns + ACCEPT_PAUSE_MS * SHOAL_NS_PER_MS;
@@ -115,7 +115,7 @@ static uint64_t server_earlier(uint64_t a_ns, uint64_t b_ns)
     return a_ns == 0 || (b_ns != 0 && b_ns < a_ns) ? b_ns : a_ns;
 }
 
-/* The timeout up to a moment; -1 for 0, which is never. */
+/* Returns the milliseconds until a moment, or -1 (no timeout) if it is 0. */
 static int until_ms(uint64_t moment_ns, uint64_t now_ns)
 {
     if (moment_ns == 0)
@@ -124,7 +124,8 @@ static int until_ms(uint64_t moment_ns, uint64_t now_ns)
     return (int)(ms < 1000000 ? ms : 1000000);
 }
 
-/* `whose` identifies the source of an event: the stop event or the listener (by their places in the server), or a session. */
+/* `whose` identifies the source of an event: the stop event or the listener (by their addresses in the server), or a
+ * session. */
 static bool server_await(const struct shoal_tcp_server *server, int how, int fd, uint32_t events, void *whose)
 {
     struct epoll_event event = {.events = events, .data.ptr = whose};
@@ -139,7 +140,7 @@ static void await_connections(struct shoal_tcp_server *server, uint64_t now_ns)
         server->is_listening = accepts;
 }
 
-/* The kernel is told only of what has changed: there may be thousands, of which a turn touches few. */
+/* Updates only what has changed: there may be thousands of sessions, of which a turn touches few. */
 static void await_sessions(struct shoal_tcp_server *server)
 {
     for (size_t i = 0; i < server->core.session_count; i++) {
@@ -151,7 +152,7 @@ static void await_sessions(struct shoal_tcp_server *server)
             events |= EPOLLOUT;
         if (events != session->awaited &&
             !server_await(server, session->awaited ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, session->fd, events, session))
-            shoal_tcp_session_close(&server->core, session); /* no memory: nothing could be received from it */
+            shoal_tcp_session_close(&server->core, session); /* out of memory: nothing could be received from it */
         session->awaited = events;
     }
 }
@@ -164,7 +165,7 @@ static void begin_stop(struct shoal_tcp_server *server, uint64_t now_ns)
     (void)server_await(server, EPOLL_CTL_DEL, server->stop_event, 0, NULL);
 }
 
-/* Connections are taken last: that may end one that has events here. */
+/* Connections are accepted last, because that may end a session that has events here. */
 static void serve_events(struct shoal_tcp_server *server, const struct epoll_event *events, int count)
 {
     const uint64_t now_ns = shoal_clock_ns();

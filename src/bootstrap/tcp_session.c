@@ -25,7 +25,7 @@ enum shoal_status shoal_tcp_core_init(struct shoal_tcp_core *core, const struct 
     return SHOAL_ERR_MEMORY;
 }
 
-/* Closing alone would leave a connection in the epoll set while a forked child has it too. */
+/* close() alone would leave a connection in the epoll set while a forked child also has it open. */
 static void session_destroy(const struct shoal_tcp_core *core, struct shoal_tcp_session *session)
 {
     if (session->fd >= 0 && core->epoll >= 0)
@@ -65,7 +65,7 @@ void shoal_tcp_core_sweep(struct shoal_tcp_core *core)
     core->session_count = kept;
 }
 
-/* The oldest one; NULL: there is none. */
+/* Returns the oldest one, or NULL. */
 static struct shoal_tcp_session *find_stranger(const struct shoal_tcp_core *core, bool has_said_hello)
 {
     for (size_t i = 0; i < core->session_count; i++) {
@@ -108,7 +108,7 @@ bool shoal_tcp_session_is_ready(const struct shoal_tcp_session *session)
     return session->state <= SHOAL_TCP_JOINED && session->out_bytes == 0;
 }
 
-/* At most one reply is under way on a connection, so `out` is empty here. */
+/* A connection has at most one reply under way, so `out` is empty here. */
 static void reply(struct shoal_tcp_session *session, enum shoal_tcp_kind kind, enum shoal_tcp_verdict verdict,
                   const void *value, size_t value_bytes)
 {
@@ -116,7 +116,7 @@ static void reply(struct shoal_tcp_session *session, enum shoal_tcp_kind kind, e
         .magic = SHOAL_TCP_MAGIC, .kind = (uint8_t)kind, .verdict = (uint8_t)verdict, .value_bytes = (uint32_t)value_bytes};
     unsigned char *out = realloc(session->out, sizeof head + value_bytes);
     if (!out) {
-        session->state = SHOAL_TCP_CLOSING; /* with nothing to send: the connection ends, and the client says so */
+        session->state = SHOAL_TCP_CLOSING; /* without a reply: the connection ends, and the client reports that */
         return;
     }
     memcpy(out, &head, sizeof head);
@@ -148,7 +148,8 @@ static void copy_host(const struct shoal_tcp_hello *hello, char host[SHOAL_TCP_H
     shoal_tcp_text_clean(host, SHOAL_TCP_HOST_BYTES);
 }
 
-/* The rank is taken. Where nothing tells two jobs apart, nobody knows whose ranks the others are: no sum may come of it. */
+/* Handles a rank that is already taken. If nothing distinguishes two jobs, nobody knows which job the other ranks belong to, so
+ * the job must fail rather than compute a sum. */
 static void note_mixed(struct shoal_tcp_core *core, const struct shoal_tcp_hello *second)
 {
     char host[SHOAL_TCP_HOST_BYTES];
@@ -224,14 +225,14 @@ static enum shoal_tcp_verdict session_judge(const struct shoal_tcp_core *core, c
     return state == SHOAL_TCP_RANK_ABSENT && is_own ? SHOAL_TCP_OK : SHOAL_TCP_TAKEN;
 }
 
-/* That a rank is taken is said after the proof: before it, the second one may be anybody. */
+/* Reports a taken rank only after the proof, because before it the second process may be anyone. */
 static enum shoal_tcp_verdict judge_hello(const struct shoal_tcp_core *core, const struct shoal_tcp_session *session)
 {
     const enum shoal_tcp_verdict verdict = session_judge(core, session);
     return verdict == SHOAL_TCP_TAKEN ? SHOAL_TCP_OK : verdict;
 }
 
-/* Said once; how many there were in the end says shoal_tcp_core_fini. */
+/* Logs the first stray connection; shoal_tcp_core_fini() logs how many there were in all. */
 static void end_stray(struct shoal_tcp_core *core, struct shoal_tcp_session *session)
 {
     if (!session->is_member && core->stray_count++ == 0)
@@ -242,8 +243,7 @@ static void end_stray(struct shoal_tcp_core *core, struct shoal_tcp_session *ses
     shoal_tcp_session_close(core, session);
 }
 
-/* The server proves itself only to those who come with its job's number: a stranger gets no sample of the secret's use
- * otherwise. */
+/* The server proves itself only to clients that send its job's number, so that strangers get no sample of the secret's use. */
 static void session_do_hello(struct shoal_tcp_core *core, struct shoal_tcp_session *session,
                              const struct shoal_tcp_frame *frame)
 {
@@ -267,7 +267,7 @@ static void session_do_hello(struct shoal_tcp_core *core, struct shoal_tcp_sessi
     reply(session, SHOAL_TCP_CHALLENGE, verdict, &challenge, sizeof challenge);
 }
 
-/* A client that saw that the server does not know its secret says so with a proof that carries the verdict. */
+/* A client that found the server's proof wrong sends a proof that carries that verdict. */
 static bool session_is_proved(const struct shoal_tcp_core *core, const struct shoal_tcp_session *session,
                               const struct shoal_tcp_frame *frame)
 {

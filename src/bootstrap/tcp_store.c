@@ -10,20 +10,20 @@
 #include "bootstrap/sources.h"
 #include "bootstrap/tcp_tree.h"
 
-#define ATTEMPT_MS 1000 /* and twice as long at the next, as thousands may ask one server at once */
+#define ATTEMPT_MS 1000 /* doubled at each attempt, as thousands may ask one server at once */
 #define ATTEMPT_MS_MAX 4000
 #define PAUSE_MS_MIN 5
 #define PAUSE_MS_MAX 100
 
 struct tcp_store {
     struct shoal_tcp_client client;
-    struct shoal_tcp_server *server; /* rank 0 */
+    struct shoal_tcp_server *server; /* on rank 0 */
     struct shoal_tcp_tree tree;
 };
 
-/* Two jobs by hand at one port start as two lines of a script do. */
+/* Time that separates the starts of two jobs by hand at one port, as two lines of a script. */
 #define SETTLE_MS 500
-/* How long the program that holds a port may take to answer: where that is the only port, and where there are more. */
+/* How long the program that holds a port may take to answer, if that is the only port and if there are several. */
 #define HOLDER_MS 2000
 #define HOLDER_OF_MANY_MS 200
 
@@ -82,7 +82,7 @@ static enum shoal_status tcp_store_fail_to_listen(const struct shoal_tcp_point *
                           strerror(error));
 }
 
-/* A job that ranks of this one would take for theirs. */
+/* Fails because ranks of this job would take the holder's job for theirs. */
 static enum shoal_status refuse_holder(struct shoal_tcp_client *client, struct shoal_log *log)
 {
     shoal_tcp_text_clean(client->met.host, sizeof client->met.host);
@@ -92,8 +92,8 @@ static enum shoal_status refuse_holder(struct shoal_tcp_client *client, struct s
                           client->server, client->met.size, client->met.host, client->met.process);
 }
 
-/* Tries to join the server at an address in use: where nothing tells its job from this one, that job must learn of this one.
- * Returns OK when the server belongs to another job or another program, PENDING when it is about to leave. */
+/* Tries to join the server at an address in use, because a job that cannot be distinguished from this one must learn of it.
+ * Returns OK if the server belongs to another job or another program, PENDING if it is about to leave. */
 static enum shoal_status meet_holder(const struct shoal_address *address, const struct shoal_tcp_identity *identity,
                                      uint64_t deadline_ns, struct shoal_log *log)
 {
@@ -115,8 +115,8 @@ static enum shoal_status meet_holder(const struct shoal_address *address, const 
 }
 
 struct listening {
-    int fd;    /* -1: none */
-    int error; /* the most telling errno of the ports not had */
+    int fd;    /* -1 if none */
+    int error; /* most informative errno among the ports that were not free */
     bool comes_free;
     struct shoal_address bound;
 };
@@ -137,7 +137,7 @@ static enum shoal_status try_to_listen(const struct shoal_address *address, cons
     return status == SHOAL_PENDING ? SHOAL_OK : status;
 }
 
-/* The first free port, at the first of the host's addresses that is one of ours. */
+/* Finds the first free port, at the first of the host's addresses that belongs to this machine. */
 static enum shoal_status store_find_port(const struct shoal_tcp_point *point, const struct shoal_address_list *list,
                                          const struct shoal_tcp_identity *identity, uint64_t deadline_ns, struct shoal_log *log,
                                          struct listening *listening)
@@ -153,7 +153,7 @@ static enum shoal_status store_find_port(const struct shoal_tcp_point *point, co
     return SHOAL_OK;
 }
 
-/* A port that is about to be free is waited for. */
+/* Waits for a port that is about to be free. */
 static enum shoal_status tcp_store_open_listener(const struct shoal_tcp_point *point, const struct shoal_address_list *list,
                                                  const struct shoal_tcp_identity *identity, uint64_t deadline_ns,
                                                  struct shoal_log *log, struct listening *listening)
@@ -216,10 +216,10 @@ struct search {
     const struct shoal_address_list *list;
     const struct shoal_tcp_identity *identity;
     uint64_t deadline_ns;
-    char reason[SHOAL_TCP_REASON_MAX]; /* why the most telling attempt failed */
-    int weight;                        /* how telling that is */
-    bool met_secret;                   /* a job was met whose secret is not this one's */
-    uint64_t begun_ns, warn_ns;        /* when it says what it waits for; 0: never */
+    char reason[SHOAL_TCP_REASON_MAX]; /* of the most informative failed attempt */
+    int weight;                        /* how informative that is */
+    bool met_secret;                   /* met a job with another secret */
+    uint64_t begun_ns, warn_ns;        /* when to log what it waits for; 0: never */
 };
 
 /* An answer from a Shoal job is worth more than silence, and silence more than a refused connection. */
@@ -376,7 +376,7 @@ enum shoal_status shoal_tcp_store_open(const struct shoal_tcp_point *found, cons
 {
     struct shoal_tcp_point point = *found;
     const bool is_untold = !point.is_named && !bootstrap->has_secret;
-    if (is_untold) /* its ranks could not know which of several servers is theirs */
+    if (is_untold) /* its ranks could not recognize theirs among several servers */
         point.port_count = 1;
     struct tcp_store *store = calloc(1, sizeof *store);
     if (!store)
@@ -386,7 +386,7 @@ enum shoal_status shoal_tcp_store_open(const struct shoal_tcp_point *found, cons
     enum shoal_status status = fill_identity(&point, settings, bootstrap, log, &identity);
     if (status == SHOAL_OK)
         status = tcp_store_open_parts(store, &point, &identity, bootstrap, timeout_ms);
-    /* Where a firewall leaves only some ports, those are for what has to listen. */
+    /* If a firewall leaves only some ports, keep them for the endpoints that must listen. */
     shoal_tcp_tree_open(&store->tree, &store->client, &identity, status == SHOAL_OK && !settings->ports[0]);
     explicit_bzero(&identity, sizeof identity);
     if (status != SHOAL_OK) {

@@ -7,7 +7,7 @@
 
 #include "base/clock.h"
 
-/* To one that is not reached by then rank 0 stands in, so this is short. */
+/* Short, because rank 0 stands in for a rank that cannot be reached by then. */
 #define JOIN_MS 2000
 
 int shoal_tcp_tree_parent(int rank)
@@ -30,7 +30,7 @@ static void tcp_tree_print_key(int rank, char key[32])
 
 /* ---- below ---- */
 
-/* The interface by which this rank reaches rank 0 is one that others reach it by. 0 or an errno. */
+/* Listens on the interface by which this rank reaches rank 0, because others can reach it there. Returns 0 or an errno. */
 static int listen_beside(const struct shoal_tcp_client *root, struct shoal_address *address, int *listener_out)
 {
     *address = (struct shoal_address){.bytes = sizeof address->socket};
@@ -67,7 +67,7 @@ static void serve_below(struct shoal_tcp_tree *tree)
     const uint64_t deadline_ns = shoal_clock_ns() + JOIN_MS * SHOAL_NS_PER_MS;
     tcp_tree_print_key(tree->below.owner, key);
     if (shoal_tcp_client_join(&tree->below, &address, &tree->identity, deadline_ns, deadline_ns, reason) == SHOAL_TCP_JOIN_DONE)
-        (void)shoal_tcp_client_set(tree->root, key, &address, sizeof address); /* a failure here is the next gather's too */
+        (void)shoal_tcp_client_set(tree->root, key, &address, sizeof address); /* the next gather will fail as well */
 }
 
 int shoal_tcp_tree_set_below(struct shoal_tcp_tree *tree, const char *key, const void *value, size_t bytes)
@@ -83,7 +83,7 @@ static bool is_address(const struct shoal_address *address, long bytes)
            (address->socket.ss_family == AF_INET || address->socket.ss_family == AF_INET6);
 }
 
-/* By the time there is something to get from above, its address is there if it will ever be. */
+/* When there is something to get from above, its address is either set or never will be, so one look is enough. */
 static void look_above(struct shoal_tcp_tree *tree)
 {
     struct shoal_address address;
@@ -114,7 +114,7 @@ long shoal_tcp_tree_get_above(struct shoal_tcp_tree *tree, const char *key, void
     return got;
 }
 
-/* ---- both ---- */
+/* ---- above and below ---- */
 
 void shoal_tcp_tree_open(struct shoal_tcp_tree *tree, struct shoal_tcp_client *root, const struct shoal_tcp_identity *identity,
                          bool may_serve)

@@ -1,6 +1,6 @@
-/* How the values that rank 0 has joined come down where the store is its own: every 32nd rank serves them on to those below it,
- * so that no rank sends them to more than a few dozen others. Up to 32 ranks all are right below rank 0, and nobody else
- * serves. One call at a time. */
+/* How the values that rank 0 has joined come down through Shoal's own store. Every 32nd rank serves them to the ranks below it,
+ * so that no rank sends them to more than a few dozen others. With up to 32 ranks, all are directly below rank 0, and no other
+ * rank serves. One call at a time. */
 #ifndef SHOAL_BOOTSTRAP_TCP_TREE_H
 #define SHOAL_BOOTSTRAP_TCP_TREE_H
 
@@ -10,26 +10,25 @@
 #define SHOAL_TCP_TREE_RADIX 32
 
 struct shoal_tcp_tree {
-    struct shoal_tcp_client
-        *root; /* to rank 0's store, where the addresses of the others are; its connection is the caller's */
+    struct shoal_tcp_client *root; /* to rank 0's store, which has the other servers' addresses; owned by the caller */
     struct shoal_tcp_identity identity;
-    struct shoal_tcp_server *server; /* NULL where nobody is below, or nobody can be served */
-    struct shoal_tcp_client below;   /* to the own server; not connected: this rank serves nobody */
-    struct shoal_tcp_client above;   /* not connected: rank 0 is above, or stands in */
-    bool has_looked;                 /* for the one above */
+    struct shoal_tcp_server *server; /* NULL if no rank is below, or none can be served */
+    struct shoal_tcp_client below;   /* to this rank's own server; not connected if this rank serves nobody */
+    struct shoal_tcp_client above;   /* not connected if rank 0 is above, or stands in */
+    bool has_looked;                 /* for the server above */
 };
 
-/* The rank with its last digit in base 32 that is not 0 set to 0. rank > 0. */
+/* Returns `rank` with its last nonzero digit in base 32 set to 0. rank > 0. */
 int shoal_tcp_tree_parent(int rank);
 
-/* Serves those below, where there are any: they find the address in the root's store. Where this rank cannot or may not, they
- * ask rank 0. */
+/* Serves the ranks below, if there are any; they find the address in the root's store. If this rank cannot or may not serve,
+ * they ask rank 0. */
 void shoal_tcp_tree_open(struct shoal_tcp_tree *tree, struct shoal_tcp_client *root, const struct shoal_tcp_identity *identity,
                          bool may_serve);
-/* As the server of rank 0: waits a little until those below have said that they are done. */
+/* Like the server of rank 0, first waits briefly until the ranks below have said BYE. */
 void shoal_tcp_tree_close(struct shoal_tcp_tree *tree);
 
-/* As in struct shoal_store; failures of get are found in tree->root->failure too. */
+/* As in struct shoal_store. Failures of get are also stored in tree->root->failure. */
 long shoal_tcp_tree_get_above(struct shoal_tcp_tree *tree, const char *key, void *value, size_t capacity, uint32_t timeout_ms);
 int shoal_tcp_tree_set_below(struct shoal_tcp_tree *tree, const char *key, const void *value, size_t bytes);
 

@@ -1,5 +1,5 @@
-/* The messages between Shoal's own store (a thread of rank 0) and its clients (every rank, rank 0 too). One TCP connection per
- * rank; requests and replies alternate. Numbers are little-endian, as all processors Shoal runs on are.
+/* The messages between Shoal's own store (a thread of rank 0) and its clients (every rank, including rank 0). One TCP
+ * connection per rank; requests and replies alternate. Numbers are little-endian, as on all processors that Shoal supports.
  *
  *     frame:   head (16 bytes) | key (0..255 bytes) | value (0..64 KiB)
  *
@@ -11,11 +11,12 @@
  *     SET key value | GET key number=timeout_ms | ERASE key | BYE    ------>
  *                                     <------  REPLY  status, value
  *
- *     proof = HMAC(secret, side | client's hello | server's hello); both hellos hold fresh nonces, so a recorded one proves
- * nothing. A server that has a secret proves itself beside a refusal, too, so that a rank whose job has no name of its own sees
- * whether its own rank 0 refuses it or another job's.
+ *     proof = HMAC(secret, side | client's hello | server's hello)
  *
- * Head and hello never change, so that versions can tell each other apart. Pure functions, any thread. */
+ * Both hellos contain fresh nonces, so a recorded proof is useless. A server that has a secret also proves itself when it
+ * refuses, so that a rank whose job has no name sees whether its own rank 0 refuses it or another job's.
+ *
+ * Head and hello never change, so that different versions recognize each other. Pure functions, any thread. */
 #ifndef SHOAL_BOOTSTRAP_TCP_WIRE_H
 #define SHOAL_BOOTSTRAP_TCP_WIRE_H
 
@@ -43,9 +44,9 @@ enum shoal_tcp_kind {
 
 enum shoal_tcp_verdict {
     SHOAL_TCP_OK,
-    /* of a handshake */
+    /* in a handshake */
     SHOAL_TCP_NOT_OURS, /* another job: the client tries its next port */
-    SHOAL_TCP_PAST,     /* this server's rank has left it already: its successor will come */
+    SHOAL_TCP_PAST,     /* this server's rank has already left it: its successor will come */
     SHOAL_TCP_VERSION,
     SHOAL_TCP_SIZE,
     SHOAL_TCP_RANK,
@@ -53,12 +54,12 @@ enum shoal_tcp_verdict {
     SHOAL_TCP_SETTINGS,
     SHOAL_TCP_SECRET_ONE_SIDED,
     SHOAL_TCP_SECRET_WRONG,
-    /* of a request */
-    SHOAL_TCP_ABSENT, /* no such key in time */
-    SHOAL_TCP_LOST,   /* a rank ended without a word; the value is a text that names it */
+    /* in a reply to a request */
+    SHOAL_TCP_ABSENT, /* the key was not set in time */
+    SHOAL_TCP_LOST,   /* a rank ended without BYE; the value is a text that names it */
     SHOAL_TCP_FULL,
-    /* of both */
-    SHOAL_TCP_MIXED, /* two processes came as one rank, and nothing tells their jobs apart; the value is a text that names it */
+    /* in both */
+    SHOAL_TCP_MIXED, /* two processes have one rank, and nothing distinguishes their jobs; the value is a text that names it */
     SHOAL_TCP_VERDICT_END
 };
 
@@ -84,11 +85,11 @@ struct shoal_tcp_hello {
     unsigned char nonce[SHOAL_AUTH_NONCE_BYTES];
     char host[SHOAL_TCP_HOST_BYTES];
     uint32_t process;
-    uint32_t tag; /* random: a server knows its own rank's client by it */
+    uint32_t tag; /* random: a server recognizes its own rank's client by it */
 };
 _Static_assert(sizeof(struct shoal_tcp_hello) == 136, "the hello on the wire");
 
-/* The value of HELLO. The hello is what is judged and proved; `agreed` is there so that both sides can print what differs. */
+/* The value of HELLO. The hello is judged and proved; `agreed` only lets both sides print which settings differ. */
 struct shoal_tcp_side {
     struct shoal_tcp_hello hello;
     struct shoal_agreed agreed;
@@ -108,46 +109,48 @@ struct shoal_tcp_challenge {
 
 /* One side's description of itself, known before any connection. */
 struct shoal_tcp_identity {
-    struct shoal_tcp_side side;     /* the nonce is filled per connection */
-    struct shoal_agreed_own agreed; /* what the values there are of */
+    struct shoal_tcp_side side;     /* the nonce is filled in per connection */
+    struct shoal_agreed_own agreed; /* the settings behind the values in `side` */
     unsigned char secret[SHOAL_SECRET_BYTES];
-    bool is_named;   /* hello.job is this job's alone. Else two jobs may have it, and only a secret tells them apart */
-    bool has_choice; /* another job may have this port, and there are more to try */
+    bool is_named;   /* hello.job is this job's alone; otherwise only a secret distinguishes two jobs that have it */
+    bool has_choice; /* another job may have this port, and there are others to try */
 };
 
 struct shoal_tcp_frame {
     struct shoal_tcp_head head;
     const char *key;
     const unsigned char *value;
-    size_t bytes; /* the whole frame */
+    size_t bytes; /* of the whole frame */
 };
 
 enum shoal_tcp_parsed { SHOAL_TCP_PARSED_MORE, SHOAL_TCP_PARSED_FRAME, SHOAL_TCP_PARSED_BAD };
 
-/* Reads one frame from the start of data; key and value then point into it. value_max is what this sender may send by now. */
+/* Parses one frame from the start of data; key and value then point into it. value_max is the longest value that this sender
+ * may send at this point. */
 enum shoal_tcp_parsed shoal_tcp_frame_parse(const unsigned char *data, size_t bytes, size_t value_max,
                                             struct shoal_tcp_frame *frame_out);
 
-/* Copies a value, the hello byte for byte (proofs cover it). Fields that another version leaves out are zero; false when the
- * hello is missing. */
+/* Copies a value, the hello byte for byte (proofs cover it). Fields that another version leaves out are zero. Returns false if
+ * the hello is missing. */
 bool shoal_tcp_side_parse(const struct shoal_tcp_frame *frame, struct shoal_tcp_side *side_out);
 
-/* The server's answer to a hello. It depends on the two hellos alone. */
+/* Returns the server's answer to a hello. It depends only on the two hellos. */
 enum shoal_tcp_verdict shoal_tcp_hello_judge(const struct shoal_tcp_hello *client, const struct shoal_tcp_hello *server);
 
 #define SHOAL_TCP_MIXED_ADVICE "give each its own MASTER_PORT, or its own SHOAL_JOB_ID or SHOAL_SECRET alike on all its ranks"
 
-/* A refusal in words, the same on both sides, and the status it means. own: of either side. */
+/* Prints a refusal, in the same words on both sides; and returns the status that a verdict means. `own` may be either
+ * side's. */
 void shoal_tcp_refusal_print(enum shoal_tcp_verdict verdict, const struct shoal_agreed_own *own,
                              const struct shoal_tcp_side *client, const struct shoal_tcp_side *server, char *text,
                              size_t text_bytes);
 enum shoal_status shoal_tcp_verdict_status(enum shoal_tcp_verdict verdict);
 
-/* The proof of one side. All zeros where there is no secret. False without libsodium. */
+/* Computes the proof of one side: all zeros without a secret. Returns false without libsodium. */
 bool shoal_tcp_proof_build(const unsigned char secret[SHOAL_SECRET_BYTES], bool of_server, const struct shoal_tcp_hello *client,
                            const struct shoal_tcp_hello *server, unsigned char proof[SHOAL_AUTH_MAC_BYTES]);
 
-/* Makes bytes from the network safe to print. text ends with 0 afterwards. */
+/* Makes bytes from the network safe to print, and terminates the text with 0. */
 void shoal_tcp_text_clean(char *text, size_t bytes);
 
 #endif

@@ -9,11 +9,11 @@
 #include "bootstrap/auth.h"
 #include "bootstrap/sources.h"
 
-/* As much of torch's TCPStore as hands out a secret. The protocol is that of torch/csrc/distributed/c10d/TCPStoreBackend.hpp
- * (torch 1.8 to 2.13 and later, either backend): numbers as they lie in memory, texts behind their length in 64 bits. A
- * connection begins with VALIDATE and a number. COMPARE_SET of a key, what is expected and what is wanted sets the key where it
- * is not there and nothing is expected, and answers with what it then holds: so all ranks get what the first one brought. A
- * rank that could not use a secret brings the word NONE. */
+/* The part of torch's TCPStore protocol that hands out a secret. The source is torch/csrc/distributed/c10d/TCPStoreBackend.hpp
+ * (torch 1.8 to 2.13 and later, either backend). Numbers are sent as stored in memory, and texts follow their length in 64
+ * bits. A connection begins with VALIDATE and a number. COMPARE_SET sends a key, an expected and a desired value: if the key is
+ * absent and nothing is expected, it sets the key. It answers with the value that the key then has, so all ranks get the value
+ * that the first one set. A rank that could not use a secret sets the word NONE. */
 enum { QUERY_VALIDATE = 0, QUERY_COMPARE_SET = 2 };
 #define VALIDATION_NUMBER UINT32_C(0x3C85F7CE)
 #define ANSWER_MS 30000 /* thousands of ranks may ask at once */
@@ -25,8 +25,8 @@ struct sharing {
     char host[SHOAL_ADDRESS_HOST_MAX];
     uint16_t port;
     char key[KEY_BYTES];
-    unsigned char secret[SHOAL_SECRET_BYTES]; /* the offer, then what the store holds */
-    size_t bytes;                             /* of that */
+    unsigned char secret[SHOAL_SECRET_BYTES]; /* the offer, then the value in the store */
+    size_t bytes;                             /* of the value in the store */
     int error;
 };
 
@@ -58,11 +58,11 @@ static int torch_receive(int fd, void *data, size_t bytes)
     ssize_t got;
     do
         got = recv(fd, data, bytes, MSG_WAITALL);
-    while (got < 0 && errno == EINTR); /* a stop ends a wait that has a limit */
+    while (got < 0 && errno == EINTR); /* a signal interrupts a wait that has a limit */
     return got == (ssize_t)bytes ? 0 : got < 0 ? errno : ECONNRESET;
 }
 
-/* 0 or an errno. */
+/* Returns 0 or an errno. */
 static int torch_ask(int fd, struct sharing *sharing)
 {
     unsigned char request[KEY_BYTES + SHOAL_SECRET_BYTES + 64];
@@ -123,8 +123,8 @@ static enum shoal_status make_offer(struct sharing *sharing, struct shoal_log *l
     return shoal_log_fail(log, SHOAL_ERR_SYSTEM, "bootstrap", "no random bytes from the kernel (%s)", strerror(errno));
 }
 
-/* Errors that all ranks see alike: nothing listens there, or the listener speaks another protocol. After anything else some may
- * have got a secret, with which this rank could not prove itself. */
+/* Returns true for errors that all ranks see alike: nothing listens there, or the listener speaks another protocol. After any
+ * other error some ranks may have a secret, with which this rank could not prove itself. */
 static bool is_alike(int error)
 {
     return error == ECONNREFUSED || error == ECONNRESET || error == EPROTO;

@@ -1,7 +1,7 @@
-/* Barrier over several hosts: the ranks of a host signal its first rank; the first ranks disseminate, in round k = 1, 2, 4
- * ... to the host k further on, until each has a signal of all; then they release their hosts.
- * Cost, H hosts: log2 H crossings of the network, rounded up, and two of the cache; no rank sends more than its host has ranks
- * and log2 H signals. */
+/* Barrier over several hosts. The ranks of a host signal its first rank. In round k = 1, 2, 4 ..., each first rank signals that
+ * of the host k further on (dissemination), until it has a signal from all hosts, directly or indirectly. Then it releases its
+ * host. Cost, H hosts: log2 H crossings of the network, rounded up, and two of the cache; no rank sends more signals than its
+ * host has ranks plus log2 H. */
 #include "collective/collective.h"
 #include "collective/rails.h"
 

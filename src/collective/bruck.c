@@ -1,12 +1,13 @@
-/* All-gather over several hosts in few crossings (Bruck): with the blocks of d hosts from its own on, each host puts them all
- * at once to the host d before it, and so has those of 2 d; d = 1, 2, 4 ... In the last round only what is missing. Blocks
- * lie in the bins of their hosts, so a put moves a run of bins, two where the numbers of hosts begin anew.
- * Cost, n bytes, H hosts: a host sends and receives n (H - 1) / H in log2 H crossings, rounded up, with as many puts, or
- * twice as many, from each rank. Parts of different lengths travel as if all were as long as the longest. */
+/* All-gather over several hosts in few crossings (Bruck). Each host starts with its own block. In round d = 1, 2, 4 ... each
+ * host puts the blocks of the d hosts from itself on to the host d before it, in one go, and so has 2 d blocks after the round.
+ * In the last round it puts only the missing ones. A block is in the bin of its host, so a put moves a run of bins, or two runs
+ * if the host numbers wrap around. Cost, n bytes, H hosts: a host sends and receives n (H - 1) / H in log2 H crossings, rounded
+ * up, with as many puts from each rank, or twice as many. If parts differ in length, each takes as many bytes on the network as
+ * the longest. */
 #include "collective/collective.h"
 #include "collective/rails.h"
 
-/* Runs of a row of blocks that begins with that of a host: one, or two. */
+/* Returns how many runs a row of blocks consists of: two if it wraps around, else one. */
 static int runs_of(const struct shoal_rails *rails, int first, int count)
 {
     return first + count > rails->count ? 2 : 1;
@@ -23,7 +24,7 @@ static int run_length(const struct shoal_rails *rails, int first, int count, int
     return run == 0 ? before_end : count - before_end;
 }
 
-/* The number of new blocks in the round of that distance. */
+/* Returns the number of new blocks in the round with that distance. */
 static int round_count(const struct shoal_rails *rails, int distance)
 {
     return distance < rails->count - distance ? distance : rails->count - distance;
@@ -48,7 +49,7 @@ static void receive_row(const struct shoal_rails *rails, int slice, int distance
         shoal_rails_await(rails, from, slice);
 }
 
-/* Hands out what has come in the round, beside the next one's sends. */
+/* Delivers the blocks of a round, while the next round's puts are under way. */
 static void deliver_row(const struct shoal_rails *rails, int slice, int distance)
 {
     for (int i = 0; i < round_count(rails, distance); i++) {
@@ -58,7 +59,7 @@ static void deliver_row(const struct shoal_rails *rails, int slice, int distance
     }
 }
 
-/* Calls visit for each led slice. */
+/* Calls visit for each slice that this rank leads. */
 static void bruck_each_slice(const struct shoal_rails *rails, int distance,
                              void (*visit)(const struct shoal_rails *, int slice, int distance))
 {
@@ -83,7 +84,7 @@ void shoal_bruck_build(struct shoal_plan *plan, const struct shoal_view *view, i
     if (!shoal_rails_find(&rails, plan, view, rank, root))
         return;
     shoal_rails_partition(&rails, rails.count, 0);
-    if (!rails.is_compact) { /* few ranks carry all there is: no block has a bin of its host */
+    if (!rails.is_compact) { /* few ranks lead many slices each, so blocks have no bin per host */
         shoal_mesh_build(plan, view, rank, root);
         return;
     }
@@ -91,7 +92,7 @@ void shoal_bruck_build(struct shoal_plan *plan, const struct shoal_view *view, i
     shoal_rails_await_readers(&rails);
     for (int distance = 1; distance < rails.count; distance *= 2)
         bruck_each_slice(&rails, distance, cts_after);
-    shoal_rails_send_own(&rails, true); /* it is put from its bin */
+    shoal_rails_send_own(&rails, true); /* the put reads it from its bin */
     for (int distance = 1; distance < rails.count; distance *= 2)
         bruck_each_slice(&rails, distance, await_cts_before);
     for (int distance = 1; distance < rails.count; distance *= 2) {

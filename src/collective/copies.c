@@ -1,8 +1,8 @@
-/* Collectives on one host that only move: broadcast, scatter, gather, all-gather, all-to-all. Data goes from one rank to
- * another in one of three ways: the contributing rank writes it into the receiver's output, or the receiver reads it from the
- * contributing rank's input, where these are shared; else the contributing rank copies it to its staging buffer and the
- * receiver copies it from there. Cost: each byte is read and written once per receiver; through staging buffers, by its
- * contributing rank once more for all receivers together. */
+/* Collectives on one host that only move data: broadcast, scatter, gather, all-gather, all-to-all. Data get from one rank to
+ * another in one of three ways. If the receiver's output is shared, the contributing rank writes into it. Otherwise, if the
+ * contributing rank's input is shared, the receiver reads it. Otherwise the contributing rank copies the data to its staging
+ * buffer, and the receiver copies them from there. Cost: each byte is read and written once per receiver; through staging
+ * buffers, its contributing rank reads and writes it once more for all receivers together. */
 #include "collective/collective.h"
 
 enum way { WRITTEN, READ, STAGED };
@@ -58,8 +58,8 @@ static bool is_any_staged(const struct shoal_view *view, int root)
     return false;
 }
 
-/* All receivers get the same. The staging buffer is written first, and alone, as that may happen before anything is known of
- * peers; then one pass over the input serves all outputs of peers. */
+/* All receivers get the same data. The staging buffer is written first, and in a step of its own, because that step may run
+ * before peers have posted the operation. Then one pass over the input serves the outputs of all peers. */
 static void send_whole(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
 {
     struct shoal_block dests[SHOAL_PLAN_RANKS_MAX];
@@ -77,7 +77,7 @@ static void send_whole(struct shoal_plan *plan, const struct shoal_view *view, i
         shoal_plan_reduce(plan, &input, 1, dests, count);
 }
 
-/* Signals each receiver as soon as its part is there; each rank starts with another receiver. */
+/* Signals each receiver as soon as its part is there. Each rank starts with a different receiver. */
 static void send_parts(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
 {
     for (int i = 1; i < view->size; i++) {
@@ -109,11 +109,12 @@ static void copies_send(struct shoal_plan *plan, const struct shoal_view *view, 
         if (receives(view, to, root) && copies_way_of(view, rank, to) != READ)
             shoal_plan_signal(plan, to);
     }
-    if (receives(view, rank, root)) /* while the others go on */
+    if (receives(view, rank, root)) /* while the others continue */
         shoal_plan_copy(plan, copies_source(view, rank, rank), copies_dest(view, rank, rank));
 }
 
-/* Inputs are final when a plan starts: what is read needs no wait. The contributing rank is told that it was read. */
+/* Inputs are final when a plan starts, so reading them needs no wait. A signal reports to the contributing rank that its data
+ * were read. */
 static void copies_take(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
 {
     for (int i = 1; i < view->size; i++) {
@@ -131,7 +132,8 @@ static void copies_take(struct shoal_plan *plan, const struct shoal_view *view, 
     }
 }
 
-/* The caller may overwrite the input when the plan ends, so the plan ends when all have read it; not so a staging buffer. */
+/* The caller may overwrite the input when the plan ends, so the plan waits until all have read it. A staging buffer needs no
+ * such wait. */
 static void copies_await_readers(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
 {
     for (int i = 1; i < view->size; i++) {

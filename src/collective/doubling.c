@@ -1,14 +1,14 @@
-/* All-reduce over several hosts in few crossings, between hosts at distances that are powers of two. The first P of H
- * hosts take part, P being the largest power of two; each other host hands its sum to one of these first, and gets the result
- * in the end.
+/* All-reduce over several hosts in few crossings, between hosts at distances that are powers of two. The first P of H hosts
+ * take part, where P is the largest power of two up to H. Each other host hands its sum to one of these first, and gets the
+ * result in the end.
  *
  *   Doubling: in round r hosts at distance 2^r exchange their whole sums and add. For small vectors.
- *   Halving: in each round two hosts at half the distance before exchange the halves of what they hold, until each has the sum
- *   of one block; then they double back, exchanging what they have.
+ *   Halving: in each round two hosts, at half the previous distance, exchange the halves of their data, until each has the sum
+ *   of one block. Then they double back, exchanging their results.
  *
- * Two sums are added in the order of their hosts, so both sides get the same bits.
- * Cost, n bytes: doubling sends n log2 P in log2 P crossings; halving 2 n (P - 1) / P in 2 log2 P. Where H is not P: n more
- * each way for the hosts that are handed a sum, and two crossings. Roundings: one on each host, one in each round that adds. */
+ * Two sums are added in the order of their hosts, so both sides get the same bits. Cost, n bytes: doubling sends n log2 P in
+ * log2 P crossings; halving 2 n (P - 1) / P in 2 log2 P. If H is not P: n more each way for the hosts that another host hands
+ * its sum to, and two crossings more. Roundings: one on each host, one in each round that adds. */
 #include "collective/collective.h"
 #include "collective/rails.h"
 
@@ -17,8 +17,8 @@ struct pairing {
     int stride;  /* from one led slice to the next */
     int powers;  /* P */
     int rounds;  /* log2 P */
-    int partner; /* among the others: the host whose sum this host adds, or that adds this host's; -1: none */
-    int inbox;   /* bins of a led slice in INBOX; those for what is handed over come last */
+    int partner; /* the host beyond P whose sum this host adds, or the host that adds this one's; -1 if none */
+    int inbox;   /* bins of a led slice in INBOX; those for a partner's sum come last */
 };
 
 static bool is_one_of_powers(const struct pairing *pairing)
@@ -41,7 +41,7 @@ static bool find_pairs(struct pairing *pairing, struct shoal_plan *plan, const s
     return true;
 }
 
-/* Place `at` of those of a led slice. */
+/* Bin `at` of the bins of a led slice. */
 static struct shoal_block doubling_inbox(const struct pairing *pairing, int host, int slice, int at, int j)
 {
     const struct shoal_rails *rails = &pairing->rails;
@@ -66,7 +66,7 @@ static void doubling_send_cts(const struct pairing *pairing)
     }
 }
 
-/* Two sums, in the order of hosts. */
+/* Puts two sums into the order of their hosts. */
 static void order(struct shoal_block sources[2], struct shoal_block own, struct shoal_block came, bool is_own_first)
 {
     sources[0] = is_own_first ? own : came;
@@ -100,7 +100,7 @@ static void doubling_stand_by(const struct pairing *pairing)
     }
 }
 
-/* Where the sums that the own host begins with are, block by block. */
+/* Returns the block with the sum that this host starts with. */
 static struct shoal_block first_sum(const struct pairing *pairing, int slice, int j)
 {
     const struct shoal_rails *rails = &pairing->rails;
@@ -108,7 +108,7 @@ static struct shoal_block first_sum(const struct pairing *pairing, int slice, in
                                  : shoal_rails_partial(rails, slice, j);
 }
 
-/* Adds the sum that the partner hands over. */
+/* Adds the partner's sum. */
 static void begin_slice(const struct pairing *pairing, int slice)
 {
     const struct shoal_rails *rails = &pairing->rails;
@@ -214,13 +214,13 @@ void shoal_doubling_build(struct shoal_plan *plan, const struct shoal_view *view
 
 /* ---- Halving: a slice has P blocks --------------------------------------------------------------------------------------- */
 
-/* The first of the `distance` blocks that a host keeps in the round of that distance. */
+/* Returns the first of the `distance` blocks that a host keeps in the round with that distance. */
 static int first_kept(int host, int distance)
 {
     return host / distance * distance;
 }
 
-/* Where the sum of a block is before the round of that distance: what was kept in the round before lies in its bins. */
+/* Returns the location of a block's sum before the round with that distance: the bins in which the previous round left it. */
 static struct shoal_block sum_of(const struct pairing *pairing, int slice, int distance, int j)
 {
     const int before = 2 * distance;
@@ -273,12 +273,12 @@ static void take_results(const struct pairing *pairing, int slice, int distance)
 
     shoal_rails_await(rails, from, slice);
     if (2 * distance == pairing->powers)
-        return; /* what comes last is handed on first */
+        return; /* the last half goes to the partner before it is delivered here */
     for (int j = first; j < first + distance; j++)
         shoal_rails_deliver(rails, slice, j);
 }
 
-/* The last half, after it was handed on. */
+/* Delivers the last half, after it went to the partner. */
 static void take_last(const struct pairing *pairing, int slice)
 {
     const struct shoal_rails *rails = &pairing->rails;
@@ -289,7 +289,7 @@ static void take_last(const struct pairing *pairing, int slice)
         shoal_rails_deliver(rails, slice, j);
 }
 
-/* Calls visit for each led slice. */
+/* Calls visit for each slice that this rank leads. */
 static void each_slice(const struct pairing *pairing, int distance,
                        void (*visit)(const struct pairing *, int slice, int distance))
 {

@@ -1,15 +1,15 @@
-/* Several hosts, one hop: all-reduce, reduce, reduce-scatter, all-gather, broadcast, as view->shape says. The rail leaders of a
- * slice, one on each host, send to each other directly.
+/* Several hosts, one hop: all-reduce, reduce, reduce-scatter, all-gather, broadcast, according to view->shape. The rail leaders
+ * of a slice, one on each host, send to each other directly.
  *
  *   Reductions: each block is owned by one host. The other hosts' rail leaders put their sums to the owner, which adds them in
- *   the order of hosts and puts the result to the hosts that receive it. A reduce has the hosts but root's as owners, so that
- *   no host receives much more than the vector; of two hosts root's is the owner.
+ *   the order of hosts and puts the result to the hosts that receive it. In a reduce, all hosts except root's are owners, so
+ *   that no host receives much more than the vector; if there are two hosts, root's is the owner.
  *   All-gather: each rank puts its part to the rail leaders on the other hosts.
- *   Broadcast: root's host puts each block to its owner on one of the other hosts, which puts it on to the rest of these.
+ *   Broadcast: root's host puts each block to its owner on one of the other hosts, which puts it to the remaining ones.
  *
- * Cost, n bytes, H hosts of L ranks: a host sends and receives 2 n (H - 1) / H (all-reduce), n (reduce, broadcast, and
- * n (H - 1) / H of reduce-scatter and all-gather), in two crossings, all-gather and reduce-scatter in one; its ranks share
- * that. Roundings: one on each host, one at the owner. */
+ * Cost, n bytes, H hosts of L ranks: a host sends and receives 2 n (H - 1) / H (all-reduce), n (reduce, broadcast) or n (H - 1)
+ * / H (reduce-scatter, all-gather), in two crossings, or one for all-gather and reduce-scatter. Its ranks share that.
+ * Roundings: one on each host, one at the owner. */
 #include "collective/collective.h"
 #include "collective/rails.h"
 
@@ -18,13 +18,13 @@ static bool is_reduced(const struct shoal_rails *rails)
     return rails->view->shape->is_reduced;
 }
 
-/* Whether hosts other than a block's owner receive its result. */
+/* Returns true if hosts other than a block's owner receive its result. */
 static bool is_handed_on(const struct shoal_rails *rails)
 {
     return !is_reduced(rails) || !rails->view->shape->is_input_partitioned;
 }
 
-/* Whether the rail leader of the slice on one host puts to the one on another. */
+/* Returns true if the rail leader of the slice on one host puts to the one on another. */
 static bool sends(const struct shoal_rails *rails, int slice, int from, int to)
 {
     const bool is_from_owner = shoal_rails_block_of(rails, slice, from) >= 0;
@@ -38,7 +38,7 @@ static bool sends(const struct shoal_rails *rails, int slice, int from, int to)
     return is_from_owner && is_handed_on(rails) && shoal_rails_has_receiver(rails, to);
 }
 
-/* Where the owner of a block finds the sum of another host. */
+/* Returns where the owner of a block finds the sum of another host. */
 static struct shoal_block mesh_inbox(const struct shoal_rails *rails, int owner, int from, int slice)
 {
     const int leader = shoal_rails_leader(rails, owner, slice), nth = slice / shoal_rails_size(rails, owner);
@@ -56,7 +56,7 @@ static void mesh_send_cts(const struct shoal_rails *rails, int slice)
     }
 }
 
-/* Each host begins with another one, and does its own block last. */
+/* Each host begins with a different one, and handles its own block last. */
 static void send_partials(const struct shoal_rails *rails, int slice)
 {
     for (int i = 1; i <= rails->count; i++) {
@@ -86,7 +86,7 @@ static void hand_on(const struct shoal_rails *rails, int slice, struct shoal_blo
     }
 }
 
-/* The block that is owned here: sums of all hosts into the result. */
+/* Reduces the block that this host owns: the sums of all hosts into the result. */
 static void mesh_finish_own(const struct shoal_rails *rails, int slice)
 {
     struct shoal_block sources[SHOAL_PLAN_RANKS_MAX], dests[SHOAL_PLAN_RANKS_MAX + 1];
@@ -112,7 +112,7 @@ static void mesh_finish_own(const struct shoal_rails *rails, int slice)
                                                      : shoal_rails_result(rails, rails->rank, slice, j));
 }
 
-/* The blocks of others, as they come: the host before this one sends to it first. */
+/* Receives the other hosts' blocks in the order of their arrival: the host before this one sends to it first. */
 static void mesh_receive(const struct shoal_rails *rails, int slice)
 {
     for (int i = 1; i < rails->count && shoal_rails_has_receiver(rails, rails->own); i++) {
@@ -174,14 +174,14 @@ static void build_allgather(struct shoal_rails *rails)
 
 /* ---- Broadcast ----------------------------------------------------------------------------------------------------------- */
 
-/* Where a rank of root's host finds a block. */
+/* Returns where a rank of root's host finds a block. */
 static struct shoal_block contribution_of(const struct shoal_rails *rails, int slice, int j)
 {
     const bool is_reached = rails->rank == rails->root || shoal_view_shares_input(rails->view, rails->root);
     return is_reached ? shoal_rails_input(rails, rails->root, slice, j) : shoal_rails_staged(rails, rails->root, slice, j);
 }
 
-/* On root's host. Root puts its input as it is; others what they have copied to their outputs. */
+/* On root's host. Root puts its input directly; the others put the blocks that they have copied to their outputs. */
 static void scatter_slice(const struct shoal_rails *rails, int slice, bool is_carried)
 {
     const bool is_root = rails->rank == rails->root;
@@ -199,7 +199,7 @@ static void scatter_slice(const struct shoal_rails *rails, int slice, bool is_ca
     }
 }
 
-/* First the blocks that root's host sends over the network, then the rank's other blocks. */
+/* Handles first the blocks that root's host sends over the network, then the rank's other blocks. */
 static void scatter(const struct shoal_rails *rails)
 {
     const int stride = shoal_rails_size(rails, rails->own);
@@ -212,7 +212,7 @@ static void scatter(const struct shoal_rails *rails)
     }
 }
 
-/* Root stages first, for those that carry. */
+/* Root stages its input first, for the ranks that lead slices. */
 static void stage_for_neighbours(const struct shoal_rails *rails)
 {
     for (int slice = 0; slice < rails->slices; slice++) {
@@ -250,7 +250,7 @@ static void broadcast_beside_root(const struct shoal_rails *rails)
     shoal_plan_signal(rails->plan, rails->root);
 }
 
-/* On another host: the blocks that are owned here are put on before they are handed out. */
+/* On another host: first puts the blocks that it owns to other hosts, then delivers them here. */
 static void broadcast_to_hosts(const struct shoal_rails *rails)
 {
     const int stride = shoal_rails_size(rails, rails->own);

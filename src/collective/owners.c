@@ -1,12 +1,12 @@
-/* Reductions on one host: all-reduce, reduce, reduce-scatter. Each rank is the owner of one block of the vector, of its own
- * part where the vector is in parts, and reduces it for all ranks that receive it. It reads a peer's input and writes a peer's
- * output where these are shared; else the block goes through a staging buffer: that of the peer on the way in, that of the
- * owner on the way out. Ranks may differ.
- * Cost, n bytes and p ranks: when all is shared each rank reads n, and writes n (all-reduce) or n/p, in one step between two
- * exchanges. An input that is not shared costs its rank n (p - 1) / p more read and written, an output the same. */
+/* Reductions on one host: all-reduce, reduce, reduce-scatter. Each rank owns one block of the vector (its own part, if the
+ * vector is in parts) and reduces it for all ranks that receive it. It reads a peer's input and writes a peer's output if these
+ * are shared. Otherwise the block passes through a staging buffer: the peer's on the way in, the owner's on the way out. Ranks
+ * may differ in what they share. Cost, n bytes and p ranks: if everything is shared, each rank reads n, and writes n
+ * (all-reduce) or n/p, in one step between two exchanges. An input that is not shared costs its rank n (p - 1) / p more, read
+ * and written, and so does an output. */
 #include "collective/collective.h"
 
-/* Where an owner finds what a rank contributes to its block. */
+/* Returns where an owner finds the contribution of a rank to its block. */
 static struct shoal_block owners_contribution(const struct shoal_view *view, int owner, int rank)
 {
     if (rank == owner || shoal_view_shares_input(view, rank))
@@ -14,7 +14,7 @@ static struct shoal_block owners_contribution(const struct shoal_view *view, int
     return shoal_staging(rank, SHOAL_PART_OWN, owner, view->size);
 }
 
-/* Whether the rank gets the owner's block. */
+/* Returns true if the rank receives the owner's block. */
 static bool gets(const struct shoal_view *view, int owner, int rank, int root)
 {
     return shoal_shape_receives(view->shape, rank, root) && (!view->shape->is_input_partitioned || rank == owner);
@@ -25,7 +25,7 @@ static struct shoal_block result(const struct shoal_view *view, int owner, int r
     return view->shape->is_input_partitioned ? shoal_output(rank, 0, 1) : shoal_output(rank, owner, view->size);
 }
 
-/* The owner's staging buffer holds its result when somebody who gets it cannot be handed it. */
+/* The owner's staging buffer holds its result if it cannot write the output of a rank that receives it. */
 static bool is_result_staged(const struct shoal_view *view, int owner, int root)
 {
     for (int rank = 0; rank < view->size; rank++) {
@@ -35,7 +35,7 @@ static bool is_result_staged(const struct shoal_view *view, int owner, int root)
     return false;
 }
 
-/* Signals each owner as soon as its block is there; each rank starts with another owner. */
+/* Signals each owner as soon as its block is there. Each rank starts with a different owner. */
 static void stage(struct shoal_plan *plan, const struct shoal_view *view, int rank)
 {
     for (int i = 1; i < view->size; i++)
@@ -47,8 +47,8 @@ static void stage(struct shoal_plan *plan, const struct shoal_view *view, int ra
     }
 }
 
-/* A peer that signals in this chunk has read all that it read in the chunks before: waiting for its block is waiting for its
- * credit too. */
+/* A peer that signals in this chunk has finished its reads of earlier chunks, so waiting for its block also waits for its
+ * credit. */
 static void await_inputs(struct shoal_plan *plan, const struct shoal_view *view, int rank, bool needs_credits)
 {
     for (int i = 1; i < view->size; i++) {
@@ -76,8 +76,8 @@ static void reduce_own(struct shoal_plan *plan, const struct shoal_view *view, i
     shoal_plan_reduce(plan, sources, view->size, dests, dest_count);
 }
 
-/* A peer's signal says that its block is there, and that it does not read this rank's contribution any more: where that is in
- * the staging buffer, and the block is for others, it is but a credit. */
+/* An owner's signal means that its block is there, and that it no longer reads this rank's contribution. If the contribution is
+ * in the staging buffer and the block is only for others, the signal is merely a credit. */
 static void collect(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
 {
     for (int i = 1; i < view->size; i++) {

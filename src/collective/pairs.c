@@ -1,9 +1,8 @@
-/* Several hosts, what differs from receiver to receiver or comes to root alone: gather, scatter, all-to-all, as view->shape
- * says. Each sender puts to each remote receiver, straight from its input into the receiver's staging buffer; the receiver
- * copies from there. On the own host what goes from one rank to another goes as on one host alone: written into the receiver's
- * output or read from the contributing rank's input, where these are shared, else through the contributing rank's staging
- * buffer. Cost, n bytes, p ranks: a rank sends and receives n / p for each remote rank, root of a gather or scatter for all
- * remote ranks, in one crossing. */
+/* Several hosts, for data that differ from receiver to receiver or go to root alone: gather, scatter, all-to-all, according to
+ * view->shape. Each sender puts from its input into the staging buffer of each remote receiver, which copies from there. Within
+ * the host, data move as on one host alone: written into the receiver's output or read from the contributing rank's input, if
+ * these are shared, else through the contributing rank's staging buffer. Cost, n bytes, p ranks: a rank sends and receives n /
+ * p for each remote rank (only root of a gather or scatter does so for all remote ranks), in one crossing. */
 #include "collective/collective.h"
 #include "collective/rails.h"
 
@@ -50,7 +49,8 @@ static struct shoal_block inbox(const struct shoal_rails *rails, int from, int t
                         rails->bins[SHOAL_RAILS_INBOX] + (is_output_partitioned ? from : 0));
 }
 
-/* Elsewhere, in turn: rank i of the host at a distance, each rank beginning with another one. Calls visit for each. */
+/* Calls visit for each rank of the other hosts: host by host in order of distance. Each rank begins with a different rank of a
+ * host. */
 static void visit_remote(const struct shoal_rails *rails, bool is_backward,
                          void (*visit)(const struct shoal_rails *rails, int peer))
 {
@@ -83,7 +83,7 @@ static void receive(const struct shoal_rails *rails, int from)
     shoal_plan_copy(rails->plan, inbox(rails, from, rails->rank), pairs_dest(rails, from, rails->rank));
 }
 
-/* To ranks of the own host. */
+/* Sends to ranks of this host. */
 static void send_inside(const struct shoal_rails *rails)
 {
     const int rank = rails->rank;
@@ -140,7 +140,7 @@ static bool is_staging(const struct shoal_rails *rails)
     return false;
 }
 
-/* In place, an output may be an input, so all puts have completed locally before anything is received. */
+/* In place, an output may be an input, so all puts complete locally before anything is received. */
 void shoal_pairs_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
 {
     struct shoal_rails rails;

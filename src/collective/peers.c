@@ -1,12 +1,10 @@
-/* All-reduce by the ranks' devices, which reach each other's memory on their host: each brings its vector to its slot, there
- * each reduces the slice that it owns, and each gathers all slices. Over several hosts the slice passes host memory before it
- * is gathered: the ranks that own it on each host sum it up as a mesh. Devices take all steps that name a slot
- * (device/device_stage.h), in the order of rails.h.
- * At the end every rank knows that all of its host have gathered: a chunk that ends leaves its place in the slots free,
- * whichever slot the next one runs in.
- * Cost, n bytes, H hosts of L ranks: a device reads 3n and writes (2 + 1/L) n, and 2 (L - 1)/L n of what it reads are its
- * peers'; three exchanges. Over several hosts it copies n/L to host memory and back, and a host sends and receives
- * 2 (H - 1)/H n. */
+/* All-reduce by the ranks' devices, which reach each other's memory on their host. Each device copies its vector to its slot,
+ * reduces the slice that it owns there, and gathers all slices. Over several hosts the slice passes through host memory before
+ * it is gathered: the ranks that own it on each host sum it as a mesh. Devices execute all steps that name a slot
+ * (device/device_stage.h), in the order of rails.h. At the end every rank knows that all ranks of its host have gathered, so a
+ * chunk that ends leaves its slots free, whichever slot the next one runs in. Cost, n bytes, H hosts of L ranks: a device reads
+ * 3n and writes (2 + 1/L) n, and 2 (L - 1)/L n of its reads are from peers; three exchanges. Over several hosts it copies n/L
+ * to host memory and back, and a host sends and receives 2 (H - 1)/H n. */
 #include "collective/collective.h"
 #include "collective/rails.h"
 

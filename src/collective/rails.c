@@ -3,9 +3,9 @@
 #include "base/assert.h"
 #include "collective/select.h"
 
-/* ---- Who is where -------------------------------------------------------------------------------------------------------- */
+/* ---- Hosts and ranks ----------------------------------------------------------------------------------------------------- */
 
-/* The host of a rank among those that are known, or the next new one. Notes a rank of each host in first. */
+/* Returns the number of a rank's host: one already known, or the next new one. Stores one rank of each host in `first`. */
 static int number_host(struct shoal_rails *rails, uint16_t *first, int rank)
 {
     for (int host = 0; host < rails->count; host++) {
@@ -62,7 +62,7 @@ bool shoal_rails_has_receiver(const struct shoal_rails *rails, int host)
 
 /* ---- Slices and blocks --------------------------------------------------------------------------------------------------- */
 
-/* How many blocks there are. */
+/* Returns how many blocks there are. */
 static int number_end(const struct shoal_rails *rails)
 {
     return rails->is_partitioned ? rails->view->size : rails->slices * rails->owners;
@@ -78,7 +78,8 @@ static int most_led(const struct shoal_rails *rails)
     return most;
 }
 
-/* One slice for each rank of the largest host; of a vector not so many that blocks become twice as many as ranks. */
+/* Makes one slice for each rank of the largest host, but for a vector at most 2 * size / hosts slices, so that blocks stay
+ * large. */
 void shoal_rails_partition(struct shoal_rails *rails, int owners, int first_owner)
 {
     const struct shoal_shape *shape = rails->view->shape;
@@ -107,7 +108,7 @@ void shoal_rails_divide(struct shoal_rails *rails, int own_bins, int inbox_bins,
     rails->bins[SHOAL_RAILS_INBOX] = own_bins;
     rails->bins[SHOAL_RAILS_RESULTS] = own_bins + inbox_bins;
     shoal_plan_use_bins(rails->plan, own_bins + inbox_bins + (has_results ? results : 0), number_end(rails));
-    if (rails->view->is_on_devices) /* each of whose works costs some calls of a driver: chunks are as long as can be */
+    if (rails->view->is_on_devices) /* each of their steps costs several driver calls, so chunks are as long as possible */
         shoal_plan_use_staging(rails->plan, shoal_select_parts(rails->view->size, rails->count), number_end(rails));
 }
 
@@ -118,7 +119,7 @@ int shoal_rails_block_of(const struct shoal_rails *rails, int slice, int host)
     return is_there ? j : -1;
 }
 
-/* A block's number among them: of parts the rank whose it is. */
+/* Returns a block's number among all blocks: for parts, the rank that the part belongs to. */
 static int number(const struct shoal_rails *rails, int slice, int j)
 {
     return rails->is_partitioned ? shoal_rails_leader(rails, shoal_rails_owner(rails, j), slice) : slice * rails->owners + j;
@@ -185,7 +186,7 @@ void shoal_rails_await(const struct shoal_rails *rails, int host, int slice)
 
 /* ---- Inside the host: its devices ---------------------------------------------------------------------------------------- */
 
-/* All blocks of a slice, of which this is the first. */
+/* Returns all blocks of the slice that begins with this block. */
 static struct shoal_block whole_slice(const struct shoal_rails *rails, struct shoal_block block)
 {
     return rails->owners > 1 ? shoal_run(block, rails->owners) : block;
@@ -204,7 +205,7 @@ static void meet_neighbours(const struct shoal_rails *rails)
         shoal_plan_wait(rails->plan, shoal_rails_neighbour(rails, i));
 }
 
-/* The own slice of the host's sum, in host memory if other hosts add to it. */
+/* Reduces this rank's slice of the host's sum, into host memory if other hosts add to it. */
 static void reduce_on_devices(const struct shoal_rails *rails)
 {
     struct shoal_block sources[SHOAL_PLAN_RANKS_MAX];
@@ -223,7 +224,7 @@ static void reduce_on_devices(const struct shoal_rails *rails)
     shoal_plan_copy(rails->plan, own, slice_on_device(rails, rank, SHOAL_ON_DEVICE_OUT, rails->local));
 }
 
-/* Each rank gathers all slices. In the end it knows that all have: their slots are free. */
+/* Each rank gathers all slices. Afterwards it knows that all ranks have, so their slots are free. */
 static void gather_on_devices(const struct shoal_rails *rails)
 {
     const int count = shoal_rails_size(rails, rails->own), rank = rails->rank;
@@ -247,13 +248,13 @@ static int own_number(const struct shoal_rails *rails, int i)
     return (rails->local + i) % shoal_rails_size(rails, rails->own);
 }
 
-/* Whether neighbour i (0: the rank itself) carries anything. */
+/* Returns true if neighbor i (0: the rank itself) leads any slice. */
 static bool carries(const struct shoal_rails *rails, int i)
 {
     return own_number(rails, i) < rails->slices;
 }
 
-/* Slices that other hosts wait for come first. */
+/* Stages first the blocks that other hosts wait for. */
 static void stage_slice(const struct shoal_rails *rails, int slice)
 {
     for (int i = 1; i <= rails->count; i++) {
@@ -320,7 +321,7 @@ int shoal_rails_wanted(const struct shoal_rails *rails, int slice, int j, bool m
 {
     int count = 0;
 
-    if (rails->view->is_on_devices) { /* neighbours gather it from the slot of the own device */
+    if (rails->view->is_on_devices) { /* neighbors gather it from the slot of this rank's device */
         dests[0] = shoal_rails_output(rails, rails->rank, slice, j);
         return 1;
     }
@@ -353,13 +354,13 @@ void shoal_rails_deliver(const struct shoal_rails *rails, int slice, int j)
     const struct shoal_block result = shoal_rails_result(rails, rails->rank, slice, j);
     int count = shoal_rails_wanted(rails, slice, j, false, dests);
 
-    if (count > 0 && dests[count - 1].operand == SHOAL_OPERAND_STAGING) /* there it lies */
+    if (count > 0 && dests[count - 1].operand == SHOAL_OPERAND_STAGING) /* it is already there */
         count--;
     if (count > 0)
         shoal_plan_reduce(rails->plan, &result, 1, dests, count);
 }
 
-/* Copies what neighbour i carries out of its staging buffer. */
+/* Copies the slices of neighbor i from its staging buffer. */
 static void copy_results(const struct shoal_rails *rails, int i)
 {
     const int peer = shoal_rails_neighbour(rails, i);
@@ -374,8 +375,8 @@ static void copy_results(const struct shoal_rails *rails, int i)
     }
 }
 
-/* Waits until a rail leader is done: with this rank's input, of which it may read a copy, then it is a credit; and with what it
- * has for this rank. */
+/* Waits until a rail leader is done with this rank's input (only a credit if the leader read a copy) and has finished the data
+ * for this rank. */
 static void collect_from(const struct shoal_rails *rails, int i, bool delivers)
 {
     const int peer = shoal_rails_neighbour(rails, i);

@@ -1,6 +1,6 @@
-/* Reduce on one host, at root: each rank hands root its vector, root reduces all of them.
- * Cost, n bytes and p ranks: root reads p n and writes n; a rank whose input is not shared reads and writes n, before. Less
- * traffic in all than with owners, but root is the only one to add. */
+/* Reduce on one host, at root: each rank passes its vector to root, which reduces all of them. Cost, n bytes and p ranks: root
+ * reads p n and writes n; a rank whose input is not shared first reads and writes n. This is less traffic in all than with
+ * owners, but only root adds. */
 #include "collective/collective.h"
 
 static struct shoal_block contribution(const struct shoal_view *view, int rank, int root)
@@ -40,7 +40,7 @@ static void build_leaf(struct shoal_plan *plan, const struct shoal_view *view, i
     shoal_plan_expect_credit(plan, root);
 }
 
-/* True when a staging buffer is used, by whichever rank. */
+/* Returns true if any rank uses a staging buffer. */
 static bool root_is_any_staged(const struct shoal_view *view, int root)
 {
     for (int rank = 0; rank < view->size; rank++) {

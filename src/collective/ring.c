@@ -1,13 +1,13 @@
-/* Several hosts in rings: all-reduce, reduce-scatter, all-gather, as view->shape says. The rail leaders of a slice, one on each
- * host, send to the next host only.
+/* Several hosts in rings: all-reduce, reduce-scatter, all-gather, according to view->shape. The rail leaders of a slice, one on
+ * each host, send only to the next host.
  *
- *   Reductions: the sum of the block of host h starts on host h + 1, goes once around and ends on host h, each host adding its
- *   own. Then, in an all-reduce, and in an all-gather from the start, each host's block goes once around.
+ *   Reductions: the sum of the block of host h starts on host h + 1, goes around once and ends on host h; each host adds its
+ *   own data. Then, in an all-reduce, and in an all-gather from the start, each host's block goes around once.
  *
- * A sum and a result of the same block arrive in the same bin: a result is made of the sum that this rank has passed on, so
- * it comes later than that was read.
- * Cost, n bytes, H hosts: a host sends and receives 2 n (H - 1) / H (all-reduce) or half of that, in 2 (H - 1) crossings or
- * half as many; always to and from one host. Roundings: one on each host, and H - 1 on the way. */
+ * A sum and a result of the same block arrive in the same bin. The result includes the sum that this rank passed on, so it
+ * arrives after that sum was read. Cost, n bytes, H hosts: a host sends and receives 2 n (H - 1) / H (all-reduce) or half of
+ * that, in 2 (H - 1) crossings or half as many; always to and from one host. Roundings: one on each host, and H - 1 on the
+ * way. */
 #include "collective/collective.h"
 #include "collective/rails.h"
 
@@ -25,7 +25,7 @@ static void put_on(const struct ring *ring, int slice, int j, struct shoal_block
     shoal_plan_put(rails->plan, block, shoal_rails_result(rails, to, slice, j));
 }
 
-/* The block of the host that many before the own one; -1: none. */
+/* Returns the block of the host that is `distance` before this one, or -1. */
 static int block_before(const struct ring *ring, int slice, int distance)
 {
     return shoal_rails_block_of(&ring->rails, slice, shoal_rails_next(&ring->rails, -distance));
@@ -33,7 +33,7 @@ static int block_before(const struct ring *ring, int slice, int distance)
 
 /* ---- Sums go around ------------------------------------------------------------------------------------------------------ */
 
-/* Adds what came from the left. */
+/* Adds this host's data to the sum from the left. */
 static void ring_add(const struct ring *ring, int slice, int j)
 {
     const struct shoal_rails *rails = &ring->rails;
@@ -42,7 +42,7 @@ static void ring_add(const struct ring *ring, int slice, int j)
     shoal_plan_reduce_partial(rails->plan, sources, 2, came);
 }
 
-/* Step 1, 2 ... : the sum of the block of the host so many before goes to the right. */
+/* In step 1, 2 ..., the sum of the block of the host `step` before this one goes to the right. */
 static void pass_sum(const struct ring *ring, int slice, int step)
 {
     const struct shoal_rails *rails = &ring->rails;
@@ -96,7 +96,7 @@ static void reduce_around(const struct ring *ring)
 
 /* ---- Results go around --------------------------------------------------------------------------------------------------- */
 
-/* The own block goes to the right: of an all-gather the input, else what was worked out. */
+/* Sends this host's block to the right: in an all-gather its input, else its result. */
 static void pass_own(const struct ring *ring, int slice)
 {
     const struct shoal_rails *rails = &ring->rails;
@@ -108,7 +108,8 @@ static void pass_own(const struct ring *ring, int slice)
                                      : shoal_rails_output(rails, rails->rank, slice, j));
 }
 
-/* Step 1, 2 ... : the block of the host so many before comes from the left, goes to the right, and is handed out here. */
+/* In step 1, 2 ..., the block of the host `step` before this one comes from the left, goes to the right, and is delivered
+ * here. */
 static void pass_result(const struct ring *ring, int slice, int step)
 {
     const struct shoal_rails *rails = &ring->rails;

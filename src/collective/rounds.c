@@ -40,7 +40,7 @@ static struct shoal_ranks list_host(struct builder *builder, int host)
     return list_since(builder, start);
 }
 
-/* The ranks of a host that this rank serves. */
+/* Lists the ranks of a host that this rank serves. */
 static struct shoal_ranks list_served(struct builder *builder, int host)
 {
     const struct shoal_rails *rails = &builder->rails;
@@ -51,8 +51,8 @@ static struct shoal_ranks list_served(struct builder *builder, int host)
     return list_since(builder, start);
 }
 
-/* The hosts whose data a host among the powers holds before the round of that distance: its group, and the hosts that handed
- * over to one of them. */
+/* Lists the ranks whose data a host among the powers holds before the round with that distance: those of its group, and of the
+ * hosts that handed their data to one of these. */
 static struct shoal_ranks list_held(struct builder *builder, int host, int distance)
 {
     const int first = host / distance * distance;
@@ -66,7 +66,7 @@ static struct shoal_ranks list_held(struct builder *builder, int host, int dista
     return list_since(builder, start);
 }
 
-/* The rank of another host that serves this one. */
+/* Returns the rank of another host that serves this one. */
 static int served_by(const struct builder *builder, int host)
 {
     return shoal_rails_leader(&builder->rails, host, builder->rails.local);
@@ -79,7 +79,7 @@ static void rounds_append(struct builder *builder, struct shoal_rounds_step roun
     builder->rounds->rounds[builder->rounds->count++] = round;
 }
 
-/* A host beyond the powers: what it has goes to its partner, and the result comes back. */
+/* For a host beyond the powers: its data go to its partner, and the result comes back. */
 static void stand_by(struct builder *builder)
 {
     const int own = builder->rails.own, partner = shoal_rails_stand_by(builder->rails.count, own);
@@ -139,8 +139,8 @@ bool shoal_rounds_init(struct shoal_rounds *rounds, const struct shoal_view *vie
     const bool is_on_hosts = shoal_rails_find(&builder.rails, &plan, view, rank, 0);
     shoal_plan_fini(&plan);
     builder.powers = shoal_rails_powers(builder.rails.count);
-    /* In all rounds together a rank serves each other rank at most once, and so it is with parts that come; what is held may be
-     * nearly all ranks in each round, where hosts are of different sizes. */
+    /* In all rounds together a rank serves each other rank at most once, and receives each part at most once. The data it holds
+     * may belong to nearly all ranks in each round, if hosts differ in size. */
     rounds->pool = calloc((size_t)view->size * (4 + SHOAL_ROUNDS_MAX), sizeof *rounds->pool);
     if (!rounds->pool)
         return false;

@@ -7,7 +7,7 @@
 #include "collective/rounds.h"
 #include "transport/transport.h"
 
-/* ---- When an entry fits -------------------------------------------------------------------------------------------------- */
+/* ---- Conditions of entries ----------------------------------------------------------------------------------------------- */
 
 /* Two or three ranks, and a root whose output is not shared: handing it slices costs more than it saves. */
 static bool is_root_best(const struct shoal_selection *selection, const struct shoal_view *view, int root)
@@ -16,8 +16,9 @@ static bool is_root_best(const struct shoal_selection *selection, const struct s
     return view->size <= 3 && !shoal_view_shares_output(view, root);
 }
 
-/* Two ranks read as much from each other's caches whether they share the work or not, and not sharing it saves an exchange; but
- * each reads its own input twice, and beyond 64 KiB that costs more. In shared memory owners needs no staging buffer. */
+/* Two ranks read as much from each other's caches whether or not they share the work, and not sharing it saves an exchange. But
+ * each then reads its own input twice, which costs more beyond 64 KiB. With shared operands `owners` needs no staging
+ * buffer. */
 #define ONE_SHOT_RANKS 2
 #define ONE_SHOT_BYTES ((size_t)64 << 10)
 
@@ -33,14 +34,14 @@ static bool is_one_shot_best(const struct shoal_selection *selection, const stru
     return true;
 }
 
-/* Over many hosts, and so small that crossings count more than bytes. */
+/* Over many hosts, for data so small that crossings count more than bytes. */
 static bool is_small_for_hosts(const struct shoal_selection *selection, const struct shoal_view *view, int root)
 {
     (void)view, (void)root;
     return selection->hosts > 8 && selection->bytes < (size_t)64 << 10;
 }
 
-/* Where the kernel's TCP carries the bytes, several senders to one receiver hold each other up; with a ring each host receives
+/* If the kernel's TCP carries the bytes, several senders to one receiver delay each other. In a ring, each host receives from
  * one. Blocks must be long enough to hide its crossings, and hosts few enough for its roundings. */
 #define RING_BLOCK ((size_t)256 << 10)
 #define RING_HOSTS 16
@@ -52,8 +53,9 @@ static bool is_large_for_sockets(const struct shoal_selection *selection, const 
            selection->bytes >= RING_BLOCK * (size_t)selection->hosts;
 }
 
-/* A block of the mesh is a chunk's share of one host: of so many hosts it is so short that the processor's part of each message
- * takes longer than the wire. Halving sends fewer and longer ones; where hosts are no power of two it sends more bytes. */
+/* A block of the mesh is one host's share of a chunk. With this many hosts it is so short that the processor's part of each
+ * message takes longer than the wire. Halving sends fewer and longer messages, but more bytes if the number of hosts is not a
+ * power of two. */
 #define HALVING_HOSTS 256
 
 static bool is_for_many_hosts(const struct shoal_selection *selection, const struct shoal_view *view, int root)
@@ -75,7 +77,7 @@ static bool is_never(const struct shoal_selection *selection, const struct shoal
     {                                \
         "direct", "direct", "direct" \
     }
-/* Nothing depends on operands: over several hosts, and where devices do the work. */
+/* For entries that do not depend on operands: over several hosts, and on devices. */
 #define HOSTS(name)      \
     {                    \
         name, name, name \
@@ -208,9 +210,9 @@ static bool is_over_hosts(const struct shoal_selection *selection)
     return selection->hosts > 1;
 }
 
-/* Plans of two ranks on one host that do well from half of SHOAL_INLINE_BYTES on: their staging buffers go round, while the
- * lines beside announcements are used again and again, and an all-gather or a gather copies operands in shared memory once
- * instead of twice. */
+/* For two ranks on one host, a plan does well from half of SHOAL_INLINE_BYTES on in these collectives. Its staging slots
+ * rotate, while the lines next to announcements are reused each time, and an all-gather or a gather copies operands in shared
+ * memory once instead of twice. */
 static bool has_plan_from_half(const struct shoal_selection *selection)
 {
     return selection->size <= 2 && !is_over_hosts(selection) &&
@@ -218,7 +220,7 @@ static bool has_plan_from_half(const struct shoal_selection *selection)
             selection->collective == SHOAL_COLLECTIVE_GATHER);
 }
 
-/* In an all-reduce without a plan every rank reduces the contributions of all: the more ranks, the sooner it pays to share the
+/* In an all-reduce without a plan, every rank reduces all contributions. The more ranks, the sooner it pays to share the
  * work. */
 size_t shoal_select_direct_limit(const struct shoal_selection *selection)
 {
@@ -236,7 +238,7 @@ static bool can_go_direct(const struct shoal_selection *selection)
            (!is_over_hosts(selection) || selection->size <= SHOAL_DIRECT_RANKS_REMOTE);
 }
 
-/* A rank sends all that its host holds. */
+/* In rounds, a rank sends all data that its host holds. */
 static bool can_go_in_rounds(const struct shoal_selection *selection)
 {
     return is_over_hosts(selection) && !selection->is_uneven && selection->bytes <= SHOAL_PAYLOAD_MAX;
@@ -259,7 +261,7 @@ bool shoal_select_can_serve(const struct shoal_selection *selection, const struc
            entry->where == (is_over_hosts(selection) ? SHOAL_WHERE_HOSTS : SHOAL_WHERE_ONE_HOST);
 }
 
-/* The next tuning override whose entry can serve the call; NULL: none. */
+/* Returns the next tuning override whose entry can serve the call, or NULL. */
 static const struct shoal_tuning_override *next_serving_override(const struct shoal_selection *selection, size_t *at)
 {
     const struct shoal_tuning_override *override;
@@ -292,7 +294,7 @@ size_t shoal_select_rounds_limit(const struct shoal_selection *selection)
     return selection->inline_bytes / (size_t)ranks_per_host(selection);
 }
 
-/* A crossing costs about as much as two records that the processor sends, unless these cost next to nothing. */
+/* A crossing costs about as much as two records that the processor sends, unless records cost next to nothing. */
 static bool rounds_pay(const struct shoal_selection *selection)
 {
     if (selection->size > SHOAL_DIRECT_RANKS_REMOTE)
@@ -301,7 +303,7 @@ static bool rounds_pay(const struct shoal_selection *selection)
     return !selection->sends_cheaply && rounds < records && 2 * rounds <= records + 1;
 }
 
-/* NULL: the call does not go in rounds. */
+/* Returns NULL if the call does not use rounds. */
 static SHOAL_NOINLINE const struct shoal_algorithm *find_rounds(const struct shoal_selection *selection)
 {
     if (!can_go_in_rounds(selection))
@@ -314,7 +316,7 @@ static SHOAL_NOINLINE const struct shoal_algorithm *find_rounds(const struct sho
     return override || (rounds_pay(selection) && selection->bytes <= shoal_select_rounds_limit(selection)) ? entry : NULL;
 }
 
-/* Nothing is moved, or next to nothing. */
+/* Collectives that move no data, or next to none. */
 static bool is_bare(const struct shoal_selection *selection)
 {
     return selection->collective == SHOAL_COLLECTIVE_BARRIER || selection->collective == SHOAL_COLLECTIVE_SPLIT;
@@ -389,8 +391,8 @@ enum shoal_reach shoal_select_reach(const struct shoal_view *view, enum shoal_co
 
 /* ---- Chunks -------------------------------------------------------------------------------------------------------------- */
 
-/* Up to so many ranks a block between hosts is long enough: 2 KiB and more of a chunk of 256 KiB. More ranks have chunks eight
- * times as long, for the same reason, and from 2,049 ranks on their length grows with the ranks. */
+/* Up to this many ranks, a block between hosts is long enough: at least 2 KiB of a chunk of 256 KiB. More ranks have chunks
+ * eight times as long, for the same reason, and from 2,049 ranks on the length grows with the ranks. */
 #define RANKS_OF_A_CHUNK 128
 #define CHUNKS_OF_MANY 8
 #define RANKS_OF_LONGER_CHUNKS 256
@@ -402,7 +404,7 @@ size_t shoal_select_part_bytes(size_t chunk_bytes, int size, int hosts)
     return shoal_max_size(chunk_bytes * chunks, (size_t)size * SHOAL_CACHE_LINE);
 }
 
-/* No entry has more than two bins for each rank in each of three regions. */
+/* Each of the three regions has at most two bins per rank, in all entries. */
 int shoal_select_parts(int size, int hosts)
 {
     const int parts = (6 * size + SHOAL_BINS_IN_PART - 1) / SHOAL_BINS_IN_PART;
@@ -417,7 +419,8 @@ size_t shoal_select_slot_bytes(size_t chunk_bytes, int size, int hosts)
     return hosts > 1 ? parts : 2 * parts;
 }
 
-/* Without staging buffers the ranks of one host may partition a chunk of a whole that is `size` times as long. */
+/* Without staging buffers, the ranks of one host may partition a chunk that is `size` times as long, if the operand has no
+ * parts. */
 size_t shoal_select_most_chunk_bytes(size_t chunk_bytes, int size, int hosts, bool is_in_parts)
 {
     if (is_in_parts)
@@ -426,15 +429,15 @@ size_t shoal_select_most_chunk_bytes(size_t chunk_bytes, int size, int hosts, bo
     return hosts > 1 ? slot : shoal_max_size(slot, chunk_bytes * (size_t)size);
 }
 
-/* A chunk fills all bins: of a whole each of its blocks has one, of parts each part. */
+/* A chunk fills all bins. Each block has a bin; if the operand has parts, each part has one. */
 static size_t chunk_of_bins(const struct shoal_plan *plan, size_t part_bytes, size_t element_bytes, bool is_partitioned)
 {
     const size_t stride = (size_t)plan->parts * part_bytes / (size_t)plan->bins / SHOAL_CACHE_LINE * SHOAL_CACHE_LINE;
-    SHOAL_ASSERT(stride >= element_bytes); /* a bin holds a cache line at least */
+    SHOAL_ASSERT(stride >= element_bytes); /* a bin has at least one cache line */
     return stride / element_bytes * (size_t)(is_partitioned ? 1 : plan->staging_of);
 }
 
-/* Blocks are not split between cache lines. A rank has two bins for each host but its own, and one for that. */
+/* Blocks are not split between cache lines. A rank has two bins for each other host, and one for its own. */
 size_t shoal_select_device_chunk_bytes(size_t unit_bytes, size_t chunk_bytes, int size, int hosts)
 {
     const size_t whole = unit_bytes * (size_t)(size / hosts), lines = (size_t)size * SHOAL_CACHE_LINE;

@@ -26,7 +26,7 @@ const struct shoal_setting_table shoal_tuning_setting_table = {settings_of_tunin
 #define LINE_MAX_BYTES 512
 #define FIELDS 6
 
-/* Where a tuning override is being read, for messages. */
+/* The position while reading a tuning override, for messages. */
 struct reader {
     struct shoal_tuning *tuning;
     const char *unit; /* "line" or "tuning override" */

@@ -1,4 +1,4 @@
-/* Prints what Shoal knows of itself: failures, the recorder, the tables, the plans. */
+/* Prints Shoal's own state: failures, the recorder, the tables, the plans. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -66,7 +66,7 @@ void shoal_flight_print(struct shoal_comm *comm, FILE *out)
         fprintf(out, "{\"error\":\"no memory for a copy of the flight recorder\"}\n");
         return;
     }
-    /* The lock is not held while `out` may block. */
+    /* Release the lock before writing to `out`, which may block. */
     shoal_progress_lock(comm->context->progress);
     shoal_recorder_copy(shoal_engine_recorder(comm->engine), &copy);
     if (copy.rejections) {
@@ -200,7 +200,7 @@ void shoal_print_topology(FILE *out)
     fprintf(out, "transports            shared memory within a host, libfabric between hosts (`shoal info --providers`)\n");
 }
 
-/* The heads of the columns that shoal_tuning_print fills. */
+/* The heads of the columns that shoal_tuning_print() fills. */
 static void print_overrides(const struct shoal_tuning *tuning, FILE *out)
 {
     fputs("\nThese tuning overrides come first; of those for a call, the first one that can serve it counts:\n", out);
@@ -235,7 +235,7 @@ enum shoal_status shoal_print_algorithms(FILE *out)
 
 #define LOOKUP_MS 3000
 
-/* The address that the route to MASTER_ADDR begins with: NULL where that is not set, or leads nowhere. */
+/* Returns the address from which the kernel would send to MASTER_ADDR, or NULL if that is not set or has no route. */
 static const struct sockaddr *describe_find_source(struct sockaddr_storage *storage, struct shoal_log *log)
 {
     struct shoal_address_list list;
@@ -306,9 +306,9 @@ enum shoal_status shoal_print_providers(FILE *out)
     return survey.status;
 }
 
-/* ---- Explaining ---------------------------------------------------------------------------------------------------------- */
+/* ---- Explaining to people ------------------------------------------------------------------------------------------------ */
 
-/* A question that makes sense, and what the answer needs. */
+/* A valid question, and what the answer needs. */
 struct inquiry {
     const struct shoal_question *question;
     enum shoal_collective_type collective;
@@ -318,9 +318,9 @@ struct inquiry {
     struct shoal_selection selection;
     size_t element;
     bool is_partitioned; /* an operand is in parts */
-    bool is_overwritten; /* in place where every rank contributes and receives parts: no peer may look into it */
+    bool is_overwritten; /* in place, and every rank contributes and receives parts: no peer may read it */
     bool is_on_gpus;
-    size_t count; /* elements of a whole, or of each part */
+    size_t count; /* elements of an operand, or of each part */
     int hosts;
     struct shoal_view view;
 };
@@ -345,7 +345,7 @@ static void explain_call(const struct inquiry *inquiry, FILE *out)
         fputs("one host\n", out);
 }
 
-/* Why an entry that a tuning override names is passed over. */
+/* Prints why an entry that a tuning override names is skipped. */
 static void explain_unable(const struct inquiry *inquiry, const struct shoal_algorithm *entry, FILE *out)
 {
     if (inquiry->selection.is_on_devices)
@@ -362,7 +362,7 @@ static void explain_unable(const struct inquiry *inquiry, const struct shoal_alg
         fprintf(out, "of several hosts it serves up to %d ranks\n", SHOAL_DIRECT_RANKS_REMOTE);
 }
 
-/* Tuning overrides that speak of the call, but were not taken. */
+/* Prints the tuning overrides for the call that were not chosen. */
 static void explain_passed_over(const struct inquiry *inquiry, const struct shoal_tuning_override *taken, FILE *out)
 {
     const struct shoal_tuning_override *override;
@@ -404,7 +404,7 @@ static void explain_why(const struct inquiry *inquiry, const struct shoal_algori
         fprintf(out, " (%s)\n", shoal_select_find(inquiry->collective, "direct")->when);
 }
 
-/* Where GPUs sum: what each link carries. */
+/* If GPUs sum: prints how much each link carries. */
 static void explain_links(const struct inquiry *inquiry, FILE *out)
 {
     const size_t hosts = (size_t)inquiry->hosts, ranks = (size_t)inquiry->question->ranks / hosts;
@@ -441,7 +441,7 @@ static void explain_choice(const struct inquiry *inquiry, const struct shoal_alg
     fprintf(out, "cost: %s\n", entry->cost);
 }
 
-/* rounds: the entry by which the call goes in rounds; NULL: at once. */
+/* rounds: the entry by which the call travels in rounds, or NULL if all data travel at once. */
 static void explain_direct(const struct inquiry *inquiry, const struct shoal_algorithm *rounds, FILE *out)
 {
     const struct shoal_algorithm *entry = rounds ? rounds : shoal_select_find(inquiry->collective, "direct");
@@ -460,7 +460,7 @@ static void explain_direct(const struct inquiry *inquiry, const struct shoal_alg
           out);
 }
 
-/* Elements of a whole, or of each part, in a chunk. */
+/* Returns the elements of an operand, or of each part, in a chunk. */
 static size_t find_chunk(const struct inquiry *inquiry, const struct shoal_algorithm *entry, const struct shoal_plan *plan)
 {
     const struct shoal_settings *settings = &inquiry->settings;
@@ -538,7 +538,7 @@ static enum shoal_status explain_plans(const struct inquiry *inquiry, FILE *out)
     return SHOAL_OK;
 }
 
-/* Ranks that have an input which their plan only sends, with rank 0 as the root. */
+/* Counts the ranks whose plan only sends their input, with rank 0 as the root. */
 static int count_stays(const struct inquiry *inquiry)
 {
     const struct shoal_algorithm *entry = shoal_select_plan(&inquiry->selection, &inquiry->view, 0, NULL);
@@ -616,7 +616,7 @@ static enum shoal_status describe_explain(const struct inquiry *inquiry, FILE *o
 
 /* ---- Explaining to programs ---------------------------------------------------------------------------------------------- */
 
-/* "name":"text", without a newline at the text's end. */
+/* Prints "name":"text", without a newline at the end of the text. */
 static void print_json_text(const char *name, const char *text, FILE *out)
 {
     fprintf(out, "\"%s\":\"", name);
@@ -631,7 +631,8 @@ static void print_json_text(const char *name, const char *text, FILE *out)
     fputc('"', out);
 }
 
-/* Why the entry was chosen, without "because" and, of tuning overrides, without what the line tells beside. */
+/* Prints why the entry was chosen, without "because" and, for tuning overrides, without the facts that the rest of the line
+ * contains. */
 static void print_json_why(const struct inquiry *inquiry, const struct shoal_algorithm *entry,
                            const struct shoal_tuning_override *override, FILE *out)
 {
@@ -734,7 +735,7 @@ static enum shoal_status explain_in_json(const struct inquiry *inquiry, FILE *ou
 
 /* ---- Asking -------------------------------------------------------------------------------------------------------------- */
 
-/* False with a line on out when the question makes no sense. */
+/* Returns false and prints a line to `out` if the question is invalid. */
 static bool is_question(struct inquiry *inquiry, FILE *out)
 {
     const struct shoal_question *question = inquiry->question;
@@ -763,7 +764,7 @@ static bool is_question(struct inquiry *inquiry, FILE *out)
     return false;
 }
 
-/* As far as one process can know, if all hosts are like this one: ranks decide it when they make their communicator
+/* An estimate from one process, as if all hosts were like this one: ranks decide this when they create their communicator
  * (comm/device_peers.h). */
 static bool describe_goes_among(const struct inquiry *inquiry)
 {
@@ -773,7 +774,7 @@ static bool describe_goes_among(const struct inquiry *inquiry)
            inquiry->question->bytes >= least && shoal_describe_can_sum(ranks / hosts);
 }
 
-/* Parts are equal: what is left over belongs to none. */
+/* Parts are equal: the remainder belongs to no part. */
 static void describe_measure(struct inquiry *inquiry)
 {
     const size_t ranks = (size_t)inquiry->question->ranks, parts = inquiry->is_partitioned ? ranks : 1;
@@ -790,7 +791,7 @@ static void describe_measure(struct inquiry *inquiry)
                                                   .tuning = &inquiry->tuning};
 }
 
-/* Hosts of equal numbers of ranks, in a row; the first ones have one more where that does not come out even. */
+/* Assigns consecutive ranks to hosts, equally many to each; the first hosts get one more if the numbers do not divide. */
 static void spread(const struct inquiry *inquiry, uint16_t *host)
 {
     for (int rank = 0; rank < inquiry->question->ranks && inquiry->question->ranks <= SHOAL_PLAN_RANKS_MAX; rank++)

@@ -7,11 +7,11 @@ struct gpus {
     const struct shoal_gpu *gpu;
     const char *sys;
     struct shoal_links links;
-    int at[SHOAL_GPU_DEVICES_MAX]; /* which of the links' GPUs a device is; -1: none of them */
-    int pairs, reaching;           /* of devices, and those whose memory reaches */
+    int at[SHOAL_GPU_DEVICES_MAX]; /* index of each device among the links' GPUs, or -1 */
+    int pairs, reaching;           /* of devices, and those that reach each other's memory */
 };
 
-/* ---- The two views joined ------------------------------------------------------------------------------------------------ */
+/* ---- The driver's and sysfs's view, joined ------------------------------------------------------------------------------- */
 
 static void note_reach(struct gpus *gpus, int device, int peer)
 {
@@ -78,7 +78,7 @@ static void print_links(const struct gpus *gpus, FILE *out)
             gpus->reaching, gpus->pairs);
 }
 
-/* Where all GPUs are alike, as mostly, the number says yes or no. */
+/* If all GPUs are alike, as usual, a plain yes or no suffices. */
 static void print_exports(const struct shoal_gpu *gpu, FILE *out)
 {
     const int count = shoal_gpu_count(gpu);
@@ -106,7 +106,7 @@ static void print_all(struct gpus *gpus, FILE *out)
     fprintf(out, "  GDRCopy             %s\n", gdrcopy);
 }
 
-/* Where neither driver nor sysfs knows of a GPU, nothing is missing. */
+/* If neither the driver nor sysfs shows a GPU, nothing is missing. */
 static void print_none(const struct gpus *gpus, enum shoal_status status, struct shoal_log *log, FILE *out)
 {
     char reason[SHOAL_LOG_TEXT_MAX] = "";

@@ -1,4 +1,4 @@
-/* The GPUs of this host in words, for shoal_print_topology: what their driver says of them, and how they are joined. Loads the
+/* Describes the GPUs of this host for shoal_print_topology(): what their driver reports, and how they are connected. Loads the
  * driver. Any thread. */
 #ifndef SHOAL_INSPECT_DESCRIBE_GPUS_H
 #define SHOAL_INSPECT_DESCRIBE_GPUS_H
@@ -6,11 +6,11 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-/* sys: where sysfs is mounted. */
+/* sys: the mount point of sysfs. */
 void shoal_describe_gpus(const char *sys, FILE *out);
 
-/* Whether the GPUs of so many ranks on this host can sum among themselves: all GPUs that this process may use can, and reach
- * each other. Loads the driver. */
+/* Returns true if the GPUs of `ranks` ranks on this host can sum among themselves: all GPUs that this process may use can, and
+ * they reach each other. Loads the driver. */
 bool shoal_describe_can_sum(int ranks);
 
 #endif

@@ -20,7 +20,7 @@
 #define TIMEOUT_MS 3000
 #define MIB ((uint64_t)1 << 20)
 
-/* ---- Telling ------------------------------------------------------------------------------------------------------------- */
+/* ---- Findings ------------------------------------------------------------------------------------------------------------ */
 
 static void make_printable(char *text)
 {
@@ -73,7 +73,7 @@ static void tell_wrong_setting(void *arg, const char *error)
     shoal_diagnosis_tell_text(arg, SHOAL_FINDING_ERROR, error, "set it to such a value, or unset it");
 }
 
-/* A name that is like one is a mistake; one that is like none may be another program's. */
+/* A name similar to a setting's is a mistake; any other may belong to another program. */
 static void check_unknown_settings(struct shoal_diagnosis *diagnosis)
 {
     char name[SHOAL_SETTING_NAME_MAX], advice[200];
@@ -149,7 +149,7 @@ static void diagnose_check_secret(struct shoal_diagnosis *diagnosis)
 
 /* ---- The machine --------------------------------------------------------------------------------------------------------- */
 
-/* A launcher that binds each rank has narrowed the mask for this process alone. */
+/* A launcher that binds each rank has restricted the affinity mask of this process only. */
 static int cores_for_ranks(const struct shoal_diagnosis *diagnosis, const struct shoal_core_limits *limits)
 {
     const int cores = diagnosis->around.launcher ? limits->online : limits->allowed;
@@ -181,7 +181,7 @@ static void print_mib(uint64_t bytes, char text[32])
         snprintf(text, 32, "%llu MiB", (unsigned long long)(bytes / MIB));
 }
 
-/* Bytes of the staging buffers of the communicator of all ranks, the largest one. */
+/* Returns the bytes of the staging buffers of the largest communicator, that of all ranks. */
 static uint64_t staging_bytes(const struct shoal_diagnosis *diagnosis)
 {
     const int local = diagnosis->ranks ? diagnosis->ranks : 2;
@@ -225,7 +225,8 @@ static void diagnose_check_memory(struct shoal_diagnosis *diagnosis)
     check_memory_limit(diagnosis, staging, left);
 }
 
-/* A socket and a process descriptor for each peer here, a connection for each elsewhere, and as many while they meet. */
+/* A socket and a process descriptor for each peer on this host, a connection for each other peer, and as many again during
+ * start-up. */
 #define DESCRIPTORS_ALONE 64
 #define DESCRIPTORS_OF_PEER 3
 
@@ -252,7 +253,7 @@ static bool locks_memory(const char *provider)
     return provider && (strncmp(provider, "efa", 3) == 0 || strncmp(provider, "verbs", 5) == 0);
 }
 
-/* Operations also lock shared memory of the caller. Its size is unknown here; where it cannot be locked, they copy. */
+/* Operations also lock the caller's shared memory. Its size is unknown here; if it cannot be locked, operations copy. */
 static void check_locked_memory(struct shoal_diagnosis *diagnosis)
 {
     struct rlimit limit;
@@ -302,9 +303,9 @@ static void check_kernels(struct shoal_diagnosis *diagnosis)
         shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "reductions run with %s", kernels->name);
 }
 
-/* ---- All of them --------------------------------------------------------------------------------------------------------- */
+/* ---- All checks ---------------------------------------------------------------------------------------------------------- */
 
-/* In the order in which they are told; those that need what others found come after them. */
+/* In the order of reporting. Checks that need the findings of others come after them. */
 static const struct check {
     const char *subject;
     void (*run)(struct shoal_diagnosis *diagnosis);
@@ -320,7 +321,7 @@ static const struct check {
     {"MASTER_ADDR", shoal_diagnose_master},
     {"towards", shoal_diagnose_towards},
     {"own name", shoal_diagnose_own_name},
-    {"secret", diagnose_check_secret}, /* before libfabric: a provider that hangs in dlopen would block this check, too */
+    {"secret", diagnose_check_secret}, /* before libfabric: a provider that hangs in dlopen would also block this check */
     {"interface", shoal_diagnose_interface},
     {"mtu", shoal_diagnose_mtu},
     {"ports", shoal_diagnose_ports},

@@ -1,4 +1,4 @@
-/* The parts of shoal_diagnose: each check tells findings about one subject. Private to src/comm. One thread. */
+/* The parts of shoal_diagnose(): each check reports findings about one subject. Private to src/inspect. One thread. */
 #ifndef SHOAL_INSPECT_DIAGNOSE_H
 #define SHOAL_INSPECT_DIAGNOSE_H
 
@@ -10,32 +10,33 @@
 struct shoal_diagnosis {
     shoal_finding_fn fn;
     void *arg;
-    const char *subject; /* of the check that runs */
-    const char *towards; /* NULL: no host was named */
+    const char *subject; /* of the current check */
+    const char *towards; /* NULL if no host was named */
     uint32_t timeout_ms;
-    int ranks; /* on this host; 0: not known */
+    int ranks; /* on this host; 0 if unknown */
     struct shoal_settings settings;
     struct shoal_launch_environment around;
-    bool is_far; /* ranks of the job are elsewhere, as far as can be told: what only hurts between hosts hurts it */
+    bool is_far; /* the job seems to have ranks on other hosts, so faults between hosts matter */
     bool is_master_here;
-    struct shoal_address here; /* of MASTER_ADDR, where it is this host */
+    struct shoal_address here; /* of MASTER_ADDR, if that is this host */
     struct shoal_nics nics;
-    const struct shoal_nic *nic; /* that leads to other hosts; NULL: none */
+    const struct shoal_nic *nic; /* the one that leads to other hosts, or NULL */
     struct sockaddr_storage source;
     bool has_source;      /* the route to the others begins there */
-    const char *provider; /* of libfabric; NULL: none is taken. Static storage */
+    const char *provider; /* of libfabric, or NULL if none was chosen; static storage */
     size_t errors;
 };
 
-/* One finding about the current subject; advice may be NULL. */
+/* Reports a finding about the current subject. `advice` may be NULL. */
 void shoal_diagnosis_tell(struct shoal_diagnosis *diagnosis, enum shoal_finding_level level, const char *advice,
                           const char *format, ...) SHOAL_PRINTF(4, 5);
 
-/* A text of the library. advice NULL: it is "what is wrong; what to do" itself. */
+/* Reports a text of the library. If `advice` is NULL, the text itself is "what is wrong; what to do". */
 void shoal_diagnosis_tell_text(struct shoal_diagnosis *diagnosis, enum shoal_finding_level level, const char *text,
                                const char *advice);
 
-/* In this order: names say where the route to the others begins, and so which interface the rest asks about. */
+/* Call in this order: the names decide where the route to the others begins, and so which interface the later checks
+ * examine. */
 void shoal_diagnose_master(struct shoal_diagnosis *diagnosis);
 void shoal_diagnose_towards(struct shoal_diagnosis *diagnosis);
 void shoal_diagnose_own_name(struct shoal_diagnosis *diagnosis);

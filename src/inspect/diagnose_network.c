@@ -1,4 +1,4 @@
-/* The parts of shoal_diagnose that look at other hosts: names, routes, the interface, ports, libfabric. */
+/* The parts of shoal_diagnose() that concern other hosts: names, routes, the interface, ports, libfabric. */
 #include <errno.h>
 #include <netinet/in.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 #include "transport/fabric/fabric.h"
 
 #define SLOW_MS 1000
-#define MTU_LEAST 1280 /* what IPv6 asks of every link */
+#define MTU_LEAST 1280 /* required of every link by IPv6 */
 
 static const struct sockaddr *socket_of(const struct shoal_address *address)
 {
@@ -22,17 +22,17 @@ static bool is_ours(const struct shoal_diagnosis *diagnosis, const struct shoal_
     for (int i = 0; i < diagnosis->nics.count; i++)
         if (shoal_nic_has_address(&diagnosis->nics.at[i], socket_of(address)))
             return true;
-    return shoal_address_is_loopback(address); /* all of 127.0.0.0/8 is */
+    return shoal_address_is_loopback(address); /* all of 127.0.0.0/8 is local */
 }
 
-/* Without its port. */
+/* Prints an address without its port. */
 static void print_address(const struct shoal_address *address, char text[SHOAL_ADDRESS_TEXT_MAX])
 {
     shoal_address_print(address, text);
     *strrchr(text, ':') = 0;
 }
 
-/* The level of a finding that matters between hosts only. */
+/* Returns the level of a finding that matters only between hosts. */
 static enum shoal_finding_level between_hosts(const struct shoal_diagnosis *diagnosis, enum shoal_finding_level level)
 {
     return diagnosis->is_far ? level : SHOAL_FINDING_NOTE;
@@ -40,7 +40,7 @@ static enum shoal_finding_level between_hosts(const struct shoal_diagnosis *diag
 
 /* ---- Names --------------------------------------------------------------------------------------------------------------- */
 
-/* False: the name means nothing here, and that has been told. */
+/* Returns false, after reporting it, if the name cannot be resolved here. */
 static bool diagnose_network_look_up(struct shoal_diagnosis *diagnosis, const char *host, const char *what,
                                      enum shoal_finding_level level, struct shoal_lookup *lookup)
 {
@@ -55,7 +55,7 @@ static bool diagnose_network_look_up(struct shoal_diagnosis *diagnosis, const ch
     return lookup->status == SHOAL_OK;
 }
 
-/* "n1" and "n1.cluster" are one host. */
+/* "n1" and "n1.cluster" are the same host. */
 static bool is_own_name(const char *host)
 {
     char own[256] = "";
@@ -65,7 +65,7 @@ static bool is_own_name(const char *host)
     return length == strcspn(host, ".") && strncasecmp(own, host, length) == 0;
 }
 
-/* A user who writes such a name means this host alone. */
+/* A user who writes such a name means only this host. */
 static bool is_plain_loopback(const char *host)
 {
     return strcmp(host, "localhost") == 0 || strcmp(host, "::1") == 0 ||
@@ -90,7 +90,7 @@ static void tell_loopback(struct shoal_diagnosis *diagnosis, const char *host, c
         shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "%s is this host, for its own ranks only (%s)", host, text);
 }
 
-/* The first of the addresses to which a route leads. */
+/* Returns the first address that has a route. */
 static const struct shoal_address *find_route(struct shoal_diagnosis *diagnosis, const struct shoal_address_list *list)
 {
     for (int i = 0; i < list->count; i++) {
@@ -123,7 +123,7 @@ static void tell_route(struct shoal_diagnosis *diagnosis, const char *host, cons
                              strcmp(host, text) ? ", which is " : "", strcmp(host, text) ? text : "", from);
 }
 
-/* Whether it is this host. */
+/* Returns true if it is this host. */
 static bool examine_host(struct shoal_diagnosis *diagnosis, const char *host, const char *what)
 {
     struct shoal_lookup lookup;
@@ -157,9 +157,9 @@ void shoal_diagnose_towards(struct shoal_diagnosis *diagnosis)
     const struct shoal_address before = diagnosis->here;
     if (!diagnosis->towards)
         return;
-    diagnosis->is_far |= !is_plain_loopback(diagnosis->towards); /* others are asked about it, too */
+    diagnosis->is_far |= !is_plain_loopback(diagnosis->towards); /* other hosts also look this name up */
     (void)examine_host(diagnosis, diagnosis->towards, "the question (--towards)");
-    diagnosis->here = before; /* the ports are those of MASTER_ADDR */
+    diagnosis->here = before; /* the ports to check are those of MASTER_ADDR */
 }
 
 static bool is_one_ours(const struct shoal_diagnosis *diagnosis, const struct shoal_address_list *list)
@@ -170,7 +170,7 @@ static bool is_one_ours(const struct shoal_diagnosis *diagnosis, const struct sh
     return false;
 }
 
-/* Scripts that write $(hostname) into MASTER_ADDR name rank 0 by it. */
+/* Scripts that write $(hostname) into MASTER_ADDR use this name for rank 0. */
 void shoal_diagnose_own_name(struct shoal_diagnosis *diagnosis)
 {
     struct shoal_lookup lookup;
@@ -279,7 +279,7 @@ static void diagnose_check_start(struct shoal_diagnosis *diagnosis)
                              around->master_port);
 }
 
-/* A rank listens twice: for the network's data, and for what all must learn soon. */
+/* A rank listens twice: for the network's data, and for the control tree. */
 static void check_range(struct shoal_diagnosis *diagnosis, uint16_t low, uint16_t high)
 {
     struct shoal_address address = {.bytes = sizeof(struct sockaddr_in)};
@@ -336,7 +336,7 @@ static void tell_provider(struct shoal_diagnosis *diagnosis, const struct shoal_
         shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "%s is not taken: it %s", row->name, row->text);
 }
 
-/* Why none is taken. */
+/* Reports why no provider was chosen. */
 static void tell_none(struct shoal_diagnosis *diagnosis, const struct shoal_fabric_survey *survey)
 {
     const bool is_wish = diagnosis->settings.fabric.provider[0] || diagnosis->settings.fabric.libfabric[0];

@@ -8,68 +8,68 @@
 #include "inspect/predict_script.h"
 #include "inspect/predict_wire.h"
 
-/* Times from chunk to chunk have settled when they agree to within one part of so many; windows in which they are looked at
- * have at most so many times as many chunks as there are slots; and it is not believed before so many have been done. */
+/* Times per chunk have settled when they agree to within one part in SETTLED_PARTS. They are compared over windows of at most
+ * WINDOW_DEPTHS times as many chunks as there are slots, and only after FIRST_DEPTHS times as many chunks. */
 #define SETTLED_PARTS 500
 #define WINDOW_DEPTHS 32
 #define FIRST_DEPTHS 6
 
-/* A rank's part of the script in a slot. The script of meeting has one more slot. */
+/* A rank's part of the script in a slot. Meeting has an additional slot with its own script. */
 struct slot_run {
     bool is_used;
-    bool is_at_work; /* its GPU is; the act is done when `left` has passed the link */
+    bool is_at_work; /* its GPU is at work; the act is done when `left` bytes have passed the link */
     bool has_worked;
     uint64_t left;
-    uint32_t leaving; /* messages of it that have not left */
+    uint32_t leaving; /* its messages that have not left */
     uint32_t act;
     uint64_t chunk;
 };
 
 struct rank {
-    bool is_busy;     /* or wants a core */
-    bool is_called;   /* its event is noted, though it is not busy */
-    bool is_handling; /* and busy with that */
+    bool is_busy;     /* or waiting for a core */
+    bool is_called;   /* its event is queued, though it is not busy */
+    bool is_handling; /* busy with handling messages */
     bool has_done;    /* anything in this round */
     bool has_met;
-    unsigned turn;    /* of slots in the round */
-    uint64_t want_ps; /* while it waits for a core */
+    unsigned turn;    /* position in the round */
+    uint64_t want_ps; /* core time it needs, while it waits for a core */
     uint32_t next;    /* 1 + the rank that waits after it */
     uint64_t started; /* chunks */
     uint64_t done;
     uint32_t inbox_count;
     uint64_t inbox_bytes;
     struct shoal_wire_queue inbox;
-    struct shoal_wire_queue handled; /* while it handles what has come */
+    struct shoal_wire_queue handled; /* the messages it is handling */
 };
 
 struct cores {
     int idle;
-    uint32_t first; /* 1 + the rank that is next; 0: none waits */
+    uint32_t first; /* 1 + the rank that is next; 0 if none waits */
     uint32_t last;
 };
 
 struct machine {
     const struct shoal_case *asked;
     const struct shoal_model *model;
-    struct shoal_model adapter; /* the same, with the rate of one of a host's adapters */
+    struct shoal_model adapter; /* like model, with the rate of one of a host's adapters */
     int adapters;               /* of all hosts */
     struct shoal_cast cast;
     struct shoal_events events;
     struct shoal_wire wire;
     struct shoal_copiers copies;
-    unsigned slots;  /* of a rank, with one for meeting */
-    uint64_t chunks; /* fewer than there are, once times have settled */
+    unsigned slots;  /* of a rank, including the one for meeting */
+    uint64_t chunks; /* fewer than the operation has, once times have settled */
     struct rank *ranks;
     struct slot_run *at;   /* [rank * slots + slot] */
-    int32_t **counters;    /* [rank][slot * sources + i], less what chunks before were owed: below 0 while a credit is */
+    int32_t **counters;    /* [rank][slot * sources + i], minus earlier chunks' credits: negative if one is due */
     struct cores *cores;   /* [hosts] */
-    uint16_t *finished;    /* [chunk] ranks that have done it */
+    uint16_t *finished;    /* [chunk] number of ranks that have done it */
     uint64_t *finished_ps; /* [chunk] */
-    uint64_t *lacking_ps;  /* [chunk] what token buckets lacked then */
+    uint64_t *lacking_ps;  /* [chunk] what token buckets lacked at that time */
     size_t finished_capacity;
     uint64_t finished_by_all;
     uint64_t started_most;
-    uint64_t ahead; /* chunks that copies are ahead of those */
+    uint64_t ahead; /* chunks by which copies are ahead of the ranks */
     uint64_t skipped;
     uint64_t skipped_ps;
     uint64_t chunk_ps;
@@ -116,7 +116,7 @@ static struct cores *cores_of(struct machine *machine, int rank)
     return &machine->cores[machine->model->is_one_machine ? 0 : shoal_cast_host(&machine->cast, rank)];
 }
 
-/* The rank's event comes when it has had a core for so long. */
+/* Queues the rank's event for when it has had a core for work_ps. */
 static void begin_work(struct machine *machine, int rank, uint64_t work_ps)
 {
     struct cores *cores = cores_of(machine, rank);
@@ -149,7 +149,7 @@ static void end_work(struct machine *machine, int rank)
     start_work(machine, (int)next, machine->ranks[next].want_ps);
 }
 
-/* A rank that stands still looks again, now. */
+/* Lets a rank that is idle look again, now. */
 static void call_rank(struct machine *machine, int rank)
 {
     struct rank *own = &machine->ranks[rank];
@@ -166,15 +166,15 @@ static bool is_on_gpu(const struct machine *machine)
     return machine->model->unit_bytes != 0 && !machine->asked->selection.is_on_devices;
 }
 
-/* Bytes of an operand from its beginning to the end of a chunk. */
+/* Returns the bytes of an operand from its beginning to the end of a chunk. */
 static uint64_t bytes_up_to(struct machine *machine, int rank, bool is_in, uint64_t chunks)
 {
     const uint64_t all = *shoal_copiers_bytes(&machine->copies, rank, is_in);
     return shoal_min_size(all, chunks * shoal_cast_bytes(&machine->cast, rank, is_in, machine->cast.chunk_elements));
 }
 
-/* So that a chunk, or all that travels beside an announcement, has room wherever it begins in a unit, and two units more
- * come meanwhile; or what was asked for, if that is more. */
+/* Returns units enough for a chunk (or all data that travel with an announcement), wherever it begins in a unit, plus two that
+ * arrive meanwhile; or the number asked for, if larger. */
 static uint64_t ring_units(struct machine *machine, int rank, bool is_in)
 {
     const uint64_t all = *shoal_copiers_bytes(&machine->copies, rank, is_in);
@@ -183,7 +183,7 @@ static uint64_t ring_units(struct machine *machine, int rank, bool is_in)
     return shoal_max_size(least, machine->model->ring_bytes / machine->model->unit_bytes);
 }
 
-/* Whether the units that an act needs have come, or there is room for them. */
+/* Returns true if the units that an act needs have arrived, or if there is room for its output. */
 static bool is_at_hand(struct machine *machine, int rank, const struct slot_run *run, bool is_meeting, bool is_in)
 {
     const uint64_t all = *shoal_copiers_bytes(&machine->copies, rank, is_in);
@@ -202,7 +202,7 @@ static bool can_begin(struct machine *machine, int rank, unsigned slot, const st
            (!(act->needs & SHOAL_ACT_NEEDS_OUTPUT) || is_at_hand(machine, rank, run, is_meeting, false));
 }
 
-/* Chunks that the rank has done, from the first on without a gap. */
+/* Returns how many chunks, from the first on without a gap, the rank has done. */
 static uint64_t done_in_order(struct machine *machine, int rank)
 {
     uint64_t chunk = machine->ranks[rank].started;
@@ -214,7 +214,7 @@ static uint64_t done_in_order(struct machine *machine, int rank)
     return chunk;
 }
 
-/* Input that was read makes room for more; output that was written may be copied out. */
+/* Input that was read makes room for more. Output that was written may be copied out. */
 static void predict_allow_copies(struct machine *machine, int rank)
 {
     const uint64_t chunks = done_in_order(machine, rank), unit = machine->model->unit_bytes;
@@ -240,7 +240,7 @@ static void leave_out_copies(struct machine *machine, uint64_t chunks)
     }
 }
 
-/* How many chunks the copies are ahead of the ranks, at most. */
+/* Returns by how many chunks, at most, the copies are ahead of the ranks. */
 static uint64_t chunks_ahead(struct machine *machine)
 {
     uint64_t ahead = 0;
@@ -254,7 +254,7 @@ static uint64_t chunks_ahead(struct machine *machine)
 
 /* ---- Settling ------------------------------------------------------------------------------------------------------------ */
 
-/* Room for what is known of each chunk, as far as chunks have come. */
+/* Grows the tables with an entry per chunk. */
 static bool predict_has_room(struct machine *machine, uint64_t chunk)
 {
     const size_t more = (size_t)chunk + (size_t)chunk / 2 + 64, before = machine->finished_capacity;
@@ -278,15 +278,16 @@ static uint64_t apart(uint64_t a, uint64_t b)
     return a > b ? a - b : b - a;
 }
 
-/* By how much more token buckets lacked after the last chunk than three windows before. As long as they empty, times agree, and
- * will not once they are empty: what they lose in a window is what a window will take longer then. */
+/* Returns by how much more token buckets lacked after the last chunk than three windows before. While buckets empty, times
+ * agree, but they will not once the buckets are empty: a window will then take longer by what the buckets now lose in a
+ * window. */
 static uint64_t emptied_ps(const struct machine *machine, uint64_t window)
 {
     const uint64_t *end = &machine->lacking_ps[machine->finished_by_all - 1];
     return end[0] > *(end - 3 * window) ? end[0] - *(end - 3 * window) : 0;
 }
 
-/* The time of the last `window` chunks that all ranks have done, where three windows in a row took equally long; else 0.
+/* Returns the time of the last `window` chunks that all ranks have done, if three windows in a row took equally long; else 0.
  * Patterns repeat with the slots, so a window is a multiple of the number of slots. */
 static uint64_t settled_ps(const struct machine *machine, uint64_t window)
 {
@@ -299,8 +300,8 @@ static uint64_t settled_ps(const struct machine *machine, uint64_t window)
     return is_steady && emptied_ps(machine, window) / 3 <= parts ? whole / 3 : 0;
 }
 
-/* Once times have settled, keeps the chunks that have begun, the last one (which may be short) and as many others as make the
- * chunks left out whole windows. */
+/* Once times have settled, keeps the chunks that have begun, the last one (which may be short), and enough others that the
+ * chunks left out are whole windows. */
 static void settle(struct machine *machine)
 {
     const uint64_t depth = machine->asked->depth, begun = machine->started_most + 1 + machine->ahead;
@@ -402,7 +403,7 @@ static void send(struct machine *machine, int rank, unsigned slot, const struct 
     predict_fail(machine, shoal_wire_send(&machine->wire, adapter_of(machine, rank), adapter_of(machine, act->peer), &message));
 }
 
-/* Carries out the act, after its time. */
+/* Completes an act, after its time. */
 static void end_act(struct machine *machine, int rank, unsigned slot)
 {
     struct slot_run *run = predict_run_of(machine, rank, slot);
@@ -437,7 +438,7 @@ static void end_script(struct machine *machine, int rank, unsigned slot)
     predict_allow_copies(machine, rank);
 }
 
-/* ---- Works of GPUs ------------------------------------------------------------------------------------------------------- */
+/* ---- GPUs at work -------------------------------------------------------------------------------------------------------- */
 
 static uint32_t device_event(const struct machine *machine, int rank, unsigned slot)
 {
@@ -445,7 +446,7 @@ static uint32_t device_event(const struct machine *machine, int rank, unsigned s
     return (uint32_t)before + (uint32_t)rank * machine->asked->depth + slot;
 }
 
-/* True when it is done. A work begins some time after it was asked for. */
+/* Returns true if the GPU is done. Its work begins some time after the request. */
 static bool predict_run_device(struct machine *machine, int rank, unsigned slot, const struct shoal_act *act)
 {
     struct slot_run *run = predict_run_of(machine, rank, slot);
@@ -461,7 +462,7 @@ static bool predict_run_device(struct machine *machine, int rank, unsigned slot,
     return false;
 }
 
-/* All that passes a PCIe link shares it, frame by frame. */
+/* All traffic on a PCIe link shares it, frame by frame. */
 static void predict_end_device(struct machine *machine, int id)
 {
     const int number = id - (int)device_event(machine, 0, 0), depth = (int)machine->asked->depth, rank = number / depth;
@@ -480,7 +481,7 @@ static void predict_end_device(struct machine *machine, int id)
     call_rank(machine, rank);
 }
 
-/* Runs what is in a slot until it has to wait, or the rank is busy. */
+/* Runs the script in a slot until it has to wait, or the rank is busy. */
 static void run_slot(struct machine *machine, int rank, unsigned slot)
 {
     const struct shoal_script *script = script_of(machine, rank, slot);
@@ -519,7 +520,7 @@ static void end_handling(struct machine *machine, int rank)
     }
 }
 
-/* All that has come. */
+/* Handles all messages that have arrived. */
 static void begin_handling(struct machine *machine, int rank)
 {
     struct rank *own = &machine->ranks[rank];
@@ -535,7 +536,7 @@ static void begin_handling(struct machine *machine, int rank)
         end_handling(machine, rank);
 }
 
-/* Gives free slots to the next chunks, in order. */
+/* Assigns free slots to the next chunks, in order. */
 static void predict_start_chunks(struct machine *machine, int rank)
 {
     struct rank *own = &machine->ranks[rank];
@@ -549,14 +550,14 @@ static void predict_start_chunks(struct machine *machine, int rank)
     }
 }
 
-/* The turn's slot: first that of meeting, then those from the oldest chunk on. */
+/* Returns the slot for this position in the round: first that of meeting, then the others from the oldest chunk on. */
 static unsigned slot_of_turn(const struct machine *machine, const struct rank *rank)
 {
     const unsigned depth = machine->asked->depth;
     return rank->turn == 0 ? meeting_slot(machine) : (unsigned)((rank->started + rank->turn - 1) % depth);
 }
 
-/* Rounds, as the engine has them, until the rank is busy or a round finds nothing to do. */
+/* Runs rounds, as the engine does, until the rank is busy or a round finds nothing to do. */
 static void predict_run_rank(struct machine *machine, int rank)
 {
     struct rank *own = &machine->ranks[rank];
@@ -592,7 +593,7 @@ static void wake_rank(struct machine *machine, int rank)
     predict_run_rank(machine, rank);
 }
 
-/* ---- The whole ----------------------------------------------------------------------------------------------------------- */
+/* ---- All together -------------------------------------------------------------------------------------------------------- */
 
 static void end_sending(struct machine *machine, int adapter)
 {
@@ -641,7 +642,7 @@ static void run_event(struct machine *machine, int id)
         predict_end_device(machine, id);
 }
 
-/* A rank that has not finished when nothing more happens waits for what never comes. */
+/* A rank that has not finished when no events are left waits for something that never comes. */
 static enum shoal_status predict_run(struct machine *machine)
 {
     uint32_t id;
@@ -680,7 +681,7 @@ static enum shoal_status predict_allocate(struct machine *machine)
     return SHOAL_OK;
 }
 
-/* One for each host, or one below each switch, with its part of the rate. */
+/* One adapter for each host, or one below each switch, with its share of the rate. */
 static void find_adapters(struct machine *machine)
 {
     const struct shoal_model *model = machine->model;
@@ -730,7 +731,7 @@ static void tear_down(struct machine *machine)
     shoal_cast_fini(&machine->cast);
 }
 
-/* ---- What it comes to ---------------------------------------------------------------------------------------------------- */
+/* ---- Results ------------------------------------------------------------------------------------------------------------- */
 
 static void add_load(struct shoal_load *sum, const struct shoal_load *load)
 {
@@ -754,7 +755,8 @@ static void add_host(const struct machine *machine, const struct shoal_load *loa
     forecast->receiving_ps_most = most(forecast->receiving_ps_most, (uint64_t)shoal_adapter_ps(model, (double)received));
 }
 
-/* Bytes that a rank's GPU moves one way between its memory and the host's: all, or a slice where other hosts add to it. */
+/* Returns the bytes that a rank's GPU moves one way between its memory and the host's: all, or a slice if other hosts add to
+ * it. */
 static uint64_t copied_bytes(const struct machine *machine, int rank, bool is_in)
 {
     const struct shoal_case *asked = machine->asked;
@@ -762,7 +764,7 @@ static uint64_t copied_bytes(const struct machine *machine, int rank, bool is_in
     return !asked->selection.is_on_devices ? all : asked->hosts > 1 ? all / (uint64_t)machine->cast.local : 0;
 }
 
-/* Bytes that a rank and its adapter move one way through their switch. */
+/* Returns the bytes that a rank and its adapter move one way through their switch. */
 static uint64_t switch_bytes(const struct machine *machine, int rank, bool is_in)
 {
     const struct shoal_load *load = &machine->cast.loads[rank];
@@ -779,7 +781,7 @@ static uint64_t link_ps(const struct machine *machine, int rank, bool is_in)
     return shoal_bytes_ps(bytes, model->pcie_ps) + units * model->copy_ps;
 }
 
-/* The time in which each GPU reads its part of its peers' memory. */
+/* Returns the time in which each GPU reads its part of its peers' memory. */
 static uint64_t nvlink_ps(const struct machine *machine)
 {
     const uint64_t all = machine->asked->count * machine->asked->element_bytes, own = all / (uint64_t)machine->cast.local;

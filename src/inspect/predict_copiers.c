@@ -33,14 +33,14 @@ void shoal_copiers_fini(struct shoal_copiers *copies)
     free(copies->memory_free_ps);
 }
 
-/* ---- Ways that are shared ------------------------------------------------------------------------------------------------ */
+/* ---- Shared links -------------------------------------------------------------------------------------------------------- */
 
 static uint64_t copies_later(uint64_t a, uint64_t b)
 {
     return a > b ? a : b;
 }
 
-/* First come, first served. A way does not stay idle for bytes that are still on their way to it: it is taken from now on. */
+/* First come, first served. A link does not wait for bytes that are still on their way to it: it is occupied from now on. */
 static uint64_t pass_way(const struct shoal_copiers *copies, uint64_t *free_ps, uint64_t from_ps, uint64_t bytes,
                          double byte_ps)
 {
@@ -74,7 +74,7 @@ static uint64_t pass_pcie(struct shoal_copiers *copies, int rank, bool is_up, ui
     return copies_later(link_at, copies_later(switch_at, memory_at));
 }
 
-/* While each GPU reads its peers' memory, it is read by them. */
+/* While a GPU reads its peers' memory, they read its memory. */
 uint64_t shoal_copiers_pass_link(struct shoal_copiers *copies, int rank, enum shoal_copy_link link, uint64_t bytes)
 {
     if (link != SHOAL_COPY_BETWEEN)
@@ -107,7 +107,7 @@ static void copy_frame(struct shoal_copiers *copies, int rank, enum shoal_copy_s
     note_frame(copies, rank, stage, pass_pcie(copies, rank, stage == SHOAL_COPY_IN, frame));
 }
 
-/* The next unit, if the engine is idle and there is one. */
+/* Starts the next unit, if the engine is idle and there is one. */
 static void copy_next(struct shoal_copiers *copies, int rank, enum shoal_copy_stage stage)
 {
     struct shoal_copier *copier = copier_of(copies, rank, stage);

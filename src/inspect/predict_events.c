@@ -29,7 +29,7 @@ void shoal_events_push(struct shoal_events *events, uint64_t at_ps, uint32_t id)
     events->heap[at] = event;
 }
 
-/* Lets the last event sink from the top to its place. */
+/* Moves the last event down from the top to its place. */
 static void sink(struct shoal_events *events, struct shoal_event event)
 {
     uint32_t at = 0;

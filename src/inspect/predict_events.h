@@ -1,5 +1,5 @@
-/* The queue of events: a heap by time, events of one time in the order in which they were noted. An event is a number; each is
- * noted at most once at a time, so that room for all is made at the start. */
+/* The queue of events: a heap ordered by time, then by the order of insertion. An event is a number. Each is in the queue at
+ * most once, so all memory is allocated at the start. */
 #ifndef SHOAL_INSPECT_PREDICT_EVENTS_H
 #define SHOAL_INSPECT_PREDICT_EVENTS_H
 
@@ -23,7 +23,7 @@ void shoal_events_fini(struct shoal_events *events);
 
 void shoal_events_push(struct shoal_events *events, uint64_t at_ps, uint32_t id);
 
-/* The next event, which is now; false: there is none. */
+/* Removes the next event; its time becomes now. Returns false if the queue is empty. */
 bool shoal_events_pop(struct shoal_events *events, uint32_t *id_out);
 
 #endif

@@ -21,7 +21,7 @@ static enum shoal_status script_append(struct shoal_script *script, struct shoal
     return SHOAL_OK;
 }
 
-/* Work after work is more work. */
+/* Merges work that follows work. */
 static enum shoal_status append_work(struct shoal_script *script, uint64_t full_bytes, uint64_t last_bytes)
 {
     struct shoal_act *before = script->count ? &script->acts[script->count - 1] : NULL;
@@ -37,7 +37,7 @@ static struct shoal_act send_of(int peer, uint64_t full_bytes, uint64_t last_byt
     return (struct shoal_act){.kind = SHOAL_ACT_SEND, .peer = (uint16_t)peer, .bytes = {full_bytes, last_bytes}};
 }
 
-/* To a rank of this host or elsewhere. */
+/* Appends a signal to a rank of this host or of another. */
 static enum shoal_status append_increment(const struct shoal_cast *cast, struct shoal_script *script, int rank, int peer)
 {
     const bool is_local = shoal_cast_host(cast, rank) == shoal_cast_host(cast, peer);
@@ -52,7 +52,7 @@ static enum shoal_status append_wait(struct shoal_script *script, int peer, uint
 
 /* ---- From blocks to bytes ------------------------------------------------------------------------------------------------ */
 
-/* The same result as the engine's find_span for a block of equal parts. */
+/* The same result as the engine's find_span() for a block of equal parts. */
 static size_t block_bytes(const struct shoal_case *asked, struct shoal_block block, size_t elements)
 {
     const int parts = shoal_shape_parts(asked->view.shape, block, asked->view.size);
@@ -67,7 +67,7 @@ static size_t block_bytes(const struct shoal_case *asked, struct shoal_block blo
     return length * asked->element_bytes;
 }
 
-/* Which of the own operands a step touches. */
+/* Returns which of the rank's own operands a step touches. */
 static uint8_t step_needs(const struct shoal_plan *plan, const struct shoal_step *step)
 {
     uint8_t needs = 0;
@@ -81,7 +81,7 @@ static uint8_t step_needs(const struct shoal_plan *plan, const struct shoal_step
     return needs;
 }
 
-/* Adds needs to the act that was appended or grew. */
+/* Adds needs to the act that was appended or extended. */
 static enum shoal_status note_needs(enum shoal_status status, struct shoal_script *script, uint8_t needs)
 {
     if (status == SHOAL_OK && script->count)
@@ -95,7 +95,7 @@ static bool is_of_slot(const struct shoal_plan *plan, const struct shoal_step *s
     return shoal_block_is_slot(blocks[0]) || shoal_block_is_slot(blocks[step->source_count]);
 }
 
-/* The GPU takes no time to move bytes in its own memory. Copies to the output are one work. */
+/* A GPU moves bytes within its own memory in no time. All copies to the output are one act. */
 static enum shoal_status append_device(struct shoal_script *script, const struct shoal_plan *plan,
                                        const struct shoal_step *step, uint64_t full_bytes, uint64_t last_bytes)
 {
@@ -117,7 +117,7 @@ static enum shoal_status append_device(struct shoal_script *script, const struct
                                                     .bytes = {others * full_bytes, others * last_bytes}});
 }
 
-/* A copy to itself, as happens in place, is not asked about: operands are apart. */
+/* Copies of a block to itself, as in place, do not occur: operands are separate. */
 static enum shoal_status script_append_step(const struct shoal_cast *cast, struct shoal_script *script,
                                             const struct shoal_plan *plan, const struct shoal_step *step,
                                             const size_t elements[SHOAL_LENGTHS])
@@ -136,14 +136,14 @@ static enum shoal_status script_append_step(const struct shoal_cast *cast, struc
     case SHOAL_STEP_SIGNAL:
         return append_increment(cast, script, plan->rank, step->peer);
     case SHOAL_STEP_WAIT:
-        if (step->peer == plan->rank) /* for its puts: those of a chunk are on the wire long before its last answer comes */
+        if (step->peer == plan->rank) /* no act: a chunk's puts have left long before its last answer arrives */
             return SHOAL_OK;
         return append_wait(script, step->peer, step->value);
     }
     return SHOAL_ERR_INTERNAL;
 }
 
-/* ---- Who receives from whom ---------------------------------------------------------------------------------------------- */
+/* ---- Sources of each rank ------------------------------------------------------------------------------------------------ */
 
 static void note_source(struct shoal_cast *cast, int rank, int peer)
 {
@@ -191,9 +191,9 @@ static enum shoal_status script_meet(struct shoal_cast *cast, const uint8_t *pee
     return SHOAL_OK;
 }
 
-/* ---- Direct: all travels beside the records ------------------------------------------------------------------------------ */
+/* ---- Direct: all data travel with the announcements ---------------------------------------------------------------------- */
 
-/* Where an operand is in parts, a rank needs its own part. */
+/* If an operand is in parts, a rank needs only its own part. */
 static uint64_t direct_work_bytes(const struct shoal_case *asked, int rank)
 {
     const struct shoal_shape *shape = asked->view.shape;
@@ -203,7 +203,7 @@ static uint64_t direct_work_bytes(const struct shoal_case *asked, int rank)
     return shape->is_reduced ? (size + 1) * part : 2 * part * (shape->is_output_partitioned ? size : 1);
 }
 
-/* Published data is copied once and goes to all ranks. */
+/* Published data are copied once and go to all ranks. */
 static enum shoal_status give_directly(struct shoal_cast *cast, int rank)
 {
     const struct shoal_case *asked = cast->asked;
@@ -222,7 +222,7 @@ static enum shoal_status give_directly(struct shoal_cast *cast, int rank)
     return SHOAL_OK;
 }
 
-/* A rank that is alone has all it needs: it copies. */
+/* A single rank only copies. */
 static enum shoal_status build_direct(struct shoal_cast *cast, int rank)
 {
     const struct shoal_shape *shape = cast->asked->view.shape;
@@ -241,14 +241,14 @@ static enum shoal_status build_direct(struct shoal_cast *cast, int rank)
 
 /* ---- In rounds ----------------------------------------------------------------------------------------------------------- */
 
-/* Bytes that travel beside an announcement to or from a host that holds those parts. */
+/* Returns the bytes that travel with an announcement to or from a host that holds those parts. */
 static uint64_t round_bytes(const struct shoal_case *asked, struct shoal_ranks held)
 {
     const uint64_t part = asked->count * asked->element_bytes;
     return asked->view.shape->is_output_partitioned ? part * (uint64_t)held.count : part;
 }
 
-/* Two sums are read and one is written; parts are copied. */
+/* For sums, two are read and one is written; parts are copied. */
 static uint64_t round_work_bytes(const struct shoal_case *asked, uint64_t bytes)
 {
     return (asked->view.shape->is_reduced ? 3 : 2) * bytes;
@@ -297,7 +297,7 @@ static enum shoal_status build_rounds(struct shoal_cast *cast, int rank)
     return status;
 }
 
-/* ---- Planned ------------------------------------------------------------------------------------------------------------- */
+/* ---- With a plan --------------------------------------------------------------------------------------------------------- */
 
 static size_t chunk_elements_of(const struct shoal_case *asked, const struct shoal_plan *plan)
 {
@@ -307,7 +307,7 @@ static size_t chunk_elements_of(const struct shoal_case *asked, const struct sho
     return bytes / asked->element_bytes;
 }
 
-/* The same on all ranks. A barrier is one chunk of nothing. */
+/* Equal on all ranks. A barrier is one empty chunk. */
 static void count_chunks(struct shoal_cast *cast, const struct shoal_plan *plan, size_t elements[SHOAL_LENGTHS])
 {
     const struct shoal_case *asked = cast->asked;
@@ -352,7 +352,7 @@ static enum shoal_status build_planned(struct shoal_cast *cast, int rank)
     return status;
 }
 
-/* Growing left some to spare: with thousands of ranks it counts. */
+/* Releases spare capacity, which matters with thousands of ranks. */
 static void script_trim(struct shoal_script *script)
 {
     struct shoal_act *moved = script->count ? realloc(script->acts, script->count * sizeof *moved) : NULL;
@@ -375,7 +375,7 @@ enum shoal_status shoal_cast_init(struct shoal_cast *cast, const struct shoal_ca
         SHOAL_TRY(!asked->entry                                ? build_direct(cast, rank)
                   : shoal_algorithm_is_in_rounds(asked->entry) ? build_rounds(cast, rank)
                                                                : build_planned(cast, rank));
-        if (!cast->chunks && cast->ranks[rank].meet.count) /* all data travel beside the announcements */
+        if (!cast->chunks && cast->ranks[rank].meet.count) /* all data travel with the announcements */
             cast->ranks[rank].meet.acts[0].needs = SHOAL_ACT_NEEDS_INPUT | SHOAL_ACT_NEEDS_OUTPUT;
         script_trim(&cast->ranks[rank].meet);
         script_trim(&cast->ranks[rank].chunk);

@@ -1,6 +1,6 @@
-/* Scripts: plans as the simulation runs them. Blocks have become bytes, and steps that only compute and follow each other have
- * become one. A rank has two scripts: how it meets the others, which is all there is where data travel beside the announcements
- * records, and what it does for each chunk. */
+/* Scripts: plans as the simulation runs them. Blocks have become bytes, and consecutive steps that only compute have been
+ * merged. A rank has two scripts: one for meeting the others, which is all it does if the data travel with the announcements,
+ * and one for each chunk. */
 #ifndef SHOAL_INSPECT_PREDICT_SCRIPT_H
 #define SHOAL_INSPECT_PREDICT_SCRIPT_H
 
@@ -13,15 +13,15 @@ enum shoal_act_kind {
     SHOAL_ACT_WORK,
     SHOAL_ACT_SEND,      /* increments the counter of a remote rank */
     SHOAL_ACT_INCREMENT, /* increments the counter of a rank of this host */
-    SHOAL_ACT_PUBLISH,   /* increments those of all other ranks of this host */
-    SHOAL_ACT_DEVICE,    /* a work of the rank's GPU, which the rank waits for */
+    SHOAL_ACT_PUBLISH,   /* increments the counters of all other ranks of this host */
+    SHOAL_ACT_DEVICE,    /* work of the rank's GPU, for which the rank waits */
     SHOAL_ACT_WAIT
 };
 
-/* A chunk, and the last one, which may be shorter. */
+/* A full chunk, and the last one, which may be shorter. */
 enum shoal_length { SHOAL_LENGTH_FULL, SHOAL_LENGTH_LAST, SHOAL_LENGTHS };
 
-/* The rank's own operands on a GPU that an act touches. */
+/* The rank's own operands, on a GPU, that an act touches. */
 enum shoal_act_needs { SHOAL_ACT_NEEDS_INPUT = 1, SHOAL_ACT_NEEDS_OUTPUT = 2 };
 
 struct shoal_act {
@@ -42,7 +42,7 @@ struct shoal_script {
 struct shoal_script_rank {
     struct shoal_script meet;
     struct shoal_script chunk;
-    uint32_t *owed;   /* owed[i]: how often the i-th of its sources increments its counter in one chunk */
+    uint32_t *owed;   /* owed[i]: how often its i-th source increments its counter in one chunk */
     uint16_t sources; /* how many ranks it receives from */
 };
 
@@ -51,17 +51,17 @@ struct shoal_cast {
     int size;
     int local; /* ranks of a host */
     size_t chunks;
-    size_t chunk_elements;           /* of a whole, or of each part */
+    size_t chunk_elements;           /* of an operand, or of each part */
     struct shoal_script_rank *ranks; /* [size] */
-    uint16_t *index;                 /* index[rank * size + peer]: 1 + the peer's index among the rank's sources; 0: none */
-    struct shoal_load *loads;        /* [size], filled by shoal_cast_load */
+    uint16_t *index;                 /* index[rank * size + peer]: 1 + the peer's index among the rank's sources, or 0 */
+    struct shoal_load *loads;        /* [size], filled in by shoal_cast_load() */
 };
 
-/* All scripts. The caller owns them and empties them with shoal_cast_fini, also after an error. */
+/* Builds all scripts. The caller owns them and frees them with shoal_cast_fini(), even after an error. */
 SHOAL_MUST_USE enum shoal_status shoal_cast_init(struct shoal_cast *cast, const struct shoal_case *asked);
 void shoal_cast_fini(struct shoal_cast *cast);
 
-/* Sums up the work of each rank over all chunks. */
+/* Adds up the work of each rank over all chunks. */
 void shoal_cast_load(struct shoal_cast *cast);
 
 static inline int shoal_cast_host(const struct shoal_cast *cast, int rank)
@@ -69,10 +69,11 @@ static inline int shoal_cast_host(const struct shoal_cast *cast, int rank)
     return rank / cast->local;
 }
 
-/* Bytes of a rank's operand that `elements` of a whole, or of each part, are; 0: it has no such operand. */
+/* Returns the bytes of `elements` elements of a rank's operand (or of each of its parts), or 0 if the rank has no such
+ * operand. */
 size_t shoal_cast_bytes(const struct shoal_cast *cast, int rank, bool is_input, size_t elements);
 
-/* Where a counter of `rank` that `peer` increments stands among its counters. */
+/* Returns the index, among the counters of `rank`, of the one that `peer` increments. */
 static inline uint16_t shoal_cast_index(const struct shoal_cast *cast, int rank, int peer)
 {
     return (uint16_t)(cast->index[(size_t)rank * (size_t)cast->size + (size_t)peer] - 1);

@@ -69,7 +69,7 @@ void shoal_wire_release(struct shoal_wire *wire, uint32_t message)
 
 /* ---- Sending ------------------------------------------------------------------------------------------------------------- */
 
-/* The flow has something to send: its turn comes after those of all others. */
+/* Queues a flow that has something to send, after all others. */
 static void queue_flow(struct shoal_wire *wire, struct shoal_adapter *adapter, uint32_t flow)
 {
     wire->flows[flow].next = 0;
@@ -85,9 +85,9 @@ static uint64_t later(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
-/* When a frame has passed that reaches the bucket at `from_ps`. It takes tokens for all its bytes, and so much later will the
- * bucket be full again. The last token comes when the bucket is no more than empty, burst_ps before it is full; and nothing is
- * faster than the line. */
+/* Returns when a frame that reaches the bucket at `from_ps` has passed. The frame takes tokens for all its bytes, which delays
+ * the time at which the bucket is full. The last token is there once the bucket is no worse than empty, burst_ps before it is
+ * full. Nothing is faster than the line. */
 static uint64_t pass(const struct shoal_model *model, struct shoal_bucket *bucket, uint64_t from_ps, size_t frame)
 {
     const uint64_t carried_at = from_ps + shoal_bytes_ps(frame, model->line_ps);
@@ -95,14 +95,15 @@ static uint64_t pass(const struct shoal_model *model, struct shoal_bucket *bucke
     return later(carried_at, bucket->full_at - shoal_min_size(bucket->full_at, model->burst_ps));
 }
 
-/* An adapter below the switch of a rank's GPU reads host memory through it, and writes through it. */
+/* An adapter below the switch of a rank's GPU reads and writes host memory through that switch. */
 static uint64_t pass_switch(struct shoal_wire *wire, int rank, bool is_up, uint64_t from_ps, size_t frame, uint64_t passed_at)
 {
     return wire->copies ? later(passed_at, shoal_copiers_pass_switch(wire->copies, rank, is_up, from_ps, frame)) : passed_at;
 }
 
-/* Receiving begins when the first bit is there, and when all that came before has been received; it does not end before the
- * last bit is there. Frames come in the order in which they were sent, from wherever: the latency is the same everywhere. */
+/* Receiving begins when the first bit has arrived and all earlier frames have been received, and ends no earlier than the
+ * arrival of the last bit. Frames from all hosts arrive in the order in which they were sent, because the latency is the same
+ * everywhere. */
 static uint64_t wire_receive(struct shoal_wire *wire, int host, int rank, size_t frame, uint64_t left_at)
 {
     struct shoal_adapter *adapter = &wire->adapters[host];
@@ -122,7 +123,7 @@ static void wire_arrive(struct shoal_wire *wire, int host, uint32_t message)
     shoal_wire_push(wire, &adapter->arriving, message);
 }
 
-/* One frame of the flow whose turn it is. */
+/* Sends one frame of the flow whose turn it is. */
 static void wire_send_frame(struct shoal_wire *wire, int host)
 {
     struct shoal_adapter *adapter = &wire->adapters[host];

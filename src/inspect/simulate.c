@@ -1,5 +1,5 @@
-/* Predicts the time of a call on machines that are not here: turns a question into a case of predict.h, and its answer into
- * people's units. */
+/* Predicts the time of a call on other machines: turns a question into a case of predict.h, and the answer into users'
+ * units. */
 #include <stdarg.h>
 #include <string.h>
 
@@ -8,15 +8,15 @@
 #include "device/gpu.h"
 #include "inspect/predict.h"
 
-/* Beyond these, times and loads would not fit. */
+/* Larger values would overflow times and loads. */
 #define BYTES_MOST ((size_t)1 << 40)
 #define US_MOST 1e7
 #define RATE_LEAST 1e-2
 #define RATE_MOST 1e6
 
-/* The size of a question from before there were token buckets. */
+/* The size of a question before token buckets were added. */
 #define SIMULATION_BYTES_LEAST offsetof(struct shoal_simulation, burst_bytes)
-/* That of an answer from before there were GPUs. */
+/* The size of an answer before GPUs were added. */
 #define SIMULATED_BYTES_LEAST offsetof(struct shoal_simulated, copying)
 
 struct inquiry {
@@ -30,7 +30,7 @@ struct inquiry {
     bool is_partitioned;
 };
 
-/* ---- Questions that make no sense ---------------------------------------------------------------------------------------- */
+/* ---- Invalid questions --------------------------------------------------------------------------------------------------- */
 
 static SHOAL_PRINTF(3, 4) enum shoal_status
     refuse(const struct inquiry *inquiry, enum shoal_status status, const char *format, ...)
@@ -50,7 +50,7 @@ struct bound {
     double value;
     double least;
     double most;
-    bool may_be_none; /* then 0 says so */
+    bool may_be_none; /* 0 then means none */
 };
 
 static enum shoal_status check_bounds(const struct inquiry *inquiry)
@@ -83,7 +83,7 @@ static enum shoal_status check_bounds(const struct inquiry *inquiry)
     };
     for (size_t i = 0; i < SHOAL_COUNT_OF(bounds); i++) {
         const struct bound *bound = &bounds[i];
-        const bool is_within = bound->value >= bound->least && bound->value <= bound->most; /* not of a NaN */
+        const bool is_within = bound->value >= bound->least && bound->value <= bound->most; /* false for a NaN */
         if (!is_within && !(bound->may_be_none && bound->value == 0))
             return refuse(inquiry, SHOAL_ERR_ARGUMENT, "%s is %.10g, but may be %.10g to %.10g%s", bound->name, bound->value,
                           bound->least, bound->most, bound->may_be_none ? ", or 0" : "");
@@ -111,7 +111,7 @@ static enum shoal_status check_call(const struct inquiry *inquiry)
     return SHOAL_OK;
 }
 
-/* Numbers about GPUs say nothing where operands are not on them. */
+/* Numbers about GPUs are invalid if operands are not on GPUs. */
 static enum shoal_status check_gpus(const struct inquiry *inquiry)
 {
     const struct shoal_simulation *simulation = inquiry->simulation;
@@ -168,7 +168,7 @@ static void model_gpus(const struct inquiry *inquiry, struct shoal_model *model)
     model->ring_bytes = simulation->ring_bytes;
 }
 
-/* Without a bucket nothing is faster than the rate. */
+/* Without a bucket, nothing is faster than the rate. */
 static struct shoal_model model_of(const struct inquiry *inquiry)
 {
     const struct shoal_simulation *simulation = inquiry->simulation;
@@ -195,7 +195,7 @@ static struct shoal_model model_of(const struct inquiry *inquiry)
     return model;
 }
 
-/* Parts are equal: a remainder belongs to none. */
+/* Parts are equal: the remainder belongs to no part. */
 static void simulate_measure(struct inquiry *inquiry)
 {
     const struct shoal_simulation *simulation = inquiry->simulation;
@@ -227,14 +227,14 @@ static bool is_without_own_part(enum shoal_collective_type collective)
     return collective != SHOAL_COLLECTIVE_BROADCAST && collective != SHOAL_COLLECTIVE_REDUCE;
 }
 
-/* How often `members`, ranks or hosts, each carry the larger operand. */
+/* Returns how often each of `members` ranks or hosts carries the larger operand. */
 static double carried(enum shoal_collective_type collective, double members)
 {
     const double trips = collective == SHOAL_COLLECTIVE_ALLREDUCE ? 2 : 1;
     return trips * (is_without_own_part(collective) ? (members - 1) / members : 1);
 }
 
-/* In an all-to-all every rank has an operand of its own to send. */
+/* In an all-to-all, every rank has its own operand to send. */
 static double wire_bound_us(const struct inquiry *inquiry)
 {
     const struct shoal_simulation *simulation = inquiry->simulation;
@@ -309,7 +309,7 @@ static enum shoal_status predict(struct inquiry *inquiry, struct shoal_simulated
     return SHOAL_OK;
 }
 
-/* As all ranks would choose. Over one rank, or of nothing, there is nothing to plan. */
+/* Chooses as all ranks would. With one rank, or no data, there is nothing to plan. */
 static enum shoal_status choose_and_predict(struct inquiry *inquiry, struct shoal_simulated *answer)
 {
     uint8_t input[SHOAL_PLAN_RANKS_MAX], output[SHOAL_PLAN_RANKS_MAX];

@@ -12,7 +12,7 @@
 #define RECORDS_BYTES (SHOAL_RECORDS * sizeof(struct shoal_record))
 #define FLIGHT_BYTES (sizeof(struct shoal_flight) + RECORDS_BYTES)
 
-/* Linux 6.3 and newer refuse a memfd without it where vm.memfd_noexec is 2; older ones do not know it. */
+/* Linux 6.3 and newer refuse a memfd without this flag if vm.memfd_noexec is 2; older kernels do not know it. */
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 8U
 #endif
@@ -21,7 +21,7 @@
 
 struct shoal_flights {
     pthread_mutex_t lock;
-    int fd;        /* -1: the system gives none */
+    int fd;        /* -1 if the system refused one */
     bool *is_used; /* [slots] */
     size_t slots;
 };
@@ -57,7 +57,7 @@ void shoal_flights_destroy(struct shoal_flights *flights)
     free(flights);
 }
 
-/* Under the lock. A slot that is not used, of a file that holds it; -1: there is none. */
+/* Needs the lock. Returns an unused slot, after growing the file if necessary, or -1. */
 static long find_slot(struct shoal_flights *flights)
 {
     size_t slot = 0;
@@ -76,7 +76,7 @@ static long find_slot(struct shoal_flights *flights)
     return (long)slot;
 }
 
-/* Pages come as they are touched: a program has many communicators that it hardly uses. */
+/* The kernel allocates pages only when they are touched, because a program may have many communicators that it hardly uses. */
 static void *take_slot(struct shoal_flights *flights, long *slot_out)
 {
     pthread_mutex_lock(&flights->lock);
@@ -92,7 +92,7 @@ static void *take_slot(struct shoal_flights *flights, long *slot_out)
     return memory;
 }
 
-/* Its bytes are zero afterwards, so that nobody reads a recorder there. */
+/* Zeroes the slot's bytes, so that nobody reads a recorder there. */
 static void give_slot_back(struct shoal_flights *flights, long slot)
 {
     const off_t stride = (off_t)shoal_flight_stride();
@@ -151,7 +151,7 @@ void shoal_recorder_fini(struct shoal_recorder *recorder)
     recorder->records = NULL;
 }
 
-/* ---- What is in it ------------------------------------------------------------------------------------------------------- */
+/* ---- Contents ------------------------------------------------------------------------------------------------------------ */
 
 void shoal_recorder_name(struct shoal_recorder *recorder, const char *text)
 {
@@ -183,7 +183,7 @@ void shoal_recorder_identify(struct shoal_recorder *recorder, const struct shoal
     flight->size = identity->size;
     flight->world_rank = identity->world_rank;
     flight->ns_per_tick = ns_per_tick;
-    /* release: pairs with the acquire of the reader in watch.c */
+    /* release: pairs with the acquire in the reader, watch.c */
     atomic_store_explicit(&flight->magic, SHOAL_FLIGHT_MAGIC, memory_order_release);
 }
 

@@ -1,5 +1,5 @@
-/* On failure, a recorder for which the user has named no file goes into the user's own folder in the temporary folder, a file
- * for each process. Files of earlier jobs are removed, but for the newest. */
+/* On failure, a recorder without a file from the user is written to the user's own folder in the temporary folder, one file per
+ * process. Files of earlier jobs are removed, except the newest. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -14,7 +14,7 @@
 
 /* ---- The folder ---------------------------------------------------------------------------------------------------------- */
 
-/* False with errno set: somebody else's folder of that name is not written to. */
+/* Returns false with errno set on failure, and if a folder of that name belongs to another user. */
 static bool make_folder(const char *folder)
 {
     struct stat status;
@@ -41,7 +41,7 @@ static int newest_first(const void *a, const void *b)
     return (x->tv_nsec < y->tv_nsec) - (x->tv_nsec > y->tv_nsec);
 }
 
-/* Lists the recorders of other jobs; names of this job's begin with `own`. Returns their number; -1: no memory. */
+/* Lists the recorders of other jobs; names of this job's begin with `own`. Returns their number, or -1 without memory. */
 static int list_old(DIR *folder, const char *own, struct old_file **files_out)
 {
     struct dirent *entry;
@@ -65,7 +65,7 @@ static int list_old(DIR *folder, const char *own, struct old_file **files_out)
     return count;
 }
 
-/* Other ranks may do the same at the same time. */
+/* Other ranks may do this at the same time. */
 static void remove_old(const char *path, const char *own)
 {
     struct old_file *files = NULL;

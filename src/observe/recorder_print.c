@@ -8,12 +8,12 @@
 #include "base/clock.h"
 #include "observe/recorder.h"
 
-/* ---- Where and when ------------------------------------------------------------------------------------------------------ */
+/* ---- Host and time ------------------------------------------------------------------------------------------------------- */
 
-/* The same for all lines of one printing. Ticks compare between all processes of one boot of a machine, and only there. */
+/* Common to all lines of one printing. Ticks compare between all processes of one boot of a machine, and only there. */
 struct stamp {
     char host[64];
-    char clock[64]; /* which boot */
+    char clock[64]; /* identifies the boot */
     double ns_per_tick;
     uint64_t origin; /* of the times for people: when the oldest record was posted */
     uint64_t now_ticks;
@@ -24,7 +24,7 @@ static void read_boot(struct stamp *stamp)
 {
     FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
     if (!file || !fgets(stamp->clock, sizeof stamp->clock, file))
-        strcpy(stamp->clock, stamp->host); /* a clock of its own: such lines are aligned by what happened */
+        strcpy(stamp->clock, stamp->host); /* a different clock per host: such lines are aligned by events */
     stamp->clock[strcspn(stamp->clock, "\n")] = 0;
     if (file)
         fclose(file);
@@ -50,7 +50,7 @@ static double us_between(const struct stamp *stamp, uint64_t from, uint64_t to)
 
 /* ---- Parts of a line ----------------------------------------------------------------------------------------------------- */
 
-/* Bytes of the UTF-8 character at text, 0 when there is none. */
+/* Returns the bytes of the UTF-8 character at text, or 0 if it is invalid. */
 static size_t character_bytes(const unsigned char *text)
 {
     const size_t bytes = text[0] < 0x80   ? 1
@@ -113,11 +113,11 @@ static const char *recorder_print_op_name(uint8_t op)
     }
 }
 
-/* Not through printf's %f: the program may have a locale with a decimal comma. digits after the point: 3 or 12. */
+/* Avoids printf's %f, because the program's locale may have a decimal comma. digits after the point: 3 or 12. */
 static void print_decimal(FILE *out, const char *name, double value, int digits)
 {
     const uint64_t scale = digits == 3 ? UINT64_C(1000) : UINT64_C(1000000000000);
-    const double size = value < 0 ? -value : value, most = 1.8e19 / (double)scale; /* another process's hold anything */
+    const double size = value < 0 ? -value : value, most = 1.8e19 / (double)scale; /* another process's may be anything */
     const uint64_t number = (uint64_t)((size < most ? size : most) * (double)scale + 0.5);
     fprintf(out, ",\"%s\":%s%llu.%0*llu", name, value < 0 && number ? "-" : "", (unsigned long long)(number / scale), digits,
             (unsigned long long)(number % scale));
@@ -193,10 +193,10 @@ void shoal_recorder_print(const struct shoal_recorder *recorder, const char *com
     const uint64_t first = next > SHOAL_RECORDS ? next - SHOAL_RECORDS : 0;
     struct stamp stamp;
     read_stamp(&stamp, ns_per_tick);
-    stamp.origin = recorder->records[first % SHOAL_RECORDS].posted; /* 0, if that one is left out: then as good as any */
+    stamp.origin = recorder->records[first % SHOAL_RECORDS].posted; /* 0 if that record is left out, which will also do */
     for (uint64_t i = first; i < next; i++) {
         const struct shoal_record *record = &recorder->records[i % SHOAL_RECORDS];
-        if (!record->collective) /* of another process, and just changing */
+        if (!record->collective) /* another process's record, changing at that moment */
             continue;
         print_who(recorder, &stamp, comm, rank, out);
         fprintf(out, ",\"record\":%llu", (unsigned long long)i);
@@ -210,7 +210,7 @@ void shoal_recorder_print(const struct shoal_recorder *recorder, const char *com
 
 /* ---- Files --------------------------------------------------------------------------------------------------------------- */
 
-/* False with errno set. */
+/* Returns false with errno set on failure. */
 static bool recorder_print_append(const char *name, mode_t mode, const char *text, size_t bytes)
 {
     const int fd = open(name, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, mode);
@@ -228,7 +228,7 @@ static bool recorder_print_append(const char *name, mode_t mode, const char *tex
     return fd >= 0 && done == bytes;
 }
 
-/* Takes the lines; is_printed: they are all there. */
+/* Takes ownership of the lines. is_printed: they are complete. */
 static bool append_lines(const struct shoal_recorder_file *file, char *text, size_t bytes, bool is_printed,
                          char name_out[SHOAL_RECORDER_NAME_MAX])
 {

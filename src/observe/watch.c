@@ -1,6 +1,6 @@
-/* Reads the flight recorders of another process on this host, which need not help and may hang: they lie in a memfd that
- * /proc/PID/fd names. Nothing is mapped but copied with pread, so that nothing which the other process does to the file harms
- * this one; and nothing in it is believed: its owner may be another user. */
+/* Reads the flight recorders of another process on this host, which need not cooperate and may hang: they are in a memfd that
+ * appears in /proc/PID/fd. The file is copied with pread instead of mapped, so that nothing the other process does to it can
+ * harm this one. Nothing in it is trusted, because its owner may be another user. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -13,7 +13,7 @@
 #include "base/ranks.h"
 #include "observe/recorder.h"
 
-/* More are not looked at: a file may be anybody's, and as long as it likes. */
+/* Further slots are ignored: the file may be anyone's, and of any length. */
 #define SLOTS_MAX 65536
 
 /* A copy of one recorder. */
@@ -24,10 +24,10 @@ struct copy {
 
 struct watch {
     int pid;
-    int inner_pid; /* as the process sees itself; 0: not known */
+    int inner_pid; /* as the process sees itself; 0 if unknown */
     DIR *folder;   /* /proc/PID/fd */
     struct copy *now, *before;
-    uint64_t next_after; /* records that had begun when *now had been read */
+    uint64_t next_after; /* records begun by the time *now had been read */
     bool has_some;       /* a recorder was found */
     char *error;
     size_t error_bytes;
@@ -64,7 +64,7 @@ static const char *find_text(const struct shoal_flight *flight, const char *addr
     return "?";
 }
 
-/* The addresses of texts are those of another process: they become ours. A record that changed between the two readings is left
+/* Replaces the addresses of the other process's texts by this process's. A record that changed between the two readings is left
  * out (collective NULL): it may be half of one operation and half of the next. */
 static void adopt_records(struct watch *watch)
 {
@@ -90,7 +90,7 @@ static void clean_head(struct shoal_flight *flight)
         flight->ns_per_tick = 1;
 }
 
-/* Copies until two readings agree, or three times: of a rank that does millions of operations a second no two do. */
+/* Copies until two readings agree, at most three times: if a rank does millions of operations a second, no two agree. */
 static bool read_records(struct watch *watch, int fd, off_t from)
 {
     bool is_read = watch_read_all(fd, from, watch->before, sizeof *watch->before);
@@ -111,14 +111,14 @@ static enum shoal_status watch_fail(const struct watch *watch, enum shoal_status
     return status;
 }
 
-/* Callers may take these numbers for indices. */
+/* Callers may use these numbers as indices. */
 static bool is_rank_of_something(const struct shoal_flight *flight)
 {
     return flight->size >= 1 && flight->size <= SHOAL_RANKS_MAX && flight->rank >= 0 && flight->rank < flight->size &&
            flight->world_rank >= -1 && flight->world_rank < SHOAL_RANKS_MAX;
 }
 
-/* OK with *watch->now filled; PENDING: it is none of this process's, or is not ready. */
+/* Returns OK with *watch->now filled, or PENDING if the recorder is not this process's or not ready. */
 static enum shoal_status read_flight(struct watch *watch, int fd, off_t from)
 {
     struct shoal_flight head;
@@ -137,13 +137,13 @@ static enum shoal_status read_flight(struct watch *watch, int fd, off_t from)
             head.version);
     }
     if (!read_records(watch, fd, from) || !is_rank_of_something(&watch->now->flight))
-        return SHOAL_PENDING; /* it has ended meanwhile, or was never a rank */
+        return SHOAL_PENDING; /* the process has just ended, or was never a rank */
     clean_head(&watch->now->flight);
     adopt_records(watch);
     return SHOAL_OK;
 }
 
-/* ---- What is going on ---------------------------------------------------------------------------------------------------- */
+/* ---- Current state ------------------------------------------------------------------------------------------------------- */
 
 static double watch_us_since(const struct shoal_flight *flight, uint64_t ticks)
 {
@@ -157,8 +157,8 @@ static bool watch_is_message(const struct shoal_record *record)
            !strcmp(record->collective, "drain");
 }
 
-/* Operations that have ended: those that had begun before the records were read, less those of them that had not ended then. So
- * it never falls from one look to the next. Records that began meanwhile count for neither. */
+/* Counts the operations that have ended: those that had begun before the records were read, minus those among them that had not
+ * ended then. So the count never falls from one look to the next. Records that began in between count in neither. */
 static uint64_t count_ended(const struct watch *watch)
 {
     const uint64_t next = atomic_load_explicit(&watch->before->flight.next, memory_order_relaxed);
@@ -171,7 +171,7 @@ static uint64_t count_ended(const struct watch *watch)
     return next > open ? next - open : 0;
 }
 
-/* The operation that has been under way longest, and what came last. */
+/* Reports the operation that has been under way longest, and how long ago the last one ended. */
 static void tell_operations(const struct copy *copy, struct shoal_watched *watched)
 {
     const struct shoal_record *oldest = NULL;
@@ -253,7 +253,7 @@ static void print(const struct watch *watch, FILE *out)
 
 /* ---- Finding ------------------------------------------------------------------------------------------------------------- */
 
-/* The last number of "NSpid:": the process in its own PID namespace. */
+/* Returns the last number of "NSpid:", which is the process's number in its own PID namespace. */
 static int read_inner_pid(int pid)
 {
     char path[64], line[256];
@@ -272,7 +272,7 @@ static int read_inner_pid(int pid)
     return inner;
 }
 
-/* A descriptor of the next file of recorders, -1: there is none. */
+/* Returns a descriptor of the next file of recorders, or -1. */
 static int next_file(struct watch *watch)
 {
     struct dirent *entry;
@@ -309,7 +309,7 @@ static enum shoal_status open_watch(struct watch *watch)
                                        : watch_fail(watch, SHOAL_ERR_MEMORY, "no memory to look at process %d%s", "");
 }
 
-/* Calls fn, or prints where it is NULL, for each recorder in the file. */
+/* Calls fn for each recorder in the file, or prints it if fn is NULL. */
 static enum shoal_status look_into(struct watch *watch, int fd, shoal_watch_fn fn, void *arg, FILE *out)
 {
     struct stat file;

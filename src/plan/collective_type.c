@@ -1,7 +1,7 @@
 #include "plan/collective_type.h"
 
-/* In a broadcast, a scatter and an all-to-all no rank writes into another's output: root, or a rank in place, would have to
- * write where the receiver may still be reading. */
+/* In a broadcast, a scatter and an all-to-all, no rank writes into another's output: root, or a rank in place, would have to
+ * write while the receiver may still be reading. */
 const struct shoal_collective_traits shoal_collective_rows[SHOAL_COLLECTIVE_END + 1] = {
     [SHOAL_COLLECTIVE_NONE] = {.name = "none"},
     [SHOAL_COLLECTIVE_ALLREDUCE] = {"all-reduce", {.is_reduced = true}, true, true},

@@ -33,7 +33,8 @@ void shoal_plan_fini(struct shoal_plan *plan)
     memset(plan, 0, sizeof *plan);
 }
 
-/* The array, moved if need be, with room for `wanted` entries. NULL after an error, the first of which sticks in the plan. */
+/* Returns the array, moved if necessary, with room for `wanted` entries. Returns NULL after an error; the first error stays in
+ * the plan. */
 static void *grown(struct shoal_plan *plan, void *array, uint32_t *capacity, uint32_t wanted, size_t entry_bytes)
 {
     if (wanted <= *capacity)
@@ -48,7 +49,7 @@ static void *grown(struct shoal_plan *plan, void *array, uint32_t *capacity, uin
     return moved;
 }
 
-/* A new last step, NULL after an error. */
+/* Returns a new last step, or NULL after an error. */
 static struct shoal_step *plan_append_step(struct shoal_plan *plan, enum shoal_step_kind kind, int peer)
 {
     if (plan->status != SHOAL_OK)
@@ -91,7 +92,7 @@ static bool is_own(const struct shoal_plan *plan, const struct shoal_block *bloc
     return block->rank == plan->rank && block->operand == operand && block->part == 0;
 }
 
-/* Part 0 of a staging buffer, or the slot of its device. */
+/* Part 0 of this rank's staging buffer, or the slot of its device. */
 static bool is_own_place(const struct shoal_plan *plan, const struct shoal_block *block)
 {
     return is_own(plan, block, SHOAL_OPERAND_STAGING) || is_own(plan, block, SHOAL_OPERAND_DEVICE);
@@ -225,7 +226,7 @@ void shoal_plan_expect_credit(struct shoal_plan *plan, int peer)
         plan->signals_in[peer]++;
 }
 
-/* signals_in counts the signals that are waited for and those that are announced as credits. */
+/* signals_in counts both the signals that the plan waits for and those announced as credits. */
 void shoal_plan_find_peers(const struct shoal_plan *plan, const struct shoal_view *view, uint8_t *peers)
 {
     for (int peer = 0; peer < plan->size; peer++)

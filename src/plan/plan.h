@@ -1,17 +1,17 @@
 /* A plan: what one rank does for one chunk of the vector, as a list of steps. Algorithms (src/collective) append steps; the
- * checker proves the plans of all ranks together (plan_check.h); the engine runs them. A plan holds no pointer and no byte
- * count: its operands are blocks, so one plan serves every size.
+ * checker verifies the plans of all ranks together (plan_check.h); the engine runs them. A plan contains no pointers and no
+ * byte counts: its operands are blocks, so one plan serves every size.
  *
- * Four steps:
+ * Four kinds of steps:
  *   reduce   combines k source blocks into m destination blocks: one pass, one rounding, sources in the order given. A copy is
- *            k = 1; a copy of a block to itself, as in place, writes nothing. A reduce is "partial" when later steps add more.
- *   put      copies an own block into a peer's staging buffer, then increments the peer's counter of this rank. The block must
- *            not change until the peer has acknowledged it, or a wait for own puts is over.
+ *            k = 1; a copy of a block to itself, as in place, writes nothing. A reduce is "partial" if later steps add more.
+ *   put      copies one of the rank's blocks into a peer's staging buffer, then increments the peer's counter of this rank. The
+ *            block must not change until the peer has acknowledged it, or a wait for the rank's puts is over.
  *   signal   increments the peer's counter of this rank
- *   wait     waits until a peer has incremented this rank's counter so many times; a wait for the own rank waits until all own
- *            puts have completed locally
+ *   wait     waits until a peer has incremented this rank's counter a number of times; if it names this rank itself, it waits
+ *            until all of the rank's puts have completed locally
  *
- *     rank 0, beside rank 1 on one host:                 rank 2, on another host:
+ *     rank 0, on one host with rank 1:                   rank 2, on another host:
  *         reduce  in[0] 0/2 + in[1] 0/2 -> stg[0].0 0/2      signal  rank 0: clear-to-send
  *         wait    rank 2, signal 1                           wait    rank 0, signal 1
  *         put     stg[0].0 0/2 -> stg[2].1 0/2               reduce  stg[2].1 0/2 -> out[2] 0/2
@@ -22,28 +22,28 @@
  * its credits (shoal_plan_expect_credit). The next chunk in the slot waits for them (shoal_plan_wait_credit) before it
  * overwrites what the peer may still be reading.
  *
- * Staging buffers. Each rank's staging slot has `parts`. Either each part is as large as a chunk, and a block lies at its index
- * in one of them. Or the plan divides all parts together into `bins`, each as large as a block, and says in which bin a
- * block lies. Only the own rank writes part 0, whatever ran before; into the other parts peers write once the rank has let
- * them. A rank that writes its own staging buffer, or lets peers write there, first waits for the credit of every rank that may
- * have read it in the slot's earlier chunks.
+ * Staging buffers. Each rank's staging slot has `parts`. Either each part is as large as a chunk, and a block is at its index
+ * in one of them. Or the plan divides all parts together into `bins`, each as large as a block, and specifies the bin of each
+ * block. Only the rank itself writes part 0, whatever ran before. Peers write into the other parts, once the rank has let them.
+ * A rank that writes its own staging buffer, or lets peers write there, first waits for the credit of every rank that may have
+ * read it in the slot's earlier chunks.
  *
- * Devices. Where the devices of a host sum among themselves, inputs and outputs lie on them, and each rank has three more
- * parts: a slot in its device's memory, which the devices of its host read, and in host memory what its device hands out and
- * what it takes back. A step that names a slot is a work of the rank's device, which reaches the own parts and operands and,
- * to read, the slots of its host. All other steps are the processor's, which reaches no slot, and no operand on a device.
+ * Devices. If the devices of a host sum among themselves, inputs and outputs are on them, and each rank has three more parts: a
+ * slot in its device's memory, which the devices of its host read, and two in host memory, for the data that its device hands
+ * out and takes back. The rank's device executes each step that names a slot. It reaches the rank's own parts and operands and
+ * can read the slots of its host. The processor executes all other steps. It reaches neither slots nor operands on devices.
  *
- * Reach. A step may name another rank's block as a source, or as a destination of a reduce, only where the view says that load
- * and store reach this rank, and that its input or output is shared. Into the staging buffer of a remote rank a step can only
- * put. Plans never depend on what remote ranks share (shoal_view_mask).
+ * Reach. A step may name another rank's block as a source, or as a destination of a reduce, only if the view says that load and
+ * store reach that rank and that its input or output is shared. A step can only put into the staging buffer of a remote rank.
+ * Plans never depend on what remote ranks share (shoal_view_mask).
  *
  * Start and end. When a plan starts, the ranks of its host and its peers have posted the operation, so their inputs are final.
- * The engine may run early steps, which concern the rank alone, before that, and again later.
- * Peers are the remote ranks that the plan signals, puts to or receives from; they do not depend on any rank's operands. A plan
- * ends when its puts have completed locally. Its caller may then overwrite the input, and read and overwrite the output.
+ * The engine may run early steps, which concern only this rank, before that, and again later. Peers are the remote ranks that
+ * the plan signals, puts to or receives from; they do not depend on any rank's operands. A plan ends when its puts have
+ * completed locally. Its caller may then overwrite the input, and read and overwrite the output.
  *
- * Builders never fail in the middle: the first error (no memory, too large) sticks in plan->status and later appends do
- * nothing. Not thread-safe; a finished plan is constant and may be read from any thread. */
+ * Builders never fail in the middle: the first error (no memory, too large) stays in plan->status, and later appends do
+ * nothing. Not thread-safe, but any thread may read a finished plan, which is constant. */
 #ifndef SHOAL_PLAN_PLAN_H
 #define SHOAL_PLAN_PLAN_H
 
@@ -52,7 +52,7 @@
 
 #define SHOAL_PLAN_RANKS_MAX SHOAL_RANKS_MAX
 #define SHOAL_PLAN_PARTS_MAX 64
-/* Limits of a staging buffer that is divided into bins: at least so many bins in a part, at most so many parts. */
+/* Limits of a staging buffer that is divided into bins: bins in a part, at least; parts, at most. */
 #define SHOAL_BINS_IN_PART 4
 #define SHOAL_BINNED_PARTS_MAX 8
 
@@ -61,16 +61,16 @@ enum shoal_operand { SHOAL_OPERAND_INPUT, SHOAL_OPERAND_OUTPUT, SHOAL_OPERAND_ST
 /* Parts of SHOAL_OPERAND_DEVICE. */
 enum shoal_on_device_part { SHOAL_ON_DEVICE_SLOT, SHOAL_ON_DEVICE_OUT, SHOAL_ON_DEVICE_BACK, SHOAL_ON_DEVICE_PARTS };
 
-/* Block `index` of `of` equal blocks of a rank's operand; of a staging buffer, of its part `part`. A staging block with `bin`
- * other than 0 lies in bin `bin` - 1 instead of at its index. With `run` other than 0 a put moves that many consecutive bins,
- * whatever they hold; from other operands, that many consecutive blocks, as far as there are any, and so does a work of a
- * device.
+/* Block `index` of `of` equal blocks of a rank's operand, or of part `part` of its staging buffer. A staging block with a
+ * nonzero `bin` is in bin `bin` - 1 instead of at its index. With a nonzero `run`, a put or a device's step moves several
+ * consecutive blocks: of a staging buffer that many bins, whatever they contain; of other operands that many blocks, or as many
+ * as there are.
  *
- * Where an operand is in parts (struct shoal_shape), a chunk is the same range of every part. `of` is then a multiple of the
- * number of ranks: the index counts parts first, then blocks within a part. A staging buffer of such a collective may hold
- * either: with `of` a multiple of the number of ranks it is in parts too, with 1 it holds one part. Parts may differ in length;
- * a block is as long as what it holds. Where both input and output are in parts, blocks of part 0 of a staging buffer are named
- * like those of the rank's input, blocks of other parts like those of its output. */
+ * If an operand has a part for each rank (struct shoal_shape), a chunk is the same range of every part. `of` is then a multiple
+ * of the number of ranks: the index counts parts first, then blocks within a part. A staging buffer of such a collective may
+ * contain either: with `of` a multiple of the number of ranks it is also in parts, with 1 it contains one part. Parts may
+ * differ in length; a block is as long as its content. If both input and output are in parts, blocks of part 0 of a staging
+ * buffer are named like those of the rank's input, and blocks of its other parts like those of its output. */
 struct shoal_block {
     uint16_t rank;
     uint16_t index;
@@ -89,19 +89,19 @@ struct shoal_step {
     uint16_t peer;         /* put, signal, wait */
     uint16_t source_count; /* reduce, put: blocks[first_block ...] are the sources, the destinations follow */
     uint16_t dest_count;
-    uint32_t value; /* wait: number of the signal in this chunk; 0: the credits of earlier chunks, or (own rank) the own puts */
+    uint32_t value; /* wait: number of the signal in this chunk; 0: the credits of earlier chunks, or (own rank) its own puts */
     uint32_t first_block;
 };
 
-/* The shape of a collective: which operands each rank has, and where their elements go. Everything but the choice of an
- * algorithm follows from this: the sizes of operands, the data of small operations, what the checker demands. */
+/* The shape of a collective: which operands each rank has, and where their elements go. Everything except the choice of an
+ * algorithm follows from this: the sizes of operands, the data of small operations, the checker's requirements. */
 struct shoal_shape {
-    bool root_contributes;      /* only root has an input; else all have */
-    bool root_receives;         /* only root gets an output; else all do */
-    bool is_input_partitioned;  /* an input is in parts, part i for rank i; else every rank that receives gets all of it */
-    bool is_output_partitioned; /* an output is in parts, part i from rank i */
-    bool is_reduced;            /* an element of an output is made of one element of each input; else it is a copy of one */
-    bool is_empty;              /* nothing is moved: a barrier */
+    bool root_contributes;      /* only root has an input; else all ranks */
+    bool root_receives;         /* only root gets an output; else all ranks */
+    bool is_input_partitioned;  /* an input has part i for rank i; else every rank that receives gets all of it */
+    bool is_output_partitioned; /* an output has part i from rank i */
+    bool is_reduced;            /* an element of an output combines one element of each input; else it is a copy of one */
+    bool is_empty;              /* a barrier: no data */
 };
 
 static inline bool shoal_shape_contributes(const struct shoal_shape *shape, int rank, int root)
@@ -114,7 +114,7 @@ static inline bool shoal_shape_receives(const struct shoal_shape *shape, int ran
     return !shape->is_empty && (!shape->root_receives || rank == root);
 }
 
-/* The number of parts of a block's operand; 1 where it is a whole. */
+/* Returns the number of parts of a block's operand: 1 if it is not partitioned. */
 static inline int shoal_shape_parts(const struct shoal_shape *shape, struct shoal_block block, int size)
 {
     if (block.operand == SHOAL_OPERAND_INPUT)
@@ -124,8 +124,8 @@ static inline int shoal_shape_parts(const struct shoal_shape *shape, struct shoa
     return (shape->is_input_partitioned || shape->is_output_partitioned) && block.of % size == 0 ? size : 1;
 }
 
-/* The rank that contributes a block's content, and the rank that receives it. In an operand that is a whole, one side may be
- * any rank. */
+/* Finds the rank that contributes a block's content, and the rank that receives it. In an operand that is not partitioned, one
+ * side may be any rank. */
 static inline void shoal_shape_route(const struct shoal_shape *shape, struct shoal_block block, int size, int *from_out,
                                      int *to_out)
 {
@@ -137,14 +137,14 @@ static inline void shoal_shape_route(const struct shoal_shape *shape, struct sho
     *to_out = names_source ? block.rank : part;
 }
 
-/* The knowledge of algorithms about the call, the machines and the operands. Plain data, the same on every rank. */
+/* What algorithms know about the call, the machines and the operands. Plain data, identical on every rank. */
 struct shoal_view {
     int size;
-    const uint16_t *host;            /* host[rank]: ranks with equal numbers reach each other by load and store. NULL: all do */
-    const uint8_t *shared_input;     /* shared_input[rank] != 0: peers that reach the rank also reach its input. NULL: none */
-    const uint8_t *shared_output;    /* the same for its output */
+    const uint16_t *host;            /* host[rank]: ranks with equal numbers reach each other by load and store; NULL: all do */
+    const uint8_t *shared_input;     /* shared_input[rank] != 0: peers that reach the rank also reach its input; NULL: never */
+    const uint8_t *shared_output;    /* likewise for its output */
     const struct shoal_shape *shape; /* for builders that serve several collectives */
-    bool is_on_devices;              /* devices of a host sum among themselves; hosts have equal numbers of ranks */
+    bool is_on_devices;              /* the devices of a host sum among themselves; all hosts have equally many ranks */
 };
 
 static inline bool shoal_view_reaches(const struct shoal_view *view, int rank, int peer)
@@ -165,9 +165,9 @@ static inline bool shoal_view_shares_output(const struct shoal_view *view, int r
 struct shoal_plan {
     int rank;
     int size;
-    int parts;      /* of the staging slot, 0 when no staging buffer is used */
-    int bins;       /* into which they are divided together, 0 when blocks lie at their index */
-    int staging_of; /* into how many blocks a part, or what has bins, is cut at most */
+    int parts;      /* of the staging slot; 0 if the plan uses no staging buffer */
+    int bins;       /* into which the parts are divided together; 0 if blocks are at their index */
+    int staging_of; /* the most blocks into which a part, or whatever has bins, is divided */
     uint32_t step_count;
     uint32_t block_count;
     struct shoal_step *steps;
@@ -178,10 +178,10 @@ struct shoal_plan {
     enum shoal_status status;
 };
 
-/* A builder appends the steps of `rank` to an empty plan. root is 0 for collectives that have none. */
+/* A builder appends the steps of `rank` to an empty plan. root is 0 for collectives without a root. */
 typedef void (*shoal_plan_build_fn)(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root);
 
-/* Makes an empty plan. The caller empties it with shoal_plan_fini, also after an error. */
+/* Initializes an empty plan. The caller frees it with shoal_plan_fini(), even after an error. */
 void shoal_plan_init(struct shoal_plan *plan, int rank, int size);
 void shoal_plan_fini(struct shoal_plan *plan);
 
@@ -210,44 +210,44 @@ static inline bool shoal_block_is_slot(struct shoal_block block)
     return block.operand == SHOAL_OPERAND_DEVICE && block.part == SHOAL_ON_DEVICE_SLOT;
 }
 
-/* The same staging block, in a bin. */
+/* Returns the staging block, placed in a bin. */
 static inline struct shoal_block shoal_in_bin(struct shoal_block block, int bin)
 {
     block.bin = (uint16_t)(bin + 1);
     return block;
 }
 
-/* The same block and the following ones, `run` in all. */
+/* Returns the block and those that follow it, `run` in all. */
 static inline struct shoal_block shoal_run(struct shoal_block block, int run)
 {
     block.run = (uint16_t)run;
     return block;
 }
 
-/* All ranks must divide staging buffers alike, because the size of chunks follows from that. A builder calls this where its own
- * rank may name no staging block. */
+/* All ranks must divide staging buffers alike, because the size of chunks follows from that. A builder calls this if its own
+ * rank might not name any staging block. */
 void shoal_plan_use_staging(struct shoal_plan *plan, int parts, int of);
 
-/* The same for a staging buffer that is divided into bins; a whole, or each part, has `of` of their blocks. Sets
- * plan->parts. */
+/* Like shoal_plan_use_staging(), but for a staging buffer that is divided into bins. An operand, or each part of it, has `of`
+ * blocks of a bin's size. Sets plan->parts. */
 void shoal_plan_use_bins(struct shoal_plan *plan, int bins, int of);
 
-/* How many steps at the begin of a plan name nothing but its rank's own: waits for credits, then copies of its input into its
- * staging buffer, or its device's slot. They may run before other ranks have posted the operation. */
+/* Returns how many steps at the beginning of a plan concern only this rank: waits for credits, then copies of its input into
+ * its staging buffer or its device's slot. They may run before other ranks have posted the operation. */
 uint32_t shoal_plan_count_early(const struct shoal_plan *plan);
 
-/* Whether the plan does nothing with its rank's input but put it, and copy it to the rank's own output: *copies_out. */
+/* Returns true if the plan only puts its rank's input and, as reported in *copies_out, copies it to the rank's own output. */
 bool shoal_plan_only_sends_input(const struct shoal_plan *plan, bool *copies_out);
 
-/* peers[rank] becomes 1 for the plan's peers, else 0. */
+/* Sets peers[rank] to 1 for the plan's peers, else to 0. */
 void shoal_plan_find_peers(const struct shoal_plan *plan, const struct shoal_view *view, uint8_t *peers);
 
-/* The view of one rank, without what remote ranks share. Fills flags[2 * size]; the result points there. */
+/* Returns the view of one rank, without what remote ranks share. Fills flags[2 * size], to which the result points. */
 struct shoal_view shoal_view_mask(const struct shoal_view *view, int rank, uint8_t *flags);
 
 void shoal_plan_reduce(struct shoal_plan *plan, const struct shoal_block *sources, int source_count,
                        const struct shoal_block *dests, int dest_count);
-/* The same where later steps add more contributions to the destination. */
+/* Like shoal_plan_reduce(), but later steps add more contributions to the destination. */
 void shoal_plan_reduce_partial(struct shoal_plan *plan, const struct shoal_block *sources, int source_count,
                                struct shoal_block dest);
 void shoal_plan_copy(struct shoal_plan *plan, struct shoal_block source, struct shoal_block dest);
@@ -263,9 +263,9 @@ void shoal_plan_wait_puts(struct shoal_plan *plan);
 /* Announces a signal of the peer that this chunk does not wait for: a credit. Comes after all waits for that peer. */
 void shoal_plan_expect_credit(struct shoal_plan *plan, int peer);
 
-/* The first element of block `index` of `of` blocks of `count` elements, and in *length_out the block's length. All blocks but
- * the last ones are equally long. They begin at multiples of `grain` elements, a power of two, so that no two owners write to
- * one cache line. */
+/* Returns the first element of block `index` of `of` blocks of `count` elements, and in *length_out the block's length. All
+ * blocks except the last ones are equally long. They begin at multiples of `grain` elements, a power of two, so that no two
+ * owners write to one cache line. */
 static inline size_t shoal_block_span(size_t count, size_t grain, unsigned index, unsigned of, size_t *length_out)
 {
     const size_t each = shoal_round_up((count + of - 1) / of, grain);
@@ -274,21 +274,22 @@ static inline size_t shoal_block_span(size_t count, size_t grain, unsigned index
     return begin;
 }
 
-/* Elements from one bin of a staging buffer to the next, where a chunk has `count` elements (in its longest part) and `of`
- * blocks. */
+/* Returns the distance in elements between bins of a staging buffer, for a chunk with `count` elements (in its longest part)
+ * and `of` blocks. */
 static inline size_t shoal_bin_stride(size_t count, size_t grain, unsigned of)
 {
     return shoal_round_up((count + of - 1) / of, grain);
 }
 
-/* One line per step, such as "  3  reduce  in[0] 2/4 + in[1] 2/4 -> out[2] 2/4". */
+/* Prints one line per step, such as "  3  reduce  in[0] 2/4 + in[1] 2/4 -> out[2] 2/4". */
 void shoal_plan_print(const struct shoal_plan *plan, FILE *out);
-/* A JSON array with an object for each step, such as {"step":"reduce","from":["in[0] 2/4","in[1] 2/4"],"to":["out[2] 2/4"]},
- * {"step":"signal","peer":1}, {"step":"wait","for":"signal","peer":1,"signal":1}; "for" may also be "credit" or "puts". */
+/* Prints a JSON array with an object for each step, such as {"step":"reduce","from":["in[0] 2/4","in[1] 2/4"],"to":["out[2]
+ * 2/4"]}, {"step":"signal","peer":1}, {"step":"wait","for":"signal","peer":1,"signal":1}; "for" may also be "credit" or
+ * "puts". */
 void shoal_plan_print_json(const struct shoal_plan *plan, FILE *out);
-/* One step without its number, at most bytes - 1 characters. */
+/* Prints one step without its number, at most bytes - 1 characters. */
 void shoal_plan_print_step(const struct shoal_plan *plan, uint32_t step, char *text, size_t bytes);
-/* One block, such as "stg[1].0 2/4": block 2 of 4 of part 0 of rank 1's staging buffer; "@7": in bin 7; "+3": run of
+/* Prints one block, such as "stg[1].0 2/4": block 2 of 4 of part 0 of rank 1's staging buffer; "@7": in bin 7; "+3": run of
  * three; "gpu[1]", "gpu[1].out", "gpu[1].back": parts of SHOAL_OPERAND_DEVICE. */
 void shoal_plan_print_block(const struct shoal_block *block, char *text, size_t bytes);
 

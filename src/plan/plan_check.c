@@ -1,7 +1,8 @@
-/* How it works. Every element of every operand is a cell: what it holds (which element of which ranks' inputs, how often each)
- * and who wrote and read it last. Every rank is three components, its engine, its caller, and its puts under way; each keeps a
- * vector clock, and an access is ordered after an earlier one when its component's clock knows of that. Ranks run in turn
- * until each waits or has ended; a signal keeps the clock of who incremented it, and a wait joins it. */
+/* How it works. Every element of every operand is a cell: its content (which element of which ranks' inputs, how often each)
+ * and who wrote and read it last. Every rank is three components: its engine, its caller, and its puts under way. Each
+ * component has a vector clock. An access is ordered after an earlier one if the clock of its component includes the earlier
+ * one. Ranks run in turn until each waits or has ended. A signal keeps the clock of the rank that sent it, and a wait joins
+ * that clock. */
 #include "plan/plan_check.h"
 
 #include <inttypes.h>
@@ -13,14 +14,14 @@
 #define MIXED (UINT32_MAX - 1) /* contributions of different elements */
 #define NOBODY (-1)
 #define OPERATIONS 2
-#define PUTS_APART_MAX 9 /* ranks of groups in which puts are told apart by their peers */
+#define PUTS_APART_MAX 9 /* group size up to which a rank's puts are distinguished by peer */
 #define STEP_TEXT_MAX 200
 #define BLOCK_TEXT_MAX 40
 
-/* When a component did something. An engine's epoch n is its n-th step, over both operations; a caller's epoch 1 is before it
- * posted, 2 after the first operation has ended, 3 after the second. Epoch 0 is never. */
+/* When a component did something. An engine's epoch n is its n-th step, over both operations. A caller's epoch is 1 before it
+ * posts, 2 after the first operation has ended, 3 after the second. Epoch 0 is never. */
 struct access {
-    uint32_t component; /* engine of rank r: r; its caller: size + r; its puts: see puts_to, epochs as the engine's */
+    uint32_t component; /* engine of rank r: r; its caller: size + r; its puts: see puts_to(), with the engine's epochs */
     uint32_t epoch;
 };
 
@@ -33,14 +34,14 @@ enum scaling {
 
 struct cell {
     struct access wrote;
-    uint32_t reads; /* those since then: 1 + index into check.reads, 0 for none */
+    uint32_t reads; /* those since then: 1 + index into check.reads, or 0 */
     uint32_t unit;  /* whose element of the inputs its contributions are, first_unit of the operation added */
     uint8_t scaling;
 };
 
 struct read {
     struct access by;
-    uint32_t next; /* as cell.reads */
+    uint32_t next; /* like cell.reads */
 };
 
 struct operation {
@@ -57,7 +58,7 @@ struct operation {
 };
 
 struct cursor {
-    int operation; /* OPERATIONS when the rank has ended */
+    int operation; /* OPERATIONS once the rank has ended */
     uint32_t step;
 };
 
@@ -67,20 +68,20 @@ struct check {
     int put_targets;
     struct operation operations[OPERATIONS];
     size_t staging_cell;
-    size_t staging_units; /* of a rank's staging buffer, of either operation */
+    size_t staging_units; /* of a rank's staging buffer; the larger of both operations */
     size_t device_cell;
-    size_t device_units; /* of each part that a rank has for its device, of either operation */
+    size_t device_units; /* of each part that a rank has for its device; the larger of both operations */
     size_t cell_count;
     struct cell *cells;
     uint8_t *counts; /* counts[cell * size + rank]: how often the cell holds the rank's contribution, at most 255 */
-    uint8_t *sum;    /* one more row, for the step at hand */
+    uint8_t *sum;    /* one more row, for the current step */
     struct read *reads;
     uint32_t read_count;
     uint32_t read_capacity;
     uint32_t read_free;
     uint32_t *clocks;      /* clocks[component * components + other] */
     size_t *signal_first;  /* signal_first[to * size + from]: number of the pair's first signal */
-    uint32_t *incremented; /* incremented[to * size + from]: how many of them have been sent */
+    uint32_t *incremented; /* incremented[to * size + from]: how many of them were sent */
     uint32_t *snapshots;   /* snapshots[signal * components + other] */
     struct cursor *cursors;
     uint8_t *peers; /* scratch */
@@ -104,8 +105,8 @@ static void check_fini(struct check *check)
 
 /* ---- Components ---------------------------------------------------------------------------------------------------------- */
 
-/* A rank's puts to one peer leave in order, as the peer sees them in order. In large groups all its puts share one
- * component, so that there are not too many. The epoch is that of the last put. */
+/* A rank's puts to one peer leave in order, because the peer sees them in order. In large groups all puts of a rank share one
+ * component, to limit their number. The epoch is that of the last put. */
 static uint32_t puts_to(const struct check *check, int rank, int peer)
 {
     return (uint32_t)(2 * check->size + rank * check->put_targets + peer % check->put_targets);
@@ -117,7 +118,7 @@ static int check_rank_of(const struct check *check, struct access access)
     return puts >= 0 ? puts / check->put_targets : component % check->size;
 }
 
-/* ---- What is said of a fault --------------------------------------------------------------------------------------------- */
+/* ---- Descriptions of a fault --------------------------------------------------------------------------------------------- */
 
 static enum shoal_status fault(const struct check *check, const char *format, ...) SHOAL_PRINTF(2, 3);
 
@@ -183,13 +184,13 @@ static struct access access_now(const struct check *check, uint32_t component)
     return (struct access){component, clock_of(check, component)[component]};
 }
 
-/* The number of the n-th signal, counted from 1 over both operations. */
+/* Returns the number of the n-th signal, counted from 1 over both operations. */
 static size_t signal_number(const struct check *check, int to, int from, uint32_t n)
 {
     return check->signal_first[to * check->size + from] + n - 1;
 }
 
-/* A rank that waits for the data of a put knows that the put has completed locally. */
+/* A rank that waits for the data of a put also knows that the put has completed locally. */
 static void check_increment_counter(struct check *check, int to, int from)
 {
     const uint32_t n = ++check->incremented[to * check->size + from], puts = puts_to(check, from, to);
@@ -199,7 +200,7 @@ static void check_increment_counter(struct check *check, int to, int from)
         snapshot[puts] = snapshot[from];
 }
 
-/* Own puts have left: a wait for them, or the end. */
+/* The rank's puts have left: after a wait for them, or at the end. */
 static void await_puts(const struct check *check, int rank)
 {
     for (int peer = 0; peer < check->put_targets; peer++) {
@@ -215,7 +216,7 @@ struct range {
     size_t length;
 };
 
-/* Where nothing is promised, plans may still move what they like. */
+/* Also true for a collective that promises nothing: its plans may still move data. */
 static bool check_contributes(const struct operation *operation, int rank)
 {
     return operation->shape->is_empty || shoal_shape_contributes(operation->shape, rank, operation->question->root);
@@ -231,7 +232,7 @@ static bool is_in_place(const struct operation *operation, int rank)
     return operation->question->in_place && check_contributes(operation, rank) && check_receives(operation, rank);
 }
 
-/* In place the larger operand has cells, and the other one is the rank's part of it, or all of it. */
+/* In place, the larger operand has cells. The other operand is the rank's part of it, or all of it. */
 static bool is_output_inside(const struct operation *operation)
 {
     return operation->shape->is_input_partitioned && !operation->shape->is_output_partitioned;
@@ -254,14 +255,14 @@ static size_t output_cell(const struct operation *operation, int rank)
     return operation->first_input + own * operation->input_units + own * operation->units;
 }
 
-/* Elements of what goes from one rank to another. */
+/* Returns the number of elements that one rank sends to another. */
 static size_t length_of(const struct check *check, const struct operation *operation, int from, int to)
 {
     const unsigned *lengths = operation->question->lengths;
     return lengths ? lengths[from * check->size + to] : operation->units;
 }
 
-/* The units of one part of a staging buffer that is not divided into bins. */
+/* Returns the units of one part of a staging buffer that is not divided into bins. */
 static size_t part_units(const struct operation *operation, int size)
 {
     const bool is_partitioned = operation->shape->is_input_partitioned || operation->shape->is_output_partitioned;
@@ -279,7 +280,7 @@ static size_t operand_cell(const struct check *check, const struct operation *op
     return check->staging_cell + block->rank * check->staging_units + block->part * part_units(operation, check->size);
 }
 
-/* The range of a block, or a run of blocks, that lies in a bin. */
+/* Returns the range of a block, or a run of blocks, in a bin. */
 static struct range bin_range(const struct check *check, const struct operation *operation, const struct shoal_block *block,
                               unsigned of, size_t length)
 {
@@ -288,7 +289,7 @@ static struct range bin_range(const struct check *check, const struct operation 
     return (struct range){first, block->run ? block->run * stride : length};
 }
 
-/* The length of a run of an operand's blocks. */
+/* Returns the length of a run of an operand's blocks. */
 static size_t check_run_length(size_t count, unsigned index, unsigned run, unsigned of)
 {
     size_t last_length, first_length;
@@ -352,7 +353,7 @@ static enum shoal_status keep_read(struct check *check, struct cell *cell, struc
     return SHOAL_OK;
 }
 
-/* The source of a put to a peer (else NOBODY) is read until the put has left. */
+/* A put to a peer (else NOBODY) reads its source until the put has left. */
 static enum shoal_status read_cell(struct check *check, struct access now, const struct shoal_block *block, size_t at, int peer)
 {
     struct cell *cell = &check->cells[at];
@@ -360,7 +361,7 @@ static enum shoal_status read_cell(struct check *check, struct access now, const
 
     if (!is_ordered(check, cell->wrote, now.component))
         return race(check, now, "reads", block, cell->wrote, "writes");
-    if (cell->unit == NOTHING && !(block->run && block->bin)) { /* between bins there may be nothing */
+    if (cell->unit == NOTHING && !(block->run && block->bin)) { /* a run of bins may include empty space */
         char here[STEP_TEXT_MAX], name[BLOCK_TEXT_MAX];
         describe_access(check, now, here);
         shoal_plan_print_block(block, name, sizeof name);
@@ -394,7 +395,7 @@ static enum shoal_status write_cell(struct check *check, struct access now, cons
 
 /* ---- One step ------------------------------------------------------------------------------------------------------------ */
 
-/* A reduction says whether contributions are still missing: an average divides only in the end. */
+/* Checks that a reduce is marked partial exactly if contributions are missing: an average divides only at the end. */
 static enum shoal_status verify_partial(const struct check *check, struct access now, const struct operation *operation,
                                         const struct shoal_step *step)
 {
@@ -488,7 +489,7 @@ static enum shoal_status move(struct check *check, int rank, struct cursor at, c
     return SHOAL_OK;
 }
 
-/* How far the peer's counter must have come, counted over both operations. */
+/* Returns how often the peer must have incremented the counter, counted over both operations. */
 static uint32_t wait_target(const struct check *check, int rank, struct cursor at, const struct shoal_step *step)
 {
     const uint32_t before = at.operation == 0 ? 0 : plan_of(check, 0, rank)->signals_in[step->peer];
@@ -527,7 +528,7 @@ static enum shoal_status check_run_step(struct check *check, int rank, struct cu
 
 /* ---- The end of a rank's plan -------------------------------------------------------------------------------------------- */
 
-/* Element u of what the rank gets from `from`, at cell. */
+/* Checks the cell of element u of the data that the rank receives from `from`. */
 static enum shoal_status verify_unit(const struct check *check, int rank, int number, int from, size_t u, size_t cell)
 {
     const struct operation *operation = &check->operations[number];
@@ -555,7 +556,7 @@ static enum shoal_status verify_unit(const struct check *check, int rank, int nu
     return SHOAL_OK;
 }
 
-/* A barrier moves nothing; but whoever leaves it must know that all have entered. */
+/* A barrier moves nothing, but a rank that leaves it must know that all have entered. */
 static enum shoal_status verify_barrier(const struct check *check, int rank, int number)
 {
     for (int from = 0; from < check->size; from++) {
@@ -567,7 +568,7 @@ static enum shoal_status verify_barrier(const struct check *check, int rank, int
     return SHOAL_OK;
 }
 
-/* The caller reads, then overwrites, the part of its output that comes from a rank (of a whole: all of it). */
+/* The caller reads, then overwrites, the part of its output that comes from a rank, or all of an output without parts. */
 static enum shoal_status end_output(struct check *check, int rank, int number, int from)
 {
     const struct operation *operation = &check->operations[number];
@@ -584,7 +585,7 @@ static enum shoal_status end_output(struct check *check, int rank, int number, i
     return SHOAL_OK;
 }
 
-/* The caller overwrites what it gave to a rank (of a whole: all of it). */
+/* The caller overwrites the part of its input for a rank, or all of an input without parts. */
 static enum shoal_status end_input(struct check *check, int rank, int number, int to)
 {
     const struct operation *operation = &check->operations[number];
@@ -598,7 +599,8 @@ static enum shoal_status end_input(struct check *check, int rank, int number, in
     return SHOAL_OK;
 }
 
-/* The next chunk in the slot of the rank's device may run in any other slot of staging buffers: the rank may write there. */
+/* The next chunk in the slot of the rank's device may run in any other slot of staging buffers, so the rank may already write
+ * there. */
 static enum shoal_status end_device(struct check *check, int rank, int number)
 {
     const struct operation *operation = &check->operations[number];
@@ -634,7 +636,7 @@ static enum shoal_status end_operation(struct check *check, int rank, int number
 
 /* ---- All ranks in turn --------------------------------------------------------------------------------------------------- */
 
-/* Records what a rank knows once it starts: the ranks of its host and its peers have posted the operation, so their inputs are
+/* Records what a rank knows when it starts: the ranks of its host and its peers have posted the operation, so their inputs are
  * written. */
 static void start_operation(const struct check *check, int rank, int number)
 {
@@ -648,14 +650,14 @@ static void start_operation(const struct check *check, int rank, int number)
     }
 }
 
-/* Its early steps run before that: all they know is that their own caller has posted. */
+/* The rank's early steps run before that: they know only that their own caller has posted. */
 static void start_early(const struct check *check, int rank)
 {
     uint32_t *own = clock_of(check, (uint32_t)rank) + check->size + rank;
     *own = *own ? *own : 1;
 }
 
-/* Runs the rank as far as it gets; *moved_out when that was anywhere. */
+/* Runs the rank as far as possible. Sets *moved_out if it ran any step. */
 static enum shoal_status check_run_rank(struct check *check, int rank, bool *moved_out)
 {
     struct cursor *at = &check->cursors[rank];
@@ -708,10 +710,10 @@ static enum shoal_status run_all(struct check *check)
     return SHOAL_OK;
 }
 
-/* ---- What can be seen without running ------------------------------------------------------------------------------------ */
+/* ---- Checks without running ---------------------------------------------------------------------------------------------- */
 
 struct refusal {
-    const char *kind; /* NULL: the rank may do it */
+    const char *kind; /* NULL: allowed */
     const char *why;
 };
 
@@ -724,7 +726,7 @@ static bool names_slot(const struct shoal_plan *plan, uint32_t first, uint32_t c
     return false;
 }
 
-/* Refuses blocks that devices, or processors, do not reach. A step that names a slot is a work of the rank's device. */
+/* Refuses blocks that devices, or processors, do not reach. The rank's device executes each step that names a slot. */
 static struct refusal refuse_device(const struct operation *operation, int rank, const struct shoal_step *step,
                                     const struct shoal_block *block, bool is_work, bool is_dest)
 {
@@ -804,7 +806,7 @@ static enum shoal_status inspect_blocks(const struct check *check, int rank, str
     return SHOAL_OK;
 }
 
-/* Counts signals in check->incremented; waits[peer] becomes the last signal waited for. */
+/* Counts signals in check->incremented. Sets waits[peer] to the last signal waited for. */
 static enum shoal_status inspect_step(struct check *check, int rank, struct cursor at, uint32_t *waits)
 {
     const struct shoal_step *step = &plan_of(check, at.operation, rank)->steps[at.step];
@@ -891,7 +893,7 @@ static enum shoal_status inspect(struct check *check, int operation)
 
 /* ---- Start --------------------------------------------------------------------------------------------------------------- */
 
-/* How much of a staging buffer the operation uses. */
+/* Returns how much of a staging buffer the operation uses. */
 static size_t staging_units(const struct check *check, const struct operation *operation)
 {
     const struct shoal_plan *plan = &operation->question->plans[0];
@@ -902,7 +904,7 @@ static size_t staging_units(const struct check *check, const struct operation *o
     return (size_t)plan->bins * shoal_bin_stride(operation->units, 1, is_partitioned ? 1 : (unsigned)plan->staging_of);
 }
 
-/* Gives the operation its cells. */
+/* Assigns cells to the operation. */
 static void lay_out(struct check *check, struct operation *operation, const struct shoal_plan_question *question)
 {
     const size_t size = (size_t)check->size;
@@ -923,7 +925,7 @@ static void lay_out(struct check *check, struct operation *operation, const stru
     check->device_units = shoal_max_size(check->device_units, operation->is_on_devices ? operation->units : 0);
 }
 
-/* Every caller has written its input before it posted. */
+/* Every caller has written its input before it posts. */
 static void fill_inputs(const struct check *check, const struct operation *operation)
 {
     for (int rank = 0; rank < check->size; rank++) {
@@ -936,7 +938,7 @@ static void fill_inputs(const struct check *check, const struct operation *opera
     }
 }
 
-/* Room for the signals of both operations, in the order of pairs. */
+/* Allocates room for the signals of both operations, in the order of pairs. */
 static enum shoal_status make_signals(struct check *check)
 {
     const int size = check->size;

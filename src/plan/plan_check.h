@@ -1,17 +1,16 @@
-/* The checker: runs the plans of all ranks symbolically, two operations back to back in one slot, and finds what is wrong.
+/* The checker: runs the plans of all ranks symbolically, two operations back to back in one slot, and reports the first fault.
  *
- * It proves, for the number of ranks and the view at hand and for every timing:
- *   - each output element holds what the collective promises: each contribution exactly once;
- *   - no two accesses to one element conflict without a happens-before path (vector clocks; the paths come from program order,
- *     from the signals that waits meet, and from the rule that an operation starts on a rank when its host's ranks and its
- *     peers have posted it, but for the plan's early steps, which may run as soon as their own rank has posted it);
+ * It proves, for the given number of ranks and view and for every timing:
+ *   - each output element contains what the collective promises: each contribution exactly once;
+ *   - no two accesses to one element conflict without a happens-before path. Vector clocks find the paths, which come from
+ *     program order, from the signals that waits meet, and from the rule that an operation starts on a rank once its host's
+ *     ranks and its peers have posted it, except early steps, which may run once their own rank has posted it;
  *   - the source of a put is not overwritten before the put has completed locally: until its receiver has acknowledged it, the
  *     rank has waited for its own puts, or its plan has ended;
- *   - no staging buffer block is overwritten before its last reader has read it, nor is an input or output touched after its
- * rank's
- *     plan ended;
- *   - no step reaches where the view gives no reach, and none puts but into a staging buffer;
- *   - a rank's plan ends when nobody reads its device's slot any more;
+ *   - no staging buffer block is overwritten before its last reader has read it, and no input or output is touched after the
+ *     plan of its rank ended;
+ *   - no step reaches a block that the view does not let it reach, and puts go only into staging buffers;
+ *   - a rank's plan ends only when nobody still reads its device's slot;
  *   - devices reach no staging buffer, the network reaches no device, and others only read a device's slot;
  *   - a reduction over several hosts scales each input once, though the blocks of a step alone say which ones it is to scale;
  *   - every signal is waited for or announced as a credit; no rank waits for ever.
@@ -23,16 +22,16 @@
 #include "plan/plan.h"
 
 struct shoal_plan_question {
-    const struct shoal_shape *shape; /* what the outputs must hold in the end */
+    const struct shoal_shape *shape; /* what the outputs must contain at the end */
     const struct shoal_plan *plans;  /* plans[rank], view->size of them */
     const struct shoal_view *view;
     int root;
-    bool
-        in_place; /* where a rank has both, its input and output are the same memory; a whole is the rank's part of the other */
-    unsigned units; /* elements of a chunk: of each part, where there are parts; use odd numbers, fewer and more than blocks */
-    /* The operation that follows in the slot, perhaps with chunks of another length; its next is ignored. NULL: the same. */
+    bool in_place;  /* input and output share memory; one without parts is the rank's part of the other */
+    unsigned units; /* elements of a chunk, or of each part; use odd numbers, fewer and more than blocks */
+    /* The operation that follows in the slot, perhaps with chunks of another length; its own `next` is ignored. NULL: the same
+     * operation again. */
     const struct shoal_plan_question *next;
-    const unsigned *lengths; /* NULL, or lengths[from * size + to] <= units: elements of what goes from rank to rank */
+    const unsigned *lengths; /* NULL, or lengths[from * size + to] <= units: elements that one rank sends to another */
 };
 
 /* OK, or ERR_INTERNAL with the first fault found in text (rank, step, block, and the other party), or ERR_MEMORY. The text

@@ -1,4 +1,4 @@
-/* A plan as a JSON array, a step a line. */
+/* Prints a plan as a JSON array, one step a line. */
 #include <inttypes.h>
 
 #include "plan/plan.h"

@@ -4,7 +4,8 @@
 #include <stdarg.h>
 #include <string.h>
 
-/* Where text goes: to a file, or to a buffer of `bytes`, of which `used` are filled; what does not fit is dropped. */
+/* The destination of text: a file, or a buffer of `bytes` bytes with `used` of them filled. Text that does not fit is
+ * dropped. */
 struct sink {
     FILE *file;
     char *text;
@@ -27,7 +28,7 @@ static void emit(struct sink *sink, const char *format, ...)
     va_end(args);
 }
 
-/* Text that was cut ends in dots, so that nobody takes it for the whole. */
+/* Marks cut text with dots, so that it does not look complete. */
 static void mark_cut(const struct sink *sink)
 {
     if (sink->used >= sink->bytes && sink->bytes > 3)

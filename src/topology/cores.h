@@ -1,4 +1,4 @@
-/* The core that a thread runs on, and how it gets off it. Any thread; all is about the calling one. */
+/* Moves the calling thread off the core that it runs on. Any thread. */
 #ifndef SHOAL_TOPOLOGY_CORES_H
 #define SHOAL_TOPOLOGY_CORES_H
 
@@ -6,10 +6,10 @@
 
 #include "base/compiler.h"
 
-/* Moves the thread to one of the cores that it may use and that is not `taken`. Afterwards its mask has the cores that it had
- * before. But it is the thread's own from then on: cores that its cpuset (its container) gets later are not added, and a mask
- * that another process sets just meanwhile is lost. False: there is no such core, it may use none of the taken ones, or the
- * kernel refuses; then nothing has changed. */
+/* Moves the calling thread to one of the cores that it may use and that is not in `taken`, then restores its affinity mask. The
+ * mask belongs to the thread from then on: the thread does not get cores that its cpuset (its container) gains later, and a
+ * mask that another process sets during the call is lost. Returns false, and changes nothing, if every core that the thread may
+ * use is taken, if it may use none of the taken ones, or if the kernel refuses. */
 bool shoal_topology_leave_core(const cpu_set_t *taken);
 
 #endif

@@ -20,14 +20,14 @@ static bool close_found(int fd)
 }
 
 #ifndef MFD_NOEXEC_SEAL
-#define MFD_NOEXEC_SEAL 8U /* of Linux 6.3; Debian 12's headers are older */
+#define MFD_NOEXEC_SEAL 8U /* Linux 6.3; Debian 12's headers are older */
 #endif
 
 int shoal_topology_memfd(const char *name)
 {
     const unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
     const int fd = memfd_create(name, flags | MFD_NOEXEC_SEAL);
-    return fd < 0 && errno == EINVAL ? memfd_create(name, flags) : fd; /* an older kernel */
+    return fd < 0 && errno == EINVAL ? memfd_create(name, flags) : fd; /* the kernel is older than the flag */
 }
 
 static bool has_memfd(void)
@@ -45,7 +45,7 @@ static bool has_wipe_on_fork(void)
     return found;
 }
 
-/* The kernel chooses a free abstract name where only the family is given. */
+/* With only the family given, the kernel chooses a free abstract name. */
 static bool has_abstract_sockets(void)
 {
     const struct sockaddr_un any = {.sun_family = AF_UNIX};
@@ -65,7 +65,7 @@ static bool has_pidfd(void)
     return close_found(open_self());
 }
 
-/* struct pidfd_info of Linux 6.13 (include/uapi/linux/pidfd.h there); Debian 12's headers are older. */
+/* The layout of struct pidfd_info in Linux 6.13 (include/uapi/linux/pidfd.h). Debian 12's headers are older. */
 static bool has_pidfd_info(void)
 {
     struct {
@@ -85,7 +85,7 @@ static bool has_membarrier(void)
     return commands > 0 && (commands & MEMBARRIER_CMD_GLOBAL_EXPEDITED);
 }
 
-/* Linux 5.13 is the first that tells libibverbs so (RDMA_NLDEV_SYS_ATTR_COPY_ON_FORK). */
+/* Linux 5.13 is the first version that reports this to libibverbs (RDMA_NLDEV_SYS_ATTR_COPY_ON_FORK). */
 bool shoal_topology_release_copies_locked_pages(const char *release)
 {
     int version, patch;

@@ -1,4 +1,4 @@
-/* Tries which features of the kernel Shoal can use. Changes nothing, leaves nothing open. Set-up only; any thread. */
+/* Tests which kernel features Shoal can use. The tests change nothing and leave nothing open. Set-up only; any thread. */
 #ifndef SHOAL_TOPOLOGY_FEATURES_H
 #define SHOAL_TOPOLOGY_FEATURES_H
 
@@ -9,20 +9,20 @@ struct shoal_feature {
     bool (*is_there)(void);
     bool is_required;
     const char *since;   /* "Linux 4.14" */
-    const char *without; /* what is lost where it is missing */
+    const char *without; /* what is lost without it */
 };
 
-/* A memory file that may be sealed and is never run: a machine may refuse others (vm.memfd_noexec). The caller's; -1 with
- * errno. */
+/* Creates a memory file that can be sealed and is not executable; machines may refuse executable ones (vm.memfd_noexec). The
+ * caller owns the descriptor. Returns -1 with errno set on failure. */
 int shoal_topology_memfd(const char *name);
 
-/* Whether fork() copies pages that an adapter has locked, so that the parent keeps those that the adapter reads. Else private
- * memory that is written after a fork lies elsewhere than the adapter looks. */
+/* Returns true if fork() copies pages that an adapter has locked, so that the parent keeps the pages that the adapter reads.
+ * Otherwise, private memory that is written after a fork moves to new pages while the adapter still reads the old ones. */
 bool shoal_topology_copies_locked_pages(void);
-/* The same for a kernel's release, such as "5.13.0-19-generic". */
+/* Like shoal_topology_copies_locked_pages(), but for a kernel release such as "5.13.0-19-generic". */
 bool shoal_topology_release_copies_locked_pages(const char *release);
 
-/* 0, 1, ... until NULL. */
+/* Returns feature 0, 1, ..., then NULL after the last. */
 const struct shoal_feature *shoal_feature_at(size_t index);
 
 #endif

@@ -11,14 +11,14 @@
 
 #define CGROUPS "/sys/fs/cgroup"
 
-/* A group that this process is in. A limit may be set there, or at any of those that it lies in. */
+/* A control group that contains this process. The group itself or any group that encloses it may set a limit. */
 struct cgroup {
     char directory[1100];
-    size_t root_length; /* of the directory where the tree of groups begins */
+    size_t root_length; /* length of the directory at which the tree of groups begins */
     bool is_v2;
 };
 
-/* A controller, with the file that each of its groups has, in version 1 and 2. */
+/* A controller, and a file that each of its groups has in versions 1 and 2. */
 struct controller {
     const char *name, *file_v1, *file_v2;
 };
@@ -44,7 +44,7 @@ static bool is_there(const struct cgroup *group, const struct controller *contro
     return access(path, R_OK) == 0;
 }
 
-/* On to the group it lies in; false: it is the outermost. */
+/* Moves to the enclosing group. Returns false if the group is the outermost. */
 static bool go_up(struct cgroup *group)
 {
     if (strlen(group->directory) <= group->root_length)
@@ -53,7 +53,7 @@ static bool go_up(struct cgroup *group)
     return true;
 }
 
-/* A line of /proc/self/cgroup: "0::/path" of version 2, "7:cpu,cpuacct:/path" of version 1 (cgroups(7)). */
+/* Reads a line of /proc/self/cgroup: "0::/path" in version 2, "7:cpu,cpuacct:/path" in version 1 (cgroups(7)). */
 static bool read_cgroup(char *line, const struct controller *controller, struct cgroup *group)
 {
     line[strcspn(line, "\n")] = 0;
@@ -69,8 +69,8 @@ static bool read_cgroup(char *line, const struct controller *controller, struct 
                                           group->is_v2 ? "" : controller->name);
     if (strcmp(path, "/"))
         snprintf(group->directory + group->root_length, sizeof group->directory - group->root_length, "%s", path);
-    /* A group may leave a controller to those around it; and inside a container the path of the host does not exist, but the
-     * root, which is the container's. */
+    /* A group may leave a controller to an enclosing group. Inside a container, the host's path does not exist, but the root
+     * does and is the container's own group. */
     while (!is_there(group, controller) && go_up(group))
         continue;
     return is_there(group, controller);
@@ -91,11 +91,12 @@ static bool find_cgroup(const struct controller *controller, struct cgroup *grou
 
 /* ---- Cores --------------------------------------------------------------------------------------------------------------- */
 
-/* Whole cores that a group may use, rounded down but at least 1; 0: as many as there are. "max" is no number. */
+/* Returns the whole cores that a group may use, rounded down but at least 1, or 0 if it has no limit ("max" does not parse as a
+ * number). */
 static int group_cores(const struct cgroup *group)
 {
     char path[1200];
-    long quota = -1, period = 100000; /* microseconds; the kernel's own period unless another is said */
+    long quota = -1, period = 100000; /* microseconds; the kernel's default period */
     snprintf(path, sizeof path, "%s/%s", group->directory, group->is_v2 ? "cpu.max" : "cpu.cfs_quota_us");
     FILE *file = fopen(path, "re");
     if (!file)
@@ -149,7 +150,7 @@ int shoal_topology_cores(void)
     return shoal_topology_quota_cores(allowed_cores());
 }
 
-/* ---- How much memory is left --------------------------------------------------------------------------------------------- */
+/* ---- Available memory ---------------------------------------------------------------------------------------------------- */
 
 static bool limits_read_number(const char *path, uint64_t *value_out)
 {
@@ -157,14 +158,14 @@ static bool limits_read_number(const char *path, uint64_t *value_out)
     if (!file)
         return false;
     unsigned long long value;
-    const bool found = fscanf(file, "%llu", &value) == 1; /* "max" is no number: no limit */
+    const bool found = fscanf(file, "%llu", &value) == 1; /* "max" does not parse as a number: no limit */
     fclose(file);
     if (found)
         *value_out = value;
     return found;
 }
 
-/* The value of `key` in a file of lines "key value". */
+/* Reads the value of `key` from a file of lines "key value". */
 static bool read_key(const char *path, const char *key, uint64_t *value_out)
 {
     FILE *file = fopen(path, "re");
@@ -184,7 +185,7 @@ static bool read_key(const char *path, const char *key, uint64_t *value_out)
     return found;
 }
 
-/* The memory that one group's own limit leaves. */
+/* Returns the bytes that one group's own limit leaves. */
 static uint64_t group_left(const struct cgroup *group)
 {
     char path[1200];
@@ -196,8 +197,7 @@ static uint64_t group_left(const struct cgroup *group)
     if (!limits_read_number(path, &used))
         return UINT64_MAX;
     snprintf(path, sizeof path, "%s/memory.stat", group->directory);
-    read_key(path, group->is_v2 ? "inactive_file" : "total_inactive_file",
-             &cache); /* the kernel gives these pages back first */
+    read_key(path, group->is_v2 ? "inactive_file" : "total_inactive_file", &cache); /* the kernel reclaims these pages first */
     used -= used < cache ? used : cache;
     return limit > used ? limit - used : 0;
 }

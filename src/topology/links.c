@@ -10,7 +10,7 @@
 #include "base/assert.h"
 
 #define VENDOR_NVIDIA 0x10de
-#define CLASS_DISPLAY 0x03 /* graphics (0x0300) and compute only (0x0302) alike */
+#define CLASS_DISPLAY 0x03 /* both graphics (0x0300) and compute-only (0x0302) */
 
 /* ---- Files --------------------------------------------------------------------------------------------------------------- */
 
@@ -46,8 +46,8 @@ static bool is_pci_id(const char *text, size_t length)
     return sscanf(text, "%x:%x:%x.%x%n", &domain, &bus, &device, &function, &used) == 4 && (size_t)used == length;
 }
 
-/* The NUMA node is stated by the PCI device; a device that it carries, as virtio has them, states none. `real` is cut up to
- * where it was found. */
+/* Returns the NUMA node of the nearest enclosing device that states one: a virtio device, for example, states none, but the PCI
+ * device that carries it does. Truncates `real` to that device's path. */
 static int find_node(char *real)
 {
     for (char *slash = real + strlen(real); slash && slash > real; slash = strrchr(real, '/')) {
@@ -59,7 +59,7 @@ static int find_node(char *real)
     return -1;
 }
 
-/* The last component of a path that is a PCI id. */
+/* Finds the last component of a path that is a PCI id. */
 static void find_pci(const char *path, char pci_out[24])
 {
     *pci_out = 0;
@@ -71,7 +71,7 @@ static void find_pci(const char *path, char pci_out[24])
     }
 }
 
-/* Where the link of sysfs leads. False: nowhere, or to a device that is on no bus. */
+/* Follows a link of sysfs to a device. Returns false if the link leads nowhere, or to a device that is not on a bus. */
 static bool find_device(const char *sys, const char *link, struct shoal_link_device *device_out)
 {
     char root[PATH_MAX], real[PATH_MAX];
@@ -170,7 +170,7 @@ int shoal_links_find_gpu(const struct shoal_links *links, const char *pci)
 
 /* ---- Classes ------------------------------------------------------------------------------------------------------------- */
 
-/* The common beginning of the two paths ends in a bridge, or in a root complex ("pci0000:10"), or above both. */
+/* The common beginning of the two paths ends in a bridge, in a root complex ("pci0000:10"), or above both. */
 static enum shoal_link links_of_paths(const char *one, const char *other)
 {
     enum shoal_link link = SHOAL_LINK_UNKNOWN;
@@ -218,7 +218,7 @@ enum shoal_link shoal_links_to_adapter(const struct shoal_links *links, int gpu,
 
 struct nearest {
     enum shoal_link link;
-    uint64_t adapters; /* a bit for each that is so near */
+    uint64_t adapters; /* one bit for each adapter at this distance */
 };
 _Static_assert(SHOAL_LINKS_ADAPTERS_MAX <= 64, "a bit each");
 
@@ -253,7 +253,7 @@ int shoal_links_choose_adapter(const struct shoal_links *links, int gpu)
         before += is_sharer && peer < gpu;
         sharers += is_sharer;
     }
-    SHOAL_ASSERT(!sharers || before < sharers); /* the GPU shares its adapters with itself */
+    SHOAL_ASSERT(!sharers || before < sharers); /* a GPU shares its adapters with itself */
     return links_pick(own.adapters, sharers ? before * __builtin_popcountll(own.adapters) / sharers : 0);
 }
 
@@ -261,7 +261,7 @@ bool shoal_links_name_adapter(const char *sys, int rank, int ranks, char name_ou
 {
     struct shoal_links *links = malloc(sizeof *links);
     if (!links)
-        return false; /* it is the better one only */
+        return false; /* choosing the nearest adapter is only an optimization */
     shoal_links_read(sys, links);
     const int adapter = links->gpus == ranks && ranks > 0 ? shoal_links_choose_adapter(links, rank) : -1;
     if (adapter >= 0)
@@ -270,7 +270,7 @@ bool shoal_links_name_adapter(const char *sys, int rank, int ranks, char name_ou
     return adapter >= 0;
 }
 
-/* ---- Words --------------------------------------------------------------------------------------------------------------- */
+/* ---- Texts --------------------------------------------------------------------------------------------------------------- */
 
 void shoal_links_print_cores(const char *sys, int node, char *text, size_t bytes)
 {

@@ -23,7 +23,8 @@ const struct shoal_setting_table shoal_nic_setting_table = {settings_of_nics, SH
 
 /* ---- Addresses ----------------------------------------------------------------------------------------------------------- */
 
-/* The bytes of an address in network order; how many they are, 0 where it is neither IPv4 nor IPv6. */
+/* Points *bytes_out to the bytes of an address in network order and returns how many there are: 0 if the address is neither
+ * IPv4 nor IPv6. */
 static size_t nic_bytes_of(const struct sockaddr *address, const uint8_t **bytes_out)
 {
     if (address->sa_family == AF_INET) {
@@ -37,7 +38,7 @@ static size_t nic_bytes_of(const struct sockaddr *address, const uint8_t **bytes
     return 0;
 }
 
-/* Whether the first bits of both are the same. */
+/* Returns true if the first `bits` bits of both are equal. */
 static bool is_in_network(const uint8_t *address, const uint8_t *network, unsigned bits)
 {
     const unsigned whole = bits / 8, rest = bits % 8;
@@ -72,7 +73,7 @@ void shoal_nic_print(const struct shoal_nic *nic, char text[SHOAL_NIC_TEXT_MAX])
     snprintf(text, SHOAL_NIC_TEXT_MAX, "%s (%s)", nic->name, address);
 }
 
-/* ---- What there is ------------------------------------------------------------------------------------------------------- */
+/* ---- Interfaces of this host --------------------------------------------------------------------------------------------- */
 
 static unsigned count_bits(const struct sockaddr *mask)
 {
@@ -106,7 +107,7 @@ bool shoal_nics_find(struct shoal_nics *nics_out)
     return true;
 }
 
-/* A datagram socket that is connected has its own address, and has sent nothing. */
+/* Connecting a datagram socket sets its local address without sending anything. */
 bool shoal_nic_route(const struct sockaddr *peer, socklen_t bytes, struct sockaddr_storage *source_out)
 {
     struct sockaddr_storage to;
@@ -116,7 +117,7 @@ bool shoal_nic_route(const struct sockaddr *peer, socklen_t bytes, struct sockad
         return false;
     memcpy(&to, peer, bytes);
     if (to.ss_family == AF_INET)
-        ((struct sockaddr_in *)(void *)&to)->sin_port = htons(9); /* any; Linux refuses port 0 of some families */
+        ((struct sockaddr_in *)(void *)&to)->sin_port = htons(9); /* any port; Linux refuses 0 for some families */
     else
         ((struct sockaddr_in6 *)(void *)&to)->sin6_port = htons(9);
     const bool found = connect(fd, (const struct sockaddr *)(const void *)&to, bytes) == 0 &&
@@ -139,7 +140,7 @@ unsigned shoal_nic_mtu(const struct shoal_nic *nic)
     return found && request.ifr_mtu > 0 ? (unsigned)request.ifr_mtu : 0;
 }
 
-/* ---- The wish ------------------------------------------------------------------------------------------------------------ */
+/* ---- The interfaces wanted ----------------------------------------------------------------------------------------------- */
 
 #define WORDS_MAX 16
 
@@ -148,7 +149,7 @@ enum word_kind { NAME, PREFIX, NETWORK };
 struct word {
     enum word_kind kind;
     bool is_excluded;
-    char text[INET6_ADDRSTRLEN + 4]; /* a name, or a prefix */
+    char text[INET6_ADDRSTRLEN + 4]; /* a name or a prefix */
     uint8_t network[16];
     size_t network_bytes;
     unsigned bits;
@@ -193,7 +194,7 @@ static bool parse_word(struct word *word, const char *text, size_t length)
     return star == word->text + length - 1;
 }
 
-/* False: *wrong is the word that makes no sense, its length in *wrong_length. */
+/* Parses SHOAL_NIC. Returns false if a word is invalid: *wrong is that word, *wrong_length its length. */
 static bool parse_wish(struct wish *wish, const char *text, const char **wrong, size_t *wrong_length)
 {
     *wish = (struct wish){.is_only_excluded = true};
@@ -224,7 +225,8 @@ static bool is_meant(const struct word *word, const struct shoal_nic *nic)
     return false;
 }
 
-/* How much an interface is wished for: its word's place in the list, from 1 on; 0 where no word is for it. */
+/* Returns an interface's rank in the wish: the position of the first word that matches it, from 1 on, or 0 if none matches or
+ * it is excluded. With only exclusions, every other interface has rank 1. */
 static int nic_place_of(const struct wish *wish, const struct shoal_nic *nic)
 {
     int place = wish->is_only_excluded;
@@ -245,7 +247,7 @@ static bool is_source(const struct shoal_nic *nic, const struct sockaddr *source
     return source && shoal_nic_has_address(nic, source);
 }
 
-/* Addresses of one link only say nothing without it: they are taken where the kernel would take them. */
+/* A link-local address does not name its link, so it is chosen only if the kernel would send from it. */
 static bool nic_is_link_local(const struct shoal_nic *nic)
 {
     const struct sockaddr_in6 *address = (const struct sockaddr_in6 *)(const void *)&nic->address;
@@ -263,7 +265,7 @@ static bool may_be_taken(const struct shoal_nic *nic, const struct wish *wish, c
     return !nic_is_link_local(nic) && (!nic->is_loopback || !wish->is_only_excluded);
 }
 
-/* Says what there was to choose from. */
+/* Lists the available interfaces. */
 static void list_all(const struct shoal_nics *nics, char *text, size_t bytes)
 {
     size_t used = 0;

@@ -1,4 +1,4 @@
-/* Network interfaces of this host, and which of them leads to the others. A choice names its reason, for the log and for
+/* The network interfaces of this host, and the one that leads to the other hosts. Each choice has a reason, for the log and for
  * `shoal doctor`. Set-up only; any thread. */
 #ifndef SHOAL_TOPOLOGY_NIC_H
 #define SHOAL_TOPOLOGY_NIC_H
@@ -16,12 +16,12 @@ struct shoal_nic_settings {
 };
 extern const struct shoal_setting_table shoal_nic_setting_table;
 
-/* One address of an interface: an interface with an IPv4 and an IPv6 address counts twice. */
+/* One address of an interface. An interface with an IPv4 and an IPv6 address counts twice. */
 struct shoal_nic {
     char name[IF_NAMESIZE];
     struct sockaddr_storage address; /* port 0 */
-    unsigned prefix_bits;            /* of the network it is in */
-    bool is_up;                      /* and has a carrier */
+    unsigned prefix_bits;            /* prefix length of its network */
+    bool is_up;                      /* up, with a carrier */
     bool is_loopback;
 };
 
@@ -30,27 +30,33 @@ struct shoal_nics {
     int count;
 };
 
-/* In the kernel's order; more than SHOAL_NICS_MAX are left out. False with errno set. */
+/* Finds the interfaces, in the kernel's order; those beyond SHOAL_NICS_MAX are left out. Returns false with errno set on
+ * failure. */
 SHOAL_MUST_USE bool shoal_nics_find(struct shoal_nics *nics_out);
 
-/* The own address that the kernel would send to `peer` from. Sends nothing. False, with errno set: no route leads there. */
+/* Finds the address of this host that the kernel would use to send to `peer`. Sends nothing. Returns false with errno set if no
+ * route exists. */
 SHOAL_MUST_USE bool shoal_nic_route(const struct sockaddr *peer, socklen_t bytes, struct sockaddr_storage *source_out);
 
-/* The one that leads to the others. `wanted` (SHOAL_NIC; NULL or empty: no wish) is a list, comma between: interfaces by name
- * ("eth0"), by prefix ("eth*"), by network ("10.0.0.0/16", "fd00::/8"), each with "^" before it excluded. Among those that the
- * wish leaves, the one with the address `source`, which shoal_nic_route has found; else the first one of its family that is up,
- * earlier words of the wish first. source NULL: the first one. Loopback is taken only where the wish names it or source is on
- * it. NULL: there is none, or the wish makes no sense; reason says why, else why this one was taken. */
+/* Chooses the interface that leads to the other hosts.
+ *
+ * `wanted` is SHOAL_NIC, a comma-separated list of interfaces by name ("eth0"), by prefix ("eth*") or by network
+ * ("10.0.0.0/16", "fd00::/8"); "^" before a word excludes its interfaces. NULL or empty allows all. Among the interfaces
+ * allowed, the one with the address `source` (from shoal_nic_route()) comes first; then the first one of its address family
+ * that is up, in the order of the words. If `source` is NULL, any family will do. Loopback is chosen only if `wanted` names it
+ * or `source` is on it.
+ *
+ * Returns NULL if no interface fits or `wanted` is invalid. `reason` then says why, and otherwise why this one was chosen. */
 const struct shoal_nic *shoal_nic_choose(const struct shoal_nics *nics, const char *wanted, const struct sockaddr *source,
                                          char *reason, size_t reason_bytes);
 
-/* Whatever the ports. */
+/* Compares addresses without their ports. */
 bool shoal_nic_has_address(const struct shoal_nic *nic, const struct sockaddr *address);
 
-/* The most bytes of one packet; 0: not known. */
+/* Returns the largest packet in bytes, or 0 if unknown. */
 unsigned shoal_nic_mtu(const struct shoal_nic *nic);
 
-/* "eth0 (10.0.0.1)" */
+/* Prints "eth0 (10.0.0.1)". */
 void shoal_nic_print(const struct shoal_nic *nic, char text[SHOAL_NIC_TEXT_MAX]);
 
 #endif
