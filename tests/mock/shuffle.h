@@ -38,8 +38,7 @@ bool shoal_shuffle_refuses(struct shoal_shuffle *shuffle);
 /* Returns false if something is held, or was refused since the last turn: then only turns make progress. */
 bool shoal_shuffle_is_idle(const struct shoal_shuffle *shuffle);
 
-/* Networks opened from now on have such weather, each rank its own; 0: none. The rules of
- * shoal_network_interpose() apply. */
+/* Networks opened from now on have such weather, each rank its own; 0: none. The rules of shoal_network_interpose() apply. */
 void shoal_shuffle_networks(uint64_t seed);
 
 #endif
