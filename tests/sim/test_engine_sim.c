@@ -1810,7 +1810,7 @@ static bool is_sending_to_2(struct shoal_transport *transport, int peer)
     return peer == 2;
 }
 
-/* The sends are done except that: they do not wait for other operations. */
+/* Everything except sending is done: no rank waits for another operation. */
 static void engine_names_who_does_not_take_what_is_sent(void **state)
 {
     (void)state;
