@@ -442,7 +442,7 @@ static void tell_faults(enum fault fault, uint64_t count)
         struct told told = expect_told(&drawn);
         const struct rank *survivor = &ranks[drawn.at_fault ? 0 : 1];
         if (fault == DIES && survivor->status == SHOAL_ERR_TIMEOUT)
-            told.status = survivor->status; /* some of the dead rank's messages were lost, so it seems to have done everything */
+            told.status = survivor->status; /* some of the dead rank's messages were lost, so it seems to have finished */
         if (fault == CANNOT_POST && ranks[drawn.at_fault].status == SHOAL_OK)
             continue; /* it made no further post */
         check_told(&drawn, ranks, &told, fault == TWO_AT_FAULT ? ranks[0].failure.text : told.text);
