@@ -1,5 +1,5 @@
-/* Ranks of a world that agree on the survivors: over the control tree, and over shared memory as on one host. Each rank is a
- * process, so that it can be killed or stopped at any point. */
+/* Ranks of a world that agree on who is left: over the control tree, and over shared memory as on one host. Each is a process, so
+ * that it can be killed or stopped in the middle of it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -28,9 +28,9 @@
 #define RANKS 6
 #define COMM 77
 #define LONG_MS 30000
-#define SOON_MS 10000 /* for work that takes a second, on a busy machine */
+#define SOON_MS 10000 /* what takes a second, on a busy machine */
 
-/* A rank's orders and its results, in shared memory. */
+/* A rank's orders and its results. Shared. */
 struct rank {
     _Atomic pid_t process;
     atomic_int wanted, done; /* calls */
@@ -43,7 +43,7 @@ struct rank {
 
 struct world {
     bool is_on_one_host;
-    atomic_int come; /* arrived at the exchange */
+    atomic_int come; /* to the exchange */
     atomic_int open;
     int size;
     struct shoal_control_contact contacts[RANKS];
@@ -194,8 +194,7 @@ static void expect_done(int number)
         fail_msg("rank %d does not return", number);
 }
 
-/* All live ranks have returned the same set and values. The set contains at least them, and the values are the minimum of what
- * its members have completed. */
+/* All that live have returned the same: in it are at least they, and the least of what those in it have completed. */
 static void expect_agreement(void)
 {
     const struct shoal_survivors_view *first = NULL;
@@ -252,7 +251,7 @@ static void membership_agrees_without_ranks_that_are_lost(void **state)
     close_world();
 }
 
-/* A rank may have sent messages to any others by then: the first lost ones are coordinators. */
+/* Whatever it has said by then, to whomever: first coordinators. */
 static void membership_agrees_when_ranks_are_lost_meanwhile(void **state)
 {
     (void)state;
@@ -294,7 +293,7 @@ static void membership_names_who_does_not_ask(void **state)
     close_world();
 }
 
-/* The stopped rank is alive, and does not delay the others, which go on without it. It learns that when it continues. */
+/* It is alive, and holds up nobody when the others do without it; it learns that when it goes on. */
 static void membership_agrees_without_a_rank_that_is_stopped(void **state)
 {
     (void)state;
@@ -332,7 +331,7 @@ static void membership_of_one_rank_agrees_with_itself(void **state)
     close_world();
 }
 
-/* A kernel without pidfds detects ends in another way, which needs sockets. */
+/* A kernel without pidfds has another way to see an end, which needs sockets. */
 static int go_to_one_host(void **state)
 {
     const int pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);

@@ -1,5 +1,5 @@
 /* The agreement among survivors without connections: messages are delivered in any order, late or twice, and ranks are lost at
- * any moment. Every run uses the same seeds. */
+ * any moment. The same seeds in every run. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -20,12 +20,12 @@
 struct letter {
     int from;
     struct shoal_survivors_message message;
-    bool has[RANKS_MAX]; /* the ranks that have received it; the sender has it */
+    bool has[RANKS_MAX]; /* to whom it has come; the sender has it */
 };
 
 struct world {
     int size;
-    bool drops; /* letters are dropped, as if there were too many */
+    bool drops; /* letters, as where there are too many */
     uint64_t random;
     struct shoal_survivors ranks[RANKS_MAX];
     bool is_dead[RANKS_MAX];
@@ -63,7 +63,7 @@ static void free_world(struct world *world)
     free(world);
 }
 
-/* Posts the message in the form in which it would be sent. */
+/* As it would travel. */
 static void post(struct world *world, int from, const struct shoal_survivors_message *message)
 {
     unsigned char bytes[SHOAL_SURVIVORS_BYTES_MAX];
@@ -103,7 +103,7 @@ static void call(struct world *world, int rank)
     work(world, rank);
 }
 
-/* A live rank that has the letter passes it on. */
+/* Whoever lives and has it passes it on. */
 static bool can_come(const struct world *world, const struct letter *letter)
 {
     for (int r = 0; r < world->size; r++) {
@@ -146,7 +146,7 @@ static void tell_loss(struct world *world, int of, int to)
     work(world, to);
 }
 
-/* Performs a random event. */
+/* Something happens, whatever. */
 static void happen(struct world *world, uint32_t losses_per_myriad)
 {
     const int rank = (int)draw(world, (uint32_t)world->size), other = (int)draw(world, (uint32_t)world->size);
@@ -171,7 +171,7 @@ static void happen(struct world *world, uint32_t losses_per_myriad)
     }
 }
 
-/* Delivers every letter that can be delivered; every rank learns of every loss. */
+/* Everything that can come comes, and everybody hears of every loss. */
 static void settle(struct world *world)
 {
     world->drops = false;
@@ -223,7 +223,7 @@ static uint64_t least_of(const struct world *world, const struct shoal_survivors
     return least;
 }
 
-/* All live ranks have returned the same set, and it is consistent with its members' proposals. */
+/* All who live have returned the same, and it is what those in it have proposed. */
 static void expect_agreement(const struct world *world, uint64_t seed)
 {
     const struct shoal_survivors_view *first = NULL;
@@ -257,7 +257,7 @@ static void survivors_agree_whatever_is_lost_and_late(void **state)
     }
 }
 
-/* One agreement follows another, while some ranks have not finished the one before. */
+/* One agreement after the other, while some have not finished the one before. */
 static void survivors_agree_again_and_again(void **state)
 {
     (void)state;
@@ -278,7 +278,7 @@ static void survivors_agree_again_and_again(void **state)
     }
 }
 
-/* Delivers one rank's letters of that kind now. */
+/* The letters of that kind of one rank, which come now. */
 static void bring(struct world *world, int from, enum shoal_survivors_kind kind, int to)
 {
     for (int i = 0; i < world->letter_count; i++) {
@@ -309,7 +309,7 @@ static void lose_and_tell(struct world *world, int rank)
         tell_loss(world, rank, r);
 }
 
-/* Rank 3 has returned with the lost coordinator in the set, so the others must do the same. */
+/* Rank 3 has returned with the lost coordinator in the set: so must the others. */
 static void survivors_repeat_what_one_of_them_returned(void **state)
 {
     struct world *world = make_world(4, 1);
@@ -334,7 +334,7 @@ static void survivors_repeat_what_one_of_them_returned(void **state)
     free_world(world);
 }
 
-/* A decision has no effect if it comes after all have promised to follow another rank. */
+/* A decision that comes after all have promised to follow another rank counts no more. */
 static void survivors_do_not_follow_a_late_decision(void **state)
 {
     struct world *world = make_world(4, 1);
@@ -343,7 +343,7 @@ static void survivors_do_not_follow_a_late_decision(void **state)
     bring_to_all(world, 0, SHOAL_SURVIVORS_PREPARE);
     for (int r = 1; r < 4; r++)
         bring(world, r, SHOAL_SURVIVORS_PROMISE, 0);
-    for (int r = 1; r < 4; r++) { /* the decision is still on its way */
+    for (int r = 1; r < 4; r++) { /* its decision is still under way */
         shoal_survivors_end(&world->ranks[r], 0);
         work(world, r);
     }
@@ -360,14 +360,14 @@ static void survivors_do_not_follow_a_late_decision(void **state)
     free_world(world);
 }
 
-/* If two survivors cannot reach each other, one of the two is left out, and not a third. */
+/* Ranks that two survivors do not both reach: one of the two goes, and not a third. */
 static void survivors_leave_out_who_cannot_reach_the_others(void **state)
 {
     (void)state;
     for (uint64_t seed = 0; seed < SEEDS / 10; seed++) {
         struct world *world = make_world(6, seed);
         propose_all(world);
-        for (int r = 1; r < 6; r++) { /* rank 0 reaches no other rank */
+        for (int r = 1; r < 6; r++) { /* rank 0 reaches nobody */
             shoal_survivors_put(&world->proposed[0], r, false);
             shoal_survivors_put(&world->proposed[r], 0, false);
         }
@@ -384,7 +384,7 @@ static void survivors_leave_out_who_cannot_reach_the_others(void **state)
     }
 }
 
-/* A rank that most have given up is not waited for, although it never calls. A rank that a few have given up is. */
+/* A rank that most have given up is not waited for though it never calls; one that a few have is. */
 static void survivors_do_not_wait_for_a_rank_that_is_given_up(void **state)
 {
     struct world *world = make_world(4, 1);
@@ -396,7 +396,7 @@ static void survivors_do_not_wait_for_a_rank_that_is_given_up(void **state)
     settle(world);
     assert_false(world->has_returned[0] || world->has_returned[2] || world->has_returned[3]);
     shoal_survivors_put(&world->proposed[0], 1, false);
-    world->has_called[0] = false; /* it calls again */
+    world->has_called[0] = false; /* it asks again */
     settle(world);
     for (int r = 0; r < 4; r++) {
         assert_int_equal(world->has_returned[r], r != 1);
@@ -424,7 +424,7 @@ static void survivors_name_whom_they_wait_for(void **state)
     free_world(world);
 }
 
-/* For each communicator, the least value of the ranks that know it counts; too many communicators are reported. */
+/* For each communicator the least value of the ranks that know it counts; too many communicators are reported. */
 static void survivors_take_the_least_of_each_communicator(void **state)
 {
     struct world *world = make_world(2, 1);
@@ -455,7 +455,7 @@ static void survivors_take_the_least_of_each_communicator(void **state)
     free_world(world);
 }
 
-/* Only a message that was written can be read. */
+/* Nothing but what was written is read. */
 static void survivors_read_no_nonsense(void **state)
 {
     struct shoal_survivors_message message = {.kind = SHOAL_SURVIVORS_PROPOSAL, .epoch = 3}, read;
@@ -471,7 +471,7 @@ static void survivors_read_no_nonsense(void **state)
     for (size_t less = 0; less < count; less++)
         assert_false(shoal_survivors_read(bytes, less, 11, &read));
     assert_false(shoal_survivors_read(bytes, count + 1, 11, &read));
-    assert_false(shoal_survivors_read(bytes, count, 9, &read)); /* rank 10 does not exist there */
+    assert_false(shoal_survivors_read(bytes, count, 9, &read)); /* rank 10 is a stranger there */
     const unsigned char spoiled[][2] = {{0, 0},  {0, 6}, {0, SHOAL_SURVIVORS_DECISION}, {1, 2}, {2, 2}, {4, 65}, {8, 0},
                                         {16, 1}, {24, 1}};
     for (size_t i = 0; i < SHOAL_COUNT_OF(spoiled); i++) {
