@@ -138,7 +138,7 @@ static bool is_right(const struct crowd *crowd, const struct shoal_call *call)
 static bool run(struct crowd *crowd, const char *name, struct shoal_call call)
 {
     uint64_t took_ns[2];
-    for (int round = 0; round < 2; round++) { /* plans and peers exist from the first round on */
+    for (int round = 0; round < 2; round++) { /* the second round has the plans and peers of the first */
         const uint64_t begin_ns = processor_ns();
         for (int r = 0; r < crowd->size; r++) {
             struct worker *worker = &crowd->workers[r];

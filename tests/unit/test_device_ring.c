@@ -249,7 +249,7 @@ static void device_ring_let_go_stays_so(void **state)
 
 #define HALF ((size_t)100) /* elements of a run */
 
-/* A device's memory, and the counter that must not have reached its value before the memory is written. */
+/* A device's memory. The counter of done units must not increase before the memory is written. */
 struct device {
     struct shoal_device_mapping base; /* must be first */
     const struct bench *bench;

@@ -305,7 +305,7 @@ static void file_that_cannot_be_written_is_told(void **state)
     assert_non_null(strstr(fixture->line, "cannot write SHOAL_TRACE_FILE \"/dev/full\": No space left on device"));
 }
 
-/* Counts the files in the folder that the recorder chose, and the names of all. */
+/* Returns the number of files in the folder whose names begin so. */
 static int count_kept(const char *folder, const char *beginning)
 {
     int count = 0;

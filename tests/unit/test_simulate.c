@@ -585,7 +585,7 @@ static void simulate_nvlink_alone_needs_no_host(void **state)
     assert_near(answer.bound_us, 2 * 7.0 / 8 * 64 * MIB * GB / 100, 1e-6);
     assert_near(answer.time_us, answer.bound_us, 1e-3);
     assert_near(answer.working, 0, 1e-9);
-    question.unit_bytes = 8 * MIB; /* one chunk: gathering, reducing and distributing follow each other */
+    question.unit_bytes = 8 * MIB; /* one chunk: bringing, reducing and gathering follow each other */
     question.copy_us = 100;
     assert_near(ask(&question).time_us, answer.bound_us + 300, 1e-3);
 }
