@@ -21,7 +21,7 @@ struct network {
     float *velocity;
     uint32_t rows_max;
     float *values[LAYERS_MAX + 1]; /* rows_max x width[l]; values[0] is the input, filled by the caller */
-    float *errors[LAYERS_MAX + 1]; /* the loss's derivatives by what values holds before ReLU; errors[0] is NULL */
+    float *errors[LAYERS_MAX + 1]; /* derivatives of the loss with respect to values before ReLU; errors[0] is NULL */
 };
 
 /* Lays out a network and allocates values and errors. The caller then sets parameters, gradients and velocity. */

@@ -674,7 +674,7 @@ def strangers_at_the_start(word):
             succeed(job, START_S)
 
 
-# ---- Strangers where ranks of a host meet ----------------------------------------------------------------------------------
+# ---- Strangers at the meeting of a host's ranks ----------------------------------------------------------------------------
 
 MEETING_TRIES = 10  # the sockets are open for some milliseconds
 CALLS = 40  # at each of them; every silent one once cost a second

@@ -64,7 +64,7 @@ struct rank {
     bool is_root;
     int lost[RANKS_MAX];
     int heard[RANKS_MAX]; /* notices received; each contains its number */
-    bool is_wrong;        /* a notice came twice, too early or changed */
+    bool is_wrong;        /* a notice came twice, early or changed */
 };
 
 struct world {
@@ -1106,7 +1106,7 @@ static void control_is_not_held_up_by_silent_strangers(void **state)
     for (size_t i = 0; i < SHOAL_COUNT_OF(fds); i++) {
         fds[i] = connect_to(world, 1);
         if (i % 2)
-            assert_int_equal(send(fds[i], "SHAC\1", 5, MSG_NOSIGNAL), 5); /* the beginning of a hello, and no more */
+            assert_int_equal(send(fds[i], "SHAC\1", 5, MSG_NOSIGNAL), 5); /* only the beginning of a hello */
     }
     end_rank(&world->ranks[0], false); /* rank 2 needs rank 1 now */
     expect_lost(world, 0, SOON_MS);

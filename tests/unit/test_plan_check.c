@@ -761,7 +761,7 @@ struct planting {
     const char *name;
     bool (*plant)(struct group *group, int rank, uint32_t step);
     const char *kinds; /* the fault must be one of these kinds */
-    int spared; /* in a hundred, over hosts: where one rank hears from several, what one says can imply what another does */
+    int spared;        /* percent of faults that may be missed over hosts: one signal can imply another */
 };
 
 static int not_found;

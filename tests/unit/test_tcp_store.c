@@ -22,7 +22,7 @@
 #define SIZE 4
 #define CROWD 700
 #define LINES_BYTES 65536
-#define WAIT_MS 20000 /* the most, for what takes moments */
+#define WAIT_MS 20000 /* the limit for operations that take moments */
 
 /* Every line logged, by the server and by all clients. */
 struct lines {

@@ -2,8 +2,8 @@
 """Trains a small GPT on the bytes of a text, its weights sharded over as many workers as were started (FSDP2).
 
 Run: shoal run -n 2 python3 train.py, or torchrun --nproc-per-node 2 train.py, or python3 train.py for one worker (--help
-lists the options). What a step trains on depends on its number alone, so any number of workers, and a run that was
-interrupted and went on from its checkpoint, trains the same, up to rounding.
+lists the options). A step's training data depend only on its number. So any number of workers trains the same, up to
+rounding, and so does a run that was interrupted and continued from its checkpoint.
 """
 import argparse
 import math
