@@ -1,21 +1,22 @@
 #!/usr/bin/env python3
-"""Measures Shoal beside Intel MPI, Open MPI and MPICH, in turn, size by size, round by round; what `make bench` runs.
+"""Measures Shoal, Intel MPI, Open MPI and MPICH in turn, size by size, round by round. `make bench` runs this.
 
-Each measurement is a process of its own for one size. A round measures every size with every library, in rotated order. The
-ratio of a size in a round is the fastest peer's time over Shoal's. Virtual cores sometimes share a cache and sometimes do not,
-so each run times a bare cache-line exchange first, and ratios are joined only within one state of the machine. Every run
-verifies a result element by element before it measures.
+Each measurement is a separate process and has one size. A round measures every size with every library, in rotated order.
+The ratio of a size in a round is the fastest peer's time divided by Shoal's. Virtual cores sometimes share a cache and
+sometimes do not. So each run first times a bare cache-line exchange, and only ratios of the same machine state are combined.
+Every run verifies a result element by element before it measures.
 
-Intel MPI is measured, never shipped: it is proprietary. pip puts it at build/impi; where pip cannot, it is left out, and so
-the table's peers say what its ratios are against.
+Intel MPI is measured, never shipped: it is proprietary. pip installs it in build/impi. If pip cannot, Intel MPI is left out,
+and the table names the peers that were measured.
 
-A size is the bytes of the larger operand: of all parts where an operand has one part per rank. Peers use ordinary memory; in
-place they use MPI_IN_PLACE, and MPI_Bcast has one buffer, so a broadcast is in place for all.
+A size is the number of bytes of the larger operand, over all parts if the operand has one part per rank. Peers use ordinary
+memory. In place, peers use MPI_IN_PLACE. MPI_Bcast has one buffer, so a broadcast is in place for all.
 
-Suites whose names begin with hosts are left out unless they are named (`make bench-hosts`): they run Shoal, Open MPI and, where
-build/torch has PyTorch, Gloo over emulated hosts, and say what share of the wire each uses; see bench/bench_hosts.py.
+Suites whose names begin with hosts run only if they are named (`make bench-hosts`). They run Shoal, Open MPI and, if
+build/torch contains PyTorch, Gloo over emulated hosts, and report the share of the wire that each uses; see
+bench/bench_hosts.py.
 
-Writes docs/figures/bench-SUITE.jsonl (see bench/bench_record.py), and says which of the targets are met.
+Writes docs/figures/bench-SUITE.jsonl (see bench/bench_record.py), and prints the targets that are met and missed.
 """
 import argparse
 import fnmatch
@@ -51,7 +52,7 @@ LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PMIX_
 
 @dataclass
 class Collective:
-    """switch: bytes with 2 ranks up to which the direct way goes."""
+    """switch: the largest number of bytes that the direct algorithm carries with 2 ranks."""
     title: str
     switch: int = 16 * K
     of: str = "float32"
@@ -71,7 +72,7 @@ COLLECTIVES = {
 
 @dataclass
 class Memory:
-    """Where Shoal's operands are."""
+    """The kind of memory of Shoal's operands."""
     text: str
     options: list
     in_place: bool = False
@@ -85,9 +86,9 @@ SHARED_INPLACE = Memory("shared memory, in place", ["--memory", "shared", "--in-
 
 @dataclass
 class Suite:
-    """kind: a curve over sizes, one over emulated hosts, or one of CASES. rounds: at most so many; 0: as --rounds says.
-    seconds: for one size, see shoal bench --help. sizes: of a curve, empty: the usual ones. layout, rate: of hosts. peer: whose
-    time is set against Shoal's; "": that of the fastest."""
+    """kind: a curve over sizes, a curve over emulated hosts, or one of CASES. rounds: at most this number; 0: the number
+    from --rounds. seconds: for one size, see shoal bench --help. sizes: of a curve; empty: the usual ones. layout, rate: of
+    hosts. peer: the library that Shoal's time is compared with; "": the fastest."""
     name: str
     title: str
     ranks: int = 2
@@ -108,7 +109,7 @@ def place(ranks):
 
 
 def curve(name, collective, ranks, memory, probe=()):
-    """With more ranks than cores one operation of a peer may take 10 ms: a second for each size is enough there."""
+    """A second per size is enough if ranks outnumber cores, because one operation of a peer may then take 10 ms."""
     title = f"{COLLECTIVES[collective].title}, {place(ranks)}, {memory.text}"
     is_long = ranks > 2 and collective != "allreduce"
     return Suite(name, title[0].upper() + title[1:], ranks, [*memory.options, *probe], memory.in_place, "curve", collective,
@@ -127,7 +128,7 @@ def sixteen(name, ranks):
 
 
 def hosts(name, collective, layout, rate="", sizes=()):
-    """Shoal's own bench cannot pin ranks that others start, so nobody's are pinned."""
+    """Pins no ranks: Shoal's bench cannot pin ranks that another program starts, and all libraries are measured alike."""
     ranks = bench_hosts.emulated.Layout(layout).size
     title = f"{COLLECTIVES[collective].title}, emulated hosts {layout}, {rate or 'unshaped'}, {PLAIN.text}"
     return Suite(f"hosts-{name}", title[0].upper() + title[1:], ranks, PLAIN.options, False, "hosts", collective, 3, 2,
@@ -164,7 +165,8 @@ def say(text):
 
 
 def clean_environment():
-    """Without what a launcher above may have set: the commands start their own ranks."""
+    """Returns the environment without the variables of a launcher that started this program: the commands start ranks
+    themselves."""
     return {name: value for name, value in os.environ.items()
             if name not in LAUNCHER_NAMES and not name.startswith(("PMIX_", "PMI_", "OMPI_", "I_MPI_"))}
 
@@ -174,7 +176,8 @@ def json_lines(text):
 
 
 def run(command, environment=None):
-    """Runs a command and returns the JSON objects it printed; stops everything when it fails, for a hole is no figure."""
+    """Runs a command and returns the JSON objects that it prints. Exits if the command fails, so that no figure lacks a
+    value."""
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=RUN_TIMEOUT_S,
                               env=environment or clean_environment(), cwd=ROOT)
@@ -187,8 +190,8 @@ def run(command, environment=None):
 
 
 def pin(ranks):
-    """What `shoal bench --pin` does, for peers with more ranks than cores: each stays on its core. Else the kernel places them
-    three to one for a while, or two to two, and that decides the time of small operations."""
+    """Pins each rank to its core, as `shoal bench --pin` does, for peers with more ranks than cores. Otherwise the kernel
+    places ranks three to one or two to two for a while, and that placement decides the time of small operations."""
     own = "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"
     return ["sh", "-c", f'exec taskset -c $(({own} % {CORES})) "$@"', "pin"] if ranks > CORES else []
 
@@ -200,7 +203,7 @@ class Shoal:
         self.program = program
 
     def measure(self, suite, ranks, size, options):
-        """The line of the collective; with --probe memory it also carries probe_us."""
+        """Returns the JSON object of the collective; with --probe memory it also contains probe_us."""
         lines = run([str(self.program), "bench", suite.collective, "-n", str(ranks), "--min", str(size), "--max", str(size),
                      "--seconds", str(suite.seconds), "--format", "json", *(["--pin"] if ranks > CORES else []), *options])
         result = next(line for line in lines if line["collective"] == suite.collective)
@@ -211,8 +214,8 @@ class Shoal:
 
 
 class Peer:
-    """An MPI library. The best of several settings is found once per size and then used: a peer is measured at its best.
-    wrapper(ranks): what stands before its program. compiler: the command, and what follows the source file."""
+    """An MPI library. Finds the best of several settings once per size and then uses it, so each peer is measured at its
+    best. wrapper(ranks): the words before its program. compiler: the command, and the words after the source file."""
 
     def __init__(self, name, build, launch, settings, wrapper=pin, compiler=None):
         self.name, self.launch, self.settings, self.wrapper, self.best = name, launch, settings, wrapper, {}
@@ -249,7 +252,8 @@ def openmpi_settings(ranks):
 
 
 def impi_settings(ranks):
-    """As openmpi_settings: with or without binding; with more ranks than cores, whether a rank that waits yields."""
+    """Like openmpi_settings(): with or without binding; if ranks outnumber cores, with or without yielding while a rank
+    waits."""
     unbound = ["-genv", "I_MPI_PIN", "0"]
     if ranks <= CORES:
         return [[], unbound]
@@ -257,7 +261,8 @@ def impi_settings(ranks):
 
 
 def impi_open(build):
-    """The wheels keep the layout of an installation; their compiler wrapper only adds paths that it guesses wrong."""
+    """Opens Intel MPI from the wheels. They keep the layout of an installation; their compiler wrapper only adds wrong
+    paths."""
     root = build / "impi"
     launch = [str(root / "bin/mpiexec.hydra"), "-hosts", "localhost", "-genv", "I_MPI_FABRICS", "shm",
               "-genv", "LD_LIBRARY_PATH", str(root / "lib")]
@@ -281,7 +286,8 @@ def peers_open(build):
 
 
 def state_of(results):
-    """near, far or crowded when all runs saw the same; mixed when the machine changed in between; unknown without exchange."""
+    """Returns near, far or crowded if all runs saw the same state; mixed if the state changed in between; unknown if no run
+    timed an exchange."""
     seen = {report.exchange_state(result.get("exchange_ns")) for result in results}
     return seen.pop() if len(seen) == 1 else "mixed"
 
@@ -289,7 +295,8 @@ def state_of(results):
 # ---- Curves: Shoal and the peers over sizes --------------------------------------------------------------------------------
 
 def curve_point(suite, size, number, shoal, peers):
-    """bytes is what was measured: where there are parts, a size below one element for each of them is that of one for each."""
+    """Measures one size with every library. The point's bytes are those measured: with parts, a size below one element per
+    part is raised to one element per part."""
     runners = [(shoal.name, lambda: shoal.measure(suite, suite.ranks, size, suite.shoal))]
     runners += [(peer.name, lambda peer=peer: peer.measure(suite, size)) for peer in peers]
     turn = number % len(runners)
@@ -305,7 +312,7 @@ def curve_point(suite, size, number, shoal, peers):
 
 
 def curve_point_clean(suite, size, number, shoal, peers):
-    """Tries again while the runs of a point saw different states; the choice looks at the state, never at a time."""
+    """Repeats a point if its runs saw different states. It looks only at the states, never at the times."""
     for _ in range(TRIES):
         one = curve_point(suite, size, number, shoal, peers)
         if one["state"] in ("near", "far") or suite.ranks > CORES or suite.layout:
@@ -324,7 +331,7 @@ def curve_round(suite, sizes, number, shoal, peers):
 # ---- Curves over emulated hosts --------------------------------------------------------------------------------------------
 
 class HostsShoal(bench_hosts.Launched):
-    """Measures as Shoal above does."""
+    """Measures as the class Shoal does."""
 
     def measure(self, suite, ranks, size, options):
         return super().measure(suite, size)
@@ -361,7 +368,8 @@ def hosts_round(suite, sizes, number, hosts, runners):
 
 @dataclass
 class Case:
-    """A run of Shoal and the runs between which the smooth curve passes: (x, ranks, bytes, options), x being its abscissa."""
+    """A run of Shoal, and the runs that define the smooth curve around it: (x, ranks, bytes, options), with x as the
+    abscissa."""
     text: str
     at: tuple
     beside: list
@@ -374,7 +382,8 @@ def point(ranks, size, options, x=None):
 def cliff_cases_in(memory, options, switches):
     cases = []
     for size in (8, 4 * K, 256 * K, 16 * M):
-        # Where ranks begin to share cores every curve has a step. On fewer than 4 cores, 3 ranks are laid beside 4.
+        # Every curve has a step at the number of ranks that begin to share cores. On fewer than 4 cores, 3 ranks are compared
+        # with 4.
         beside = [point(ranks, size, options, ranks) for ranks in ((4,) if CORES < 4 else (2, 4))]
         cases.append(Case(f"3 ranks, {report.size_text(size)}, {memory}", point(3, size, options, 3), beside))
     cases.append(Case(f"12,345,678 bytes, {memory}", point(2, 12345678, options),
@@ -410,7 +419,7 @@ def cliff_cases(collective):
 
 
 def interpolate(x, points):
-    """On the straight line, in logarithms, through the points beside x."""
+    """Interpolates the points around x on a straight line in logarithms."""
     if len(points) == 1:
         return points[0][1]
     (x0, y0), (x1, y1) = points
@@ -458,10 +467,11 @@ def late_round(suite, number, shoal, peers, quick):
             for which, key in (("median", "median_us"), ("99th percentile", "p99_us"))]
 
 
-# ---- Quota: each rank in a control group of its own ------------------------------------------------------------------------
+# ---- Quota: each rank in its own control group -----------------------------------------------------------------------------
 
 def quota_base():
-    """A directory for our groups and the line of shell that sets a limit there; (None, None) where that is not allowed."""
+    """Returns a directory for our control groups and the shell line that sets a limit there, or (None, None) if that is not
+    allowed."""
     first, second = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
     half = QUOTA_PERIOD_US // 2
     if (first / "cpu.cfs_quota_us").exists() or (first / "cpu.shares").exists():
@@ -480,7 +490,7 @@ def quota_base():
 
 
 def shoal_launched(shoal, ranks, size, wrapper):
-    """Starts every rank as a launcher would, so that each can get a group of its own."""
+    """Starts every rank separately, as a launcher would, so that each can be in its own group."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     names = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
@@ -521,10 +531,11 @@ def quota_round(suite, number, shoal, peers, quick):
              "value": mine / min(times), "shoal_us": mine, "openmpi_us": min(times)}]
 
 
-# ---- Busy: beside a process that computes all the time -----------------------------------------------------------------------
+# ---- Busy: with a process that computes all the time -------------------------------------------------------------------------
 
 def busy_point(suite, number, shoal, peers, size):
-    """The MPIs bind their ranks by themselves, Shoal's command, too; unbound ranks are those of torchrun, which leave each other's core."""
+    """Compares bound and unbound ranks on a busy machine. The MPIs and Shoal's command bind their ranks; ranks under
+    torchrun are unbound and leave each other's core."""
     names = (shoal.name, f"{shoal.name} unbound")
     runners = [(name, lambda more=more: shoal.measure(suite, suite.ranks, size, [*PLAIN.options, *more]))
                for name, more in zip(names, ([], ["--bind", "none"]))]
@@ -556,7 +567,7 @@ def cases_round(suite, number, shoal, peers, quick):
     return points
 
 
-# ---- The whole -------------------------------------------------------------------------------------------------------------
+# ---- Main ------------------------------------------------------------------------------------------------------------------
 
 def machine():
     lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -576,7 +587,7 @@ def sizes_of(suite, options):
 
 
 def rounds_run(suite, options, round_run):
-    """At least one round, then more while the time allows."""
+    """Runs at least one round, then more while the time allows."""
     points, start = [], time.monotonic()
     for number in range(min(options.rounds, suite.rounds or options.rounds)):
         if number and time.monotonic() - start > options.limit:
@@ -622,7 +633,7 @@ def record_make(suite, options, points):
 
 
 def sizes_parse(text):
-    """Raises ValueError on anything but sizes, which argparse turns into its one line."""
+    """Parses sizes. Raises ValueError on other text, which argparse turns into its one-line error."""
     units = {"K": K, "M": M, "G": K * M}
     return [int(word[:-1]) * units[word[-1]] if word[-1:] in units else int(word) for word in text.upper().split(",")]
 
@@ -634,7 +645,7 @@ def rounds_parse(text):
 
 
 def arguments_add(parser, which):
-    """Options that bench/bench_torch.py takes, too."""
+    """Adds the options that bench/bench_torch.py shares."""
     parser.add_argument("suites", nargs="*", metavar="SUITE",
                         help=f"which to run, of those below; {which}")
     parser.add_argument("--rounds", type=rounds_parse, default=5, metavar="N",
@@ -648,7 +659,7 @@ def arguments_add(parser, which):
 
 
 def suites_named(parser, words, suites):
-    """Those whose names one of the words matches, in their order."""
+    """Returns the suites whose names match one of the words, in their order."""
     for word in words:
         if not fnmatch.filter(suites, word):
             parser.error(f"there is no suite {word}; there are {', '.join(suites)}")
@@ -678,7 +689,7 @@ def main():
         say("bench: there is no build/shoal; make build makes it")
         return 2
     if any(SUITES[name].kind == "hosts" for name in options.suites):
-        bench_hosts.why_impossible()  # now: it may begin this program anew
+        bench_hosts.why_impossible()  # called now, because it may start this program anew
     peers = peers_open(options.shoal.parent)
     options.out.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()

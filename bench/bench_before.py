@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Measures two builds of `shoal bench` in turns, so that a change of the code shows and one of the machine does not.
+"""Measures two builds of `shoal bench` in turns, so that a change of the code shows and a change of the machine does not.
 
     git worktree add /tmp/before COMMIT && make -C /tmp/before build
     bench/bench_before.py /tmp/before/build/shoal
 
-Rows are the curves of bench/bench.py and a few of its cases. A round of a row runs both builds, one after the other, the first
-one in turn; each run measures all sizes of the row. The ratio of a size in a round is the time before over the time after:
-above 1 is faster now. "Slower" is a size of which every round's ratio is below 1, "faster" the reverse; with R rounds and
-nothing but chance, one size in 2^R is each. Rounds in which the two builds saw cores that share a cache and cores that do not
-are measured again (see bench/bench.py). A row that the older command has no options for is left out, and named.
+Rows are the curves of bench/bench.py and a few of its cases. A round of a row runs one build after the other, and the builds
+take turns at being first. Each run measures all sizes of the row. The ratio of a size in a round is the old time divided by
+the new time: above 1, the new build is faster. A size is "slower" if its ratio is below 1 in every round, and "faster" if it
+is above 1 in every round. With R rounds, pure chance makes one size in 2^R slower and one in 2^R faster. A round is repeated
+if one build saw cores that share a cache and the other did not (see bench/bench.py). Rows whose options the older command
+lacks are named and left out.
 
 Writes docs/figures/before-after.jsonl, a line per build, row, round and size, and prints the table."""
 import argparse
@@ -27,7 +28,7 @@ BUILDS = ("before", "after")
 
 @dataclass
 class Row:
-    """From the first size to the last, each eight times the one before. options: of `shoal bench`."""
+    """Sizes from the first to the last, each eight times the one before. options: of `shoal bench`."""
     name: str
     collective: str
     ranks: int
@@ -55,7 +56,7 @@ def rows_of_cases():
 
 
 def measure(program, row, seconds):
-    """A line a size."""
+    """Returns one line per size."""
     span = ["--min", str(row.first), "--max", str(row.last)]
     pin = ["--pin"] if row.ranks > bench.CORES else []
     lines = bench.run([str(program), "bench", row.collective, "-n", str(row.ranks), *span, "--seconds", str(seconds),
@@ -80,7 +81,7 @@ def round_run(row, programs, number, seconds):
 
 
 def ratios_of(lines):
-    """By size, the rounds' ratios."""
+    """Returns the rounds' ratios, by size."""
     times = {(line["round"], line["bytes"], line["build"]): line["median_us"] for line in lines}
     ratios = {}
     for (number, size, build), before in times.items():
@@ -94,7 +95,7 @@ def verdict(ratios):
 
 
 def table(lines, names):
-    """A row of markdown each: the median over sizes, then the sizes that every round found slower or faster."""
+    """Returns one Markdown line per row: the median over sizes, then the sizes that every round found slower or faster."""
     told = ["| row | time before / after, median of its sizes | every round slower | every round faster |", "|---|---|---|---|"]
     for name in names:
         ratios = ratios_of([line for line in lines if line["row"] == name])

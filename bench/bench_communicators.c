@@ -1,6 +1,6 @@
-/* Measures the cost per rank of communicators on one host: prints, as their number grows, descriptors, mappings, anonymous
- * memory, and memory of their segments and of flight recorders, when they are made, when each has summed 8 B, and when each has
- * summed 4 MiB. A measurement, not a test: `build/bench/bench_communicators RANKS`. */
+/* Measures the cost per rank of communicators on one host. As the number of communicators grows, prints descriptors, mappings,
+ * anonymous memory, and the memory of segments and of flight recorders: when the communicators are made, when each has summed 8
+ * B, and when each has summed 4 MiB. A measurement, not a test: `build/bench/bench_communicators RANKS`. */
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@
 #define COMMS_MAX 64
 #define SMALL 2
 #define LARGE ((size_t)1 << 20)
-#define ROUNDS 40 /* the small ones, so that each record of arrivals was used */
+#define ROUNDS 40 /* of small sums, so that every arrival record is used */
 
 #define CHECK(call)                                                    \
     do {                                                               \
@@ -29,7 +29,7 @@ struct cost {
     long anonymous_kib, segments_kib, recorders_kib;
 };
 
-/* Descriptors but the one that reads them, and the memory behind those of communicators. */
+/* Counts the open descriptors, without the one that reads them, and the memory behind the communicators' descriptors. */
 static void count_descriptors(struct cost *cost)
 {
     char path[300], target[300];
@@ -91,7 +91,7 @@ static void run(int rank, int ranks, const char *address)
     struct shoal_comm *comms[COMMS_MAX];
     CHECK(shoal_context_create(NULL, &context));
     CHECK(shoal_comm_create_at(context, address, rank, ranks, NULL, &comms[0]));
-    sum(comms, 0, 1, LARGE, 1); /* touches what is used by all */
+    sum(comms, 0, 1, LARGE, 1); /* touches the memory that all communicators share */
     for (int made = 1, end = 1; end <= COMMS_MAX; end *= 2) {
         const int first = made;
         for (; made < end; made++)

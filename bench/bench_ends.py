@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Measures how long `shoal run` on several emulated hosts takes to end everywhere after a failure anywhere; 5 s are promised.
+"""Measures the time from a failure anywhere to the end of `shoal run` on all emulated hosts. Shoal promises 5 s.
 
   bench_ends.py [--rounds N] [--quick]
 
-Each case is one of tests/hosts/test_run.py, which also looks at what every host says and that no process is left. The time of a
-case begins at its failure; where ranks blame one, at the first rank that says so.
+Each case is a case of tests/hosts/test_run.py, which also checks every host's messages and that no process remains. The time
+of a case begins at its failure or, if ranks blame a rank, when the first rank does.
 
 Writes docs/figures/bench-ends.jsonl (see bench/bench_record.py)."""
 import argparse

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Measures training steps through the front-ends on two ranks of this machine, each on a core of its own, in turns.
+"""Measures training steps through the front-ends on two ranks of this machine, each on its own core, in turns.
 
 Suites:
-  tensorflow   a Keras CNN and a BERT-base, in a loop of their own, with Shoal, with MultiWorkerMirroredStrategy and alone, that is without
-               averages: no way to average gradients beats the strategy by more than strategy / alone; and what a further all-reduce of
-               64 B costs inside one tf.function
+  tensorflow   a Keras CNN and a BERT-base, in their own loop, with Shoal, with MultiWorkerMirroredStrategy, and
+               alone, that is without averages: no way to average gradients beats the strategy by more than
+               strategy / alone; and the time that one more all-reduce of 64 B adds inside one tf.function
   torch        one network through torch's DistributedDataParallel on Shoal, Shoal's own, Horovod's names, Accelerate and Lightning
 
-Each line of docs/figures/front-ends.jsonl is what one run tells. `make test` makes build/tensorflow and build/trainers, which this
-needs."""
+Each line of docs/figures/front-ends.jsonl is the result of one run. `make test` makes build/tensorflow and build/trainers,
+which this needs."""
 import argparse
 import json
 import subprocess
@@ -23,7 +23,7 @@ TORCH = ("ddp", "shoal-ddp", "horovod", "accelerate", "lightning")
 
 
 def exchange_ns(shoal):
-    """What a cache line takes from one core to the other and back, now: cores of this machine move apart and together."""
+    """Returns the time that a cache line takes now from one core to the other and back: the distance between cores changes."""
     told = subprocess.run([shoal, "bench", "allreduce", "-n", "2", "--max", "8", "--format", "json"], capture_output=True, text=True,
                           timeout=LIMIT_S).stdout
     found = [json.loads(line).get("exchange_ns") for line in told.splitlines() if line.startswith("{")]
@@ -31,7 +31,7 @@ def exchange_ns(shoal):
 
 
 def in_turns(contestants, number):
-    """Another one begins each round."""
+    """Rotates the contestants, so that each round begins with another one."""
     turn = number % len(contestants)
     return contestants[turn:] + contestants[:turn]
 
@@ -41,7 +41,7 @@ class Bench:
         self.options, self.rows = options, []
 
     def add(self, row):
-        """Keeps a row for the table, and adds it to the file: what was measured stays if the bench is interrupted."""
+        """Keeps a row for the table and appends it to the file at once, so that an interrupted run loses nothing."""
         self.rows.append(row)
         if self.options.output:
             with self.options.output.open("a") as file:
@@ -53,7 +53,7 @@ class Bench:
                        "TF_CPP_MIN_LOG_LEVEL": "3", "PATH": "/usr/bin:/bin", "HOME": str(Path.home())}
         ended = subprocess.run([self.options.shoal, "run", "-n", "2", ROOT / f"build/{python}/bin/python3", ROOT / "bench" / script, *words],
                                env=environment, capture_output=True, text=True, timeout=LIMIT_S)
-        # `shoal run` puts the rank before each line.
+        # `shoal run` prefixes each line with the rank.
         found = [json.loads(line[line.index("{"):]) for line in ended.stdout.splitlines() if '{"contestant"' in line]
         if ended.returncode or not found:
             sys.exit(f"bench_front_ends: {' '.join(words)} failed:\n{ended.stdout[-2000:]}\n{ended.stderr[-4000:]}")
@@ -73,7 +73,7 @@ class Bench:
         return {row["round"]: row[key] for row in self.rows if row["contestant"] == contestant and row.get("model") == model}
 
     def ratio(self, what, over, under):
-        """Round by round; the median, and the least and the most."""
+        """Returns the median, minimum and maximum of the rounds' ratios."""
         found = sorted(over[number] / under[number] for number in over if number in under)
         if found:
             print(f"{what}: {median(found):.3f} ({found[0]:.3f} .. {found[-1]:.3f}), {median(over.values()):.1f} and "

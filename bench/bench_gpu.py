@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""Measures operands on this machine's GPUs beside NCCL and beside bare copies: docs/figures/gpu-NAME.{md,jsonl}.
+"""Measures operands on this machine's GPUs, with Shoal, with NCCL and by bare copies: docs/figures/gpu-NAME.{md,jsonl}.
 
-  bench/bench_gpu.py              copies, kernels, then all-reduces of 2, 4, ... ranks and of all GPUs; 2 ranks where there is one GPU
-  bench/bench_gpu.py copies       only what the copy engines of the first GPU do
-  bench/bench_gpu.py kernels      only what Shoal's kernels reach there
+  bench/bench_gpu.py              copies, kernels, then all-reduces of 2, 4, ... ranks and of all GPUs;
+                                  2 ranks if there is one GPU
+  bench/bench_gpu.py copies       only the copy engines of the first GPU
+  bench/bench_gpu.py kernels      only the rates of Shoal's kernels on it
   bench/bench_gpu.py allreduce 4  only an all-reduce of that many ranks
-  bench/bench_gpu.py torch 2      only training steps of that many ranks through PyTorch (bench/torch_gpu.py), where
+  bench/bench_gpu.py torch 2      only training steps of that many ranks through PyTorch (bench/torch_gpu.py), if
                                   SHOAL_TEST_PYTHON, or python3, has a torch that was built for CUDA
 
-NCCL comes from the file that SHOAL_NCCL names, or from build/nccl (`make test-gpu` puts it there). It serves one rank on each GPU:
-where ranks share one it is left out, which the page says. GPUs sum among themselves only where they reach each other's memory.
+NCCL comes from the file that SHOAL_NCCL names, or from build/nccl (`make test-gpu` puts it there). It needs one GPU per
+rank: if ranks share a GPU, NCCL is left out, and the page says so. GPUs sum among themselves only if they reach each other's
+memory.
 """
 import json
 import os
@@ -31,7 +33,7 @@ from bench_report import size_text  # noqa: E402
 
 
 def rows_of(*words, **settings):
-    """The JSON objects that a command prints; what it says goes to the terminal."""
+    """Returns the JSON objects that a command prints to stdout. Its stderr goes to the terminal."""
     done = subprocess.run([str(word) for word in words], stdout=subprocess.PIPE, text=True, env={**os.environ, **settings})
     if done.returncode:
         sys.exit(f"bench_gpu: exit code {done.returncode} of {' '.join(map(str, words))}")
@@ -84,7 +86,7 @@ def kernels(gpu):
 # ---- All-reduces -----------------------------------------------------------------------------------------------------------
 
 def nccl():
-    """The path of NCCL's library; None: it is not here."""
+    """Returns the path of NCCL's library, or None if this machine does not have it."""
     found = [os.environ["SHOAL_NCCL"]] if "SHOAL_NCCL" in os.environ else sorted(
         map(str, TOP.glob("build/nccl/lib/python3*/site-packages/nvidia/nccl/lib/libnccl.so.2")))
     return found[0] if found else None
@@ -136,14 +138,14 @@ def allreduce(gpu, ranks):
 
 
 def counts(devices):
-    """2, 4, ... ranks and as many as there are GPUs."""
+    """Returns 2, 4, ... up to the number of GPUs, and that number."""
     return sorted({2, devices, *(1 << i for i in range(1, 8) if 1 << i <= devices)} - {1})
 
 
 # ---- PyTorch ---------------------------------------------------------------------------------------------------------------
 
 def python_with_cuda():
-    """None: there is none."""
+    """Returns a Python whose torch was built for CUDA, or None."""
     python = shutil.which(os.environ.get("SHOAL_TEST_PYTHON") or "python3")
     asks = "import sys, torch; sys.exit(not torch.cuda.is_available())"
     return python if python and subprocess.run([python, "-c", asks], stderr=subprocess.DEVNULL).returncode == 0 else None

@@ -1,5 +1,5 @@
-/* Measures the gradient kernels in GB of gradients per second, beside memcpy: for each instruction set that this processor has,
- * over buffers that fit in no cache. A measurement, not a test: `build/bench/bench_gradients`. */
+/* Measures the gradient kernels and memcpy in GB of gradients per second: for each instruction set of this processor, over
+ * buffers that fit in no cache. A measurement, not a test: `build/bench/bench_gradients`. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -91,7 +91,7 @@ static double now_s(void)
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-/* The best of some rounds: what else the machine does only adds time. */
+/* Returns the best of some rounds: other work of the machine only adds time. */
 static double rate_of(work_fn work, const struct shoal_gradient_kernels *kernels, struct buffers *buffers)
 {
     double best = 0;

@@ -1,8 +1,8 @@
-"""Measuring over emulated hosts (tests/hosts/cluster.py): what bench/bench.py needs beside what it does on one host.
+"""What bench/bench.py needs, besides its own code for one host, to measure over emulated hosts (tests/hosts/cluster.py).
 
-Before each round iperf3 says what the wire between two hosts carries: one stream, and two opposite processes at once. An
-operation is bound by what every host must send: 2 (H-1)/H of the vector for an all-reduce over H hosts, (H-1)/H of the larger
-operand for an all-gather. The share of the wire is that bound's time over the time measured.
+Before each round iperf3 measures the wire between two hosts: one stream, then two opposite ones at the same time. The bytes
+that every host must send bound an operation: 2 (H-1)/H of the vector for an all-reduce over H hosts, (H-1)/H of the larger
+operand for an all-gather. The share of the wire is that bound's time divided by the measured time.
 """
 import json
 import subprocess
@@ -20,7 +20,7 @@ IPERF_S = 3
 IPERF_PORT = 5201
 TORCH_PYTHON = ROOT / "build/torch/bin/python3"
 FACTORS = {"allreduce": 2, "allgather": 1}
-# PyTorch would look up its host's name, which no resolver knows; the interface says the same.
+# PyTorch would resolve its host's name, which no resolver knows. Naming the interface avoids that.
 GLOO_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": emulated.INTERFACE}
 
 
@@ -50,18 +50,18 @@ class Hosts:
     # ---- the wire ----
 
     def sent_bytes(self, collective, size):
-        """By each host, at least."""
+        """Returns the bytes that each host sends, at least."""
         hosts = len(self.layout.sizes)
         return FACTORS[collective] * size * (hosts - 1) / hosts
 
     def stream(self, start, end):
-        """A client on host `start` that sends to host `end` as fast as it can."""
+        """Starts a client on host `start` that sends to host `end` as fast as it can."""
         client = ["iperf3", "--json", "--time", str(IPERF_S), "--omit", "1", "--port", str(IPERF_PORT), "--client"]
         return subprocess.Popen([*self.cluster.hosts[start].enter(), *client, self.cluster.address(end)],
                                 stdout=subprocess.PIPE, text=True)
 
     def streams(self, pairs):
-        """GB/s received of each, all at once."""
+        """Runs all streams at once; returns the GB/s that each receiver got."""
         servers = [subprocess.Popen([*self.cluster.hosts[end].enter(), "iperf3", "--server", "--port", str(IPERF_PORT)],
                                     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for _, end in pairs]
         try:
@@ -78,14 +78,16 @@ class Hosts:
         return [one["end"]["sum_received"]["bits_per_second"] / 8e9 for one in told]
 
     def server_wait(self, host):
-        """Until it listens; ss asks the kernel, so that no connection of ours ends the server's test."""
+        """Waits until the server listens. It asks the kernel with ss, because a connection of ours would end the server's
+        test."""
         for _ in range(200):
             if str(IPERF_PORT) in self.cluster.hosts[host].run("ss", "--listening", "--tcp", "--numeric"):
                 return
         sys.exit("bench: iperf3 does not listen")
 
     def wire(self):
-        """Where links are not shaped, both directions share the cores: what counts is what each gets beside the other."""
+        """Measures the wire. On unshaped links both directions share the cores, so the rates are those of simultaneous
+        streams."""
         one = self.streams([(0, 1)])[0]
         both = one if self.is_shaped else sum(self.streams([(0, 1), (1, 0)])) / 2
         return {"one_gb_s": round(one, 4), "both_gb_s": round(both, 4)}
@@ -101,8 +103,8 @@ class Hosts:
     # ---- libraries ----
 
     def openmpi_launch(self, folder):
-        """mpirun on the first host; its daemons on the others are started by `cluster.py rsh`. Ranks are not bound: each host
-        would bind its first rank to the first core, where all would meet."""
+        """Runs mpirun on the first host; `cluster.py rsh` starts its daemons on the others. Ranks are not bound: each host
+        would bind its first rank to the first core, so all first ranks would share it."""
         hosts = Path(folder) / "hosts"
         sizes = self.layout.sizes
         hosts.write_text("".join(f"{self.cluster.address(i)} slots={size}\n" for i, size in enumerate(sizes)))
@@ -117,8 +119,9 @@ class Hosts:
 
 
 def openmpi_settings(collective, layout, cores):
-    """Settings of mpirun tried at each size: its own choice; rings, which it does not take soon enough; on hosts with several
-    ranks, its collectives for such. Where ranks share cores they must yield: else 64 B take a hundred times as long."""
+    """Returns the settings of mpirun that are tried at each size: its own choice; rings, which it chooses too late; on hosts
+    with several ranks, its collectives for such hosts. Ranks that share cores must yield: otherwise 64 B take a hundred
+    times as long."""
     ring = {"allreduce": "4", "allgather": "4"}[collective]
     choices = [[], ["--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", f"coll_tuned_{collective}_algorithm", ring]]
     choices += [["--mca", "coll_han_priority", "100"]] if max(layout.sizes) > 1 else []
@@ -128,8 +131,8 @@ def openmpi_settings(collective, layout, cores):
 
 @dataclass
 class Launched:
-    """A library whose ranks are started one by one on their hosts. command(suite, size): what each rank runs; rank 0 prints the
-    figure."""
+    """A library whose ranks are started one by one on their hosts. command(suite, size): the command of each rank; rank 0
+    prints the figure."""
     name: str
     hosts: Hosts
     command: object
@@ -150,7 +153,7 @@ def gloo_is_here():
 
 
 def gloo_open(hosts, limit_s):
-    """Into a list of tensors where all gather."""
+    """Opens Gloo. Its all-gather writes into a list of tensors."""
     names = {"allreduce": "all_reduce", "allgather": "all_gather"}
 
     def command(suite, size):

@@ -1,23 +1,25 @@
 #!/usr/bin/env python3
-"""Measures how long a launcher takes: from the command to the first collective, and from the last worker's exit to the return.
+"""Measures how long a launcher takes: from the command to the first collective, and from the last worker's exit to its own.
 
   bench_launch.py [--hosts 2 8] [--rounds N] [--quick]
 
-Over emulated hosts (tests/hosts/cluster.py) of one worker each, in turn, in rotated order, round by round:
+Runs one worker on each of several emulated hosts (tests/hosts/cluster.py), in turn, in rotated order, round by round:
 
   shoal           `shoal run` on each host, all at once
   torchrun        torchrun on each host, all at once, with --node-rank and --master-addr; from build/torch
-  openmpi, mpich  one mpirun, which reaches the other hosts by a shell script in the place of ssh
+  openmpi, mpich  one mpirun, which reaches the other hosts by a shell script instead of ssh
   openmpi-own, mpich-own   the same with a program of that MPI
 
-All start the same program of Shoal's (launch_worker.c), the last two one of MPI's (launch_mpi_worker.c), which sums one number and
-says when that was done. Emulated hosts have one clock. A host's command ends when the last of its processes that was started here
-has. The value of a case is Shoal's time over the fastest other's of the same round.
+All start the same program that uses Shoal (launch_worker.c), except the last two. Those start one that uses MPI
+(launch_mpi_worker.c), which sums one number and prints when that was done. Emulated hosts share one clock. A host's command
+ends when the last of its processes that was started here ends. The value of a case is Shoal's time divided by the time of
+the fastest other launcher in the same round.
 
-In one more run of `shoal run` the ranks say by themselves how long they loaded libfabric and asked it for its providers
-(SHOAL_LOG=info): the share of the slowest rank's time in that from the command to the first collective.
+In one more run of `shoal run` the ranks log how long they loaded libfabric and asked it for its providers (SHOAL_LOG=info).
+The result is the slowest rank's share of the time from the command to the first collective.
 
-Writes docs/figures/bench-launch.jsonl (see bench/bench_record.py). A launcher that is not here is left out, and the reason said."""
+Writes docs/figures/bench-launch.jsonl (see bench/bench_record.py). A launcher that is missing is left out, and the reason is
+printed."""
 import argparse
 import os
 import re
@@ -36,7 +38,7 @@ import bench_hosts
 import bench_record
 from bench import ROOT, say
 
-from cluster import INTERFACE, Cluster, clean_environment  # from tests/hosts, which bench_hosts puts in the path
+from cluster import INTERFACE, Cluster, clean_environment  # in tests/hosts, which bench_hosts adds to the path
 
 PORT = 29500
 LIMIT_S = 120
@@ -47,7 +49,7 @@ TORCHRUN = BUILD / "torch/bin/torchrun"
 AS_ROOT = ["--allow-run-as-root"] if os.getuid() == 0 else []
 
 
-# ---- Launchers: the commands of a job, each with the host it is given on -----------------------------------------------------
+# ---- Launchers: the commands of a job, each with the host that runs it -------------------------------------------------------
 
 def by_shoal(cluster, program, folder):
     meet = f"{cluster.address(0)}:{PORT}"
@@ -62,7 +64,7 @@ def by_torchrun(cluster, program, folder):
 
 
 def shell_agent(cluster, folder):
-    """What mpirun runs in the place of ssh, without an interpreter of Python in its way."""
+    """Writes the shell script that mpirun runs instead of ssh, so that no Python interpreter adds its start time."""
     agent = Path(folder, "agent")
     places = "".join(f"{cluster.address(index)}) pid={host.pid};; " for index, host in enumerate(cluster.hosts))
     agent.write_text(f'#!/bin/sh\ncase "$1" in {places}esac\nshift\nexec nsenter -t "$pid" --net --uts sh -c "$*"\n')
@@ -89,7 +91,7 @@ def by_mpich(cluster, program, folder):
 
 
 def mpi_program(name, folder):
-    """Compiled with that MPI's compiler; None where it has none."""
+    """Compiles the worker with that MPI's compiler; returns None if the MPI has none."""
     compiler, program = shutil.which(f"mpicc.{name}"), Path(folder, f"launch_mpi_worker.{name}")
     if compiler:
         subprocess.run([compiler, "-O2", str(ROOT / "bench/launch_mpi_worker.c"), "-o", str(program)], check=True)
@@ -97,7 +99,7 @@ def mpi_program(name, folder):
 
 
 def contestants_find(folder):
-    """name: (its commands, the program); and why others are left out."""
+    """Returns the commands and the program of each launcher, by name, and the reasons why others are left out."""
     found, left_out = {"shoal": (by_shoal, WORKER)}, {}
     if TORCHRUN.exists():
         found["torchrun"] = (by_torchrun, WORKER)
@@ -116,7 +118,7 @@ def contestants_find(folder):
 # ---- One run ---------------------------------------------------------------------------------------------------------------
 
 class Command:
-    """A command on a host, whose end a thread of its own awaits, so that it is seen at once."""
+    """A command on a host. A thread of its own waits for the end, so that the end is noticed at once."""
 
     def __init__(self, host, words, environment):
         self.file = tempfile.TemporaryFile("w+")
@@ -136,7 +138,8 @@ class Command:
 
 
 def measure(name, contestant, cluster, folder, **variables):
-    """Seconds from the command to the first collective, and from the last exit to the return; and what the programs told."""
+    """Returns seconds from the command to the first collective and from the last exit to the return, and the programs'
+    reports."""
     commands, program = contestant
     environment = {**clean_environment(), "SHOAL_SECRET": secrets.token_hex(16), "OMP_NUM_THREADS": "1",
                    "TORCH_CPP_LOG_LEVEL": "ERROR", **variables}
@@ -158,7 +161,7 @@ TOLD_MS = {"libfabric loaded": r"libfabric was loaded in ([\d.]+) ms",
 
 
 def parts_measure(number, contestant, cluster, folder):
-    """A point: what the slowest rank of a run says about its own time."""
+    """Returns a point: the slowest rank's report about its own time in one run."""
     run = measure("shoal", contestant, cluster, folder, SHOAL_LOG="info")
     parts = {name: max(map(float, re.findall(line, run["told"]))) for name, line in TOLD_MS.items()}
     start = round(run["start"] * 1e3, 2)
@@ -173,7 +176,7 @@ CASES = {"start": "from the command to the first collective", "end": "from the l
 
 
 def round_measure(number, hosts, contestants, folder):
-    """One point for each case. Each contestant has its turn at each place."""
+    """Returns one point for each case. Each contestant takes each position in the order once."""
     names = list(contestants)
     names = names[number % len(names):] + names[:number % len(names)]
     with Cluster(hosts) as cluster:

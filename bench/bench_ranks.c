@@ -1,7 +1,7 @@
 /* Measures the cost per rank of large communicators: engines over the simulated transport, hosts of 8 ranks, all in this
- * process. Prints the processor time per rank of some small operations, and the memory of an engine. A measurement and a check
- * of the sums, not a test: `build/bench/bench_ranks 1024` (2,048 want 4 GiB of memory, 4,096 want 16), with 1 behind it for the
- * first operation only. The time includes the simulation's own. */
+ * process. Prints the processor time per rank of some small operations, and the memory of an engine. A measurement that also
+ * checks the sums, not a test: `build/bench/bench_ranks 1024` (2,048 ranks need 4 GiB of memory, 4,096 need 16). A second
+ * argument of 1 measures only the first operation. The times include the simulation's own. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +14,7 @@
 #include "sim/sim_transport.h"
 
 #define RANKS_PER_HOST 8
-#define COUNT 512 /* float32 of an operand */
+#define COUNT 512 /* float32 elements of an operand */
 #define EVENTS_PER_RANK 64
 
 struct worker {
@@ -30,7 +30,7 @@ struct crowd {
     struct shoal_tuning tuning;
     struct shoal_log log;
     struct worker *workers;
-    size_t sim_bytes, engine_bytes; /* of the process, when made */
+    size_t sim_bytes, engine_bytes; /* of the process when they are made */
 };
 
 static uint64_t now_ns(void *arg)
@@ -38,7 +38,7 @@ static uint64_t now_ns(void *arg)
     return shoal_sim_now_ns(arg);
 }
 
-/* Processor time of this process, as others may use the machine, too. */
+/* Returns the processor time of this process, because other processes may use the machine at the same time. */
 static uint64_t processor_ns(void)
 {
     struct timespec now;
@@ -107,8 +107,8 @@ static bool are_done(const struct crowd *crowd)
     return true;
 }
 
-/* Events are many, mostly of what each rank tells all others of the end of an operation: a round of all ranks comes after many
- * for each. */
+/* Each rank notifies all others at the end of an operation, so there are many events. Every turn of all ranks handles many
+ * events per rank. */
 static void drive(struct crowd *crowd)
 {
     while (!are_done(crowd)) {
@@ -138,7 +138,7 @@ static bool is_right(const struct crowd *crowd, const struct shoal_call *call)
 static bool run(struct crowd *crowd, const char *name, struct shoal_call call)
 {
     uint64_t took_ns[2];
-    for (int round = 0; round < 2; round++) { /* the second has plans and peers */
+    for (int round = 0; round < 2; round++) { /* the second round has the plans and peers of the first */
         const uint64_t begin_ns = processor_ns();
         for (int r = 0; r < crowd->size; r++) {
             struct worker *worker = &crowd->workers[r];

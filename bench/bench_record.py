@@ -1,14 +1,14 @@
-"""The file that keeps a suite's measurements, docs/figures/bench-SUITE.jsonl: JSON lines, so that two of them can be compared
+"""The file that keeps a suite's measurements, docs/figures/bench-SUITE.jsonl: JSON lines, so that two files can be compared
 line by line.
 
-The first line says what was measured, where, by which command; under "libraries", what all rows of a library have in common. Each
-other line is one measurement:
+The first line records what was measured, on which machine, by which command; "libraries" holds what all rows of a library
+have in common. Each other line is one measurement:
 
   {"round": 0, "bytes": 8, "state": "near", "library": "mpich", "median_us": 0.4, ...}    of a curve: one library, one size
   {"round": 0, "case": "median, us", "state": "near", "value": 43.805}                    of a case
 
-What belongs to a size in a round, and to no single library, such as the ratio, stands in Shoal's row. In memory these rows are one
-point with "results", by library. Nothing that can be computed from the rows is kept.
+Values that belong to a size in a round and not to one library, such as the ratio, are in Shoal's row. In memory these rows
+are one point with "results", by library. The file contains no value that can be computed from the rows.
 """
 import json
 
@@ -17,7 +17,7 @@ SHARED = ("ratio", "ratio_openmpi", "ratio_deepspeed", "peer", "wire")
 
 
 def common_of(points, library):
-    """The common part of a library's results."""
+    """Returns the common part of a library's results."""
     results = [point["results"][library] for point in points if library in point["results"]]
     return {name: value for name, value in results[0].items() if name != "bytes" and
             all(name in one and one[name] == value for one in results)} if len(results) > 1 else {}

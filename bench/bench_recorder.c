@@ -1,5 +1,5 @@
 /* Measures the cost of the flight recorder: prints nanoseconds per operation for the stores of a record, and for the clock
- * readings beside them (posted, arrived, done). A measurement, not a test: `build/bench/bench_recorder`. */
+ * readings that go with it (posted, arrived, done). A measurement, not a test: `build/bench/bench_recorder`. */
 #include <stdio.h>
 
 #include "base/clock.h"

@@ -1,8 +1,8 @@
 """Reports of bench/bench.py's measurements: a record, a Markdown table, a plot, and a judgement of each target.
 
-Figures are joined only within one state of the machine: near (the two cores share a cache, an exchange takes under 100 ns), far
-(they do not, under 1 us) or crowded (one core for both ranks, or others use the machine). Runs that saw different states in one
-round are mixed.
+Only figures of the same state of the machine are combined. The states are near (the two cores share a cache, an exchange
+takes under 100 ns), far (they do not, under 1 us) and crowded (one core for both ranks, or others use the machine). A round
+whose runs saw different states is mixed.
 """
 import math
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ import bench_record
 STATES = ("near", "far", "crowded", "mixed", "unknown")
 COLORS = {"near": "#1f6fb4", "far": "#d9701a", "crowded": "#777777", "mixed": "#aaaaaa", "unknown": "#777777"}
 TITLES = {"impi": "Intel MPI", "openmpi": "Open MPI", "mpich": "MPICH", "gloo": "Gloo", "deepspeed": "DeepSpeed"}
-METRICS = {"ratio_deepspeed": "DeepSpeed "}  # what a table says before the limit, where it is not of the main figure
+METRICS = {"ratio_deepspeed": "DeepSpeed "}  # a table's words before the limit, if the limit is not of the main figure
 K, M = 1 << 10, 1 << 20
 HUGE = 1 << 62
 
@@ -38,7 +38,7 @@ def spread(values):
 # ---- Summaries -------------------------------------------------------------------------------------------------------------
 
 def groups(points, key):
-    """Points by key and state, in the order of the states."""
+    """Returns points by key and state, in the order of the states."""
     found = {}
     for one in points:
         found.setdefault((one[key], one["state"]), []).append(one)
@@ -47,14 +47,14 @@ def groups(points, key):
 
 
 def loop_ratio(point):
-    """As the ratio: of the peer that a point names, else of the fastest."""
+    """Returns the ratio of loop times, against the peer that a point names, or the fastest."""
     results = point["results"]
     peers = [point["peer"]] if "peer" in point else [name for name in results if name != "shoal"]
     return min(results[name]["loop_us"] for name in peers) / results["shoal"]["loop_us"]
 
 
 def wire_summary(points):
-    """Over emulated hosts: shares of the wire's bound, CPU seconds per GB sent by all hosts."""
+    """Summarizes emulated hosts: shares of the wire's bound, and CPU seconds per GB sent by all hosts."""
     names = points[0]["results"]
     return {"share": spread([one["results"]["shoal"]["share"] for one in points]),
             "shares": {name: median([one["results"][name]["share"] for one in points]) for name in names},
@@ -99,7 +99,7 @@ def record_path(folder, suite):
 
 
 def record_write(folder, record):
-    """And draws the plot anew where there is one: the few that the docs show. `make docs` draws all."""
+    """Writes the record. If the suite has a plot, draws it anew: only the few that the docs show. `make docs` draws all."""
     record["summary"] = summary(record)
     path = record_path(folder, record["suite"])
     bench_record.write(path, record)
@@ -161,7 +161,7 @@ def cases_table(rows):
 
 
 def judged(suite, lines, rows):
-    """A table's lines with what is wanted of each row, the most where there is more, and whether that is met."""
+    """Appends each row's target to a table's lines, the strictest one if there are several, and a mark if it is met."""
     told = [["wants", "met"]]
     for row in rows:
         targets = [target for target in TARGETS if target.suite == suite and row in target_rows(target, rows)]
@@ -269,7 +269,7 @@ def curve_plot(record, rows):
 
 
 def cases_plot(record, rows):
-    """One line per case and state: the median as a dot, least to most as a bar, on a logarithmic axis."""
+    """Draws one line per case and state: the median as a dot, minimum to maximum as a bar, on a logarithmic axis."""
     values = powers(min(1, *(row["value"]["least"] for row in rows)), max(2, *(row["value"]["most"] for row in rows)))
     height = TOP + 20 * len(rows) + 40
     x = Axis(values[0], values[-1], 360, WIDTH - RIGHT)
@@ -293,8 +293,8 @@ def plot(record):
 
 @dataclass
 class Target:
-    """The target of a suite's figures, from one size up to below another. least: no less than limit, else no more.
-    case: of the case of this name only. beside: the peer without which nothing is wanted."""
+    """The target of a suite's figures, from one size up to below another. least: limit is a minimum, otherwise a maximum.
+    case: only the case of this name. beside: the peer without which there is no target."""
     suite: str
     text: str
     metric: str
@@ -358,7 +358,7 @@ TARGETS = [
 
 
 def target_rows(target, rows):
-    """The rows a target speaks of. Other than near and far count only where there is nothing better."""
+    """Returns the rows that a target covers. States other than near and far count only if there are no others."""
     rows = [row for row in rows if target.size_from <= row.get("bytes", 0) < target.size_below and target.metric in row
             and target.case in ("", row.get("case"))]
     clean = {row.get("bytes", row.get("case")) for row in rows if row["state"] in ("near", "far")}
@@ -381,7 +381,7 @@ def target_print(target, row):
 
 
 def targets_print(folder, suites):
-    """Prints each target with its figures. Returns 1 when one is not met or has no figure, so that scripts can tell."""
+    """Prints each target with its figures. Returns 1 if a target is missed or has no figure, so that scripts notice."""
     missed = 0
     for target in TARGETS:
         if target.suite not in suites:

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What `shoal sim` predicts, on record: a table, a plot and all numbers at docs/figures/sim-NAME.{md,svg,jsonl}.
+"""Records what `shoal sim` predicts: a table, a plot and all numbers at docs/figures/sim-NAME.{md,svg,jsonl}.
 
   bench/bench_sim.py              every suite; the largest takes some minutes
-  bench/bench_sim.py allreduce    only that one
-  bench/bench_sim.py measured     what was measured over emulated hosts (bench/bench.py 'hosts-*') beside what is predicted for them;
-                          exit code 1 where they are more than 15 % apart
+  bench/bench_sim.py allreduce    only that suite
+  bench/bench_sim.py measured     measurements over emulated hosts (bench/bench.py 'hosts-*') and the predictions for them;
+                          exit code 1 if they differ by more than 15 %
 
-Predictions are the same on every machine: a figure changes when an algorithm, a default or the model does.
+Predictions are the same on every machine: a figure changes only if an algorithm, a default or the model changes.
 """
 import json
 import pathlib
@@ -25,7 +25,7 @@ import cluster as emulated  # noqa: E402
 
 HOSTS = ["--hosts", "1-256", "--ranks-per-host", "8", "--bytes", "100M,1G"]
 
-# Of GPUs: where the numbers come from says docs/performance.md.
+# For GPUs. docs/performance.md names the sources of the numbers.
 PCIE = ["--hosts", "1", "--ranks-per-host", "8", "--bytes", "1M-1G", "--factor", "4", "--pcie", "gen4", "--memory", "24GB/s",
         "--host-memory", "300GB/s"]
 P4D = ["--hosts", "2-64", "--ranks-per-host", "8", "--bytes", "25M,256M", "--rate", "400gbit", "--pcie", "gen3", "--pcie-switch",
@@ -75,7 +75,7 @@ def model_text(row):
 
 
 def gpus_text(row):
-    """What the model says of GPUs; empty where operands are not on them."""
+    """Returns the model's description of GPUs; empty if operands are not on GPUs."""
     if not row["pcie_gb_s"]:
         return ""
     below = f"{row['switch_gpus']:g} GPUs{' and their adapters' if row['switch_adapters'] else ''}"
@@ -133,11 +133,12 @@ def record(name):
     return 0
 
 
-# ---- Beside what was measured ----------------------------------------------------------------------------------------------
+# ---- Predictions and measurements ------------------------------------------------------------------------------------------
 #
-# The numbers of the model come from elsewhere than from the times that are compared: the rate and what a core moves from iperf3
-# over a shaped and an unshaped link, the bucket and the cores from how the hosts are emulated. Only the CPU time of a message
-# and the latency come from the smallest size. No number depends on the size.
+# The model's numbers do not come from the times that are compared. iperf3 measures the rate over a shaped link, and the bytes
+# that a core moves over an unshaped one. The bucket and the cores follow from how the hosts are emulated. Only the CPU time of
+# a message and the latency come from the smallest size. No number depends on the size.
+#
 
 APART = 0.15
 LATENCY_MOST_US = 1000.0
@@ -151,17 +152,17 @@ they wait awake. All else is the model's default. `docs/performance.md` says wha
 
 
 def measured_of(record, size):
-    """The measurements of a size: one for each round."""
+    """Returns the measurements of a size: one for each round."""
     return [point["results"]["shoal"] for point in record["points"] if point["bytes"] == size]
 
 
 def cpu_us(answer):
-    """CPU time of all ranks: computing, sending and receiving."""
+    """Returns the CPU time of all ranks: computing, sending and receiving."""
     return answer["ranks"] * answer["time_us"] * (answer["working"] + answer["messaging"])
 
 
 def bisect(most, is_below):
-    """Where between 0 and most is_below begins to be false, to a hundredth."""
+    """Returns the point between 0 and most at which is_below becomes false, to a hundredth."""
     low, high = 0.0, most
     while high - low > 0.01:
         middle = (low + high) / 2
@@ -190,14 +191,15 @@ class Model:
         return json.loads(told)
 
     def message_most_us(self):
-        """With which the smallest size takes all the CPU time measured. Waiting awake takes some of it: it may be less."""
+        """Returns the CPU time per message that accounts for all the CPU time of the smallest size. Busy waiting uses part
+        of that time, so the true value may be lower."""
         without_us = cpu_us(self.ask(self.collective, self.smallest))
         self.message_us = 1.0
         with_us = cpu_us(self.ask(self.collective, self.smallest))
         return (statistics.median(of["cpu_us"] for of in self.measured) - without_us) / (with_us - without_us)
 
     def choose_latency(self):
-        """So that the smallest size takes as long as measured."""
+        """Chooses the latency with which the smallest size takes as long as measured."""
         measured_us = statistics.median(of["median_us"] for of in self.measured)
 
         def is_short(latency_us):
@@ -207,8 +209,9 @@ class Model:
         self.latency_us = bisect(LATENCY_MOST_US, is_short)
 
     def predict(self, size):
-        """Operations are measured one after the other, each after a barrier. Where more is sent than comes into a bucket from
-        one to the next, buckets do not begin full: as much as comes in goes out, or they are empty when the barrier begins."""
+        """Predicts one size. Operations are measured one after the other, each after a barrier. If an operation and its
+        barrier send more than the bucket gains meanwhile, buckets do not begin full: either the bytes sent equal those
+        gained, or the buckets are empty when the barrier begins."""
         barrier_us = self.ask("barrier", 0)["time_us"]
 
         def is_too_full(answer):

@@ -1,22 +1,22 @@
 #!/usr/bin/env python3
-"""Measures training steps over emulated hosts (tests/hosts/cluster.py): `shoal bench step` of each profile, on hosts of one rank
-whose links are shaped, beside the bound that no engine goes below (docs/performance.md, "Training steps").
+"""Measures training steps over emulated hosts (tests/hosts/cluster.py): `shoal bench step` of each profile, on hosts of one
+rank whose links are shaped, compared with the bound that no engine beats (docs/performance.md, "Training steps").
 
 Suites:
-  bound    steps as long that the wire takes 0.9 of the backward pass: step over (bound + one buffer's own time), and how much
-           of the wire is hidden
-  tied     GPT-2 and BERT-large with the wire as long as the backward pass, optimizers run under what is still on the wire
+  bound    steps in which the wire takes 0.9 of the backward pass: step over (bound + one buffer's own time), and how much of
+           the wire is hidden
+  tied     GPT-2 and BERT-large with the wire as long as the backward pass; optimizers run while buffers are still on the wire
   int8     one tensor of 16 MiB or 64 MiB, all ready at once: the bandwidth of int8 over that of no compression
   torch    the same profiles through PyTorch (bench/torch_step.py): torch's DistributedDataParallel on Gloo and on Shoal, and
            Shoal's own subclass, in turns, over the shaped hosts with the wire as long as the backward pass
   torch-local  the same with two ranks of this machine and a backward pass as long as Gloo's step with nothing to hide behind,
-           each rank sleeping (as where a GPU computes) or computing on a core of its own
-  torch-zero   the same ranks with nothing to hide behind, and the time of zero_grad() counted: to None, and to zeros
+           each rank sleeping (as if a GPU computed) or computing on its own core
+  torch-zero   the same ranks with nothing to hide behind, including the time of zero_grad(): to None, and to zeros
 
-Each line of docs/figures/step-hosts.jsonl is what one run tells, with the suite, the round and the rate. It is added as soon as the
-run has ended, so what was measured stays if the bench is interrupted. Rounds count on: delete the lines that a run is to replace.
-The CPU is free: ranks sleep until a gradient is ready. Hosts share this machine's cores: on two cores four hosts at 2 Gbit/s
-each way are near to what the kernel carries.
+Each line of docs/figures/step-hosts.jsonl is the result of one run, with the suite, the round and the rate. It is appended
+as soon as the run ends, so an interrupted bench loses nothing. Rounds continue from the file's last: delete the lines that a
+run is to replace. The CPU is free: ranks sleep until a gradient is ready. Hosts share this machine's cores: on two cores,
+four hosts at 2 Gbit/s each way are near the most that the kernel carries.
 """
 import argparse
 import json
@@ -61,7 +61,7 @@ class Bench:
             file.write(json.dumps(row) + "\n")
 
     def run(self, suite, number, rate, words):
-        """One run; adds its row."""
+        """Performs one run and adds its row."""
         hosts = self.options.hosts
         command = [str(self.options.shoal), "bench", "step", "--format", "json", "--rate", f"{rate}gbit", "--timeout", "300",
                    *map(str, words)]
@@ -100,7 +100,7 @@ class Bench:
                                                  "--compress", word, "--views"])
 
     def torch_step(self, suite, number, scene, profile, backward, *words):
-        """The step of each contestant, in rotated order. scene: (rate, layout)."""
+        """Measures the step of each contestant, in rotated order. scene: (rate, layout)."""
         rate, layout = scene
         found = {}
         turn = number % len(CONTESTANTS)
@@ -142,10 +142,10 @@ class Bench:
             for way in ("none", "keep"):
                 self.torch_step(f"torch-zero-{way}", number, (0, "1x2"), profile, 0, "--zero", way)
 
-    # ---- what is printed ----
+    # ---- output ----
 
     def torch_table(self):
-        """Times of each contestant over that of torch's on Shoal, round by round."""
+        """Prints each contestant's times divided by those of torch's on Shoal, round by round."""
         of = {}
         for row in self.rows:
             if row["suite"].startswith("torch"):
@@ -160,7 +160,7 @@ class Bench:
             print(f"{suite}, {profile}, backward pass {backward:.0f} ms: {'; '.join(text)}")
 
     def table(self):
-        """Medians of the rounds, and their spread."""
+        """Prints the medians of the rounds, and their spread."""
         self.torch_table()
         lines = [("suite", "profile", "Gbit/s", "", "backward ms", "bound ms", "step ms", "over bound", "hidden")]
         seen = {}
@@ -207,7 +207,7 @@ def arguments():
 
 
 def next_round(path):
-    """The one after the rounds in the file."""
+    """Returns the round after the last one in the file."""
     rows = path.read_text().splitlines() if path.exists() else []
     return 1 + max((json.loads(row)["round"] for row in rows), default=-1)
 

@@ -1,22 +1,24 @@
 #!/usr/bin/env python3
-"""Measures PyTorch's back-end "shoal" beside Gloo, from Python, in turn, size by size, round by round; `make bench-torch`.
+"""Measures PyTorch's back-end "shoal" and Gloo from Python, in turn, size by size, round by round. `make bench-torch` runs
+this.
 
-Each round starts the ranks of all contestants anew, and they are asked in rotated order, size by size: who is not asked sleeps.
-Ranks have one thread for PyTorch. Those of trainings, and those that outnumber the cores, are pinned alike, the r-th to the r-th
-core, counted round; nobody else is: Gloo's threads do better then.
-The ratio of a size in a round is Gloo's time over Shoal's. Virtual cores sometimes share a cache and sometimes do not, so each
-run times a bare cache-line exchange first, and ratios are joined only within one state of the machine. Every run verifies a
-result element by element before it measures. A size is the bytes of the larger operand.
+Each round starts the ranks of all contestants anew. Contestants run in rotated order, size by size, and the others sleep
+meanwhile. Ranks have one thread for PyTorch. Ranks of trainings, and ranks that outnumber the cores, are pinned for every
+contestant: rank r to core r, modulo the cores. Other ranks are not pinned, because Gloo's threads are faster so. The ratio
+of a size in a round is Gloo's time divided by Shoal's. Virtual cores sometimes share a cache and sometimes do not. So each
+run first times a bare cache-line exchange, and only ratios of the same machine state are combined. Every run verifies a
+result element by element before it measures. A size is the number of bytes of the larger operand.
 
-DeepSpeed's all-reduce through shared memory takes part in torch-all_reduce-* where its Python can import it and build its
-kernel (pip install deepspeed; a compiler); else it is left out, and the reason said.
+DeepSpeed's all-reduce through shared memory takes part in torch-all_reduce-* if its Python can import it and build its
+kernel (pip install deepspeed; a compiler). Otherwise it is left out, and the reason is printed.
 
-The trainings time steps of DistributedDataParallel with the gradients of GPT-2 small and ResNet-50, in turns with steps that do
-not communicate: the difference is what is not hidden. And steps of examples/torch/gpt (FSDP2). See bench/torch_training.py.
+The trainings time steps of DistributedDataParallel with the gradients of GPT-2 small and ResNet-50, in turns with steps that
+do not communicate: the difference is the communication that is not hidden. They also time steps of examples/torch/gpt
+(FSDP2). See bench/torch_training.py.
 
-Suites whose names begin with torch-hosts run over emulated hosts, as those of bench/bench.py do.
+Suites whose names begin with torch-hosts run over emulated hosts, like those of bench/bench.py.
 
-Writes docs/figures/bench-SUITE.jsonl (see bench/bench_record.py), and says which of the targets are met.
+Writes docs/figures/bench-SUITE.jsonl (see bench/bench_record.py), and prints the targets that are met and missed.
 """
 import argparse
 import contextlib
@@ -86,7 +88,7 @@ SUITES = {suite.name: suite for suite in [
 
 @dataclass
 class Contestant:
-    """name: as in the figures. contestant: what bench/torch_worker.py calls it; another only with --null."""
+    """name: as in the figures. contestant: its name for bench/torch_worker.py, which differs only with --null."""
     name: str
     contestant: str
     options: object
@@ -98,13 +100,13 @@ class Contestant:
 
 
 def environment(options):
-    """For all contestants alike."""
+    """Returns the environment of all contestants."""
     paths = [str(ROOT / "python"), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"PYTHONPATH": os.pathsep.join(paths), "SHOAL_LIBRARY": str(options.library), "OMP_NUM_THREADS": "1"}
 
 
 def why_not(command, environment):
-    """None when the command succeeds, else the last line it wrote."""
+    """Returns None if the command succeeds, else its last line of output."""
     try:
         done = subprocess.run(list(map(str, command)), env={**bench.clean_environment(), **environment}, cwd=ROOT,
                               stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=RUN_TIMEOUT_S)
@@ -115,7 +117,7 @@ def why_not(command, environment):
 
 
 def contestants_open(options):
-    """Shoal, Gloo and, where it runs, DeepSpeed; and why the latter does not."""
+    """Returns Shoal, Gloo and, if it runs, DeepSpeed; and the reason if it does not."""
     own = environment(options)
     if why := why_not([options.python, "-c", "import torch.distributed"], own):
         sys.exit(f"bench: no PyTorch: {why}\n--python names the Python that has it; `make bench-torch` makes one")
@@ -135,7 +137,7 @@ def contestants_open(options):
 
 
 def contestants_of(suite, contestants):
-    """DeepSpeed has an all-reduce only, and knows no memory but its own."""
+    """Returns the contestants of a suite. DeepSpeed has only an all-reduce, and uses only its own memory."""
     is_there = suite.kind == "curve" and suite.collective == "all_reduce" and "zero-copy" not in suite.name
     return [one for one in contestants if one.name != "deepspeed" or is_there]
 
@@ -146,12 +148,13 @@ def free_port():
 
 
 def is_pinned(suite):
-    """A collective with a core for each rank goes faster unpinned with Gloo, whose threads can then use the other's."""
+    """Returns true for trainings and for ranks that outnumber the cores. A collective with a core per rank is faster
+    unpinned with Gloo, whose threads can then use the other rank's core."""
     return suite.ranks > bench.CORES or suite.kind == "training"
 
 
 class Ranks:
-    """The ranks of one contestant on this host. They live for one round, and sleep while they are not asked."""
+    """The ranks of one contestant on this host. They live for one round, and sleep between measurements."""
 
     def __init__(self, contestant, suite, scene, words):
         area = scene.area_make()
@@ -189,7 +192,7 @@ class Ranks:
         sys.exit("\n".join([f"bench: {self.name}: {why}", *told]))
 
     def measure(self, suite, size=None):
-        """Rank 0's result of a size, which all ranks get; without a size, of the only measurement."""
+        """Returns rank 0's result of a size, which all ranks measure; without a size, of the only measurement."""
         for worker in self.workers if size else []:
             try:
                 worker.stdin.write(f"{size}\n".encode())
@@ -204,20 +207,20 @@ class Ranks:
                 if not line:
                     self.fail("rank 0 ended without a figure")
             elif any(worker.poll() for worker in self.workers):
-                time.sleep(GRACE_S)  # the others may have more to say
+                time.sleep(GRACE_S)  # the other ranks may still print errors
                 self.fail("a rank failed")
         return self.fail(f"no figure after {RUN_TIMEOUT_S} s")
 
 
 class ShoalRanks(Ranks):
-    """As bench.curve_point asks Shoal."""
+    """Measures Shoal through the interface that bench.curve_point uses."""
 
     def measure(self, suite, ranks, size, options):
         return super().measure(suite, size)
 
 
 class Scene:
-    """Things that the ranks of this host need beside their command: the exchange of cache lines as a library, and areas to meet in."""
+    """What the ranks of this host need besides their command: the cache-line exchange as a library, and areas to meet in."""
 
     def __init__(self, options):
         self.folder = tempfile.TemporaryDirectory(prefix="shoal-bench-")
@@ -242,7 +245,7 @@ class Scene:
 # ---- Curves ----------------------------------------------------------------------------------------------------------------
 
 def points_judge(points):
-    """The ratio is that of Gloo; DeepSpeed has one of its own."""
+    """Adds ratios: the point's is against Gloo; the one against DeepSpeed is separate."""
     for one in points:
         if "deepspeed" in one["results"]:
             one["ratio_deepspeed"] = one["results"]["deepspeed"]["median_us"] / one["results"]["shoal"]["median_us"]
@@ -283,7 +286,7 @@ def case(number, state, text, value):
 
 
 def results_of(suite, number, scene, contestants, *words):
-    """Results of each contestant, in turn."""
+    """Returns the results of each contestant, in turn."""
     turn, results = number % len(contestants), {}
     for one in contestants[turn:] + contestants[:turn]:
         with Ranks(one, suite, scene, words) as ranks:
@@ -303,12 +306,12 @@ def latency_round(suite, options, number, scene, contestants):
 
 
 def training_round(suite, options, number, scene, contestants):
-    """A step takes what its slowest rank takes. Only DistributedDataParallel can be told not to communicate."""
+    """A step takes as long as its slowest rank. Only DistributedDataParallel can leave out the communication."""
     results = results_of(suite, number, scene, contestants, "train", "--steps", 3 if options.quick else 10)
     mine, gloo, state = results["shoal"], results["gloo"], bench.state_of(results.values())
     if "exposed_us" in mine:
         yield case(number, state, "step over Gloo's", mine["median_us"] / gloo["median_us"])
-        floor = gloo["median_us"] / 100  # less is noise, and may be less than nothing
+        floor = gloo["median_us"] / 100  # smaller values are noise, and may be negative
         exposed = [max(result["exposed_us"], floor) for result in (mine, gloo)]
         yield case(number, state, "communication not hidden over Gloo's", exposed[0] / exposed[1])
     else:
@@ -329,7 +332,7 @@ def cases_round(suite, options, number, scene, contestants):
     return points
 
 
-# ---- The whole -------------------------------------------------------------------------------------------------------------
+# ---- Main ------------------------------------------------------------------------------------------------------------------
 
 def suite_run(suite, options, scene, contestants):
     if suite.kind == "hosts":
@@ -348,7 +351,7 @@ def record_make(suite, options, points, versions, left_out):
 
 
 def versions_of(options):
-    """PyTorch's version, and which shim of Shoal serves."""
+    """Returns PyTorch's version, and which of Shoal's shims is loaded."""
     code = "import torch; print('PyTorch', torch.__version__, end='')"
     code += "" if options.null else "; import shoal.torch; print(', shim', shoal.torch.shim(), end='')"
     return subprocess.run([options.python, "-c", code], env=bench.clean_environment() | environment(options), cwd=ROOT,
@@ -380,7 +383,7 @@ def main():
         say(f"bench: there is no {options.library}; make build makes it")
         return 2
     if any(SUITES[name].kind == "hosts" for name in options.suites):
-        bench_hosts.why_impossible()  # now: it may begin this program anew
+        bench_hosts.why_impossible()  # called now, because it may start this program anew
     contestants, left_out = contestants_open(options)
     versions = versions_of(options)
     options.out.mkdir(parents=True, exist_ok=True)

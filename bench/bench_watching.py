@@ -1,26 +1,27 @@
 #!/usr/bin/env python3
-"""Measures what the metrics of a job cost its steps.
+"""Measures how much the metrics of a job slow its steps.
 
   bench_watching.py [--step-ms MS] [--steps N] [--rounds N] [--quick]
 
-In turn, in rotated order, round by round, a job of one host and two workers (watched_worker.py) is run by its agent, in a process of
-its own:
+An agent, in its own process, runs a job of one host and two workers (watched_worker.py), in turn, in rotated order, round by
+round:
 
-  with      the sampler looks at the ranks each second, and each line goes through two metric definitions
-  without   the agent keeps the log and looks at nothing
+  with      the sampler reads the ranks each second, and each line goes through two metric definitions
+  without   the agent keeps the log and reads nothing
 
-Each worker prints a line in every step. A step computes about as long as --step-ms says: 98 ms, as one with ResNet-50's
-gradients and busy ranks does (docs/performance.md, "Through PyTorch"). 0: one small batch, some 5 ms.
+Each worker prints a line in every step. A step computes for about --step-ms: 98 ms, like a step with ResNet-50's gradients
+and busy ranks (docs/performance.md, "Through PyTorch"). 0: one small batch, some 5 ms.
 
-The value of a round is the mean step with metrics over the mean step without. The mean, as the sampler's work falls on few steps,
-which a median would not see. The job runs on this Python's cores, all of them: where each worker has a core and no other is free,
-the sampler takes its time from a worker.
+The value of a round is the mean step with metrics divided by the mean step without. It is the mean because the sampler works
+during few steps, which a median would not show. The job runs on all cores of this Python: if each worker has a core and no
+other core is free, the sampler takes its time from a worker.
 
-Beside it stands processor time: of a line, bare; and of a copy of the flight recorders. Copies are left out of the steps: they
-are made 5, 15 and 35 s after the start and so on, later every 300 s, so that runs of seconds would have more of them than a job.
+The report also contains processor time: of a line alone, and of a copy of the flight recorders. The steps contain no copies:
+copies are made 5, 15 and 35 s after the start and so on, later every 300 s, so that a run of seconds would have more of them
+than a real job.
 
-Writes docs/figures/bench-watching.jsonl (see bench/bench_record.py), whose rows of other cases stay. Needs build/torch
-(`make test` makes it)."""
+Writes docs/figures/bench-watching.jsonl (see bench/bench_record.py), and keeps the rows of other cases in it. Needs
+build/torch (`make test` makes it)."""
 import argparse
 import json
 import os
@@ -42,7 +43,7 @@ WAYS = ("with", "without")
 PROMISED = 1.005
 STEP_MS = 98
 RUN_S = 10
-COPY_S = 8  # the first copy comes after 5 s
+COPY_S = 8  # the first copy is made after 5 s
 LINES = 20000
 DEFINITIONS = {"loss": r"loss=(.*?);", "images_per_s": r"images_per_s=(.*?);"}
 
@@ -50,7 +51,7 @@ DEFINITIONS = {"loss": r"loss=(.*?);", "images_per_s": r"images_per_s=(.*?);"}
 # ---- The child: an agent ----------------------------------------------------------------------------------------------------
 
 class Unwatched:
-    """As shoal.job.metrics.Watching, and does nothing."""
+    """Has the interface of shoal.job.metrics.Watching, and does nothing."""
 
     def __init__(self, *_):
         pass
@@ -69,7 +70,7 @@ class Unwatched:
 
 
 def cpu_s():
-    """Processor seconds of this thread, and of the children that have ended."""
+    """Returns the processor seconds of this thread and of the children that have ended."""
     both = map(resource.getrusage, (resource.RUSAGE_THREAD, resource.RUSAGE_CHILDREN))
     return sum(one.ru_utime + one.ru_stime for one in both)
 
@@ -83,8 +84,8 @@ def copies_timed(copy, took):
 
 
 def agent_run(path, way):
-    """Runs the job of this folder to its end, and prints how much processor time that took the agent itself, and its copies of
-    the flight recorders."""
+    """Runs the job of this folder to its end, and prints the processor time of the agent itself and of its copies of the
+    flight recorders."""
     from shoal.job import agent, metrics, places, processes
     from shoal.job.folder import JobFolder
     copies = []
@@ -102,7 +103,7 @@ def agent_run(path, way):
 # ---- One run ----------------------------------------------------------------------------------------------------------------
 
 def measure(way, steps, batches, jobs):
-    """How long the steps took, in one job."""
+    """Returns how long the steps took, in one job."""
     from shoal.job import places
     from shoal.job.document import Job, Metric
     job = Job(str(ROOT / "bench/watched_worker.py"), name=way, workers_per_host=WORKERS,
@@ -129,7 +130,7 @@ def jobs_folder():
 
 
 def batches_of(step_ms):
-    """So many make a step of about that length: a step of 20 tells what one takes."""
+    """Returns the number of batches whose step takes about that long, from a measured step of 20."""
     with jobs_folder() as jobs:
         return max(round(20 * step_ms / measure("without", 20, 20, Path(jobs))["median_ms"]), 1) if step_ms else 1
 
@@ -143,7 +144,7 @@ def round_measure(number, case, steps, batches):
 
 
 def line_us():
-    """Processor time of a line with two numbers, in the agent."""
+    """Returns the agent's processor time for a line with two numbers."""
     from shoal.job import metrics
     from shoal.job.document import Metric
     from shoal.job.folder import JobFolder
@@ -158,7 +159,7 @@ def line_us():
 
 
 def costs_measure(batches, step_ms):
-    """Points: what lines and copies of the flight recorders cost in processor time."""
+    """Returns points: the processor time of lines and of copies of the flight recorders."""
     with jobs_folder() as jobs:
         copies = measure("copies", round(COPY_S * 1e3 / step_ms), batches, Path(jobs))["copies_cpu_s"]
     found = {"processor time of a line with two numbers, us": line_us(),

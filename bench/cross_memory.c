@@ -1,8 +1,9 @@
-/* How long an all-gather of two processes takes when each reads the other's input with the kernel's cross-memory copy, from
- * ordinary memory to ordinary memory: what docs/decisions/0007 weighs.
+/* Measures an all-gather of two processes in which each reads the other's input with the kernel's cross-memory copy, from
+ * ordinary memory to ordinary memory. docs/decisions/0007 uses the result.
  *     cc -O2 bench/cross_memory.c -o build/cross_memory && build/cross_memory
- * Each iteration rewrites the input (untimed), both meet, the slower one's time counts; prints the median in microseconds.
- * Sizes are bytes of the whole output, as in `shoal bench allgather --memory plain`, which belongs beside it. */
+ * Each iteration rewrites the input (untimed), both processes meet, and the slower one's time counts. Prints the median in
+ * microseconds. Sizes are bytes of the whole output, as in `shoal bench allgather --memory plain`, whose times to compare with.
+ */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <stdatomic.h>
@@ -52,7 +53,7 @@ static void fail(const char *what)
     _exit(1);
 }
 
-/* The input lies at the same address in both, which one fork has made. */
+/* The input has the same address in both processes, because one fork made them. */
 static void gather(struct meeting *meeting, int rank, char *input, char *output, size_t half)
 {
     const struct iovec from = {input, half}, to = {output + (size_t)!rank * half, half};

@@ -2,11 +2,11 @@
 
     front_end_tensorflow.py CONTESTANT MODEL [--steps N]     under a launcher that sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
 
-CONTESTANT is shoal (shoal.tensorflow.DistributedGradientTape), strategy (MultiWorkerMirroredStrategy), or alone (shoal's loop without
-averages: two trainings that know nothing of each other, each step at the same time), each in a loop of its own inside tf.function, as
-Keras 3's fit refuses the strategy. MODEL is cnn (a Keras CNN of 1.2 million parameters), bert (the
-layers of BERT-base as wide and as many words, 110 million parameters, 16 words at a time), or small: then there is no model, but 1 and
-101 all-reduces of 64 B in one function, and the time of one more. Rank 0 prints a JSON object."""
+CONTESTANT is shoal (shoal.tensorflow.DistributedGradientTape), strategy (MultiWorkerMirroredStrategy), or alone (shoal's
+loop without averages: two independent trainings that step at the same time). Each has its own loop inside tf.function,
+because Keras 3's fit refuses the strategy. MODEL is cnn (a Keras CNN of 1.2 million parameters), bert (layers as wide as
+BERT-base's with as many words, 110 million parameters, 16 words at a time), or small, which has no model but one function
+with 1 all-reduce of 64 B and one with 101, and measures the time of one more. Rank 0 prints a JSON object."""
 import argparse
 import json
 import os
@@ -28,7 +28,7 @@ def cnn():
 
 
 class Block(keras.layers.Layer):
-    """One of BERT's, with attention of as many heads and products of as many columns."""
+    """A layer of BERT, with as many heads of attention and as many columns."""
 
     def __init__(self, width, heads):
         super().__init__()
@@ -72,7 +72,8 @@ def tape_step(model, optimizer, batch, averages):
 
 
 def strategy_step(strategy, model, batch):
-    """Gradients are averaged in one call, which the strategy packs; the optimizer is inside the function that each replica runs."""
+    """The strategy packs gradients and averages them in one call. The optimizer is inside the function that each replica
+    runs."""
     rate = tf.constant(0.01)
 
     def replica():
@@ -106,7 +107,7 @@ def step_of(options, rank):
 
 
 def timed(step, steps):
-    """Milliseconds of each step, as long as its slowest rank took."""
+    """Returns the milliseconds of each step on its slowest rank."""
     took = []
     for _ in range(WARMUPS + steps):
         shoal.barrier()

@@ -3,8 +3,8 @@
     front_end_torch.py CONTESTANT [--steps N]         under a launcher that sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
 
 CONTESTANT: ddp (torch's DistributedDataParallel on the back-end "shoal"), shoal-ddp (Shoal's own), horovod
-(shoal.horovod.torch.DistributedOptimizer), accelerate, lightning. All train one network of 13 million parameters on one batch each,
-with SGD; a step is what lies between the beginnings of two. Rank 0 prints a JSON object."""
+(shoal.horovod.torch.DistributedOptimizer), accelerate, lightning. All train one network of 13 million parameters on one
+batch each, with SGD. A step lasts from its beginning to the beginning of the next. Rank 0 prints a JSON object."""
 import argparse
 import json
 import time
@@ -33,7 +33,7 @@ def sgd(model):
 
 
 def plain_loop(model, optimizer, backward, steps):
-    """When each step began, and when the last had ended."""
+    """Returns when each step began, and when the last ended."""
     inputs, moments = batch(), []
     for _ in range(WARMUPS + steps):
         moments.append(time.perf_counter())

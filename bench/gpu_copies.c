@@ -1,6 +1,7 @@
-/* Measures the copy engines of a GPU and the cost of streams, without Shoal. One JSON object a line: the device;
- * for each unit GB/s (of 10^9 bytes) from the device, to it, and both ways at once, together; then microseconds on the stream
- * and of the caller for one write of a value and the wait for it, as a ring's unit has (src/device/cuda/cuda_port.c).
+/* Measures the copy engines of a GPU and the cost of streams, without Shoal. Prints one JSON object per line. The first is the
+ * device. Then, for each unit: GB/s (of 10^9 bytes) from the device, to it, and in both directions at once, together. Last, for
+ * one write of a value and the wait for it, as a ring's unit has (src/device/cuda/cuda_port.c): microseconds on the stream and
+ * of the caller.
  *     build/bench/gpu_copies [DEVICE] */
 #include <sys/mman.h>
 
@@ -10,7 +11,7 @@
 #define UNIT_MIN ((size_t)256 << 10)
 #define UNIT_MAX ((size_t)16 << 20)
 #define ROUNDS 5   /* the fastest counts */
-#define PAIRS 1000 /* within what a stream holds */
+#define PAIRS 1000 /* within the capacity of a stream */
 
 enum way { FROM_DEVICE, TO_DEVICE, WAYS };
 
@@ -54,7 +55,7 @@ static void wait_for_both(const struct probe *probe)
         CUDA(stream_synchronize(probe->streams[way]));
 }
 
-/* Seconds of an area's copies in units, in the ways whose bits are set. */
+/* Returns the seconds to copy the areas in units, in the directions whose bits are set. */
 static double copy_areas(const struct probe *probe, size_t unit, unsigned ways)
 {
     wait_for_both(probe);

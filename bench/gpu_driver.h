@@ -1,5 +1,5 @@
-/* The CUDA driver for programs that measure beside Shoal: the table `cu` of tests/mock/cuda/mock_client.h, which opens a real
- * driver, too. Programs on their main thread, one device each; what the driver refuses ends them. */
+/* The CUDA driver for programs that measure without Shoal or alongside it. The table `cu` of tests/mock/cuda/mock_client.h also
+ * opens a real driver. Programs use it on their main thread and with one device; an error of the driver ends them. */
 #ifndef SHOAL_BENCH_GPU_DRIVER_H
 #define SHOAL_BENCH_GPU_DRIVER_H
 
@@ -18,7 +18,7 @@ static inline void gpu_must(shoal_cu_result result, const char *call)
 }
 #define CUDA(call) gpu_must(cu.call, #call)
 
-/* Makes a device's primary context current. Devices are counted round. */
+/* Makes a device's primary context current. Device numbers wrap around. */
 static inline shoal_cu_device gpu_open(int number)
 {
     shoal_cu_device device;

@@ -1,9 +1,9 @@
-/* Times NCCL's all-reduce as `shoal bench allreduce --memory gpu --inputs warm` times Shoal's: float32, sums, out of place, a GPU
- * for each rank, one JSON object per line and size.
+/* Times NCCL's all-reduce exactly as `shoal bench allreduce --memory gpu --inputs warm` times Shoal's: float32, sums, out of
+ * place, a GPU for each rank, one JSON object per line and size.
  *     shoal run -n 4 build/bench/gpu_nccl LIBRARY MIN MAX FACTOR ITERATIONS
- * LIBRARY is the path of libnccl.so.2; nothing of it is linked. The ranks meet through Shoal, which passes NCCL's id on. One
- * result is compared element by element, then come three warm-ups, then the iterations; each starts at a barrier, and the slowest
- * rank's time counts. Exit code 0: all sums were right. */
+ * LIBRARY is the path of libnccl.so.2, which is loaded, not linked. The ranks meet through Shoal, which passes on NCCL's id.
+ * One result is compared element by element. Three warm-ups follow, then the iterations. Each iteration starts at a barrier,
+ * and the slowest rank's time counts. Exit code 0: all sums were right. */
 #include "gpu_driver.h"
 #include "shoal/shoal.h"
 
@@ -94,7 +94,7 @@ static void close_bench(struct bench *bench)
     shoal_context_destroy(bench->context);
 }
 
-/* Microseconds of the slowest rank. */
+/* Returns the microseconds of the slowest rank. */
 static double run_once(const struct bench *bench, size_t count)
 {
     double slowest;
@@ -107,7 +107,7 @@ static double run_once(const struct bench *bench, size_t count)
     return slowest;
 }
 
-/* Elements of this rank that are not the sum of what all ranks gave. */
+/* Returns how many of this rank's elements are not the sum of all ranks' inputs. */
 static size_t count_errors(const struct bench *bench, size_t count)
 {
     const float wanted = (float)(bench->ranks * (bench->ranks + 1)) / 2;

@@ -1,13 +1,13 @@
-/* Which streams of a GPU hold each other up: each of N waits for a value in host memory in turn, and the others write one
- * meanwhile. A stream that cannot shares a queue of the hardware with the one that waits. One JSON object: how many of the
- * ordered pairs do so, with CUDA_DEVICE_MAX_CONNECTIONS of the environment.
- *     build/bench/gpu_queues [N]     40 streams */
+/* Which streams of a GPU delay each other? In turn, each of N streams waits for a value in host memory, and the others write
+ * one meanwhile. A stream that cannot write shares a hardware queue with the one that waits. Prints one JSON object: the number
+ * of ordered pairs that share a queue, with the environment's CUDA_DEVICE_MAX_CONNECTIONS.
+ *     build/bench/gpu_queues [N]     40 streams by default */
 #include <sys/mman.h>
 
 #include "gpu_driver.h"
 
 #define MOST 256
-#define PATIENCE_S 0.01 /* for writes that nothing holds up, which take microseconds */
+#define PATIENCE_S 0.01 /* for undelayed writes, which take microseconds */
 
 struct line {
     _Alignas(64) volatile uint64_t value;
@@ -16,7 +16,7 @@ struct line {
 struct probe {
     int count;
     shoal_cu_stream streams[MOST];
-    struct line *lines; /* the value that each stream has written; the last one is waited for */
+    struct line *lines; /* each stream's last value; the last line is waited for */
     shoal_cu_address there;
 };
 

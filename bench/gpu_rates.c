@@ -1,5 +1,6 @@
-/* Measures Shoal's kernels in a GPU's memory, with their 8 blocks. One JSON object a line: GB/s (of 10^9 bytes) that a kernel
- * reads and writes; of sums also where all sources but the first lie in the memory of the next GPU, if the first reaches it.
+/* Measures Shoal's kernels in a GPU's memory, with their 8 blocks. Prints one JSON object per line: the GB/s (of 10^9 bytes)
+ * that a kernel reads and writes. Sums are also measured with all sources except the first in the next GPU's memory, if the
+ * first GPU reaches it.
  *     build/bench/gpu_rates [BYTES]     of the longest array */
 #include "device/gpu.h"
 #include "gpu_driver.h"
@@ -37,7 +38,7 @@ struct probe {
     shoal_cu_stream stream;
     size_t bytes;
     shoal_cu_address arrays[ARRAYS]; /* the destination, and sources */
-    shoal_cu_address peers[ARRAYS];  /* the same, but sources from the second on are the next GPU's; 0: there is none */
+    shoal_cu_address peers[ARRAYS];  /* the same, but sources from the second on are the next GPU's; 0: no next GPU */
 };
 
 static void rates_must(struct probe *probe, enum shoal_status status)
@@ -109,7 +110,7 @@ static enum shoal_status launch(struct probe *probe, const struct row *row, cons
     }
 }
 
-/* GB/s. */
+/* Returns GB/s. */
 static double rate_of(struct probe *probe, const struct row *row, const shoal_cu_address *at)
 {
     double least = 1e9;

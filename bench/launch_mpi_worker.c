@@ -1,4 +1,4 @@
-/* As launch_worker.c, with MPI: what a program of MPI's takes to start under its own mpirun. */
+/* Does what launch_worker.c does, but with MPI: measures how long a program of MPI takes to start under its own mpirun. */
 #include <mpi.h>
 #include <stdio.h>
 #include <time.h>

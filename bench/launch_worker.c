@@ -1,5 +1,5 @@
-/* What bench/bench_launch.py starts by one launcher or another: joins, sums one number, says when that was done and when it
- * ends. Times are CLOCK_MONOTONIC's, which is the same on all emulated hosts. Exit code 0: the sum is right. */
+/* The program that bench/bench_launch.py starts by each launcher: joins, sums one number, and prints when the sum was done and
+ * when it ends. Times are CLOCK_MONOTONIC's, which is the same on all emulated hosts. Exit code 0: the sum is right. */
 #include <stdio.h>
 #include <time.h>
 

@@ -2,12 +2,12 @@
  * and size.
  *     mpicc -O2 bench/mpi_bench.c -o build/mpi_bench && mpirun -n 2 build/mpi_bench allgather 8 268435456 8 out-of-place 4
  * Arguments: collective, smallest bytes, largest bytes, factor, in-place or out-of-place, seconds. Bytes are those of the
- * larger operand: of all parts where it has one part per rank. Each iteration rewrites the input (untimed), starts at a barrier
- * and counts the slowest rank. One operation whose result is compared element by element, three warm-ups, then a quarter of a
- * second below 64 KiB (500 iterations at least, 20,000 at most), 60 iterations below 8 MiB, 12 above, fewer where they take
- * longer than the seconds given, but 5 at least.
- * exchange_ns is a bare cache-line exchange between ranks 0 and 1, timed just before each size while the others sleep; null
- * where ranks are on several hosts. cpu_us is the CPU time of all ranks together per operation, of those in a row. */
+ * larger operand: of all parts if it has one part per rank. Each iteration rewrites the input (untimed) and starts at a
+ * barrier; the slowest rank's time counts. Each size runs one operation whose result is compared element by element, three
+ * warm-ups, then iterations: for a quarter of a second below 64 KiB (at least 500, at most 20,000), 60 below 8 MiB, 12 above.
+ * There are fewer iterations if they take longer than the given seconds, but at least 5. exchange_ns is a bare cache-line
+ * exchange between ranks 0 and 1, timed just before each size while the others sleep; null if ranks are on several hosts.
+ * cpu_us is the CPU time of all ranks together per operation, over operations in a row. */
 #include <limits.h>
 #include <mpi.h>
 #include <sched.h>
@@ -35,9 +35,9 @@ struct bench {
     int rank, ranks, in_place, seconds;
     int count; /* elements of a vector or of one part */
     float *input, *output, *buffers[2];
-    struct area *area; /* shared by all ranks; NULL where they are on several hosts */
+    struct area *area; /* shared by all ranks; NULL if they are on several hosts */
     uint64_t turn, exchanges;
-    uint64_t fresh; /* inputs written so far; the pattern moves on with it */
+    uint64_t fresh; /* inputs written so far; each has another pattern */
 };
 
 /* How a collective uses its operands, and its call. */
@@ -117,7 +117,7 @@ static double exchange_measure(struct bench *bench)
 
 /* ---- Collectives --------------------------------------------------------------------------------------------------------- */
 
-/* In place is said in the call: by all ranks, or by root alone. */
+/* MPI marks an operand in place in the call: on all ranks, or on root alone. */
 static void *or_in_place(const struct bench *bench, void *buffer)
 {
     return bench->in_place ? MPI_IN_PLACE : buffer;
@@ -143,7 +143,7 @@ static void reduce_scatter(const struct bench *bench)
     MPI_Reduce_scatter_block(or_in_place(bench, bench->input), bench->output, bench->count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
 }
 
-/* It has one buffer: it is always in place. */
+/* MPI_Bcast has one buffer, so it is always in place. */
 static void broadcast(const struct bench *bench)
 {
     MPI_Bcast(bench->output, bench->count, MPI_FLOAT, 0, MPI_COMM_WORLD);
@@ -203,14 +203,14 @@ static size_t parts_most(const struct bench *bench)
     return parts_of(bench, bench->row->input == PARTS ? PARTS : bench->row->output);
 }
 
-/* Elements of a vector or of one part: rounded down, but one at least. */
+/* Returns the elements of a vector or of one part: rounded down, but at least one. */
 static size_t count_of(const struct bench *bench, size_t bytes)
 {
     const size_t count = bytes / (parts_most(bench) * sizeof(float));
     return count ? count : 1;
 }
 
-/* In place the input of an all-gather is this rank's part of the output; MPI's other operands in place begin together. */
+/* In place, the input of an all-gather is this rank's part of the output. Other operands in place begin at the same address. */
 static void operands_set(struct bench *bench, size_t count)
 {
     const int in_parts = bench->in_place && bench->row->call == allgather;
@@ -227,8 +227,7 @@ struct formula {
     uint64_t turn;
 };
 
-/* Writes no more than `count` elements: where ranks share a core, one that rewrites its input keeps another from the timed
- * operation. */
+/* Writes at most `count` elements: if ranks share a core, a rank that rewrites its input delays another's timed operation. */
 static void block_build(float *block, size_t count, const struct formula *formula)
 {
     for (uint64_t k = 0; k < BLOCK && k < count; k++)
@@ -254,7 +253,7 @@ static int pattern_is(const float *at, size_t count, const struct formula *formu
     return !memcmp(at, block, count * sizeof at[0]);
 }
 
-/* Part i has the turn i later, so that parts taken one for another are seen. */
+/* Part i has a turn greater by i, so that a swapped part is noticed. */
 static void input_rewrite(struct bench *bench)
 {
     struct formula formula = {1, (size_t)bench->rank % LEAD, ++bench->fresh};
@@ -263,7 +262,7 @@ static void input_rewrite(struct bench *bench)
         pattern_write(bench->input + part * (size_t)bench->count, (size_t)bench->count, &formula);
 }
 
-/* Where the input is in parts, this rank gets its own part; part i of an output comes from rank i, a vector from all ranks or
+/* If the input has parts, this rank receives its own part. Part i of an output comes from rank i, a vector from all ranks or
  * from root. */
 static int output_is_right(const struct bench *bench)
 {
@@ -301,7 +300,7 @@ static double iterate(struct bench *bench)
     return MPI_Wtime() - start;
 }
 
-/* Small ones fill a quarter of a second: the places of processes that share cores change every 100 ms or so. */
+/* Small operations run for a quarter of a second, because processes that share cores are moved about every 100 ms. */
 static double iterations_usual(size_t bytes, double took_s)
 {
     const double quarter = 0.25 / took_s;
@@ -310,7 +309,7 @@ static double iterations_usual(size_t bytes, double took_s)
     return quarter < 500 ? 500 : quarter > ITERATIONS_MAX ? ITERATIONS_MAX : quarter;
 }
 
-/* Warms up; returns how many iterations fit the seconds, the same on every rank. */
+/* Warms up, then returns how many iterations fit the seconds, the same on every rank. */
 static int iterations_choose(struct bench *bench, size_t bytes)
 {
     double slowest;
@@ -336,7 +335,7 @@ static double cpu_s(void)
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-/* Per operation of many in a row: microseconds of the slowest rank, and CPU time of all ranks together. */
+/* Measures many operations in a row. Per operation: microseconds of the slowest rank, and CPU time of all ranks together. */
 static void loop_measure(struct bench *bench, struct result *result)
 {
     const int rounds = result->iterations / 4 + 1;
@@ -381,7 +380,7 @@ static void size_run(struct bench *bench, size_t asked)
         result_print(bench, &result);
 }
 
-/* Ends the job when the arguments make no sense or there is no memory. */
+/* Ends the job if the arguments are invalid or memory is lacking. */
 static void refuse(const struct bench *bench, const char *why)
 {
     if (bench->rank == 0)
@@ -389,7 +388,7 @@ static void refuse(const struct bench *bench, const char *why)
     MPI_Abort(MPI_COMM_WORLD, 2);
 }
 
-/* Both buffers have room for the larger operand. */
+/* Allocates both buffers, each with room for the larger operand. */
 static void buffers_open(struct bench *bench, size_t most)
 {
     const size_t bytes = count_of(bench, most) * parts_most(bench) * sizeof(float);

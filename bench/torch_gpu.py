@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Times training steps of DistributedDataParallel on GPUs: one JSON object for each model, way and round. bench/bench_gpu.py runs
-it, with a python whose torch was built for CUDA, and each of N ranks on the next GPU, counted round; without torchvision there is
-no ResNet-50:
+"""Times training steps of DistributedDataParallel on GPUs: prints one JSON object for each model, way and round.
+bench/bench_gpu.py runs it, with a python whose torch was built for CUDA. Each of N ranks uses the next GPU, modulo the GPUs.
+Without torchvision there is no ResNet-50:
 
   build/shoal run -n 2 python3 bench/torch_gpu.py [resnet50] [gpt2]
 
-Ways: each rank by itself; torch's class over Shoal, without and with gradient_as_bucket_view; Shoal's class; torch's class over
-Gloo, and over NCCL where each rank has a GPU of its own."""
+Ways: each rank by itself; torch's class over Shoal, without and with gradient_as_bucket_view; Shoal's class; torch's class
+over Gloo, and over NCCL if each rank has its own GPU."""
 import datetime
 import json
 import os
@@ -27,7 +27,7 @@ WARMUPS, ROUNDS, STEPS = 4, 5, 5
 
 
 class Gpt2(nn.Module):
-    """The shapes of GPT-2 small, but for positions; the head is the embedding, whose gradient is whole only at the very end."""
+    """GPT-2 small's shapes, without positions. The head is the embedding, whose gradient is complete only at the very end."""
 
     def __init__(self, width=768, layers=12, words=50257):
         super().__init__()
@@ -74,7 +74,7 @@ class Training:
 
 
 def time_ms(training, beside, steps):
-    """The time of a step on the slowest rank."""
+    """Returns the time of a step on the slowest rank."""
     torch.cuda.synchronize()
     dist.barrier(group=beside)
     begin = time.perf_counter()

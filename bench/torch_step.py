@@ -1,14 +1,16 @@
-"""One rank of a training step replayed through PyTorch: the gradients of a profile (`shoal sim step --print-profile`) become ready
-along a backward pass of given length in which the rank sleeps, as where a GPU computes, or with --busy computes itself, on a core
-of its own: then the pass takes longer by what others of its threads take of that core. bench/bench_step.py starts it.
+"""One rank of a training step replayed through PyTorch: the gradients of a profile (`shoal sim step --print-profile`) become
+ready along a backward pass of the given length. During the pass the rank sleeps, as if a GPU computed, or with --busy
+computes on its own core. A busy pass takes longer by the time that other threads of the rank use on that core.
+bench/bench_step.py starts this.
 
     torch_step.py CONTESTANT PROFILE --backward MS [--steps N]       under any launcher that sets RANK, WORLD_SIZE and MASTER_*
 
-CONTESTANT is gloo or shoal, both under torch's DistributedDataParallel, or shoal-ddp, Shoal's own subclass of it. PROFILE is a file.
-Rank 0 prints a JSON object. A step begins when all ranks have met and ends when backward() returns; the slowest rank counts.
+CONTESTANT is gloo or shoal, both under torch's DistributedDataParallel, or shoal-ddp, Shoal's own subclass of it. PROFILE is
+a file. Rank 0 prints a JSON object. A step begins when all ranks have met and ends when backward() returns; the slowest rank
+counts.
 
-A step begins with gradients that are zeros, so that the backward pass adds to them where they lie. --zero counts the time of zero_grad(),
-too: `keep` zeroes the gradients in the step, `none` sets them to None, and the backward pass makes new ones.
+A step begins with gradients that are zeros, so that the backward pass adds to them in place. --zero includes the time of
+zero_grad(): `keep` zeroes the gradients in the step; `none` sets them to None, and the backward pass makes new ones.
 """
 import argparse
 import json
@@ -24,7 +26,7 @@ WARMUPS = 3
 
 
 class Clock:
-    """When the backward pass began, and in the thread that runs it how much it has computed."""
+    """The time when the backward pass began, and how long the thread that runs it has computed."""
 
     def __init__(self, backward_s, is_busy):
         self.backward_s = backward_s
@@ -43,7 +45,8 @@ class Clock:
             time.sleep(rest)
 
     def compute(self, until_s):
-        """So many seconds of this thread's time, counted from the beginning of the pass; what hooks take comes on top."""
+        """Computes until this thread has used until_s seconds since the beginning of the pass; the time of hooks adds to
+        that."""
         start = time.thread_time()
         while self.computed_s + time.thread_time() - start < until_s:
             pass
@@ -51,7 +54,7 @@ class Clock:
 
 
 class Ready(torch.autograd.Function):
-    """Nothing in the forward pass; in the backward pass a gradient that is there at its time."""
+    """Does nothing in the forward pass; in the backward pass returns a gradient at its time."""
 
     @staticmethod
     def forward(context, value, weight, gradient, clock, share):
@@ -60,7 +63,8 @@ class Ready(torch.autograd.Function):
 
     @staticmethod
     def backward(context, outer):
-        """The context lets go of the gradient: autograd copies one that anybody else holds, and takes one that nobody does."""
+        """Drops the context's reference to the gradient: autograd copies a gradient that has another owner, and moves one
+        that has none."""
         context.clock.wait(context.share)
         gradient, context.gradient = context.gradient, None
         return outer, gradient, None, None, None
@@ -93,7 +97,7 @@ def wrapped(contestant, module):
 
 
 def means_check(model, module):
-    """Every average of the last step, by its sum."""
+    """Checks every average of the last step, by its sum."""
     for number, gradient, _ in module.order:
         expected = gradient.double().sum()
         dist.all_reduce(expected)

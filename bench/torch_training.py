@@ -1,9 +1,9 @@
 """Trainings that bench/torch_worker.py times: DistributedDataParallel with the gradients of real models, and the steps of
-examples/torch/gpt, which shards its weights (FSDP2), on bytes by chance.
+examples/torch/gpt, which shards its weights (FSDP2), on random bytes.
 
-gpt2 and resnet50 have every parameter of GPT-2 small (124.4 million) and of ResNet-50 (25.6 million) in its shape and place,
-but each is a product of its own, W times a few columns: so the gradients come one by one, last layer first, as the models' do,
-and what they cost to compute is a matter of the number of columns.
+gpt2 and resnet50 have every parameter of GPT-2 small (124.4 million) and of ResNet-50 (25.6 million), in its shape and
+order. Each parameter W has its own product, W times a few columns. So the gradients come one by one, last layer first, as in
+the models, and the number of columns sets the time to compute them.
 """
 import importlib.util
 import math
@@ -23,7 +23,8 @@ WARMUPS = 2
 # ---- Shapes ----------------------------------------------------------------------------------------------------------------
 
 def gpt2_shapes(width=768, layers=12, words=50257, positions=1024):
-    """In the order of the forward pass. The head is the embedding, whose gradient is whole only at the very end."""
+    """Returns the shapes in the order of the forward pass. The head is the embedding, whose gradient is complete only at the
+    very end."""
     norm = [(width,), (width,)]
     block = [*norm, (3 * width, width), (3 * width,), (width, width), (width,),
              *norm, (4 * width, width), (4 * width,), (width, 4 * width), (width,)]
@@ -31,7 +32,7 @@ def gpt2_shapes(width=768, layers=12, words=50257, positions=1024):
 
 
 def convolution_shapes(outputs, inputs, size):
-    """With the two vectors of its batch norm."""
+    """Returns the shapes of a convolution and of the two vectors of its batch norm."""
     return [(outputs, inputs, size, size), (outputs,), (outputs,)]
 
 
@@ -56,7 +57,7 @@ class Shaped(nn.Module):
         self.columns = columns
 
     def forward(self, batch):
-        """batch: as many rows as columns are wanted, as wide as the widest matrix."""
+        """batch: one row for each wanted column, as wide as the widest matrix."""
         loss = batch.new_zeros(())
         for weight in self.weights:
             matrix = weight.flatten(1) if weight.dim() > 1 else weight[:, None]
@@ -88,7 +89,7 @@ def gradient_sums(model):
 
 
 def gradients_check(model, step, step_alone):
-    """The mean over ranks of what each computes alone is what all have together."""
+    """Checks that the mean over ranks of the separate gradients equals the gradients of the common step."""
     step_alone()
     expected = gradient_sums(model)
     dist.all_reduce(expected)
@@ -98,7 +99,8 @@ def gradients_check(model, step, step_alone):
 
 
 def ddp_measure(shapes, columns, steps, place):
-    """Steps with and without communication in turns; what is not hidden is the median of the differences of neighbours."""
+    """Takes steps with and without communication in turns. The communication that is not hidden is the median difference of
+    neighbors."""
     module = Shaped(shapes, columns)
     model = nn.parallel.DistributedDataParallel(module, gradient_as_bucket_view=True)
     batch = module.batch_make(dist.get_rank())
@@ -111,7 +113,7 @@ def ddp_measure(shapes, columns, steps, place):
         with model.no_sync():
             step()
 
-    step()  # makes the gradients, and their buckets in the order in which they come
+    step()  # makes the gradients, and their buckets in the order of the gradients
     step()
     gradients_check(model, step, step_alone)
     exchange_ns = place.exchange_ns()
@@ -125,7 +127,7 @@ def ddp_measure(shapes, columns, steps, place):
 # ---- FSDP2 -----------------------------------------------------------------------------------------------------------------
 
 def example_load():
-    """examples/torch/gpt/train.py as a module, and what its options are by default."""
+    """Returns examples/torch/gpt/train.py as a module, and its default options."""
     path = Path(__file__).resolve().parent.parent / "examples/torch/gpt/train.py"
     spec = importlib.util.spec_from_file_location("gpt_example", path)
     example = importlib.util.module_from_spec(spec)
@@ -158,7 +160,7 @@ def fsdp_measure(steps, place):
     return {"steps": steps, "median_us": median(times) * 1e6, "loss": losses[-1], "exchange_ns": exchange_ns}
 
 
-# ---- The whole -------------------------------------------------------------------------------------------------------------
+# ---- Main ------------------------------------------------------------------------------------------------------------------
 
 TRAININGS = {
     "gpt2": lambda steps, place: ddp_measure(gpt2_shapes(), 64, steps, place),

@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
-"""One rank of what bench/bench_torch.py and bench/bench_hosts.py measure through PyTorch. Rank 0 prints a JSON object per figure.
+"""One rank of what bench/bench_torch.py and bench/bench_hosts.py measure through PyTorch. Rank 0 prints a JSON object per
+figure.
 
     torch_worker.py CONTESTANT TASK [options] [BYTES...]      under any launcher that sets RANK, WORLD_SIZE and MASTER_*
 
-CONTESTANT is shoal, gloo or deepspeed: the last is Gloo's group with DeepSpeed's inference_all_reduce, through shared memory.
-TASK is a collective, or a training of bench/torch_training.py. Bytes are those of the larger operand; without any on the command
-line they are read from stdin, one size a line, so that two contestants can be measured in turns without starting anew.
+CONTESTANT is shoal, gloo or deepspeed. deepspeed is Gloo's group with DeepSpeed's inference_all_reduce, through shared
+memory. TASK is a collective, or a training of bench/torch_training.py. Bytes are those of the larger operand. Without any on
+the command line they are read from stdin, one size a line, so that two contestants can be measured in turns without starting
+anew.
 
-A collective is timed as `shoal bench` times it: float32, sums. One operation whose result is compared element by element, three
-warm-ups, then as many iterations as bench/mpi_bench.c has; each rewrites its input (untimed), begins when all ranks have met, and
-counts the slowest rank. With --area, a file that the ranks of one host map, they meet there, whatever the contestant: a barrier
-of its own would let ranks go one by one where it is slow, and what they then wait for each other would count.
+A collective is timed as `shoal bench` times it: float32, sums. One operation's result is compared element by element. Three
+warm-ups follow, then as many iterations as in bench/mpi_bench.c. Each rewrites its input (untimed), begins when all ranks
+have met, and counts the slowest rank. With --area, a file that the ranks of one host map, they meet there, whatever the
+contestant. A slow barrier of the contestant's own would release ranks one by one, and their waits for each other would
+count.
 """
 import argparse
 import contextlib
@@ -28,14 +31,14 @@ import torch.distributed as dist
 WARMUPS, ITERATIONS_MIN, ITERATIONS_MAX = 3, 5, 20000
 EXCHANGE_LIMIT_S = 60.0
 AREA_BYTES = 8192
-MEETING_AT, LINE_BYTES = 4096, 128  # in the area; what comes before is struct bench_area of tools/bench_probe.c
+MEETING_AT, LINE_BYTES = 4096, 128  # in the area, after struct bench_area of tools/bench_probe.c
 
 
-# ---- Where ranks meet ------------------------------------------------------------------------------------------------------
+# ---- Meeting of ranks ------------------------------------------------------------------------------------------------------
 
 class Area:
-    """Memory that the ranks of one host share: each counts its meetings in a line of its own and waits for the others' counts.
-    Only for what needs no memory order: nothing but the count is passed."""
+    """Memory that the ranks of one host share: each counts its meetings on its own line and waits for the others' counts.
+    Only for uses that need no memory order: nothing but the count is passed."""
 
     def __init__(self, path, probe, rank, ranks):
         with open(path, "r+b") as file:
@@ -56,7 +59,7 @@ class Area:
                     os.sched_yield()
 
     def exchange_ns(self):
-        """The time of a bare exchange of cache lines between ranks 0 and 1."""
+        """Returns the time of a bare exchange of cache lines between ranks 0 and 1."""
         self.exchanges += 1
         took = ctypes.c_double(-1)
         if not self.measure(ctypes.c_void_p(self.address), self.rank, ctypes.c_uint64(self.exchanges),
@@ -66,7 +69,7 @@ class Area:
 
 
 class Apart:
-    """Ranks of several hosts share nothing: they meet by the contestant's own barrier."""
+    """Ranks of several hosts share no memory: they meet by the contestant's own barrier."""
 
     def meet(self):
         dist.barrier()
@@ -78,7 +81,7 @@ class Apart:
 # ---- Collectives -----------------------------------------------------------------------------------------------------------
 
 class AllReduce:
-    """PyTorch's is in place."""
+    """PyTorch's all-reduce is in place."""
 
     def __init__(self, elements, rank, ranks, empty, operate=dist.all_reduce):
         self.elements, self.rank, self.ranks, self.all_reduce = elements, rank, ranks, operate
@@ -115,7 +118,7 @@ class AllGather:
 
 
 class AllGatherList(AllGather):
-    """Into a list of tensors, each in a place of its own."""
+    """All-gathers into a list of separate tensors."""
 
     def outputs_make(self, empty):
         self.outputs = [empty(self.part) for _ in range(self.ranks)]
@@ -149,12 +152,12 @@ COLLECTIVES = {"all_reduce": AllReduce, "all_gather_into_tensor": AllGather, "al
 
 
 def pattern(elements, factor):
-    """Whole numbers, so that sums are exact in any order."""
+    """Returns whole numbers, so that sums are exact in any order."""
     return (torch.arange(elements) % 251).float() * factor
 
 
 def result_check(task, collective):
-    """One operation on inputs that differ between elements and between ranks."""
+    """Checks one operation on inputs that differ between elements and between ranks."""
     task.input.copy_(pattern(task.input.numel(), task.rank + 1))
     task.operate()
     if not torch.equal(task.result(), task.expected()):
@@ -164,7 +167,7 @@ def result_check(task, collective):
 # ---- Timing ----------------------------------------------------------------------------------------------------------------
 
 def slowest(seconds):
-    """The largest value of each entry over all ranks."""
+    """Returns the largest value of each entry over all ranks."""
     joined = torch.tensor(seconds, dtype=torch.float64)
     dist.all_reduce(joined, op=dist.ReduceOp.MAX)
     return joined.tolist()
@@ -188,7 +191,8 @@ def iterations_choose(task, place, size, seconds):
 
 
 def loop_measure(task, place, iterations):
-    """Microseconds of the slowest rank, and CPU time of all ranks together, per operation of those in a row."""
+    """Measures operations in a row. Returns, per operation, microseconds of the slowest rank and CPU time of all ranks
+    together."""
     rounds = iterations // 4 + 1
     place.meet()
     start, cpu_start = time.perf_counter(), time.process_time()
@@ -202,7 +206,7 @@ def loop_measure(task, place, iterations):
 
 @contextlib.contextmanager
 def busy_thread(is_wanted):
-    """A thread of Python that never rests, as a careless data loader has it."""
+    """A Python thread that never rests, like a careless data loader's."""
     is_over = threading.Event()
 
     def work():
@@ -235,8 +239,8 @@ def measure(options, place, task_make, size):
 # ---- Contestants -----------------------------------------------------------------------------------------------------------
 
 def deepspeed_open():
-    """DeepSpeed's own call, whose kernel it builds when it is first asked for; LOCAL_SIZE tells it that all ranks share the
-    host."""
+    """Opens DeepSpeed's own call, which builds its kernel at its first use. LOCAL_SIZE makes it treat all ranks as one
+    host's."""
     os.environ |= {"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": os.environ["WORLD_SIZE"]}
     with contextlib.redirect_stdout(sys.stderr):
         import deepspeed
@@ -247,7 +251,7 @@ def deepspeed_open():
 
 
 def task_maker(options):
-    """A function of (elements, rank, ranks) that makes the task."""
+    """Returns a function of (elements, rank, ranks) that makes the task."""
     empty = torch.empty
     if options.memory == "zero-copy":
         import shoal.torch

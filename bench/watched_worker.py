@@ -1,8 +1,8 @@
-"""One rank of the job that bench/bench_watching.py starts: trains a small network of torch's over Shoal and prints a line each step, so
-that its agent has something to look at. Rank 0 leaves how long the steps took in output/data/steps.json.
+"""One rank of the job that bench/bench_watching.py starts: trains a small network of torch's over Shoal and prints a line each
+step, so that its agent has something to watch. Rank 0 writes the time of the steps to output/data/steps.json.
 
-WATCHED_STEPS says how many, WATCHED_BATCHES how many batches a step has; the gradients of all but the last add up on their
-rank."""
+WATCHED_STEPS is the number of steps, WATCHED_BATCHES the number of batches per step; the gradients of all but the last batch
+add up on their rank."""
 import contextlib
 import json
 import os

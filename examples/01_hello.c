@@ -1,4 +1,5 @@
-/* The smallest program: every rank gives its number, every rank gets the sum. Run: shoal run -n 2 build/examples/01_hello */
+/* The smallest program: every rank contributes its number, and every rank gets the sum. Run: shoal run -n 2
+ * build/examples/01_hello */
 #include <stdio.h>
 
 #include <shoal/shoal.h>

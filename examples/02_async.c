@@ -1,6 +1,6 @@
-/* All-reduces that run while the program computes: what a training step does with its gradients, without the training.
- * Each buffer is posted as soon as it is ready, the next one is computed meanwhile, and all are waited for at the end.
- * Run: shoal run -n 2 build/examples/02_async */
+/* All-reduces that run while the program computes, as a training step does with its gradients, but without the training. Each
+ * buffer is posted as soon as it is ready, while the next one is computed. At the end the program waits for all. Run: shoal run
+ * -n 2 build/examples/02_async */
 #include <stdio.h>
 
 #include <shoal/shoal.h>
@@ -8,7 +8,7 @@
 #define BUFFERS 4
 #define COUNT ((size_t)1 << 18)
 
-/* Stands for the computation that makes a gradient: rank r gives r + 1 + index everywhere. */
+/* Replaces the computation of a gradient: rank r writes r + 1 + index to every element. */
 static void compute(float *buffer, int rank, int index)
 {
     for (size_t i = 0; i < COUNT; i++)
@@ -24,7 +24,7 @@ static size_t count_wrong(const float *buffer, int size, int index)
     return wrong;
 }
 
-/* Returns the number of wrong elements, or -1 when Shoal failed (which it has logged). */
+/* Returns the number of wrong elements, or -1 if Shoal failed (Shoal has logged why). */
 static long sum_all(struct shoal_comm *comm, float *memory)
 {
     int rank = shoal_comm_rank(comm);

@@ -1,5 +1,5 @@
-/* Groups and messages: the ranks split into even and odd ones and sum within their group; then each rank of the whole job
- * sends its number to the right and receives from the left, round the ring. Run: shoal run -n 3 build/examples/03_groups */
+/* Groups and messages: even and odd ranks form two groups, and each group sums. Then each rank of the whole job sends its
+ * number to the right and receives from the left, round the ring. Run: shoal run -n 3 build/examples/03_groups */
 #include <stdio.h>
 
 #include <shoal/shoal.h>

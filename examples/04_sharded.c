@@ -2,9 +2,9 @@
  *
  *     build/shoal run -n 4 build/examples/04_sharded
  *
- * Each step gathers all parameters, computes gradients of them, and gets back the average of its own part's gradients alone.
- * The parts differ in length, as they do when the number of parameters is no multiple of the number of ranks. The toy problem:
- * every rank pulls each parameter x towards targets of its own; the average of all targets is where it ends. */
+ * Each step gathers all parameters, computes their gradients, and receives the averaged gradients of this rank's part only. The
+ * parts differ in length if the number of parameters is not a multiple of the number of ranks. The toy problem: every rank
+ * pulls each parameter x towards its own target, and x ends at the average of all targets. */
 #include <shoal/shoal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,7 +35,7 @@ static enum shoal_status train(struct shoal_comm *comm, float *memory, const siz
     float *own = parameters + own_first, *own_gradients = gradients + own_first;
 
     for (int step = 0; step < STEPS; step++) {
-        /* In place: the own part is where it belongs in the output. */
+        /* In place: this rank's part is already at its position in the output. */
         enum shoal_status status = shoal_allgatherv(comm, own, parameters, counts, NULL, SHOAL_FLOAT32, NULL);
         if (status != SHOAL_OK)
             return status;

@@ -1,6 +1,6 @@
-/* A training step's gradients, averaged while the backward pass goes on. The toy model has a few layers; its backward pass
- * makes their gradients from last to first, and the optimizer steps on each buffer as soon as it is complete.
- * Run: shoal run -n 2 build/examples/05_gradients */
+/* A training step's gradients, averaged during the backward pass. The toy model has a few layers. Its backward pass makes their
+ * gradients from last to first, and the optimizer steps on each buffer as soon as it is complete. Run: shoal run -n 2
+ * build/examples/05_gradients */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -18,7 +18,7 @@ struct model {
     struct shoal_reducer *reducer;
 };
 
-/* Every rank pulls each weight towards a target of its own; the average of all targets is where it ends. */
+/* Every rank pulls each weight towards its own target, and the weight ends at the average of all targets. */
 static float target(int rank, size_t layer)
 {
     return (float)(rank + 1) * (float)(layer + 1);
@@ -37,7 +37,7 @@ static enum shoal_status backward(struct model *model, int rank)
     return SHOAL_OK;
 }
 
-/* The averages of these layers are there. */
+/* Called when the averages of these layers are ready. */
 static enum shoal_status optimize(void *arg, size_t buffer, const uint32_t *layers, size_t count)
 {
     struct model *model = arg;
@@ -81,7 +81,7 @@ static enum shoal_status make(struct model *model, struct shoal_context *context
     return shoal_reducer_create(context, comm, model->parameters, LAYERS, &options, &model->reducer);
 }
 
-/* Relative, over all layers. */
+/* Returns the largest relative error of all layers. */
 static float worst_error(const struct model *model, int size)
 {
     float worst = 0;

@@ -1,5 +1,5 @@
-/* Gradients for tests of the reducer: what a rank gives in a step is a formula, so that every rank can compute what comes of
- * it. */
+/* Gradients for tests of the reducer: a formula defines each rank's gradients in a step, so every rank can compute the result.
+ */
 #ifndef SHOAL_TESTS_GRADIENT_VALUES_H
 #define SHOAL_TESTS_GRADIENT_VALUES_H
 
@@ -9,7 +9,8 @@
 
 #include "shoal/shoal.h"
 
-/* Small whole numbers: sums are exact in every type, averages over 2 and 4 ranks too. They repeat after GRADIENT_PERIOD elements. */
+/* Small whole numbers: sums are exact in every type, and so are averages over 2 and 4 ranks. They repeat after GRADIENT_PERIOD
+ * elements. */
 #define GRADIENT_PERIOD 17
 static inline double gradient_value(int step, int rank, size_t parameter, size_t element)
 {
@@ -53,7 +54,7 @@ static inline double gradient_get(enum shoal_type type, const void *memory, size
 
 /* ---- Whole gradients: copies and comparisons of blocks, which a sanitizer sees as such and not element by element --------- */
 
-/* Writes the period's values again and again. */
+/* Writes the period's values repeatedly. */
 static inline void gradient_fill(enum shoal_type type, const double *period, void *memory, size_t count)
 {
     const size_t bytes = count * shoal_type_bytes(type);
@@ -61,14 +62,14 @@ static inline void gradient_fill(enum shoal_type type, const double *period, voi
     for (size_t i = 0; i < GRADIENT_PERIOD && i < count; i++)
         gradient_put(type, memory, i, period[i]);
     for (size_t more; done < bytes; done += more) {
-        more = done < bytes - done ? done : bytes - done; /* a whole number of periods is done */
+        more = done < bytes - done ? done : bytes - done; /* done is a multiple of the period */
         memcpy((char *)memory + done, memory, more);
     }
 }
 
 #define GRADIENT_BLOCK (GRADIENT_PERIOD * 64)
 
-/* The first element that has not its value in the period; count: there is none. */
+/* Returns the first element that differs from its value in the period, or count if there is none. */
 static inline size_t gradient_find_other(enum shoal_type type, const double *period, const void *memory, size_t count)
 {
     double block[GRADIENT_BLOCK];

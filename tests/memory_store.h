@@ -1,5 +1,5 @@
-/* A key-value store for ranks that are threads of one process: a list under a mutex. It is what shoal_comm_create_with asks of
- * a launcher. For tests; any thread. */
+/* A key-value store for ranks that are threads of one process: a list under a mutex, with the interface that
+ * shoal_comm_create_with needs. For tests; any thread. */
 #ifndef SHOAL_TESTS_MEMORY_STORE_H
 #define SHOAL_TESTS_MEMORY_STORE_H
 

@@ -8,10 +8,10 @@
 #include "reference.h"
 
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
-#define EDGE_BYTES 64 /* of guard before and behind each area */
+#define EDGE_BYTES 64 /* of guard before and after each area */
 #define GUARD 0xA5
 #define SPOILED 0x5A
-#define GAP 2 /* elements between parts, and between tensors, that lie apart */
+#define GAP 2 /* elements between parts, and between tensors, that are separate */
 
 /* ---- The kinds ----------------------------------------------------------------------------------------------------------- */
 
@@ -61,7 +61,7 @@ static size_t count_tensors(const struct operation *operation)
     return operation->form == FORM_TENSORS ? (size_t)operation->tensors : 1;
 }
 
-/* ---- Lengths and places -------------------------------------------------------------------------------------------------- */
+/* ---- Lengths and offsets ------------------------------------------------------------------------------------------------- */
 
 static int number_of(const struct team *team, int rank)
 {
@@ -73,7 +73,7 @@ static size_t draw_length(const struct operation *operation, size_t key)
     return (size_t)(reference_mix(key * 977 + operation->salt + 1) % (operation->count + 1));
 }
 
-/* Elements of the tensor, in each part; the first one is the longest, every fifth is empty. */
+/* Returns the elements of the tensor, in each part; the first tensor is the longest, every fifth is empty. */
 static size_t tensor_length(const struct operation *operation, size_t tensor)
 {
     if (operation->form != FORM_TENSORS || tensor == 0)
@@ -81,7 +81,8 @@ static size_t tensor_length(const struct operation *operation, size_t tensor)
     return tensor % 5 == 3 ? 0 : draw_length(operation, tensor);
 }
 
-/* Elements that go from one rank to another where parts differ. In place, an all-to-all takes from each what it gives to it. */
+/* Returns the elements from one rank to another if parts differ in length. In place, an all-to-all receives from each rank as
+ * many as it sends to it. */
 static size_t part_length(const struct operation *operation, int from, int to, int size)
 {
     const bool is_mutual = operation->kind == OPERATION_ALLTOALL && operation->place != PLACE_APART;
@@ -104,7 +105,7 @@ static size_t part_length(const struct operation *operation, int from, int to, i
     }
 }
 
-/* Elements of part `part` of an operand. */
+/* Returns the elements of part `part` of an operand. */
 static size_t length_at(const struct operation_side *side, bool is_output, int part, size_t tensor)
 {
     const struct operation *operation = &side->operation;
@@ -114,7 +115,7 @@ static size_t length_at(const struct operation_side *side, bool is_output, int p
     return part_length(operation, from, to, side->team.size);
 }
 
-/* Whether the tensor is in place on this rank. */
+/* Returns true if the tensor is in place on this rank. */
 static bool is_in_place(const struct operation_side *side, size_t tensor)
 {
     const struct operation *operation = &side->operation;
@@ -136,14 +137,14 @@ static enum operation_order order_of(const struct operation_side *side)
     return (enum operation_order)(((uint64_t)number_of(&side->team, side->team.rank) + operation->salt) % ORDER_MIXED);
 }
 
-/* Which place a part has in the row. */
+/* Returns a part's position in the sequence. */
 static int position_of(const struct operation_side *side, bool is_output, int part)
 {
     const int size = side->team.size, turn = side->team.rank + (is_output && !is_in_place(side, 0));
     return order_of(side) == ORDER_PERMUTED ? (size - 1 - part + turn) % size : part;
 }
 
-/* Where a part begins, in elements from the start of its tensor. */
+/* Returns where a part begins, in elements from the start of its tensor. */
 static size_t part_at(const struct operation_side *side, bool is_output, int part, size_t tensor)
 {
     const struct operation *operation = &side->operation;
@@ -158,7 +159,7 @@ static size_t part_at(const struct operation_side *side, bool is_output, int par
     return at;
 }
 
-/* Elements from the start of a tensor to the end of its last part. */
+/* Returns the elements from the start of a tensor to the end of its last part. */
 static size_t tensor_end(const struct operation_side *side, bool is_output, size_t tensor)
 {
     size_t end = 0;
@@ -170,7 +171,7 @@ static size_t tensor_end(const struct operation_side *side, bool is_output, size
     return end;
 }
 
-/* Every second tensor begins right behind the one before it. */
+/* Every second tensor begins immediately after the one before it. */
 static size_t tensor_room(const struct operation_side *side, bool is_output, size_t tensor)
 {
     return tensor_end(side, is_output, tensor) + tensor % 2 * GAP;
@@ -194,7 +195,7 @@ size_t operation_room(const struct operation *operation, int size)
     return (bytes + 4 * EDGE_BYTES) / EDGE_BYTES * EDGE_BYTES;
 }
 
-/* Where each tensor's operands are; one of an operation that knows no tensors. In place, the larger operand says where. */
+/* Lists each tensor's operands; one tensor for an operation without tensors. In place, the larger operand has the address. */
 static void list_tensors(const struct operation_side *side, struct shoal_tensor *tensors)
 {
     const struct operation *operation = &side->operation;
@@ -215,7 +216,7 @@ static void list_tensors(const struct operation_side *side, struct shoal_tensor 
 
 /* ---- Memory -------------------------------------------------------------------------------------------------------------- */
 
-/* The areas of inputs and outputs, behind their guards. */
+/* The areas of inputs and outputs, after their guards. */
 struct extent {
     char *begin;
     size_t bytes;
@@ -236,7 +237,7 @@ struct stretch {
     size_t tensor;
 };
 
-/* The stretches of an operand, none where the rank has no such; the caller frees them. */
+/* Returns the stretches of an operand, none if the rank does not have it; the caller frees them. */
 static struct stretch *list_stretches(const struct operation_side *side, bool is_output, size_t *count_out)
 {
     const struct operation *operation = &side->operation;
@@ -320,7 +321,7 @@ static void synchronize(const struct twins *twins)
         twins->device->synchronize(twins->stream);
 }
 
-/* The contents of a stretch: the same on the rank that gives it and the rank that takes it. */
+/* Describes the contents of a stretch: the same on the rank that sends it and the rank that receives it. */
 static struct reference_question ask(const struct operation_side *side, const struct stretch *stretch, bool is_output)
 {
     const struct operation *operation = &side->operation;
@@ -385,7 +386,7 @@ static int compare_stretches(const void *a, const void *b)
     return (one > other) - (one < other);
 }
 
-/* -1 when all bytes are as they were, else the first that is not. */
+/* Returns -1 if all bytes are unchanged, else the first that is not. */
 static long find_written(const char *begin, const char *end, int byte)
 {
     const size_t bytes = (size_t)(end - begin);
@@ -397,7 +398,7 @@ static long find_written(const char *begin, const char *end, int byte)
     return at;
 }
 
-/* Whether an area of so many bytes holds its guard wherever no stretch is; they are in order. */
+/* Returns true if an area of that many bytes contains its guard everywhere outside the stretches, which are in order. */
 static bool check_area(const struct extent *extent, const struct stretch *stretches, size_t count, size_t element, long *at_out)
 {
     const char *area = extent->begin, *begin = area - EDGE_BYTES, *end = area + extent->bytes + EDGE_BYTES;
@@ -415,7 +416,7 @@ static bool check_area(const struct extent *extent, const struct stretch *stretc
     return true;
 }
 
-/* In place the output has taken this part of the input. */
+/* Returns true if, in place, the output has replaced this part of the input. */
 static bool is_replaced(const struct operation_side *side, const struct stretch *stretch)
 {
     const struct operation_row *row = &rows[side->operation.kind];
@@ -433,7 +434,7 @@ static uint64_t read_element(const void *memory, size_t element)
     return bits;
 }
 
-/* Says where a stretch is wrong; false when it is. */
+/* Checks a stretch; if it is wrong, describes the error and returns false. */
 static bool check_stretch(const struct stretch *stretch, const struct reference *wanted, const char *operand, char *text,
                           size_t bytes)
 {
@@ -465,7 +466,7 @@ static bool check_stretches(const struct operation_side *side, const struct stre
     return true;
 }
 
-/* Nothing but operands may have been written, in neither area. */
+/* Checks that nothing except operands was written, in both areas. */
 static bool check_guards(const struct extent *extents, struct stretch *stretches, size_t count, size_t element, char *text,
                          size_t bytes)
 {
@@ -491,7 +492,7 @@ static struct stretch *join(struct stretch *a, size_t a_count, struct stretch *b
     return a;
 }
 
-/* Puts behind the description of what was called where it is wrong. False: what a check returns then. */
+/* Appends the error to the description of the call. Returns false, which is the result of the failed check. */
 static bool blame(const struct team *team, const char *wrong, char *text, size_t bytes)
 {
     const size_t described = strlen(text);
@@ -576,7 +577,7 @@ struct operation_arguments operation_open_arguments(const struct operation_side 
         abort();
     arguments.tensors = (struct shoal_tensor *)memory;
     list_tensors(side, arguments.tensors);
-    /* An operand that a rank does not have is ignored, whatever is passed for it. */
+    /* A pointer to an operand that the rank does not have is ignored, whatever its value. */
     void *const nothing = operation->salt % 2 ? NULL : (void *)(uintptr_t)1;
     for (size_t t = 0; t < tensors; t++) {
         if (!has_operand(operation, false, side->team.rank))
@@ -697,14 +698,14 @@ enum shoal_status operation_call(const struct operation_side *side, struct shoal
 
 /* ---- Drawing ------------------------------------------------------------------------------------------------------------- */
 
-/* Every border there is: of what goes beside the records, of lines, of small chunks. */
+/* Draws sizes near every limit: of the bytes in a record, of cache lines, of small chunks. */
 static size_t draw_bytes(uint64_t *random, size_t room)
 {
     static const size_t bytes[] = {0, 8, 16, 24, 40, 4088, 4096, 4104, 12296, 16376, 16384, 16392, 40000, 81920};
     return reference_below(random, 2) ? bytes[reference_below(random, COUNT_OF(bytes))] : reference_below(random, room);
 }
 
-/* The 8 bits of bfloat16 hold the sums of many ranks, between hosts too, but not three times as much. */
+/* The 8 bits of bfloat16 hold the sums of many ranks, also between hosts, but not three times as much. */
 static double draw_scale(uint64_t *random, enum shoal_type type, int size)
 {
     static const double whole[] = {1, 3, -2, 1000003}, fractions[] = {1, 3, -2, 0.5}, powers[] = {1, 2, -2, 0.5};
@@ -821,15 +822,15 @@ static size_t message_length(const struct exchange *exchange, int from, int to, 
     return lengths[reference_mix(key + exchange->salt * 7919) % COUNT_OF(lengths)];
 }
 
-/* One message as its rank sees it. */
+/* One message from its rank's view. */
 struct letter {
     int peer;
-    int index; /* among those of the pair */
+    int index; /* among the pair's messages */
     size_t at; /* elements from the start of the area */
     size_t count;
 };
 
-/* Which message of a pair is the i-th one in the order of tags. */
+/* Returns which message of a pair is the i-th one in the order of tags. */
 static int by_tag(const struct exchange *exchange, int i)
 {
     int tag = 0, before = 0;
@@ -842,7 +843,7 @@ static int by_tag(const struct exchange *exchange, int i)
     return tag + (i - before) * exchange->tags;
 }
 
-/* The messages that go one way, in the order of peers. */
+/* Lists the messages of one direction, in the order of peers. */
 static size_t list_letters(const struct exchange_side *side, bool is_output, struct letter *letters)
 {
     const struct exchange *exchange = &side->exchange;
@@ -941,7 +942,7 @@ const struct shoal_options *exchange_options(const struct exchange_side *side, s
     return side->twins.device ? options : NULL;
 }
 
-/* Sends and receives are dealt like two hands of cards, each beginning at another peer on each rank. */
+/* Sends and receives are mixed like two hands of cards, each beginning at another peer on each rank. */
 size_t exchange_list(const struct exchange_side *side, struct shoal_message *messages)
 {
     const struct exchange *exchange = &side->exchange;
@@ -964,7 +965,7 @@ size_t exchange_list(const struct exchange_side *side, struct shoal_message *mes
     return listed;
 }
 
-/* The letters of one way as stretches; false when one is wrong. */
+/* Lists the letters of one direction as stretches; returns false if one is wrong. */
 static bool check_letters(const struct exchange_side *side, bool is_output, struct stretch *stretches, size_t *count_out,
                           char *text, size_t bytes)
 {

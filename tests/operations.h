@@ -1,9 +1,8 @@
-/* Collective calls, each told once for all its ranks: what it is called with, what its operands hold and lie in, and what must
- * come out. All is worked out from the text of shoal.h, by formulas; nothing here is shared with the library. Every test that
- * asks for exact results uses these: it draws or lists descriptions, and calls them through what it tests.
+/* Descriptions of collective calls, each valid for all ranks: the arguments of the call, the contents and memory of its
+ * operands, and the expected result. Formulas derive all of it from the text of shoal.h, with no code of the library. Every
+ * test that needs exact results uses these: it draws or lists descriptions, and calls them through the code under test.
  *
- * Operands lie between guard bytes, and so do their parts and tensors: a check sees whatever else was written. For tests;
- * reentrant. */
+ * Guard bytes surround operands, and their parts and tensors: a check notices any other write. For tests; reentrant. */
 #ifndef SHOAL_TESTS_OPERATIONS_H
 #define SHOAL_TESTS_OPERATIONS_H
 
@@ -13,7 +12,7 @@
 
 #include "shoal/shoal.h"
 
-/* ---- What is called ------------------------------------------------------------------------------------------------------ */
+/* ---- The call ------------------------------------------------------------------------------------------------------------ */
 
 enum operation_kind {
     OPERATION_ALLREDUCE,
@@ -33,10 +32,10 @@ enum operation_form { FORM_PLAIN, FORM_PARTS, FORM_TENSORS, FORM_END };
 
 enum operation_lengths { LENGTHS_EQUAL, LENGTHS_ZEROS, LENGTHS_ONE, LENGTHS_RANDOM, LENGTHS_END };
 
-/* Where parts lie: in a row, in another order on each rank, with gaps, by rank. */
+/* The positions of parts: in sequence, in another order on each rank, with gaps, by rank. */
 enum operation_order { ORDER_ROW, ORDER_PERMUTED, ORDER_GAPS, ORDER_MIXED, ORDER_END };
 
-/* Input and output apart, in place, by rank and tensor. */
+/* Input and output separate, in place, by rank and tensor. */
 enum operation_place { PLACE_APART, PLACE_SAME, PLACE_MIXED, PLACE_END };
 
 enum operation_memory { MEMORY_PLAIN, MEMORY_SHARED, MEMORY_MIXED, MEMORY_END };
@@ -46,20 +45,20 @@ struct operation {
     enum operation_kind kind;
     enum operation_form form;
     enum shoal_type type;
-    enum shoal_op op; /* where the kind reduces */
+    enum shoal_op op; /* if the kind reduces */
     double scale;
     int root;
-    size_t count; /* elements of a whole or of each part; FORM_PARTS and FORM_TENSORS: the most that one has */
-    int tensors;  /* FORM_TENSORS: how many */
+    size_t count; /* elements of a whole or of each part; FORM_PARTS and FORM_TENSORS: of the longest */
+    int tensors;  /* FORM_TENSORS: their number */
     enum operation_lengths lengths;
     enum operation_order order;
     enum operation_place place;
     enum operation_memory memory;
-    bool is_offset; /* operands begin one element behind a cache line */
+    bool is_offset; /* operands begin one element after a cache line */
     uint64_t salt;
 };
 
-/* A kind in the words of shoal.h. */
+/* A kind with its properties, in the words of shoal.h. */
 struct operation_row {
     const char *name;
     bool root_contributes;      /* only root has an input */
@@ -72,32 +71,32 @@ struct operation_row {
 
 const struct operation_row *operation_row(enum operation_kind kind);
 
-/* The bitwise operators are for integers alone. */
+/* Returns false for bitwise operators on types that are not integers. */
 bool operation_is_legal(enum shoal_type type, enum shoal_op op);
 
-/* Draws a description whose operands need at most `room` bytes (operation_room), 4096 at least. */
+/* Draws a description whose operands need at most `room` bytes (operation_room), which is at least 4096. */
 struct operation operation_draw(uint64_t *random, int size, size_t room);
 
-/* One line for people. */
+/* Writes one readable line. */
 void operation_describe(const struct operation *operation, char *text, size_t bytes);
 
-/* ---- One rank's side of it ----------------------------------------------------------------------------------------------- */
+/* ---- One rank's side ----------------------------------------------------------------------------------------------------- */
 
-/* The ranks of a communicator, by numbers that tell them apart everywhere (their ranks in the world). */
+/* The ranks of a communicator, by numbers that are unique in the world (their ranks in it). */
 struct team {
     int size;
-    int rank;           /* own */
+    int rank;           /* this rank */
     const int *numbers; /* NULL: 0, 1, ... */
 };
 
-/* A device whose memory the CPU does not touch. What a test fills and checks there lies in host memory, and is copied to the
- * same place of an area on the device and back: all on one stream, before the call and after it, without waiting. */
+/* A device whose memory the CPU does not access. Operands that a test fills and checks are in host memory. They are copied to
+ * the same position of an area on the device and back: all on one stream, before the call and after it, without waiting. */
 struct twin_device {
     char *(*allocate)(size_t bytes);
     void (*release)(char *there);
     void (*pin)(char *here, size_t bytes); /* so that copies from and to it wait for no stream */
     void (*unpin)(char *here);
-    void *(*take_stream)(void); /* that has nothing to do */
+    void *(*take_stream)(void); /* returns an idle stream */
     void (*upload)(char *there, const char *here, size_t bytes, void *stream);
     void (*download)(char *here, const char *there, size_t bytes, void *stream);
     void (*synchronize)(void *stream);
@@ -108,13 +107,13 @@ struct areas {
     size_t bytes;
     char *plain[2];
     char *shared[2];
-    const struct twin_device *device; /* NULL: none; else what is shared has a twin there */
+    const struct twin_device *device; /* NULL: none; else shared areas have a twin there */
     char *twins[2];
 };
 
-/* Where the areas of a side are on a device. */
+/* The areas of a side on a device. */
 struct twins {
-    const struct twin_device *device; /* NULL: nothing is on one */
+    const struct twin_device *device; /* NULL: no area is on a device */
     char *input;                      /* NULL: in host memory */
     char *output;
     void *stream;
@@ -123,12 +122,12 @@ struct twins {
 struct operation_side {
     struct operation operation;
     struct team team;
-    char *input; /* where the area of the inputs begins, behind its guard */
+    char *input; /* the beginning of the input area, after its guard */
     char *output;
     struct twins twins;
 };
 
-/* Bytes that the operation uses of each area. */
+/* Returns the bytes that the operation uses of each area. */
 size_t operation_room(const struct operation *operation, int size);
 
 /* Places the operands at byte `begin` of the areas, and fills them. */
@@ -139,7 +138,7 @@ struct operation_side operation_prepare(const struct operation *operation, const
 struct operation_arguments {
     const void *input;
     void *output;
-    size_t *given, *given_at; /* parts of the input; NULL: in a row, or a whole */
+    size_t *given, *given_at; /* parts of the input; NULL: in sequence, or a whole */
     size_t *taken, *taken_at; /* parts of the output */
     struct shoal_tensor *tensors;
     void *memory; /* of all arrays */
@@ -147,18 +146,19 @@ struct operation_arguments {
 };
 
 struct operation_arguments operation_open_arguments(const struct operation_side *side);
-/* Overwrites the arrays before it frees them: nobody may look at them after the call. */
+/* Overwrites the arrays before it frees them: they must not be read after the call. */
 void operation_close_arguments(struct operation_arguments *arguments);
 
-/* Calls it; request_out NULL: blocking. */
+/* Makes the call; request_out NULL: blocking. */
 SHOAL_MUST_USE enum shoal_status operation_call(const struct operation_side *side, struct shoal_comm *comm,
                                                 struct shoal_request **request_out);
 
-/* Whether all is as it must be when the operation is done; else one line says what is not. */
+/* Returns true if the result of the completed operation is correct; otherwise text receives one line that describes the error.
+ */
 bool operation_check(const struct operation_side *side, char *text, size_t bytes);
 
-/* When an operation is done here, nobody reads its operands any more, nor writes to them: they are overwritten, and looked at
- * again later. */
+/* When an operation is done here, no rank reads or writes its operands any longer: this overwrites them, and a later check
+ * compares them again. */
 void operation_spoil(const struct operation_side *side);
 bool operation_is_spoiled(const struct operation_side *side, char *text, size_t bytes);
 
@@ -172,7 +172,7 @@ struct exchange {
     enum shoal_type type;
     size_t count; /* elements of the longest; others are shorter, some empty */
     int per_pair; /* messages from one rank to another */
-    int tags;     /* how many different ones they have */
+    int tags;     /* the number of different tags */
     enum operation_memory memory;
     bool is_offset;
     uint64_t salt;
@@ -193,9 +193,9 @@ void exchange_describe(const struct exchange *exchange, char *text, size_t bytes
 size_t exchange_room(const struct exchange *exchange, int size);
 struct exchange_side exchange_prepare(const struct exchange *exchange, const struct team *team, const struct areas *areas,
                                       size_t begin);
-/* With a device: the options of the call that sends them; else NULL. */
+/* Returns the options of the call that sends them if there is a device, else NULL. */
 const struct shoal_options *exchange_options(const struct exchange_side *side, struct shoal_options *options);
-/* Writes the messages of this rank and returns how many there are. The order between pairs is its own; those of a pair are
+/* Writes the messages of this rank and returns their number. Each rank orders the pairs differently; a pair's messages are
  * received tag by tag. */
 size_t exchange_list(const struct exchange_side *side, struct shoal_message *messages);
 bool exchange_check(const struct exchange_side *side, char *text, size_t bytes);

@@ -2,7 +2,7 @@
 
 #include "../tools/elements.h"
 
-/* Between the numbers of neighboring elements, before they are mixed. */
+/* The difference between the numbers of neighboring elements, before they are mixed. */
 #define STRIDE UINT64_C(0x9E3779B97F4A7C15)
 
 /* A rank's random numbers, element by element. */
@@ -24,8 +24,8 @@ static inline uint64_t next_number(struct numbers *numbers)
     return number;
 }
 
-/* A rank's contribution to a reduction, made of one of its random numbers. Factors are small, and no term of a scaled sum is 0:
- * its sign would be one more thing to agree on. */
+/* Makes a rank's contribution to a reduction from one of its random numbers. Factors are small, and no term of a scaled sum is
+ * 0: otherwise the sign of zero would also have to match. */
 static inline int64_t value_of(const struct reference_question *question, uint64_t number)
 {
     static const int8_t factors[] = {1, 1, 1, -1, -1, -1, 2, -2};
@@ -38,8 +38,8 @@ static inline int64_t value_of(const struct reference_question *question, uint64
     return (int64_t)(number % 31) - 15;
 }
 
-/* Writes eight bytes, of which the next element overwrites those that are not this one's. A copy of as many bytes as the type
- * has would be a call: references are most of what a test of exact results computes. */
+/* Writes eight bytes; the next element overwrites the excess ones. A copy of exactly the type's bytes would be a function
+ * call, and references take most of the time of a test of exact results. */
 static inline void store(struct reference *reference, size_t i, uint64_t bits)
 {
     memcpy(reference->bytes + i * reference->element, &bits, sizeof bits);
@@ -62,7 +62,7 @@ void reference_give(const struct reference_question *question, int rank, struct 
     }
 }
 
-/* The operator's result, from the ranks' total. */
+/* Returns the operator's result from the ranks' total. */
 static inline uint64_t finish(const struct reference_question *question, int64_t total, int size)
 {
     const double scale = question->op == SHOAL_SCALED_SUM ? question->scale : 1;

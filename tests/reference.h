@@ -1,10 +1,10 @@
-/* The inputs of ranks and the results, one period of elements at a time: from formulas, so that every rank can compute what
- * every other one has.
+/* The inputs of ranks and the results, one period of elements at a time, from formulas, so that every rank can compute the data
+ * of every other.
  *
- * Integers, and all that is only moved, are any bits. Floats that are reduced are whole numbers so small that their sums and
- * products are exact in any order; a result is rounded once, where its type is too narrow for it. The sequence repeats after
- * REFERENCE_PERIOD elements, a prime, so that one period says all and yet a block taken from the wrong place shows. For tests;
- * reentrant. */
+ * Integers, and all data that are only moved, are any bits. Floats that are reduced are small whole numbers, so that their sums
+ * and products are exact in any order; a result is rounded once if its type is too narrow. The sequence repeats after
+ * REFERENCE_PERIOD elements, a prime. So one period describes all of it, and still a block from a wrong offset is noticed. For
+ * tests; reentrant. */
 #ifndef SHOAL_TESTS_REFERENCE_H
 #define SHOAL_TESTS_REFERENCE_H
 
@@ -17,7 +17,7 @@
 
 #define REFERENCE_PERIOD 1021
 #define REFERENCE_ELEMENT_MAX 8
-#define REFERENCE_MOVED SHOAL_OP_END /* the operator of what is only moved */
+#define REFERENCE_MOVED SHOAL_OP_END /* the operator of data that are only moved */
 
 /* Up to one period of elements, as bytes. */
 struct reference {
@@ -32,7 +32,7 @@ struct reference_question {
     double scale;
     uint64_t salt;
     size_t first;
-    size_t count; /* above a period: a period */
+    size_t count; /* values above a period count as one period */
 };
 
 /* ---- Random numbers ------------------------------------------------------------------------------------------------------ */
@@ -44,7 +44,7 @@ static inline uint64_t reference_mix(uint64_t z)
     return z ^ (z >> 31);
 }
 
-/* The next number of a splitmix64 sequence. */
+/* Returns the next number of a splitmix64 sequence. */
 static inline uint64_t reference_random(uint64_t *state)
 {
     return reference_mix(*state += UINT64_C(0x9E3779B97F4A7C15));
@@ -55,7 +55,7 @@ static inline size_t reference_below(uint64_t *state, size_t limit)
     return (size_t)(reference_random(state) % limit);
 }
 
-/* The numbers below count, in random order. */
+/* Writes the numbers below count, in random order. */
 static inline void reference_shuffle(uint64_t *state, uint32_t *order, size_t count)
 {
     for (size_t i = 0; i < count; i++)
@@ -75,16 +75,16 @@ static inline bool reference_is_integer(enum shoal_type type)
 
 /* ---- Periods (reference.c) ----------------------------------------------------------------------------------------------- */
 
-/* The input of a rank. */
+/* Writes the input of a rank. */
 void reference_give(const struct reference_question *question, int rank, struct reference *reference_out);
 
-/* The operator's result for the inputs of ranks[0] to ranks[size - 1]; ranks NULL: 0 to size - 1. */
+/* Writes the operator's result for the inputs of ranks[0] to ranks[size - 1]; ranks NULL: 0 to size - 1. */
 void reference_reduce(const struct reference_question *question, const int *ranks, int size, struct reference *reference_out);
 
-/* One period of what a rank gives to a sum, an average, a maximum, a minimum. */
+/* Returns one period of a rank's input to a sum, an average, a maximum or a minimum. */
 struct reference reference_input(enum shoal_type type, int rank, uint64_t salt);
 
-/* One period of their result on ranks 0 to size - 1. */
+/* Returns one period of their result on ranks 0 to size - 1. */
 struct reference reference_result(enum shoal_type type, enum shoal_op op, int size, uint64_t salt);
 
 /* ---- Memory -------------------------------------------------------------------------------------------------------------- */
@@ -104,7 +104,7 @@ static inline void reference_fill(const struct reference *reference, void *memor
     }
 }
 
-/* -1 when all elements are as they should be, else the first that is not. */
+/* Returns -1 if all elements are correct, else the first that is not. */
 static inline long reference_compare(const struct reference *reference, const void *memory, size_t count)
 {
     size_t left = count * reference->element, bytes;

@@ -1,9 +1,9 @@
 #ifndef SHOAL_TESTS_SEEDS_H
 #define SHOAL_TESTS_SEEDS_H
 
-/* The seeds of random cases. The plain build runs all of a case. The others run a part, of seeds that no other build runs: some
- * take many times as long, and in all of them one more seed says no more than it does in the plain build. A part is a row of seeds
- * without gaps: whatever a case draws from `seed % n`, a part that is longer than n has every value of it. */
+/* The seeds of random cases. The plain build runs all of a case. The other builds run a part each, with seeds that no other
+ * build runs: some take many times as long, and in each of them another seed finds no more than in the plain build. A part is
+ * a range of seeds without gaps: if a case draws a value from `seed % n`, a part longer than n has every value of it. */
 #include <stdint.h>
 
 struct seeds {
@@ -13,7 +13,7 @@ struct seeds {
 #if defined(__SANITIZE_ADDRESS__)
 #define SEEDS_PART 8
 #define SEEDS_FROM 1000
-#elif !defined(__x86_64__) /* under qemu, mostly */
+#elif !defined(__x86_64__) /* usually under qemu */
 #define SEEDS_PART 16
 #define SEEDS_FROM 2000
 #else
@@ -21,14 +21,14 @@ struct seeds {
 #define SEEDS_FROM 0
 #endif
 
-/* Of a whole of `count`, how many seeds are run here: at least `least`. */
+/* Returns how many of `count` seeds are run here: at least `least`. */
 static inline uint64_t seeds_count(uint64_t count, uint64_t least)
 {
     const uint64_t part = count / SEEDS_PART < least ? least : count / SEEDS_PART;
     return part < count ? part : count;
 }
 
-/* In the plain build 1 to `count`. */
+/* In the plain build, returns 1 to `count`. */
 static inline struct seeds seeds_of(uint64_t count, uint64_t least)
 {
     return (struct seeds){SEEDS_FROM + 1, SEEDS_FROM + 1 + seeds_count(count, least)};

@@ -96,7 +96,7 @@ static int read_all(FILE *file, const char *path, const struct checkpoint_header
 {
     size_t count = network_parameter_count(network);
     if (fread(header, sizeof(*header), 1, file) != 1)
-        memset(header, 0, sizeof(*header)); /* too short for a checkpoint: the magic will not fit */
+        memset(header, 0, sizeof(*header)); /* too short for a checkpoint: the magic will not match */
     if (check_header(path, header, expected, fault))
         return -1;
     if (fread(network->parameters, sizeof(float), count, file) != count ||

@@ -23,7 +23,7 @@ static void idx_close(struct idx_file *file)
         gzclose(file->gz);
 }
 
-/* gzopen reads plain files too, so only the name differs. */
+/* gzopen also reads plain files, so only the name differs. */
 static int idx_open(struct idx_file *file, const char *directory, const char *name, struct fault *fault)
 {
     static const char *const endings[] = {"", ".gz"};
@@ -59,7 +59,7 @@ static int idx_read(struct idx_file *file, void *bytes, size_t wanted, struct fa
     return 0;
 }
 
-/* Reading on to the end makes zlib compare its checksum. */
+/* Reads to the end, because only then zlib compares its checksum. */
 static int idx_expect_end(struct idx_file *file, struct fault *fault)
 {
     char byte;

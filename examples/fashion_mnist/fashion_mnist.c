@@ -1,7 +1,7 @@
-/* Trains a network on Fashion-MNIST with as many workers as were started: each takes its share of every batch, Shoal adds up
- * the gradients, and all end with identical bits. Run: shoal run -n 2 build/examples/fashion_mnist (--help lists the options).
+/* Trains a network on Fashion-MNIST with any number of workers: each takes its share of every batch, Shoal adds up the
+ * gradients, and all end with identical bits. Run: shoal run -n 2 build/examples/fashion_mnist (--help lists the options).
  *
- * This file is the run from start to end; trainer.c is a worker's share of the work, with all calls to Shoal that move numbers.
+ * This file is the run from start to end. trainer.c is a worker's share of the work, with all calls to Shoal that move numbers.
  */
 #include <cblas.h>
 #include <errno.h>
@@ -19,8 +19,8 @@ struct run {
     struct train_options options;
     struct trainer trainer;
     struct fault fault;
-    struct checkpoint_header state; /* what makes two runs alike, and how far this one has come */
-    FILE *loss_csv;                 /* rank 0, when asked for */
+    struct checkpoint_header state; /* what makes two runs alike, and how far this one is */
+    FILE *loss_csv;                 /* rank 0, if requested */
 };
 
 static int open_loss_csv(struct run *run)
@@ -47,11 +47,12 @@ static int close_loss_csv(struct run *run)
     return 0;
 }
 
-/* A worker's own preparation before training. Rank 0 makes or reads the first parameters; the others receive them later. */
+/* Prepares this worker for training. Rank 0 makes or reads the first parameters; the others receive them later. */
 static int prepare(struct run *run, struct shoal_context *context, struct shoal_comm *comm)
 {
     struct trainer *trainer = &run->trainer;
-    openblas_set_num_threads(run->options.threads); /* workers share the cores, so each is content with one unless told */
+    openblas_set_num_threads(run->options.threads); /* workers share the cores, so each uses one thread unless the user chose
+                                                     * more */
     if (trainer_init(trainer, context, comm, &run->options, &run->fault))
         return -1;
     run->state = checkpoint_header_make(&trainer->network, &run->options, trainer->train.count);
@@ -66,7 +67,7 @@ static int prepare(struct run *run, struct shoal_context *context, struct shoal_
     return open_loss_csv(run);
 }
 
-/* Workers that were given different options or data would train different networks without anybody noticing. */
+/* Checks that all workers have the same options and data: otherwise they would train different networks unnoticed. */
 static int expect_alike(struct run *run)
 {
     struct checkpoint_header alike = run->state;
@@ -108,7 +109,7 @@ static void print_start(const struct run *run)
     fflush(stdout);
 }
 
-/* The steps of one epoch. A loss that is no number is the same on all workers, so all of them stop. */
+/* Runs the steps of one epoch. A loss that is not a number is the same on all workers, so all of them stop. */
 static int run_steps(struct run *run, struct progress_bar *bar)
 {
     struct trainer *trainer = &run->trainer;
@@ -157,7 +158,7 @@ static int run_epoch(struct run *run, double *accuracy_percent_out)
 static void print_costs(const struct step_costs *costs)
 {
     const double steps = (double)costs->steps;
-    if (costs->steps == 0) /* a resumed run may have nothing to train */
+    if (costs->steps == 0) /* a resumed run may have no steps left */
         return;
     printf("a step of worker 0: %.3f ms; sums run beside %.3f ms of the backward pass, it waits %.3f ms for them, and sends "
            "%.4f MB to other hosts\n",
@@ -190,7 +191,7 @@ static int train(struct run *run)
         if (code)
             return code;
     }
-    bool has_accuracy = run->state.epochs_done > first; /* a resumed run may have nothing to train */
+    bool has_accuracy = run->state.epochs_done > first; /* a resumed run may have no epochs left */
     if (!has_accuracy && trainer_evaluate(&run->trainer, &accuracy_percent))
         return EXIT_FAILED;
     if (run->trainer.rank == 0) {

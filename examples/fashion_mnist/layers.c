@@ -130,7 +130,7 @@ void network_backward_gradients(struct network *network, int layer, uint32_t row
     float *weights = network->gradients[layer];
     float *biases = weights + (size_t)in * (size_t)out;
     memset(weights, 0, ((size_t)in + 1) * (size_t)out * sizeof(float));
-    if (rows == 0) /* a batch smaller than the number of workers leaves some without images */
+    if (rows == 0) /* if a batch is smaller than the number of workers, some have no images */
         return;
     cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, in, out, (int)rows, 1.0f, network->values[layer], in,
                 network->errors[layer + 1], out, 0.0f, weights, out);

@@ -1,6 +1,6 @@
 /* A network of fully connected layers with ReLU between them and softmax cross entropy at the end; matrix products come from
- * OpenBLAS. Layer l turns rows of width[l] into rows of width[l + 1]. It knows nothing of other workers: gradients are sums
- * over this worker's rows, divided by the size of the whole batch, so that adding them over the workers gives the batch's mean.
+ * OpenBLAS. Layer l turns rows of width[l] into rows of width[l + 1]. The network does not know other workers: its gradients
+ * are sums over this worker's rows, divided by the size of the whole batch. So the sum over the workers is the batch's mean.
  * One thread. */
 #ifndef LAYERS_H
 #define LAYERS_H
@@ -21,7 +21,7 @@ struct network {
     float *velocity;
     uint32_t rows_max;
     float *values[LAYERS_MAX + 1]; /* rows_max x width[l]; values[0] is the input, filled by the caller */
-    float *errors[LAYERS_MAX + 1]; /* the loss's derivatives by what values holds before ReLU; errors[0] is NULL */
+    float *errors[LAYERS_MAX + 1]; /* derivatives of the loss with respect to values before ReLU; errors[0] is NULL */
 };
 
 /* Lays out a network and allocates values and errors. The caller then sets parameters, gradients and velocity. */
@@ -33,20 +33,22 @@ size_t network_parameter_count(const struct network *network);
 /* Draws the first weights (He's: uniform, with variance 2 / width of the input); biases and velocity are 0. */
 void network_draw(struct network *network, uint64_t seed);
 
-/* values[0] -> values[layers], the logits. */
+/* Computes values[layers], the logits, from values[0]. */
 void network_forward(struct network *network, uint32_t rows);
 
-/* Returns the sum of the rows' losses divided by batch, and leaves its derivatives in errors[layers]. After network_forward. */
+/* Returns the sum of the rows' losses divided by batch, and stores its derivatives in errors[layers]. Call it after
+ * network_forward. */
 float network_loss(struct network *network, const uint8_t *labels, uint32_t rows, uint32_t batch);
 
-/* Backward through one layer, last layer first: its gradients from errors[layer + 1], then errors[layer] (not for layer 0). */
+/* Backward through one layer, last layer first: computes its gradients from errors[layer + 1], then errors[layer] (except for
+ * layer 0). */
 void network_backward_gradients(struct network *network, int layer, uint32_t rows);
 void network_backward_errors(struct network *network, int layer, uint32_t rows);
 
 /* One step of gradient descent with momentum on one layer. */
 void network_update(struct network *network, int layer, float lr);
 
-/* How many of the rows have their largest logit at their label. After network_forward. */
+/* Returns how many of the rows have their largest logit at their label. Call it after network_forward. */
 uint32_t network_count_correct(const struct network *network, const uint8_t *labels, uint32_t rows);
 
 #endif

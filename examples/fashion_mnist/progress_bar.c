@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #define REDRAW_S 0.1
-#define LINE_S 5.0 /* where there is no terminal, each drawing is one more line */
+#define LINE_S 5.0 /* without a terminal, each drawing adds a line */
 
 double clock_seconds(void)
 {

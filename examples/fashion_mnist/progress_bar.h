@@ -1,4 +1,4 @@
-/* The progress of one epoch on stdout: a bar that is redrawn in place on a terminal, elsewhere a line every 5 s. Shows images
+/* The progress of one epoch on stdout: on a terminal a bar that is redrawn in place, elsewhere a line every 5 s. Shows images
  * per second and the mean loss since the epoch began. Rank 0 only; one thread. */
 #ifndef PROGRESS_BAR_H
 #define PROGRESS_BAR_H
@@ -18,7 +18,7 @@ struct progress_bar {
     double drawn_s;
 };
 
-/* Seconds on a clock that only goes forward. */
+/* Returns seconds of a monotonic clock. */
 double clock_seconds(void);
 
 void progress_bar_init(struct progress_bar *bar, int epoch, int epochs, uint32_t images);

@@ -1,4 +1,4 @@
-/* The source of random numbers: splitmix64, so a seed gives the same numbers everywhere. The state is the caller's. */
+/* The source of random numbers: splitmix64, so a seed produces the same numbers on every machine. The caller owns the state. */
 #ifndef RANDOM_SOURCE_H
 #define RANDOM_SOURCE_H
 
@@ -12,7 +12,7 @@ static inline uint64_t random_next(uint64_t *state)
     return z ^ (z >> 31);
 }
 
-/* Uniform in [0, 1), with the 24 bits that a float holds. */
+/* Returns a number uniform in [0, 1), with the 24 bits that a float holds. */
 static inline float random_uniform(uint64_t *state)
 {
     return (float)(random_next(state) >> 40) * 0x1p-24f;

@@ -18,7 +18,7 @@ int fault_set(struct fault *fault, int exit_code, const char *format, ...)
 int fault_agree(const struct fault *fault, struct shoal_comm *comm)
 {
     int rank = shoal_comm_rank(comm);
-    /* The largest entry wins: the lowest failed rank, with its exit code (which fits in 3 bits) beside it. */
+    /* The largest entry wins: the lowest failed rank, with its exit code in the low 3 bits. */
     int64_t mine = fault->exit_code ? ((int64_t)(shoal_comm_size(comm) - rank) << 3) + fault->exit_code : 0;
     int64_t worst;
     if (shoal_allreduce(comm, &mine, &worst, 1, SHOAL_INT64, SHOAL_MAX, NULL))

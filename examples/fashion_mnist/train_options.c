@@ -190,8 +190,8 @@ int train_options_parse(int argc, char **argv, struct train_options *options_out
                                     .overlap = true,
                                     .compression = SHOAL_COMPRESS_NONE,
                                     .threads = 1};
-    /* getopt stays silent: one worker speaks for all. It sets index for an option it knows, and returns ':' for a missing
-     * value. */
+    /* getopt prints nothing: one worker prints errors for all. It sets index for an option it knows, and returns ':' for a
+     * missing value. */
     opterr = 0;
     for (;;) {
         int index = -1;

@@ -1,4 +1,4 @@
-/* The command line of fashion_mnist. Touches no file; the texts it keeps are argv's own. */
+/* The command line of fashion_mnist. Opens no file. The strings it keeps are argv's. */
 #ifndef TRAIN_OPTIONS_H
 #define TRAIN_OPTIONS_H
 
@@ -20,8 +20,8 @@ struct train_options {
     uint64_t seed;
     int hidden_layers;
     int hidden[HIDDEN_LAYERS_MAX];
-    uint32_t limit;                     /* use at most so many training images; 0: all */
-    const char *loss_csv;               /* NULL: none; so for the next two */
+    uint32_t limit;                     /* use at most this number of training images; 0: all */
+    const char *loss_csv;               /* NULL: none; the next two likewise */
     const char *checkpoint;             /* written after each epoch */
     const char *resume;                 /* read at the start */
     bool overlap;                       /* sum each layer's gradient while the next layer's is computed */
@@ -30,7 +30,7 @@ struct train_options {
     bool help;
 };
 
-/* Fills *options_out; 0, or -1 with a usage fault that names the argument and what it may be. */
+/* Fills *options_out. Returns 0, or -1 with a usage fault that names the argument and its valid values. */
 int train_options_parse(int argc, char **argv, struct train_options *options_out, struct fault *fault);
 
 void train_options_print_help(FILE *out);

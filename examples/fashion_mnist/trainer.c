@@ -60,7 +60,7 @@ void trainer_fini(struct trainer *trainer)
     *trainer = (struct trainer){0};
 }
 
-/* The sums of these layers' gradients are there: they are updated while other buffers are still under way. */
+/* Called when the sums of these layers' gradients are ready: updates the layers while other buffers are still being summed. */
 static enum shoal_status update_layers(void *arg, size_t buffer, const uint32_t *parameters, size_t count)
 {
     struct trainer *trainer = arg;
@@ -71,7 +71,7 @@ static enum shoal_status update_layers(void *arg, size_t buffer, const uint32_t 
     return SHOAL_OK;
 }
 
-/* Each layer is one parameter, and the loss is another one: as a double it has a buffer to itself, which is not compressed. */
+/* Each layer is one parameter. The loss is another one: as a double it has its own buffer, which is not compressed. */
 static enum shoal_status make_reducer(struct trainer *trainer)
 {
     struct network *network = &trainer->network;
@@ -105,7 +105,7 @@ enum shoal_status trainer_share_state(struct trainer *trainer)
     return shoal_broadcast(trainer->comm, network->velocity, network->velocity, count, SHOAL_FLOAT32, 0, NULL);
 }
 
-/* Leaves the logits in the network, the labels in trainer->labels. */
+/* Stores the logits in the network and the labels in trainer->labels. */
 static void forward(struct trainer *trainer, const struct image_set *set, const uint32_t *order, uint32_t rows)
 {
     image_set_gather(set, order, rows, trainer->network.values[0], trainer->labels);
@@ -119,7 +119,8 @@ static enum shoal_status mark_ready(struct trainer *trainer, int layer)
                                network->offset[layer + 1] - network->offset[layer]);
 }
 
-/* With overlap each layer's sum runs while the layers before it are still at work. *computed_s_out is when all have been. */
+/* With overlap each layer's sum runs while earlier layers are still being computed. *computed_s_out is when all are computed.
+ */
 static enum shoal_status backward(struct trainer *trainer, uint32_t rows, double *computed_s_out)
 {
     struct network *network = &trainer->network;
@@ -139,8 +140,8 @@ static enum shoal_status backward(struct trainer *trainer, uint32_t rows, double
     return SHOAL_OK;
 }
 
-/* The last layer becomes ready first. Its buffer is posted when it is full: with overlap, while other layers are computed.
- * computed_us is when that ends, from the beginning of the step. */
+/* The last layer becomes ready first. Its buffer is posted when it is full; with overlap, other layers are computed meanwhile.
+ * computed_us is when that computation ends, from the beginning of the step. */
 static enum shoal_status add_costs(struct trainer *trainer, double computed_us)
 {
     const size_t first = (size_t)trainer->network.layers - 1;
@@ -158,7 +159,7 @@ static enum shoal_status add_costs(struct trainer *trainer, double computed_us)
     costs->steps++;
     costs->step_us += stats.step_us;
     costs->beside_us += times.posted_us < computed_us ? computed_us - times.posted_us : 0;
-    costs->waiting_us += stats.exposed_us - stats.callback_us; /* finish waits, and updates layers in between */
+    costs->waiting_us += stats.exposed_us - stats.callback_us; /* finish waits, and updates layers meanwhile */
     costs->network_bytes += stats.wire_bytes;
     return SHOAL_OK;
 }
@@ -209,7 +210,7 @@ enum shoal_status trainer_evaluate(struct trainer *trainer, double *accuracy_per
 
 enum shoal_status trainer_is_identical(struct trainer *trainer, uint64_t hash, bool *identical_out)
 {
-    /* The complement turns the order round, so its largest value belongs to the smallest hash. */
+    /* The complement reverses the order, so its largest value belongs to the smallest hash. */
     int64_t extremes[2] = {(int64_t)hash, ~(int64_t)hash};
     enum shoal_status status = shoal_allreduce(trainer->comm, extremes, extremes, 2, SHOAL_INT64, SHOAL_MAX, NULL);
     if (!status)

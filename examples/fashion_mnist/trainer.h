@@ -1,12 +1,12 @@
-/* One worker's part of the training: its share of each batch, and the gradients it adds up with the others. Every function that
- * returns a shoal_status is a collective call, made by all workers in the same order. One thread. */
+/* One worker's part of the training: its share of each batch, and the gradients that it sums with the others. Every function
+ * that returns a shoal_status is a collective call, made by all workers in the same order. One thread. */
 #ifndef TRAINER_H
 #define TRAINER_H
 
 #include "dataset.h"
 #include "layers.h"
 
-/* What this worker's steps took, added up. */
+/* The total time of this worker's steps. */
 struct step_costs {
     uint64_t steps;
     double step_us;
@@ -18,7 +18,7 @@ struct step_costs {
 struct trainer {
     struct shoal_context *context;
     struct shoal_comm *comm;
-    struct shoal_reducer *reducer; /* of each layer's gradients, and of the loss behind them */
+    struct shoal_reducer *reducer; /* of each layer's gradients, followed by the loss */
     int rank;
     int size;
     bool overlap;
@@ -33,22 +33,22 @@ struct trainer {
     float *velocity;
 };
 
-/* Reads the data and allocates; a local call. Parameters lie in Shoal's shared memory, which the context frees. */
+/* Reads the data and allocates; a local call. Parameters are in Shoal's shared memory, which the context frees. */
 int trainer_init(struct trainer *trainer, struct shoal_context *context, struct shoal_comm *comm,
                  const struct train_options *options, struct fault *fault);
 void trainer_fini(struct trainer *trainer);
 
-/* Makes the reducer, whose buffers hold the gradients, and gives every worker rank 0's parameters and velocities. */
+/* Makes the reducer, whose buffers hold the gradients, and copies rank 0's parameters and velocities to every worker. */
 enum shoal_status trainer_share_state(struct trainer *trainer);
 
-/* Trains on images order[0..batch): forward and backward on this worker's share, gradients summed over the workers, parameters
- * updated alike everywhere. *loss_out is the mean over the whole batch. */
+/* Trains on images order[0..batch): forward and backward on this worker's share, gradients summed over the workers, the same
+ * update of the parameters on every worker. *loss_out is the mean over the whole batch. */
 enum shoal_status trainer_step(struct trainer *trainer, const uint32_t *order, uint32_t batch, float lr, float *loss_out);
 
-/* The share of the test images, in percent, that the network gets right. */
+/* Computes the percentage of test images that the network classifies correctly. */
 enum shoal_status trainer_evaluate(struct trainer *trainer, double *accuracy_percent_out);
 
-/* Whether hash is the same number on every worker. */
+/* Sets *identical_out to whether hash is the same number on every worker. */
 enum shoal_status trainer_is_identical(struct trainer *trainer, uint64_t hash, bool *identical_out);
 
 #endif

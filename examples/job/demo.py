@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Runs notebook_cell.py with all that it needs on this machine: puts Fashion-MNIST on an S3 server (moto's, on a free port), runs the
-cell against it, writes the report page. `make demo-job` does this."""
+"""Runs notebook_cell.py with all that it needs on this machine: stores Fashion-MNIST on an S3 server (moto's, on a free
+port), runs the cell against it, writes the report page. `make demo-job` does this."""
 import logging
 import os
 import pathlib

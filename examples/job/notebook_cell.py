@@ -1,6 +1,6 @@
-"""A notebook's cell as SageMaker's documentation has it; the import is all that differs.
+"""A notebook cell from SageMaker's documentation; only the import differs.
 
-Run: make demo-job, which puts the data on an S3 server of this machine first (demo.py)."""
+Run: make demo-job, which first stores the data on an S3 server of this machine (demo.py)."""
 import gzip
 import os
 

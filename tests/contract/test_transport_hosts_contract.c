@@ -1,6 +1,6 @@
-/* The transport contract over the network: the ranks are contexts of one process that call themselves different hosts, and meet
- * over the interfaces of this machine, or over those of a mock: as it is, delayed and reordered, with sources to be registered,
- * with data in messages. While a case runs, one thread calls them in turn. */
+/* The transport contract over the network. The ranks are contexts of one process that call themselves different hosts. They
+ * meet over the interfaces of this machine, or over those of a mock: unchanged, delayed and reordered, with sources to
+ * register, with data in messages. During a case, one thread calls them in turn. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -22,7 +22,7 @@
 #include "topology/features.h"
 #include "transport_contract.h"
 
-/* Read by the leak checker: endpoints of libfabric leave some of their descriptions behind. */
+/* Read by the leak checker: endpoints of libfabric leak some of their descriptions. */
 __attribute__((visibility("default"))) const char *__lsan_default_suppressions(void);
 const char *__lsan_default_suppressions(void)
 {
@@ -40,14 +40,14 @@ struct shared {
     void *memory;
 };
 
-/* A rank while it is made. */
+/* A rank while it is created. */
 struct maker {
     struct contract_world *world;
     struct memory_store *store;
     const uint16_t *host;
     int rank;
     enum shoal_status status;
-    bool is_absent;        /* it meets the others, and makes no transport */
+    bool is_absent;        /* it meets the others, but creates no transport */
     uint32_t join_timeout; /* ms; 0: TIMEOUT_MS */
 };
 
@@ -58,7 +58,7 @@ struct inner {
     int shared_count;
 };
 
-/* Where ranks are unless the case says it: by how many they are. */
+/* The hosts of the ranks, by the number of ranks, unless the case defines them. */
 static const uint16_t apart[CONTRACT_RANKS_MAX + 1][CONTRACT_RANKS_MAX] = {[2] = {0, 1}, [3] = {0, 1, 2}, [4] = {0, 0, 1, 1}};
 
 /* ---- Making a world ---- */
@@ -126,7 +126,7 @@ static void *make_in_thread(void *arg)
     return NULL;
 }
 
-/* Whether the ranks are on several hosts: on one the hosts transport is not used. */
+/* Returns true if the ranks are on several hosts: on one host the hosts transport is not used. */
 static bool is_for_hosts(const uint16_t *host, int size)
 {
     for (int rank = 1; rank < size; rank++)
@@ -135,7 +135,7 @@ static bool is_for_hosts(const uint16_t *host, int size)
     return false;
 }
 
-/* The caller has filled what makers have beside the store and the rank. */
+/* The caller has filled the makers' fields except the store and the rank. */
 static void run_makers(struct contract_world *world, struct maker *makers)
 {
     struct memory_store store;
@@ -169,7 +169,7 @@ static bool make(struct contract_world *world)
     return true;
 }
 
-/* ---- While it is there ---- */
+/* ---- Open worlds ---- */
 
 static void pump(struct contract_world *world)
 {
@@ -226,13 +226,13 @@ static void destroy(struct contract_world *world)
     free(inner);
 }
 
-/* ---- What is written from, where sources have to be registered ---- */
+/* ---- Sources of writes, which may have to be registered ---- */
 
 #define SOURCE_BYTES ((size_t)100000)
 #define SEGMENTS 100
 
-/* Rank 0 puts to rank 1. While nobody polls the mock reads no source: what is changed after the put arrives changed, unless it
- * was copied. */
+/* Rank 0 puts to rank 1. While nobody polls, the mock reads no source: a change after the put arrives, unless the source was
+ * copied. */
 struct sources {
     struct contract_world world;
     struct shoal_context *context; /* rank 0's */
@@ -248,7 +248,7 @@ static void find_in_mock(const char *name, void *function_out)
     void *function = dlsym(mock, name);
     assert_non_null(function);
     memcpy(function_out, &function, sizeof function);
-    dlclose(mock); /* the contexts keep it */
+    dlclose(mock); /* the contexts still hold it */
 }
 
 #define UNTIL(world, condition)                                            \
@@ -334,7 +334,7 @@ static uint64_t copies_of(const struct sources *sources)
     return shoal_network_copies(((struct inner *)sources->world.inner)->contexts[0]->network);
 }
 
-/* The adapter reads [range, range + SOURCE_BYTES) while it is registered, and a copy of it before and after. */
+/* The adapter reads [range, range + SOURCE_BYTES) in place while it is registered, and a copy of it before and after. */
 static void assert_read_where_it_lies(struct sources *sources, unsigned char *range, int fd)
 {
     memset(range, 1, SOURCE_BYTES);
@@ -380,7 +380,7 @@ static void sources_that_the_user_registered_are_not_copied(void **state)
 
 static void hinder_taker(struct sources *sources, enum mock_way way);
 
-/* As after a failure. Its pages are the user's, who would unmap them. */
+/* As after a failure. The pages belong to the user, who would unmap them. */
 static void sources_that_are_deregistered_too_early_are_waited_for(void **state)
 {
     static unsigned char private[SOURCE_BYTES];
@@ -407,7 +407,7 @@ static void sources_that_are_deregistered_too_early_are_waited_for(void **state)
     destroy(&sources.world);
 }
 
-/* At the addresses of memory that was freed new memory lies, which is another region's. */
+/* New memory gets the addresses of freed memory, but belongs to another region. */
 static void sources_that_are_freed_are_unregistered_before(void **state)
 {
     struct sources sources;
@@ -438,7 +438,7 @@ static void sources_that_are_freed_too_early_stay_until_all_is_complete(void **s
     assert_int_equal(sources.count_regions(shared), 0);
     unsigned char *left = allocate(&sources, 2);
     put_all(&sources, left);
-    release(&sources, left); /* and the endpoint ends */
+    release(&sources, left); /* and the endpoint closes */
     destroy(&sources.world);
 }
 
@@ -490,7 +490,7 @@ static void sources_that_cannot_be_locked_are_copied(void **state)
     sources.limit_locked(SIZE_MAX);
     memset(shared, 2, SOURCE_BYTES);
     assert_comes(&sources, 1);
-    put_all(&sources, shared); /* it is not tried again */
+    put_all(&sources, shared); /* it is not retried */
     memset(shared, 3, SOURCE_BYTES);
     assert_comes(&sources, 2);
     assert_int_equal(sources.count_regions(shared), 0);
@@ -498,7 +498,7 @@ static void sources_that_cannot_be_locked_are_copied(void **state)
     destroy(&sources.world);
 }
 
-/* A child has the parent's shared memory not at all, so that its pages do not part from those that are registered. */
+/* A child does not inherit the parent's shared memory, so that its pages remain the registered ones. */
 static void sources_stay_registered_when_the_process_forks(void **state)
 {
     struct sources sources;
@@ -537,7 +537,7 @@ static void hinder_taker(struct sources *sources, enum mock_way way)
     hinder(number, way);
 }
 
-/* Puts as many bytes as are taken, from number `first` on. Returns the number of the next one. */
+/* Puts bytes until a put is refused, from number `first` on. Returns the number of the next byte. */
 static int put_while_taken(struct sources *sources, const unsigned char *bytes, int first)
 {
     struct shoal_transport *giver = sources->world.ranks[0];
@@ -553,7 +553,7 @@ static int put_while_taken(struct sources *sources, const unsigned char *bytes, 
     return first;
 }
 
-/* The first write is still under way when all others could have come: none of them is taken for it. */
+/* The first write is still on its way when all others could have arrived: none of them is mistaken for it. */
 static void a_write_that_is_late_is_not_taken_for_another(void **state)
 {
     struct sources sources;
@@ -573,7 +573,7 @@ static void a_write_that_is_late_is_not_taken_for_another(void **state)
     destroy(&sources.world);
 }
 
-/* The same of signals, which cannot be refused; a put comes after those before it. */
+/* Like the case before, with signals, which cannot be refused; a put arrives after the signals before it. */
 static void a_signal_that_is_late_is_not_lost(void **state)
 {
     struct sources sources;
@@ -597,7 +597,7 @@ static void a_signal_that_is_late_is_not_lost(void **state)
     destroy(&sources.world);
 }
 
-/* While the taker computes, peers write more than its completion queue holds, as two all-to-alls of 1,024 ranks do. */
+/* While the receiver computes, peers write more than its completion queue holds, as two all-to-alls of 1,024 ranks do. */
 #define WRITES_MANY 6000
 
 static void more_writes_than_the_queue_holds_come(void **state)
@@ -650,9 +650,9 @@ static int run_sources(struct contract_factory *factory)
     return cmocka_run_group_tests_name(factory->name, tests, NULL, NULL);
 }
 
-/* ---- What goes wrong ---- */
+/* ---- Failures ---- */
 
-/* The lowest rank of a host keeps that host's failure. Its segment is missing when the others of the host give up. */
+/* The lowest rank of a host keeps that host's failure. Its segment is missing when the host's other ranks give up. */
 static void a_communicator_whose_lowest_local_rank_is_missing_is_refused(void **state)
 {
     static const uint16_t hosts[] = {0, 0, 0, 1};
@@ -675,7 +675,7 @@ static void a_communicator_whose_lowest_local_rank_is_missing_is_refused(void **
     destroy(&world);
 }
 
-/* An operation in rounds sends its record after that of a later one, whose payload the peer may still need. */
+/* An operation in rounds sends its record after that of a later operation, whose payload the peer may still need. */
 static void a_late_record_of_an_earlier_operation_frees_no_payload(void **state)
 {
     static const unsigned char payload[1000];
@@ -688,7 +688,7 @@ static void a_late_record_of_an_earlier_operation_frees_no_payload(void **state)
     giver->ops->announce_to(giver, 1, &record, NULL, 0);
     UNTIL(&world, taker->ops->announcement(taker, 0, 1) && taker->ops->announcement(taker, 0, 2));
     taker->ops->complete(taker, 1);
-    taker->ops->announce(taker, &record, NULL, 0, NULL); /* tells it */
+    taker->ops->announce(taker, &record, NULL, 0, NULL); /* sends it */
     UNTIL(&world, giver->ops->announcement(giver, 1, 1));
     giver->ops->complete(giver, 2);
     assert_int_equal(giver->ops->completed(giver, 1), 1);
@@ -708,11 +708,11 @@ static int run_faults(struct contract_factory *factory)
 
 #define STRANGE 60
 
-/* Another endpoint, whose session with rank 1 nobody there knows. */
+/* Another endpoint, whose session rank 1 does not know. */
 struct stranger {
     struct shoal_network *network;
     struct shoal_network_peer *victim;
-    struct shoal_network_load load; /* of all that is sent: it may have to wait */
+    struct shoal_network_load load; /* of all that is sent, because sends may have to wait */
     unsigned count, total;
 };
 
@@ -731,7 +731,7 @@ static void open_stranger(struct stranger *stranger, struct shoal_context *like,
         .peer = stranger->victim, .count = &stranger->count, .total = &stranger->total, .is_messages = true};
 }
 
-/* All that rank 0 could say, with the communicator's number. */
+/* Sends everything that rank 0 could send, with the communicator's number. */
 static void speak_for_rank_0(struct stranger *stranger, unsigned turn)
 {
     static const char body[600];
@@ -778,7 +778,7 @@ static int run_strangers(struct contract_factory *factory)
 
 /* ---- Main ---- */
 
-/* False, with a line that says why, where this machine has no libfabric. */
+/* Returns false, and prints the reason, if this machine has no libfabric. */
 static bool has_libfabric(void)
 {
     struct shoal_settings settings;
@@ -797,13 +797,13 @@ static bool has_libfabric(void)
     return has;
 }
 
-/* Words: only worlds whose names contain one. */
+/* Arguments: only worlds whose names contain one of them. */
 int main(int argc, char **argv)
 {
     static const struct {
         const char *name;
         const char *const settings[SETTINGS_MAX + 1];
-        const char *machine; /* for the mock; NULL: this one */
+        const char *machine; /* for the mock; NULL: this machine */
         uint64_t shuffle;    /* seed of bad weather; 0: none */
     } weathers[] = {
         {"transport_hosts", {NULL}, NULL, 0},

@@ -1,5 +1,5 @@
-/* The transport contract over shared memory. The ranks are endpoints of one process; while a case runs, one thread calls them
- * in turn. */
+/* The transport contract over shared memory. The ranks are endpoints of one process. During a case, one thread calls them in
+ * turn. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -23,7 +23,7 @@ struct shared {
     void *memory;
 };
 
-/* A rank while it is made. */
+/* A rank while it is created. */
 struct maker {
     struct contract_world *world;
     struct memory_store *store;
@@ -155,7 +155,7 @@ static bool has_pages(struct contract_world *world, int rank)
     return has;
 }
 
-/* The peer looks by itself whether there is memory for its own. */
+/* The peer checks by itself whether there is memory for its own buffer. */
 static void a_staging_buffer_gets_its_pages_from_its_rank_alone(void **state)
 {
     struct contract_world world = {.factory = *state, .size = 2};

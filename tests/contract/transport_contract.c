@@ -27,7 +27,7 @@ static void pump(struct contract_world *world)
         world->factory->pump(world);
 }
 
-/* Polls until the condition holds; fails the case when it does not within the deadline. */
+/* Polls until the condition holds; fails the case if the deadline passes first. */
 #define UNTIL(world, condition)                                    \
     do {                                                           \
         const uint64_t until_ns_ = shoal_clock_ns() + DEADLINE_NS; \
@@ -47,14 +47,14 @@ static void open_or_skip(struct contract_world *world, void **state, int size, c
     skip();
 }
 
-/* A failed assertion leaves the case by longjmp; then its world is not cleaned up. That is a leak in a test that failed
- * already. */
+/* A failed assertion leaves the case by longjmp, and then its world is not cleaned up. That is a leak in a test that has
+ * failed already. */
 static void open_world(struct contract_world *world, void **state, int size)
 {
     open_or_skip(world, state, size, NULL, 0);
 }
 
-/* Where ranks need to reach each other's memory. */
+/* For cases in which ranks need to reach each other's memory. */
 static void open_together(struct contract_world *world, void **state, int size)
 {
     static const uint16_t hosts[CONTRACT_RANKS_MAX] = {0};
@@ -72,7 +72,7 @@ static bool are_together(struct contract_world *world, int a, int b)
     return !host || host[a] == host[b];
 }
 
-/* ---- Short words for the operations ---- */
+/* ---- Short names for the operations ---- */
 
 static void fill(unsigned char *bytes, size_t count, int rank, uint64_t salt)
 {
@@ -89,7 +89,7 @@ static void assert_filled(const void *bytes, size_t count, int rank, uint64_t sa
     free(expected);
 }
 
-/* Every other operation has a plan: its record says where operands are. */
+/* Every second operation has a plan: its record names its operands' locations. */
 static uint8_t hints_of(uint64_t sequence)
 {
     return sequence % 2 ? SHOAL_HINT_PLANNED : 0;
@@ -128,7 +128,7 @@ static const struct shoal_announcement *announcement(struct contract_world *worl
     return at(world, rank)->ops->announcement(at(world, rank), peer, sequence);
 }
 
-/* The locations of a remote rank mean nothing. */
+/* The locations of a remote rank are meaningless. */
 static void assert_arrived(struct contract_world *world, int rank, int peer, uint64_t sequence, size_t bytes)
 {
     UNTIL(world, announcement(world, rank, peer, sequence) != NULL);
@@ -208,7 +208,7 @@ static bool is_sending(struct contract_world *world, int rank, int peer)
     return ops->is_sending && ops->is_sending(at(world, rank), peer);
 }
 
-/* Puts, again and again while the transport is busy. */
+/* Repeats the put while the transport is busy. */
 static void put(struct contract_world *world, int rank, int peer, unsigned slot, size_t offset, const void *source,
                 size_t bytes)
 {
@@ -248,7 +248,7 @@ static void arrival_inline_and_beside_payload_sizes(void **state)
     close_world(&world);
 }
 
-/* Arrives at the n-th operation as soon as the one `kept` before it is completed everywhere. */
+/* Arrives at the n-th operation as soon as the one `kept` before it is complete on all ranks. */
 static void arrive_in_turn(struct contract_world *world, int rank, uint64_t n, uint64_t kept, size_t bytes)
 {
     const uint64_t start = world->counter_start;
@@ -257,8 +257,8 @@ static void arrive_in_turn(struct contract_world *world, int rank, uint64_t n, u
     announce(world, rank, start + n, bytes);
 }
 
-/* Rank 0 is ahead of the others by as many operations as records are kept; of remote ranks by one less, for they tell of the
- * last one that they have completed with their next record. */
+/* Rank 0 is ahead of the others by as many operations as records are kept. With remote ranks it is one less, because they
+ * report their last completed operation with their next record. */
 static void run_operations(struct contract_world *world, uint64_t count, uint64_t kept, size_t bytes)
 {
     const uint64_t ahead = are_together(world, 0, world->size - 1) ? kept : kept - 1;
@@ -326,7 +326,7 @@ static void record_goes_to_peers_and_ranks_of_this_host(void **state)
 #define MEETINGS 400
 #define MEETINGS_AT_ONCE 8
 
-/* In rounds: the same record with other data for each remote rank, the longest last. */
+/* In rounds, the same record has other data for each remote rank, the longest last. */
 static void record_goes_to_one_rank_after_the_other(void **state)
 {
     static const uint16_t hosts[] = {0, 0, 1, 1};
@@ -352,7 +352,7 @@ static void record_goes_to_one_rank_after_the_other(void **state)
     close_world(&world);
 }
 
-/* Whether ranks are peers in an operation: in long stretches they are seldom. */
+/* Returns true if two ranks are peers in an operation. There are long ranges in which they seldom are. */
 static bool are_peers(uint64_t n, int a, int b)
 {
     const uint64_t hash = (n * 31 + (uint64_t)(a < b ? a * 7 + b : b * 7 + a)) * UINT64_C(0x9e3779b97f4a7c15) >> 40;
@@ -376,7 +376,7 @@ static bool sees(struct contract_world *world, int rank, int peer, uint64_t n)
     return rank != peer && (are_together(world, rank, peer) || are_peers(n, rank, peer));
 }
 
-/* As the engine asks: of all who see the record, and itself. */
+/* What the engine asks: of all ranks that see the record, and of itself. */
 static bool may_meet(struct contract_world *world, int rank, uint64_t n)
 {
     const uint64_t kept = meeting_bytes(n) > SHOAL_PAYLOAD_INLINE ? SHOAL_PAYLOADS : SHOAL_ANNOUNCEMENTS;
@@ -410,7 +410,8 @@ static void end_meeting(struct contract_world *world, int rank, uint64_t n)
     complete(world, rank, n);
 }
 
-/* A rank that is told too late what others have completed would wait for ever, because nobody sends anything unasked here. */
+/* A rank that learns too late what others have completed would wait for ever, because nobody sends anything unrequested here.
+ */
 static void operations_with_any_peers_do_not_stall(void **state)
 {
     struct contract_world world;
@@ -434,7 +435,7 @@ static void operations_with_any_peers_do_not_stall(void **state)
     close_world(&world);
 }
 
-/* A burst longer than any queue is on its way when it is flushed, and comes though nobody helps who sent it. */
+/* A burst longer than any queue is on its way when it is flushed, and arrives without its sender's help. */
 static void what_is_flushed_comes_without_its_sender(void **state)
 {
     struct contract_world world;
@@ -521,7 +522,8 @@ static void counters_start_near_2_32(void **state)
         signal_peer(&world, 0, 1, 5);
     UNTIL(&world, counter(&world, 1, 0, 5) == start + 10);
     assert_int_equal(counter(&world, 1, 0, 4), start);
-    assert_true(completed(&world, 0, 1) <= start || !are_together(&world, 0, 1)); /* elsewhere: it may have used all it got */
+    assert_true(completed(&world, 0, 1) <= start || !are_together(&world, 0, 1)); /* on another host it may have used all it
+                                                                                   * got */
     run_operations(&world, SHOAL_ANNOUNCEMENTS + 5, SHOAL_PAYLOADS, 40);
     close_world(&world);
 }
@@ -551,7 +553,7 @@ static const struct shoal_packet *peek(struct contract_world *world, int rank, i
     return at(world, rank)->ops->peek(at(world, rank), peer);
 }
 
-/* Takes the next packet, which must be that one. */
+/* Takes the next packet, which must be the given one. */
 static void take(struct contract_world *world, int rank, int peer, uint64_t id, size_t bytes)
 {
     UNTIL(world, peek(world, rank, peer) != NULL);
@@ -569,7 +571,7 @@ static void take(struct contract_world *world, int rank, int peer, uint64_t id, 
     at(world, rank)->ops->flush(at(world, rank));
 }
 
-/* Every size in turn, so that packets end anywhere in a ring, the largest often. */
+/* Uses every size in turn, so that packets end anywhere in a ring; the largest is frequent. */
 static size_t packet_bytes(uint64_t id)
 {
     static const size_t sizes[] = {0, 1, 63, 64, 65, SHOAL_PACKET_BYTES_MAX, 1000, 4096, SHOAL_PACKET_BYTES_MAX - 1};
@@ -612,10 +614,10 @@ static void packet_queue_when_full_says_pending_and_loses_nothing(void **state)
             take(&world, 1, 0, taken, packet_bytes(taken + (uint64_t)round));
             taken++;
         }
-        /* Each pair of ranks has a queue of its own: the other direction is free. */
+        /* Each pair of ranks has its own queue: the other direction is free. */
         assert_int_equal(push(&world, 1, 0, 7, 100), SHOAL_OK);
         take(&world, 0, 1, 7, 100);
-        UNTIL(&world, push(&world, 0, 1, pushed, 0) == SHOAL_OK); /* room was made */
+        UNTIL(&world, push(&world, 0, 1, pushed, 0) == SHOAL_OK); /* there is room now */
         take(&world, 1, 0, pushed, 0);
         taken = ++pushed;
     }
@@ -714,7 +716,7 @@ static void put_bytes_arrive_before_counter(void **state)
     close_world(&world);
 }
 
-/* Puts and signals of one round in turn, all under way at once; they fill the slot. */
+/* Puts and signals of one round alternate, all in progress at once; they fill the slot. */
 struct round {
     unsigned slot;
     uint64_t number; /* of this slot */
@@ -726,7 +728,7 @@ static size_t put_bytes(const struct round *round)
     return SLOT_BYTES / round->puts;
 }
 
-/* As the receiving rank sees it: all puts up to the counter are there. */
+/* As the receiving rank sees it: all puts up to the counter have arrived. */
 static bool is_round_over(struct contract_world *world, const struct round *round)
 {
     const size_t bytes = put_bytes(round);
@@ -753,7 +755,7 @@ static void play_round(struct contract_world *world, const struct round *round)
     UNTIL(world, is_round_over(world, round));
 }
 
-/* knows_staging: what is put is written into the staging buffer, where that can be; else it goes by messages. */
+/* knows_staging: puts are written into the staging buffer if possible; else they are sent as messages. */
 static void play_rounds(void **state, uint64_t puts, bool knows_staging)
 {
     static const uint16_t hosts[] = {0, 1};
@@ -769,7 +771,7 @@ static void play_rounds(void **state, uint64_t puts, bool knows_staging)
     close_world(&world);
 }
 
-/* As many increments of a counter as may be under way. */
+/* Uses as many increments of a counter as may be in progress. */
 static void increments_of_written_puts_count_in_order(void **state)
 {
     play_rounds(state, 16, true);
@@ -780,7 +782,7 @@ static void increments_of_puts_in_messages_count_in_order(void **state)
     play_rounds(state, 16, false);
 }
 
-/* In messages each takes several. */
+/* As messages, each put needs several. */
 static void large_puts_are_whole_when_their_increment_counts(void **state)
 {
     play_rounds(state, 2, true);
@@ -793,8 +795,8 @@ static void large_puts_in_messages_are_whole_when_their_increment_counts(void **
 
 #define LARGE_BYTES ((size_t)512 << 10)
 
-/* More than lies between the hosts while nobody takes it there. */
-/* While rank 1 does not look; what cannot be taken without its help waits for that. */
+/* More bytes than fit between the hosts while nobody receives them. */
+/* Puts while rank 1 does not look; what cannot be taken without its help waits for that. */
 static void put_unseen(struct contract_world *world, unsigned slot, const void *source)
 {
     enum shoal_status status = SHOAL_PENDING;
@@ -906,7 +908,8 @@ static void failure_first_cause_reaches_all(void **state)
     const struct shoal_failure first = cause(1, SHOAL_ERR_TIMEOUT, "rank 2 did not come");
     const struct shoal_failure second = cause(0, SHOAL_ERR_MEMORY, "no memory, later");
     (at(&world, 1)->ops->fail)(at(&world, 1), &first);
-    UNTIL(&world, are_together(&world, 0, 1) || has_failed(&world, 0, &seen)); /* which is first is not known elsewhere */
+    UNTIL(&world, are_together(&world, 0, 1) || has_failed(&world, 0, &seen)); /* on another host the order of the two is
+                                                                                * unknown */
     (at(&world, 0)->ops->fail)(at(&world, 0), &second);
     for (int rank = 0; rank < 3; rank++) {
         UNTIL(&world, has_failed(&world, rank, &seen));
@@ -941,7 +944,7 @@ static void abort_reaches_all(void **state)
     close_world(&world);
 }
 
-/* A look at the failure in the middle of steps does not end them: the others wait until the rank has left. */
+/* A check for failure in the middle of steps does not end them: the others wait until the rank has left. */
 static void failing_is_seen_inside(void **state)
 {
     struct contract_world world;
@@ -1025,7 +1028,7 @@ static bool all_hear_who_is_waited_for(struct contract_world *world, int rank, i
     return hear;
 }
 
-/* The last statement counts in the end, in whatever order statements come. */
+/* The last statement counts in the end, in whatever order statements arrive. */
 static void who_is_waited_for_is_heard(void **state)
 {
     struct contract_world world;
@@ -1049,7 +1052,7 @@ static void who_is_waited_for_is_heard(void **state)
     close_world(&world);
 }
 
-/* Elsewhere only who may wait for the rank hears of it. */
+/* On other hosts, only ranks that may wait for this rank receive its statement. */
 static void who_is_waited_for_is_heard_by_who_has_arrived(void **state)
 {
     static const uint16_t hosts[] = {0, 1, 2};
@@ -1065,7 +1068,7 @@ static void who_is_waited_for_is_heard_by_who_has_arrived(void **state)
     for (int i = 0; i < 1000; i++)
         pump(&world);
     assert_int_equal(at(&world, 0)->ops->waits_for(at(&world, 0), 1), -1);
-    /* A rank hears that another is blocked on it, also when nothing else has come from that one. */
+    /* A rank learns that another is blocked on it, even if nothing else has come from that one. */
     at(&world, 1)->ops->say_waits_for(at(&world, 1), UINT64_MAX, 0 | SHOAL_WAIT_BLOCKED);
     UNTIL(&world, at(&world, 0)->ops->waits_for(at(&world, 0), 1) == (0 | SHOAL_WAIT_BLOCKED));
     assert_int_equal(at(&world, 2)->ops->waits_for(at(&world, 2), 1), 0);
@@ -1092,7 +1095,7 @@ static void peer_name_filled(void **state)
 
 int contract_run(const struct contract_factory *factory)
 {
-    void *const state = (void *)(uintptr_t)factory; /* cmocka hands the state on as it is; no case writes to it */
+    void *const state = (void *)(uintptr_t)factory; /* cmocka passes the state on unchanged; no case writes to it */
     const struct CMUnitTest cases[] = {
         cmocka_unit_test_prestate(arrival_is_seen_by_every_peer_with_payload, state),
         cmocka_unit_test_prestate(arrival_inline_and_beside_payload_sizes, state),

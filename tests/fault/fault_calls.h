@@ -1,5 +1,5 @@
-/* The calls that ranks make together, as one table, and a rank's operands for one of them: tests ask the same of every call.
- * Inputs and expected results are those of tests/operations.h. */
+/* The calls that ranks make together, as one table, and a rank's operands for one of them, so that tests can check every call
+ * in the same way. Inputs and expected results are those of tests/operations.h. */
 #ifndef SHOAL_TESTS_FAULT_CALLS_H
 #define SHOAL_TESTS_FAULT_CALLS_H
 
@@ -35,41 +35,41 @@ enum fault_call_id {
 
 extern const struct fault_call fault_calls[FAULT_CALLS];
 
-/* How it is called; the same on every rank. Elements are float32. */
+/* How the call is made; the same on every rank. Elements are float32. */
 struct fault_load {
     const struct fault_call *call;
     int root;
     size_t count; /* of a whole, of the longest part, of the longest tensor or message */
     bool is_shared;
-    bool is_in_place; /* where the call can be */
+    bool is_in_place; /* if the call supports it */
 };
 
 struct fault_operands {
     struct areas areas;
     struct operation_side side;     /* or: */
-    struct exchange_side *messages; /* NULL: no exchange */
+    struct exchange_side *messages; /* NULL: not an exchange */
 };
 
-/* The description of a call that is no exchange. */
+/* Returns the description of a call that is not an exchange. */
 struct operation fault_operation(const struct fault_load *load);
 
-/* How many elements the longest part may have when the larger operand is to have `elements`. */
+/* Returns how many elements the longest part may have if the larger operand has `elements`. */
 size_t fault_count_for(const struct fault_call *call, int size, size_t elements);
 
-/* Fills the inputs. False after a failed check. The caller frees with fault_operands_free. */
+/* Fills the inputs. Returns false after a failed check. The caller frees with fault_operands_free. */
 bool fault_operands_make(struct fault_rank *self, const struct fault_load *load, struct fault_operands *operands_out);
-/* The same for any operation in plain or shared memory. */
+/* Does the same for any operation in plain or shared memory. */
 bool fault_operands_make_as(struct fault_rank *self, const struct operation *operation, struct fault_operands *operands_out);
-/* Shared memory stays the context's. */
+/* The context keeps shared memory. */
 void fault_operands_free(struct fault_operands *operands);
 
 /* request_out NULL: blocks. */
 enum shoal_status fault_operands_call(const struct fault_operands *operands, struct shoal_comm *comm,
                                       struct shoal_request **request_out);
-/* Once, and all is as it must be; false after a failed check. */
+/* Makes the call once and checks its result; returns false after a failed check. */
 bool fault_operands_call_well(struct fault_rank *self, const struct fault_operands *operands, struct shoal_comm *comm);
 
-/* Writes a pattern over all operands, and looks whether it is still there; false where it is not. */
+/* fault_operands_mark() writes a pattern over all operands. The other function returns false if the pattern has changed. */
 void fault_operands_mark(struct fault_operands *operands);
 bool fault_operands_are_marked(const struct fault_operands *operands);
 

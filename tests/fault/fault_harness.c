@@ -17,7 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* ---- Small things -------------------------------------------------------------------------------------------------------- */
+/* ---- Helpers ------------------------------------------------------------------------------------------------------------- */
 
 uint64_t fault_now_ns(void)
 {
@@ -45,7 +45,7 @@ static int count_entries(const char *path)
     return count;
 }
 
-/* Lines of a file that contain text. */
+/* Counts the lines of a file that contain text. */
 static int count_lines(const char *path, const char *text)
 {
     char line[1024];
@@ -200,7 +200,7 @@ bool fault_allreduce_once(struct fault_rank *self, struct shoal_comm *comm, floa
     return true;
 }
 
-/* Called under the log's lock. */
+/* Called with the log's lock held. */
 static void keep_line(void *arg, int level, const char *line)
 {
     struct fault_result *mine = arg;
@@ -235,7 +235,7 @@ static void make_and_run(struct fault_rank *self, const struct fault_job *job)
 static void compare_holdings(struct fault_rank *self, const struct fault_holdings *before)
 {
     struct fault_holdings after = fault_holdings();
-    /* The kernel takes a joined thread out of /proc a moment after pthread_join has returned. */
+    /* The kernel removes a joined thread from /proc a moment after pthread_join has returned. */
     for (int turns = 0; turns < 100 && after.threads != before->threads; turns++) {
         fault_sleep_ms(1);
         after = fault_holdings();
@@ -323,8 +323,8 @@ static int rank_of(const struct fault_shared *shared, int size, pid_t pid)
     return -1;
 }
 
-/* Where a rank is that did not end: its threads as the kernel sees them and whoever traces it, and as a debugger does where there
- * is one. */
+/* Prints where a rank is that did not end: its threads' states in the kernel and their tracer, and a debugger's view if there
+ * is a debugger. */
 static void print_place(int rank, pid_t pid)
 {
     char command[768];
@@ -352,9 +352,9 @@ static bool is_traced(pid_t pid)
     return tracer > 0;
 }
 
-/* When a process ends LeakSanitizer stops its threads by ptrace, and waits for ever where the signal for that was lost: seen of
- * gcc 12's in processes that had been stopped and went on. Another signal wakes it; who is not traced any more by then is stopped
- * and goes on as the others do. */
+/* When a process ends, LeakSanitizer stops its threads by ptrace, and waits for ever if that signal is lost. This was seen
+ * with gcc 12 in processes that had been stopped and continued. Another signal wakes it. A thread that is no longer traced by
+ * then is stopped, and continues when the others do. */
 static void wake_tracers(const struct fault_shared *shared, int size, uint64_t *at_ns)
 {
     if (fault_now_ns() < *at_ns)
@@ -369,7 +369,7 @@ static void wake_tracers(const struct fault_shared *shared, int size, uint64_t *
     }
 }
 
-/* Stopped ranks go on when all others have ended. False when the time ran out. */
+/* Stopped ranks continue when all others have ended. Returns false after a timeout. */
 static bool reap_all(const struct fault_job *job, struct fault_shared *shared)
 {
     const uint64_t limit_ns = fault_now_ns() + (job->limit_ms ? job->limit_ms : 20000) * FAULT_MS * FAULT_SLOW;
@@ -450,7 +450,8 @@ bool fault_run(struct fault_test *test, const struct fault_job *job)
 
 /* ---- The program --------------------------------------------------------------------------------------------------------- */
 
-/* An own network namespace, where it is permitted: ports and socket names of other jobs on the machine do not disturb then. */
+/* Creates a network namespace of its own, if that is permitted, so that ports and socket names of other jobs on the machine do
+ * not interfere. */
 static void leave_network(void)
 {
     struct ifreq request = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
@@ -463,7 +464,7 @@ static void leave_network(void)
         close(fd);
 }
 
-/* Runs a case, prints its line; returns whether it is good. */
+/* Runs a case and prints its line; returns true if it passed. */
 static bool run_case(const struct fault_case *row, int number, struct fault_shared *shared)
 {
     struct fault_test test = {.name = row->name, .parameters = row->parameters, .shared = shared};

@@ -1,10 +1,10 @@
-/* Tests of faults on real processes. A job is a few ranks, each a forked process with a communicator over all of them, that run
- * one function; the parent gives them a time limit, looks at how they ended and at what they reported through shared pages, and
- * makes sure that nothing is left: no process, no descriptor, thread or mapping in a rank that ended in order, no socket,
- * nothing in /dev/shm.
+/* Tests of faults on real processes. A job is a few ranks that run one function. Each rank is a forked process with a
+ * communicator over all of them. The parent sets a time limit, checks how the ranks ended and what they reported through shared
+ * pages, and makes sure that nothing remains: no process, no descriptor, thread or mapping in a rank that ended in order, no
+ * socket, nothing in /dev/shm.
  *
- * A program is a table of cases and a main that calls fault_main; it prints TAP. Nothing here is for use from more than one
- * thread of the parent; in a rank, any thread may call the fault_rank functions. */
+ * A program is a table of cases and a main that calls fault_main; it prints TAP. In the parent, only one thread may use these
+ * functions. In a rank, any thread may call the fault_rank functions. */
 #ifndef SHOAL_TESTS_FAULT_HARNESS_H
 #define SHOAL_TESTS_FAULT_HARNESS_H
 
@@ -17,11 +17,11 @@
 
 #define FAULT_RANKS_MAX 8
 #define FAULT_MS UINT64_C(1000000)
-#define FAULT_KNOWN_MS 8000 /* of an end or an abort, on a busy machine; the deadline, which must not tell of it, is minutes */
+#define FAULT_KNOWN_MS 8000 /* for an end or an abort, on a busy machine; the deadline, which must not report it, is minutes */
 #define FAULT_LOG_BYTES 32768
 
 #if defined(__SANITIZE_ADDRESS__)
-#define FAULT_SLOW 3 /* everything takes longer under the sanitizers */
+#define FAULT_SLOW 3 /* everything takes longer with sanitizers */
 #else
 #define FAULT_SLOW 1
 #endif
@@ -32,17 +32,17 @@
 /* A rank's report to the parent. */
 struct fault_result {
     pid_t pid;
-    _Atomic uint64_t action_ns; /* when it did what its peers have to notice */
+    _Atomic uint64_t action_ns; /* when it caused the fault that its peers must notice */
     uint64_t failed_ns;         /* when its call returned */
     enum shoal_status status;   /* of that call */
     bool has_failure;
     struct shoal_failure failure;
-    atomic_int stage; /* free for the job: what the rank has reached */
-    double number;    /* free for the job */
+    atomic_int stage; /* for the job's use: the stage that the rank has reached */
+    double number;    /* for the job's use */
     char why[1024];   /* the first check that failed */
     char skip[256];   /* why the job cannot run here */
     char log[FAULT_LOG_BYTES];
-    int end; /* as waitpid tells; the parent writes it */
+    int end; /* status of waitpid; the parent writes it */
 };
 
 struct fault_shared {
@@ -58,7 +58,7 @@ struct fault_rank {
     struct shoal_comm *comm;
     struct fault_result *mine;
     struct fault_shared *shared;
-    bool may_leave_memory; /* set by bodies that cannot free what they made */
+    bool may_leave_memory; /* set by bodies that cannot free their memory */
 };
 
 typedef void (*fault_body_fn)(struct fault_rank *self);
@@ -68,11 +68,11 @@ struct fault_job {
     fault_body_fn body;
     const void *parameters;
     const char *const *settings;     /* NULL, or more settings; NULL-terminated */
-    fault_body_fn prepare;           /* before anything is made; NULL: nothing */
-    bool is_bare;                    /* the body makes context and communicator itself */
-    unsigned limit_ms;               /* then all ranks are killed; 0: 20 s */
-    int killed_by[FAULT_RANKS_MAX];  /* the signal that shall end a rank, 0: none */
-    int exits_with[FAULT_RANKS_MAX]; /* its exit code */
+    fault_body_fn prepare;           /* runs before anything is created; NULL: nothing */
+    bool is_bare;                    /* the body creates context and communicator itself */
+    unsigned limit_ms;               /* after it all ranks are killed; 0: 20 s */
+    int killed_by[FAULT_RANKS_MAX];  /* the signal that must end a rank, 0: none */
+    int exits_with[FAULT_RANKS_MAX]; /* its expected exit code */
 };
 
 struct fault_test {
@@ -91,13 +91,13 @@ struct fault_case {
 
 /* ---- The program ---- */
 
-/* Runs the cases (those whose name contains argv[1], if it is given); returns the exit code. */
+/* Runs the cases (those whose names contain argv[1], if it is present); returns the exit code. */
 int fault_main(int argc, char **argv, const struct fault_case *cases, size_t count);
 
 /* ---- The parent ---- */
 
-/* False when a rank did not end as wanted, left something behind or reported a failed check; the test has failed then. False
- * also when the job was skipped. */
+/* Returns false, and fails the test, if a rank did not end as expected, left something behind or reported a failed check. Also
+ * returns false if the job was skipped. */
 bool fault_run(struct fault_test *test, const struct fault_job *job);
 
 /* Notes a failure unless condition; returns condition. */
@@ -110,34 +110,34 @@ void fault_print_logs(const struct fault_test *test, int size);
 
 uint64_t fault_now_ns(void);
 void fault_sleep_ms(unsigned ms);
-/* Notes why the rank's check failed, unless condition; returns condition. */
+/* Records why the rank's check failed, unless condition; returns condition. */
 bool fault_check(struct fault_rank *self, bool condition, const char *format, ...) FAULT_PRINTF(3, 4);
-/* The job cannot run here. */
+/* Reports that the job cannot run here. */
 void fault_cannot(struct fault_rank *self, const char *format, ...) FAULT_PRINTF(2, 3);
-/* Notes the result of the call that was to fail, with the communicator's failure. */
+/* Records the result of the call that should fail, with the communicator's failure. */
 void fault_note(struct fault_rank *self, enum shoal_status status);
-/* Notes that it does now what its peers have to notice. */
+/* Records that the rank now causes the fault that its peers must notice. */
 void fault_act(struct fault_rank *self);
-/* Waits until all ranks but `except` (-1: none) have reached the stage; false after 30 s. */
+/* Waits until all ranks except `except` (-1: none) have reached the stage; returns false after 30 s. */
 bool fault_await(struct fault_rank *self, int stage, int except);
 void fault_reach(struct fault_rank *self, int stage);
-/* The context with the harness's log and settings. */
+/* Creates a context with the harness's log and settings. */
 enum shoal_status fault_context(struct fault_rank *self, const char *const *settings, struct shoal_context **context_out);
-/* Another one while the first is held, in the same process. */
+/* Returns a port that no process uses; in one process, another port while the first is held. */
 int fault_free_port(void);
-/* count float32, shared (shoal_mem_alloc) or plain; NULL after a failed check. Plain ones are the caller's to free. */
+/* Returns count float32, shared (shoal_mem_alloc) or plain, or NULL after a failed check. The caller frees plain ones. */
 float *fault_floats(struct fault_rank *self, bool is_shared, size_t count);
-/* An all-reduce in place of value rank + 1, its result looked at; false after a failed check. */
+/* Sums rank + 1 in place and checks the result; returns false after a failed check. */
 bool fault_allreduce_once(struct fault_rank *self, struct shoal_comm *comm, float *buffer, size_t count);
 
 /* The resources that a process holds. */
 struct fault_holdings {
     int descriptors;
     int threads;
-    int mappings; /* of Shoal's segments */
+    int mappings; /* mappings of Shoal's segments */
 };
 struct fault_holdings fault_holdings(void);
-/* The bytes of address space that this process has mapped, and those of them that are in memory. */
+/* Returns the bytes of address space that this process has mapped, and those of them that are in memory. */
 size_t fault_mapped_bytes(void);
 size_t fault_resident_bytes(void);
 

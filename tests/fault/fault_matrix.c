@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 #define POSTED 4
-#define LARGE ((size_t)16 << 20) /* elements of all calls under way: 64 MiB of float32 */
-#define SMALL ((size_t)80)       /* of each part or tensor: all travel beside the announcement */
+#define LARGE ((size_t)16 << 20) /* elements of all calls in progress: 64 MiB of float32 */
+#define SMALL ((size_t)80)       /* of each part or tensor: all fit with the announcement */
 #define FAULT_COMES_NS UINT64_C(20000000000) /* its thread may get no processor for long */
 
 static bool is_stalled(const struct fault_scene *scene)
@@ -32,13 +32,13 @@ static const struct fault_call *call_of(const struct fault_scene *scene)
     return scene->call ? scene->call : &fault_calls[FAULT_ALLREDUCE];
 }
 
-/* How many calls are under way at once. */
+/* Returns how many calls are in progress at once. */
 static int held_by(const struct fault_scene *scene)
 {
     return scene->is_posted ? POSTED : 1;
 }
 
-/* Stalled ranks are found at the deadline of the operation; it has to be long enough for the operations before. */
+/* Stalled ranks are found at the deadline of the operation, which must be long enough for the operations before. */
 static size_t count_of(const struct fault_scene *scene)
 {
     const size_t most = is_stalled(scene) ? LARGE / 16 : LARGE / (size_t)held_by(scene);
@@ -50,7 +50,7 @@ static size_t count_of(const struct fault_scene *scene)
 static bool make_operands(struct fault_rank *self, struct fault_operands held[POSTED])
 {
     const struct fault_scene *scene = self->parameters;
-    const int root = (scene->victim + 1 + (int)scene->how / 2) % scene->size; /* now and then the victim */
+    const int root = (scene->victim + 1 + (int)scene->how / 2) % scene->size; /* sometimes the victim */
     const struct fault_load load = {call_of(scene), root, count_of(scene), scene->is_shared, !scene->is_apart};
     for (int i = 0; i < held_by(scene); i++) {
         if (!fault_operands_make(self, &load, &held[i]))
@@ -59,15 +59,14 @@ static bool make_operands(struct fault_rank *self, struct fault_operands held[PO
     return true;
 }
 
-/* One survivor wakes the stopped victim, once: a second SIGCONT could meet the victim at its exit, where the leak checker holds
- * its threads stopped, and leave it stopped for good. */
+/* One survivor wakes the stopped victim, once. A second SIGCONT could reach the victim while it exits and the leak checker
+ * holds its threads stopped, and would leave it stopped for ever. */
 static bool wakes_victim(const struct fault_rank *self, const struct fault_scene *scene)
 {
     return scene->how == FAULT_STOP && self->rank == (scene->victim == 0 ? 1 : 0);
 }
 
-/* Once a rank has freed the communicator, nobody else writes to its memory, even if a victim that was stopped goes on after
- * that. */
+/* Once a rank has freed the communicator, no other rank writes to its memory, even if a stopped victim continues afterwards. */
 static void look_after_memory(struct fault_rank *self, struct fault_operands held[POSTED])
 {
     const struct fault_scene *scene = self->parameters;
@@ -119,9 +118,9 @@ static unsigned random_us(unsigned most)
     return (unsigned)rand_r(&seed) % most;
 }
 
-/* ---- Everyone ------------------------------------------------------------------------------------------------------------ */
+/* ---- All ranks ----------------------------------------------------------------------------------------------------------- */
 
-/* Posts several, waits for all: after the first that fails all fail, with the same status. */
+/* Posts several calls and waits for all: after the first that fails all fail, with the same status. */
 static enum shoal_status post_some(struct fault_rank *self, struct fault_operands held[POSTED], int posts)
 {
     struct shoal_request *requests[POSTED];
@@ -193,7 +192,7 @@ static void act_during(struct fault_rank *self, struct fault_operands held[POSTE
     pthread_join(thread, NULL);
 }
 
-/* The others post one more than the victim calls. */
+/* The others post one call more than the victim. */
 static void stay_away_during(struct fault_rank *self, struct fault_operands held[POSTED])
 {
     const struct fault_scene *scene = self->parameters;
@@ -229,7 +228,7 @@ static void act(struct fault_rank *self, struct fault_operands held[POSTED])
     call_until_it_fails(self, held);
 }
 
-/* Nobody goes on before all have done it. */
+/* No rank continues before all have made the calls. */
 static void call_well(struct fault_rank *self, struct fault_operands held[POSTED])
 {
     for (int i = 0; i < held_by(self->parameters); i++)
@@ -258,7 +257,7 @@ static void body(struct fault_rank *self)
         fault_operands_free(&held[i]);
 }
 
-/* ---- The parent's look --------------------------------------------------------------------------------------------------- */
+/* ---- The parent's checks ------------------------------------------------------------------------------------------------- */
 
 /* The failure that survivors must report. */
 static const struct {
@@ -278,7 +277,7 @@ static void check_failure(struct fault_test *test, const struct fault_scene *sce
     const struct fault_result *mine = &test->shared->results[rank], *victim = &test->shared->results[scene->victim];
     const struct shoal_failure *failure = &mine->failure;
     const enum shoal_status wanted = endings[scene->how].status;
-    const bool knows_process = scene->how != FAULT_ABORT; /* composed in a signal handler, perhaps */
+    const bool knows_process = scene->how != FAULT_ABORT; /* a signal handler may have composed the text */
     char name[32], process[32];
     snprintf(name, sizeof name, "rank %d", scene->victim);
     snprintf(process, sizeof process, "process %d", (int)victim->pid);
@@ -303,14 +302,14 @@ static void check_time(struct fault_test *test, const struct fault_scene *scene,
     const struct fault_result *mine = &test->shared->results[rank];
     const int64_t took_ms =
         ((int64_t)mine->failed_ns - (int64_t)test->shared->results[scene->victim].action_ns) / (int64_t)FAULT_MS;
-    /* A deadline that begins anew takes twice as long. */
+    /* A deadline that began anew would take twice as long. */
     const int64_t most_ms = is_stalled(scene) ? 2 * deadline_of(scene) - 100 : FAULT_KNOWN_MS * FAULT_SLOW;
     fault_expect(test, took_ms <= most_ms, "rank %d knew after %lld ms, %lld are allowed", rank, (long long)took_ms,
                  (long long)most_ms);
 }
 
-/* Whether a warning names the victim in the state that the scene leaves it in. A wait may have begun before the signal came: then a
- * later warning tells it. */
+/* Returns true if a warning names the victim in the state that the scene leaves it in. A wait may have begun before the signal
+ * came: then a later warning names it. */
 static bool is_victim_named(const char *log, const struct fault_scene *scene, const char *name)
 {
     for (const char *line = strstr(log, "has waited"); line; line = strstr(line + 1, "has waited")) {
@@ -322,8 +321,8 @@ static bool is_victim_named(const char *log, const struct fault_scene *scene, co
     return false;
 }
 
-/* The warning comes before the end, from each rank, and names the victim; of messages, a rank may wait for one that waits
- * itself. */
+/* Each rank prints the warning before the end, and the warning names the victim. With messages, a rank may wait for one that
+ * itself waits. */
 static void check_warnings(struct fault_test *test, const struct fault_scene *scene)
 {
     const int wanted = call_of(scene)->is_exchange ? 1 : scene->size - 1;
@@ -341,7 +340,7 @@ static void check_warnings(struct fault_test *test, const struct fault_scene *sc
                  name, scene->how == FAULT_STOP ? ", stopped" : "");
 }
 
-/* To the victim it reads so. */
+/* Checks what the victim itself reports. */
 static void check_victim(struct fault_test *test, const struct fault_scene *scene)
 {
     const struct fault_result *victim = &test->shared->results[scene->victim];

@@ -1,6 +1,6 @@
-/* The matrix of faults: one rank, the victim, does something at some moment, while the others make one call again and again
- * until it fails. The parent then looks whether each of them was told what happened, by whom, and soon enough; each rank, that
- * its memory is left alone once it has freed the communicator. */
+/* The matrix of faults: at some moment one rank, the victim, causes a fault, while the others repeat one call until it fails.
+ * Then the parent checks whether each of them learned what happened, who caused it, and soon enough. Each rank checks that its
+ * memory does not change after it has freed the communicator. */
 #ifndef SHOAL_TESTS_FAULT_MATRIX_H
 #define SHOAL_TESTS_FAULT_MATRIX_H
 
@@ -21,9 +21,9 @@ struct fault_scene {
     int rounds;
     const struct fault_call *call; /* NULL: all-reduce */
     bool is_apart;                 /* not in place */
-    size_t large;         /* elements of the larger operand, DURING; 0: 16 Mi, 4 Mi posted, 1 Mi where a deadline ends it */
-    unsigned within_ms;   /* DURING: when, at most; 0: 150 */
-    unsigned deadline_ms; /* of stalled victims; 0: FAULT_DEADLINE_MS. A fifth of it passes before the warning */
+    size_t large;         /* elements of the larger operand, DURING; 0: 16 Mi, 4 Mi posted, 1 Mi if a deadline ends it */
+    unsigned within_ms;   /* DURING: the latest time of the fault; 0: 150 */
+    unsigned deadline_ms; /* of stalled victims; 0: FAULT_DEADLINE_MS. The warning comes after a fifth of it */
 };
 
 /* One of an all-reduce in place. */

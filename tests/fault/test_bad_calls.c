@@ -1,5 +1,5 @@
-/* Wrong arguments of every call: refused with one line that names the function and what is wrong; the communicator is as it
- * was. A case is one way to spoil good arguments, tried on each call that has what it spoils. */
+/* Invalid arguments of every call: refused with one line that names the function and the error; the communicator is unchanged.
+ * A case is one way to spoil valid arguments, tried on each call that has such arguments. */
 #include <math.h>
 #include <stddef.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 #define COUNT ((size_t)4)
 #define WRONG_POINTER ((void *)(uintptr_t)1)
 
-/* Good ones, on this rank, until they are spoiled. */
+/* Valid arguments of this rank, until they are spoiled. */
 struct arguments {
     const struct fault_call *call;
     struct shoal_comm *comm;
@@ -39,7 +39,7 @@ struct spoiler {
     bool is_posted;
 };
 
-/* ---- Good arguments ------------------------------------------------------------------------------------------------------ */
+/* ---- Valid arguments ----------------------------------------------------------------------------------------------------- */
 
 static const struct operation_row *row_of(const struct arguments *a)
 {
@@ -131,7 +131,7 @@ static enum shoal_status call(const struct arguments *a, struct shoal_request **
     return a->call->form == FORM_PARTS ? call_parts(a, request_out) : call_plain(a, request_out);
 }
 
-/* ---- What a call has ----------------------------------------------------------------------------------------------------- */
+/* ---- Properties of a call ------------------------------------------------------------------------------------------------ */
 
 static bool any_call(const struct arguments *a)
 {
@@ -199,9 +199,9 @@ static bool is_sum_of_tensors(const struct arguments *a)
     return a->call->form == FORM_TENSORS && a->call->kind == OPERATION_ALLREDUCE;
 }
 
-/* ---- Ways to spoil them -------------------------------------------------------------------------------------------------- */
+/* ---- Ways to spoil arguments --------------------------------------------------------------------------------------------- */
 
-/* Sets the pointers of all that a call may look at. */
+/* Sets the pointers of all operands that a call may read. */
 static void set_operands(struct arguments *a, void *input, void *output)
 {
     a->input = input;
@@ -286,13 +286,13 @@ static void shift_output(struct arguments *a)
     a->messages[1].buffer = a->output;
 }
 
-/* The output begins one element behind the input. */
+/* Makes the output begin one element after the input. */
 static void overlap(struct arguments *a)
 {
     set_operands(a, a->input, (float *)a->input + 1);
 }
 
-/* The whole is the other rank's part. */
+/* Makes the whole operand overlap the other rank's part. */
 static void overlap_other_part(struct arguments *a)
 {
     const size_t part = a->call->form == FORM_TENSORS ? a->tensors[1].count : COUNT;
@@ -345,7 +345,7 @@ static void spoil_tag(struct arguments *a)
     a->messages[0].tag = -1;
 }
 
-/* For the request: all else is as it was. */
+/* Passes no place for the request; all else is unchanged. */
 static void give_no_place(struct arguments *a)
 {
     (void)a;
@@ -415,9 +415,9 @@ static void play(struct fault_test *test)
     fault_run(test, &job);
 }
 
-/* ---- What is not refused, and what is refused for ever ------------------------------------------------------------------- */
+/* ---- Calls that are not refused, and calls that are refused for ever ----------------------------------------------------- */
 
-/* A program built before `scale` was there. */
+/* Passes the options of a program built before `scale` existed. */
 static void use_old_options(struct fault_rank *self)
 {
     struct shoal_options options = {.struct_bytes = offsetof(struct shoal_options, scale), .timeout_ms = 5000, .scale = 7};
@@ -432,7 +432,7 @@ static void old_options(struct fault_test *test)
     fault_run(test, &job);
 }
 
-/* Rank 1 gives and takes nothing: offsets of nothing need not agree, nor operands be there. */
+/* Rank 1 sends and receives nothing: offsets of empty parts need not match, and operands may be missing. */
 static void give_and_take_nothing(struct fault_rank *self)
 {
     const size_t some[RANKS] = {3}, none[RANKS] = {0}, at[RANKS] = {0};
@@ -451,7 +451,7 @@ static void nothing_at_offsets(struct fault_test *test)
     fault_run(test, &job);
 }
 
-/* Whether tensors may be summed in one call. */
+/* Checks whether tensors may be summed in one call. */
 enum { LENGTH = 20 };
 
 static void sum_tensors(struct fault_rank *self, bool are_apart, const struct shoal_tensor *tensors, size_t count)
@@ -510,7 +510,7 @@ static void finalized(struct fault_test *test)
     fault_run(test, &job);
 }
 
-/* ---- All of them --------------------------------------------------------------------------------------------------------- */
+/* ---- The table ----------------------------------------------------------------------------------------------------------- */
 
 #define SPOIL(can_, spoil_, number_, ...)                                                                    \
     play, &(const struct spoiler)                                                                            \

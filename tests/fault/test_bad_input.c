@@ -1,5 +1,5 @@
-/* Wrong arguments and settings, and starts that cannot work: one clear error each that says what to do; a communicator that
- * refused a call works on. */
+/* Invalid arguments and settings, and starts that cannot succeed: each has one clear error that names the remedy; a
+ * communicator that refused a call still works. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
@@ -15,13 +15,13 @@ struct bad {
     enum shoal_status (*call)(struct fault_rank *self);
     enum shoal_status status;
     const char *says[3]; /* each is in the line */
-    int ranks;           /* 0: two, with a communicator; otherwise the call makes what it needs */
+    int ranks;           /* 0: two, with a communicator; otherwise the call creates what it needs */
     int more_lines;      /* than one, on rank 0 */
 };
 
-/* ---- What it says -------------------------------------------------------------------------------------------------------- */
+/* ---- The messages -------------------------------------------------------------------------------------------------------- */
 
-/* Runs the call with stderr kept; text receives the log and stderr. */
+/* Makes the call and captures stderr; text receives the log and stderr. */
 static enum shoal_status call_and_listen(struct fault_rank *self, const struct bad *bad, char *text, size_t bytes)
 {
     const int keep = memfd_create("stderr", MFD_CLOEXEC), saved = dup(STDERR_FILENO);
@@ -313,7 +313,7 @@ static enum shoal_status rank_beyond_size(struct fault_rank *self)
     return create_at(self, self->address, 2, 2);
 }
 
-/* Ranks 0 and 1 of 3 are there. */
+/* Ranks 0 and 1 of 3 are present. */
 static enum shoal_status missing_worker(struct fault_rank *self)
 {
     return create_at(self, self->address, self->rank, 3);
@@ -339,7 +339,7 @@ static enum shoal_status port_in_use(struct fault_rank *self)
     return status;
 }
 
-/* Rank 1 is refused. Rank 0 says so and goes on waiting for one that fits, so that a stranger cannot end the job. */
+/* Rank 1 is refused. Rank 0 logs that and waits for another one that matches, so that a stranger cannot end the job. */
 static enum shoal_status start_different(struct fault_rank *self, const char *setting)
 {
     const char *const settings[] = {setting, "SHOAL_BOOTSTRAP_TIMEOUT_MS=1500", NULL};
@@ -412,7 +412,7 @@ static enum shoal_status no_descriptors(struct fault_rank *self)
     return status;
 }
 
-/* A size that the machine cannot have in one piece of address space. */
+/* A size for which the machine has no contiguous address space. */
 static enum shoal_status no_address_space(struct fault_rank *self)
 {
     struct rlimit limit, before;
@@ -430,7 +430,7 @@ static enum shoal_status no_address_space(struct fault_rank *self)
     return status;
 }
 
-/* ---- Variables that are no settings -------------------------------------------------------------------------------------- */
+/* ---- Variables that are not settings ------------------------------------------------------------------------------------- */
 
 static void set_misspelt(struct fault_rank *self)
 {
@@ -442,7 +442,7 @@ static void set_misspelt(struct fault_rank *self)
     setenv("SHOAL_PIECE_BYTES", "64K", 1); /* a former name */
 }
 
-/* A second world of the same context says nothing more. */
+/* A second world of the same context logs nothing more. */
 static void make_two_worlds(struct fault_rank *self)
 {
     float x[3];

@@ -1,5 +1,5 @@
-/* Surroundings in which Shoal has to work: a small /dev/shm, a read-only root, no special rights, no libsodium, few
- * descriptors, memory of both kinds. */
+/* Environments in which Shoal must work: a small /dev/shm, a read-only root, no special rights, no libsodium, few descriptors,
+ * memory of both kinds. */
 #include <errno.h>
 #include <grp.h>
 #include <linux/capability.h>
@@ -15,7 +15,7 @@
 
 #include "fault_harness.h"
 
-/* ---- Preparations, in each rank ------------------------------------------------------------------------------------------ */
+/* ---- Preparations in each rank ------------------------------------------------------------------------------------------- */
 
 static bool own_mounts(struct fault_rank *self)
 {
@@ -77,7 +77,7 @@ static enum shoal_status start_with_secret(struct fault_rank *self, struct shoal
     return status;
 }
 
-/* libsodium is looked for once in a process, when a secret is first asked for: here while no file can be opened. */
+/* libsodium is loaded once in a process, at the first request for a secret: here while no file can be opened. */
 static void no_libsodium(struct fault_rank *self)
 {
     struct shoal_context *context = NULL;
@@ -94,9 +94,9 @@ static void few_descriptors(struct fault_rank *self)
         fault_cannot(self, "cannot limit descriptors: %s", strerror(errno));
 }
 
-/* ---- What runs there ----------------------------------------------------------------------------------------------------- */
+/* ---- Work in that environment -------------------------------------------------------------------------------------------- */
 
-/* Small, large, plain and shared: 128 MiB of shared memory on each rank when is_large. */
+/* Uses small, large, plain and shared memory: 128 MiB of shared memory on each rank if is_large. */
 static void use_everything(struct fault_rank *self, bool is_large)
 {
     const size_t count = is_large ? (size_t)32 << 20 : (size_t)1 << 20;
@@ -114,7 +114,7 @@ static void work(struct fault_rank *self)
     use_everything(self, true);
 }
 
-/* Also the end of a peer is seen without special rights. */
+/* The end of a peer is also noticed without special rights. */
 static void work_and_lose_a_rank(struct fault_rank *self)
 {
     use_everything(self, false);
@@ -211,7 +211,7 @@ static void broadcast_mixed(struct fault_rank *self, float *buffer, size_t count
     }
 }
 
-/* Round by round, every combination of ranks with shared input and shared output. */
+/* Uses, round by round, every combination of ranks with shared input and shared output. */
 static void mix_memory(struct fault_rank *self)
 {
     static const size_t counts[] = {1, 1025, 70001, 1000003};
@@ -237,7 +237,7 @@ static void mixed_memory(struct fault_test *test)
     fault_run(test, &job);
 }
 
-/* ---- Memory made before and after the communicator that uses it ---------------------------------------------------------- */
+/* ---- Memory allocated before and after the communicator that uses it ----------------------------------------------------- */
 
 static void split_between(struct fault_rank *self)
 {
@@ -260,7 +260,7 @@ static void split_between(struct fault_rank *self)
         fault_allreduce_once(self, self->comm, after, count);
     }
     fault_check(self, shoal_mem_free(self->context, used) == SHOAL_OK, "shoal_mem_free");
-    used = fault_floats(self, true, count); /* perhaps at the same place */
+    used = fault_floats(self, true, count); /* possibly at the same address */
     if (used)
         fault_allreduce_once(self, group, used, count);
     struct shoal_operation operation = {.struct_bytes = sizeof operation};

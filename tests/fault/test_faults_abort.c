@@ -1,4 +1,4 @@
-/* shoal_comm_abort, from another thread and from a signal handler, and what a forked child may not do. */
+/* shoal_comm_abort, from another thread and from a signal handler, and what a forked child must not do. */
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -35,7 +35,7 @@ static void *abort_soon(void *arg)
     return NULL;
 }
 
-/* Rank 0 never calls, so that all others wait. */
+/* Rank 0 never calls, so all others wait. */
 static enum shoal_status wait_in_vain(struct fault_rank *self)
 {
     const struct scene *scene = self->parameters;
@@ -170,7 +170,7 @@ static void fork_while_busy(struct fault_rank *self)
     fault_allreduce_once(self, self->comm, buffer, 64);
     enum shoal_status status = SHOAL_OK;
     if (self->rank == 0)
-        status = shoal_barrier_post(self->comm, NULL, &request); /* under way while the child lives */
+        status = shoal_barrier_post(self->comm, NULL, &request); /* in progress while the child lives */
     fault_check(self, status == SHOAL_OK, "shoal_barrier_post: %s", shoal_status_name(status));
     if (self->rank == 0) {
         const pid_t child = fork();
@@ -200,11 +200,11 @@ static void forked_child(struct fault_test *test)
     fault_run(test, &job);
 }
 
-/* ---- A deadline of its own ----------------------------------------------------------------------------------------------- */
+/* ---- A deadline per call ------------------------------------------------------------------------------------------------- */
 
 #define HASTY_MOST_MS 10000 /* on a busy machine; the first one's deadline is minutes */
 
-/* The first operation may wait for long, the second, behind it, may not. */
+/* The first operation has a long deadline, the second one, after it, a short one. */
 static void post_two(struct fault_rank *self)
 {
     struct shoal_request *patient = NULL, *hasty = NULL;

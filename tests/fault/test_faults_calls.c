@@ -1,8 +1,8 @@
-/* Every call that ranks make together, with every fault: who is lost, leaves, aborts, is stopped or stays away is named on each
- * survivor. Sizes, memory, places and victims take turns. */
+/* Every call that ranks make together, with every fault: each survivor names the rank that is lost, leaves, aborts, is stopped
+ * or stays away. Sizes, memory, places and victims alternate. */
 #include "fault_matrix.h"
 
-/* The all-reduce has more rows elsewhere. */
+/* Other tests cover the all-reduce. */
 #define FIRST FAULT_REDUCE
 
 static const char *const faults[] = {
@@ -24,7 +24,7 @@ static const struct mode {
 #define TRIED ((size_t)(FAULT_CALLS - FIRST))
 #define ROWS (TRIED * FAULT_COUNT_OF(faults))
 
-/* Each call meets each mode, and each fault does. */
+/* Each call and each fault meets each mode. */
 static struct fault_scene compose(size_t call, size_t fault)
 {
     const struct mode *mode = &modes[(call + fault) % FAULT_COUNT_OF(modes)];

@@ -1,4 +1,4 @@
-/* Ranks that are killed, exit early or free their communicator: every other rank is told who, where and how, within 2 s. */
+/* Ranks that are killed, exit early or free their communicator: every other rank learns who, where and how, within 2 s. */
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -18,7 +18,7 @@ static void leave_a_child(struct fault_rank *self)
         fault_reach(self, 1);
         return;
     }
-    if (fork() == 0) { /* it ends when the survivors know */
+    if (fork() == 0) { /* the child ends when the survivors know */
         fault_await(self, 1, 1);
         _exit(0);
     }
@@ -40,9 +40,9 @@ static void killed_parent_of_a_living_child(struct fault_test *test)
     }
 }
 
-/* ---- The dead rank is found whatever else goes on ------------------------------------------------------------------------ */
+/* ---- The dead rank is found whatever else is in progress ----------------------------------------------------------------- */
 
-/* A receive from a living rank is the oldest thing under way; behind it an all-reduce waits for the dead one. */
+/* A receive from a live rank is the oldest operation; an all-reduce after it waits for the dead rank. */
 static void wait_behind_a_receive(struct fault_rank *self)
 {
     float buffer[64], message[4];
@@ -62,7 +62,7 @@ static void wait_behind_a_receive(struct fault_rank *self)
     shoal_request_free(receive);
 }
 
-/* Rank 1 waits for a message of rank 2, which dies after rank 0 has. */
+/* Rank 1 waits for a message from rank 2, which dies after rank 0 has. */
 static void receive_from_the_second_dead(struct fault_rank *self)
 {
     float buffer[64];
@@ -83,7 +83,7 @@ struct busy {
     atomic_bool must_stop;
 };
 
-/* Until either rank wants to stop: the maximum of the two wishes ends both loops after the same call. */
+/* Loops until either rank wants to stop: the maximum of the two wishes ends both loops after the same call. */
 static void *keep_busy(void *arg)
 {
     struct busy *busy = arg;
@@ -118,7 +118,8 @@ static void wait_while_another_is_busy(struct fault_rank *self)
     shoal_comm_free(busy.comm);
 }
 
-/* The victim ends at a random moment of making communicators: in the exchange, or while the ranks pass their segments. */
+/* The victim ends at a random moment while communicators are created: in the exchange, or while the ranks pass their segments.
+ */
 static void *end_soon(void *arg)
 {
     struct fault_rank *self = arg;
@@ -142,7 +143,7 @@ static void split_until_it_fails(struct fault_rank *self)
                     (void *)group);
         shoal_comm_free(group);
     }
-    /* Where the new communicator failed, not the old one, the context's last failure tells. */
+    /* If the new communicator failed, not the old one, the context's last failure contains the cause. */
     fault_note(self, status);
     if (!self->mine->has_failure && shoal_last_failure(self->context, NULL, &failure) == SHOAL_OK)
         fault_check(self, strstr(failure.text, "rank 2") && strstr(failure.text, "killed by signal 9"), "the text: %s",

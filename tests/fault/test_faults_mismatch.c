@@ -1,5 +1,5 @@
-/* Ranks that call different operations: every rank gets ERR_MISMATCH, both calls are told on both sides, and what differs; who
- * is told moves no byte. */
+/* Ranks that call different operations: every rank gets ERR_MISMATCH, and both sides report both calls and the difference. A
+ * rank that gets the error moves no byte. */
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,7 +28,7 @@ struct scene {
 #define AHEAD 3
 #define AHEAD_COUNT ((size_t)1 << 20)
 #define LARGE ((size_t)300000)
-#define SMALL ((size_t)1024) /* as DIRECT: one more is too much for most calls */
+#define SMALL ((size_t)1024) /* as DIRECT: one more is too many for most calls */
 #define DIRECT "SHOAL_INLINE_BYTES=4096"
 
 /* ---- The calls ----------------------------------------------------------------------------------------------------------- */
@@ -53,7 +53,7 @@ static bool can_differ_in(enum odd odd, enum fault_call_id id)
     }
 }
 
-/* An empty tensor is the fourth; the longest of two or more lengths stays when the salt changes. */
+/* The fourth tensor is empty; the longest of two or more lengths stays the same when the salt changes. */
 static struct operation usual_operation(const struct scene *scene)
 {
     const size_t elements = scene->is_large ? LARGE : SMALL;
@@ -105,7 +105,7 @@ static struct operation odd_operation(const struct scene *scene)
     return operation;
 }
 
-/* ---- How they are told --------------------------------------------------------------------------------------------------- */
+/* ---- The calls in messages ----------------------------------------------------------------------------------------------- */
 
 static void append_word(char *text, size_t bytes, const char *name)
 {
@@ -134,10 +134,10 @@ static size_t find_most(const size_t *counts, int size, size_t most)
     return most;
 }
 
-/* The count in the message: the longest part, or all elements of the tensors. */
+/* Returns the count in the message: the longest part, or all elements of the tensors. */
 static size_t told_count(const struct operation *operation, const struct team *team)
 {
-    char nothing; /* its address is used, its value is not */
+    char nothing; /* only its address is used */
     const struct operation_side side = {.operation = *operation, .team = *team, .input = &nothing, .output = &nothing};
     size_t count = operation->form == FORM_PLAIN ? operation->count : 0;
     struct operation_arguments arguments = operation_open_arguments(&side);
@@ -148,7 +148,7 @@ static size_t told_count(const struct operation *operation, const struct team *t
     return count;
 }
 
-/* Such as "reduce-scatter of 100 float32 per rank, sum". */
+/* Prints an operation, for example "reduce-scatter of 100 float32 per rank, sum". */
 static void print_operation(const struct operation *operation, const struct team *team, char *text, size_t bytes)
 {
     const struct operation_row *row = operation_row(operation->kind);
@@ -189,7 +189,8 @@ static void end_ahead(struct fault_rank *self, struct shoal_request *ahead[AHEAD
     }
 }
 
-/* Small calls may have returned on ranks that compare with nobody, or that were given what they wanted: the next one tells. */
+/* Small calls may have returned on ranks that compare with no other rank, or that received what they wanted: the next call
+ * fails. */
 static enum shoal_status call_and_look(struct fault_rank *self, struct fault_operands *operands)
 {
     const struct scene *scene = self->parameters;
@@ -260,8 +261,8 @@ __attribute__((nonnull)) static void check_text(struct fault_test *test, const s
                  "\"%s\" and \"%s\"", usual_text, odd_text);
 }
 
-/* Among three or more ranks the odd one is named, whichever rank notices it; between two ranks neither is. A length that only
- * one pair of ranks knows names nobody. */
+/* Among three or more ranks the odd one is named, whichever rank notices it; between two ranks neither is. If only one pair of
+ * ranks knows a length, no rank is named. */
 static void check_named(struct fault_test *test, const struct scene *scene, const struct shoal_failure *failure)
 {
     const int odd = scene->size > 2 ? scene->odd_rank : -1;
@@ -327,7 +328,7 @@ static void send_other(struct fault_rank *self)
     if (self->rank == !scene->is_early)
         fault_sleep_ms(50);
     const enum shoal_status status = send_or_receive(self, buffer);
-    /* A small send is done at once; what follows it fails. */
+    /* A small send is done at once; the next operation fails. */
     fault_check(self, status == SHOAL_ERR_MISMATCH || self->rank == 0, "the receive: %s", shoal_status_name(status));
     fault_note(self, status == SHOAL_OK ? shoal_barrier(self->comm, NULL) : status);
     free(buffer);
@@ -356,7 +357,7 @@ static void play_message(struct fault_test *test)
         __VA_ARGS__               \
     }
 
-/* ---- All of them --------------------------------------------------------------------------------------------------------- */
+/* ---- The table ----------------------------------------------------------------------------------------------------------- */
 
 #define ROWS_MAX ((size_t)FAULT_CALLS * ODD_END)
 
@@ -374,7 +375,7 @@ static void name_scene(const struct scene *scene, char name[96])
              places[scene->when], scene->size, scene->odd_rank, scene->is_large ? "_large" : "");
 }
 
-/* Each call with each field it has; places, ranks, sizes and memory take turns. */
+/* Each call with each of its fields; places, ranks, sizes and memory alternate. */
 static size_t compose(struct scene scenes[ROWS_MAX], char names[ROWS_MAX][96])
 {
     size_t rows = 0;

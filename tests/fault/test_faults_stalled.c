@@ -1,4 +1,4 @@
-/* Ranks that are stopped or never call: named in a warning, then at the deadline. */
+/* Ranks that are stopped or never call: a warning names them, and then the failure at the deadline. */
 #include "fault_matrix.h"
 
 int main(int argc, char **argv)

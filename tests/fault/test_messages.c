@@ -1,4 +1,4 @@
-/* Sends and receives on real processes: which sends need no receive, and how messages that nobody receives are told. */
+/* Sends and receives on real processes: which sends need no receive, and how messages that no rank receives are reported. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,7 +23,7 @@ static struct shoal_comm *split(struct fault_rank *self)
 #define EARLY 40 /* more than a queue between two ranks holds */
 #define OTHERS 3
 
-/* Rank 0 sends on each of several communicators, then all do something on another, then rank 1 receives. */
+/* Rank 0 sends on each of several communicators, then all ranks use another one, then rank 1 receives. */
 static void send_unexpected(struct fault_rank *self)
 {
     float *buffer = fault_floats(self, false, EAGER_FLOATS);
@@ -170,11 +170,11 @@ static void cross_orders(struct fault_rank *self)
     self->mine->failure = (struct shoal_failure)SHOAL_FAILURE_INIT;
     self->mine->has_failure = shoal_last_failure(self->context, comms[self->rank], &self->mine->failure) == SHOAL_OK;
     fault_reach(self, 1);
-    fault_await(self, 1, -1); /* else the other one would be told that this rank freed its communicator */
+    fault_await(self, 1, -1); /* otherwise the other rank would learn that this rank freed its communicator */
     shoal_comm_free(comms[1]);
 }
 
-/* Each sends first, and the messages are too large to be kept. */
+/* Each rank sends first, and the messages are too large to be kept. */
 static void send_to_each_other(struct fault_rank *self)
 {
     float *buffer = fault_floats(self, self->rank == 0, LARGE);

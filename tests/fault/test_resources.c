@@ -1,5 +1,4 @@
-/* What Shoal uses: memory beyond 4 GiB, counters beyond 32 bits, nothing that grows, nothing while it idles, little while it
- * waits. */
+/* Shoal's resources: memory beyond 4 GiB, counters beyond 32 bits, no growth, no work while it idles, little while it waits. */
 #include <dirent.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -30,7 +29,7 @@ static unsigned long available_kib(void)
     return kib;
 }
 
-/* The sampled elements: both ends, and every so many; 0 everywhere else. */
+/* Returns true for the sampled elements: both ends, and some at regular distances; 0 everywhere else. */
 static bool is_sample(size_t i)
 {
     return i < HUGE_ENDS || i >= HUGE_COUNT - HUGE_ENDS || i % HUGE_STRIDE == 0;
@@ -140,11 +139,11 @@ static void take_and_give_memory(struct fault_rank *self, struct shoal_comm *com
     if (!memory)
         return;
     fault_allreduce_once(self, comm, memory, 20000);
-    fault_check(self, shoal_barrier(comm, NULL) == SHOAL_OK, "shoal_barrier"); /* the others have read it too */
+    fault_check(self, shoal_barrier(comm, NULL) == SHOAL_OK, "shoal_barrier"); /* the others have also read it */
     fault_check(self, shoal_mem_free(self->context, memory) == SHOAL_OK, "shoal_mem_free");
 }
 
-/* The i-th operation of a mixture; the same on every rank. */
+/* Runs the i-th operation of a mixture; the same on every rank. */
 static void run_mixed(struct fault_rank *self, struct shoal_comm *comm, const struct buffers *buffers, unsigned i)
 {
     float *buffer = i & 1 ? buffers->shared : buffers->plain;
@@ -212,13 +211,13 @@ static void iterate(struct fault_rank *self)
         run_mixed(self, self->comm, &buffers, i);
     const struct fault_holdings after = fault_holdings();
     const size_t now = fault_resident_bytes();
-#ifndef __SANITIZE_ADDRESS__ /* which keeps freed memory for a while; it looks for leaks itself */
+#ifndef __SANITIZE_ADDRESS__ /* ASan keeps freed memory for a while; it checks for leaks itself */
     fault_check(self, now <= resident + (1 << 20), "resident memory grew from %zu to %zu bytes", resident, now);
 #endif
     fault_check(self, after.descriptors == before.descriptors, "descriptors: %d, then %d", before.descriptors,
                 after.descriptors);
     fault_check(self, after.threads == before.threads, "threads: %d, then %d", before.threads, after.threads);
-    /* One more or less: word that a peer has freed its memory is read when this rank next passes memory. */
+    /* One more or less: the news that a peer has freed its memory is read when this rank next passes memory. */
     fault_check(self, abs(after.mappings - before.mappings) <= 1, "segments: %d, then %d", before.mappings, after.mappings);
     self->mine->number = (double)now - (double)resident;
     free(buffers.plain);
@@ -248,7 +247,7 @@ static long switches_of(const char *task)
     return switches;
 }
 
-/* How often threads of this process went to sleep: as often as they woke. */
+/* Returns how often threads of this process went to sleep, which is how often they woke. */
 static long count_switches(void)
 {
     DIR *tasks = opendir("/proc/self/task");
@@ -267,7 +266,7 @@ static void idle(struct fault_rank *self)
     if (!make_buffers(self, &buffers))
         return;
     post_several(self, self->comm, buffers.plain);
-    fault_sleep_ms(300); /* all ranks come to rest */
+    fault_sleep_ms(300); /* until all ranks are idle */
     const long before = count_switches();
     fault_sleep_ms(2000);
     const long woken = count_switches() - before;
@@ -308,7 +307,7 @@ static void wait_for_a_late_rank(struct fault_rank *self)
         status = shoal_allreduce_post(self->comm, x, x, 2, SHOAL_FLOAT32, SHOAL_SUM, NULL, &request);
         while (status == SHOAL_OK && self->rank < self->size - 1 &&
                !atomic_load(&self->shared->results[self->size - 1].action_ns))
-            fault_sleep_ms(100); /* nobody waits: the progress thread drives */
+            fault_sleep_ms(100); /* nobody waits: the progress thread makes progress */
     } else {
         status = shoal_allreduce(self->comm, x, x, 2, SHOAL_FLOAT32, SHOAL_SUM, NULL);
     }
@@ -325,7 +324,7 @@ static double ms_after(const struct fault_test *test, int rank)
     return (double)(test->shared->results[rank].failed_ns - test->shared->results[2].action_ns) / 1e6;
 }
 
-/* Other programs may keep a rank from its core for a while: the best of some jobs. */
+/* Other programs may keep a rank from its core for a while, so the best of some jobs counts. */
 static void waiting_is_cheap(struct fault_test *test)
 {
     const bool is_posted = *(const bool *)test->parameters;
@@ -385,7 +384,7 @@ static void limit_exceeded(struct fault_test *test)
     fault_run(test, &job);
 }
 
-/* One rank has no memory for its staging buffer: all are told, and by whom. */
+/* One rank has no memory for its staging buffer: all ranks learn that, and which rank it is. */
 static void exceed_by_staging(struct fault_rank *self)
 {
     static const char *const tight[] = {"SHOAL_MEMORY_LIMIT=600K", NULL};

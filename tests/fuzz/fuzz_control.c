@@ -1,6 +1,6 @@
-/* Throws bytes at connections of the control tree: at a stranger's, at one that shakes hands and at a neighbour's. With clang:
+/* Sends random bytes to connections of the control tree: a stranger's, one in its handshake, and a neighbor's. With clang:
  *     clang -fsanitize=fuzzer,address,undefined -DSHOAL_LIBFUZZER ...
- * and without it as a plain test over seeds and mutations that are the same in every run. */
+ * Without it, this is a plain test over seeds and mutations that are the same in every run. */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +21,7 @@ struct harness {
     uint64_t now_ns;
 };
 
-static int linked; /* how many links the last input left as neighbours' */
+static int linked; /* links that the last input left as neighbors' */
 
 static void drop_line(void *arg, int level, const char *line)
 {
@@ -38,7 +38,7 @@ static void fill_hello(struct shoal_tcp_hello *hello, uint32_t rank)
     strcpy(hello->version, "1.2.3");
 }
 
-/* The parser's results are within its limits, and mean the same when they are built again. */
+/* The parser's results are within its limits, and are the same when they are built and parsed again. */
 static void check_parser(const unsigned char *data, size_t bytes, bool is_member)
 {
     struct shoal_control_frame frame;
@@ -50,7 +50,7 @@ static void check_parser(const unsigned char *data, size_t bytes, bool is_member
     assert(shoal_control_frame_build(&frame, again) == frame.bytes && memcmp(again, data, frame.bytes) == 0);
 }
 
-/* Handles a piece of input as the control thread does, with all answers sent at once. */
+/* Handles a piece of input as the control thread does, and sends all answers at once. */
 static void deliver(struct harness *h, int slot, const unsigned char *data, size_t bytes)
 {
     struct shoal_control_link *link = h->links[slot];
@@ -122,7 +122,8 @@ static void join(struct harness *h, int slot)
     assert(h->links[slot]->state == SHOAL_CONTROL_LINK_UP);
 }
 
-/* The input is pieces: a link, a length in eights, the bytes. Link 0 is a neighbour already, the last one is to the parent. */
+/* The input is a list of pieces: a link, a length in units of eight, the bytes. Link 0 is a neighbor already, the last one is
+ * to the parent. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
     static struct shoal_log_settings settings = {.log = "warn"};
@@ -154,7 +155,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 }
 
 #ifndef SHOAL_LIBFUZZER
-/* One frame in a piece of its own; a notice's data make its length a multiple of eight. */
+/* One frame in its own piece; a notice's data make its length a multiple of eight. */
 static size_t add_piece(uint8_t *to, int slot, const struct shoal_control_frame *frame)
 {
     const size_t bytes = shoal_control_frame_build(frame, to + 2);
@@ -164,7 +165,7 @@ static size_t add_piece(uint8_t *to, int slot, const struct shoal_control_frame 
     return 2 + (size_t)to[1] * 8;
 }
 
-/* Handshakes on both sides, then all that neighbours say. */
+/* Handshakes on both sides, then every message of neighbors. */
 static size_t build_seed(uint8_t *seed)
 {
     static const unsigned char words[80] = "a notice";
@@ -182,7 +183,7 @@ static size_t build_seed(uint8_t *seed)
         frame.value.notice = (struct shoal_control_notice_head){.number = 1 + r, .origin = r};
         used += add_piece(seed + used, (int)r % LINK_COUNT, &frame);
     }
-    /* heads of 8 bytes and values of 16: these lie in a row without a gap */
+    /* heads of 8 bytes and values of 16, so they follow each other without a gap */
     used += add_piece(seed + used, 0, &(struct shoal_control_frame){.kind = SHOAL_CONTROL_HEARTBEAT});
     used += add_piece(seed + used, 2, &(struct shoal_control_frame){.kind = SHOAL_CONTROL_RELEASE});
     frame = (struct shoal_control_frame){.kind = SHOAL_CONTROL_FACT};
@@ -210,7 +211,7 @@ int main(int argc, char **argv)
     for (int i = 0; i < runs; i++) {
         memcpy(input, seed, bytes);
         LLVMFuzzerTestOneInput(input, i == 0 ? bytes : mutate(input, bytes, &random));
-        assert(i > 0 || linked == LINK_COUNT); /* the seed goes all the way */
+        assert(i > 0 || linked == LINK_COUNT); /* the seed is accepted completely */
     }
     printf("%d inputs\n", runs);
     return 0;

@@ -1,8 +1,8 @@
-/* Throws bytes at what hears from the network, below the endpoint: messages of any content, of peers that keep to no rule and
- * of strangers, and immediates of any value. The endpoint and the control tree are made by hand, so nothing is opened. With
- * clang:
+/* Sends random bytes to the code that receives from the network, below the endpoint: messages of any content, of peers that
+ * break every rule and of strangers, and immediates of any value. The endpoint and the control tree are made by hand, so no
+ * connection is opened. With clang:
  *     clang -fsanitize=fuzzer,address,undefined -DSHOAL_LIBFUZZER ...
- * and without it as a plain test over seeds and mutations that are the same in every run. */
+ * Without it, this is a plain test over seeds and mutations that are the same in every run. */
 #include <assert.h>
 #include <malloc.h>
 #include <stdlib.h>
@@ -31,11 +31,11 @@ struct harness {
     struct shoal_network *network;
     struct shoal_transport *transport;
     struct shoal_member members[SIZE];
-    struct shoal_session theirs[SIZE];      /* the peers' own sides */
-    uint8_t last[SHOAL_FABRIC_MESSAGE_MAX]; /* what a peer sent last, sealed */
+    struct shoal_session theirs[SIZE];      /* the peers' sides */
+    uint8_t last[SHOAL_FABRIC_MESSAGE_MAX]; /* a peer's last message, sealed */
     size_t last_bytes;
     uint64_t sequence;          /* posted, and completed at once */
-    uint64_t incremented[SIZE]; /* counters heard, of slot 0 */
+    uint64_t incremented[SIZE]; /* counters received, of slot 0 */
 };
 
 static uint32_t given; /* peer 1: the immediate of its first increment of slot 0 */
@@ -118,7 +118,7 @@ static void close_harness(struct harness *h)
     shoal_log_fini(&h->log);
 }
 
-/* ---- What an engine does ------------------------------------------------------------------------------------------------- */
+/* ---- The engine's actions ------------------------------------------------------------------------------------------------ */
 
 static void post(struct harness *h, size_t bytes)
 {
@@ -136,7 +136,7 @@ static unsigned sum(const unsigned char *bytes, size_t count)
     return result;
 }
 
-/* One message changes these only so much. */
+/* One message changes these only within limits. */
 static void check_words(struct harness *h)
 {
     const struct shoal_transport_ops *ops = h->transport->ops;
@@ -148,7 +148,7 @@ static void check_words(struct harness *h)
     }
 }
 
-/* Reads all that it may read, so that the sanitizer sees what lies there. */
+/* Reads everything that it may read, so that the sanitizer checks it. */
 static unsigned look(struct harness *h)
 {
     const struct shoal_transport_ops *ops = h->transport->ops;
@@ -165,7 +165,7 @@ static unsigned look(struct harness *h)
     return result + sum(ops->staging(h->transport, 0, 0), SLOT_BYTES);
 }
 
-/* Packets that any peer could not have sent do not come out. */
+/* No packet comes out that no peer could have sent. */
 static void take_packets(struct harness *h)
 {
     const struct shoal_transport_ops *ops = h->transport->ops;
@@ -202,7 +202,7 @@ static void act(struct harness *h, uint8_t what)
         post(h, 0);
 }
 
-/* A peer's message, with its seal: of the one that it names, if there is such a peer. */
+/* Delivers a peer's message with a valid seal: of the peer that it names, if there is one. */
 static void hear(struct harness *h, const uint8_t *data, size_t bytes)
 {
     struct shoal_network_head head = {.source = 1};
@@ -213,7 +213,7 @@ static void hear(struct harness *h, const uint8_t *data, size_t bytes)
     hand_endpoint_hear(h->network, h->last, h->last_bytes, true);
 }
 
-/* The difference to peer 1's immediate: 1 is its first increment. */
+/* The input is the difference to peer 1's immediate: 1 is its first increment. */
 static void hear_written(struct harness *h, const uint8_t *data, size_t bytes)
 {
     uint32_t immediate = 0;
@@ -222,7 +222,7 @@ static void hear_written(struct harness *h, const uint8_t *data, size_t bytes)
     hand_endpoint_hear(h->network, &immediate, sizeof immediate, false);
 }
 
-/* All that a message or an immediate can change, but for what is counted as rejected. */
+/* Everything that a message or an immediate can change, except the counts of rejections. */
 struct effects {
     uint64_t counters[SIZE][SLOTS], waits[SIZE], sequences[SIZE][3];
     const void *packets[SIZE];
@@ -244,7 +244,7 @@ static struct effects read_effects(struct harness *h)
     return effects;
 }
 
-/* A message that no session sealed, or that was heard before, is counted and changes nothing else. */
+/* A message that no session sealed, or that was received before, is counted and changes nothing else. */
 static void hear_stranger(struct harness *h, const uint8_t *data, size_t bytes)
 {
     const uint64_t rejected = shoal_rejections_total(shoal_network_rejections(h->network));
@@ -253,11 +253,11 @@ static void hear_stranger(struct harness *h, const uint8_t *data, size_t bytes)
     hand_endpoint_hear(h->network, data, bytes, true);
     const struct effects after = read_effects(h);
     assert(memcmp(&before, &after, sizeof before) == 0);
-    assert(mallinfo2().uordblks <= memory + 2048); /* a small piece that the allocator caches counts as used */
+    assert(mallinfo2().uordblks <= memory + 2048); /* a small block that the allocator caches counts as used */
     assert(shoal_rejections_total(shoal_network_rejections(h->network)) == rejected + 1);
 }
 
-/* With the session and the number of a message that is true, and another content, or cut. */
+/* Uses the session and the number of a genuine message, with another content, or cut. */
 static void hear_forged(struct harness *h, const uint8_t *data, size_t bytes)
 {
     static uint8_t forged[SHOAL_FABRIC_MESSAGE_MAX];
@@ -265,13 +265,13 @@ static void hear_forged(struct harness *h, const uint8_t *data, size_t bytes)
     memcpy(forged, h->last, h->last_bytes);
     forged[at] ^= (uint8_t)(1 + (bytes > 2 ? data[2] % 255 : 0));
     hear_stranger(h, forged, h->last_bytes);
-    hear_stranger(h, h->last, at); /* shorter than it is */
+    hear_stranger(h, h->last, at); /* shorter than the message */
 }
 
-/* The input is pieces: what they are, a length in eights (two bytes), the bytes. */
+/* The input is a list of pieces: their kind, a length in units of eight (two bytes), the bytes. */
 enum piece { HEAR_MESSAGE, HEAR_WRITTEN, ACT, OPEN, FLOOD, HEAR_STRANGER, HEAR_FORGED, HEAR_AGAIN, PIECES };
 
-/* The same message again and again, with numbers and communicators that go up: nothing may grow without limit. */
+/* Repeats a message with increasing numbers and communicators: nothing may grow without limit. */
 static void flood(struct harness *h, const uint8_t *data, size_t bytes)
 {
     static uint8_t message[SHOAL_FABRIC_MESSAGE_MAX];
@@ -348,7 +348,7 @@ static void add_piece(struct input *input, enum piece what, const void *data, si
     input->bytes += sizeof head + eights * 8;
 }
 
-/* Bodies here are whole eights, so that pieces end where messages do. */
+/* Bodies here are multiples of eight, so that pieces end with messages. */
 static void add_message(struct input *input, enum piece what, struct shoal_network_head head, const void *body, size_t bytes)
 {
     static uint8_t message[SHOAL_FABRIC_MESSAGE_MAX];
@@ -394,13 +394,13 @@ static void add_put_message(struct input *input, unsigned slot, uint64_t number,
                 sizeof body);
 }
 
-/* All that peers say, and what an engine does meanwhile. */
+/* Every message of peers, and the engine's actions meanwhile. */
 static void build_seed(struct input *input)
 {
     static const uint8_t acts[] = {5, 0, 1, 3, 4, 3, 2, 0};
     const uint64_t other = 1u << 16 | 1u << 10 | 1;
     input->bytes = 0;
-    add_announcement(input, 1, 16); /* before the communicator is made */
+    add_announcement(input, 1, 16); /* before the communicator exists */
     add_piece(input, HEAR_WRITTEN, &(uint64_t){1}, 8);
     add_piece(input, OPEN, "", 0);
     add_piece(input, ACT, acts, sizeof acts);
@@ -411,7 +411,7 @@ static void build_seed(struct input *input)
     add_put_message(input, 0, 1, 0, 2);
     add_put_message(input, 0, 1, SLOT_BYTES - 64, 2);
     add_put_message(input, 0, 2, 64, 1);
-    add_packet(input, HEAR_MESSAGE, 0, SHOAL_PACKET_BYTES_MAX + 64); /* larger than any */
+    add_packet(input, HEAR_MESSAGE, 0, SHOAL_PACKET_BYTES_MAX + 64); /* larger than any packet */
     for (uint64_t n = 4; n > 0; n--)
         add_packet(input, HEAR_MESSAGE, n - 1, n % 2 ? 64 : 0);
     add_message(input, HEAR_MESSAGE, (struct shoal_network_head){.kind = SHOAL_NETWORK_INCREMENT, .number = 3, .source = 2}, "",
@@ -442,7 +442,7 @@ static void mutate(struct input *input, unsigned *random)
         input->bytes = (size_t)rand_r(random) % input->bytes + 1;
 }
 
-/* ---- Lies that a fuzzer would have to guess ---- */
+/* ---- False messages that a fuzzer would have to guess ---- */
 
 static void run_input(struct harness *h, struct input *input)
 {
@@ -454,7 +454,7 @@ static void run_input(struct harness *h, struct input *input)
     input->bytes = 0;
 }
 
-/* Packets that come twice, or far too early, stop no other. */
+/* Packets that arrive twice, or far too early, do not block others. */
 static void check_packets(struct harness *h, struct input *input)
 {
     static const uint64_t numbers[] = {1, 0, 1, 5000, UINT64_MAX, 2, 0};
@@ -467,7 +467,7 @@ static void check_packets(struct harness *h, struct input *input)
     assert(count == 3);
 }
 
-/* Nor does a peer that says it has taken more than there was. */
+/* A peer that claims to have taken more than there was does not either. */
 static void check_taken(struct harness *h, struct input *input)
 {
     const struct shoal_packet packet = {.bytes = 0};
@@ -478,7 +478,7 @@ static void check_taken(struct harness *h, struct input *input)
     assert(status == SHOAL_OK);
 }
 
-/* A put whose increment was counted is never repeated. */
+/* A put is never repeated after its increment was counted. */
 static void check_parts(struct harness *h, struct input *input)
 {
     const enum shoal_status status = h->transport->ops->reserve_staging(h->transport, SLOTS, SLOT_BYTES);
@@ -493,11 +493,11 @@ static void check_parts(struct harness *h, struct input *input)
     assert(staging[0] == 0x5A && h->transport->ops->counter(h->transport, 1, 0) == 1);
 }
 
-/* Nor is what lies outside the slot. */
+/* Bytes outside the slot are never written. */
 static void check_places(struct harness *h, struct input *input)
 {
     unsigned char *staging = h->transport->ops->staging(h->transport, 0, 1);
-    memset(staging - 64, 0x5A, 64); /* behind slot 0 */
+    memset(staging - 64, 0x5A, 64); /* after slot 0 */
     add_put_message(input, 1, 1, UINT64_MAX - 63, 1);
     add_put_message(input, 1, 1, SLOT_BYTES - 63, 1);
     add_put_message(input, SLOTS, 1, 0, 1);
@@ -505,7 +505,7 @@ static void check_places(struct harness *h, struct input *input)
     assert(staging[-64] == 0x5A && h->transport->ops->counter(h->transport, 1, 1) == 0);
 }
 
-/* A record that comes after its operation leaves the payload of a later one alone. */
+/* A record that arrives after its operation does not free the payload of a later one. */
 static void check_records(struct harness *h, struct input *input)
 {
     const struct shoal_transport_ops *ops = h->transport->ops;
@@ -520,7 +520,7 @@ static void check_records(struct harness *h, struct input *input)
     assert(payload[0] == 0x5A && ops->announcement(h->transport, 1, 2 + SHOAL_PAYLOADS));
 }
 
-/* The last statement of a peer about the rank it waits for counts, if there is such a rank. */
+/* The last statement of a peer about the rank it waits for counts, if that rank exists. */
 static void check_waits(struct harness *h, struct input *input)
 {
     static const uint64_t numbers[] = {2ull << 32 | 3, 1ull << 32 | 1, 3ull << 32 | (SIZE + 1), 4ull << 32 | UINT32_MAX};
@@ -530,7 +530,7 @@ static void check_waits(struct harness *h, struct input *input)
     assert(h->transport->ops->waits_for(h->transport, 1) == 2);
 }
 
-/* Nothing that strangers send is kept. Early messages of peers are kept beyond the most that they may send. */
+/* Nothing from strangers is stored. Early messages of peers are stored up to a limit. */
 static void check_unexpected(struct harness *h)
 {
     static uint8_t message[16384];
@@ -547,11 +547,11 @@ static void check_unexpected(struct harness *h)
     memcpy(message, &head, sizeof head);
     for (int i = 0; i < 1000; i++)
         hear(h, message, sizeof message);
-    assert(mallinfo2().uordblks < before + SHOAL_NETWORK_UNEXPECTED_MAX + 65536); /* where the allocator tells */
+    assert(mallinfo2().uordblks < before + SHOAL_NETWORK_UNEXPECTED_MAX + 65536); /* if the allocator reports it */
     assert(rejections->counts[SHOAL_REJECTED_UNEXPECTED] > 0);
 }
 
-/* A communicator that lost messages before it was made fails, and says why. */
+/* A communicator that lost messages before it was made fails, and names the reason. */
 static void check_lost_unexpected(struct input *input)
 {
     struct harness h = {.sequence = 0};
@@ -566,7 +566,7 @@ static void check_lost_unexpected(struct input *input)
     close_harness(&h);
 }
 
-/* An immediate that names nobody's counter, and one that comes twice, are counted and change nothing. */
+/* An immediate that names no existing counter, and one that arrives twice, are counted and change nothing. */
 static void check_immediates(struct harness *h)
 {
     const struct shoal_rejections *rejections = shoal_network_rejections(h->network);
@@ -584,7 +584,7 @@ static void check_immediates(struct harness *h)
     assert(rejections->counts[SHOAL_REJECTED_IMMEDIATE] == 1001 && ops->counter(h->transport, 1, 0) == 3);
 }
 
-/* A message in the name of another rank is ignored, even from a process of the job. */
+/* A message in the name of another rank is ignored, even if a process of the job sends it. */
 static void check_names(struct harness *h)
 {
     const struct shoal_rejections *rejections = shoal_network_rejections(h->network);

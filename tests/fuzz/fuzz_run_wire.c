@@ -1,6 +1,6 @@
-/* Throws bytes at what an agent of `shoal run` reads from others. With clang:
+/* Sends random bytes to the code of `shoal run`'s agent that reads from other agents. With clang:
  *     clang -fsanitize=fuzzer,address,undefined -DSHOAL_LIBFUZZER ...
- * and without it as a plain test over seeds and mutations that are the same in every run. */
+ * Without it, this is a plain test over seeds and mutations that are the same in every run. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 
-static int parsed; /* how many frames the last input had */
+static int parsed; /* frames in the last input */
 
 static void check_text(const char *text, size_t bytes)
 {
@@ -20,7 +20,7 @@ static void check_text(const char *text, size_t bytes)
         assert((unsigned char)text[i] >= ' ' || text[i] == '\n' || text[i] == '\t');
 }
 
-/* What was read is within its limits, and means the same when it is built and read again. */
+/* A parsed message is within its limits, and is the same when it is built and parsed again. */
 static void check_message(const struct run_message *message)
 {
     unsigned char frame[RUN_FRAME_BYTES_MAX];
@@ -38,7 +38,7 @@ static void check_message(const struct run_message *message)
         assert(message->hello.hosts > 0 && message->hello.workers > 0 && message->hello.index >= 0);
 }
 
-/* The first byte says whether a member speaks. */
+/* The first byte decides whether the sender is a member. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
     struct run_message message;
@@ -60,7 +60,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 }
 
 #ifndef SHOAL_LIBFUZZER
-/* One frame of each kind in a row. */
+/* One frame of each kind, one after the other. */
 static size_t build_seed(uint8_t *seed)
 {
     size_t used = 1;
@@ -97,7 +97,7 @@ int main(int argc, char **argv)
     for (int i = 0; i < runs; i++) {
         memcpy(input, seed, bytes);
         LLVMFuzzerTestOneInput(input, i == 0 ? bytes : mutate(input, bytes, &random));
-        assert(i > 0 || parsed == RUN_KIND_END - 1); /* the seed goes all the way */
+        assert(i > 0 || parsed == RUN_KIND_END - 1); /* the seed is accepted completely */
     }
     printf("%d inputs\n", runs);
     return 0;

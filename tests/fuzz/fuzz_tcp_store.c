@@ -1,6 +1,7 @@
-/* Throws bytes at the own store's server: at strangers, at a rank in its handshake and at one that joined. With clang:
+/* Sends random bytes to the server of Shoal's store: as strangers, as a rank in its handshake and as one that joined. With
+ * clang:
  *     clang -fsanitize=fuzzer,address,undefined -DSHOAL_LIBFUZZER ...
- * and without it as a plain test over seeds and mutations that are the same in every run. */
+ * Without it, this is a plain test over seeds and mutations that are the same in every run. */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,7 +53,7 @@ static bool is_open(const struct harness *h, int slot)
     return h->sessions[slot] && h->sessions[slot]->state < SHOAL_TCP_CLOSING;
 }
 
-/* Handles a piece of input as the server's thread does, with all replies sent at once. */
+/* Handles a piece of input as the server's thread does, and sends all replies at once. */
 static void deliver(struct harness *h, int slot, const void *data, size_t bytes)
 {
     struct shoal_tcp_session *session = h->sessions[slot];
@@ -98,7 +99,7 @@ static void join(struct harness *h, int slot)
     assert(h->sessions[slot]->is_member);
 }
 
-/* The input is pieces: a session, a length, the bytes. Session 0 has joined already. */
+/* The input is a list of pieces: a session, a length, the bytes. Session 0 has joined already. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
     static struct shoal_log_settings settings = {.log = "warn"};
@@ -133,7 +134,7 @@ static size_t add_piece(uint8_t *to, int slot, enum shoal_tcp_kind kind, const c
     return 2 + bytes;
 }
 
-/* A whole life of three ranks. */
+/* A complete run of three ranks. */
 static size_t build_seed(uint8_t *seed)
 {
     struct shoal_tcp_hello hello;

@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""Emulated hosts: network namespaces with host names of their own, joined by a bridge, each link shaped if wanted.
+"""Emulated hosts: network namespaces with their own host names, connected by a bridge, with an optional rate for each link.
 
   cluster.py run --layout 2x2 [--rate 1gbit] [--ipv6] [--timeout S] -- PROGRAM ARGUMENTS
       starts PROGRAM once per rank with RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT
-      and SHOAL_SECRET. When all succeed: rank 0's output, and 0. Else each rank's lines behind [host.rank], and the exit code
-      of the first that failed, 124 when the time ran out, 77 where hosts cannot be emulated. Nothing stays behind.
+      and SHOAL_SECRET. If all succeed: prints rank 0's output, and exits with 0. Otherwise prints each rank's lines after
+      [host.rank], and exits with the code of the first rank that failed, 124 after a timeout, 77 if hosts cannot be emulated.
+      Nothing remains.
 
 Layouts: 1x4, 2x1, 3x2 (hosts x ranks of each), 3+1 (ranks of each host), 4x2:rr (numbered in turns over the hosts).
 
-Host i is h<i>, 10.77.0.<i> and fd77::<i>, its interface eth0. Namespaces have no names: processes hold them, which end when
-this one does, however it ends. So runs cannot meet, and none leaves anything behind. A user who is not root becomes so in a user
-namespace of its own, where the kernel allows it.
+Host i is h<i>, 10.77.0.<i> and fd77::<i>, its interface eth0. Namespaces have no names: processes hold them, and end when
+this process does, however it ends. So runs do not interfere, and none leaves anything behind. A user who is not root becomes
+root in a new user namespace, if the kernel allows it.
 """
 import argparse
 import os
@@ -23,24 +24,24 @@ import tempfile
 import time
 from pathlib import Path
 
-GRACE_S = 15  # for the others once one rank has failed: they hear of it through the library
-PORT = 29500  # the namespaces are ours: every port is free
+GRACE_S = 15  # for the other ranks after one has failed: they learn of it through the library
+PORT = 29500  # the namespaces are ours, so every port is free
 INTERFACE = "eth0"
-BURST_BYTES = 72 << 10  # of the token bucket of a shaped link, each way: one of TCP's largest packets has to fit
-IS_INSIDE = "SHOAL_TEST_USER_NAMESPACE"  # set once we are root of a user namespace
+BURST_BYTES = 72 << 10  # of the token bucket of a shaped link, in each direction: one of TCP's largest packets must fit
+IS_INSIDE = "SHOAL_TEST_USER_NAMESPACE"  # set when this program is root of a user namespace
 LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
                   "SHOAL_SECRET", "SHOAL_SECRET_FILE", "PMIX_RANK", "PMI_RANK", "MPI_LOCALNRANKS")
 LAUNCHER_PREFIXES = ("PMIX_", "PMI_", "OMPI_", "TORCHELASTIC_", "SLURM_", "PET_", "SM_", "DSTACK_")
 
 
 class Impossible(Exception):
-    """Hosts cannot be emulated here; says why."""
+    """Hosts cannot be emulated here; the text is the reason."""
 
 
-# ---- May we? ---------------------------------------------------------------------------------------------------------------
+# ---- Permission ------------------------------------------------------------------------------------------------------------
 
 def tried(*command):
-    """None when the command succeeds, else why not."""
+    """Returns None if the command succeeds, else the reason why not."""
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired) as fault:
@@ -52,7 +53,7 @@ HOST_OF_OUR_OWN = ("unshare", "--net", "--uts", "ip", "link", "add", "try", "typ
 
 
 def require():
-    """Returns where hosts can be emulated; begins this program anew as root of a user namespace where that takes one. Raises
+    """Returns if hosts can be emulated. If that needs a user namespace, restarts this program as its root. Raises
     Impossible."""
     why = tried(*HOST_OF_OUR_OWN)
     if why is None:
@@ -97,7 +98,7 @@ class Layout:
 # ---- Hosts -----------------------------------------------------------------------------------------------------------------
 
 class Host:
-    """A process that holds namespaces. It reads a pipe of ours and so ends with us."""
+    """A process that holds namespaces. It reads a pipe of this process, and so ends with it."""
 
     def __init__(self, name):
         self.name = name
@@ -110,15 +111,15 @@ class Host:
         self.namespace = os.readlink(f"/proc/{self.pid}/ns/net")
 
     def enter(self):
-        """The words to put before a command that shall run here and end with us."""
+        """Returns the words that precede a command, so that it runs on this host and ends with this process."""
         return ["nsenter", "-t", str(self.pid), "--net", "--uts", "setpriv", "--pdeathsig", "KILL", "--"]
 
     def run(self, *command):
-        """Runs a command to its end and returns what it printed; raises when it fails."""
+        """Runs a command to its end and returns its output; raises an exception if it fails."""
         return subprocess.run([*self.enter(), *command], check=True, stdout=subprocess.PIPE, text=True, timeout=20).stdout
 
     def processes(self):
-        """All in our network namespace but the keeper."""
+        """Yields all processes in this host's network namespace, except the keeper."""
         for name in filter(str.isdigit, os.listdir("/proc")):
             try:
                 if os.readlink(f"/proc/{name}/ns/net") == self.namespace and int(name) != self.pid:
@@ -139,7 +140,7 @@ class Host:
 
 
 class Cluster:
-    """So many hosts on one bridge. rate: of each link, both ways, as tc writes it; "": as fast as it goes."""
+    """Hosts on one bridge. rate: of each link, in both directions, in tc's notation; "": no limit."""
 
     def __init__(self, count, rate="", ipv6=False):
         self.rate, self.ipv6, self.hosts, self.switch = rate, ipv6, [], None
@@ -180,28 +181,28 @@ class Cluster:
                           str(BURST_BYTES), "latency", "20ms")
 
     def join_ipv6(self, host, number):
-        """A kernel without IPv6 is no fault where IPv4 is there, too."""
+        """Adds IPv6 addresses. A kernel without IPv6 is not an error if IPv4 works."""
         why = tried(*host.enter(), "ip", "address", "add", f"fd77::{number}/64", "dev", INTERFACE, "nodad")
         if why and self.ipv6:
             raise Impossible(f"no IPv6 addresses: {why}")
 
     def address(self, number):
-        """The address of the host with this number, from 0."""
+        """Returns the address of the host with this number, from 0."""
         return f"fd77::{number + 1}" if self.ipv6 else f"10.77.0.{number + 1}"
 
     def unplug(self, number):
-        """As if its cable were pulled out."""
+        """Cuts the host off, as if its cable were pulled out."""
         self.switch.run("ip", "link", "set", f"p{number + 1}", "down")
 
     def environment(self):
-        """What `cluster.py rsh` reads."""
+        """Returns the environment that `cluster.py rsh` reads."""
         return {"SHOAL_TEST_HOSTS": " ".join(f"{self.address(i)}={host.pid}" for i, host in enumerate(self.hosts))}
 
 
 # ---- Jobs ------------------------------------------------------------------------------------------------------------------
 
 def threads_of(pid):
-    """The state of each thread of a process, and where it sleeps in the kernel, where that may be seen."""
+    """Returns the state of each thread of a process and, if it can be read, where it sleeps in the kernel."""
     told = []
     for task in sorted(Path(f"/proc/{pid}/task").glob("*")):
         try:
@@ -215,7 +216,7 @@ def threads_of(pid):
 
 
 class Rank:
-    """A process on a host. output: what it wrote so far, both streams."""
+    """A process on a host. output: what it has written to both streams."""
 
     def __init__(self, number, host, command, environment):
         self.number, self.host, self.code, self.ended_at = number, host, None, None
@@ -225,7 +226,7 @@ class Rank:
         self.pid = self.process.pid  # nsenter and setpriv become the program
 
     def poll(self):
-        """Whether it has ended; notes when it is first seen."""
+        """Returns true if the process has ended; records when that was first seen."""
         if self.code is None and self.process.poll() is not None:
             self.code, self.ended_at = self.process.returncode, time.monotonic()
         return self.code is not None
@@ -253,8 +254,8 @@ def clean_environment():
 
 
 class Job:
-    """A program's ranks, laid out over hosts. environment: of all ranks; of_rank(rank): more, for one (None: nothing);
-    a value of None takes the variable away."""
+    """A program's ranks, distributed over hosts. environment: of all ranks; of_rank(rank): additions for one rank (None:
+    none); a value of None removes the variable."""
 
     def __init__(self, cluster, layout, command, environment=None, of_rank=None):
         self.cluster, self.layout, self.command, self.ranks = cluster, layout, command, []
@@ -282,16 +283,16 @@ class Job:
         return self
 
     def poll(self):
-        """Whether all have ended."""
+        """Returns true if all ranks have ended."""
         return all([rank.poll() for rank in self.ranks])
 
     def failed(self):
-        """Those that ended with another code than 0, the first to end first."""
+        """Returns the ranks that ended with another code than 0, in the order of their ends."""
         self.poll()
         return sorted((rank for rank in self.ranks if rank.code), key=lambda rank: rank.ended_at)
 
     def wait(self, seconds, grace=None):
-        """Waits until all have ended; False when the time runs out, or grace after the first failure."""
+        """Waits until all have ended; returns False after a timeout, or `grace` seconds after the first failure."""
         end = time.monotonic() + seconds
         while not self.poll():
             failed = self.failed()
@@ -302,7 +303,7 @@ class Job:
         return True
 
     def told(self):
-        """All output, each line behind [host.rank]."""
+        """Returns all output, each line after [host.rank]."""
         return "".join(f"[{rank.host.name}.{rank.number}] {line}\n" for rank in sorted(self.ranks, key=lambda one: one.number)
                        for line in [*rank.output().splitlines(), rank.state()])
 
@@ -333,7 +334,7 @@ def run(options):
 
 
 def rsh(words):
-    """For launchers that reach hosts by a command such as ssh: becomes the shell command on the host with that address."""
+    """For launchers that reach hosts by a command such as ssh: executes the shell command on the host with that address."""
     pids = dict(pair.split("=") for pair in os.environ.get("SHOAL_TEST_HOSTS", "").split())
     if len(words) < 2 or words[0] not in pids:
         sys.exit(f"cluster.py rsh: no host {words[:1]}; there are {list(pids)}")

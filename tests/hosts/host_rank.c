@@ -1,11 +1,11 @@
 /* One rank of a job on several hosts: started by cluster.py or any launcher, joined through the environment.
- *     host_rank exact [GROUP...]   exact results, a line for each group of cases; GROUP: only those whose names begin so
- *     host_rank loop SECONDS [JOB] all-reduces, compared, until rank 0 says that the time is over; 0: for ever. JOB is a
- *                                  number that the sums carry, so that two jobs cannot be taken for one another
+ *     host_rank exact [GROUP...]   exact results, a line for each group of cases; GROUP: only groups whose names begin so
+ *     host_rank loop SECONDS [JOB] all-reduces, compared, until rank 0 reports that the time is over; 0: for ever. JOB is a
+ *                                  number that the sums contain, so that two jobs cannot be confused
  *     host_rank abort              the same, but the last rank aborts in the middle
- *     host_rank busy SECONDS       an all-reduce that the last rank comes to so late
+ *     host_rank busy SECONDS       an all-reduce for which the last rank is this late
  *     host_rank roots              gathers: each rank to the next one, after one gather that all make to rank 0
- * What fails is printed as one line, "failed: STATUS rank R host H: TEXT". Exit code 0: success, 1: failed, 2: wrong usage. */
+ * Failures are printed as one line, "failed: STATUS rank R host H: TEXT". Exit code 0: success, 1: failed, 2: wrong usage. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,7 +33,7 @@ static double now_s(void)
 
 struct places {
     int host[WORLD_RANKS_MAX];  /* the lowest rank with the same host name */
-    int local[WORLD_RANKS_MAX]; /* how many ranks before it have that name */
+    int local[WORLD_RANKS_MAX]; /* the number of earlier ranks with that name */
 };
 
 #define NAME_BYTES 64
@@ -76,8 +76,8 @@ static void set_way(struct operation *operation, size_t way)
     operation->memory = way / 2 % 2 ? MEMORY_SHARED : MEMORY_PLAIN;
 }
 
-/* Nothing, one, odd counts on and off a cache line, and what does not fit beside an announcement, each in one way. The next
- * count, type and operator have the next way, and so have jobs of one rank more. */
+/* Counts: zero, one, odd counts on and off a cache line, and one too large for an announcement, each in one way. The next
+ * count, type and operator use the next way, and so do jobs with one rank more. */
 static void run_row(struct world *world, const struct areas *areas, struct operation operation)
 {
     static const size_t counts[] = {0, 1, 7, 1001};
@@ -116,8 +116,8 @@ static void every_row(struct world *world)
 
 #define MEGABYTES ((size_t)5 << 20)
 
-/* Megabytes of the larger operand, in two ways of which one is in place and one in shared memory; no whole number of chunks.
- * The next collective has the two other ways, and so have jobs of one host more. */
+/* Megabytes of the larger operand, in two ways, one of them in place and one in shared memory; not a multiple of the chunk.
+ * The next collective uses the other two ways, and so do jobs with one host more. */
 static void megabytes(struct world *world)
 {
     const unsigned hosts = count_hosts(world);
@@ -149,7 +149,7 @@ static int color_of(enum shape shape, const struct places *places, int rank)
         return places->host[rank];
     case ONE_OF_EACH_HOST:
         return places->local[rank];
-    case SOME_HOSTS: /* all of the first one, and all others */
+    case SOME_HOSTS: /* all ranks of the first host, and all others */
         return places->host[rank] != 0;
     case ROUND_ROBIN:
         return rank % 2;
@@ -169,7 +169,7 @@ static struct world_group split_by(struct world *world, const struct places *pla
     return world_split(world, &all, colors, keys);
 }
 
-/* All alive together, used in turns; their parent in between. */
+/* All exist together and are used in turns, with their parent in between. */
 static void groups(struct world *world)
 {
     const struct places places = find_places(world);
@@ -191,7 +191,7 @@ static void groups(struct world *world)
     world_close_areas(world, &areas);
 }
 
-/* ---- The same bits everywhere -------------------------------------------------------------------------------------------- */
+/* ---- Identical bits on all ranks ----------------------------------------------------------------------------------------- */
 
 static void same_bits(struct world *world)
 {
@@ -204,7 +204,7 @@ static void same_bits(struct world *world)
 
 /* ---- Exact results ------------------------------------------------------------------------------------------------------- */
 
-/* size_least and size_most: the ranks it is for; 0: any number. */
+/* size_least and size_most: the ranks it supports; 0: any number. */
 static const struct group {
     const char *name;
     world_body_fn body;
@@ -316,7 +316,7 @@ static enum shoal_status turn_on(const struct loop *loop)
     return status;
 }
 
-/* Takes the buffers, turns, and gives them back. */
+/* Allocates the buffers, takes turns, and frees them. */
 static enum shoal_status run_turns(struct loop loop)
 {
     loop.input = malloc(LOOP_MOST * sizeof *loop.input);
@@ -341,7 +341,7 @@ static enum shoal_status run_abort(struct world *world, char **words)
     return run_turns((struct loop){.world = world, .is_aborting = world->rank == world->size - 1});
 }
 
-/* All but the last wait for it, some by way of others. */
+/* All ranks except the last wait for it, some indirectly. */
 static enum shoal_status run_busy(struct world *world, char **words)
 {
     float *values = calloc(LOOP_MOST, sizeof *values);
@@ -355,16 +355,16 @@ static enum shoal_status run_busy(struct world *world, char **words)
     return status;
 }
 
-/* ---- Ranks that call different things ------------------------------------------------------------------------------------ */
+/* ---- Ranks with different calls ------------------------------------------------------------------------------------------ */
 
-#define GATHERED ((size_t)1 << 14) /* more than goes beside an announcement: only peers hear of it */
+#define GATHERED ((size_t)1 << 14) /* more than fits with an announcement, so only peers learn of it */
 
 static enum shoal_status gather_to(struct world *world, const float *input, float *output, int root)
 {
     return shoal_gather(world->comm, input, world->rank == root ? output : NULL, GATHERED, SHOAL_FLOAT32, root, NULL);
 }
 
-/* Each waits for the next one, which does not know of it. */
+/* Each rank waits for the next one, which does not know of it. */
 static enum shoal_status run_roots(struct world *world, char **words)
 {
     float *input = calloc(GATHERED, sizeof *input), *output = calloc(GATHERED * (size_t)world->size, sizeof *output);
@@ -378,7 +378,7 @@ static enum shoal_status run_roots(struct world *world, char **words)
     return status;
 }
 
-/* ---- The whole ----------------------------------------------------------------------------------------------------------- */
+/* ---- Main ---------------------------------------------------------------------------------------------------------------- */
 
 static const struct verb {
     const char *name;

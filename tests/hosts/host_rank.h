@@ -4,7 +4,7 @@
 
 #include "operations.h"
 
-/* Where operands lie that are otherwise in shared memory; NULL: there. */
+/* The device of operands that are otherwise in shared memory; NULL: shared memory. */
 extern const struct twin_device *host_rank_device;
 
 #endif

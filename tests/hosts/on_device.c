@@ -1,5 +1,5 @@
 /* Makes a program whose ranks have operands on a device, over the stand-in driver (tests/mock/cuda). A fault that the stand-in
- * sees ends the rank. With SHOAL_GPU_PEER_BYTES sums go among the devices of a host: each rank has its own. */
+ * reports ends the rank. With SHOAL_GPU_PEER_BYTES the devices of a host sum among themselves: each rank has its own device. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>

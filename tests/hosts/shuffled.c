@@ -1,4 +1,4 @@
-/* Makes a program whose ranks live in bad weather (mock/shuffle.h): TEST_SHUFFLE is its seed. */
+/* Makes a program whose ranks have bad weather (mock/shuffle.h): TEST_SHUFFLE is its seed. */
 #include <stdio.h>
 #include <stdlib.h>
 

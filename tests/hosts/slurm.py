@@ -1,5 +1,5 @@
-"""Slurm over emulated hosts (cluster.py): munged, slurmctld on the first host, a slurmd on each, with a folder of their own,
-beside any Slurm of the machine. Needs root, and Debian's slurmctld, slurmd, slurm-client and munge or their like."""
+"""Slurm over emulated hosts (cluster.py): munged, slurmctld on the first host, a slurmd on each, with their own folder,
+independent of any Slurm of the machine. Needs root, and Debian's slurmctld, slurmd, slurm-client and munge or equivalents."""
 import os
 import shutil
 import subprocess

@@ -1,7 +1,7 @@
-/* A program of no job, which knows the address of an endpoint and floods it:
+/* A program outside any job that knows the address of an endpoint and floods it:
  *     stranger ADDRESS PORT SECONDS messages [FILE]   garbage, headers with guessed numbers; and of each message in FILE, one a
  *                                                     line in hexadecimal, a copy, cut ones and changed ones
- *     stranger ADDRESS PORT SECONDS writes            writes with immediates into staging buffers of guessed keys
+ *     stranger ADDRESS PORT SECONDS writes            writes with immediates into staging buffers with guessed keys
  * Prints "sent N". Exit code 0, 1: nothing left, 2: wrong usage. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -62,7 +62,7 @@ static void count_failed(void *arg, void *owner, const char *text)
     stranger->under_way -= owner != NULL;
 }
 
-/* ---- What it sends ---- */
+/* ---- Its messages ---- */
 
 static unsigned draw(struct stranger *stranger, unsigned limit)
 {
@@ -75,7 +75,7 @@ static void fill(struct stranger *stranger, unsigned char *at, size_t bytes)
         at[i] = (unsigned char)draw(stranger, 256);
 }
 
-/* A header as one of the job could have it, but for what a stranger cannot know. */
+/* Makes a header like one of the job, except for the values that a stranger cannot know. */
 static size_t guess(struct stranger *stranger, unsigned char *message)
 {
     const struct shoal_seal seal = {.mac = draw(stranger, 1u << 20), .session = draw(stranger, 16), .number = 1};
@@ -196,6 +196,6 @@ int main(int argc, char **argv)
     flood(&stranger, is_writing ? write_one : send_one, atof(argv[3]));
     printf("sent %lu, failed %lu, of captured %zu\n", stranger.left, stranger.failed, stranger.captured_count);
     fflush(stdout);
-    /* The endpoint may have work that never ends: it goes with the process. */
+    /* The endpoint may have work that never ends, so it is not closed: it ends with the process. */
     _exit(stranger.left == 0 && !is_writing);
 }

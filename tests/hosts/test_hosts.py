@@ -1,9 +1,10 @@
 """Jobs over emulated hosts (cluster.py): exact results on many layouts, and faults that every surviving rank must name in time.
 
-Prints TAP. SHOAL_HOST_RANK names the program of a rank, SHOAL_COMMAND the command, SHOAL_STRANGER a program of no job. Words: only
-cases of whose group and name, such as faults/aborted_2x2, one is a part.
-SHOAL_TEST_LAYOUT, such as 1x4, replaces the layout of every fault: what is asked here must hold on one host, too. Settings of
-the environment (SHOAL_PROVIDER) reach all ranks; TEST_SHUFFLE, a seed, gives them bad weather (tests/mock/shuffle.h). Exit code 0: none failed, 1: some did."""
+Prints TAP. SHOAL_HOST_RANK names the program of a rank, SHOAL_COMMAND the command, SHOAL_STRANGER a program outside any job.
+Arguments select the cases whose group and name, such as faults/aborted_2x2, contain one of them. SHOAL_TEST_LAYOUT, such as
+1x4, replaces the layout of every fault, because these cases must also pass on one host. Settings of the environment
+(SHOAL_PROVIDER) reach all ranks; TEST_SHUFFLE, a seed, sets bad weather (tests/mock/shuffle.h). Exit code 0: none failed, 1:
+some failed."""
 import os
 import random
 import re
@@ -23,14 +24,13 @@ from tap import Skip, expect, run_cases  # noqa: E402
 
 PROGRAM = os.environ.get("SHOAL_HOST_RANK", "")
 COMMAND = os.environ.get("SHOAL_COMMAND", "")
-SHUFFLED = PROGRAM + "_shuffled"  # the same, in bad weather: TEST_SHUFFLE is its seed
+SHUFFLED = PROGRAM + "_shuffled"  # the same in bad weather: TEST_SHUFFLE is its seed
 ON_DEVICE = PROGRAM + "_device"  # the same, with operands on a device
 STRANGER = os.environ.get("SHOAL_STRANGER", "")
-EXACT_S = 90  # far above what it takes: a hang is ended
+EXACT_S = 90  # far longer than the cases take: it ends a hang
 START_S = 30
-# From a fault to the last survivor's last words. The README promises 10 (membership.c asserts that what is waited for adds up
-# to less than 9), this is with the delays of a busy machine; deadlines, which must not be what tells of a fault, are far
-# longer.
+# From a fault to the last survivor's last words. The README promises 10 (membership.c asserts that the sum of all waits is
+# below 9), and this adds the delays of a busy machine. Deadlines are far longer, because they must not be what reports a fault.
 TOLD_S = 15
 GRACE_S = 15
 SOME_GROUPS = ["rows", "megabytes", "roots", "messages", "exchanges", "asynchronous", "groups", "bits"]  # half the time of all
@@ -51,7 +51,7 @@ def layout_of_fault(word):
 
 
 def wait_for(question, seconds, what):
-    """The answer as soon as it is true; what: a text, or a function that makes it, for the failure."""
+    """Returns the answer as soon as it is true; what: a text for the failure, or a function that makes it."""
     end = time.monotonic() + seconds
     while not (answer := question()):
         if time.monotonic() > end:
@@ -69,7 +69,8 @@ def succeed(job, seconds):
     expect(is_over and not job.failed(), "" if is_over else f"no end within {seconds} s", job.told())
 
 
-# On one host, ranks that outnumber its cores do not spin. Emulated hosts have the same cores, and none knows of the others' ranks.
+# On one host, ranks that outnumber its cores do not spin. Emulated hosts share the cores, and no host knows of the others'
+# ranks.
 SLEEP_AT_ONCE = {"SHOAL_SPIN_US": 0, "SHOAL_YIELD_US": 0}
 
 
@@ -78,7 +79,7 @@ def program_for(environment):
 
 
 def exact(word, groups=(), ipv6=False, of_rank=None, sleeps_at_once=None, **environment):
-    """sleeps_at_once: the ranks neither spin nor yield; None: where they outnumber the cores of this machine."""
+    """sleeps_at_once: the ranks neither spin nor yield; None: if they outnumber the cores of this machine."""
     layout = Layout(word)
     if sleeps_at_once if sleeps_at_once is not None else layout.size > len(os.sched_getaffinity(0)):
         environment = {**SLEEP_AT_ONCE, **environment}
@@ -90,8 +91,8 @@ def exact(word, groups=(), ipv6=False, of_rank=None, sleeps_at_once=None, **envi
 
 
 def exact_on_device(word, *groups, **environment):
-    """Over the stand-in driver; callbacks that post are refused there (tests/multi/test_device_faults.c). Among the devices of
-    a host only groups are exact whose operands lie on the device of each rank: other calls differ by contract."""
+    """Runs over the stand-in driver, which refuses callbacks that post (tests/multi/test_device_faults.c). Among the devices
+    of a host, only groups whose operands are on each rank's device are exact: other calls differ by contract."""
     if not os.access(ON_DEVICE, os.X_OK):
         raise Skip("the stand-in driver was not built")
     layout = Layout(word)
@@ -103,7 +104,7 @@ def exact_on_device(word, *groups, **environment):
 
 
 def exact_by_messages(word):
-    """Nothing is written into staging buffers: the way of providers, and of first adapters for EFA, that cannot."""
+    """Writes nothing into staging buffers, like providers that cannot, and the first adapters for EFA."""
     layout = Layout(word)
     environment = {**SLEEP_AT_ONCE, "SHOAL_WRITES": "no", "SHOAL_LOG": "info"}
     with Cluster(len(layout.sizes)) as cluster:
@@ -113,7 +114,7 @@ def exact_by_messages(word):
 
 
 def filter_of_a_launcher_is_undone(word):
-    """SageMaker's runners set FI_PROVIDER=efa whatever the machine, and libfabric would offer nothing here."""
+    """SageMaker's runners set FI_PROVIDER=efa on every machine, and libfabric would offer nothing here."""
     layout = Layout(word)
     filter = "sockets" if os.path.isdir("/sys/class/infiniband") else "efa"
     with Cluster(len(layout.sizes)) as cluster:
@@ -124,7 +125,7 @@ def filter_of_a_launcher_is_undone(word):
 
 
 def provider_is_here(provider):
-    """Whether libfabric has it on this machine."""
+    """Returns true if libfabric has the provider on this machine."""
     with Cluster(1) as cluster:
         told = subprocess.run([*cluster.hosts[0].enter(), COMMAND, "info", "--providers"], capture_output=True, text=True,
                               timeout=30, env=clean_environment()).stdout
@@ -137,7 +138,7 @@ def with_provider(provider, function, *words, **environment):
     function(*words, SHOAL_PROVIDER=provider, **environment)
 
 
-# Between hosts what the table chooses for large jobs, or by rule alone.
+# The algorithms that the table chooses between hosts for large jobs, or that only a rule chooses.
 RULES = {
     "ring": "all-reduce=ring,all-gather=ring,reduce-scatter=ring",
     "mesh": "all-reduce=mesh,all-gather=mesh,reduce-scatter=mesh",
@@ -151,7 +152,7 @@ NOBODY = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "
 
 
 def python_for_nobody():
-    """Ours may lie where nobody may look."""
+    """Finds a Python for an ordinary user, who may not be allowed to read ours."""
     for python in (sys.executable, "/usr/bin/python3"):
         if tried(*NOBODY, python, "-c", "") is None:
             return python
@@ -159,7 +160,7 @@ def python_for_nobody():
 
 
 def copy_of_what_it_takes(folder):
-    """cluster.py, and the program with its library two folders above, as it was built."""
+    """Copies cluster.py, and the program with its library two folders above, as in the build."""
     place = folder / "tests" / "hosts"
     place.mkdir(parents=True)
     folder.chmod(0o755)
@@ -169,7 +170,7 @@ def copy_of_what_it_takes(folder):
 
 
 def exact_as_an_ordinary_user(word):
-    """Ranks that are root of no more than a user namespace: many fewer capabilities, and other owners of what they look into."""
+    """Ranks are root of a user namespace only: they have far fewer capabilities, and what they read has other owners."""
     if IS_INSIDE in os.environ:
         raise Skip("an ordinary user runs all of these already")
     python = python_for_nobody()
@@ -185,7 +186,7 @@ def exact_as_an_ordinary_user(word):
 # ---- Hosts are apart -------------------------------------------------------------------------------------------------------
 
 def memory_files(pid):
-    """The shared memory of a process: its descriptors and mappings of memfds, as inode numbers."""
+    """Returns the shared memory of a process: its descriptors and mappings of memfds, as inode numbers."""
     mappings = Path(f"/proc/{pid}/maps").read_text()
     found = {int(inode) for inode in re.findall(r"^\S+ \S+ \S+ \S+ (\d+) +/memfd:", mappings, re.M)}
     for path in Path(f"/proc/{pid}/fd").iterdir():
@@ -198,7 +199,7 @@ def memory_files(pid):
 
 
 def hosts_are_apart():
-    """Memory is shared on a host and not between hosts, and the log says how many hosts there are."""
+    """Memory is shared on a host and not between hosts, and the log contains the number of hosts."""
     layout = Layout("2x2")
     with Cluster(2) as cluster, Job(cluster, layout, [PROGRAM, "loop", "0"], {"SHOAL_LOG": "info"}).start() as job:
         wait_running(job)
@@ -215,7 +216,8 @@ def hosts_are_apart():
 
 
 def connections(host):
-    """To other hosts, of all processes in a host's namespace: the fourth field is the state, 01 is connected."""
+    """Counts connections to other hosts, of all processes in a host's namespace: the fourth field is the state, 01 is
+    connected."""
     count = 0
     for line in Path(f"/proc/{host.pid}/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
@@ -224,7 +226,8 @@ def connections(host):
 
 
 def large_jobs_do_not_connect_all_to_all():
-    """From 17 ranks on, ranks meet those that their plans name: of 18 on 6 hosts one on each other host, not all 15."""
+    """From 17 ranks on, ranks connect only to those in their plans: of 18 ranks on 6 hosts, to one on each other host, not
+    to all 15."""
     layout = Layout("6x3")
     with Cluster(6) as cluster, Job(cluster, layout, [PROGRAM, "loop", "0"]).start() as job:
         wait_running(job)
@@ -235,7 +238,7 @@ def large_jobs_do_not_connect_all_to_all():
 
 
 def topology_is_told():
-    """By rank 0 of the ranks that ask: which are on which host."""
+    """Rank 0 of the ranks that request it logs which ranks are on which host."""
     for word, lines in (("2x2", ["4 on 2 hosts", "h1: ranks 0, 1", "h2: ranks 2, 3"]),
                         ("3+1:rr", ["4 on 2 hosts", "h1: ranks 0, 2, 3", "h2: rank 1"]),
                         ("3x1", ["3 on 3 hosts", "h1: rank 0", "h2: rank 1", "h3: rank 2"])):
@@ -247,10 +250,10 @@ def topology_is_told():
             expect(not any(rank.output() for rank in job.ranks[1:]), "another rank prints, too", job.told())
 
 
-# ---- What a rank is told ---------------------------------------------------------------------------------------------------
+# ---- The failures that ranks report ----------------------------------------------------------------------------------------
 
 def last_words(rank):
-    """(status, rank to blame, its host, text) of the one line that a failed rank prints."""
+    """Returns (status, rank to blame, its host, text) from the one line that a failed rank prints."""
     found = re.findall(r"^failed: (\w+) rank (-?\d+) host (\S+): (.*)$", rank.output(), re.M)
     expect(len(found) == 1, f"rank {rank.number} printed {len(found)} last words")
     status, blamed, host, text = found[0]
@@ -265,20 +268,20 @@ def wait_running(job):
 
 
 def wait_ended(job, ranks, seconds):
-    """Each must end by itself, in time, with code 1 and not by a signal."""
+    """Each rank must end by itself, in time, with code 1 and not by a signal."""
     wait_for(lambda: all([rank.poll() for rank in ranks]), seconds, lambda: f"the end of all survivors\n{job.told()}")
     for rank in ranks:
         expect(rank.code == 1, f"rank {rank.number} ended with {rank.code}", job.told())
 
 
 def expect_one_cause(job, ranks):
-    """Whichever host found what first, all are told the same."""
+    """All ranks report the same cause, whichever host found a failure first."""
     words = {rank.number: last_words(rank) for rank in ranks}
     expect(len(set(words.values())) == 1, f"ranks were told different causes: {words}", job.told())
 
 
 def expect_blamed(job, ranks, blamed, statuses, seconds=TOLD_S):
-    """Each of the ranks names the same one of `blamed`, and the host it is on, within the seconds."""
+    """Each of the ranks names the same one of `blamed`, and that rank's host, within the seconds."""
     wait_ended(job, ranks, seconds)
     expect_one_cause(job, ranks)
     for rank in ranks:
@@ -292,7 +295,7 @@ def expect_blamed(job, ranks, blamed, statuses, seconds=TOLD_S):
 
 
 def looping(word, verb=("loop", "0"), ipv6=False, **environment):
-    """A cluster and a job in the middle of its work, for a with statement."""
+    """Returns a cluster and a job in the middle of its work, for a with statement."""
     layout = layout_of_fault(word)
     return Cluster(len(layout.sizes), ipv6=ipv6), lambda cluster: Job(cluster, layout, [program_for(environment), *verb], environment).start()
 
@@ -301,7 +304,7 @@ def others(job, gone):
     return [rank for rank in job.ranks if rank.number not in gone]
 
 
-# ---- Faults in the middle --------------------------------------------------------------------------------------------------
+# ---- Faults in the middle of a job -----------------------------------------------------------------------------------------
 
 LOST = ("SHOAL_ERR_PEER_LOST",)
 
@@ -326,7 +329,7 @@ def kill_host(word, host, **more):
 
 
 def pull_cable(word, host, cut=Cluster.unplug, **more):
-    """Both sides live on, and each must give up the other."""
+    """Both sides remain alive, and each must give up the other."""
     hosts, start = looping(word, **more)
     with hosts as cluster, start(cluster) as job:
         wait_running(job)
@@ -339,17 +342,17 @@ def pull_cable(word, host, cut=Cluster.unplug, **more):
 
 
 def take_down(cluster, host):
-    """The interface itself, as its own host does it."""
+    """Takes down the interface from its own host."""
     cluster.hosts[host].run("ip", "link", "set", INTERFACE, "down")
 
 
 def take_address(cluster, host):
-    """The interface stays, its addresses go."""
+    """Removes the interface's addresses and keeps the interface."""
     cluster.hosts[host].run("ip", "address", "flush", "dev", INTERFACE)
 
 
 def stop_rank(word, victim):
-    """Named by a warning first, then at the deadline; and it gets to know when it goes on."""
+    """A warning names the stopped rank first, then the failure at the deadline. The rank learns that when it continues."""
     hosts, start = looping(word, SHOAL_WARN_MS=1000, SHOAL_TIMEOUT_MS=5000)
     with hosts as cluster, start(cluster) as job:
         wait_running(job)
@@ -364,7 +367,7 @@ def stop_rank(word, victim):
 
 
 def busy_rank(word):
-    """The last rank is named, though rank 0, the first to give up, waits for another that waits for it."""
+    """The last rank is named, although rank 0, the first to give up, waits for another that waits for it."""
     layout = layout_of_fault(word)
     busy = layout.size - 1
 
@@ -376,7 +379,7 @@ def busy_rank(word):
 
 
 def deadlines_together(word):
-    """All hosts but one pass their deadline within milliseconds, and the busy rank is told when it comes."""
+    """All hosts except one pass their deadline within milliseconds, and the busy rank learns that when it arrives."""
     layout = layout_of_fault(word)
     busy = layout.size - 1
     with Cluster(len(layout.sizes)) as cluster, \
@@ -402,8 +405,8 @@ def abort_job(word):
 
 
 def roots_differ(word):
-    """Each rank gathers to the next one, which does not meet it: all are told of the calls that a rank knows, and who made them.
-    No two ranks called the same, so nobody is named."""
+    """Each rank gathers to the next one, which does not meet it: all ranks report the calls that a rank knows, and who made
+    them. No two ranks made the same call, so no rank is named."""
     hosts, start = looping(word, ["roots"], SHOAL_TIMEOUT_MS=10 * START_S * 1000)
     with hosts as cluster, start(cluster) as job:
         wait_ended(job, job.ranks, START_S)
@@ -418,7 +421,7 @@ def roots_differ(word):
 
 # ---- Broken links ----------------------------------------------------------------------------------------------------------
 
-PORT_OF_DATA = 40000  # and of its control tree the next one; ten further on for the next rank of the host
+PORT_OF_DATA = 40000  # its control tree has the next port; the next rank of the host has the port ten further on
 
 
 def ports_of(layout):
@@ -435,19 +438,20 @@ def add_rules(host, *rules):
 
 
 def drop(host, ports):
-    """Without a word, what comes for these ports. Whether an address is its own a host asks first, unless told otherwise."""
+    """Drops what arrives for these ports, without an answer. The rules must come first: otherwise a host first checks
+    whether an address is its own."""
     add_rules(host, "add pref 100 lookup local", "del pref 0",
               *[f"add pref 50 iif {INTERFACE} ipproto tcp dport {port} blackhole" for port in ports])
 
 
 def reject(host, ports):
-    """With a word at once, what goes to these ports."""
+    """Refuses what is sent to these ports, at once."""
     add_rules(host, *[f"add pref 50 ipproto tcp dport {port} prohibit" for port in ports])
 
 
 def broken_link(word, break_link, cause, **environment):
-    """The first that is sent does not come through, though all else does: each rank names both hosts, where they are, and the
-    cause, long before the deadline."""
+    """The first message does not arrive, though all else does: each rank names both hosts, their addresses, and the cause,
+    long before the deadline."""
     layout = Layout(word)
     with Cluster(len(layout.sizes)) as cluster:
         for host in cluster.hosts:
@@ -479,7 +483,7 @@ MEETING_S = MEETING_MS / 1000 + TOLD_S / 2
 
 
 def refused(word, statuses, of_rank=None, **environment):
-    """Starts a job that cannot come together; returns the text that each rank was told, all in time."""
+    """Starts a job whose ranks cannot join; returns the text that each rank reports, all in time."""
     layout = layout_of_fault(word)
     with Cluster(len(layout.sizes)) as cluster:
         environment = {"SHOAL_BOOTSTRAP_TIMEOUT_MS": MEETING_MS, **environment}
@@ -507,7 +511,7 @@ def settings_differ(word):
 
 
 def versions_differ(word):
-    """One rank finds a library that calls itself another version: a copy, in which the number is changed."""
+    """One rank loads a library with another version number: a copy in which the number is changed."""
     library = Path(COMMAND).resolve().parent / "libshoal.so.0"
     version = subprocess.run([COMMAND, "--version"], capture_output=True, check=True).stdout.split()[-1]
     image, here, there = library.read_bytes(), b"\0" + version + b"\0", b"\0" + b"9" + version[1:] + b"\0"
@@ -532,7 +536,7 @@ def unknown_choice(word, name):
 
 
 def unknown_choice_on_one(word, name):
-    """Those that can go on must not wait for ever for the one that cannot."""
+    """Ranks that can continue must not wait for ever for the one that cannot."""
     texts = refused(word, ("SHOAL_ERR_ARGUMENT", "SHOAL_ERR_UNSUPPORTED", "SHOAL_ERR_TIMEOUT", "SHOAL_ERR_PEER_LOST"),
                     on_last_rank(word, **{name: "nonsense"}))
     expect("nonsense" in texts[-1], texts[-1])
@@ -540,7 +544,8 @@ def unknown_choice_on_one(word, name):
 
 
 def two_jobs(word, are_told_apart):
-    """At one address and port. With names of their own both run; else each runs or says why not, and one of them runs."""
+    """Runs two jobs at one address and port. With different names both run; otherwise each runs or reports why not, and one
+    of them runs."""
     layout = layout_of_fault(word)
     with Cluster(len(layout.sizes)) as cluster:
         jobs = []
@@ -568,8 +573,8 @@ def two_jobs(word, are_told_apart):
 # ---- Strangers -------------------------------------------------------------------------------------------------------------
 
 def listeners(host):
-    """(address, port) of all that listen in a host's namespace (proc(5): the fourth field is the state, 0A listens). Addresses
-    as they stand there, in hexadecimal."""
+    """Returns (address, port) of all listening sockets in a host's namespace (proc(5): the fourth field is the state, 0A
+    listens). Addresses are in hexadecimal, as in the file."""
     found = set()
     for name in ("tcp", "tcp6"):
         for line in Path(f"/proc/{host.pid}/net/{name}").read_text().splitlines()[1:]:
@@ -585,7 +590,7 @@ def listening_ports(host):
 
 
 CONNECTIONS = 30  # of each kind, to each port
-CONNECTING_S = 4  # in all: whoever does not let strangers in makes them wait
+CONNECTING_S = 4  # in total: a port that does not let strangers in makes them wait
 
 
 def connect(address, port):
@@ -604,8 +609,8 @@ def send(connection, data):
 
 
 def attack(address, ports):
-    """The acts of strangers: some connect and leave, some send rubbish, some a byte now and then, until we are killed. Says how
-    many got in."""
+    """Acts as strangers: some connect and leave, some send garbage, some send a byte now and then, until this process is
+    killed. Prints how many connected."""
     slow, got_in, end = [], 0, time.monotonic() + CONNECTING_S
     for port, kind in [(int(port), kind) for kind in ("leave", "rubbish", "slow") for port in ports] * CONNECTIONS:
         connection = connect(address, port) if time.monotonic() < end else None
@@ -624,7 +629,7 @@ def attack(address, ports):
 
 
 class Strangers:
-    """They attack every port of every host from the next one, or from the same where there is but one."""
+    """They attack every port of every host, each from the next host, or from the same host if there is only one."""
 
     def __init__(self, cluster):
         self.processes = []
@@ -656,7 +661,7 @@ def strangers_in_the_middle(word):
 
 
 def strangers_at_the_start(word):
-    """While rank 0 waits for the last rank, whom they may not keep out."""
+    """Strangers attack while rank 0 waits for the last rank, which they must not keep out."""
     layout = layout_of_fault(word)
     with Cluster(len(layout.sizes)) as cluster, Job(cluster, layout, [PROGRAM, "loop", "1"]) as job:
         job.start(range(layout.size - 1))
@@ -669,14 +674,14 @@ def strangers_at_the_start(word):
             succeed(job, START_S)
 
 
-# ---- Strangers where ranks of a host meet ----------------------------------------------------------------------------------
+# ---- Strangers at the meeting of a host's ranks ----------------------------------------------------------------------------
 
 MEETING_TRIES = 10  # the sockets are open for some milliseconds
 CALLS = 40  # at each of them; every silent one once cost a second
 
 
 def meetings():
-    """Addresses of the abstract Unix sockets on this host at which ranks that share memory meet."""
+    """Returns addresses of the abstract Unix sockets on this host at which ranks that share memory meet."""
     return {"\0" + name for name in re.findall(r"@(shoal-\w+)$", Path("/proc/net/unix").read_text(), re.M)}
 
 
@@ -687,7 +692,7 @@ def call_silently(address):
 
 
 def call_at_meetings():
-    """Calls at each socket as soon as it is there, says so, and is silent until we are killed."""
+    """Connects to each socket as soon as it exists, reports that, and remains silent until this process is killed."""
     known, callers = meetings(), []
     print("ready", flush=True)
     while True:
@@ -725,8 +730,8 @@ FLOOD_S = 3
 
 
 def sniff(seconds):
-    """Prints, in hexadecimal, messages that come to a host: segments of TCP that hold one message of libfabric's provider over
-    TCP. Its header of 16 bytes says that it is a message (byte 1 is 0) and how long all is (the last 8)."""
+    """Prints, in hexadecimal, messages that arrive at a host: segments of TCP that contain one message of libfabric's
+    provider over TCP. Its header of 16 bytes identifies a message (byte 1 is 0) and contains the total length (the last 8)."""
     found, end = {}, time.monotonic() + float(seconds)
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0800)) as packets:
         packets.settimeout(0.2)
@@ -744,7 +749,7 @@ def sniff(seconds):
 
 
 def capture(host, folder):
-    """A file of messages that the host received, and how many they are."""
+    """Returns a file of messages that the host received, and their number."""
     done = subprocess.run([*host.enter(), sys.executable, __file__, "sniff", "2"], capture_output=True, text=True, check=True,
                           timeout=30)
     file = Path(folder) / "captured"
@@ -753,7 +758,7 @@ def capture(host, folder):
 
 
 def start_strangers(cluster, captured):
-    """Two for each port at which the last host listens, of whom one writes; they come from the first host."""
+    """Starts two for each port at which the last host listens, one of which writes; they run on the first host."""
     host, port_of = cluster.hosts[0], listening_ports(cluster.hosts[-1])
     words = [(str(port), str(FLOOD_S), *how) for port in port_of for how in (("messages", captured), ("writes",))]
     return [subprocess.Popen([*host.enter(), STRANGER, cluster.address(len(cluster.hosts) - 1), *more],
@@ -762,7 +767,7 @@ def start_strangers(cluster, captured):
 
 
 def rejections(folder):
-    """Each rank's rejections in its flight recorder, by reason."""
+    """Returns each rank's rejections in its flight recorder, by reason."""
     told = {}
     for file in Path(folder).glob("flight.*"):
         for reason, count in re.findall(r'"rejected_(\w+)":(\d+)', file.read_text()):
@@ -771,7 +776,8 @@ def rejections(folder):
 
 
 def strangers_at_the_endpoint(word):
-    """They send garbage, guesses and what they have overheard, and write: sums stay right, and all that changes is a count."""
+    """They send garbage, guesses and messages that they have captured, and write: sums remain right, and only a count
+    changes."""
     layout = layout_of_fault(word)
     if len(layout.sizes) == 1:
         raise Skip("one host has no endpoint")

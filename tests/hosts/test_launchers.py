@@ -1,7 +1,7 @@
 """The launchers people use, over two emulated hosts (cluster.py) of two ranks: each must join them all, and results be exact.
 
-Prints TAP. SHOAL_HOST_RANK names the program of a rank, SHOAL_COMMAND the command. Words: only cases whose names contain one.
-A launcher that is not here is skipped. Exit code 0: none failed, 1: some did."""
+Prints TAP. SHOAL_HOST_RANK names the program of a rank, SHOAL_COMMAND the command. Arguments: only cases whose names contain
+one. A launcher that is missing is skipped. Exit code 0: none failed, 1: some failed."""
 import os
 import shutil
 import subprocess
@@ -18,14 +18,14 @@ from tap import Skip, expect, run_cases  # noqa: E402
 PROGRAM = os.path.abspath(os.environ.get("SHOAL_HOST_RANK", ""))
 COMMAND = os.path.abspath(os.environ.get("SHOAL_COMMAND", ""))
 RANK = [PROGRAM, "exact", "groups"]
-RUN_S = 150  # far above what it takes: a hang is ended
+RUN_S = 150  # far longer than a run takes: it ends a hang
 HOSTS, RANKS_EACH = 2, 2
 VARIABLES = {"SHOAL_LOG": "info", "SHOAL_SECRET": "secret"}
 AS_ROOT = ["--allow-run-as-root"] if os.getuid() == 0 else []
 OPENMPI = ("mpirun.openmpi", ["--mca", "plm_rsh_agent"])
 MPICH = ("mpirun.mpich", ["-launcher", "rsh", "-iface", INTERFACE, "-launcher-exec"])
 
-# PyTorch from a launcher that sets none of its variables (python/shoal/torch/_rendezvous.py).
+# PyTorch with a launcher that sets none of its variables (python/shoal/torch/_rendezvous.py).
 TORCH = Path(COMMAND).parent / "torch/bin/python3"
 TORCH_RANK = [str(TORCH), "-c", """
 import torch, torch.distributed as dist
@@ -38,18 +38,18 @@ dist.destroy_process_group()
 """]
 OF_TORCH = {"SHOAL_SECRET": "secret", "SHOAL_LIBRARY": str(Path(COMMAND).parent / "libshoal.so"), "SHOAL_TORCH_SHIM": "python",
             "PYTHONPATH": str(Path(__file__).resolve().parents[2] / "python")}
-TORCH_S = 240  # PyTorch is imported, by all ranks at once
+TORCH_S = 240  # all ranks import PyTorch at once
 
 
 def expect_joined(code, told, launcher):
-    """Every rank is done, and has been joined in this way."""
+    """Every rank is done, and has joined in this way."""
     ranks = HOSTS * RANKS_EACH
     expect(code == 0 and told.count("exact: groups ") == ranks, f"exit code {code}", told)
     expect(f"{ranks} ranks on {HOSTS} hosts" in told and f"joined by {launcher};" in told, f"not joined by {launcher}", told)
 
 
 def srun():
-    """As it comes, with PMI-1 and with PMIx, where this Slurm has them."""
+    """Runs srun by default, with PMI-1 and with PMIx, if this Slurm has them."""
     with Cluster(HOSTS) as cluster, Slurm(cluster) as slurm:
         known = slurm.srun("--mpi=list", timeout=RUN_S)
         for mpi, launcher in (("none", "srun"), ("pmi2", "PMI-1"), ("pmix", "PMIx")):
@@ -59,7 +59,7 @@ def srun():
 
 
 def srun_of_bench():
-    """Tasks are its ranks; a single task is a shell in which it starts its own."""
+    """The tasks are the bench's ranks; a single task is a shell in which it starts its own."""
     with Cluster(HOSTS) as cluster, Slurm(cluster) as slurm:
         for tasks, words, ranks in ((HOSTS, [], f"{HOSTS} ranks on {HOSTS} hosts"), (1, ["-n", "3"], "3 ranks on 1 host")):
             done = slurm.srun(f"-n{tasks}", f"-N{tasks}", COMMAND, "bench", "barrier", *words, timeout=RUN_S, **VARIABLES)
@@ -67,7 +67,7 @@ def srun_of_bench():
 
 
 def expect_torch(done):
-    """Ranks of each host have a number there, and the sum is that of all."""
+    """Ranks of each host have local numbers, and the sum is over all ranks."""
     ranks = HOSTS * RANKS_EACH
     for rank in range(ranks):
         line = f"rank {rank} of {ranks}, local rank {rank % RANKS_EACH}: {ranks * (ranks + 1) / 2}\n"
@@ -97,7 +97,7 @@ def mpich_of_torch():
 
 
 def mpirun(command, words, program, variables, timeout):
-    """It reaches the hosts by a program in the place of ssh; words: those before the path of that."""
+    """mpirun reaches the hosts by a program instead of ssh; words: those before that program's path."""
     if not shutil.which(command):
         raise Skip(f"{command} is not here")
     with Cluster(HOSTS) as cluster, tempfile.TemporaryDirectory() as folder:
@@ -122,7 +122,7 @@ def mpich():
 
 
 def torchrun():
-    """Its store hands out a secret: rank 0 warns of none."""
+    """torchrun's store passes on a secret, so rank 0 logs no warning."""
     command = shutil.which("torchrun", path=f"{os.environ['PATH']}:{Path(COMMAND).parent}/torch/bin")
     if not command:
         raise Skip("torchrun is not here")

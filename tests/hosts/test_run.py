@@ -1,7 +1,7 @@
 """`shoal run` on each of several emulated hosts (cluster.py): all workers join, and the first failure ends them everywhere.
 
-Prints TAP. SHOAL_HOST_RANK names the program of a rank, SHOAL_COMMAND the command. Words: only cases whose names contain one.
-Exit code 0: none failed, 1: some did, 77: hosts cannot be emulated here."""
+Prints TAP. SHOAL_HOST_RANK names the program of a rank, SHOAL_COMMAND the command. Arguments: only cases whose names contain
+one. Exit code 0: none failed, 1: some failed, 77: hosts cannot be emulated here."""
 import json
 import os
 import re
@@ -23,13 +23,13 @@ PROGRAM = os.path.abspath(os.environ.get("SHOAL_HOST_RANK", ""))
 COMMAND = os.path.abspath(os.environ.get("SHOAL_COMMAND", ""))
 PORT = 29500
 JOINED_S = 120
-ENDED_S = 60  # not a promise: this machine may be busy
+ENDED_S = 60  # not a promise, because this machine may be busy
 LINES = ["sh", "-c", "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $GROUP_RANK $MASTER_ADDR $MASTER_PORT"]
 AS_ROOT = ["--allow-run-as-root"] if os.getuid() == 0 else []
 
 
 class Hosts:
-    """`shoal run` with these words on each host. on_host(index): its own words and variables."""
+    """`shoal run` with these words on each host. on_host(index): additional words and variables for one host."""
 
     def __init__(self, cluster, words, program, on_host=None, count=None, **variables):
         self.agents, self.strangers = [], []
@@ -59,7 +59,7 @@ class Hosts:
             time.sleep(0.02)
 
     def wait_for(self, text, times, on=all):
-        """Until each host has told it so many times; on=any: the first one."""
+        """Waits until each host has printed the text that many times; on=any: until one host has."""
         end = time.monotonic() + JOINED_S
         while not on(agent.output().count(text) >= times for agent in self.agents):
             expect(time.monotonic() < end, f"no {text!r} within {JOINED_S} s", self.told())
@@ -67,7 +67,7 @@ class Hosts:
 
 
 def by_options(cluster, hosts, workers):
-    """The words of each host, and no variables."""
+    """Returns the words of each host, and no variables."""
     meet = f"[{cluster.address(0)}]:{PORT}" if cluster.ipv6 else f"{cluster.address(0)}:{PORT}"
     return lambda index: (["--hosts", str(hosts), "--host-index", str(index), "--meet", meet, "-n", str(workers)], {})
 
@@ -78,7 +78,8 @@ def by_pet(cluster, hosts, workers):
 
 
 def by_sm(cluster, hosts, workers):
-    """As the variables of SageMaker's containers; their names of hosts are addresses here, and the first host is where to meet."""
+    """Uses the variables of SageMaker's containers. Their host names are addresses here, and the ranks meet at the first
+    host."""
     addresses = [cluster.address(index) for index in range(hosts)]
     return lambda index: (["-n", str(workers)], {"SM_HOSTS": json.dumps(addresses), "SM_CURRENT_HOST": addresses[index],
                                                  "SM_MASTER_PORT": str(PORT)})
@@ -157,11 +158,11 @@ def mpich():
 
 READY = "rank is running"
 LOOP = ["sh", "-c", f'echo "{READY}, process $$"; exec "$0" loop 0', PROGRAM]
-# Workers that know nothing of Shoal, and end by SIGKILL alone.
+# Workers that do not use Shoal, and end only by SIGKILL.
 STUBBORN = ["sh", "-c", f'trap "" TERM INT; echo "{READY}, process $$"; while :; do sleep 0.2; done']
 MEEK = ["sh", "-c", f'echo "{READY}, process $$"; exec sleep 1000']
-# The promise is 5 s, which tools/run.c asserts of its constants; the rest is for a crowded machine. Without word from another host it
-# would be for ever.
+# The promise is 5 s, which tools/run.c asserts of its constants; the rest is for a busy machine. Without a message from another
+# host it would take for ever.
 ENDED_WITHIN_S = 7
 
 
@@ -170,7 +171,7 @@ def process_of(job, host, rank):
 
 
 def started(cluster, on_host, program, ready, times, words=(), count=None, **variables):
-    """Returns once each host has told it so many times."""
+    """Returns once each host has printed `ready` that many times."""
     job = Hosts(cluster, list(words), program, on_host, count, **variables)
     try:
         job.wait_for(ready, times)
@@ -190,7 +191,7 @@ def waiting(cluster, hosts, workers, program=STUBBORN, words=()):
 
 
 def nothing_is_left(cluster, job):
-    """No worker outlives its `shoal run`."""
+    """Checks that no worker outlives its `shoal run`."""
     end = time.monotonic() + ENDED_S
     while left := [pid for host in cluster.hosts for pid in host.processes()]:
         expect(time.monotonic() < end, f"processes are left: {left}", job.told())
@@ -198,7 +199,7 @@ def nothing_is_left(cluster, job):
 
 
 def ended(cluster, job, code, *lines, agents=None):
-    """All hosts end soon, with this code, and with these lines on each. Says how long it took."""
+    """All hosts end soon, with this code, and with these lines on each. Prints how long it took."""
     begin = time.monotonic()
     job.wait(ENDED_S, agents)
     seconds = time.monotonic() - begin
@@ -213,7 +214,7 @@ def ended(cluster, job, code, *lines, agents=None):
 
 
 def killed_worker(hosts, workers):
-    """Every host names it, with its last line."""
+    """Every host names it, and prints its last line."""
     with Cluster(hosts) as cluster, looping(cluster, hosts, workers) as job:
         rank = hosts * workers - 1
         pid = process_of(job, hosts - 1, rank)
@@ -224,7 +225,7 @@ def killed_worker(hosts, workers):
 
 
 def killed_stranger():
-    """Workers that do not use Shoal end as well, and those that ignore SIGTERM."""
+    """Workers that do not use Shoal also end, and so do those that ignore SIGTERM."""
     with Cluster(3) as cluster, waiting(cluster, 3, 2) as job:
         pid = process_of(job, 1, 3)
         os.kill(pid, signal.SIGKILL)
@@ -233,7 +234,7 @@ def killed_stranger():
 
 
 def raising_worker():
-    """The last lines of both its streams travel, no more than 20, and nothing in them acts on a terminal."""
+    """At most the last 20 lines of both its streams are sent, and nothing in them controls a terminal."""
     script = ("fail() { for i in $(seq 30); do echo line $i; done; printf 'a\\033[2Jb\\n'; echo 'ValueError: no gradient' >&2; "
               "exit 3; }; "
               f'trap fail USR1; echo "{READY}, process $$"; while :; do sleep 0.05; done')
@@ -247,7 +248,7 @@ def raising_worker():
 
 
 def blamed_worker():
-    """The ranks agree whose fault it is: all hosts say that, whichever rank exits first."""
+    """The ranks agree on the cause: all hosts print it, whichever rank exits first."""
     with Cluster(3) as cluster:
         with Hosts(cluster, [], [PROGRAM, "abort"], by_options(cluster, 3, 2)) as job:
             job.wait_for("communicator world is broken", 1, on=any)
@@ -256,7 +257,7 @@ def blamed_worker():
 
 
 def killed_agent(index):
-    """Its workers end with it, and those of the other hosts are told; that of host 0 decides for all."""
+    """The agent's workers end with it, and those of the other hosts are notified. Host 0's agent decides for all."""
     with Cluster(3) as cluster, waiting(cluster, 3, 2, MEEK) as job:
         job.agents[index].signal(signal.SIGKILL)
         rest = [agent for agent in job.agents if agent.number != index]
@@ -267,7 +268,7 @@ def killed_agent(index):
 
 
 def killed_agent_of_waiting():
-    """A host whose workers are done learns, too, that the others' will not be."""
+    """A host whose workers are done also learns that the others' will not be."""
     script = f'echo "{READY}, process $$"; [ $RANK = 1 ] && exit 0; exec sleep 1000'
     with Cluster(2) as cluster, waiting(cluster, 2, 1, ["sh", "-c", script]) as job:
         worker = process_of(job, 1, 1)
@@ -289,7 +290,7 @@ def cut_off_host():
 
 
 def stopped_agent():
-    """An agent that stands still is not lost: the kernel of its host answers."""
+    """A stopped agent is not lost: the kernel of its host answers."""
     with Cluster(2) as cluster, waiting(cluster, 2, 1, MEEK) as job:
         job.agents[1].signal(signal.SIGSTOP)
         time.sleep(5)
@@ -334,7 +335,7 @@ def signalled_often(stopped):
 
 
 def signalled(number, index):
-    """It reaches the workers of all hosts, which have the grace time."""
+    """The signal reaches the workers of all hosts, which have the grace time."""
     with Cluster(2) as cluster, waiting(cluster, 2, 2, STUBBORN, ["--grace", "1"]) as job:
         job.agents[index].signal(number)
         ended(cluster, job, 128 + number, rf"^shoal run: ended by signal {int(number)} \(.*\) on h{index + 1}$",
@@ -342,7 +343,8 @@ def signalled(number, index):
 
 
 def signalled_on_all():
-    """As mpirun and srun do: that is one signal, and no second Ctrl-C. Workers that save a checkpoint and end with 0 are fine."""
+    """mpirun and srun signal all hosts: that is one signal, not a second Ctrl-C. Workers may save a checkpoint and end with
+    0."""
     script = 'trap "sleep 0.5; echo saved; exit 0" INT; echo "' + READY + '"; while :; do sleep 0.1; done'
     with Cluster(2) as cluster, waiting(cluster, 2, 2, ["sh", "-c", script], ["--grace", "30"]) as job:
         for agent in job.agents:
@@ -370,7 +372,7 @@ def timeout_of_one():
 
 
 def unstarted_workers():
-    """The program is on one host only."""
+    """The program exists on one host only."""
     with Cluster(2) as cluster, tempfile.TemporaryDirectory() as folder:
         only = Path(folder, "only")
         only.write_text("#!/bin/sh\nexec sleep 1000\n")
@@ -392,7 +394,7 @@ def done_by_all():
 # ---- Restarts --------------------------------------------------------------------------------------------------------------
 
 def restarted(times, code):
-    """Everything starts again from the script's checkpoint, as often as it may."""
+    """All workers start again from the script's checkpoint, as often as allowed."""
     script = ('echo "attempt $SHOAL_RESTART $TORCHELASTIC_RESTART_COUNT $SHOAL_JOB_ID"; "$0" exact groups > /dev/null || exit 9; '
               f'[ $RANK = 3 ] && [ $SHOAL_RESTART -lt {times} ] && exit 5; exit 0')
     with Cluster(2) as cluster:
@@ -430,7 +432,7 @@ def restarted_with_a_stopped_agent():
 
 
 def not_restarted():
-    """Somebody wanted the end."""
+    """A requested end is not followed by a restart."""
     with Cluster(2) as cluster, waiting(cluster, 2, 1, MEEK, ["--restarts", "3"]) as job:
         job.agents[1].signal(signal.SIGTERM)
         ended(cluster, job, 143, "ended by signal 15")
@@ -453,7 +455,7 @@ def uneven_workers():
 
 
 def host_that_never_comes():
-    """All that came name it, and start no worker."""
+    """All hosts that came name the missing one, and start no worker."""
     with Cluster(4) as cluster:
         with Hosts(cluster, ["--meet-timeout", "3"], MEEK, by_options(cluster, 4, 1), count=3) as job:
             ended(cluster, job, 125, r"^shoal run: host 3 of 4 did not come within 3 s \(--meet-timeout\); "
@@ -481,7 +483,7 @@ def late_host():
 
 
 def wait_for_meeting(agent):
-    """Until it heeds SIGINT and its connection to host 0 is there; then a second to say who it is."""
+    """Waits until the agent handles SIGINT and has a connection to host 0, and then a second for its identification."""
     end = time.monotonic() + JOINED_S
     while time.monotonic() < end:
         status = Path(f"/proc/{agent.pid}/status").read_text()
@@ -569,7 +571,7 @@ time.sleep(1000)
 
 
 def strangers():
-    """Who knows no secret changes nothing, neither before all have come nor after."""
+    """A process without the secret changes nothing, neither before all have come nor after."""
     script = ["sh", "-c", f'echo "{READY}"; sleep 4; exit 0']
     with Cluster(3) as cluster:
         words, known = by_options(cluster, 2, 1), {**clean_environment(), "SHOAL_SECRET": "secret"}

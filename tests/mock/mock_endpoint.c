@@ -1,15 +1,14 @@
-/* Endpoints that carry messages and writes inside one process, as unkindly as EFA and InfiniBand may:
- *   - what was posted happens later, in random order, when its sender polls, and reads its source until it has completed;
- *   - the bytes of a write land more than once before its immediate is heard, and the immediate before or after what was
- *     posted earlier;
- *   - a source, and a receive's buffer, has to lie in the region whose descriptor comes with it (FI_MR_LOCAL), even of no
- * bytes;
- *   - memory of a device is registered as a dma-buf, and read through that: the processor never has its address;
- *   - a region's memory has to be there until the region is closed;
- *   - a write has to lie in the region of its key, in a domain that still has it;
- *   - few are taken at once (-FI_EAGAIN), and there is no descriptor to wait on;
- *   - a full completion queue keeps peers' writes under way where FI_RM_ENABLED was asked for; else what they say is lost.
- * A breach by the sender fails its call, one that shows later fails the completion. */
+/* Endpoints that carry messages and writes inside one process, as hostile as EFA and InfiniBand may be:
+ *   - posted operations happen later, in random order, when their sender polls, and read their source until they complete;
+ *   - the bytes of a write arrive more than once before its immediate does, and the immediate arrives before or after the
+ *     operations that were posted earlier;
+ *   - a source, and a receive's buffer, must be in the region of its descriptor (FI_MR_LOCAL), even if it is empty;
+ *   - device memory is registered as a dma-buf, and read through that: the processor never has its address;
+ *   - a region's memory must exist until the region is closed;
+ *   - a write must be in the region of its key, in a domain that still has it;
+ *   - few operations are accepted at once (-FI_EAGAIN), and there is no descriptor to wait on;
+ *   - a full completion queue delays peers' writes if FI_RM_ENABLED was requested; otherwise their immediates are lost.
+ * A violation by the sender fails its call; one that shows later fails the completion. */
 #include "mock_fabric.h"
 
 #include <pthread.h>
@@ -26,9 +25,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define UNDER_WAY_MAX 24 /* of one endpoint */
+#define UNDER_WAY_MAX 24 /* operations of one endpoint */
 #define ADDRESS_BYTES 32
-#define STEPS 6 /* of what is under way, with each poll */
+#define STEPS 6 /* of operations in progress, in each poll */
 
 struct domain {
     struct fid_domain fid;
@@ -44,7 +43,7 @@ struct region {
     char *at;
     size_t bytes;
     uint64_t access;
-    char *pages; /* of memory of a device, where the adapter finds its bytes; NULL: memory of the process */
+    char *pages; /* of device memory, for the adapter; NULL: memory of the process */
     struct region *next;
 };
 
@@ -66,7 +65,7 @@ struct peers {
     size_t count;
 };
 
-/* How far an operation has come. */
+/* The progress of an operation. */
 enum state { POSTED, LANDED, HEARD };
 
 struct operation {
@@ -89,9 +88,9 @@ struct endpoint {
     bool emulates_writes;
     struct operation *under_way, *receives;
     unsigned count;
-    uint64_t sent; /* bytes of all that was posted */
+    uint64_t sent; /* bytes of all posted operations */
     enum mock_way way;
-    bool has_held; /* the one that MOCK_HELD is about */
+    bool has_held; /* the one that MOCK_HELD holds */
     struct endpoint *next;
 };
 
@@ -128,7 +127,7 @@ static bool is_local_right(const struct domain *domain, const void *descriptor, 
     return region && region->domain == domain && holds(region, at, bytes, access);
 }
 
-/* Where the adapter reads a source. */
+/* Returns the address at which the adapter reads a source. */
 static const char *bytes_of(const void *descriptor, const char *at)
 {
     const struct region *region = regions;
@@ -137,7 +136,7 @@ static const char *bytes_of(const void *descriptor, const char *at)
     return region && region->pages ? region->pages + (at - region->at) : at;
 }
 
-/* NULL: that key is not known there, or does not reach so far. */
+/* Returns NULL if that key is unknown there, or its region is too short. */
 static char *find_target(const struct domain *domain, uint64_t key, uint64_t at, size_t bytes)
 {
     const struct region *region = regions;
@@ -160,7 +159,7 @@ static int close_region(struct fid *fid)
     locked_bytes -= region->bytes;
     pthread_mutex_unlock(&lock);
     for (size_t at = 0; at < region->bytes && !region->pages; at += 4096)
-        (void)*(volatile char *)(region->at + at); /* faults where it has gone too early */
+        (void)*(volatile char *)(region->at + at); /* faults if the memory was freed too early */
     if (region->pages)
         munmap(region->pages, region->bytes);
     free(region);
@@ -290,7 +289,7 @@ static struct completion pop(struct queue *queue)
     return copy;
 }
 
-/* ---- What is under way ---- */
+/* ---- Operations in progress ---- */
 
 static struct endpoint *find_endpoint(uint64_t number)
 {
@@ -321,7 +320,7 @@ __attribute__((visibility("default"))) uint64_t mock_count_sent(uint64_t number,
     return sent;
 }
 
-/* 0, or why it fails. */
+/* Returns 0, or the error. */
 static int land(const struct operation *operation, const struct endpoint *to)
 {
     char *target = find_target(to->domain, operation->key, operation->at, operation->bytes);
@@ -357,7 +356,7 @@ static int hand_over(const struct operation *operation, struct endpoint *to)
     return error;
 }
 
-/* One step on; true when it is at its end, and told so. */
+/* Advances the operation; returns true when it is complete and was reported. */
 static bool step(const struct endpoint *from, struct operation *operation)
 {
     struct endpoint *to = find_endpoint(operation->dest);
@@ -456,12 +455,12 @@ static ssize_t write_data(struct fid_ep *fid, const void *buffer, size_t bytes, 
                                         .bytes = bytes,
                                         .descriptor = descriptor,
                                         .context = context};
-    if (endpoint->emulates_writes) /* a real one would do it: who asked first does not want it */
+    if (endpoint->emulates_writes) /* a real one would emulate it: a caller that checked first does not want that */
         return -FI_EOPNOTSUPP;
     return data > UINT32_MAX ? -FI_EINVAL : post(endpoint, &operation, FI_WRITE);
 }
 
-/* The first to be posted is not the first to be used. */
+/* Receives are not used in the order in which they were posted. */
 static ssize_t post_receive(struct fid_ep *fid, void *buffer, size_t bytes, void *descriptor, fi_addr_t source, void *context)
 {
     struct endpoint *endpoint = (struct endpoint *)fid;
@@ -664,7 +663,7 @@ static int get_name(struct fid *fid, void *address, size_t *bytes)
 
 static struct fi_ops endpoint_fid_ops = {
     .size = sizeof endpoint_fid_ops, .close = close_endpoint, .bind = bind_endpoint, .control = control_endpoint};
-/* Adapters that cannot write are called efa_N, as the first ones were. */
+/* Adapters that cannot write are called efa_N, like the first EFA adapters. */
 static int get_option(struct fid *fid, int level, int name, void *value, size_t *bytes)
 {
     const struct endpoint *endpoint = (struct endpoint *)fid;
@@ -675,7 +674,7 @@ static int get_option(struct fid *fid, int level, int name, void *value, size_t 
     return 0;
 }
 
-/* Some adapters are read by calls of the device's driver. */
+/* Some adapters read device memory by calls of the device's driver. */
 static int set_option(struct fid *fid, int level, int name, const void *value, size_t bytes)
 {
     const struct endpoint *endpoint = (struct endpoint *)fid;

@@ -1,7 +1,6 @@
-/* A libfabric that answers fi_getinfo as the machine named in SHOAL_MOCK_FABRIC would, and opens endpoints that reach each
- * other in one process: what Shoal makes of EFA and InfiniBand can be tried where there is neither. Loaded through
- * SHOAL_LIBFABRIC. Its answers follow the documents and sources of libfabric 1.17 to 2.6; they were never compared with
- * hardware. */
+/* A libfabric that answers fi_getinfo like the machine named in SHOAL_MOCK_FABRIC, and opens endpoints that reach each other
+ * in one process. It tests Shoal's use of EFA and InfiniBand on machines without either. SHOAL_LIBFABRIC loads it. Its answers
+ * follow the documents and sources of libfabric 1.17 to 2.6; they were never compared with hardware. */
 #include "mock_fabric.h"
 
 #include <arpa/inet.h>
@@ -25,7 +24,7 @@ struct device {
     uint64_t caps;
     uint64_t modes;
     size_t data_bytes;
-    size_t message_bytes; /* the most one message takes, or says it takes; 0: anything */
+    size_t message_bytes; /* the stated maximum of a message; 0: none */
 };
 
 static const struct device devices[] = {
@@ -114,7 +113,7 @@ EXPORT struct fi_info *fi_dupinfo(const struct fi_info *info)
     return copy;
 }
 
-/* Memory of devices is offered to those who ask for it. */
+/* Support for device memory is offered only if the caller asks for it. */
 static struct fi_info *info_of(const struct device *device, bool reads_devices)
 {
     struct fi_info *info = make_info();

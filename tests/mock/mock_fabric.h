@@ -1,4 +1,4 @@
-/* The two halves of the mock: what it answers (mock_fabric.c), and its endpoints (mock_endpoint.c). */
+/* The two halves of the mock: its answers (mock_fabric.c), and its endpoints (mock_endpoint.c). */
 #ifndef TESTS_MOCK_FABRIC_H
 #define TESTS_MOCK_FABRIC_H
 
@@ -8,9 +8,9 @@
 
 int mock_open_fabric(struct fid_fabric **fabric);
 
-/* For tests, which find these by name: how many regions hold the byte, how many bytes all regions have together, and may
- * have; how many bytes an endpoint has sent and written, and the name of its adapter. An endpoint is named by the number that
- * its address begins with. */
+/* For tests, which find these by name: the number of regions that contain the byte; the bytes of all regions together, and
+ * their limit; the bytes that an endpoint has sent and written; the name of its adapter. An endpoint is named by the number
+ * that its address begins with. */
 unsigned mock_count_regions(const void *at);
 size_t mock_count_locked(void);
 void mock_limit_locked(size_t bytes);

@@ -1,6 +1,6 @@
-/* The few entry points of NCCL that bench/gpu_nccl.c calls, so that the measurement is tested where there is neither NCCL nor a
- * GPU: sums of float32 among processes of one machine, over the driver that the program has loaded; the call waits for all of it.
- * An id is the name of a file that the ranks map. */
+/* The few entry points of NCCL that bench/gpu_nccl.c calls, so that the measurement is tested without NCCL and without a GPU:
+ * sums of float32 among processes of one machine, over the driver that the program has loaded. The call waits for all of the
+ * work. An id is the name of a file that the ranks map. */
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -22,7 +22,7 @@ struct id {
 };
 
 struct meeting {
-    atomic_uint arrived; /* counts on */
+    atomic_uint arrived; /* never reset */
     float inputs[RANKS_MAX][FLOATS_MAX];
 };
 
@@ -113,7 +113,7 @@ EXPORT int ncclAllReduce(unsigned long long input, unsigned long long output, si
     for (int r = 0; r < comm->ranks; r++)
         for (size_t i = 0; i < count; i++)
             sums[i] += comm->meeting->inputs[r][i];
-    meet(comm); /* nobody reads any more */
+    meet(comm); /* all have finished reading */
     const int result = comm->upload(output, sums, count * sizeof *sums);
     free(sums);
     return result == 0 ? SUCCESS : SYSTEM_ERROR;

@@ -1,6 +1,6 @@
-/* A PMIx for tests whose server does not answer: MOCK_PMIX_HANGS, "init", "size", "get" or "finalize", says which call never
- * ends. Else it knows a job of one rank, or of MOCK_PMIX_SIZE, and no values of others. Loaded by its name from a folder that
- * the loader looks in first. */
+/* A PMIx for tests whose server does not answer: MOCK_PMIX_HANGS, "init", "size", "get" or "finalize", names the call that
+ * never returns. Otherwise it has a job of one rank, or of MOCK_PMIX_SIZE, and no values of others. The loader finds it by its
+ * name in the folder that it searches first. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-/* A resolver for tests, loaded before the system's: MOCK_NAMES, "name=address" with commas between, says what names mean;
+/* A resolver for tests, loaded before the system's. MOCK_NAMES, "name=address" separated by commas, defines the names.
  * MOCK_RESOLVER_MS is how long each answer takes. */
 #include <dlfcn.h>
 #include <netdb.h>
@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The address of a name: the name itself where MOCK_NAMES does not say. */
+/* Returns the address of a name: the name itself if MOCK_NAMES does not contain it. */
 static const char *address_of(const char *name, char address[128])
 {
     const char *names = getenv("MOCK_NAMES");

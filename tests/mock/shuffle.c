@@ -7,7 +7,7 @@
 #include "base/setting.h"
 
 #define HELD_MAX (SHOAL_SHUFFLE_SPAN + SHOAL_SHUFFLE_HEARD_MAX)
-/* One of so many is refused; of these, one of so many begins a storm of so many refusals. */
+/* One attempt in REFUSED_SHARE is refused. One refusal in STORM_SHARE begins a storm of STORM_MIN to STORM_MAX more. */
 #define REFUSED_SHARE 12
 #define STORM_SHARE 12
 #define STORM_MIN 20
@@ -19,7 +19,7 @@ struct event {
     enum event_kind kind;
     uint64_t due_turn;
     uint64_t due_ns;
-    void *data; /* of a message; or the owner of what has left */
+    void *data; /* of a message; or the owner of an operation that has left */
     size_t bytes;
     uint32_t immediate;
 };
@@ -28,9 +28,9 @@ struct shoal_shuffle {
     struct shoal_fabric_handler from, to;
     uint64_t random;
     uint64_t turn, now_ns;
-    uint64_t first, next;        /* numbers of the oldest event held, and of the next one to come */
+    uint64_t first, next;        /* numbers of the oldest event held, and of the next one */
     struct event held[HELD_MAX]; /* event i at i % HELD_MAX */
-    unsigned storm;              /* so many refusals are still to come */
+    unsigned storm;              /* refusals still to come */
     bool has_refused;            /* since the last turn */
 };
 
@@ -62,7 +62,7 @@ static bool is_full(const struct shoal_shuffle *shuffle)
     return shuffle->next - shuffle->first == HELD_MAX;
 }
 
-/* A message that cannot be held is handed on at once rather than lost. */
+/* A message that cannot be held is delivered at once instead of lost. */
 static void hold_message(void *arg, const void *data, size_t bytes)
 {
     struct shoal_shuffle *shuffle = arg;
@@ -104,7 +104,7 @@ bool shoal_shuffle_has_room(const struct shoal_shuffle *shuffle)
     return HELD_MAX - (shuffle->next - shuffle->first) >= SHOAL_SHUFFLE_HEARD_MAX;
 }
 
-/* ---- Handing on ---------------------------------------------------------------------------------------------------------- */
+/* ---- Delivery ------------------------------------------------------------------------------------------------------------ */
 
 static void shuffle_hand_on(const struct shoal_fabric_handler *to, const struct event *event)
 {
@@ -133,7 +133,7 @@ bool shoal_shuffle_hand_on(struct shoal_shuffle *shuffle, uint64_t now_ns)
 {
     const uint64_t held = shuffle->next - shuffle->first;
     const uint64_t count = held < SHOAL_SHUFFLE_SPAN ? held : SHOAL_SHUFFLE_SPAN;
-    const uint64_t begin = count ? shuffle_draw(shuffle, count) : 0; /* so that those of one turn change places too */
+    const uint64_t begin = count ? shuffle_draw(shuffle, count) : 0; /* so that events of one turn are also reordered */
     bool did = false;
     shuffle->turn++;
     shuffle->now_ns = now_ns;
@@ -156,7 +156,7 @@ bool shoal_shuffle_is_idle(const struct shoal_shuffle *shuffle)
     return shuffle->first == shuffle->next && !shuffle->has_refused;
 }
 
-/* ---- Refusing ------------------------------------------------------------------------------------------------------------ */
+/* ---- Refusals ------------------------------------------------------------------------------------------------------------ */
 
 bool shoal_shuffle_refuses(struct shoal_shuffle *shuffle)
 {

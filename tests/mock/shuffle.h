@@ -1,45 +1,44 @@
-/* Bad weather: stands between an endpoint and the network, and hands on late and in random order what the endpoint hears; it
- * refuses to send now and then. So order, credits and repetition are tested over providers that
- * happen to keep order. Nothing is lost or doubled, failures are handed on at once. A seed gives the same order for the same
- * input.
+/* Bad weather between an endpoint and the network: delivers late and in random order what the endpoint receives, and refuses
+ * some sends. So order, credits and repetition are tested over providers that happen to keep order. Nothing is lost or doubled;
+ * failures are delivered at once. A seed produces the same order for the same input.
  *
- * One thread at a time. It knows no clock: it is told the time. */
+ * One thread at a time. It has no clock: the caller passes the time. */
 #ifndef SHOAL_TESTS_MOCK_SHUFFLE_H
 #define SHOAL_TESTS_MOCK_SHUFFLE_H
 
 #include "transport/fabric/network.h"
 
-/* An event is overtaken by fewer later ones. A receiver tells 64 increments of a counter apart, of which a source may have 32
- * under way before this: together they stay below. */
+/* Fewer later events than this overtake an event. A receiver distinguishes 64 increments of a counter, of which a source may
+ * have 32 in progress already: the sum stays below 64. */
 #define SHOAL_SHUFFLE_SPAN 32
-/* How long an event waits: for less than so many turns and so long, and for those that it may not overtake. */
+/* An event waits for less than this many turns and this long, and for those that it may not overtake. */
 #define SHOAL_SHUFFLE_TURNS 21
 #define SHOAL_SHUFFLE_NS UINT64_C(300000)
-/* The most that one poll of an endpoint hears. */
+/* The most that one poll of an endpoint receives. */
 #define SHOAL_SHUFFLE_HEARD_MAX 32
 
 struct shoal_shuffle;
 
-/* to: who hears in the end. NULL: no memory. */
+/* to: the final receiver. Returns NULL if memory is lacking. */
 struct shoal_shuffle *shoal_shuffle_create(uint64_t seed, const struct shoal_fabric_handler *to);
-/* Messages still held are never handed on. NULL is allowed. */
+/* Messages still held are never delivered. NULL is allowed. */
 void shoal_shuffle_destroy(struct shoal_shuffle *shuffle);
 
-/* For a poll of the endpoint. */
+/* Returns the handler for a poll of the endpoint. */
 const struct shoal_fabric_handler *shoal_shuffle_handler(const struct shoal_shuffle *shuffle);
-/* Whether all that one poll may hear can be held; else the endpoint must wait with it. */
+/* Returns true if there is room for all that one poll may receive; otherwise the endpoint must not poll yet. */
 bool shoal_shuffle_has_room(const struct shoal_shuffle *shuffle);
 
-/* One turn: hands on what is due. True when anything was. */
+/* One turn: delivers what is due. Returns true if anything was. */
 bool shoal_shuffle_hand_on(struct shoal_shuffle *shuffle, uint64_t now_ns);
 
-/* Whether to say PENDING to who wants to send or write now. */
+/* Returns true if the caller's send or write must return PENDING now. */
 bool shoal_shuffle_refuses(struct shoal_shuffle *shuffle);
 
-/* False: something is held, or was refused since the last turn, and only turns move it. */
+/* Returns false if something is held, or was refused since the last turn: then only turns make progress. */
 bool shoal_shuffle_is_idle(const struct shoal_shuffle *shuffle);
 
-/* Networks that are opened from now on have such weather, each rank its own; 0: none has. As shoal_network_interpose. */
+/* Networks opened from now on have such weather, each rank its own; 0: none. The rules of shoal_network_interpose() apply. */
 void shoal_shuffle_networks(uint64_t seed);
 
 #endif

@@ -1,4 +1,5 @@
-/* A control tree in which nothing happens, in place of membership.c: nobody is lost, and only a failure of this rank is known. */
+/* A control tree in which nothing happens, which replaces membership.c: no rank is lost, and only a failure of this rank is
+ * known. */
 #include <stdio.h>
 
 #include "membership/membership.h"

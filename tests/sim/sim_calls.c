@@ -18,13 +18,13 @@
 #define MEMORIES_MAX 64
 #define TICK_NS UINT64_C(100000000)
 #define CHECK_NS UINT64_C(10000000)
-#define CALM_NS 2000000L       /* of real time, in which nothing has happened, before time is moved */
-#define CALM_LONG_NS 10000000L /* after so many times in a row: a thread of the reducer may be waiting for a core */
+#define CALM_NS 2000000L       /* of real time without an event, before time is moved */
+#define CALM_LONG_NS 10000000L /* after several in a row: a thread of the reducer may be waiting for a core */
 #define TICKS_SHORT 20
 #define TIMEOUT_MS 30000
-#define BUSY_MAX 4 /* times that a transport is full, one after the other: 1 % each */
+#define BUSY_MAX 4 /* times in a row that a transport is full: 1 % each */
 
-/* ---- What there is ------------------------------------------------------------------------------------------------------- */
+/* ---- Objects ------------------------------------------------------------------------------------------------------------- */
 
 /* A communicator, as all its ranks see it. Freed with the world. */
 struct group {
@@ -40,9 +40,9 @@ struct group {
     uint64_t checked_ns;
 };
 
-/* A request of a rank: what shoal.h's functions are given. The engine frees it where nobody asks for it any more. */
+/* A request of a rank, as passed to shoal.h's functions. The engine frees it if nobody asks for it any longer. */
 struct posted {
-    struct shoal_request request; /* first */
+    struct shoal_request request; /* must be first */
     struct shoal_context *context;
 };
 
@@ -82,11 +82,11 @@ struct sim_world {
     pthread_mutex_t lock;   /* recursive: a completion posts */
     pthread_cond_t changed; /* for the driver */
     struct waiter *waiters;
-    atomic_int wanted; /* threads that want the lock: the driver lets them have it */
+    atomic_int wanted; /* threads that want the lock: the driver yields it to them */
     pthread_t driver;
     bool is_ending;
     bool is_dirty;      /* something was posted since engines last made progress */
-    bool is_checked;    /* nothing has happened since engines last looked for failures */
+    bool is_checked;    /* nothing has happened since engines last checked for failures */
     atomic_int running; /* threads of the test that are not blocked */
     long ticks, ticks_in_a_row;
     uint64_t random;
@@ -98,7 +98,7 @@ struct sim_world {
 };
 
 static _Thread_local int depth;                    /* of the lock */
-static _Thread_local struct sim_world *counted_in; /* its `running` */
+static _Thread_local struct sim_world *counted_in; /* the world whose `running` counts this thread */
 static _Thread_local long may_allocate = -1;
 static _Thread_local int has_failed;
 
@@ -117,7 +117,7 @@ void *__real_calloc(size_t count, size_t bytes);
 void *__wrap_malloc(size_t bytes);
 void *__wrap_calloc(size_t count, size_t bytes);
 
-/* The library below has tests of its own for this. */
+/* Tests of the library below cover its own allocation failures. */
 static bool allocation_fails(void)
 {
     if (depth > 0 || may_allocate < 0 || may_allocate-- > 0)
@@ -161,7 +161,7 @@ static void unlock(struct sim_world *world)
     pthread_mutex_unlock(&world->lock);
 }
 
-/* The driver looks now and then. */
+/* The driver polls it. */
 static void count_running(int change)
 {
     if (counted_in)
@@ -200,7 +200,7 @@ static void init_condition(pthread_cond_t *condition)
     pthread_condattr_destroy(&attributes);
 }
 
-/* Blocks until it is over, or until then. With the lock, once. */
+/* Blocks until the request is over, or until the given time. Call it with the lock held once. */
 static void wait_until(struct sim_world *world, struct posted *posted, const struct timespec *until)
 {
     struct waiter waiter = {.next = world->waiters, .posted = posted}, **link = &world->waiters;
@@ -230,7 +230,7 @@ void sim_leave(struct sim_world *world)
     counted_in = NULL;
 }
 
-/* What src/fusion waits for between its own threads: blocked, too. */
+/* Waits of src/fusion between its own threads also count as blocked. */
 int __real_pthread_cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex);
 int __real_pthread_cond_timedwait(pthread_cond_t *condition, pthread_mutex_t *mutex, const struct timespec *until);
 int __wrap_pthread_cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex);
@@ -287,7 +287,7 @@ static bool progress_all(struct sim_world *world)
     return did;
 }
 
-/* One event, in a group that is drawn. */
+/* Delivers one event, in a group that is drawn. */
 static bool deliver(struct sim_world *world)
 {
     size_t count = 0;
@@ -321,7 +321,7 @@ static void check_all(struct sim_world *world)
     wake_waiters(world);
 }
 
-/* All threads are blocked and nothing is under way: what is left are deadlines. */
+/* All threads are blocked and nothing is in progress: only deadlines remain. */
 static void tick(struct sim_world *world)
 {
     world->ticks++;
@@ -342,7 +342,7 @@ static bool is_idle(const struct sim_world *world)
     return true;
 }
 
-/* What can happen at this time, or one event. False: nothing can. */
+/* Does what can happen at this time, or delivers one event. Returns false if nothing can happen. */
 static bool move(struct sim_world *world)
 {
     bool did = world->is_dirty;
@@ -351,11 +351,12 @@ static bool move(struct sim_world *world)
         continue;
     did |= deliver(world);
     for (int i = 0; i < BUSY_MAX && !did; i++)
-        did = progress_all(world); /* a put that was refused is tried again */
+        did = progress_all(world); /* a refused put is retried */
     return did;
 }
 
-/* For a moment of real time, or until something is posted. True: nothing was, and all threads were blocked all the time. */
+/* Rests for a moment of real time, or until something is posted. Returns true if nothing was posted and all threads were
+ * blocked throughout. */
 static bool rest(struct sim_world *world)
 {
     const struct timespec until = in_ns(world->ticks_in_a_row < TICKS_SHORT ? CALM_NS : CALM_LONG_NS);
@@ -614,7 +615,7 @@ static bool post_fails(struct shoal_context *context)
     return context->failed_posts > 0;
 }
 
-/* With the lock. */
+/* Call it with the lock held. */
 static struct posted *hand_over(struct shoal_comm *comm, const struct shoal_call *call)
 {
     comm->context->world->ticks_in_a_row = 0;
@@ -763,7 +764,7 @@ struct choice {
     int32_t color, key;
 };
 
-/* By key, then by rank. */
+/* Lists members by key, then by rank. */
 static int list_members(const struct group *parent, const struct choice *choices, int color, int *members)
 {
     int count = 0;
@@ -788,7 +789,7 @@ static struct group *find_group(const struct sim_world *world, const struct grou
     return group;
 }
 
-/* The first rank that comes makes what the others find. */
+/* The first rank to join creates what the others find. */
 static void join_group(struct shoal_comm *comm, const struct choice *choices, const struct shoal_comm_options *options,
                        struct shoal_comm **comm_out)
 {
@@ -905,7 +906,7 @@ enum shoal_status shoal_last_failure(const struct shoal_context *context, const 
 
 enum shoal_status shoal_comm_traffic(struct shoal_comm *comm, struct shoal_traffic *traffic_out)
 {
-    (void)comm, (void)traffic_out; /* a simulation counts none */
+    (void)comm, (void)traffic_out; /* a simulation counts no traffic */
     return SHOAL_OK;
 }
 
@@ -918,7 +919,7 @@ enum shoal_status shoal_report(struct shoal_context *context, enum shoal_status 
 
 /* ---- Memory -------------------------------------------------------------------------------------------------------------- */
 
-/* Freed with the world: until then a peer that is behind may read it, as it could a mapping. */
+/* Memory is freed with the world: until then a peer that is behind may read it, like a mapping. */
 enum shoal_status shoal_mem_alloc(struct shoal_context *context, size_t bytes, void **memory_out)
 {
     struct sim_world *world = context->world;
@@ -948,7 +949,7 @@ enum shoal_status shoal_mem_free(struct shoal_context *context, void *memory)
     return SHOAL_OK;
 }
 
-/* No device is here. */
+/* There is no device. */
 enum shoal_status shoal_packer_open(struct shoal_context *context, void *stream, struct shoal_gpu_packer **packer_out)
 {
     (void)context, (void)stream, (void)packer_out;

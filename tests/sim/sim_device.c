@@ -15,10 +15,10 @@ struct unit {
 };
 
 struct operand {
-    struct shoal_device_operand base; /* first */
+    struct shoal_device_operand base; /* must be first */
     struct sim_device *device;
     struct operand *next;
-    struct shoal_call host; /* the call as if all were in host memory; the input owns its layout */
+    struct shoal_call host; /* the call as if all operands were in host memory; the input owns its layout */
     enum shoal_operand which;
     int rank;
     int parts;
@@ -26,14 +26,14 @@ struct operand {
     size_t element;
     size_t count; /* elements of the longest part */
     size_t unit_elements;
-    size_t unit_count, slot_count; /* unit u lies in slot u % slot_count */
+    size_t unit_count, slot_count; /* unit u is in slot u % slot_count */
     size_t first;                  /* all units before it are gone */
     size_t movable;                /* how many units can move */
     struct unit *units;
     char *ring;
 };
 
-#define UNITS_MOST 100 /* about: they move one by one, and a step of the simulation looks at each */
+#define UNITS_MOST 100 /* about: units move one by one, and a step of the simulation looks at each */
 
 struct sim_device {
     uint64_t random;
@@ -134,7 +134,7 @@ static size_t movable_of(const struct sim_device *device, const struct operand *
     return device->stopped & 1u << operand->which ? 0 : operand->movable;
 }
 
-/* Moves the nth of an operand's units that can move. */
+/* Moves the n-th of an operand's units that can move. */
 static void move_nth(struct operand *operand, size_t nth)
 {
     size_t unit = operand->first;
@@ -146,8 +146,8 @@ static void move_nth(struct operand *operand, size_t nth)
     move(operand, unit);
 }
 
-/* Any of the units that can move, each as likely as the others. Each operand keeps count of its own: there are many units, and one
- * at a time moves. */
+/* Moves one of the units that can move, each with the same probability. Each operand counts its own: there are many units, and
+ * one at a time moves. */
 bool sim_device_advance(struct sim_device *device)
 {
     size_t count = 0;
@@ -163,7 +163,7 @@ bool sim_device_advance(struct sim_device *device)
     return true;
 }
 
-/* ---- What the engine asks ------------------------------------------------------------------------------------------------ */
+/* ---- Operations for the engine ------------------------------------------------------------------------------------------- */
 
 static struct operand *operand_of(const struct shoal_device_operand *base)
 {
@@ -272,7 +272,7 @@ void sim_device_close(struct sim_device *device)
     free(device);
 }
 
-/* As long as the range that the engine may ask for begins anywhere in a unit, it has a place. */
+/* The slots hold the longest range that the engine may ask for, wherever in a unit it begins. */
 static void draw_units(struct operand *operand)
 {
     uint64_t *random = &operand->device->random;
@@ -317,7 +317,7 @@ static struct shoal_device_operand *open_operand(struct sim_device *device, cons
     return &operand->base;
 }
 
-/* One of its own for each operand. */
+/* Copies the layout, so that each operand has its own. */
 static struct shoal_layout *copy_layout(const struct shoal_call *call, int size)
 {
     const struct shoal_layout *all = call->layout;

@@ -1,5 +1,5 @@
-/* The events under way in a sim, and the queue that gives them out in the order in which they are due, a binary heap. It does
- * not know what an event means. Not thread-safe. */
+/* The pending events of a sim, in a queue that returns them in the order in which they are due, a binary heap. It does not
+ * interpret events. Not thread-safe. */
 #ifndef SHOAL_TESTS_SIM_SIM_QUEUE_H
 #define SHOAL_TESTS_SIM_SIM_QUEUE_H
 
@@ -20,15 +20,15 @@ enum shoal_sim_event_kind {
 
 struct shoal_sim_event {
     uint64_t due;
-    uint64_t serial;              /* set by push; decides between events due at the same time: first in, first out */
-    struct shoal_sim_event *next; /* in the list of what a stopped rank sent, or of packets not yet taken */
+    uint64_t serial;              /* set by push; orders events due at the same time: first in, first out */
+    struct shoal_sim_event *next; /* in the list of a stopped rank's events, or of packets not yet taken */
     enum shoal_sim_event_kind kind;
     int source;
     int dest;
     unsigned slot;
-    uint64_t value; /* complete: the sequence; room: the bytes ever taken; gone: the fate; waits: as SHOAL_NETWORK_WAITS */
+    uint64_t value; /* complete: the sequence; room: the bytes ever taken; gone: the fate; waits: like SHOAL_NETWORK_WAITS */
     size_t offset;
-    size_t bytes; /* of data: what is put, the payload beside a record, or a packet with its bytes */
+    size_t bytes; /* of data: put bytes, the payload with a record, or a packet with its bytes */
     struct shoal_announcement record;
     _Alignas(16) unsigned char data[];
 };
@@ -41,13 +41,13 @@ struct shoal_sim_queue {
     uint64_t serial;
 };
 
-/* Frees the queue and what is in it. */
+/* Frees the queue and its events. */
 void shoal_sim_queue_fini(struct shoal_sim_queue *queue);
 
-/* False when there is no memory; then the event stays the caller's. */
+/* Returns false if memory is lacking; then the caller keeps the event. */
 bool shoal_sim_queue_push(struct shoal_sim_queue *queue, struct shoal_sim_event *event);
 
-/* Takes the next event out; there must be one. The caller frees it. */
+/* Removes the next event, which must exist. The caller frees it. */
 struct shoal_sim_event *shoal_sim_queue_pop(struct shoal_sim_queue *queue);
 
 #endif

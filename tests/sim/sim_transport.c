@@ -23,16 +23,16 @@ struct link {
     uint64_t completed;
     uint64_t heard; /* sequence of the last arrival */
     enum fate fate;
-    uint64_t cut_ns;                         /* what a killed peer sent arrives until then */
+    uint64_t cut_ns;                         /* messages of a killed peer arrive until then */
     uint64_t increment_due[SHOAL_DEPTH_MAX]; /* of the last increment sent */
-    uint64_t bytes_due;                      /* when all bytes put so far have landed */
+    uint64_t bytes_due;                      /* when all bytes put until now have arrived */
     uint64_t packet_due;                     /* of the last packet sent */
     struct shoal_sim_event *packets;         /* of the peer, not yet taken, oldest first */
     struct shoal_sim_event **packets_end;
     uint64_t pushed; /* bytes ever pushed to the peer */
-    uint64_t taken;  /* how many of them it has told that it took */
+    uint64_t taken;  /* how many of them the peer has reported as taken */
     uint64_t popped; /* bytes ever taken from the peer */
-    uint64_t waits;  /* of what it said on whom it waits for, the last one sent */
+    uint64_t waits;  /* the last statement sent about whom the peer waits for */
     bool drop_next;
 };
 
@@ -44,7 +44,7 @@ struct segment {
 struct rank {
     struct shoal_transport transport;
     struct shoal_sim *sim;
-    struct link *links; /* links[peer], the own one included */
+    struct link *links; /* links[peer], including this rank's own */
     uint64_t arrived;   /* sequence of the last arrival */
     uint64_t said_waits;
     bool failed; /* the first cause is visible here */
@@ -62,7 +62,7 @@ struct rank {
     size_t segment_count;
 };
 
-/* Staging buffers live as long as the sim: peers may still hold addresses in one that has been replaced, or whose rank has
+/* Staging buffers exist as long as the sim: peers may still hold addresses in one that has been replaced, or whose rank has
  * left. */
 struct region {
     struct region *next;
@@ -80,7 +80,7 @@ struct shoal_sim {
     struct region *regions;
     bool failure_claimed;
     struct shoal_failure failure;
-    atomic_bool abort_asked; /* some rank's is set */
+    atomic_bool abort_asked; /* a rank's flag is set */
     char breach[256];
 };
 
@@ -148,9 +148,9 @@ static uint64_t max_u64(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
-/* When an event arrives, NEVER if it is lost. An increment waits for the increments of its counter and for the bytes put before
- * it, and is lost when one of them is; no due time lies further ahead than the longest delay, since those were drawn
- * earlier. */
+/* Returns when an event arrives, or NEVER if it is lost. An increment waits for the increments of its counter and for the
+ * bytes put before it, and is lost if one of them is. No due time is further ahead than the longest delay, because those times
+ * were drawn earlier. */
 static uint64_t draw_due(struct shoal_sim *sim, const struct shoal_sim_event *event)
 {
     struct link *link = &sim->ranks[event->source].links[event->dest];
@@ -192,7 +192,8 @@ static void sim_post(struct shoal_sim *sim, struct shoal_sim_event *event)
     }
 }
 
-/* data may be NULL: the caller fills it. NULL when there is no memory; then the event counts as lost, and the sim says so. */
+/* data may be NULL: the caller fills it. Returns NULL if memory is lacking; then the event counts as lost, and the sim reports
+ * it. */
 static struct shoal_sim_event *event_create(struct rank *source, int dest, enum shoal_sim_event_kind kind, const void *data,
                                             size_t bytes)
 {
@@ -221,7 +222,7 @@ static void post_to_others(struct rank *source, enum shoal_sim_event_kind kind, 
     }
 }
 
-/* Tells all others how the rank ended; at least after all it sent before, and whatever its state. */
+/* Notifies all others how the rank ended, at least after all that it sent before, whatever its state. */
 static void announce_end(struct rank *source, enum fate fate, uint64_t delay_ns)
 {
     source->fate = fate;
@@ -248,7 +249,7 @@ static bool is_inside(size_t offset, size_t bytes, size_t length)
     return offset <= length && bytes <= length - offset;
 }
 
-/* In a rank's staging slot; NULL when the bytes do not lie inside. */
+/* Returns an address in a rank's staging slot, or NULL if the bytes are not inside it. */
 static unsigned char *find_in_staging(const struct rank *owner, unsigned slot, size_t offset, size_t bytes)
 {
     if (!owner->staging || slot >= owner->staging_slots || !is_inside(offset, bytes, owner->slot_bytes))
@@ -256,7 +257,7 @@ static unsigned char *find_in_staging(const struct rank *owner, unsigned slot, s
     return owner->staging + slot * owner->slot_bytes + offset;
 }
 
-/* The memory of a rank at a location; NULL when the bytes do not lie inside. */
+/* Returns the memory of a rank at a location, or NULL if the bytes are not inside it. */
 static unsigned char *resolve(const struct rank *owner, shoal_location location, size_t bytes)
 {
     const size_t number = (size_t)(location >> OFFSET_BITS);
@@ -355,13 +356,13 @@ static void letter_deliver(struct rank *dest, struct shoal_sim_event *letter)
     link->letters[sequence % SHOAL_ANNOUNCEMENTS] = letter;
 }
 
-/* Remote ranks hear only of what they are peers in. */
+/* Remote ranks see only operations in which they are peers. */
 static bool sees_arrival(const struct rank *rank, int peer, const uint8_t *peers)
 {
     return !peers || peers[peer] || reaches(rank->sim, rank->transport.rank, peer);
 }
 
-/* Checks the guarantees that the sender of an announcement gives. */
+/* Checks the guarantees of an announcement's sender. */
 static void check_letter(struct rank *rank, int peer, uint64_t sequence, size_t bytes)
 {
     const uint64_t kept = bytes > SHOAL_PAYLOAD_INLINE ? SHOAL_PAYLOADS : SHOAL_ANNOUNCEMENTS;
@@ -587,7 +588,7 @@ static void op_peer_name(struct shoal_transport *transport, int peer, struct sho
     name->pid = PID_FIRST + peer;
 }
 
-/* A failure that blames `rank`: "rank 2 (host sim-1, pid 1002) " and what it did. */
+/* Makes a failure that blames `rank`: "rank 2 (host sim-1, pid 1002) " and what it did. */
 static struct shoal_failure sim_blame(struct shoal_transport *reporter, int rank, enum shoal_status status, uint64_t sequence,
                                       const char *deed)
 {
@@ -618,7 +619,7 @@ static void op_fail(struct shoal_transport *transport, const struct shoal_failur
     post_to_others(rank, SHOAL_SIM_FAILURE, (uint64_t)failure->status);
 }
 
-/* Carries out the aborts asked for since the last time; here, because abort itself may do no more than raise a flag. */
+/* Performs the aborts requested since the last time, because abort itself may only set a flag. */
 static void take_aborts(struct shoal_sim *sim)
 {
     if (!atomic_load_explicit(&sim->abort_asked, memory_order_acquire) ||
@@ -723,7 +724,7 @@ static void events_free(struct shoal_sim_event *event)
     }
 }
 
-/* Without its table of operations, a transport used after destroy is found at once. */
+/* Clears its table of operations, so that a use of the transport after destroy fails at once. */
 static void rank_close(struct rank *rank)
 {
     for (int peer = 0; rank->links && peer < rank->transport.size; peer++) {
@@ -790,7 +791,7 @@ static void put_bytes(struct rank *dest, const struct shoal_sim_event *event)
         memcpy(target, event->data, event->bytes);
 }
 
-/* Takes the event over. */
+/* Takes ownership of the event. */
 static void sim_deliver(struct shoal_sim *sim, struct shoal_sim_event *event)
 {
     struct rank *dest = &sim->ranks[event->dest];

@@ -31,8 +31,8 @@ struct doing {
     struct operation_side operation;
     struct exchange_side exchange; /* instead */
     bool is_exchange;
-    bool is_spoiled; /* it was done, right, and its operands were overwritten */
-    char wrong[512]; /* it was done and not right */
+    bool is_spoiled; /* it ended with the right result, and its operands were overwritten */
+    char wrong[512]; /* it ended with a wrong result */
 };
 
 struct rank_of_world {
@@ -51,7 +51,7 @@ struct world {
     struct shoal_settings settings;
     struct shoal_tuning tuning;
     uint64_t device_random;
-    size_t device_pace; /* a device copies in one of so many turns */
+    size_t device_pace; /* a device copies in one of this many turns */
     struct rank_of_world *ranks;
     unsigned failures_logged;
     char last_line[1400];
@@ -79,7 +79,7 @@ static void hear(void *arg, int level, const char *line)
     snprintf(world->last_line, sizeof world->last_line, "%s", line);
 }
 
-/* A rank's areas are those of the same rank in the world before: what the kernel gives costs more than what most worlds do. */
+/* A rank reuses its areas of the previous world: memory from the kernel costs more than what most worlds do. */
 static struct areas open_areas(struct shoal_sim *sim, int rank)
 {
     static struct areas kept[RANKS_MAX];
@@ -126,7 +126,7 @@ static struct world *open_world(const struct shoal_sim_options *weather, const c
     return world;
 }
 
-/* Every rank has a device from now on; which operands lie there is drawn by seed. */
+/* Gives every rank a device from now on; the seed decides which operands are on it. */
 static void open_devices(struct world *world, uint64_t seed)
 {
     world->device_random = seed;
@@ -139,7 +139,7 @@ static void open_devices(struct world *world, uint64_t seed)
     }
 }
 
-/* The engine is gone: it has dropped all operands, whatever has become of their operations. */
+/* The engine is gone and has dropped all operands, however their operations ended. */
 static void close_device(struct world *world, int r)
 {
     struct sim_device *device = world->ranks[r].device;
@@ -216,8 +216,8 @@ static void check_round(struct world *world)
     }
 }
 
-/* Between two rounds one event happens, in a world of hundreds several: there each round takes long, and events are many.
- * False: there was none. */
+/* In a world of several hundred ranks, delivers one event between two rounds: there each round is slow, and events are many.
+ * Returns false if there was none. */
 static bool advance(struct world *world)
 {
     const int most = world->size <= 64 ? 1 : world->size / 8;
@@ -227,7 +227,7 @@ static bool advance(struct world *world)
     return events > 0;
 }
 
-/* Devices are slow, and not all at once. */
+/* Devices are slow and take turns. */
 static void turn_devices(struct world *world)
 {
     for (int r = 0; r < world->size; r++) {
@@ -236,7 +236,7 @@ static void turn_devices(struct world *world)
     }
 }
 
-/* A copy on any device; false: there is none to be made. */
+/* Makes a copy on any device; returns false if no copy can be made. */
 static bool advance_devices(struct world *world)
 {
     const int first = (int)reference_below(&world->device_random, (size_t)world->size);
@@ -250,7 +250,7 @@ static bool advance_devices(struct world *world)
     return false;
 }
 
-/* Until all requests are done or the virtual time has passed. Returns whether they are. */
+/* Drives until all requests are done or the virtual time has passed. Returns true if they are done. */
 static bool drive(struct world *world, int count, uint64_t until_ns)
 {
     uint64_t next_check_ns = 0;
@@ -308,7 +308,7 @@ static enum shoal_collective_type kind_of(enum operation_kind kind)
     return kinds[kind];
 }
 
-/* As src/comm hands it to the engine: operands that the rank does not have are NULL. */
+/* Makes the call as src/comm passes it to the engine: operands that the rank does not have are NULL. */
 static struct shoal_call call_of(const struct operation_side *side)
 {
     const struct operation *operation = &side->operation;
@@ -336,7 +336,7 @@ static struct shoal_call call_of(const struct operation_side *side)
     return call;
 }
 
-/* At the moment when a call is done on a rank, its result is there, and its operands may be overwritten. */
+/* When a call is done on a rank, its result must be complete, and its operands may be overwritten. */
 static void end_call(void *arg, enum shoal_status status)
 {
     struct doing *doing = arg;
@@ -350,7 +350,7 @@ static void end_call(void *arg, enum shoal_status status)
         operation_spoil(&doing->operation);
 }
 
-/* Three of four. */
+/* Puts three of four messages on the device. */
 static void put_message_on_device(struct world *world, int r, struct shoal_call *call)
 {
     const unsigned operand = 1u << (call->collective == SHOAL_COLLECTIVE_SEND ? SHOAL_OPERAND_INPUT : SHOAL_OPERAND_OUTPUT);
@@ -375,7 +375,8 @@ static void post_exchange(struct world *world, int r, const struct exchange_side
     assert_int_equal(shoal_engine_post_group(world->ranks[r].engine, calls, count, request), SHOAL_OK);
 }
 
-/* Three of four operands that the rank has. Both of several tensors, which are packed there, and of operations in place. */
+/* Puts three of four operands that the rank has on the device. Calls of several tensors, which are packed there, and
+ * operations in place have both there. */
 static void put_on_device(struct world *world, int r, const struct operation *operation, struct shoal_call *call)
 {
     const struct shoal_shape *shape = &shoal_collective_traits(call->collective)->shape;
@@ -416,8 +417,8 @@ static void post_program(struct world *world, const struct program *program)
     }
 }
 
-/* Some ranks are far ahead of others: what they have sent waits for its call. The more ranks there are, the fewer turns all of
- * them take for each post: else a world of hundreds would spend an hour in posting. */
+/* Some ranks are far ahead of others: their messages wait for the others' calls. The more ranks there are, the fewer turns all
+ * of them take for each post. Otherwise a world of hundreds would spend an hour posting. */
 static void post_in_turns(struct world *world, const struct program *program, uint64_t seed)
 {
     int next[RANKS_MAX] = {0};
@@ -459,7 +460,7 @@ static const char *const many_slots[] = {"SHOAL_CHUNK_BYTES=4096", "SHOAL_DEPTH=
                                          "SHOAL_COUNTER_START=4294967290", NULL};
 static const char *const preset[] = {NULL};
 
-static bool has_devices; /* in the programs that are run from now on */
+static bool has_devices; /* in the following programs */
 
 /* host: NULL, or the host of each rank. */
 static uint64_t run_program_on(uint64_t seed, const uint16_t *host, int size, int count, const char *const *overrides)
@@ -507,7 +508,7 @@ static void engine_runs_all_reduces_in_one_exchange_exactly(void **state)
 
 #define EARLY_COUNT 2500
 
-/* Element i of what a rank gives to its operation number `turn`. */
+/* Element i of rank r's input to its operation number `turn`. */
 static float early_value(int r, int turn, size_t i)
 {
     return (float)(i % 13 + (size_t)(3 * r + 5 * turn));
@@ -538,8 +539,8 @@ static void expect_early_sum(struct world *world, int r, int turn, bool is_share
         assert_true(output[i] == early_value(0, turn, i) + early_value(1, turn, i));
 }
 
-/* The second time a rank copies its input into its staging buffer before the other has come; what it then finds there of the
- * other's operands may be as before, or not. */
+/* In the second operation a rank copies its input into its staging buffer before the other rank has arrived. The other's
+ * operands may be the same as before, or not. */
 static void engine_stages_before_others_have_arrived(void **state)
 {
     (void)state;
@@ -565,7 +566,7 @@ static void engine_stages_before_others_have_arrived(void **state)
     }
 }
 
-/* Small operations write round a slot, and never beyond it. */
+/* Small operations wrap inside a slot, and never write beyond it. */
 static void engine_goes_round_in_a_slot(void **state)
 {
     static const char *const settings[] = {"SHOAL_INLINE_BYTES=0", "SHOAL_DEPTH=2", "SHOAL_CHUNK_BYTES=32K", NULL};
@@ -588,7 +589,7 @@ static void engine_goes_round_in_a_slot(void **state)
     close_world(world);
 }
 
-/* Several hosts: ranks in a row or in turns, hosts of unequal sizes. */
+/* Several hosts: ranks in sequence or in turns, hosts of unequal sizes. */
 static void draw_hosts(uint64_t seed, int size, int hosts, uint16_t *host)
 {
     for (int r = 0; r < size; r++)
@@ -758,7 +759,7 @@ static void assert_all_failed(struct world *world, const struct program *program
                               uint64_t seed);
 static bool has_any_failed(struct world *world, int count, enum shoal_status status);
 
-/* On one host, on one with little inlined, over several, by every algorithm. */
+/* Runs on one host, on one with little inlined, and over several, with every algorithm. */
 static void run_on_devices(uint64_t seed, bool is_apart)
 {
     static const char *const *const settings[] = {small_chunks, one_slot, many_slots, preset};
@@ -783,7 +784,7 @@ static void engine_runs_programs_on_devices_exactly(void **state)
     has_devices = false;
 }
 
-/* Larger than what a device keeps in host memory at once. */
+/* Operands are larger than what a device keeps in host memory at once. */
 static void engine_goes_round_in_a_devices_memory(void **state)
 {
     static const char *const settings[] = {"SHOAL_CHUNK_BYTES=4096", "SHOAL_INLINE_BYTES=0", "SHOAL_DEPTH=3", NULL};
@@ -804,7 +805,7 @@ static void engine_goes_round_in_a_devices_memory(void **state)
     assert_true(reuses > 50);
 }
 
-/* Calls of float32 on devices, input filled with the rank, on those ranks whose bit is set. */
+/* Calls of float32 on devices on those ranks whose bit is set; the input is filled with the rank. */
 static struct shoal_call device_call(struct world *world, int r, enum shoal_collective_type collective, size_t count,
                                      unsigned ranks)
 {
@@ -822,7 +823,7 @@ static struct shoal_call device_call(struct world *world, int r, enum shoal_coll
     return call;
 }
 
-/* The only rank copies range by range; what is called next, in host memory, ends after it. */
+/* The only rank copies range by range; the next call, in host memory, ends after it. */
 static void engine_runs_alone_on_a_device(void **state)
 {
     (void)state;
@@ -847,7 +848,7 @@ static void engine_runs_alone_on_a_device(void **state)
     close_world(world);
 }
 
-/* Four operations: one whose operands are on the device, one of host memory behind it, and a send and a receive. */
+/* Posts four operations: one with operands on the device, then one in host memory, and a send and a receive. */
 static void post_beside_a_device(struct world *world, int r)
 {
     const struct shoal_call late = device_call(world, r, SHOAL_COLLECTIVE_ALLREDUCE, 5000, 2);
@@ -869,7 +870,7 @@ static void post_beside_a_device(struct world *world, int r)
     post(world, r, 3, r == 1 ? &send : &receive);
 }
 
-/* One operation waits for the device of rank 1; what does not need it goes on, on all ranks. */
+/* One operation waits for the device of rank 1; those that do not need it continue on all ranks. */
 static void engine_goes_on_while_a_device_is_late(void **state)
 {
     (void)state;
@@ -900,8 +901,8 @@ static void engine_goes_on_while_a_device_is_late(void **state)
     close_world(world);
 }
 
-/* A device that stops is named by all ranks, whoever of them gives up first: with a plan, beside the announcements, in rounds;
- * when the input does not come, or the output has no place. A rank on another host may not have heard why its rank waits. */
+/* All ranks name a device that stops, whichever rank gives up first: with a plan, with the announcements, in rounds; if the
+ * input does not arrive, or the output has no room. A rank on another host may not know why its rank waits. */
 static void blame_device(uint64_t seed, const uint16_t *host, enum shoal_collective_type collective, size_t count,
                          unsigned stopped)
 {
@@ -919,7 +920,7 @@ static void blame_device(uint64_t seed, const uint16_t *host, enum shoal_collect
     for (int r = 0; r < 4; r++) {
         const struct shoal_failure *failure = shoal_engine_failure(world->ranks[r].engine);
         if (!failure && status_of(world, r, 0) == SHOAL_OK)
-            continue; /* it needed nothing of that device */
+            continue; /* it needed nothing from that device */
         char name[120];
         const bool is_heard = failure && (!host || host[failure->reporter] == host[stuck]);
         snprintf(name, sizeof name, "rank %d (process %d on sim-%d, running%s", stuck, 1000 + stuck, host ? host[stuck] : 0,
@@ -989,7 +990,7 @@ static void engine_drops_devices_operands_at_a_failure(void **state)
 
 #define MESSAGE_ROOM ((size_t)48000)
 
-/* Slot 0 to 3 of a rank's memory, by formula plain or shared. */
+/* Returns slot 0 to 3 of a rank's memory; a formula decides between plain and shared. */
 static char *message_memory(struct world *world, int r, size_t slot, uint64_t seed)
 {
     const struct areas *areas = &world->ranks[r].areas;
@@ -1002,7 +1003,7 @@ static size_t message_count(uint64_t seed, int step)
     return counts[(seed + (uint64_t)step) % SHOAL_COUNT_OF(counts)];
 }
 
-/* Each rank sends to those one and two places further, and receives from those before it. */
+/* Each rank sends to the next two ranks, and receives from the two before it. */
 static void post_messages(struct world *world, uint64_t seed)
 {
     const int size = world->size;
@@ -1094,7 +1095,7 @@ static struct shoal_call device_message(struct world *world, int r, size_t count
     return call;
 }
 
-/* What waits for a device keeps back what has its tag, and nothing else; large ones that come in pieces stop no queue. */
+/* A message that waits for a device delays only messages with its tag; large ones in several packets block no queue. */
 static void engine_passes_a_message_that_waits_for_a_device(void **state)
 {
     static const int tags[] = {1, 1, 2, 3};
@@ -1102,7 +1103,7 @@ static void engine_passes_a_message_that_waits_for_a_device(void **state)
     for (int i = 0; i < 8; i++) {
         const struct shoal_sim_options weather = {.seed = 3 + (uint64_t)i, .size = 2, .delay_ns_max = TICK_NS};
         const int stuck = i & 1;
-        const size_t count = i & 2 ? 11000 : 100; /* in pieces, beside the record */
+        const size_t count = i & 2 ? 11000 : 100; /* in several packets, and with the record */
         struct world *world = open_world(&weather, preset);
         open_devices(world, 9);
         sim_device_stop(world->ranks[stuck].device, stuck ? 2 : 1);
@@ -1137,7 +1138,7 @@ static void engine_names_a_device_that_a_message_waits_for(void **state)
         sim_device_stop(world->ranks[stuck].device, stuck ? 2 : 1);
         for (int r = 0; r < 2; r++) {
             struct shoal_call call = device_message(world, r, i & 2 ? 11000 : 100, 1, i & 4 ? 3 : 1u << stuck);
-            call.timeout_ms = r == stuck ? 15000 : 20000; /* which names the rank, and cannot know more */
+            call.timeout_ms = r == stuck ? 15000 : 20000; /* this one names the rank, and cannot know more */
             post(world, r, 0, &call);
         }
         drive(world, 1, 21 * SHOAL_NS_PER_S);
@@ -1150,7 +1151,7 @@ static void engine_names_a_device_that_a_message_waits_for(void **state)
     }
 }
 
-static bool has_failed_elsewhere; /* as shared memory tells it, before this rank has looked */
+static bool has_failed_elsewhere; /* as shared memory reports it before this rank has looked */
 static int entered, left;
 
 static bool enter_unless_failed(struct shoal_transport *transport)
@@ -1166,7 +1167,7 @@ static void leave_it(struct shoal_transport *transport)
     left++;
 }
 
-/* After a failure the sender frees its memory, and its mapping here may go: a copy that takes several turns must not go on. */
+/* After a failure the sender frees its memory, and its mapping here may disappear: a copy of several turns must stop. */
 static void engine_does_not_read_a_senders_memory_after_a_failure(void **state)
 {
     (void)state;
@@ -1197,7 +1198,7 @@ static void engine_does_not_read_a_senders_memory_after_a_failure(void **state)
 
 #define UNITS 3
 
-/* A stage of two ranks on one host whose works have all ended before they begin. */
+/* Opens a stage of two ranks on one host whose device work has ended before it begins. */
 static struct shoal_device_sum *open_worked(struct shoal_device_stage *stage, const struct shoal_engine *engine)
 {
     const struct shoal_device_stage_options options = {
@@ -1232,7 +1233,7 @@ static bool fail_after_good_looks(struct shoal_transport *transport)
     return looks_at_failure++ >= good_looks;
 }
 
-/* Whether the sum of two ranks ends, of which rank 1 sees a failure after so many looks. */
+/* Returns true if the sum of two ranks ends, of which rank 1 sees a failure after this many looks. */
 static bool run_worked(int looks_before)
 {
     const struct shoal_sim_options weather = {.seed = 5, .size = 2};
@@ -1260,7 +1261,7 @@ static bool run_worked(int looks_before)
     return is_done;
 }
 
-/* A rank that looks for a failure in the middle of a pass is still inside after it: the failed one waits for it. */
+/* A rank that checks for a failure in the middle of a pass remains inside: the failed rank waits for it. */
 static void engine_only_looks_after_a_device_has_worked(void **state)
 {
     (void)state;
@@ -1282,7 +1283,7 @@ static void count_scaling(void *const *dests, int dest_count, const void *const 
     scale_for_real(dests, dest_count, sources, source_count, count, argument, stores);
 }
 
-/* How often inputs are scaled, where so many puts of a million cannot be taken at once. */
+/* Returns how often inputs are scaled if this many puts in a million return PENDING. */
 static int count_scalings(unsigned busy_per_million)
 {
     static const uint16_t host[] = {0, 1};
@@ -1309,7 +1310,7 @@ static int count_scalings(unsigned busy_per_million)
     return scalings;
 }
 
-/* A put packs its block once, not at each try. */
+/* A put packs its block once, not at each attempt. */
 static void engine_packs_a_put_once(void **state)
 {
     (void)state;
@@ -1320,7 +1321,7 @@ static void engine_packs_a_put_once(void **state)
 
 /* ---- Failures ---- */
 
-/* Collectives end in order: none succeeds after one that failed. Messages may have ended before. */
+/* Collectives end in order: none succeeds after a failed one. Messages may have ended before. */
 static void assert_all_failed(struct world *world, const struct program *program, enum shoal_status status, int blamed,
                               uint64_t seed)
 {
@@ -1383,7 +1384,7 @@ static void engine_lost_event_ends_in_timeout_everywhere(void **state)
         assert_all_failed(world, &program, SHOAL_ERR_TIMEOUT, -1, seed);
         close_world(world);
     }
-    assert_true(hit > 20); /* else the test lost nothing that mattered */
+    assert_true(hit > 20); /* otherwise the test lost nothing that mattered */
 }
 
 static void engine_killed_rank_is_named_by_all_others(void **state)
@@ -1487,7 +1488,7 @@ static void engine_mismatch_reaches_all_with_both_calls(void **state)
             assert_non_null(strstr(failure->text, other->text));
             assert_non_null(strstr(failure->text, "all-reduce of 1000 float32, sum"));
             for (size_t i = 0; i < 8000; i++)
-                assert_int_equal(world->ranks[r].areas.plain[0][i], r); /* no byte has moved */
+                assert_int_equal(world->ranks[r].areas.plain[0][i], r); /* no byte has changed */
         }
         close_world(world);
     }
@@ -1511,7 +1512,7 @@ static struct world *run_odd(const struct shoal_sim_options *weather, size_t cou
     return world;
 }
 
-/* Whoever of eight notices it first. */
+/* The odd rank is named, whichever of eight ranks notices it first. */
 static void engine_mismatch_names_the_odd_rank(void **state)
 {
     static const uint16_t hosts[] = {0, 0, 0, 1, 1, 1, 2, 2};
@@ -1559,7 +1560,7 @@ static void engine_mismatch_without_a_majority_names_nobody(void **state)
     }
 }
 
-/* Any collective, root and length, with a plan or without. */
+/* Draws any collective, root and length, with a plan or without. */
 static struct shoal_call draw_call(struct world *world, int r, uint64_t *random)
 {
     static const enum shoal_collective_type kinds[] = {
@@ -1575,7 +1576,7 @@ static struct shoal_call draw_call(struct world *world, int r, uint64_t *random)
     return call;
 }
 
-/* A giving rank meets only the root. */
+/* Draws a gather: a giving rank meets only the root. */
 static struct shoal_call draw_gather(struct world *world, int r, uint64_t *random)
 {
     const int root = (int)reference_below(random, (size_t)world->size);
@@ -1596,7 +1597,7 @@ static struct shoal_call draw_unlike(struct world *world, int r, uint64_t seed)
     return seed % 2 ? draw_gather(world, r, &random) : draw_call(world, r, &random);
 }
 
-/* All call the same first, then one or several something else, and all the same again. */
+/* All post the same call first; then one or several ranks post another one, and then all the same again. */
 static void post_unlike(struct world *world, uint64_t seed, int r, int from, int until)
 {
     uint64_t random = seed;
@@ -1619,7 +1620,7 @@ static bool are_unlike(struct world *world, uint64_t seed)
     return false;
 }
 
-/* Sometimes one comes when the others have done what they can. */
+/* Sometimes one rank posts only after the others have done what they can. */
 static bool run_unlike(struct world *world, uint64_t seed)
 {
     const int late = seed % 4 < 2 ? -1 : (int)(seed / 4) % world->size;
@@ -1632,7 +1633,7 @@ static bool run_unlike(struct world *world, uint64_t seed)
     return drive(world, CALLS_IN_ALL, 3 * SHOAL_NS_PER_S);
 }
 
-/* Also where those that differ do not meet: long before the deadline. */
+/* The mismatch is found long before the deadline, even if the ranks that differ do not meet. */
 static void engine_mismatch_is_found_over_hosts(void **state)
 {
     (void)state;
@@ -1666,7 +1667,7 @@ static void engine_absent_rank_is_named_at_the_deadline(void **state)
     assert_false(drive(world, 1, 9 * SHOAL_NS_PER_S));
     assert_int_equal(world->failures_logged, 0);
     drive(world, 1, 11 * SHOAL_NS_PER_S);
-    assert_int_equal(world->failures_logged, 3); /* the warning after 10 s, once on each that waits */
+    assert_int_equal(world->failures_logged, 3); /* the warning after 10 s, once on each rank that waits */
     drive(world, 1, 16 * SHOAL_NS_PER_S);
     for (int r = 0; r < 4; r++) {
         if (r == 2)
@@ -1678,7 +1679,7 @@ static void engine_absent_rank_is_named_at_the_deadline(void **state)
     close_world(world);
 }
 
-/* Whoever looks at the log after an hour still finds what the job waits for, and what to do next. */
+/* A log that is read after an hour still contains what the job waits for, and what to do next. */
 static void engine_repeats_the_warning(void **state)
 {
     static const struct {
@@ -1709,7 +1710,7 @@ static uint64_t count_looks(struct shoal_transport *transport, int peer)
     return completed_for_real(transport, peer);
 }
 
-/* While nothing moves each rank looks around twice a second: that must not take longer with the square of the ranks. */
+/* While nothing moves, each rank looks around twice a second: the time must not grow with the square of the ranks. */
 static void engine_looks_around_in_one_pass(void **state)
 {
     (void)state;
@@ -1746,7 +1747,7 @@ static const struct shoal_announcement *note_arrival(struct shoal_transport *tra
     return ops_for_real->announcement(transport, peer, sequence);
 }
 
-/* Every rank on a host of its own: in rounds a rank meets as many as the logarithm of all, and looks at no others. */
+/* Every rank is on its own host: in rounds a rank meets the logarithm of all ranks, and looks at no others. */
 static void engine_looks_at_no_rank_that_it_does_not_meet(void **state)
 {
     (void)state;
@@ -1802,7 +1803,7 @@ static void block(struct world *world, int r)
     atomic_store(&world->ranks[r].requests[0].awaited, 1);
 }
 
-/* A statement from before it was stopped may be out of date. */
+/* A statement that a rank made before it was stopped may be out of date. */
 static void engine_blames_a_stopped_rank_and_no_deadlock(void **state)
 {
     const struct shoal_sim_options weather = {.seed = 21, .size = 3, .delay_ns_max = TICK_NS};
@@ -1828,11 +1829,11 @@ static void engine_calls_a_cycle_of_messages_a_deadlock(void **state)
     static const uint16_t hosts[] = {0, 1, 2, 2};
     (void)state;
     for (int i = 0; i < 4; i++) {
-        const int size = 2 + i % 2; /* over hosts a rank hears of its own peers' waits alone */
+        const int size = 2 + i % 2; /* over hosts a rank knows only its own peers' waits */
         const struct shoal_sim_options weather = {
             .seed = 21, .size = size + 1, .delay_ns_max = TICK_NS, .host = i == 2 ? hosts : NULL};
         struct world *world = open_world(&weather, preset);
-        if (i == 3) { /* of this one nobody knows whether it does something else */
+        if (i == 3) { /* nobody knows whether this one does something else */
             post_receive(world, 2, 0, 5);
         } else {
             for (int r = 0; r < size; r++) {
@@ -1899,7 +1900,7 @@ static bool is_sending_to_2(struct shoal_transport *transport, int peer)
     return peer == 2;
 }
 
-/* Done but for that: it is not other operations that it waits for. */
+/* Everything except sending is done: no rank waits for another operation. */
 static void engine_names_who_does_not_take_what_is_sent(void **state)
 {
     (void)state;
@@ -1934,7 +1935,7 @@ static void post_allreduce(struct world *world, int r, int index)
 }
 
 /* On two hosts of two ranks, rank 3 calls something else. Rank 0 is the first to give up; it waits for rank 1, which waits for
- * 3. */
+ * rank 3. */
 static void engine_names_the_end_of_a_chain(void **state)
 {
     static const uint16_t host[] = {0, 0, 1, 1};
@@ -1953,7 +1954,7 @@ static void engine_names_the_end_of_a_chain(void **state)
     close_world(world);
 }
 
-/* Rank 2 has waited for rank 3, but does so no more: now it is the one that does something else. */
+/* Rank 2 has waited for rank 3, but no longer does: now rank 2 is the one that does something else. */
 static void engine_does_not_name_the_end_of_a_chain_that_was(void **state)
 {
     static const uint16_t host[] = {0, 0, 1, 1};
@@ -1979,7 +1980,7 @@ static void engine_does_not_name_the_end_of_a_chain_that_was(void **state)
     close_world(world);
 }
 
-/* ---- Rooted operations: who gives runs ahead ---- */
+/* ---- Rooted operations: ranks that give run ahead */
 
 static struct shoal_call broadcast_of(struct world *world, int r, int root, size_t count)
 {
@@ -2016,11 +2017,12 @@ static void engine_absent_root_is_named_though_a_leaf_is_behind(void **state)
     close_world(world);
 }
 
-/* Its payloads may be reused up to where the calls of all ranks were compared, though not all of them could be. */
+/* The root may reuse its payloads up to the point at which all ranks' calls were compared, although not all of them could be.
+ */
 static void engine_root_runs_ahead_of_what_was_compared(void **state)
 {
     (void)state;
-    const size_t beside = SHOAL_PAYLOAD_INLINE; /* elements: more bytes than go into a record */
+    const size_t beside = SHOAL_PAYLOAD_INLINE; /* elements: more bytes than a record holds */
     const struct shoal_sim_options weather = {.seed = 9, .size = 3, .delay_ns_max = TICK_NS};
     struct world *world = open_world(&weather, preset);
     post_broadcasts(world, 0, 0, 9, 0, beside);
@@ -2037,7 +2039,7 @@ static void engine_root_runs_ahead_of_what_was_compared(void **state)
     close_world(world);
 }
 
-/* As a sharded optimizer's broadcasts: each rank is root in turn. Plans that all ranks have built until then. */
+/* Like a sharded optimizer's broadcasts: each rank is root in turn. Returns the plans that all ranks have built until then. */
 static uint64_t rotate_roots(struct world *world)
 {
     const int calls = world->size / 2;
@@ -2072,7 +2074,7 @@ static void engine_keeps_plans_of_rotating_roots(void **state)
     }
 }
 
-/* Where they would take more memory than they may, what was not used for longest goes, but nothing that is in use. */
+/* If plans would need more memory than allowed, the least recently used ones are freed, but none in use. */
 static void engine_bounds_what_it_keeps(void **state)
 {
     uint16_t host[RANKS_MAX];
@@ -2095,7 +2097,7 @@ static void engine_bounds_what_it_keeps(void **state)
     close_world(world);
 }
 
-/* The mismatch is found by the last look that follows a peer's end, and ends the request that was to be blamed on it. */
+/* The last look after a peer's end finds the mismatch, and ends the request that would have been blamed on that end. */
 static void engine_mismatch_found_at_a_peers_end_is_the_cause(void **state)
 {
     (void)state;
@@ -2173,7 +2175,7 @@ static const struct CMUnitTest tests[] = {
 
 int main(void)
 {
-    mallopt(M_MMAP_THRESHOLD, 32 << 20); /* what a world has given back, the next one takes: not from the kernel */
+    mallopt(M_MMAP_THRESHOLD, 32 << 20); /* memory that a world has freed is reused by the next, without the kernel */
     mallopt(M_TRIM_THRESHOLD, 1 << 30);
     return cmocka_run_group_tests_name("engine_sim", tests, NULL, NULL);
 }

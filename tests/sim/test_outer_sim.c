@@ -1,5 +1,6 @@
-/* Outer steps over the simulated transport, with several fragments under way at once. A rank dies, or one cannot post: every
- * other rank blames it, also a rank that waits for a fragment which is whole but for one that has given up and freed its part. */
+/* Outer steps over the simulated transport, with several fragments in progress at once. A rank dies, or one cannot post: every
+ * other rank blames it. So does a rank whose fragment is complete except for the part of a rank that has given up and freed
+ * it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -42,7 +43,7 @@ struct rank {
     enum shoal_status status;
     struct shoal_failure failure;
     long failed_posts;
-    atomic_int *made; /* ranks that have it */
+    atomic_int *made; /* ranks that have created it */
 };
 
 static void draw(struct drawn *drawn, uint64_t seed, enum fault fault)
@@ -65,7 +66,7 @@ static void draw(struct drawn *drawn, uint64_t seed, enum fault fault)
     *options = (struct shoal_outer_options)SHOAL_OUTER_OPTIONS_INIT;
     options->fragments = 2 + (uint32_t)reference_below(r, 4);
     options->every = options->fragments * (1 + (uint32_t)reference_below(r, 2));
-    options->delay = options->every - 1; /* all fragments are under way at once */
+    options->delay = options->every - 1; /* all fragments are in progress at once */
     options->lr = 0.5;
     options->momentum = reference_below(r, 2) ? 0.5 : 0;
     options->compression = drawn->world.hosts > 1 && reference_below(r, 2) ? SHOAL_COMPRESS_INT8 : SHOAL_COMPRESS_NONE;
@@ -74,7 +75,7 @@ static void draw(struct drawn *drawn, uint64_t seed, enum fault fault)
     drawn->fault_posts = (long)reference_below(r, 6);
 }
 
-/* A fault while another rank is still making it is another case. */
+/* A fault while another rank is still creating it is a different case. */
 static void wait_until_made(struct rank *rank)
 {
     atomic_fetch_add(rank->made, 1);
@@ -84,7 +85,7 @@ static void wait_until_made(struct rank *rank)
     sim_enter(rank->world);
 }
 
-/* Ranks take steps at their own pace, and free everything as soon as they are told of a failure. */
+/* Ranks take steps at their own pace, and free everything as soon as they learn of a failure. */
 static void *run_rank(void *arg)
 {
     struct rank *rank = arg;
@@ -168,7 +169,7 @@ static void several_fragments_are_under_way(void **state)
     }
 }
 
-/* Where what the dead rank has sent was lost in part, it seems to have done it all, and somebody's deadline ends the wait. */
+/* If part of the dead rank's messages was lost, it seems to have done everything, and a deadline ends the wait. */
 static bool has_deadline(const struct drawn *drawn, const struct rank *ranks)
 {
     bool has = false;

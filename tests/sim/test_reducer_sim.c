@@ -1,6 +1,6 @@
-/* The gradient engine over the simulated transport: gradients that become ready in any order, from any thread, with any delay
- * of any message, on 2 to 16 ranks, give one result. Where a rank dies, leaves out a gradient, marks one twice, lacks memory or
- * gives up, all ranks learn the same of it, and none waits for a deadline. */
+/* The gradient engine over the simulated transport: on 2 to 16 ranks, gradients have one result, whatever the order in which
+ * they become ready, the threads, and the delays of messages. If a rank dies, leaves out a gradient, marks one twice, lacks
+ * memory or gives up, all ranks learn the same failure, and none waits for a deadline. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -85,7 +85,7 @@ static void draw_parameters(uint64_t *random, struct drawn *drawn)
     }
 }
 
-/* Averages are exact over 2, 4, 8 and 16 ranks, sums over any number. */
+/* Chooses the number of ranks: averages are exact over 2, 4, 8 and 16 ranks, sums over any number. */
 static void draw(struct drawn *drawn, uint64_t seed, enum fault fault)
 {
     uint64_t random = seed, *r = &random;
@@ -216,7 +216,7 @@ static double expect(const struct rank *rank, size_t parameter, size_t element)
     return rank->drawn->options.op == SHOAL_AVG ? sum / rank->drawn->world.size : sum;
 }
 
-/* 8 bits are not exact, but the same on all ranks. */
+/* Results of 8 bits are not exact, but the same on all ranks. */
 static void check_step(struct rank *rank)
 {
     const struct drawn *drawn = rank->drawn;
@@ -236,7 +236,7 @@ static void check_step(struct rank *rank)
     }
 }
 
-/* Until so many ranks have come, past the library. */
+/* Waits outside the library until that many ranks have arrived. */
 static void wait_for_ranks(struct rank *rank, atomic_int *ranks, int count)
 {
     sim_leave(rank->world);
@@ -260,7 +260,7 @@ static enum shoal_status run_step(struct rank *rank)
         OK(rank, shoal_reducer_order(rank->reducer, before));
     enum shoal_status status = shoal_reducer_begin(rank->reducer, SHOAL_STEP_REDUCE);
     if (rank->steps > 0 && status == SHOAL_OK) {
-        OK(rank, shoal_reducer_order(rank->reducer, after)); /* rank 0's may just have made a layout */
+        OK(rank, shoal_reducer_order(rank->reducer, after)); /* rank 0's may have made a layout just now */
         CHECK(rank, memcmp(before, after, sizeof before) == 0, "seed %d: it is not what this rank saw", (int)rank->drawn->seed);
     }
     for (size_t i = 0; i < PARAMETERS && status == SHOAL_OK; i++) {
@@ -283,7 +283,7 @@ static void *run_rank(void *arg)
     OK(rank, shoal_reducer_create(rank->context, sim_comm(rank->world, rank->rank), drawn->parameters, PARAMETERS,
                                   &drawn->options, &rank->reducer));
     atomic_fetch_add(rank->made, 1);
-    wait_for_ranks(rank, rank->made, drawn->world.size); /* a fault while another is still making it is another case */
+    wait_for_ranks(rank, rank->made, drawn->world.size); /* a fault while another is still creating it is a different case */
     while (rank->status == SHOAL_OK && rank->steps < STEPS) {
         if (is_at_fault(rank, CANNOT_POST))
             sim_fail_posts_after(rank->context, drawn->fault_posts);
@@ -395,14 +395,15 @@ static struct told expect_told(const struct drawn *drawn)
     return told;
 }
 
-/* Of the rank at fault: the one that was drawn, or a later one, where a post was to fail that this one did not have. */
+/* Returns the last step of the rank at fault: the drawn one, or a later one if the drawn step did not have the post that was
+ * to fail. */
 static int last_step(const struct drawn *drawn, const struct rank *ranks)
 {
     return drawn->fault == CANNOT_POST ? ranks[drawn->at_fault].steps : drawn->fault_step;
 }
 
-/* A rank that has completed its last step needs nothing more of the rank at fault: one that cannot post the last stage of a
- * compressed buffer, which gathers inside its host, holds up its own host alone; one that marks twice may do so when the
+/* A rank that has completed its last step needs nothing more from the rank at fault. A rank that cannot post the last stage of
+ * a compressed buffer, which gathers inside its host, delays only its own host. A rank that marks twice may do so after the
  * buffer has been summed. */
 static bool needs_nothing_more(const struct drawn *drawn, const struct rank *rank)
 {
@@ -410,7 +411,7 @@ static bool needs_nothing_more(const struct drawn *drawn, const struct rank *ran
            rank->status == SHOAL_OK && rank->steps == STEPS;
 }
 
-/* A rank may be in the step before when it learns of the fault. */
+/* A rank may be in the previous step when it learns of the fault. */
 static void check_told(const struct drawn *drawn, const struct rank *ranks, const struct told *told, const char *text)
 {
     for (int r = 0; r < drawn->world.size; r++) {
@@ -441,9 +442,9 @@ static void tell_faults(enum fault fault, uint64_t count)
         struct told told = expect_told(&drawn);
         const struct rank *survivor = &ranks[drawn.at_fault ? 0 : 1];
         if (fault == DIES && survivor->status == SHOAL_ERR_TIMEOUT)
-            told.status = survivor->status; /* of what the dead rank sent a part was lost, and it seems to have done it all */
+            told.status = survivor->status; /* some of the dead rank's messages were lost, so it seems to have finished */
         if (fault == CANNOT_POST && ranks[drawn.at_fault].status == SHOAL_OK)
-            continue; /* it had no further post to make */
+            continue; /* it made no further post */
         check_told(&drawn, ranks, &told, fault == TWO_AT_FAULT ? ranks[0].failure.text : told.text);
         check_same_bits(&drawn, ranks);
     }
@@ -485,7 +486,7 @@ static void a_rank_cannot_post(void **state)
     tell_faults(CANNOT_POST, 60);
 }
 
-/* Nobody can tell the others then: they name it at their deadline, which is the reducer's. */
+/* Nobody can notify the others then: they name the rank at their deadline, which is the reducer's. */
 static void a_rank_stands_still(void **state)
 {
     (void)state;
@@ -503,31 +504,31 @@ static void a_rank_stands_still(void **state)
     }
 }
 
-/* ---- No memory ----------------------------------------------------------------------------------------------------------- */
+/* ---- Out of memory ------------------------------------------------------------------------------------------------------- */
 
-#define FEW 4 /* ranks, on two hosts; the second has no memory for something */
+#define FEW 4 /* ranks, on two hosts; the second one lacks memory for something */
 #define LISTED 3
 
-/* What they do then. */
+/* The ranks' program. */
 struct scarce {
     bool has_other_list; /* the third rank */
     bool is_made_before; /* memory is scarce after shoal_reducer_create and a step */
     bool is_compared;    /* and then replicas that differ are compared, instead of a step */
     enum shoal_compression compression;
-    enum shoal_status otherwise; /* what comes of it with memory enough */
+    enum shoal_status otherwise; /* the result if memory suffices */
 };
 
 struct poor {
     const struct scarce *scarce;
     struct sim_world *world;
     int rank;
-    long allocations; /* that the second rank still has */
+    long allocations; /* of the second rank that still succeed */
     int has_failed;
     enum shoal_status status;
     struct shoal_failure failure;
 };
 
-/* In the order of numbers, which is not that of the first layout: the next begin makes another one. */
+/* Marks in the order of numbers, which is not that of the first layout: the next begin makes another one. */
 static enum shoal_status run_short_step(const struct poor *poor, struct shoal_reducer *reducer, bool is_finite)
 {
     static const float zero;
@@ -576,7 +577,7 @@ static void *run_poor(void *arg)
     return NULL;
 }
 
-/* False: there was memory enough. */
+/* Returns false if memory sufficed. */
 static bool run_scarce(const struct scarce *scarce, long allocations)
 {
     struct poor poors[FEW];
@@ -620,7 +621,7 @@ static void a_rank_lacks_memory(void **state)
     }
 }
 
-/* ---- Waiting ------------------------------------------------------------------------------------------------------------- */
+/* ---- Waits --------------------------------------------------------------------------------------------------------------- */
 
 #define LONG ((size_t)1 << 20)
 
@@ -647,7 +648,7 @@ static void *run_compressed(void *arg)
     return NULL;
 }
 
-/* Between two stages of a buffer the thread that finishes a step has nothing to wait for but the one that compresses. */
+/* Between two stages of a buffer the thread that finishes a step waits only for the one that compresses. */
 static void finish_sleeps_while_a_buffer_is_compressed(void **state)
 {
     (void)state;

@@ -74,7 +74,7 @@ static void close_clean(struct shoal_sim *sim)
 
 /* ---- One run per seed ---- */
 
-/* Some traffic among all ranks; `posted` differs from run to run as a clock would. */
+/* Returns a hash of some traffic among all ranks; `posted` differs between runs as a clock would. */
 static uint64_t hash_of_run(uint64_t seed, int size, uint32_t posted, unsigned char content)
 {
     struct shoal_sim *sim = open_sim((struct shoal_sim_options){
@@ -133,7 +133,7 @@ static void sim_delays_are_bounded(void **state)
     close_clean(sim);
 }
 
-/* True when, under this seed, the second of two signals in different slots is seen first. */
+/* Returns true if, under this seed, the second of two signals in different slots is seen first. */
 static bool swaps(uint64_t seed)
 {
     struct shoal_sim *sim = open_sim((struct shoal_sim_options){.seed = seed, .size = 2, .delay_ns_max = DELAY_NS});
@@ -154,7 +154,8 @@ static void sim_signals_of_two_slots_swap_for_some_seeds(void **state)
     assert_in_range(swapped, 20, 80);
 }
 
-/* Whether, under this seed, the bytes of a put are seen before its increment; never the other way round. */
+/* Returns true if, under this seed, the bytes of a put are seen before its increment. The increment must never be seen first.
+ */
 static bool lands_early(uint64_t seed)
 {
     static const uint16_t hosts[] = {0, 1};
@@ -318,7 +319,7 @@ static void sim_killed_rank_is_reported_after_its_delay_by_name(void **state)
     close_clean(sim);
 }
 
-/* How many of a killed rank's signals to each of two peers are seen. */
+/* Counts how many of a killed rank's signals each of two peers sees. */
 static void seen_of_killed(uint64_t seed, uint64_t seen[2])
 {
     struct shoal_sim *sim = open_sim((struct shoal_sim_options){.seed = seed, .size = 3, .delay_ns_max = DELAY_NS});

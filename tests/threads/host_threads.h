@@ -1,5 +1,5 @@
-/* Ranks that are threads of one process and call themselves different hosts, over a mock of EFA whose endpoints can be stalled or
- * cut off one by one, and count what they send. After cmocka's headers. One per program. */
+/* Ranks that are threads of one process and call themselves different hosts, over a mock of EFA. Its endpoints can be stalled
+ * or cut off one by one, and count the bytes they send. Include it after cmocka's headers. One per program. */
 #ifndef SHOAL_TESTS_THREADS_HOST_THREADS_H
 #define SHOAL_TESTS_THREADS_HOST_THREADS_H
 
@@ -21,11 +21,11 @@ struct rank;
 
 struct world {
     struct memory_store store;
-    pthread_barrier_t meeting; /* of the ranks, beside Shoal */
+    pthread_barrier_t meeting; /* of the ranks, without Shoal */
     int size;
     void (*body)(struct rank *rank);
     int ranks_per_host;
-    const char *setting; /* one more; NULL: none */
+    const char *setting; /* an additional setting; NULL: none */
 };
 
 struct rank {
@@ -33,7 +33,7 @@ struct rank {
     struct shoal_context *context;
     struct shoal_comm *comm;
     int rank;
-    struct shoal_failure failure; /* what it was told in the end */
+    struct shoal_failure failure; /* its failure in the end */
     float values[COUNT];
 };
 
@@ -102,7 +102,7 @@ static inline void find_in_mock(void *mock, const char *name, void *function_out
     memcpy(function_out, &function, sizeof function);
 }
 
-/* Here: the sanitizer does not know the loader's lock. */
+/* Opened here because the sanitizer does not know the loader's lock. */
 static inline void *open_mock_fabric(const char *path)
 {
     void *mock = dlopen(path, RTLD_NOW);

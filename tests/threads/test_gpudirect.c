@@ -1,4 +1,4 @@
-/* Inputs that network adapters read in a device's memory (GPUDirect RDMA): the ranks are threads of one process that call
+/* Inputs that network adapters read in a device's memory (GPUDirect RDMA). The ranks are threads of one process that call
  * themselves different hosts, over the stand-in driver and a mock of EFA that reads dma-bufs. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -52,10 +52,10 @@ static void start_device(const char *modes)
     assert_int_equal(cu.init(0), SHOAL_CU_SUCCESS);
     assert_int_equal(cu.device_get(&device, 0), SHOAL_CU_SUCCESS);
     assert_int_equal(cu.primary_retain(&device_context, device), SHOAL_CU_SUCCESS);
-    control.fail_of("cuMemcpyDtoHAsync", 0, 0); /* whose calls are counted */
+    control.fail_of("cuMemcpyDtoHAsync", 0, 0); /* counts its calls */
 }
 
-/* ---- Collectives that move ----------------------------------------------------------------------------------------------- */
+/* ---- Collectives that only move data ------------------------------------------------------------------------------------- */
 
 enum kind { ALLGATHER, BROADCAST, GATHER, SCATTER, ALLTOALL, KINDS };
 
@@ -86,7 +86,7 @@ static bool takes(const struct call *call, int rank)
     return call->kind != GATHER || rank == call->root;
 }
 
-/* Element i of what goes from one rank to another. */
+/* Returns element i of the data from one rank to another. */
 static float element(const struct call *call, int from, int to, size_t i)
 {
     return (float)(i % 1009 + (size_t)from * 2000 + (has_input_parts(call) ? (size_t)to * 100000 : 0));
@@ -117,11 +117,11 @@ static void post(struct rank *rank, const struct call *call, void *input, void *
 
 struct memory {
     size_t input_count, output_count;
-    float *values; /* of the host: for the larger one */
+    float *values; /* of the host: for the larger operand */
     shoal_cu_address first, input, output;
 };
 
-/* In place the smaller one is the rank's part of the larger. */
+/* In place the smaller operand is the rank's part of the larger one. */
 static struct memory make_memory(struct rank *rank, const struct call *call)
 {
     const size_t parts = (size_t)rank->world->size;
@@ -158,9 +158,9 @@ static void check_output(struct rank *rank, const struct call *call, const float
     }
 }
 
-static bool must_stage; /* no adapter may know an input */
+static bool must_stage; /* no adapter may register an input */
 
-/* Work that the program has put behind the call overwrites the input as soon as the stream goes on. */
+/* Work that follows the call on the stream overwrites the input as soon as the stream continues. */
 static void run_call(struct rank *rank, const struct call *call, shoal_cu_stream stream)
 {
     struct memory memory = make_memory(rank, call);
@@ -193,7 +193,7 @@ static void run_call(struct rank *rank, const struct call *call, shoal_cu_stream
 
 /* ---- Exact, without a byte of an input in host memory -------------------------------------------------------------------- */
 
-/* The first call passes through host memory: ranks have not yet told each other where to write. */
+/* The first call uses host memory: ranks have not yet exchanged the addresses to write to. */
 static void meet(struct rank *rank, shoal_cu_stream stream)
 {
     run_call(rank, &(struct call){.kind = ALLGATHER, .count = COUNT}, stream);
@@ -292,7 +292,7 @@ static void parts_of_different_lengths(void **state)
     run_world(3, 1, uneven_body);
 }
 
-/* Root adds what it has to what comes: its own input passes through host memory, the other one does not. */
+/* Root adds its own data to those it receives: its own input uses host memory, the other one does not. */
 static void reduce_body(struct rank *rank)
 {
     const shoal_cu_stream stream = begin(rank);
@@ -328,7 +328,7 @@ static void inputs_of_a_reduce_leave_the_device(void **state)
     run_world(2, 1, reduce_body);
 }
 
-/* ---- Where they do not --------------------------------------------------------------------------------------------------- */
+/* ---- Inputs that cannot stay on the device ------------------------------------------------------------------------------- */
 
 static void staged_body(struct rank *rank)
 {
@@ -351,7 +351,7 @@ static void run_staged(const char *machine, const char *modes, const char *setti
     setenv("SHOAL_MOCK_FABRIC", "gpudirect", 1);
 }
 
-/* Not offered, refused, switched off, or too small: all is as without. */
+/* Not offered, refused, switched off, or too small: all works as without GPUDirect. */
 static void what_cannot_leave_the_device_passes_through_host_memory(void **state)
 {
     (void)state;
@@ -366,7 +366,7 @@ static void what_cannot_leave_the_device_passes_through_host_memory(void **state
     unsetenv("SHOAL_MOCK_VERSION");
 }
 
-/* Memory with values of the rank in front, and zeros behind. */
+/* Memory that begins with the rank's values and ends with zeros. */
 static shoal_cu_address allocate_filled(struct rank *rank, size_t count, size_t room)
 {
     float *values = calloc(room, sizeof *values);
@@ -379,7 +379,7 @@ static shoal_cu_address allocate_filled(struct rank *rank, size_t count, size_t 
     return at;
 }
 
-/* Each value is times * (i % 1009) and some more, where i counts from `first`. */
+/* Each value is times * (i % 1009) plus an offset; i counts from `first`. */
 static void check_values(struct rank *rank, const char *name, shoal_cu_address at, size_t count, size_t first, size_t times,
                          size_t more)
 {
@@ -459,7 +459,7 @@ static void messages_and_sums_pass_through_host_memory(void **state)
     setenv("SHOAL_MOCK_FABRIC", "gpudirect", 1);
 }
 
-/* The driver refuses every second export, then the adapter has no more. */
+/* The driver refuses every second export; then the adapter has no room left. */
 static void refusals_body(struct rank *rank)
 {
     const shoal_cu_stream stream = begin(rank);
@@ -520,7 +520,8 @@ static void refusals_at_a_call_harm_nobody(void **state)
     start_device("dmabuf");
 }
 
-/* Ranks of one host hand their inputs to each other; where they do not, as to a root elsewhere, each adapter reads them. */
+/* Ranks of one host pass their inputs to each other. If they do not, for example to a root on another host, each adapter reads
+ * them. */
 static void several_body(struct rank *rank)
 {
     const struct call call = {.kind = GATHER, .root = 0, .count = COUNT};
@@ -565,7 +566,7 @@ static void outputs_in_host_memory(void **state)
 
 /* ---- Freed memory -------------------------------------------------------------------------------------------------------- */
 
-/* The driver gives the address to another allocation. */
+/* The driver reuses the address for another allocation. */
 static void freed_body(struct rank *rank)
 {
     const struct call call = {.kind = ALLGATHER, .count = COUNT};
@@ -584,7 +585,7 @@ static void freed_memory_is_registered_anew(void **state)
 
 #define MANY 100
 
-/* More allocations than are kept, and then none of them is there any more. */
+/* More allocations than are kept, and then all of them are freed. */
 static void many_body(struct rank *rank)
 {
     const shoal_cu_stream stream = begin(rank);
@@ -620,14 +621,14 @@ static void registrations_of_freed_memory_end(void **state)
     run_world(2, 1, many_body);
 }
 
-/* ---- Many calls under way ------------------------------------------------------------------------------------------------ */
+/* ---- Many calls at once -------------------------------------------------------------------------------------------------- */
 
-#define POSTED 40 /* more than the places of inputs that stay */
+#define POSTED 40 /* more than the limit of inputs that stay on the device */
 
 static bool ends_early;
 
-/* A call for each part of the input, which work behind it overwrites. The first one has ended everywhere, and half of them are
- * posted, when rank 0 gives up, if it does. */
+/* A call for each part of the input, which later work on the stream overwrites. When the first call has ended on all ranks and
+ * half of the calls are posted, rank 0 aborts if the case requires it. */
 static void post_many(struct rank *rank, shoal_cu_address input, shoal_cu_address output, shoal_cu_stream stream,
                       struct shoal_request **requests)
 {
@@ -658,7 +659,7 @@ static void post_many(struct rank *rank, shoal_cu_address input, shoal_cu_addres
     free(zeros);
 }
 
-/* Wherever a call has ended well, the peer's part is right. */
+/* If a call has ended well, the peer's part is right. */
 static void check_many(struct rank *rank, shoal_cu_address output, struct shoal_request **requests)
 {
     const size_t bytes = COUNT * sizeof(float), theirs = rank->rank == 0 ? 1 : 0;
@@ -714,7 +715,7 @@ static uint64_t sent_by(int rank)
     return count_sent(endpoints[rank], adapter, sizeof adapter);
 }
 
-/* Nothing more is sent by the rank for a while: it waits for the other one. */
+/* Waits until the rank has sent nothing for a while: then it waits for the other one. */
 static void wait_until_silent(int rank)
 {
     uint64_t sent = sent_by(rank);
@@ -726,7 +727,7 @@ static void wait_until_silent(int rank)
     }
 }
 
-/* Rank 0's puts to rank 1 are under way, and stay so: the device has come to the call when the ranks had met. */
+/* Rank 0's puts to rank 1 are in progress and cannot complete: the device reaches the call after the ranks have met. */
 static struct shoal_request *begin_stuck(struct rank *rank, const struct call *call, const struct memory *memory,
                                          shoal_cu_stream stream)
 {
@@ -760,7 +761,7 @@ static double ms_since(uint64_t begun_ns)
 static void check_held(struct rank *rank, shoal_cu_stream stream, uint64_t failed_ns)
 {
     usleep(200000);
-    const bool is_late = ms_since(failed_ns) > 1000; /* a crowded machine */
+    const bool is_late = ms_since(failed_ns) > 1000; /* the machine is overloaded */
     CHECK(rank, is_late || cu.stream_query(stream) == SHOAL_CU_NOT_READY, "the stream goes on");
     if (opens_again)
         hinder(endpoints[1], MOCK_OPEN);
@@ -806,7 +807,7 @@ static void the_stream_waits_for_adapters_after_a_failure(void **state)
     run_world(2, 1, held_body);
     frees_at_once = true;
     run_world(2, 1, held_body);
-    opens_again = frees_at_once = false; /* a communicator that is freed ends its wait by the same clock */
+    opens_again = frees_at_once = false; /* freeing a communicator ends its wait by the same clock */
     run_world(2, 1, held_body);
     assert_int_equal(control.count_of("allocations"), 0);
     assert_int_equal(count_locked(), 0);

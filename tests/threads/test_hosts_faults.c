@@ -1,5 +1,5 @@
-/* Faults between hosts, and what operations cost there: the ranks are threads of one process that call themselves different
- * hosts, over a mock of EFA whose endpoints can be stalled or cut off one by one, and count what they send. */
+/* Faults between hosts, and the cost of operations between them. The ranks are threads of one process that call themselves
+ * different hosts, over a mock of EFA whose endpoints can be stalled or cut off one by one, and count the bytes they send. */
 #include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,9 +14,9 @@
 #include "host_threads.h"
 #include "mock/cuda/mock_client.h"
 
-/* ---- A peer that takes nothing ------------------------------------------------------------------------------------------- */
+/* ---- A peer that receives nothing ---------------------------------------------------------------------------------------- */
 
-/* Messages for rank 2 stay under way. A message to rank 1 has nothing to do with it. */
+/* Messages for rank 2 never complete. A message to rank 1 is not affected. */
 static void stalled_body(struct rank *rank)
 {
     struct shoal_options soon = SHOAL_OPTIONS_INIT;
@@ -43,7 +43,7 @@ static void a_peer_that_takes_nothing_holds_up_no_other(void **state)
     run_world(3, 1, stalled_body);
 }
 
-/* ---- A peer that lives, but cannot be reached ---------------------------------------------------------------------------- */
+/* ---- A live peer that cannot be reached ---------------------------------------------------------------------------------- */
 
 static void take_failure(struct rank *rank)
 {
@@ -58,7 +58,7 @@ static void expect_unreachable(struct rank *rank)
     CHECK(rank, strstr(rank->failure.text, "cannot be reached"), "%s", rank->failure.text);
 }
 
-/* Whatever the operation: what it had to give did not come. */
+/* In any operation, the data that it should send do not arrive. */
 static void cut_broadcast(struct rank *rank, size_t count)
 {
     if (rank->rank == 0)
@@ -96,7 +96,7 @@ static void what_cannot_be_sent_is_no_success(void **state)
     run_world(2, 1, cut_send_body);
 }
 
-/* ---- One cause, whoever finds what first --------------------------------------------------------------------------------- */
+/* ---- One cause, whichever rank finds a failure first --------------------------------------------------------------------- */
 
 static void expect_same_failure(int size)
 {
@@ -108,7 +108,7 @@ static void expect_same_failure(int size)
     }
 }
 
-/* All but the last rank, each on its own host, pass their deadline at the same moment. */
+/* All ranks except the last, each on its own host, pass their deadline at the same moment. */
 static void deadline_body(struct rank *rank)
 {
     struct shoal_options soon = SHOAL_OPTIONS_INIT;
@@ -155,11 +155,11 @@ static void failures_of_two_hosts_at_once_are_one_failure(void **state)
     }
 }
 
-/* ---- What a wait costs others -------------------------------------------------------------------------------------------- */
+/* ---- The cost of waits for other ranks ----------------------------------------------------------------------------------- */
 
 #define LATE_US 300000
 
-/* Three of two hosts back off while they wait for the last one. */
+/* Three ranks on two hosts back off while they wait for the last one. */
 static void late_body(struct rank *rank)
 {
     struct shoal_shm_endpoint *endpoint = rank->context->endpoint;
@@ -177,9 +177,9 @@ static void backoff_interrupts_nobody(void **state)
     run_world(4, 2, late_body);
 }
 
-/* ---- What an all-to-all of different lengths costs ----------------------------------------------------------------------- */
+/* ---- The cost of an all-to-all of different lengths ---------------------------------------------------------------------- */
 
-/* From rank a to rank b go 1 + (a + 2 b) % 5 numbers. */
+/* Rank a sends 1 + (a + 2 b) % 5 numbers to rank b. */
 static size_t length(int from, int to)
 {
     return 1 + (size_t)(from + 2 * to) % 5;
@@ -192,7 +192,7 @@ static uint64_t control_bytes(struct rank *rank)
     return usage.control_bytes;
 }
 
-/* A peer elsewhere is told its own length and no other: nothing beside its record has to be kept for it. */
+/* A peer on another host receives only its own length: nothing with its record has to be stored. */
 static void uneven_body(struct rank *rank)
 {
     const int size = rank->world->size;
@@ -221,7 +221,7 @@ static void lengths_are_told_to_those_they_concern(void **state)
     run_world(8, 2, uneven_body);
 }
 
-/* ---- Several adapters of a host ------------------------------------------------------------------------------------------ */
+/* ---- Several adapters of one host ---------------------------------------------------------------------------------------- */
 
 #define ADAPTERS 4               /* of a p4d */
 #define BUCKET ((size_t)2 << 20) /* of float32: 8 MiB */
@@ -231,7 +231,7 @@ struct adapter {
     uint64_t sent;
 };
 
-/* Adds up what the ranks of a host have sent by each of its adapters. */
+/* Adds up the bytes that a host's ranks have sent through each of its adapters. */
 static void list_adapters(const struct rank *rank, int host, struct adapter adapters[ADAPTERS])
 {
     memset(adapters, 0, ADAPTERS * sizeof adapters[0]);
@@ -247,7 +247,7 @@ static void list_adapters(const struct rank *rank, int host, struct adapter adap
     }
 }
 
-/* Between two hosts each sends and receives as many bytes as the bucket has; control messages are few beside it. */
+/* Between two hosts each sends and receives the bytes of the bucket; control messages are few compared with it. */
 static void check_adapters(const struct rank *rank)
 {
     for (int host = 0; host < rank->world->size / rank->world->ranks_per_host; host++) {
@@ -314,7 +314,7 @@ static void gather_on_device(struct rank *rank, shoal_cu_address input, shoal_cu
     free(values);
 }
 
-/* The adapter reads no ring, where a stream may write after a failure. */
+/* The adapter does not read a ring, because a stream may write there after a failure. */
 static void device_body(struct rank *rank)
 {
     shoal_cu_address input, output;
@@ -353,7 +353,7 @@ static void operands_on_a_device_leave_from_bounce_buffers(void **state)
     run_world(4, 2, device_body);
 }
 
-/* Sums end on all ranks at once, so all map the next output at once. */
+/* Sums end on all ranks at once, so all ranks map the next output at once. */
 static void mapping_body(struct rank *rank)
 {
     const float value = (float)(rank->rank + 1);
@@ -373,7 +373,7 @@ static void mapping_body(struct rank *rank)
     }
 }
 
-/* By the process: each rank has a context of Shoal's, and GDRCopy's library is not for several threads. */
+/* In a process: each rank has its own Shoal context, and GDRCopy's library does not support several threads. */
 static void memory_of_a_device_is_mapped_by_one_thread_at_a_time(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Ranks as threads of one process, each with its own context, over one mapping, and again as two hosts over a mock of EFA: what
- * the thread sanitizer can see. Every result is checked too. */
+/* Ranks as threads of one process, each with its own context, over one mapping, and again as two hosts over a mock of EFA, so
+ * that the thread sanitizer sees them. Every result is also checked. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -46,7 +46,7 @@ static void swallow(void *arg, int level, const char *line)
     (void)arg, (void)level, (void)line;
 }
 
-/* Even ranks and odd ranks call themselves different hosts, with EFA between. */
+/* Even ranks and odd ranks call themselves different hosts, connected by EFA. */
 static bool is_over_efa;
 
 static const char *const one_host[] = {"SHOAL_CHUNK_BYTES=16K", NULL};
@@ -128,7 +128,7 @@ static struct areas areas_of(struct rank *rank)
         .bytes = BYTES, .plain = {rank->plain[0], rank->plain[1]}, .shared = {rank->shared[0], rank->shared[1]}};
 }
 
-/* Blocks until the request is done; NULL: it is. */
+/* Blocks until the request is done. NULL: returns at once. */
 static void end_request(struct rank *rank, struct shoal_request *request)
 {
     if (request)
@@ -165,7 +165,7 @@ static void run_exchange(struct rank *rank, struct shoal_comm *comm, const struc
     CHECK(rank, exchange_check(&side, text, sizeof text), "%s", text);
 }
 
-/* Everything by turns but calls and sizes. */
+/* Calls and sizes are given; everything else alternates. */
 static void run_in_turn(struct rank *rank, enum operation_kind kind, enum operation_form form, size_t bytes, unsigned turn)
 {
     const struct operation_row *entry = operation_row(kind);
@@ -267,12 +267,12 @@ static void async_body(struct rank *rank)
     for (int round = 0; round < 5; round++) {
         for (int i = 0; i < POSTED; i++)
             post_one(rank, rank->comm, i, &requests[i]);
-        pause_us(rank->rank * 300); /* the progress thread drives */
+        pause_us(rank->rank * 300); /* the progress thread makes progress meanwhile */
         for (int n = 0; n < POSTED; n++) {
             const int i = (n * 7 + rank->rank * 3) % POSTED;
             enum shoal_status status;
             while ((status = shoal_request_wait(requests[i], (uint32_t)(n % 2))) == SHOAL_PENDING)
-                continue; /* nothing is lost by a wait that ran out */
+                continue; /* a wait that times out loses nothing */
             OK(rank, status);
             check_one(rank, rank->comm, i);
             shoal_request_free(requests[i]);
@@ -339,17 +339,17 @@ static void threads_callbacks_that_post(void **state)
 static const enum shoal_collective_type device_kinds[] = {SHOAL_COLLECTIVE_ALLREDUCE, SHOAL_COLLECTIVE_ALLGATHER,
                                                           SHOAL_COLLECTIVE_REDUCE_SCATTER, SHOAL_COLLECTIVE_BROADCAST};
 
-/* One call under way, its operands on devices that are threads. */
+/* One call in progress, with operands on devices that are threads. */
 struct device_call {
     enum shoal_collective_type collective;
     size_t count;
     int given_parts, taken_parts;
     float *input, *output;
-    struct thread_device *devices[2]; /* NULL: in host memory, or there is none */
+    struct thread_device *devices[2]; /* NULL: in host memory, or no operand */
     struct shoal_request *request;
 };
 
-/* What rank r gives as element i of its part for rank `part`. */
+/* Returns rank r's element i of its part for rank `part`. */
 static float device_value(int r, int part, size_t i)
 {
     return (float)(i % 11 + (size_t)(7 * r + 3 * part));
@@ -364,7 +364,7 @@ static float device_wanted(const struct rank *rank, const struct device_call *ca
                                                                        : device_value(call->taken_parts > 1 ? part : 0, 0, i);
 }
 
-/* bits: whether input, output are on a device. */
+/* bits: whether input and output are on a device. */
 static void begin_device_call(struct rank *rank, struct device_call *call, unsigned bits, unsigned pause_us)
 {
     const struct shoal_shape *shape = &shoal_collective_traits(call->collective)->shape;
@@ -406,7 +406,7 @@ static void end_device_call(struct rank *rank, struct device_call *call)
     free(call->output);
 }
 
-/* Two at a time, of all sizes. */
+/* Runs two at a time, of all sizes. */
 static void devices_body(struct rank *rank)
 {
     static const size_t counts[] = {5, 1000, 40000, 200000};
@@ -434,7 +434,7 @@ struct destroyer {
     atomic_bool is_done;
 };
 
-/* Refused: the thread that drives is inside a call. */
+/* Refused, because the thread that makes progress is inside a call. */
 static void destroy_context(void *arg, enum shoal_status status)
 {
     struct destroyer *destroyer = arg;
@@ -453,7 +453,7 @@ static void destroy_body(struct rank *rank)
 {
     struct destroyer destroyer = {.rank = rank};
     struct shoal_request *request;
-    while (rank->rank == 1 && !atomic_load(&may_come)) /* so that rank 0's request is not done before it has its callback */
+    while (rank->rank == 1 && !atomic_load(&may_come)) /* so that rank 0's request is not done before its callback is set */
         pause_us(200);
     OK(rank, shoal_barrier_post(rank->comm, NULL, &request));
     if (rank->rank == 0)
@@ -487,13 +487,13 @@ static void left_request_body(struct rank *rank)
     OK(rank, shoal_comm_create_with(context, &store, rank->rank, rank->size, NULL, &comm));
     OK(rank, shoal_recv_post(comm, &value, 1, SHOAL_INT64, 1 - rank->rank, 0, NULL, &request));
     CHECK(rank, shoal_request_test(request) == SHOAL_PENDING, "nobody sends");
-    OK(rank, shoal_barrier(rank->comm, NULL)); /* else the other's end could end this request */
+    OK(rank, shoal_barrier(rank->comm, NULL)); /* otherwise the end of the other rank could end this request */
     shoal_context_destroy(context);
     CHECK(rank, shoal_request_test(request) != SHOAL_PENDING, "the request is not done");
     shoal_request_free(request);
 }
 
-/* The context ends with all that it holds, but a request belongs to the caller. */
+/* A context frees everything it holds, except requests, which belong to the caller. */
 static void threads_requests_outlive_their_context(void **state)
 {
     (void)state;
@@ -502,7 +502,7 @@ static void threads_requests_outlive_their_context(void **state)
     memory_store_fini(&other_store);
 }
 
-/* A wait that runs out, again and again, for a peer that is late; then all is well. */
+/* Waits for a late peer time out repeatedly; then all is well. */
 static void late_body(struct rank *rank)
 {
     struct shoal_request *request;
@@ -530,8 +530,7 @@ static void note_done(void *is_done, enum shoal_status status)
     atomic_store((atomic_bool *)is_done, status == SHOAL_OK);
 }
 
-/* A post that waits is done when it returns; where a peer is late it comes back all the same, and the progress thread goes
- * on. */
+/* A post that waits is done when it returns. If a peer is late, it returns nevertheless, and the progress thread continues. */
 static void waiting_post_body(struct rank *rank)
 {
     struct shoal_options options = SHOAL_OPTIONS_INIT;
@@ -577,7 +576,7 @@ struct user {
 
 #define ROOM (BYTES / USERS / 64 * 64) /* of each user's operands */
 
-/* Each thread of a rank has a communicator; which of them runs when is anybody's guess. Some calls block, some are posted. */
+/* Each thread of a rank has a communicator; their order is arbitrary. Some calls block, some are posted. */
 static void *use_comm(void *arg)
 {
     struct user *user = arg;
@@ -595,7 +594,7 @@ static void *use_comm(void *arg)
     return NULL;
 }
 
-/* Several are under way on each communicator, of any kind, and ended in another order than they began. */
+/* Several calls of any kind are in progress on each communicator, and end in another order than they began. */
 #define HELD 4
 
 static void *hold_several(void *arg)
@@ -651,7 +650,7 @@ static void threads_several_communicators(void **state)
     run_world(4, users_body);
 }
 
-/* Splits while other communicators are busy, and shared memory that comes and goes. */
+/* Splits while other communicators are busy, and while shared memory is allocated and freed. */
 static void *split_again(void *arg)
 {
     struct user *user = arg;
@@ -702,7 +701,7 @@ static void *abort_soon(void *arg)
     return NULL;
 }
 
-/* Rank 0 never calls; another thread of rank 1 aborts; all who wait return. */
+/* Rank 0 never calls; another thread of rank 1 aborts; all waiting ranks return. */
 static void abort_body(struct rank *rank)
 {
     pthread_t thread;
@@ -729,7 +728,7 @@ static void leave_body(struct rank *rank)
 {
     OK(rank, shoal_barrier(rank->comm, NULL));
     if (rank->rank == 0)
-        return; /* frees at once */
+        return; /* frees immediately */
     const enum shoal_status status = shoal_barrier(rank->comm, NULL);
     CHECK(rank, status == SHOAL_ERR_PEER_LOST, "%s", shoal_status_name(status));
 }

@@ -7,7 +7,7 @@
 
 #include "shoal/shoal.h"
 
-/* cmocka's assertions belong to the first thread; a failure on another ends the program with its reason. */
+/* cmocka's assertions work only on the first thread. A failure on another thread ends the program with its reason. */
 #define CHECK(who, condition, ...)                                                                \
     do {                                                                                          \
         if (!(condition)) {                                                                       \

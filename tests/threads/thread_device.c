@@ -8,18 +8,18 @@
 #include <time.h>
 
 #define SLOTS 6
-#define UNIT ((size_t)24 << 10) /* elements: a range of the engine spans three at most, in each part */
+#define UNIT ((size_t)24 << 10) /* elements: a range of the engine is in at most three units, in each part */
 #define LET_GO (UINT64_C(1) << 62)
 
 struct thread_device {
-    struct shoal_device_operand base; /* first */
+    struct shoal_device_operand base; /* must be first */
     float *memory;
     float *ring;
     bool is_output;
     int parts;
     size_t count, unit_count;
     unsigned pause_us;
-    size_t released[SLOTS]; /* elements of the unit that is in the slot */
+    size_t released[SLOTS]; /* elements of the unit in the slot */
     size_t units_released;
     _Atomic uint64_t by_thread[SLOTS]; /* ready; taken */
     _Atomic uint64_t by_engine[SLOTS]; /* done */
@@ -64,7 +64,7 @@ static void *copy_units(void *arg)
     for (size_t unit = 0; unit < device->unit_count; unit++) {
         const uint64_t k = unit / SLOTS + 1;
         uint64_t done;
-        /* acquire: what the engine has written, and that it has read, comes before. */
+        /* acquire: the engine's writes and reads come before. */
         while ((done = atomic_load_explicit(&device->by_engine[unit % SLOTS], memory_order_acquire)) <
                (device->is_output ? k : k - 1))
             pause_for(20);

@@ -1,5 +1,5 @@
-/* A device that is a thread: it copies an operand through a ring of units, one unit after the other, and meets the engine in
- * counters alone, as a stream of a GPU would (device/device.h). The k-th use of a slot:
+/* A device that is a thread: it copies an operand through a ring of units, one unit after the other, and synchronizes with the
+ * engine only by counters, as a stream of a GPU would (device/device.h). The k-th use of a slot:
  *
  *     input    thread: wait done >= k-1, copy in, ready = k        engine: wait ready >= k, read, done = k
  *     output   engine: wait taken >= k-1, write, done = k          thread: wait done >= k, copy out, taken = k */
@@ -10,11 +10,11 @@
 
 struct thread_device;
 
-/* count elements of float in each part. It begins at once; pauses of up to pause_us between units. Ends the program where there
- * is no memory. */
+/* Opens a device of count floats in each part. It begins at once, with pauses of up to pause_us between units. Ends the
+ * program if memory is lacking. */
 struct thread_device *thread_device_open(float *memory, bool is_output, int parts, size_t count, unsigned pause_us);
 struct shoal_device_operand *thread_device_operand(struct thread_device *device);
-/* Once the operand was dropped. Waits for the thread. */
+/* Call it after the operand was dropped. Waits for the thread. */
 void thread_device_close(struct thread_device *device);
 
 #endif

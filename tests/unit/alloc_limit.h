@@ -1,5 +1,5 @@
-/* Makes the n-th allocation of the code under test fail, and counts what is not freed. The program is linked with
- * -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=free. One thread; include once per program. */
+/* Makes the n-th allocation of the code under test fail, and counts the allocations that are not freed. The program is linked
+ * with -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=free. One thread; include once per program. */
 #ifndef SHOAL_TESTS_UNIT_ALLOC_LIMIT_H
 #define SHOAL_TESTS_UNIT_ALLOC_LIMIT_H
 

@@ -1,4 +1,4 @@
-/* A log that says nothing, with the settings of the environment: the set-up and tear-down of a group of tests. One per
+/* A log that prints nothing, with the settings of the environment: the set-up and tear-down of a group of tests. One per
  * program. */
 #ifndef SHOAL_TESTS_UNIT_QUIET_LOG_H
 #define SHOAL_TESTS_UNIT_QUIET_LOG_H

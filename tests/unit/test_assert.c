@@ -1,4 +1,4 @@
-/* Assertions: one that fails names its condition and place and ends the process; one that holds does nothing. */
+/* Assertions: one that fails prints its condition and place and ends the process; one that holds does nothing. */
 #undef SHOAL_ASSERTS
 #define SHOAL_ASSERTS 1
 

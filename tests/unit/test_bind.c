@@ -1,4 +1,4 @@
-/* The cores that each worker of `shoal run` gets, on made-up machines; one test reads a made-up /sys. */
+/* The cores that each worker of `shoal run` gets, on invented machines; one test reads an invented /sys. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,7 +16,8 @@
 
 enum { WORKERS_MAX = 16 };
 
-/* Sockets of cores of threads. Linux counts first threads of all cores, then the second ones. One NUMA node per socket. */
+/* A machine of sockets of cores of threads. Linux numbers the first threads of all cores, then the second ones. Each socket is
+ * a NUMA node. */
 static int machine_make(int sockets, int cores, int threads, struct bind_cpu *cpus)
 {
     const int all = sockets * cores;
@@ -25,7 +26,7 @@ static int machine_make(int sockets, int cores, int threads, struct bind_cpu *cp
     return all * threads;
 }
 
-/* wanted: the masks in a row, as "0-1+8-9 2-3+10-11"; NULL: nobody is bound. */
+/* wanted: the workers' masks in order, as "0-1+8-9 2-3+10-11"; NULL: no worker is bound. */
 static void expect_shares(struct bind_cpu *cpus, int count, enum bind_mode mode, int workers, const char *wanted)
 {
     cpu_set_t masks[WORKERS_MAX];
@@ -81,7 +82,7 @@ static void more_workers_than_cores_are_not_bound(void **state)
     expect_of_machine(1, 1, 1, BIND_SLICE, 1, "0");
 }
 
-/* A mask of taskset or a cpuset, or cores that are offline: only what is left counts, and it need not be in order. */
+/* With a mask of taskset, a cpuset or offline cores, only the remaining cores count. Their numbers need not be in order. */
 static void holes_in_the_mask_are_left_out(void **state)
 {
     (void)state;
@@ -91,7 +92,7 @@ static void holes_in_the_mask_are_left_out(void **state)
     expect_shares(some, 6, BIND_CORE, 2, "1+9 5+13");
 }
 
-/* Where the firmware counts cores of two nodes in turns, neighbours by number are not neighbours. */
+/* If the firmware numbers the cores of two nodes alternately, cores with adjacent numbers are not neighbors. */
 static void nodes_that_alternate_are_told_apart(void **state)
 {
     (void)state;
@@ -99,7 +100,7 @@ static void nodes_that_alternate_are_told_apart(void **state)
     expect_shares(cpus, 4, BIND_SLICE, 2, "0+2 1+3");
 }
 
-/* wanted: as in expect_shares, for workers whose GPUs are in those nodes. */
+/* wanted: as in expect_shares(), for workers whose GPUs are in those nodes. */
 static void expect_turned(int workers, const int *nodes, const char *wanted)
 {
     struct bind_cpu cpus[64];
@@ -115,14 +116,14 @@ static void expect_turned(int workers, const int *nodes, const char *wanted)
     assert_string_equal(text, wanted);
 }
 
-/* Four nodes of two cores. A DGX A100 has its first GPUs in the last but one node. */
+/* Four nodes of two cores. A DGX A100 has its first GPUs in the last node but one. */
 static void shares_are_near_the_workers_gpus(void **state)
 {
     (void)state;
     expect_turned(8, (const int[]){3, 3, 1, 1, 2, 2, 0, 0}, "6 7 2 3 4 5 0 1");
     expect_turned(8, (const int[]){0, 0, 1, 1, 2, 2, 3, 3}, "0 1 2 3 4 5 6 7");
     expect_turned(4, (const int[]){3, 2, 1, 0}, "6-7 4-5 2-3 0-1");
-    expect_turned(4, (const int[]){1, 1, 1, 1}, "2-3 0-1 4-5 6-7"); /* the others get what is left */
+    expect_turned(4, (const int[]){1, 1, 1, 1}, "2-3 0-1 4-5 6-7"); /* the others get the remaining shares */
     expect_turned(4, (const int[]){-1, 9, 0, -1}, "2-3 4-5 0-1 6-7");
 }
 
@@ -151,7 +152,7 @@ static void file_write(const char *folder, const char *name, const char *text)
     fclose(file);
 }
 
-/* CPU 3 is the second thread of CPU 1, in node 1; of CPU 2 nothing is known. */
+/* CPU 3 is the second thread of CPU 1, in node 1; sysfs has no data on CPU 2. */
 static void machine_is_read_from_sys(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* Whom `shoal run` blames, from lines that ranks log. Workers 0 to 3 are processes 10 to 13. */
+/* Which worker `shoal run` blames, from the lines that ranks log. Workers 0 to 3 are processes 10 to 13. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -34,7 +34,7 @@ static void blame_of_a_peer_that_ended(void **state)
     (void)state;
     const struct said said[] = {{0, BROKEN("0", "10") ": rank 2 (process 12 on host) exited with code 0, before it had done"}};
     assert_int_equal(blamed(said, 1, 0), 2);
-    assert_int_equal(blamed(said, 1, 1), 1); /* it has said nothing: its end is its own */
+    assert_int_equal(blamed(said, 1, 1), 1); /* it has logged nothing: it is blamed for its own end */
 }
 
 static void blame_that_the_line_names_first(void **state)
@@ -47,7 +47,7 @@ static void blame_that_the_line_names_first(void **state)
     assert_int_equal(blamed(said, 2, 3), 3);
 }
 
-/* Rank 0 has noticed that rank 1 left, which left because of rank 2: a second communicator tells the earlier cause. */
+/* Rank 0 has noticed that rank 1 left, which left because of rank 2: a second communicator logs the earlier cause. */
 static void blame_is_followed(void **state)
 {
     (void)state;
@@ -72,7 +72,7 @@ static void blame_of_nobody(void **state)
     assert_int_equal(blamed(said, 1, 1), -1);
 }
 
-/* A rank may be a child of its worker: its own lines tell its process. One that has logged nothing is not known. */
+/* A rank may be a child of its worker: its own lines name its process. A rank that has logged nothing is unknown. */
 static void blame_of_a_process_below_a_worker(void **state)
 {
     (void)state;
@@ -82,7 +82,7 @@ static void blame_of_a_process_below_a_worker(void **state)
     assert_int_equal(blamed(said, 1, 0), 0);
 }
 
-/* Over several hosts processes of others may have the numbers of ours: the rank and the host decide. */
+/* On several hosts, processes of other hosts may have the same ids as ours: the rank and the host decide. */
 static void blame_of_another_host(void **state)
 {
     (void)state;

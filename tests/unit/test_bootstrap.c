@@ -28,7 +28,7 @@
 #define RANKS_MAX 8
 #define MANY_RANKS 70 /* some serve others */
 #define LINES_BYTES 8192
-#define LATE_MS 30000 /* after a deadline, on a busy machine; SHOAL_BOOTSTRAP_TIMEOUT_MS is 60000 where nobody sets it */
+#define LATE_MS 30000 /* for a deadline to pass on a busy machine; SHOAL_BOOTSTRAP_TIMEOUT_MS is 60000 unless it is set */
 
 static void keep_line(void *arg, int level, const char *line)
 {
@@ -53,7 +53,7 @@ static int open_port(uint16_t port, int backlog, uint16_t *port_out)
     return fd;
 }
 
-/* The first of 18 ports that are free just now. */
+/* Returns the first of 18 ports that are free now. */
 static uint16_t find_ports(void)
 {
     for (unsigned port = 20000 + (unsigned)getpid() % 10000;; port += 20) {
@@ -79,10 +79,10 @@ struct rank {
     const char *overrides[4];
     uint32_t timeout_ms;
     int rounds;
-    int first_value; /* what ranks of this job exchange begins there */
+    int first_value; /* the first value that ranks of this job exchange */
     size_t bytes;
     enum shoal_status status;
-    struct shoal_bootstrap bootstrap; /* closed, but for the test of the secret */
+    struct shoal_bootstrap bootstrap; /* closed, except in the test of the secret */
     unsigned char secret[SHOAL_SECRET_BYTES];
     char lines[LINES_BYTES];
 };
@@ -136,7 +136,7 @@ static void *run_rank(void *arg)
     return NULL;
 }
 
-/* Fills ranks as `first` is, then runs them all. */
+/* Copies `first` to all ranks, then runs them. */
 static void run_ranks(struct rank *ranks, int count, const struct rank *first)
 {
     pthread_t threads[MANY_RANKS];
@@ -225,7 +225,7 @@ static void bootstrap_gather_takes_0_bytes_to_64_kib(void **state)
         run_ranks(ranks, 3, &first);
         expect_all(ranks, 3, SHOAL_OK);
     }
-    /* One rank: of several, the first to be refused may be gone before the others have joined. */
+    /* One rank: if there were several, the first refused one might leave before the others have joined. */
     const struct rank first = {.size = 1,
                                .address = address_of("127.0.0.1", address),
                                .timeout_ms = 10000,
@@ -293,7 +293,7 @@ static void bootstrap_says_whom_it_waits_for_long_before_the_deadline(void **sta
     expect_line(ranks[0].lines, "ms for rank 0 of 5: nothing of this job listens at 127.0.0.1");
 }
 
-/* Writes anything to a port, over and over, until told to stop. */
+/* Writes random bytes to a port repeatedly until it is stopped. */
 struct flood {
     uint16_t port;
     atomic_bool is_over;
@@ -320,7 +320,7 @@ static void *flood_port(void *arg)
     return NULL;
 }
 
-/* While ranks join, while they wait for the last one, and while they exchange. */
+/* The flood lasts while ranks join, while they wait for the last one, and while they exchange. */
 static void bootstrap_is_not_disturbed_by_a_flood(void **state)
 {
     (void)state;
@@ -370,7 +370,7 @@ static void bootstrap_joins_ranks_below_others(void **state)
     expect_all(ranks, MANY_RANKS, SHOAL_OK);
 }
 
-/* Rank 64, above 65 to 69, is not there; rank 0 names it to all others. */
+/* Rank 64, the parent of 65 to 69, is missing; rank 0 names it to all others. */
 static void bootstrap_names_a_missing_rank_that_others_are_below(void **state)
 {
     (void)state;
@@ -424,7 +424,7 @@ static void bootstrap_address_that_makes_no_sense_is_refused(void **state)
         assert_int_equal(rank.status, SHOAL_ERR_ARGUMENT);
         expect_line(rank.lines, bad[i]);
     }
-    rank = (struct rank){.size = 2, .address = "192.0.2.1:4000", .timeout_ms = 300}; /* no host has this one */
+    rank = (struct rank){.size = 2, .address = "192.0.2.1:4000", .timeout_ms = 300}; /* no host has this address */
     run_given(&rank, 1);
     assert_int_equal(rank.status, SHOAL_ERR_ARGUMENT);
     expect_line(rank.lines, "no address of this host");
@@ -501,7 +501,7 @@ static void bootstrap_secret_file_that_is_no_use_is_named(void **state)
     expect_line(rank.lines, "no secret in its first line");
 }
 
-/* Rank 1 has another value than rank 0; it is refused, and rank 0 says so too and finds it missing. */
+/* Rank 1 has another value than rank 0. It is refused; rank 0 logs that and reports rank 1 missing. */
 static void expect_refusal(const char *of_rank_0, const char *of_rank_1, const char *said)
 {
     static struct rank ranks[RANKS_MAX];
@@ -622,7 +622,7 @@ static void bootstrap_store_names_the_ranks_that_did_not_come(void **state)
     expect_line(ranks[0].lines, "ranks 1 to 2 and 4 to 5 of 6 did not come within 1000 ms");
 }
 
-/* In the first exchange each rank sets its value, and rank 0 also the joined values and the verdict. */
+/* In the first exchange each rank sets its value, and rank 0 also sets the joined values and the verdict. */
 static void bootstrap_store_is_asked_little(void **state)
 {
     (void)state;
@@ -631,10 +631,10 @@ static void bootstrap_store_is_asked_little(void **state)
     run_ranks(ranks, MANY_RANKS, &first);
     expect_all(ranks, MANY_RANKS, SHOAL_OK);
     assert_int_equal(shared.sets, MANY_RANKS + 2);
-    assert_int_equal(shared.gets, 3 * (MANY_RANKS - 1)); /* by rank 0; by each other rank two */
+    assert_int_equal(shared.gets, 3 * (MANY_RANKS - 1)); /* by rank 0; each other rank has two */
 }
 
-/* Rank 0 names who is missing, but not itself. */
+/* Rank 0 names the missing ranks, but not itself. */
 static void bootstrap_store_without_rank_0_names_it(void **state)
 {
     (void)state;
@@ -672,7 +672,7 @@ static long get_nothing(void *arg, const char *key, void *value, size_t capacity
     return -1;
 }
 
-/* Rank 0 has all, but the rank above does not hand it on. */
+/* Rank 0 has all values, but the parent does not pass them on. */
 static void bootstrap_store_above_that_stands_still_is_told(void **state)
 {
     (void)state;
@@ -782,7 +782,7 @@ static void put_variables(const char *text)
         putenv(at);
 }
 
-/* Only the variables given count. with_few_files: no library can be loaded any more. */
+/* Only the given variables are set. with_few_files: libraries can no longer be loaded. */
 static void be_child(const char *const *variables, bool with_few_files, int lines_fd)
 {
     static struct shoal_settings settings;
@@ -845,7 +845,7 @@ static enum shoal_status run_child(const char *const *variables, char lines[LINE
     return finish_child(&child, lines);
 }
 
-/* A job of `size` ranks whose MASTER_PORT is port; each must end with OK. */
+/* Runs a job of `size` ranks whose MASTER_PORT is port; each must end with OK. */
 static void run_job(uint16_t port, int size, const char *extra)
 {
     struct child children[RANKS_MAX];
@@ -865,7 +865,7 @@ static void run_job(uint16_t port, int size, const char *extra)
     }
 }
 
-/* A step of two tasks, on the host that the list begins with; each must end with OK. */
+/* Runs a step of two tasks, on the first host of the list; each must end with OK. */
 static void run_step(const char *nodes, const char *hosts)
 {
     struct child children[2];
@@ -884,7 +884,7 @@ static void run_step(const char *nodes, const char *hosts)
     }
 }
 
-/* First of all: the library must not be loaded yet in this process. */
+/* Must run first: the library must not be loaded yet in this process. */
 static void bootstrap_without_libsodium_refuses_a_secret(void **state)
 {
     (void)state;
@@ -977,7 +977,7 @@ static void bootstrap_environment_passes_other_servers_by(void **state)
     SKIP_IF_EMULATED(FORKS_BESIDE_THREADS);
     const uint16_t port = find_ports();
     uint16_t silent_port;
-    /* On the next port a Shoal job of another kind, on the one after a program that accepts and says nothing. */
+    /* The next port belongs to a Shoal job of another kind, the one after to a program that accepts and sends nothing. */
     char address[64], error[256];
     struct shoal_settings settings;
     struct shoal_log log;
@@ -1041,8 +1041,8 @@ static void bootstrap_environment_with_too_many_ranks_names_the_limit(void **sta
 
 #define JOBS 2
 
-/* Two jobs of two ranks, all started at once; what tells them apart is how[job]. How many ranks ended well; those of a job get
- * what its own ranks gave, or an error. */
+/* Runs two jobs of two ranks, all started at once; how[job] tells the jobs apart. Returns how many ranks ended well. Ranks of
+ * a job receive the values of their own job, or an error. */
 static int run_two_jobs(uint16_t port, const char *const how[JOBS], char lines[JOBS * 2][LINES_BYTES])
 {
     struct child children[JOBS * 2];
@@ -1052,7 +1052,7 @@ static int run_two_jobs(uint16_t port, const char *const how[JOBS], char lines[J
     for (int c = 0; c < JOBS * 2; c++) {
         snprintf(texts[1], sizeof texts[1], "RANK=%d", c % 2);
         snprintf(texts[2], sizeof texts[2], "TEST_FIRST_VALUE=%d", 100 * (c / 2));
-        snprintf(texts[3], sizeof texts[3], "SLURM_PROCID=%d", c % 2); /* as srun gives it; alone it means nothing */
+        snprintf(texts[3], sizeof texts[3], "SLURM_PROCID=%d", c % 2); /* as srun sets it; alone it has no effect */
         const char *const variables[] = {
             "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", texts[0], texts[1], texts[2], texts[3], how[c / 2], NULL};
         children[c] = start_child(variables, false);
@@ -1079,7 +1079,7 @@ static void bootstrap_two_jobs_that_nothing_tells_apart_do_not_mix(void **state)
     (void)state;
     static char lines[JOBS * 2][LINES_BYTES];
     const uint16_t port = find_ports();
-    /* The second time inside one task of a step that happens to have as many. */
+    /* The second time, inside one task of a step with as many tasks. */
     static const char *const inside = "SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=1";
     for (int round = 0; round < 24; round++) {
         const char *const none[JOBS] = {round < 12 ? NULL : inside, round < 12 ? NULL : inside};
@@ -1113,7 +1113,7 @@ static void bootstrap_two_jobs_that_are_told_apart_both_run(void **state)
     }
 }
 
-/* Until somebody on this host listens at an IPv4 port. */
+/* Waits until a process on this host listens at an IPv4 port. */
 static void await_listener(uint16_t port)
 {
     char line[256];
@@ -1129,7 +1129,7 @@ static void await_listener(uint16_t port)
     }
 }
 
-/* A second rank 0 comes while the first waits for its others. */
+/* A second rank 0 joins while the first waits for the other ranks. */
 static void bootstrap_a_second_rank_0_ends_both_jobs(void **state)
 {
     (void)state;
@@ -1149,7 +1149,7 @@ static void bootstrap_a_second_rank_0_ends_both_jobs(void **state)
     expect_line(lines[0], "says that it is rank 0, so ranks of two jobs meet at");
 }
 
-/* An IPv4 address of this host that is not 127.x. */
+/* Finds an IPv4 address of this host that is not 127.x. */
 static bool find_outer_address(char text[INET_ADDRSTRLEN])
 {
     struct ifaddrs *list;

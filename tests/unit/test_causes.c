@@ -27,7 +27,7 @@ static struct shoal_failure failure(enum shoal_status status, uint64_t sequence,
                                   .reporter = reporter};
 }
 
-/* Each comes before all after it. */
+/* Each cause precedes all after it. */
 static void causes_are_in_a_total_order(void **state)
 {
     const struct shoal_failure ordered[] = {
@@ -43,7 +43,7 @@ static void causes_are_in_a_total_order(void **state)
     }
 }
 
-/* Whatever order candidates come in, all keep the same one. */
+/* All ranks keep the same candidate, in whatever order candidates come. */
 static void the_best_candidate_is_kept(void **state)
 {
     const struct shoal_failure candidates[] = {failure(SHOAL_ERR_TIMEOUT, 5, 1, 0), failure(SHOAL_ERR_TIMEOUT, 5, 2, 1),
@@ -200,7 +200,7 @@ struct writer {
     bool has_read;
 };
 
-/* Each at the same moment; one of them as shoal_comm_abort would. */
+/* All write at the same moment; one writes as shoal_comm_abort would. */
 static void *write_one(void *arg)
 {
     struct writer *writer = arg;

@@ -34,7 +34,7 @@ static void the_counter_is_trusted_where_the_kernel_trusts_it(void **state)
         assert_false(trusts(others[i]));
 #endif
     assert_true(trusts("tsc\n"));
-    (void)shoal_clock_trusts_counter("/no/such/file"); /* as the processor says */
+    (void)shoal_clock_trusts_counter("/no/such/file"); /* as the processor reports */
 }
 
 static void an_anchor_gives_the_time(void **state)
@@ -46,7 +46,7 @@ static void an_anchor_gives_the_time(void **state)
     assert_int_equal(shoal_clock_anchor_time_ns(&anchor, 999800), 4900);
 }
 
-/* A jump is how far ticks are off when the anchor moves; afterwards they are right. */
+/* A jump is the error of the ticks when the anchor moves; afterwards they are right. */
 static void an_anchor_tells_a_jump(void **state)
 {
     struct shoal_clock_anchor anchor = {.ns_per_tick = shoal_clock_ns_per_tick()};
@@ -58,7 +58,7 @@ static void an_anchor_tells_a_jump(void **state)
         const uint64_t off_ns = shoal_clock_anchor_move(&anchor);
         assert_true(off_ns > 3599 * SHOAL_NS_PER_S && off_ns < 3601 * SHOAL_NS_PER_S);
         assert_true(shoal_clock_anchor_move(&anchor) < SHOAL_NS_PER_S);
-        /* Ticks may be ahead of the clock by what a tick's length is estimated wrongly. */
+        /* Ticks may be ahead of the clock by the error in the estimated length of a tick. */
         const uint64_t now_ns = shoal_clock_anchor_time_ns(&anchor, shoal_clock_ticks());
         assert_true(now_ns + SHOAL_NS_PER_S - anchor.ns < 2 * SHOAL_NS_PER_S);
         assert_true(shoal_clock_ns() + SHOAL_NS_PER_S - now_ns < 2 * SHOAL_NS_PER_S);

@@ -1,5 +1,5 @@
-/* The control tree: worlds of ranks that are threads of this process, with strangers, losses and repairs; where a rank has to
- * be stopped or cut off it is a process. */
+/* The control tree: worlds whose ranks are threads of this process, with strangers, losses and repairs. A rank that has to be
+ * stopped or cut off is a process. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -34,7 +34,7 @@
 #define RANKS_MAX 20
 #define LINES_BYTES 16384
 #define NOTICES_MAX 1024
-/* The most that an exchange of some milliseconds takes on a busy machine. A loss that is found by silence takes
+/* The longest time that an exchange of some milliseconds takes on a busy machine. A loss that only silence reveals takes
  * SHOAL_CONTROL_UNREACHABLE_MS. */
 #define SOON_MS 4500
 
@@ -57,14 +57,14 @@ struct rank {
     pthread_t thread;
     bool is_elsewhere;
     int leaves_after_us, left_in_ms;
-    pthread_mutex_t lock; /* of what follows */
+    pthread_mutex_t lock; /* of the following fields */
     int woken;
     int turns;
-    uint64_t turn_ns; /* of the next one that is wanted; 0: none */
+    uint64_t turn_ns; /* when the next turn is due; 0: no turn */
     bool is_root;
     int lost[RANKS_MAX];
-    int heard[RANKS_MAX]; /* notices; each holds its number */
-    bool is_wrong;        /* a notice came twice, too early or changed */
+    int heard[RANKS_MAX]; /* notices received; each contains its number */
+    bool is_wrong;        /* a notice came twice, early or changed */
 };
 
 struct world {
@@ -133,7 +133,7 @@ static enum shoal_status meet(void *state, struct shoal_log *log, const char *na
     (void)log;
     if (strcmp(name, "control") != 0 || bytes != sizeof meeting->contacts[0])
         return SHOAL_ERR_INTERNAL;
-    if (meeting->contacts[rank->number].family == 0) /* a test may have put another */
+    if (meeting->contacts[rank->number].family == 0) /* a test may have set another address */
         memcpy(&meeting->contacts[rank->number], mine, bytes);
     atomic_fetch_add(&meeting->come, 1);
     while (atomic_load(&meeting->come) < rank->world->size && shoal_clock_ns() < until_ns)
@@ -193,7 +193,7 @@ static void *open_one(void *arg)
     return NULL;
 }
 
-/* Opens ranks [first, end) of it, but for the one that is elsewhere. */
+/* Opens ranks [first, end) of the world, except the one that is elsewhere. */
 static void open_ranks(struct world *world, int elsewhere)
 {
     for (int r = 0; r < world->size; r++) {
@@ -256,7 +256,7 @@ static void free_world(struct world *world)
     free(world);
 }
 
-/* ---- what ranks have heard ---- */
+/* ---- what ranks have received ---- */
 
 static int count_of(struct rank *rank, const int *counter)
 {
@@ -321,7 +321,7 @@ static bool publish(struct rank *rank, uint32_t number, size_t bytes)
     return shoal_control_publish(rank->control, SHOAL_CONTROL_NEWS, data, bytes);
 }
 
-/* Each of those that are there sends one more notice, and each hears those of all others. */
+/* Each rank that is present sends one more notice and receives the notices of all others. */
 static void expect_notices(struct world *world, uint32_t number)
 {
     for (int r = 0; r < world->size; r++) {
@@ -425,7 +425,7 @@ static bool await_root(struct world *world, int root)
     return right == world->size;
 }
 
-/* One rank decides for all: the lowest that stays. */
+/* One rank decides for all: the lowest that remains. */
 static void control_has_one_root(void **state)
 {
     struct world *world = open_world(7);
@@ -532,7 +532,7 @@ static void control_several_losses_at_once_are_heard(void **state)
     free_world(world);
 }
 
-/* A rank that waits for a goodbye in vain does so for SHOAL_CONTROL_FAREWELL_MS. */
+/* A rank that waits for a goodbye in vain waits for SHOAL_CONTROL_FAREWELL_MS. */
 static void expect_prompt(uint64_t before_ns)
 {
     assert_true(shoal_clock_ns() - before_ns < SHOAL_CONTROL_FAREWELL_MS * SHOAL_NS_PER_MS);
@@ -551,7 +551,7 @@ static void control_goodbye_is_no_loss(void **state)
     }
 }
 
-/* One after the other, each promptly; who stays hears of it, and nobody is lost. */
+/* Ranks leave one after the other, each promptly. Those that remain learn of it, and no rank is lost. */
 static void control_ranks_may_leave_in_any_order(void **state)
 {
     const int orders[][6] = {{0, 1, 2, 3, 4, 5}, {6, 5, 4, 3, 2, 1}, {1, 0, 4, 2, 6, 3}};
@@ -582,7 +582,7 @@ static void *leave_some_time(void *arg)
     return NULL;
 }
 
-/* The lower ranks leave at about the same time, `spread_us` apart at most. Those that stay hear of all of them, and nobody
+/* The lower ranks leave at about the same time, at most `spread_us` apart. Those that remain learn of all of them, and none
  * waits in vain. */
 static void expect_goodbyes(struct world *world, int staying, unsigned spread_us)
 {
@@ -654,7 +654,7 @@ static void control_a_forked_child_hides_no_end(void **state)
     const pid_t child = fork();
     if (child == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        shoal_control_wake(world->ranks[0].control); /* must do nothing here */
+        shoal_control_wake(world->ranks[0].control); /* must have no effect here */
         const bool is_refused = !publish(&world->ranks[0], 1, 4);
         shoal_control_close(world->ranks[0].control, true);
         pause();
@@ -688,7 +688,7 @@ static void control_a_watched_process_that_ends_is_lost(void **state)
             free_world(world);
             skip();
         }
-        shoal_control_watch(world->ranks[0].control, 3, pidfd); /* rank 3 is no neighbour of rank 0 */
+        shoal_control_watch(world->ranks[0].control, 3, pidfd); /* rank 3 is not a neighbor of rank 0 */
         close(pidfd);
         kill(child, SIGKILL);
         if (says_goodbye)
@@ -704,7 +704,7 @@ static void control_a_watched_process_that_ends_is_lost(void **state)
     }
 }
 
-/* How often a rank was said to have stopped, or to go on. */
+/* Returns how often a rank was reported as stopped or as running again. */
 static uint32_t pauses_of(struct rank *rank, int of)
 {
     pthread_mutex_lock(&rank->control->core.lock);
@@ -713,7 +713,7 @@ static uint32_t pauses_of(struct rank *rank, int of)
     return pauses;
 }
 
-/* Its rank is a thread here, and goes on to be heard. The watch begins while the control thread looks. */
+/* The process's rank is a thread here, and continues to send. The watch begins while the control thread polls. */
 static void control_a_watched_process_that_stops_is_told(void **state)
 {
     struct world *world = open_world(4);
@@ -744,13 +744,13 @@ static void control_a_watched_process_that_stops_is_told(void **state)
 
 /* ---- ranks that are processes ---- */
 
-/* Opens the rank in a child, where `then` runs. Before any thread is started here. */
+/* Opens the rank in a child process, which runs `then`. Call it before any thread is started here. */
 static pid_t fork_rank(struct world *world, int number, void (*then)(struct rank *rank))
 {
     const pid_t child = fork();
     if (child != 0)
         return child;
-    prctl(PR_SET_PDEATHSIG, SIGKILL); /* also of one that is stopped, when a check fails */
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* also ends a stopped child if a check fails */
     struct rank *rank = &world->ranks[number];
     open_one(rank);
     if (rank->status == SHOAL_OK)
@@ -758,7 +758,7 @@ static pid_t fork_rank(struct world *world, int number, void (*then)(struct rank
     _exit(1);
 }
 
-/* Ends well when the others' loss of rank 6 is heard and nobody else's. */
+/* Exits with success if rank 6, and no other rank, is reported lost. */
 static void hear_of_6(struct rank *rank)
 {
     bool hears = await_count(rank, &rank->lost[6], 1, 30000);
@@ -779,9 +779,9 @@ static void control_a_stopped_rank_is_not_lost_and_holds_up_nobody(void **state)
     kill(child, SIGSTOP);
     for (int r = 0; r < 7; r++)
         assert_true(r == 1 || await_words(&world->ranks[r], 1, "stopped or starved (no heartbeat for ", 20000));
-    usleep((SHOAL_CONTROL_UNREACHABLE_MS - 2000) * 1000); /* long enough for a loss, were it one */
+    usleep((SHOAL_CONTROL_UNREACHABLE_MS - 2000) * 1000); /* long enough for a loss, if it were one */
     end_rank(&world->ranks[6], false);
-    expect_lost(world, 6, SOON_MS); /* also by ranks 3 and 4, whose way to it was rank 1 */
+    expect_lost(world, 6, SOON_MS); /* also by ranks 3 and 4, which reached it through rank 1 */
     expect_notices(world, 2);
     assert_true(await_words(&world->ranks[5], 1, "stopped or starved (no heartbeat for", 0));
     kill(child, SIGCONT);
@@ -821,7 +821,7 @@ static void control_a_stopped_rank_is_alive_again(void **state)
     free_world(world);
 }
 
-/* The rank that decides for all must be running. */
+/* The rank that decides for all must be running, so a stopped root has a successor. */
 static void control_a_stopped_root_has_an_heir(void **state)
 {
     struct world *world = make_world(4);
@@ -844,7 +844,7 @@ static void control_a_stopped_root_has_an_heir(void **state)
     free_world(world);
 }
 
-/* Rank 3's only neighbour is rank 1: nobody else has a connection to it that could close. */
+/* Rank 3's only neighbor is rank 1: no other rank has a connection to it that could close. */
 static void control_a_rank_that_is_lost_with_its_neighbours_is_found(void **state)
 {
     struct world *world = make_world(7);
@@ -861,14 +861,15 @@ static void control_a_rank_that_is_lost_with_its_neighbours_is_found(void **stat
     open_ranks(world, 1);
     kill(child, SIGKILL);
     expect_lost(world, 1, SOON_MS);
-    expect_lost(world, 3, 4 * SHOAL_CONTROL_UNREACHABLE_MS + 40000); /* begun anew whenever this process has stood still */
+    expect_lost(world, 3, 4 * SHOAL_CONTROL_UNREACHABLE_MS + 40000); /* the time starts anew whenever this process has been
+                                                                      * stopped */
     assert_true(await_words(&world->ranks[4], 3, "lost with its neighbours", 0));
     waitpid(child, NULL, 0);
     expect_notices(world, 1);
     free_world(world);
 }
 
-#define MANY 1500 /* far more than sockets hold */
+#define MANY 1500 /* far more than socket buffers hold */
 
 static void hear_many(struct rank *rank)
 {
@@ -877,7 +878,7 @@ static void hear_many(struct rank *rank)
     _exit(hears && !rank->is_wrong ? 0 : 1);
 }
 
-/* Were its socket to fill up, its kernel would seem to be gone. */
+/* If its socket filled up, its kernel would seem to be gone. */
 static void control_a_stopped_rank_with_much_to_hear_is_not_lost(void **state)
 {
     struct world *world = make_world(3);
@@ -902,10 +903,10 @@ static void await_first_notices(struct rank *rank)
 {
     for (int r = 0; r < rank->world->size; r++)
         assert_true(r == rank->number || await_count(rank, &rank->heard[r], 1, 10000));
-    usleep(1000000); /* they have been passed on */
+    usleep(1000000); /* by now they have been passed on */
 }
 
-/* From here on nothing that is sent to this process's sockets from that address, or from any with NULL, reaches its kernel's
+/* From now on, nothing sent to this process's sockets from that address, or from any address if NULL, reaches its kernel's
  * TCP. */
 static void cut_off(const char *host)
 {
@@ -917,7 +918,7 @@ static void cut_off(const char *host)
         if (host && (getpeername(fd, (struct sockaddr *)&there, &bytes) != 0 || there.sin_addr.s_addr != inet_addr(host)))
             continue;
         setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program);
-        setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &(unsigned){60000}, sizeof(unsigned)); /* nor will its kernel give up */
+        setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &(unsigned){60000}, sizeof(unsigned)); /* nor does its kernel give up */
         setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &(int){0}, sizeof(int));
     }
 }
@@ -929,7 +930,7 @@ static void fall_silent(struct rank *rank)
     raise(SIGSTOP);
 }
 
-/* To rank 1 a second earlier than to the others. */
+/* Falls silent towards rank 1 a second before the others. */
 static void fall_silent_by_and_by(struct rank *rank)
 {
     await_first_notices(rank);
@@ -947,7 +948,7 @@ static void control_a_host_that_answers_no_more_is_lost(void **state)
     open_ranks(world, 2);
     expect_notices(world, 1);
     const uint64_t before_ns = shoal_clock_ns();
-    expect_lost(world, 2, 20000); /* their kernels' own patience is minutes */
+    expect_lost(world, 2, 20000); /* their kernels' own timeout is minutes */
     assert_true(shoal_clock_ns() - before_ns > 3 * SHOAL_NS_PER_S);
     for (int r = 0; r < 7; r++)
         assert_true(r == 2 || await_words(&world->ranks[r], 2, "lost: host unreachable for 5 s", 0));
@@ -957,8 +958,8 @@ static void control_a_host_that_answers_no_more_is_lost(void **state)
     free_world(world);
 }
 
-/* Rank 1 loses the root first and leaves, or just ends: rank 2, which had no way to it but the root, does not seek it for
- * long. */
+/* Rank 1 loses the root first and leaves, or just ends. Rank 2, which reached rank 1 only through the root, does not look for
+ * it for long. */
 static void control_who_left_behind_a_cut_root_is_not_sought_for_long(void **state)
 {
     (void)state;
@@ -997,12 +998,12 @@ static int connect_to(const struct world *world, int rank)
     return fd;
 }
 
-/* True when the rank has ended the connection, whatever it sent before. */
+/* Returns true if the rank has ended the connection, even if it sent data before. */
 static bool is_ended(int fd)
 {
     char bytes[512];
     ssize_t got;
-    while ((got = recv(fd, bytes, sizeof bytes, 0)) > 0 || (got < 0 && errno == EINTR)) /* as after a stop */
+    while ((got = recv(fd, bytes, sizeof bytes, 0)) > 0 || (got < 0 && errno == EINTR)) /* EINTR: after a stop */
         continue;
     return got == 0 || errno == ECONNRESET;
 }
@@ -1017,7 +1018,7 @@ static struct shoal_tcp_hello hello_of(const struct world *world, int rank)
     return hello;
 }
 
-/* The verdict of rank 0. */
+/* Sends a hello to rank 0 and returns its verdict. */
 static enum shoal_tcp_verdict say_hello(struct world *world, const struct shoal_tcp_hello *hello,
                                         struct shoal_control_frame *answer)
 {
@@ -1058,7 +1059,7 @@ static void control_refuses_strangers(void **state)
         hello = hello_of(world, 2);
         strcpy(hello.version, "9.9.9");
         assert_int_equal(say_hello(world, &hello, &answer), SHOAL_TCP_VERSION);
-        hello = hello_of(world, 2); /* which is there already */
+        hello = hello_of(world, 2); /* which has joined already */
         assert_int_equal(say_hello(world, &hello, &answer), SHOAL_TCP_TAKEN);
         hello = hello_of(world, 0);
         assert_int_equal(say_hello(world, &hello, &answer), SHOAL_TCP_RANK);
@@ -1105,14 +1106,14 @@ static void control_is_not_held_up_by_silent_strangers(void **state)
     for (size_t i = 0; i < SHOAL_COUNT_OF(fds); i++) {
         fds[i] = connect_to(world, 1);
         if (i % 2)
-            assert_int_equal(send(fds[i], "SHAC\1", 5, MSG_NOSIGNAL), 5); /* the beginning of a hello, and nothing after it */
+            assert_int_equal(send(fds[i], "SHAC\1", 5, MSG_NOSIGNAL), 5); /* only the beginning of a hello */
     }
     end_rank(&world->ranks[0], false); /* rank 2 needs rank 1 now */
     expect_lost(world, 0, SOON_MS);
     expect_notices(world, 1);
-    assert_true(is_ended(fds[0])); /* the oldest had to make room, before its time was over */
+    assert_true(is_ended(fds[0])); /* the oldest had to make room before its timeout */
     assert_true(shoal_clock_ns() - before_ns < (SHOAL_CONTROL_HANDSHAKE_MS - 1) * SHOAL_NS_PER_MS);
-    assert_true(is_ended(fds[SHOAL_COUNT_OF(fds) - 1])); /* within the seconds that connect_to() sets, not never */
+    assert_true(is_ended(fds[SHOAL_COUNT_OF(fds) - 1])); /* within the seconds that connect_to() sets, instead of never */
     assert_int_equal(count_lines(&world->ranks[1], "did not prove who it is"), 1);
     for (size_t i = 0; i < SHOAL_COUNT_OF(fds); i++)
         close(fds[i]);
@@ -1208,7 +1209,7 @@ static void control_takes_the_first_free_port_of_its_range(void **state)
     free_world(world);
 }
 
-/* Rank 0 is said to be at a port of this test; rank 1 opens alone. */
+/* Opens rank 1 alone, with the port of this test as rank 0's address. */
 static void open_towards(struct world *world, uint16_t port)
 {
     struct shoal_control_contact *contact = &world->meeting->contacts[0];
@@ -1242,7 +1243,7 @@ static void control_says_why_a_parent_is_not_reached(void **state)
     const uint16_t port = open_port(&world->ranks[0], 0, &fd);
     struct sockaddr_in in = *(struct sockaddr_in *)(void *)&world->ranks[0].address.socket;
     in.sin_port = htons(port);
-    for (size_t i = 0; i < SHOAL_COUNT_OF(fillers); i++) { /* then the kernel drops what asks for another connection */
+    for (size_t i = 0; i < SHOAL_COUNT_OF(fillers); i++) { /* then the kernel drops further requests for a connection */
         fillers[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         assert_true(connect(fillers[i], (struct sockaddr *)&in, sizeof in) == 0 || errno == EINPROGRESS);
     }
@@ -1298,7 +1299,7 @@ static void control_of_one_rank_needs_no_sockets(void **state)
     free_world(world);
 }
 
-/* ---- what a rank keeps ---- */
+/* ---- what a rank stores ---- */
 
 static void add_notice(struct shoal_control_state *state, uint64_t number, enum shoal_control_weight weight)
 {
@@ -1319,7 +1320,7 @@ static int count_weight(const struct shoal_control_state *state, enum shoal_cont
     return count;
 }
 
-/* All ranks free a communicator without a word, many times, while a neighbour takes nothing: verdicts stay. */
+/* All ranks free a communicator without a goodbye, many times, while a neighbor reads nothing: verdicts are kept. */
 static void control_drops_news_before_verdicts(void **state)
 {
     struct shoal_control_state ours;
@@ -1344,7 +1345,7 @@ static void control_drops_news_before_verdicts(void **state)
 
 #define STATE_RANKS 16384
 
-/* How many facts there are after a change; they come in order, each rank once. */
+/* Returns the number of facts after a change; they come in order, each rank once. */
 static int count_facts(const struct shoal_control_state *state, uint64_t after)
 {
     struct shoal_control_fact fact;
@@ -1365,7 +1366,7 @@ static double cpu_ms(void)
     return (double)now.tv_sec * 1e3 + (double)now.tv_nsec / 1e6;
 }
 
-/* How long it takes to tell as many facts as there are ranks. */
+/* Returns the time to report as many facts as there are ranks. */
 static double time_facts(int ranks)
 {
     struct shoal_control_state ours;
@@ -1379,14 +1380,14 @@ static double time_facts(int ranks)
     return took;
 }
 
-/* A look at all ranks for each fact would take 16 times as long. */
+/* Four times as many ranks: a look at all ranks for each fact would take 16 times as long. */
 static void control_tells_many_facts_in_little_time(void **state)
 {
     (void)state;
     assert_true(time_facts(STATE_RANKS) < 8 * time_facts(STATE_RANKS / 4) + 10);
 }
 
-/* However often ranks change, one that has changed once is told to who comes late. */
+/* However often ranks change, a rank that joins late still learns of one that has changed once. */
 static void control_tells_old_facts_to_who_comes_late(void **state)
 {
     struct shoal_control_state ours;

@@ -1,5 +1,5 @@
-/* Samples of ranks: each exactly once, or left out or repeated as the tail says, in an order that ranks share and epochs do not;
- * data sets too large for any memory; global batches. */
+/* Samples of ranks: each exactly once, or left out or repeated as the tail requires, in an order that ranks share and epochs
+ * do not; data sets too large for any memory; global batches. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -33,7 +33,7 @@ static void take(const struct shoal_sampling *sampling, uint64_t first, size_t c
         fail_msg("%s", error);
 }
 
-/* The whole order of an epoch: what rank 0 of 1 gets. */
+/* Returns the whole order of an epoch: the samples of rank 0 of 1. */
 static void order_of(struct shoal_sampling sampling, uint64_t *order)
 {
     sampling.rank = 0;
@@ -52,7 +52,7 @@ static void assert_permutation(const uint64_t *order, uint64_t samples)
     }
 }
 
-/* Over all ranks each place of the order comes as often as the tail says, and ranks take turns. */
+/* Over all ranks, each position of the order occurs as often as the tail requires, and ranks take turns. */
 static void assert_shared(struct shoal_sampling sampling)
 {
     uint64_t order[SAMPLES_MAX], own[SAMPLES_MAX], times[SAMPLES_MAX] = {0}, total = 0;
@@ -82,7 +82,7 @@ static void assert_shared(struct shoal_sampling sampling)
         else
             assert_true(times[p] >= is_left);
     }
-    if (sampling.tail == SHOAL_TAIL_PAD && left > 0) { /* repeated from the begin of the order */
+    if (sampling.tail == SHOAL_TAIL_PAD && left > 0) { /* repeated from the beginning of the order */
         const uint64_t more = total - left;
         assert_true(more < ranks);
         for (uint64_t i = 0; i < more; i++)
@@ -124,7 +124,7 @@ static void parts_are_those_of_the_whole(void **state)
         take(&sampling, first, (size_t)length, part);
         assert_memory_equal(part, all + first, length * sizeof *all);
     }
-    /* The same from `used` on, as the same ranks and as others. */
+    /* The same from `used` on, with the same ranks and with others. */
     sampling.used = 30 * 3;
     take(&sampling, 0, 100, part);
     assert_memory_equal(part, all + 30, 100 * sizeof *all);
@@ -145,11 +145,12 @@ static void orders_differ(void **state)
         order_of(sampling, other);
         for (size_t i = 0; i < 1000; i++)
             same += first[i] == other[i];
-        assert_in_range(same, 0, 10); /* 1 is expected, 10 has a chance of one in a million */
+        assert_in_range(same, 0, 10); /* 1 is expected; the probability of 10 is one in a million */
     }
 }
 
-/* All 24 orders of 4 samples come equally often over seeds and epochs, and in 50 samples each is equally often at each place. */
+/* All 24 orders of 4 samples are equally frequent over seeds and epochs, and each of 50 samples is equally frequent at each
+ * position. */
 static void orders_are_equally_likely(void **state)
 {
     struct shoal_sampling sampling = SHOAL_SAMPLING_INIT;
@@ -187,7 +188,7 @@ static void orders_are_equally_likely(void **state)
     assert_true(chi > 2401 - 5 * 70 && chi < 2401 + 5 * 70); /* 49 * 49 degrees, five deviations */
 }
 
-/* In data sets that no memory holds: ranks do not meet, and numbers are spread over the whole range. */
+/* In data sets larger than memory, ranks do not collide, and numbers are spread over the whole range. */
 static void large_sets_need_no_memory(void **state)
 {
     static const uint64_t sizes[] = {UINT64_C(1) << 33, (UINT64_C(1) << 33) + 7, UINT64_C(1000000007) * 1000,
@@ -210,14 +211,14 @@ static void large_sets_need_no_memory(void **state)
             upper += taken[k] >= sizes[i] / 2;
         }
         assert_in_range(upper, COUNT_OF(taken) / 2 - 300, COUNT_OF(taken) / 2 + 300); /* five deviations are 274 */
-        /* All differ, but for those that the last entries repeat from the begin. */
+        /* All differ, except those that the last entries repeat from the beginning. */
         for (size_t a = 0; a < COUNT_OF(taken); a += 97)
             for (size_t b = 0; b < COUNT_OF(taken); b++)
                 assert_true(a == b || taken[a] != taken[b]);
     }
 }
 
-/* Jobs resume in the middle of orders that older versions gave them. A program of its own, in Python, computed these. */
+/* Jobs resume in the middle of orders that older versions made. A separate Python program computed these. */
 static void orders_stay_what_they_are(void **state)
 {
     static const uint64_t small[] = {3, 2, 4, 5, 6, 1, 9, 8, 0, 7}, large[] = {2701781060, 1911053387, 8225096846, 56414185};

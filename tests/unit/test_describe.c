@@ -1,4 +1,4 @@
-/* The library's answers about itself: structs that were not begun, questions that make no sense, tables. */
+/* The library's answers about itself: structs that were not initialized, invalid questions, tables. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -94,7 +94,7 @@ static void describe_fills_structs_that_were_begun(void **state)
     assert_string_equal(alone->logged, "");
 }
 
-/* Asking for the last failure wrongly does not become the last failure. */
+/* An invalid request for the last failure does not replace the last failure. */
 static void describe_keeps_the_last_failure(void **state)
 {
     struct alone *alone = *state;
@@ -145,7 +145,7 @@ static void describe_refuses_with_one_line(void **state)
     assert_int_equal(shoal_explain(&question, NULL), SHOAL_ERR_ARGUMENT);
 }
 
-/* As a program has it that was built before there was the last field: whatever follows is not looked at. */
+/* A program that was built before the last field existed passes a shorter struct: the bytes after it are not read. */
 static void describe_takes_questions_of_before(void **state)
 {
     static char text[TEXT_BYTES];
@@ -167,7 +167,7 @@ static void describe_takes_questions_of_before(void **state)
     assert_refused(&question, "the question is NULL, or its struct_bytes is not set: use SHOAL_QUESTION_INIT\n");
 }
 
-/* The plan of operands on GPUs is that of ordinary memory. */
+/* The plan of operands on GPUs is the plan of ordinary memory. */
 static void describe_names_the_gpus_of_operands(void **state)
 {
     static char plain[TEXT_BYTES], text[TEXT_BYTES];
@@ -185,7 +185,8 @@ static void describe_names_the_gpus_of_operands(void **state)
     assert_refused(&question, "operands are said to be on GPUs and in memory from shoal_mem_alloc, but are in one of them\n");
 }
 
-/* With one rank on each host the plan of an all-gather only sends an input; with two it is copied for the neighbour. */
+/* With one rank on each host the plan of an all-gather only sends its input. With two ranks the input is copied for the
+ * neighbor. */
 static void describe_tells_inputs_that_stay_on_the_gpu(void **state)
 {
     static char text[TEXT_BYTES];

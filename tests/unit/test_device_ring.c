@@ -1,5 +1,5 @@
-/* The ring of units between a device's stream and the engine: what each may do when, whatever the counters start at. The stream
- * is played by hand. */
+/* The ring of units between a device's stream and the engine: when each side may act, at every start value of the counters.
+ * The test plays the stream. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -19,7 +19,7 @@ struct bench {
     struct shoal_device_ring ring;
     struct shoal_device_ring_operand *operand;
     char *memory;
-    uint64_t next; /* the unit that the stream comes to */
+    uint64_t next; /* the stream's next unit */
 };
 
 static struct bench open_bench(bool is_inward, unsigned slots, uint64_t start)
@@ -60,13 +60,13 @@ static uint64_t done_of(const struct bench *bench, unsigned slot)
     return atomic_load(&bench->ring.by_engine[slot].value);
 }
 
-/* A device's comparison. */
+/* The comparison that a device makes. */
 static bool is_over(const struct bench *bench, unsigned slot, uint64_t value)
 {
     return (int64_t)(done_of(bench, slot) - value) >= 0;
 }
 
-/* The stream does its next unit, if it need not wait; inward it writes the elements' numbers, outward it checks them. */
+/* Runs the stream's next unit if it need not wait. Inward the unit writes the elements' numbers; outward it checks them. */
 static bool play_stream(struct bench *bench)
 {
     const struct shoal_device_ring_operand *operand = bench->operand;
@@ -109,14 +109,14 @@ static void touch(const struct bench *bench, size_t begin, size_t end)
     }
 }
 
-/* An operand passes through in ranges of that many elements, and is done. */
+/* Passes an operand through in ranges of that many elements, to its end. */
 static void pass_through(struct bench *bench, int parts, size_t count, size_t range)
 {
     open_operand(bench, parts, count);
     for (size_t begin = 0; begin < count; begin += range) {
         const size_t end = shoal_min_size(begin + range, count);
         while (!seen(bench)->ops->is_ready(seen(bench), begin, end))
-            assert_true(play_stream(bench)); /* else the range has no place */
+            assert_true(play_stream(bench)); /* else the range has no room */
         touch(bench, begin, end);
         bench->operand->base.ops->release(&bench->operand->base, begin, end);
     }
@@ -127,7 +127,7 @@ static void pass_through(struct bench *bench, int parts, size_t count, size_t ra
     assert_false(bench->ring.is_let_go);
 }
 
-/* Of all widths and lengths, one after the other in one ring. */
+/* Passes operands of all widths and lengths, one after the other, through one ring. */
 static void pass_many(bool is_inward, uint64_t start)
 {
     uint64_t random = 5 + start + is_inward;
@@ -158,7 +158,7 @@ static void device_ring_input_is_ready_when_it_was_copied(void **state)
 {
     struct bench bench = open_bench(true, 3, 7);
     (void)state;
-    open_operand(&bench, 1, 700); /* 256 a unit */
+    open_operand(&bench, 1, 700); /* 256 elements a unit */
     assert_false(seen(&bench)->ops->is_ready(seen(&bench), 0, 1));
     assert_true(play_stream(&bench));
     assert_true(seen(&bench)->ops->is_ready(seen(&bench), 0, 256));
@@ -177,7 +177,7 @@ static void device_ring_output_waits_for_its_place(void **state)
     (void)state;
     open_operand(&bench, 1, 700);
     assert_true(seen(&bench)->ops->is_ready(seen(&bench), 0, 512));
-    assert_false(seen(&bench)->ops->is_ready(seen(&bench), 512, 700)); /* in the place of the first unit */
+    assert_false(seen(&bench)->ops->is_ready(seen(&bench), 512, 700)); /* it needs the space of the first unit */
     assert_false(play_stream(&bench));
     touch(&bench, 0, 256);
     bench.operand->base.ops->release(&bench.operand->base, 0, 256);
@@ -188,7 +188,7 @@ static void device_ring_output_waits_for_its_place(void **state)
     close_bench(&bench);
 }
 
-/* Whatever a stream waits for, now or in a million uses of a slot. */
+/* Streams are released, for any value that they wait for, now or in a million uses of a slot. */
 static void device_ring_dropped_early_lets_streams_go(void **state)
 {
     static const uint64_t starts[] = {0, INT64_MAX - 1, UINT64_MAX - 1};
@@ -201,7 +201,7 @@ static void device_ring_dropped_early_lets_streams_go(void **state)
             assert_true(bench.ring.is_let_go);
             for (unsigned slot = 0; slot < 2; slot++)
                 assert_true(is_over(&bench, slot, starts[i] + 1000000));
-            shoal_device_ring_let_go(&bench.ring); /* again: nothing changes */
+            shoal_device_ring_let_go(&bench.ring); /* a second call changes nothing */
             assert_true(is_over(&bench, 0, starts[i] + 1000000));
             shoal_device_ring_leave(bench.operand);
             close_bench(&bench);
@@ -209,7 +209,7 @@ static void device_ring_dropped_early_lets_streams_go(void **state)
     }
 }
 
-/* Streams still wait for calls before one that was not posted, which leaves no trace. */
+/* Streams still wait for the calls before one that was not posted, which leaves no trace. */
 static void device_ring_given_back_lets_no_stream_go(void **state)
 {
     struct bench bench = open_bench(true, 4, 0);
@@ -232,7 +232,7 @@ static void device_ring_given_back_lets_no_stream_go(void **state)
     close_bench(&bench);
 }
 
-/* Another operand of a ring that was let go is still released by the engine: no counter goes back. */
+/* The engine still releases another operand of a ring that was let go: no counter decreases. */
 static void device_ring_let_go_stays_so(void **state)
 {
     struct bench bench = open_bench(false, 4, 0);
@@ -249,9 +249,9 @@ static void device_ring_let_go_stays_so(void **state)
 
 #define HALF ((size_t)100) /* elements of a run */
 
-/* A device's memory, and the counter that must not have come there before. */
+/* A device's memory. The counter of done units must not increase before the memory is written. */
 struct device {
-    struct shoal_device_mapping base; /* first */
+    struct shoal_device_mapping base; /* must be first */
     const struct bench *bench;
     uint32_t memory[2 * HALF];
     unsigned writes, lasts;
@@ -267,7 +267,7 @@ static void write_here(const struct shoal_device_mapping *base, char *to, const 
     assert_true(is_last == (device->writes == 2));
 }
 
-/* In two runs, the halves in the other order. */
+/* Writes in two runs, the second half first. */
 static void write_out(struct bench *bench, struct device *device, const struct shoal_device_ring_operand *input)
 {
     struct shoal_device_ring_write *writes = calloc(2, sizeof *writes);
@@ -296,7 +296,7 @@ static void device_ring_written_output_is_there_before_the_stream_goes_on(void *
     (void)state;
     open_operand(&bench, 1, 2 * HALF);
     write_out(&bench, &device, NULL);
-    assert_false(seen(&bench)->ops->is_ready(seen(&bench), 0, 1)); /* the caller's stream has not come to it */
+    assert_false(seen(&bench)->ops->is_ready(seen(&bench), 0, 1)); /* the caller's stream has not reached it */
     atomic_store(&bench.ring.opening->value, bench.operand->opening_value);
     assert_true(seen(&bench)->ops->is_ready(seen(&bench), 0, 2 * HALF));
     release_all(&bench);
@@ -314,7 +314,7 @@ static void device_ring_written_output_is_there_before_the_stream_goes_on(void *
     close_bench(&bench);
 }
 
-/* It may lie in the memory of its call's input. */
+/* The output may be in the memory of its call's input. */
 static void device_ring_written_output_waits_for_its_input(void **state)
 {
     struct bench in = open_bench(true, 2, 3), out = open_bench(false, 2, 3);
@@ -334,7 +334,7 @@ static void device_ring_written_output_waits_for_its_input(void **state)
     close_bench(&out);
 }
 
-/* Work that follows the call on the stream may use the memory by then. */
+/* By then, work that follows the call on the stream may use the memory. */
 static void device_ring_let_go_writes_nothing(void **state)
 {
     struct bench bench = open_bench(false, 2, 0);
@@ -350,7 +350,7 @@ static void device_ring_let_go_writes_nothing(void **state)
     close_bench(&bench);
 }
 
-/* The adapter reads it on the device: no byte is in the ring. */
+/* The adapter reads the input on the device: the ring contains no byte of it. */
 static void device_ring_input_that_stays_is_done_when_all_was_released(void **state)
 {
     const uint64_t start = UINT64_MAX - 1;

@@ -1,5 +1,5 @@
-/* The counters between the engine and the streams of a device that sums with others: which use of a slot a unit is, whatever the
- * counters start at, and what lets streams go. The streams are played by hand. */
+/* The counters between the engine and the streams of a device that sums with others: which use of a slot a unit is, at every
+ * start value of the counters, and what releases the streams. The test plays the streams. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,7 +13,7 @@
 #include "plan/plan.h"
 
 #define SLOTS 3
-#define FLOATS (SHOAL_PAGE / sizeof(float)) /* of a unit */
+#define FLOATS (SHOAL_PAGE / sizeof(float)) /* in a unit */
 
 struct bench {
     struct shoal_device_stage stage;
@@ -44,7 +44,7 @@ static struct shoal_device_sum *open_sum(struct bench *bench, size_t units)
     return sum;
 }
 
-/* A device's comparison of what a stream waits for. */
+/* The comparison that a device makes for the value that a stream waits for. */
 static bool may_begin(const struct bench *bench, const struct shoal_device_sum *sum, uint64_t unit, enum shoal_device_work work)
 {
     const struct shoal_device_stage_unit at = shoal_device_sum_unit(sum, unit);
@@ -95,7 +95,7 @@ static void device_stage_units_follow_each_other_in_slots(void **state)
     }
 }
 
-/* Whatever its streams wait for, now or in a million uses of a slot. */
+/* Streams are released, for any value that they wait for, now or in a million uses of a slot. */
 static void device_stage_dropped_early_lets_streams_go(void **state)
 {
     static const uint64_t starts[] = {0, INT64_MAX - 1, UINT64_MAX - 1};
@@ -111,14 +111,14 @@ static void device_stage_dropped_early_lets_streams_go(void **state)
         for (enum shoal_device_work work = 0; work < SHOAL_DEVICE_WORKS; work++) {
             assert_true(may_begin(&bench, sum, 2999999, work));
             assert_false(shoal_device_sum_run(sum, 0, work));
-            assert_true(may_begin(&bench, sum, 2999999, work)); /* no counter goes back */
+            assert_true(may_begin(&bench, sum, 2999999, work)); /* counters never decrease */
         }
         finish(sum);
         free(bench.memory);
     }
 }
 
-/* The engine has not taken the call: its units are those of the next one, as on the other ranks. */
+/* If the engine does not accept a call, the call's units belong to the next call, as on the other ranks. */
 static void device_stage_units_are_given_back(void **state)
 {
     struct bench bench = open_bench(7);
@@ -135,7 +135,7 @@ static void device_stage_units_are_given_back(void **state)
     free(bench.memory);
 }
 
-/* A slice lies where plans have its blocks, and within what host memory has for it. */
+/* A slice is at the position that plans have for its blocks, and within the host memory for it. */
 static void check_slices(const struct shoal_device_stage_options *options, size_t count, size_t element)
 {
     struct bench bench = open_stage(options);

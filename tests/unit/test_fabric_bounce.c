@@ -1,5 +1,5 @@
-/* Bounce buffers: buffers lie in the memory, apart from each other, all of it can be had, and what was given back, in whatever
- * order, can be had again. */
+/* Bounce buffers: buffers are inside the memory and do not overlap, all of the memory can be used, and returned buffers can be
+ * used again, in any order of return. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,7 +13,7 @@
 
 #define BYTES ((size_t)64 << 10)
 
-/* Buffers that are out, each full of its own byte. */
+/* Buffers in use, each filled with its own byte. */
 struct buffer {
     uint64_t number;
     unsigned char *at;
@@ -60,7 +60,7 @@ static void bounce_gives_all_of_it_and_no_more(void **state)
         assert_true(take(*state, BYTES, &whole));
         assert_false(take(*state, 0, &more));
         give_back(*state, &whole);
-        assert_true(take(*state, 100, &whole)); /* so that the next whole begins elsewhere */
+        assert_true(take(*state, 100, &whole)); /* so that the next whole buffer begins at another offset */
         assert_false(take(*state, BYTES, &more));
         give_back(*state, &whole);
     }
@@ -73,7 +73,7 @@ static void bounce_counts_buffers_of_no_bytes(void **state)
         assert_true(take(*state, 0, &buffers[i]));
     assert_false(take(*state, 0, &more));
     give_back(*state, &buffers[1]);
-    assert_false(take(*state, 0, &more)); /* the oldest is still out */
+    assert_false(take(*state, 0, &more)); /* the oldest is still in use */
     give_back(*state, &buffers[0]);
     assert_true(take(*state, 0, &buffers[0]) && take(*state, 0, &buffers[1]));
     assert_false(take(*state, 0, &more));

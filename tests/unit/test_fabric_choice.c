@@ -1,4 +1,4 @@
-/* The choice of libfabric and of its provider, and why others are not taken; on machines that a mock describes. */
+/* The choice of libfabric and of its provider, and why others are not chosen; on machines that a mock describes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -50,8 +50,8 @@ static struct shoal_nic nic_at(const char *text)
     return nic;
 }
 
-/* On that machine, with that wish, the provider `name` is taken (NULL: none). The reason contains `why`; `rejected` is told to
- * have been rejected for `because`. */
+/* On that machine, with that wish, the provider `name` is chosen (NULL: none). The reason contains `why`; the log reports that
+ * `rejected` was rejected for `because`. */
 struct choice {
     const char *machine, *address, *wanted, *name;
     enum shoal_fabric_way way;
@@ -109,8 +109,8 @@ static void fabric_takes_the_best_provider_of_the_machine(void **state)
     shoal_fabric_library_close(&library);
 }
 
-/* Where the processor would have to copy memory of GPUs, it is as if the provider did not know it; and it is not asked for where
- * nobody wants it. */
+/* If the processor would have to copy GPU memory, the provider counts as one without GPU support. It is not asked if no rank
+ * wants GPU memory. */
 static void fabric_adapters_that_read_gpus(void **state)
 {
     static const struct {
@@ -142,12 +142,12 @@ static void fabric_adapters_that_read_gpus(void **state)
     shoal_fabric_library_close(&library);
 }
 
-/* A p4d host: four adapters, one of which is listed twice. */
+/* A p4d host: four adapters, one of which appears twice. */
 static void fabric_adapters_are_divided_among_the_ranks(void **state)
 {
     static const char *const adapters[] = {"rdmap16s27-rdm", "rdmap32s27-rdm", "rdmap144s27-rdm", "rdmap160s27-rdm"};
     static const struct {
-        int ranks, taken[8]; /* adapter of each rank */
+        int ranks, taken[8]; /* the adapter of each rank */
     } hosts[] = {{0, {0}}, {1, {0}}, {2, {0, 2}}, {3, {0, 1, 2}}, {4, {0, 1, 2, 3}}, {8, {0, 0, 1, 1, 2, 2, 3, 3}}};
     const struct shoal_nic nic = nic_at("10.0.0.5");
     struct shoal_fabric_provider providers[SHOAL_FABRIC_PROVIDERS];
@@ -173,7 +173,8 @@ static void fabric_adapters_are_divided_among_the_ranks(void **state)
     shoal_fabric_library_close(&library);
 }
 
-/* A name that begins like an adapter's is none; with a name that is not offered the ranks divide as without. */
+/* A name that is only the beginning of an adapter's does not count. If the name is not offered, the ranks divide the adapters
+ * as without a name. */
 static void fabric_the_adapter_near_a_gpu_is_taken(void **state)
 {
     static const struct {
@@ -221,7 +222,7 @@ static void fabric_library_says_what_is_wrong_with_the_file(void **state)
 
 /* ---- FI_PROVIDER --------------------------------------------------------------------------------------------------------- */
 
-/* /sys/class/infiniband of a host. vendor NULL: an adapter made of software, which is on no bus. */
+/* /sys/class/infiniband of a host. vendor NULL: a software adapter, which is on no bus. */
 static void put_adapter(const char *devices, const char *name, const char *vendor)
 {
     char path[256];
@@ -246,7 +247,7 @@ static int remove_one(const char *path, const struct stat *about, int type, stru
 
 static const struct {
     const char *filter, *wanted;
-    bool without, with_efa, with_mellanox, with_software; /* what is left on hosts with such an adapter */
+    bool without, with_efa, with_mellanox, with_software; /* what remains on hosts with such an adapter */
 } filter_cases[] = {
     {"efa", "", false, true, false, false},
     {"EFA", "", false, true, false, false},

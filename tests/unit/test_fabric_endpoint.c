@@ -1,6 +1,6 @@
-/* Two endpoints of one process, over each provider that this machine has, and over those of machines with EFA and InfiniBand,
- * as a mock has them: messages of all sizes, writes with immediates from memory of all kinds, ports. Sums and places tell lost,
- * doubled and torn ones apart. */
+/* Two endpoints of one process, over each provider of this machine, and over those of machines with EFA and InfiniBand, which
+ * a mock imitates: messages of all sizes, writes with immediates from memory of all kinds, ports. Sums and offsets reveal
+ * lost, doubled and torn messages. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -20,7 +20,7 @@
 #include "transport/fabric/fabric_bounce.h"
 #include "transport/fabric/fabric_endpoint.h"
 
-/* Read by the leak checker: endpoints of libfabric 1.17 leave some of their descriptions behind. */
+/* Read by the leak checker: endpoints of libfabric 1.17 leak some of their descriptions. */
 __attribute__((visibility("default"))) const char *__lsan_default_suppressions(void);
 const char *__lsan_default_suppressions(void)
 {
@@ -32,21 +32,21 @@ const char *__lsan_default_suppressions(void)
 #define WRITES 100
 #define WRITE_BYTES_MAX ((size_t)100000)
 
-/* The source of a write. Some register it, so that it must not be copied. */
+/* The source of a write. Some sources are registered, so they must not be copied. */
 struct source {
     struct shoal_fabric_endpoint *endpoint;
     struct shoal_fabric_memory memory;
     unsigned char bytes[WRITE_BYTES_MAX];
 };
 
-/* One endpoint, and what it has heard. */
+/* One endpoint, and what it has received. */
 struct end {
     struct shoal_fabric_endpoint *endpoint;
     shoal_fabric_peer peer;
     unsigned messages, wrong, writes, left, failed;
     bool is_heard[MESSAGES];
     unsigned immediates[WRITES];
-    unsigned char *memory; /* that the other writes into */
+    unsigned char *memory; /* the other endpoint writes into it */
     char text[320];
 };
 
@@ -86,9 +86,9 @@ static bool is_filled(const unsigned char *bytes, size_t count, uint64_t number)
     return true;
 }
 
-/* ---- Hearing ---- */
+/* ---- Receiving ---- */
 
-/* A message is its number, then bytes that follow from it. */
+/* A message contains its number, then bytes that follow from it. */
 static void on_message(void *arg, const void *data, size_t bytes)
 {
     struct end *end = arg;
@@ -116,7 +116,7 @@ static size_t write_bytes(uint32_t number)
     return number % 10 == 0 ? 0 : number % 10 == 1 ? WRITE_BYTES_MAX : 1 + number * 977 % WRITE_BYTES_MAX;
 }
 
-/* Written bytes have to be there by now. */
+/* Written bytes have arrived by now. */
 static void on_written(void *arg, uint32_t immediate)
 {
     struct end *end = arg;
@@ -349,7 +349,7 @@ static void fabric_writes_are_there_with_their_immediate(void **state)
     assert_true(tried > 0);
 }
 
-/* As many as are taken while nobody polls; their sum. */
+/* Writes until a write is refused, without polling. Returns the number of accepted writes. */
 static unsigned write_until_pending(struct pair *pair, const struct shoal_fabric_memory *to, unsigned char *source,
                                     size_t bytes)
 {
@@ -366,7 +366,7 @@ static unsigned write_until_pending(struct pair *pair, const struct shoal_fabric
     return taken;
 }
 
-/* Those that come over it wait, and have room again when others have left. */
+/* Sources beyond the room wait until others have left. */
 static void fabric_copies_sources_that_are_not_registered_and_no_more_than_it_has_room_for(void **state)
 {
     struct pair *pair = *state;
@@ -394,7 +394,7 @@ static void fabric_copies_sources_that_are_not_registered_and_no_more_than_it_ha
     free(target);
 }
 
-/* The figure that shoal doctor prints is the true one. */
+/* The number that shoal doctor prints is correct. */
 static void fabric_locks_what_it_says(void **state)
 {
     struct pair *pair = *state;

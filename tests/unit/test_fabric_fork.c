@@ -1,4 +1,4 @@
-/* A forked child keeps nothing of its parent's endpoints, and every other descriptor. */
+/* A forked child keeps nothing of its parent's endpoints, but every other descriptor. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -21,7 +21,7 @@
 #include "transport/fabric/fork.h"
 #include "transport/fabric/network.h"
 
-/* Read by the leak checker: endpoints of libfabric leave some of their descriptions behind. */
+/* Read by the leak checker: endpoints of libfabric leak some of their descriptions. */
 __attribute__((visibility("default"))) const char *__lsan_default_suppressions(void);
 const char *__lsan_default_suppressions(void)
 {
@@ -31,7 +31,7 @@ const char *__lsan_default_suppressions(void)
 #define PATIENCE_NS (20 * SHOAL_NS_PER_S)
 #define DESCRIPTORS 1024
 
-/* An endpoint at a port, as a context has it. */
+/* An endpoint at a port, like a context's. */
 struct side {
     struct shoal_settings settings;
     struct shoal_log log;
@@ -55,7 +55,7 @@ static void close_side(struct side *side)
     shoal_log_fini(&side->log);
 }
 
-/* A message to the one at that address, so that they are connected. */
+/* Sends a message to the endpoint at that address, so that the two are connected. */
 static void send_to(struct side *side, const struct shoal_fabric_address *address)
 {
     struct shoal_network_peer known = {.address = *address}, *peer;
@@ -73,7 +73,7 @@ static void send_to(struct side *side, const struct shoal_fabric_address *addres
 
 /* ---- Other processes ----------------------------------------------------------------------------------------------------- */
 
-/* A child that writes something, and then waits, and polls if it can, until the pipe ends. */
+/* A child that writes something to a pipe and then waits until the pipe ends. It polls meanwhile if it has an endpoint. */
 struct child {
     pid_t pid;
     int from, to;
@@ -88,7 +88,7 @@ static void wait_for_end(int from, struct side *side)
     }
 }
 
-/* True in the child. */
+/* Returns true in the child. */
 static bool start_child(struct child *child)
 {
     int up[2], down[2];
@@ -113,7 +113,7 @@ static void end_child(const struct child *child)
     assert_int_equal(state, 0);
 }
 
-/* An endpoint in a process of its own; false where there is no libfabric. */
+/* Starts an endpoint in its own process. Returns false if there is no libfabric. */
 static bool start_peer(struct child *child, struct shoal_fabric_address *address_out)
 {
     struct side side;
@@ -144,7 +144,7 @@ static int count_sockets(void)
     return count;
 }
 
-/* Says how many internet sockets it has. */
+/* Starts a child that reports how many internet sockets it has. */
 static void start_counter(struct child *child, int *count_out)
 {
     if (start_child(child)) {
@@ -172,19 +172,19 @@ static void fork_child_keeps_no_socket_of_an_endpoint(void **state)
     assert_int_equal(open_side(&side, "SHOAL_PORTS=23481"), SHOAL_OK);
     send_to(&side, &address);
     const int of_others = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    assert_true(count_sockets() >= 3); /* that, one that listens, one that is connected */
+    assert_true(count_sockets() >= 3); /* that one, a listening one, a connected one */
     start_counter(&counter, &count);
     assert_int_equal(count, 1);
-    send_to(&side, &address); /* here all goes on */
+    send_to(&side, &address); /* in the parent all continues */
     close(of_others);
     close_side(&side);
-    assert_int_equal(open_side(&side, "SHOAL_PORTS=23481"), SHOAL_OK); /* its port is free though the child lives */
+    assert_int_equal(open_side(&side, "SHOAL_PORTS=23481"), SHOAL_OK); /* its port is free although the child lives */
     close_side(&side);
     end_child(&counter);
     end_child(&peer);
 }
 
-/* Another's socket, where an endpoint was before. */
+/* A descriptor number that an endpoint used before, now another socket's. */
 static void fork_child_keeps_what_is_not_the_endpoints(void **state)
 {
     struct sockaddr_in own;
@@ -209,7 +209,7 @@ static void fork_child_keeps_what_is_not_the_endpoints(void **state)
     close(other);
 }
 
-/* posix_spawn runs no handler of fork: this program again, which counts what it was left. */
+/* posix_spawn runs no fork handlers. It starts this program again, which counts the sockets that it inherited. */
 static void spawned_program_keeps_no_socket_of_an_endpoint(void **state)
 {
     char program[] = "/proc/self/exe", count_word[] = "count";
@@ -226,11 +226,11 @@ static void spawned_program_keeps_no_socket_of_an_endpoint(void **state)
     }
     assert_int_equal(open_side(&side, "SHOAL_PORTS=23481"), SHOAL_OK);
     const int of_others = socket(AF_INET, SOCK_STREAM, 0);
-    assert_int_equal(posix_spawn(&pid, program, NULL, NULL, words, environ), 0); /* one that listens */
+    assert_int_equal(posix_spawn(&pid, program, NULL, NULL, words, environ), 0); /* the endpoint listens */
     assert_int_equal(waitpid(pid, &ended, 0), pid);
     assert_int_equal(WEXITSTATUS(ended), 1);
     send_to(&side, &address);
-    assert_int_equal(posix_spawn(&pid, program, NULL, NULL, words, environ), 0); /* and one that is connected */
+    assert_int_equal(posix_spawn(&pid, program, NULL, NULL, words, environ), 0); /* and is also connected */
     assert_int_equal(waitpid(pid, &ended, 0), pid);
     assert_int_equal(WEXITSTATUS(ended), 1);
     send_to(&side, &address);
@@ -279,7 +279,7 @@ static double time_seals(void)
     return cpu_ms() - before;
 }
 
-/* Not every descriptor is compared with every peer. */
+/* Each descriptor is not compared with every peer. */
 static void seal_takes_no_longer_with_many_peers(void **state)
 {
     const struct sockaddr_in loopback = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -295,7 +295,7 @@ static void seal_takes_no_longer_with_many_peers(void **state)
     note_peers(1, PEERS_MANY);
     assert_true(time_seals() < 4 * with_one + 10);
     for (int i = 0; i < SOCKETS_MANY; i++) {
-        assert_int_equal(fcntl(sockets[i], F_GETFD), 0); /* of others */
+        assert_int_equal(fcntl(sockets[i], F_GETFD), 0); /* not an endpoint's */
         close(sockets[i]);
     }
     shoal_fabric_fork_forget(&owner);

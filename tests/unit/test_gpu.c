@@ -1,4 +1,4 @@
-/* The GPU driver: what is found, and what is said where there is none or it is of no use. Over the stand-in of
+/* The GPU driver: which one is found, and what is reported if there is none or it is of no use. Over the stand-in of
  * tests/mock/cuda. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -28,7 +28,7 @@ static struct {
     void (*reset)(void);
 } mock;
 
-/* What this machine has is none of a test's business: the files of a driver are as a case says, its library among them. */
+/* The tests do not depend on this machine's driver: each case defines the driver's files, including its library. */
 static enum { FILES_NONE, FILES_OPEN, FILES_DENIED } driver_files;
 
 int __real_access(const char *path, int mode);
@@ -104,7 +104,7 @@ static void devices_are_found(void **state)
     shoal_gpu_close(gpu);
 }
 
-/* The stand-in joins neighbours by NVLink; the others reach each other over PCIe. */
+/* The stand-in connects neighbors by NVLink; the others reach each other over PCIe. */
 static void reach_is_what_the_driver_says(void **state)
 {
     struct shoal_gpu *gpu = NULL;
@@ -124,7 +124,7 @@ static void reach_is_what_the_driver_says(void **state)
     shoal_gpu_close(gpu);
 }
 
-/* It is not kept for a driver that never runs it. */
+/* A driver that refused the host function never runs it, so its record is free again. */
 static void a_refused_host_function_is_used_again(void **state)
 {
     struct shoal_cuda_host_calls calls = {NULL, NULL};
@@ -150,7 +150,7 @@ static void an_old_driver_is_refused(void **state)
     shoal_gpu_close(gpu);
 }
 
-/* Each entry point is hidden in turn: the needed ones are named, the others missed by nobody. */
+/* Each entry point is hidden in turn. A missing one is named if it is needed, otherwise all works without it. */
 static void a_missing_entry_point_is_named(void **state)
 {
     static const struct {

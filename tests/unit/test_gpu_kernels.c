@@ -1,7 +1,7 @@
-/* The kernels for GPUs over the stand-in driver, which runs them as functions of the host: the bits of the processor's kernels
- * and of the gradients' ones, however arrays lie; never more than 8 blocks; and what is said when the driver refuses.
- * dev/check.py checks that kernels.ptx is made from this source. SHOAL_TEST_CUDA names a real driver, where the bits are
- * compared (make test-gpu). */
+/* The kernels for GPUs over the stand-in driver, which runs them as functions of the host. They produce the bits of the
+ * processor's kernels and of the gradient kernels, at any alignment of the arrays; they never use more than 8 blocks; errors
+ * of the driver are reported. dev/check.py checks that kernels.ptx is made from this source. SHOAL_TEST_CUDA names a real
+ * driver, on which the bits are compared (make test-gpu). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -21,8 +21,8 @@
 #include "mock_cases.h"
 
 #define SOURCES SHOAL_GPU_SOURCES_MAX
-#define SMALL ((size_t)4608)   /* elements of an array's room: 4,099, shifts, and what must stay between arrays */
-#define LARGE ((size_t)294912) /* bytes of it where each of the 4,096 threads has several packets in work at once */
+#define SMALL ((size_t)4608)   /* elements of an array's room: 4,099, shifts, and the gap between arrays */
+#define LARGE ((size_t)294912) /* bytes of the same, at which each of the 4,096 threads handles several packets at once */
 #define MEMORY_BYTES (3 * LARGE)
 
 static struct shoal_log quiet;
@@ -62,7 +62,7 @@ static void start_real(void)
     OK(cu.context_set(contexts[0]));
 }
 
-/* A real driver does not say. */
+/* A real driver does not count objects. */
 static void expect_count(const char *what, size_t wanted)
 {
     if (!is_real())
@@ -83,7 +83,7 @@ static void begin(const char *modes)
     on.memory = make_memory(MEMORY_BYTES);
 }
 
-/* All is given back. */
+/* All resources are returned. */
 static void end(void)
 {
     shoal_gpu_kernels_close(on.kernels);
@@ -109,7 +109,7 @@ static bool is_float(enum shoal_type type)
     return type == SHOAL_FLOAT32 || type == SHOAL_FLOAT64 || type == SHOAL_BFLOAT16 || type == SHOAL_FLOAT16;
 }
 
-/* Any bits, and for most floats ordinary numbers. */
+/* Fills with random bits, but with ordinary numbers for most floats. */
 static void fill_elements(enum shoal_type type, char *at, size_t bytes)
 {
     const size_t step = is_float(type) ? shoal_type_bytes(type) : sizeof(uint64_t);
@@ -138,7 +138,7 @@ static double draw_argument(enum shoal_type type, enum shoal_op op)
     return is_float(type) ? scales[draw_below(SHOAL_COUNT_OF(scales))] : wholes[draw_below(SHOAL_COUNT_OF(wholes))];
 }
 
-/* A call whose arrays lie in on.memory, one behind the other, and the same bytes on the host. */
+/* A call whose arrays are in on.memory, one after the other, and the same bytes on the host. */
 struct call {
     struct shoal_gpu_reduction reduction;
     size_t room; /* of an array */
@@ -156,7 +156,7 @@ static void *host_of(const struct call *call, uint64_t address)
     return call->image + (address - on.memory);
 }
 
-/* Where arrays lie: alike between two packets or not, the destination in place or not. */
+/* Chooses offsets: the same between two packets or not, the destination in place or not. */
 static void lay_out(struct call *call)
 {
     struct shoal_gpu_reduction *reduction = &call->reduction;
@@ -171,7 +171,7 @@ static void lay_out(struct call *call)
     reduction->dest = at[is_in_place ? 1 + draw_below((size_t)reduction->source_count) : 0];
 }
 
-/* Nothing but the destination has changed. */
+/* Only the destination changes. */
 static void run_and_compare(const struct call *call)
 {
     static char got[MEMORY_BYTES];
@@ -237,7 +237,7 @@ static const struct shoal_gradient_kernels *processor(void)
     return shoal_gradient_kernels_at(0);
 }
 
-/* The same bits, or no number on both sides: processors differ in the bits of NaN. */
+/* Expects the same bits, or NaN on both sides: processors differ in the bits of NaN. */
 static void expect_same(const float *got, const float *wanted, size_t count)
 {
     for (size_t i = 0; i < count; i++)
@@ -262,7 +262,7 @@ static void widen_all(enum shoal_type type, float factor)
     expect_same(got, wanted, ALL);
 }
 
-/* Numbers of all sizes, those in the middle between two of 16 bits, and any bits. */
+/* Fills with numbers of all magnitudes, those in the middle between two of 16 bits, and random bits. */
 static void fill_floats(float *numbers, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -314,7 +314,7 @@ static void casts_have_the_bits_of_the_processor(void **state)
 #define QUANTIZED_MAX 20000
 #define SCALES_MAX (QUANTIZED_MAX / SHOAL_GPU_QUANTIZED_BLOCK + 1)
 
-/* On both sides; on the device, where arrays lie in on.memory. */
+/* The numbers on both sides; on the device, the offsets of the arrays in on.memory. */
 struct quantized {
     float source[QUANTIZED_MAX], error[QUANTIZED_MAX], scales[SCALES_MAX];
     int8_t values[QUANTIZED_MAX];
@@ -326,7 +326,7 @@ static shoal_cu_address member_at(size_t offset)
 }
 #define MEMBER_AT(member) member_at(offsetof(struct quantized, member))
 
-/* Ordinary numbers; some blocks have subnormals only, or something that is no finite number. */
+/* Fills with ordinary numbers; some blocks have only subnormals, or a number that is not finite. */
 static void fill_quantized(struct quantized *numbers)
 {
     static const float special[] = {NAN, INFINITY, -INFINITY, 0, 3e38f};
@@ -383,7 +383,7 @@ static void blocks_of_8_bits_have_the_bits_of_the_processor(void **state)
 
 static const enum shoal_type floats[] = {SHOAL_FLOAT32, SHOAL_FLOAT64, SHOAL_BFLOAT16, SHOAL_FLOAT16};
 
-/* Ordinary numbers, or with some that are not finite. */
+/* Fills with ordinary numbers, or also with some that are not finite. */
 static void fill_squared(enum shoal_type type, char *at, size_t count, bool is_finite)
 {
     for (size_t i = 0; i < count; i++) {
@@ -402,14 +402,14 @@ static void fill_squared(enum shoal_type type, char *at, size_t count, bool is_f
     }
 }
 
-/* The sum over chunks is the processor's, and a chunk is bad where a value of it is not finite. */
+/* The sum over chunks equals the processor's. A chunk is bad if one of its values is not finite. */
 static void square_and_compare(enum shoal_type type, size_t count, double factor, bool is_finite)
 {
     static char values[MEMORY_BYTES / 2];
     static double got[2 * 64 + 1];
     const size_t element = shoal_type_bytes(type), chunks = (count + SHOAL_GPU_SQUARED_CHUNK - 1) / SHOAL_GPU_SQUARED_CHUNK;
     const shoal_cu_address from = on.memory + element * draw_below(8), to = on.memory + sizeof values + 64;
-    const struct shoal_gradient_kernels *own = processor(); /* once: to ask a virtual machine for features takes long */
+    const struct shoal_gradient_kernels *own = processor(); /* once: on a virtual machine it takes long to query the features */
     double sum = 0, wanted = 0;
     bool is_bad = false, is_said_bad = false;
     fill_squared(type, values, count, is_finite);
@@ -452,7 +452,7 @@ static void squares_have_the_bits_of_the_processor(void **state)
 
 /* ---- Launches ------------------------------------------------------------------------------------------------------------ */
 
-/* Two numbers and their sum in on.memory, for what is not about numbers. */
+/* Two numbers and their sum in on.memory, for tests that are not about numbers. */
 static struct shoal_gpu_reduction two_numbers(void)
 {
     return (struct shoal_gpu_reduction){.type = SHOAL_INT32,
@@ -503,7 +503,7 @@ static void one_source_is_copied_without_a_kernel(void **state)
     assert_int_equal(got, 7);
     reduction.dest = reduction.sources[0];
     control.fail_of("cuMemcpyAsync", 1, SHOAL_CU_INVALID_VALUE);
-    assert_int_equal(shoal_gpu_reduce(on.kernels, &reduction, NULL), SHOAL_OK); /* it is there */
+    assert_int_equal(shoal_gpu_reduce(on.kernels, &reduction, NULL), SHOAL_OK); /* the kernel is available */
     reduction.dest = on.memory + 64;
     expect_said(shoal_gpu_reduce(on.kernels, &reduction, NULL), SHOAL_ERR_ARGUMENT, "copying on a device (device 0)",
                 "cuMemcpyAsync answered CUDA_ERROR_INVALID_VALUE");
@@ -525,7 +525,7 @@ static void sources_may_be_a_peers(void **state)
     end();
 }
 
-/* Each kernel's arguments are as kernels.ptx declares them, and there is no other kernel. */
+/* The arguments of each kernel match their declarations in kernels.ptx, which has no other kernel. */
 static void the_code_for_devices_takes_these_arguments(void **state)
 {
     static const struct {
@@ -593,13 +593,13 @@ static void a_refused_launch_is_named(void **state)
     }
 }
 
-/* Loading is refused with these words, and nothing is left. */
+/* Loading is refused with these words, and nothing remains allocated. */
 static void expect_no_kernels(enum shoal_status status, const char *first, const char *second)
 {
     struct shoal_gpu_kernels *kernels = NULL;
     expect_said(shoal_gpu_kernels_open(on.gpu, contexts[0], &kernels), status, first, second);
     assert_null(kernels);
-    expect_count("modules", 1); /* that of the bench */
+    expect_count("modules", 1); /* the module of the bench */
     expect_count("stack", 1);   /* the current one */
 }
 
@@ -629,7 +629,7 @@ static void kernels_that_cannot_be_loaded_are_refused(void **state)
     }
 }
 
-/* Neither a driver without the entry points nor an old device can run them. */
+/* A driver without the entry points cannot run them, nor can an old device. */
 static void drivers_and_devices_that_cannot_are_refused(void **state)
 {
     static const char *const calls[] = {"cuModuleLoadData", "cuModuleGetFunction", "cuModuleUnload", "cuLaunchKernel",
@@ -640,7 +640,7 @@ static void drivers_and_devices_that_cannot_are_refused(void **state)
         const bool is_old = strcmp(calls[i], "cuDeviceGetAttribute") == 0;
         struct shoal_gpu *gpu = on.gpu;
         if (is_old)
-            control.fail_of(calls[i], 1, SHOAL_CU_INVALID_VALUE); /* no answer: compute capability 0 */
+            control.fail_of(calls[i], 1, SHOAL_CU_INVALID_VALUE); /* the query fails: compute capability 0 */
         else
             control.hide_of(calls[i]);
         assert_int_equal(shoal_gpu_open(&quiet, &on.gpu), SHOAL_OK);

@@ -1,5 +1,5 @@
-/* The gradient kernels of every instruction set that this processor has, against plain loops: all types, odd lengths, any
- * alignment, special values; and the same bits from each set. */
+/* The gradient kernels of every instruction set of this processor, against plain loops: all types, odd lengths, any alignment,
+ * special values; and the same bits from each set. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -22,7 +22,7 @@
 
 static const enum shoal_type types[] = {SHOAL_FLOAT32, SHOAL_FLOAT64, SHOAL_BFLOAT16, SHOAL_FLOAT16};
 
-/* ---- The reference: each value by itself, in double --------------------------------------------------------------------- */
+/* ---- The reference: each value alone, in double ------------------------------------------------------------------------- */
 
 static double value_at(enum shoal_type type, const void *values, size_t i)
 {
@@ -48,7 +48,7 @@ static double value_at(enum shoal_type type, const void *values, size_t i)
     return half >> 15 ? -x : x;
 }
 
-/* The nearest of the type, ties to even: rint counts steps between neighbors. */
+/* Rounds to the type's nearest number, ties to even: rint counts steps between neighbors. */
 static double rounded(enum shoal_type type, double x)
 {
     if (type == SHOAL_FLOAT64)
@@ -79,7 +79,7 @@ static double computed(enum shoal_type type, double x)
 
 /* ---- Values -------------------------------------------------------------------------------------------------------------- */
 
-/* Ordinary ones; some zeros; where asked for, bit patterns of all kinds. */
+/* Draws ordinary values and some zeros; if has_any, bit patterns of all kinds. */
 static void draw_values(uint64_t *random, enum shoal_type type, void *values, size_t count, bool has_any)
 {
     char *at = values;
@@ -149,7 +149,7 @@ static void check_move(const struct shoal_gradient_kernels *kernels, const struc
         fail_msg("%s, type %d: squares are %a, not %a", kernels->name, (int)move->type, *squared, expected);
 }
 
-/* All combinations that the reducer makes. A factor of 1 copies bits. */
+/* Draws any combination that the reducer uses. A factor of 1 copies bits. */
 static struct move draw_move(uint64_t *random, char *dest, char *source)
 {
     static const double factors[] = {1, 0.5, 1.0 / 3, 0.0123, 1};
@@ -291,7 +291,7 @@ static void quantizing_tells_of_nan_and_infinity(void **state)
             }
         }
         for (size_t i = 0; i < 300; i++)
-            source[i] = i % 2 ? 1e-40f : -3e-42f; /* nothing but subnormals is left for later */
+            source[i] = i % 2 ? 1e-40f : -3e-42f; /* only subnormals remain for later */
         memset(error, 0, sizeof error);
         kernels->quantize(values, scales, source, error, 300);
         kernels->dequantize(back, values, scales, 300, 1, false);

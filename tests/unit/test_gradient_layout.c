@@ -1,5 +1,5 @@
-/* Layouts: over random models, orders and numbers of ranks each parameter has one place, each rank as many bytes; the text form
- * gives back what was written, and nothing else is taken for a layout. */
+/* Layouts: over random models, orders and numbers of ranks, each parameter has one place and each rank the same number of
+ * bytes. The text form restores the layout that was written, and no other text is accepted as a layout. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -27,10 +27,10 @@ struct model {
     struct shoal_gradient_layout_options options;
 };
 
-/* Few large ones, many small ones, some empty. */
+/* Draws a model: few large parameters, many small ones, some empty. */
 static struct model *draw_model(uint64_t *random)
 {
-    static struct model drawn; /* names point into it */
+    static struct model drawn; /* the names point into it */
     struct model *model = &drawn;
     model->count = reference_below(random, PARAMETERS_MAX + 1);
     const size_t kinds = 1 + reference_below(random, 4);
@@ -57,7 +57,7 @@ static struct model *draw_model(uint64_t *random)
     return model;
 }
 
-/* The order is that of the struct at hand. */
+/* The order is the one of the current struct. */
 static struct shoal_gradient_layout *make(const struct model *model, bool has_order)
 {
     struct shoal_gradient_layout *layout;
@@ -86,7 +86,7 @@ static void check_buffer(const struct model *model, const struct shoal_gradient_
     const struct shoal_gradient_buffer buffer = buffer_of(layout, index);
     size_t end = 0, used = 0;
     assert_true(buffer.parameter_count > 0);
-    assert_int_equal(buffer.bytes % (64 * (size_t)model->options.ranks), 0); /* as many for each rank */
+    assert_int_equal(buffer.bytes % (64 * (size_t)model->options.ranks), 0); /* the same for each rank */
     for (size_t i = 0; i < buffer.parameter_count; i++) {
         const uint32_t parameter = buffer.parameters[i];
         size_t at, offset;
@@ -104,8 +104,8 @@ static void check_buffer(const struct model *model, const struct shoal_gradient_
     assert_int_equal(buffer.used_bytes, used);
 }
 
-/* No buffer but a type's last one is below the least, unless nothing of the type follows; none is above its limit but with one
- * parameter, or because it was below the least before. */
+/* No buffer except a type's last one is smaller than the least, unless nothing of the type follows. No buffer exceeds its
+ * limit, except one with a single parameter, or one that was below the least before its last parameter. */
 static void check_sizes(const struct model *model, const struct shoal_gradient_layout *layout)
 {
     const size_t least = model->options.rank_bytes * (size_t)model->options.ranks;
@@ -142,7 +142,7 @@ static void layout_gives_each_parameter_one_place_and_each_rank_as_many_bytes(vo
     }
 }
 
-/* Gradients that are ready wait for none behind them in the order, but those of their own buffer. */
+/* Ready gradients wait only for those before them in the order, and for those of their own buffer. */
 static void layout_numbers_buffers_as_they_become_full(void **state)
 {
     uint64_t random = 17;
@@ -165,8 +165,8 @@ static void layout_numbers_buffers_as_they_become_full(void **state)
     }
 }
 
-/* Of the last buffer nothing could be sent before its end: it is short, or one parameter, or what is before its tail would be
- * too short for a buffer. */
+/* None of the last buffer can be sent before it is complete. So it is short, or one parameter, or the part before its tail
+ * would be too short for a buffer. */
 static void layout_ends_with_little(void **state)
 {
     uint64_t random = 19;
@@ -216,7 +216,7 @@ static void layout_defaults_are_reverse_order_and_a_small_first_buffer(void **st
     assert_int_equal(third.parameter_count, 1);
     assert_int_equal(third.parameters[0], 20);
     assert_int_equal(fourth.parameter_count, 19);
-    assert_int_equal(last.parameter_count, 1); /* nothing else waits for what is ready last */
+    assert_int_equal(last.parameter_count, 1); /* nothing else waits for the parameter that is ready last */
     assert_int_equal(last.parameters[0], 0);
     shoal_gradient_layout_free(layout);
 }
@@ -224,7 +224,7 @@ static void layout_defaults_are_reverse_order_and_a_small_first_buffer(void **st
 static void layout_buffers_have_25_mib_by_default(void **state)
 {
     enum { COUNT = 60 };
-    static const size_t expected[] = {1, 25, 25, 8, 1}; /* the last one holds only what is ready last */
+    static const size_t expected[] = {1, 25, 25, 8, 1}; /* the last buffer contains only the parameter that is ready last */
     struct shoal_parameter parameters[COUNT];
     struct shoal_gradient_layout *layout;
     (void)state;
@@ -237,7 +237,7 @@ static void layout_buffers_have_25_mib_by_default(void **state)
     shoal_gradient_layout_free(layout);
 }
 
-/* With so many ranks the first buffer would be too short for its owners: it is as long as their shares are at least. */
+/* With that many ranks the first buffer would be too short for its owners: its length is their minimal shares. */
 static void layout_owners_have_64_kib_by_default_or_8_where_they_are_many(void **state)
 {
     enum { COUNT = 7000, TENSOR = 16 << 10 };
@@ -398,7 +398,7 @@ static const char *const small_lines[] = {"shoal gradient layout 1",
                                           "hash "};
 #define SMALL_LINES (sizeof small_lines / sizeof *small_lines)
 
-/* The text with one line replaced (NULL: left out) must be refused with these words. */
+/* Expects that the text with one line replaced (or left out, if NULL) is refused with these words. */
 static void expect_error(size_t line, const char *instead, const char *said)
 {
     struct shoal_gradient_layout *layout = NULL;
@@ -465,7 +465,7 @@ static void layout_text_errors_name_the_line(void **state)
     expect_error(6, longest, "line 7: longer than 255 bytes");
 }
 
-/* Any damage is refused, or it made the same layout, as one of a name that the caller does not give does. */
+/* Damaged text is refused, unless it makes the same layout, as a damaged name does if the caller passes no names. */
 static void layout_text_survives_any_damage(void **state)
 {
     uint64_t random = 20;
@@ -479,7 +479,7 @@ static void layout_text_survives_any_damage(void **state)
             text[reference_below(&random, bytes)] = (char)reference_below(&random, 256);
         if (reference_below(&random, 4) == 0)
             bytes = reference_below(&random, bytes);
-        char *exact = malloc(bytes ? bytes : 1); /* so that a sanitizer sees a look behind the end */
+        char *exact = malloc(bytes ? bytes : 1); /* so that a sanitizer notices reads behind the end */
         assert_non_null(exact);
         memcpy(exact, text, bytes);
         const enum shoal_status status =

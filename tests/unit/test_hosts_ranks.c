@@ -1,5 +1,5 @@
-/* What a call of the transport over several hosts costs where a communicator has many ranks. The endpoint and the control tree
- * are made by hand, so nothing is opened. */
+/* The cost of the several-host transport's calls if a communicator has many ranks. The endpoint and the control tree are made
+ * by hand, so no connection is opened. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -19,7 +19,7 @@
 #define COMM 77
 #define CALLS 20000
 
-/* Rank 0, alone on its host; every other rank is on a host of its own. */
+/* Rank 0, alone on its host; every other rank is alone on its own host. */
 struct world {
     int size;
     struct shoal_memory *memory;
@@ -27,10 +27,10 @@ struct world {
     struct shoal_network *network;
     struct shoal_transport *transport;
     struct shoal_member members[MANY];
-    struct shoal_session theirs[MANY]; /* the peers' own sides */
+    struct shoal_session theirs[MANY]; /* the peers' sides */
 };
 
-static unsigned told[MANY]; /* messages that say nothing but what is completed */
+static unsigned told[MANY]; /* messages that only report completion */
 
 static void count_told(shoal_fabric_peer peer, const void *data, size_t bytes)
 {
@@ -88,7 +88,7 @@ static void close_world(struct world *world)
     shoal_memory_destroy(world->memory);
 }
 
-/* The peer's announcement of an operation arrives. */
+/* Delivers the peer's announcement of an operation. */
 static void hear_record(struct world *world, int peer, uint64_t sequence)
 {
     const struct shoal_network_head head = {.comm = COMM, .source = (uint32_t)peer, .kind = SHOAL_NETWORK_ANNOUNCE};
@@ -149,7 +149,7 @@ static double cpu_ms(void)
     return (double)now.tv_sec * 1e3 + (double)now.tv_nsec / 1e6;
 }
 
-/* Operations of which remote ranks learn with the rounds, or not at all. */
+/* Times operations that remote ranks learn of with the rounds, or never. */
 static double time_operations(int size)
 {
     static struct world world;
@@ -166,7 +166,7 @@ static double time_operations(int size)
     return took;
 }
 
-/* The least of a few: time that a hypervisor takes counts as the thread's. */
+/* Returns the least of a few: time that a hypervisor takes counts as the thread's. */
 static double time_best(int size)
 {
     double best = time_operations(size);

@@ -1,4 +1,4 @@
-/* Every set of kernels this processor has, against one plain loop and against known answers, bit by bit. */
+/* Every set of kernels of this processor, against one plain loop and against known answers, bit by bit. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -25,7 +25,7 @@
 static const size_t counts[] = {0, 1, 2, 3, 15, 16, 17, 33, 63, 64, 65, 127, 257, 1000, COUNT_MAX};
 #define COUNTS SHOAL_COUNT_OF(counts)
 
-/* One call: the arrays and how they lie. Pointers are into memory that each test owns. */
+/* One call: the arrays and their offsets. Pointers are into memory that each test owns. */
 struct call {
     enum shoal_type type;
     enum shoal_op op;
@@ -74,7 +74,7 @@ static float bfloat16_value(uint16_t half)
     return float_from((uint32_t)half << 16);
 }
 
-/* The mantissa, a whole number, times a power of two. */
+/* Returns the mantissa, a whole number, times a power of two. */
 static float float16_value(uint16_t half)
 {
     const uint32_t exponent = half >> 10 & 31, fraction = half & 0x3ff, sign = (uint32_t)(half & 0x8000) << 16;
@@ -154,7 +154,7 @@ static void integer_put(enum shoal_type type, void *array, size_t i, int64_t x)
 DEFINE_PLAIN_FLOAT(float, float)
 DEFINE_PLAIN_FLOAT(double, double)
 
-/* In 64 bits; what is stored wraps then. */
+/* Computes in 64 bits; the stored result wraps. */
 static void plain_integer(const struct call *call, size_t i)
 {
     const uint64_t scale = call->op == SHOAL_SCALED_SUM ? (uint64_t)(int64_t)call->argument : 1;
@@ -218,7 +218,7 @@ static uint64_t odd_element(struct fixture *fixture, enum shoal_type type)
     return extreme[random_below(fixture, SHOAL_COUNT_OF(extreme))];
 }
 
-/* Ordinary numbers, and one time in eight something odd. float16 gets any bits, as it has few values. */
+/* Draws an ordinary number, and one in eight times an odd one. float16 gets any bits, because it has few values. */
 static void fill_element(struct fixture *fixture, enum shoal_type type, void *to)
 {
     uint64_t any = random_next(fixture);
@@ -241,7 +241,7 @@ static double random_argument(struct fixture *fixture, enum shoal_type type, enu
     if (op == SHOAL_AVG)
         return divisors[random_below(fixture, SHOAL_COUNT_OF(divisors))];
     if (op != SHOAL_SCALED_SUM)
-        return __builtin_nan(""); /* nobody reads it */
+        return __builtin_nan(""); /* never read */
     return is_integer(type) ? wholes[random_below(fixture, SHOAL_COUNT_OF(wholes))]
                             : scales[random_below(fixture, SHOAL_COUNT_OF(scales))];
 }
@@ -265,7 +265,7 @@ static void guard_array(unsigned char *memory, int array, const struct call *cal
     memset(place(memory, array, 0) - GUARD_BYTES, GUARD, GUARD_BYTES + SHIFT_BYTES + call->bytes + GUARD_BYTES);
 }
 
-/* Where the arrays lie: each shifted on its own, or (what streaming asks for) all destinations alike. */
+/* Chooses the arrays' offsets: each shifted separately, or (streaming needs this) the same for all destinations. */
 static void lay_out(struct fixture *fixture, struct call *call, bool alike)
 {
     const size_t element_bytes = shoal_type_bytes(call->type);
@@ -353,7 +353,7 @@ static void each_kernel(struct fixture *fixture, const struct call *shape, check
         }
 }
 
-/* And for every count, number of sources and number of destinations. */
+/* Calls check also for every count, number of sources and number of destinations. */
 static void each_call(struct fixture *fixture, enum shoal_stores stores, check_fn check)
 {
     static const int sources[] = {1, 2, 3, 5}, dests[] = {1, 2, 3};
@@ -381,7 +381,7 @@ static void kernels_agree_with_plain_loop(void **state)
     each_call(*state, SHOAL_STORES_CACHED, check_apart);
 }
 
-/* One destination is a source, any of them; the others lie apart. */
+/* One destination is also a source, any of them; the others are separate. */
 static void check_in_place(struct fixture *fixture, const struct shoal_kernels *kernels, struct call *call)
 {
     lay_out(fixture, call, random_below(fixture, 4) != 0);
@@ -401,8 +401,8 @@ static void kernels_in_place_agree_with_plain_loop(void **state)
     each_call(*state, SHOAL_STORES_CACHED, check_in_place);
 }
 
-/* Only long arrays are streamed, and only where all destinations begin alike: most do here, and in every other call one of
- * them is a source. */
+/* Only long arrays are streamed, and only if all destinations have the same alignment: most do here, and in every other call
+ * one of them is a source. */
 static void check_streaming(struct fixture *fixture, const struct shoal_kernels *kernels, struct call *call)
 {
     if (random_below(fixture, 2)) {
@@ -481,7 +481,7 @@ static uint64_t reduce_alike(const struct shoal_kernels *kernels, enum shoal_typ
     return result;
 }
 
-/* One element alone, and as many as fill a vector and more. */
+/* Tests one element alone, and more than fill a vector. */
 static void assert_two(enum shoal_type type, enum shoal_op op, uint64_t a, uint64_t b, double argument, uint64_t expected)
 {
     const uint64_t elements[] = {a, b};
@@ -530,8 +530,8 @@ static void kernels_float16_known_answers(void **state)
         {0x3c00, 0x1000, 0x3c00, 0x3c00, 0x1000, 0x1000, 0x3556}, /* 1 + 2^-11: a tie, to even: down */
         {0x3c01, 0x1000, 0x3c02, 0x3c01, 0x1000, 0x1001, 0x3557}, /* an odd one: up */
         {0x7bff, 0x4c00, 0x7c00, 0x7bff, 0x4c00, 0x7c00, 0x7555}, /* 65504 + 16: half way to 65536, which is infinity */
-        {0x7bff, 0x4bff, 0x7bff, 0x7bff, 0x4bff, 0x7c00, 0x7555}, /* a little less */
-        {0x0001, 0x0001, 0x0002, 0x0001, 0x0001, 0x0000, 0x0001}, /* the smallest; its square is nothing */
+        {0x7bff, 0x4bff, 0x7bff, 0x7bff, 0x4bff, 0x7c00, 0x7555}, /* slightly less */
+        {0x0001, 0x0001, 0x0002, 0x0001, 0x0001, 0x0000, 0x0001}, /* the smallest; its square is zero */
         {0x03ff, 0x0001, 0x0400, 0x03ff, 0x0001, 0x0000, 0x0155}, /* subnormals that become normal */
         {0x8400, 0x0001, 0x83ff, 0x0001, 0x8400, 0x8000, 0x8155}, /* and back */
         {0x7c00, 0xfc00, 0x7e00, 0x7c00, 0xfc00, 0xfc00, 0x7e00}, /* inf - inf */
@@ -607,7 +607,7 @@ static void kernels_integers_known_answers(void **state)
     }
 }
 
-/* Every average that 8 bits have. */
+/* All averages of 8-bit numbers. */
 static void kernels_8_bit_averages_are_exact(void **state)
 {
     (void)state;
@@ -629,7 +629,7 @@ static void kernels_8_bit_averages_are_exact(void **state)
         }
 }
 
-/* -s + (1 + e)(1 + e) with s = 1 + e: fused it would keep e^2. */
+/* -s + (1 + e)(1 + e) with s = 1 + e: a fused operation would keep e^2. */
 static void kernels_scaled_sum_is_not_fused(void **state)
 {
     (void)state;
@@ -754,7 +754,7 @@ static void kernels_widen_every_half(void **state)
         }
 }
 
-/* 1 times any float32 is that float32, rounded; as one element alone and in a vector. */
+/* 1 times any float32 is that float32, rounded; both as one element alone and in a vector. */
 static void assert_rounded(const struct shoal_kernels *kernels, enum shoal_type type, float x, uint32_t expected)
 {
     const uint64_t one = type == SHOAL_BFLOAT16 ? 0x3f80 : 0x3c00;
@@ -766,8 +766,8 @@ static void assert_rounded(const struct shoal_kernels *kernels, enum shoal_type 
     }
 }
 
-/* Each number, what lies half way to the next one, and the float32 below and above that. The one after the largest is infinity;
- * half way to it is where the next number would have been, had the exponent more room. */
+/* Each number, the middle between it and the next one, and the float32 below and above that middle. After the largest comes
+ * infinity; the middle before it is where the next number would be if the exponent had more room. */
 static void kernels_round_every_tie(void **state)
 {
     (void)state;
@@ -807,10 +807,10 @@ static const struct {
     {SHOAL_FLOAT16, 0x4200, 0xfc01, 0x7e00},
 };
 
-/* As many as fill a group of vectors and more. */
+/* more than fill a group of vectors */
 #define NAN_COUNT 150
 
-/* The NaN among k sources, at each place of the vectors and of the sources; result the one quiet NaN, there only. */
+/* The NaN among k sources, at each position of the vectors and of the sources; the result has the one quiet NaN, only there. */
 static void check_nan_at(const struct shoal_kernels *kernels, size_t row, enum shoal_op op, int source, size_t at)
 {
     enum { K = 3 };
@@ -837,7 +837,7 @@ static void kernels_nan_at_any_place_gives_quiet_nan(void **state)
                     check_nan_at(kernels, row, (enum shoal_op)op, (int)(at / NAN_COUNT), at % NAN_COUNT);
 }
 
-/* ---- The rest ------------------------------------------------------------------------------------------------- */
+/* ---- Other tests ---------------------------------------------------------------------------------------------- */
 
 static void kernels_copy_every_length(void **state)
 {
@@ -914,7 +914,7 @@ static void kernels_find_knows_names(void **state)
     assert_null(shoal_kernels_at(sets));
 }
 
-/* With an argument: only cases whose names match it, as "kernels_*" does. */
+/* With an argument: runs only cases whose names match it, for example "kernels_*". */
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {

@@ -1,5 +1,4 @@
-/* How GPUs are joined: on trees like those of machines that are not here, made of files, and on trees that lack what a machine
- * should have. */
+/* How GPUs are connected: on trees of files that imitate other machines, and on trees that lack what a machine should have. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -38,7 +37,7 @@ static void make_folders(const char *path)
     print_path(name, "%s/%s", sys, path);
     for (char *at = name + strlen(sys) + 1; (at = strchr(at, '/')); at++) {
         *at = 0;
-        (void)mkdir(name, 0700); /* it may be there */
+        (void)mkdir(name, 0700); /* it may exist */
         *at = '/';
     }
     (void)mkdir(name, 0700);
@@ -63,7 +62,7 @@ static void put_link(const char *folder, const char *name, const char *device)
     assert_int_equal(symlink(target, path), 0);
 }
 
-/* A device of PCI at its place in the tree. node NULL: it states none. */
+/* Creates a PCI device at its place in the tree. node NULL: it has no NUMA node. */
 static void put_device(const char *place, const char *vendor, const char *class, const char *node)
 {
     char path[PATH_BYTES];
@@ -112,7 +111,7 @@ static int close_sys(void **state)
 
 static struct shoal_links links;
 
-/* Rows of words as `shoal info` has them: GPU by GPU. */
+/* Rows of words as in `shoal info`, one for each GPU. */
 static void expect_gpus(const char *const *rows)
 {
     for (int gpu = 0; gpu < links.gpus; gpu++) {
@@ -139,7 +138,7 @@ static void expect_adapters(const char *const *adapters)
     }
 }
 
-/* Of the adapter of a rank of this host; NULL: none is named. */
+/* Expects the adapter of a rank of this host; NULL: no adapter is named. */
 static void expect_name(int rank, int ranks, const char *wanted)
 {
     char name[SHOAL_LINKS_NAME_MAX];
@@ -150,7 +149,7 @@ static void expect_name(int rank, int ranks, const char *wanted)
 
 /* ---- Machines ------------------------------------------------------------------------------------------------------------ */
 
-/* p4d: a virtual machine, whose switches are hidden; each has a root complex of its own. PCI ids as AWS publishes them. */
+/* p4d: a virtual machine that hides its switches; each has its own root complex. PCI ids as AWS publishes them. */
 static void links_of_a_p4d(void **state)
 {
     static const char *const buses[] = {"10", "20", "90", "a0"};
@@ -182,7 +181,7 @@ static void links_of_a_p4d(void **state)
     expect_gpus(rows);
     expect_adapters(adapters);
     expect_name(5, 8, "rdmap144s27");
-    expect_name(3, 4, NULL); /* who uses which GPU is not known */
+    expect_name(3, 4, NULL); /* nothing tells which rank uses which GPU */
     assert_int_equal(links.gpu[3].node, 0);
     assert_int_equal(links.gpu[4].node, 1);
     shoal_links_print_cores(sys, 1, cores, sizeof cores);
@@ -195,7 +194,7 @@ static void links_of_a_p4d(void **state)
     expect_adapters(adapters); /* NVLink leads to no adapter */
 }
 
-/* p5: switches are there. Below each of 8 are one GPU and four adapters, and two switches have one root complex. */
+/* p5: the switches are visible. Below each of 8 are one GPU and four adapters, and two switches share one root complex. */
 static void links_of_a_p5(void **state)
 {
     char place[160], name[32];
@@ -228,7 +227,7 @@ static void links_of_a_p5(void **state)
     }
 }
 
-/* g5: PCIe only, all on one bus of a virtual machine, which states NUMA nodes: they are believed. */
+/* g5: PCIe only, all on one bus of a virtual machine. Its NUMA nodes are trusted. */
 static void links_of_a_g5(void **state)
 {
     static const char *const rows[] = {
@@ -245,7 +244,7 @@ static void links_of_a_g5(void **state)
         put_gpu(place, i < 4 ? "0" : "1");
     }
     put_adapter("net", "eth0", "pci0000:00/0000:00:15.0", "1");
-    put_device("pci0000:00/0000:00:05.0", "0x1d0f", "0x030000", "0"); /* a console is no GPU of ours */
+    put_device("pci0000:00/0000:00:05.0", "0x1d0f", "0x030000", "0"); /* a console is not a GPU that counts */
     make_folders("class/net/lo");
     shoal_links_read(sys, &links);
     assert_int_equal(links.gpus, 8);
@@ -254,7 +253,7 @@ static void links_of_a_g5(void **state)
     expect_adapters(adapters);
 }
 
-/* A workstation: two cards below a switch, one beside it; NUMA is off. The network is virtio's, whose device states no node. */
+/* A workstation: two cards below a switch, one next to it; NUMA is off. The network is virtio's, whose device has no node. */
 static void links_without_numa(void **state)
 {
     static const char *const rows[] = {"- switch node", "switch - node", "node node -"};
@@ -273,7 +272,7 @@ static void links_without_numa(void **state)
     assert_int_equal(links.adapter[0].device.node, -1);
 }
 
-/* Four GPUs of a socket, two adapters for both sockets, on the first: near GPUs divide them, and so do far ones. */
+/* Four GPUs of a socket, two adapters for both sockets, on the first: near GPUs share them out, and so do far ones. */
 static void links_divide_adapters_among_gpus(void **state)
 {
     static const char *const adapters[] = {"mlx5_0:node",    "mlx5_0:node",    "mlx5_1:node",    "mlx5_1:node",
@@ -286,8 +285,8 @@ static void links_divide_adapters_among_gpus(void **state)
     }
     put_adapter("infiniband", "mlx5_1", "pci0000:06/0000:06:00.0", "0");
     put_adapter("infiniband", "mlx5_0", "pci0000:05/0000:05:00.0", "0");
-    put_adapter("net", "eth0", "pci0000:07/0000:07:00.0", "0"); /* where RDMA devices are, it is none of the adapters */
-    make_folders("class/infiniband/rxe0");                      /* made of software: on no bus */
+    put_adapter("net", "eth0", "pci0000:07/0000:07:00.0", "0"); /* with RDMA devices present, it does not count as an adapter */
+    make_folders("class/infiniband/rxe0");                      /* a software device: on no bus */
     shoal_links_read(sys, &links);
     assert_int_equal(links.adapters, 2);
     expect_adapters(adapters);
@@ -305,7 +304,7 @@ static char words[4096];
 #define GDRCOPY_WITHOUT_MODULE GDRCOPY_FOUND
 #endif
 
-/* What `shoal info` says, with the driver's devices at 0000:01:00.0, 0000:02:00.0 ... */
+/* What `shoal info` prints, with the driver's devices at 0000:01:00.0, 0000:02:00.0 ... */
 static const char *describe(const char *modes)
 {
     bool (*set)(const char *modes);
@@ -365,7 +364,7 @@ static void links_in_words(void **state)
     assert_non_null(strstr(describe("devices=1"), "  GDRCopy             " GDRCOPY_WITHOUT_MODULE));
 }
 
-/* ---- What is not there --------------------------------------------------------------------------------------------------- */
+/* ---- Missing data -------------------------------------------------------------------------------------------------------- */
 
 static void links_that_are_not_shown_are_unknown(void **state)
 {
@@ -396,7 +395,7 @@ static void links_that_are_not_shown_are_unknown(void **state)
     expect_name(0, 3, NULL); /* no adapter */
 }
 
-/* A GPU that sysfs does not show takes the first adapter. */
+/* A GPU that sysfs does not show gets the first adapter. */
 static void links_more_than_the_table_holds_are_left_out(void **state)
 {
     char place[64];

@@ -1,4 +1,5 @@
-/* Regions: found by address and by number, among few and among many; what ends with them, and who is told; the buffer cache. */
+/* Regions: found by address and by number, among few and among many; what ends with them, and who is notified; the buffer
+ * cache. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -93,7 +94,7 @@ static void memory_is_found_where_it_lies(void **state)
     shoal_memory_destroy(memory);
 }
 
-/* The region that was found last is looked at first: not after it has ended, or was freed. */
+/* The region that was found last is tried first, except after it has ended or was freed. */
 static void memory_that_was_found_last_is_not_found_after_its_end(void **state)
 {
     struct shoal_memory *memory = open_memory();
@@ -133,7 +134,7 @@ static void memory_that_is_registered_may_not_overlap(void **state)
     shoal_memory_destroy(memory);
 }
 
-/* Shoal maps memory where ranges were unmapped that are registered. */
+/* Shoal maps memory at addresses of registered ranges that were unmapped. */
 static void memory_that_lies_where_a_range_was_ends_its_registration(void **state)
 {
     static char area[1000];
@@ -150,7 +151,7 @@ static void memory_that_lies_where_a_range_was_ends_its_registration(void **stat
     shoal_memory_destroy(memory);
 }
 
-/* Bytes over the border of two ranges lie in neither, however close the ranges are. */
+/* A range of bytes across the border of two regions is in neither, however close the regions are. */
 static void memory_that_is_adjacent_stays_apart(void **state)
 {
     static char area[300];
@@ -209,7 +210,7 @@ static void memory_of_a_descriptor_is_shared(void **state)
     assert_int_equal(region->owner, SHOAL_REGION_USER);
     assert_int_equal(shoal_location_offset(shoal_region_locate(region, region->begin)), 100);
     assert_ptr_equal(region->segment->base, area + SHOAL_PAGE);
-    shoal_memory_renew(memory, region); /* the user's stays where it is */
+    shoal_memory_renew(memory, region); /* the user's memory stays in place */
     assert_ptr_equal(shoal_memory_find(memory, region->begin, 200), region);
     shoal_memory_destroy(memory);
     memset(area, 1, 3 * SHOAL_PAGE); /* the mapping is still the user's */
@@ -217,7 +218,8 @@ static void memory_of_a_descriptor_is_shared(void **state)
     close(fd);
 }
 
-/* New memory lies where the user has unmapped a range without a word: what lies there is the new memory. */
+/* The user unmapped a registered range without deregistering it, and new memory is mapped there: lookups find the new memory.
+ */
 static void memory_that_was_unmapped_while_registered_gives_way(void **state)
 {
     const size_t bytes = (size_t)64 << 20, piece_bytes = (size_t)1 << 20;
@@ -261,7 +263,7 @@ static void numbers_begin_again_and_pass_over_those_in_use(void **state)
         assert_true(shoal_region_table_add(&table, &regions[i]));
         assert_in_range(regions[i].number, 1, SHOAL_LOCATION_SEGMENT_MAX);
     }
-    table.last_number = SHOAL_LOCATION_SEGMENT_MAX - NUMBERED / 2; /* numbers in use are met again */
+    table.last_number = SHOAL_LOCATION_SEGMENT_MAX - NUMBERED / 2; /* later numbers meet numbers in use */
     const uint64_t before = regions[7].number;
     shoal_region_table_renumber(&table, &regions[7]);
     assert_null(shoal_region_table_numbered(&table, before));
@@ -278,7 +280,7 @@ static void numbers_begin_again_and_pass_over_those_in_use(void **state)
     shoal_region_table_fini(&table);
 }
 
-/* ---- Who is told --------------------------------------------------------------------------------------------------------- */
+/* ---- Notifications ------------------------------------------------------------------------------------------------------- */
 
 struct told {
     size_t count, peer;
@@ -293,7 +295,7 @@ static void note_revoked(void *arg, size_t peer, uint64_t number)
     told->number = number;
 }
 
-/* As a transport does: of three peers, the one of index 1 has the descriptor. */
+/* Shares a region as a transport does: of three peers, the one with index 1 has the descriptor. */
 static uint64_t give_to_peer(struct shoal_memory *memory, const char *address)
 {
     struct shoal_region *region = shoal_memory_find(memory, address, 1);
@@ -326,7 +328,8 @@ static void peers_are_told_when_memory_ends_and_not_while_it_is_kept(void **stat
     assert_int_equal(shoal_memory_keep(memory, kept), SHOAL_OK);
     assert_told(&told, 1, freed_number);
     assert_ptr_equal(allocate(memory, 99999), kept);
-    assert_int_equal(shoal_memory_find(memory, kept, 99999)->number, kept_number); /* peers find it by what they know */
+    assert_int_equal(shoal_memory_find(memory, kept, 99999)->number, kept_number); /* peers find it by the number that they
+                                                                                    * know */
     struct shoal_region *region = shoal_memory_find(memory, moved, 5000);
     memset(moved, 7, 5000);
     shoal_memory_renew(memory, region);
@@ -379,7 +382,7 @@ static void adapters_are_told_before_memory_ends_is_kept_or_moves(void **state)
     shoal_memory_destroy(memory);
 }
 
-/* The user unmaps what is deregistered; own memory stays mapped as long as it is read. */
+/* The user unmaps deregistered memory; Shoal's own memory stays mapped until it is no longer read. */
 static void memory_that_an_adapter_reads_is_not_deregistered(void **state)
 {
     static char range[10];
@@ -420,12 +423,12 @@ static void the_cache_gives_way_to_what_is_needed(void **state)
     for (int i = 0; i < 4; i++)
         assert_int_equal(shoal_memory_keep(memory, pieces[i]), SHOAL_OK);
     struct shoal_memory_counts counts = shoal_memory_count(memory);
-    assert_int_equal(counts.cached, 3); /* the one that was freed first is gone */
+    assert_int_equal(counts.cached, 3); /* the buffer that was freed first is gone */
     assert_int_equal(counts.cached_bytes, 3 * MIB);
     assert_int_equal(counts.reserved_bytes, 3 * MIB);
     char *again = allocate(memory, MIB - 1);
     assert_true(again == pieces[1] || again == pieces[2] || again == pieces[3]);
-    char *large = allocate(memory, 3 * MIB); /* nothing is cached any more */
+    char *large = allocate(memory, 3 * MIB); /* the cache is empty now */
     counts = shoal_memory_count(memory);
     assert_int_equal(counts.cached, 0);
     assert_int_equal(counts.reserved_bytes, 4 * MIB);
@@ -438,7 +441,7 @@ static void the_cache_gives_way_to_what_is_needed(void **state)
     settings = saved;
 }
 
-/* ---- No memory ----------------------------------------------------------------------------------------------------------- */
+/* ---- Out of memory ------------------------------------------------------------------------------------------------------- */
 
 static void each_allocation_may_fail(void **state)
 {
@@ -462,7 +465,7 @@ static void each_allocation_may_fail(void **state)
         if (registered == SHOAL_OK)
             assert_int_equal(shoal_memory_deregister(memory, range), SHOAL_OK);
         assert_int_equal(shoal_memory_count(memory).reserved_bytes, 0);
-        assert_in_range(alloc_live, live, live + 2); /* the tables may have been made */
+        assert_in_range(alloc_live, live, live + 2); /* the tables may have been allocated */
     }
     shoal_memory_destroy(memory);
 }
@@ -473,7 +476,7 @@ static void each_allocation_may_fail(void **state)
 #define MANY 20000
 #define LOOKS 2000
 
-/* The least time of several rounds in which pieces all over are found. */
+/* Returns the least time of several rounds of lookups of pieces everywhere. */
 static uint64_t time_looks(struct shoal_memory *memory, const char *area, size_t pieces)
 {
     uint64_t least_ns = UINT64_MAX;
@@ -487,8 +490,8 @@ static uint64_t time_looks(struct shoal_memory *memory, const char *area, size_t
     return least_ns;
 }
 
-/* 200 times as many: a search through all would take 200 times as long. One that halves takes twice as long, and some misses of
- * the cache. */
+/* There are 200 times as many pieces. A search through all would take 200 times as long; a binary search takes twice as long,
+ * plus some cache misses. */
 static void many_pieces_take_hardly_longer_than_few(void **state)
 {
     struct shoal_memory *memory = open_memory();

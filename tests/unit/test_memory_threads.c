@@ -1,4 +1,4 @@
-/* Regions while several threads allocate, look up and free: each finds its own, and nothing is left. */
+/* Several threads allocate, look up and free regions: each finds its own, and none is left over. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,13 +14,13 @@
 
 #define THREADS 4
 #define TURNS 300
-#define HELD 8 /* regions of a thread at once */
+#define HELD 8 /* regions that a thread holds at once */
 
 struct holder {
     pthread_t thread;
     struct shoal_memory *memory;
     unsigned char number;
-    const char *wrong; /* what was; NULL: nothing */
+    const char *wrong; /* the error; NULL: none */
     char *held[HELD];
     size_t bytes[HELD];
 };

@@ -1,6 +1,6 @@
-/* The stand-in driver of tests/mock/cuda itself: that it does what a driver does, and that it catches those who use it wrongly.
- * Cases hold the worker and step where the order matters; what blocks is seen by what has not happened before the step that
- * lets it go. Mistakes that end a process are made by children: this program with a word as its argument. */
+/* Tests the stand-in driver of tests/mock/cuda itself: it behaves as a driver does, and detects incorrect use. Cases hold the
+ * worker and step it if the order matters. A blocked call is recognized because it has not returned before the step that
+ * releases it. Mistakes that end a process are made by children: this program with a word as its argument. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -19,9 +19,9 @@
 
 #define SURVIVED 3
 
-/* ---- Other threads that call --------------------------------------------------------------------------------------------- */
+/* ---- Calls of other threads ---------------------------------------------------------------------------------------------- */
 
-/* A call of another thread that is to block until something is let go. */
+/* A call of another thread that should block until something is released. */
 struct blocked {
     pthread_t thread;
     void (*call)(void *arg);
@@ -46,7 +46,7 @@ static void begin_call(struct blocked *blocked)
     assert_int_equal(pthread_create(&blocked->thread, NULL, make_call, blocked), 0);
     while (!atomic_load(&blocked->has_begun))
         sched_yield();
-    for (int i = 0; i < 100; i++) /* it may return now, if it does not block */
+    for (int i = 0; i < 100; i++) /* gives a call that does not block time to return */
         sched_yield();
 }
 
@@ -72,7 +72,7 @@ static void entry_points_have_versions(void **state)
     assert_null(one);
     OK(cu.find("cuNoSuchThing", &one, 12000, SHOAL_CU_PROC_LEGACY_STREAM, &why));
     assert_null(one);
-    /* the version of another CUDA, with our arguments */
+    /* another CUDA version's function, with our arguments */
     shoal_cu_result (*wrong)(shoal_cu_device * device);
     shoal_cu_device device;
     memcpy(&wrong, &other, sizeof wrong);
@@ -97,7 +97,7 @@ static void nothing_goes_before_the_start(void **state)
     REFUSED(cu.allocate(&at, 1), INVALID_CONTEXT);
 }
 
-/* The parent has started the driver: a child cannot use it. */
+/* The parent has started the driver, so a child cannot use it. */
 static void a_forked_child_cannot_use_the_driver(void **state)
 {
     int count, ended;
@@ -225,7 +225,7 @@ static void device_memory_is_copied(void **state)
     assert_int_equal(control.count_of("allocations"), 0);
 }
 
-/* Rows of 100 numbers out of rows of 250. */
+/* Copies rows of 100 numbers out of rows of 250. */
 static void rows_are_copied(void **state)
 {
     uint32_t from[COUNT], to[4][100] = {{0}};
@@ -257,7 +257,7 @@ static void rows_are_copied(void **state)
     REFUSED(cu.copy_2d(&copy, SHOAL_CU_STREAM_LEGACY), INVALID_VALUE);
 }
 
-/* Neither a load nor a system call reaches it. */
+/* Neither a load nor a system call reaches device memory. */
 static void the_cpu_cannot_touch_it(void **state)
 {
     uint32_t host[COUNT];
@@ -332,7 +332,7 @@ static void memory_is_bounded(void **state)
     OK(cu.allocate(&at, 1 << 20));
 }
 
-/* Freed on a stream: at once for what comes after, later for what came before. */
+/* Memory freed on a stream is free at once for later work, and later for earlier work. */
 static void pools_free_on_streams(void **state)
 {
     shoal_cu_address at;
@@ -351,7 +351,7 @@ static void pools_free_on_streams(void **state)
     OK(cu.stream_synchronize(stream));
     check(to, 3);
     assert_int_equal(control.count_of("allocations"), 0);
-    /* another stream's copy is not ordered with it */
+    /* another stream's copy is not ordered with the free */
     const shoal_cu_stream other = make_stream();
     control.hold_of(true);
     OK(cu.allocate_async(&at, BYTES, stream));
@@ -408,7 +408,7 @@ static void pointers_are_told_apart(void **state)
     OK(cu.allocate_managed(&managed, BYTES, 1));
     up = look(managed);
     assert_true(up.type == SHOAL_CU_MEMORY_DEVICE && up.is_managed && !up.is_ipc);
-    *(uint32_t *)(uintptr_t)managed = 1; /* the CPU may */
+    *(uint32_t *)(uintptr_t)managed = 1; /* the CPU may access it */
     OK(cu.allocate_async(&pool, BYTES, SHOAL_CU_STREAM_LEGACY));
     up = look(pool);
     assert_true(up.type == SHOAL_CU_MEMORY_DEVICE && !up.context && !up.is_ipc && up.device == 1);
@@ -458,7 +458,7 @@ static void host_memory_is_registered(void **state)
     OK(cu.host_unregister(host + 4096));
     OK(cu.host_unregister(host + 8192));
     REFUSED(cu.host_unregister(host + 8192), HOST_MEMORY_NOT_REGISTERED);
-    REFUSED(cu.copy_to_host(&byte, one, 1, stream), INVALID_VALUE); /* its device address is gone, too */
+    REFUSED(cu.copy_to_host(&byte, one, 1, stream), INVALID_VALUE); /* its device address is also gone */
     assert_int_equal(control.count_of("registrations"), 0);
 }
 
@@ -514,7 +514,7 @@ static void destroyed_handles_are_known_as_such(void **state)
     control.hold_of(true);
     OK(cu.copy_to_host(numbers, memory, BYTES, stream));
     REFUSED(cu.stream_query(stream), NOT_READY);
-    OK(cu.stream_destroy(stream)); /* its work goes on */
+    OK(cu.stream_destroy(stream)); /* its work continues */
     OK(cu.event_destroy(event));
     make_stream();
     make_event();
@@ -538,7 +538,7 @@ static void a_stream_and_an_event_have_a_context(void **state)
     OK(cu.stream_context(stream, &context));
     assert_ptr_equal(context, contexts[1]);
     REFUSED(cu.event_record(event, stream), INVALID_HANDLE);
-    OK(cu.stream_wait_event(stream, event, 0)); /* other contexts' events can be waited for */
+    OK(cu.stream_wait_event(stream, event, 0)); /* a stream can wait for events of other contexts */
     OK(cu.stream_context(SHOAL_CU_STREAM_LEGACY, &context));
     assert_ptr_equal(context, contexts[1]);
 }
@@ -557,7 +557,7 @@ static void a_wait_binds_the_record_before_it(void **state)
     OK(cu.event_record(event, first));
     OK(cu.stream_wait_event(waiting, event, 0));
     OK(cu.write_value(waiting, address + 8, 7, 0));
-    OK(cu.event_record(event, second)); /* the event is another one now, the wait is not */
+    OK(cu.event_record(event, second)); /* the event is recorded anew, the wait is not */
     REFUSED(cu.event_query(event), NOT_READY);
     assert_int_equal(control.step_of(9), 1);
     OK(cu.event_query(event));
@@ -584,7 +584,7 @@ static void synchronize_context(void *arg)
     OK(cu.context_synchronize());
 }
 
-/* The event's place in its stream, while what comes behind it still waits; or all of it. */
+/* Threads wait for the event's position in its stream, while later work still waits; or for all of the stream. */
 static void threads_wait_for_work(void **state)
 {
     _Alignas(8) uint64_t flags[2] = {0, 0};
@@ -617,7 +617,7 @@ static void threads_wait_for_work(void **state)
     OK(cu.stream_query(stream));
 }
 
-/* Blocking streams and the legacy stream wait for each other, others do not; the per-thread stream is a blocking one. */
+/* Blocking streams and the legacy stream wait for each other; other streams do not. The per-thread stream is a blocking one. */
 static void the_legacy_stream_is_ordered(void **state)
 {
     uint64_t flags[4] = {0};
@@ -661,9 +661,9 @@ static void values_are_compared_as_signed_numbers(void **state)
     control.hold_of(true);
     OK(cu.wait_value(stream, address, 5, SHOAL_CU_WAIT_GEQ));
     assert_false(is_over(&flag, 4, stream));
-    assert_false(is_over(&flag, UINT64_MAX, stream)); /* no way to let a stream go */
+    assert_false(is_over(&flag, UINT64_MAX, stream)); /* a stream cannot be released by this value */
     assert_true(is_over(&flag, 5 + (UINT64_C(1) << 62), stream));
-    OK(cu.wait_value(stream, address, big + 3, SHOAL_CU_WAIT_GEQ)); /* over the end of the signed numbers */
+    OK(cu.wait_value(stream, address, big + 3, SHOAL_CU_WAIT_GEQ)); /* beyond the range of signed numbers */
     assert_false(is_over(&flag, big - 2, stream));
     assert_false(is_over(&flag, big + 2, stream));
     assert_true(is_over(&flag, big + 3, stream));
@@ -700,13 +700,13 @@ static void values_are_waited_for_and_written(void **state)
     OK(cu.allocate_managed(&managed, 8, 1));
     ops[1].value.address = managed;
     REFUSED(cu.memory_ops(stream, 2, ops, 0), INVALID_VALUE);
-    assert_int_equal(control.count_of("operations"), 0); /* nothing of a bad batch is posted */
+    assert_int_equal(control.count_of("operations"), 0); /* no operation of an invalid batch is posted */
     REFUSED(cu.memory_ops(stream, 256, ops, 0), INVALID_VALUE);
     assert_true(control.set_of("values=0"));
     REFUSED(cu.write_value(stream, address, 1, 0), NOT_SUPPORTED);
 }
 
-/* What was copied before a value is written is there when the value is, while everything runs at random. */
+/* Data copied before a value is written have arrived when the value has, while everything runs at random. */
 static void a_value_comes_after_the_copies_before_it(void **state)
 {
     static struct {
@@ -733,7 +733,7 @@ static void a_value_comes_after_the_copies_before_it(void **state)
 
 /* ---- Deliberate mistakes ------------------------------------------------------------------------------------------------- */
 
-/* Read before the value: poison first, then some parts of it. */
+/* The program reads before the value: it sees poison first, then some parts of the data. */
 static void who_reads_too_early_reads_poison(void **state)
 {
     static struct {
@@ -753,7 +753,7 @@ static void who_reads_too_early_reads_poison(void **state)
     control.hold_of(true);
     OK(cu.copy_to_host(shared.host, memory, BYTES, stream));
     OK(cu.write_value(stream, address, 1, 0));
-    check(shared.host, 500000); /* before its turn it is left alone */
+    check(shared.host, 500000); /* before its turn the source is unchanged */
     assert_int_equal(control.step_of(1), 1);
     for (int i = 0; i < COUNT; i++)
         assert_int_equal(shared.host[i], poison);
@@ -767,7 +767,7 @@ static void who_reads_too_early_reads_poison(void **state)
     check(shared.host, 1);
 }
 
-/* The same for an output: who computes with it before the stream's turn. */
+/* The same for an output: the program computes with it before the stream's turn. */
 static void an_output_is_poison_until_its_copy(void **state)
 {
     uint32_t from[COUNT], number = 0;
@@ -789,7 +789,7 @@ static void an_output_is_poison_until_its_copy(void **state)
     assert_int_equal(number, 1);
 }
 
-/* Late: the source is read after all that could run before it. */
+/* In mode late, the source is read after everything that could run before it. */
 static void who_reuses_a_source_too_early_sends_the_new(void **state)
 {
     uint32_t from[COUNT], to[COUNT], overwrites[COUNT];
@@ -804,7 +804,7 @@ static void who_reuses_a_source_too_early_sends_the_new(void **state)
     control.hold_of(true);
     OK(cu.copy(other, memory, BYTES, stream));
     for (int i = 0; i < 5; i++)
-        OK(cu.event_record(event, second)); /* goes first, each time */
+        OK(cu.event_record(event, second)); /* runs first, each time */
     assert_int_equal(control.step_of(5), 5);
     OK(cu.event_query(event));
     OK(cu.copy_to_device(other, overwrites, BYTES, stream)); /* ordered: harmless */
@@ -824,9 +824,9 @@ static void overlapping_copies_are_told(void **state)
     expect_fault("overlap");
 }
 
-/* ---- The order of things ------------------------------------------------------------------------------------------------- */
+/* ---- The order of work --------------------------------------------------------------------------------------------------- */
 
-/* The order in which ten streams write, as a number. */
+/* Returns the order in which ten streams write, as a number. */
 static uint64_t order_of(const char *modes)
 {
     static uint64_t counter[16];
@@ -857,8 +857,8 @@ static void the_seed_decides_the_order(void **state)
     assert_true(order_of("seed=6") != first || order_of("seed=7") != first);
 }
 
-/* A wait for an output in front of the input that it depends on: with a queue for each stream it goes well, with one it stands
- * still. */
+/* An output's wait is posted before the input that it depends on. With a queue for each stream this works; with one shared
+ * queue it deadlocks. */
 static bool goes_on(const char *modes, bool is_input_first)
 {
     static uint64_t flags[2];
@@ -873,7 +873,7 @@ static bool goes_on(const char *modes, bool is_input_first)
     if (!is_input_first)
         OK(cu.write_value(in, address, 1, 0));
     control.step_of(9);
-    flags[1] = flags[0]; /* the engine answers what it has got */
+    flags[1] = flags[0]; /* the engine answers what it has received */
     control.step_of(9);
     return control.count_of("operations") == 0;
 }
@@ -898,7 +898,7 @@ static void make_one(void *arg)
     make_event();
 }
 
-/* A full stream blocks who posts, and then all others who need the context. */
+/* A full stream blocks the thread that posts, and then all others that need the context. */
 static void a_full_stream_blocks_the_context(void **state)
 {
     atomic_bool is_let_go = false;
@@ -931,7 +931,7 @@ static void post_on_second(void *arg)
     OK(cu.context_pop(NULL));
 }
 
-/* Two who wait for room, in different contexts, do not wake each other all the time: no processor is used. */
+/* Two threads that wait for room, in different contexts, do not keep waking each other: they use no processor time. */
 static void who_waits_for_room_sleeps(void **state)
 {
     static uint64_t flag;
@@ -953,9 +953,9 @@ static void who_waits_for_room_sleeps(void **state)
     }
     while (control.count_of("operations") < 6)
         sched_yield();
-    assert_int_equal(control.step_of(9), 2); /* which wakes both, for nothing */
+    assert_int_equal(control.step_of(9), 2); /* this wakes both, for nothing */
     const clock_t before = clock();
-    usleep(50000); /* what spins uses all of it */
+    usleep(50000); /* a thread that spins would use all of it */
     assert_in_range(clock() - before, 0, CLOCKS_PER_SEC / 50);
     flag = 1;
     atomic_store(&is_let_go, true);
@@ -975,7 +975,7 @@ static void create_one(void *arg)
     make_stream();
 }
 
-/* Each of these waits for work that has nothing to do with it. */
+/* Each of these calls waits for unrelated work. */
 static void some_calls_wait_until_the_device_is_idle(void **state)
 {
     static uint32_t host[COUNT];
@@ -996,7 +996,7 @@ static void some_calls_wait_until_the_device_is_idle(void **state)
         control.hold_of(true);
         OK(cu.event_record(event, stream));
         begin_call(&blocked);
-        begin_call(&making); /* perhaps before the other holds the context: then it only shows nothing */
+        begin_call(&making); /* possibly before the other call holds the context: then this check proves nothing */
         atomic_store(&is_let_go, true);
         control.hold_of(false);
         end_call(&blocked);
@@ -1037,7 +1037,7 @@ static void a_call_fails_where_a_test_says_so(void **state)
     OK(cu.event_create(&event, 0));
     REFUSED(cu.event_create(&event, 0), OUT_OF_MEMORY);
     OK(cu.event_create(&event, 0));
-    assert_int_equal(control.count_of("events"), 3); /* the one that failed did nothing */
+    assert_int_equal(control.count_of("events"), 3); /* the failed call created nothing */
     assert_int_equal(control.count_of("calls"), 4);
     control.fail_of("cuEventCreate", 0, SHOAL_CU_OUT_OF_MEMORY);
     OK(cu.event_create(&event, 0));
@@ -1049,7 +1049,7 @@ static void add_one(void *arg)
     atomic_fetch_add((atomic_int *)arg, 1);
 }
 
-/* From the second operation on nothing runs any more, of one context. */
+/* From the second operation on, no work of one context runs any longer. */
 static void a_context_fails_in_mid_stream(void **state)
 {
     static uint64_t flags[2];
@@ -1126,7 +1126,7 @@ static void some_threads_may_not_call(void **state)
     expect_fault("cuStreamQuery");
 }
 
-/* A host function that waits for another stream's work: that goes on. But host functions come one after another. */
+/* A host function that waits for another stream's work: that work continues. But host functions run one at a time. */
 static void wait_for_flag(void *arg)
 {
     while (!__atomic_load_n((uint64_t *)arg, __ATOMIC_ACQUIRE))
@@ -1174,14 +1174,14 @@ static void capturing_forbids_much(void **state)
     assert_int_equal(status, SHOAL_CU_CAPTURE_ACTIVE);
     OK(cu.capture_mode(&mode));
     assert_int_equal(mode, SHOAL_CU_CAPTURE_MODE_RELAXED);
-    REFUSED(cu.allocate(&at, 4), STREAM_CAPTURE_UNSUPPORTED); /* which spoils the capture */
+    REFUSED(cu.allocate(&at, 4), STREAM_CAPTURE_UNSUPPORTED); /* which invalidates the capture */
     OK(cu.stream_is_capturing(captured, &status));
     assert_int_equal(status, SHOAL_CU_CAPTURE_INVALIDATED);
     control.capture_of(captured, SHOAL_CU_CAPTURE_NONE);
     OK(cu.stream_query(captured));
 }
 
-/* What is left at the end, and faults that nobody has asked for, are the exit code of a process. */
+/* A process whose objects leak, or that causes an unrequested fault, ends with an exit code. */
 static void leaks_and_faults_end_a_process(void **state)
 {
     (void)state;
@@ -1195,7 +1195,7 @@ static void leaks_and_faults_end_a_process(void **state)
 
 /* ---- Main ---------------------------------------------------------------------------------------------------------------- */
 
-/* A child that touches what only the device may. */
+/* A child that accesses memory that only the device may access. */
 static int touch(const char *what)
 {
     static uint32_t host[COUNT];

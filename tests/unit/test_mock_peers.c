@@ -1,5 +1,5 @@
-/* The stand-in driver of tests/mock/cuda: kernels, the memory of other devices and other processes, and memory in two halves.
- * The other process is this program with words as its arguments. */
+/* Tests the stand-in driver of tests/mock/cuda: kernels, the memory of other devices and other processes, and memory in two
+ * halves. The other process is this program with words as its arguments. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -34,13 +34,13 @@ static void run_sum(const struct mock_cuda_block *block, void *const *arguments)
         to[i] = from[i] + sum->add;
 }
 
-/* Which block came when, of 2 x 3 x 2. */
+/* Records which block of 2 x 3 x 2 ran when. */
 static void run_order(const struct mock_cuda_block *block, void *const *arguments)
 {
     const unsigned number = block->index[0] + 2 * (block->index[1] + 3 * block->index[2]);
     unsigned *at = control.look_up_of(block, *(const shoal_cu_address *)arguments[0], 13 * sizeof *at);
     unsigned *shared = block->shared;
-    at[1 + number] = ++at[0] + 100 * shared[7]; /* what one block leaves is not there for the next */
+    at[1 + number] = ++at[0] + 100 * shared[7]; /* a block's shared memory does not keep values of the previous block */
     shared[7] = 1;
 }
 
@@ -125,14 +125,14 @@ static void modules_list_their_kernels(void **state)
     OK(cu.module_function(&function, module, "order"));
     REFUSED(cu.module_function(&function, module, "sum"), NOT_FOUND);
     REFUSED(cu.module_function(&function, module, "unlisted"), NOT_FOUND);
-    REFUSED(cu.module_function(&function, module, "sum_of"), NOT_FOUND); /* nobody has given it */
+    REFUSED(cu.module_function(&function, module, "sum_of"), NOT_FOUND); /* no module defines it */
     OK(cu.module_unload(module));
     REFUSED(cu.module_unload(module), INVALID_HANDLE);
     REFUSED(launch_sum(function, 0, 0, SHOAL_CU_STREAM_LEGACY), INVALID_HANDLE);
     assert_int_equal(control.count_of("modules"), 0);
 }
 
-/* When each of 12 blocks ran, from 1 on, as one number. */
+/* Returns when each of 12 blocks ran, from 1 on, as one number. */
 static uint64_t order_of_blocks(const char *modes)
 {
     unsigned times[13] = {0}, seen = 0;
@@ -240,7 +240,7 @@ static void peers_are_enabled_once(void **state)
     REFUSED(cu.peer_enable(contexts[1], 0), PEER_ACCESS_UNSUPPORTED);
 }
 
-/* A kernel's mistake is known when the kernel has run, and ends its context only. */
+/* A kernel's mistake is reported once the kernel has run, and ends only its context. */
 static void an_illegal_address_ends_the_context(void **state)
 {
     uint32_t host[COUNT];
@@ -285,7 +285,7 @@ static struct shoal_cu_ipc_handle export_memory(shoal_cu_address at)
     return handle;
 }
 
-/* The child's side: opens the memory, wants numbers from 1 on, and leaves numbers from 50 on. */
+/* The child's side: opens the memory, expects numbers from 1 on, and leaves numbers from 50 on. */
 static int exchange(const char *text)
 {
     uint32_t numbers[COUNT];
@@ -321,7 +321,7 @@ static void processes_share_memory(void **state)
     shoal_cu_address opened;
     (void)state;
     start("");
-    make_memory(BYTES); /* so that it is not the first */
+    make_memory(BYTES); /* so that the next one is not the first */
     const shoal_cu_address at = make_memory(BYTES);
     fill(numbers, 1);
     OK(cu.copy_to_device_now(at, numbers, BYTES));
@@ -331,7 +331,7 @@ static void processes_share_memory(void **state)
     assert_int_equal(run_child("exchange", text), 0);
     OK(cu.copy_to_host_now(numbers, at, BYTES));
     check(numbers, 50);
-    OK(cu.release(at)); /* nobody has it open any more */
+    OK(cu.release(at)); /* no process has it open */
     assert_int_equal(run_child("open", text), FAILED);
 }
 
@@ -351,7 +351,7 @@ static void only_plain_memory_is_exported(void **state)
     REFUSED(cu.ipc_open(&pool, handle, SHOAL_CU_IPC_LAZY_PEER_ACCESS), INVALID_HANDLE);
 }
 
-/* The child's side: says when it has opened the memory, and then stays until somebody ends it. */
+/* The child's side: reports that it has opened the memory, and then waits until it is killed. */
 static int keep_open(const char *text)
 {
     if (open_only(text) != 0 || write(STDOUT_FILENO, "", 1) != 1)
@@ -360,7 +360,7 @@ static int keep_open(const char *text)
         pause();
 }
 
-/* A child whose standard output is a pipe; it has written a byte. */
+/* Starts a child whose standard output is a pipe. The child has written a byte when this returns. */
 static pid_t begin_keeper(const char *text)
 {
     char *arguments[] = {(char *)(uintptr_t) "child", (char *)(uintptr_t) "keep", (char *)(uintptr_t)text, NULL};
@@ -379,7 +379,7 @@ static pid_t begin_keeper(const char *text)
     return child;
 }
 
-/* The memory is freed while another process has it open, or after that one was killed. */
+/* The memory is freed while another process has it open, or after that process was killed. */
 static void freeing_memory_that_others_have_open_is_a_fault(void **state)
 {
     char text[HANDLE_TEXT], fault[256];
@@ -408,7 +408,7 @@ static const struct shoal_cu_allocation_properties properties = {
     .type = SHOAL_CU_ALLOCATION_PINNED, .handle_types = SHOAL_CU_HANDLE_POSIX, .location = {SHOAL_CU_LOCATION_DEVICE, 0}};
 static const struct shoal_cu_access access_of_first = {{SHOAL_CU_LOCATION_DEVICE, 0}, SHOAL_CU_ACCESS_READ_WRITE};
 
-/* Two allocations behind each other are one range; without access they are nothing. */
+/* Two adjacent allocations form one range; without access they cannot be used. */
 static void mappings_are_contiguous(void **state)
 {
     uint32_t from[COUNT], to[COUNT] = {0};
@@ -425,7 +425,7 @@ static void mappings_are_contiguous(void **state)
         OK(cu.allocation_create(&halves[i], granule, &properties, 0));
         OK(cu.address_map(at + i * granule, granule, 0, halves[i], 0));
     }
-    REFUSED(cu.address_map(at, granule, 0, halves[0], 0), INVALID_VALUE); /* something is there */
+    REFUSED(cu.address_map(at, granule, 0, halves[0], 0), INVALID_VALUE); /* something is mapped there */
     const shoal_cu_address across = at + granule - BYTES / 2;
     fill(from, 9);
     REFUSED(cu.copy_to_device_now(across, from, BYTES), INVALID_VALUE);
@@ -447,7 +447,7 @@ static void mappings_are_contiguous(void **state)
     assert_int_equal(control.count_of("allocations"), 0);
 }
 
-/* Maps an allocation at an address of its own, for the first device. */
+/* Maps an allocation at its own address, for the first device. */
 static shoal_cu_address map_at_new(shoal_cu_allocation allocation)
 {
     shoal_cu_address at;
@@ -457,7 +457,7 @@ static shoal_cu_address map_at_new(shoal_cu_allocation allocation)
     return at;
 }
 
-/* The child's side: a descriptor that it has inherited. */
+/* The child's side: imports an inherited descriptor. */
 static int import(const char *text)
 {
     uint32_t number = 0;
@@ -465,7 +465,7 @@ static int import(const char *text)
     start("");
     OK(cu.allocation_import(&allocation, (void *)(uintptr_t)strtoul(text, NULL, 10), SHOAL_CU_HANDLE_POSIX));
     const shoal_cu_address at = map_at_new(allocation);
-    OK(cu.allocation_release(allocation)); /* the mapping keeps it */
+    OK(cu.allocation_release(allocation)); /* the mapping keeps the memory */
     OK(cu.copy_to_host_now(&number, at + 8, sizeof number));
     if (number != 4711)
         return FAILED;
@@ -490,7 +490,7 @@ static void allocations_are_passed_on(void **state)
     const shoal_cu_address at = map_at_new(allocation);
     OK(cu.copy_to_device_now(at + 8, &number, sizeof number));
     OK(cu.allocation_export(&fd, allocation, SHOAL_CU_HANDLE_POSIX, 0));
-    assert_int_equal(fcntl(fd, F_SETFD, 0), 0); /* the child is to have it */
+    assert_int_equal(fcntl(fd, F_SETFD, 0), 0); /* so that the child inherits it */
     snprintf(text, sizeof text, "%d", fd);
     assert_int_equal(run_child("import", text), 0);
     close(fd);
@@ -501,7 +501,7 @@ static void allocations_are_passed_on(void **state)
     close(fd);
 }
 
-/* Kernels of a device that has no access fail; copies go where any device may. */
+/* Kernels fail on a device that has no access; copies work if any device has access. */
 static void access_is_by_device(void **state)
 {
     shoal_cu_allocation allocation;

@@ -21,7 +21,7 @@
 #define PER_PEER 9
 #define PAYLOAD ((size_t)16 << 10)
 
-/* Rank 0, and the sides of as many other processes. */
+/* Rank 0, and the sessions of as many other processes. */
 struct fixture {
     struct shoal_settings settings;
     struct shoal_log log;
@@ -59,7 +59,7 @@ static bool hear(void *arg, const struct shoal_network_peer *from, const struct 
     const unsigned char *at = body;
     if (from != fixture->peers[head->source])
         return false;
-    fixture->wrong += head->number != fixture->heard[head->source]; /* in the order in which they came */
+    fixture->wrong += head->number != fixture->heard[head->source]; /* in their order of arrival */
     for (size_t i = 0; i < bytes; i++)
         fixture->wrong += at[i] != (unsigned char)(head->source + head->number);
     fixture->heard[head->source]++;
@@ -146,7 +146,7 @@ static uint64_t total(const struct fixture *fixture)
 
 /* ---- Unexpected messages ---- */
 
-/* An all-to-all-v of 1,025 ranks, and small messages with it: 9,216 messages and 16.8 MiB. */
+/* An all-to-all-v of 1,025 ranks, with small messages: 9,216 messages and 16.8 MiB. */
 static void unexpected_messages_arrive_whole(void **state)
 {
     static struct fixture fixture;
@@ -168,7 +168,7 @@ static void unexpected_messages_arrive_whole(void **state)
     close_fixture(&fixture);
 }
 
-/* One that sends more than it may: its communicator fails, and others do not notice. */
+/* A rank sends more than it may: its communicator fails, and others do not notice. */
 static void too_many_unexpected_messages_fail_their_communicator(void **state)
 {
     static struct fixture fixture;
@@ -192,13 +192,13 @@ static void too_many_unexpected_messages_fail_their_communicator(void **state)
     close_fixture(&fixture);
 }
 
-/* The record that could not be kept is the communicator's failure; where not even its number could be noted, that of all later
- * ones. */
+/* A record that could not be stored makes its communicator fail. If not even its number could be noted, all later
+ * communicators fail. */
 static void unexpected_messages_that_find_no_memory_fail_their_communicator(void **state)
 {
     static struct fixture fixture;
     (void)state;
-    for (long allowed = 1; allowed <= 2; allowed++) { /* the endpoint's copy; and the note of the communicator */
+    for (long allowed = 1; allowed <= 2; allowed++) { /* the endpoint's copy, and the note of the communicator */
         open_fixture(&fixture, 2);
         const struct message *message = make(&fixture, 2, 0, 80);
         alloc_left = allowed;
@@ -214,8 +214,8 @@ static void unexpected_messages_that_find_no_memory_fail_their_communicator(void
 
 /* ---- Strangers ---- */
 
-/* Garbage of all lengths, true messages that were cut, changed or sent again, guessed numbers of communicators: nothing is
- * heard and nothing kept. */
+/* Garbage of all lengths, true messages that were cut, changed or repeated, guessed numbers of communicators: none is
+ * delivered and none stored. */
 static void strangers_take_no_room_and_change_nothing(void **state)
 {
     static struct fixture fixture;
@@ -265,7 +265,7 @@ static void lines_say_who_and_what_to_do(void **state)
     close_fixture(&fixture);
 }
 
-/* A process of the job that says it is another rank is not heard in that name. */
+/* A process of the job that sends in another rank's name is ignored. */
 static void peer_speaks_for_itself_alone(void **state)
 {
     static struct fixture fixture;
@@ -283,7 +283,7 @@ static void peer_speaks_for_itself_alone(void **state)
 
 /* ---- Immediates ---- */
 
-/* Names follow no order, each is one owner's, and those of an owner that is gone are nobody's. */
+/* Names follow no order and each has one owner. Names whose owner is gone belong to nobody. */
 static void stray_immediates_hit_nobody(void **state)
 {
     static struct fixture fixture;
@@ -302,10 +302,10 @@ static void stray_immediates_hit_nobody(void **state)
     receive_written(&fixture, given | 2u << 6 | 5);
     assert_int_equal(fixture.written, 1);
     assert_true(total(&fixture) == 0);
-    receive_written(&fixture, given | 2u << 6 | 63);             /* not expected by its counter */
-    receive_written(&fixture, (given ^ 1u << 10) | 2u << 6 | 5); /* another age */
+    receive_written(&fixture, given | 2u << 6 | 63);             /* its counter does not expect it */
+    receive_written(&fixture, (given ^ 1u << 10) | 2u << 6 | 5); /* another generation */
     assert_true(count(&fixture, SHOAL_REJECTED_IMMEDIATE) == 2);
-    receive_written(&fixture, 5); /* the index that is never given */
+    receive_written(&fixture, 5); /* an index that is never assigned */
     assert_true(count(&fixture, SHOAL_REJECTED_IMMEDIATE) == 3);
     assert_int_equal(fixture.written, 2);
     shoal_network_channel_close(fixture.network, &fixture.channel);
@@ -315,7 +315,7 @@ static void stray_immediates_hit_nobody(void **state)
     close_fixture(&fixture);
 }
 
-/* Until there are no more: then there is none, not one that another has. */
+/* Counters are taken until none is left: then taking fails, and returns none that another owns. */
 static void counters_have_one_owner(void **state)
 {
     static struct fixture fixture;
@@ -347,7 +347,7 @@ static double cpu_ms(void)
     return (double)now.tv_sec * 1e3 + (double)now.tv_nsec / 1e6;
 }
 
-/* Processor time in ms to open, use and close CHANNELS channels, each with so many counters. */
+/* Returns the processor time in ms to open, use and close CHANNELS channels, each with that many counters. */
 static double time_channels(struct fixture *fixture, int counters)
 {
     const double before = cpu_ms();
@@ -360,7 +360,7 @@ static double time_channels(struct fixture *fixture, int counters)
     return cpu_ms() - before;
 }
 
-/* A channel that closes gives its own counters back and looks at no others, of which there are 65,535. */
+/* A channel that closes returns its own counters and searches no others, of which there are 65,535. */
 static void counters_come_back_without_a_search(void **state)
 {
     static struct fixture fixture;

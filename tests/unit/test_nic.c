@@ -1,4 +1,4 @@
-/* The choice of a network interface, and its reason. The machines are tables; one test looks at the machine it runs on. */
+/* The choice of a network interface, and its reason. The machines are tables; one test uses the machine that it runs on. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -50,7 +50,7 @@ static struct shoal_nics nics_from(const struct row *rows, size_t count)
     return nics;
 }
 
-/* text: "eth0 (10.0.0.5)", NULL where none is taken. The reason contains `why`. */
+/* text: "eth0 (10.0.0.5)", or NULL if no interface is chosen. The reason contains `why`. */
 static void expect_choice(const char *wanted, const char *source, const char *text, const char *why)
 {
     const struct shoal_nics nics = nics_from(machine, SHOAL_COUNT_OF(machine));

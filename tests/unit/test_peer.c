@@ -1,4 +1,4 @@
-/* A peer is described as the process that its pidfd names, whatever number it gave itself. */
+/* A peer is described as the process that its pidfd names, whatever id it sent. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -55,8 +55,8 @@ static void assert_described(const struct shoal_membership_process *peer, const 
     assert_string_equal(text, wanted);
 }
 
-/* Where the number that the peer gave belongs to another process here: it has its own PID namespace, or the number is used
- * again. */
+/* The id that the peer sent may belong to another process here: the peer has its own PID namespace, or the id was used again.
+ */
 static void a_peer_is_who_its_pidfd_names(void **state)
 {
     char wanted[200];
@@ -84,7 +84,7 @@ static void a_peer_is_who_its_pidfd_names(void **state)
     close(peer.pidfd);
 }
 
-/* An older kernel has no pidfds, but says who opened the socket. */
+/* An older kernel has no pidfds, but reports who opened the socket. */
 static void a_peer_without_a_pidfd_is_who_opened_its_socket(void **state)
 {
     int pair[2];

@@ -1,4 +1,4 @@
-/* Plans: appending, printing, spans of blocks, and what is left of a plan after an error. */
+/* Plans: appending, printing, spans of blocks, and what remains of a plan after an error. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -128,7 +128,7 @@ static void plan_of_owners_shared_has_one_reduce(void **state)
     shoal_plan_fini(&plan);
 }
 
-/* Two ranks on one host, one on another: the lone one carries both slices, and sends its input as it is. */
+/* Two ranks on one host, one on another: the lone one carries both slices, and sends its input unchanged. */
 static void plan_of_mesh_lone_rank_carries_all_slices(void **state)
 {
     const uint16_t host[] = {0, 0, 1};
@@ -178,7 +178,7 @@ static void plan_places_are_printed(void **state)
     shoal_plan_fini(&plan);
 }
 
-/* A rank knows what its own host shares, no more. */
+/* A rank knows only what its own host shares. */
 static void plan_view_is_masked(void **state)
 {
     const uint16_t host[] = {0, 1, 0};
@@ -207,7 +207,7 @@ static void plan_too_large_sticks(void **state)
     shoal_plan_fini(&plan);
 }
 
-/* Builders for several hosts are not for one. */
+/* Builders for several hosts refuse one host. */
 static void plan_over_hosts_needs_hosts(void **state)
 {
     const struct shoal_view view = {.size = 2};
@@ -271,7 +271,8 @@ static void plan_without_memory_says_so(void **state)
     }
 }
 
-/* The blocks follow each other without gap or overlap, all begin at multiples of grain, all but the last are equally long. */
+/* The blocks follow each other without gap or overlap, all begin at multiples of grain, and all except the last have the same
+ * length. */
 static void check_spans(size_t count, size_t grain, unsigned of)
 {
     size_t at = 0, first_length = 0;

@@ -1,4 +1,4 @@
-/* The checker accepts every builder, and finds every fault that is planted into a right plan. */
+/* The checker accepts every builder's plans, and finds every fault that is planted into a correct plan. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -22,7 +22,7 @@ struct algorithm {
     const char *name;
     shoal_plan_build_fn build;
     enum shoal_collective_type collective;
-    bool is_for_hosts; /* for several, else for one */
+    bool is_for_hosts; /* for several hosts, else for one */
 };
 
 static const struct algorithm owners = {"owners", shoal_owners_build, SHOAL_COLLECTIVE_ALLREDUCE, false};
@@ -73,7 +73,7 @@ static bool is_partitioned(const struct algorithm *algorithm)
     return shape_of(algorithm)->is_input_partitioned || shape_of(algorithm)->is_output_partitioned;
 }
 
-/* Everybody signals everybody. */
+/* Every rank signals every other. */
 static void build_signals(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
 {
     (void)root;
@@ -83,9 +83,9 @@ static void build_signals(struct shoal_plan *plan, const struct shoal_view *view
         shoal_plan_wait(plan, (rank + i) % view->size);
 }
 
-/* Not an algorithm: a barrier after which every rank reads its staging buffer and those of all that it reaches, as any plan
- * may. The next operation in the slot must wait for the credits and clear-to-sends. Credits are given upwards (root 0) or
- * downwards, so that none can stand in for another. */
+/* Not an algorithm: a barrier after which every rank reads its staging buffer and those of all ranks that it reaches, as any
+ * plan may. The next operation in the slot must wait for the credits and clear-to-sends. Credits are sent upwards (root 0) or
+ * downwards, so that none can replace another. */
 static void build_readers(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
 {
     for (int i = 0; i < view->size; i++) {
@@ -142,7 +142,7 @@ static void choose_sharing(struct group *group, enum sharing sharing)
     }
 }
 
-/* Hides the operands that the kind does not let peers reach. */
+/* Hides the operands that the sharing does not let peers reach. */
 static void hide(struct group *group, bool in_place)
 {
     const struct shoal_collective_traits *kind = shoal_collective_traits(group->algorithm->collective);
@@ -152,7 +152,7 @@ static void hide(struct group *group, bool in_place)
         memset(group->shared_input, 0, sizeof group->shared_input);
 }
 
-/* host may be NULL: all on one. Where operands are in place, inputs are shared as outputs are. */
+/* host may be NULL: all on one host. If operands are in place, inputs are shared as outputs are. */
 static void group_init(struct group *group, const struct algorithm *algorithm, int size, const uint16_t *host, int root,
                        enum sharing sharing, bool in_place)
 {
@@ -211,11 +211,11 @@ static void expect_right(const struct group *group)
     fail_msg("%s: %s", what, text);
 }
 
-/* ---- Every builder is right ---------------------------------------------------------------------------------------------- */
+/* ---- Every builder is correct -------------------------------------------------------------------------------------------- */
 
-/* The large ones take most of the time, so few lengths of them are checked. Only the plain build checks 64 ranks; ASan, which
- * looks at memory, checks none above LARGE, and of lengths and ways of sharing a third of the combinations: each length still
- * meets each size, and each way. So it is with planted faults. */
+/* Large groups take most of the time, so few of their lengths are checked. Only the plain build checks 64 ranks. ASan, which
+ * checks memory, checks none above LARGE, and a third of the combinations of lengths and ways of sharing: each length still
+ * meets each size and each way. The same holds for planted faults. */
 #define LARGE 17
 #ifdef __SANITIZE_ADDRESS__
 #define ASKED_OF 3
@@ -230,13 +230,13 @@ static const int sizes[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 1
 #define ASKED_OF 1
 #endif
 
-/* sum: of the numbers of a combination's values but the size. */
+/* sum: of the numbers of a combination's values except the size. */
 static bool is_asked(const struct group *group, size_t sum)
 {
     return (sum + (size_t)group->view.size) % ASKED_OF == 0;
 }
 
-/* Parts of different lengths, as the v-forms have them: of the giver (all-gather), the taker (reduce-scatter), or both. */
+/* Parts of different lengths, as in the v-forms: of the giver (all-gather), the taker (reduce-scatter), or both. */
 static void check_lengths(struct group *group)
 {
     static unsigned lengths[RANKS_MAX * RANKS_MAX], entry[RANKS_MAX];
@@ -287,7 +287,7 @@ static void check_few_units(struct group *group, size_t way)
         check_lengths(group);
 }
 
-/* The sum of the numbers of a way of sharing and of a place, which i counts together. */
+/* Returns the sum of the numbers of a way of sharing and of a place, which i counts together. */
 static size_t way_of(int i)
 {
     return (size_t)(i % SHARE_END + i / SHARE_END);
@@ -379,7 +379,7 @@ static void plan_check_accepts_alltoall(void **state)
     check_all_sizes(&alltoall);
 }
 
-/* A layout is written as one letter per rank; equal letters are one host. */
+/* Parses a layout: one letter per rank; equal letters are one host. */
 static int parse_hosts(const char *layout, uint16_t host[RANKS_MAX])
 {
     const int size = (int)strlen(layout);
@@ -388,7 +388,7 @@ static int parse_hosts(const char *layout, uint16_t host[RANKS_MAX])
     return size;
 }
 
-/* Hosts of equal and different sizes, with ranks in a row, round robin, and in any order. */
+/* Hosts of equal and different sizes, with ranks in sequence, round robin, and in any order. */
 static const char *const layouts[] = {"ab",    "abc",     "aabb",      "abab",     "aabbcc", "abcabc",
                                       "aaab",  "abbb",    "abbbcc",    "abcbcb",   "abcde",  "zzkazk",
                                       "bbaaa", "abcdefg", "aaaabbbbb", "aabbccdd", "aabcc"};
@@ -397,7 +397,7 @@ static int layout_draw(uint16_t host[RANKS_MAX])
 {
     const int size = 2 + (int)draw(8);
 
-    if (draw(2)) { /* any rank anywhere, on two hosts at least */
+    if (draw(2)) { /* any rank anywhere, on at least two hosts */
         for (int i = 0; i < size; i++)
             host[i] = (uint16_t)(i < 2 ? i : (int)draw(5));
         return size;
@@ -430,7 +430,7 @@ static void plan_check_accepts_every_entry_on_hosts(void **state)
     }
 }
 
-/* Hosts of equal numbers of ranks, also where other numbers come between: their devices sum, too. */
+/* Hosts of equal numbers of ranks, also with other numbers between: their devices also sum. */
 static const char *const equal[] = {"ab", "aabb", "abab", "abba", "aabbcc", "abcabc", "aaabbb", "abcdabcd", "bacbac"};
 
 /* Hosts of 1 to 8 devices. */
@@ -452,7 +452,7 @@ static void plan_check_accepts_peers_on_hosts(void **state)
     }
 }
 
-/* Few ways of sharing, for there are many steps. */
+/* Uses few ways of sharing, because there are many steps. */
 static void check_large(int hosts, int ranks_per_host, enum sharing sharing)
 {
     static struct group group;
@@ -479,7 +479,7 @@ static void plan_check_accepts_every_entry_on_large_hosts(void **state)
         check_large(64, 8, SHARE_RANDOM);
 }
 
-/* Whom a plan waits for elsewhere depends on nobody's operands, and is told to both sides. */
+/* The remote ranks that a plan waits for depend on nobody's operands, and both sides know them. */
 static void check_peers(const struct group *group, const struct group *other)
 {
     static uint8_t peers[RANKS_MAX][RANKS_MAX], others[RANKS_MAX];
@@ -525,7 +525,7 @@ static void plan_peers_are_symmetric_and_know_no_flags(void **state)
     }
 }
 
-/* A communicator reserves enough for each of its entries, and a chunk fits. */
+/* A communicator reserves enough staging for each of its entries, and a chunk fits. */
 static void check_room(const struct group *group, int hosts)
 {
     const struct shoal_plan *plan = &group->plans[0];
@@ -543,7 +543,7 @@ static void check_room(const struct group *group, int hosts)
     }
 }
 
-/* What a chunk of any entry covers is bounded: memory for operands on a device is made by it. */
+/* The size of a chunk of any entry is bounded, because it determines the memory for operands on a device. */
 static void check_chunk(const struct group *group, int hosts)
 {
     const struct shoal_algorithm *entry = shoal_select_find(group->algorithm->collective, group->algorithm->name);
@@ -573,7 +573,7 @@ static void plan_chunks_on_one_host_are_bounded(void **state)
     }
 }
 
-/* A chunk of a sum by devices fits their slots, whatever the settings. */
+/* A chunk of a sum by devices fits their slots with all settings. */
 static void check_device_chunks(void)
 {
     static const size_t chunk_bytes[] = {4096, (size_t)256 << 10, (size_t)16 << 20}, unit_bytes[] = {4096, (size_t)1 << 20};
@@ -597,7 +597,7 @@ static void check_device_chunks(void)
     }
 }
 
-/* Hosts in a row with the numbers of ranks said, down to lone ranks beside many. */
+/* Hosts in sequence with the given numbers of ranks, down to lone ranks with many others. */
 static void plan_fits_the_staging_of_its_communicator(void **state)
 {
     static const int shapes[][3] = {{2, 1, 1},  {3, 1, 1},   {2, 8, 8},   {8, 8, 8},  {16, 1, 1},
@@ -708,8 +708,8 @@ static bool is_wrong(struct shoal_plan_question first, const struct shoal_plan_q
     return shoal_plan_check(&first, text, bytes) != SHOAL_OK;
 }
 
-/* Whether the operation is found to be wrong when it runs twice, with chunks of one length or of two: then blocks overlap
- * others. */
+/* Returns true if the operation is found to be wrong when it runs twice, with chunks of one length or of two: then blocks
+ * overlap others. */
 static bool is_found_alone(const struct group *group, char *text, size_t bytes)
 {
     static const unsigned lengths[] = {60, 120, 24, 17, 30, 36, 44, 48, 54, 72, 80, 90, 100};
@@ -723,7 +723,7 @@ static bool is_found_alone(const struct group *group, char *text, size_t bytes)
     return false;
 }
 
-/* How much of a staging buffer the operation uses. */
+/* Returns how much of a staging buffer the operation uses. */
 static unsigned staging_units(const struct group *group)
 {
     const struct shoal_plan *plan = &group->plans[0];
@@ -733,7 +733,7 @@ static unsigned staging_units(const struct group *group)
                                                              is_partitioned(group->algorithm) ? 1 : (unsigned)plan->staging_of);
 }
 
-/* The same after or before an operation of another kind in the slot. */
+/* The same, after or before an operation of another kind in the slot. */
 static bool is_found_beside(const struct group *group, const struct algorithm *algorithm, int root, char *text, size_t bytes)
 {
     static struct group other;
@@ -760,8 +760,8 @@ static bool is_found(const struct group *group, char *text, size_t bytes)
 struct planting {
     const char *name;
     bool (*plant)(struct group *group, int rank, uint32_t step);
-    const char *kinds; /* the fault must be of one of these */
-    int spared; /* in a hundred, over hosts: where one rank hears from several, what one says can imply what another does */
+    const char *kinds; /* the fault must be one of these kinds */
+    int spared;        /* percent of faults that may be missed over hosts: one signal can imply another */
 };
 
 static int not_found;
@@ -787,13 +787,13 @@ static struct shoal_step *step_at(const struct group *group, int rank, uint32_t 
     return &group->plans[rank].steps[step];
 }
 
-/* The blocks that a step names: its sources, and behind them its destinations. */
+/* Returns the blocks that a step names: its sources, followed by its destinations. */
 static struct shoal_block *blocks_of(const struct group *group, int rank, const struct shoal_step *step)
 {
     return group->plans[rank].blocks + step->first_block;
 }
 
-/* A rank gives to all in one pass. So who hears from another taker of that pass, by whatever way, needs no word of its
+/* A rank sends to all in one pass. So a rank that hears, in any way, from another taker of that pass needs no signal from the
  * giver. */
 static bool is_mixed(const struct group *group)
 {
@@ -804,7 +804,7 @@ static bool is_mixed(const struct group *group)
     return false;
 }
 
-/* A later signal of the same peer is waited for too, and nothing but waits stands between. */
+/* Returns true if a later signal of the same peer is also waited for, with only waits between. */
 static bool is_followed_by_more(const struct shoal_plan *plan, uint32_t step)
 {
     for (uint32_t i = step + 1; i < plan->step_count && plan->steps[i].kind == SHOAL_STEP_WAIT; i++) {
@@ -821,7 +821,7 @@ static bool is_redundant_wait(const struct group *group, int rank, uint32_t step
     return is_followed_by_more(&group->plans[rank], step) || (group->algorithm == &allgather && is_mixed(group));
 }
 
-/* The signal still comes, and counts; only nobody waits. */
+/* The signal still comes and counts, but nobody waits for it. */
 static bool plant_no_wait(struct group *group, int rank, uint32_t step)
 {
     if (step_at(group, rank, step)->kind != SHOAL_STEP_WAIT || is_redundant_wait(group, rank, step))
@@ -838,14 +838,14 @@ static bool plant_no_signal(struct group *group, int rank, uint32_t step)
     return true;
 }
 
-/* In a reduce, root collects the results in the order of ranks: its credit for a later one says that the earlier owners are
- * done, also with what they read of the later one. */
+/* In a reduce, root collects the results in the order of ranks. Its credit for a later one implies that the earlier owners are
+ * done, including their reads of the later one. */
 static bool is_redundant_credit(const struct group *group, int rank, int peer)
 {
     return group->algorithm == &reduce_owners && rank != 0 && peer > rank && !group->shared_output[0];
 }
 
-/* A signal that nobody waits for and nobody announced any more: a credit that is not given. */
+/* Removes a signal that nobody waits for or has announced: a credit that is not sent. */
 static bool plant_no_credit(struct group *group, int rank, uint32_t step)
 {
     const struct shoal_step *signal = step_at(group, rank, step);
@@ -884,7 +884,7 @@ static bool plant_credit_too_many(struct group *group, int rank, uint32_t step)
     return true;
 }
 
-/* The first source stands in for the last one too. */
+/* Uses the first source also instead of the last one. */
 static bool plant_contribution_twice(struct group *group, int rank, uint32_t step)
 {
     const struct shoal_step *reduce = step_at(group, rank, step);
@@ -908,7 +908,7 @@ static bool plant_no_contribution(struct group *group, int rank, uint32_t step)
     return true;
 }
 
-/* The first source is taken from a rank on another host. */
+/* Takes the first source from a rank on another host. */
 static bool plant_no_reach(struct group *group, int rank, uint32_t step)
 {
     const struct shoal_step *reduce = step_at(group, rank, step);
@@ -968,7 +968,7 @@ static bool plant_no_such_part(struct group *group, int rank, uint32_t step)
     return true;
 }
 
-/* Plants the fault into each step that takes it, one at a time. Returns how many there were. */
+/* Plants the fault into each step that accepts it, one at a time. Returns the number of such steps. */
 static int plant_everywhere(const struct planting *planting, const struct algorithm *algorithm, int size, const uint16_t *host,
                             enum sharing sharing, bool in_place)
 {
@@ -984,7 +984,7 @@ static int plant_everywhere(const struct planting *planting, const struct algori
             planted++;
             expect_found(planting, &group, rank, step);
             group_fini(&group);
-            random_state = seed; /* the same plans without the fault */
+            random_state = seed; /* the same plans as without the fault */
             group_init(&group, algorithm, size, host, 0, sharing, in_place);
         }
     }
@@ -994,7 +994,7 @@ static int plant_everywhere(const struct planting *planting, const struct algori
     return planted;
 }
 
-/* With 2, 3 and 4 ranks on one host. With ASan each way of sharing meets one of them. */
+/* With 2, 3 and 4 ranks on one host. With ASan each way of sharing meets one of these numbers. */
 static int plant_on_one_host(const struct planting *planting, const struct algorithm *algorithm)
 {
     int planted = 0;
@@ -1118,7 +1118,7 @@ static void plan_check_finds_wrong_blocks(void **state)
     plant_in_every_algorithm(&part);
 }
 
-/* ---- What the text says -------------------------------------------------------------------------------------------------- */
+/* ---- The checker's messages ---------------------------------------------------------------------------------------------- */
 
 static void expect_text(const struct group *group, const char *wanted)
 {
@@ -1219,7 +1219,7 @@ static void plan_check_text_counts_signals(void **state)
     group_fini(&group);
 }
 
-/* However well ordered: the next chunk could not tell whose credit to wait for. */
+/* However well ordered, the next chunk could not know whose credit to wait for. */
 static void plan_check_finds_staging_written_by_another(void **state)
 {
     static struct group group;
@@ -1234,7 +1234,7 @@ static void plan_check_finds_staging_written_by_another(void **state)
     group_fini(&group);
 }
 
-/* In place, the part that a rank gives lies where the one that it takes comes. */
+/* In place, the part that a rank sends is where the part that it receives arrives. */
 static void plan_check_finds_what_is_put_overwritten(void **state)
 {
     static const struct algorithm pairs = {"pairs", shoal_pairs_build, SHOAL_COLLECTIVE_ALLTOALL, true};

@@ -17,7 +17,7 @@
 
 #define PAIRS 50
 
-/* In the place of libc's. */
+/* Replaces libc's. */
 static atomic_int yields;
 int sched_yield(void);
 int sched_yield(void)
@@ -26,13 +26,13 @@ int sched_yield(void)
     return 0;
 }
 
-/* What the progress engine does with a doorbell that nobody rings, and with a wait source. */
+/* How the progress engine uses a doorbell that nobody rings, and a wait source. */
 struct counts {
     atomic_int checks;
     atomic_int naps; /* at the doorbell */
     atomic_int long_naps;
     atomic_int polls;
-    int stops_at;     /* the poll in which the process stands still for longer than a request's time; 0: none */
+    int stops_at;     /* the poll in which the process stops for longer than a request's time; 0: none */
     atomic_int waits; /* at the source */
     atomic_bool has_descriptor;
 };
@@ -103,7 +103,7 @@ static void source_wait(void *arg, uint64_t timeout_ns)
 {
     struct counts *counts = arg;
     const struct timespec nap = {0, 100000};
-    assert_true(timeout_ns <= SHOAL_NS_PER_MS); /* the doorbell is not heard */
+    assert_true(timeout_ns <= SHOAL_NS_PER_MS); /* the doorbell does not ring */
     atomic_fetch_add(&counts->waits, 1);
     nanosleep(&nap, NULL);
 }
@@ -213,7 +213,7 @@ static void end_barrier(struct world *world, int pair, struct shoal_request *req
         continue;
 }
 
-/* A turn, and the end of each call, walks through few engines, however many communicators there are. */
+/* A turn, and the end of each call, walk through few engines, however many communicators exist. */
 static void progress_lists_only_busy_engines(void **state)
 {
     struct world *world = open_world();
@@ -236,7 +236,7 @@ static struct shoal_packet eager_packet(void)
     return (struct shoal_packet){.kind = 1, .type = SHOAL_INT8}; /* EAGER in p2p.c, of no bytes */
 }
 
-/* Messages of communicators on which this rank does nothing are taken, in turn, while it waits on another. */
+/* While this rank waits on one communicator, it receives messages of idle communicators in turn. */
 static void progress_takes_messages_of_idle_engines(void **state)
 {
     struct world *world = open_world();
@@ -264,7 +264,7 @@ static void *poll_once(void *arg)
     return NULL;
 }
 
-/* A loop of tests must not keep the core from the thread that drives. */
+/* A test loop must not keep the core from the thread that makes progress. */
 static void progress_yields_to_the_thread_that_drives(void **state)
 {
     struct world *world = open_world();
@@ -272,7 +272,7 @@ static void progress_yields_to_the_thread_that_drives(void **state)
     (void)state;
     shoal_progress_lock(world->progress);
     const int before = atomic_load(&yields);
-    shoal_progress_poll(world->progress); /* in a callback: this thread drives itself */
+    shoal_progress_poll(world->progress); /* in a callback: this thread makes progress itself */
     assert_int_equal(atomic_load(&yields), before);
     assert_int_equal(pthread_create(&thread, NULL, poll_once, world->progress), 0);
     pthread_join(thread, NULL);
@@ -292,7 +292,7 @@ static void *wait_for_request(void *arg)
     return shoal_progress_wait(waiting->progress, waiting->request, UINT64_MAX) == SHOAL_ERR_PEER_LOST ? arg : NULL;
 }
 
-/* Without a spin, and when it would sleep, a wait leaves the core to the thread that has the lock. */
+/* A wait leaves the core to the thread that has the lock: always if it does not spin, else when it would sleep. */
 static void progress_waits_yield_to_the_thread_that_has_the_lock(void **state)
 {
     struct world *world = open_world();
@@ -322,14 +322,14 @@ static void progress_waits_yield_to_the_thread_that_has_the_lock(void **state)
 static void post_again(void *arg, enum shoal_status status)
 {
     struct world *world = arg;
-    static struct shoal_request again; /* done at once */
+    static struct shoal_request again; /* complete at once */
     const struct shoal_call call = {.collective = SHOAL_COLLECTIVE_BARRIER};
     assert_int_equal(status, SHOAL_ERR_PEER_LOST);
     shoal_engine_post(world->engines[3], &call, &again);
     shoal_progress_begin(world->progress, world->engines[3]);
 }
 
-/* The list must not hold an engine that is freed next. */
+/* The list must not contain an engine that is freed next. */
 static void progress_does_not_list_an_engine_that_closes(void **state)
 {
     struct world *world = open_world();
@@ -354,7 +354,7 @@ static void post_barrier_for(struct world *world, int pair, uint32_t timeout_ms,
     shoal_progress_unlock(world->progress);
 }
 
-/* As on a machine with a faster processor, to which this one was moved. */
+/* As after a move to a machine with a faster processor. */
 static void deadlines_pass_with_a_counter_of_another_rate(void **state)
 {
     struct world *world = open_world();
@@ -374,7 +374,7 @@ static void deadlines_pass_with_a_counter_of_another_rate(void **state)
     close_world(world);
 }
 
-/* However often this rank was away: others may be at fault as well. */
+/* A deadline is extended only a few times for this rank's absences, because another rank may be at fault. */
 static void absences_are_not_excused_for_ever(void **state)
 {
     struct world *world = open_world();
@@ -410,7 +410,7 @@ static void add_source(struct world *world, bool has_descriptor)
     shoal_progress_unlock(world->progress);
 }
 
-/* The second poll of a turn lies between the excuse for absences and the look at deadlines. */
+/* The second poll of a turn is between the excuse for absences and the check of deadlines. */
 static void a_stop_after_the_excuse_is_excused_by_the_next(void **state)
 {
     struct world *world = open_world();
@@ -437,7 +437,7 @@ static void wait_sources_are_polled_in_each_turn(void **state)
     (void)state;
     add_source(world, false);
     shoal_progress_poll(world->progress);
-    assert_true(atomic_load(&world->counts.checks) > 0); /* the first turn looks at deadlines, too */
+    assert_true(atomic_load(&world->counts.checks) > 0); /* the first turn also checks deadlines */
     for (int turn = 0; turn < 3; turn++) {
         const int before = atomic_load(&world->counts.polls);
         shoal_progress_poll(world->progress);
@@ -446,7 +446,7 @@ static void wait_sources_are_polled_in_each_turn(void **state)
     close_world(world);
 }
 
-/* Waits for a request of which nothing comes, until something was counted. */
+/* Waits for a request that receives nothing, until something was counted. */
 static void wait_until_counted(struct world *world, struct shoal_request *request, atomic_int *count, atomic_int *or_count)
 {
     const uint64_t start_ns = shoal_clock_ns();
@@ -456,7 +456,8 @@ static void wait_until_counted(struct world *world, struct shoal_request *reques
     assert_true(atomic_load(count) + atomic_load(or_count) > before);
 }
 
-/* Where the descriptor ceases to be reliable the wait goes on at the doorbell, for short times: nobody rings it then. */
+/* When the descriptor is no longer reliable, the wait continues at the doorbell, for short times, because nobody rings it
+ * then. */
 static void waits_for_remote_ranks_sleep_at_a_descriptor(void **state)
 {
     static const uint16_t host[] = {0, 1};
@@ -491,7 +492,7 @@ static void waits_for_local_ranks_sleep_at_the_doorbell(void **state)
     close_world(world);
 }
 
-/* A peer stays on the list when its doorbell could not be mapped. */
+/* A peer remains on the list if its doorbell could not be mapped. */
 static void a_peer_without_a_doorbell_is_on_no_core(void **state)
 {
     struct shoal_shm_doorbell doorbell = {.asleep = 0};
@@ -503,7 +504,7 @@ static void a_peer_without_a_doorbell_is_on_no_core(void **state)
     assert_true(CPU_COUNT(&taken) == 1 && CPU_ISSET(1, &taken));
 }
 
-/* Where another process reads it. */
+/* Rejected messages are recorded in memory that another process reads. */
 static void rejected_messages_are_recorded_at_a_check(void **state)
 {
     struct world *world = open_world();

@@ -1,5 +1,5 @@
-/* Links that are tested, over the loopback interface: those that are answered, refused, and not answered. Time is what the
- * test says it is, the kernel's answers are real. */
+/* Links that are tested over the loopback interface: answered, refused, and unanswered ones. The test sets the time; the
+ * kernel's answers are real. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -22,7 +22,7 @@
 #define BEGIN_NS (1000 * SHOAL_NS_PER_S)
 #define PATIENCE_MS 5000
 
-/* A check from 127.0.0.2 to a socket of ours, and what was told of it. */
+/* A check from 127.0.0.2 to a socket of ours, and its reports. */
 struct trial {
     struct shoal_reachability_checks checks;
     struct shoal_reachability check;
@@ -51,7 +51,7 @@ static struct shoal_fabric_address address_of(const char *text, uint16_t port)
     return address;
 }
 
-/* Bound to a port, which refuses connections until it listens. */
+/* Opens a trial whose socket is bound to a port, which refuses connections until it listens. */
 static struct trial open_trial(void)
 {
     struct trial trial = {.now_ns = BEGIN_NS, .socket = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)};
@@ -65,7 +65,7 @@ static struct trial open_trial(void)
     return trial;
 }
 
-/* Once it lies where it stays. */
+/* Call it once the trial has its final address in memory. */
 static void begin(struct trial *trial)
 {
     trial->checks.arg = trial;
@@ -85,7 +85,7 @@ static void look_after(struct trial *trial, uint64_t pause_ms)
     shoal_reachability_look_all(&trial->checks, trial->now_ns);
 }
 
-/* Until the kernel has answered; the trial's time stands still but for what lies between two looks. */
+/* Waits until the kernel has answered. The trial's time advances by only 5 ms a look. */
 static void await(struct trial *trial)
 {
     for (int i = 0; i < PATIENCE_MS && trial->check.state == SHOAL_REACHABILITY_ASKED; i++) {
@@ -95,7 +95,7 @@ static void await(struct trial *trial)
     }
 }
 
-/* Whether somebody has connected, and from where. */
+/* Returns true if somebody has connected, and from which address. */
 static bool is_asked(struct trial *trial, char from[INET_ADDRSTRLEN])
 {
     struct sockaddr_in peer;
@@ -108,7 +108,7 @@ static bool is_asked(struct trial *trial, char from[INET_ADDRSTRLEN])
     return true;
 }
 
-/* ---- Links that are there ------------------------------------------------------------------------------------------------ */
+/* ---- Working links ------------------------------------------------------------------------------------------------------- */
 
 static void check_that_leaves_in_time_is_not_asked(void **state)
 {
@@ -127,7 +127,7 @@ static void check_that_leaves_in_time_is_not_asked(void **state)
     close_trial(&trial);
 }
 
-/* Nobody accepts: the process there is busy. */
+/* The process does not accept, because it is busy. */
 static void check_to_a_busy_process_is_there(void **state)
 {
     struct trial trial = open_trial();
@@ -141,11 +141,11 @@ static void check_to_a_busy_process_is_there(void **state)
     assert_null(trial.checks.open);
     assert_int_equal(trial.told, 0);
     assert_true(is_asked(&trial, from));
-    assert_string_equal(from, "127.0.0.2"); /* as the endpoint sends */
+    assert_string_equal(from, "127.0.0.2"); /* the endpoint's address */
     close_trial(&trial);
 }
 
-/* A rank that computes does not look for long, and then all has taken too long. */
+/* A rank that computes does not look for a long time, and then the check seems to have taken too long. */
 static void check_that_is_looked_at_late_is_there(void **state)
 {
     struct trial trial = open_trial();
@@ -177,7 +177,7 @@ static void check_that_is_refused_is_told(void **state)
     close_trial(&trial);
 }
 
-/* A full queue of connections that nobody accepts: the kernel drops more, as a firewall does. */
+/* The queue of connections is full and nobody accepts: the kernel drops more, as a firewall does. */
 static void check_without_an_answer_is_told(void **state)
 {
     struct trial trial = open_trial();
@@ -191,7 +191,7 @@ static void check_without_an_answer_is_told(void **state)
         (void)connect(others[i], (const struct sockaddr *)&trial.check.to.socket, trial.check.to.bytes);
         poll(&(struct pollfd){others[i], POLLOUT, 0}, 1, 100);
     }
-    look_after(&trial, 9000); /* late, which takes nothing from the time to answer */
+    look_after(&trial, 9000); /* late, which does not shorten the time to answer */
     look_after(&trial, 2900);
     assert_int_equal(trial.check.state, SHOAL_REACHABILITY_ASKED);
     assert_int_equal(trial.told, 0);
@@ -210,7 +210,7 @@ static void check_without_a_route_is_told(void **state)
 {
     struct trial trial = open_trial();
     (void)state;
-    trial.to = address_of("255.255.255.255", 4000); /* to everybody: no TCP connection leads there */
+    trial.to = address_of("255.255.255.255", 4000); /* broadcast: TCP cannot connect to it */
     begin(&trial);
     look_after(&trial, 2001);
     assert_int_equal(trial.told, 1);
@@ -239,7 +239,7 @@ static void check_of_other_addresses_is_left_alone(void **state)
 {
     struct trial trial = open_trial();
     (void)state;
-    trial.to = (struct shoal_fabric_address){.bytes = 32, .at = {0xfe, 0x80}}; /* as efa has them */
+    trial.to = (struct shoal_fabric_address){.bytes = 32, .at = {0xfe, 0x80}}; /* an address like efa's */
     begin(&trial);
     assert_int_equal(trial.check.state, SHOAL_REACHABILITY_SETTLED);
     assert_null(trial.checks.open);

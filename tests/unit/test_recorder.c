@@ -1,4 +1,4 @@
-/* The flight recorder: which records it keeps, what a line says, and the files they go to. */
+/* The flight recorder: the records it keeps, the content of a line, and the files. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -63,7 +63,7 @@ static size_t count_lines(const char *text)
     return lines;
 }
 
-/* The whole line, but for the clock's name and the time of day. */
+/* Compares the whole line, except the clock's name and the time of day. */
 static void line_says_who_what_and_when(void **state)
 {
     struct shoal_recorder recorder;
@@ -116,7 +116,7 @@ static void nothing_is_printed_of_nothing(void **state)
     shoal_recorder_fini(&recorder);
 }
 
-/* The endpoint's rejections stand behind the newest record, and only when there are any; a copy has the same. */
+/* The endpoint's rejections follow the newest record, and only if there are any. A copy contains the same. */
 static void rejections_are_told_once(void **state)
 {
     struct shoal_rejections rejections = {.counts = {0}};
@@ -144,7 +144,7 @@ static void rejections_are_told_once(void **state)
     shoal_recorder_fini(&copy);
 }
 
-/* The last SHOAL_RECORDS, oldest first; their numbers go on. A copy tells the same. */
+/* The last SHOAL_RECORDS are kept, oldest first, and numbered on. A copy contains the same. */
 static void oldest_records_are_overwritten(void **state)
 {
     struct shoal_recorder recorder, copy;
@@ -183,7 +183,7 @@ static void time_of_day_is_that_of_posting(void **state)
     struct timespec now;
     (void)state;
     assert_int_equal(shoal_recorder_init(&recorder), SHOAL_OK);
-    record.posted = shoal_clock_ticks() - (uint64_t)(3e9 / NS_PER_TICK); /* three seconds ago, by the clock we tell it */
+    record.posted = shoal_clock_ticks() - (uint64_t)(3e9 / NS_PER_TICK); /* three seconds ago by the recorder's clock */
     add(&recorder, &record);
     clock_gettime(CLOCK_REALTIME, &now);
     char *text = print(&recorder, "world");
@@ -195,7 +195,7 @@ static void time_of_day_is_that_of_posting(void **state)
     shoal_recorder_fini(&recorder);
 }
 
-/* Users name communicators; what they write stays JSON. */
+/* Users name communicators; any name results in valid JSON. */
 static void names_are_escaped(void **state)
 {
     static const struct {
@@ -205,9 +205,9 @@ static void names_are_escaped(void **state)
         {"\n\x1f\x7f", "\\u000a\\u001f\x7f"},
         {"\xc3\xa9 \xe2\x82\xac \xf0\x9f\x90\x9f", "\xc3\xa9 \xe2\x82\xac \xf0\x9f\x90\x9f"},
         {"cut \xf0\x9f\x90", "cut ???"},                      /* inside a character */
-        {"\xff\x80z\xc0\xaf", "??z??"},                       /* never UTF-8, alone, too long for what it is */
-        {"\xed\xa0\x80 \xf4\x90\x80\x80", "??? ????"},        /* half a pair, above the last character */
-        {"\xe0\x80\xaf \xf0\x80\x80\xaf \xf8", "??? ???? ?"}, /* too long for what they are, never UTF-8 */
+        {"\xff\x80z\xc0\xaf", "??z??"},                       /* never UTF-8; alone; too long for its value */
+        {"\xed\xa0\x80 \xf4\x90\x80\x80", "??? ????"},        /* half a pair; above the last character */
+        {"\xe0\x80\xaf \xf0\x80\x80\xaf \xf8", "??? ???? ?"}, /* too long for their values; never UTF-8 */
         {"", ""},
     };
     struct shoal_recorder recorder;
@@ -262,7 +262,7 @@ static int tear_down(void **state)
     struct fixture *fixture = *state;
     shoal_recorder_fini(&fixture->recorder);
     shoal_log_fini(&fixture->log);
-    return rmdir(fixture->folder); /* fails when something is left in it */
+    return rmdir(fixture->folder); /* fails if the folder is not empty */
 }
 
 static void append(struct fixture *fixture, const char *pattern)
@@ -305,7 +305,7 @@ static void file_that_cannot_be_written_is_told(void **state)
     assert_non_null(strstr(fixture->line, "cannot write SHOAL_TRACE_FILE \"/dev/full\": No space left on device"));
 }
 
-/* Files in the place that the recorder finds, and the names of all. */
+/* Returns the number of files in the folder whose names begin so. */
 static int count_kept(const char *folder, const char *beginning)
 {
     int count = 0;
@@ -340,7 +340,8 @@ static void remove_all(const char *folder)
     assert_int_equal(rmdir(folder), 0);
 }
 
-/* Those of this job stay, whatever their number; of others the newest; what has another name stays. */
+/* This job's recorders are kept, whatever their number. Of other jobs', the newest are kept. Files with other names are kept.
+ */
 static void kept_recorders_are_private_and_few(void **state)
 {
     struct fixture *fixture = *state;
@@ -376,7 +377,7 @@ static void kept_recorders_are_private_and_few(void **state)
     unsetenv("TMPDIR");
 }
 
-/* A link to a folder, or one that others can write to, is somebody's trap. */
+/* A link to a folder, or a folder that others can write to, may be a trap. */
 static void another_ones_folder_is_not_written_to(void **state)
 {
     struct fixture *fixture = *state;
@@ -406,7 +407,7 @@ static void *work(void *arg)
     for (int i = 0; !atomic_load_explicit(&recorder->flight->waits_for, memory_order_relaxed); i++) {
         const uint64_t start_ns = shoal_clock_ns();
         while (i % 600 < 100 && shoal_clock_ns() - start_ns < 3000)
-            continue; /* no two readings agree, and during some a burst begins */
+            continue; /* no two readings agree, and a burst begins during some */
         struct shoal_record record = sample, *at = shoal_recorder_next(recorder);
         record.sequence = (uint64_t)i + 1;
         record.status = SHOAL_PENDING;
@@ -418,7 +419,7 @@ static void *work(void *arg)
     return NULL;
 }
 
-/* The counter of a rank that is busy now and then never falls between two scrapes of Prometheus. */
+/* The counter of a rank that is busy now and then never decreases between two scrapes of Prometheus. */
 static void ended_operations_never_fall(void **state)
 {
     const struct shoal_recorder_identity identity = {1, 4, 2};

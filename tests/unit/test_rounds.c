@@ -1,4 +1,4 @@
-/* Rounds over any hosts: run with sets of ranks for data, everybody ends with what all have given, each once. */
+/* Rounds over any hosts, run with sets of ranks as data: every rank ends with the data of all, each once. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -20,9 +20,9 @@ struct world {
     int round[RANKS_MAX];                            /* the next one */
     bool has_sent[RANKS_MAX];                        /* its record */
     bool is_sent[RANKS_MAX][RANKS_MAX];              /* [from][to] */
-    int held[RANKS_MAX][RANKS_MAX];                  /* [rank][giver] how often its data are in what the rank holds */
+    int held[RANKS_MAX][RANKS_MAX];                  /* [rank][giver] how often the rank holds the giver's data */
     int sent[RANKS_MAX][RANKS_MAX][RANKS_MAX];       /* [from][to][giver] */
-    uint16_t parts[RANKS_MAX][RANKS_MAX][RANKS_MAX]; /* [from][to] whose parts, in the order in which they lie there */
+    uint16_t parts[RANKS_MAX][RANKS_MAX][RANKS_MAX]; /* [from][to] whose parts, in their order in memory */
     int part_count[RANKS_MAX][RANKS_MAX];
 };
 
@@ -56,7 +56,7 @@ static void begin_here(int rank)
     }
 }
 
-/* A round sends the parts that it names, which belong to the ranks whose data this rank holds. */
+/* A round sends the parts that it names. They belong to the ranks whose data this rank holds. */
 static void send_held(int rank, const struct shoal_rounds_step *round)
 {
     for (int giver = 0, i; giver < world.size && round->to.count; giver++) {
@@ -110,7 +110,7 @@ static bool move(int rank)
     return true;
 }
 
-/* Ranks that a rank sends to or hears from are its peers, and all that is sent is heard. */
+/* The ranks that a rank sends to or receives from are its peers, and all that is sent is received. */
 static void expect_peers(int rank)
 {
     const struct shoal_rounds *rounds = &world.rounds[rank];
@@ -164,7 +164,7 @@ static void rounds_bring_all_to_all(void **state)
     }
 }
 
-/* One host has most of the ranks, the first or the last one: what it holds is long in each round. */
+/* One host, the first or the last one, has most of the ranks: its data are long in each round. */
 static void rounds_with_one_large_host(void **state)
 {
     (void)state;
@@ -179,7 +179,7 @@ static void rounds_with_one_large_host(void **state)
     }
 }
 
-/* By its own lists each rank ends with the data of every rank once: its host's, and those it receives. */
+/* By its own lists, each rank ends with the data of every rank once: its host's, and those it receives. */
 static void expect_whole(const struct shoal_rounds *rounds, int size)
 {
     static int held[SHOAL_RANKS_MAX];
@@ -217,7 +217,7 @@ static void rounds_hold_for_as_many_ranks_as_may_be(void **state)
     }
 }
 
-/* Two hosts that exchange sums agree on which one comes first, and the last sum is the last thing that is added. */
+/* Two hosts that exchange sums agree on the order of the two, and the last sum is added last. */
 static void rounds_add_in_one_order(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* What host 0 decides for all hosts of a run, from what their agents say. */
+/* What host 0 decides for all hosts of a run, from their agents' messages. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,7 +14,7 @@
 
 enum { HOSTS = 3, MEET_MS = 1000, END_MS = 5000 };
 
-/* What was sent since the last look: "1:START 2:START". The last message of each kind is kept. */
+/* The messages sent since the last look: "1:START 2:START". The last message of each kind is kept. */
 struct fake {
     struct run_hub hub;
     uint64_t now;
@@ -185,7 +185,7 @@ static void names_who_has_not_come(void **state)
     char text[RUN_REFUSAL_MAX];
     open_fake(&fake, 0);
     assert_true(join(&fake, 0, 1, text) && join(&fake, 1, 1, text));
-    run_hub_lose(&fake.hub, 1, RUN_HUB_LEFT, fake.now); /* and may come again */
+    run_hub_lose(&fake.hub, 1, RUN_HUB_LEFT, fake.now); /* and may join again */
     assert_true(join(&fake, 1, 1, text));
     assert_true(run_hub_deadline(&fake.hub) == fake.now + MEET_MS);
     run_hub_expire(&fake.hub, fake.now + MEET_MS - 1);
@@ -245,7 +245,7 @@ static void asks_about_the_first_failure(void **state)
     ended(&fake, 1, 2, RUN_BLAMED_ELSEWHERE, 5);
     check_sent(&fake, "2:TELL");
     assert_int_equal(fake.last[RUN_TELL].tell.rank, 5);
-    told(&fake, 1, 2, 9); /* nobody has asked it */
+    told(&fake, 1, 2, 9); /* an unrequested answer */
     check_sent(&fake, "");
     told(&fake, 2, 5, 137);
     check_sent(&fake, "0:VERDICT 1:VERDICT 2:VERDICT");
@@ -255,7 +255,7 @@ static void asks_about_the_first_failure(void **state)
     close_fake(&fake);
 }
 
-/* The first to fail is a victim. The one who is blamed left with code 0: the run failed nevertheless. */
+/* The first to fail is a victim. The worker that is blamed left with code 0; the run failed nevertheless. */
 static void follows_the_blame(void **state)
 {
     (void)state;
@@ -317,7 +317,7 @@ static void stops_where_a_host_is_lost(void **state)
     close_fake(&fake);
 }
 
-/* Its workers had all ended with 0: the others need it no more. */
+/* All its workers had ended with 0, so the others no longer need it. */
 static void does_not_mind_a_host_that_is_done(void **state)
 {
     (void)state;
@@ -420,7 +420,7 @@ static void does_not_start_again(void **state)
     struct fake fake;
     start_fake(&fake, 2);
     trouble(&fake, 1, RUN_CAUSE_WORKER, 3, 5, 0);
-    trouble(&fake, 2, RUN_CAUSE_SIGNAL, -1, 143, SIGTERM); /* somebody wants the end while it fails */
+    trouble(&fake, 2, RUN_CAUSE_SIGNAL, -1, 143, SIGTERM); /* a signal requests the end while it fails */
     for (int h = 0; h < HOSTS; h++)
         ended(&fake, h, h == 1 ? 3 : -1, RUN_BLAMED_OWN, -1);
     told(&fake, 1, 3, 5);

@@ -1,4 +1,4 @@
-/* Where `shoal run` says that this host stands, from tables of options and environments. */
+/* Which host of the job `shoal run` takes this host for, from tables of options and environments. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -77,13 +77,13 @@ static void environments_say_all(void **state)
         {{"PET_NNODES=2", "PET_NODE_RANK=0", "PET_MASTER_ADDR=h"}, .workers = 1, .expected = "2 0 1 h 29500"},
         {{SLURM("5", "5", "4")}, .workers = 2, .expected = "5 4 2 n07-a 21598"},
         {{SLURM("1", "1", "0")}, .expected = "1 0 0  0"},
-        /* a batch script, of which only srun makes a step */
+        /* a batch script, in which only srun starts a step */
         {{"SLURM_PROCID=0", "SLURM_NNODES=2", "SLURM_NODEID=0", "SLURM_JOB_ID=3"}, .expected = "1 0 0  0"},
         {{OMPI("2", "1", "1"), "MASTER_ADDR=h1", "MASTER_PORT=4000"}, .workers = 2, .expected = "2 1 2 h1 4000"},
         {{OMPI("2", "1", "1")}, .workers = 2, .meet = "h2:4001", .expected = "2 1 2 h2 4001"},
         {{OMPI("1", "0", "1")}, .expected = "1 0 0  0"},
         {{MPICH("3", "2", "1")}, .workers = 2, .meet = "h2:4001", .expected = "3 2 2 h2 4001"},
-        /* PMI-1 of srun: Slurm says more */
+        /* PMI-1 of srun: Slurm's variables contain more */
         {{"PMI_SIZE=2", "PMI_RANK=0", SLURM("2", "2", "0")}, .workers = 1, .expected = "2 0 1 n07-a 21598"},
         {{SM("[\"algo-1\",\"algo-2\"]", "algo-2")}, .workers = 2, .expected = "2 1 2 algo-1 7777"},
         {{SM("[\"algo-1\", \"algo-2\"]", "algo-1"), "SM_MASTER_ADDR=algo-9", "SM_MASTER_PORT=7000"},
@@ -119,7 +119,7 @@ static void sources_that_agree_are_joined(void **state)
     (void)state;
     static const struct place_case cases[] = {
         {{OMPI("2", "1", "1"), PET("2", "1", "4")}, .expected = "2 1 4 job-node-0-0.job 29511"},
-        /* under mpirun, a rank elsewhere sees the SM_CURRENT_HOST of the first */
+        /* under mpirun, a rank on another host sees the first host's SM_CURRENT_HOST */
         {{OMPI("2", "1", "1"), SM("[\"algo-1\",\"algo-2\"]", "algo-1")}, .workers = 2, .expected = "2 1 2 algo-1 7777"},
         /* mpirun inside an allocation starts its daemons by srun, fewer than there are hosts */
         {{OMPI("2", "1", "1"), SLURM("1", "1", "0")}, .workers = 2, .meet = "h:5", .expected = "2 1 2 h 5"},

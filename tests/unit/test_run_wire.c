@@ -31,7 +31,7 @@ static struct run_message hello_make(void)
     return message;
 }
 
-/* One of each kind, with texts of some length. */
+/* Makes one message of each kind, with texts of some length. */
 static struct run_message message_make(enum run_kind kind)
 {
     struct run_message message = {.kind = kind};
@@ -122,7 +122,7 @@ static void strangers_say_little(void **state)
         const size_t bytes = run_frame_build(&sent, frame);
         assert_int_equal(parse(frame, bytes, true, &found), is_good[kind] ? RUN_PARSED_FRAME : RUN_PARSED_BAD);
         if (!is_good[kind])
-            assert_int_equal(parse(frame, RUN_HEAD_BYTES, true, &found), RUN_PARSED_BAD); /* before its body has come */
+            assert_int_equal(parse(frame, RUN_HEAD_BYTES, true, &found), RUN_PARSED_BAD); /* before its body has arrived */
     }
 }
 

@@ -1,4 +1,4 @@
-/* Which ranks are on one host: from what each process says of the machine that it runs on. */
+/* Which ranks are on one host, from each process's description of its machine. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -26,13 +26,13 @@ static void two_threads_of_a_process_are_on_one_host(void **state)
     memset(&b, 0xAA, sizeof b);
     shoal_membership_identity_fill(&a, "", "this-host");
     shoal_membership_identity_fill(&b, "", "this-host");
-    assert_memory_equal(&a, &b, sizeof a); /* nothing of the stack travels */
+    assert_memory_equal(&a, &b, sizeof a); /* no uninitialized bytes of the stack are sent */
     assert_true(shoal_membership_is_same_host(&a, &b));
     assert_string_equal(a.host, "this-host");
     assert_int_equal(a.pid, getpid());
 }
 
-/* One kernel and one network namespace, unless SHOAL_HOST_ID says otherwise: on one side alone, too. */
+/* One kernel and one network namespace make one host, unless SHOAL_HOST_ID overrules them, even if only one side sets it. */
 static void kernel_and_namespace_decide_and_the_setting_overrules(void **state)
 {
     static const struct {
@@ -82,7 +82,7 @@ static void hosts_are_numbered_by_their_lowest_ranks(void **state)
     for (size_t r = 0; r < SHOAL_COUNT_OF(host_of); r++)
         blobs[r].who = identity("kernel", 7, host_of[r]);
     const struct shoal_membership_identities identities = {&blobs[0].who, sizeof blobs[0], SHOAL_COUNT_OF(host_of)};
-    for (int own = 0; own < identities.size; own++) { /* whoever asks */
+    for (int own = 0; own < identities.size; own++) { /* from each rank's view */
         shoal_membership_number_hosts(&identities, own, &log, hosts);
         assert_memory_equal(hosts, wanted, sizeof wanted);
     }

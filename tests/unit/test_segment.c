@@ -1,4 +1,4 @@
-/* Segments: what a pin keeps, what the kernel may demand of a memfd. */
+/* Segments: how pins keep them, and what the kernel may require of a memfd. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -62,12 +62,12 @@ static void pages_that_are_pinned_go_with_the_last_pin(void **state)
     shoal_segment_release(segment, &budget);
 }
 
-/* ---- What a machine may demand ---- */
+/* ---- Machines with requirements */
 
 #define NOEXEC_SEAL 8U /* MFD_NOEXEC_SEAL */
 #define CANNOT_FILTER 99
 
-/* From now on memfd_create fails for this process with `error` where the flag is set, or is not. */
+/* From now on memfd_create fails for this process with `error` if the flag is set, or if it is not. */
 static bool refuse_memfd(bool is_set, unsigned error)
 {
     const unsigned refusal = SECCOMP_RET_ERRNO | error;
@@ -104,7 +104,7 @@ static void make_where_refused(bool is_set, unsigned error)
 static void segments_are_made_where_files_that_may_be_run_are_refused(void **state)
 {
     (void)state;
-    make_where_refused(false, EACCES); /* as vm.memfd_noexec=2 does */
+    make_where_refused(false, EACCES); /* as with vm.memfd_noexec=2 */
 }
 
 static void segments_are_made_by_kernels_that_do_not_know_the_flag(void **state)

@@ -1,4 +1,4 @@
-/* SipHash against its paper, and what the sessions of the data plane take: each message once, whole, from one sender. */
+/* SipHash against its paper, and the messages that sessions of the data plane accept: each once, whole, from one sender. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,7 +17,7 @@
 
 static const struct shoal_siphash_key job = {{0x0123456789abcdef, 0xfedcba9876543210}};
 
-/* Two processes, as each sees the other. */
+/* Two processes, and each one's session for the other. */
 struct pair {
     struct shoal_session ours, theirs;
     unsigned char message[ROOM];
@@ -78,7 +78,7 @@ static void message_is_good_once(void **state)
     }
 }
 
-/* A bit of any byte, of the seal as of the rest; and any shorter or longer one. */
+/* Any changed bit, in the seal or elsewhere, and any shorter or longer message, is a forgery. */
 static void changed_message_is_forged(void **state)
 {
     static struct pair pair;
@@ -113,7 +113,7 @@ static void expect_other(struct pair *pair, const struct shoal_siphash_key *key,
     }
 }
 
-/* Another job, another run of the same one, another sender, another receiver, the other direction. */
+/* The session of another job, another run of the same job, another sender, another receiver, the other direction. */
 static void message_of_another_session_is_forged(void **state)
 {
     static struct pair pair;
@@ -144,7 +144,7 @@ static void shuffle(unsigned *order, unsigned count, unsigned span)
     }
 }
 
-/* Each is good, and then never again, however they overtake each other within the window. */
+/* Each message is accepted once and never again, in any order within the window. */
 static void messages_may_overtake_each_other(void **state)
 {
     static struct pair pair;
@@ -172,7 +172,8 @@ static void window_tells_old_from_new(void **state)
     for (unsigned i = 0; i < SHOAL_COUNT_OF(messages); i++)
         shoal_session_seal(&pair.ours, messages[i], SMALL);
     assert_int_equal(shoal_session_check(&pair.theirs, messages[SHOAL_SESSION_WINDOW], SMALL), SHOAL_SESSION_GOOD);
-    assert_int_equal(shoal_session_check(&pair.theirs, messages[0], SMALL), SHOAL_SESSION_REPLAYED); /* as far as is known */
+    assert_int_equal(shoal_session_check(&pair.theirs, messages[0], SMALL), SHOAL_SESSION_REPLAYED); /* as far as the window
+                                                                                                      * can tell */
     assert_int_equal(shoal_session_check(&pair.theirs, messages[1], SMALL), SHOAL_SESSION_GOOD);
     assert_int_equal(shoal_session_check(&pair.theirs, messages[2 * SHOAL_SESSION_WINDOW + 1], SMALL), SHOAL_SESSION_GOOD);
     for (unsigned i = 0; i < SHOAL_SESSION_WINDOW + 2; i++)
@@ -183,7 +184,7 @@ static void window_tells_old_from_new(void **state)
 
 /* ---- Cost ---- */
 
-/* No assertion: the figure of docs/decisions/0014. */
+/* Prints the number for docs/decisions/0014, without an assertion. */
 static void print_cost(void)
 {
     static struct pair pair;

@@ -1,4 +1,4 @@
-/* Settings and what is said of wrong ones: values, names, log levels, the log's file. */
+/* Settings and the reports on wrong ones: values, names, log levels, the log's file. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -145,7 +145,7 @@ static void settings_former_names_work_and_are_told(void **state)
     for (const char *nearest; shoal_settings_find_unknown(&at, name, &nearest);)
         assert_string_not_equal(name, "SHOAL_PIECE_BYTES");
 
-    setenv("SHOAL_CHUNK_BYTES", "32K", 1); /* the present name goes first */
+    setenv("SHOAL_CHUNK_BYTES", "32K", 1); /* the present name has precedence */
     at = 0;
     assert_int_equal(shoal_settings_load(&settings, NULL, error, sizeof error), SHOAL_OK);
     assert_int_equal(settings.engine.chunk_bytes, 32768);
@@ -162,7 +162,7 @@ static void settings_former_names_work_and_are_told(void **state)
     unsetenv("SHOAL_PIECE_BYTES");
 }
 
-/* Of the printed list, as all of it is: the table of each module is there, no name twice, each with a sentence. */
+/* Every module's table is in the printed list, no name is there twice, and each has a sentence. */
 static void settings_of_all_modules_are_listed_once(void **state)
 {
     static const char *const one_of_each_module[] = {"SHOAL_LOG ",     "SHOAL_TIMEOUT_MS ",  "SHOAL_DEPTH ",
@@ -184,12 +184,12 @@ static void settings_of_all_modules_are_listed_once(void **state)
         assert_int_equal(strncmp(line, "SHOAL_", 6), 0);
         snprintf(name, sizeof name, "\n%.*s ", (int)strcspn(line, " "), line);
         end = strchr(line, '\n');
-        assert_true(end && strncmp(end + 1, "    ", 4) == 0 && end[5] != ' ' && end[5] != '\n'); /* what it means */
+        assert_true(end && strncmp(end + 1, "    ", 4) == 0 && end[5] != ' ' && end[5] != '\n'); /* its meaning */
         assert_null(strstr(end, name));
         end = strchr(end + 1, '\n');
         assert_non_null(end);
     }
-    assert_true(count > 25 && count <= 64); /* a bit of former_names for each */
+    assert_true(count > 25 && count <= 64); /* former_names has one bit for each */
     assert_true(!strstr(text, "hush") && strstr(text, "(set)"));
     assert_true(strstr(text, "SHOAL_DEPTH                  4            (default 4, the same on every rank)\n") != NULL);
     free(text);
@@ -216,7 +216,7 @@ static void settings_differences_are_printed_with_both_values(void **state)
     assert_string_equal(text, "SHOAL_CHUNK_BYTES is 8192 there, 262144 here; SHOAL_COUNTER_START is 5 there, 0 here");
     b = a;
     b.tuning.hash++;
-    b.comm.timeout_ms++; /* each rank's own */
+    b.comm.timeout_ms++; /* each rank has its own */
     shoal_settings_update_agreed(&b);
     shoal_agreed_print_difference(own, there, here, "here", text, sizeof text);
     assert_string_equal(text, "the tuning overrides of SHOAL_ALGORITHMS differ: `shoal info --algorithms` lists them");
@@ -229,7 +229,7 @@ static void drop_line(void *arg, int level, const char *line)
     (void)arg, (void)level, (void)line;
 }
 
-/* The lines that a log with this file prints on stderr when it is made, without later ones. */
+/* Returns the lines that a log with this file prints on stderr when it is made, without later ones. */
 static void make_log(const char *file, bool has_callback, char said[1024])
 {
     struct shoal_settings settings;
@@ -272,13 +272,13 @@ static void log_file_that_cannot_be_opened_is_said_at_once(void **state)
     snprintf(file, sizeof file, "%s/x.%%r", folder);
     make_log(file, false, said);
     assert_string_equal(said, "");
-    snprintf(file, sizeof file, "%s/%%r/x", folder); /* who knows */
+    snprintf(file, sizeof file, "%s/%%r/x", folder); /* unknown */
     make_log(file, false, said);
     assert_string_equal(said, "");
     snprintf(file, sizeof file, "%s/x", folder);
     make_log(file, false, said);
     assert_string_equal(said, "");
-    assert_int_equal(stat(file, &status), -1); /* not before there is something to say */
+    assert_int_equal(stat(file, &status), -1); /* the file is not created before the first line */
     make_log("x", false, said);
     assert_string_equal(said, "");
     rmdir(folder);

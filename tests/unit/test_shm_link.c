@@ -1,4 +1,4 @@
-/* How two endpoints of a host connect while strangers call at the socket of one of them. */
+/* How two endpoints of a host connect while strangers connect to the socket of one of them. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -19,7 +19,7 @@
 
 #define RANKS 2
 #define STRANGERS_MAX 100
-/* Each silent stranger once kept the others waiting for a second. */
+/* Each silent stranger once made the others wait for a second. */
 #define DEADLINE_NS (20 * SHOAL_NS_PER_S)
 
 struct side {
@@ -71,7 +71,7 @@ static int call_as_stranger(const struct side *side)
     return caller;
 }
 
-/* The strangers are ahead of rank 1 in the queue of rank 0. Each says word, or nothing where it is NULL. */
+/* The strangers are ahead of rank 1 in the queue of rank 0. Each sends word, or nothing if it is NULL. */
 static void meet_beside_strangers(int strangers, const char *word)
 {
     struct side sides[RANKS];

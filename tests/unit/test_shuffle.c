@@ -1,5 +1,5 @@
-/* The weather of tests: what goes in comes out, once, in an order that only the seed and the input decide, and no event is
- * overtaken by more than the span. */
+/* The weather of tests: everything that goes in comes out, once, in an order that depends only on the seed and the input, and
+ * an event is overtaken by no more events than the span. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,7 +17,7 @@
 #define TURN_NS UINT64_C(10000)
 #define TURNS_MAX (SHOAL_SHUFFLE_TURNS + (unsigned)(SHOAL_SHUFFLE_NS / TURN_NS) + 1)
 
-/* The events that came out. Event n goes in as the n-th: a message, an immediate, a write that has left, in turn. */
+/* The events that came out. Event n goes in as the n-th; messages, immediates, and writes that have left alternate. */
 struct heard {
     unsigned count, failed;
     unsigned order[EVENTS];
@@ -69,7 +69,7 @@ static struct shoal_shuffle *create(struct heard *heard, uint64_t seed)
     return shuffle;
 }
 
-/* The message's bytes are gone when it returns. */
+/* The message's bytes are invalid when it returns. */
 static void give(const struct shoal_shuffle *shuffle, struct heard *heard, unsigned number)
 {
     const struct shoal_fabric_handler *from = shoal_shuffle_handler(shuffle);
@@ -85,7 +85,7 @@ static void give(const struct shoal_shuffle *shuffle, struct heard *heard, unsig
     memset(data, 0xee, sizeof data);
 }
 
-/* Turns of bursts of all sizes, then turns in which nothing comes. */
+/* Turns with bursts of all sizes, then turns without input. */
 static void run(struct heard *heard, uint64_t seed)
 {
     struct shoal_shuffle *shuffle = create(heard, seed);
@@ -100,7 +100,7 @@ static void run(struct heard *heard, uint64_t seed)
         assert_true(turn < 100 * EVENTS);
     }
     assert_false(shoal_shuffle_is_idle(shuffle));
-    for (unsigned turn = 0; turn < 3 * TURNS_MAX; turn++) /* the last ones may wait for others, and these for others */
+    for (unsigned turn = 0; turn < 3 * TURNS_MAX; turn++) /* the last events may wait for others, and these for others */
         shoal_shuffle_hand_on(shuffle, now_ns += TURN_NS);
     assert_true(shoal_shuffle_is_idle(shuffle));
     shoal_shuffle_destroy(shuffle);
@@ -147,7 +147,7 @@ static void shuffle_follows_its_seed(void **state)
     assert_memory_not_equal(first.order, other.order, sizeof first.order);
 }
 
-/* Turns alone do not hand on, nor does time alone. */
+/* Neither turns alone nor time alone deliver events. */
 static void shuffle_waits_for_turns_and_time(void **state)
 {
     static struct heard heard;

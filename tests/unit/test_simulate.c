@@ -1,5 +1,5 @@
-/* shoal_simulate: what the model says in cases that can be worked out on paper, that parameters count in the right direction,
- * that chunks which were not simulated would have come as it said, and questions that make no sense. */
+/* shoal_simulate: the model's result in cases that can be computed by hand, the direction in which parameters change it, the
+ * prediction of chunks that were not simulated, and invalid questions. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -58,7 +58,7 @@ static void assert_near(double value, double wanted, double share)
         fail_msg("%.9g is not %.9g to within %g", value, wanted, share);
 }
 
-/* Only the network counts. */
+/* Leaves only the network's time. */
 static struct shoal_simulation without_cpu(struct shoal_simulation question)
 {
     question.message_us = question.signal_us = 0;
@@ -67,7 +67,7 @@ static struct shoal_simulation without_cpu(struct shoal_simulation question)
     return question;
 }
 
-/* Only crossings count. */
+/* Counts only crossings of the network. */
 static double crossings(const char *collective, size_t hosts, size_t ranks_per_host, size_t bytes)
 {
     struct shoal_simulation question = without_cpu(question_of(collective, hosts, ranks_per_host, bytes));
@@ -76,7 +76,7 @@ static double crossings(const char *collective, size_t hosts, size_t ranks_per_h
     return time_us(&question) / 1e6;
 }
 
-/* ---- On paper ------------------------------------------------------------------------------------------------------------ */
+/* ---- By hand ------------------------------------------------------------------------------------------------------------- */
 
 /* Packed and published, sent, on the wire with record and header, received, added. */
 static void simulate_one_message_takes_the_sum_of_its_parts(void **state)
@@ -92,7 +92,7 @@ static void simulate_one_message_takes_the_sum_of_its_parts(void **state)
     assert_near(time_us(&question) - answer.time_us, 2 * (SHOAL_SCRIPT_ANNOUNCEMENT_BYTES + 1024) * 1e-3 / 4, 1e-5);
 }
 
-/* Bytes that find tokens go at the burst's rate, or in no time; the rest waits for tokens. */
+/* Bytes that find tokens travel at the burst's rate, or in no time; the others wait for tokens. */
 static void simulate_a_burst_does_not_wait_for_the_rate(void **state)
 {
     struct shoal_simulation question = question_of("allreduce", 2, 1, 1024);
@@ -106,7 +106,7 @@ static void simulate_a_burst_does_not_wait_for_the_rate(void **state)
     assert_near(time_us(&question), rest_us + sent * 8e-3 / 10, 1e-7);
     question.burst_bytes = 500;
     assert_near(time_us(&question), rest_us + (sent - 500) * 8e-3, 1e-7);
-    question.pause_us = 0.4; /* tokens of 4 us fit, and until the message is sent more come */
+    question.pause_us = 0.4; /* 4 us of tokens fit, and more come until the message is sent */
     const double before_us = 2 * 1024 * 1e-3 / question.memory_gb_s + 0.2 + 2;
     assert_near(time_us(&question), rest_us + (sent - 500) * 8e-3 + 4 - 0.4 - before_us, 1e-7);
     question.burst_bytes = 1;
@@ -114,7 +114,7 @@ static void simulate_a_burst_does_not_wait_for_the_rate(void **state)
     assert_near(time_us(&question), rest_us + (sent - 1) * 8e-3, 1e-7);
 }
 
-/* However long the stream: a burst is gained once. Latency counts three times: records, clear-to-sends, data. */
+/* A stream of any length gains from one burst. Latency counts three times: records, clear-to-sends, data. */
 static void simulate_a_burst_is_gained_once(void **state)
 {
     struct shoal_simulation question = without_cpu(question_of("allgather", 2, 1, 256 * MIB));
@@ -135,7 +135,7 @@ static void simulate_a_burst_is_gained_once(void **state)
     assert_near(us, time_us(&question), 1e-9);
 }
 
-/* Both send, and both receive: on one core one after the other. */
+/* Both hosts send, and both receive: on one core, one after the other. */
 static void simulate_hosts_on_one_machine_share_its_cores(void **state)
 {
     struct shoal_simulation question = question_of("barrier", 2, 1, 0);
@@ -156,7 +156,7 @@ static void simulate_inside_a_host_memory_counts(void **state)
     const double read_us = 64.0 * 1048576 * 1e-3 / question.memory_gb_s;
     (void)state;
     assert_near(time_us(&question), 2 * read_us, 1e-4);
-    question.ranks_per_host = 2; /* each adds two halves and writes them to both */
+    question.ranks_per_host = 2; /* each adds two halves and writes the result to both */
     question.shared = 1;
     assert_near(time_us(&question), 2 * read_us, 0.01);
     question.shared =
@@ -164,7 +164,8 @@ static void simulate_inside_a_host_memory_counts(void **state)
     assert_near(time_us(&question), (1 + 2 + 1) * read_us, 0.01);
 }
 
-/* Rounds take theirs only; plans have records, clear-to-sends where there are staging buffers, then what the algorithm says. */
+/* Rounds have only their own crossings. Plans have records, clear-to-sends if there are staging buffers, and the algorithm's
+ * own. */
 static void simulate_crossings_add_up(void **state)
 {
     (void)state;
@@ -201,14 +202,14 @@ static void simulate_large_vectors_tend_to_the_wire(void **state)
     }
 }
 
-/* The count holds the plans' puts, and an announcement to each peer. */
+/* The count contains the plans' puts, and an announcement to each peer. */
 static void simulate_counts_what_is_sent(void **state)
 {
     (void)state;
     for (size_t hosts = 2; hosts <= 8; hosts *= 2) {
         const struct shoal_simulation question = question_of("allreduce", hosts, 1, 64 * MIB);
         const struct shoal_simulated answer = ask(&question);
-        const double others = (double)(hosts - 1), peers = hosts > 2 ? 2 : 1; /* of a ring */
+        const double others = (double)(hosts - 1), peers = hosts > 2 ? 2 : 1; /* in a ring */
         assert_near(answer.sent_bytes,
                     2 * others / (double)hosts * (double)(64 * MIB) + SHOAL_SCRIPT_ANNOUNCEMENT_BYTES * peers, 1e-12);
         assert_near(answer.received_bytes, answer.sent_bytes, 1e-12);
@@ -218,7 +219,7 @@ static void simulate_counts_what_is_sent(void **state)
     }
 }
 
-/* ---- The network by itself ----------------------------------------------------------------------------------------------- */
+/* ---- The network alone --------------------------------------------------------------------------------------------------- */
 
 #define FRAME 65536u
 
@@ -228,7 +229,7 @@ struct network {
     struct shoal_wire wire;
 };
 
-/* A frame takes a microsecond, the way two. */
+/* A frame takes a microsecond to send, and two to travel. */
 static void network_open(struct network *network, int hosts)
 {
     network->model = (struct shoal_model){.latency_ps = 2 * US, .wire_ps = (double)US / FRAME, .frame_bytes = FRAME};
@@ -249,7 +250,7 @@ static void send_frames(struct network *network, int from, int to, uint16_t slot
     assert_int_equal(shoal_wire_send(&network->wire, from, to, &message), SHOAL_OK);
 }
 
-/* The next message that is received anywhere: its slot, and when. */
+/* Waits for the next message received anywhere; returns its slot and when it came. */
 static unsigned receive_next(struct network *network, uint64_t *us_out)
 {
     const uint32_t hosts = (uint32_t)network->wire.hosts;
@@ -285,7 +286,7 @@ static void wire_hosts_take_turns_and_each_has_its_order(void **state)
     send_frames(&network, 0, 1, 1, 3);
     send_frames(&network, 0, 1, 2, 1);
     send_frames(&network, 0, 2, 3, 2);
-    assert_received(&network, 1, 2 + 4); /* its second frame had its turn when nothing else was there */
+    assert_received(&network, 1, 2 + 4); /* its second frame was sent when no other was waiting */
     assert_received(&network, 3, 2 + 5);
     assert_received(&network, 2, 2 + 6);
     network_close(&network);
@@ -305,7 +306,7 @@ static void wire_receives_one_after_the_other(void **state)
     network_close(&network);
 }
 
-/* A bucket holds two frames. Frames that it lets through at once also pass the bucket on the other side at once. */
+/* A bucket holds two frames. Frames that it lets through at once also pass the receiver's bucket at once. */
 static void wire_sends_at_once_what_finds_tokens(void **state)
 {
     struct network network;
@@ -319,7 +320,7 @@ static void wire_sends_at_once_what_finds_tokens(void **state)
     assert_received(&network, 3, 2 + 1);
     assert_received(&network, 4, 2 + 2);
     assert_received(&network, 5, 2 + 3);
-    assert_int_equal(shoal_wire_lacking(&network.wire), 2 * US); /* the sender's is full again, the receiver's empty */
+    assert_int_equal(shoal_wire_lacking(&network.wire), 2 * US); /* the sender's bucket is full again, the receiver's empty */
     send_frames(&network, 0, 1, 6, 3);
     assert_received(&network, 6, 5 + 2 + 1);
     network_close(&network);
@@ -342,7 +343,7 @@ static void wire_tokens_come_at_the_rate(void **state)
     send_frames(&network, 0, 1, 3, 2);
     uint64_t us;
     assert_int_equal(receive_next(&network, &us), 3);
-    assert_int_equal(network.events.now_ps, 5 * US); /* one and a half are there, half is waited for */
+    assert_int_equal(network.events.now_ps, 5 * US); /* one and a half are there, half a token is waited for */
     network_close(&network);
 }
 
@@ -358,12 +359,12 @@ static void wire_is_never_faster_than_the_line(void **state)
         send_frames(&network, 0, 1, slot, 1);
     assert_received(&network, 1, 2 + 1);
     assert_received(&network, 2, 2 + 2);
-    assert_received(&network, 3, 2 + 4); /* tokens for a quarter are there, and some come while they are used */
+    assert_received(&network, 3, 2 + 4); /* a quarter of the tokens is there, and more come meanwhile */
     assert_received(&network, 4, 2 + 8);
     network_close(&network);
 }
 
-/* Two senders have tokens for two frames each, the receiver for two in all. */
+/* Two senders have tokens for two frames each, the receiver has tokens for two in total. */
 static void wire_receives_through_a_bucket(void **state)
 {
     struct network network;
@@ -396,7 +397,7 @@ static void events_come_by_time_then_by_order(void **state)
     shoal_events_fini(&events);
 }
 
-/* ---- Copies by themselves ------------------------------------------------------------------------------------------------ */
+/* ---- Copies alone -------------------------------------------------------------------------------------------------------- */
 
 struct engines {
     struct shoal_model model;
@@ -404,8 +405,8 @@ struct engines {
     struct shoal_copiers copies;
 };
 
-/* A frame takes a microsecond on a link and on a switch, before each copy there is another one. A unit is two frames. Two hosts
- * of four ranks, two below each switch; each rank has `frames` each way. */
+/* A frame takes a microsecond on a link and on a switch, and so does the start of each copy. A unit is two frames. Two hosts
+ * of four ranks, two below each switch; each rank has `frames` in each direction. */
 static void engines_open(struct engines *engines, unsigned frames)
 {
     engines->model = (struct shoal_model){.pcie_ps = (double)US / FRAME,
@@ -429,7 +430,7 @@ static void engines_close(struct engines *engines)
     shoal_events_fini(&engines->events);
 }
 
-/* The next unit that is done: of that rank, then. */
+/* Expects that the next completed unit is that rank's, at that time. */
 static void assert_copied(struct engines *engines, int rank, uint64_t us)
 {
     uint32_t id;
@@ -441,7 +442,7 @@ static void assert_copied(struct engines *engines, int rank, uint64_t us)
     assert_int_equal(engines->events.now_ps / US, us);
 }
 
-/* Each way by itself; a unit more only when there is room for it; the last one is short. */
+/* The directions are independent. Another unit starts only if there is room for it. The last one is short. */
 static void copies_go_both_ways_at_once(void **state)
 {
     struct engines engines;
@@ -452,7 +453,7 @@ static void copies_go_both_ways_at_once(void **state)
     assert_copied(&engines, 0, 3);
     assert_copied(&engines, 0, 3);
     assert_int_equal(shoal_copiers_done(&engines.copies, 0, true), 1);
-    assert_copied(&engines, 0, 6); /* outward, as inward no more was allowed */
+    assert_copied(&engines, 0, 6); /* outward, because no more was allowed inward */
     assert_int_equal(shoal_copiers_done(&engines.copies, 0, true), 1);
     assert_false(shoal_copiers_are_over(&engines.copies, 0));
     shoal_copiers_allow(&engines.copies, 0, true, 3);
@@ -463,7 +464,7 @@ static void copies_go_both_ways_at_once(void **state)
     engines_close(&engines);
 }
 
-/* Ranks 0 and 1 share one, rank 2 has another of its host, rank 4 one of another host. */
+/* Ranks 0 and 1 share a switch, rank 2 has another one of its host, rank 4 one of another host. */
 static void copies_take_turns_at_a_switch(void **state)
 {
     static const int ranks[] = {0, 1, 2, 4};
@@ -479,7 +480,7 @@ static void copies_take_turns_at_a_switch(void **state)
     engines_close(&engines);
 }
 
-/* NVLink is eight times as fast, and takes works in turn. Ranks 0 and 1 share a switch each way. */
+/* NVLink is eight times as fast and serves works in turn. Ranks 0 and 1 share a switch in each direction. */
 static void copies_pass_links_in_turn(void **state)
 {
     struct engines engines;
@@ -495,11 +496,11 @@ static void copies_pass_links_in_turn(void **state)
     engines_close(&engines);
 }
 
-/* ---- GPUs on paper ------------------------------------------------------------------------------------------------------- */
+/* ---- GPUs by hand -------------------------------------------------------------------------------------------------------- */
 
 #define GB 1e-3 /* microseconds for a byte at 1 GB/s */
 
-/* Only PCIe counts. */
+/* Leaves only PCIe's time. */
 static struct shoal_simulation with_gpus(struct shoal_simulation question, double pcie_gb_s)
 {
     question = without_cpu(question);
@@ -509,7 +510,7 @@ static struct shoal_simulation with_gpus(struct shoal_simulation question, doubl
     return question;
 }
 
-/* A rank that is alone waits for all of its input, copies, and then lets all of its output go. */
+/* A rank alone waits for all of its input, copies, and then releases all of its output. */
 static void simulate_one_gpu_copies_in_and_out(void **state)
 {
     struct shoal_simulation question = with_gpus(question_of("allreduce", 1, 1, 4 * MIB), 10);
@@ -529,7 +530,7 @@ static void simulate_one_gpu_copies_in_and_out(void **state)
     assert_near(time_us(&question), (4 + 8 + 4) * way_us, 1e-4); /* written, read and written, read */
 }
 
-/* Units come in while others go out: the whole takes one way, and what fills and empties the pipeline. */
+/* Units come in while others go out: the total is one direction's time, plus filling and emptying the pipeline. */
 static void simulate_large_operands_tend_to_pcie(void **state)
 {
     struct shoal_simulation question = with_gpus(question_of("allreduce", 1, 4, 256 * MIB), 10);
@@ -544,14 +545,15 @@ static void simulate_large_operands_tend_to_pcie(void **state)
     answer = ask(&question);
     assert_near(answer.bound_us, 2 * way_us, 1e-9);
     assert_true(answer.time_us >= 2 * way_us && answer.time_us <= 2 * way_us + 10 * unit_us);
-    question.switch_gpus = 0; /* all four below one */
+    question.switch_gpus = 0; /* all four below one switch */
     assert_near(time_us(&question), 4 * way_us, 0.03);
     question.switch_gpus = 1;
     assert_near(time_us(&question), way_us, 0.02);
 }
 
-/* A p4d: slices of an eighth leave the GPUs, two GPUs and an adapter share a switch. On many hosts each adapter sends nearly
- * half of the vector, so 3/4 of it pass each switch each way: 25 MiB in 1.6 ms, and the network alone would take 1.05. */
+/* A p4d: slices of an eighth leave the GPUs, and two GPUs and an adapter share a switch. On many hosts each adapter sends
+ * nearly half of the vector, so 3/4 of it passes each switch in each direction: 25 MiB in 1.6 ms. The network alone would take
+ * 1.05. */
 static void simulate_slices_and_their_adapters_share_switches(void **state)
 {
     struct shoal_simulation question = with_gpus(question_of("allreduce", 4, 8, 1024 * MIB), 12);
@@ -562,7 +564,7 @@ static void simulate_slices_and_their_adapters_share_switches(void **state)
     assert_near(ask(&question).bound_us, 2 * 3.0 / 4 * n * GB / 50, 1e-6);
     question.switch_gb_s = 12;
     question.switch_gpus = 2;
-    assert_near(ask(&question).bound_us, 2 * 3.0 / 4 * n * GB / 50, 1e-6); /* a quarter at 12 GB/s is less */
+    assert_near(ask(&question).bound_us, 2 * 3.0 / 4 * n * GB / 50, 1e-6); /* a quarter at 12 GB/s is shorter */
     question.switch_adapters = 1;
     const struct shoal_simulated answer = ask(&question);
     assert_near(answer.bound_us, (0.25 + 2 * 3.0 / 4 / 4) * n * GB / 12, 1e-4);
@@ -572,7 +574,7 @@ static void simulate_slices_and_their_adapters_share_switches(void **state)
     assert_int_equal(answer.bytes, question.bytes);
 }
 
-/* Each GPU reads 7/8 of the operands twice, and nothing else is in the way; on one host nothing leaves the GPUs. */
+/* Each GPU reads 7/8 of the operands twice, with no other limit. On one host nothing leaves the GPUs. */
 static void simulate_nvlink_alone_needs_no_host(void **state)
 {
     struct shoal_simulation question = with_gpus(question_of("allreduce", 1, 8, 64 * MIB), 12);
@@ -583,12 +585,12 @@ static void simulate_nvlink_alone_needs_no_host(void **state)
     assert_near(answer.bound_us, 2 * 7.0 / 8 * 64 * MIB * GB / 100, 1e-6);
     assert_near(answer.time_us, answer.bound_us, 1e-3);
     assert_near(answer.working, 0, 1e-9);
-    question.unit_bytes = 8 * MIB; /* one chunk: a bringing, a reduction and a gathering follow each other */
+    question.unit_bytes = 8 * MIB; /* one chunk: bringing, reducing and gathering follow each other */
     question.copy_us = 100;
     assert_near(ask(&question).time_us, answer.bound_us + 300, 1e-3);
 }
 
-/* What ranks read and write in all, whoever does it: each adds two halves and writes them to both. */
+/* All that the ranks read and write: each adds two halves and writes the result to both. */
 static void simulate_ranks_share_memory(void **state)
 {
     struct shoal_simulation question = without_cpu(question_of("allreduce", 1, 2, 64 * MIB));
@@ -598,7 +600,7 @@ static void simulate_ranks_share_memory(void **state)
     assert_near(time_us(&question), 4 * 64.0 * MIB * GB / 10, 0.01);
 }
 
-/* Small ones travel beside the announcements, which wait for them. */
+/* Small operands travel with the announcements, which wait for them. */
 static void simulate_small_operands_pass_pcie_twice(void **state)
 {
     struct shoal_simulation question = question_of("allreduce", 2, 1, 1024);
@@ -608,7 +610,7 @@ static void simulate_small_operands_pass_pcie_twice(void **state)
     assert_near(time_us(&question), us + 2 * (7 + 1024 * GB / 10), 1e-6);
 }
 
-/* ---- Everything that can be asked ---------------------------------------------------------------------------------------- */
+/* ---- All questions ------------------------------------------------------------------------------------------------------- */
 
 static void simulate_ends_and_is_never_faster_than_the_wire(void **state)
 {
@@ -634,7 +636,7 @@ static void simulate_ends_and_is_never_faster_than_the_wire(void **state)
     }
 }
 
-/* Units shorter and longer than chunks, rings of any length; with every collective, so with parts and roots. */
+/* Units shorter and longer than chunks, rings of any length, and every collective, so with parts and roots. */
 static void simulate_ends_with_gpus(void **state)
 {
     static const size_t hosts[] = {1, 2, 5}, units[] = {4096, 65536 + 4, MIB, 64 * MIB};
@@ -670,7 +672,7 @@ static void simulate_runs_every_entry(void **state)
         const struct shoal_collective_traits *kind = shoal_collective_traits(entry->collective);
         struct shoal_simulation question =
             question_of(kind->name, entry->where == SHOAL_WHERE_ONE_HOST ? 1 : 9, 2, entry->build ? MIB : 256);
-        if (entry->collective > SHOAL_COLLECTIVE_ALLTOALL || strcmp(entry->name, "peers") == 0) /* whose steps devices take */
+        if (entry->collective > SHOAL_COLLECTIVE_ALLTOALL || strcmp(entry->name, "peers") == 0) /* devices run its steps */
             continue;
         question.hosts = entry->build ? question.hosts : 4;
         snprintf(override, sizeof override, "SHOAL_ALGORITHMS=%s=%s", kind->name, entry->name);
@@ -681,7 +683,7 @@ static void simulate_runs_every_entry(void **state)
     }
 }
 
-/* One element more than a chunk has takes longer by the start of another chunk, not by a chunk. */
+/* One element more than a chunk holds adds the start of another chunk, not a whole chunk's time. */
 static void simulate_knows_that_the_last_chunk_is_short(void **state)
 {
     struct shoal_simulation question = question_of("broadcast", 2, 1, MIB / 16);
@@ -816,7 +818,7 @@ static void assert_settles(struct shoal_simulation question)
     assert_near(some.sent_bytes, all.sent_bytes, 0);
 }
 
-/* While buckets empty, chunks follow each other at the burst's rate, steadily, and not for ever. */
+/* While buckets empty, chunks follow each other steadily at the burst's rate, but not for ever. */
 static void simulate_waits_until_buckets_are_empty(void **state)
 {
     static const char *const collectives[] = {"allreduce", "broadcast", "allgather"};
@@ -827,7 +829,7 @@ static void simulate_waits_until_buckets_are_empty(void **state)
         question.burst_gbit_s = 5;
         question.burst_bytes = 40 * MIB;
         assert_settles(question);
-        question.burst_gbit_s = 1.1; /* so that they empty slowly */
+        question.burst_gbit_s = 1.1; /* so that the buckets empty slowly */
         question.burst_bytes = 8 * MIB;
         assert_settles(question);
     }
@@ -875,7 +877,7 @@ static void simulate_goes_on_as_it_began_with_gpus(void **state)
 
 /* ---- Questions of another version ---------------------------------------------------------------------------------------- */
 
-/* A program that was built before there were buckets has nothing where a new one has them. */
+/* A program that was built before buckets existed passes a shorter question without them. */
 static void simulate_takes_a_shorter_question(void **state)
 {
     struct shoal_simulation question = question_of("allreduce", 3, 2, MIB);
@@ -889,7 +891,7 @@ static void simulate_takes_a_shorter_question(void **state)
     assert_int_equal(shoal_simulate(&question, NULL, &answer), SHOAL_ERR_ARGUMENT);
 }
 
-/* One that was built before there were GPUs has no room for what they add. */
+/* A program that was built before GPUs existed has no room for their results. */
 static void simulate_fills_a_shorter_answer(void **state)
 {
     const struct shoal_simulation question = question_of("allreduce", 3, 2, MIB);
@@ -904,7 +906,7 @@ static void simulate_fills_a_shorter_answer(void **state)
     assert_int_equal(shoal_simulate(&question, NULL, &answer), SHOAL_ERR_ARGUMENT);
 }
 
-/* ---- Questions that make no sense ---------------------------------------------------------------------------------------- */
+/* ---- Invalid questions --------------------------------------------------------------------------------------------------- */
 
 static void assert_refused(const struct shoal_simulation *question, const char *wanted)
 {

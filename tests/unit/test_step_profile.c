@@ -1,4 +1,4 @@
-/* The models of `shoal bench step` and `shoal sim step`, files of others, and the bound of a step. The figures expected of the
+/* The models of `shoal bench step` and `shoal sim step`, files of others, and the bound of a step. The expected numbers of the
  * models were measured with PyTorch (sizes, order) and computed from the arithmetic of their backward passes (shares). */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -23,7 +23,7 @@ struct expected {
     size_t tensors, elements;
     double ready[SHARES]; /* percent of the bytes after shares[i] of the backward pass */
     size_t small;         /* tensors under 64 KiB */
-    double bound;         /* of a step whose wire time is as long as its backward pass, over that */
+    double bound;         /* of a step whose wire time equals its backward pass, divided by that time */
     const char *first, *last;
 };
 
@@ -68,7 +68,7 @@ static void models_have_their_sizes(void **state)
     }
 }
 
-/* Within what rounding to whole percents, or to tenths at the ends, hides. */
+/* Allows for the rounding to whole percents, or to tenths at the ends. */
 static void models_become_ready_as_their_arithmetic_says(void **state)
 {
     (void)state;
@@ -145,7 +145,7 @@ static void bounds_of_models_where_the_wire_takes_as_long_as_the_backward_pass(v
         const double bytes = (double)(profile.elements * STEP_ELEMENT_BYTES);
         const struct step_bound bound = step_bound_find(&profile, 1e6, 1e6 / bytes);
         assert_true(fabs(bound.us / 1e6 - models[m].bound) < 0.00501);
-        if (m == 2) { /* ready last, and a third of the bytes */
+        if (m == 2) { /* ready last, with a third of the bytes */
             assert_string_equal(profile.tensors[bound.tensor].name, "wte.weight");
             assert_true(bound.tail_bytes > 4.0 * 38597376);
         }

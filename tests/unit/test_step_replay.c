@@ -1,4 +1,4 @@
-/* A training step on paper: what waits for what, with numbers that can be added up in the head. */
+/* A training step computed by hand: what waits for what, with simple numbers. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -74,7 +74,7 @@ static void sums_wait_for_the_pipe(void **state)
 {
     struct paper paper;
     (void)state;
-    paper_open(&paper, 60, 50); /* the next begins 10 before the one before it is done */
+    paper_open(&paper, 60, 50); /* the next begins 10 before the previous one ends */
     assert_true(step_replay_run(&paper.replay) == 180);
     expect_buffer(&paper, 1, (double[]){50, 50, 70, 130, 130});
     expect_buffer(&paper, 2, (double[]){100, 100, 120, 180, 180});
@@ -89,7 +89,7 @@ static void bytes_in_flight_are_limited(void **state)
     assert_true(step_replay_run(&paper.replay) == 190);
     expect_buffer(&paper, 1, (double[]){50, 50, 70, 130, 130});    /* 400 + 800 fit */
     expect_buffer(&paper, 2, (double[]){100, 130, 130, 190, 190}); /* 800 + 800 do not */
-    paper.replay.in_flight_bytes = 100;                            /* one goes in any case */
+    paper.replay.in_flight_bytes = 100;                            /* one buffer is always sent */
     assert_true(step_replay_run(&paper.replay) == 200);
     expect_buffer(&paper, 1, (double[]){50, 80, 80, 140, 140});
     expect_buffer(&paper, 2, (double[]){100, 140, 140, 200, 200});

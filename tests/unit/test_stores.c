@@ -1,4 +1,4 @@
-/* Rank 0's choice of a way of writing, fed with times of machines that are fast, slow, unsteady, or both in turn. */
+/* Rank 0's choice between ways of writing, from times of machines that are fast, slow, unsteady, or both in turn. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -18,10 +18,10 @@ static unsigned draw(unsigned below)
     return (random_state >> 8) % below;
 }
 
-/* How long an operation takes, by number and way. */
+/* Returns how long an operation takes, by number and way. */
 typedef float (*machine_fn)(uint32_t use, enum shoal_stores stores);
 
-/* Runs so many operations, one after the other, and counts those that were written past the caches. */
+/* Runs that many operations, one after the other, and returns how many were written past the caches. */
 static unsigned run(struct shoal_trial *trial, unsigned operations, machine_fn machine)
 {
     unsigned streaming = 0;
@@ -51,14 +51,14 @@ static float equal(uint32_t use, enum shoal_stores stores)
     return 100;
 }
 
-/* Its speed changes by up to three times, but not within a few operations. */
+/* The machine's speed changes by up to three times, but not within a few operations. */
 static float wavering(uint32_t use, enum shoal_stores stores)
 {
     const uint32_t phase = use / 50 % 4;
     return near(use, stores) * (phase == 0 ? 1.0f : phase == 1 ? 3.0f : phase == 2 ? 0.9f : 2.0f);
 }
 
-/* Each tenth operation, of either way, is interrupted for long; the others differ by a fifth. */
+/* Every tenth operation, of either way, is interrupted for long; the others differ by a fifth. */
 static float interrupted(uint32_t use, enum shoal_stores stores)
 {
     const float noise = 0.9f + 0.002f * (float)draw(100);
@@ -89,8 +89,8 @@ static void stores_follow_what_is_faster(void **state)
     assert_false(trial.is_streaming);
 }
 
-/* All but a few of 64 operations are written the right way, and after four that are warm most of the twelve of a short
- * measurement. */
+/* Of 64 operations, all except a few are written the right way. After four warm ones, most of the twelve of a short
+ * measurement are. */
 static void stores_are_tried_in_few_operations(void **state)
 {
     struct shoal_trial trial = {0};
@@ -104,7 +104,8 @@ static void stores_are_tried_in_few_operations(void **state)
     assert_in_range(run(&trial, 48, far), 48 - 4, 47);
 }
 
-/* Cached stores are faster, but not in the first three operations after others: then what they write is not in the caches. */
+/* Cached stores are faster, except in the first three operations after the other way: then their lines are not in the caches.
+ */
 static float settling(uint32_t use, enum shoal_stores stores)
 {
     static unsigned cached_in_a_row;
@@ -118,17 +119,17 @@ static void stores_are_judged_when_they_have_settled(void **state)
     (void)state;
     run(&trial, 64, settling);
     assert_false(trial.is_streaming);
-    assert_int_equal(trial.agreed, 1); /* a trial is over */
+    assert_int_equal(trial.agreed, 1); /* the trial is over */
 }
 
-/* Each way wins every other pair. */
+/* Each way wins every second pair. */
 static float undecided(uint32_t use, enum shoal_stores stores)
 {
     const bool streaming_wins = (use - 4) / 8 % 2 == 0;
     return (stores == SHOAL_STORES_STREAMING) == streaming_wins ? 90 : 100;
 }
 
-/* `shoal bench` warms up for so long (BENCH_TRIAL). */
+/* `shoal bench` warms up for that many operations (BENCH_TRIAL). */
 static void stores_are_tried_in_60_operations_at_most(void **state)
 {
     struct shoal_trial trial = {0};
@@ -165,7 +166,7 @@ static void stores_are_right_on_a_machine_that_wavers(void **state)
     }
 }
 
-/* Never one trial in twenty may be misled by what slows single operations down. */
+/* Interruptions of single operations mislead fewer than one trial in twenty. */
 static void stores_are_right_among_interruptions(void **state)
 {
     unsigned wrong = 0;
@@ -179,7 +180,7 @@ static void stores_are_right_among_interruptions(void **state)
     assert_in_range(wrong, 0, 50);
 }
 
-/* Up to sixteen operations are under way at once: their times come later, in their order. */
+/* Up to sixteen operations are in progress at once: their times come later, in order. */
 static void stores_are_right_when_operations_overlap(void **state)
 {
     struct shoal_trial trial = {0};
@@ -197,7 +198,7 @@ static void stores_are_right_when_operations_overlap(void **state)
     assert_true(trial.is_streaming);
 }
 
-/* Other ranks' early steps are written as the operation before: the time of the first of a block says nothing. */
+/* Other ranks' early steps are written like the previous operation, so the time of the first of a block is not counted. */
 static void stores_do_not_count_an_operation_that_follows_another_way(void **state)
 {
     struct shoal_trial trial = {0};
@@ -212,7 +213,7 @@ static void stores_do_not_count_an_operation_that_follows_another_way(void **sta
     assert_false(trial.is_streaming);
 }
 
-/* Some operations are never timed, as those that move nothing. */
+/* Some operations are never timed, such as those that move nothing. */
 static void stores_are_tried_again_when_times_do_not_come(void **state)
 {
     struct shoal_trial trial = {0};
@@ -225,7 +226,7 @@ static void stores_are_tried_again_when_times_do_not_come(void **state)
     assert_true(trial.is_streaming);
 }
 
-/* The count of operations goes round after some hours. */
+/* The count of operations wraps after some hours. */
 static void stores_are_tried_when_the_count_goes_round(void **state)
 {
     struct shoal_trial trial = {.uses = UINT32_MAX - 100, .begin = UINT32_MAX - 60};

@@ -1,4 +1,4 @@
-/* The own store: one server, clients of all kinds, good and bad. */
+/* Shoal's own store: one server, clients of all kinds, good and bad. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -22,7 +22,7 @@
 #define SIZE 4
 #define CROWD 700
 #define LINES_BYTES 65536
-#define WAIT_MS 20000 /* at most, for what takes moments */
+#define WAIT_MS 20000 /* the limit for operations that take moments */
 
 /* Every line logged, by the server and by all clients. */
 struct lines {
@@ -99,7 +99,7 @@ static int set_up_secret(void **state)
     return 0;
 }
 
-/* Large enough for ranks that serve others. */
+/* Large enough that ranks serve others. */
 static int set_up_many(void **state)
 {
     set_up_identity(state);
@@ -157,12 +157,12 @@ static int connect_raw(const struct fixture *f)
     return fd;
 }
 
-/* True when the server has ended the connection, whatever it sent before. */
+/* Returns true if the server has ended the connection, even if it sent data before. */
 static bool is_ended(int fd)
 {
     char bytes[512];
     ssize_t got;
-    while ((got = recv(fd, bytes, sizeof bytes, 0)) > 0 || (got < 0 && errno == EINTR)) /* as after a stop */
+    while ((got = recv(fd, bytes, sizeof bytes, 0)) > 0 || (got < 0 && errno == EINTR)) /* EINTR: after a stop */
         continue;
     return got == 0 || errno == ECONNRESET;
 }
@@ -330,12 +330,12 @@ static void tcp_store_is_not_held_up_by_silent_connections(void **state)
     for (size_t i = 0; i < SHOAL_COUNT_OF(fds); i++) {
         fds[i] = connect_raw(f);
         if (i % 3 == 0)
-            send_head(fds[i], SHOAL_TCP_HELLO, 0, sizeof(struct shoal_tcp_hello)); /* and nothing after it */
+            send_head(fds[i], SHOAL_TCP_HELLO, 0, sizeof(struct shoal_tcp_hello)); /* and nothing more */
     }
     for (int i = 0; i < SIZE; i++)
         assert_int_equal(join_rank(f, i), SHOAL_TCP_JOIN_DONE);
     expect_alive(f, 3);
-    assert_true(is_ended(fds[0])); /* the oldest had to make room, and all that before its time was over */
+    assert_true(is_ended(fds[0])); /* the oldest had to make room, all before its timeout */
     assert_true(shoal_clock_ns() - before_ns < (SHOAL_TCP_HANDSHAKE_MS - 1) * SHOAL_NS_PER_MS);
     for (size_t i = 0; i < SHOAL_COUNT_OF(fds); i++)
         close(fds[i]);
@@ -387,7 +387,7 @@ static uint8_t prove(int fd, const unsigned char proof[SHOAL_AUTH_MAC_BYTES])
     return hear_welcome(fd);
 }
 
-/* All have said hello before the first one proves itself, and who says nothing makes room first. */
+/* All have sent hello before the first one proves itself. A silent connection makes room first. */
 static void tcp_store_takes_all_ranks_at_once(void **state)
 {
     struct fixture *f = *state;
@@ -423,7 +423,7 @@ static void tcp_store_ends_a_handshake_that_takes_too_long(void **state)
     struct fixture *f = *state;
     const uint64_t before_ns = shoal_clock_ns();
     const int fd = connect_raw(f);
-    assert_true(is_ended(fd)); /* within the seconds that connect_raw() sets, not never */
+    assert_true(is_ended(fd)); /* within the seconds that connect_raw() sets, instead of never */
     assert_true((shoal_clock_ns() - before_ns) / SHOAL_NS_PER_MS >= SHOAL_TCP_HANDSHAKE_MS);
     close(fd);
 }
@@ -509,7 +509,7 @@ static void tcp_store_refuses_wrong_ranks_and_sizes(void **state)
     expect_alive(f, 1);
 }
 
-/* A server that takes hello and proof and then stands still. Its last word heard is the client's. */
+/* A server that accepts hello and proof and then stops. The last message it received is the client's. */
 struct standing {
     int listener;
     struct shoal_tcp_hello hello;
@@ -610,7 +610,7 @@ static void tcp_store_refuses_a_recorded_proof(void **state)
     assert_true(shoal_tcp_proof_build(f->identity.secret, false, &f->identity.side.hello, &first.value.server, proof));
     assert_int_equal(prove(b, proof), SHOAL_TCP_SECRET_WRONG);
     const int c = say_hello(f, &f->identity.side.hello, &second);
-    assert_int_equal(prove(c, second.value.proof), SHOAL_TCP_SECRET_WRONG); /* the server's own, reflected */
+    assert_int_equal(prove(c, second.value.proof), SHOAL_TCP_SECRET_WRONG); /* the server's own proof, reflected */
     assert_int_equal(prove(a, proof), SHOAL_TCP_OK);
     close(a);
     close(b);
@@ -643,7 +643,7 @@ static void tcp_store_without_descriptors_says_so(void **state)
     struct fixture *f = *state;
     struct rlimit before;
     assert_int_equal(join_rank(f, 0), SHOAL_TCP_JOIN_DONE);
-    const int next = dup(0); /* the one the test connects with; none is left for the server then */
+    const int next = dup(0); /* the descriptor for the test's connection; the server then has none */
     close(next);
     getrlimit(RLIMIT_NOFILE, &before);
     const struct rlimit none = {(rlim_t)next + 1, before.rlim_max};
@@ -665,7 +665,7 @@ static void tcp_store_rank_that_left_waits_for_the_next_server(void **state)
     assert_int_equal(join_rank(f, 1), SHOAL_TCP_JOIN_DONE);
     shoal_tcp_client_leave(&f->clients[1]);
     assert_int_equal(join_rank(f, 1), SHOAL_TCP_JOIN_ELSEWHERE);
-    assert_int_equal(shoal_tcp_client_get(&f->clients[0], "none", value, sizeof value, 20), -1); /* nobody was lost */
+    assert_int_equal(shoal_tcp_client_get(&f->clients[0], "none", value, sizeof value, 20), -1); /* no rank was lost */
 }
 
 struct asker {
@@ -684,7 +684,7 @@ static void *ask_for_a_while(void *arg)
     return NULL;
 }
 
-/* Longer than one farewell in all. */
+/* Longer than one farewell in total. */
 static void tcp_store_stays_while_a_rank_still_asks(void **state)
 {
     struct fixture *f = *state;
@@ -701,7 +701,7 @@ static void tcp_store_stays_while_a_rank_still_asks(void **state)
 
 /* ---- the tree ---- */
 
-/* Joins the root's store in a slot, and its place in the tree. */
+/* Joins the root's store in a slot, and takes its place in the tree. */
 static void open_tree(struct fixture *f, int slot, int rank, bool may_serve, struct shoal_tcp_tree *tree)
 {
     struct shoal_tcp_identity identity = f->identity;
@@ -711,7 +711,7 @@ static void open_tree(struct fixture *f, int slot, int rank, bool may_serve, str
     shoal_tcp_tree_open(tree, &f->clients[slot], &identity, may_serve);
 }
 
-/* The letter under "k" that comes down to a rank; slot 1. */
+/* Returns the value of "k" that reaches a rank; uses slot 1. */
 static char get_letter(struct fixture *f, int rank)
 {
     struct shoal_tcp_tree tree;
@@ -745,7 +745,7 @@ static void tcp_tree_brings_values_down_by_the_rank_above(void **state)
     assert_int_equal(get_letter(f, 63), 'n');
     assert_int_equal(get_letter(f, 31), '0');
     assert_int_equal(get_letter(f, 64), '0');
-    assert_int_equal(get_letter(f, 65), '0'); /* 64 does not serve any more */
+    assert_int_equal(get_letter(f, 65), '0'); /* 64 no longer serves */
     shoal_tcp_tree_close(&near);
 }
 
@@ -787,7 +787,7 @@ static void tcp_tree_says_that_the_rank_above_is_gone(void **state)
     shoal_tcp_tree_close(&far);
 }
 
-/* The status line of the server's thread: "voluntary_ctxt_switches:", "SigBlk:". */
+/* Reads a line of the server thread's status: "voluntary_ctxt_switches:", "SigBlk:". */
 static bool read_thread_status(const char *name, char *value, size_t value_bytes)
 {
     DIR *tasks = opendir("/proc/self/task");

@@ -1,5 +1,4 @@
-/* The user's choice of algorithms: how tuning overrides are read, what is said of those that are wrong, and what they
- * change. */
+/* The user's choice of algorithms: how tuning overrides are read, the errors for invalid ones, and their effect. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -27,7 +26,7 @@
 
 /* ---- Reading ------------------------------------------------------------------------------------------------------------- */
 
-/* A file of that text; unlinked by the caller. */
+/* Writes a file with that text; the caller unlinks it. */
 static void write_file(char name[64], const void *text, size_t bytes)
 {
     strcpy(name, "/tmp/shoal_rules_XXXXXX");
@@ -220,7 +219,7 @@ static void rules_line_that_is_too_long_is_named(void **state)
 
 /* ---- Any bytes ----------------------------------------------------------------------------------------------------------- */
 
-/* Whatever it is, it is tuning overrides or one line that says why not. */
+/* Any bytes are either tuning overrides or one line that gives the reason why not. */
 static void read_anything(const char *text, size_t bytes, bool is_file)
 {
     struct shoal_tuning tuning;
@@ -250,7 +249,7 @@ static void rules_cut_anywhere(void **state)
         read_anything(long_file, bytes, true);
 }
 
-/* Some bytes of a good text become others, of which many mean something. */
+/* Changes some bytes of a valid text; many results are valid. */
 static void rules_with_random_bytes(void **state)
 {
     static const char bytes[] = "=@-,#\n\r\"%0123456789KMGiBreducownsagth \t\xff\x80";
@@ -322,7 +321,7 @@ static void tuning_hash_is_part_of_the_settings(void **state)
     settings.tuning.hash = hash_of("reduce=owners");
     shoal_settings_update_agreed(&settings);
     const uint64_t with = shoal_agreed_hash(&settings.bootstrap.agreed.agreed);
-    strcpy(settings.tuning.algorithms, "/another/name.csv"); /* of a file that holds the same */
+    strcpy(settings.tuning.algorithms, "/another/name.csv"); /* the name of another file with the same content */
     assert_true(with != without);
     assert_true(shoal_agreed_hash(&settings.bootstrap.agreed.agreed) == with);
 }
@@ -362,7 +361,7 @@ static void rules_choose_by_bytes(void **state)
     expect_choice(text, SHOAL_COLLECTIVE_REDUCE, 2, 65536, "owners");
     expect_choice(text, SHOAL_COLLECTIVE_REDUCE, 8, 65537, "at-root");
     expect_choice(text, SHOAL_COLLECTIVE_REDUCE, 8, 1 << 20, "at-root");
-    expect_choice(text, SHOAL_COLLECTIVE_REDUCE, 8, (1 << 20) + 1, "owners"); /* the table's */
+    expect_choice(text, SHOAL_COLLECTIVE_REDUCE, 8, (1 << 20) + 1, "owners"); /* from the table */
     expect_choice(text, SHOAL_COLLECTIVE_ALLREDUCE, 8, 16, "direct");
     expect_choice(text, SHOAL_COLLECTIVE_REDUCE, 8, 16, "at-root"); /* a tuning override comes before SHOAL_INLINE_BYTES */
 }
@@ -379,7 +378,7 @@ static void rules_choose_by_ranks(void **state)
     expect_choice(text, SHOAL_COLLECTIVE_REDUCE, 9, 64, "direct");
 }
 
-/* A tuning override whose algorithm cannot serve the call is passed over. */
+/* A tuning override is skipped if its algorithm cannot serve the call. */
 static void rules_fall_through_where_direct_cannot_serve(void **state)
 {
     static const char text[] = "reduce=direct,reduce=at-root@-64K";
@@ -387,7 +386,7 @@ static void rules_fall_through_where_direct_cannot_serve(void **state)
     expect_choice(text, SHOAL_COLLECTIVE_REDUCE, 8, SHOAL_PAYLOAD_MAX, "direct"); /* more than SHOAL_INLINE_BYTES */
     expect_choice(text, SHOAL_COLLECTIVE_REDUCE, 8, SHOAL_PAYLOAD_MAX + 1, "at-root");
     expect_choice(text, SHOAL_COLLECTIVE_REDUCE, 8, 65537, "owners");
-    expect_choice("reduce=owners", SHOAL_COLLECTIVE_REDUCE, 8, 0, "direct"); /* nothing to do is always done so */
+    expect_choice("reduce=owners", SHOAL_COLLECTIVE_REDUCE, 8, 0, "direct"); /* an empty operation is always direct */
 }
 
 /* Limits count the bytes that a rank contributes; SHOAL_INLINE_BYTES is 1024. */
@@ -420,7 +419,7 @@ struct case_of_hosts {
     const char *wanted;
 };
 
-/* The same whatever is shared: ranks do not know that of others. */
+/* The choice does not depend on shared memory: ranks do not know what others share. */
 static void expect_over_hosts(const char *text, const struct case_of_hosts *wanted)
 {
     uint8_t shared[2][64] = {{0}, {1, 1, 0, 1}};
@@ -523,7 +522,7 @@ static void rules_are_printed(void **state)
 /* ---- In a job ------------------------------------------------------------------------------------------------------------ */
 
 #define CALLS_MAX 6
-#define MOST (SHOAL_PAYLOAD_MAX / 4) /* float32 that go beside an announcement */
+#define MOST (SHOAL_PAYLOAD_MAX / 4) /* float32 that fit with an announcement */
 
 struct expectation {
     enum operation_kind kind;

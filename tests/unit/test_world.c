@@ -1,5 +1,5 @@
-/* One first cause for all ranks of a world, whose ranks are threads of this process: also where the root of the control tree
- * gets no processor, where it is a process that is stopped, and where it ends as soon as it knows. */
+/* One first cause for all ranks of a world, whose ranks are threads of this process. In some cases the root of the control
+ * tree gets no processor, is a stopped process, or ends as soon as it knows the cause. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -28,7 +28,7 @@
 #define COMM 77
 #define OTHER_COMM 78
 #define HELD_UP_US 1200000 /* less than the 2 s that others wait for the root */
-#define SOON_US 1600000    /* this, too */
+#define SOON_US 1600000    /* likewise */
 #define STOPPED_MS 8000
 
 struct rank {
@@ -40,7 +40,7 @@ struct rank {
     struct shoal_cause_board board, other_board;
     struct shoal_failure told;
     atomic_bool is_told, holds_up, watches;
-    atomic_bool was_told_first; /* before another rank was told */
+    atomic_bool was_told_first; /* before another rank was notified */
 };
 
 static struct rank ranks[RANKS];
@@ -62,7 +62,7 @@ static enum shoal_status meet(void *state, struct shoal_log *log, const char *na
     return SHOAL_OK;
 }
 
-/* As a process that exits when it reads the failure does: nothing is sent any more. */
+/* Acts like a process that exits when it reads the failure: it sends nothing more. */
 static void watch_others(struct rank *rank)
 {
     for (int us = 0; us < SOON_US && !atomic_load(&ranks[1].is_told); us += 1000)
@@ -70,7 +70,7 @@ static void watch_others(struct rank *rank)
     atomic_store(&rank->was_told_first, !atomic_load(&ranks[1].is_told));
 }
 
-/* The cause is on the board: what is asked of the others is asked at that moment. */
+/* The cause is on the board: the others are watched from that moment. */
 static void read_cause(void *arg)
 {
     struct rank *rank = arg;
@@ -191,7 +191,7 @@ static void await_words(const struct rank *rank, int of, const char *words)
         fail_msg("rank %d is said to be: %s", of, text);
 }
 
-/* Ranks 1 and 2 hear each other through the root alone. */
+/* Ranks 1 and 2 reach each other only through the root. */
 static void a_root_that_is_held_up_makes_no_two_causes(void **state)
 {
     (void)state;
@@ -217,7 +217,7 @@ static void a_root_tells_the_others_before_its_own_host(void **state)
     close_ranks(0);
 }
 
-/* Rank 1 decides in its place, and nobody waits for it. */
+/* Rank 1 decides instead of the root, and nobody waits for the root. */
 static void a_stopped_root_is_not_waited_for(void **state)
 {
     (void)state;

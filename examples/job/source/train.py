@@ -1,5 +1,5 @@
-"""A script as SageMaker users write it: trains a small network on Fashion-MNIST with SMDDP's back-end, saves the model, and says how the
-endpoint uses it. Only the data format is this example's own; everything else is the documentation's pattern."""
+"""A script as SageMaker users write it: trains a small network on Fashion-MNIST with SMDDP's back-end, saves the model, and
+defines how the endpoint uses it. Only the data format is this example's own; everything else follows the documentation."""
 import argparse
 import gzip
 import json
@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-PIXEL_MEAN, PIXEL_DEVIATION = 72.94, 90.02  # of the training images, measured once
+PIXEL_MEAN, PIXEL_DEVIATION = 72.94, 90.02  # mean and deviation of the training images, measured once
 
 
 class Network(nn.Module):
@@ -41,7 +41,7 @@ def read_images(folder, kind):
 
 @torch.no_grad()
 def accuracy(network, images, labels):
-    """Of all test images; each worker looks at its share."""
+    """Returns the accuracy over all test images; each worker tests its share."""
     mine = slice(dist.get_rank(), None, dist.get_world_size())
     right = (network(images[mine]).argmax(1) == labels[mine]).sum().double()
     dist.all_reduce(right)
@@ -88,7 +88,7 @@ def model_fn(model_dir):
 
 
 def predict_fn(data, model):
-    """The class of each image."""
+    """Returns the class of each image."""
     with torch.no_grad():
         return model(torch.as_tensor(numpy.asarray(data), dtype=torch.float32).view(-1, 1, 28, 28)).argmax(1).numpy()
 

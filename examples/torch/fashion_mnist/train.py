@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 import shoal.torch  # noqa: F401  registers the back-end "shoal"
 
 ADVICE = "run `apt install dataset-fashion-mnist` or pass --data DIR"
-PIXEL_MEAN, PIXEL_DEVIATION = 72.94, 90.02  # of the training images, measured once
+PIXEL_MEAN, PIXEL_DEVIATION = 72.94, 90.02  # mean and deviation of the training images, measured once
 PIXEL_HEADER, LABEL_HEADER = 16, 8  # bytes of an idx file before its numbers
 
 
@@ -40,7 +40,7 @@ def parse_options():
 
 
 def read_idx(folder, name, header_bytes):
-    """The numbers of an idx file, which is a header and one byte for each."""
+    """Reads the numbers of an idx file: a header, then one byte per number."""
     path = folder / name
     if not path.exists():
         path = folder / f"{name}.gz"
@@ -53,7 +53,7 @@ def read_idx(folder, name, header_bytes):
 
 
 def read_images(folder, kind):
-    """The images and labels of a set, "train" or "t10k"."""
+    """Reads the images and labels of a set, "train" or "t10k"."""
     images = read_idx(folder, f"{kind}-images-idx3-ubyte", PIXEL_HEADER)
     labels = read_idx(folder, f"{kind}-labels-idx1-ubyte", LABEL_HEADER)
     if images.numel() != labels.numel() * 28 * 28:
@@ -73,10 +73,10 @@ def scaled(pixels):
 
 
 class Progress:
-    """What rank 0 prints of an epoch: a bar on a terminal, a line every five seconds elsewhere, a last line in both."""
+    """Rank 0's output during an epoch: a bar on a terminal, a line every five seconds elsewhere, a last line in both."""
 
     def __init__(self, title, images):
-        # `shoal run` reads what workers print through pipes, and says in the environment where it shows it on a terminal.
+        # `shoal run` reads the workers' output through pipes, and sets SHOAL_RUN_TERMINAL if it shows it on a terminal.
         self.on_terminal = sys.stdout.isatty() or "SHOAL_RUN_TERMINAL" in os.environ
         self.title = title
         self.images = images
@@ -104,7 +104,7 @@ def train_epoch(network, optimizer, schedule, images, labels, order, progress):
     for step, share in enumerate(order[:, dist.get_rank()], 1):
         loss = cross_entropy(network(scaled(images[share])), labels[share])
         optimizer.zero_grad()
-        loss.backward()  # DistributedDataParallel averages the gradients over the workers meanwhile
+        loss.backward()  # meanwhile DistributedDataParallel averages the gradients over the workers
         optimizer.step()
         schedule.step()
         loss_sum += loss.item()
@@ -114,7 +114,7 @@ def train_epoch(network, optimizer, schedule, images, labels, order, progress):
 
 @torch.no_grad()
 def count_right(network, images, labels):
-    """How many of this worker's share of the test images the network names rightly."""
+    """Returns how many images the network classifies correctly, of this worker's share of the test images."""
     mine = slice(dist.get_rank(), None, dist.get_world_size())
     pairs = zip(images[mine].split(500), labels[mine].split(500))
     return sum((network(scaled(pixels)).argmax(1) == names).sum().item() for pixels, names in pairs)
@@ -125,14 +125,14 @@ def main():
     images, labels = read_images(options.data, "train")
     test_images, test_labels = read_images(options.data, "t10k")
 
-    dist.init_process_group(options.backend, init_method="shoal://")  # from any launcher; without one: one worker
+    dist.init_process_group(options.backend, init_method="shoal://")  # with any launcher; without one: one worker
     rank, workers = dist.get_rank(), dist.get_world_size()
 
     count = min(options.limit, len(images))
     if options.batch % workers or not workers <= options.batch <= count:
         sys.exit(f"train.py: {workers} workers cannot share batches of {options.batch} of {count} images; "
                  f"pass a --batch that is a multiple of {workers} and no more than the images")
-    steps = count // options.batch  # of an epoch; images that fill no batch wait for the next epoch's order
+    steps = count // options.batch  # per epoch; images that fill no batch wait for the next epoch's order
     torch.manual_seed(options.seed)
     network = DistributedDataParallel(make_network())
     optimizer = torch.optim.SGD(network.parameters(), lr=options.lr, momentum=0.9, weight_decay=5e-4)

@@ -2,8 +2,8 @@
 """Trains a small GPT on the bytes of a text, its weights sharded over as many workers as were started (FSDP2).
 
 Run: shoal run -n 2 python3 train.py, or torchrun --nproc-per-node 2 train.py, or python3 train.py for one worker (--help
-lists the options). What a step trains on depends on its number alone, so any number of workers, and a run that was
-interrupted and went on from its checkpoint, trains the same, up to rounding.
+lists the options). A step's training data depend only on its number. So any number of workers trains the same, up to
+rounding, and so does a run that was interrupted and continued from its checkpoint.
 """
 import argparse
 import math
@@ -56,7 +56,8 @@ def parse_options():
 
 
 def unpack_bible(packed):
-    """The text in Debian's bible.data: a header, offsets, and windows of text, each packed by compress(1) less its magic."""
+    """Returns the text in Debian's bible.data: a header, offsets, and windows of text, each packed by compress(1) without
+    its magic."""
     (windows,) = struct.unpack_from(">I", packed, 0x58)
     offsets = struct.unpack_from(f">{windows + 1}I", packed, 0x5C)
     pieces = [b"\x1f\x9d\x90" + packed[begin:end] for begin, end in zip(offsets, offsets[1:])]
@@ -74,7 +75,7 @@ def read_text(path):
 
 
 def draw_batch(text, options, step):
-    """This worker's share of the sequences of a step, and for each of their bytes the next one."""
+    """Returns this worker's share of the sequences of a step, and for each of their bytes the next one."""
     draw = torch.Generator().manual_seed(options.seed * 1_000_003 + step)
     begins = torch.randint(len(text) - options.context, (options.batch,), generator=draw).chunk(dist.get_world_size())
     rows = (begins[dist.get_rank()][:, None] + torch.arange(options.context + 1)).long()
@@ -125,7 +126,7 @@ class Gpt(nn.Module):
 
 
 def shard(network):
-    """Shards the weights over all workers: whole only while a block needs them (FSDP2)."""
+    """Shards the weights over all workers. A block's weights are whole only while the block needs them (FSDP2)."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for block in network.blocks:
         fully_shard(block, mesh=mesh)
@@ -136,8 +137,8 @@ def shard(network):
 
 
 def find_checkpoint(folder):
-    """The step of the last whole checkpoint in a folder, 0 where there is none."""
-    whole = [path.parent.name for path in folder.glob("step-*/.metadata")]  # which is written last
+    """Returns the step of the last complete checkpoint in a folder, or 0 if there is none."""
+    whole = [path.parent.name for path in folder.glob("step-*/.metadata")]  # .metadata is written last
     return max((int(name[len("step-"):]) for name in whole), default=0)
 
 
@@ -169,8 +170,8 @@ def mean_of_workers(value):
 
 @torch.no_grad()
 def write_sample(network, options, prompt):
-    """Goes on from a prompt; every worker writes the same, because each has but a shard of the weights."""
-    network.set_reshard_after_forward(False)  # from the first byte on the weights stay whole
+    """Continues a prompt. Every worker computes the same text, because each has only a shard of the weights."""
+    network.set_reshard_after_forward(False)  # the weights stay whole from the first byte on
     draw = torch.Generator().manual_seed(options.seed)
     text = list(prompt)
     for _ in range(options.sample):
@@ -180,7 +181,7 @@ def write_sample(network, options, prompt):
 
 
 def train(network, optimizer, text, options, done):
-    """Takes the steps after the first `done`; rank 0 prints how the loss falls."""
+    """Takes the steps after the first `done`. Rank 0 prints the loss."""
     begun_s = time.monotonic()
     for step in range(done + 1, options.steps + 1):
         optimizer.param_groups[0]["lr"] = learning_rate(options, step)
@@ -207,7 +208,7 @@ def tell(line):
 def main():
     options = parse_options()
     text = read_text(options.data)
-    dist.init_process_group(options.backend, init_method="shoal://")  # from any launcher; without one: one worker
+    dist.init_process_group(options.backend, init_method="shoal://")  # with any launcher; without one: one worker
     workers = dist.get_world_size()
     if options.batch % workers or options.batch < workers:
         sys.exit(f"train.py: {workers} workers cannot share batches of {options.batch} sequences; "

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Trains the network of ../fashion_mnist three times: with gradients averaged in every step, with parameters averaged every so many
-steps (LocalSGD), and with outer steps of Nesterov momentum (DiLoCo), and says how well each does and how many bytes it sent.
+"""Trains the network of ../fashion_mnist three times: with gradients averaged in every step, with parameters averaged every few
+steps (LocalSGD), and with outer steps of Nesterov momentum (DiLoCo). Prints the result of each and the bytes that it sent.
 
 Run: shoal run -n 2 python3 train.py, or torchrun --nproc-per-node 2 train.py (--help lists the options).
 """
@@ -41,7 +41,7 @@ def parse_options():
 
 
 class Synchronous:
-    """Gradients are averaged in each backward pass, which sends as many bytes each time."""
+    """Averages gradients in each backward pass, which sends the same number of bytes each time."""
 
     def __init__(self, network):
         self.network, self.steps = shoal.torch.DistributedDataParallel(network), 0
@@ -58,7 +58,7 @@ class Synchronous:
 
 
 class Outer:
-    """Nothing is averaged in a backward pass."""
+    """Averages nothing in a backward pass."""
 
     def __init__(self, network, outer):
         self.network, self.outer = network, outer
@@ -79,7 +79,7 @@ def prepare(method, network, options):
 
 
 def train(method, options, images, labels):
-    """The trained network, the last epoch's mean loss on this worker, and the bytes that it sent."""
+    """Returns the trained network, the last epoch's mean loss on this worker, and the bytes that it sent."""
     torch.manual_seed(options.seed)
     run = prepare(method, fashion_mnist.make_network(), options)
     share = shoal.torch.divide_batch(options.batch)

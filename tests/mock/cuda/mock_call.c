@@ -1,5 +1,5 @@
-/* What stands before each call: errors that a test wants, threads that may not call, contexts that have failed. And the faults
- * that are reported at the end. */
+/* The checks before each call: errors that a test requested, threads that may not call, contexts that have failed. Also the
+ * faults that are reported at the end. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -41,7 +41,7 @@ MOCK_API unsigned mock_cuda_faults(char *text, size_t bytes)
     return faults;
 }
 
-/* Primary contexts stay until the end in every program that uses CUDA's runtime. */
+/* Primary contexts remain until the end in every program that uses CUDA's runtime. */
 static void find_leaks(void)
 {
     static const char *const kinds[] = {"streams", "events", "allocations", "registrations", "modules", "operations"};
@@ -52,7 +52,7 @@ static void find_leaks(void)
     }
 }
 
-/* _exit: what else ends with the process has ended, or does not matter any more. */
+/* Calls _exit: everything else that ends with the process has ended, or no longer matters. */
 __attribute__((destructor)) static void end_calls(void)
 {
     if (mock.modes.leaks && !mock.is_forked)

@@ -1,11 +1,11 @@
-/* Host functions run in a thread of the driver's, one at a time, and may not call the driver. */
+/* Host functions run in the driver's callback thread, one at a time, and may not call the driver. */
 #include <stdlib.h>
 
 #include "mock_driver.h"
 
 static struct {
     bool has_thread;
-    struct mock_op *op; /* being run, or about to be; NULL: none */
+    struct mock_op *op; /* running, or about to; NULL: none */
     pthread_cond_t work;
 } callback = {.work = PTHREAD_COND_INITIALIZER};
 

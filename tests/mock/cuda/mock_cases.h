@@ -1,5 +1,5 @@
-/* For cmocka programs whose cases use the stand-in directly: its start with two devices, and what cases make. After cmocka's
- * headers. One per program. */
+/* For cmocka programs whose cases use the stand-in directly: starts it with two devices, and makes the objects that cases
+ * need. Include it after cmocka's headers. One per program. */
 #ifndef SHOAL_TESTS_MOCK_CASES_H
 #define SHOAL_TESTS_MOCK_CASES_H
 
@@ -72,7 +72,7 @@ static inline void check(const uint32_t *numbers, uint32_t from)
         assert_int_equal(numbers[i], from + i);
 }
 
-/* Exactly one fault has happened, with that word in its text. */
+/* Expects exactly one fault since the last check, with that word in its text. */
 static inline void expect_fault(const char *word)
 {
     char text[256];
@@ -81,7 +81,7 @@ static inline void expect_fault(const char *word)
         fail_msg("'%s' is not in: %s", word, text);
 }
 
-/* A child that does what the words say: this program with these arguments. */
+/* Starts a child that runs this program with these arguments. */
 static inline pid_t begin_child(const char *what, const char *argument)
 {
     char *arguments[] = {(char *)(uintptr_t) "child", (char *)(uintptr_t)what, (char *)(uintptr_t)argument, NULL};
@@ -90,7 +90,7 @@ static inline pid_t begin_child(const char *what, const char *argument)
     return child;
 }
 
-/* How it ended. */
+/* Returns the child's exit status. */
 static inline int end_child(pid_t child)
 {
     int ended;

@@ -1,4 +1,4 @@
-/* For programs that use the stand-in directly: its entry points and control functions as a table. One per program. */
+/* For programs that use the stand-in directly: a table of its entry points and control functions. One per program. */
 #ifndef SHOAL_TESTS_MOCK_CLIENT_H
 #define SHOAL_TESTS_MOCK_CLIENT_H
 
@@ -34,7 +34,7 @@ static struct {
 #undef MOCK_CONTROL_MEMBER
 } control;
 
-/* The entry points, by their members of the two lists. */
+/* The entry points, named by their members in the two lists. */
 static struct {
     shoal_cu_result (*find)(const char *name, void **function, int version, uint64_t flags, int *why);
 #define MOCK_CLIENT_MEMBER(member, name, version, need, signature) shoal_cu_result(*member) signature;
@@ -67,8 +67,8 @@ static inline void mock_client_entry(const char *name, int version, void *functi
     memcpy(function_out, &found, sizeof found);
 }
 
-/* Loads the stand-in, and finds everything in it. A real driver has no control functions: the members of control are NULL then.
- * Ends the program where that fails. */
+/* Loads the stand-in, and finds everything in it. With a real driver the members of control are NULL, because it has no
+ * control functions. Ends the program on failure. */
 static inline void mock_client_open(const char *path, bool is_real)
 {
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);

@@ -1,13 +1,13 @@
-/* Contexts, the stack of them that each thread has, and access to the memory of other devices. */
+/* Contexts, each thread's stack of them, and access to the memory of other devices. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "mock_driver.h"
 
 static struct mock_context *primary[MOCK_DEVICES_MAX]; /* NULL: not retained */
-static struct mock_context *dead;                      /* destroyed; somebody may still wait with one */
+static struct mock_context *dead;                      /* destroyed; a thread may still wait with one */
 
-/* Handles, as what was pushed may be destroyed. */
+/* Handles instead of pointers, because a pushed context may be destroyed. */
 static _Thread_local struct {
     uint64_t epoch;
     size_t depth;
@@ -37,7 +37,7 @@ static struct mock_context *make_context(int device, bool is_primary)
     return context;
 }
 
-/* Everything in it goes; threads that have it current find out. */
+/* Ends everything in the context; threads whose current context it is find out at their next call. */
 static void end_context(struct mock_context *context)
 {
     mock_break_context(context, SHOAL_CU_CONTEXT_IS_DESTROYED);
@@ -97,7 +97,7 @@ static void push(shoal_cu_context handle)
     stack.handles[stack.depth++] = handle;
 }
 
-/* What was pushed before a reset is not there any more. */
+/* Contexts that were pushed before a reset are no longer there. */
 static void refresh_stack(void)
 {
     if (stack.epoch != mock.epoch)
@@ -132,7 +132,7 @@ shoal_cu_result mock_context_destroy(shoal_cu_context handle)
     return SHOAL_CU_SUCCESS;
 }
 
-/* ---- Which one is current ------------------------------------------------------------------------------------------------ */
+/* ---- The current context ------------------------------------------------------------------------------------------------- */
 
 struct mock_context *mock_current(bool *is_destroyed_out)
 {
@@ -183,7 +183,7 @@ shoal_cu_result mock_context_pop(shoal_cu_context *context)
     return SHOAL_CU_SUCCESS;
 }
 
-/* NULL: none is current. */
+/* NULL: no context is current. */
 shoal_cu_result mock_context_set(shoal_cu_context context)
 {
     ENTER("cuCtxSetCurrent", 0);
@@ -234,7 +234,7 @@ shoal_cu_result mock_context_synchronize(void)
     while ((stream = mock_stream_next(stream))) {
         if (stream->context == call.context && stream->pending) {
             pthread_cond_wait(&mock.changed, &mock.lock);
-            stream = NULL; /* from the beginning: it may be gone */
+            stream = NULL; /* from the beginning, because the stream may be gone */
         }
         if (call.context->sticky)
             break;

@@ -1,10 +1,10 @@
-/* Copies: by an engine of the device that sees its memory, and host memory. */
+/* Copies, by an engine of the device that sees both memories, or of host memory. */
 #include <stdint.h>
 #include <string.h>
 
 #include "mock_driver.h"
 
-/* ---- Doing --------------------------------------------------------------------------------------------------------------- */
+/* ---- Running ------------------------------------------------------------------------------------------------------------- */
 
 static void copy_rows(const struct mock_copy *copy, size_t begin, size_t end)
 {
@@ -18,7 +18,7 @@ static void poison_all(const struct mock_copy *copy)
         memset(copy->dest + row * copy->dest_pitch, MOCK_CUDA_POISON, copy->row_bytes);
 }
 
-/* Parts are runs of rows, or of the bytes of an only row. */
+/* Parts are runs of rows, or runs of bytes if there is one row. */
 static void copy_part(const struct mock_copy *copy, unsigned part)
 {
     const size_t all = copy->rows > 1 ? copy->rows : copy->row_bytes;
@@ -43,7 +43,7 @@ bool mock_copy_part(struct mock_copy *copy)
 
 /* ---- Posting ------------------------------------------------------------------------------------------------------------- */
 
-/* Which part comes first, and how it goes on, is random. */
+/* Chooses at random which part comes first and in which order the parts run. */
 static void tear(struct mock_copy *copy)
 {
     const size_t all = copy->rows > 1 ? copy->rows : copy->row_bytes;

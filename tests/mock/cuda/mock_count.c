@@ -1,4 +1,4 @@
-/* What lives. */
+/* Counts of live objects. */
 #include <string.h>
 
 #include "mock_driver.h"

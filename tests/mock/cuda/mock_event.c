@@ -1,4 +1,4 @@
-/* Events. Each record makes a mark of its own in its stream; who waits waits for the mark that was the last one then. */
+/* Events. Each record makes a new mark in its stream; a wait is for the mark that was the last one at that time. */
 #include <stdlib.h>
 
 #include "mock_driver.h"
@@ -8,7 +8,7 @@
 struct mock_event {
     shoal_cu_event handle;
     struct mock_context *context;
-    struct mock_mark *mark; /* the last; NULL: never recorded */
+    struct mock_mark *mark; /* the last one; NULL: never recorded */
 };
 
 /* ---- Marks --------------------------------------------------------------------------------------------------------------- */
@@ -56,7 +56,7 @@ static void end_event(struct mock_event *event)
     free(event);
 }
 
-/* What waits for it goes on waiting for its mark. */
+/* A stream that waits for the event continues to wait for its mark. */
 shoal_cu_result mock_event_destroy(shoal_cu_event handle)
 {
     ENTER("cuEventDestroy", MOCK_CURRENT);
@@ -99,7 +99,7 @@ shoal_cu_result mock_event_record(shoal_cu_event event_handle, shoal_cu_stream s
     return SHOAL_CU_SUCCESS;
 }
 
-/* An event that was never recorded is nothing to wait for. */
+/* A wait for an event that was never recorded ends at once. */
 shoal_cu_result mock_stream_wait_event(shoal_cu_stream stream_handle, shoal_cu_event event_handle, unsigned flags)
 {
     ENTER("cuStreamWaitEvent", MOCK_CURRENT);

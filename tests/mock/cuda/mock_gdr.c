@@ -1,6 +1,6 @@
-/* GDRCopy's library of our own, libgdrapi.so.2, over the stand-in driver (mock_remote.c): the same entry points, and a mapping
- * that the processor cannot touch but by them. A program loads it by its path before Shoal asks for it. It is there where the
- * stand-in's mode "gdrcopy" says so. Calls that the real library does not allow at once end the program. */
+/* GDRCopy's library of our own, libgdrapi.so.2, over the stand-in driver (mock_remote.c). It has the same entry points, and a
+ * mapping that the processor can access only through them. A program loads it by its path before Shoal asks for it. It works
+ * only if the stand-in's mode "gdrcopy" is on. Concurrent calls that the real library does not allow end the program. */
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -12,10 +12,10 @@
 #include "mock_remote.h"
 
 #define GDR_API __attribute__((visibility("default")))
-#define PINS_MAX 64 /* of the BAR */
+#define PINS_MAX 64 /* limit of the BAR */
 #define CALL_US 100
 
-/* A handle points to this. */
+/* The target of a handle. */
 struct pinned {
     shoal_cu_address at;
     size_t bytes;
@@ -23,13 +23,13 @@ struct pinned {
     char *memory; /* NULL: not mapped */
 };
 
-/* gdr_open gives this. */
+/* What gdr_open returns. */
 struct shoal_gdr_of {
     size_t pinned;
 };
 
 static atomic_flag is_busy = ATOMIC_FLAG_INIT;
-static size_t pinned_count; /* of all */
+static size_t pinned_count; /* over all handles */
 
 static void expect(bool is_right, const char *what)
 {
@@ -39,8 +39,8 @@ static void expect(bool is_right, const char *what)
     abort();
 }
 
-/* The real library counts what is open, pinned and mapped in variables of the process without a lock. Each call takes a moment,
- * so that two of them meet. */
+/* The real library counts open, pinned and mapped objects in global variables without a lock. Each call here takes a moment,
+ * so that concurrent calls meet. */
 static void begin_call(void)
 {
     expect(!atomic_flag_test_and_set(&is_busy), "two calls at once");
@@ -174,7 +174,7 @@ GDR_API int gdr_unmap(struct shoal_gdr_of *gdr, struct shoal_gdr_handle handle, 
     return error;
 }
 
-/* By any thread, also one that may not call a driver. */
+/* May be called by any thread, even one that may not call a driver. */
 GDR_API int gdr_copy_to_mapping(struct shoal_gdr_handle handle, void *to, const void *from, size_t bytes);
 GDR_API int gdr_copy_to_mapping(struct shoal_gdr_handle handle, void *to, const void *from, size_t bytes)
 {

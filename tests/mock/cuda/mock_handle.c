@@ -1,11 +1,11 @@
-/* Handles: numbers that look like no pointer, so that whoever follows one faults, and that are never given out again, so that a
- * destroyed object is known as such. */
+/* Handles: numbers that are not valid pointers, so that a program that dereferences one crashes. They are never reused, so a
+ * destroyed object is recognized. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "mock_driver.h"
 
-#define TAG UINT64_C(0x4d00000000000000) /* no address of any process */
+#define TAG UINT64_C(0x4d00000000000000) /* not an address of any process */
 #define INDEX_BITS 24
 
 static struct {

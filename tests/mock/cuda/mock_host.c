@@ -1,4 +1,4 @@
-/* Host memory that is registered. Its device address is never the host's, and the CPU cannot touch it. */
+/* Registered host memory. Its device address always differs from the host's, and the CPU cannot use it. */
 #include <string.h>
 #include <sys/mman.h>
 
@@ -6,7 +6,7 @@
 
 #define KNOWN_FLAGS (SHOAL_CU_REGISTER_PORTABLE | SHOAL_CU_REGISTER_DEVICEMAP)
 
-static struct mock_ranges pages; /* by the host's addresses, in whole pages, as those are what is locked */
+static struct mock_ranges pages; /* by the host's addresses, in whole pages, because whole pages are locked */
 
 static uint64_t page_begin(uint64_t at)
 {
@@ -18,7 +18,7 @@ static size_t page_bytes(uint64_t at, size_t bytes)
     return shoal_round_up(at % SHOAL_PAGE + bytes, SHOAL_PAGE);
 }
 
-/* ---- Looking ------------------------------------------------------------------------------------------------------------- */
+/* ---- Look-ups ------------------------------------------------------------------------------------------------------------ */
 
 struct mock_region *mock_host_find(uint64_t at)
 {
@@ -27,7 +27,7 @@ struct mock_region *mock_host_find(uint64_t at)
     return region && at >= begin && at < begin + region->bytes ? region : NULL;
 }
 
-/* With a registered byte, not just with its page. */
+/* Returns true if a registered byte overlaps, not only its page. */
 bool mock_host_overlaps(uint64_t begin, size_t bytes)
 {
     if (bytes == 0)
@@ -97,7 +97,7 @@ void mock_host_forget(struct mock_region *region)
     mock_region_drop(region);
 }
 
-/* A real driver would let the device go on writing to pages that it has given back, or would wait. */
+/* After this call a real driver would either let the device write to pages that it no longer owns, or wait. */
 shoal_cu_result mock_host_unregister(void *at)
 {
     ENTER("cuMemHostUnregister", MOCK_CURRENT | MOCK_UNSAFE);

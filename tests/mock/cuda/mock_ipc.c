@@ -1,6 +1,6 @@
-/* Device memory of another process. A handle says which process has which file, and which part of it; the file is fetched from
- * that process. A ledger at its beginning lists what was exported, so that freed memory is not opened, and that it is a fault to
- * free memory that others still have open. */
+/* Device memory of another process. A handle names the process, its file, and the part of the file; this process fetches the
+ * file's descriptor from that process. A ledger at the file's beginning lists exported memory, so that freed memory cannot be
+ * opened, and so that freeing memory that others have open is a fault. */
 #include <fcntl.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -17,8 +17,8 @@
 #define IMPORTERS 16
 
 struct ledger_slot {
-    _Atomic uint64_t generation;      /* odd: it is there */
-    _Atomic int importers[IMPORTERS]; /* processes that have it open, each as often as it says; 0: none */
+    _Atomic uint64_t generation;      /* odd: exported */
+    _Atomic int importers[IMPORTERS]; /* processes that have it open, once per opening; 0: none */
     char unused[128 - 8 - 4 * IMPORTERS];
 };
 _Static_assert(sizeof(struct ledger_slot) == 128, "it is shared by processes");
@@ -71,7 +71,7 @@ static bool take_slot(struct mock_region *region)
     return region->slot >= 0;
 }
 
-/* A process that was killed has nothing open any more, also while nobody has asked how it ended. */
+/* A killed process has nothing open, even if its parent has not waited for it yet. */
 static bool is_alive(int pid)
 {
     char path[64], text[512] = "";
@@ -135,7 +135,7 @@ shoal_cu_result mock_ipc_export(struct shoal_cu_ipc_handle *handle, shoal_cu_add
 
 /* ---- Opening ------------------------------------------------------------------------------------------------------------- */
 
-/* Where the system does not let one process take another's descriptors, /proc may. */
+/* If the system does not let a process take another's descriptors, /proc may. */
 static int fetch_file(const struct handle_form *form)
 {
     char path[64];
@@ -205,7 +205,7 @@ static struct mock_region *find_import(const struct handle_form *form)
     return NULL;
 }
 
-/* Opened again by the same context it is the same memory; no other context of the process may open it. */
+/* If the same context opens it again, it gets the same memory; no other context of the process may open it. */
 shoal_cu_result mock_ipc_open(shoal_cu_address *address, struct shoal_cu_ipc_handle handle, unsigned flags)
 {
     ENTER("cuIpcOpenMemHandle", MOCK_CURRENT | MOCK_UNSAFE);
@@ -230,7 +230,7 @@ shoal_cu_result mock_ipc_open(shoal_cu_address *address, struct shoal_cu_ipc_han
 void mock_import_forget(struct mock_region *region)
 {
     struct mock_import *import = region->import;
-    note_importer(&import->ledger[import->form.slot], getpid(), 0); /* a forked child has another number */
+    note_importer(&import->ledger[import->form.slot], getpid(), 0); /* a forked child has another process id */
     mock_ledger_unmap(import->ledger);
     munmap(region->alias, region->room);
     mock_unreserve(region->at, region->bytes);

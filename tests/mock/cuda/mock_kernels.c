@@ -4,7 +4,7 @@
 
 #include "mock_driver.h"
 
-/* A device's address becomes one of the host. False: the device may not use that memory. */
+/* Replaces a device's address by the host's. Returns false if the device may not use that memory. */
 static bool mock_kernel_find(const struct mock_cuda_block *block, uint64_t *address, uint64_t bytes)
 {
     *address = (uintptr_t)mock_cuda_look_up(block, *address, bytes);

@@ -1,4 +1,4 @@
-/* Device memory: parts of a file without a name (memfd), one for each device. */
+/* Device memory: parts of an unnamed file (memfd) for each device. */
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -7,8 +7,8 @@
 #include "mock_driver.h"
 
 #define MEBIBYTE ((size_t)1 << 20)
-#define FIRST_OFFSET ((uint64_t)1 << 20) /* in a device's file; before it lies the ledger */
-#define POISONED_WHOLE (16 * MEBIBYTE)   /* larger memory is poisoned at its ends only */
+#define FIRST_OFFSET ((uint64_t)1 << 20) /* in a device's file, after the ledger */
+#define POISONED_WHOLE (16 * MEBIBYTE)   /* larger memory is poisoned only at its ends */
 #define MANAGED_FLAGS_MAX 4
 
 static struct mock_arena arenas[MOCK_DEVICES_MAX];
@@ -28,7 +28,7 @@ struct mock_arena *mock_arena_of(int device)
     return arena;
 }
 
-/* Bytes of a device's file that nobody has had. */
+/* Returns bytes of a device's file that were never used. */
 static char *take_bytes(struct mock_arena *arena, size_t room)
 {
     if (ftruncate(arena->fd, (off_t)(arena->end + room)) != 0)
@@ -100,7 +100,7 @@ shoal_cu_result mock_allocate_managed(shoal_cu_address *address, size_t bytes, u
     return make_managed(call.context, bytes, address);
 }
 
-/* At once rather than on the stream: nobody can tell. */
+/* Allocates at once instead of on the stream: programs cannot notice the difference. */
 shoal_cu_result mock_allocate_async(shoal_cu_address *address, size_t bytes, shoal_cu_stream handle)
 {
     ENTER("cuMemAllocAsync", MOCK_CURRENT);
@@ -111,11 +111,11 @@ shoal_cu_result mock_allocate_async(shoal_cu_address *address, size_t bytes, sho
 
 /* ---- Freeing ------------------------------------------------------------------------------------------------------------- */
 
-/* Nothing uses it. */
+/* No operation may use the region. */
 void mock_free_region(struct mock_region *region)
 {
     munmap(region->alias, region->room);
-    if (region->kind != MOCK_MANAGED_MEMORY && !mock.is_forked) { /* a parent's memory stays */
+    if (region->kind != MOCK_MANAGED_MEMORY && !mock.is_forked) { /* the parent's memory remains */
         mock_ledger_close(region);
         struct mock_arena *arena = &arenas[region->device];
         (void)fallocate(arena->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)region->offset, (off_t)region->room);
@@ -132,7 +132,7 @@ static bool can_be_freed(const struct mock_region *region, shoal_cu_address addr
     return is_kind && region->at == address && !region->is_dying;
 }
 
-/* As a real one it waits for what is under way, at least with this memory. */
+/* Like a real driver, waits for work in progress, at least for work on this memory. */
 shoal_cu_result mock_release(shoal_cu_address address)
 {
     ENTER("cuMemFree", MOCK_CURRENT | MOCK_UNSAFE);
@@ -162,7 +162,7 @@ shoal_cu_result mock_release_async(shoal_cu_address address, shoal_cu_stream han
     return SHOAL_CU_SUCCESS;
 }
 
-/* ---- All of it ----------------------------------------------------------------------------------------------------------- */
+/* ---- All memory ---------------------------------------------------------------------------------------------------------- */
 
 size_t mock_memory_count(bool is_host)
 {
@@ -183,7 +183,7 @@ static void forget_region(struct mock_region *region)
         mock_free_region(region);
 }
 
-/* Memory of pools, and mapped memory, is of no context. */
+/* Memory of pools and mapped memory belong to no context. */
 static struct mock_region *find_of(const struct mock_context *context)
 {
     struct mock_region *region = NULL;
@@ -192,7 +192,7 @@ static struct mock_region *find_of(const struct mock_context *context)
     return region;
 }
 
-/* Streams of other contexts may use it, too. */
+/* Streams of other contexts may also use it. */
 void mock_memory_forget(const struct mock_context *context)
 {
     struct mock_region *region;

@@ -1,4 +1,4 @@
-/* How hostile the stand-in is, and its random numbers. */
+/* The modes, which define how hostile the stand-in is, and its random numbers. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -71,7 +71,7 @@ uint64_t mock_now_ns(void)
 
 /* ---- Reading ------------------------------------------------------------------------------------------------------------- */
 
-/* "word" or "word=number", of `bytes` bytes. */
+/* Sets "word" or "word=number", a text of `bytes` bytes. */
 static bool set_mode(struct mock_modes *into, const char *text, size_t bytes)
 {
     const char *equals = memchr(text, '=', bytes);
@@ -136,7 +136,7 @@ MOCK_API void mock_cuda_set_devices(int count)
     pthread_mutex_unlock(&mock.lock);
 }
 
-/* A wrong word in the environment ends the process: a test that runs without what it asked for shows nothing. */
+/* An invalid word in the environment ends the process: a test without the modes that it requested would prove nothing. */
 void mock_modes_reset(void)
 {
     const char *text = getenv(VARIABLE);

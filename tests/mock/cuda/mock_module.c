@@ -1,4 +1,4 @@
-/* Kernels: functions of the host under names, which module images list. Each part of a launch is one block, and blocks run in a
+/* Kernels: named functions of the host, which module images list. Each part of a launch is one block, and blocks run in a
  * random order. */
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 #define SHARED_MAX (48u * 1024)
 
 struct mock_function {
-    struct mock_function *next; /* of the module */
+    struct mock_function *next; /* in the module */
     shoal_cu_function handle;
     struct mock_module *module;
     const struct mock_cuda_kernel *kernel;
@@ -20,7 +20,7 @@ struct mock_function {
 struct mock_module {
     shoal_cu_module handle;
     struct mock_context *context;
-    char *image; /* that lists its kernels */
+    char *image; /* the list of kernels */
     struct mock_function *functions;
 };
 
@@ -60,7 +60,7 @@ static bool is_own_image(const char *image)
     return strncmp(image, MOCK_CUDA_IMAGE, strlen(MOCK_CUDA_IMAGE)) == 0;
 }
 
-/* The kernels of PTX as an image of our own. Once for a module: the text is long. */
+/* Returns PTX's kernels as an image of our own. Called once for a module, because the text is long. */
 static char *list_entries(const char *image)
 {
     char *list = mock_allocate_zeroed(strlen(MOCK_CUDA_IMAGE) + strlen(image) + 1);
@@ -96,7 +96,7 @@ static const struct mock_cuda_kernel *find_kernel_in(const struct mock_cuda_kern
     return NULL;
 }
 
-/* A test's, or Shoal's. */
+/* Finds a test's kernel, or Shoal's. */
 static const struct mock_cuda_kernel *find_kernel(const char *name)
 {
     const struct mock_cuda_kernel *kernel = find_kernel_in(known.kernels, known.count, name);
@@ -159,7 +159,7 @@ void mock_modules_reset(void)
     memset(&known, 0, sizeof known);
 }
 
-/* With lazy loading this is what loads a kernel, so it waits, too. */
+/* With lazy loading this call loads the kernel, so it also waits. */
 shoal_cu_result mock_module_function(shoal_cu_function *handle, shoal_cu_module module_handle, const char *name)
 {
     ENTER("cuModuleGetFunction", MOCK_CURRENT | MOCK_UNSAFE);
@@ -223,11 +223,11 @@ static bool may_use(const struct mock_context *context, shoal_cu_address at)
     if (region->kind == MOCK_MAPPED_MEMORY)
         return region->readers & own;
     if (region->kind == MOCK_HOST_MEMORY || region->kind == MOCK_IMPORTED_MEMORY)
-        return true; /* opening it has given access */
+        return true; /* opening it has enabled access */
     return context->peers & UINT64_C(1) << (region->device % 64);
 }
 
-/* Memory that is freed on a stream is there for what comes before on that stream. */
+/* Memory freed on a stream is available to earlier work on that stream. */
 static bool find_span(shoal_cu_address at, size_t bytes, struct mock_span *span)
 {
     struct mock_region *region = mock_region_find(at);
@@ -237,7 +237,7 @@ static bool find_span(shoal_cu_address at, size_t bytes, struct mock_span *span)
     return at + bytes <= region->at + region->bytes;
 }
 
-/* Freeing waits for all launches, so what is found stays. */
+/* Freeing waits for all launches, so the memory remains. */
 MOCK_API void *mock_cuda_look_up(const struct mock_cuda_block *block, shoal_cu_address at, size_t bytes)
 {
     struct mock_launch *launch = block->launch;

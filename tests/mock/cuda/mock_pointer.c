@@ -1,10 +1,10 @@
-/* What a pointer points to. */
+/* Attributes of pointers. */
 #include <string.h>
 
 #include "mock_driver.h"
 
 struct looked_up {
-    const struct mock_region *region; /* NULL: memory that the driver does not know */
+    const struct mock_region *region; /* NULL: the driver does not know the memory */
     int attribute;
     void *value;
 };
@@ -14,7 +14,7 @@ static void put(const struct looked_up *up, const void *value, size_t bytes)
     memcpy(up->value, value, bytes);
 }
 
-/* Only its first byte is written, as the driver may. */
+/* Writes only the first byte, as the driver may. */
 static void put_bool(const struct looked_up *up, bool value)
 {
     const unsigned char byte = value;
@@ -85,7 +85,7 @@ static bool put_attribute(const struct looked_up *up)
     }
 }
 
-/* Memory that the driver does not know is no error. */
+/* Memory that the driver does not know is not an error. */
 shoal_cu_result mock_pointer_attributes(unsigned count, int *attributes, void **values, shoal_cu_address at)
 {
     ENTER("cuPointerGetAttributes", 0);

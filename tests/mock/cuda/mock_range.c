@@ -4,7 +4,7 @@
 
 #include "mock_driver.h"
 
-/* The first item that ends behind the address. */
+/* Returns the first item that ends after the address. */
 static size_t first_behind(const struct mock_ranges *ranges, uint64_t at)
 {
     size_t low = 0, high = ranges->count;

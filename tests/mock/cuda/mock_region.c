@@ -1,12 +1,12 @@
-/* What addresses there are, and what lies at them. A device address is one of a reserved range that the CPU cannot touch, and
- * system calls neither; the bytes lie elsewhere. */
+/* Device addresses, and the memory at them. A device address is in a reserved range that neither the CPU nor system calls can
+ * access; the bytes are stored elsewhere. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #include "mock_driver.h"
 
-static struct mock_ranges reserved; /* also those of memory that was freed */
+static struct mock_ranges reserved; /* includes freed memory's */
 static struct mock_ranges memory;   /* by device address */
 static uint64_t next_buffer = 1;
 
@@ -51,7 +51,7 @@ shoal_cu_address mock_reserve(size_t bytes)
     return (uintptr_t)at;
 }
 
-/* The addresses stay reserved: whoever uses freed memory is to be found out. */
+/* The addresses remain reserved, so that uses of freed memory are detected. */
 void mock_unreserve(shoal_cu_address at, size_t bytes)
 {
     struct hole *hole = mock_allocate_zeroed(sizeof *hole);
@@ -101,7 +101,7 @@ struct mock_region *mock_region_next(const struct mock_region *region)
     return i < memory.count ? memory.items[i].region : NULL;
 }
 
-/* What a kernel uses is known to nobody, so all of them are waited for. */
+/* Nobody knows what a kernel uses, so this waits for all kernels. */
 void mock_wait_unused(const struct mock_region *region)
 {
     while (region->uses || mock_has_launches())
@@ -115,7 +115,7 @@ static bool is_usable(const struct mock_region *region)
     return region && !region->is_dying && (!region->reservation || region->readers);
 }
 
-/* Mapped memory is contiguous over several mappings. */
+/* Mapped memory is contiguous across several mappings. */
 static bool is_all_there(const struct mock_region *region, shoal_cu_address at, size_t bytes)
 {
     const shoal_cu_address end = at + bytes;
@@ -161,7 +161,7 @@ shoal_cu_result mock_find_span(shoal_cu_address at, size_t bytes, struct mock_sp
 
 /* ---- The end ------------------------------------------------------------------------------------------------------------- */
 
-/* No region is left. */
+/* Requires that no region is left. */
 void mock_regions_reset(void)
 {
     while (holes) {

@@ -1,6 +1,6 @@
-/* Writes of the processor to a device's memory, past the driver, for the stand-in of GDRCopy (mock_gdr.c). Such writes are on
- * their way until something sees to it that they have come: a stream's wait that flushes, or a read of the device. Or they come
- * at once, by a random number, whatever the device still does with the memory. */
+/* The processor's writes to device memory past the driver, for the stand-in of GDRCopy (mock_gdr.c). Such writes are on their
+ * way until a stream's flushing wait or a read of the device makes them arrive. Or they arrive at once, by a random number,
+ * whatever the device still does with the memory. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,13 +15,13 @@ struct remote {
     char data[];
 };
 
-static struct remote *oldest, *newest; /* on their way, in order */
+static struct remote *oldest, *newest; /* writes on their way, in order */
 static size_t writes, pins;
-static uint64_t newest_buffer; /* of all that is pinned or was */
+static uint64_t newest_buffer; /* of all that is or was pinned */
 
-/* ---- Coming there -------------------------------------------------------------------------------------------------------- */
+/* ---- Arrival ------------------------------------------------------------------------------------------------------------- */
 
-/* Memory that is being freed is still there. */
+/* Memory that is being freed still exists. */
 static char *find_bytes(shoal_cu_address at, size_t bytes)
 {
     const struct mock_region *region = mock_region_find(at);
@@ -75,7 +75,7 @@ int mock_remote_enter(const char *name)
     return 0;
 }
 
-/* Whether a page has memory of a device that can be mapped. A dma-buf is made in its context. */
+/* Returns true if a page contains device memory that can be mapped. A dma-buf is made in its context. */
 static bool has_memory(shoal_cu_address at, size_t bytes)
 {
     bool is_destroyed;

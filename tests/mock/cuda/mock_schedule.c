@@ -1,8 +1,8 @@
-/* Which operation runs next. One thread, the worker, picks among the first operations of all queues those that may run, by a
- * random number, and runs one part of one; so parts of operations of different streams mix in every order that is allowed.
+/* Chooses the next operation to run. One thread, the worker, looks at the first operation of each queue, picks one that may run
+ * by a random number, and runs one part of it. So parts of operations of different streams mix in every allowed order.
  *
- * Only polling finds out that a value has come, as of a device: the worker then naps. The CPU that waits for an operation is
- * told. */
+ * Like a device, the worker can only poll for values: between polls it naps. A CPU thread that waits for an operation is
+ * notified. */
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -12,17 +12,17 @@
 #define NAP_NS 20000u
 #define LONG_NAP_NS 200000u
 #define NAPS 100u        /* short ones, then long ones */
-#define FAVOUR_SHARE 16u /* one of so many picks chooses another queue that is preferred */
+#define FAVOUR_SHARE 16u /* one in this many picks changes the preferred queue */
 #define NS_PER_US 1000u
 #define NS_PER_S 1000000000u
 
 static struct {
     struct mock_queue *queues;
-    pthread_cond_t work; /* for the worker: something new, or its end */
-    pthread_cond_t rest; /* a part has been run, or the worker has ended */
+    pthread_cond_t work; /* for the worker: new work, or its end */
+    pthread_cond_t rest; /* a part has run, or the worker has ended */
     bool has_worker, is_ending;
     bool is_held;    /* by a test */
-    bool is_running; /* a part is under way, without the lock */
+    bool is_running; /* a part is running, without the lock */
     struct mock_queue *favourite;
     uint64_t posted;
     unsigned naps;
@@ -31,7 +31,7 @@ static struct {
     shoal_cu_result break_result;
 } schedule = {.work = PTHREAD_COND_INITIALIZER, .rest = PTHREAD_COND_INITIALIZER};
 
-/* The worker naps until moments of a clock that nobody sets. */
+/* The worker naps by a clock that cannot be set. */
 static void make_conditions(void)
 {
     pthread_condattr_t attributes;
@@ -72,7 +72,7 @@ struct mock_queue *mock_queue_for(int device)
     return queue;
 }
 
-/* Streams leave when nothing of theirs is in it. */
+/* A stream leaves when none of its operations is in the queue. */
 void mock_queue_leave(struct mock_queue *queue)
 {
     struct mock_queue **link = &schedule.queues;
@@ -136,7 +136,7 @@ static void unlink_op(struct mock_queue *queue, struct mock_op *op)
         queue->tail = before;
 }
 
-/* Memory that another stream still uses is never freed. */
+/* Memory that another stream still uses is not freed. */
 static void free_memory(const struct mock_op *op)
 {
     if (op->region->uses == 0)
@@ -145,7 +145,7 @@ static void free_memory(const struct mock_op *op)
         mock_fault("memory was freed on a stream while another stream's work uses it");
 }
 
-/* Also of one that did nothing: whoever waits for its mark goes on. */
+/* Also ends an operation that did nothing: threads that wait for its mark continue. */
 void mock_op_end(struct mock_op *op)
 {
     struct mock_stream *stream = op->stream;
@@ -162,7 +162,7 @@ void mock_op_end(struct mock_op *op)
 
 /* ---- Breaking ------------------------------------------------------------------------------------------------------------ */
 
-/* Not one that is being run. */
+/* Finds an operation of the context that is not running. */
 static struct mock_op *find_op_of(const struct mock_context *context)
 {
     for (struct mock_queue *queue = schedule.queues; queue; queue = queue->next)
@@ -213,13 +213,13 @@ static bool breaks_now(struct mock_op *op)
 {
     if (!schedule.break_nth || --schedule.break_nth)
         return false;
-    break_context(op->stream->context, schedule.break_result); /* the operation is gone with it */
+    break_context(op->stream->context, schedule.break_result); /* this also frees the operation */
     return true;
 }
 
 /* ---- Picking ------------------------------------------------------------------------------------------------------------- */
 
-/* The legacy stream and the blocking streams of a context wait for what the other had before. */
+/* The legacy stream and the blocking streams of a context wait for each other's earlier work. */
 static bool comes_after(const struct mock_op *op, bool is_after_legacy)
 {
     for (struct mock_stream *other = mock_stream_next(NULL); other; other = mock_stream_next(other)) {
@@ -260,9 +260,9 @@ static bool can_run(const struct mock_op *op)
     return false;
 }
 
-/* What could run, while the queues are looked through. */
+/* The candidates while the queues are examined. */
 struct choice {
-    struct mock_op *prompt, *late; /* each one of so many, at random */
+    struct mock_op *prompt, *late; /* each one of several, at random */
     unsigned prompts, lates;
     uint64_t now_ns, next_ns; /* when the next late copy is due; 0: none */
     bool has_to_poll;
@@ -274,8 +274,8 @@ static void choose(struct mock_op **chosen, unsigned *count, struct mock_op *op)
         *chosen = op;
 }
 
-/* A late copy is put off by a random time from when it could run, and so is each of its parts. A test that holds everything
- * does not wait for time. */
+/* A late copy, and each of its parts, is delayed by a random time from when it could run. A test that holds everything does
+ * not wait for time. */
 static void consider_late(struct choice *choice, struct mock_op *op)
 {
     if (!op->due_ns)
@@ -296,7 +296,7 @@ static void consider(struct choice *choice, struct mock_op *op)
         choose(&choice->prompt, &choice->prompts, op);
 }
 
-/* One queue after another is preferred for a while, as devices do with streams, so that one gets far ahead of the others. */
+/* Prefers one queue after another for a while, as devices do with streams, so that one gets far ahead of the others. */
 static struct mock_op *pick(struct choice *choice)
 {
     unsigned queues = 0;
@@ -316,7 +316,7 @@ static struct mock_op *pick(struct choice *choice)
 
 /* ---- Running ------------------------------------------------------------------------------------------------------------- */
 
-/* Without the lock. */
+/* Runs without the lock. */
 static bool run_unlocked(struct mock_op *op)
 {
     if (op->kind == MOCK_COPY)

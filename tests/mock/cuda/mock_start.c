@@ -1,4 +1,4 @@
-/* How the stand-in starts, what it says of its devices, and where its entry points are. */
+/* The start of the stand-in, the properties of its devices, and its table of entry points. */
 #include <stdio.h>
 #include <string.h>
 
@@ -9,7 +9,7 @@ static const char *hidden;
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
 
-/* A child has the driver's memory, but neither its threads nor its lock's owner. */
+/* A child has the driver's memory, but neither its threads nor the lock's owner. */
 static void mock_forked(void)
 {
     pthread_mutex_init(&mock.lock, NULL);
@@ -72,7 +72,7 @@ shoal_cu_result mock_init(unsigned flags)
     return SHOAL_CU_SUCCESS;
 }
 
-/* Harmless wherever it is called. */
+/* May be called anywhere. */
 shoal_cu_result mock_error_name(shoal_cu_result result, const char **name)
 {
     switch (result) {
@@ -154,8 +154,8 @@ shoal_cu_result mock_device_attribute(int *value, int attribute, shoal_cu_device
 
 /* ---- Entry points -------------------------------------------------------------------------------------------------------- */
 
-/* What the newest CUDA has under a base name, where its signature is another than ours: whoever gets it has asked for the wrong
- * version. */
+/* The newest CUDA's entry point under a base name, if its signature differs from ours: a program that gets it has asked for
+ * the wrong version. */
 static shoal_cu_result mock_other_signature(void)
 {
     mock_fault("an entry point was called with the signature of another CUDA version");
@@ -164,7 +164,7 @@ static shoal_cu_result mock_other_signature(void)
 
 static const struct entry {
     const char *name;
-    int version; /* since when there is one with this signature */
+    int version; /* the first version with this signature */
     void (*function)(void);
 } entries[] = {
 #define ENTRY(member, name, version, need, signature) {name, version, (void (*)(void))mock_##member},
@@ -175,7 +175,7 @@ static const struct entry {
     {"cuCtxCreate", 11040, (void (*)(void))mock_other_signature},
 };
 
-/* The newest of that name up to a version. */
+/* Finds the newest entry of that name up to a version. */
 static const struct entry *find_entry(const char *name, int version)
 {
     const struct entry *found = NULL;
@@ -187,7 +187,7 @@ static const struct entry *find_entry(const char *name, int version)
     return found;
 }
 
-/* An unknown name succeeds, with NULL. */
+/* Succeeds for an unknown name, and returns NULL. */
 MOCK_API shoal_cu_result cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *why);
 MOCK_API shoal_cu_result cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *why)
 {

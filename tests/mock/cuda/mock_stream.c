@@ -1,10 +1,10 @@
-/* Streams: made ones, the legacy one of each context, and one of each context and thread. */
+/* Streams: created ones, the legacy one of each context, and one per context and thread. */
 #include <stdlib.h>
 
 #include "mock_driver.h"
 
 static struct mock_stream *streams;
-static struct mock_stream *dead; /* somebody may still wait for one */
+static struct mock_stream *dead; /* a thread may still wait for one */
 static _Thread_local int capture_mode = SHOAL_CU_CAPTURE_MODE_GLOBAL;
 
 /* ---- Finding ------------------------------------------------------------------------------------------------------------- */
@@ -136,7 +136,7 @@ static shoal_cu_result create(const struct mock_call *call, shoal_cu_stream *han
     return SHOAL_CU_SUCCESS;
 }
 
-/* Priorities are clamped to what there is. */
+/* Priorities are clamped to the valid range. */
 shoal_cu_result mock_stream_create(shoal_cu_stream *stream, unsigned flags, int priority)
 {
     ENTER("cuStreamCreateWithPriority", MOCK_CURRENT | MOCK_UNSAFE);
@@ -169,7 +169,7 @@ void mock_stream_step(struct mock_stream *stream)
         end_stream(stream);
 }
 
-/* Its work goes on. */
+/* The stream's work continues. */
 shoal_cu_result mock_stream_destroy(shoal_cu_stream handle)
 {
     ENTER("cuStreamDestroy", MOCK_CURRENT);
@@ -200,7 +200,7 @@ void mock_streams_forget(const struct mock_context *context)
     }
 }
 
-/* ---- Asking and waiting -------------------------------------------------------------------------------------------------- */
+/* ---- Queries and waits --------------------------------------------------------------------------------------------------- */
 
 shoal_cu_result mock_stream_context(shoal_cu_stream handle, shoal_cu_context *context)
 {

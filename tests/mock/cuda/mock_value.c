@@ -5,9 +5,9 @@
 #define AND 2u
 #define FLUSH ((unsigned)SHOAL_CU_WAIT_FLUSH)
 
-/* ---- Doing --------------------------------------------------------------------------------------------------------------- */
+/* ---- Running ------------------------------------------------------------------------------------------------------------- */
 
-/* Acquire: what was written before the value is seen by the copies that come after the wait. */
+/* Acquire: copies after the wait see everything that was written before the value. */
 static uint64_t load_value(const struct mock_value *value)
 {
     if (value->is_32)
@@ -15,7 +15,7 @@ static uint64_t load_value(const struct mock_value *value)
     return __atomic_load_n((const uint64_t *)value->at, __ATOMIC_ACQUIRE);
 }
 
-/* As signed numbers: a value that is 2^63 ahead is behind. */
+/* Compares as signed numbers: a value that is 2^63 ahead is behind. */
 static bool is_at_least(const struct mock_value *value, uint64_t is)
 {
     if (value->is_32)
@@ -36,7 +36,7 @@ bool mock_value_is_there(const struct mock_value *value)
     }
 }
 
-/* Release: what the stream copied before is in memory first. */
+/* Release: the stream's earlier copies are in memory first. */
 void mock_value_write(const struct mock_value *value)
 {
     if (value->is_32)
@@ -62,7 +62,7 @@ static bool is_32(const union shoal_cu_memory_op *op)
     return op->operation == SHOAL_CU_OP_WAIT_32 || op->operation == SHOAL_CU_OP_WRITE_32;
 }
 
-/* Memory of a device or registered, by the device's address; never managed memory. */
+/* Accepts device memory or registered memory, by the device's address; never managed memory. */
 static shoal_cu_result check_op(const union shoal_cu_memory_op *op, struct mock_span *span)
 {
     const size_t bytes = is_32(op) ? sizeof(uint32_t) : sizeof(uint64_t);
@@ -98,7 +98,7 @@ static shoal_cu_result post_ops(const struct mock_call *call, shoal_cu_stream ha
         return SHOAL_CU_NOT_SUPPORTED;
     for (unsigned i = 0; i < count; i++)
         MOCK_TRY(check_op(&ops[i], &spans[i]));
-    for (unsigned i = 0; i < count; i++) /* before one waits for a place, so that none loses its memory meanwhile */
+    for (unsigned i = 0; i < count; i++) /* before one waits for room, so that none loses its memory meanwhile */
         made[i] = make_op(&ops[i], &spans[i]);
     for (unsigned i = 0; i < count; i++)
         mock_post(stream, made[i]);

@@ -1,6 +1,6 @@
-/* Memory in two halves: allocations without an address, and reserved addresses to map them at. Each allocation is a file of its
- * own, so its descriptor is what other processes import; behind its bytes the file says whose it is. Reserved addresses have an
- * alias of the same length, so that copies run over several mappings. */
+/* Memory in two halves: allocations without an address, and reserved addresses to map them at. Each allocation has its own
+ * file, whose descriptor other processes import; a trailer after its bytes names the owner. Reserved addresses have an alias
+ * of the same length, so that copies cross several mappings. */
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,8 +19,8 @@ struct trailer {
 };
 
 struct mock_allocation {
-    shoal_cu_allocation handle; /* 0: none is left */
-    unsigned handles;           /* how often it must be released */
+    shoal_cu_allocation handle; /* 0: released */
+    unsigned handles;           /* the number of releases still needed */
     unsigned mappings;
     int fd;
     struct trailer trailer;
@@ -38,7 +38,7 @@ static shoal_cu_result check_properties(const struct shoal_cu_allocation_propert
         return SHOAL_CU_INVALID_VALUE;
     if (properties->handle_types & ~SHOAL_CU_HANDLE_POSIX)
         return SHOAL_CU_NOT_SUPPORTED;
-    const int device = properties->location.id; /* a number, no handle */
+    const int device = properties->location.id; /* a number, not a handle */
     return device >= 0 && device < mock.modes.devices ? SHOAL_CU_SUCCESS : SHOAL_CU_INVALID_DEVICE;
 }
 
@@ -158,7 +158,7 @@ static bool read_trailer(int fd, struct trailer *trailer)
            trailer->bytes == (uint64_t)end;
 }
 
-/* The descriptor stays the caller's. */
+/* The caller keeps the descriptor. */
 shoal_cu_result mock_allocation_import(shoal_cu_allocation *handle, void *descriptor, int type)
 {
     ENTER("cuMemImportFromShareableHandle", 0);
@@ -205,7 +205,7 @@ shoal_cu_result mock_address_reserve(shoal_cu_address *address, size_t bytes, si
     return SHOAL_CU_SUCCESS;
 }
 
-/* The mapping at or behind an address of the reservation; NULL: none. */
+/* Returns the mapping at or after an address of the reservation, or NULL. */
 static struct mock_region *mapping_from(const struct mock_region *reservation, shoal_cu_address at)
 {
     struct mock_region *region = NULL;
@@ -273,7 +273,7 @@ static void end_mapping(struct mock_region *region)
     end_if_unused(allocation);
 }
 
-/* Whole mappings only: the first one of them, where they fill the range. */
+/* Finds whole mappings: returns the first one if they fill the range. */
 static struct mock_region *find_mappings(shoal_cu_address address, size_t bytes)
 {
     struct mock_region *first = mock_region_find(address), *region = first;
@@ -320,9 +320,10 @@ shoal_cu_result mock_address_access(shoal_cu_address address, size_t bytes, cons
     return SHOAL_CU_SUCCESS;
 }
 
-/* ---- The rest ------------------------------------------------------------------------------------------------------------ */
+/* ---- Export -------------------------------------------------------------------------------------------------------------- */
 
-/* A dma-buf is made by a kernel's driver. Here it is a file of its own, whose position says where the memory begins in it. */
+/* A real dma-buf is made by a kernel driver. Here it is a separate file, whose position is the beginning of the memory in it.
+ */
 static int open_range(const struct mock_region *region, shoal_cu_address address)
 {
     char path[64];
@@ -333,7 +334,7 @@ static int open_range(const struct mock_region *region, shoal_cu_address address
     return fd;
 }
 
-/* The last page is the allocation's whole. */
+/* The last page belongs wholly to the allocation. */
 shoal_cu_result mock_range_export(void *handle, shoal_cu_address address, size_t bytes, int type, unsigned long long flags)
 {
     ENTER("cuMemGetHandleForAddressRange", MOCK_CURRENT);
