@@ -34,7 +34,8 @@ static inline bool shoal_cause_board_read(const struct shoal_cause_board *board,
     return true;
 }
 
-/* Writes the cause, unless there is one. Waits a moment if all drafts are taken and none is the cause yet. Async-signal-safe. */
+/* Writes the cause, unless there is one. Waits a moment if all drafts are taken and none is the cause yet. May be called from a
+ * signal handler. */
 void shoal_cause_board_write(struct shoal_cause_board *board, const struct shoal_failure *failure);
 
 /* Describes shoal_comm_abort, called by `rank` on `host`, as a failure. Async-signal-safe. */
