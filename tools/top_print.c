@@ -465,7 +465,7 @@ static void metric_head_print(const struct metric *metric, FILE *out)
 
 static void process_labels_print(const struct metric *metric, const struct top_process *process, int world_rank, FILE *out)
 {
-    fprintf(out, "%s{job=\"%016" PRIx64 "\",host=\"%s\",pid=\"%d\",world_rank=\"%d\"", metric->name, process->job,
+    fprintf(out, "%s{shoal_job=\"%016" PRIx64 "\",host=\"%s\",pid=\"%d\",world_rank=\"%d\"", metric->name, process->job,
             process->host, process->pid, world_rank);
 }
 

@@ -18,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/floats.h"
 #include "base/assert.h"
 #include "fusion/compute.h"
 #include "fusion/flow.h"
@@ -303,7 +304,12 @@ static int8_t *values_of(const struct compressed *compressed, char *packed, size
 /* 1 / ranks, where the sum is to be divided here. */
 static float divisor_of(const struct shoal_reducer *reducer)
 {
-    return reducer->options.op == SHOAL_AVG ? 1.0f / (float)reducer->size : 1.0f;
+    SHOAL_DEFAULT_FLOATS;
+    float ranks = reducer->options.op == SHOAL_AVG ? (float)reducer->size : 1.0f;
+    SHOAL_FLOATS_PIN(ranks);
+    float divisor = 1.0f / ranks;
+    SHOAL_FLOATS_PIN(divisor);
+    return divisor;
 }
 
 /* Divided before, as 16 bits of float16 overflow soon. */

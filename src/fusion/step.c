@@ -220,7 +220,12 @@ static enum shoal_status conclude(struct shoal_reducer *reducer, int active, str
 /* The factor of an average over all ranks if those that have joined do not count. */
 static double factor_of(const struct shoal_reducer *reducer, int active)
 {
-    return fusion_scales_late(reducer) ? (double)reducer->size / active : 1;
+    SHOAL_DEFAULT_FLOATS; /* the quotient is rounded, on each rank alike */
+    double ranks = reducer->size;
+    SHOAL_FLOATS_PIN(ranks);
+    double factor = fusion_scales_late(reducer) ? ranks / active : 1;
+    SHOAL_FLOATS_PIN(factor);
+    return factor;
 }
 
 static enum shoal_status end_step(struct shoal_reducer *reducer, bool may_be_unused, struct shoal_step_result *result_out)

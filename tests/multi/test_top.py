@@ -176,7 +176,7 @@ def counters_are_as_prometheus_reads_them():
     with Job("late") as job:
         code, out, err = call(SHOAL, "top", "--format", "prometheus", job.run.pid)
         expect(code == 0 and err == "", code, err)
-        number = r'\{job="[0-9a-f]{16}",host="[^"]+",pid="\d+",world_rank="(\d)"'
+        number = r'\{shoal_job="[0-9a-f]{16}",host="[^"]+",pid="\d+",world_rank="(\d)"'
         sums = re.findall(r"^shoal_operations_total" + number + r',comm="world",comm_id="[0-9a-f]{16}",rank="\d"\} (\d+)$', out, re.M)
         expect(sorted(sums) == [("0", "100"), ("1", "100")], sums, out)
         for line in out.splitlines():

@@ -518,6 +518,13 @@ def many_groups(world):
     expect(after[2] < before[2] + 20_000, "memory grew:", before, after)
 
 
+def many_groups_over_hosts(world):
+    """The same, where each group has connections between hosts."""
+    os.environ["SHOAL_HOST_ID"] = f"host-{world.rank}"
+    dist.init_process_group(ranks.BACKEND, timeout=ranks.GROUP_TIMEOUT)
+    many_groups(world)
+
+
 def groups_together(world):
     """20 groups at one time work."""
     made = [dist.new_group() for _ in range(20)]
@@ -653,6 +660,7 @@ CASES += [Case("hash_store", hash_store, sizes=(1,), init=False, fresh=True)]
 CASES += [Case(body.__name__, body, sizes=(2,), init=False, fresh=True)
           for body in (named_by_device, begun_again, the_same_store_again, gloo_beside, group_in_a_world_of_gloo, registered)]
 CASES += [Case(body.__name__, body, sizes=(2,)) for body in IN_PAIRS]
+CASES += [Case("many_groups_over_hosts", many_groups_over_hosts, sizes=(2,), init=False, fresh=True)]
 CASES += [loader_case(method) for method in ("fork", "spawn")]
 # Those that start programs of their own.
 CASES += [end_case(start if number == 0 else fork, *row) for number, row in enumerate(ENDS)]
