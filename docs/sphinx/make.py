@@ -30,7 +30,7 @@ PICTURES = "docs/pictures"
 PLOTS = ("docs/figures/*.svg",)
 SHOWN = ("examples/*.c", "examples/**/*.[ch]", "examples/**/*.py")
 # Pages of docs/ in the order in which they are read; each is in one of these lists.
-START = ["docs/quick-start", "docs/launching", "docs/how-fast"]
+START = ["docs/quick-start", "docs/coming-from", "docs/launching", "docs/how-fast", "docs/support", "docs/not-planned"]
 GUIDES = ["docs/python", "docs/tensorflow", "docs/horovod", "python/smdistributed/README", "docs/jobs", "docs/gradients", "docs/outer", "docs/gpu",
           "docs/errors", "docs/trace", "docs/performance"]
 CONTRIBUTORS = ["docs/architecture", "docs/algorithms", "docs/glossary", "docs/style", "docs/testing"]
