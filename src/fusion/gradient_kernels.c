@@ -10,7 +10,7 @@ extern const struct shoal_gradient_kernels shoal_gradient_kernels_avx2;
 extern const struct shoal_gradient_kernels shoal_gradient_kernels_baseline;
 
 #if SHOAL_X86_KERNELS
-/* Clang does not know this name. */
+/* Clang does not know this feature's name. */
 static bool has_f16c(void)
 {
     unsigned eax, ebx, ecx, edx;
