@@ -4,7 +4,7 @@
 #include <cpuid.h>
 #endif
 
-/* One per file cpu/kernels_<set>.c. */
+/* Each is defined in its file cpu/gradient_kernels_<set>.c. */
 extern const struct shoal_gradient_kernels shoal_gradient_kernels_avx512;
 extern const struct shoal_gradient_kernels shoal_gradient_kernels_avx2;
 extern const struct shoal_gradient_kernels shoal_gradient_kernels_baseline;
