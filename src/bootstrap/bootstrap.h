@@ -29,7 +29,7 @@ struct shoal_bootstrap {
     unsigned char secret[SHOAL_SECRET_BYTES]; /* the secret, hashed to a key */
     char why_alone[SHOAL_WHY_ALONE_MAX]; /* on rank 0, if no other host can reach it: the end of a line about who is missing */
     uint64_t warn_ms; /* a rank that has waited this long logs for which ranks, again after twice the time; 0: never */
-    void *state;      /* of the source; freed by shoal_bootstrap_close() */
+    void *state;      /* the source's; freed by shoal_bootstrap_close() */
     void (*close)(void *state);
     /* The status of the last failure that the source's callbacks logged. NULL for the caller's store, whose callbacks log
      * nothing. */

@@ -7,12 +7,12 @@
 /* A call being checked. */
 struct attempt {
     const struct shoal_comm *comm;
-    const char *name; /* of the public function, for messages */
+    const char *name; /* the public function's name, for messages */
     struct shoal_call *call;
-    const struct shoal_extra *extra; /* NULL: none */
+    const struct shoal_extra *extra; /* NULL if none */
     const struct shoal_shape *shape;
     size_t element;                   /* bytes; a power of two */
-    size_t input_parts, output_parts; /* of this rank; 1 for a whole, 0 where it has none */
+    size_t input_parts, output_parts; /* this rank's parts; 1 for a whole operand, 0 if it has none */
 };
 
 /* ---- Arguments ----------------------------------------------------------------------------------------------------------- */
@@ -27,7 +27,7 @@ enum shoal_status shoal_arguments_refuse(const struct shoal_comm *comm, const ch
     return shoal_log_fail(&comm->context->log, SHOAL_ERR_ARGUMENT, "comm", "%s on communicator %s: %s", call, comm->name, why);
 }
 
-/* Takes the tag off a type; a number that is no type stays as it is. */
+/* Removes the tag from a type. A number that is not a type stays unchanged. */
 static void split_type(struct shoal_call *call)
 {
     const unsigned type = (unsigned)call->type;
@@ -73,7 +73,7 @@ static enum shoal_status check_operator(const struct attempt *attempt)
     return SHOAL_OK;
 }
 
-/* By the low bits of the address: a division would take longer. */
+/* Checks the low bits of the address, because a division would be slower. */
 static bool is_aligned(const struct attempt *attempt, const void *operand)
 {
     return !((uintptr_t)operand & (attempt->element - 1));
@@ -91,8 +91,8 @@ static enum shoal_status refuse_count(const struct attempt *attempt, const char 
                                   "%s is %zu, larger than memory can be; was a negative number given?", what, count);
 }
 
-/* One pair of operands; input_bytes and output_bytes are the memory from their first to their last element. In place, the one
- * that is a whole is at own_at bytes of the other. */
+/* Checks one pair of operands. input_bytes and output_bytes are the memory from their first to their last element. In place,
+ * the operand that is a whole starts at byte own_at of the other. */
 static enum shoal_status check_operands(const struct attempt *attempt, const void *input, size_t input_bytes,
                                         const void *output, size_t output_bytes, size_t own_at)
 {
@@ -119,7 +119,7 @@ static enum shoal_status check_operands(const struct attempt *attempt, const voi
             : "input and output overlap; one must be this rank's part of the other, or they must be apart");
 }
 
-/* No type is larger than 8 bytes, so that sums of what passes here never wrap. */
+/* A type has at most 8 bytes, so sums of counts that pass this check never overflow. */
 static bool is_count(const struct shoal_comm *comm, size_t count)
 {
     size_t product;
@@ -148,7 +148,7 @@ static int compare_begins(const void *a, const void *b)
     return (one->begin > other->begin) - (one->begin < other->begin);
 }
 
-/* Parts of the output may be anywhere, but not on each other. */
+/* Parts of the output may be anywhere, but must not overlap. */
 static enum shoal_status check_apart(const struct attempt *attempt, const size_t *counts, const size_t *at)
 {
     const int size = attempt->comm->size;
@@ -168,7 +168,7 @@ static enum shoal_status check_apart(const struct attempt *attempt, const size_t
     return is_apart ? SHOAL_OK : shoal_arguments_refuse(attempt->comm, attempt->name, "parts of the output overlap");
 }
 
-/* *end_out: elements from the operand's start to the end of its last part; *own_at_out: where the own part begins. */
+/* *end_out: elements from the operand's start to the end of its last part; *own_at_out: start of this rank's part. */
 static enum shoal_status check_counts(const struct attempt *attempt, const size_t *counts, const size_t *at, size_t *end_out,
                                       size_t *own_at_out)
 {
@@ -189,7 +189,7 @@ static enum shoal_status check_counts(const struct attempt *attempt, const size_
     return SHOAL_OK;
 }
 
-/* In place each rank overwrites the elements that it has just sent. */
+/* In place, each rank overwrites the elements that it has just sent. */
 static enum shoal_status check_same_parts(const struct attempt *attempt)
 {
     const struct shoal_extra *extra = attempt->extra;
@@ -236,7 +236,7 @@ static enum shoal_status check_parts(const struct attempt *attempt)
 
 /* ---- Several tensors ----------------------------------------------------------------------------------------------------- */
 
-/* Memory of an operand of a tensor. */
+/* Memory of one operand of a tensor. */
 struct range {
     uintptr_t begin, end;
     size_t tensor;
@@ -256,7 +256,7 @@ static size_t add_range(struct range *ranges, size_t used, const void *begin, si
     return used;
 }
 
-/* Among the ranges that begin earlier in memory, the one that ends last, and the one of another tensor that ends last. */
+/* Among the ranges that begin earlier in memory: the one that ends last, and the one of another tensor that ends last. */
 struct furthest {
     const struct range *first, *other;
 };
@@ -273,7 +273,7 @@ static void add_to_furthest(struct furthest *furthest, const struct range *range
     }
 }
 
-/* Whether one of another tensor goes on where the range begins. */
+/* Returns true if a range of another tensor contains the start of this range. */
 static bool reaches_into(const struct furthest *furthest, const struct range *range)
 {
     const bool is_first = furthest->first && furthest->first->tensor != range->tensor;
@@ -281,7 +281,8 @@ static bool reaches_into(const struct furthest *furthest, const struct range *ra
     return before && range->begin < before->end;
 }
 
-/* In the order of memory: nothing begins before the end of another tensor's output, nor an output before that of an input. */
+/* Expects ranges in memory order. Returns true if no range begins inside another tensor's output and no output begins inside
+ * another tensor's input. */
 static bool are_apart(const struct range *ranges, size_t count)
 {
     struct furthest inputs = {NULL, NULL}, outputs = {NULL, NULL};
@@ -344,7 +345,7 @@ static enum shoal_status check_tensors(const struct attempt *attempt)
 enum shoal_status shoal_arguments_lay_out(const struct shoal_comm *comm, const char *name, struct shoal_call *call,
                                           const struct shoal_extra *extra)
 {
-    if (extra->tensor_count == 1) { /* what peers reach of one tensor they may reach */
+    if (extra->tensor_count == 1) { /* peers may access all memory that they can reach of a single tensor */
         call->input = extra->tensors[0].input;
         call->output = extra->tensors[0].output;
         return SHOAL_OK;

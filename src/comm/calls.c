@@ -11,7 +11,7 @@ enum shoal_status shoal_comm_run(struct shoal_comm *comm, const struct shoal_cal
     return shoal_engine_run(comm->engine, &(struct shoal_batch){call, 1, false, 0});
 }
 
-/* Stands for "wait": a blocking call has no request to give out. Never written. */
+/* BLOCKING as request_out means "wait": a blocking call returns no request. Never written. */
 static struct shoal_request *blocking;
 #define BLOCKING (&blocking)
 
@@ -27,7 +27,7 @@ static void *calls_stream_of(const struct shoal_options *options)
     return options && options->struct_bytes >= wanted ? options->stream : NULL;
 }
 
-/* Copies to and from the device are posted first, then it is waited for. */
+/* Posts the device copies, then waits for the request. */
 static enum shoal_status launch_on_device(struct shoal_comm *comm, const struct shoal_posting *posting, uint32_t wait_ms,
                                           struct shoal_request **request_out)
 {
@@ -37,7 +37,7 @@ static enum shoal_status launch_on_device(struct shoal_comm *comm, const struct 
     if (request_out != BLOCKING) {
         *request_out = request;
         const enum shoal_status so_far = wait_ms ? shoal_request_wait(request, wait_ms) : SHOAL_PENDING;
-        (void)so_far; /* the request's own */
+        (void)so_far; /* the request's status counts */
         return SHOAL_OK;
     }
     const enum shoal_status status = shoal_devices_wait(comm, driver_context, request);
@@ -102,7 +102,8 @@ static enum shoal_status start_exchange(struct shoal_comm *comm, const char *nam
 
 /* ---- Entry points -------------------------------------------------------------------------------------------------------- */
 
-/* Defines the blocking function and the one that posts, NAME_post: START(comm, name, what follows, options, request_out). */
+/* Defines the blocking function and the posting one, NAME_post: START(comm, name, arguments of the call, options,
+ * request_out). */
 #define DEFINE_BOTH(NAME, PARAMETERS, START, ...)                                                                \
     enum shoal_status NAME(struct shoal_comm *comm, LIST PARAMETERS, const struct shoal_options *options)        \
     {                                                                                                            \

@@ -1,4 +1,4 @@
-/* Communicators: making, splitting, ending. */
+/* Creates, splits and frees communicators. */
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,10 +13,10 @@
 
 /* ---- Making -------------------------------------------------------------------------------------------------------------- */
 
-/* Sent by every rank of a new world to the others, besides its addresses. */
+/* Every rank of a new world sends this to the others, with its addresses. */
 struct agreement {
-    uint64_t number; /* rank 0's counts */
-    uint64_t job;    /* that the rank has; 0: none. The lowest rank that has one counts, or else the number */
+    uint64_t number; /* rank 0's is used */
+    uint64_t job;    /* the rank's job, 0 if none. The lowest rank that has one decides; if none has, `number` does */
     struct shoal_agreed settings;
     char version[16];
 };
@@ -32,10 +32,10 @@ static uint32_t operation_timeout(const struct shoal_context *context, const str
     return options && options->timeout_ms ? options->timeout_ms : (uint32_t)context->settings.comm.timeout_ms;
 }
 
-/* The ingredients of a communicator. */
+/* What a communicator is made from. */
 struct recipe {
     const char *name;
-    const char *launcher; /* who joined the ranks, for the log */
+    const char *launcher; /* the launcher that joined the ranks, for the log */
     int rank;
     int size;
     uint64_t number;
@@ -45,7 +45,7 @@ struct recipe {
     const struct shoal_comm_options *options;
 };
 
-/* Under the lock. */
+/* Call with the lock held. */
 static enum shoal_status create_transport(struct shoal_context *context, const struct recipe *recipe,
                                           struct shoal_transport **transport_out)
 {
@@ -86,7 +86,7 @@ static enum shoal_status comm_join(struct shoal_context *context, const struct r
         shoal_progress_unlock(context->progress);
         if (status != SHOAL_PENDING)
             return status;
-        shoal_shm_link_wait(socket, POLLIN, 20); /* set-up: without the lock, so that other communicators move on */
+        shoal_shm_link_wait(socket, POLLIN, 20); /* set-up: without the lock, so that other communicators make progress */
     }
 }
 
@@ -109,7 +109,7 @@ static const char *name_of(const struct recipe *recipe)
     return recipe->options && recipe->options->name ? recipe->options->name : recipe->name;
 }
 
-/* A communicator without its engine; NULL: no memory. */
+/* Returns a communicator without its engine, or NULL if out of memory. */
 static struct shoal_comm *comm_allocate(const struct recipe *recipe)
 {
     struct shoal_comm *comm = calloc(1, sizeof *comm);
@@ -208,8 +208,8 @@ static enum shoal_status fail_settings(struct shoal_context *context, int rank, 
                           difference);
 }
 
-/* A rank keeps the job that it has: what `shoal top` and metrics call it must not change with each group that is made. A
- * process that replaces another one joins the job of the others. */
+/* A rank keeps the job that it has, so that its name in `shoal top` and metrics does not change when another group is made. A
+ * process that replaces another joins the job of the others. */
 static uint64_t choose_job(struct shoal_context *context, const struct agreement *all, int size)
 {
     uint64_t job = 0;
@@ -220,7 +220,7 @@ static uint64_t choose_job(struct shoal_context *context, const struct agreement
     shoal_progress_lock(context->progress);
     if (context->job)
         job = context->job;
-    else if (size > 1) /* alone it knows nothing of its job */
+    else if (size > 1) /* a rank alone does not know its job */
         context->job = job;
     shoal_progress_unlock(context->progress);
     return job;
@@ -260,14 +260,14 @@ static enum shoal_status comm_agree(struct shoal_context *context, struct shoal_
     return status;
 }
 
-/* Once in a context, and on one rank, because most jobs have one environment on all ranks. A variable that does not look like a
- * setting may be the program's own. */
+/* Warns about unknown variables, once per context, and on one rank, because most jobs have the same environment on all ranks. A
+ * variable that does not look like a setting may belong to the program. */
 static void name_unknown_variables(struct shoal_context *context)
 {
     char name[SHOAL_SETTING_NAME_MAX];
     const char *nearest, *present;
     size_t at = 0, former_at = 0;
-    /* relaxed: who comes first says it; nothing else goes by it */
+    /* relaxed: the first thread logs; no other data depend on it */
     if (context->log.rank != 0 || atomic_exchange_explicit(&context->has_named_variables, true, memory_order_relaxed))
         return;
     for (const char *former; shoal_settings_find_former(&context->settings, &former_at, &former, &present);)
@@ -286,7 +286,7 @@ static void name_unknown_variables(struct shoal_context *context)
 static void note_rank(struct shoal_context *context, int rank)
 {
     shoal_progress_lock(context->progress);
-    if (!context->comms) /* a process's first group is its job's */
+    if (!context->comms) /* a process's first group is that of its job */
         context->log.rank = rank;
     shoal_progress_unlock(context->progress);
 }
@@ -316,11 +316,11 @@ static void say_together(struct shoal_context *context, struct shoal_bootstrap *
                    bootstrap->size == 1 ? "" : "s", phases);
 }
 
-/* found: what came of looking for the bootstrap. */
+/* found: the status of the search for a bootstrap. */
 static enum shoal_status make_world(struct shoal_context *context, enum shoal_status found, struct shoal_bootstrap *bootstrap,
                                     const struct shoal_comm_options *options, struct shoal_comm **comm_out)
 {
-    name_unknown_variables(context); /* a misspelt one may be why nothing was found */
+    name_unknown_variables(context); /* a misspelled variable may be why none was found */
     SHOAL_TRY(found);
     const enum shoal_status status = join_world(context, bootstrap, options, comm_out);
     if (status == SHOAL_OK)
@@ -329,7 +329,7 @@ static enum shoal_status make_world(struct shoal_context *context, enum shoal_st
     return status;
 }
 
-/* *options becomes *known: what the caller's options say of the fields that both know. */
+/* Replaces *options by *known, which holds the caller's values of all fields that both sides know. */
 static enum shoal_status check_create(struct shoal_context *context, const struct shoal_comm_options **options,
                                       struct shoal_comm_options *known, struct shoal_comm **comm_out, const char *call)
 {
@@ -396,7 +396,7 @@ struct choice {
 
 struct member {
     int32_t key;
-    int32_t rank; /* in the parent */
+    int32_t rank; /* in the parent communicator */
 };
 
 static int by_key_then_rank(const void *a, const void *b)
@@ -488,7 +488,7 @@ int shoal_comm_size(const struct shoal_comm *comm)
     return comm ? comm->size : -1;
 }
 
-/* Under the lock. */
+/* Call with the lock held. */
 static void write_trace(struct shoal_comm *comm)
 {
     struct shoal_context *context = comm->context;
@@ -499,12 +499,12 @@ static void write_trace(struct shoal_comm *comm)
 
 enum shoal_status shoal_comm_finalize(struct shoal_comm *comm)
 {
-    /* The messages have deadlines of their own. */
+    /* The messages have their own deadlines. */
     const struct shoal_call drain = {.collective = SHOAL_COLLECTIVE_DRAIN, .root = -1, .timeout_ms = UINT32_MAX},
                             barrier = {.collective = SHOAL_COLLECTIVE_BARRIER};
     SHOAL_TRY(shoal_comm_check(comm, "shoal_comm_finalize"));
     SHOAL_TRY(shoal_comm_run(comm, &drain));
-    SHOAL_TRY(shoal_comm_run(comm, &barrier)); /* it ends after all collectives posted before it */
+    SHOAL_TRY(shoal_comm_run(comm, &barrier)); /* it ends after all collectives posted earlier */
     shoal_progress_lock(comm->context->progress);
     comm->is_finalized = true;
     shoal_engine_finalize(comm->engine);
@@ -520,7 +520,7 @@ static void renew_exposed(struct shoal_context *context, const struct shoal_engi
     size_t count;
     const shoal_location *exposed = shoal_engine_exposed(engine, &count);
     for (size_t i = 0; i < count; i++) {
-        /* Memory that another communicator's operation uses cannot move under it. */
+        /* Memory that another communicator's operation uses must not move. */
         const bool can_move = !shoal_progress_uses(context->progress, exposed[i]);
         shoal_log_line(&context->log, SHOAL_LOG_WARN, "comm",
                        "rank %d stopped while it may have been writing to this rank's shared memory: %s", rank,
@@ -535,8 +535,9 @@ static void renew_exposed(struct shoal_context *context, const struct shoal_engi
     }
 }
 
-/* Peers may be writing to this rank's shared memory when a communicator breaks. They stop at their next look, in microseconds;
- * for one that does not (it is stopped, and may go on at any time) the memory moves to fresh pages. Ends with the lock held. */
+/* Peers may be writing to this rank's shared memory when a communicator breaks. They stop within microseconds, when they next
+ * check. A stopped process may resume at any time and cannot check, so the memory that it may write moves to fresh pages.
+ * Returns with the lock held. */
 static void wait_until_quiet(struct shoal_context *context, struct shoal_engine *engine)
 {
     const uint64_t deadline_ns = shoal_clock_ns() + QUIET_WAIT_NS;
@@ -552,8 +553,8 @@ static void wait_until_quiet(struct shoal_context *context, struct shoal_engine 
     }
 }
 
-/* Adapters may be reading inputs on a device when a communicator breaks: only polls tell when they have done. In a callback
- * nobody can poll. Ends with the lock held. */
+/* Adapters may be reading inputs on a device when a communicator breaks; only polling shows when they are done. A callback
+ * cannot poll. Returns with the lock held. */
 static void comm_wait_for_adapters(struct shoal_context *context, struct shoal_engine *engine, bool is_inside)
 {
     while (!is_inside && shoal_engine_is_holding(engine)) {
@@ -588,7 +589,7 @@ void shoal_comm_free(struct shoal_comm *comm)
     context->has_broken |= shoal_engine_failure(comm->engine) != NULL;
     wait_until_quiet(context, comm->engine);
     comm_wait_for_adapters(context, comm->engine, is_inside);
-    if (!comm->is_finalized) /* else it was written then */
+    if (!comm->is_finalized) /* otherwise finalize has written it */
         write_trace(comm);
     shoal_engine_destroy(comm->engine);
     shoal_progress_unlock(context->progress);
@@ -615,7 +616,7 @@ void shoal_comm_fail(struct shoal_comm *comm, const struct shoal_failure *cause)
     shoal_struct_copy_in(&known, cause, sizeof known);
     const bool is_error = known.status != SHOAL_OK && known.status != SHOAL_PENDING;
     known.status = is_error ? known.status : SHOAL_ERR_ABORTED;
-    known.sequence = known.waited_ms = 0; /* they are of this communicator's operations */
+    known.sequence = known.waited_ms = 0; /* they count this communicator's operations */
     known.step = -1;
     known.host[sizeof known.host - 1] = known.operation[sizeof known.operation - 1] = known.text[sizeof known.text - 1] = 0;
     shoal_engine_abort(comm->engine, &known);

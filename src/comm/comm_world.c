@@ -10,7 +10,7 @@
 #include "bootstrap/auth.h"
 #include "topology/nic.h"
 
-/* Where a rank might be reached: the addresses of its interfaces, best first, as it is told to all. */
+/* The addresses of a rank's interfaces, best first, which every rank receives. */
 #define REACH_MAX 8
 struct reach {
     uint16_t count;
@@ -18,12 +18,12 @@ struct reach {
     unsigned char addresses[REACH_MAX][16];
 };
 
-/* And where it is reached. */
+/* The rank's endpoint, with these addresses. */
 struct endpoint_address {
     struct shoal_fabric_address address;
     char provider[32];
     unsigned char nonce[SHOAL_SESSION_NONCE_BYTES];
-    unsigned char key[SHOAL_SESSION_KEY_BYTES]; /* rank 0's is the job's where no secret is set */
+    unsigned char key[SHOAL_SESSION_KEY_BYTES]; /* rank 0's is the job's key if no secret is set */
 };
 
 static void members_free_bytes(void *bytes)
@@ -59,7 +59,7 @@ static bool members_is_link_local(const struct shoal_nic *nic)
            IN6_IS_ADDR_LINKLOCAL(&((const struct sockaddr_in6 *)(const void *)&nic->address)->sin6_addr);
 }
 
-/* Loopback comes last: it reaches nobody elsewhere, but for tests that call one machine several hosts. */
+/* Loopback comes last: other machines cannot reach it, but tests that treat one machine as several hosts can. */
 static void fill_reach(const struct shoal_nics *nics, struct reach *reach)
 {
     memset(reach, 0, sizeof *reach);
@@ -85,7 +85,7 @@ static socklen_t read_reach(const struct reach *reach, int i, struct sockaddr_st
     if (reach->families[i] == AF_INET) {
         struct sockaddr_in *v4 = (struct sockaddr_in *)(void *)address_out;
         memcpy(&v4->sin_addr, reach->addresses[i], 4);
-        v4->sin_port = htons(9); /* any: the kernel is asked for a route, nothing is sent */
+        v4->sin_port = htons(9); /* any port: this only asks the kernel for a route and sends nothing */
         return sizeof *v4;
     }
     struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)(void *)address_out;
@@ -94,7 +94,7 @@ static socklen_t read_reach(const struct reach *reach, int i, struct sockaddr_st
     return sizeof *v6;
 }
 
-/* The own address from which the kernel sends to a rank. */
+/* Finds this rank's address from which the kernel sends to a rank. */
 static bool members_find_source(const struct reach *reach, struct sockaddr_storage *source_out)
 {
     for (int i = 0; i < reach->count && i < REACH_MAX; i++) {
@@ -200,7 +200,7 @@ static enum shoal_status gather_addresses(struct shoal_context *context, struct 
 }
 
 /* Finds the key from which the sessions of a world derive their keys. It comes from the secret. Without a secret it comes from
- * rank 0 through the store, so everybody who can read the store knows it. */
+ * rank 0 through the store, so anyone who can read the store knows it. */
 static enum shoal_status find_job_key(struct shoal_context *context, const struct shoal_bootstrap *bootstrap,
                                       const struct endpoint_address *addresses, struct shoal_siphash_key *key_out)
 {
@@ -220,7 +220,7 @@ static struct shoal_session_side side_of(const struct endpoint_address *addresse
     return side;
 }
 
-/* Must run before any peer may send. That holds because no rank leaves the next gather, the control tree's, before all ranks
+/* Must finish before any peer may send. It does, because no rank leaves the next gather, the control tree's, before all ranks
  * have reached it. */
 static enum shoal_status meet_remote(struct shoal_world *world, const struct shoal_bootstrap *bootstrap,
                                      const struct shoal_shm_place *places, const struct endpoint_address *addresses)
@@ -245,7 +245,7 @@ static enum shoal_status meet_remote(struct shoal_world *world, const struct sho
     return status;
 }
 
-/* Rank 0's endpoint address may hold the job's key: none of it stays in memory. */
+/* Rank 0's endpoint address may hold the job's key, so all copies of it in memory are erased. */
 static enum shoal_status meet_at_addresses(struct shoal_world *world, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
                                            const struct shoal_shm_place *places)
 {
@@ -260,7 +260,8 @@ static enum shoal_status meet_at_addresses(struct shoal_world *world, struct sho
     return status;
 }
 
-/* From now on the network asks the membership who has ended, and the membership watches the processes of this host. */
+/* From now on the network asks the membership which processes have ended, and the membership watches the processes of this
+ * host. */
 static void introduce_membership(struct shoal_world *world)
 {
     shoal_progress_lock(world->context->progress);
@@ -311,7 +312,8 @@ static enum shoal_status meet(struct shoal_world *world, struct shoal_bootstrap 
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
 
-/* The network first: it asks the membership. The connections of this host last: the membership looks at their processes. */
+/* Ends the network first, because it asks the membership, and the connections of this host last, because the membership watches
+ * their processes. */
 static void end_world(struct shoal_world *world)
 {
     struct shoal_context *context = world->context;
@@ -332,7 +334,7 @@ static void end_world(struct shoal_world *world)
     free(world);
 }
 
-/* What a rank needs at once to meet a few others; each further one is met with two more. */
+/* Descriptors that a rank needs at once to meet a few others. Each further rank needs two more. */
 #define DESCRIPTORS 16
 
 enum shoal_status shoal_world_meet(struct shoal_context *context, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,

@@ -169,7 +169,7 @@ enum shoal_status shoal_mem_alloc(struct shoal_context *context, size_t bytes, v
     return shoal_memory_alloc(context->memory, bytes, memory_out);
 }
 
-/* Peers that have not seen yet that a communicator broke, or that are stopped, may go on to use memory that it used. */
+/* Peers that have not yet noticed that a communicator broke, or that are stopped, may still use memory that it used. */
 static bool has_broken(const struct shoal_context *context)
 {
     return context->has_broken || shoal_progress_has_broken(context->progress);
@@ -206,8 +206,8 @@ enum shoal_status shoal_mem_register(struct shoal_context *context, void *memory
 
 #define READ_WAIT_NS SHOAL_NS_PER_S
 
-/* Writes of an operation that failed may still be under way from the memory. Ends when they have completed, or after a second;
- * at once in a callback, which must not wait. */
+/* An operation that failed may still be writing to the network from this memory. Waits until those writes complete, for at most
+ * a second. Returns at once in a callback, which must not wait. */
 static void wait_until_read(struct shoal_context *context, const void *memory)
 {
     const uint64_t deadline_ns = shoal_clock_ns() + READ_WAIT_NS;

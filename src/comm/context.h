@@ -15,9 +15,9 @@
 struct shoal_world; /* comm/comm_world.h */
 
 struct shoal_context {
-    volatile uint32_t *is_parent; /* a page the kernel wipes in forked children: 0 there */
+    volatile uint32_t *is_parent; /* a page that the kernel zeroes in forked children */
     struct shoal_settings settings;
-    struct shoal_tuning tuning; /* what settings.tuning stands for */
+    struct shoal_tuning tuning; /* the parsed form of settings.tuning */
     struct shoal_log log;
     struct shoal_memory *memory;
     struct shoal_shm_endpoint *endpoint;
@@ -25,13 +25,13 @@ struct shoal_context {
     struct shoal_flights *flights; /* the recorders of its communicators */
     const struct shoal_kernels *kernels;
     struct shoal_comm *comms;
-    uint64_t job;            /* the job of its communicators: the number of the first with other ranks. 0: there was none */
-    pthread_mutex_t opening; /* of the network; two threads may make a communicator at once */
-    struct shoal_network *network;   /* NULL while it has met nobody on another host; set once */
-    struct shoal_world *left_worlds; /* whose last communicator was freed in a callback; under the lock */
+    uint64_t job;            /* the job of its communicators: the number of the first one with other ranks; 0 if none yet */
+    pthread_mutex_t opening; /* opens the network once: two threads may make a communicator at a time */
+    struct shoal_network *network;   /* NULL until it meets a rank on another host; set once */
+    struct shoal_world *left_worlds; /* worlds whose last communicator was freed in a callback; under the lock */
     struct shoal_drivers drivers;
-    bool has_broken;                 /* a communicator that is freed now: no freed memory is kept any more */
-    atomic_bool has_named_variables; /* unknown ones, in the log */
+    bool has_broken;                 /* a communicator broke: freed memory is no longer kept for reuse */
+    atomic_bool has_named_variables; /* unknown variables were logged */
 };
 
 struct shoal_comm {
@@ -42,24 +42,24 @@ struct shoal_comm {
     char name[32];
     int rank;
     int size;
-    uint64_t number;              /* the same on all its ranks, different from other communicators between them */
-    uint64_t job;                 /* the number of the world that it came from */
+    uint64_t number;              /* the same on all its ranks, and unique among communicators of these ranks */
+    uint64_t job;                 /* the number of its world */
     struct shoal_member *members; /* [size] */
-    struct shoal_world *world;    /* that they met in; a use of it */
+    struct shoal_world *world;    /* the world in which they met; counts as a use */
     unsigned splits;
     bool is_finalized;
 };
 
-/* OK when the context may be used here and now: not NULL, not in a forked child. `call` is for the message. */
+/* Returns OK if the context may be used here: it is not NULL and this is not a forked child. `call` is for the message. */
 SHOAL_MUST_USE enum shoal_status shoal_context_check(const struct shoal_context *context, const char *call);
 SHOAL_MUST_USE enum shoal_status shoal_comm_check(const struct shoal_comm *comm, const char *call);
 
-/* Fills settings and tuning overrides as a context's, from the environment and overrides (NULL: none). On ERR_*, error says
- * what is wrong. The caller frees the tuning overrides, also after an error. */
+/* Fills a context's settings and tuning overrides from the environment and overrides (NULL if none). On ERR_*, error says what
+ * is wrong. The caller frees the tuning overrides, also after an error. */
 SHOAL_MUST_USE enum shoal_status shoal_context_configure(struct shoal_settings *settings, struct shoal_tuning *tuning,
                                                          const char *const *overrides, char *error, size_t error_bytes);
 
-/* Runs a call whose arguments are right, and waits for it. */
+/* Runs a call with valid arguments and waits for it. */
 SHOAL_MUST_USE enum shoal_status shoal_comm_run(struct shoal_comm *comm, const struct shoal_call *call);
 
 #endif

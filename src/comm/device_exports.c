@@ -4,7 +4,7 @@
 
 #include "comm/context.h"
 
-/* Ends one registration of freed memory, if that is the one whose turn it is. The driver is asked without the engine's lock. */
+/* Ends one registration of freed memory, if the next one to check is stale. Asks the driver without the engine's lock. */
 static void end_stale(struct shoal_context *context, struct shoal_fabric_exports *exports, uint64_t in_use)
 {
     struct shoal_gpu_allocation allocation = {.number = 0};
@@ -19,7 +19,7 @@ static void end_stale(struct shoal_context *context, struct shoal_fabric_exports
     shoal_progress_unlock(context->progress);
 }
 
-/* The driver does not export it, and is not asked again in each call. */
+/* Remembers that the driver does not export this memory, so that later calls do not ask again. */
 static struct shoal_fabric_exported *remember_refusal(struct shoal_context *context, struct shoal_fabric_exports *exports,
                                                       const struct shoal_gpu_allocation *allocation)
 {
@@ -49,8 +49,9 @@ static struct shoal_fabric_exported *add_export(struct shoal_context *context, s
     return exported;
 }
 
-/* Under the lock of the driver, without which no registration is made or ends. It may be one that was refused. The driver cuts
- * small allocations within a page: one that begins there shares the page with another, and so would their registrations. */
+/* Call with the driver's lock held, without which no registration is made or ended. May return an entry that was refused. The
+ * driver can place several small allocations in one page. One that does not begin on a page shares its page with another, and
+ * their registrations would also share it, so it is not exported. */
 static struct shoal_fabric_exported *find_or_export(struct shoal_context *context, struct shoal_fabric_exports *exports,
                                                     unsigned long long at, size_t bytes)
 {

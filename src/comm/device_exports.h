@@ -8,9 +8,9 @@
 
 struct shoal_comm;
 
-/* Holds the registration in which so many bytes at an address of a device lie, made now where there is none: the counter of
- * those who hold it, with the caller. NULL: adapter or driver does not serve such memory, or a limit is reached. Any thread,
- * without the progress engine's lock. */
+/* Holds the registration that contains `bytes` bytes at an address of a device, and makes it first if there is none. Returns
+ * the counter of its holders, which includes the caller. Returns NULL if the adapter or driver does not support such memory, or
+ * a limit is reached. Any thread, without the progress engine's lock. */
 atomic_int *shoal_devices_hold_export(struct shoal_comm *comm, unsigned long long at, size_t bytes);
 
 #endif

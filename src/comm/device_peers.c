@@ -10,33 +10,33 @@
 #include "comm/context.h"
 #include "transport/shm/shm_link.h"
 
-/* Each rank tells the others this. */
+/* What each rank sends to the others. */
 struct answer {
-    uint64_t unit_bytes; /* SHOAL_GPU_UNIT_BYTES, which the size of slots follows from */
-    char pci[32];        /* of its GPU */
-    char why[208];       /* it cannot; empty: it can */
+    uint64_t unit_bytes; /* SHOAL_GPU_UNIT_BYTES, which determines the size of slots */
+    char pci[32];        /* its GPU's */
+    char why[208];       /* why the rank cannot take part; empty if it can */
 };
 
 struct joining {
     struct shoal_comm *comm;
-    struct shoal_devices_port *port; /* NULL: this rank cannot */
-    uint64_t deadline_ns;            /* of all of it */
+    struct shoal_devices_port *port; /* NULL if this rank cannot take part */
+    uint64_t deadline_ns;            /* for the whole agreement */
     struct shoal_device_stage_options stage;
-    int ranks[SHOAL_GPU_SOURCES_MAX]; /* of the host */
+    int ranks[SHOAL_GPU_SOURCES_MAX]; /* of this host */
     struct answer own;
     struct answer *answers; /* of all ranks */
 };
 
-/* At least 1: 0 would mean the communicator's own. */
+/* At least 1: 0 would mean the communicator's default. */
 static uint32_t peers_left_ms(const struct joining *joining)
 {
     const uint64_t now_ns = shoal_clock_ns();
     return now_ns < joining->deadline_ns ? (uint32_t)((joining->deadline_ns - now_ns) / SHOAL_NS_PER_MS) + 1 : 1;
 }
 
-/* ---- What this rank can -------------------------------------------------------------------------------------------------- */
+/* ---- What this rank can do ----------------------------------------------------------------------------------------------- */
 
-/* The first reason, which is what was logged last. */
+/* Keeps the first reason: the text that was logged last. */
 static void note_why(struct joining *joining, enum shoal_status status)
 {
     char text[SHOAL_LOG_TEXT_MAX];
@@ -50,19 +50,19 @@ static enum shoal_status peers_make_own(struct joining *joining)
 {
     struct shoal_comm *comm = joining->comm;
     struct shoal_context *context = comm->context;
-    if (!comm->devices.ask) { /* no failure of anything */
+    if (!comm->devices.ask) { /* not an error */
         snprintf(joining->own.why, sizeof joining->own.why, "its process has loaded no driver of GPUs");
         return SHOAL_OK;
     }
     SHOAL_TRY(shoal_drivers_open(context));
     SHOAL_TRY(shoal_devices_make_peers(context, &joining->stage, peers_left_ms(joining) / 2,
-                                       &joining->port)); /* others wait meanwhile */
+                                       &joining->port)); /* at most half of the time, because others wait meanwhile */
     const int device = shoal_gpu_peers_device(joining->port->peers);
     snprintf(joining->own.pci, sizeof joining->own.pci, "%s", shoal_gpu_at(context->drivers.gpu, device)->pci);
     return SHOAL_OK;
 }
 
-/* A process may not see the GPUs of others; then mapping their memory tells. */
+/* A process may not see the GPUs of others. Then mapping their memory shows whether they are reachable. */
 static bool does_reach(const struct shoal_gpu *gpu, int device, const char *pci)
 {
     for (int i = 0; i < shoal_gpu_count(gpu); i++) {
@@ -93,7 +93,7 @@ static enum shoal_status check_answers(const struct joining *joining)
     return SHOAL_OK;
 }
 
-/* ---- Telling each other -------------------------------------------------------------------------------------------------- */
+/* ---- Exchanging answers -------------------------------------------------------------------------------------------------- */
 
 static enum shoal_status exchange_answers(struct joining *joining)
 {
@@ -106,7 +106,7 @@ static enum shoal_status exchange_answers(struct joining *joining)
     return shoal_comm_run(joining->comm, &call);
 }
 
-/* The lowest rank that cannot; -1: all can. */
+/* Returns the lowest rank that cannot take part, or -1 if all can. */
 static int find_unable(const struct joining *joining)
 {
     int rank = 0;
@@ -115,16 +115,17 @@ static int find_unable(const struct joining *joining)
     return rank < joining->comm->size ? rank : -1;
 }
 
-/* Descriptors of GPU memory on their way between the ranks of a host. A rank that has none says so: nobody waits for it. */
+/* Descriptors of GPU memory on their way between the ranks of a host. A rank without one sends a message that says so; nobody
+ * waits for it. */
 struct passing {
-    int own; /* -1: none */
+    int own; /* -1 if none */
     bool has_sent[SHOAL_GPU_SOURCES_MAX];
     bool has_come[SHOAL_GPU_SOURCES_MAX];
-    int descriptors[SHOAL_GPU_SOURCES_MAX]; /* -1: none */
+    int descriptors[SHOAL_GPU_SOURCES_MAX]; /* -1 if none */
     enum shoal_status status;               /* the first error */
 };
 
-/* True when the peer needs nothing more and has told all, or has ended. Under the progress engine's lock. */
+/* Returns true if both directions are complete or the peer has ended. Call with the progress engine's lock held. */
 static bool pass_with(const struct joining *joining, struct passing *passing, int i)
 {
     const struct shoal_comm *comm = joining->comm;
@@ -142,7 +143,7 @@ static bool pass_with(const struct joining *joining, struct passing *passing, in
     return passing->has_sent[i] && passing->has_come[i];
 }
 
-/* True when all is passed. */
+/* Returns true when all descriptors have been exchanged. */
 static bool pass_once(const struct joining *joining, struct passing *passing)
 {
     struct shoal_progress *progress = joining->comm->context->progress;
@@ -165,7 +166,7 @@ static enum shoal_status peers_pass_all(const struct joining *joining, struct pa
     return passing->status;
 }
 
-/* A rank that has passed none says why itself. */
+/* A rank that has passed no descriptor reports the reason itself. */
 static enum shoal_status import_all(const struct joining *joining, const struct passing *passing)
 {
     enum shoal_status status = SHOAL_OK;
@@ -179,7 +180,7 @@ static enum shoal_status import_all(const struct joining *joining, const struct 
     return status;
 }
 
-/* Other ranks are told even where this one cannot. */
+/* Exchanges descriptors even if this rank cannot take part, so that the others do not wait. */
 static void map_peers(struct joining *joining)
 {
     struct passing passing = {.own = -1};
@@ -205,7 +206,7 @@ static void say_why_not(struct shoal_comm *comm, const char *why)
                        comm->name, why);
 }
 
-/* OK: all know whether all can. Else the communicator is broken. */
+/* On OK all ranks know whether all can take part. Otherwise the communicator is broken. */
 static enum shoal_status join_all(struct joining *joining)
 {
     note_why(joining, peers_make_own(joining));
@@ -216,7 +217,7 @@ static enum shoal_status join_all(struct joining *joining)
     return exchange_answers(joining);
 }
 
-/* All can. */
+/* Call if all ranks can take part. */
 static void use_peers(const struct joining *joining)
 {
     struct shoal_comm *comm = joining->comm;
@@ -244,7 +245,7 @@ static enum shoal_status join_or_decline(struct joining *joining)
     return status;
 }
 
-/* All ranks come to the same answer; NULL: all may be able to. */
+/* All ranks come to the same answer. Returns NULL if nothing prevents it. */
 static const char *find_obstacle(const struct shoal_comm *comm)
 {
     const int ranks = shoal_members_count_local(comm->members, comm->size, comm->rank);
@@ -285,7 +286,7 @@ static enum shoal_status peers_join_with(struct joining *joining)
         return shoal_log_fail(log, SHOAL_ERR_MEMORY, "comm", "no memory for what ranks say of their GPUs");
     const enum shoal_status before = shoal_log_last_error(log, last, sizeof last);
     const enum shoal_status status = join_or_decline(joining);
-    if (status == SHOAL_OK) /* why this rank cannot is no failure of the call */
+    if (status == SHOAL_OK) /* a rank that cannot take part does not make the call fail */
         shoal_log_restore(log, before, last);
     free(joining->answers);
     return status;

@@ -1,5 +1,6 @@
-/* Whether the GPUs of a communicator sum among themselves inside their hosts (device/device_stage.h), which all of its ranks
- * must agree on before the first call: what a call puts on streams is fixed when it is posted, and then no peer is known. */
+/* Lets the ranks of a communicator agree whether their GPUs sum among themselves inside their hosts (device/device_stage.h).
+ * They must agree before the first call: the work that a call puts on streams is fixed when it is posted, and no peer is known
+ * at that time. */
 #ifndef SHOAL_COMM_DEVICE_PEERS_H
 #define SHOAL_COMM_DEVICE_PEERS_H
 
@@ -7,10 +8,10 @@
 
 struct shoal_comm;
 
-/* A communicator was made; a collective call of its ranks, where SHOAL_GPU_PEER_BYTES says that they want it. All of them
- * can, or none does, and the log says why: then operands on devices pass through host memory, and the call is OK. Another
- * status: the communicator has broken meanwhile, as a rank was lost or did not come in time. Waits; without the progress
- * engine's lock. */
+/* Call when a communicator was made and SHOAL_GPU_PEER_BYTES asks for sums among GPUs. A collective call. Either all ranks take
+ * part or none does. If none does, the log says why, operands on devices pass through host memory, and the call returns OK. Any
+ * other status means that the communicator has broken because a rank was lost or did not arrive in time. Waits; call without
+ * the progress engine's lock. */
 SHOAL_MUST_USE enum shoal_status shoal_devices_join_peers(struct shoal_comm *comm, uint32_t timeout_ms);
 
 #endif

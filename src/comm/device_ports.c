@@ -13,8 +13,9 @@
 
 /* ---- Making and ending --------------------------------------------------------------------------------------------------- */
 
-/* Memory that a forked child does not share copies of: the device writes to these pages. It is no region, so what leaves a host
- * is copied to a bounce buffer: after a failure a stream writes here while an adapter may still read (decision 41). */
+/* Maps memory that is not copied into forked children, because the device writes to these pages. It is not a region, so data
+ * that leave the host are copied to a bounce buffer: after a failure a stream may write here while an adapter still reads
+ * (decision 41). */
 static enum shoal_status map_rings(struct shoal_context *context, struct shoal_devices_port *port)
 {
     port->memory = mmap(NULL, port->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -67,7 +68,7 @@ static enum shoal_status make_port(struct shoal_context *context, void *driver_c
     return SHOAL_OK;
 }
 
-/* One that a call may do without: its failure is none of the thread's. */
+/* Makes a port that a call can do without. A failure does not become the thread's last failure. */
 static bool try_to_make(struct shoal_context *context, void *driver_context, unsigned slots)
 {
     shoal_log_hush(true);
@@ -86,7 +87,7 @@ static bool is_port_idle(const struct shoal_devices_port *port)
     return port->peers ? !shoal_gpu_peers_is_at_work(port->peers) : shoal_gpu_port_is_idle(port->port);
 }
 
-/* Memory that a device may still write to is never given back. */
+/* Memory that a device may still write to is never freed. */
 static void end_port(struct shoal_drivers *drivers, struct shoal_devices_port *port)
 {
     struct shoal_devices_port **link = &drivers->made;
@@ -114,7 +115,8 @@ static size_t count_made(const struct shoal_drivers *drivers)
     return count;
 }
 
-/* Ends spare ports while there are more than so many ports; none while a call is under way, which a driver may wait for. */
+/* Ends spare ports while there are more than `kept` ports. Ends none while a call is under way, because the driver may wait for
+ * that call. */
 static void end_spares(struct shoal_drivers *drivers, size_t kept)
 {
     while (drivers->spare && count_made(drivers) > kept && !is_any_at_work(drivers)) {
@@ -124,25 +126,26 @@ static void end_spares(struct shoal_drivers *drivers, size_t kept)
     }
 }
 
-/* ---- Coming back --------------------------------------------------------------------------------------------------------- */
+/* ---- Retiring ------------------------------------------------------------------------------------------------------------ */
 
 static void push_retired(struct shoal_drivers *drivers, struct shoal_devices_port *port)
 {
     port->next = atomic_load_explicit(&drivers->retired, memory_order_relaxed);
-    /* release: pairs with the acquire of sweep, so that what the port is made of is seen. */
+    /* release: pairs with the acquire of sweep, which thereby sees the port's fields. */
     while (!atomic_compare_exchange_weak_explicit(&drivers->retired, &port->next, port, memory_order_release,
                                                   memory_order_relaxed))
         continue;
 }
 
-/* Whether a retired port can leave the list now. Peers end there, which a driver may keep waiting while a call is under way. */
+/* Returns true if a retired port can leave the list now. Peers end when they leave, and the driver may delay that while a call
+ * is under way. */
 static bool can_leave(const struct shoal_drivers *drivers, const struct shoal_devices_port *port)
 {
     return is_port_idle(port) && (port->port || !is_any_at_work(drivers));
 }
 
-/* Looks at retired ports, under the drivers' lock. True: none is left; those that are not idle are, unless this is the last
- * time. To end a port may take as long as to make one, so as many are kept as are made early. */
+/* Looks at retired ports; call with the drivers' lock held. Returns true if none is left. A port that is not idle stays, unless
+ * this is the last call. Ending a port may take as long as making one, so it keeps as many spare ports as are made early. */
 static bool sweep(struct shoal_context *context, bool is_last)
 {
     struct shoal_drivers *drivers = &context->drivers;
@@ -216,7 +219,7 @@ void shoal_devices_retire(struct shoal_context *context, struct shoal_devices_po
         (void)sweep_locked(context, false);
 }
 
-/* Takes a port off its communicator's list. */
+/* Removes a port from its communicator's list and retires it. */
 static void retire_from(struct shoal_context *context, struct shoal_devices_port **link)
 {
     struct shoal_devices_port *port = *link;
@@ -241,7 +244,7 @@ static unsigned slots_for(const struct shoal_comm *comm)
     return shoal_device_ring_slots(shoal_gpu_unit_bytes(&comm->context->settings.gpu), whole, comm->size, part);
 }
 
-/* The slots that the youngest communicators need, at most SHOAL_GPU_EARLY of them. */
+/* Lists the slots that the youngest communicators need, for at most SHOAL_GPU_EARLY of them. */
 static size_t list_needs(struct shoal_context *context, unsigned *needs)
 {
     size_t count = 0;
@@ -253,7 +256,7 @@ static size_t list_needs(struct shoal_context *context, unsigned *needs)
     return count;
 }
 
-/* The port with the fewest slots that serves a need and is not counted yet; NULL: none does. */
+/* Returns the port with the fewest slots that meets a need and is not counted yet, or NULL. */
 static struct shoal_devices_port *find_uncounted(const struct shoal_drivers *drivers, const void *driver_context,
                                                  unsigned slots)
 {
@@ -265,7 +268,7 @@ static struct shoal_devices_port *find_uncounted(const struct shoal_drivers *dri
     return best;
 }
 
-/* Until there is a port for each communicator. Under the drivers' lock. */
+/* Makes ports until each communicator has one. Call with the drivers' lock held. */
 static void make_early(struct shoal_context *context, void *driver_context)
 {
     struct shoal_drivers *drivers = &context->drivers;
@@ -302,7 +305,7 @@ void shoal_devices_make_ports(struct shoal_context *context)
 
 /* ---- Finding ------------------------------------------------------------------------------------------------------------- */
 
-/* The spare port that serves a need with the fewest slots, off their list; NULL: none does. */
+/* Removes the spare port with the fewest slots that meets a need from the list and returns it, or NULL if there is none. */
 static struct shoal_devices_port *take_spare(struct shoal_drivers *drivers, const void *driver_context, unsigned slots)
 {
     struct shoal_devices_port **best = NULL;
@@ -316,7 +319,7 @@ static struct shoal_devices_port *take_spare(struct shoal_drivers *drivers, cons
     return port;
 }
 
-/* One that works: a context may have failed, or ended, since a port was made in it. */
+/* Returns a spare port that works: the context in which a port was made may have failed or ended since then. */
 static struct shoal_devices_port *take_usable(struct shoal_context *context, const void *driver_context, unsigned slots)
 {
     struct shoal_drivers *drivers = &context->drivers;
@@ -328,7 +331,7 @@ static struct shoal_devices_port *take_usable(struct shoal_context *context, con
     return port;
 }
 
-/* Spare ports that do not serve may hold what is lacking. */
+/* Unusable spare ports may still hold the resource that a new one needs: free them and retry. */
 static enum shoal_status make_needed(struct shoal_context *context, void *driver_context, unsigned slots)
 {
     if (context->drivers.spare && try_to_make(context, driver_context, slots))
@@ -387,7 +390,7 @@ static enum shoal_status fill_peers(struct shoal_context *context, void *driver_
     return status;
 }
 
-/* Under the drivers' lock. */
+/* Call with the drivers' lock held. */
 static enum shoal_status make_peers(struct shoal_context *context, const struct shoal_device_stage_options *stage,
                                     struct shoal_devices_port **port_out)
 {
@@ -413,7 +416,7 @@ static enum shoal_status make_peers(struct shoal_context *context, const struct 
     return SHOAL_OK;
 }
 
-/* A request is done before the streams have noted its end, and frameworks wait on streams alone. */
+/* A request completes before the streams have noted its end, and frameworks wait on streams alone. */
 static void await_idle(struct shoal_drivers *drivers, uint32_t timeout_ms)
 {
     const uint64_t timeout_ns = timeout_ms * SHOAL_NS_PER_MS;

@@ -1,12 +1,12 @@
-/* The ports (device/gpu.h) of communicators: where a communicator's operands on a device pass through, one for each context of
- * the driver that it uses.
+/* The ports (device/gpu.h) of communicators. A communicator's operands on a device pass through its port; it has one for each
+ * context of the driver that it uses.
  *
  *     made early, or at a call  ->  spare  ->  a communicator's  ->  retired when that is freed  ->  spare
  *     made with a communicator, for sums among GPUs (comm/device_peers.h)  ->  retired when that is freed  ->  ended
  *
- * A driver may wait until a device has nothing to do before it makes or ends a stream, or registers memory. Then a first call
- * on one communicator would wait for a call on another that is under way, and other ranks may need the first one before they
- * make theirs. So ports are made early and ended late, while nothing of ours is under way, and are kept for the next
+ * A driver may wait until a device is idle before it makes or ends a stream, or registers memory. Then a first call on one
+ * communicator would wait for a call on another that is under way, and other ranks may need the first call before they make
+ * the other one. So ports are made early and ended late, while no operation of ours is under way, and are kept for the next
  * communicator.
  *
  * Any thread, without the progress engine's lock. */
@@ -22,62 +22,64 @@ struct shoal_comm;
 struct shoal_context;
 
 struct shoal_devices_port {
-    struct shoal_devices_port *next; /* of its communicator's, of the retired or of the spare ones */
+    struct shoal_devices_port *next; /* in the list of its communicator, of retired ports, or of spare ports */
     struct shoal_devices_port *next_made;
     struct shoal_gpu_port *port;
-    struct shoal_gpu_peers *peers; /* in its stead: what the communicator's GPUs sum by among themselves */
-    unsigned slots;                /* of each ring */
+    struct shoal_gpu_peers *peers; /* instead of `port`: what the communicator's GPUs need to sum among themselves */
+    unsigned slots;                /* in each ring */
     bool is_counted;
-    void *memory; /* of its rings */
+    void *memory; /* holds its rings */
     size_t bytes;
 };
 
-/* A communicator's knowledge of devices. */
+/* What a communicator knows about devices. */
 struct shoal_devices {
-    shoal_gpu_ask_fn ask;    /* NULL: the process had no driver when the communicator was made, so nothing is on a device */
-    pthread_mutex_t posting; /* guards what follows, and keeps calls in order */
+    shoal_gpu_ask_fn ask;    /* NULL if the process had no driver when the communicator was made */
+    pthread_mutex_t posting; /* guards the following fields and keeps calls in order */
     struct shoal_devices_port *ports;
-    struct shoal_devices_port *peers; /* constant once the communicator is made; NULL: its GPUs do not sum among themselves */
+    struct shoal_devices_port *peers; /* constant once the communicator is made; NULL if its GPUs do not sum among themselves */
 };
 
-/* A context's knowledge of devices. */
+/* What a context knows about devices. */
 struct shoal_drivers {
-    pthread_mutex_t lock;             /* of the driver and what follows; never taken in a callback */
-    struct shoal_gpu *gpu;            /* NULL: no operand was on a device yet */
-    struct shoal_devices_port *made;  /* all that there are, by next_made */
-    struct shoal_devices_port *spare; /* idle, and no communicator's */
-    /* Those of freed communicators: streams may have to run out, and a callback must not end them. Without the lock. */
+    pthread_mutex_t lock;             /* guards the driver and the following fields; never locked in a callback */
+    struct shoal_gpu *gpu;            /* NULL if no operand has been on a device yet */
+    struct shoal_devices_port *made;  /* all existing ports, linked by next_made */
+    struct shoal_devices_port *spare; /* idle and without a communicator */
+    /* Ports of freed communicators. Their streams may still be at work, and a callback must not end them. Changed without the
+     * lock. */
     _Atomic(struct shoal_devices_port *) retired;
 };
 
 void shoal_drivers_init(struct shoal_drivers *drivers);
-/* The driver is loaded and looked at, once. Errors as shoal_gpu_open. */
+/* Loads and examines the driver, once. Errors as shoal_gpu_open. */
 SHOAL_MUST_USE enum shoal_status shoal_drivers_open(struct shoal_context *context);
-/* All communicators were freed. Waits up to a second for the streams of their ports. */
+/* Call when all communicators are freed. Waits up to a second for the streams of their ports. */
 void shoal_drivers_fini(struct shoal_context *context);
 
 void shoal_devices_init(struct shoal_devices *devices);
-/* The engine was destroyed: no stream waits for it. In a callback of another communicator, too. */
+/* Call when the engine is destroyed, so that no stream waits for it. Also allowed in a callback of another communicator. */
 void shoal_devices_fini(struct shoal_comm *comm);
 
-/* The port that the communicator has to that context of the driver; NULL: none. Under the communicator's lock for posting. */
+/* Returns the communicator's port for that context of the driver, or NULL if it has none. Call with the communicator's lock for
+ * posting held. */
 struct shoal_devices_port *shoal_devices_port_of(const struct shoal_comm *comm, const void *driver_context);
-/* That port, a spare one, or a new one; a new one is followed by those of other communicators (SHOAL_GPU_EARLY). Under the same
- * lock. */
+/* Returns that port, a spare one, or a new one. After a new one it also makes ports for other communicators (SHOAL_GPU_EARLY).
+ * Call with the same lock held. */
 SHOAL_MUST_USE enum shoal_status shoal_devices_find_port(struct shoal_comm *comm, void *driver_context,
                                                          struct shoal_devices_port **port_out);
 
-/* A communicator was made: where the thread's current context of the driver has ports, it gets one, too, unless calls are under
- * way. What cannot be made is made at a call, which then says why it cannot. */
+/* Call when a communicator was made. If the context already has ports in the thread's current context of the driver, makes one
+ * for the communicator also, unless calls are under way. If that fails, the first call makes the port and reports any error. */
 void shoal_devices_make_ports(struct shoal_context *context);
 
-/* For comm/device_peers.h: makes what a communicator's GPU sums by, in the context of the driver that is current in this
- * thread. Waits a second, and timeout_ms, at most for calls that are under way. ERR_STATE: there is no context, or a call is
- * still under way. */
+/* For comm/device_peers.h: makes what a communicator's GPU needs to sum with others, in the driver context that is current in
+ * this thread. Waits for calls under way, for at most a second and at most timeout_ms. ERR_STATE: the thread has no context, or
+ * a call is still under way. */
 SHOAL_MUST_USE enum shoal_status shoal_devices_make_peers(struct shoal_context *context,
                                                           const struct shoal_device_stage_options *stage, uint32_t timeout_ms,
                                                           struct shoal_devices_port **port_out);
-/* It is nobody's any more. In a callback of another communicator, too. */
+/* Takes over a port that its communicator no longer uses. Also allowed in a callback of another communicator. */
 void shoal_devices_retire(struct shoal_context *context, struct shoal_devices_port *port);
 
 #endif

@@ -9,7 +9,7 @@
 #include "comm/arguments.h"
 #include "comm/device_exports.h"
 
-/* ---- What lies where ----------------------------------------------------------------------------------------------------- */
+/* ---- Locating operands --------------------------------------------------------------------------------------------------- */
 
 static const struct shoal_shape *shape_of(const struct shoal_call *call)
 {
@@ -24,7 +24,7 @@ static bool is_partitioned(const struct shoal_call *call, enum shoal_operand ope
 /* Memory of one operand, or of one tensor of it. */
 struct piece {
     const char *at;
-    size_t bytes; /* from there to the end of what the rank may touch */
+    size_t bytes; /* from there to the end of the memory that the rank may access */
     enum shoal_operand operand;
     size_t tensor;
 };
@@ -47,7 +47,7 @@ static bool has_operand(const struct shoal_comm *comm, const struct shoal_call *
                                           : shoal_shape_receives(shape_of(call), comm->rank, call->root);
 }
 
-/* Bytes of an operand that is not several tensors. */
+/* Bytes of an operand that is a single tensor. */
 static size_t operand_bytes(const struct shoal_comm *comm, const struct shoal_call *call, enum shoal_operand operand)
 {
     const size_t element = shoal_type_bytes(call->type);
@@ -57,7 +57,7 @@ static size_t operand_bytes(const struct shoal_comm *comm, const struct shoal_ca
                                           : shoal_call_output_bytes(call, comm->rank, comm->size, element, comm->rank);
 }
 
-/* Number i of count_pieces; at is NULL where the rank has no bytes of it. */
+/* Returns piece i of count_pieces; `at` is NULL if the rank has no bytes of it. */
 static struct piece piece_at(const struct shoal_comm *comm, const struct shoal_call *call, size_t i)
 {
     struct piece piece = {.operand = i % 2 == 0 ? SHOAL_OPERAND_INPUT : SHOAL_OPERAND_OUTPUT, .tensor = i / 2};
@@ -85,11 +85,11 @@ static void name_piece(const struct shoal_posting *posting, size_t call, const s
         snprintf(name, bytes, "%s", operand);
 }
 
-/* The kernel reads the set of signals before it looks at the first argument, which is
- * none of its words, so nothing is changed; no filter of system calls forbids this one. */
+/* The kernel reads the set of signals before it checks the first argument, which is not a valid command, so nothing changes. No
+ * known filter of system calls forbids this call. */
 bool shoal_devices_is_readable(const char *at)
 {
-    const size_t set_bytes = 8; /* the kernel's; aligned, it lies on one page */
+    const size_t set_bytes = 8; /* the kernel's; an aligned set is within one page */
     const uintptr_t set = (uintptr_t)at & ~(uintptr_t)(set_bytes - 1);
     return syscall(SYS_rt_sigprocmask, ~0, set, NULL, set_bytes) == 0 || errno != EFAULT;
 }
@@ -103,9 +103,9 @@ static enum shoal_status refuse_in_callback(const struct shoal_comm *comm, const
                           posting->name, comm->name, operand);
 }
 
-/* Finds out where a piece lies. A driver does not know memory that was freed, nor that of another process, and the engine would
- * take it for the host's and crash: the last byte is read first, which the call would touch. In a callback that alone tells:
- * the driver may be waiting for this thread. */
+/* Finds out which memory a piece is in. A driver does not know freed memory or memory of another process; the engine would
+ * treat it as host memory and crash. So this reads the last byte first, which the call would access anyway. In a callback this
+ * read is the only check, because the driver may be waiting for this thread. */
 static enum shoal_status classify_piece(const struct shoal_comm *comm, const struct shoal_posting *posting, size_t call,
                                         const struct piece *piece, struct shoal_gpu_pointer *pointer_out)
 {
@@ -153,19 +153,19 @@ enum shoal_status shoal_devices_look(const struct shoal_comm *comm, const struct
     return SHOAL_OK;
 }
 
-/* ---- A call on its way --------------------------------------------------------------------------------------------------- */
+/* ---- A call under way ---------------------------------------------------------------------------------------------------- */
 
-/* An operand that lies on a device. */
+/* An operand on a device. */
 struct side {
-    const struct shoal_call *call; /* that of its struct leg */
+    const struct shoal_call *call; /* the call of its struct leg */
     int rank;
     enum shoal_operand operand;
-    struct shoal_device_ring_operand *ring_operand; /* NULL: in host memory */
-    const struct side *own; /* of an output: the input that stays, which the device copies from; or NULL */
+    struct shoal_device_ring_operand *ring_operand; /* NULL if in host memory */
+    const struct side *own; /* for an output: the input that stays on the device and that it is copied from; or NULL */
 };
 
-/* One call of a posting. The engine may free the call's layout while copies are still being posted: addresses are found in one
- * of its own. */
+/* One call of a posting. The engine may free the call's layout while copies are still being posted, so a leg has its own layout
+ * to look up addresses. */
 struct leg {
     struct shoal_call call;
     struct side sides[2]; /* enum shoal_operand */
@@ -174,17 +174,18 @@ struct leg {
 struct trip {
     struct shoal_comm *comm;
     const struct shoal_posting *posting;
-    void *driver_context; /* NULL: nothing was found yet, */
-    char first[64];       /* else what it was found by */
+    void *driver_context; /* NULL until the first operand on a device is found; */
+    char first[64];       /* then the name of that operand */
     struct shoal_devices_port *port;
-    struct shoal_device_sum *sum;         /* the communicator's GPUs sum among themselves; NULL: they do not */
+    struct shoal_device_sum *sum;         /* NULL if the communicator's GPUs do not sum among themselves */
     struct leg *legs;                     /* [count] */
-    size_t *order;                        /* [count] in which messages of a group pass through the rings */
+    size_t *order;                        /* [count] the order in which messages of a group pass through the rings */
     struct shoal_gpu_transfer *transfers; /* [2 * count] */
     size_t transfer_count;
 };
 
-/* Looks up the context in which a piece is used, which must be that of all. *is_on_device_out: false for host memory. */
+/* Finds the driver context in which a piece is used, which must be the same for all pieces. *is_on_device_out is false for host
+ * memory. */
 static enum shoal_status look_at_piece(struct trip *trip, size_t call, const struct piece *piece, bool *is_on_device_out)
 {
     struct shoal_comm *comm = trip->comm;
@@ -212,7 +213,7 @@ static enum shoal_status look_at_piece(struct trip *trip, size_t call, const str
     return SHOAL_OK;
 }
 
-/* Several tensors count as one vector: what looks them up is in one place. */
+/* Several tensors count as one vector, because one function looks up their addresses. */
 static enum shoal_status look_at_call(struct trip *trip, size_t call)
 {
     const struct shoal_call *at = &trip->posting->calls[call];
@@ -242,7 +243,7 @@ static enum shoal_status look_at_call(struct trip *trip, size_t call)
 
 /* ---- Opening ------------------------------------------------------------------------------------------------------------- */
 
-/* The call, with a layout of its own. */
+/* Copies the call, with its own layout. */
 static enum shoal_status copy_call(struct trip *trip, size_t i)
 {
     const struct shoal_call *call = &trip->posting->calls[i];
@@ -252,7 +253,7 @@ static enum shoal_status copy_call(struct trip *trip, size_t i)
     return call->layout ? shoal_arguments_lay_out(trip->comm, trip->posting->name, &leg->call, trip->posting->extra) : SHOAL_OK;
 }
 
-/* Whether the plan of a call allows that its input stays where it is. */
+/* Returns true if the plan of a call lets its input stay where it is. */
 static bool may_stay(struct trip *trip, size_t i, bool *copies_out)
 {
     struct shoal_comm *comm = trip->comm;
@@ -268,7 +269,7 @@ static bool may_stay(struct trip *trip, size_t i, bool *copies_out)
     return may;
 }
 
-/* Opens an input that stays on the device; false: it passes through host memory. */
+/* Opens an input that stays on the device. Returns false if it has to pass through host memory. */
 static bool open_stay(struct trip *trip, size_t i)
 {
     struct side *sides = trip->legs[i].sides;
@@ -317,14 +318,14 @@ static enum shoal_status open_leg(struct trip *trip, size_t i)
     if (has_all &&
         shoal_layout_put_on_device(call, comm->rank, comm->size, bases[SHOAL_OPERAND_INPUT], bases[SHOAL_OPERAND_OUTPUT]))
         return SHOAL_OK;
-    for (int operand = 0; operand < 2; operand++) /* in the engine's stead */
+    for (int operand = 0; operand < 2; operand++) /* on the engine's behalf */
         shoal_device_ring_leave(leg->sides[operand].ring_operand);
     return shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "%s on communicator %s: no memory",
                           trip->posting->name, comm->name);
 }
 
-/* All ranks must come to the same answer: what their memory is decides it, and ranks that differ learn that when their calls
- * are compared. */
+/* All ranks must come to the same answer. Their kinds of memory decide it; ranks that differ find out when their calls are
+ * compared. */
 static bool goes_among_gpus(const struct trip *trip)
 {
     const struct shoal_devices_port *peers = trip->comm->devices.peers;
@@ -345,7 +346,7 @@ static enum shoal_status prepare_sum(struct trip *trip)
     trip->sum = shoal_device_sum_open(shoal_gpu_peers_stage(peers), call->count, shoal_type_bytes(call->type));
     if (trip->sum && shoal_layout_put_on_peers(call, trip->sum))
         return SHOAL_OK;
-    shoal_device_sum_leave(trip->sum); /* in the engine's stead */
+    shoal_device_sum_leave(trip->sum); /* on the engine's behalf */
     return shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "%s on communicator %s: no memory",
                           trip->posting->name, comm->name);
 }
@@ -365,7 +366,7 @@ static unsigned long long find_element(const void *arg, int part, size_t at, siz
     return (uintptr_t)shoal_call_address(call, side->rank, shoal_type_bytes(call->type), side->operand, part, at, run);
 }
 
-/* The address in the input of an element of the output that the rank gives itself; 0: another rank gives it. */
+/* Returns the address, in the input, of an element of the output that comes from this rank; 0 if it comes from another rank. */
 static unsigned long long find_own_element(const void *arg, int part, size_t at, size_t *run)
 {
     const struct side *side = arg;
@@ -377,9 +378,9 @@ static unsigned long long find_own_element(const void *arg, int part, size_t at,
 
 /* ---- Posting ------------------------------------------------------------------------------------------------------------- */
 
-/* A sends to B as B receives from A: so both ends of all messages of a group pass through the rings in one order, whatever the
- * order in which they were given. Those of the rank to itself come first, so that each is on its way in before a stream waits
- * for it on the way out. */
+/* Orders messages. A sends to B at the position at which B receives from A, so both ends of all messages of a group pass
+ * through the rings in one order, whatever the order of the calls. A rank's messages to itself come first, so that each is on
+ * its way in before a stream waits for it on the way out. */
 static int way_of(const struct shoal_comm *comm, const struct shoal_call *call)
 {
     const int from = call->collective == SHOAL_COLLECTIVE_SEND ? comm->rank : call->root;
@@ -387,8 +388,8 @@ static int way_of(const struct shoal_comm *comm, const struct shoal_call *call)
     return to >= from ? to - from : to - from + comm->size;
 }
 
-/* Messages of one pair and tag stay as they are: they are matched in this order. By insertion, as groups are short and mostly
- * in order. */
+/* Messages of one pair and tag keep their order, because they are matched in this order. Insertion sort, because groups are
+ * short and mostly in order. */
 static void order_messages(struct trip *trip)
 {
     const struct shoal_call *calls = trip->posting->calls;
@@ -406,7 +407,7 @@ static void order_messages(struct trip *trip)
     }
 }
 
-/* From here on each unit must be posted, or the ring let go. */
+/* From here on each unit must be posted, or its ring released. */
 static void reserve_all(struct trip *trip)
 {
     if (trip->sum) {
@@ -432,7 +433,7 @@ static void reserve_all(struct trip *trip)
     }
 }
 
-/* Other ranks wait for something that will not come. */
+/* Other ranks wait for data that will not come. */
 static void fail_posted(struct shoal_comm *comm, struct shoal_request *request, enum shoal_status status)
 {
     struct shoal_progress *progress = comm->context->progress;
@@ -450,7 +451,7 @@ static bool has_failed(struct shoal_comm *comm)
     return has;
 }
 
-/* No argument can be mended any more. */
+/* By now the arguments are accepted, so an error of the driver is not ERR_ARGUMENT. */
 static enum shoal_status of_driver(enum shoal_status status)
 {
     return status == SHOAL_ERR_MEMORY ? status : SHOAL_ERR_SYSTEM;
@@ -463,7 +464,7 @@ enum shoal_status shoal_posting_drop(const struct shoal_posting *posting, enum s
     return status;
 }
 
-/* Nothing of it was posted, and the engine has not dropped its operands yet. */
+/* Call if nothing was posted and the engine has not dropped its operands yet. */
 static void take_back(struct trip *trip)
 {
     if (trip->sum)
@@ -506,20 +507,20 @@ static enum shoal_status devices_post_all(struct trip *trip, struct shoal_reques
     }
     if (trip->sum)
         shoal_device_sum_put_on_streams(trip->sum);
-    if (has_failed(trip->comm)) /* the request, too, and its rings are let go */
+    if (has_failed(trip->comm)) /* the request has also failed, and its rings are released */
         return SHOAL_OK;
     status = post_on_streams(trip);
     if (status == SHOAL_OK)
         return SHOAL_OK;
     status = of_driver(status);
     fail_posted(trip->comm, *request_out, status);
-    if (shoal_request_test(*request_out) == SHOAL_OK) /* was done before: refused was what comes behind its copies */
+    if (shoal_request_test(*request_out) == SHOAL_OK) /* the request was done: the driver refused later work */
         return SHOAL_OK;
     shoal_request_free(*request_out);
     return status;
 }
 
-/* Layouts of calls that were not posted are freed by who drops the posting. */
+/* The caller that drops the posting frees the layouts of calls that were not posted. */
 static enum shoal_status devices_prepare(struct trip *trip)
 {
     struct shoal_comm *comm = trip->comm;
@@ -550,7 +551,7 @@ static enum shoal_status travel(struct trip *trip, struct shoal_request **reques
     return status;
 }
 
-/* Under the lock for posting. */
+/* Call with the lock for posting held. */
 static enum shoal_status post_in_order(struct shoal_comm *comm, const struct shoal_posting *posting, void **driver_context_out,
                                        struct shoal_request **request_out)
 {
@@ -584,7 +585,7 @@ enum shoal_status shoal_devices_post(struct shoal_comm *comm, const struct shoal
 
 #define LOOK_MS 100
 
-/* No port: all calls with memory of that context have gone among GPUs. */
+/* The communicator has no port if all calls with memory of that context have gone among GPUs. */
 static enum shoal_status look_at_streams(const struct shoal_comm *comm, const void *driver_context)
 {
     const struct shoal_devices_port *port = shoal_devices_port_of(comm, driver_context), *peers = comm->devices.peers;
@@ -593,7 +594,7 @@ static enum shoal_status look_at_streams(const struct shoal_comm *comm, const vo
     return peers && shoal_gpu_peers_context(peers->peers) == driver_context ? shoal_gpu_peers_look(peers->peers) : SHOAL_OK;
 }
 
-/* Not while another thread posts, which may wait in the driver. */
+/* Does not look while another thread posts, because that thread may wait in the driver. */
 static enum shoal_status look_at_port(struct shoal_comm *comm, const void *driver_context)
 {
     if (pthread_mutex_trylock(&comm->devices.posting) != 0)

@@ -1,5 +1,5 @@
-/* The handler writes to an eventfd, and a thread does the rest: it reads the recorders as another process would, without a
- * lock. So it works while a thread of the program hangs inside Shoal, or has not called it for hours. */
+/* The handler writes to an eventfd, and a thread does the rest. The thread reads the recorders without a lock, as another
+ * process would. So it works even if a thread of the program hangs inside Shoal, or has not called it for hours. */
 #include "comm/dump.h"
 
 #include <errno.h>
@@ -12,22 +12,23 @@
 
 #include "observe/recorder.h"
 
-/* A context that asked for the signal. */
+/* A context that requested the signal. */
 struct asker {
     struct shoal_log *log;
     const struct shoal_settings *settings;
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;        /* of all below, but what the handler reads */
-static pthread_mutex_t askers_lock = PTHREAD_MUTEX_INITIALIZER; /* of these two, which the thread reads; taken after `lock` */
-static struct asker *askers; /* the first says where the recorders are written; when it ends, the next does */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;        /* guards all variables below that the handler does not read */
+static pthread_mutex_t askers_lock = PTHREAD_MUTEX_INITIALIZER; /* guards these two, which the thread reads; locked second */
+static struct asker *askers; /* its settings name the place of the recorders; when it ends, the next one's do */
 static size_t asker_count;
 static pthread_t thread;
 static int signal_number;
 static atomic_bool must_stop;
 static pthread_once_t forks_watched = PTHREAD_ONCE_INIT;
 
-/* The handler reads these; set before it is installed. The descriptor stays open: a handler may be on its way to it. */
+/* The handler reads these; they are set before it is installed. The descriptor stays open, because a handler may be about to
+ * use it. */
 static int wake_fd = -1;
 static pid_t wake_pid;
 
@@ -36,7 +37,7 @@ static void wake(int number)
     const int error = errno;
     const uint64_t one = 1;
     (void)number;
-    if (getpid() == wake_pid) /* a forked child has the handler, and not the thread */
+    if (getpid() == wake_pid) /* a forked child has the handler, but not the thread */
         (void)!write(wake_fd, &one, sizeof one);
     errno = error;
 }
@@ -48,7 +49,7 @@ static void note_job(void *arg, const struct shoal_watched *watched)
     *(uint64_t *)arg = watched->job;
 }
 
-/* Under the lock of the askers, so that the log lives. */
+/* Call with the askers' lock held, so that the log stays valid. */
 static void dump(const struct asker *asker)
 {
     struct shoal_log *owner = asker->log;
@@ -98,7 +99,7 @@ static bool dump_start_thread(void)
     wake_pid = getpid();
     atomic_store_explicit(&must_stop, false, memory_order_release);
     sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before); /* signals belong to the program's threads */
+    pthread_sigmask(SIG_BLOCK, &all, &before); /* the program's threads handle signals */
     errno = pthread_create(&thread, NULL, dump_serve, NULL);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return errno == 0;
@@ -118,8 +119,8 @@ static void dump_after_fork(void)
     pthread_mutex_unlock(&lock);
 }
 
-/* The contexts of the parent have no thread here, and its descriptor would wake the parent: the first context of the child
- * begins anew. */
+/* A forked child has no thread for the parent's contexts, and the inherited descriptor would wake the parent. So the child's
+ * first context starts again from nothing. */
 static void begin_anew_in_child(void)
 {
     free(askers);
@@ -150,7 +151,7 @@ static bool add_asker(struct shoal_log *log, const struct shoal_settings *settin
     return more != NULL;
 }
 
-/* True when it was there, and was the last one. */
+/* Returns true if it was in the list and was the last one. */
 static bool remove_asker(const struct shoal_log *log)
 {
     size_t kept = 0;
@@ -205,7 +206,7 @@ void shoal_dump_start(struct shoal_log *log, const struct shoal_settings *settin
     pthread_mutex_unlock(&lock);
 }
 
-/* The handler stays: a signal may be on its way, and its default would end the process. */
+/* The handler stays installed: a signal may be pending, and its default action would end the process. */
 void shoal_dump_stop(struct shoal_log *log)
 {
     const uint64_t one = 1;

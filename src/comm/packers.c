@@ -21,7 +21,7 @@ static enum shoal_status tell_error(const struct shoal_gpu_pointer *pointer, cha
     return SHOAL_ERR_SYSTEM;
 }
 
-/* Managed memory serves both. A driver that has failed does not know a device's memory from the host's; the processor does. */
+/* Managed memory works for both. A failed driver cannot distinguish device memory from host memory; the processor can. */
 static enum shoal_status check_for_host(const struct shoal_gpu_pointer *pointer, const void *memory, char *wrong,
                                         size_t wrong_bytes)
 {
@@ -55,7 +55,7 @@ static enum shoal_status check_for_device(const struct shoal_gpu_packer *packer,
     return SHOAL_ERR_ARGUMENT;
 }
 
-/* In a callback no driver is asked: it may be waiting for this thread. */
+/* In a callback no driver may be asked, because it may be waiting for this thread. */
 enum shoal_status shoal_packer_check(const struct shoal_comm *comm, const struct shoal_gpu_packer *packer, const void *memory,
                                      char *wrong, size_t wrong_bytes)
 {

@@ -8,7 +8,7 @@
 
 #define PREFIX "SHOAL_"
 
-/* In the order in which they are printed. */
+/* In the order of printing. */
 static const struct {
     const struct shoal_setting_table *table;
     size_t offset; /* of the module's struct */
@@ -26,19 +26,19 @@ static const struct {
     {&shoal_gpu_setting_table, offsetof(struct shoal_settings, gpu)},
 };
 
-#define SETTINGS_MAX 64 /* a bit of former_names for each */
+#define SETTINGS_MAX 64 /* former_names has a bit for each */
 
-/* Variables that are no settings: what `shoal run` tells its workers, what the Python package reads. */
+/* Variables that are not settings: `shoal run` sets some for its workers, the Python package reads others. */
 static const char *const others[] = {"SHOAL_RUN_TERMINAL", "SHOAL_RESTART",     "SHOAL_LIBRARY",
                                      "SHOAL_TORCH_SHIM",   "SHOAL_TORCH_CACHE", NULL};
 
-/* A setting, and where the values of its module begin in a struct shoal_settings. */
+/* A setting, and the offset of its module's values in a struct shoal_settings. */
 struct found {
-    const struct shoal_setting *setting; /* NULL: none */
+    const struct shoal_setting *setting; /* NULL if not found */
     size_t offset;
 };
 
-/* Number i of all settings, from 0 on. */
+/* Returns setting number i of all modules, from 0. */
 static struct found setting_at(size_t i)
 {
     for (size_t m = 0; m < SHOAL_COUNT_OF(modules); m++) {
@@ -59,7 +59,7 @@ static bool is_former(struct found found, const char *name)
     return found.setting->former && strcmp(found.setting->former, name) == 0;
 }
 
-/* The number of the setting that has this name, or had it before; SETTINGS_MAX: none has. */
+/* Returns the number of the setting with this present or former name, or SETTINGS_MAX if there is none. */
 static size_t settings_find_name(const char *name)
 {
     struct found found;
@@ -70,7 +70,7 @@ static size_t settings_find_name(const char *name)
     return SETTINGS_MAX;
 }
 
-/* The setting that `name` may be meant for, NULL when it reads like none. */
+/* Returns the setting that `name` may be meant for, or NULL if it is not similar to any. */
 static const char *settings_find_nearest(const char *name)
 {
     const char *nearest = NULL;
@@ -90,8 +90,8 @@ static const char *settings_find_nearest(const char *name)
 
 /* ---- Loading ------------------------------------------------------------------------------------------------------------- */
 
-/* The value of setting number i in the environment: under its present name, else under its former one, which is noted; NULL: it
- * is not set. */
+/* Returns the value of setting i in the environment: under its present name, otherwise under its former name, which is then
+ * noted. NULL if it is not set. */
 static const char *find_value(struct shoal_settings *settings, size_t i)
 {
     const struct shoal_setting *setting = setting_at(i).setting;

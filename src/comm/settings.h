@@ -1,5 +1,5 @@
-/* The settings of all modules: the one place that collects their tables. Parsing, printing, and what ranks compare are made
- * from them. Settings are read once, when a context is made, and are constant afterwards. */
+/* The settings of all modules: collects their tables in one place. Parsing, printing and the comparison between ranks use these
+ * tables. Settings are read once, when a context is made, and are constant afterwards. */
 #ifndef SHOAL_COMM_SETTINGS_H
 #define SHOAL_COMM_SETTINGS_H
 
@@ -27,7 +27,7 @@ struct shoal_settings {
     struct shoal_shm_settings shm;
     struct shoal_nic_settings nic;
     struct shoal_fabric_settings fabric;
-    uint64_t former_names; /* bits: which settings were given by their former names */
+    uint64_t former_names; /* bits: the settings that were set by their former names */
 };
 
 /* Fills *settings_out from the defaults, then the environment (SHOAL_<NAME>, or a former name of it), then overrides (a
@@ -36,18 +36,18 @@ struct shoal_settings {
 SHOAL_MUST_USE enum shoal_status shoal_settings_load(struct shoal_settings *settings_out, const char *const *overrides,
                                                      char *error, size_t error_bytes);
 
-/* The same without overrides; but each variable that is wrong is told, and its default stays. */
+/* Like shoal_settings_load() without overrides, but calls `tell` for each wrong variable and keeps its default. */
 void shoal_settings_load_right(struct shoal_settings *settings_out, void (*tell)(void *arg, const char *error), void *arg);
 
-/* Collects the values that ranks must agree on, after a change of one. Loading calls it. */
+/* Collects the values that ranks must agree on. Call it after one changes; loading calls it itself. */
 void shoal_settings_update_agreed(struct shoal_settings *settings);
 
-/* The next variable of the environment that begins with SHOAL_ and is no setting, nor one that Shoal's programs set; false at
- * the end. *at begins as 0. *nearest_out is the setting it may be meant for, or NULL. */
+/* Finds the next variable of the environment that begins with SHOAL_ but is neither a setting nor set by Shoal's programs.
+ * Returns false at the end. *at begins as 0. *nearest_out is the setting that it may be meant for, or NULL. */
 bool shoal_settings_find_unknown(size_t *at, char name[SHOAL_SETTING_NAME_MAX], const char **nearest_out);
 
-/* The next former name by which a value was given when these settings were loaded; false at the end. *at begins as 0. Both
- * names are static. */
+/* Finds the next former name by which one of these settings was set. Returns false at the end. *at begins as 0. Both names are
+ * static. */
 bool shoal_settings_find_former(const struct shoal_settings *settings, size_t *at, const char **former_out,
                                 const char **present_out);
 

@@ -7,16 +7,16 @@
 #include "base/assert.h"
 #include "fusion/lists.h"
 
-#define TEXT_SHOWN 480 /* of a rank's text, behind its number */
+#define TEXT_SHOWN 480 /* of a rank's text, shown after its number */
 
-/* A rank's arguments, and what it found wrong with them. */
+/* A rank's verdict on its arguments. */
 struct opinion {
     int32_t status; /* of its own arguments */
     int32_t padding;
     uint64_t parameter_count;
     uint64_t parameters_hash;
     uint64_t options[FUSION_OPTIONS_MAX];
-    char text[FUSION_TEXT_MAX]; /* where status is not OK */
+    char text[FUSION_TEXT_MAX]; /* the reason if status is not OK */
 };
 
 static void print_option(char *text, size_t text_bytes, const struct fusion_option *option, uint64_t word)

@@ -1,5 +1,5 @@
-/* What the ranks of a communicator agree on when they make something together: reducers, and outer steps. Each function is a
- * collective call, whatever this rank alone has found wrong, so that all ranks return the same status. */
+/* What the ranks of a communicator agree on when they make a reducer or outer steps together. Each function is a collective
+ * call, even on a rank that has found an error of its own, so that all ranks return the same status. */
 #ifndef SHOAL_FUSION_AGREE_H
 #define SHOAL_FUSION_AGREE_H
 
@@ -42,13 +42,13 @@ struct fusion_agreement {
     size_t option_count;
 };
 
-/* Collects each rank's verdict on its arguments: status and text. Returns the status that all ranks agree on, and reports its
- * text: that of the lowest rank that found something wrong, or the first parameter or option that differs. */
+/* Collects each rank's verdict on its arguments: status and text. Returns the status that all ranks agree on and reports its
+ * text: that of the lowest rank that found an error, or the first parameter or option that differs. */
 SHOAL_MUST_USE enum shoal_status fusion_agree(const struct fusion_agreement *agreement, enum shoal_status status,
                                               const char *text);
 
-/* A rank without memory to begin with takes part in the first split of `comm` with no color, so that the others miss it:
- * fusion_all_split then fails on them. `call` is the public function. */
+/* For a rank that has no memory to begin with: it takes part in the first split of `comm` with no color. The others then miss
+ * it, so fusion_all_split fails on them. `call` is the public function. */
 enum shoal_status fusion_decline(struct shoal_context *context, struct shoal_comm *comm, const char *call);
 SHOAL_MUST_USE enum shoal_status fusion_all_split(struct shoal_context *context, const struct shoal_comm *comm,
                                                   const struct shoal_comm *split, const char *call);

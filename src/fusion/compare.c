@@ -1,4 +1,4 @@
-/* Do all ranks hold the same parameters? */
+/* Checks that all ranks hold the same parameters. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,7 +28,7 @@ static enum shoal_status name_difference(struct shoal_reducer *reducer, size_t p
                          (unsigned long long)reducer->steps, others);
 }
 
-/* h and ~h: the largest of both are complements just where all are equal. */
+/* Reduces h and ~h by maximum: the two results are complements exactly if all ranks have the same h. */
 static enum shoal_status reduce(struct shoal_reducer *reducer, const uint64_t *hashes, int64_t *largest, size_t count)
 {
     const struct shoal_options options = fusion_options(reducer);

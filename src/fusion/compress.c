@@ -1,5 +1,5 @@
-/* The stages of a float32 buffer that is compressed between hosts. L ranks on each of H hosts; rank l of a host owns part l of
- * the buffer there, and exchanges it with the ranks l of the other hosts:
+/* The stages of a float32 buffer that is compressed between hosts. There are L ranks on each of H hosts. Rank l of a host owns
+ * part l of the buffer there, and exchanges it with the ranks l of the other hosts:
  *
  *     scatter   reduce-scatter inside the host, float32          n -> n / L
  *     across    16 bit: all-reduce of the cast part              n / L
@@ -7,11 +7,11 @@
  *     back      8 bit: all-gather of the quantized sums          n / L / H -> n / L
  *     gather    all-gather inside the host, float32              n / L -> n
  *
- * Each stage has a communicator of its own, on which buffers follow each other by index: so ranks agree on an order, however
- * the stages of different buffers overlap. The compressor's thread computes between stages.
+ * Each stage has its own communicator, on which buffers follow each other by index. So ranks agree on an order, however the
+ * stages of different buffers overlap. The compressor's thread computes between stages.
  *
  * The error of quantizing is added to the same element in the next step: `sent_error` by the sender of a part, `sum_error` by
- * the owner of the sum. Both begin at zero with each layout. */
+ * the owner of the sum. Both are zero at the start of each layout. */
 #include "fusion/compress.h"
 
 #include <stdio.h>
@@ -30,24 +30,24 @@ enum stage { SCATTER, ACROSS, BACK, GATHER, STAGES };
 
 static const char *const stage_names[STAGES] = {".scatter", ".across", ".back", ".gather"};
 
-/* A buffer; part 0: it is not compressed. Its arrays lie where gradients do. */
+/* A buffer; part is 0 if it is not compressed. Its arrays are in the same kind of memory as the gradients. */
 struct compressed {
     struct shoal_reducer *reducer; /* for callbacks */
     size_t buffer;
-    struct shoal_request *requests[STAGES]; /* the reducer's lock, as the next two */
-    int stage;                              /* which is due; STAGES: none */
-    bool is_due;                            /* the one before is done */
-    size_t part;                            /* elements of a rank inside its host */
-    size_t piece;                           /* 8 bit: elements of a host, of a part */
-    size_t piece_bytes;                     /* with scales */
+    struct shoal_request *requests[STAGES]; /* the reducer's lock guards this and the next two */
+    int stage;                              /* the stage that is due or under way; STAGES if none */
+    bool is_due;                            /* the previous stage is done */
+    size_t part;                            /* elements that a rank owns inside its host */
+    size_t piece;                           /* 8 bit: elements of a part that a host owns */
+    size_t piece_bytes;                     /* including scales */
     uint16_t *halves;                       /* [part] */
-    char *sent, *taken;                     /* [hosts * piece_bytes]; taken holds the gathered sums afterwards */
+    char *sent, *taken;                     /* [hosts * piece_bytes]; `taken` later holds the gathered sums */
     float *sum;                             /* [piece] */
-    float *sent_error;                      /* [part], NULL: errors are forgotten */
+    float *sent_error;                      /* [part], NULL if errors are not kept */
     float *sum_error;                       /* [piece] */
 };
 
-/* Those of a layout, with all that they name. */
+/* The buffers of a layout, with all memory that they point to. */
 struct compressed_layout {
     void *arrays;
     struct compressed buffers[]; /* [buffers of the layout] */
@@ -55,12 +55,12 @@ struct compressed_layout {
 
 struct fusion_compressor {
     struct shoal_comm *comms[STAGES];
-    int *members[STAGES]; /* the reducer's rank of each of their ranks */
+    int *members[STAGES]; /* for each of their ranks, its rank in the reducer */
     int local_rank, local_size, host, hosts;
-    struct compressed_layout *layout; /* NULL: no buffer is compressed */
+    struct compressed_layout *layout; /* NULL if no buffer is compressed */
     pthread_t thread;
     bool has_thread;
-    bool is_ending;      /* the reducer's lock, as the next */
+    bool is_ending;      /* the reducer's lock guards this and the next */
     size_t next[STAGES]; /* the buffer whose stage is posted next */
 };
 
@@ -71,7 +71,7 @@ static bool is_8_bit(const struct shoal_reducer *reducer)
     return reducer->options.compression == SHOAL_COMPRESS_INT8;
 }
 
-/* All ranks see the same places. */
+/* All ranks see the same places, so they return the same status. */
 static enum shoal_status check_places(struct shoal_reducer *reducer, char *text, size_t text_bytes)
 {
     struct shoal_place first = SHOAL_PLACE_INIT, place = SHOAL_PLACE_INIT;
@@ -123,7 +123,7 @@ static enum shoal_status allocate_compressor(struct shoal_reducer *reducer, cons
     return SHOAL_OK;
 }
 
-/* Whatever a rank may lack it lacks before the first of its splits, so that no other waits in one for it. */
+/* Everything that can fail on one rank alone fails before the first split, so that no other rank waits for it in a split. */
 enum shoal_status fusion_compressor_open(struct shoal_reducer *reducer, char *text, size_t text_bytes)
 {
     struct shoal_place place = SHOAL_PLACE_INIT;
@@ -175,7 +175,7 @@ static size_t blocks_of(size_t count)
     return (count + SHOAL_GRADIENT_BLOCK - 1) / SHOAL_GRADIENT_BLOCK;
 }
 
-/* Hands out memory in a row; with memory NULL it only counts. */
+/* Hands out consecutive ranges of memory; with memory NULL it only counts. */
 struct carver {
     char *memory;
     size_t used;
@@ -188,7 +188,7 @@ static void *carve(struct carver *carver, size_t bytes)
     return at;
 }
 
-/* Scales stand before values, so that both are aligned. */
+/* Scales precede values, so that both are aligned. */
 static void carve_8_bit(const struct shoal_reducer *reducer, struct compressed *compressed, struct carver *carver)
 {
     const size_t hosts = (size_t)reducer->compressor->hosts;
@@ -209,14 +209,14 @@ static void carve_buffer(const struct shoal_reducer *reducer, size_t bytes, stru
 {
     const size_t local_size = (size_t)reducer->compressor->local_size;
     compressed->part = bytes / sizeof(float) / local_size;
-    SHOAL_ASSERT(compressed->part * local_size * sizeof(float) == bytes); /* as the layout pads buffers */
+    SHOAL_ASSERT(compressed->part * local_size * sizeof(float) == bytes); /* because the layout pads buffers */
     if (is_8_bit(reducer))
         carve_8_bit(reducer, compressed, carver);
     else
         compressed->halves = carve(carver, compressed->part * sizeof(uint16_t));
 }
 
-/* Lays out all buffers in carver's memory, or counts what they need. */
+/* Places all buffers in the carver's memory, or counts the bytes that they need. */
 static void carve_layout(const struct shoal_reducer *reducer, const struct shoal_gradient_layout *layout,
                          struct compressed *buffers, struct carver *carver)
 {
@@ -279,7 +279,7 @@ bool fusion_is_compressed(const struct shoal_reducer *reducer, size_t buffer)
     return reducer->compressor && reducer->compressor->layout && compressed_at(reducer, buffer)->part > 0;
 }
 
-/* ---- What is computed between stages ------------------------------------------------------------------------------------- */
+/* ---- Computations between stages ----------------------------------------------------------------------------------------- */
 
 static float *whole(const struct compressed *compressed)
 {
@@ -336,7 +336,7 @@ static enum shoal_status quantize_part(struct shoal_reducer *reducer, const stru
     return SHOAL_OK;
 }
 
-/* In the order of hosts; then quantized again, into this host's place of what is gathered. */
+/* Sums in the order of hosts, then quantizes the sum into this host's place in the gathered data. */
 static enum shoal_status sum_pieces(struct shoal_reducer *reducer, const struct compressed *compressed)
 {
     const size_t own = (size_t)reducer->compressor->host;
@@ -393,7 +393,7 @@ static enum shoal_status post_stage(struct shoal_reducer *reducer, const struct 
                                 request_out);
 }
 
-/* The stage is over. With the lock. */
+/* Ends the current stage. Call with the lock held. */
 static void pass_stage(struct compressed *compressed)
 {
     SHOAL_ASSERT(compressed->stage < STAGES && !compressed->is_due);
@@ -418,7 +418,7 @@ static void stage_done(void *arg, enum shoal_status status)
         fusion_buffer_done(reducer, compressed->buffer, SHOAL_OK);
 }
 
-/* Without the lock. */
+/* Call without the lock. */
 static enum shoal_status run_stage(struct shoal_reducer *reducer, struct compressed *compressed, enum stage stage)
 {
     struct shoal_request *request;
@@ -430,7 +430,7 @@ static enum shoal_status run_stage(struct shoal_reducer *reducer, struct compres
     FUSION_TRY(post_stage(reducer, compressed, stage, &request));
     fusion_lock(reducer);
     compressed->requests[stage] = request;
-    pthread_cond_broadcast(&reducer->changed); /* who waits for the step can make progress on it */
+    pthread_cond_broadcast(&reducer->changed); /* the thread that waits for the step can make progress on it */
     fusion_unlock(reducer);
     shoal_request_on_done(request, stage_done, compressed);
     return SHOAL_OK;
@@ -467,7 +467,7 @@ enum shoal_status fusion_compressed_enqueue(struct shoal_reducer *reducer, size_
 struct shoal_request *fusion_compressed_request(const struct shoal_reducer *reducer, size_t buffer)
 {
     const struct compressed *compressed = compressed_at(reducer, buffer);
-    return compressed->stage < STAGES ? compressed->requests[compressed->stage] : NULL; /* one that is due has none yet */
+    return compressed->stage < STAGES ? compressed->requests[compressed->stage] : NULL; /* a stage that is due has none yet */
 }
 
 void fusion_compressor_reset(struct shoal_reducer *reducer)
@@ -482,7 +482,7 @@ void fusion_compressor_reset(struct shoal_reducer *reducer)
         compressed_at(reducer, b)->is_due = false;
 }
 
-/* The buffer whose stage is due next; NULL: none is. With the lock. */
+/* Returns the buffer whose stage is due next, or NULL. Call with the lock held. */
 static struct compressed *find_due(struct shoal_reducer *reducer, enum stage stage)
 {
     struct fusion_compressor *compressor = reducer->compressor;
@@ -493,8 +493,8 @@ static struct compressed *find_due(struct shoal_reducer *reducer, enum stage sta
     return compressed && compressed->is_due && compressed->stage == (int)stage ? compressed : NULL;
 }
 
-/* Later stages come first, as their buffers are nearest to their end. With the lock, which it lets go of. False: nothing is
- * due. */
+/* Runs a stage that is due. Later stages come first, because their buffers are nearest to their end. Call with the lock held;
+ * it is released meanwhile. Returns false if no stage is due. */
 static bool run_one(struct shoal_reducer *reducer)
 {
     for (enum stage stage = GATHER; stage > SCATTER; stage--) {
@@ -537,9 +537,9 @@ enum shoal_status fusion_compressor_start(struct shoal_reducer *reducer)
     return SHOAL_OK;
 }
 
-/* ---- Failures and figures ------------------------------------------------------------------------------------------------ */
+/* ---- Failures and statistics --------------------------------------------------------------------------------------------- */
 
-/* The text goes on to count as the communicator of the stage does, which it names. */
+/* The text still counts ranks as the stage's communicator does, and names that communicator. */
 static void translate_rank(struct shoal_failure *failure, int rank)
 {
     char text[sizeof failure->text];

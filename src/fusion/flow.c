@@ -15,13 +15,13 @@ enum phase { FILLING, POSTED, DONE };
 struct posted_buffer {
     struct shoal_reducer *reducer; /* for the callback */
     enum phase phase;              /* lock */
-    struct shoal_request *request; /* lock; NULL where the buffer is compressed */
+    struct shoal_request *request; /* lock; NULL if the buffer is compressed */
 };
 
 struct fusion_flow {
     struct posted_buffer *buffers;     /* [parameters]: no layout has more buffers */
-    size_t next;                       /* lock: buffers before it are posted */
-    size_t in_flight_bytes, in_flight; /* lock: posted, and not done */
+    size_t next;                       /* lock: the buffers before it are posted */
+    size_t in_flight_bytes, in_flight; /* lock: posted and not done */
     bool is_posting;                   /* lock: a thread is posting; it looks again before it leaves */
 };
 
@@ -89,7 +89,7 @@ static void allreduce_done(void *arg, enum shoal_status status)
 
 /* ---- Posting ------------------------------------------------------------------------------------------------------------- */
 
-/* All work on the buffer has been put on streams, which keep it in order; so the buffer counts as done. */
+/* All work on the buffer is on streams, which keep it in order, so the buffer counts as done. */
 static enum shoal_status post_on_device(struct shoal_reducer *reducer, size_t index)
 {
     FUSION_TRY(fusion_device_post(reducer, index));
@@ -117,7 +117,7 @@ static enum shoal_status post_buffer(struct shoal_reducer *reducer, size_t index
     return SHOAL_OK;
 }
 
-/* With the lock. */
+/* Call with the lock held. */
 static bool can_post_buffer(const struct shoal_reducer *reducer)
 {
     const struct fusion_flow *flow = reducer->flow;
@@ -127,7 +127,7 @@ static bool can_post_buffer(const struct shoal_reducer *reducer)
     return flow->in_flight == 0 || flow->in_flight_bytes + bytes <= reducer->options.flight_bytes;
 }
 
-/* With the lock. Returns the buffer, which the caller has to post. */
+/* Returns the buffer, which the caller has to post. Call with the lock held. */
 static size_t take_next(struct shoal_reducer *reducer)
 {
     struct fusion_flow *flow = reducer->flow;
@@ -141,7 +141,7 @@ static size_t take_next(struct shoal_reducer *reducer)
     return index;
 }
 
-/* With the lock, which it lets go of. False: there is nothing to post. */
+/* Posts one operation. Returns false if none can be posted. Call with the lock held; it is released meanwhile. */
 static bool post_next(struct shoal_reducer *reducer)
 {
     enum shoal_status status;
@@ -168,7 +168,7 @@ static bool post_next(struct shoal_reducer *reducer)
 void fusion_advance(struct shoal_reducer *reducer)
 {
     if (reducer->flow->is_posting)
-        return; /* who posts looks again, with the lock */
+        return; /* the thread that posts looks again, with the lock */
     reducer->flow->is_posting = true;
     while (post_next(reducer))
         continue;
@@ -176,7 +176,7 @@ void fusion_advance(struct shoal_reducer *reducer)
     pthread_cond_broadcast(&reducer->changed);
 }
 
-/* ---- Questions ----------------------------------------------------------------------------------------------------------- */
+/* ---- Queries ------------------------------------------------------------------------------------------------------------- */
 
 bool fusion_flow_is_done(const struct shoal_reducer *reducer, size_t buffer)
 {

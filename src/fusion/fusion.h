@@ -1,5 +1,5 @@
-/* Words that every file of the gradient engine uses. src/fusion is a client of the public header alone, so it includes none of
- * the library's own headers but base/assert.h and base/struct_bytes.h, and for gradients on a device comm/packers.h and
+/* Shared by all files of the gradient engine. src/fusion uses only the public header. The only other headers of the library
+ * that it includes are base/assert.h and base/struct_bytes.h and, for gradients on a device, comm/packers.h and
  * device/gpu_packer.h. No state. */
 #ifndef SHOAL_FUSION_FUSION_H
 #define SHOAL_FUSION_FUSION_H
@@ -22,10 +22,10 @@
 #define FUSION_COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 #define FUSION_PRINTF(format_at, args_at) __attribute__((format(printf, format_at, args_at)))
 
-/* Parameters, and each rank's share of a buffer, begin at multiples of it. */
+/* Parameters, and each rank's share of a buffer, begin at multiples of this. */
 #define FUSION_ALIGNMENT ((size_t)64)
 
-/* Bytes of one line for people, with its end. */
+/* Bytes of one line for people, with the terminating zero. */
 #define FUSION_TEXT_MAX 512
 
 static inline size_t fusion_min(size_t a, size_t b)
@@ -38,13 +38,13 @@ static inline size_t fusion_max(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-/* n rounded up to a multiple of unit, which need not be a power of two. */
+/* Returns n rounded up to a multiple of unit, which need not be a power of two. */
 static inline size_t fusion_round_up(size_t n, size_t unit)
 {
     return (n + unit - 1) / unit * unit;
 }
 
-/* Monotonic. */
+/* Monotonic clock. */
 static inline uint64_t fusion_now_ns(void)
 {
     struct timespec now;
@@ -52,7 +52,7 @@ static inline uint64_t fusion_now_ns(void)
     return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
 }
 
-/* Options of an operation with that deadline. */
+/* Returns options of an operation with that deadline. */
 static inline struct shoal_options fusion_deadline(uint32_t timeout_ms)
 {
     struct shoal_options options = SHOAL_OPTIONS_INIT;

@@ -4,13 +4,13 @@
 #include <cpuid.h>
 #endif
 
-/* One per file cpu/kernels_<set>.c. */
+/* Each is defined in its file cpu/gradient_kernels_<set>.c. */
 extern const struct shoal_gradient_kernels shoal_gradient_kernels_avx512;
 extern const struct shoal_gradient_kernels shoal_gradient_kernels_avx2;
 extern const struct shoal_gradient_kernels shoal_gradient_kernels_baseline;
 
 #if SHOAL_X86_KERNELS
-/* Clang does not know this name. */
+/* Clang does not know this feature's name. */
 static bool has_f16c(void)
 {
     unsigned eax, ebx, ecx, edx;

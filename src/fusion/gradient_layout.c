@@ -12,7 +12,7 @@
 #define RANK_BYTES_MAX ((size_t)64 << 10)
 #define RANK_BYTES_MIN ((size_t)8 << 10)
 
-/* ---- What each way of making one shares ---------------------------------------------------------------------------------- */
+/* ---- Shared by all ways of making a layout ------------------------------------------------------------------------------- */
 
 enum shoal_status fusion_layout_open(const struct shoal_parameter *parameters, size_t count, int ranks,
                                      struct shoal_gradient_layout **layout_out, char *error, size_t error_bytes)
@@ -119,10 +119,10 @@ enum shoal_status fusion_layout_copy(const struct shoal_gradient_layout *layout,
 struct limits {
     size_t bytes;
     size_t first_bytes;
-    size_t least_bytes; /* below which no buffer is closed */
+    size_t least_bytes; /* no buffer is closed below this size */
 };
 
-/* A buffer on its way. */
+/* A buffer that is being filled. */
 struct filling {
     enum shoal_type type;
     size_t bytes;
@@ -132,9 +132,9 @@ struct filling {
 struct filler {
     struct limits limits;
     struct filling *fillings;      /* [count] */
-    size_t *filling_of;            /* [parameters]: by position in the order */
-    size_t open[SHOAL_TYPE_END];   /* 1 + the one that is open; 0: none yet */
-    bool is_later[SHOAL_TYPE_END]; /* the open one is not the type's first */
+    size_t *filling_of;            /* [parameters]: by position in the order of readiness */
+    size_t open[SHOAL_TYPE_END];   /* 1 + the number of the open filling; 0 if none yet */
+    bool is_later[SHOAL_TYPE_END]; /* the open filling is not the type's first */
     size_t count;
 };
 
@@ -161,8 +161,8 @@ static void fill_in(struct filler *filler, const struct shoal_parameter *paramet
     filler->filling_of[position] = filler->open[type] - 1;
 }
 
-/* From which position on the last filling is its tail: its last parameters that together have no more than a first buffer may,
- * or the very last one; those of other types lie in other buffers. */
+/* Returns the position at which the last filling's tail begins. The tail is the filling's last parameters that together fit
+ * into a first buffer, or at least the very last one. Parameters of other types are in other buffers. */
 static size_t find_tail(const struct filler *filler, const struct shoal_gradient_layout *layout, const uint32_t *order,
                         size_t *bytes_out)
 {
@@ -181,9 +181,9 @@ static size_t find_tail(const struct filler *filler, const struct shoal_gradient
     return begin;
 }
 
-/* The backward pass cannot hide the gradients that become ready last. So the last buffer is divided where most of it is ready
- * before its end: that part then does not wait for the tail. It pays where that rest is as long as a first buffer, and no
- * buffer is closed too short. */
+/* The backward pass cannot hide the gradients that become ready last. So the last buffer is divided if most of it is ready
+ * before its end: that part then does not wait for the tail. It pays if that part is as long as a first buffer, and if no
+ * buffer becomes too short. */
 static void divide_last(struct filler *filler, const struct shoal_gradient_layout *layout, const uint32_t *order)
 {
     const size_t count = layout->parameters.count;
@@ -205,7 +205,8 @@ static void divide_last(struct filler *filler, const struct shoal_gradient_layou
     }
 }
 
-/* Buffers in the order in which they become full: a filling's number is found at the position of its last parameter. */
+/* Numbers buffers in the order in which they become full: a filling's number is stored at the position of its last
+ * parameter. */
 static void number_buffers(struct shoal_gradient_layout *layout, const struct filler *filler, const uint32_t *order,
                            uint32_t *number_of)
 {
@@ -255,7 +256,8 @@ static enum shoal_status fill(struct shoal_gradient_layout *layout, const struct
     return status;
 }
 
-/* The order asked for, all parameters once; to be freed. NULL: error says why. */
+/* Returns the requested order, with each parameter once; the caller frees it. Returns NULL on an error, with the reason in
+ * error. */
 static uint32_t *take_order(const uint32_t *given, size_t count, enum shoal_status *status_out, char *error, size_t error_bytes)
 {
     uint32_t *order = calloc(count + 1, sizeof *order);
@@ -285,8 +287,8 @@ static size_t or_default(size_t value, size_t otherwise)
     return value ? value : otherwise;
 }
 
-/* What each rank owns of a full buffer, within limits: many ranks get shorter shares rather than fewer, longer buffers, of
- * which the backward pass hides less (decision 24). */
+/* Returns the bytes of a full buffer that each rank owns, within limits. With many ranks the shares become shorter, instead of
+ * the buffers fewer and longer, because the backward pass hides less of longer buffers (decision 24). */
 static size_t rank_bytes_of(const struct shoal_gradient_layout_options *options)
 {
     const int ranks = options->ranks > 0 ? options->ranks : 1;
@@ -333,7 +335,7 @@ enum shoal_status shoal_gradient_layout_create(const struct shoal_parameter *par
     return SHOAL_OK;
 }
 
-/* ---- Questions ----------------------------------------------------------------------------------------------------------- */
+/* ---- Queries ------------------------------------------------------------------------------------------------------------- */
 
 uint64_t shoal_gradient_layout_hash(const struct shoal_gradient_layout *layout)
 {

@@ -1,4 +1,4 @@
-/* The place of each parameter in a buffer. See the public header. Constant once made; any thread.
+/* The buffer and offset of each parameter. See the public header. Constant once made; any thread.
  *
  *     buffer 0   | p7      | p6  | padding |     p5 of another type opens buffer 1
  *                0         64n   64m       a multiple of 64 * ranks
@@ -15,10 +15,10 @@ struct fusion_place {
 
 struct fusion_buffer {
     enum shoal_type type;
-    size_t begin; /* bytes of the buffers before it */
+    size_t begin; /* sum of the bytes of earlier buffers */
     size_t bytes;
     size_t used_bytes;
-    uint32_t first; /* of `order` */
+    uint32_t first; /* index into `order` */
     uint32_t count;
 };
 
@@ -26,18 +26,18 @@ struct shoal_gradient_layout {
     int ranks;
     struct fusion_parameters parameters;
     struct fusion_place *places;   /* [parameters.count] */
-    uint32_t *order;               /* [parameters.count]: of buffer 0, then of buffer 1 ... */
+    uint32_t *order;               /* [parameters.count]: the parameters of buffer 0, then of buffer 1 ... */
     struct fusion_buffer *buffers; /* [buffer_count] */
     size_t buffer_count;
     size_t bytes; /* of all buffers */
     uint64_t hash;
 };
 
-/* A layout with parameters copied, order and buffers empty, and room for a buffer for each parameter. */
+/* Returns a layout with copied parameters, empty order and buffers, and room for one buffer per parameter. */
 SHOAL_MUST_USE enum shoal_status fusion_layout_open(const struct shoal_parameter *parameters, size_t count, int ranks,
                                                     struct shoal_gradient_layout **layout_out, char *error, size_t error_bytes);
 
-/* Fills places, begins, bytes and hash from buffers (type, first, count) and order, which has all parameters once. */
+/* Computes places, begins, bytes and hash from buffers (type, first, count) and order, which contains each parameter once. */
 void fusion_layout_close(struct shoal_gradient_layout *layout);
 
 SHOAL_MUST_USE enum shoal_status fusion_layout_copy(const struct shoal_gradient_layout *layout,

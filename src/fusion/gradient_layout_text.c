@@ -11,7 +11,7 @@
  *     at 64 parameter 0
  *     hash 0123456789abcdef
  *
- * A buffer's line has its type, how many parameters it has and its bytes with padding. Each fact that follows from others is
+ * A buffer's line has its type, its number of parameters and its bytes with padding. Facts that follow from others are
  * checked, so a file that is read without error is the layout that was written. */
 #include <inttypes.h>
 #include <stdarg.h>
@@ -59,7 +59,7 @@ struct reader {
     const char *at, *end;
     size_t line_number;
     char line[LINE_MAX_BYTES];
-    const char *word; /* what of the line has not been read */
+    const char *word; /* the unread rest of the line */
     char *error;
     size_t error_bytes;
 };
@@ -94,7 +94,7 @@ static enum shoal_status next_line(struct reader *reader, const char *expected)
     return SHOAL_OK;
 }
 
-/* The word comes next, and a space or the end after it. */
+/* Expects this word next, followed by a space or the end. */
 static enum shoal_status take(struct reader *reader, const char *word)
 {
     const size_t length = strlen(word);
@@ -127,7 +127,7 @@ static enum shoal_status take_end(const struct reader *reader)
     return *reader->word ? refuse(reader, "\"%.60s\" follows, where the line should end", reader->word) : SHOAL_OK;
 }
 
-/* "word number", a whole line. */
+/* Reads "word number" as a whole line. */
 static enum shoal_status read_number(struct reader *reader, const char *word, uint64_t most, uint64_t *number_out)
 {
     FUSION_TRY(next_line(reader, word));

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#define LANES 8 /* that do not wait for each other: a core multiplies in several at once */
+#define LANES 8 /* independent of each other: a core multiplies several at a time */
 
 uint64_t shoal_bytes_hash(const void *data, size_t bytes)
 {

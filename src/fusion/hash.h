@@ -1,4 +1,4 @@
-/* A 64-bit hash that can be fed in pieces of words: what layouts and lists of parameters are compared by. Any thread. */
+/* A 64-bit hash that takes its input in pieces of whole words, to compare layouts and lists of parameters. Any thread. */
 #ifndef SHOAL_FUSION_HASH_H
 #define SHOAL_FUSION_HASH_H
 
@@ -6,7 +6,7 @@
 
 #define FUSION_HASH_BEGIN UINT64_C(0x9e3779b97f4a7c15)
 
-/* Mixes one word in: each bit of both reaches each bit of the result (the finalizer of MurmurHash3). */
+/* Mixes one word in: each bit of both inputs affects each bit of the result (the finalizer of MurmurHash3). */
 static inline uint64_t fusion_hash_word(uint64_t hash, uint64_t word)
 {
     hash = (hash ^ word) * UINT64_C(0xff51afd7ed558ccd);

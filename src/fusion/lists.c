@@ -20,14 +20,14 @@ uint64_t fusion_parameters_hash(const struct fusion_parameters *parameters)
     return hash;
 }
 
-/* ---- Whether all ranks can go on ----------------------------------------------------------------------------------------- */
+/* ---- Are all ranks ready? ------------------------------------------------------------------------------------------------ */
 
 enum shoal_status fusion_ranks_ready(struct shoal_comm *comm, const struct shoal_options *options, enum shoal_status own,
                                      int *rank_out)
 {
     const int size = shoal_comm_size(comm);
     const int64_t word = own == SHOAL_OK ? 0 : (int64_t)(size - shoal_comm_rank(comm)) << 32 | (int64_t)own;
-    int64_t lowest = 0; /* of the lowest rank that cannot: the largest of all words */
+    int64_t lowest = 0; /* of the lowest rank that is not ready: the largest of all words */
     *rank_out = -1;
     FUSION_TRY(shoal_allreduce(comm, &word, &lowest, 1, SHOAL_INT64, SHOAL_MAX, options));
     if (lowest == 0)
@@ -54,7 +54,7 @@ struct entry {
     char name[FUSION_NAME_MAX];
 };
 
-/* A rank's first difference from rank 0; parameter -1: there is none. */
+/* A rank's first difference from rank 0; parameter is -1 if the lists are equal. */
 struct difference {
     int64_t parameter;
     char text[FUSION_TEXT_MAX];

@@ -14,24 +14,24 @@
 
 enum mark { UNMARKED, WHOLE, IN_PARTS, UNUSED };
 
-/* One parameter in the current step. Fields without a word belong to the thread that has claimed the mark, until the
- * buffer is full. */
+/* One parameter in the current step. Until the buffer is full, fields without "lock" belong to the thread that has claimed the
+ * mark. */
 struct gradient {
     atomic_int mark;          /* enum mark */
-    bool is_ready;            /* all its elements */
-    struct fusion_part first; /* all of it, or the first part */
-    size_t claimed;           /* lock: elements of parts that were claimed */
-    size_t packed;            /* lock: elements of parts that lie in the buffer */
+    bool is_ready;            /* all its elements are ready */
+    struct fusion_part first; /* the whole parameter, or its first part */
+    size_t claimed;           /* lock: elements of claimed parts */
+    size_t packed;            /* lock: elements of parts already in the buffer */
     bool is_nonfinite;        /* lock while in parts: a value was NaN or infinity */
-    bool has_sum;             /* LOCAL steps have left something in the buffer */
-    bool is_used;             /* by this rank, then by any */
+    bool has_sum;             /* LOCAL steps have left a sum in the buffer */
+    bool is_used;             /* by this rank, later by any rank */
     bool was_used;            /* by any rank, in the last REDUCE step */
     double squared;           /* lock while in parts */
 };
 
 struct filling_buffer {
     atomic_uint missing; /* parameters that are not ready */
-    bool has_unused;     /* lock: a parameter of it is unused here */
+    bool has_unused;     /* lock: this rank has no gradient for one of its parameters */
 };
 
 struct fusion_marks {
@@ -116,7 +116,7 @@ bool fusion_marks_are_open(const struct shoal_reducer *reducer)
     return atomic_load_explicit(&reducer->marks->is_open, memory_order_acquire);
 }
 
-/* Facts that are asked for after the step, and sums that the next one adds to. */
+/* Keeps the facts that callers can query after the step, and the sums that the next one adds to. */
 void fusion_marks_close(struct shoal_reducer *reducer)
 {
     struct fusion_marks *marks = reducer->marks;
@@ -151,10 +151,10 @@ enum shoal_status fusion_marks_check_none(const struct shoal_reducer *reducer, c
 
 struct squares {
     double sum;
-    bool is_nonfinite; /* a value is */
+    bool is_nonfinite; /* a value is NaN or infinity */
 };
 
-/* Squares of float64 may be too large where the values are not. */
+/* Squares of float64 may overflow although the values are finite. */
 static bool is_finite(enum shoal_type type, const void *values, size_t count, double squared)
 {
     const double *each = values;
@@ -172,7 +172,8 @@ static bool wants_squares(const struct shoal_reducer *reducer)
     return (reducer->options.has_norms || reducer->options.checks_finite) && reducer->step == SHOAL_STEP_REDUCE;
 }
 
-/* In, in one pass. The squares are of what then lies in the buffer. On a device a full buffer is packed as a whole. */
+/* Packs a gradient and sums squares in one pass. The squares are of the values that are then in the buffer. On a device the
+ * whole buffer is packed when it is full. */
 static struct squares pack(struct shoal_reducer *reducer, size_t parameter, const void *memory, size_t offset, size_t count)
 {
     const enum shoal_type type = fusion_parameter(reducer, parameter)->type;
@@ -191,7 +192,7 @@ static struct squares pack(struct shoal_reducer *reducer, size_t parameter, cons
     return squares;
 }
 
-/* The last one of its buffer has it posted. */
+/* The last parameter of a buffer has the buffer posted. */
 static enum shoal_status complete(struct shoal_reducer *reducer, size_t parameter)
 {
     struct gradient *gradient = &reducer->marks->gradients[parameter];
@@ -250,7 +251,7 @@ static enum shoal_status check_place(const struct shoal_reducer *reducer, const 
                          fusion_parameter_text(&reducer->layout->parameters, parameter, text, sizeof text), wrong);
 }
 
-/* False: it has another mark. */
+/* Returns false if the parameter has another mark. */
 static bool claim_mark(struct shoal_reducer *reducer, size_t parameter, enum mark mark)
 {
     int unmarked = UNMARKED;
@@ -292,7 +293,7 @@ enum shoal_status shoal_reducer_ready(struct shoal_reducer *reducer, size_t para
     return note_ready(reducer, parameter);
 }
 
-/* With the lock. */
+/* Call with the lock held. */
 static bool overlaps(const struct gradient *gradient, size_t offset, size_t count)
 {
     for (const struct fusion_part *part = &gradient->first; part; part = part->next) {
@@ -302,7 +303,7 @@ static bool overlaps(const struct gradient *gradient, size_t offset, size_t coun
     return false;
 }
 
-/* Takes over a part, which may be freed; false: it, or something of it, was marked before. With the lock. */
+/* Takes over a part, which may be freed. Returns false if any of it was marked before. Call with the lock held. */
 static bool claim_part(struct shoal_reducer *reducer, size_t parameter, struct fusion_part *part)
 {
     struct gradient *own = &reducer->marks->gradients[parameter];
@@ -317,7 +318,7 @@ static bool claim_part(struct shoal_reducer *reducer, size_t parameter, struct f
     part->next = own->first.next;
     own->first.next = part;
     own->claimed += part->count;
-    SHOAL_ASSERT(own->claimed <= fusion_parameter(reducer, parameter)->count); /* as parts do not overlap */
+    SHOAL_ASSERT(own->claimed <= fusion_parameter(reducer, parameter)->count); /* because parts do not overlap */
     return true;
 }
 
@@ -364,7 +365,7 @@ enum shoal_status shoal_reducer_ready_part(struct shoal_reducer *reducer, size_t
     return fail_twice(reducer, parameter);
 }
 
-/* A sum of LOCAL steps stays; where they gave nothing, zeros, which a device writes when the buffer is full. */
+/* A sum of LOCAL steps stays. Without one, the contribution is zeros; a device writes them when the buffer is full. */
 static enum shoal_status contribute_nothing(struct shoal_reducer *reducer, size_t parameter)
 {
     struct gradient *own = &reducer->marks->gradients[parameter];
@@ -396,7 +397,7 @@ enum shoal_status shoal_reducer_unused(struct shoal_reducer *reducer, size_t par
 
 /* ---- The end of a step --------------------------------------------------------------------------------------------------- */
 
-/* Names the first few. */
+/* Names the first few missing parameters. */
 static enum shoal_status fail_missing(struct shoal_reducer *reducer, size_t first, size_t missing)
 {
     const struct gradient *gradients = reducer->marks->gradients;
@@ -435,13 +436,13 @@ enum shoal_status fusion_marks_complete(struct shoal_reducer *reducer, bool may_
         if (gradients[i].is_ready)
             continue;
         if (!claim_mark(reducer, i, UNUSED))
-            return fail_missing(reducer, i, 1); /* it is being marked while the step ends */
-        (void)contribute_nothing(reducer, i);   /* who waits for the step sees the failure */
+            return fail_missing(reducer, i, 1); /* another thread is marking it while the step ends */
+        (void)contribute_nothing(reducer, i);   /* the thread that waits for the step sees the failure */
     }
     return SHOAL_OK;
 }
 
-/* ---- Questions ----------------------------------------------------------------------------------------------------------- */
+/* ---- Queries ------------------------------------------------------------------------------------------------------------- */
 
 bool fusion_marks_fill(const struct shoal_reducer *reducer, size_t buffer)
 {
@@ -510,7 +511,7 @@ int64_t fusion_marks_first_nonfinite(const struct shoal_reducer *reducer)
     return -1;
 }
 
-/* During a step, which a callback may be in, what is known of it; else of the last one. */
+/* During a step, in which a callback may ask, returns what is known so far; otherwise what the last step found. */
 int shoal_reducer_is_used(const struct shoal_reducer *reducer, size_t parameter)
 {
     if (!reducer || parameter >= reducer->layout->parameters.count)

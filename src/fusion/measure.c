@@ -14,12 +14,12 @@ enum which { OWN, AVERAGES, WHICH };
 /* Two numbers for a chunk of a parameter's elements, as the device writes them. */
 struct chunk {
     double squared;
-    double bad; /* NaN: a value is not finite; else 0 */
+    double bad; /* NaN if a value is not finite; otherwise 0 */
 };
 
 struct fusion_measure {
-    size_t *first;              /* [parameters + 1]: the chunks of those before */
-    struct chunk *there, *here; /* [WHICH][chunks of all]: on the device, and read from it */
+    size_t *first;              /* [parameters + 1]: the number of chunks of earlier parameters */
+    struct chunk *there, *here; /* [WHICH][all chunks]: on the device, and the host's copy */
 };
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
@@ -79,7 +79,7 @@ void fusion_measure_destroy(struct shoal_reducer *reducer)
 
 /* ---- On the lanes -------------------------------------------------------------------------------------------------------- */
 
-/* Whether this rank gives something to the average of a parameter. */
+/* Returns true if this rank contributes to the average of a parameter. */
 static bool has_own(const struct shoal_reducer *reducer, size_t parameter)
 {
     return fusion_marks_parts(reducer, parameter) || fusion_marks_have_sum(reducer, parameter);
@@ -128,7 +128,7 @@ static enum shoal_status put_late(struct shoal_reducer *reducer, double factor)
     return SHOAL_OK;
 }
 
-/* All lanes have to be done, and then the one that copies. */
+/* All lanes must be done, and then the lane that copies. */
 static enum shoal_status read_chunks(struct shoal_reducer *reducer)
 {
     const struct fusion_measure *measure = reducer->measure;
@@ -137,11 +137,11 @@ static enum shoal_status read_chunks(struct shoal_reducer *reducer)
     if (!measure_chunks(reducer))
         return SHOAL_OK;
     const enum shoal_status status = shoal_gpu_packer_fetch(packer, 0, measure->here, measure->there, measure_bytes(reducer));
-    const enum shoal_status settled = shoal_gpu_packer_settle(packer); /* also where it was refused, as it may be under way */
+    const enum shoal_status settled = shoal_gpu_packer_settle(packer); /* also if it was refused, as it may be under way */
     return status == SHOAL_OK ? settled : status;
 }
 
-/* In the order in which the processor's kernel adds them up. */
+/* Adds in the same order as the processor's kernel. */
 static struct chunk add_chunks(const struct shoal_reducer *reducer, enum which which, size_t parameter)
 {
     const struct fusion_measure *measure = reducer->measure;

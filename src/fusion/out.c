@@ -13,14 +13,14 @@
 #include "fusion/tally.h"
 
 struct fusion_out {
-    size_t next;          /* lock: buffers before it are in place */
-    bool is_busy;         /* lock: a thread is putting out */
-    double factor;        /* of averages on their way out: 1, or ranks / active */
+    size_t next;          /* lock: the buffers before it are in place */
+    bool is_busy;         /* lock: a thread is copying averages out */
+    double factor;        /* for averages on their way out: 1, or ranks / active */
     bool is_factor_known; /* lock */
-    double *squared;      /* [parameters]: of the averages */
+    double *squared;      /* [parameters]: squared norms of the averages */
     pthread_t thread;
     bool has_thread;
-    bool is_ending; /* lock: the thread has to end */
+    bool is_ending; /* lock: asks the thread to end */
 };
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
@@ -85,7 +85,7 @@ void fusion_out_reset(struct shoal_reducer *reducer)
 
 void fusion_out_set_factor(struct shoal_reducer *reducer, double factor)
 {
-    if (!reducer->out->is_factor_known) /* else the thread may be reading it */
+    if (!reducer->out->is_factor_known) /* otherwise the thread may be reading it */
         reducer->out->factor = factor;
     reducer->out->is_factor_known = true;
 }
@@ -100,14 +100,14 @@ static void put_part(struct shoal_reducer *reducer, size_t parameter, const stru
     char *view = fusion_view(reducer, parameter) + part->offset * shoal_type_bytes(each->type);
     char *to = part->memory && !reducer->options.results_in_views ? part->memory : view;
     if (to == view && factor == 1)
-        to = NULL; /* it is there; the squares may be wanted */
+        to = NULL; /* already in place; only the squares may be wanted */
     if (to || squared)
         reducer->kernels->move[each->type](to, view, part->count, factor, false, squared);
     if (to && to != view)
         fusion_stats_copied(reducer, part->count * shoal_type_bytes(each->type));
 }
 
-/* Squares are summed over a whole parameter, however it was marked, and before it is rounded once more: every rank gets the
+/* Sums squares over a whole parameter, in whatever parts it was marked, and before it is rounded once more: every rank gets the
  * same bits. */
 static void sum_squares(struct shoal_reducer *reducer, size_t parameter, double factor)
 {
@@ -131,8 +131,8 @@ static void put_parameter(struct shoal_reducer *reducer, size_t parameter, doubl
         put_part(reducer, parameter, part, factor, squared);
 }
 
-/* Quantizing adds what it cut off in the step before, so it may leave an average where no rank had a gradient. False: the
- * reducer has failed. */
+/* Quantizing adds the error of the previous step, so an average can be nonzero although no rank had a gradient. This clears it.
+ * Returns false if the reducer has failed. */
 static bool out_clear_unused(struct shoal_reducer *reducer, size_t index)
 {
     const struct fusion_buffer *buffer = &reducer->layout->buffers[index];
@@ -150,7 +150,7 @@ static bool out_clear_unused(struct shoal_reducer *reducer, size_t index)
     return true;
 }
 
-/* With max_norm only squares are summed now. False: the reducer has failed. */
+/* With max_norm only squares are summed now. Returns false if the reducer has failed. */
 static bool put_buffer(struct shoal_reducer *reducer, size_t index)
 {
     const struct fusion_buffer *buffer = &reducer->layout->buffers[index];
@@ -190,7 +190,8 @@ static void call_back(struct shoal_reducer *reducer, size_t index)
 
 /* ---- In order ------------------------------------------------------------------------------------------------------------ */
 
-/* With the lock. A buffer with a parameter that is unused here waits for what the others say, in the tail. */
+/* Call with the lock held. A buffer with a parameter that is unused here waits for the tail, which shows whether other ranks
+ * use it. */
 static bool can_put_out(const struct shoal_reducer *reducer)
 {
     const struct fusion_out *out = reducer->out;

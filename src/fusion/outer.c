@@ -1,4 +1,4 @@
-/* The schedule of outer steps, and what is told of failures. */
+/* The schedule of outer steps, and their failures. */
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -38,7 +38,7 @@ static void describe_fragment(const struct shoal_outer *outer, int index, char *
     snprintf(text + length, text_bytes - (size_t)length, fragment->count > 1 ? ": %.32s to %.32s" : ": %.32s", first, last);
 }
 
-/* A reducer begins its text with its own name and its operation, in numbers of its own. The rest is for people. */
+/* Returns the part of the text for people: a reducer's text begins with its own name and operation, numbered its own way. */
 static const char *cause_of(const struct shoal_failure *cause, const char *text)
 {
     const char *operation = *cause->operation ? strstr(text, cause->operation) : NULL;
@@ -56,14 +56,14 @@ static void describe_failure(struct shoal_outer *outer, int fragment, const stru
              fragment >= 0 ? ", " : "", failure->operation, cause_of(cause, text));
 }
 
-/* Whether a rank has given it for outer steps: then it begins as all failures of struct shoal_outer do. */
+/* Returns true if a rank has given this cause for outer steps: then it begins as all failures of struct shoal_outer do. */
 static bool is_outers(const struct shoal_outer *outer, const char *text)
 {
     const size_t length = strlen(outer->name);
     return strncmp(text, outer->name, length) == 0 && strncmp(text + length, ", step ", 7) == 0;
 }
 
-/* Fails every fragment on all ranks: another rank may wait in a fragment to which only this rank's part is missing. Then takes
+/* Fails every fragment on all ranks, because another rank may wait in a fragment that lacks only this rank's part. Then takes
  * over the cause that all ranks have agreed on. */
 static void give_cause(struct shoal_outer *outer)
 {
@@ -116,7 +116,8 @@ enum shoal_status shoal_outer_stats(const struct shoal_outer *outer, struct shoa
 
 /* ---- The schedule -------------------------------------------------------------------------------------------------------- */
 
-/* The fragment that begins in a phase; -1: none. Offsets differ, as there are no more fragments than steps. */
+/* Returns the fragment that begins in a phase, or -1. Their offsets differ, because there are at most as many fragments as
+ * steps. */
 static int fragment_that_begins(const struct shoal_outer *outer, uint64_t phase)
 {
     const uint64_t every = outer->options.every, fragments = outer->options.fragments;
@@ -128,7 +129,7 @@ static int fragment_that_begins(const struct shoal_outer *outer, uint64_t phase)
     return -1;
 }
 
-/* The fragment that was begun earlier and is to be applied in a phase; -1: none. */
+/* Returns the fragment that was begun earlier and is to be applied in a phase, or -1. */
 static int fragment_that_ends(const struct shoal_outer *outer, uint64_t phase)
 {
     const int first = outer_first_due(outer);
@@ -187,7 +188,7 @@ enum shoal_status shoal_outer_step(struct shoal_outer *outer, void *const *memor
     return SHOAL_OK;
 }
 
-/* In the order in which they were begun. *ended_out has the bits of those fragments. */
+/* Ends fragments in the order in which they were begun. *ended_out has a bit for each of them. */
 static enum shoal_status end_all(struct shoal_outer *outer, void *const *memory, uint64_t *ended_out)
 {
     *ended_out = 0;
@@ -198,7 +199,7 @@ static enum shoal_status end_all(struct shoal_outer *outer, void *const *memory,
     return SHOAL_OK;
 }
 
-/* All ranks hold the same values of a fragment that has just been applied with mixing 0. */
+/* Returns true if all ranks hold the same values of the fragment, because it has just been applied with mixing 0. */
 static bool is_equal(const struct shoal_outer *outer, uint32_t fragment, uint64_t ended)
 {
     const bool is_new = outer->fragments[fragment].begun_at == outer->phase;

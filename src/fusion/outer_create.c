@@ -1,4 +1,4 @@
-/* Making outer steps: the ranks compare arguments and starting values, then each fragment gets its reducer. */
+/* Creates outer steps: the ranks compare arguments and starting values, then each fragment gets its reducer. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -56,7 +56,7 @@ static enum shoal_status divide(struct shoal_outer *outer, char *text, size_t te
     return SHOAL_OK;
 }
 
-/* All that a rank can find out by itself. */
+/* Checks all that a rank can check by itself. */
 static enum shoal_status outer_prepare(struct shoal_outer *outer, const struct shoal_parameter *parameters, size_t count,
                                        void *const *memory, char *text, size_t text_bytes)
 {
@@ -120,8 +120,8 @@ static enum shoal_status share_values(struct shoal_outer *outer, void *const *me
     return SHOAL_OK;
 }
 
-/* Each rank's hash of each parameter: where the first one differs, and on which ranks. `values` has room for one of each
- * rank. */
+/* Names the first parameter that differs, and the ranks, from each rank's hash of each parameter. `values` has room for one
+ * hash of each rank. */
 static enum shoal_status name_value(struct shoal_outer *outer, const uint64_t *all, uint64_t *values, char *text,
                                     size_t text_bytes)
 {
@@ -142,8 +142,8 @@ static enum shoal_status name_value(struct shoal_outer *outer, const uint64_t *a
     return SHOAL_ERR_MISMATCH;
 }
 
-/* One hash of each rank for all parameters. Where these differ, one for each parameter. values has room for one of each
- * rank. */
+/* Exchanges one hash per rank for all parameters. If they differ, exchanges one for each parameter. values has room for one
+ * hash of each rank. */
 static enum shoal_status compare_hashes(struct shoal_outer *outer, const uint64_t *hashes, uint64_t *values)
 {
     const struct shoal_options options = outer_operation(outer);
@@ -190,7 +190,7 @@ static size_t bytes_of_all(const struct fusion_parameters *parameters)
     return bytes;
 }
 
-/* An array of pointers into one block. */
+/* Allocates an array of pointers into one block. */
 static bool outer_allocate(const struct shoal_outer *outer, void ***each_out, char **memory_out)
 {
     void **each = calloc(outer->parameters.count + 1, sizeof *each);
@@ -270,7 +270,7 @@ static enum shoal_status outer_split(struct shoal_outer *outer, struct shoal_com
     return shoal_comm_split(comm, 0, outer->rank, &options, &outer->control);
 }
 
-/* When all ranks have agreed on their arguments. listed has room for all parameters, or is NULL: no memory. */
+/* Call when all ranks have agreed on their arguments. listed has room for all parameters, or is NULL if out of memory. */
 static enum shoal_status make_parts(struct shoal_outer *outer, void *const *memory, struct shoal_parameter *listed)
 {
     char text[FUSION_TEXT_MAX] = "";

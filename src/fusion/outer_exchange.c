@@ -1,4 +1,4 @@
-/* An exchange of one fragment: pseudo-gradients into the buffers of its reducer, and averages out of them. */
+/* An exchange of one fragment: puts pseudo-gradients into the buffers of its reducer, and takes averages out of them. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 #include "fusion/lists.h"
 #include "fusion/outer_steps.h"
 
-/* ---- Where ranks are ----------------------------------------------------------------------------------------------------- */
+/* ---- Which step ranks are in --------------------------------------------------------------------------------------------- */
 
 static void describe_record(const struct outer_record *record, char *text, size_t text_bytes)
 {
@@ -44,7 +44,7 @@ static enum shoal_status compare_records(struct shoal_outer *outer, const struct
     return SHOAL_OK;
 }
 
-/* Nobody else is known to be at fault. */
+/* For a failure of this rank alone, as far as it knows. */
 static enum shoal_status own_failed(struct shoal_outer *outer, enum shoal_status status, int fragment)
 {
     struct shoal_failure cause = SHOAL_FAILURE_INIT;

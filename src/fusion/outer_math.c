@@ -1,5 +1,5 @@
-/* The arithmetic of outer steps: one pass over memory each. 16-bit parameters are computed with in float32, a block at a time,
- * and rounded once. */
+/* The arithmetic of outer steps: each function passes over memory once. 16-bit parameters are computed in float32, a block at a
+ * time, and rounded once. */
 #include "base/floats.h"
 #include "fusion/outer_steps.h"
 
@@ -24,7 +24,7 @@ static void narrow(const struct shoal_gradient_kernels *kernels, enum shoal_type
     (type == SHOAL_FLOAT16 ? kernels->to_float16 : kernels->to_bfloat16)(to, from, count, 1);
 }
 
-/* ---- Once for each type that is computed with ---------------------------------------------------------------------------- */
+/* ---- Once for each type used in computations ----------------------------------------------------------------------------- */
 
 #define DEFINE_ARITHMETIC(TYPE)                                                                                               \
     static void difference_##TYPE(TYPE *difference, const TYPE *anchor, const TYPE *theta, size_t count)                      \
@@ -33,7 +33,7 @@ static void narrow(const struct shoal_gradient_kernels *kernels, enum shoal_type
             difference[i] = anchor[i] - theta[i];                                                                             \
     }                                                                                                                         \
                                                                                                                               \
-    /* momentum grows by delta; the direction is put into `direction`, which may be momentum. */                              \
+    /* momentum grows by delta; the direction goes into `direction`, which may be momentum. */                                \
     static void push_##TYPE(TYPE *direction, TYPE *momentum, const TYPE *delta, size_t count, TYPE factor, bool nesterov)     \
     {                                                                                                                         \
         for (size_t i = 0; i < count; i++) {                                                                                  \
@@ -54,7 +54,7 @@ static void narrow(const struct shoal_gradient_kernels *kernels, enum shoal_type
             theta[i] = mixing == 0 ? anchor[i] : mixing * theta[i] + (1 - mixing) * anchor[i];                                \
     }                                                                                                                         \
                                                                                                                               \
-    /* A block: theta is as wide as what is computed with. */                                                                 \
+    /* A block: theta has the type used in computations. */                                                                   \
     static void apply_##TYPE(const struct outer_update *update, const TYPE *delta, TYPE *anchor, TYPE *momentum, TYPE *theta, \
                              size_t count)                                                                                    \
     {                                                                                                                         \

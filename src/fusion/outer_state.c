@@ -1,5 +1,5 @@
 /* Outer steps in a checkpoint: a header, an entry for each fragment, then anchors, momentum, and the averages of the fragments
- * under way, in the order of parameters. Numbers are in the machine's byte order, which the header tells. */
+ * under way, in the order of parameters. Numbers are in the machine's byte order, which the header records. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +20,7 @@ struct header {
     uint32_t version;
     uint32_t byte_order;
     uint64_t parameters; /* hash of lengths and types */
-    uint64_t schedule;   /* hash of every, fragments, delay, and of the division into fragments */
+    uint64_t schedule;   /* hash of every, fragments, delay and the division into fragments */
     uint32_t has_anchors, has_momenta;
     uint64_t step, phase;
     uint64_t body_bytes;
@@ -80,7 +80,7 @@ size_t shoal_outer_state_bytes(const struct shoal_outer *outer)
     return bytes;
 }
 
-/* A place in a state that moves on. */
+/* Copies bytes to the current position in a state and advances it. */
 static void state_put(char **at, const void *from, size_t bytes)
 {
     if (bytes)
@@ -154,7 +154,7 @@ enum shoal_status shoal_outer_export(struct shoal_outer *outer, void *state, siz
 
 /* ---- Import -------------------------------------------------------------------------------------------------------------- */
 
-/* Whether entries make sense in this schedule; *bytes_out: what follows the fixed part. */
+/* Returns true if the entries are valid in this schedule. *bytes_out: the bytes after the fixed part. */
 static bool check_entries(const struct shoal_outer *outer, const struct header *header, const char *body, size_t *bytes_out)
 {
     bool is_right = true;
@@ -224,7 +224,7 @@ static void read_state(struct shoal_outer *outer, const char *state)
     }
 }
 
-/* Do all ranks have the same state? `all` has room for one value of each rank. */
+/* Checks that all ranks have the same state. `all` has room for one value of each rank. */
 static enum shoal_status compare_states(struct shoal_outer *outer, uint64_t own, uint64_t *all)
 {
     const struct shoal_options options = outer_operation(outer);

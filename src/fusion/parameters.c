@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BYTES_MAX (SIZE_MAX / 4) /* of all gradients: sums with padding never wrap */
+#define BYTES_MAX (SIZE_MAX / 4) /* of all gradients; sums with padding never overflow */
 
 const char *fusion_type_name(enum shoal_type type)
 {
@@ -19,7 +19,7 @@ static bool has_gradients(enum shoal_type type)
     return type == SHOAL_FLOAT32 || type == SHOAL_FLOAT64 || type == SHOAL_BFLOAT16 || type == SHOAL_FLOAT16;
 }
 
-/* One line in any message and any file. */
+/* Makes a name that fits on one line of any message or file. */
 static void copy_name(char *to, const char *from)
 {
     size_t i = 0;

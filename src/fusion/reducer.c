@@ -1,4 +1,4 @@
-/* Making and freeing a reducer. */
+/* Creates and frees reducers. */
 #include "fusion/reducer.h"
 
 #include <stdio.h>
@@ -50,10 +50,10 @@ void fusion_free_memory(const struct shoal_reducer *reducer, void *memory)
     if (reducer->device)
         fusion_device_release(reducer, memory);
     else if (memory && shoal_mem_free(reducer->context, memory) != SHOAL_OK)
-        return; /* it has told why */
+        return; /* it has reported why */
 }
 
-/* Padding is zero, and stays so, as sums of zeros are. */
+/* Padding is zero and stays zero, because sums of zeros are zero. */
 enum shoal_status fusion_install(struct shoal_reducer *reducer, struct shoal_gradient_layout *layout)
 {
     void *memory, *compressed;
@@ -93,7 +93,7 @@ static enum shoal_status check_options(const struct shoal_reducer_options *optio
     return *wrong ? SHOAL_ERR_ARGUMENT : SHOAL_OK;
 }
 
-/* The callback's work on the stream would hold up the backward pass that is on it. */
+/* The callback's work on the stream would delay the backward pass on that stream. */
 static enum shoal_status reducer_check_device(const struct shoal_reducer *reducer, char *text, size_t text_bytes)
 {
     if (!reducer->options.has_thread)
@@ -139,7 +139,7 @@ static enum shoal_status choose_layout(struct shoal_reducer *reducer, const stru
     return fusion_layout_copy(options->layout, &reducer->layout, text, text_bytes);
 }
 
-/* All that a rank can find out by itself. */
+/* Checks all that a rank can check by itself. */
 static enum shoal_status prepare(struct shoal_reducer *reducer, const struct shoal_parameter *parameters, size_t count,
                                  struct fusion_parameters *copy, char *text, size_t text_bytes)
 {
@@ -283,7 +283,7 @@ enum shoal_status fusion_all_ready(struct shoal_reducer *reducer, enum shoal_sta
     return fusion_ranks_ready(reducer->comm, &options, own, rank_out);
 }
 
-/* Where this rank alone is wrong it still meets the others, so that all learn of it. */
+/* A rank with an error of its own still takes part, so that all ranks learn of it. */
 static enum shoal_status agree(struct shoal_reducer *reducer, const struct shoal_parameter *parameters, size_t count)
 {
     char text[FUSION_TEXT_MAX] = "";
@@ -312,13 +312,13 @@ static enum shoal_status make(struct shoal_reducer *reducer, struct shoal_comm *
     return agree(reducer, parameters, count);
 }
 
-/* The caller's pointers are not kept. */
+/* Forgets the caller's pointers. */
 static void forget_arguments(struct shoal_reducer_options *options)
 {
     static const struct shoal_gradient_layout given;
     static const uint32_t order;
     options->name = NULL;
-    options->layout = options->layout ? &given : NULL; /* only whether there was one is asked for */
+    options->layout = options->layout ? &given : NULL; /* only whether it was NULL matters from now on */
     options->order = options->order ? &order : NULL;
 }
 
@@ -355,7 +355,7 @@ void shoal_reducer_free(struct shoal_reducer *reducer)
     (void)fusion_settle_failure(reducer);
     fusion_out_stop_thread(reducer);
     fusion_compressor_stop(reducer);
-    shoal_comm_free(reducer->comm); /* completions that it still calls see the reducer */
+    shoal_comm_free(reducer->comm); /* its last completions still use the reducer */
     fusion_fault_destroy(reducer);
     fusion_marks_destroy(reducer);
     fusion_tally_destroy(reducer);

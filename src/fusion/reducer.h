@@ -1,19 +1,19 @@
-/* The reducer: what all of its parts know, and the parts. See the public header.
+/* The reducer: what its parts share, and the parts themselves. See the public header.
  *
  *     ready (any thread) -> marks.c packs it -> the buffer's last one? -> flow.c posts full buffers in index order, then the
- *                                                                         tally; compress.c: in stages, where it is compressed
+ *                                                                         tally; compress.c: in stages, if it is compressed
  *     an operation is done (the thread that makes progress) -> flow.c notes it, posts what had to wait
  *     finish, or the reducer's thread -> out.c puts averages into place, calls on_buffer, in index order
  *
- * Where gradients lie on a device reducer_device.c does all of this for a full buffer, in the order of a stream, and measure.c
- * takes norms.
+ * For gradients on a device, reducer_device.c does all of this for a full buffer, in the order of a stream, and measure.c
+ * computes norms.
  *
- * step.c begins and ends steps. stats.c is told what happens when. reducer_failure.c settles who is to blame.
+ * step.c begins and ends steps. stats.c records times and bytes. reducer_failure.c determines the first cause of a failure.
  *
- * Parts. Each struct is its own file's: others call the functions of its header, which say what they do, not what it holds.
+ * Parts. Each struct belongs to its own file. Other files call the functions in its header and do not see its fields.
  *
- * Locks. `lock` guards what is marked "lock" here and in the parts. It is never held in a call to shoal.h that can take the
- * library's own lock, because completions arrive with that lock held and take this one. */
+ * Locks. `lock` guards fields marked "lock" here and in the parts. No thread holds it while it calls a function of shoal.h that
+ * can take the library's own lock, because completions arrive with that lock held and take this one. */
 #ifndef SHOAL_FUSION_REDUCER_H
 #define SHOAL_FUSION_REDUCER_H
 
@@ -23,34 +23,34 @@
 #include "fusion/gradient_layout.h"
 
 struct shoal_reducer {
-    /* Constant once it is made. */
+    /* Constant once the reducer is made. */
     struct shoal_context *context;
-    struct shoal_comm *comm; /* of buffers, and of what is agreed between steps */
+    struct shoal_comm *comm; /* for buffers, and for agreement between steps */
     struct shoal_reducer_options options;
     char name[24];
     int rank, size;
-    int hosts, local_size; /* ranks on this one */
+    int hosts, local_size; /* ranks on this host */
     const struct shoal_gradient_kernels *kernels;
 
-    /* Where gradients lie. fusion_install changes it, between steps. */
+    /* The layout of the gradients. fusion_install changes it, between steps. */
     struct shoal_gradient_layout *layout;
     unsigned layout_number;
     char *memory; /* of all buffers: from shoal_mem_alloc, or on the device */
 
-    /* Which step it is. step.c writes it. */
-    enum shoal_step step; /* the last one that began */
-    uint64_t steps;       /* REDUCE steps that were finished */
-    bool has_renewed;     /* it was asked once whether rank 0's order gives another layout */
+    /* The current step. step.c writes it. */
+    enum shoal_step step; /* the last step that began */
+    uint64_t steps;       /* finished REDUCE steps */
+    bool has_renewed;     /* the layout was checked once against rank 0's order */
     bool is_armed;        /* lock: a REDUCE step is under way: threads may post, compute and put out */
 
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* something that the lock guards has changed */
+    pthread_cond_t changed; /* signals that a guarded field has changed */
 
     struct fusion_marks *marks;
     struct fusion_flow *flow;
-    struct fusion_device *device;         /* NULL: gradients lie in host memory */
-    struct fusion_compressor *compressor; /* NULL: nothing is compressed */
-    struct fusion_measure *measure;       /* NULL: no norms are taken on a device */
+    struct fusion_device *device;         /* NULL if gradients are in host memory */
+    struct fusion_compressor *compressor; /* NULL if nothing is compressed */
+    struct fusion_measure *measure;       /* NULL if a device computes no norms */
     struct fusion_tally *tally;
     struct fusion_out *out;
     struct fusion_stats *stats;
@@ -67,8 +67,8 @@ static inline void fusion_unlock(struct shoal_reducer *reducer)
     pthread_mutex_unlock(&reducer->lock);
 }
 
-/* Averages over all ranks are scaled on their way out, once it is known how many of them have not joined. Sums would overflow
- * in 16 bits. */
+/* Returns true if averages are scaled on their way out, when the number of ranks that have not joined is known. Until then they
+ * are averages over all ranks, because sums would overflow in 16 bits. */
 static inline bool fusion_scales_late(const struct shoal_reducer *reducer)
 {
     return reducer->options.is_uneven && reducer->options.divides_by_active && reducer->options.op == SHOAL_AVG;
@@ -92,26 +92,26 @@ static inline const struct shoal_parameter *fusion_parameter(const struct shoal_
 
 /* ---- reducer.c ---- */
 
-/* Options of an operation of the reducer. */
+/* Returns the options of an operation of the reducer. */
 struct shoal_options fusion_options(const struct shoal_reducer *reducer);
 
-/* The same of one on a buffer: with the stream of its lane, where it lies on a device. */
+/* Returns the options of an operation on a buffer: on a device they include the stream of its lane. */
 struct shoal_options fusion_buffer_options(const struct shoal_reducer *reducer, size_t buffer);
 
-/* A communicator of ranks of the reducer's, named as it is with a suffix. Collective on comm. */
+/* Makes a communicator of some of the reducer's ranks, with the reducer's name and a suffix. Collective on comm. */
 SHOAL_MUST_USE enum shoal_status fusion_split(const struct shoal_reducer *reducer, struct shoal_comm *comm, const char *suffix,
                                               int color, int key, struct shoal_comm **comm_out);
 
-/* Takes over the layout, with memory for it. On an error nothing has changed and the layout is still the caller's. */
+/* Takes over the layout and allocates memory for it. On an error nothing has changed and the caller still owns the layout. */
 SHOAL_MUST_USE enum shoal_status fusion_install(struct shoal_reducer *reducer, struct shoal_gradient_layout *layout);
 
-/* Memory of zeros where gradients lie. */
+/* Allocates zeroed memory of the same kind as the gradients'. */
 SHOAL_MUST_USE enum shoal_status fusion_allocate(const struct shoal_reducer *reducer, size_t bytes, void **memory_out);
-/* NULL is allowed. */
+/* memory may be NULL. */
 void fusion_free_memory(const struct shoal_reducer *reducer, void *memory);
 
-/* A collective call. Returns OK if all ranks are ready for the next exchange; else the status of the lowest rank that is not,
- * and *rank_out is that rank. *rank_out is -1 if the exchange itself failed. Allocates nothing. */
+/* A collective call. Returns OK if all ranks are ready for the next exchange. Otherwise returns the status of the lowest rank
+ * that is not ready, and *rank_out is that rank, or -1 if the exchange itself failed. Allocates nothing. */
 SHOAL_MUST_USE enum shoal_status fusion_all_ready(struct shoal_reducer *reducer, enum shoal_status own, int *rank_out);
 
 #endif

@@ -13,18 +13,18 @@
 
 #define NS_PER_MS UINT64_C(1000000)
 
-/* An operation whose end was not seen yet. */
+/* An operation that has not been seen to end. */
 struct operation {
     struct operation *next;
     struct shoal_request *request;
     size_t buffer;
 };
 
-/* One thread at a time: the one that posts, or that begins or ends a step. */
+/* Used by one thread at a time: the one that posts, or that begins or ends a step. */
 struct fusion_device {
-    struct shoal_gpu_packer *packer; /* NULL: it could not be opened */
+    struct shoal_gpu_packer *packer; /* NULL if it could not be opened */
     enum shoal_status opened;
-    char why[FUSION_TEXT_MAX]; /* not */
+    char why[FUSION_TEXT_MAX]; /* why it could not be opened */
     struct operation *first, **last;
 };
 
@@ -50,7 +50,7 @@ enum shoal_status fusion_device_check(const struct shoal_reducer *reducer, char 
     return reducer->device->opened;
 }
 
-/* Averages are multiplied, and copied back, by finish: by a factor that is known only then. */
+/* finish multiplies averages and copies them back if the factor is known only then. */
 static bool puts_back_late(const struct shoal_reducer *reducer)
 {
     return fusion_scales_late(reducer) || reducer->options.max_norm > 0;
@@ -130,7 +130,7 @@ enum shoal_status fusion_device_keep(struct shoal_reducer *reducer, size_t buffe
     return SHOAL_OK;
 }
 
-/* They end in the order in which they were posted, or nearly so. */
+/* Waits for the first. Operations end in the order in which they were posted, or nearly so. */
 static enum shoal_status wait_for_first(struct shoal_reducer *reducer, uint32_t timeout_ms)
 {
     struct fusion_device *device = reducer->device;
@@ -156,14 +156,15 @@ enum shoal_status fusion_device_wait(struct shoal_reducer *reducer, uint32_t tim
     return status;
 }
 
-/* Whether one that has ended by now has failed. */
+/* Returns an error if an operation that has ended has failed. */
 static enum shoal_status look(struct shoal_reducer *reducer)
 {
     const enum shoal_status status = fusion_device_wait(reducer, 0);
     return status == SHOAL_PENDING ? SHOAL_OK : status;
 }
 
-/* Settles why work was refused. Where a communicator has failed all ranks learn it of that; else of this rank. */
+/* Determines why work was refused. If a communicator has failed, all ranks learn the cause from it, otherwise from this
+ * rank. */
 static enum shoal_status fail_work(struct shoal_reducer *reducer, size_t buffer, enum shoal_status status, const char *doing)
 {
     struct shoal_failure failure = SHOAL_FAILURE_INIT;
@@ -180,7 +181,7 @@ static enum shoal_status fail_work(struct shoal_reducer *reducer, size_t buffer,
 
 /* ---- A buffer ------------------------------------------------------------------------------------------------------------ */
 
-/* Puts a part on its way into the buffer; what LOCAL steps have left there stays. */
+/* Puts the copy of a part into the buffer on the lane. A sum that LOCAL steps have left there stays. */
 static enum shoal_status device_copy_in(struct shoal_reducer *reducer, size_t parameter, const struct fusion_part *part,
                                         char *view, int lane)
 {
@@ -203,7 +204,7 @@ static enum shoal_status device_copy_out(struct shoal_reducer *reducer, size_t p
 typedef enum shoal_status (*copy_fn)(struct shoal_reducer *reducer, size_t parameter, const struct fusion_part *part,
                                      char *view, int lane);
 
-/* Those parts of a buffer's gradients that lie elsewhere than in it. */
+/* Copies the parts of a buffer's gradients that are stored outside it. */
 static enum shoal_status device_copy_parts(struct shoal_reducer *reducer, size_t index, copy_fn copy)
 {
     const struct fusion_buffer *buffer = &reducer->layout->buffers[index];
@@ -226,7 +227,7 @@ static enum shoal_status clear_view(struct shoal_reducer *reducer, size_t parame
                                   fusion_parameter_bytes(fusion_parameter(reducer, parameter)));
 }
 
-/* Parameters without a gradient, as other ranks may have one. */
+/* Zeroes parameters without a gradient, because other ranks may have one. */
 static enum shoal_status clear_unused(struct shoal_reducer *reducer, size_t index)
 {
     const struct fusion_buffer *buffer = &reducer->layout->buffers[index];
@@ -283,7 +284,7 @@ enum shoal_status fusion_device_post(struct shoal_reducer *reducer, size_t buffe
 
 /* ---- A step -------------------------------------------------------------------------------------------------------------- */
 
-/* Also where an operation has failed, which is then the cause. */
+/* If an operation has also failed, that is the cause. */
 static enum shoal_status fail_begin(struct shoal_reducer *reducer, enum shoal_status status)
 {
     char why[FUSION_TEXT_MAX];
@@ -291,7 +292,8 @@ static enum shoal_status fail_begin(struct shoal_reducer *reducer, enum shoal_st
     return fusion_fail(reducer, status, -1, "the step could not begin: %.360s", why);
 }
 
-/* Loading may wait until the device is idle, and hold up the threads of other ranks that an operation of this one waits for. */
+/* Loading may wait until the device is idle. Other ranks' threads, which an operation of this rank may need, would then wait
+ * also. So this waits for the operations first. */
 static enum shoal_status load_for_sums(struct shoal_reducer *reducer)
 {
     struct shoal_gpu_packer *packer = reducer->device->packer;
@@ -307,7 +309,7 @@ enum shoal_status fusion_device_begin(struct shoal_reducer *reducer, enum shoal_
         return fusion_failure_status(reducer);
     enum shoal_status status = shoal_gpu_packer_check(reducer->device->packer);
     if (status == SHOAL_ERR_UNSUPPORTED)
-        return status; /* a stream that is being captured: the caller may try again */
+        return status; /* a stream is being captured: the caller may try again */
     if (status == SHOAL_OK && step == SHOAL_STEP_LOCAL)
         status = load_for_sums(reducer);
     if (status == SHOAL_OK)
@@ -370,7 +372,7 @@ enum shoal_status fusion_device_join(struct shoal_reducer *reducer, size_t buffe
     return status == SHOAL_OK ? SHOAL_OK : fail_work(reducer, buffer, status, "waited for");
 }
 
-/* Another thread's mark may be putting a buffer on its lane, which has to be waited for, too. */
+/* Another thread's mark may be putting a buffer on its lane; that must also end first. */
 enum shoal_status fusion_device_give_up(struct shoal_reducer *reducer)
 {
     fusion_lock(reducer);

@@ -10,7 +10,7 @@
 
 struct fusion_fault {
     atomic_int failed;          /* enum shoal_status */
-    bool is_settled;            /* lock: `cause` is what all ranks agree on */
+    bool is_settled;            /* lock: all ranks have agreed on `cause` */
     struct shoal_failure cause; /* lock */
 };
 
@@ -32,7 +32,7 @@ enum shoal_status fusion_failed(const struct shoal_reducer *reducer)
     return (enum shoal_status)atomic_load_explicit(&reducer->fault->failed, memory_order_acquire);
 }
 
-/* ---- Words --------------------------------------------------------------------------------------------------------------- */
+/* ---- Text ---------------------------------------------------------------------------------------------------------------- */
 
 enum shoal_status fusion_refuse(const struct shoal_reducer *reducer, enum shoal_status status, const char *format, ...)
 {
@@ -68,7 +68,7 @@ static void describe_buffer(const struct shoal_reducer *reducer, long buffer, ch
 
 /* ---- The first cause ----------------------------------------------------------------------------------------------------- */
 
-/* What this rank knows, until it is settled. False: there was a cause before. */
+/* Records this rank's cause, until the cause is settled. Returns false if there was one before. */
 static bool claim(struct shoal_reducer *reducer, const struct shoal_failure *cause)
 {
     struct fusion_fault *fault = reducer->fault;
@@ -84,14 +84,14 @@ static bool claim(struct shoal_reducer *reducer, const struct shoal_failure *cau
     return is_first;
 }
 
-/* Its own communicator comes first: settling asks that one. */
+/* The reducer's own communicator comes first, because settling asks that one. */
 void fusion_give_cause(const struct shoal_reducer *reducer, const struct shoal_failure *cause)
 {
     shoal_comm_fail(reducer->comm, cause);
     fusion_compressor_fail(reducer, cause);
 }
 
-/* This rank is at fault. */
+/* For a fault of this rank. */
 static void claim_fault(struct shoal_reducer *reducer, enum shoal_status status, const char *operation, const char *text)
 {
     struct shoal_failure cause = SHOAL_FAILURE_INIT;
@@ -137,7 +137,7 @@ void fusion_operation_not_posted(struct shoal_reducer *reducer, enum shoal_statu
     claim_fault(reducer, status, operation, text);
 }
 
-/* A cause that a rank has given keeps its text. Any other gets the reducer's name, the step and this rank's operation. */
+/* A cause given by a rank keeps its text. Any other gets the reducer's name, the step and this rank's operation. */
 static void describe_cause(const struct shoal_reducer *reducer, const struct shoal_failure *own, struct shoal_failure *cause)
 {
     char text[sizeof cause->text];
@@ -150,8 +150,8 @@ static void describe_cause(const struct shoal_reducer *reducer, const struct sho
              own->operation, text);
 }
 
-/* The first cause of the reducer's own communicator, which is the same on all ranks. Where only one of the compressor's has
- * failed, or nothing but this rank, the others learn it from this rank. */
+/* Returns the first cause of the reducer's own communicator, which is the same on all ranks. If only one of the compressor's
+ * communicators or this rank has failed, the others get the cause from this rank. */
 static struct shoal_failure find_cause(const struct shoal_reducer *reducer, const struct shoal_failure *own)
 {
     struct shoal_failure cause = SHOAL_FAILURE_INIT;
@@ -162,7 +162,7 @@ static struct shoal_failure find_cause(const struct shoal_reducer *reducer, cons
     if (is_known)
         return cause;
     fusion_give_cause(reducer, &cause);
-    if (shoal_last_failure(reducer->context, reducer->comm, &cause) == SHOAL_OK) /* else one has died as it wrote its cause */
+    if (shoal_last_failure(reducer->context, reducer->comm, &cause) == SHOAL_OK) /* otherwise a rank died in writing it */
         describe_cause(reducer, own, &cause);
     return cause;
 }
@@ -179,7 +179,7 @@ bool fusion_settle_failure(struct shoal_reducer *reducer)
     const struct shoal_failure cause = find_cause(reducer, &own);
     fusion_compressor_fail(reducer, &cause);
     fusion_lock(reducer);
-    is_first = !fault->is_settled; /* threads that come at once find the same cause */
+    is_first = !fault->is_settled; /* concurrent threads find the same cause */
     if (is_first) {
         fault->is_settled = true;
         fault->cause = cause;

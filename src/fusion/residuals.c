@@ -1,5 +1,5 @@
-/* What quantizing has cut off, in a checkpoint: a header that says of which rank and layout it is, then the errors of each
- * buffer, as compress.c hands them out. Numbers are in the machine's byte order, which the header tells. */
+/* Errors of quantizing, in a checkpoint: a header that identifies rank and layout, then the errors of each buffer, as
+ * compress.c returns them. Numbers are in the machine's byte order, which the header records. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -44,7 +44,7 @@ size_t shoal_reducer_residual_bytes(const struct shoal_reducer *reducer)
     return bytes ? sizeof(struct header) + bytes : 0;
 }
 
-/* A step reads and writes them; on a device it may still fail when it was finished. */
+/* A step reads and writes residuals; on a device it may still fail after it was finished. */
 static enum shoal_status check_between(struct shoal_reducer *reducer, const char *call)
 {
     if (fusion_failed(reducer) != SHOAL_OK)
@@ -54,7 +54,7 @@ static enum shoal_status check_between(struct shoal_reducer *reducer, const char
     return shoal_reducer_wait(reducer, SHOAL_FOREVER);
 }
 
-/* The caller may free its memory now: also where one copy was refused, others may be under way. */
+/* Waits so that the caller may free its memory. Also waits if one copy was refused, because others may be under way. */
 static enum shoal_status residuals_settle(const struct shoal_reducer *reducer, enum shoal_status status)
 {
     const enum shoal_status settled = fusion_settle(reducer);
@@ -113,7 +113,7 @@ enum shoal_status shoal_reducer_export_residuals(struct shoal_reducer *reducer, 
 
 /* ---- Import -------------------------------------------------------------------------------------------------------------- */
 
-/* False: it is of another rank or world, text says of which. */
+/* Returns false if the state belongs to another rank or world; text then names that rank or world. */
 static bool is_same_place(const struct header *there, const struct header *here, char *text, size_t text_bytes)
 {
     if (there->size != here->size || there->hosts != here->hosts || there->local_size != here->local_size)
@@ -133,7 +133,7 @@ static bool is_same_place(const struct header *there, const struct header *here,
     return false;
 }
 
-/* Empty text: they are this reducer's. */
+/* Leaves text empty if the residuals are this reducer's; otherwise writes the reason. */
 static void find_wrong(const struct shoal_reducer *reducer, const char *state, size_t bytes, char *text, size_t text_bytes)
 {
     const struct header here = describe(reducer);
@@ -181,7 +181,7 @@ static enum shoal_status restore_all(struct shoal_reducer *reducer, const char *
     return SHOAL_OK;
 }
 
-/* Where it fails, some of the residuals are those that were given, and some are not. */
+/* After a failure, only some of the residuals come from the given state. */
 static enum shoal_status read_residuals(struct shoal_reducer *reducer, const char *at)
 {
     char why[FUSION_TEXT_MAX];

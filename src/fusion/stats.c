@@ -7,21 +7,21 @@
 #include "fusion/compress.h"
 #include "fusion/reducer_failure.h"
 
-/* When something of a buffer happened in the step. */
+/* Times of events of a buffer in the step. */
 struct moments {
     uint64_t posted_ns, done_ns, out_ns;
 };
 
 struct fusion_stats {
-    /* The step under way. */
+    /* The current step. */
     uint64_t begin_ns, finish_ns;
-    uint64_t begin_wire_bytes; /* sent before the step */
+    uint64_t begin_wire_bytes; /* bytes sent before the step */
     atomic_uint_least64_t pack_ns, copied_bytes;
-    uint64_t *ready_ns;         /* [parameters]; 0: not. The thread that marked it writes, as the next */
-    uint32_t *ready_number;     /* [parameters]: how many were ready before it */
-    struct moments *moments;    /* lock: [parameters], as no layout has more buffers */
+    uint64_t *ready_ns;         /* [parameters]; 0 if not ready. This and the next belong to the thread that marks */
+    uint32_t *ready_number;     /* [parameters]: number of parameters that were ready before it */
+    struct moments *moments;    /* lock: [parameters], because no layout has more buffers */
     size_t flight_most;         /* lock */
-    uint64_t out_ns, called_ns; /* the thread that puts out */
+    uint64_t out_ns, called_ns; /* for the thread that puts out */
 
     /* The last REDUCE step. */
     struct shoal_step_stats kept;
@@ -68,9 +68,9 @@ void fusion_stats_forget_buffers(struct shoal_reducer *reducer)
     memset(reducer->stats->times, 0, reducer->layout->parameters.count * sizeof *reducer->stats->times);
 }
 
-/* ---- What is told -------------------------------------------------------------------------------------------------------- */
+/* ---- Events -------------------------------------------------------------------------------------------------------------- */
 
-/* Bytes that this rank has handed to the network so far, for all communicators of the reducer that carry gradients. */
+/* Bytes that this rank has sent to the network so far, for all communicators of the reducer that carry gradients. */
 static uint64_t count_wire_bytes(const struct shoal_reducer *reducer)
 {
     struct shoal_traffic traffic = SHOAL_TRAFFIC_INIT;
@@ -139,7 +139,7 @@ void fusion_stats_called_back(struct shoal_reducer *reducer, uint64_t begin_ns)
     reducer->stats->called_ns += fusion_now_ns() - begin_ns;
 }
 
-/* ---- What is kept -------------------------------------------------------------------------------------------------------- */
+/* ---- Kept at the end of a step ------------------------------------------------------------------------------------------- */
 
 static double us_since(const struct fusion_stats *stats, uint64_t ns)
 {
@@ -162,7 +162,7 @@ static void keep_buffer(struct shoal_reducer *reducer, size_t index)
         us_since(stats, moments->posted_ns), us_since(stats, moments->done_ns),       us_since(stats, moments->out_ns)};
 }
 
-/* Those that became ready in their order, then the others as a layout takes them by default. */
+/* First the parameters that became ready, in their order, then the others in a layout's default order. */
 static void keep_order(struct fusion_stats *stats, size_t count)
 {
     uint32_t next = 0;
@@ -175,12 +175,12 @@ static void keep_order(struct fusion_stats *stats, size_t count)
     }
 }
 
-/* As owners reduce: of each buffer a rank sends all but its own share to its owners, and its own share to all others. A
- * compressed one is reduced so inside the host, and then between hosts. */
+/* Counts as if owners reduce: a rank sends all of a buffer except its own share to the owners, and its own share to all others.
+ * A compressed buffer is reduced in this way inside the host, and then between hosts. */
 static void count_bytes(const struct shoal_reducer *reducer, struct shoal_step_stats *kept)
 {
     const uint64_t size = (uint64_t)reducer->size, hosts = (uint64_t)reducer->hosts, local = (uint64_t)reducer->local_size;
-    uint64_t total = 0, most = 0; /* in all buffers, and in the largest shares of their owners */
+    uint64_t total = 0, most = 0; /* of all buffers, and of the largest share in each */
     for (size_t b = 0; b < reducer->layout->buffer_count; b++) {
         const uint64_t bytes = reducer->layout->buffers[b].bytes;
         const bool is_compressed = fusion_is_compressed(reducer, b);
@@ -220,7 +220,7 @@ void fusion_stats_keep(struct shoal_reducer *reducer)
         keep_buffer(reducer, b);
 }
 
-/* ---- What is asked for --------------------------------------------------------------------------------------------------- */
+/* ---- Queries ------------------------------------------------------------------------------------------------------------- */
 
 enum shoal_status fusion_add_sent_to(struct shoal_comm *comm, const int *members, uint64_t *bytes)
 {

@@ -15,7 +15,7 @@
 #include "fusion/stats.h"
 #include "fusion/tally.h"
 
-#define WAIT_MS 20 /* then a waiting thread looks whether another request is the oldest now */
+#define WAIT_MS 20 /* then a waiting thread checks again which request is the oldest */
 
 /* ---- Begin --------------------------------------------------------------------------------------------------------------- */
 
@@ -42,7 +42,7 @@ static void close_step(struct shoal_reducer *reducer)
     fusion_marks_close(reducer);
 }
 
-/* The order is rank 0's, in memory of its own: shoal_reducer_order still returns this rank's order. */
+/* Installs rank 0's order in a layout; shoal_reducer_order still returns this rank's order. */
 static enum shoal_status rebuild_in(struct shoal_reducer *reducer, uint32_t *order)
 {
     const struct shoal_options options = fusion_options(reducer);
@@ -65,7 +65,7 @@ static enum shoal_status rebuild_in(struct shoal_reducer *reducer, uint32_t *ord
     if (status != SHOAL_OK)
         return fusion_fail(reducer, status, -1, "the layout in the order of readiness: %s", error);
     if (layout->hash == reducer->layout->hash) {
-        shoal_gradient_layout_free(layout); /* as on all ranks: views stay */
+        shoal_gradient_layout_free(layout); /* on all ranks alike: the layout and the views stay */
         return SHOAL_OK;
     }
     status = fusion_install(reducer, layout);
@@ -86,7 +86,7 @@ static enum shoal_status rebuild(struct shoal_reducer *reducer)
     return status;
 }
 
-/* Once, after the first step, whose buffers are then used no more. */
+/* Renews the layout once, after the first step, whose buffers are then no longer used. */
 static enum shoal_status renew_layout(struct shoal_reducer *reducer)
 {
     const bool is_fixed = reducer->options.keeps_layout || reducer->options.layout || reducer->options.order;
@@ -122,7 +122,8 @@ enum shoal_status shoal_reducer_begin(struct shoal_reducer *reducer, enum shoal_
 
 /* ---- Finish -------------------------------------------------------------------------------------------------------------- */
 
-/* Makes progress from this thread for a moment, or waits until something has changed. With the lock, which it lets go of. */
+/* Makes progress from this thread for a moment, or waits until a field changes. Call with the lock held; it is released
+ * meanwhile. */
 static void wait_a_little(struct shoal_reducer *reducer)
 {
     struct shoal_request *request = fusion_flow_oldest(reducer);
@@ -133,7 +134,7 @@ static void wait_a_little(struct shoal_reducer *reducer)
         fusion_lock(reducer);
         if (status == SHOAL_PENDING || fusion_failed(reducer) != SHOAL_OK || fusion_flow_oldest(reducer) != request)
             return;
-    } /* where it is done, the thread that was told so is about to note it */
+    } /* if it is done, the thread that received the completion is about to note it */
     clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_nsec += WAIT_MS * 1000000L;
     until.tv_sec += until.tv_nsec / 1000000000L;
@@ -182,7 +183,7 @@ static enum shoal_status name_nonfinite(struct shoal_reducer *reducer, struct sh
     return status == SHOAL_OK ? SHOAL_OK : fusion_failure_status(reducer);
 }
 
-/* Newton's method, as the library links to no libm; the same bits on every machine. */
+/* Newton's method, because the library does not link libm. The same bits on every machine. */
 static double square_root(double x)
 {
     uint64_t word;
@@ -190,14 +191,14 @@ static double square_root(double x)
     if (!(x > 0) || x - x != 0)
         return x;
     memcpy(&word, &x, sizeof word);
-    word = (word >> 1) + (UINT64_C(1023) << 51); /* half the exponent: within 7 % */
+    word = (word >> 1) + (UINT64_C(1023) << 51); /* halves the exponent: within 7 % */
     memcpy(&y, &word, sizeof y);
     for (int i = 0; i < 6; i++)
         y = 0.5 * (y + x / y);
     return y;
 }
 
-/* The result of the whole step, when all buffers are in. */
+/* Computes the result of the whole step, when all averages are in place. */
 static enum shoal_status conclude(struct shoal_reducer *reducer, int active, struct shoal_step_result *result)
 {
     SHOAL_DEFAULT_FLOATS;
@@ -211,7 +212,7 @@ static enum shoal_status conclude(struct shoal_reducer *reducer, int active, str
         FUSION_TRY(name_nonfinite(reducer, result));
     if (reducer->options.max_norm > 0) {
         const double clip = reducer->options.max_norm / (square_root(result->squared) + 1e-6);
-        result->clip = clip < 1 ? clip : 1; /* NaN: 1, as there is nothing to save */
+        result->clip = clip < 1 ? clip : 1; /* NaN: 1, because clipping cannot help */
         return fusion_out_clip(reducer, result->clip);
     }
     return SHOAL_OK;
@@ -277,9 +278,9 @@ static enum shoal_status finish(struct shoal_reducer *reducer, struct shoal_step
     return end_step(reducer, reducer->options.allows_unused, result_out);
 }
 
-/* The one way out of finish and join, whatever the status. The caller may free its gradients after it, so no thread of the
- * reducer may still post, copy averages back or be in on_buffer. On a device the caller's stream waits for the lanes of a
- * failed step. */
+/* Both finish and join return through this function, whatever the status. The caller may free its gradients afterwards, so no
+ * thread of the reducer may still post, copy averages back or be in on_buffer. On a device the caller's stream waits for the
+ * lanes of a failed step. */
 static enum shoal_status leave_step(struct shoal_reducer *reducer, enum shoal_status status)
 {
     if (!reducer)

@@ -7,17 +7,17 @@
 #include "fusion/measure.h"
 #include "fusion/reducer_failure.h"
 
-enum { NONFINITE, SQUARED, USED }; /* fields of a tail; a parameter each from USED on */
+enum { NONFINITE, SQUARED, USED }; /* fields of a tail; from USED on, one for each parameter */
 
 struct fusion_tally {
-    int64_t head, head_sum; /* 1 from active ranks, and how many */
+    int64_t head, head_sum; /* each active rank contributes 1; the sum is their number */
     struct shoal_request *head_request;
     double *tail, *tail_sum;
-    size_t tail_count;                  /* 0: steps have none */
-    bool counts_used;                   /* it goes on behind USED */
-    struct shoal_request *tail_request; /* lock, as what follows */
+    size_t tail_count;                  /* 0 if steps have no tail */
+    bool counts_used;                   /* the tail continues after USED */
+    struct shoal_request *tail_request; /* lock, as the following fields */
     bool is_tail_posted, is_tail_done;
-    bool is_tail_held; /* what it is to hold is not known yet */
+    bool is_tail_held; /* its contents are not known yet */
 };
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
@@ -55,7 +55,7 @@ bool fusion_tally_has_head(const struct shoal_reducer *reducer)
     return reducer->tally->head_request != NULL;
 }
 
-/* It is not waited for here: averages from active ranks alone are known when all have said what they are. */
+/* Does not wait: the number of active ranks is known only when all ranks have contributed. */
 enum shoal_status fusion_tally_post_head(struct shoal_reducer *reducer, bool is_active)
 {
     struct fusion_tally *tally = reducer->tally;

@@ -16,8 +16,8 @@
 #include "topology/nic.h"
 #include "transport/fabric/fabric.h"
 
-/* OK when a caller's struct says how large it is. The line logged is not kept as the context's last failure: the caller may be
- * asking for that one. */
+/* Returns OK if a caller's struct states its size. The logged line does not become the context's last failure, because the
+ * caller may be asking for that failure. */
 static enum shoal_status check_out(const struct shoal_context *context, const char *call, const void *out, const char *init)
 {
     if (shoal_struct_bytes(out))

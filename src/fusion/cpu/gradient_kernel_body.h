@@ -1,7 +1,7 @@
-/* The gradient kernels; the file of each instruction set includes this once. Not a header for others.
+/* The gradient kernels; the file of each instruction set includes this once. Not a header for other files.
  *
- * Loops go over groups of GROUP elements, whose inner loops compilers turn into vectors. Element i of a call always goes to
- * partial sum i % GROUP, and products are never fused with sums: all sets give the same bits, whatever the caller's
+ * Loops run over groups of GROUP elements; compilers vectorize the inner loops. Element i of a call always goes to partial sum
+ * i % GROUP, and products are never fused with sums. So all instruction sets compute the same bits, whatever the caller's
  * floating-point state. */
 #include <math.h>
 #include <string.h>
@@ -16,7 +16,7 @@
 #define GROUP 16
 #define INLINE static inline __attribute__((always_inline))
 
-/* ---- Formats: how an element in memory becomes what is computed with --------------------------------------------------- */
+/* ---- Formats: conversion between elements in memory and computed values ------------------------------------------------ */
 
 INLINE uint32_t bits_of(float x)
 {
@@ -37,7 +37,7 @@ INLINE float bfloat16_widen(uint16_t half)
     return float_of((uint32_t)half << 16);
 }
 
-/* To nearest, ties to even; the carry turns what is too large into infinity. */
+/* Rounds to nearest, ties to even; the carry turns values that are too large into infinity. */
 INLINE uint16_t bfloat16_narrow(float x)
 {
     const uint32_t word = bits_of(x);
@@ -45,8 +45,8 @@ INLINE uint16_t bfloat16_narrow(float x)
     return (uint16_t)(x != x ? 0x7fc0 : rounded);
 }
 
-/* After Marat Dukhan's library FP16: the exponent moves from a bias of 15 to one of 127; what has none (subnormal) gets a
- * leading 1 that is then subtracted. */
+/* After Marat Dukhan's library FP16: the exponent's bias changes from 15 to 127. A subnormal has no exponent; it gets a leading
+ * 1 that is then subtracted. */
 INLINE float float16_widen(uint16_t half)
 {
     const uint32_t word = (uint32_t)half << 16, sign = word & 0x80000000u, twice = word + word;
@@ -55,7 +55,8 @@ INLINE float float16_widen(uint16_t half)
     return float_of(sign | bits_of(twice < (UINT32_C(1) << 27) ? subnormal : normal));
 }
 
-/* Adding a power of two that fits to x leaves the bits that float16 keeps, rounded, at the end of the sum's mantissa. */
+/* Adds a power of two of suitable size to x, so that the bits that float16 keeps are, rounded, at the end of the sum's
+ * mantissa. */
 INLINE uint16_t float16_narrow(float x)
 {
     const uint32_t word = bits_of(x), twice = word + word, sign = word & 0x80000000u;
@@ -128,15 +129,15 @@ INLINE void store_float16(uint16_t *to, const float *from)
 #define float64_widen(x) (x)
 #define float64_narrow(x) (x)
 
-/* Whether an element in memory differs from what was computed. */
+/* True if rounding may make an element in memory differ from the computed value. */
 #define float32_rounds false
 #define float64_rounds false
 #define bfloat16_rounds true
 #define float16_rounds true
 
-/* ---- Moving ------------------------------------------------------------------------------------------------------------- */
+/* ---- Moves -------------------------------------------------------------------------------------------------------------- */
 
-/* In a fixed order. */
+/* Adds in a fixed order. */
 INLINE double add_up(const double *partial)
 {
     double half[GROUP / 2], quarter[GROUP / 4];
@@ -147,7 +148,7 @@ INLINE double add_up(const double *partial)
     return (quarter[0] + quarter[2]) + (quarter[1] + quarter[3]);
 }
 
-/* The flags are constants where this is inlined. */
+/* The flags are compile-time constants after inlining. */
 #define DEFINE_MOVE(FORMAT, MEMORY, VALUE)                                                                                \
     INLINE void move_any_##FORMAT(MEMORY *dest, const MEMORY *source, size_t count, VALUE factor, bool writes, bool adds, \
                                   double *squared)                                                                        \
@@ -240,11 +241,11 @@ DEFINE_MOVE(float16, uint16_t, float)
 DEFINE_CASTS(bfloat16)
 DEFINE_CASTS(float16)
 
-/* ---- Blocks of 8 bits --------------------------------------------------------------------------------------------------- */
+/* ---- 8-bit blocks ------------------------------------------------------------------------------------------------------- */
 
-#define ROUNDER 0x1.8p+23f /* adding and subtracting it rounds to a whole number, to nearest even, up to 2^22 */
+#define ROUNDER 0x1.8p+23f /* adding and subtracting it rounds to an integer, to nearest even, up to 2^22 */
 
-/* The largest |source + error|; NaN where any is not finite. */
+/* Returns the largest |source + error|, or NaN if any is not finite. */
 INLINE float largest(const float *source, const float *error, size_t count)
 {
     float most[GROUP] = {0}, bad[GROUP] = {0};
@@ -270,8 +271,8 @@ INLINE float largest(const float *source, const float *error, size_t count)
 
 INLINE void quantize_block(int8_t *values, float scale, const float *source, float *error, size_t count)
 {
-    const float inverse = scale > 0 ? 1 / scale : 0;      /* 0 of NaN, too */
-    const float part = inverse < 0x1p+126f ? inverse : 0; /* of a block of subnormals nothing is kept but in error */
+    const float inverse = scale > 0 ? 1 / scale : 0;      /* also 0 for NaN */
+    const float part = inverse < 0x1p+126f ? inverse : 0; /* a block of subnormals quantizes to zero; `error` keeps it */
     for (size_t i = 0; i < count; i++) {
         const float u = error ? source[i] + error[i] : source[i];
         float whole = (u * part + ROUNDER) - ROUNDER;

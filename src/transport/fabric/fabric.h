@@ -1,4 +1,4 @@
-/* The network between hosts, through libfabric: what the rest of the library sees of it. */
+/* The network between hosts, through libfabric: the interface for the rest of the library. */
 #ifndef SHOAL_TRANSPORT_FABRIC_H
 #define SHOAL_TRANSPORT_FABRIC_H
 
@@ -7,11 +7,12 @@
 
 #define SHOAL_FABRIC_ROWS_MAX 8
 
-/* The offers of libfabric's providers, and the one that would be taken. Plain data: it outlives the library. */
+/* The offers of libfabric's providers, and the provider that would be chosen. Plain data: it remains valid after the library is
+ * closed. */
 struct shoal_fabric_survey {
-    char library[320];        /* "libfabric 1.17 (/usr/lib/libfabric.so.1)"; empty: none can be used */
-    char reason[1200];        /* why that one is taken; where none is, why not */
-    enum shoal_status status; /* ERR_UNSUPPORTED: none is taken */
+    char library[320];        /* "libfabric 1.17 (/usr/lib/libfabric.so.1)"; empty if none is usable */
+    char reason[1200];        /* why that provider is chosen, or why none is */
+    enum shoal_status status; /* ERR_UNSUPPORTED if none is chosen */
     int count;
     struct shoal_fabric_row {
         const char *name; /* static storage */

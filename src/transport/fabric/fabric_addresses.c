@@ -65,7 +65,7 @@ static void remove_oldest(struct shoal_fabric_addresses *addresses)
         for (struct shoal_fabric_met **link = &addresses->places[i]; *link; link = &(*link)->next)
             oldest = (*link)->uses == 0 && (!oldest || (*link)->left < (*oldest)->left) ? link : oldest;
     }
-    SHOAL_ASSERT(oldest); /* addresses->unused is not 0 */
+    SHOAL_ASSERT(oldest); /* because addresses->unused is not 0 */
     struct shoal_fabric_met *met = *oldest;
     *oldest = met->next;
     shoal_fabric_endpoint_part(addresses->endpoint, met->at);

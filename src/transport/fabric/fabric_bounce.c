@@ -16,7 +16,7 @@ void shoal_fabric_bounce_fini(struct shoal_fabric_bounce *bounce)
     bounce->memory = NULL;
 }
 
-/* The first position from `end` on behind which so much follows before the memory ends. */
+/* Returns the first position from `end` on that is followed by `room` bytes before the memory ends. */
 static uint64_t find_row(const struct shoal_fabric_bounce *bounce, size_t room)
 {
     const size_t left = bounce->bytes - bounce->end % bounce->bytes;
@@ -41,8 +41,8 @@ char *shoal_fabric_bounce_take(struct shoal_fabric_bounce *bounce, size_t bytes,
 
 void shoal_fabric_bounce_give_back(struct shoal_fabric_bounce *bounce, uint64_t number)
 {
-    SHOAL_ASSERT(number - bounce->first < bounce->next - bounce->first); /* it was taken, */
-    SHOAL_ASSERT(!bounce->is_back[number % SHOAL_FABRIC_BOUNCED_MAX]);   /* and comes back once */
+    SHOAL_ASSERT(number - bounce->first < bounce->next - bounce->first); /* it was taken */
+    SHOAL_ASSERT(!bounce->is_back[number % SHOAL_FABRIC_BOUNCED_MAX]);   /* and is given back only once */
     bounce->is_back[number % SHOAL_FABRIC_BOUNCED_MAX] = true;
     while (bounce->first != bounce->next && bounce->is_back[bounce->first % SHOAL_FABRIC_BOUNCED_MAX])
         bounce->first++;

@@ -17,22 +17,22 @@
 #define SENDS SHOAL_FABRIC_SEND_BUFFERS
 #define WRITES 256
 _Static_assert(WRITES <= SHOAL_FABRIC_BOUNCED_MAX, "each write may need a bounce buffer");
-/* More than this process has posted. Peers may write even more before it polls: 1,024 ranks in two all-to-alls of depth 4 write
- * 8,000 times. The provider sees to that (FI_RM_ENABLED): it keeps what does not fit in a list, as those do that count in
- * software, or lets the writes wait in the network. */
+/* More completions than this process posts. Peers may write even more before it polls: 1,024 ranks in two all-to-alls of depth
+ * 4 write 8,000 times. The provider handles that (FI_RM_ENABLED): providers that count in software keep the rest in a list;
+ * others let the writes wait in the network. */
 #define COMPLETIONS 4096
 #define POLL_ENTRIES 16
 
 enum job_kind { RECEIVE, SEND, WRITE };
 
-/* An operation of libfabric, which hands the context back. */
+/* An operation of libfabric, which returns the context at completion. */
 struct job {
-    struct fi_context2 context; /* first: contexts are taken for jobs */
+    struct fi_context2 context; /* must be first: a context is cast to its job */
     enum job_kind kind;
-    bool is_posted;  /* a receive; it is posted again when that did not work at once */
-    bool is_bounced; /* a write, from bounce buffer number `bounced` */
+    bool is_posted;  /* for a receive; it is posted again later if posting failed */
+    bool is_bounced; /* for a write: its source is in bounce buffer number `bounced` */
     uint64_t bounced;
-    unsigned *under_way; /* of a write: counts it until it is at its end */
+    unsigned *under_way; /* for a write: counts it until it ends */
     char *buffer;
     void *owner;
     struct job *next_free;
@@ -51,13 +51,13 @@ struct shoal_fabric_endpoint {
     bool emulates_writes;
     bool reads_devices;
     struct shoal_fabric_address address;
-    char *buffers; /* of receives, then of sends */
+    char *buffers; /* for receives, then for sends */
     struct shoal_fabric_memory buffer_memory;
-    struct shoal_fabric_bounce bounce; /* empty where sources need not be registered */
+    struct shoal_fabric_bounce bounce; /* empty if sources need not be registered */
     struct shoal_fabric_memory bounce_memory;
     struct job jobs[RECEIVES + SENDS + WRITES];
     struct job *free_sends, *free_writes;
-    uint64_t own_faults; /* of the completion queue, or of posting receives */
+    uint64_t own_faults; /* faults of the completion queue or of posting receives */
     int unposted;        /* receives that are not posted */
 };
 
@@ -91,7 +91,7 @@ bool shoal_fabric_endpoint_registers_sources(const struct shoal_fabric_endpoint 
 static enum shoal_status register_for(struct shoal_fabric_endpoint *endpoint, uint64_t access, void *memory, size_t bytes,
                                       struct shoal_fabric_memory *memory_out);
 
-/* Nobody else may write there. */
+/* Registers for this process only: no other process may write there. */
 static enum shoal_status register_buffers(struct shoal_fabric_endpoint *endpoint, size_t bytes)
 {
     SHOAL_TRY(register_for(endpoint, FI_SEND | FI_RECV, endpoint->buffers, bytes, &endpoint->buffer_memory));
@@ -125,7 +125,7 @@ static void *descriptor_of(const struct shoal_fabric_memory *memory)
     return memory && memory->region ? fi_mr_desc(memory->region) : NULL;
 }
 
-/* As many as the provider takes now. */
+/* Posts as many receives as the provider accepts now. */
 static enum shoal_status post_receives(struct shoal_fabric_endpoint *endpoint)
 {
     for (int i = 0; i < RECEIVES && endpoint->unposted > 0; i++) {
@@ -146,7 +146,7 @@ static enum shoal_status post_receives(struct shoal_fabric_endpoint *endpoint)
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
 
-/* efa has no descriptor before libfabric 2.5: it is polled. */
+/* efa has no descriptor before libfabric 2.5, so it is polled. */
 static enum shoal_status open_completions(struct shoal_fabric_endpoint *endpoint)
 {
     struct fi_cq_attr attr = {.size = COMPLETIONS, .format = FI_CQ_FORMAT_DATA, .wait_obj = FI_WAIT_FD};
@@ -173,7 +173,7 @@ static void put_port(struct fi_info *info, uint16_t port)
 /* Declared by libfabric 1.18. */
 #define OPT_CUDA_API_PERMITTED 10
 
-/* The engine polls, which must not call the GPU's driver. A provider that cannot do without refuses. */
+/* The engine polls, and polling must not call the GPU's driver. A provider that needs the driver refuses this option. */
 static void forbid_driver(struct shoal_fabric_endpoint *endpoint)
 {
     const bool is_permitted = false;
@@ -287,7 +287,7 @@ void shoal_fabric_endpoint_close(struct shoal_fabric_endpoint *endpoint)
 {
     if (!endpoint)
         return;
-    close_endpoint(endpoint); /* before what is bound to it */
+    close_endpoint(endpoint); /* before the objects bound to it */
     shoal_fabric_endpoint_unregister(endpoint, &endpoint->buffer_memory);
     shoal_fabric_endpoint_unregister(endpoint, &endpoint->bounce_memory);
     if (endpoint->completions)
@@ -353,7 +353,7 @@ void shoal_fabric_endpoint_print_address(const struct shoal_fabric_endpoint *end
 
 /* ---- Memory -------------------------------------------------------------------------------------------------------------- */
 
-/* Where the application chooses keys, nobody guesses them. */
+/* Draws a random key if the application chooses keys, so that others cannot guess it. */
 static uint64_t draw_key(const struct shoal_fabric_endpoint *endpoint)
 {
     const size_t bytes = endpoint->info->domain_attr->mr_key_size;
@@ -361,11 +361,11 @@ static uint64_t draw_key(const struct shoal_fabric_endpoint *endpoint)
     if (endpoint->info->domain_attr->mr_mode & FI_MR_PROV_KEY)
         return 0;
     if (getrandom(&key, bytes < sizeof key ? bytes : sizeof key, 0) < 0)
-        key = shoal_clock_ticks(); /* before the system has gathered chance: better than none */
+        key = shoal_clock_ticks(); /* the system has no random numbers yet: better than none */
     return key;
 }
 
-/* A region that was made, with the address of its first byte. 0, or libfabric's error. */
+/* Completes a new region with the address of its first byte. Returns 0 or libfabric's error. */
 static int begin_region(struct shoal_fabric_endpoint *endpoint, struct fid_mr *region, uint64_t at,
                         struct shoal_fabric_memory *memory_out)
 {
@@ -383,8 +383,8 @@ static int begin_region(struct shoal_fabric_endpoint *endpoint, struct fid_mr *r
     return 0;
 }
 
-/* 0, or libfabric's error. The providers that want local memory registered lock its pages; that brings them into being, as
- * FI_MR_ALLOCATED demands. */
+/* Returns 0 or libfabric's error. Providers that want local memory registered lock its pages, which also allocates them, as
+ * FI_MR_ALLOCATED requires. */
 static int try_register(struct shoal_fabric_endpoint *endpoint, uint64_t access, void *memory, size_t bytes,
                         struct shoal_fabric_memory *memory_out)
 {
@@ -416,7 +416,7 @@ const char *shoal_fabric_endpoint_register_source(struct shoal_fabric_endpoint *
     return result == 0 ? NULL : endpoint->library->error_text(-result);
 }
 
-/* As libfabric 1.20 declares them; the attribute has a dma-buf in the place of its pointer to vectors. */
+/* As libfabric 1.20 declares them; the attribute holds a dma-buf in place of its pointer to vectors. */
 #define MR_DMABUF (UINT64_C(1) << 40)
 struct mr_dmabuf {
     int fd;
@@ -495,7 +495,7 @@ uint64_t shoal_fabric_endpoint_copies(const struct shoal_fabric_endpoint *endpoi
     return endpoint->bounce.next;
 }
 
-/* False: no buffer now. */
+/* Returns false if no buffer is free now. */
 static bool bounce_source(struct shoal_fabric_endpoint *endpoint, struct job *job, struct shoal_fabric_write *write)
 {
     char *buffer = shoal_fabric_bounce_take(&endpoint->bounce, write->bytes, &job->bounced);
@@ -519,9 +519,9 @@ static void give_back_write(struct shoal_fabric_endpoint *endpoint, struct job *
     give_back(&endpoint->free_writes, job);
 }
 
-/* One write for all: where writes overtake each other (efa) an immediate tells of the bytes of its own write only. It completes
- * when the peer's device has it (FI_TRANSMIT_COMPLETE, the default). With FI_DELIVERY_COMPLETE efa would have each write
- * answered, and nobody here asks when the peer receives it. */
+/* Posts one write for all bytes: on efa, writes overtake each other, so an immediate proves only the arrival of its own write.
+ * The write completes when the peer's device has it (FI_TRANSMIT_COMPLETE, the default). With FI_DELIVERY_COMPLETE efa would
+ * answer each write, but the caller does not need to know when the peer receives it. */
 static ssize_t post_write(struct shoal_fabric_endpoint *endpoint, struct job *job, const struct shoal_fabric_write *write)
 {
     return fi_writedata(endpoint->ep, write->source, write->bytes, descriptor_of(write->source_memory), write->immediate,
@@ -561,7 +561,7 @@ static void end_job(struct shoal_fabric_endpoint *endpoint, struct job *job)
     }
 }
 
-/* A peer's act has no job here; some providers hand out a context all the same. */
+/* Returns the job of a completion. A peer's operation has no job here, although some providers return a context for it. */
 static struct job *job_of(struct shoal_fabric_endpoint *endpoint, void *context)
 {
     const uintptr_t at = (uintptr_t)context, first = (uintptr_t)&endpoint->jobs[0],
@@ -578,7 +578,7 @@ static void endpoint_hear(struct shoal_fabric_endpoint *endpoint, const struct f
         handler->written(handler->arg, (uint32_t)entry->data);
     if (!job)
         return;
-    if (is_written && job->kind == RECEIVE) { /* some providers use a receive up for it */
+    if (is_written && job->kind == RECEIVE) { /* some providers use a receive for it */
         end_job(endpoint, job);
         return;
     }
@@ -607,7 +607,7 @@ static void hear_failure(struct shoal_fabric_endpoint *endpoint, const struct sh
     handler->failed(handler->arg, owner, text);
 }
 
-/* No message and no peer is to blame. It may come at each poll: the 1st, 2nd, 4th, ... is logged. */
+/* Logs a fault that concerns no message and no peer. It may recur at each poll, so the 1st, 2nd, 4th, ... is logged. */
 static void tell_own_fault(struct shoal_fabric_endpoint *endpoint, const char *text)
 {
     const uint64_t count = ++endpoint->own_faults;

@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 
-#define REFUSED_USES 256 /* after which a refusal is forgotten: what is locked elsewhere may have gone */
+#define REFUSED_USES 256 /* uses after which a refusal is forgotten: others may have unlocked memory */
 
 static void exports_end(struct shoal_fabric_exports *exports, size_t index)
 {
@@ -43,7 +43,7 @@ static void end_overlapping(struct shoal_fabric_exports *exports, const struct s
     }
 }
 
-/* False: all are busy. */
+/* Returns false if all are busy. */
 static bool exports_make_room(struct shoal_fabric_exports *exports)
 {
     size_t oldest = SHOAL_FABRIC_EXPORTS_MAX;

@@ -8,12 +8,12 @@
 #include <unistd.h>
 
 #define VARIABLE "FI_PROVIDER"
-#define VENDOR_AMAZON "0x1d0f" /* PCI; EFA's are the only RDMA devices of this vendor */
+#define VENDOR_AMAZON "0x1d0f" /* PCI vendor; its only RDMA devices are EFA's */
 
 enum filter_needs { NEEDS_NOTHING, NEEDS_EFA, NEEDS_VERBS };
 
-/* The providers below the ones that Shoal takes (fabric_providers.c): of the layered "verbs;ofi_rxm" libfabric filters the
- * first half. */
+/* The providers below those that Shoal uses (fabric_providers.c): libfabric filters the layered "verbs;ofi_rxm" by its first
+ * half. */
 static const struct {
     const char *name;
     enum filter_needs needs;
@@ -31,7 +31,7 @@ static bool is_amazons(const char *devices, const char *name)
     snprintf(path, sizeof path, "%s/%s/device/vendor", devices, name);
     FILE *file = fopen(path, "re");
     if (!file)
-        return false; /* an adapter made of software has no bus */
+        return false; /* a software adapter has no bus */
     const bool is_read = fgets(vendor, sizeof vendor, file) != NULL;
     fclose(file);
     return is_read && strncmp(vendor, VENDOR_AMAZON, strlen(VENDOR_AMAZON)) == 0;
@@ -56,7 +56,8 @@ static bool is_name(const char *text, size_t bytes, const char *name)
     return bytes == strlen(name) && strncasecmp(text, name, bytes) == 0;
 }
 
-/* Names stand between commas; a layered one may be written in full ("verbs;ofi_rxm"). */
+/* Returns true if the filter contains the name. Commas separate names; a layered one may be written in full
+ * ("verbs;ofi_rxm"). */
 static bool filter_names(const char *filter, const char *name)
 {
     const char *at = filter;
@@ -83,11 +84,11 @@ bool shoal_fabric_filter_leaves_any(const char *filter, const char *wanted, cons
     return false;
 }
 
-/* What takes the entry's place. */
+/* The text that replaces the entry. */
 static char hidden[] = "_" VARIABLE "=hidden by Shoal for a moment";
 
-/* Replaces the entry that begins with a text. Only a pointer changes, so that another thread's getenv finds the one or the
- * other; setenv may move the whole environment away under it. NULL: there is none. */
+/* Replaces the entry that begins with a text, and returns it, or NULL if there is none. Only a pointer changes, so another
+ * thread's getenv finds one text or the other; setenv might move the whole environment during that thread's search. */
 static char *entry_replace(const char *beginning, char *with)
 {
     for (char **at = environ; at && *at; at++) {

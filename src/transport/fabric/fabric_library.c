@@ -7,12 +7,12 @@
 
 #include "base/bundled.h"
 
-/* fi_version's numbers; RDM endpoints with RMA and data in completions are there since long before. */
+/* The parts of fi_version. RDM endpoints with RMA and data in completions are much older than this version. */
 #define MAJOR(version) ((version) >> 16)
 #define MINOR(version) ((version)&0xffff)
 #define OLDEST_MINOR 10
 
-/* On the machine: where vendors put theirs, and the loader's own search. */
+/* On the machine: the vendors' folders, and the loader's own search. */
 static const char *const places[] = {
     "/opt/amazon/efa/lib64/libfabric.so.1",
     "/opt/amazon/efa/lib/libfabric.so.1",
@@ -20,7 +20,7 @@ static const char *const places[] = {
     "libfabric.so.1",
 };
 
-/* Structures changed with these versions of the symbols; what third_party/libfabric declares are those. */
+/* Structures changed with these versions of the symbols; third_party/libfabric declares these versions. */
 static void *find_function(void *handle, const char *name, const char *version)
 {
     return dlvsym(handle, name, version);
@@ -55,8 +55,8 @@ static bool bind(struct shoal_fabric_library *library)
     return true;
 }
 
-/* False when there is none at that place, or none that can be used. It stays loaded: its providers have threads, and keep
- * things for the next time. */
+/* Returns false if that place has no usable library. A library stays loaded, because its providers have threads and keep data
+ * for the next use. */
 static bool open_at(const char *place, struct shoal_fabric_library *library_out)
 {
     struct link_map *map;

@@ -1,6 +1,6 @@
-/* libfabric, loaded at run time: libshoal works without it, on one host. SHOAL_LIBFABRIC names a file; else the newest copy on
- * the machine is taken (vendors bring theirs beside the distribution's); else the one that a wheel carries. Set-up only; one
- * thread at a time. */
+/* libfabric, loaded at run time: libshoal works without it, on one host. The first of these is loaded: the file that
+ * SHOAL_LIBFABRIC names, the newest copy on the machine (vendors install theirs next to the distribution's), the one in a
+ * wheel. Set-up only; one thread at a time. */
 #ifndef SHOAL_TRANSPORT_FABRIC_LIBRARY_H
 #define SHOAL_TRANSPORT_FABRIC_LIBRARY_H
 
@@ -22,8 +22,8 @@ struct shoal_fabric_library {
     const char *(*error_text)(int error);
 };
 
-/* wanted: SHOAL_LIBFABRIC, empty for none. ERR_UNSUPPORTED, with a line that says what was looked for: there is none, or it is
- * too old. The caller closes it. */
+/* wanted is SHOAL_LIBFABRIC, empty for none. Returns ERR_UNSUPPORTED if there is no library or it is too old, and logs where it
+ * was looked for. The caller closes it. */
 SHOAL_MUST_USE enum shoal_status shoal_fabric_library_open(const char *wanted, struct shoal_log *log,
                                                            struct shoal_fabric_library *library_out);
 void shoal_fabric_library_close(struct shoal_fabric_library *library);

@@ -9,10 +9,10 @@
 
 #include "transport/fabric/fabric_endpoint.h"
 
-/* The immediate names a counter of the receiver and its generation. efa and verbs carry no more. */
+/* The immediate names a counter of the receiver and its generation. efa and verbs have room for no more. */
 #define IMMEDIATE_BYTES 4
 
-/* Best first. The last one is better at nothing, but unlike the others: for tests, when it is named. */
+/* Best first. The last one has no advantage but differs from the others: for tests that name it. */
 static const struct {
     const char *name;
     bool is_on_request, is_over_tcp;
@@ -27,9 +27,9 @@ static struct shoal_fabric_provider row_of(int i)
         .name = known[i].name, .is_on_request = known[i].is_on_request, .is_over_tcp = known[i].is_over_tcp};
 }
 
-/* ---- Asking -------------------------------------------------------------------------------------------------------------- */
+/* ---- Queries ------------------------------------------------------------------------------------------------------------- */
 
-/* The first version that registers dma-bufs, and by which memory of devices is asked for. */
+/* The first version that registers dma-bufs, and with which memory of devices can be requested. */
 #define DMA_BUF_VERSION FI_VERSION(1, 20)
 
 static bool knows_dma_bufs(const struct shoal_fabric_library *library)
@@ -44,14 +44,14 @@ static uint32_t api_version(const struct shoal_fabric_library *library, uint64_t
     return ours < theirs ? ours : theirs;
 }
 
-/* efa opens shared memory of its own for peers of this host, and then has no descriptor to wait on, unless it is asked for
- * FI_REMOTE_COMM alone. Others would leave loopback out then. */
+/* efa opens its own shared memory for peers of this host, and then has no descriptor to wait on, unless FI_REMOTE_COMM alone is
+ * requested. With that, other providers would exclude loopback. */
 static uint64_t more_caps(const char *name)
 {
     return strcmp(name, "efa") == 0 ? FI_REMOTE_COMM : 0;
 }
 
-/* The request to providers; NULL: no memory. Whatever memory registration it wants, it gets. */
+/* Returns the request to providers, or NULL if out of memory. It accepts any kind of memory registration. */
 static struct fi_info *make_hints(const struct shoal_fabric_library *library, const char *name, enum fi_ep_type type,
                                   uint64_t caps)
 {
@@ -72,8 +72,8 @@ static struct fi_info *make_hints(const struct shoal_fabric_library *library, co
     return NULL;
 }
 
-/* Some that are asked for answer as a part of a layered one, which is another row. And from 2.1 on efa offers its bare device
- * first: that takes messages of 8 KiB only, though it says (of writes) up to 1 GiB. */
+/* Some providers answer a request as a part of a layered one, which is another row. And from 2.1 on efa offers its bare device
+ * first, which accepts only messages of 8 KiB although it reports up to 1 GiB (for writes). */
 static const struct fi_info *provider_find_named(const struct fi_info *list, const char *name)
 {
     for (; list; list = list->next) {
@@ -84,7 +84,7 @@ static const struct fi_info *provider_find_named(const struct fi_info *list, con
     return list;
 }
 
-/* A list with such a one in it; NULL, with *error_out as libfabric has it, when nothing fits. */
+/* Returns a list that contains such a provider; or NULL, with libfabric's *error_out, if none fits. */
 static struct fi_info *provider_ask(const struct shoal_fabric_library *library, const char *name, enum fi_ep_type type,
                                     uint64_t caps, int *error_out)
 {
@@ -102,14 +102,15 @@ static struct fi_info *provider_ask(const struct shoal_fabric_library *library, 
     return NULL;
 }
 
-/* A provider that finds no device is known, but not asked for more. Layered ones go by their first half. */
+/* Returns true if libfabric knows the provider, even if the provider finds no device. Layered ones count by their first
+ * half. */
 static bool is_built_in(const struct shoal_fabric_library *library, const char *name)
 {
     struct fi_info *all = NULL;
     bool found = false;
     const size_t length = strcspn(name, ";");
     if (library->getinfo(api_version(library, 0), NULL, NULL, FI_PROV_ATTR_ONLY, NULL, &all) != 0)
-        return true; /* nobody knows */
+        return true; /* unknown */
     for (const struct fi_info *one = all; one && !found; one = one->next) {
         const char *other = one->fabric_attr->prov_name;
         found = other && strncmp(other, name, length) == 0 && (other[length] == 0 || other[length] == ';');
@@ -118,7 +119,7 @@ static bool is_built_in(const struct shoal_fabric_library *library, const char *
     return found;
 }
 
-/* Why nothing fits: what is missing first. */
+/* Explains why no provider fits: names the first thing that is missing. */
 static void explain_rejection(const struct shoal_fabric_library *library, int error, struct shoal_fabric_provider *provider)
 {
     int ignored;
@@ -166,7 +167,7 @@ static const struct fi_info *find_usable(const struct fi_info *list, const char 
 
 /* ---- Several adapters ---------------------------------------------------------------------------------------------------- */
 
-/* libfabric calls an adapter a domain. It may list one several times, in forms that it likes less and less. */
+/* libfabric calls an adapter a domain. It may list one several times, best form first. */
 static bool is_same_adapter(const struct fi_info *a, const struct fi_info *b)
 {
     const char *one = a->domain_attr->name, *other = b->domain_attr->name;
@@ -182,7 +183,8 @@ static bool is_listed_before(const struct fi_info *first, const struct fi_info *
     return other != one;
 }
 
-/* The best form of adapter number `number`, or the last one's; how many there are. NULL: 0. */
+/* Returns the best form of adapter number `number`, or of the last adapter; NULL if there are none. *count_out is the number of
+ * adapters. */
 static const struct fi_info *find_adapter(const struct fi_info *list, const char *name, const struct shoal_nic *nic, int number,
                                           int *count_out)
 {
@@ -197,7 +199,8 @@ static const struct fi_info *find_adapter(const struct fi_info *list, const char
     return found;
 }
 
-/* The best form of the adapter that the kernel calls so: a domain has its name, with or without an ending such as "-rdm". */
+/* Returns the best form of the adapter with this kernel name: a domain has that name, with or without an ending such as
+ * "-rdm". */
 static const struct fi_info *find_named_adapter(const struct fi_info *list, const char *name, const struct shoal_nic *nic,
                                                 const char *adapter)
 {
@@ -211,7 +214,7 @@ static const struct fi_info *find_named_adapter(const struct fi_info *list, cons
     return one;
 }
 
-/* Takes the rank's one of that name on that interface out of the list, and frees the others. */
+/* Takes this rank's adapter of that name on that interface out of the list, and frees the others. */
 static struct fi_info *keep_one(const struct shoal_fabric_library *library, struct fi_info *list, const char *name,
                                 const struct shoal_nic *nic, struct shoal_fabric_share share, int *adapters_out)
 {
@@ -248,8 +251,8 @@ static void provider_describe(struct shoal_fabric_provider *provider)
              info->domain_attr->data_progress == FI_PROGRESS_AUTO ? "automatic" : "made by polling");
 }
 
-/* A list of what sends from memory of GPUs; NULL: there is none. A provider that does not drive the adapter itself would have
- * the processor copy it, by calls of the GPU's driver. */
+/* Returns a list of offers that send from memory of GPUs, or NULL. Excludes providers that do not drive the adapter themselves:
+ * there the processor would copy the memory, with calls of the GPU's driver. */
 static struct fi_info *ask_for_devices(const struct shoal_fabric_library *library, const char *name)
 {
     int error;
@@ -322,7 +325,7 @@ void shoal_fabric_providers_free(const struct shoal_fabric_library *library,
     }
 }
 
-/* ---- The choice ---------------------------------------------------------------------------------------------------------- */
+/* ---- Choosing a provider ------------------------------------------------------------------------------------------------- */
 
 const struct shoal_fabric_provider *
 shoal_fabric_providers_choose(const struct shoal_fabric_provider providers[SHOAL_FABRIC_PROVIDERS], const char *wanted,

@@ -12,12 +12,12 @@ struct shoal_fabric_settings {
 };
 extern const struct shoal_setting_table shoal_fabric_setting_table;
 
-/* Which of the ranks of its host a process is: several adapters are divided among them, neighbours together, as they are bound
- * to neighbouring cores. All zeros: it takes the first one. Another can be named instead, as the kernel calls it:
- * "rdmap16s27", "mlx5_0". Where the host has a GPU for each of its ranks, that is the one near the rank's GPU. */
+/* A process's position among the ranks of its host. Several adapters are divided among the ranks; neighbors share one, because
+ * they are bound to neighboring cores. All zeros selects the first adapter. `adapter` can name another one by its kernel name:
+ * "rdmap16s27", "mlx5_0". If the host has a GPU for each of its ranks, that is the adapter near the rank's GPU. */
 struct shoal_fabric_share {
     int rank, ranks;
-    const char *adapter; /* NULL, or not offered by the provider: none is named */
+    const char *adapter; /* NULL if none is named; ignored if the provider does not offer it */
 };
 
 #endif

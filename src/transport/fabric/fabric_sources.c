@@ -35,7 +35,7 @@ static bool sources_is_busy(const struct shoal_registration *registration)
     return ((const struct shoal_fabric_source *)(const void *)registration)->under_way > 0;
 }
 
-/* While writes are under way from it, the adapter still reads its pages. */
+/* While writes from it are under way, the adapter still reads its pages. */
 static void sources_forget(struct shoal_registration *registration)
 {
     struct shoal_fabric_source *source = (struct shoal_fabric_source *)(void *)registration;

@@ -1,10 +1,10 @@
-/* Regions that the network writes from as they lie there, where a provider wants sources registered: what libfabric keeps of
- * each. A region is registered whole when it is first written from, once for each endpoint, and stays so until it ends or moves
- * and all writes from it have completed locally. A region that the provider refuses (a limit of locked memory) is remembered as
- * refused, and its writes are copied.
+/* Regions from which the network writes without a copy, if a provider wants sources registered: the registration of each with
+ * libfabric. A region is registered whole when it is first written from, once for each endpoint. It stays registered until it
+ * ends or moves and all writes from it have completed locally. If the provider refuses a region (a limit of locked memory), the
+ * refusal is remembered and its writes are copied.
  *
- * Memory that is in no region is not registered: nobody would tell when it is unmapped (fabric_bounce.h). All calls come under
- * the memory's guard. */
+ * Memory outside regions is not registered, because Shoal would not notice when it is unmapped (fabric_bounce.h). Call these
+ * functions with the region table's lock held. */
 #ifndef SHOAL_TRANSPORT_FABRIC_SOURCES_H
 #define SHOAL_TRANSPORT_FABRIC_SOURCES_H
 
@@ -14,11 +14,11 @@
 struct shoal_fabric_sources;
 
 struct shoal_fabric_source {
-    struct shoal_registration registration; /* the region's; first */
+    struct shoal_registration registration; /* the region's; must be first */
     struct shoal_fabric_sources *sources;
-    struct shoal_region *region;       /* NULL: it has ended, or moved */
-    struct shoal_segment *segment;     /* pinned; NULL: the region has none */
-    struct shoal_fabric_memory memory; /* region NULL: refused */
+    struct shoal_region *region;       /* NULL if it has ended or moved */
+    struct shoal_segment *segment;     /* pinned; NULL if the region has none */
+    struct shoal_fabric_memory memory; /* region is NULL if refused */
     unsigned under_way;                /* writes from it that have not completed locally */
     struct shoal_fabric_source *next, **link;
 };
@@ -26,18 +26,18 @@ struct shoal_fabric_source {
 struct shoal_fabric_sources {
     struct shoal_fabric_endpoint *endpoint;
     struct shoal_log *log;
-    struct shoal_fabric_source *known;     /* those of regions */
-    struct shoal_fabric_source *forgotten; /* until all writes from them have completed locally */
-    bool has_refused;                      /* which is logged once */
+    struct shoal_fabric_source *known;     /* of existing regions */
+    struct shoal_fabric_source *forgotten; /* kept until all writes from them have completed locally */
+    bool has_refused;                      /* the first refusal is logged */
 };
 
 void shoal_fabric_sources_init(struct shoal_fabric_sources *sources, struct shoal_fabric_endpoint *endpoint,
                                struct shoal_log *log);
-/* The region's registration, made now where it has none; NULL: there is no memory. */
+/* Returns the region's registration, and makes it if there is none. Returns NULL if out of memory. */
 struct shoal_fabric_source *shoal_fabric_sources_of(struct shoal_fabric_sources *sources, struct shoal_region *region);
-/* Unregisters what is forgotten and at rest. */
+/* Unregisters forgotten regions without writes under way. */
 void shoal_fabric_sources_tidy(struct shoal_fabric_sources *sources);
-/* When the endpoint has stopped: nothing is under way any more. Regions lose their registrations. */
+/* Call when the endpoint has stopped, so that no write is under way. Regions lose their registrations. */
 void shoal_fabric_sources_close(struct shoal_fabric_sources *sources);
 
 #endif

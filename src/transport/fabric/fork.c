@@ -20,18 +20,18 @@ static struct {
     pthread_mutex_t lock;
     struct entry *entries;
     size_t count, capacity;
-    bool is_sorted; /* so that a child needs not do it */
+    bool is_sorted; /* sorted before a fork, so that the child need not sort */
 } noted = {.lock = PTHREAD_MUTEX_INITIALIZER};
 static pthread_once_t noted_once = PTHREAD_ONCE_INIT;
 
-/* ---- Sockets by their addresses: in a forked child, too, where little but system calls is allowed ------------------------ */
+/* ---- Sockets by their addresses: also in a forked child, where little except system calls is allowed --------------------- */
 
 static int compare_ports(uint16_t a, uint16_t b)
 {
     return a < b ? -1 : a > b;
 }
 
-/* A total order of addresses; those of other families than the internet's come in any order. */
+/* A total order of addresses. Addresses that are not internet addresses have no particular order. */
 static int fork_compare(const struct sockaddr_storage *a, const struct sockaddr_storage *b)
 {
     const struct sockaddr_in *a4 = (const void *)a, *b4 = (const void *)b;
@@ -46,7 +46,7 @@ static int fork_compare(const struct sockaddr_storage *a, const struct sockaddr_
                                     : memcmp(&a4->sin_addr, &b4->sin_addr, sizeof a4->sin_addr);
 }
 
-/* The first entry that does not come before the address. */
+/* Returns the first entry that does not precede the address. */
 static size_t fork_find_index(const struct sockaddr_storage *address)
 {
     size_t low = 0, high = noted.count;
@@ -73,7 +73,7 @@ static bool is_of_endpoint(int fd)
     struct sockaddr_storage side = {.ss_family = AF_UNSPEC};
     socklen_t bytes = sizeof side;
     if (getsockname(fd, (struct sockaddr *)&side, &bytes) != 0)
-        return false; /* no socket */
+        return false; /* not a socket */
     if (is_noted(&side))
         return true;
     bytes = sizeof side;
@@ -86,7 +86,7 @@ static void close_noted(int fd)
         close(fd);
 }
 
-/* A sealed descriptor is not asked for its addresses again. */
+/* A sealed descriptor's addresses are not read again. */
 static void seal_noted(int fd)
 {
     if (fcntl(fd, F_GETFD) == 0 && is_of_endpoint(fd))
@@ -102,7 +102,7 @@ struct name {
     char text[];
 };
 
-/* opendir would take memory, whose lock a thread of the parent may hold. */
+/* opendir would allocate memory, whose lock a thread of the parent may hold. */
 static void for_each_descriptor(void (*act)(int fd))
 {
     char names[4096] __attribute__((aligned(8)));
@@ -128,7 +128,7 @@ static void fork_done_in_child(void)
     pthread_mutex_unlock(&noted.lock);
 }
 
-/* ---- Before -------------------------------------------------------------------------------------------------------------- */
+/* ---- Before a fork ------------------------------------------------------------------------------------------------------- */
 
 static int compare_entries(const void *a, const void *b)
 {
@@ -159,7 +159,7 @@ static void fork_watch_all(void)
     pthread_atfork(fork_prepare, fork_done_in_parent, fork_done_in_child);
 }
 
-/* Without memory for it nothing is lost but this. */
+/* If memory for the entry is missing, only its sockets stay open in children. */
 static void fork_append(const struct entry *entry)
 {
     if (noted.count == noted.capacity) {

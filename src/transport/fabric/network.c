@@ -22,40 +22,40 @@ struct waiting {
     char data[];
 };
 
-/* A message for a communicator that this rank has not made yet, without its seal. */
+/* A message, without its seal, for a communicator that this rank has not made yet. */
 struct unexpected {
     struct unexpected *next;
     size_t bytes;
     char data[];
 };
 
-/* Those of one peer for one communicator. */
+/* The unexpected messages of one peer for one communicator. */
 struct shoal_network_unexpected {
     struct shoal_network_unexpected *next;
     uint64_t comm;
     struct unexpected *first, **end;
     size_t bytes;
-    enum shoal_status status; /* not OK: one was lost, and the communicator fails when it is made */
+    enum shoal_status status; /* if not OK, one was lost, and the communicator fails when it is made */
 };
 
-#define CLOSED_MAX 256   /* communicators whose late messages are known for what they are */
+#define CLOSED_MAX 256   /* closed communicators that are remembered, so that their late messages are recognized */
 #define PARTED_MAX 4096  /* peers whose late messages are dropped without a count: as many as ranks in a world */
-#define FULL_MESSAGES 64 /* so many wait for one peer: then it is better to come again later */
-#define SENDING_MAX 16   /* messages to one peer under way: a peer that takes none must not hold up the others */
+#define FULL_MESSAGES 64 /* if this many wait for one peer, callers should retry later */
+#define SENDING_MAX 16   /* messages to one peer under way: a peer that accepts none must not delay the others */
 #define POLLS_AT_ONCE 16 /* rounds of a poll while there is more to receive */
-#define SEAL_EVERY_NS (100 * SHOAL_NS_PER_MS) /* as it looks at all descriptors */
-#define FALSE_WAKES_MAX 4                     /* in a row: the descriptor tells nothing (libfabric before 1.18.1, issue 8947) */
+#define SEAL_EVERY_NS (100 * SHOAL_NS_PER_MS) /* because sealing looks at all descriptors */
+#define FALSE_WAKES_MAX 4                     /* in a row: the descriptor is unreliable (libfabric before 1.18.1, issue 8947) */
 #define COUNTERS_MAX (1u << SHOAL_NETWORK_INDEX_BITS)
 #define AGES (1u << SHOAL_NETWORK_AGE_BITS)
-#define NAMES 1024 /* places of the table of sessions */
+#define NAMES 1024 /* places in the table of sessions */
 
 /* Counters that a peer increments by writing. */
 struct counters {
-    struct shoal_network_channel *channel; /* NULL: nobody's */
+    struct shoal_network_channel *channel; /* NULL if unused */
     uint16_t source;
-    uint16_t next;  /* index of others of the channel; 0: none */
-    uint16_t age;   /* goes up with each owner: immediates for the one before are known by it */
-    bool was_given; /* ever */
+    uint16_t next;  /* index of the channel's next counters; 0 if none */
+    uint16_t age;   /* grows with each owner, to recognize immediates for an earlier one */
+    bool was_given; /* at any time */
 };
 
 struct orphan {
@@ -69,42 +69,42 @@ struct shoal_network {
     struct shoal_fabric_provider providers[SHOAL_FABRIC_PROVIDERS];
     const struct shoal_fabric_provider *provider;
     struct shoal_fabric_endpoint *endpoint;
-    const struct shoal_network_interposer *interposer; /* NULL but in tests */
-    void *between;                                     /* what it has made for this network */
-    struct shoal_memory *memory;                       /* NULL: no sources are registered */
-    bool copies_locked_pages;                          /* at fork; else private memory is not registered */
+    const struct shoal_network_interposer *interposer; /* NULL except in tests */
+    void *between;                                     /* the interposer's object for this network */
+    struct shoal_memory *memory;                       /* NULL if no sources are registered */
+    bool copies_locked_pages;                          /* at fork; otherwise private memory is not registered */
     struct shoal_fabric_sources sources;
     struct shoal_fabric_exports exports;
     struct shoal_fabric_addresses addresses;
     struct shoal_network_peer **peers;
     size_t peer_count, peer_capacity;
-    struct shoal_network_peer *parted;    /* that something sent may still refer to */
-    uint64_t parted_sessions[PARTED_MAX]; /* session numbers of peers parted from of late */
+    struct shoal_network_peer *parted;    /* kept while messages or writes to them are under way */
+    uint64_t parted_sessions[PARTED_MAX]; /* session numbers of recently parted peers */
     unsigned parted_next;
     struct shoal_reachability_checks checks;
     struct shoal_network_channel *channels;
     unsigned turns_wanted;     /* by channels */
-    struct counters *counters; /* [COUNTERS_MAX], when the first are given; the first of all are never given away */
-    uint16_t *free_counters;   /* [free_count] their indexes, in no order */
+    struct counters *counters; /* [COUNTERS_MAX], allocated with the first ones; index 0 is never used */
+    uint16_t *free_counters;   /* [free_count] their indexes, in any order */
     uint32_t free_count;
-    struct shoal_siphash_key random; /* what is drawn follows from it */
+    struct shoal_siphash_key random; /* random draws are derived from it */
     uint64_t draws;
     struct waiting *waiting, **waiting_end;
     uint64_t rounds;          /* of sending */
-    bool has_lost_unexpected; /* of a communicator that could not even be noted */
+    bool has_lost_unexpected; /* an unexpected message was lost and its communicator could not be noted */
     struct shoal_rejections rejections;
     struct shoal_network_peer *named[NAMES]; /* peers by the session number of their messages */
-    uint64_t closed[CLOSED_MAX];             /* numbers of communicators closed of late */
+    uint64_t closed[CLOSED_MAX];             /* numbers of recently closed communicators */
     unsigned closed_next;
     struct orphan *orphans;
     unsigned orphan_loads;                  /* orphans that have loads */
-    struct shoal_network_load *failed;      /* those with failed ones */
-    bool writes;                            /* into peers' staging buffers; else messages go there */
-    bool is_unsealed;                       /* connections were made: children that exec shall not keep them (fork.h) */
-    uint64_t next_seal_ns;                  /* not before */
+    struct shoal_network_load *failed;      /* those that count failed writes or messages */
+    bool writes;                            /* data are written into peers' staging buffers, not sent in messages */
+    bool is_unsealed;                       /* new connections exist: programs that children exec must not keep them (fork.h) */
+    uint64_t next_seal_ns;                  /* earliest time of the next seal */
     atomic_bool was_woken;                  /* by the descriptor, since the last poll */
-    atomic_uint false_wakes;                /* written under the progress's lock, read by waiters without it */
-    char message[SHOAL_FABRIC_MESSAGE_MAX]; /* being put together */
+    atomic_uint false_wakes;                /* written under the progress engine's lock, read by waiters without it */
+    char message[SHOAL_FABRIC_MESSAGE_MAX]; /* the message being assembled */
 };
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
@@ -283,7 +283,7 @@ static void free_parted(struct shoal_network *network)
     }
 }
 
-/* When the endpoint is closed nobody uses it any more. */
+/* Call when the endpoint is closed, so that no peer or adapter uses them. */
 static void free_orphans(struct shoal_network *network)
 {
     while (network->orphans) {
@@ -346,7 +346,7 @@ void shoal_network_print_address(const struct shoal_network *network, const stru
 
 static struct shoal_network_peer **network_place_of(struct shoal_network *network, uint64_t session)
 {
-    return &network->named[session % NAMES]; /* random as it is */
+    return &network->named[session % NAMES]; /* session numbers are random */
 }
 
 static struct shoal_network_peer *network_find_peer(struct shoal_network *network, uint64_t session)
@@ -444,7 +444,7 @@ static struct shoal_network_channel *find_channel(const struct shoal_network *ne
     return channel;
 }
 
-/* One line is logged for the 1st, 2nd, 4th, ... rejection of each kind, so that a flood does not fill the log. */
+/* Returns true for the 1st, 2nd, 4th, ... rejection of each kind, so that a flood does not fill the log. */
 static bool is_worth_a_line(uint64_t count)
 {
     return (count & (count - 1)) == 0;
@@ -602,7 +602,7 @@ static bool make_counters(struct shoal_network *network)
     return true;
 }
 
-/* One of the free ones, each as likely; its place is filled by the last. 0: there is none. */
+/* Removes one of the free counters, each with equal probability; the last one fills its place. Returns 0 if none is free. */
 static uint32_t take_free_counters(struct shoal_network *network)
 {
     if (!make_counters(network) || !network->free_count)
@@ -635,7 +635,7 @@ static void give_back_counters(struct shoal_network *network, struct shoal_netwo
     channel->counters = 0;
 }
 
-/* Late writes for a communicator that is closed already are no error. */
+/* Late writes for a closed communicator are not an error. */
 static void on_written(void *arg, uint32_t immediate)
 {
     static const struct counters none = {.channel = NULL};
@@ -649,7 +649,7 @@ static void on_written(void *arg, uint32_t immediate)
         reject(network, SHOAL_REJECTED_IMMEDIATE, NULL);
 }
 
-/* ---- Hearing ------------------------------------------------------------------------------------------------------------- */
+/* ---- Receiving ----------------------------------------------------------------------------------------------------------- */
 
 static bool network_was_closed(const struct shoal_network *network, uint64_t comm)
 {
@@ -660,7 +660,7 @@ static bool network_was_closed(const struct shoal_network *network, uint64_t com
     return false;
 }
 
-/* The communicator fails when it is made: nobody sends the message again. */
+/* The communicator fails when it is made, because the message is not sent again. */
 static void lose_unexpected(struct shoal_network *network, struct shoal_network_unexpected *kept, enum shoal_status status)
 {
     if (!kept)
@@ -681,8 +681,8 @@ static struct shoal_network_unexpected *open_unexpected(struct shoal_network_pee
     return *link;
 }
 
-/* There is no limit for all together: processes of this job send no more than they may, and an all-to-all-v of 1,024 ranks that
- * this rank comes to last is 16 MiB. */
+/* The total is not limited: processes of this job send no more than they may, and an all-to-all-v of 1,024 ranks that this rank
+ * enters last is 16 MiB. */
 static void network_keep_unexpected(struct shoal_network *network, struct shoal_network_peer *from, uint64_t comm,
                                     const void *data, size_t bytes)
 {
@@ -705,7 +705,7 @@ static void network_keep_unexpected(struct shoal_network *network, struct shoal_
     kept->bytes += bytes;
 }
 
-/* Returns the sender of a message, or NULL when the message does not prove it; such messages are counted. No other part of the
+/* Returns the sender of a message, or NULL if the message does not prove it; such messages are counted. No other part of the
  * message is read before. */
 static struct shoal_network_peer *authenticate(struct shoal_network *network, const void *data, size_t bytes)
 {
@@ -716,7 +716,7 @@ static struct shoal_network_peer *authenticate(struct shoal_network *network, co
     }
     memcpy(&seal, data, sizeof seal);
     struct shoal_network_peer *peer = network_find_peer(network, seal.session);
-    if (SHOAL_UNLIKELY(!peer) && has_parted(network, seal.session)) /* it may not know yet that this rank has left */
+    if (SHOAL_UNLIKELY(!peer) && has_parted(network, seal.session)) /* the sender may not know yet that this rank has left */
         return NULL;
     const enum shoal_session_verdict verdict = peer ? shoal_session_check(&peer->session, data, bytes) : SHOAL_SESSION_FORGED;
     if (SHOAL_LIKELY(verdict == SHOAL_SESSION_GOOD))
@@ -753,7 +753,7 @@ static void count_locally_complete(struct shoal_network_load *load)
     load->peer->sending -= load->is_messages;
 }
 
-/* A rank that is lost, or said goodbye, needs nothing more: its communicators fail by themselves, or have ended. */
+/* Returns true if a rank is lost or said goodbye: its communicators fail by themselves, or have ended. */
 static bool has_ended(const struct shoal_network_peer *peer)
 {
     if (peer->is_parted)
@@ -770,7 +770,8 @@ static void count_failed(struct shoal_network *network, struct shoal_network_loa
     load->peer->sending -= load->is_messages;
 }
 
-/* The provider often knows that a peer has ended before the control tree does. */
+/* Stops counting failed messages and writes to peers that have ended. The provider often detects the end before the control
+ * tree does. */
 static void forgive_ended(struct shoal_network *network)
 {
     struct shoal_network_load **link = &network->failed;
@@ -795,7 +796,7 @@ static void on_locally_complete(void *arg, void *owner)
     if (SHOAL_LIKELY(load->peer->reachability.state == SHOAL_REACHABILITY_SETTLED))
         return;
     shoal_reachability_settle(&network->checks, &load->peer->reachability);
-    network->is_unsealed |= !network->checks.open; /* all that are being made now are made: one look for them */
+    network->is_unsealed |= !network->checks.open; /* seals once, when all connections under way are made */
 }
 
 static void break_peer(struct shoal_network *network, struct shoal_network_peer *peer, const char *text)
@@ -806,7 +807,7 @@ static void break_peer(struct shoal_network *network, struct shoal_network_peer 
     shoal_log_line(network->log, SHOAL_LOG_INFO, "fabric", "process %d on %s: %s", peer->name.pid, peer->name.host, text);
 }
 
-/* It is known better now than from the provider. */
+/* The check's text is more exact than the provider's. */
 static void on_unreachable(void *arg, struct shoal_reachability *check, const char *text)
 {
     break_peer(arg, (void *)((char *)check - offsetof(struct shoal_network_peer, reachability)), text);
@@ -853,7 +854,7 @@ static enum shoal_status queue(struct shoal_network *network, struct shoal_netwo
     return SHOAL_OK;
 }
 
-/* Whatever became of it. */
+/* Ends a waiting message, whether it was sent or not. */
 static void end_waiting(struct shoal_network *network, struct waiting **link)
 {
     struct waiting *waiting = *link;
@@ -871,7 +872,7 @@ static bool is_refused(struct shoal_network *network)
     return network->interposer && network->interposer->refuses(network->between);
 }
 
-/* With the first that is sent to a peer its link is tried. */
+/* The first message to a peer starts the check of its link. */
 static void try_link(struct shoal_network *network, struct shoal_network_peer *peer)
 {
     if (SHOAL_UNLIKELY(peer->reachability.state == SHOAL_REACHABILITY_NEW))
@@ -884,7 +885,7 @@ static enum shoal_status try_send(struct shoal_network *network, struct shoal_ne
     struct shoal_network_peer *peer = load->peer;
     if (SHOAL_UNLIKELY(has_ended(peer)))
         return SHOAL_OK;
-    if (SHOAL_UNLIKELY(peer->broken_ns)) /* for ever: who needs it fails, see is_gone in hosts.c */
+    if (SHOAL_UNLIKELY(peer->broken_ns)) /* stays forever: operations that need it fail, see is_gone in hosts.c */
         return SHOAL_PENDING;
     try_link(network, peer);
     if (peer->sending >= SENDING_MAX || is_refused(network))
@@ -916,7 +917,7 @@ enum shoal_status shoal_network_send(struct shoal_network *network, struct shoal
     return queue(network, load, network->message, bytes);
 }
 
-/* In order for each peer; who takes no more now holds up nobody else. */
+/* Sends in order for each peer; a busy peer does not delay the others. */
 static bool send_waiting(struct shoal_network *network)
 {
     bool did = false;
@@ -1016,7 +1017,7 @@ void shoal_network_leave(struct shoal_network *network, const struct shoal_netwo
 {
     struct orphan *orphan = malloc(sizeof *orphan);
     if (!orphan)
-        return; /* rather lost than freed too early */
+        return; /* leaked rather than freed too early */
     *orphan = (struct orphan){network->orphans, *leftover};
     network->orphans = orphan;
     network->orphan_loads += leftover->loads != NULL;
@@ -1031,7 +1032,7 @@ static bool is_under_way(const struct shoal_network_leftover *leftover)
     return false;
 }
 
-/* Loads of communicators that have ended go when all that they count has completed, and with the last ones the peers that they
+/* Frees loads of ended communicators when everything that they count has completed and, with the last ones, the peers that they
  * were for. */
 static void tidy_orphans(struct shoal_network *network)
 {

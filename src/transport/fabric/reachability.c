@@ -29,7 +29,7 @@ static unsigned port_of(const struct shoal_address *address)
                                                        : ((const struct sockaddr_in *)at)->sin_port);
 }
 
-/* ---- What is told -------------------------------------------------------------------------------------------------------- */
+/* ---- Text ---------------------------------------------------------------------------------------------------------------- */
 
 static const struct {
     int error;
@@ -100,9 +100,9 @@ void shoal_reachability_close_all(struct shoal_reachability_checks *checks)
     checks->open = NULL;
 }
 
-/* ---- Asking -------------------------------------------------------------------------------------------------------------- */
+/* ---- Connecting ---------------------------------------------------------------------------------------------------------- */
 
-/* From the address that the endpoint sends from, whose port is in use. */
+/* Binds to the address that the endpoint sends from; the endpoint's port is in use. */
 static int bind_to(int fd, struct shoal_address from)
 {
     shoal_address_port_put(&from, 0);
@@ -110,8 +110,8 @@ static int bind_to(int fd, struct shoal_address from)
     return bind(fd, (const struct sockaddr *)&from.socket, from.bytes);
 }
 
-/* Begins to connect. 0 when it is connected, EINPROGRESS while that takes time, else why not. A lack of this process, such as
- * one of descriptors, says nothing about the check. */
+/* Begins to connect. Returns 0 if connected, EINPROGRESS while that takes time, otherwise the error. Also returns 0 if this
+ * process lacks a resource, such as descriptors, because that proves nothing about the peer. */
 static int check_start(const struct shoal_reachability_checks *checks, struct shoal_reachability *check)
 {
     check->fd = socket(check->to.socket.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -123,7 +123,7 @@ static int check_start(const struct shoal_reachability_checks *checks, struct sh
     return connect(check->fd, (const struct sockaddr *)&check->to.socket, check->to.bytes) == 0 ? 0 : errno;
 }
 
-/* The answer, if it came, however long nobody looked. */
+/* Returns the answer, if it came, however late this looks for it. */
 static int check_answer(const struct shoal_reachability *check, uint64_t now_ns)
 {
     struct pollfd entry = {check->fd, POLLOUT, 0};

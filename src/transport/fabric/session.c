@@ -3,14 +3,14 @@
 #include <assert.h>
 #include <string.h>
 
-#define SEALED_AT sizeof(uint64_t) /* the mac covers all behind itself */
+#define SEALED_AT sizeof(uint64_t) /* the mac covers all bytes after it */
 #define BLOCKS_MAX (SHOAL_SESSION_MESSAGE_MAX / SHOAL_SESSION_BLOCK)
-#define WHOLE_MAX 128 /* shorter messages are hashed as they are: that is as fast */
+#define WHOLE_MAX 128 /* shorter messages are hashed directly, which is as fast */
 
 /* ---- Keys ---------------------------------------------------------------------------------------------------------------- */
 
-/* Each word of a key is the hash of such a question. SipHash is a pseudorandom function: a word tells nothing about the words
- * of other questions, nor about the job's key. */
+/* Each word of a key is the hash of such a question. SipHash is a pseudorandom function: a word reveals nothing about the words
+ * of other questions or about the job's key. */
 struct question {
     char label[24];
     struct shoal_session_side from, to;
@@ -54,8 +54,8 @@ void shoal_session_open(struct shoal_session *session, const struct shoal_siphas
 /* ---- Authentication codes ------------------------------------------------------------------------------------------------ */
 
 /* NH (Black, Halevi, Krawczyk, Krovetz, Rogaway: UMAC, CRYPTO 1999) with words of 64 bits, as in VMAC: two blocks of one length
- * have the same result with a probability of 2^-64 where the key is secret. Several times as fast as SipHash. A last incomplete
- * pair of words is filled up with zeros. */
+ * have the same result with a probability of 2^-64 if the key is secret. Several times as fast as SipHash. Zeros complete the
+ * last pair of words. */
 static void fold_block(const uint64_t *key, const unsigned char *at, size_t bytes, uint64_t result[2])
 {
     unsigned __int128 sum = 0;
@@ -109,8 +109,8 @@ void shoal_session_seal(struct shoal_session *session, void *message, size_t byt
 
 /* ---- Replays ------------------------------------------------------------------------------------------------------------- */
 
-/* A window that slides with the newest number, as in IPsec (RFC 4303, 3.4.3). Without it a message that was recorded on its way
- * could be counted twice, such as data of a put, or fill the memory for unexpected messages. */
+/* A window that slides with the newest number, as in IPsec (RFC 4303, 3.4.3). Without it an attacker could replay a recorded
+ * message: its data of a put would count twice, or it would fill the memory for unexpected messages. */
 static bool is_new(const struct shoal_session *session, uint64_t number)
 {
     if (number > session->newest)

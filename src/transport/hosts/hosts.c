@@ -7,9 +7,9 @@
 #include "base/assert.h"
 #include "base/clock.h"
 
-/* At most INCREMENTS_UNDER_WAY increments of a counter may be under way when another is posted, because an immediate tells only
- * INCREMENTS of them apart. An increment that has completed locally arrives before later ones; later ones may overtake one that
- * has not. */
+/* At most INCREMENTS_UNDER_WAY increments of a counter may be under way when another is posted, because an immediate
+ * distinguishes only INCREMENTS of them. An increment that has completed locally arrives before later ones; one that has not
+ * may be overtaken. */
 #define INCREMENTS (1u << SHOAL_NETWORK_INCREMENT_BITS)
 #define INCREMENTS_UNDER_WAY (INCREMENTS / 2)
 /* Acknowledge at least every ACKNOWLEDGE_EVERY operations, so that a peer never stalls waiting for an acknowledgement. */
@@ -17,21 +17,21 @@
 
 /* Acknowledge at least every ACKNOWLEDGE_TAKEN bytes of packets that the engine took from a queue. */
 #define ACKNOWLEDGE_TAKEN (SHOAL_PACKET_QUEUE_BYTES / 4)
-/* A queue holds at most PACKETS_MAX packets, where they have no data. */
+/* A queue holds at most PACKETS_MAX packets, if they have no data. */
 #define PACKETS_MAX (SHOAL_PACKET_QUEUE_BYTES / sizeof(struct shoal_packet))
-/* A put that no write can do goes in messages of at most so many bytes. */
+/* A put that cannot be a write is sent in messages of at most this many bytes. */
 #define MESSAGE_BYTES ((size_t)16 << 10)
-/* The control tree knows better why a peer does not answer, and soon. */
+/* The control tree learns a more exact reason why a peer does not answer, and soon. */
 #define BLAME_NETWORK_NS (2 * SHOAL_NS_PER_S)
 
 /* Two counters of a slot: the remote rank's, which this rank increments, and this rank's, which the remote rank increments.
  * Increments are numbered from 1 on. */
 struct counter {
     uint64_t incremented;       /* the remote rank's: number of the last increment that was posted */
-    uint64_t completed_locally; /* number up to which all these have completed locally */
-    uint64_t received;          /* this rank's: number up to which all increments were received */
-    uint64_t ahead;             /* bit i: increment received + 1 + i was received, too */
-    unsigned owed;              /* signals to the remote rank, held back until earlier ones complete locally; under way */
+    uint64_t completed_locally; /* all increments up to this number have completed locally */
+    uint64_t received;          /* this rank's: all increments up to this number were received */
+    uint64_t ahead;             /* bit i: increment received + 1 + i was also received */
+    unsigned owed;              /* held-back signals to the remote rank; counted as under way */
 };
 
 /* How many messages of a put were received; [number of the put's increment]. */
@@ -42,43 +42,43 @@ struct messages {
 struct packet {
     struct packet *next;
     uint64_t number;
-    struct shoal_packet head; /* its data follow */
+    struct shoal_packet head; /* followed by its data */
     char data[];
 };
 
-/* The data received beside an announcement; the buffer is as large as the largest so far. */
+/* The data received with an announcement; the buffer is as large as the largest so far. */
 struct payload {
     char *at;
     size_t bytes;
 };
 
 struct remote {
-    struct shoal_network_peer *peer;          /* NULL: a rank of this host */
-    struct shoal_announcement *announcements; /* [SHOAL_ANNOUNCEMENTS] received; NULL: none was yet */
+    struct shoal_network_peer *peer;          /* NULL for a rank of this host */
+    struct shoal_announcement *announcements; /* [SHOAL_ANNOUNCEMENTS] received; NULL until the first */
     struct payload payloads[SHOAL_PAYLOADS];
     uint64_t completed;     /* the peer has acknowledged all operations up to it */
     uint64_t acknowledged;  /* this rank has acknowledged all operations up to it to the peer */
     uint64_t sent_bytes;    /* to the peer, over the network */
-    uint64_t last_sent;     /* highest sequence of an announcement that was sent to the peer */
+    uint64_t last_sent;     /* highest sequence of an announcement sent to the peer */
     uint64_t last_received; /* highest sequence of an announcement that the peer has sent */
     uint64_t waits;         /* number of the last WAITS message that the peer has sent */
-    int sent_waits;         /* 1 + the rank that this rank waits for, as the peer was told last; 0: none */
+    int sent_waits;         /* 1 + the rank that this rank waits for, as last sent to the peer; 0 if none */
     bool is_unacknowledged; /* listed in hosts->unacknowledged */
     struct remote *next_unacknowledged;
     bool has_staging;
     struct shoal_fabric_memory staging; /* the peer's staging buffer */
     uint32_t increments;                /* immediate of increment 0 of the peer's counters */
-    uint32_t counters_given;            /* immediate of increment 0 of this rank's counters, for the peer; 0: not given yet */
+    uint32_t counters_given;            /* immediate of increment 0 of this rank's counters, for the peer; 0 if not given yet */
     struct counter *counters;           /* [slots] */
     struct shoal_network_load *loads;   /* [slots] of writes; [slots] of messages that increment; then of other messages */
     unsigned *under_way;                /* [slots] increments under way; then other messages */
-    struct messages *messages;          /* [slots], made when the first message of a put is received */
+    struct messages *messages;          /* [slots], allocated when the first message of a put is received */
     uint64_t pushed, pushed_bytes, taken_bytes;        /* packets sent to the peer, and bytes of them that it has taken */
     uint64_t popped, popped_bytes, acknowledged_bytes; /* packets that the engine took, and bytes of them acknowledged */
     size_t held_bytes;                                 /* of packets received and not yet taken */
-    struct packet *packets;                            /* those, by number */
-    atomic_bool has_freed;                             /* the peer has freed the communicator, says the control tree */
-    _Atomic uint64_t freed_completed;                  /* all operations up to it were completed then */
+    struct packet *packets;                            /* the received packets, by number */
+    atomic_bool has_freed;                             /* the control tree has reported that the peer freed the communicator */
+    _Atomic uint64_t freed_completed;                  /* at that time all operations up to this one were completed */
 };
 
 struct hosts {
@@ -89,25 +89,25 @@ struct hosts {
     struct shoal_network_channel channel;
     struct shoal_membership_comm membership_comm; /* the communicator, as the membership knows it */
     uint64_t sent_bytes, sent_messages;           /* over the network */
-    bool is_joined;                /* this rank has mapped the lowest local rank's segment, which keeps the failure */
+    bool is_joined;                /* this rank has mapped the lowest local rank's segment, which holds the failure */
     struct shoal_transport *local; /* shared memory, among the ranks of this host */
     struct shoal_member *members;  /* [size] */
-    int *local_of;                 /* [size] number on this host, -1: a remote rank */
+    int *local_of;                 /* [size] number on this host, -1 for a remote rank */
     int *rank_of;                  /* [local->size] */
-    uint16_t *host;                /* [size] from 0 on, in the order of lowest ranks */
+    uint16_t *host;                /* [size] numbered from 0, in the order of lowest ranks */
     struct remote *remotes;        /* [size] */
     struct counter *counters;      /* [size * slots] */
     unsigned slots;
     size_t slot_bytes;
     uint64_t completed;
     struct remote *unacknowledged; /* peers whose announcements are newer than the last acknowledgement to them */
-    uint64_t said_waits;           /* how often this rank said whom it waits for */
+    uint64_t said_waits;           /* number of WAITS messages that this rank has sent */
     bool has_staging;
     struct shoal_fabric_memory staging;
     unsigned *under_way;     /* [slots] increments under way to all ranks; then all other messages */
     unsigned owed;           /* signals held back, to all ranks */
-    unsigned char *loads;    /* the memory of all loads and of what they count */
-    enum shoal_status error; /* what went wrong where it could not be told, on whichever thread */
+    unsigned char *loads;    /* holds all loads and their counts */
+    enum shoal_status error; /* an error, on any thread, that could not be returned at once */
     char error_text[SHOAL_LOG_TEXT_MAX];
 };
 
@@ -135,7 +135,7 @@ static void note_sent(struct hosts *hosts, int peer, size_t bytes)
     hosts->sent_messages++;
 }
 
-/* Every message carries the acknowledgements for the peer, so few messages are sent for these alone. */
+/* Every message carries the acknowledgements for the peer, so few messages are sent only to acknowledge. */
 static enum shoal_status send_message(struct hosts *hosts, int peer, struct shoal_network_head head, const struct iovec *body,
                                       size_t body_count)
 {
@@ -153,7 +153,7 @@ static enum shoal_status send_message(struct hosts *hosts, int peer, struct shoa
     return shoal_network_send(hosts->network, load, &head, body, body_count);
 }
 
-/* Keeps an error of a call that cannot fail; the next call that can returns it. */
+/* Keeps an error of a call that cannot fail; the next call that can fail returns it. */
 static void hosts_note(struct hosts *hosts, enum shoal_status status)
 {
     if (status == SHOAL_OK || hosts->error != SHOAL_OK)
@@ -183,7 +183,7 @@ static void send_announcement(struct hosts *hosts, int peer, const struct shoal_
     hosts_note(hosts, send_message(hosts, peer, (struct shoal_network_head){.kind = SHOAL_NETWORK_ANNOUNCE}, body, 2));
 }
 
-/* Beginning with the next rank, so that not all send to the same one first. */
+/* Begins with the next rank, so that not all ranks send to the same one first. */
 static void hosts_announce(struct shoal_transport *transport, const struct shoal_announcement *announcement,
                            const void *payload, size_t bytes, const uint8_t *peers)
 {
@@ -219,7 +219,7 @@ static void hosts_expect(struct shoal_transport *transport, int peer, uint64_t s
         hosts->local->ops->expect(hosts->local, hosts->local_of[peer], sequence, bytes);
 }
 
-/* In place of a payload that a peer did not send, against the rules. */
+/* Replaces a payload that a peer failed to send, against the protocol. */
 static const unsigned char nothing[SHOAL_PAYLOAD_MAX];
 
 static const void *hosts_payload_of(struct shoal_transport *transport, int peer, uint64_t sequence, size_t bytes)
@@ -349,7 +349,7 @@ static void put_segment(void *segment)
 struct origin {
     const void *at;
     size_t bytes;
-    const struct shoal_fabric_memory *memory; /* NULL: not registered */
+    const struct shoal_fabric_memory *memory; /* NULL if not registered */
     unsigned *under_way;
 };
 
@@ -366,7 +366,7 @@ static struct origin find_origin(struct hosts *hosts, const void *source, size_t
     return origin;
 }
 
-/* Otherwise the peer could take an increment under way for a later one, or a later one for it. */
+/* Otherwise the peer could confuse an increment under way with a later one. */
 static bool may_increment(struct remote *remote, unsigned slot)
 {
     struct counter *counter = &remote->counters[slot];
@@ -390,7 +390,7 @@ static enum shoal_status write_to(struct hosts *hosts, int peer, unsigned slot, 
                                               .immediate = remote->increments | (uint32_t)slot << SHOAL_NETWORK_INCREMENT_BITS |
                                                            increment};
     SHOAL_ASSERT(counter->incremented - counter->completed_locally <
-                 INCREMENTS_UNDER_WAY); /* the immediate's few bits tell them apart */
+                 INCREMENTS_UNDER_WAY); /* the immediate's few bits distinguish them */
     SHOAL_TRY(shoal_network_put(hosts->network, &write));
     note_sent(hosts, peer, origin->bytes);
     counter->incremented++;
@@ -470,7 +470,7 @@ static void send_increment(struct hosts *hosts, int peer, unsigned slot)
     hosts_note(hosts, send_message(hosts, peer, head, NULL, 0));
 }
 
-/* One signal more, or (-1) less. Like a message that waits to be sent it is not flushed. */
+/* Adds one signal held back, or (-1) removes one. Like a message that waits to be sent, it is not flushed. */
 static void hosts_owe(struct hosts *hosts, int peer, unsigned slot, int change)
 {
     struct remote *remote = remote_of(hosts, peer);
@@ -504,7 +504,7 @@ static void pay_owed(struct hosts *hosts, int peer, unsigned slot)
     }
 }
 
-/* Rarely: a plan signals one rank many times only where one host has far fewer ranks than another. */
+/* Called rarely: a plan signals one rank many times only if one host has far fewer ranks than another. */
 static void pay_all_owed(void *arg)
 {
     struct hosts *hosts = arg;
@@ -522,13 +522,14 @@ static uint64_t counter_value(struct shoal_transport *transport, int peer, unsig
     return remote_of(hosts, peer)->counters[slot].received;
 }
 
-/* False: the increment was received before, or the sender breaks the protocol. */
+/* Returns false if the increment was received before, or the sender breaks the protocol. */
 static bool hosts_is_expected(const struct counter *counter, uint64_t number)
 {
     return number - counter->received - 1 < INCREMENTS;
 }
 
-/* An increment that overtook others waits, as a bit, until those before it were received. False: it was received before. */
+/* An increment that overtook others is kept as a bit until those before it are received. Returns false if it was received
+ * before. */
 static bool receive_increment(struct counter *counter, uint64_t number)
 {
     const uint64_t bit = UINT64_C(1) << (number - counter->received - 1) % INCREMENTS;
@@ -630,7 +631,7 @@ static void receive_announcement(struct hosts *hosts, struct remote *remote, con
         remote->last_received = sequence;
     list_if_unacknowledged(hosts, remote);
     if (remote->announcements && sequence <= hosts->completed)
-        return; /* nobody looks at it any more, and a later announcement may lie where it would go */
+        return; /* nobody needs it any longer, and a later announcement may be in its place */
     const bool is_beside = message.bytes > SHOAL_PAYLOAD_INLINE;
     struct payload *payload = &remote->payloads[sequence % SHOAL_PAYLOADS];
     if (!remote->announcements || (is_beside && !hosts_grow(payload, message.bytes))) {
@@ -670,7 +671,7 @@ static void receive_data(struct hosts *hosts, struct remote *remote, const struc
     (void)receive_increment(&remote->counters[head->slot], head->number);
 }
 
-/* No peer that keeps the protocol sends more than the queue holds. */
+/* A peer that keeps the protocol never sends more than the queue holds. */
 static bool fits_queue(const struct remote *remote, const struct shoal_packet *packet, uint64_t number)
 {
     return packet->bytes <= SHOAL_PACKET_BYTES_MAX && number - remote->popped < PACKETS_MAX &&
@@ -703,15 +704,15 @@ static void receive_packet(struct hosts *hosts, struct remote *remote, uint64_t 
     *link = packet;
 }
 
-/* Messages arrive in any order; the last one that was sent counts. */
+/* Messages arrive in any order; the one sent last counts. */
 static void receive_waits(const struct hosts *hosts, struct remote *remote, uint64_t number)
 {
-    const uint64_t rank = number & UINT32_MAX & ~(uint64_t)SHOAL_WAIT_BLOCKED; /* and 1 */
+    const uint64_t rank = number & UINT32_MAX & ~(uint64_t)SHOAL_WAIT_BLOCKED; /* and the added 1 */
     if (rank <= (uint64_t)hosts->transport.size && number >> 32 > remote->waits >> 32)
         remote->waits = number;
 }
 
-/* A message from the network is trusted with nothing but its own content. */
+/* Nothing in a message from the network is trusted before it is checked. */
 static bool hosts_receive(void *arg, const struct shoal_network_peer *from, const struct shoal_network_head *head,
                           const void *body, size_t bytes)
 {
@@ -777,7 +778,7 @@ static void hosts_fail(struct shoal_transport *transport, const struct shoal_fai
     shoal_membership_fail(&hosts_of(transport)->membership_comm, failure);
 }
 
-/* Reports an error that could not be returned where it happened. */
+/* Reports an error that could not be returned at once. */
 static void fail_noted(struct hosts *hosts)
 {
     struct shoal_failure failure = {.struct_bytes = sizeof failure,
@@ -811,7 +812,7 @@ static void wake_local(void *arg)
     shoal_shm_wake(hosts->local);
 }
 
-/* The control tree calls it, under the lock of the membership. */
+/* The control tree calls this with the membership's lock held. */
 static void hosts_note_freed(void *arg, int rank, uint64_t sequence)
 {
     struct hosts *hosts = arg;
@@ -862,7 +863,7 @@ static bool hosts_is_out_of_reach(const struct hosts *hosts, const struct shoal_
     return true;
 }
 
-/* How a remote rank is lost, into text; false while it is there. */
+/* Writes into text how a remote rank was lost; returns false while it is not lost. */
 static bool is_gone(const struct hosts *hosts, const struct remote *remote, char *text, size_t bytes)
 {
     const struct shoal_network_peer *peer = remote->peer;
@@ -882,8 +883,8 @@ static bool has_completed(const struct remote *remote, uint64_t sequence)
     return remote->completed >= sequence || atomic_load_explicit(&remote->freed_completed, memory_order_acquire) >= sequence;
 }
 
-/* A rank that learns of a failure ends and is lost, too, perhaps before this rank learns of the failure: among ranks that were
- * lost so close together the first one is named. */
+/* A rank that learns of a failure ends and is then also lost, perhaps before this rank learns of the failure. If several ranks
+ * are lost within this time, the first is named. */
 #define CASCADE_NS (3 * SHOAL_NS_PER_S)
 
 static int find_first_lost(struct hosts *hosts, int rank, uint64_t sequence)
@@ -902,7 +903,7 @@ static int find_first_lost(struct hosts *hosts, int rank, uint64_t sequence)
     return first;
 }
 
-/* A peer that has completed the operation still holds it up where a message to it can never complete locally. */
+/* A peer that has completed the operation still delays it if a message to it can never complete locally. */
 static bool holds_up(struct hosts *hosts, int rank, uint64_t sequence, char *how, size_t bytes)
 {
     const struct remote *remote = remote_of(hosts, rank);
@@ -928,7 +929,7 @@ static bool is_remote_lost(struct hosts *hosts, int rank, uint64_t sequence, str
     return true;
 }
 
-/* The next lost rank of this host from `first` on; size when there is none. */
+/* Returns the next lost rank of this host, from `first` on; size if there is none. */
 static int next_local_lost(struct hosts *hosts, int first, uint64_t sequence, struct shoal_failure *failure)
 {
     int local = 0;
@@ -1047,8 +1048,8 @@ static bool is_writing(const struct hosts *hosts)
     return false;
 }
 
-/* Memory that peers may still write to until they learn of a failure, and the counters of writes under way, outlive the
- * communicator. Where an adapter writes there, the pages must stay; else only the addresses. */
+/* Memory that peers may still write to until they learn of a failure, and the counters of writes under way, remain after the
+ * communicator ends. If an adapter writes there, the pages must stay, otherwise only the addresses. */
 static void leave_network(struct hosts *hosts, bool is_broken)
 {
     struct shoal_network_leftover leftover = {.memory = {.region = NULL}};
@@ -1075,11 +1076,11 @@ static void hosts_destroy(struct shoal_transport *transport, bool finalized)
     struct hosts *hosts = hosts_of(transport);
     struct shoal_failure failure;
     const bool is_broken = hosts->is_joined && hosts_failed(transport, &failure);
-    if (!finalized && !is_broken) /* else the others are told of that */
+    if (!finalized && !is_broken) /* otherwise the others learn of the failure */
         shoal_membership_tell_left(hosts->membership, hosts->channel.comm, transport->rank, hosts->completed);
     shoal_membership_leave(hosts->membership, &hosts->membership_comm);
     shoal_network_channel_close(hosts->network, &hosts->channel);
-    if (hosts->owed) /* nobody sends them any more */
+    if (hosts->owed) /* nobody sends them from now on */
         hosts->under_way[hosts->slots] -= hosts->owed;
     leave_network(hosts, is_broken);
     if (hosts->local)
@@ -1137,8 +1138,8 @@ static const struct shoal_transport_ops ops = {
     .destroy = hosts_destroy,
 };
 
-/* Loads and what they count, of all remote ranks, in one piece of memory: it outlives the transport where something is still
- * under way. */
+/* Allocates loads of all remote ranks, and their counts, in one block. It outlives the transport if anything is still under
+ * way. */
 static bool make_loads(struct hosts *hosts)
 {
     const size_t size = (size_t)hosts->transport.size, slots = hosts->slots;
@@ -1191,7 +1192,8 @@ static enum shoal_status hosts_allocate(struct hosts *hosts, const struct shoal_
     return SHOAL_OK;
 }
 
-/* Numbers hosts in the order of their lowest ranks, and this host's ranks in order. Returns how many ranks this host has. */
+/* Numbers hosts in the order of their lowest ranks, and this host's ranks in order. Returns the number of ranks on this
+ * host. */
 static int hosts_number_all(struct hosts *hosts)
 {
     const struct shoal_member *members = hosts->members;
@@ -1239,7 +1241,7 @@ enum shoal_status shoal_hosts_create(struct shoal_shm_endpoint *endpoint, const 
     hosts->slots = options->shm.slots;
     hosts->slot_bytes = options->shm.slot_bytes;
     hosts->transport = (struct shoal_transport){.ops = &ops, .rank = options->shm.rank, .size = options->shm.size};
-    /* Before anything can fail: destroy tells the other hosts, which would otherwise wait for this rank. */
+    /* Before anything can fail: destroy notifies the other hosts, which would otherwise wait for this rank. */
     hosts->channel = (struct shoal_network_channel){.comm = options->shm.comm,
                                                     .arg = hosts,
                                                     .message = hosts_receive,

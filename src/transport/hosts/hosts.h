@@ -1,16 +1,16 @@
 /* The transport of a communicator whose ranks are on several hosts. Ranks of this host are reached through shared memory,
- * remote ranks over the network. It adds what the network lacks:
+ * remote ranks over the network. The transport adds what the network lacks:
  *
  *   order      The network delivers in any order. A source numbers the increments of a counter; the receiver's counter is the
- *              number up to which all increments were received. Packets are numbered too.
+ *              number up to which all increments were received. Packets are also numbered.
  *   credit     An announcement tells a peer where this rank's staging buffer is and which of its counters it may increment by
- *              writing. Counters that a plan waits for tell when a staging buffer may be written again. So no rank writes or
+ *              writing. Counters that a plan waits for show when a staging buffer may be written again. So no rank writes or
  *              sends more than the receiver can hold: announcements and payloads are kept as long as the engine promises, and
  *              packets are counted.
  *   liveness   comes from the control tree, see membership/membership.h.
  *
- * Where the provider can write into memory, a put is one write into the peer's staging buffer. Its immediate names the counter
- * and the low bits of the increment's number. Elsewhere a put travels in messages, which name their target. */
+ * If the provider can write into memory, a put is one write into the peer's staging buffer. Its immediate names the counter and
+ * the low bits of the increment's number. Otherwise a put is sent in messages, which name their target. */
 #ifndef SHOAL_TRANSPORT_HOSTS_HOSTS_H
 #define SHOAL_TRANSPORT_HOSTS_HOSTS_H
 
@@ -18,11 +18,11 @@
 #include "transport/fabric/network.h"
 #include "transport/shm/shm.h"
 
-/* A rank of a communicator, as other ranks know it. The own rank has neither peer. */
+/* A rank of a communicator, as other ranks know it. This rank's own entry has neither peer. */
 struct shoal_member {
     uint16_t host;                     /* equal for ranks of one host; any numbers */
-    struct shoal_shm_peer *local;      /* for a rank of this host, else NULL */
-    struct shoal_network_peer *remote; /* for a remote rank, else NULL */
+    struct shoal_shm_peer *local;      /* for a rank of this host, otherwise NULL */
+    struct shoal_network_peer *remote; /* for a remote rank, otherwise NULL */
 };
 
 struct shoal_hosts_options {

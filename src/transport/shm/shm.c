@@ -28,7 +28,7 @@ struct seat {
 struct shm {
     struct shoal_transport transport;
     struct shoal_shm_endpoint *endpoint;
-    struct shoal_membership_comm part; /* where no rank is on another host; its board is there once all have joined */
+    struct shoal_membership_comm part; /* used if no rank is on another host; its board exists once all have joined */
     unsigned slots;
     size_t staging_stride;
     size_t control_bytes;
@@ -40,11 +40,11 @@ struct shm {
     size_t slot_bytes;
     uint64_t counter_start;
     bool needs_fence;                       /* towards some peer, see shoal_shm_peer_needs_fence */
-    int *numbers;                           /* [size] how messages call the ranks */
+    int *numbers;                           /* [size] the ranks' numbers in messages */
     struct seat *seats;                     /* [size] */
-    struct shoal_shm_peer **peers;          /* [size], NULL for the own rank */
-    struct shoal_shm_counter **incremented; /* [size]: the first of the counters this rank increments in each peer's segment */
-    uint64_t *counter_values;               /* [slots * size]: their values; we are the only writer */
+    struct shoal_shm_peer **peers;          /* [size], NULL for this rank */
+    struct shoal_shm_counter **incremented; /* [size]: the counters that this rank increments in each peer's segment */
+    uint64_t *counter_values;               /* [slots * size]: their values; this rank is the only writer */
 };
 
 static struct shm *shm_of(struct shoal_transport *transport)
@@ -54,8 +54,8 @@ static struct shm *shm_of(struct shoal_transport *transport)
 
 /* ---- Announcements ------------------------------------------------------------------------------------------------------- */
 
-/* Peers have the line of the next announcement in their caches from its last use. This rank asks for it now, and the line comes
- * while the rank waits for the others' announcements, so that the next operation's store does not wait. */
+/* Peers have the line of the next announcement in their caches from its last use. This rank prefetches it now, while it waits
+ * for the others' announcements, so that the next operation's store does not wait. */
 static void prepare_next(const struct seat *seat, uint64_t sequence, size_t bytes)
 {
     const char *announcement = (const char *)&seat->announcements[sequence % SHOAL_ANNOUNCEMENTS];
@@ -71,7 +71,7 @@ static void prepare_next(const struct seat *seat, uint64_t sequence, size_t byte
 static void shm_announce(struct shoal_transport *transport, const struct shoal_announcement *announcement, const void *payload,
                          size_t bytes, const uint8_t *peers)
 {
-    (void)peers; /* all are here */
+    (void)peers; /* all ranks are on this host */
     const struct seat *seat = &shm_of(transport)->seats[transport->rank];
     const uint64_t sequence = announcement->descriptor.sequence;
     struct shoal_shm_announcement *line = &seat->announcements[sequence % SHOAL_ANNOUNCEMENTS];
@@ -108,8 +108,9 @@ static const void *shm_payload_of(struct shoal_transport *transport, int peer, u
     return seat->payloads + sequence % SHOAL_PAYLOADS * SHOAL_PAYLOAD_MAX;
 }
 
-/* A payload is written before its announcement. Asked for while the announcement's line is on its way, its first lines come
- * together with it; before that they are in our cache from the last time, and asking costs nothing. */
+/* A payload is written before its announcement. If its first lines are prefetched while the announcement's line is on its way,
+ * they arrive together with it. Before that they are in this rank's cache from the last time, and the prefetch costs
+ * nothing. */
 static void shm_expect(struct shoal_transport *transport, int peer, uint64_t sequence, size_t bytes)
 {
     const char *payload = shm_payload_of(transport, peer, sequence, bytes);
@@ -126,8 +127,8 @@ static uint64_t shm_completed(struct shoal_transport *transport, int peer)
 static void shm_complete(struct shoal_transport *transport, uint64_t sequence)
 {
     SHOAL_ASSERT(shm_completed(transport, transport->rank) <= sequence);
-    /* release: our reads of the peers' announcements, payloads and staging buffers come before it; a peer that reads it may
-     * reuse them. */
+    /* release: this rank's reads of the peers' announcements, payloads and staging buffers come before the store; a peer that
+     * reads it may reuse them. */
     atomic_store_explicit(&shm_of(transport)->seats[transport->rank].head->completed, sequence, memory_order_release);
 }
 
@@ -152,9 +153,10 @@ static void *shm_reach(struct shoal_transport *transport, int peer, shoal_locati
     return address;
 }
 
-/* Operations go round in a staging buffer, so they would touch its pages one after the other, and a first touch costs as much
- * as copying the page twice. Up to so many ranks therefore map all pages at once. A peer's pages are mapped only as far as they
- * exist: reading one that does not would make it, near this rank's core and before the peer has checked that memory is left. */
+/* Operations use the slots of a staging buffer in turn and so would touch its pages one after the other. A first touch costs as
+ * much as copying the page twice. Therefore up to this many ranks map all pages at once. A peer's pages are mapped only if they
+ * exist already: reading a missing page would allocate it, near this rank's core and before the peer has checked that memory is
+ * left. */
 #define MAPPED_RANKS_MAX 4
 
 #if defined(MADV_POPULATE_READ) && defined(MADV_POPULATE_WRITE)
@@ -213,7 +215,7 @@ static void *shm_staging(struct shoal_transport *transport, int rank, unsigned s
     return shm->seats[rank].staging + slot * shm->staging_stride;
 }
 
-/* All memory is reached by load and store here; plans do not put. */
+/* All memory here is reached by load and store, so plans do not put. */
 static enum shoal_status shm_put(struct shoal_transport *transport, int peer, unsigned slot, size_t offset, const void *source,
                                  size_t bytes)
 {
@@ -229,7 +231,7 @@ static void shm_signal_peer(struct shoal_transport *transport, int peer, unsigne
     struct shm *shm = shm_of(transport);
     SHOAL_ASSERT(slot < shm->slots);
     const size_t index = (size_t)slot * (size_t)transport->size;
-    /* release: all this rank wrote before is seen by who reads the value. One writer: no read-modify-write. */
+    /* release: a rank that reads the value sees everything that this rank wrote before. One writer, so no read-modify-write. */
     atomic_store_explicit(&shm->incremented[peer][index].value, ++shm->counter_values[index + (size_t)peer],
                           memory_order_release);
 }
@@ -270,8 +272,8 @@ static enum shoal_status shm_push(struct shoal_transport *transport, int peer, c
     const struct seat *own = &shm->seats[transport->rank];
     SHOAL_TRY(reserve_queue(shm, own, peer));
     char *queue = own->queues + (size_t)peer * QUEUE;
-    uint64_t head = atomic_load_explicit(&own->queue_heads[peer].value, memory_order_relaxed); /* we are its writer */
-    /* acquire: the peer has read what it took; its space may be written again. */
+    uint64_t head = atomic_load_explicit(&own->queue_heads[peer].value, memory_order_relaxed); /* this rank is its writer */
+    /* acquire: the peer has read the packets that it took; their space may be written again. */
     const uint64_t tail = atomic_load_explicit(&shm->seats[peer].queue_tails[transport->rank].value, memory_order_acquire);
     const size_t space = shm_packet_space(packet), to_end = QUEUE - head % QUEUE, filler = space > to_end ? to_end : 0;
     if (QUEUE - (head - tail) < space + filler)
@@ -284,7 +286,7 @@ static enum shoal_status shm_push(struct shoal_transport *transport, int peer, c
     memcpy(queue + head % QUEUE, packet, sizeof *packet);
     if (packet->bytes)
         memcpy(queue + head % QUEUE + sizeof *packet, data, packet->bytes);
-    /* release: the packet is seen by who reads the head. */
+    /* release: a rank that reads the head sees the packet. */
     atomic_store_explicit(&own->queue_heads[peer].value, head + space, memory_order_release);
     return SHOAL_OK;
 }
@@ -292,7 +294,7 @@ static enum shoal_status shm_push(struct shoal_transport *transport, int peer, c
 static const struct shoal_packet *oldest_packet(struct shm *shm, int peer, uint64_t *tail_out)
 {
     const struct seat *own = &shm->seats[shm->transport.rank], *other = &shm->seats[peer];
-    *tail_out = atomic_load_explicit(&own->queue_tails[peer].value, memory_order_relaxed); /* we are its writer */
+    *tail_out = atomic_load_explicit(&own->queue_tails[peer].value, memory_order_relaxed); /* this rank is its writer */
     if (atomic_load_explicit(&other->queue_heads[shm->transport.rank].value, memory_order_acquire) == *tail_out)
         return NULL;
     const char *queue = other->queues + (size_t)shm->transport.rank * QUEUE;
@@ -305,7 +307,7 @@ static void shm_pop(struct shoal_transport *transport, int peer)
     uint64_t tail;
     const struct shoal_packet *packet = oldest_packet(shm, peer, &tail);
     SHOAL_ASSERT(packet); /* peek has found it */
-    /* release: we have read the packet. */
+    /* release: this rank has read the packet. */
     atomic_store_explicit(&shm->seats[transport->rank].queue_tails[peer].value, tail + shm_packet_space(packet),
                           memory_order_release);
 }
@@ -322,8 +324,8 @@ static const struct shoal_packet *shm_peek(struct shoal_transport *transport, in
 
 /* ---- Waking -------------------------------------------------------------------------------------------------------------- */
 
-/* The frequent side of a handshake: a full fence, or, where all peers' rare sides make us pass one, only an order for
- * the compiler. */
+/* The frequent side of a handshake: a full fence or, if all peers' rare sides make this process pass one, only a compiler
+ * barrier. */
 static void order_store_before_look(const struct shm *shm)
 {
     if (shm->needs_fence)
@@ -335,7 +337,7 @@ static void order_store_before_look(const struct shm *shm)
 static void shm_flush(struct shoal_transport *transport)
 {
     const struct shm *shm = shm_of(transport);
-    /* Publishing comes before the look at the sleepers; pairs with shoal_shm_endpoint_doze. */
+    /* Publishing comes before the look for sleepers; pairs with shoal_shm_endpoint_doze. */
     order_store_before_look(shm);
     for (int r = 0; r < transport->size; r++) {
         if (shm->peers[r] && shoal_shm_doorbell_is_asleep(shm->peers[r]->doorbell))
@@ -367,7 +369,8 @@ static bool shm_enter(struct shoal_transport *transport)
 {
     struct shm *shm = shm_of(transport);
     atomic_store_explicit(&shm->seats[transport->rank].head->is_inside, 1, memory_order_relaxed);
-    /* "Inside" comes before the look at the failure; pairs with is_quiet: either we see the failure, or its owner sees us. */
+    /* "Inside" comes before the look at the failure. Pairs with is_quiet: either this rank sees the failure, or its owner sees
+     * this rank inside. */
     order_store_before_look(shm);
     if (SHOAL_LIKELY(!shoal_cause_board_is_written(shm->part.board)))
         return true;
@@ -377,7 +380,7 @@ static bool shm_enter(struct shoal_transport *transport)
 
 static void shm_leave(struct shoal_transport *transport)
 {
-    /* release: our accesses to operands are over for who sees us outside. */
+    /* release: a rank that sees this rank outside knows that its accesses to operands are over. */
     atomic_store_explicit(&shm_of(transport)->seats[transport->rank].head->is_inside, 0, memory_order_release);
 }
 
@@ -409,7 +412,7 @@ static void shm_abort_all(struct shoal_transport *transport, const struct shoal_
 
 static const char *shm_how_left(struct shm *shm, int peer)
 {
-    /* acquire: after it, the peer's last `completed` is seen. */
+    /* acquire: after this, the peer's last `completed` is visible. */
     switch (atomic_load_explicit(&shm->seats[peer].head->left, memory_order_acquire)) {
     case SHOAL_SHM_FREED:
         return "freed the communicator";
@@ -472,7 +475,7 @@ static void shm_destroy(struct shoal_transport *transport, bool finalized)
     struct shm *shm = shm_of(transport);
     struct seat *own = shm->seats ? &shm->seats[transport->rank] : NULL;
     if (own && own->head) {
-        /* release: what we completed before is seen by who sees that we left. */
+        /* release: a rank that sees that this rank left also sees its completed operations. */
         atomic_store_explicit(&own->head->left, finalized ? SHOAL_SHM_FINALIZED : SHOAL_SHM_FREED, memory_order_release);
         wake_all(shm);
     }
@@ -492,7 +495,7 @@ static void shm_destroy(struct shoal_transport *transport, bool finalized)
     free(shm);
 }
 
-/* relaxed: they are for words on who is slow, and publish nothing. */
+/* relaxed: these values serve only messages about slow ranks, and publish nothing. */
 static void shm_say_waits_for(struct shoal_transport *transport, uint64_t sequence, int rank)
 {
     (void)sequence;
@@ -552,7 +555,7 @@ static void seat_at(struct seat *seat, struct shoal_segment *segment, const stru
     seat->queues = segment->base + layout->queues;
 }
 
-/* Before others see the segment. New memory is zero. */
+/* Must run before others see the segment. New memory is zero. */
 static void start_counters(const struct shm *shm, struct seat *seat)
 {
     for (size_t i = 0; i < (size_t)shm->slots * (size_t)shm->transport.size; i++)
@@ -651,7 +654,7 @@ static enum shoal_status take_seat(struct shm *shm, int rank, struct shoal_segme
     return SHOAL_OK;
 }
 
-/* OK when the peer has our segment and we have its. */
+/* Returns OK when the peer has this rank's segment and this rank has the peer's. */
 static enum shoal_status join_with(struct shm *shm, int rank)
 {
     struct shoal_shm_peer *peer = shm->peers[rank];
@@ -689,7 +692,7 @@ enum shoal_status shoal_shm_join(struct shoal_transport *transport, int *socket_
             joined = SHOAL_PENDING;
             *socket_out = shm->peers[r]->socket;
         } else if (status != SHOAL_OK && failed == SHOAL_OK) {
-            failed = status; /* the others still get our segment: without it they would wait for us until their deadline */
+            failed = status; /* the others still get this rank's segment: without it they would wait until their deadline */
         }
     }
     if (failed != SHOAL_OK)

@@ -17,7 +17,7 @@
 #include "topology/limits.h"
 #include "transport/shm/shm_link.h"
 
-/* So often memory is located between two looks at what peers have sent. */
+/* Number of times that memory is located between two looks at what peers have sent. */
 #define DRAIN_EVERY 64
 
 #define DOORBELL_BYTES SHOAL_PAGE
@@ -107,13 +107,13 @@ void shoal_shm_endpoint_destroy(struct shoal_shm_endpoint *endpoint)
 
 /* ---- Messages between endpoints ------------------------------------------------------------------------------------------ */
 
-/* Grows an array by one element; NULL and the array untouched when there is no memory. */
+/* Grows an array by one element. Returns NULL, with the array unchanged, if out of memory. */
 static void *shm_endpoint_grow(void *array, size_t count, size_t element_bytes)
 {
     return reallocarray(array, count + 1, element_bytes);
 }
 
-/* How many of the peer's have lower numbers. */
+/* Returns how many of the peer's mappings have lower numbers. */
 static size_t mapped_below(const struct shoal_shm_peer *peer, uint64_t id)
 {
     size_t low = 0, high = peer->mapped_count;
@@ -127,7 +127,7 @@ static size_t mapped_below(const struct shoal_shm_peer *peer, uint64_t id)
     return low;
 }
 
-/* NULL: it has not sent it. */
+/* Returns NULL if the peer has not sent it. */
 static struct shoal_shm_mapped *find_mapped(const struct shoal_shm_peer *peer, uint64_t id)
 {
     const size_t at = mapped_below(peer, id);
@@ -147,7 +147,7 @@ static void forget_mapped(struct shoal_shm_peer *peer, uint64_t id)
 static void keep_mapped(struct shoal_shm_endpoint *endpoint, struct shoal_shm_peer *peer, uint64_t id,
                         struct shoal_segment *segment)
 {
-    forget_mapped(peer, id); /* a number that is used again */
+    forget_mapped(peer, id); /* a reused number */
     struct shoal_shm_mapped *mapped = shm_endpoint_grow(peer->mapped, peer->mapped_count, sizeof *mapped);
     if (!mapped) {
         shoal_segment_put(segment);
@@ -173,7 +173,7 @@ static void keep_joining(struct shoal_shm_endpoint *endpoint, struct shoal_shm_p
     endpoint->joining[endpoint->joining_count++] = (struct shoal_shm_joining){comm, peer, segment};
 }
 
-/* Without a descriptor, too: then the peer has none, or this process can open no more. */
+/* Also without a descriptor: then the peer has none, or this process cannot open more. */
 static void keep_device(struct shoal_shm_endpoint *endpoint, const struct shoal_shm_peer *peer,
                         const struct shoal_shm_link_message *message, int descriptor)
 {
@@ -224,7 +224,7 @@ static void drain_peer(struct shoal_shm_endpoint *endpoint, struct shoal_shm_pee
     struct shoal_shm_link_message message;
     int fd;
     while (peer->socket >= 0 && shoal_shm_link_has_message(peer->socket)) {
-        shoal_memory_spare_descriptors(endpoint->memory, 1); /* the kernel drops one that finds no place */
+        shoal_memory_spare_descriptors(endpoint->memory, 1); /* the kernel drops one that this process cannot hold */
         if (shoal_shm_link_receive(peer->socket, &message, &fd))
             shm_endpoint_take_message(endpoint, peer, &message, fd);
     }
@@ -236,7 +236,7 @@ static bool say_gone(const struct shoal_shm_peer *peer, uint64_t id)
     return shoal_shm_link_send(peer->socket, &gone, -1);
 }
 
-/* Tells the peer of the regions that ended while the link was full, the newest first. The order in which peers unmap memory
+/* Notifies the peer of the regions that ended while the link was full, the newest first. The order in which peers unmap memory
  * does not matter. */
 static bool say_unsaid(struct shoal_shm_peer *peer)
 {
@@ -269,8 +269,8 @@ void shoal_shm_endpoint_drain(struct shoal_shm_endpoint *endpoint)
     }
 }
 
-/* Passes a segment; within a process by pointer, with a reference for the receiver. False when the link is full now. Notices of
- * memory that is gone go first, because this segment may use one of their numbers again. */
+/* Passes a segment; within a process by pointer, with a reference for the receiver. Returns false if the link is full now.
+ * Notices of memory that is gone are sent first, because this segment may reuse one of their numbers. */
 static bool pass_segment(struct shoal_shm_peer *peer, uint32_t type, uint64_t key, struct shoal_segment *segment)
 {
     if (!say_unsaid(peer))
@@ -291,7 +291,8 @@ static bool pass_segment(struct shoal_shm_peer *peer, uint32_t type, uint64_t ke
 
 /* ---- Meeting ------------------------------------------------------------------------------------------------------------- */
 
-/* False if the peer has closed the connection, because its last world with this rank has ended. Then it is met anew. */
+/* Returns false if the peer has closed the connection, because its last world with this rank has ended. Then this rank meets it
+ * again. */
 static bool shm_endpoint_is_up(const struct shoal_shm_peer *peer)
 {
     struct pollfd entry = {peer->socket, POLLIN, 0};
@@ -308,7 +309,7 @@ static struct shoal_shm_peer *shm_endpoint_find_peer(struct shoal_shm_endpoint *
     return NULL;
 }
 
-/* Finds a place for one more peer, or makes one. False: there is none, or no memory. */
+/* Finds or makes a place for one more peer. Returns false if out of places or memory. */
 static bool find_place(struct shoal_shm_endpoint *endpoint, size_t *index_out)
 {
     size_t index = 0;
@@ -359,7 +360,7 @@ static enum shoal_status add_peer(struct shoal_shm_endpoint *endpoint, const str
     return SHOAL_OK;
 }
 
-/* What the peer has sent and nobody has taken goes with it. */
+/* Drops everything that the peer has sent and nobody has taken. */
 static void forget_untaken(struct shoal_shm_endpoint *endpoint, const struct shoal_shm_peer *peer)
 {
     for (size_t i = endpoint->joining_count; i-- > 0;) {
@@ -376,7 +377,8 @@ static void forget_untaken(struct shoal_shm_endpoint *endpoint, const struct sho
     }
 }
 
-/* A peer of this process passes references: no more come once the socket is shut, and those that have come are taken over. */
+/* A peer in this process passes references: none arrive after the shutdown of the socket, and this takes over those that have
+ * arrived. */
 static void remove_peer(struct shoal_shm_endpoint *endpoint, struct shoal_shm_peer *peer)
 {
     if (peer->socket >= 0)
@@ -388,8 +390,8 @@ static void remove_peer(struct shoal_shm_endpoint *endpoint, struct shoal_shm_pe
     destroy_peer(peer);
 }
 
-/* Under the lock. Two ranks that meet must agree on whether they know each other (choose_wanted). So no peer goes from the
- * moment when this rank publishes who it is until it has looked who the others are. */
+/* Call with the lock held. Two ranks that meet must agree on whether they know each other (choose_wanted). So no peer is
+ * removed from the time when this rank publishes its identity until it has read the identities of the others. */
 static void remove_unused(struct shoal_shm_endpoint *endpoint)
 {
     for (size_t i = 0; i < endpoint->peer_count && !endpoint->meetings; i++) {
@@ -433,7 +435,7 @@ static int by_endpoint(const void *a, const void *b, void *blobs)
     return order ? order : (x > y) - (x < y);
 }
 
-/* ERR_STATE, on all ranks alike. */
+/* Returns ERR_STATE on all ranks alike. */
 static enum shoal_status check_endpoints(struct shoal_shm_endpoint *endpoint, const struct shoal_shm_link_meeting *meeting)
 {
     const int size = meeting->bootstrap->size;
@@ -611,8 +613,8 @@ static void tell_revoked(void *arg, size_t peer, uint64_t number)
     tell_gone(endpoint, endpoint->peers[peer], number);
 }
 
-/* Peers learn of memory when it is first used with them; true when all of the group know it. One that has ended does not
- * count. */
+/* Peers learn of memory when it is first used with them. Returns true when all ranks of the group know it. A rank that has
+ * ended does not count. */
 static bool shm_endpoint_announce(struct shoal_shm_endpoint *endpoint, struct shoal_region *region,
                                   const struct shoal_shm_group *group)
 {
@@ -635,7 +637,7 @@ static bool shm_endpoint_announce(struct shoal_shm_endpoint *endpoint, struct sh
 shoal_location shoal_shm_endpoint_locate(struct shoal_shm_endpoint *endpoint, const struct shoal_shm_group *group,
                                          const void *address, size_t bytes)
 {
-    if (++endpoint->locates % DRAIN_EVERY == 0) /* memory that peers have freed is unmapped here now and then */
+    if (++endpoint->locates % DRAIN_EVERY == 0) /* from time to time this unmaps memory that peers have freed */
         shoal_shm_endpoint_drain(endpoint);
     struct shoal_region *region = shoal_memory_find(endpoint->memory, address, bytes);
     if (!region || region->kind != SHOAL_REGION_SHARED || !shm_endpoint_announce(endpoint, region, group))
@@ -672,13 +674,14 @@ static long futex(_Atomic uint32_t *word, int operation, uint32_t value, const s
 
 void shoal_shm_endpoint_doze(struct shoal_shm_endpoint *endpoint)
 {
-    /* seq_cst: this store comes before the sleeper's last look for work; with the fence between a waker's work and its look at
-     * `asleep`, one of the two sees the other. */
+    /* seq_cst: this store comes before the sleeper's last look for work. With the fence between a waker's publishing and its
+     * look at `asleep`, one of the two sees the other. */
     atomic_store_explicit(&endpoint->doorbell->asleep, 1, memory_order_seq_cst);
     shoal_shm_endpoint_fence_all(endpoint);
 }
 
-/* Without the others' fence a waker may look at `asleep` before its work is seen here: then it rings no doorbell. */
+/* Without the others' fence, a waker may look at `asleep` before its work is visible here, and then does not ring the
+ * doorbell. */
 void shoal_shm_endpoint_doze_briefly(struct shoal_shm_endpoint *endpoint)
 {
     atomic_store_explicit(&endpoint->doorbell->asleep, 1, memory_order_seq_cst);
@@ -695,12 +698,12 @@ void shoal_shm_endpoint_fence_all(struct shoal_shm_endpoint *endpoint)
 void shoal_shm_endpoint_sleep(struct shoal_shm_endpoint *endpoint, uint64_t timeout_ns)
 {
     const struct timespec timeout = {(time_t)(timeout_ns / SHOAL_NS_PER_S), (long)(timeout_ns % SHOAL_NS_PER_S)};
-    futex(&endpoint->doorbell->asleep, FUTEX_WAIT, 1, &timeout); /* returns at once when the doorbell was rung since _doze */
+    futex(&endpoint->doorbell->asleep, FUTEX_WAIT, 1, &timeout); /* returns at once if the doorbell was rung since _doze */
 }
 
 void shoal_shm_endpoint_awake(struct shoal_shm_endpoint *endpoint)
 {
-    shoal_shm_doorbell_ring(endpoint->doorbell); /* not a bare store: another thread may have gone to sleep since */
+    shoal_shm_doorbell_ring(endpoint->doorbell); /* not a plain store: another thread may have gone to sleep since */
 }
 
 void shoal_shm_doorbell_ring(struct shoal_shm_doorbell *doorbell)
@@ -711,7 +714,7 @@ void shoal_shm_doorbell_ring(struct shoal_shm_doorbell *doorbell)
 
 /* ---- Cores --------------------------------------------------------------------------------------------------------------- */
 
-/* A place is the number of the look, and the core. relaxed throughout: a place publishes nothing else. */
+/* A place is the number of the look and the core. relaxed throughout: a place publishes nothing else. */
 #define PLACE_CORE_BITS 16
 #define PLACE_CORE_MASK ((UINT64_C(1) << PLACE_CORE_BITS) - 1)
 

@@ -1,8 +1,8 @@
-/* The layout of a rank's segment of a communicator. Everything has one writer.
+/* The layout of a rank's segment of a communicator. Every item has one writer.
  *
  *     pad            rank pages, so that equal places of different ranks differ in their low address bits
- *     head           one page: what this rank has completed, whether it left, whom it waits for, the first cause (rank 0's
- *                    segment only)
+ *     head           one page: what this rank has completed, whether it left, which rank it waits for, the first cause (in
+ *                    rank 0's segment only)
  *     announcements       SHOAL_ANNOUNCEMENTS announcements, each alone on two cache lines   written by the owner
  *     payloads       SHOAL_PAYLOADS of 16 KiB                                           written by the owner
  *     counters       slots x size, each alone on a pair of cache lines                  [slot][source] written by source
@@ -36,8 +36,8 @@ enum shoal_shm_left { SHOAL_SHM_PRESENT, SHOAL_SHM_FINALIZED, SHOAL_SHM_FREED };
 struct shoal_shm_head {
     _Alignas(SHOAL_CACHE_PAIR) _Atomic uint64_t completed;
     _Alignas(SHOAL_CACHE_PAIR) _Atomic uint32_t left;
-    _Alignas(SHOAL_CACHE_PAIR) _Atomic uint32_t is_inside; /* the owner touches operands of others now */
-    _Alignas(SHOAL_CACHE_PAIR) _Atomic int waited_for;     /* 1 + the rank that the owner waits for, as it says; 0: none */
+    _Alignas(SHOAL_CACHE_PAIR) _Atomic uint32_t is_inside; /* the owner may be accessing operands of others now */
+    _Alignas(SHOAL_CACHE_PAIR) _Atomic int waited_for;     /* 1 + the rank that the owner waits for; 0 if none */
     _Alignas(SHOAL_CACHE_PAIR) struct shoal_cause_board cause;
 };
 

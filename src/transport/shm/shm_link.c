@@ -15,8 +15,8 @@
 #define FDS_MAX 2
 /* How long a wait of the meeting sleeps before it looks at its deadline again. */
 #define POLL_MS 20
-/* How many connections of strangers may wait for a greeting beside those of all ranks. When all are silent, the oldest is
- * closed after CALLER_NS. */
+/* How many connections of strangers may wait for a greeting, in addition to those of all ranks. If all are silent, the oldest
+ * is closed after CALLER_NS. */
 #define STRANGERS_MAX 32
 #define CALLER_NS (100 * SHOAL_NS_PER_MS)
 
@@ -60,7 +60,7 @@ static bool send_packet(int socket, const void *data, size_t bytes, const int *f
     return sent == (ssize_t)bytes;
 }
 
-/* Descriptors beyond those asked for are closed. Returns the bytes received, 0 at the end, -1 when there is nothing. */
+/* Closes descriptors beyond fd_count. Returns the bytes received, 0 at the end, -1 if nothing is there. */
 static ssize_t link_receive_packet(int socket, void *data, size_t bytes, int *fds, size_t fd_count)
 {
     union control control;
@@ -72,7 +72,7 @@ static ssize_t link_receive_packet(int socket, void *data, size_t bytes, int *fd
     ssize_t received;
     do
         received = recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    /* A peer that ends without having read what we sent leaves one ECONNRESET ahead of what it has sent. */
+    /* If a peer ends without reading all our data, one ECONNRESET precedes the data that it has sent. */
     while (received < 0 && (errno == EINTR || errno == ECONNRESET));
     if (received < 0)
         return -1;
@@ -220,7 +220,8 @@ static bool is_signed(const struct shoal_bootstrap *bootstrap, const struct hell
     return !bootstrap->has_secret || shoal_auth_equal(expected.mac, hello->mac, sizeof hello->mac);
 }
 
-/* The process that opened the other end, with its numbers in this namespace. A process number of 0: it is not visible here. */
+/* Returns the process that opened the other end, with its numbers in this namespace. A process number of 0 means that it is not
+ * visible here. */
 static struct ucred shm_link_owner_of(int socket)
 {
     struct ucred owner;
@@ -256,7 +257,7 @@ static enum shoal_status say_hello(struct shoal_shm_link_meeting *meeting, int s
     const int fds[] = {meeting->doorbell->fd, pidfd};
     bool sent = false;
     int reason = EAGAIN;
-    /* The kernel counts descriptors under way for each user (ETOOMANYREFS): they become fewer as the others read theirs. */
+    /* The kernel counts descriptors under way for each user (ETOOMANYREFS); the count falls as the others read theirs. */
     while (!sent && (reason == EAGAIN || reason == ETOOMANYREFS) && shoal_clock_ns() < meeting->deadline_ns) {
         sent = send_packet(socket, &hello, sizeof hello, fds, pidfd >= 0 ? 2 : 1);
         reason = errno;
@@ -298,7 +299,7 @@ static enum shoal_status connect_to(struct shoal_shm_link_meeting *meeting, int 
     return say_hello(meeting, contact->socket, rank);
 }
 
-/* A greeting is accepted only from a process that the address blobs name. False: a stranger, ignored. */
+/* A greeting is accepted only from a process that the address blobs name. Returns false for a stranger, which is ignored. */
 static bool shm_link_is_expected(const struct shoal_shm_link_meeting *meeting, const struct hello *hello, int fd)
 {
     const int own = meeting->bootstrap->rank;
@@ -355,7 +356,7 @@ static enum shoal_status check_deadline(struct shoal_shm_link_meeting *meeting, 
                           meeting->blobs[missing].who.pid, meeting->blobs[missing].who.host);
 }
 
-/* Waits for the greeting of a lower rank on the own connection to it. *rank_out is -1 when the connection closed. */
+/* Waits for the greeting of a lower rank on this rank's connection to it. *rank_out is -1 if the connection closed. */
 static enum shoal_status await_hello(struct shoal_shm_link_meeting *meeting, int socket, int missing, int *rank_out)
 {
     enum shoal_status status;
@@ -385,8 +386,8 @@ struct shm_link_caller {
     uint64_t since_ns;
 };
 
-/* Connections that were accepted and have not greeted yet, the oldest first. A peer greets as soon as it has connected. A
- * stranger may stay silent, so the meeting listens to all of these at once. */
+/* Accepted connections that have not greeted yet, the oldest first. A peer greets as soon as it has connected. A stranger may
+ * stay silent, so the meeting listens to all of these at once. */
 struct shm_link_callers {
     int count, most;
     struct shm_link_caller *at; /* [most] */
@@ -416,7 +417,7 @@ static enum shoal_status accept_caller(struct shoal_shm_link_meeting *meeting, s
     return SHOAL_OK;
 }
 
-/* SHOAL_PENDING: the caller has said nothing yet. Otherwise its socket belongs to a contact now, or is closed. */
+/* Returns SHOAL_PENDING if the caller has not greeted yet. Otherwise its socket now belongs to a contact, or is closed. */
 static enum shoal_status answer_caller(struct shoal_shm_link_meeting *meeting, int socket)
 {
     int rank;
@@ -489,8 +490,8 @@ static enum shoal_status meet_higher(struct shoal_shm_link_meeting *meeting)
 enum shoal_status shoal_shm_link_meet(struct shoal_shm_link_meeting *meeting)
 {
     const int own = meeting->bootstrap->rank;
-    /* One after the other, so that few descriptors are under way. Rank 0 accepts at once, each next one when it has met
-     * those below. */
+    /* Meets one rank after the other, so that few descriptors are under way. Rank 0 accepts at once; each other rank accepts
+     * when it has met those below. */
     for (int r = 0; r < own; r++) {
         if (!meeting->is_wanted[r])
             continue;

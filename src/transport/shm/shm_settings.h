@@ -1,4 +1,4 @@
-/* Settings of how ranks on one host are found. */
+/* Settings for finding the ranks of one host. */
 #ifndef SHOAL_TRANSPORT_SHM_SHM_SETTINGS_H
 #define SHOAL_TRANSPORT_SHM_SHM_SETTINGS_H
 
