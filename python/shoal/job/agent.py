@@ -281,7 +281,7 @@ def channels_bring(container: Container, place: Place, say: Callable[[str], None
             raise AgentError(f"channel {name} ({channel.uri}): {text}{full}") from error
 
 
-# ---- what the workers write ----
+# ---- the output of the workers ----
 
 class Cause:
     """Finds why the workers failed, and on which host. The cause comes from the events of `shoal run --events`; the last
@@ -710,7 +710,7 @@ def pipe_drain(descriptor: int) -> None:
         pass
 
 
-# ---- what the document says ----
+# ---- the launch that the document defines ----
 
 def launch_of(job: Job) -> distribution.Launch:
     """Derives from `distribution` what starts the workers."""

@@ -88,7 +88,7 @@ def _check(channel: Channel) -> None:
         raise ChannelError(f"record wrapping {channel.record_wrapping} belongs to the mode Pipe")
 
 
-# ---- what is there ----
+# ---- listing ----
 
 def _listing(channel: Channel) -> Tuple[Store, List[Named]]:
     """Lists all objects of a channel with their names, sorted by key."""
@@ -182,7 +182,7 @@ def _share(channel: Channel, named: List[Named], host_index: int, host_count: in
     return order[host_index::host_count] if channel.distribution == "ShardedByS3Key" else order
 
 
-# ---- what comes to stand ----
+# ---- filling the channel's folder ----
 
 def _local_link(path: pathlib.Path, folder: pathlib.Path) -> None:
     with local_errors(folder):

@@ -133,7 +133,7 @@ def ending_say(status: Status, folder: Any) -> None:
         say(f"{status.name} wrote no model: its script left nothing in the folder that SM_MODEL_DIR names")
 
 
-# ---- looking ----
+# ---- status, logs, reports ----
 
 def seconds_text(seconds: float) -> str:
     whole = int(seconds)
@@ -230,7 +230,7 @@ def watch(words: argparse.Namespace) -> int:
     return watching.main(engines.folder_find(words.name), words.port) or 0
 
 
-# ---- words ----
+# ---- arguments ----
 
 def parser_make() -> Parser:
     parser = Parser(prog="shoal job", add_help=False)

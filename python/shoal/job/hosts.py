@@ -37,7 +37,7 @@ SOURCES = (("SLURM_STEP_NUM_NODES", "SLURM_NODEID"), ("SLURM_NNODES", "SLURM_NOD
 ADDRESSES = (("MASTER_ADDR", "MASTER_PORT"), ("PET_MASTER_ADDR", "PET_MASTER_PORT"), ("DSTACK_MASTER_NODE_IP", "MASTER_PORT"))
 
 
-# ---- where this machine stands ----
+# ---- this machine's index ----
 
 def index_find(job: Job, environment: Mapping[str, str], given: Optional[int] = None) -> int:
     """Returns this machine's index among the hosts, from 0. Raises EngineError."""
@@ -81,7 +81,7 @@ def address_find(job: Job, environment: Mapping[str, str]) -> Optional[Tuple[str
     return (job.where.hosts[0], port) if job.where.hosts else None
 
 
-# ---- from outside ----
+# ---- start, status and stop ----
 
 def take_part(job: Job, jobs: Optional[pathlib.Path], host_index: Optional[int] = None) -> JobFolder:
     """Starts this machine's part. The first host makes the folder, the others wait for it. Raises EngineError."""
@@ -215,7 +215,7 @@ class Member(Runner):
             file_replace(self.folder.path / "hosts/meet.json", json.dumps(told) + "\n")
         return [address, port]
 
-    # -- the others --
+    # -- the other hosts --
 
     def _tick(self) -> None:
         for other in self.others:

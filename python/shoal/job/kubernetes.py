@@ -267,7 +267,7 @@ def _asked(folder: JobFolder, status: Status) -> Status:
     options = _options(folder)
     code, out, err = _kubectl(options, "get", "trainjob", status.engine_id or "", "--output=json")
     if code and "NotFound" not in err:
-        return status  # the cluster does not answer, so there is no news
+        return status  # the cluster does not answer: keep the last status
     if code:
         return _ended(status, "Failed", f"the TrainJob {status.engine_id} is gone: somebody has deleted it")
     told = json.loads(out).get("status") or {}

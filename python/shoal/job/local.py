@@ -40,7 +40,7 @@ CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 PHASES = ("Starting", "Downloading", "Ready", "Training")  # of a host; a ready job is reported as Downloading
 
 
-# ---- from outside ----
+# ---- start, status and stop ----
 
 def start(job: Job, folder: JobFolder) -> None:
     """Starts the job and returns when its runner runs. The folder must exist and hold the document and a first status."""
@@ -361,7 +361,7 @@ class Runner:
         return ending.exit_code
 
 
-# ---- as a program ----
+# ---- the programs ----
 
 def _agent_main(folder: JobFolder, place: Dict[str, Any]) -> int:
     """Runs an agent. Its reports go to stdout, which is the runner's pipe."""
