@@ -632,7 +632,7 @@ class Training:
         try:
             while not self._is_done():
                 ready = [key for key, _ in selector.select(self._seconds_to_wait())]
-                for key in sorted(ready, key=lambda key: key.fileobj is events):  # events are newer than the lines already there
+                for key in sorted(ready, key=lambda key: key.fileobj is events):  # events are newer than waiting lines
                     if key.fd == wake:
                         pipe_drain(wake)
                     elif key.fileobj is events:

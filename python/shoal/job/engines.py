@@ -178,7 +178,7 @@ class Follower:
         prefix = self._prefix(host, number)
         while True:
             data = log.read(READ_BYTES)
-            whole = data[:data.rfind(b"\n") + 1] or (data if len(data) == READ_BYTES else b"")  # a line may be longer than a read
+            whole = data[:data.rfind(b"\n") + 1] or (data if len(data) == READ_BYTES else b"")  # a line may exceed a read
             if not whole:
                 return
             log.seek(len(whole) - len(data), 1)

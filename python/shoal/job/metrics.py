@@ -640,7 +640,7 @@ class Reader:
         self.offset = 0
         self.rest = b""  # a line that is still being written
         self.series: Dict[Key, Series] = {}
-        self.waits: Dict[int, Tuple[float, float, List[int]]] = {}  # rank -> time of the sample, seconds waited, ranks it awaits
+        self.waits: Dict[int, Tuple[float, float, List[int]]] = {}  # rank -> time of sample, seconds waited, awaited ranks
 
     def read(self) -> bool:
         """Reads the lines that are new, piece by piece because the file of a long job has gigabytes. Returns false if there are

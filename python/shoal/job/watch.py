@@ -75,7 +75,7 @@ class View:
 
     def _make(self) -> None:
         """Makes the page. More ranks take longer, so the next page is made at the earliest after nine times this duration."""
-        has_ended = engines.job_status(self.folder).status in ENDED  # first: all that the job wrote before its end is read below
+        has_ended = engines.job_status(self.folder).status in ENDED  # first: all written before it is read below
         if has_ended or time.monotonic() - self.traced_at >= TRACE_EVERY_S:
             self.trace, self.traced_at = report.timeline(self.folder), time.monotonic()
         began = time.monotonic()
