@@ -31,7 +31,7 @@ from shoal.job.folder import JobFolder
 
 LINE_MAX = 8192  # characters of a line that are searched: some expressions are slow on long lines
 INTERVAL_S = 1.0
-CLOSE_S = 600.0  # every sample is kept for this long; afterwards one per LATER_S
+CLOSE_S = 600.0  # every sample is kept for this long; afterwards means over LATER_S
 LATER_S = 10.0
 DUMP_S = 300.0  # between two copies of the flight recorders; the first copies come sooner, at intervals that double
 POINTS_MAX = 2000  # most points of a series; if there are more, neighbors are merged
