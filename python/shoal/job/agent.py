@@ -722,8 +722,7 @@ def launch_of(job: Job) -> distribution.Launch:
 
 # ---- what starts the workers ----
 
-# Variables that other launchers set for a worker, in addition to those of `shoal run`. $NAME refers to a variable of `shoal
-# run`.
+# Variables that other launchers set for a worker, in addition to those of `shoal run`. $NAME is a variable of `shoal run`.
 OF_TORCHRUN = {"ROLE_RANK": "$RANK", "ROLE_WORLD_SIZE": "$WORLD_SIZE", "ROLE_NAME": "default",
                "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0"}
 OF_OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "$RANK", "OMPI_COMM_WORLD_SIZE": "$WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK": "$LOCAL_RANK",

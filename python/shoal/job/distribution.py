@@ -286,7 +286,7 @@ def _is_enabled(settings: Dict[str, Any]) -> bool:
 
 # ------------------------------------------------------------ what the SDK refuses
 
-# Versions for which the SDK has a container. It checks them only if there is no image_uri.
+# Versions for which the SDK has a container. The SDK checks them only if there is no image_uri.
 _DATAPARALLEL_VERSIONS = {
     "tensorflow": ["2.3", "2.3.1", "2.3.2", "2.4", "2.4.1", "2.4.3", "2.5", "2.5.0", "2.5.1", "2.6", "2.6.0", "2.6.2", "2.6.3",
                    "2.7", "2.7.1", "2.8", "2.8.0", "2.9", "2.9.1", "2.9.2", "2.10", "2.10.1", "2.11", "2.11.0"],
