@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Runs notebook_cell.py with all that it needs on this machine: stores Fashion-MNIST on an S3 server (moto's, on a free
-port), runs the cell against it, writes the report page. `make demo-job` does this."""
+"""Runs notebook_cell.py with everything that it needs on this machine: starts an S3 server (moto's, on a free port), stores
+Fashion-MNIST there, runs the cell, and writes the report page. `make demo-job` runs this program."""
 import logging
 import os
 import pathlib
@@ -29,7 +29,7 @@ def main():
     if not DATA.is_dir():
         sys.exit(f"demo.py: no {DATA}: run `apt install dataset-fashion-mnist`")
     begun = time.monotonic()
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # no line per request
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # do not log each request
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     endpoint = "http://{}:{}".format(*server.get_host_and_port())

@@ -1,6 +1,6 @@
 """A notebook cell from SageMaker's documentation; only the import differs.
 
-Run: make demo-job, which first stores the data on an S3 server of this machine (demo.py)."""
+To run it: `make demo-job`, which first stores the data on an S3 server on this machine (demo.py)."""
 import gzip
 import os
 

@@ -1,11 +1,11 @@
 """Training jobs: what is trained, where, with which `distribution`, on which data; docs/jobs.md is the manual.
 
-A job is one document (document.py). The estimators write it, the command `shoal job` reads it, and everything that happens lies
-in one folder per job (folder.py).
+A job is one document (document.py). The estimators write it and the command `shoal job` reads it. Everything that happens is
+kept in one folder per job (folder.py).
 
     from shoal.job import PyTorch, TrainingInput
 
-Names are imported when they are first used, so that agents and workers do not pay for estimators."""
+Names are imported when they are first used, so agents and workers do not pay for importing the estimators."""
 from __future__ import annotations
 
 import importlib

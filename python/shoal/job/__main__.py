@@ -1,4 +1,4 @@
-"""`python3 -m shoal.job`, which `shoal job` becomes."""
+"""The program `python3 -m shoal.job`, which the command `shoal job` runs."""
 import sys
 
 from shoal.job.command import main

@@ -1,11 +1,13 @@
-"""One host's part of a job: source in place, data in, the workers started, what they write kept, an ending that is told truthfully.
+"""Runs one host's part of a job: brings the source and the data, starts the workers, keeps their output, and reports how
+they ended.
 
     job.json --> B/code, B/input --> shoal run | torchrun | mpirun | python --> B/model, B/output
                                             |
                                      logs/HOST.log
 
-An agent is a process of its own and does nothing for other hosts; local.py and hosts.py start it and hear its reports. It works
-on the main thread only. SIGTERM and SIGINT ask it to stop: the workers get SIGTERM and `stop_grace` seconds."""
+An agent is its own process and works for one host only. local.py and hosts.py start agents and read their reports. An agent
+uses only its main thread. SIGTERM and SIGINT ask it to stop: it sends the workers SIGTERM and gives them `stop_grace`
+seconds."""
 from __future__ import annotations
 
 import ast
@@ -32,16 +34,16 @@ from shoal.job.document import Job, local_path
 from shoal.job.folder import Amount, JobFolder
 from shoal.job.places import is_left_out
 
-EXIT_TIME_LIMIT = 124  # as `shoal run --timeout` has it
-EXIT_AGENT = 125  # the agent could not do its work, as that of `shoal run` itself
-KILL_AFTER_S = 10.0  # how much longer than its grace time a runner may take before all of its group is killed
-LOOK_S = 0.1  # how often what a runner that has ended left behind is looked for, in its grace time
-DRAIN_S = 2.0  # how long what the workers left running may hold our pipe when they have ended
+EXIT_TIME_LIMIT = 124  # the exit code of `shoal run --timeout`
+EXIT_AGENT = 125  # the agent could not do its work; `shoal run` uses the same code for its own failures
+KILL_AFTER_S = 10.0  # seconds beyond its grace time after which a runner's whole process group is killed
+LOOK_S = 0.1  # interval, within the grace time, of looking for processes that an ended runner left behind
+DRAIN_S = 2.0  # seconds for which processes that the workers left running may hold our pipe
 LINE_MAX = 1 << 16
 
 
 def say(line: str) -> None:
-    """To stderr, which may be a file on a full disk: that ends nobody's training."""
+    """Prints to stderr. That may be a file on a full disk, so errors are ignored: they must not end a training."""
     try:
         print(line, file=sys.stderr, flush=True)
     except OSError:
@@ -49,7 +51,7 @@ def say(line: str) -> None:
 
 
 class AgentError(Exception):
-    """The job cannot go on. One line; exit_code is that of the agent."""
+    """The job cannot continue. The message is one line; exit_code is the agent's."""
 
     def __init__(self, reason: str, exit_code: int = EXIT_AGENT):
         super().__init__(reason)
@@ -57,12 +59,12 @@ class AgentError(Exception):
 
 
 class StopAsked(BaseException):
-    """A signal has asked for the end while no worker was there."""
+    """A signal asked the agent to end before any worker ran."""
 
 
 @dataclasses.dataclass
 class Place:
-    """Where this host stands."""
+    """This host's index among the hosts of the job, and the meeting point."""
 
     index: int
     hosts: List[str]
@@ -78,16 +80,16 @@ class Ending:
     status: str  # one of folder.ENDED
     exit_code: int = 0
     reason: Optional[str] = None
-    is_secondary: bool = False  # another host is to blame
+    is_secondary: bool = False  # another host caused the failure
 
 
-Tell = Callable[..., None]  # tell(status="Downloading"), tell(attempt=2), tell(keeping=SECONDS): how the host's part stands
+Tell = Callable[..., None]  # reports this host's state: tell(status="Downloading"), tell(attempt=2), tell(keeping=SECONDS)
 
 
 # ---- the source ----
 
 def source_bring(job: Job, code: pathlib.Path) -> None:
-    """Makes B/code, whole or not at all. What stood there before is replaced."""
+    """Makes B/code, whole or not at all. Replaces what was there."""
     unfinished = code.with_name("code.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
@@ -122,7 +124,7 @@ def _left_out(folder: str, names: List[str]) -> List[str]:
 
 
 def _dependency_copy(place: pathlib.Path, folder: pathlib.Path) -> None:
-    """Beside the source, under its own name."""
+    """Copies a dependency next to the source, under its own name."""
     target = folder / place.name
     if target.exists():
         raise AgentError(f"dependencies: {place} would replace {place.name}, which the source or another dependency has: rename one")
@@ -163,7 +165,7 @@ def _source_download(uri: str, path: pathlib.Path) -> pathlib.Path:
 
 
 def _unpack(archive: pathlib.Path, folder: pathlib.Path) -> None:
-    """Members that would lie outside the folder are refused."""
+    """Unpacks an archive. Refuses members outside the folder."""
     with tarfile.open(archive) as tar:
         for member in tar.getmembers():
             inside = os.path.realpath(folder / member.name)
@@ -173,16 +175,16 @@ def _unpack(archive: pathlib.Path, folder: pathlib.Path) -> None:
 
 
 def entry_point_of(job: Job) -> str:
-    """As the toolkit has it: a path below B/code."""
+    """Returns a path below B/code, as the toolkit defines it."""
     return job.entry_point if job.source_dir else pathlib.Path(job.entry_point).name
 
 
 def mpi4py_import(code: pathlib.Path) -> Optional[pathlib.Path]:
-    """The first file of the source that imports mpi4py whatever happens: an import inside `try` can do without."""
+    """Returns the first source file that needs mpi4py. An import inside `try` does not count: the script can do without it."""
     for path in sorted(code.rglob("*.py")):
         try:
             tree = ast.parse(path.read_bytes())
-        except (SyntaxError, ValueError, OSError):  # Python will tell, if it ever reads the file
+        except (SyntaxError, ValueError, OSError):  # Python reports it if it ever reads the file
             continue
         if _imports(tree, "mpi4py"):
             return path.relative_to(code)
@@ -200,7 +202,7 @@ def _imports(tree: ast.AST, package: str) -> bool:
 
 
 def requirements_of(job: Job, code: pathlib.Path) -> Optional[pathlib.Path]:
-    """The file of requirements, if it asks for anything."""
+    """Returns the requirements file if it asks for anything."""
     path = code / (job.requirements or "requirements.txt")
     if job.requirements and not path.is_file():
         raise AgentError(f"there is no {job.requirements} in source_dir: requirements names a file there")
@@ -210,7 +212,7 @@ def requirements_of(job: Job, code: pathlib.Path) -> Optional[pathlib.Path]:
     return path if any(line and not line.startswith("#") for line in lines) else None
 
 
-# What pip knows besides UTF-8: a byte order mark, as PowerShell writes, or a comment as Python's sources have (PEP 263).
+# Like pip, accepts two things besides UTF-8: a byte order mark, as PowerShell writes it, and a coding comment (PEP 263).
 BYTE_ORDER_MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF32, "utf-32"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 CODING = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)", re.MULTILINE)
 
@@ -229,22 +231,23 @@ def _requirements_read(path: pathlib.Path) -> str:
 
 
 def packages_of(job: Job, code: pathlib.Path) -> List[Tuple[str, List[str]]]:
-    """What pip installs before the script starts: names for the log, and pip's words. A source with a setup.py is a package, which is
-    installed as the platform's toolkit does."""
+    """Lists what pip installs before the script starts: each entry is a name for the log, and pip's arguments. A source with a
+    setup.py is a package; it is installed as the platform's toolkit does."""
     requirements = requirements_of(job, code)
     found = [(requirements.name, ["--requirement", str(requirements)])] if requirements else []
     return found + ([("the package of setup.py", [*_isolation(code), str(code)])] if (code / "setup.py").is_file() else [])
 
 
 def _isolation(code: pathlib.Path) -> List[str]:
-    """A setup.py alone is built by our setuptools, if it can make wheels: pip fetches nothing then, and many clusters have no index."""
+    """Returns pip's options for a source with only a setup.py. If our setuptools can make wheels, it builds the package, and
+    pip downloads nothing: many clusters have no package index."""
     has_own = importlib.util.find_spec("setuptools") and importlib.util.find_spec("setuptools.command.bdist_wheel")
     return ["--no-build-isolation"] if has_own and not (code / "pyproject.toml").is_file() else []
 
 
 def packages_install(packages: List[Tuple[str, List[str]]], place: pathlib.Path, folder: pathlib.Path, run: Callable[..., Tuple[int, str]]) -> str:
-    """Installs into an environment of the job's own, which sees the packages of ours. Relative paths of requirements start at `place`.
-    Returns the interpreter of the environment."""
+    """Installs into an environment of the job's own, which also sees our packages. Relative paths in requirements start at
+    `place`. Returns the environment's interpreter."""
     shutil.rmtree(folder, ignore_errors=True)
     python = str(folder / "bin/python3")
     names = " and ".join(name for name, _ in packages)
@@ -278,11 +281,12 @@ def channels_bring(container: Container, place: Place, say: Callable[[str], None
             raise AgentError(f"channel {name} ({channel.uri}): {text}{full}") from error
 
 
-# ---- what the workers write ----
+# ---- the output of the workers ----
 
 class Cause:
-    """Why the workers failed, and on which host: what the events of `shoal run --events` report, with the last line of a rank's
-    traceback. Lines of the script name no other cause. `kill_note` is called when a worker has been killed."""
+    """Finds why the workers failed, and on which host. The cause comes from the events of `shoal run --events`; the last
+    line of the rank's traceback is added. No line of the script can name another cause. Calls `kill_note` when a worker was
+    killed."""
 
     ERROR = re.compile(r"^(?:(\d+)\| )?(?:\[rank(\d+)\]: *)?((?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)(?:: .*)?)$")
 
@@ -293,13 +297,13 @@ class Cause:
 
     def _begin(self) -> None:
         self.first: Optional[Tuple[str, str]] = None  # rank, how it ended
-        self.errors: Dict[str, str] = {}  # the last of each rank
+        self.errors: Dict[str, str] = {}  # the last one of each rank
         self.lost: Optional[str] = None
         self.said: Optional[str] = None
-        self.is_secondary = False  # another host tells more
+        self.is_secondary = False  # another host knows more
 
     def hear(self, line: str) -> None:
-        """A line of the workers, or of `shoal run`."""
+        """Takes a line of the workers or of `shoal run`."""
         error = self.ERROR.match(line)
         if error:
             self.errors[error.group(1) or error.group(2) or ""] = error.group(3)
@@ -329,7 +333,7 @@ class Cause:
             self.lost = text
         elif text:
             self.said = text
-        if kind == "signal":  # that this agent did not send: who did, as a host that was lost, tells more
+        if kind == "signal":  # this agent did not send it; the sender, or a lost host, knows more
             self.is_secondary = True
 
     def text(self, program: str, ending: str) -> str:
@@ -342,14 +346,14 @@ class Cause:
 
 
 def is_end_of_killed(event: Mapping[str, Any]) -> bool:
-    """A shell ends with 128 + N when signal N has killed its program. Scripts may end so, too, when they have saved all after SIGTERM
-    or SIGINT."""
+    """Returns true if the event shows that a worker was killed. A shell ends with 128 + N when signal N killed its program. A
+    script may also end like this by itself after it saved everything at SIGTERM or SIGINT, so these two do not count."""
     killed_by = event.get("code", 0) - 128
     return "signal" in event or (0 < killed_by < signal.NSIG and killed_by not in (signal.SIGTERM, signal.SIGINT))
 
 
 class Lines:
-    """Cuts what comes into lines; each goes to the log, which is shown to whoever follows it, and to those who listen."""
+    """Cuts the incoming bytes into lines. Each line goes to the log, which followers read, and to the functions in `hear`."""
 
     def __init__(self, log: BinaryIO, hear: Sequence[Callable[[str], None]], say: Callable[[str], None]):
         self.log: Optional[BinaryIO] = log
@@ -376,7 +380,7 @@ class Lines:
                 hear(text)
 
     def _keep(self, data: bytes) -> None:
-        """A log that cannot be written ends nobody's training."""
+        """Writes to the log. A failed write must not end a training."""
         try:
             if self.log:
                 self.log.write(data)
@@ -388,25 +392,25 @@ class Lines:
 # ---- the agent ----
 
 class Agent:
-    """`tell` reports how the host's part stands. `others_wait` returns when all hosts of the job are ready to train; False: they never
-    will be."""
+    """Runs one host's part. `tell` reports its state. `others_wait` returns true when all hosts of the job are ready to train,
+    and false if they never will be."""
 
     def __init__(self, folder: JobFolder, job: Job, place: Place, tell: Tell, others_wait: Callable[[], bool]):
         self.folder, self.job, self.place, self.tell, self.others_wait = folder, job, place, tell, others_wait
         self.base = folder.base(place.host)
         self.is_stopping = False
-        self.is_preparing = True  # then a signal ends all at once; later the workers have their grace time
+        self.is_preparing = True  # while true, a signal ends everything at once; afterwards the workers have their grace time
         self.checkpoints: Any = None
         self.python = sys.executable
         self.container = Container(self.base, job, place.host, place.hosts, {}, contract.gpu_count(),
                                    str(job.where.options.get("interface") or contract.interface_name()), place.meet)
 
     def run(self) -> Ending:
-        """Everything; never raises for what can go wrong with a job."""
+        """Does everything. Never raises for what can go wrong with a job."""
         self._signals_take()
         try:
             self._prepare()
-            if self.is_stopping:  # where StopAsked came in code that drops exceptions, as a __del__ does
+            if self.is_stopping:  # StopAsked was raised in code that drops exceptions, such as a __del__
                 raise StopAsked
             self.tell(status="Ready")
             if not self.others_wait():
@@ -420,11 +424,11 @@ class Agent:
             ending = Ending("Failed", getattr(error, "exit_code", EXIT_AGENT), str(error))
         except OSError as error:
             ending = Ending("Failed", EXIT_AGENT, f"{os_text(error)}{contract.space_text(self.folder.path, error)}")
-        self.is_preparing = False  # the end of the others asks this host to stop, too, which must not cut off its own report
+        self.is_preparing = False  # when the others end, they stop this host also; that must not cut off its own report
         return self._finish(ending)
 
     def say(self, text: str) -> None:
-        """One line about this host."""
+        """Logs one line about this host."""
         say(f"shoal job: {self.place.host}: {text}")
 
     def _signals_take(self) -> None:
@@ -466,11 +470,12 @@ class Agent:
         contract.config_write(container)
 
     def _report(self, amount: Optional[Amount]) -> None:
-        """How much of what is on its way has come."""
+        """Reports how much of the current download has arrived."""
         self.folder.progress_write(self.place.host, amount)
 
     def _mpi4py_refuse(self) -> None:
-        """No mpirun starts the workers, so that each would be alone in its MPI, and train apart in silence."""
+        """Refuses sources that need mpi4py. No mpirun starts the workers, so each would be alone in its MPI and silently train
+        by itself."""
         workers = self.launch.workers_per_host * len(self.place.hosts)
         path = mpi4py_import(self.container.code) if self.launch.runner == "mpi" and workers > 1 else None
         if path:
@@ -479,13 +484,13 @@ class Agent:
                              "start it by mpirun itself (`mpirun -n N python3 ...`), where Shoal's ranks find each other, too")
 
     def _cache_note(self) -> None:
-        """The cache of a job lies in its folder, where a job of another name does not look."""
+        """Logs how to reuse the cache: it is in this job's folder, where a job of another name does not look."""
         cache = self.folder.path / "cache"
         if (cache / "objects").is_dir():
             self.tell(note=f"what has come of the data stays in {cache}: with SHOAL_CACHE={cache} another job goes on with it")
 
     def _call(self, command: List[str], cwd: pathlib.Path) -> Tuple[int, str]:
-        """Runs a helper to its end, or to ours."""
+        """Runs a helper program until it ends, or until the agent must."""
         process = subprocess.Popen(command, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                    start_new_session=True, preexec_fn=processes.end_with_parent)
         try:
@@ -497,7 +502,8 @@ class Agent:
             raise
 
     def _checkpoints_bring(self) -> None:
-        """Without a place in the document checkpoints are kept in the job's folder, which outlives an attempt."""
+        """Brings the checkpoints. If the document has no URI for them, they stay in the job's folder, which outlives an
+        attempt."""
         place = self.job.checkpoints
         if place is None:
             self.folder.checkpoints.mkdir(exist_ok=True)
@@ -512,7 +518,8 @@ class Agent:
             raise AgentError(f"checkpoints ({place.uri}): {error}") from error
 
     def _checkpoints_finish(self, is_completed: bool) -> None:
-        """The last ones become safe; where that fails, the job has ended as it has, and everybody is told."""
+        """Copies the last checkpoints. If that fails, the job's status stays as it is, and the failure is logged and
+        reported."""
         if not self.checkpoints:
             return
         from shoal.job import checkpoints
@@ -534,12 +541,12 @@ class Agent:
         for name, value in metrics.trace_environment(self.folder, self.place.host).items():
             variables.setdefault(name, value)
         library = pathlib.Path(processes.shoal_command()).parent / "libshoal.so"
-        if library.is_file():  # a build folder's, of the same build as the command
+        if library.is_file():  # the library of a build folder, from the same build as the command
             variables.setdefault("SHOAL_LIBRARY", str(library))
         return variables
 
     def _train_again_and_again(self) -> Ending:
-        """Where the runner does not start workers again itself."""
+        """Trains, and starts the workers again if the runner cannot do that itself."""
         restarts = self.job.restarts if self.launch.runner in ALONE else 0
         ending = self._train()
         for attempt in range(1, restarts + 1):
@@ -596,13 +603,13 @@ class Agent:
 
 
 class Training:
-    """The runner's process and all that waits for it: what it writes, the time limit, the way from SIGTERM to SIGKILL."""
+    """The runner's process and what waits for it: its output, the time limit, and the steps from SIGTERM to SIGKILL."""
 
     def __init__(self, command: List[str], cwd: pathlib.Path, environment: Mapping[str, str], lines: Lines, job: Job,
                  pass_fds: Tuple[int, ...], kill_note: Callable[[], None]):
         self.lines, self.job, self.kill_note = lines, job, kill_note
         self.is_over_time = False
-        self.has_ended = False  # it is not waited for before its group is killed: until then its number is no other group's
+        self.has_ended = False  # it is reaped only after its group is killed: until then its number is reserved
         self.kill_at: Optional[float] = None
         self.drain_until: Optional[float] = None
         try:
@@ -614,7 +621,8 @@ class Training:
         self.end_at = time.monotonic() + job.max_run
 
     def run(self, is_asked_to_stop: Callable[[], bool], wake: int, events: BinaryIO, events_take: Callable[[bytes], None]) -> int:
-        """Until the runner has ended and its pipe is empty. Returns Popen.returncode. events_take: of the bytes that `events` has."""
+        """Waits until the runner has ended and its pipe is empty. Returns Popen.returncode. Calls events_take with the bytes
+        read from `events`."""
         assert self.process.stdout
         os.set_blocking(events.fileno(), False)
         selector = selectors.DefaultSelector()
@@ -624,7 +632,7 @@ class Training:
         try:
             while not self._is_done():
                 ready = [key for key, _ in selector.select(self._seconds_to_wait())]
-                for key in sorted(ready, key=lambda key: key.fileobj is events):  # an event is newer than the lines that are there
+                for key in sorted(ready, key=lambda key: key.fileobj is events):  # events are newer than waiting lines
                     if key.fd == wake:
                         pipe_drain(wake)
                     elif key.fileobj is events:
@@ -658,7 +666,8 @@ class Training:
         return time.monotonic() >= self.drain_until
 
     def _has_grace(self) -> bool:
-        """Whether the runner has ended, and what it has started may still save a checkpoint: a shell ends at SIGTERM at once."""
+        """Returns true if the runner is being stopped and processes that it started may still save a checkpoint. A shell, for
+        example, ends at SIGTERM at once."""
         return self.kill_at is not None and time.monotonic() < self.kill_at and processes.group_is_alive(self.process.pid)
 
     def _read(self) -> bool:
@@ -685,7 +694,7 @@ class Training:
             processes.group_signal(self.process.pid, signal.SIGKILL)
 
     def _clean(self) -> None:
-        """Nothing of the runner's group outlives it."""
+        """Kills and reaps everything left in the runner's process group."""
         processes.group_signal(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self.lines.end()
@@ -701,10 +710,10 @@ def pipe_drain(descriptor: int) -> None:
         pass
 
 
-# ---- what the document says ----
+# ---- the launch that the document defines ----
 
 def launch_of(job: Job) -> distribution.Launch:
-    """What starts the workers, from `distribution`."""
+    """Derives from `distribution` what starts the workers."""
     try:
         return distribution.launch_of(job, contract.gpu_count())
     except ValueError as error:
@@ -713,7 +722,7 @@ def launch_of(job: Job) -> distribution.Launch:
 
 # ---- what starts the workers ----
 
-# Variables of a worker that other launchers would give it, beside those of `shoal run`. $NAME is one of `shoal run`.
+# Variables that other launchers set for a worker, in addition to those of `shoal run`. $NAME is a variable of `shoal run`.
 OF_TORCHRUN = {"ROLE_RANK": "$RANK", "ROLE_WORLD_SIZE": "$WORLD_SIZE", "ROLE_NAME": "default",
                "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0"}
 OF_OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "$RANK", "OMPI_COMM_WORLD_SIZE": "$WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK": "$LOCAL_RANK",
@@ -721,7 +730,7 @@ OF_OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "$RANK", "OMPI_COMM_WORLD_SIZE": "$WORLD_
 
 
 def _with_variables(variables: Mapping[str, str], command: List[str]) -> List[str]:
-    """The command, started by a shell that sets these first and is gone then."""
+    """Wraps the command in a shell that sets the variables and then replaces itself by the command."""
     return ["/bin/sh", "-c", "".join(f'export {name}="{value}"; ' for name, value in variables.items()) + 'exec "$@"', "sh", *command]
 
 
@@ -743,6 +752,6 @@ def _by_shoal(agent: "Agent", variables: Mapping[str, str] = {}, first_words: Se
 RUNNERS: Dict[str, Callable[["Agent"], List[str]]] = {
     "shoal": _by_shoal, "plain": lambda agent: agent.command, "mpi": lambda agent: _by_shoal(agent, OF_OPEN_MPI),
     "torchrun": lambda agent: _by_shoal(agent, {**OF_TORCHRUN, "GROUP_WORLD_SIZE": str(len(agent.place.hosts))}),
-    # One process on each host, which sends the others its ports before it starts the script with TF_CONFIG.
+    # One process on each host. It sends its ports to the others before it starts the script with TF_CONFIG.
     "tensorflow": lambda agent: _by_shoal(agent, first_words=[agent.python, "-c", cluster.BEGIN, agent.launch.tf_config or ""])}
-ALONE = ("plain",)  # runners of one process, which is not `shoal run`
+ALONE = ("plain",)  # runners that start one process, without `shoal run`

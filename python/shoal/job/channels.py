@@ -1,8 +1,8 @@
-"""Data in: the folder of an input channel, filled on each host before the script starts.
+"""Data in: fills the folder of an input channel on each host before the script starts.
 
     document: Channel("s3://bucket/train")  -->  listing  -->  fetching.Cache  -->  hosts/algo-1/input/data/training/...
 
-A channel's folder comes to stand whole or not at all: it is built beside its place and renamed. Local data are linked, not
+A channel's folder appears whole or not at all: it is built under a temporary name and then renamed. Local data are linked, not
 copied."""
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from shoal.job.storage import Item, LocalStore, StorageError, Store, store_open
 
 FICLONE = 0x40049409
 
-Named = Tuple[str, Item]  # the name below the channel's folder
+Named = Tuple[str, Item]  # the name below the channel's folder, and the object
 
 
 class ChannelError(StorageError):
-    """The document asks for what is not there or cannot be. One line."""
+    """The document asks for data that do not exist or cannot be served. The message is one line."""
 
 
 def channel_bring(channel: Channel, folder: pathlib.Path, host_index: int, host_count: int, say: Say,
                   report: Report = lambda amount: None) -> None:
-    """Fills `folder`. `say` gets a line now and then, `report` how much has come. Raises StorageError; then nothing half-written is in `folder`, and what
-    has come stays in the cache for the next time."""
+    """Fills `folder`. Passes `say` a line now and then, and `report` the amount that has arrived. Raises StorageError; then
+    `folder` has nothing half-written, and what has arrived stays in the cache for the next time."""
     _check(channel)
     folder = folder.absolute()
     path = local_path(channel.uri)
@@ -53,7 +53,7 @@ def channel_bring(channel: Channel, folder: pathlib.Path, host_index: int, host_
 
 
 def file_bring(uri: str, path: pathlib.Path) -> None:
-    """One object as a file, whole or not at all. Raises StorageError."""
+    """Downloads one object to a file, whole or not at all. Raises StorageError."""
     store, key = store_open(uri)
     item = store.info(key)
     if item is None:
@@ -74,7 +74,7 @@ def _write(file: Any, data: bytes) -> None:
 
 
 def _check(channel: Channel) -> None:
-    """What reading.py lets pass in a document of the vendor's, and what it could not know."""
+    """Refuses what reading.py accepts in a vendor's document, and what it could not know."""
     if channel.input_mode not in ("File", "FastFile"):
         raise ChannelError(f"input mode {channel.input_mode} is not served: use File")
     if channel.data_type not in ("S3Prefix", "ManifestFile"):
@@ -88,10 +88,10 @@ def _check(channel: Channel) -> None:
         raise ChannelError(f"record wrapping {channel.record_wrapping} belongs to the mode Pipe")
 
 
-# ---- what is there ----
+# ---- listing ----
 
 def _listing(channel: Channel) -> Tuple[Store, List[Named]]:
-    """All objects of a channel with their names, sorted by key."""
+    """Lists all objects of a channel with their names, sorted by key."""
     if channel.data_type == "ManifestFile":
         store, named = _manifest_listing(channel.uri)
     else:
@@ -104,7 +104,7 @@ def _listing(channel: Channel) -> Tuple[Store, List[Named]]:
 
 
 def _without_markers(store: Store, items: List[Item]) -> List[Item]:
-    """An empty object whose key ends in a slash stands for a folder."""
+    """Leaves out empty objects whose keys end in a slash: they represent folders."""
     for item in items:
         if item.key.endswith("/") and item.size:
             raise ChannelError(f"{store.uri(item.key)} has {item.size:,} bytes and the name of a folder: no file can be made "
@@ -113,13 +113,14 @@ def _without_markers(store: Store, items: List[Item]) -> List[Item]:
 
 
 def _name(key: str, prefix: str) -> str:
-    """As the SDK's local mode has it: what follows the prefix; all of the last part where the prefix is the key itself."""
+    """Returns the file's name, as the SDK's local mode chooses it: what follows the prefix. If the prefix is the key itself,
+    the name is the whole last part of the key."""
     rest = key.rsplit("/", 1)[-1] if key == prefix else key[len(prefix):]
     return "/".join(part for part in rest.split("/") if part)
 
 
 def _manifest_listing(uri: str) -> Tuple[Store, List[Named]]:
-    """`[{"prefix": "s3://bucket/"}, "a", "b/c"]`: these objects and no others."""
+    """Lists exactly the objects that a manifest names. A manifest is `[{"prefix": "s3://bucket/"}, "a", "b/c"]`."""
     store, key = store_open(uri)
     item = store.info(key)
     if item is None:
@@ -154,7 +155,7 @@ def _manifest_read(uri: str, data: bytes) -> Tuple[str, List[str]]:
 
 
 def _check_names(store: Store, named: List[Named]) -> None:
-    """Each name is a file of its own below the channel's folder."""
+    """Checks that each name is a different file below the channel's folder."""
     seen: Dict[str, Item] = {}
     folders: Dict[str, Item] = {}
     for name, item in named:
@@ -173,14 +174,15 @@ def _check_names(store: Store, named: List[Named]) -> None:
 
 
 def _share(channel: Channel, named: List[Named], host_index: int, host_count: int) -> List[Named]:
-    """ShardedByS3Key: the i-th of the sorted keys is that of host i mod n. A seed shuffles them before, on all hosts alike."""
+    """Returns this host's objects. With ShardedByS3Key, object i of the sorted keys belongs to host i mod n. A seed shuffles
+    the keys first, in the same order on all hosts."""
     order = list(named)
     if channel.shuffle_seed is not None:
         random.Random(channel.shuffle_seed).shuffle(order)
     return order[host_index::host_count] if channel.distribution == "ShardedByS3Key" else order
 
 
-# ---- what comes to stand ----
+# ---- filling the channel's folder ----
 
 def _local_link(path: pathlib.Path, folder: pathlib.Path) -> None:
     with local_errors(folder):
@@ -192,7 +194,7 @@ def _local_link(path: pathlib.Path, folder: pathlib.Path) -> None:
 
 
 def _bring(folder: pathlib.Path, store: Store, named: List[Named], offset: float, say: Say, report: Report) -> None:
-    """All bytes now. Hosts that bring the same objects begin at different ones."""
+    """Downloads all bytes now. Hosts that need the same objects begin at different ones."""
     first = int(offset * len(named))
     items = [item for _, item in named[first:] + named[:first]]
     progress = Progress(f"channel {folder.name}", len(items), sum(item.size for item in items), say, report)
@@ -204,8 +206,9 @@ def _bring(folder: pathlib.Path, store: Store, named: List[Named], offset: float
 
 
 def _way_to_place(first: pathlib.Path, folder: pathlib.Path, size: int, say: Say) -> Callable[[pathlib.Path, pathlib.Path], None]:
-    """How files of the cache get their names in the channel. The cache is for all hosts of the machine and for later jobs, and nobody
-    may write to its files; a script that may all the same, as root does, gets files of its own."""
+    """Returns the function that gives a file of the cache its name in the channel. All hosts of the machine and later jobs
+    share the cache, so nobody may write to its files. A script that nevertheless could, such as root's, gets copies of its
+    own."""
     if not os.access(first, os.W_OK):
         return link
     probe = folder.with_name(f".{folder.name}.clone")
@@ -224,7 +227,8 @@ def _way_to_place(first: pathlib.Path, folder: pathlib.Path, size: int, say: Say
 
 
 def _clone(source: pathlib.Path, place: pathlib.Path) -> bool:
-    """A file of its own that shares its blocks until one of both is written to, if the file system can do this."""
+    """Makes a file that shares its blocks with `source` until either is written. Returns false if the file system cannot do
+    this."""
     with open(source, "rb") as old, open(place, "xb") as new:
         try:
             fcntl.ioctl(new, FICLONE, old.fileno())
@@ -241,7 +245,7 @@ def _copy(source: pathlib.Path, place: pathlib.Path) -> None:
 
 
 def link(source: pathlib.Path, place: pathlib.Path) -> None:
-    """The same bytes under a second name, on another disk by a symbolic link."""
+    """Gives the same bytes a second name: a hard link, or a symbolic link if that fails, as on another disk."""
     try:
         os.link(source, place)
     except OSError:
@@ -268,7 +272,7 @@ def _assemble(folder: pathlib.Path, named: List[Named], make: Callable[[str, Ite
 
 
 def _remove(folder: pathlib.Path) -> None:
-    """A link is removed, never what it names."""
+    """Removes a folder. Removes a link itself, never its target."""
     if folder.is_symlink():
         folder.unlink()
         return

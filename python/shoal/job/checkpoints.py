@@ -5,12 +5,12 @@
         last.pt               --->         last.pt
                                            .shoal/algo-1.json                    the manifest: which objects are one set
 
-A set is what the folder held at one time when nothing in it was being written. Objects of a set are never overwritten: a new version
-goes to `.shoal/HOST/RUN/` first, the manifest is replaced, and only then the plain name. So whoever reads by the manifest, as `start`
-does, gets all files of one set or an error, whenever the writer was killed.
+A set is the content of the folder at a time when no file in it was being written. Objects of a set are never overwritten: a new
+version first goes to `.shoal/HOST/RUN/`, then the manifest is replaced, and only then the plain name. A reader that follows the
+manifest, as `start` does, therefore gets all files of one set or an error, whenever the writer was killed.
 
-The manifest names its writer: a run of a job. A run takes it over when it starts, and replaces it only while it is its own. So a
-writer that is late, on a host that was cut off, changes nothing of the set of the job that came after it, and stops."""
+The manifest names its writer: a run of a job. A run takes the manifest over when it starts, and replaces it only while it is
+the named writer. So a late writer, on a host that was cut off, cannot change the set of the job that followed it; it stops."""
 from __future__ import annotations
 
 import contextlib
@@ -30,31 +30,31 @@ from shoal.job.storage import ChangedError, Item, Stopped, StorageError, Store, 
 
 OWN = ".shoal"
 INTERVAL_S = 2.0
-SETTLE_S = 1.0  # a file is complete when it has not changed for so long
-TORN_S = INTERVAL_S + SETTLE_S  # a file that changed so shortly before a process was killed may be half-written
-TIMEOUT_S = 600.0  # until the last set is at its place
-SAY_EVERY_S = 60.0  # that no set can be made, as a file is always being written
-LOOKS = 3  # at the sets of other hosts, which may be moving files to their plain names
-CLAIMS = 5  # tries to take over a manifest that others replace meanwhile
+SETTLE_S = 1.0  # a file is complete if it has not changed for this long
+TORN_S = INTERVAL_S + SETTLE_S  # a file that changed within this time before a process was killed may be half-written
+TIMEOUT_S = 600.0  # to copy the last set
+SAY_EVERY_S = 60.0  # interval of reporting that no set can be made because a file is always being written
+LOOKS = 3  # attempts to read the sets of other hosts, which may be moving files to their plain names
+CLAIMS = 5  # attempts to take over a manifest that others replace meanwhile
 UNFINISHED = (".tmp", ".part", ".partial", ".incomplete")
 
 
 def timeout_of(job: Job) -> float:
-    """How long the hosts of a job may take to copy their last sets."""
+    """Returns the seconds within which the hosts of a job must copy their last sets."""
     return float(job.where.options.get("checkpoints_timeout", TIMEOUT_S))
 
 
 class CheckpointError(StorageError):
-    """One line: what is not safe, and what is."""
+    """The message is one line: what is not safe, and what is."""
 
 
 class TakenError(CheckpointError):
-    """Another run writes there now."""
+    """Another run now writes there."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Mark:
-    """What changes when a file does."""
+    """The properties of a file that change when the file does."""
 
     size: int
     mtime_ns: int
@@ -63,16 +63,16 @@ class Mark:
 
 @dataclasses.dataclass
 class Entry:
-    """A file of a set: which object has its bytes."""
+    """A file of a set, and the object with its bytes."""
 
     key: str  # below the URI
     size: int
     version: str
-    mtime_ns: int  # 0: no job has written it
+    mtime_ns: int  # 0 if no job has written it
 
 
 def _scan(folder: pathlib.Path) -> Dict[str, Mark]:
-    """The files below a folder. One that vanishes meanwhile was not there. Links to files count as files."""
+    """Lists the files below a folder. Leaves out files that vanish meanwhile. Links to files count as files."""
     found: Dict[str, Mark] = {}
     for top, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -88,19 +88,19 @@ def _scan(folder: pathlib.Path) -> Dict[str, Mark]:
 
 
 class Manifest:
-    """The set of one host at a URI."""
+    """One host's set at a URI."""
 
     def __init__(self, store: Store, top: str, host: str):
         self.store, self.top, self.host = store, top, host
         self.key = join(top, f"{OWN}/{host}.json")
-        self.item: Optional[Item] = None  # as it was read or written last
+        self.item: Optional[Item] = None  # as last read or written
         self.entries: Dict[str, Entry] = {}
         self.writer: Dict[str, Any] = {}
-        self.time = 0.0  # 0: no set was there yet
+        self.time = 0.0  # 0 if no set was there yet
 
     def entry(self, name: str, key: str, size: int, version: str, mtime_ns: int) -> Entry:
-        """The one way by which names and keys come in. A file is below the folder; its object has its name, or waits in this host's
-        folder for that. Raises CheckpointError."""
+        """Makes an entry. All names and keys from outside pass through here. The file must be below the folder; its object must
+        have the same name or be stored in this host's folder until it gets that name. Raises CheckpointError."""
         parts = {*name.split("/"), *key.split("/")}
         is_aside = key.startswith(f"{OWN}/{self.host}/") and key.endswith(f"/{name}")
         is_plain = not parts & {"", ".", ".."} and "\0" not in name and name.split("/")[0] != OWN and (key == name or is_aside)
@@ -123,7 +123,7 @@ class Manifest:
         return True
 
     def write(self, entries: Dict[str, Entry], writer: Dict[str, Any], at: float) -> None:
-        """Raises TakenError if another writer has replaced what was read or written last; nothing is changed then."""
+        """Raises TakenError if another writer has replaced the manifest that was last read or written; then changes nothing."""
         files = {name: dataclasses.asdict(entry) for name, entry in sorted(entries.items())}
         data = {"version": 1, "host": self.host, "time": round(at, 3), "writer": writer, "files": files}
         text = (json.dumps(data, indent=1) + "\n").encode()
@@ -134,16 +134,17 @@ class Manifest:
             if now.read() and now.writer != writer:
                 by = ", ".join(f"{what} {now.writer[what]}" for what in ("job", "machine", "run") if now.writer.get(what)) or "another writer"
                 raise TakenError(f"{by} has taken over {self.store.uri(self.key)}, and this job copies nothing more") from None
-            self.item = self.store.swap(text, self.key, now.item)  # our own, whose answer was lost
+            self.item = self.store.swap(text, self.key, now.item)  # we wrote it, but the answer was lost
         self.entries, self.writer, self.time = entries, writer, at
 
 
 class Synchronizer:
-    """Keeps the files below `local` at `uri`: `start` brings the last set back and begins, `finish` copies what is left and
+    """Keeps the files below `local` at `uri`. `start` brings the last set back and begins; `finish` copies what is left and
     ends.
 
-    Several hosts may share a URI, each with a `host` of its own; then all get the files of all. What a job has written there and this
-    one removes is removed there, too. What no job has written leaves the set, and stays there."""
+    Several hosts may share a URI if each has a different `host`; then all get the files of all. If a job has written a file
+    there and this job removes its own copy, the file is removed at the URI also. A file that no job has written leaves the set,
+    but stays at the URI."""
 
     def __init__(self, local: pathlib.Path, uri: str, say: Say, host: str = "algo-1", interval_s: float = INTERVAL_S, job: str = ""):
         self.local, self.uri, self.say, self.host, self.interval_s = local, uri, say, host, interval_s
@@ -151,12 +152,12 @@ class Synchronizer:
         self.top = top.rstrip("/")
         self.manifest = Manifest(self.store, self.top, host)
         self.writer = {"job": job, "machine": socket.gethostname(), "run": uuid.uuid4().hex[:12]}
-        self.sent: Dict[str, Mark] = {}  # how the files looked whose bytes the manifest has
-        self.foreign: Dict[str, Mark] = {}  # and those that another host's manifest has
-        self.seen: Dict[str, Tuple[Mark, float]] = {}  # since when a file looks as it does
-        self.kills: List[Tuple[float, float]] = []  # when processes were killed, by the clock of files and by the monotonic one
+        self.sent: Dict[str, Mark] = {}  # marks of the files whose bytes the manifest has
+        self.foreign: Dict[str, Mark] = {}  # marks of the files that another host's manifest has
+        self.seen: Dict[str, Tuple[Mark, float]] = {}  # a file's mark, and since when it has had it
+        self.kills: List[Tuple[float, float]] = []  # when processes were killed: by the clock of files, by the monotonic one
         self.torn: List[str] = []  # files that a killed process may have left half-written
-        self.waiting_since: Optional[float] = None  # for a moment in which nothing is being written
+        self.waiting_since: Optional[float] = None  # start of the current wait for a moment without writes
         self.said_at = 0.0
         self.end_at = 0.0
         self.ending = threading.Event()
@@ -167,12 +168,13 @@ class Synchronizer:
     # -- in --
 
     def start(self, report: Report = lambda amount: None) -> None:
-        """Brings the last set back, whole or not at all; `report` is called with how much has come. Raises StorageError."""
+        """Brings the last set back, whole or not at all. Calls `report` with the amount that has arrived. Raises
+        StorageError."""
         for folder in filter(None, (self.local, local_path(self.uri))):
             with local_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
         self._claim()
-        self._settle_names()  # which a writer that was killed may have left
+        self._settle_names()  # a killed writer may have left some unsettled
         wanted = self._wanted()
         if wanted:
             self._bring(wanted, report)
@@ -180,7 +182,7 @@ class Synchronizer:
         self.thread.start()
 
     def _claim(self) -> None:
-        """The manifest is ours from now on. What lost writers have begun is removed."""
+        """Makes this run the manifest's writer. Removes what lost writers began."""
         for left in reversed(range(CLAIMS)):
             self.manifest.read()
             try:
@@ -195,7 +197,7 @@ class Synchronizer:
                 self.store.delete(item.key)
 
     def _wanted(self) -> Dict[str, Tuple[Item, int]]:
-        """The files to bring, by name: those of all hosts' manifests; all that is there if no job has made a set."""
+        """Returns the files to bring, by name: those of all hosts' manifests, or everything there if no job has made a set."""
         own = join(self.top, OWN) + "/"
         for left in reversed(range(LOOKS)):
             items = {item.key: item for item in self.store.list(self.top + "/")}
@@ -221,7 +223,7 @@ class Synchronizer:
                               "was written: put it back, or remove these manifests to start with what is there")
 
     def _adopt(self, items: List[Item]) -> Dict[str, Tuple[Item, int]]:
-        """What lies at a URI that no job has written is the first set, as it is."""
+        """Makes the objects at a URI that no job has written the first set, unchanged."""
         named = {item.key[len(self.top) + 1:]: item for item in items}
         self.manifest.entries = {name: self.manifest.entry(name, name, item.size, item.version, 0) for name, item in named.items()}
         return {name: (item, 0) for name, item in named.items()}
@@ -231,7 +233,7 @@ class Synchronizer:
         return sorted((one for one in manifests if one.read()), key=lambda one: one.time)
 
     def _bring(self, wanted: Dict[str, Tuple[Item, int]], report: Report) -> None:
-        """All files come beside their places first."""
+        """Brings all files under temporary names, then renames them."""
         progress = Progress("checkpoints", len(wanted), sum(item.size for item, _ in wanted.values()), self.say, report)
         stop = threading.Event()
         try:
@@ -258,7 +260,7 @@ class Synchronizer:
         return bool(mtime_ns) and (status.st_size, status.st_mtime_ns) == (item.size, mtime_ns)
 
     def _missing(self, wanted: Dict[str, Tuple[Item, int]], progress: Progress) -> List[str]:
-        """The files that are not there yet as the set has them."""
+        """Returns the files that are not yet here as the set has them."""
         missing = []
         for name, (item, mtime_ns) in sorted(wanted.items()):
             if self._is_same(self.local / name, item, mtime_ns):
@@ -268,13 +270,13 @@ class Synchronizer:
         return missing
 
     def _bring_one(self, name: str, item: Item, mtime_ns: int, stop: threading.Event, progress: Progress) -> None:
-        """Beside its place."""
+        """Brings one file under its temporary name."""
         place = self.local / name
         coming = _coming(place)
         with local_errors(place):
             place.parent.mkdir(parents=True, exist_ok=True)
             with open(coming, "wb") as file:
-                if stop.is_set():  # the others' files may be gone already: nobody takes this one away later
+                if stop.is_set():  # the other temporary files may be removed already, and nobody would remove this one later
                     coming.unlink()
                     raise Stopped
 
@@ -286,20 +288,20 @@ class Synchronizer:
                     progress.add(len(data))
                 self.store.read(item, 0, item.size, take)
                 file.flush()
-                os.fsync(file.fileno())  # _is_same relies on size and time
+                os.fsync(file.fileno())  # because _is_same relies on size and time
             if mtime_ns:
                 os.utime(coming, ns=(mtime_ns, mtime_ns))
 
     # -- out --
 
     def kill_note(self) -> None:
-        """A process of the script has just been killed, by whomever, perhaps while it was writing. Any thread may call this."""
+        """Records that a process of the script was just killed, by anyone, possibly while writing. Any thread may call this."""
         self.kills.append((time.time(), time.monotonic()))
 
     def finish(self, deadline_s: float, is_completed: bool = False) -> None:
-        """Copies what is left and ends; the script has ended. is_completed: its last attempt has done its work, so the files are as
-        it wanted them, whatever was killed before. Raises CheckpointError when not all files are safe within the deadline; the set
-        before them is."""
+        """Copies what is left and ends; the script must have ended. If is_completed, its last attempt completed, so its files
+        are final and earlier kills do not matter. Raises CheckpointError if not all files are safe within the deadline; the
+        previous set is safe."""
         if self.thread is None:
             return
         if is_completed:
@@ -333,9 +335,9 @@ class Synchronizer:
             self._pass(is_last=True)
 
     def _pass(self, is_last: bool) -> None:
-        """A failure is said once, and tried again in the next pass."""
+        """Copies a set if there is a new one. Logs a failure once; the next pass tries again."""
         try:
-            self._settle_names()  # which the last pass could not
+            self._settle_names()  # those that the last pass could not settle
             chosen = self._choose(is_last)
             if chosen is not None:
                 self._send(chosen)
@@ -346,18 +348,18 @@ class Synchronizer:
             if not self.failure or isinstance(error, TakenError):
                 self.say(f"checkpoints: {error}")
             self.failure = error
-        except Exception as error:  # whatever it is, finish() has to tell it
+        except Exception as error:  # of any kind: finish() must report it
             self.failure = StorageError(f"{type(error).__name__}: {error}")
 
     def _choose(self, is_last: bool) -> Optional[Dict[str, Mark]]:
-        """The files that are to be the next set; nothing when the last one stands, or something is being written."""
+        """Returns the files of the next set, or None if the last set is current or something is being written."""
         now = time.monotonic()
         looks = self._look(now)
         self.torn = sorted(name for name, mark in looks.items() if self.sent.get(name) != mark and self._may_be_torn(name, mark))
         if looks == self.sent:
             self.waiting_since = None
             return None
-        if any(name in self.sent for name in self.torn):  # the rest without it would be no set
+        if any(name in self.sent for name in self.torn):  # without this file the rest would not be a set
             return None
         chosen = {name: mark for name, mark in looks.items() if name not in self.torn}
         unsettled = [name for name in chosen if not is_last and now - self.seen[name][1] < SETTLE_S]
@@ -368,7 +370,7 @@ class Synchronizer:
         return None if chosen == self.sent else chosen
 
     def _say_unsettled(self, names: List[str], now: float) -> None:
-        """Once a minute: a set with a file that is half-written would be worse than an old one."""
+        """Logs once a minute that no set can be made. An old set is better than one with a half-written file."""
         if self.waiting_since is None:
             self.waiting_since = self.said_at = now
         if now - self.said_at >= SAY_EVERY_S:
@@ -378,15 +380,16 @@ class Synchronizer:
                      f"written: keep logs in another folder; {self._last_text()}")
 
     def _may_be_torn(self, name: str, mark: Mark) -> bool:
-        """Who was killed cannot have changed the file after that. The time of a file is that at which a write began, so a long one
-        shows by what it changed between our looks. A file that os.replace put at its place is whole; but a Mark does not tell how a
-        file came there, so that one counts as torn, too, until it changes or the script completes."""
+        """Returns true if a killed process may have left the file half-written. A process cannot have changed the file after it
+        was killed. A file's time is that of the beginning of a write, so we detect long writes by changes between our looks. A
+        file that os.replace moved to its name is whole, but a Mark does not show how the file got there: such a file also
+        counts as torn until it changes or the script completes."""
         since = self.seen[name][1]
         return any(mark.mtime_ns <= at * 1e9 and (mark.mtime_ns >= (at - TORN_S) * 1e9 or since >= clock - TORN_S)
                    for at, clock in self.kills)
 
     def _look(self, now: float) -> Dict[str, Mark]:
-        """The files that this host answers for, and since when each looks as it does."""
+        """Returns the files that this host is responsible for, and updates since when each has had its mark."""
         looks = {name: mark for name, mark in _scan(self.local).items() if self.foreign.get(name) != mark}
         self.seen = {name: self._since(name, mark, now) for name, mark in looks.items()}
         return looks
@@ -396,7 +399,7 @@ class Synchronizer:
         return before if before and before[0] == mark else (mark, now)
 
     def _send(self, chosen: Dict[str, Mark]) -> None:
-        """The next set, in the order that leaves a whole one at any time."""
+        """Copies the next set, in the order that leaves a whole set at any time."""
         entries = {}
         marks = {}
         for name, mark in chosen.items():
@@ -405,7 +408,7 @@ class Synchronizer:
                 continue
             self.copying = name
             entry = self._send_one(name, mark)
-            if entry is None:  # it changed meanwhile: the set is not one; the next pass has it
+            if entry is None:  # it changed meanwhile, so this is not a set; the next pass copies it
                 return
             entries[name], marks[name] = entry, mark
         removed = [entry.key for name, entry in self.manifest.entries.items() if name not in entries and entry.mtime_ns]
@@ -420,14 +423,14 @@ class Synchronizer:
         self.copying = ""
 
     def _keys_of_others(self) -> Set[str]:
-        """Objects that other hosts' sets have."""
+        """Returns the keys of objects in other hosts' sets."""
         own = join(self.top, OWN) + "/"
         keys = [item.key for item in self.store.list(own) if item.key.endswith(".json") and "/" not in item.key[len(own):]]
         others = self._read_others([key for key in keys if key != self.manifest.key], len(own))
         return {entry.key for manifest in others for entry in manifest.entries.values()}
 
     def _send_one(self, name: str, mark: Mark) -> Optional[Entry]:
-        """The place of the object belongs to this run alone."""
+        """Copies one file to a key that only this run uses. Returns None if the file changed meanwhile."""
         key = f"{OWN}/{self.host}/{self.writer['run']}/{name}"
         path = self.local / name
         try:
@@ -441,7 +444,7 @@ class Synchronizer:
         return self.manifest.entry(name, key, item.size, item.version, mark.mtime_ns)
 
     def _settle_names(self) -> None:
-        """Files of the set that are in .shoal come to their plain names."""
+        """Moves the files of the set from .shoal to their plain names."""
         aside = {name: entry.key for name, entry in self.manifest.entries.items() if entry.key != name}
         if not aside:
             return

@@ -1,15 +1,15 @@
-"""One host's processes of TensorFlow's own strategies: the command of `shoal run`, which starts it once on each host.
+"""One host's processes of TensorFlow's own strategies. `shoal run` starts this program once on each host.
 
     host 0: binds its ports, listens at MASTER_PORT <-- its ports, proof of SHOAL_SECRET -- host 1: binds its ports
                                                      -- address and ports of all hosts ->
             starts the script with TF_CONFIG                                                starts the script with TF_CONFIG
 
-A port stays bound here, but nobody listens at it here, until the job ends: the kernel gives it to no other, and TensorFlow's
-server, which sets SO_REUSEADDR as this does, may listen there.
+This process keeps its ports bound until the job ends, without listening. So the kernel gives them to no other process, while
+TensorFlow's server can listen there, because both set SO_REUSEADDR.
 
-With parameter_server each host has a server, too, as SageMaker's TensorFlow containers have it: a process of its own that runs
-no script. Servers are needed until the master, which is the script of the first host, has ended: host 0 keeps the connections
-of the others open until then."""
+With parameter_server each host also has a server, as in SageMaker's TensorFlow containers: a process of its own that runs no
+script. The servers are needed until the master, which is the first host's script, has ended: host 0 keeps its connections to
+the others open until then."""
 from __future__ import annotations
 
 import dataclasses
@@ -29,32 +29,32 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from shoal.job import distribution, processes
 
-# How a Python begins this, whatever lies in the script's folder, where it is started.
+# Starts this module in a Python process, whatever files the script's folder (the working directory) has.
 BEGIN = ("import sys; sys.path[:] = [path for path in sys.path if path]; "
          "from shoal.job import cluster; cluster.main(sys.argv[1:])")
-SERVE = "--serve"  # instead of a style: the process of a parameter server
-MEET_S = 120.0  # until all hosts have said their ports; `shoal run` starts them at one time
-TALK_S = 10.0  # from a connection to the whole message of a host
+SERVE = "--serve"  # starts a parameter server; replaces the argument `style`
+MEET_S = 120.0  # for all hosts to send their ports; `shoal run` starts them at one time
+TALK_S = 10.0  # from a connection to a host's complete message
 LINE_MAX = 1 << 20
-GUESTS_MAX = 64  # connections that have not proved the secret yet; more of them wait in the backlog
-PORT_OF_SERVER = 2223  # as distribution.tf_config has it; all others are those of scripts
+GUESTS_MAX = 64  # connections that have not yet proved the secret; further ones wait in the backlog
+PORT_OF_SERVER = 2223  # as in distribution.tf_config; all other ports belong to scripts
 
 
 class ClusterError(Exception):
-    """The hosts cannot be joined. One line."""
+    """The hosts cannot be joined. The message is one line."""
 
 
 @dataclasses.dataclass
 class Member:
-    """What the hosts tell each other."""
+    """What a host sends to the others."""
 
     address: str
-    ports: List[int]  # of the script, and of the parameter server where there is one
+    ports: List[int]  # the script's, and the parameter server's if there is one
 
 
 @dataclasses.dataclass
 class Meeting:
-    """Where this host stands, from the variables of `shoal run`."""
+    """This host's index and the meeting point, from the variables of `shoal run`."""
 
     style: str
     index: int
@@ -73,7 +73,7 @@ class Meeting:
 
 
 def _secret(environment: Mapping[str, str]) -> bytes:
-    """As the workers' own: without one everybody proves the same."""
+    """Reads the secret of the workers. Without one, every process computes the same proof."""
     path = environment.get("SHOAL_SECRET_FILE")
     text = environment.get("SHOAL_SECRET") or (pathlib.Path(path).read_text().strip() if path else "")
     return text.encode()
@@ -82,7 +82,7 @@ def _secret(environment: Mapping[str, str]) -> bytes:
 # ---- ports ----
 
 def port_hold(family: int) -> socket.socket:
-    """A free port of all addresses of this host, kept from all who do not name it."""
+    """Binds a free port on all addresses of this host. Others get it only if they ask for this port by number."""
     held = socket.socket(family)
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", 0))
@@ -96,7 +96,8 @@ def address_text(address: str, port: int) -> str:
 # ---- the hosts meet ----
 
 def meet(meeting: Meeting, ports: List[int]) -> Tuple[List[Member], List[socket.socket]]:
-    """All hosts in their order, and what stays open: host 0's connections to the others, theirs to host 0."""
+    """Returns all hosts in order, and the connections to keep open: at host 0 those to the others, at the others that to host
+    0."""
     if meeting.hosts == 1:
         return [Member("127.0.0.1", ports)], []
     return _meet_as_first(meeting, ports) if meeting.index == 0 else _meet_as_other(meeting, ports)
@@ -127,7 +128,7 @@ def _meet_as_first(meeting: Meeting, ports: List[int]) -> Tuple[List[Member], Li
 
 
 def _members_wait(meeting: Meeting, listener: socket.socket, ports: int, where: str) -> Dict[int, "Found"]:
-    """The other hosts by their index. A thread talks to each connection, so that a slow stranger holds nobody up."""
+    """Returns the other hosts by index. Each connection has its own thread, so a slow stranger delays nobody."""
     found: Dict[int, Found] = {}
     guests, deadline = threading.BoundedSemaphore(GUESTS_MAX), time.monotonic() + MEET_S
     listener.settimeout(0.05)
@@ -157,7 +158,7 @@ Found = Tuple[Member, socket.socket, str]  # the host, its connection, the nonce
 
 
 def _member_take(meeting: Meeting, connection: socket.socket, ports: int, found: Dict[int, Found]) -> None:
-    """A connection that does not prove the secret, or that sends nothing, is not a host of this job."""
+    """Takes one host's ports. A connection that does not prove the secret, or sends nothing, is not from a host of this job."""
     nonce = secrets.token_hex(16)
     try:
         connection.settimeout(TALK_S)
@@ -196,7 +197,7 @@ def _meet_as_other(meeting: Meeting, ports: List[int]) -> Tuple[List[Member], Li
 
 
 def _connect(meeting: Meeting, deadline: float) -> socket.socket:
-    """Host 0 may begin to listen later."""
+    """Connects to host 0, which may begin to listen later."""
     while True:
         try:
             return socket.create_connection((meeting.address, meeting.port), timeout=max(deadline - time.monotonic(), 0.1))
@@ -212,7 +213,7 @@ def _send(connection: socket.socket, message: Dict[str, Any]) -> None:
 
 
 def _receive(connection: socket.socket, deadline: float) -> Dict[str, Any]:
-    """One line. Each side sends its next message only after an answer, so nothing may follow the line."""
+    """Receives one line. Each side sends its next message only after an answer, so nothing may follow the line."""
     line = bytearray()
     while not line.endswith(b"\n"):
         connection.settimeout(max(deadline - time.monotonic(), 0.001))
@@ -229,7 +230,7 @@ def _receive(connection: socket.socket, deadline: float) -> Dict[str, Any]:
 # ---- TF_CONFIG ----
 
 def configs_of(style: str, index: int, members: List[Member]) -> Tuple[Optional[str], Optional[str]]:
-    """TF_CONFIG of the script and of the parameter server of a host; nothing where there is none."""
+    """Returns TF_CONFIG of a host's script and of its parameter server; None for one that does not exist."""
     hosts = [str(number) for number in range(len(members))]
 
     def address(host: str, port: int) -> str:
@@ -246,7 +247,7 @@ def configs_of(style: str, index: int, members: List[Member]) -> Tuple[Optional[
 # ---- the processes ----
 
 class Processes:
-    """The script, and the parameter server beside it."""
+    """The script and the parameter server of this host."""
 
     def __init__(self, script: List[str], configs: Tuple[Optional[str], Optional[str]]):
         self.is_stopping = False
@@ -266,12 +267,12 @@ class Processes:
         return subprocess.Popen(command, env=environment, preexec_fn=processes.end_with_parent)
 
     def script_wait(self) -> int:
-        """Until the script has ended; Popen.returncode. A server that ends before is the end of the script, too."""
+        """Waits until the script has ended; returns Popen.returncode. If the server ends first, also ends the script."""
         self._wait_until(lambda: self.script.poll() is not None, None)
         return self.script.returncode
 
     def master_wait(self, connection: socket.socket) -> None:
-        """Until host 0 has closed the connection: its script has ended, and needs no server any more."""
+        """Waits until host 0 has closed the connection: its script has ended and no longer needs a server."""
         connection.setblocking(True)
         self._wait_until(lambda: False, connection)
 
@@ -291,13 +292,13 @@ class Processes:
             self._end(self.server)
 
     def _end(self, process: "subprocess.Popen[bytes]") -> None:
-        """A server has nothing to save."""
+        """Kills a process. A server has nothing to save."""
         process.kill()
         process.wait()
 
 
 def run(style: str, script: List[str]) -> int:
-    """Popen.returncode of this host's script."""
+    """Runs this host's part; returns Popen.returncode of its script."""
     meeting = Meeting.of(style, os.environ)
     family = family_of(meeting.address)
     held = [port_hold(family) for _ in range(2 if style == "parameter_server" else 1)]
@@ -315,7 +316,7 @@ def run(style: str, script: List[str]) -> int:
 
 
 def serve() -> None:
-    """A parameter server, as SageMaker's TensorFlow containers start it: without GPUs, which are the script's."""
+    """Runs a parameter server as SageMaker's TensorFlow containers do: without GPUs, which the script uses."""
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     config = json.loads(os.environ["TF_CONFIG"])
     try:
@@ -328,7 +329,7 @@ def serve() -> None:
 
 
 def main(words: List[str]) -> None:
-    """Ends as the script does, by the same signal, too."""
+    """Ends as the script does, by the same signal if it was killed."""
     try:
         if words == [SERVE]:
             serve()

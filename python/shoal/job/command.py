@@ -1,4 +1,4 @@
-"""The command `shoal job`: reads words, calls the other modules, prints. It decides nothing about jobs itself."""
+"""The command `shoal job`: parses arguments, calls the other modules, prints. It makes no decisions about jobs itself."""
 from __future__ import annotations
 
 import argparse
@@ -33,7 +33,7 @@ def say(text: str) -> None:
 # ---- documents ----
 
 def document_read(words: argparse.Namespace) -> Job:
-    """The document with what the command line sets. Raises JobError with all mistakes."""
+    """Reads the document and applies the settings of the command line. Raises JobError with all mistakes."""
     job = reading.job_read(words.file)
     if not words.set and not getattr(words, "name", None):
         return job
@@ -46,7 +46,7 @@ def document_read(words: argparse.Namespace) -> Job:
 
 
 def setting_apply(data: Dict[str, Any], setting: str) -> None:
-    """KEY=VALUE; the key with dots, the value as JSON, else text."""
+    """Applies KEY=VALUE. The key may have dots; the value is JSON, or else text."""
     key, equals, text = setting.partition("=")
     if not equals or not key:
         raise JobError(f"--set takes KEY=VALUE, such as hyperparameters.lr=0.2, not {setting!r}")
@@ -104,7 +104,7 @@ def manifests_write(job: Job, path: str) -> int:
 
 
 class StopOnSignal:
-    """While we wait for a job, Ctrl-C and SIGTERM stop it; a second Ctrl-C leaves it alone and ends us."""
+    """While we wait for a job, Ctrl-C and SIGTERM stop it. A second Ctrl-C ends us and leaves the job alone."""
 
     def __init__(self, folder: Any):
         self.folder, self.count = folder, 0
@@ -133,7 +133,7 @@ def ending_say(status: Status, folder: Any) -> None:
         say(f"{status.name} wrote no model: its script left nothing in the folder that SM_MODEL_DIR names")
 
 
-# ---- looking ----
+# ---- status, logs, reports ----
 
 def seconds_text(seconds: float) -> str:
     whole = int(seconds)
@@ -230,7 +230,7 @@ def watch(words: argparse.Namespace) -> int:
     return watching.main(engines.folder_find(words.name), words.port) or 0
 
 
-# ---- words ----
+# ---- arguments ----
 
 def parser_make() -> Parser:
     parser = Parser(prog="shoal job", add_help=False)
@@ -278,19 +278,19 @@ def parser_make() -> Parser:
 
 
 def dispatch(argv: Sequence[str]) -> int:
-    if argv[:1] == ["serve"]:  # it reads its own words
+    if argv[:1] == ["serve"]:  # it parses its own arguments
         from shoal.job import serve
         return serve.main(argv[1:]) or 0
     parser = parser_make()
     words = parser.parse_args(argv)
-    if words.help or not words.command:  # the command in C has the text
+    if words.help or not words.command:  # the command in C prints the help
         os.execv(processes.shoal_command(), ["shoal", "job", *["--help"] * words.help])
     return words.does(words)
 
 
 def main(argv: Sequence[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a log may hold what the terminal's encoding does not
+        if isinstance(stream, io.TextIOWrapper):  # a log may hold characters that the terminal's encoding lacks
             stream.reconfigure(errors="backslashreplace")
     try:
         return dispatch(list(argv))

@@ -1,12 +1,12 @@
-"""The container contract: what SageMaker's platform and its training toolkit promise to a script, below any base folder B (there:
-/opt/ml). The files and variables have the forms of sagemaker-training 5.1.4, so a script finds what it finds there.
+"""The container contract: what SageMaker's platform and training toolkit promise to a script, below any base folder B (on the
+platform: /opt/ml). Files and variables have the forms of sagemaker-training 5.1.4, so a script finds here what it finds there.
 
     B/code/                             the source; the script's working directory
     B/input/config/*.json               hyperparameters, resourceconfig, inputdataconfig
     B/input/data/CHANNEL/               data
     B/model/, B/output/data/            become model.tar.gz and output.tar.gz
     B/output/failure, B/output/success  how it ended
-    B/checkpoints/                      kept while the job trains, and there again when it starts again
+    B/checkpoints/                      kept while the job trains, and brought back when it starts again
 
 agent.py makes these for its host; local.py and hosts.py pack the archives from the folders of all hosts."""
 from __future__ import annotations
@@ -27,10 +27,10 @@ from shoal.job.document import Channel, Job
 from shoal.job.folder import file_replace
 
 FAILURE_MAX = 1024  # characters of a failure reason
-GROUP = "homogeneousCluster"  # the name that the platform gives to the only group of instances
-# Hyperparameters of the toolkit, beside those that begin with sagemaker_: no argument of the script.
+GROUP = "homogeneousCluster"  # the platform's name for the only group of instances
+# Hyperparameters of the toolkit, besides those that begin with sagemaker_. They are not passed to the script as arguments.
 FRAMEWORK_NAMES = ("_tuning_objective_metric",)
-# Those that the toolkit knows itself; SM_FRAMEWORK_PARAMS holds the other ones with the prefix.
+# Hyperparameters that the toolkit knows. SM_FRAMEWORK_PARAMS holds the others with the prefix.
 TOOLKIT_NAMES = ("sagemaker_program", "sagemaker_submit_directory", "sagemaker_enable_cloudwatch_metrics",
                  "sagemaker_container_log_level", "sagemaker_job_name", "sagemaker_region", "sagemaker_s3_output",
                  "_tuning_objective_metric")
@@ -39,18 +39,18 @@ ENTRY_POINT = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._+-]*(/[A-Za-z0-9._][A-Za-z0-
 
 
 class ContractError(Exception):
-    """One line that says what is wrong, where, and what to do."""
+    """The message is one line: what is wrong, where, and what to do."""
 
 
 @dataclasses.dataclass
 class Container:
-    """What one host's script is told."""
+    """What one host's script is given."""
 
     base: pathlib.Path
     job: Job
     host: str
     hosts: List[str]
-    hyperparameters: Dict[str, Any]  # not encoded; the user's, and those that begin with sagemaker_
+    hyperparameters: Dict[str, Any]  # not encoded: the user's, and those that begin with sagemaker_
     gpus: int = 0
     interface: str = "eth0"
     meet: Optional[Tuple[str, int]] = None  # where the ranks of several hosts meet
@@ -82,7 +82,7 @@ class Container:
 # ---- hyperparameters ----
 
 def hyperparameters_read(encoded: Mapping[str, Any]) -> Dict[str, Any]:
-    """The values of hyperparameters.json. Text that is not JSON stays text."""
+    """Decodes the values of hyperparameters.json. Text that is not JSON stays text."""
     def value_read(text: Any) -> Any:
         try:
             return json.loads(text) if isinstance(text, str) else text
@@ -92,7 +92,7 @@ def hyperparameters_read(encoded: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def hyperparameters_encode(values: Mapping[str, Any]) -> Dict[str, str]:
-    """As the SDK v2 sends them: JSON in a string, text too."""
+    """Encodes values as the SDK v2 sends them: each as JSON in a string, including text."""
     return {name: json.dumps(value) for name, value in values.items()}
 
 
@@ -105,7 +105,7 @@ def _of_script(hyperparameters: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def arguments_of(hyperparameters: Mapping[str, Any]) -> List[str]:
-    """The script's arguments: sorted; `--name value`, `-n value`, `--name k=v,k=v` for a mapping, `--flag True`."""
+    """Returns the script's arguments, sorted: `--name value`, `-n value`, `--name k=v,k=v` for a mapping, `--flag True`."""
     arguments = []
     for name, value in sorted(_of_script(hyperparameters).items()):
         arguments.append(f"--{name}" if len(name) > 1 else f"-{name}")
@@ -117,7 +117,8 @@ def arguments_of(hyperparameters: Mapping[str, Any]) -> List[str]:
 
 
 def command_of(code: pathlib.Path, entry_point: str, arguments: List[str], python: str = sys.executable) -> List[str]:
-    """How the entry point is started in its folder: a Python program, a package (code has a setup.py), else by the shell."""
+    """Returns the command that starts the entry point in its folder: as a Python program, as a package (if code has a
+    setup.py), or else by the shell."""
     if not ENTRY_POINT.fullmatch(entry_point) or ".." in entry_point.split("/"):
         raise ContractError(f"entry_point is {entry_point!r}: it must be a path below source_dir, of letters, digits and . _ + -")
     if not (code / entry_point).exists() and not (code / "setup.py").is_file():
@@ -131,7 +132,7 @@ def command_of(code: pathlib.Path, entry_point: str, arguments: List[str], pytho
 
 
 def _shell_script_prepare(path: pathlib.Path) -> None:
-    """Makes a script executable, as the toolkit does; the mode of a file is often lost on its way, as in archives of Windows."""
+    """Makes a script executable, as the toolkit does. Files often lose their mode on the way, as in archives from Windows."""
     path.chmod(path.stat().st_mode | 0o111)
     with open(path, "rb") as file:
         first = file.readline(4096)
@@ -148,7 +149,7 @@ def folders_make(container: Container) -> None:
 
 
 def channel_config(channel: Channel) -> Dict[str, str]:
-    """The channel as inputdataconfig.json has it."""
+    """Returns a channel's entry in inputdataconfig.json."""
     config = {"TrainingInputMode": channel.input_mode, "S3DistributionType": channel.distribution,
               "RecordWrapperType": channel.record_wrapping or "None"}
     if channel.content_type:
@@ -175,7 +176,7 @@ def config_write(container: Container) -> None:
 
 
 def _host_number(host: str) -> Tuple[int, str]:
-    """algo-10 comes after algo-9, where plain sorting of text has it after algo-1."""
+    """Returns the key that sorts algo-10 after algo-9; plain text sorting puts it after algo-1."""
     number = re.search(r"(\d+)$", host)
     return (int(number.group(1)) if number else 0, host)
 
@@ -183,14 +184,14 @@ def _host_number(host: str) -> Tuple[int, str]:
 # ---- variables ----
 
 def variable_text(value: Any) -> str:
-    """Text as it is, None empty, everything else compact JSON with sorted keys."""
+    """Returns text unchanged, None as empty text, and everything else as compact JSON with sorted keys."""
     if value is None or isinstance(value, str):
         return value or ""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
 
 def _training_environment(container: Container) -> Dict[str, Any]:
-    """The toolkit's description of a host, as SM_TRAINING_ENV holds it."""
+    """Returns the toolkit's description of a host, the content of SM_TRAINING_ENV."""
     job, resources, values = container.job, resource_config(container), container.hyperparameters
     entry_point = values.get("sagemaker_program") or job.entry_point
     is_distributed = any(name.endswith("_enabled") and value is True for name, value in values.items() if _is_framework(name))
@@ -215,13 +216,13 @@ def _training_environment(container: Container) -> Dict[str, Any]:
     }
 
 
-# What the toolkit calls otherwise in a variable than in its description of the host.
+# Names that the toolkit changes between its description of the host and its variables.
 RENAMED = {"hyperparameters": "hps", "additional_framework_parameters": "framework_params"}
 NOT_ALONE = ("channel_input_dirs", "distribution_hosts", "is_master", "job_name", "master_hostname")  # in SM_TRAINING_ENV only
 
 
 def environment_of(container: Container) -> Dict[str, str]:
-    """The variables of the contract: SM_*, and the few without that prefix."""
+    """Returns the variables of the contract: SM_*, and the few without that prefix."""
     described = _training_environment(container)
     values = {RENAMED.get(name, name): value for name, value in described.items() if name not in NOT_ALONE}
     values["channels"] = sorted(container.job.channels)
@@ -238,7 +239,7 @@ def environment_of(container: Container) -> Dict[str, str]:
 
 
 def gpu_count(environment: Optional[Mapping[str, str]] = None) -> int:
-    """How many GPUs a process with these variables sees."""
+    """Returns the number of GPUs that a process with these variables sees."""
     visible = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         words = [word.strip() for word in visible.split(",")]
@@ -247,7 +248,7 @@ def gpu_count(environment: Optional[Mapping[str, str]] = None) -> int:
 
 
 def interface_name() -> str:
-    """The interface of the default route; the loopback interface where there is none."""
+    """Returns the interface of the default route, or the loopback interface if there is no such route."""
     try:
         rows = [line.split() for line in pathlib.Path("/proc/net/route").read_text().splitlines()[1:]]
     except OSError:
@@ -258,20 +259,20 @@ def interface_name() -> str:
 # ---- how it ended ----
 
 def failure_text(reason: str) -> str:
-    """At most FAILURE_MAX characters; the end is what is left out."""
+    """Cuts the end off a reason longer than FAILURE_MAX characters."""
     reason = reason.strip()
     return reason if len(reason) <= FAILURE_MAX else reason[:FAILURE_MAX - 3].rstrip() + "..."
 
 
 def failure_write(container: Container, reason: str) -> None:
-    """Writes B/output/failure, unless the script has written one."""
+    """Writes B/output/failure, unless the script has written it."""
     path = container.output / "failure"
     if not path.exists():
         path.write_text(reason.strip() + "\n", encoding="utf-8")
 
 
 def failure_read(container: Container) -> Optional[str]:
-    """What the script has written there itself."""
+    """Returns what the script itself has written to B/output/failure."""
     path = container.output / "failure"
     text = path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else ""
     return failure_text(text) if text else None
@@ -284,7 +285,7 @@ def success_write(container: Container) -> None:
 # ---- archives ----
 
 def _files_below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Files, and folders without any, relative to the folder; links are followed, each folder is entered once on a path."""
+    """Yields files, and folders without any, relative to the folder. Follows links; enters each folder once on a path."""
     def walk(place: pathlib.Path, above: Tuple[str, ...]) -> Iterator[pathlib.Path]:
         real = os.path.realpath(place)
         if real in above:
@@ -304,7 +305,8 @@ def _files_below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def model_files(folders: Mapping[str, pathlib.Path]) -> Dict[str, pathlib.Path]:
-    """The files of all hosts' folders, by their names in the archive. Raises where hosts wrote different files of one name."""
+    """Returns the files of all hosts' folders by their names in the archive. Raises ContractError if hosts wrote different
+    files of one name."""
     found: Dict[str, Tuple[str, pathlib.Path]] = {}
     for host, folder in folders.items():
         for name in _files_below(folder):
@@ -317,7 +319,7 @@ def model_files(folders: Mapping[str, pathlib.Path]) -> Dict[str, pathlib.Path]:
 
 
 def output_files(folders: Mapping[str, pathlib.Path]) -> Dict[str, pathlib.Path]:
-    """The same of output data; files whose name several hosts used lie below their host's name."""
+    """Like model_files(), but for output data: if several hosts used a file name, their files go below their host's name."""
     by_name: Dict[str, Dict[str, pathlib.Path]] = {}
     for host, folder in folders.items():
         for name in _files_below(folder):
@@ -326,7 +328,7 @@ def output_files(folders: Mapping[str, pathlib.Path]) -> Dict[str, pathlib.Path]
 
 
 def archive_write(files: Mapping[str, pathlib.Path], archive: pathlib.Path) -> None:
-    """Writes a .tar.gz with the files at its root. The archive is there as a whole or not at all."""
+    """Writes a .tar.gz with the files at its root. The archive appears whole or not at all."""
     unfinished = archive.with_name(f".{archive.name}.unfinished")
     try:
         with tarfile.open(unfinished, "w:gz", dereference=True, compresslevel=6) as tar:
@@ -340,7 +342,7 @@ def archive_write(files: Mapping[str, pathlib.Path], archive: pathlib.Path) -> N
 
 
 def space_text(folder: pathlib.Path, error: OSError) -> str:
-    """Words to add where a disk is full."""
+    """Returns text about free space to append to an error of a full disk."""
     if error.errno not in (28, 122):  # ENOSPC, EDQUOT
         return ""
     space = os.statvfs(folder)

@@ -1,8 +1,9 @@
-"""What each key of `distribution` means: the hyperparameters that a container gets, and how the workers of a host are started.
+"""The meaning of each key of `distribution`: the hyperparameters that a container gets, and how the workers of a host are
+started.
 
-Two kinds of mistakes are found here. Where the SageMaker Python SDK v2 refuses a setting, the text is the SDK's. What the SDK
-lets pass and nobody can mean (a misspelt key, `enabled` left out, two strategies at once) is refused in words of our own: with
-the SDK such a job trains undistributed, or with a strategy that the container chooses in silence."""
+This module finds two kinds of mistakes. If the SageMaker Python SDK v2 refuses a setting, the text is the SDK's. Some settings
+the SDK accepts although nobody can mean them: a misspelt key, a missing `enabled`, two strategies at once. These are refused in
+our own words; with the SDK such a job silently trains undistributed, or with a strategy that the container chooses."""
 from __future__ import annotations
 
 import contextlib
@@ -26,9 +27,9 @@ Mistake = Tuple[Place, str]
 class Strategy:
     """One way to distribute."""
 
-    settings: Dict[str, Tuple[type, ...]]  # which settings it has, and what they may be
+    settings: Dict[str, Tuple[type, ...]]  # the names of its settings, and their types
     runner: str
-    frameworks: Tuple[str, ...] = ()  # where it can be used; nothing: everywhere
+    frameworks: Tuple[str, ...] = ()  # with which it can be used; empty means all
     refusal: Optional[str] = None  # why Shoal does not serve it
 
 
@@ -38,7 +39,7 @@ _MPI_OPTIONS = {"custom_mpi_options": (str,)}
 STRATEGIES: Dict[Place, Strategy] = {
     ("smdistributed", "dataparallel"): Strategy({**_ENABLED, **_MPI_OPTIONS}, "shoal"),
     ("smdistributed", "modelparallel"): Strategy(
-        {**_ENABLED, "parameters": (dict, str)}, "mpi"),  # or torchrun: as the strategy beside it says
+        {**_ENABLED, "parameters": (dict, str)}, "mpi"),  # or torchrun, if the other enabled strategy is torch_distributed
     ("pytorchddp",): Strategy({**_ENABLED, **_MPI_OPTIONS}, "shoal", ("pytorch",)),
     ("torch_distributed",): Strategy(_ENABLED, "torchrun", ("pytorch",)),
     ("mpi",): Strategy({**_ENABLED, "processes_per_host": (int,), **_MPI_OPTIONS}, "mpi"),
@@ -47,14 +48,14 @@ STRATEGIES: Dict[Place, Strategy] = {
     ("pytorchxla",): Strategy(_ENABLED, "torchrun", ("pytorch",), refusal="pytorchxla is not served: it needs SageMaker's own "
                                                                           "training compiler; use torch_distributed"),
 }
-# Strategies that may stand beside another one that is enabled: they choose how its processes are started.
+# Strategies that may be enabled together with modelparallel: they choose how its processes are started.
 _MODELPARALLEL: Place = ("smdistributed", "modelparallel")
 _LAUNCHERS_OF_MODELPARALLEL = (("mpi",), ("torch_distributed",))
 SMDISTRIBUTED_STRATEGIES = ["dataparallel", "modelparallel"]  # as the SDK prints them
 
 
 LOG_LEVEL = 20  # logging.INFO, the SDK's default
-# Hyperparameters that say how a job is run; they come when its name is known.
+# Hyperparameters that describe how a job is run; they are set when its name is known.
 OF_THE_RUN = ("sagemaker_submit_directory", "sagemaker_program", "sagemaker_container_log_level", "sagemaker_job_name",
               "sagemaker_region")
 
@@ -63,38 +64,38 @@ OF_THE_RUN = ("sagemaker_submit_directory", "sagemaker_program", "sagemaker_cont
 class Launch:
     """How the workers of each host are started."""
 
-    # "shoal": `shoal run` starts them. "torchrun": the same, and the variables are those of torchrun. "mpi": the same, and
-    # those of Open MPI. "tensorflow": one process on each host, with TF_CONFIG. "plain": one process on each host that knows of
-    # no other.
+    # "shoal": `shoal run` starts them. "torchrun": like "shoal", with the variables of torchrun. "mpi": like "shoal", with the
+    # variables of Open MPI. "tensorflow": one process on each host, with TF_CONFIG. "plain": one process on each host that
+    # knows no other.
     runner: str
     workers_per_host: int
     environment: Dict[str, str] = dataclasses.field(default_factory=dict)  # for every worker
     options: List[str] = dataclasses.field(default_factory=list)  # for `shoal run`
-    tf_config: Optional[str] = None  # "parameter_server" or "multi_worker_mirrored_strategy": what tf_config() is asked for
-    notes: List[str] = dataclasses.field(default_factory=list)  # lines for the log: what was asked for and has no meaning here
+    tf_config: Optional[str] = None  # "parameter_server" or "multi_worker_mirrored_strategy": the argument of tf_config()
+    notes: List[str] = dataclasses.field(default_factory=list)  # lines for the log: settings that have no meaning here
 
 
 def names_like(word: str, known: Iterable[str]) -> str:
-    """`; did you mean "dataparallel"?`, or nothing when no known name is near."""
+    """Returns a text such as `; did you mean "dataparallel"?`, or "" if no known name is similar."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f'; did you mean "{near[0]}"?' if near else ""
 
 
 def strategy_of(distribution: Dict[str, Any]) -> Optional[Place]:
-    """The strategy that a distribution without mistakes enables."""
+    """Returns the strategy that a distribution without mistakes enables."""
     found = [place for place in STRATEGIES if _is_enabled(_settings(distribution, place))]
     beside = [place for place in found if place not in _LAUNCHERS_OF_MODELPARALLEL]
     return (beside or found or [None])[0]
 
 
 def launch_of(job: Job, host_gpus: int = 0) -> Launch:
-    """How the job's workers are started on a host with so many GPUs. Raises ValueError for the first mistake in
+    """Returns how the job's workers are started on a host with `host_gpus` GPUs. Raises ValueError for the first mistake in
     `distribution`."""
     for place, text in mistakes(job):
         raise ValueError(f"{'.'.join(('distribution',) + place)}: {text}")
     place = strategy_of(job.distribution)
     if place is None:
-        # The SDK has no number of workers without a strategy; a document that gives one asks for workers that know each other.
+        # The SDK sets no number of workers without a strategy; a document that does asks for workers that know each other.
         return Launch("shoal" if job.workers_per_host else "plain", job.workers_per_host or 1)
     strategy = STRATEGIES[place]
     if strategy.runner == "tensorflow":
@@ -110,14 +111,15 @@ def launch_of(job: Job, host_gpus: int = 0) -> Launch:
 
 
 def _workers_per_host(job: Job, host_gpus: int) -> int:
-    """As the vendor's containers: what `mpi` says holds for every strategy, even where it is not enabled itself."""
+    """Follows the vendor's containers: the number under `mpi` applies to every strategy, even if `mpi` itself is not
+    enabled."""
     return job.workers_per_host or _settings(job.distribution, ("mpi",)).get("processes_per_host") or host_gpus or 1
 
 
 # ------------------------------------------------------------ mistakes
 
 def mistakes(job: Job) -> List[Mistake]:
-    """All mistakes in the `distribution` of a job whose other fields have the right types."""
+    """Returns all mistakes in the `distribution` of a job whose other fields have the right types."""
     asked = Asked(job.distribution, job.framework, instance_type=job.instance_type, entry_point=job.entry_point,
                   image_uri="given")
     found = all_mistakes(asked)
@@ -136,8 +138,8 @@ def mistakes(job: Job) -> List[Mistake]:
     return found
 
 
-# Parameters of smdistributed.modelparallel, of its versions 1 and 2, that split a model or its state over ranks, and the values
-# with which they do not.
+# Parameters of smdistributed.modelparallel, versions 1 and 2, that split a model or its state over ranks, with the values for
+# which they do not.
 _WHOLE: Dict[str, Tuple[Any, ...]] = {
     **dict.fromkeys(("partitions", "pipeline_parallel_degree", "tensor_parallel_degree", "expert_parallel_degree",
                      "context_parallel_degree", "sharded_data_parallel_degree", "hybrid_shard_degree"), (1,)),
@@ -149,7 +151,7 @@ def _parameters_not_served(distribution: Dict[str, Any]) -> Iterator[Mistake]:
     try:
         parameters = mp_parameters(distribution) or {}
     except ValueError:
-        return  # told already
+        return  # already reported
     for name, value in parameters.items():
         if name in _WHOLE and value not in _WHOLE[name]:
             yield _MODELPARALLEL + ("parameters", name), (
@@ -159,7 +161,8 @@ def _parameters_not_served(distribution: Dict[str, Any]) -> Iterator[Mistake]:
 
 @dataclasses.dataclass
 class Asked:
-    """What the SDK looks at when it checks a distribution. `image_uri` given: it checks no version and no instance type."""
+    """The values that the SDK uses to check a distribution. If `image_uri` is given, the SDK checks no version and no instance
+    type."""
 
     distribution: Any
     framework: Optional[str]
@@ -171,7 +174,8 @@ class Asked:
 
 
 def all_mistakes(asked: Asked) -> List[Mistake]:
-    """What the SDK refuses, in its order, then what only we refuse. A place has one mistake, the first that was found."""
+    """Returns what the SDK refuses, in its order, then what only we refuse. Reports one mistake per place, the first that was
+    found."""
     found: Dict[Place, str] = {}
     for finder in (vendor_mistakes, own_mistakes):
         for place, text in finder(asked):
@@ -241,7 +245,7 @@ def _mistakes_of_setting(place: Place, value: Any) -> Iterator[Mistake]:
 
 
 def _mistakes_of_combination(distribution: Dict[str, Any]) -> Iterator[Mistake]:
-    """Of two strategies the SDK or the container chooses one, and says nothing."""
+    """If two strategies are enabled, the SDK or the container silently chooses one."""
     enabled = [place for place in STRATEGIES if _is_enabled(_settings(distribution, place))]
     modelparallel = _MODELPARALLEL
     others = [place for place in enabled if place not in _LAUNCHERS_OF_MODELPARALLEL] if modelparallel in enabled else enabled
@@ -256,7 +260,7 @@ def _mistakes_of_combination(distribution: Dict[str, Any]) -> Iterator[Mistake]:
 
 
 def said(value: Any) -> str:
-    """A value in a message, as short as it is understood."""
+    """Returns a value for a message, shortened to 60 characters."""
     try:
         text = json.dumps(value)
     except (TypeError, ValueError):
@@ -270,7 +274,7 @@ def _kinds(kinds: Sequence[type]) -> str:
 
 
 def _settings(distribution: Any, place: Place) -> Dict[str, Any]:
-    """The settings of a strategy; nothing where there are none, or where a mistake stands in their place."""
+    """Returns the settings of a strategy; empty if it has none, or if a mistake takes their place."""
     for key in place:
         distribution = distribution.get(key) if isinstance(distribution, dict) else None
     return distribution if isinstance(distribution, dict) else {}
@@ -282,7 +286,7 @@ def _is_enabled(settings: Dict[str, Any]) -> bool:
 
 # ------------------------------------------------------------ what the SDK refuses
 
-# Versions for which the SDK knows a container; it asks only where image_uri names none.
+# Versions for which the SDK has a container. The SDK checks them only if there is no image_uri.
 _DATAPARALLEL_VERSIONS = {
     "tensorflow": ["2.3", "2.3.1", "2.3.2", "2.4", "2.4.1", "2.4.3", "2.5", "2.5.0", "2.5.1", "2.6", "2.6.0", "2.6.2", "2.6.3",
                    "2.7", "2.7.1", "2.8", "2.8.0", "2.9", "2.9.1", "2.9.2", "2.10", "2.10.1", "2.11", "2.11.0"],
@@ -298,14 +302,15 @@ BOTH = "Cannot use both pytorchddp and smdistributed distribution options togeth
 
 
 def vendor_mistakes(asked: Asked) -> Iterator[Mistake]:
-    """In the SDK's order and words. A setting of a type that it stumbles over is left to own_mistakes()."""
+    """Yields what the SDK refuses, in its order and words. Leaves settings that would crash the SDK by their type to
+    own_mistakes()."""
     chosen, is_pytorch = asked.distribution, asked.framework != "tensorflow"
     if not isinstance(chosen, dict):
         return
     if is_pytorch and "pytorchddp" in chosen and "smdistributed" in chosen:
         yield ("pytorchddp",), BOTH
     if isinstance(chosen.get("instance_groups"), (list, tuple, str)) and chosen["instance_groups"]:
-        yield ("instance_groups",), "Instance groups not specified in the estimator !"  # ours have none to specify
+        yield ("instance_groups",), "Instance groups not specified in the estimator !"  # our estimators cannot specify any
     yield from _vendor_trainium(asked)
     yield from _vendor_smdistributed(asked)
     if is_pytorch:
@@ -322,7 +327,7 @@ def vendor_mistakes(asked: Asked) -> Iterator[Mistake]:
 
 
 def _vendor_machines(asked: Asked) -> Iterator[Mistake]:
-    """Instance types and images that the vendor's library does not run on."""
+    """Yields instance types and images that the vendor's library does not support."""
     place: Place = ("smdistributed",)
     if not _settings(asked.distribution, place) or _is_enabled(_settings(asked.distribution, ("torch_distributed",))):
         return
@@ -371,7 +376,7 @@ def _vendor_smdistributed(asked: Asked) -> Iterator[Mistake]:
 
 
 def _vendor_dataparallel(place: Place, asked: Asked) -> Iterator[Mistake]:
-    """`pytorchddp` has the texts of smdistributed.dataparallel, to which the SDK changes it."""
+    """Checks dataparallel. `pytorchddp` has the same error texts, because the SDK converts it to smdistributed.dataparallel."""
     if not _is_enabled(_settings(asked.distribution, place)):
         return
     text = "" if asked.instance_type else "Please specify an instance_type for smdataparallel.\n"
@@ -487,7 +492,8 @@ def _mp_conditions(parameters: Dict[str, Any]) -> Iterator[Tuple[bool, str]]:
 
 
 def mp_parameters(distribution: Dict[str, Any]) -> Optional[Dict[str, Any]]:
-    """The parameters of smdistributed.modelparallel where it is enabled. Raises ValueError in the SDK's words."""
+    """Returns the parameters of smdistributed.modelparallel if it is enabled, else None. Raises ValueError in the SDK's
+    words."""
     settings = _settings(distribution, ("smdistributed", "modelparallel"))
     if not _is_enabled(settings):
         return None
@@ -504,8 +510,9 @@ def mp_parameters(distribution: Dict[str, Any]) -> Optional[Dict[str, Any]]:
 
 
 def with_parameters(distribution: Dict[str, Any], folder: pathlib.Path) -> Dict[str, Any]:
-    """A copy in which the parameters of smdistributed.modelparallel are those of the file that is named there. The job runs in other
-    folders, on other machines. A path starts at `folder`. If the file cannot be read, the path stays, and mistakes() reports why."""
+    """Returns a copy with the parameters of smdistributed.modelparallel read from the file that is named there, because the job
+    runs in other folders and on other machines. A relative path starts at `folder`. If the file cannot be read, the path stays,
+    and mistakes() reports why."""
     made = copy.deepcopy(distribution)
     settings = _settings(made, ("smdistributed", "modelparallel"))
     if isinstance(settings.get("parameters"), str):
@@ -518,8 +525,8 @@ def with_parameters(distribution: Dict[str, Any], folder: pathlib.Path) -> Dict[
 # ------------------------------------------------------------ hyperparameters
 
 def hyperparameters_of(job: Job, base: str = "/opt/ml") -> Dict[str, str]:
-    """What the container gets: names and values as the SDK v2 makes them, each value JSON. `base`: the base folder, in which
-    the source is `code`. Raises ValueError where mp_parameters() does."""
+    """Returns what the container gets: names and values as the SDK v2 makes them, each value as JSON. `base` is the base
+    folder, which has the source in `code`. Raises ValueError if mp_parameters() does."""
     values = dict(job.hyperparameters)
     level = values.get("sagemaker_container_log_level", LOG_LEVEL)
     if job.framework == "tensorflow":
@@ -533,7 +540,7 @@ def hyperparameters_of(job: Job, base: str = "/opt/ml") -> Dict[str, str]:
 
 
 def _model_dir(job: Job, base: str) -> Dict[str, Any]:
-    """TensorFlow's script is told where its model goes; `model_dir` false: it is not."""
+    """Passes TensorFlow's script the folder for its model, unless `model_dir` is false."""
     given = job.hyperparameters.get("model_dir")
     if given is not None:
         return {"model_dir": given}
@@ -543,8 +550,8 @@ def _model_dir(job: Job, base: str) -> Dict[str, Any]:
 
 
 def hyperparameters_of_distribution(distribution: Dict[str, Any], instance_type: Optional[str]) -> Dict[str, Any]:
-    """What the strategies add to the hyperparameters, not yet as JSON."""
-    if "pytorchddp" in distribution:  # another name of the same, as the SDK has it
+    """Returns what the strategies add to the hyperparameters, not yet as JSON."""
+    if "pytorchddp" in distribution:  # another name for the same strategy, as in the SDK
         distribution = {**distribution, "smdistributed": {"dataparallel": distribution["pytorchddp"]}}
     torchrun = _is_enabled(_settings(distribution, ("torch_distributed",)))
     values = {} if torchrun and "smdistributed" not in distribution else dict(_of_strategies(distribution, instance_type))
@@ -583,8 +590,8 @@ def region() -> str:
 
 # ------------------------------------------------------------ options of mpirun
 
-# How many words follow an option, and what it means to us; no function: nothing to do, as all processes get the whole
-# environment and every line is tagged with its rank anyway.
+# For each option: how many words follow it, and the function that applies it. Without a function there is nothing to do,
+# because all processes get the whole environment and every line is tagged with its rank anyway.
 _Meaning = Optional[Callable[[Launch, List[str]], bool]]
 
 
@@ -625,12 +632,12 @@ MPI_OPTIONS: Dict[str, Tuple[int, _Meaning]] = {
 
 
 def _read_mpi_options(text: str, launch: Launch) -> None:
-    """Does what the options mean to us; of all others the launch gets one note."""
+    """Applies the options that have a meaning here; adds one note to the launch about all others."""
     words, ignored = shlex.split(text), []
     while words:
         option, words = words[0], words[1:]
         count, meaning = MPI_OPTIONS.get(option.lstrip("-"), (-1, None)) if option.startswith("-") else (-1, None)
-        if count < 0:  # an option that we do not know has the words that follow it, up to the next option
+        if count < 0:  # an unknown option owns the words that follow it, up to the next option
             count = next((index for index, word in enumerate(words) if word.startswith("-")), len(words))
             understood = False
         elif len(words) < count:
@@ -649,9 +656,9 @@ def _read_mpi_options(text: str, launch: Launch) -> None:
 
 def tf_config(style: str, hosts: List[str], host: str, is_server: bool = False,
               address: Callable[[str, int], str] = "{}:{}".format) -> Optional[Dict[str, Any]]:
-    """TF_CONFIG of a process on `host`, as SageMaker's TensorFlow containers write it. `is_server`: of the parameter server
-    that runs beside the worker. `address`: where a port of a host is reached, if not at its name. None where the script gets
-    none: a parameter server on one host."""
+    """Returns TF_CONFIG of a process on `host`, as SageMaker's TensorFlow containers write it. With `is_server` it is that of
+    the parameter server that runs alongside the worker. `address` maps a host's name and port to the address that reaches it,
+    by default the name itself. Returns None if the script gets none: with a parameter server on one host."""
     if style == "multi_worker_mirrored_strategy":
         return {"cluster": {"worker": [address(one, 8890) for one in hosts]}, "environment": "cloud",
                 "task": {"index": hosts.index(host), "type": "worker"}}

@@ -1,5 +1,5 @@
-"""The job document: everything that one job needs to know, as plain data. Field names are those of the SageMaker Python SDK v2 where
-it has the field. Reading a document and finding its mistakes is reading.py's work; running it is that of the modules beside it."""
+"""The job document: all settings of one job, as plain data. Field names are those of the SageMaker Python SDK v2 if it has the
+field. reading.py reads documents and finds their mistakes; other modules of this package run them."""
 from __future__ import annotations
 
 import dataclasses
@@ -9,8 +9,8 @@ from urllib.parse import unquote
 
 
 def local_path(uri: str) -> Optional[pathlib.Path]:
-    """The path that a URI names on this machine; None for a place elsewhere. What follows file:// is quoted, as Path.as_uri() writes
-    it; a path is not."""
+    """Returns the path that a URI names on this machine, or None if it is elsewhere. The part after file:// is quoted, as
+    Path.as_uri() writes it; a plain path is not."""
     if uri.startswith("file://"):
         return pathlib.Path(unquote(uri[len("file://"):]))
     return None if "://" in uri else pathlib.Path(uri)
@@ -18,10 +18,10 @@ def local_path(uri: str) -> Optional[pathlib.Path]:
 
 @dataclasses.dataclass
 class Channel:
-    """Where the data of one input channel lie, and how each host gets them."""
+    """The data of one input channel, and how each host gets them."""
 
     uri: str  # a folder or file, file://..., s3://bucket/prefix, or http(s)://...
-    input_mode: str = "File"  # "File": there before the script starts; "FastFile": the same here
+    input_mode: str = "File"  # "File": all data arrive before the script starts; "FastFile": the same here
     distribution: str = "FullyReplicated"  # or "ShardedByS3Key": objects are divided among hosts
     data_type: str = "S3Prefix"  # or "ManifestFile"
     content_type: Optional[str] = None
@@ -32,7 +32,7 @@ class Channel:
 
 @dataclasses.dataclass
 class Metric:
-    """A number that is read from the log: the first group of the regular expression."""
+    """A number to read from the log: the first group of the regular expression."""
 
     name: str
     regex: str
@@ -48,12 +48,12 @@ class Checkpoints:
 
 @dataclasses.dataclass
 class Where:
-    """What starts the job. `local`: this machine, each host of the job a group of processes here; `hosts`: the machines named, from an
-    allocation that runs the same command on each; `slurm`, `kubernetes`, `sagemaker`: these engines."""
+    """What starts the job. `local`: this machine; each host of the job is a group of processes here. `hosts`: the named
+    machines, in an allocation that runs the same command on each. `slurm`, `kubernetes`, `sagemaker`: these engines."""
 
     engine: str = "local"
     hosts: List[str] = dataclasses.field(default_factory=list)
-    options: Dict[str, Any] = dataclasses.field(default_factory=dict)  # the engine's own: partition, namespace, image, role, ...
+    options: Dict[str, Any] = dataclasses.field(default_factory=dict)  # of the engine: partition, namespace, image, role, ...
 
 
 @dataclasses.dataclass
@@ -61,15 +61,15 @@ class Job:
     """One training job."""
 
     entry_point: str
-    name: Optional[str] = None  # made from base_job_name or the entry point, and the time, when there is none
+    name: Optional[str] = None  # by default made of base_job_name or the entry point, and the time
     base_job_name: Optional[str] = None
     framework: Optional[str] = None  # "pytorch", "tensorflow" or nothing
     source_dir: Optional[str] = None
-    requirements: Optional[str] = None  # below source_dir; requirements.txt where that exists
-    dependencies: List[str] = dataclasses.field(default_factory=list)  # folders and files copied beside the source
+    requirements: Optional[str] = None  # a file below source_dir; by default requirements.txt if it exists
+    dependencies: List[str] = dataclasses.field(default_factory=list)  # folders and files to copy next to the source
     instance_count: int = 1
     instance_type: str = "local"
-    workers_per_host: Optional[int] = None  # nothing: as the distribution says, else the host's GPUs, else 1
+    workers_per_host: Optional[int] = None  # by default what the distribution defines, else the host's GPUs, else 1
     distribution: Dict[str, Any] = dataclasses.field(default_factory=dict)
     hyperparameters: Dict[str, Any] = dataclasses.field(default_factory=dict)
     channels: Dict[str, Channel] = dataclasses.field(default_factory=dict)
@@ -79,12 +79,12 @@ class Job:
     stop_grace: int = 120  # seconds that the script has to end after SIGTERM
     restarts: int = 0
     checkpoints: Optional[Checkpoints] = None
-    output_path: Optional[str] = None  # where model.tar.gz and output.tar.gz go, besides the job's folder
+    output_path: Optional[str] = None  # where model.tar.gz and output.tar.gz go, in addition to the job's folder
     where: Where = dataclasses.field(default_factory=Where)
 
 
 def as_data(job: Job) -> Dict[str, Any]:
-    """The document as JSON has it; reading.py reads it back to the same job."""
+    """Returns the document as JSON stores it; reading.py reads it back to the same job."""
     return dataclasses.asdict(job)
 
 
@@ -92,7 +92,7 @@ def as_data(job: Job) -> Dict[str, Any]:
 class Problem:
     """A mistake in a document."""
 
-    where: str  # file, line where it is known, and key; may be empty
+    where: str  # file, line if known, and key; may be empty
     text: str
 
     def __str__(self) -> str:
@@ -100,8 +100,7 @@ class Problem:
 
 
 class JobError(ValueError):
-    """A job that cannot be started as it was written, or what was asked of a job and cannot be done. `problems`: all at
-    once."""
+    """A job cannot be started as written, or a request to a job cannot be met. `problems` has all mistakes at once."""
 
     def __init__(self, found: Union[str, List[Problem]]):
         self.problems = [Problem("", found)] if isinstance(found, str) else found

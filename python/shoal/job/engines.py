@@ -1,8 +1,9 @@
-"""Starts, follows and stops jobs, whatever engine they run on. The estimators and the command use these functions and no engine.
+"""Starts, follows and stops jobs on any engine. The estimators and the command use these functions; they call no engine
+directly.
 
     folder = job_start(job)                     returns when the job is under way
     status = job_wait(folder, out=sys.stdout)   follows the logs until the job has ended
-    status = job_status(folder)                 the truth, as far as it can be known from here
+    status = job_status(folder)                 the job's status, as far as it can be known from here
     job_stop(folder)"""
 from __future__ import annotations
 
@@ -22,9 +23,9 @@ ENGINES = ("local", "hosts", "slurm", "kubernetes", "sagemaker")
 BEFORE_TRAINING = ("Starting", "Pending", "Requeued", "Downloading")
 LOOK_S = 0.2  # between two looks at the logs
 STATUS_S = 1.0  # between two looks at the status
-PATIENCE_S = 900.0  # a command that waits for a job ends after this time without an answer
-READ_BYTES = 1 << 18  # read of a log at a time
-COLOURS = (36, 33, 35, 32, 34, 31)  # of hosts, on a terminal
+PATIENCE_S = 900.0  # a command that waits for a job gives up after this time without an answer
+READ_BYTES = 1 << 18  # size of a read of a log
+COLOURS = (36, 33, 35, 32, 34, 31)  # colors of hosts on a terminal
 
 
 class NoSuchJob(EngineError):
@@ -32,9 +33,9 @@ class NoSuchJob(EngineError):
 
 
 def engine_of(name: str) -> Any:
-    """The module of an engine. It has start(job, folder), which returns when the job is under way or raises EngineError; stop(folder),
-    which asks for the end; and refresh(folder, status), which returns the job's present status from the one that its folder holds.
-    If the job's own processes write that file, refresh() does not."""
+    """Returns the module of an engine. It has start(job, folder), which returns when the job is under way or raises
+    EngineError; stop(folder), which requests the end; and refresh(folder, status), which returns the job's present status,
+    given the status in its folder. If the job's own processes write the status file, refresh() does not."""
     if name not in ENGINES:
         raise EngineError(f"there is no engine {name!r}: known are {', '.join(ENGINES)}")
     return importlib.import_module(f"shoal.job.{name}")
@@ -42,8 +43,9 @@ def engine_of(name: str) -> Any:
 
 def job_start(job: Job, jobs: Optional[pathlib.Path] = None, host_index: Optional[int] = None,
               clone: Optional[pathlib.Path] = None) -> JobFolder:
-    """Starts a job whose document has no mistakes; with the engine "hosts" the part of this machine, which is host `host_index` where
-    nothing else says so. `clone`: as folder_create() has it. Raises EngineError; then it is as if the job had never been."""
+    """Starts a job whose document has no mistakes. With the engine "hosts" it starts this machine's part; this machine is host
+    `host_index` unless something else defines its index. `clone` is that of folder_create(). Raises EngineError; then no trace
+    of the job is left."""
     engine = engine_of(job.where.engine)
     if job.where.engine == "hosts":
         if clone:
@@ -60,7 +62,7 @@ def job_start(job: Job, jobs: Optional[pathlib.Path] = None, host_index: Optiona
 
 
 def folder_find(name: str, jobs: Optional[pathlib.Path] = None) -> JobFolder:
-    """The folder of a job that is there. Raises EngineError."""
+    """Returns the folder of an existing job. Raises EngineError."""
     folder = JobFolder(name, jobs)
     if "/" in name or not (folder.path / "status.json").is_file():
         raise NoSuchJob(f"there is no job named {name} in {folder.path.parent} (SHOAL_JOBS names another folder)")
@@ -68,7 +70,7 @@ def folder_find(name: str, jobs: Optional[pathlib.Path] = None) -> JobFolder:
 
 
 def jobs_list(jobs: Optional[pathlib.Path] = None) -> List[Status]:
-    """All jobs, the newest first. One that cannot be asked about has the status "Unknown", with the reason."""
+    """Returns all jobs, the newest first. If the status of one cannot be found out, it is "Unknown", with the reason."""
     place = jobs or jobs_folder()
     names = [entry.name for entry in place.iterdir() if (entry / "status.json").is_file()] if place.is_dir() else []
     return sorted((_status_or_reason(JobFolder(name, jobs)) for name in names), key=lambda status: -status.created)
@@ -80,7 +82,7 @@ def _status_or_reason(folder: JobFolder) -> Status:
         status.created = (folder.path / "status.json").stat().st_mtime
         status = folder.status()
         return job_status(folder)
-    except Exception as error:  # such as a package that its engine needs: the other jobs are listed nevertheless
+    except Exception as error:  # such as a missing package of its engine; the other jobs are still listed
         why = str(error) if isinstance(error, JobError) else f"{type(error).__name__}: {error}"
         return dataclasses.replace(status, name=folder.name, status="Unknown", failure_reason=why)
 
@@ -92,14 +94,15 @@ def job_status(folder: JobFolder) -> Status:
 
 
 def job_stop(folder: JobFolder) -> None:
-    """Asks for the end of a job and returns at once. One that has ended is left as it is."""
+    """Requests the end of a job and returns at once. Leaves an ended job as it is."""
     status = job_status(folder)
     if status.status not in ENDED:
         engine_of(status.engine).stop(folder)
 
 
 def job_wait(folder: JobFolder, out: Optional[TextIO] = None, told: Optional[TextIO] = None) -> Status:
-    """Until the job has ended. Its logs go to `out` (with the engine "hosts" those of this machine), its phases and downloads to `told`."""
+    """Waits until the job has ended. Writes its logs to `out` (with the engine "hosts" those of this machine), its phases and
+    downloads to `told`."""
     follower = Follower(folder, out) if out else None
     display = Display(folder, told) if told else None
     asker = Asker(folder, told)
@@ -110,7 +113,7 @@ def job_wait(folder: JobFolder, out: Optional[TextIO] = None, told: Optional[Tex
             if display and status_text(status) != seen:
                 display.clear()
                 if follower and status.status in ENDED:
-                    follower.follow()  # its last lines are shown before its end
+                    follower.follow()  # shows its last lines before its end
                 print(f"shoal job: {folder.name}: {status_text(status)}", file=told, flush=True)
             seen = status_text(status)
         if display and status.status in BEFORE_TRAINING:
@@ -127,14 +130,14 @@ def status_text(status: Status) -> str:
 
 
 class Asker:
-    """Asks how a job stands, again and again, until it is known: a server that does not answer for a while ends no wait."""
+    """Asks for a job's status repeatedly. A wait does not end because a server does not answer for a while."""
 
     def __init__(self, folder: JobFolder, told: Optional[TextIO] = None):
         self.folder, self.told, self.said = folder, told, ""
         self.last, self.answered_at = folder.status(), time.monotonic()
 
     def status(self) -> Status:
-        """The last one that was known. Raises JobError after PATIENCE_S without an answer, or if the job's folder is gone."""
+        """Returns the last known status. Raises JobError after PATIENCE_S without an answer, or if the job's folder is gone."""
         try:
             self.last, self.said = job_status(self.folder), ""
             self.answered_at = time.monotonic()
@@ -148,7 +151,7 @@ class Asker:
 
 
 class Follower:
-    """Shows what has come to the logs of all hosts since the last look."""
+    """Shows what the logs of all hosts have received since the last look."""
 
     def __init__(self, folder: JobFolder, out: TextIO):
         self.folder, self.out = folder, out
@@ -159,7 +162,7 @@ class Follower:
         self.is_coloured = out.isatty()
 
     def follow(self) -> None:
-        """Whole lines only, but for the last of an ended job."""
+        """Shows whole lines only, except at the end of a job, whose last line may lack its newline."""
         for number, host in enumerate(self.hosts):
             if host not in self.shown:
                 continue
@@ -175,7 +178,7 @@ class Follower:
         prefix = self._prefix(host, number)
         while True:
             data = log.read(READ_BYTES)
-            whole = data[:data.rfind(b"\n") + 1] or (data if len(data) == READ_BYTES else b"")  # one line may be longer than that
+            whole = data[:data.rfind(b"\n") + 1] or (data if len(data) == READ_BYTES else b"")  # a line may exceed a read
             if not whole:
                 return
             log.seek(len(whole) - len(data), 1)

@@ -1,5 +1,5 @@
-"""PyTorch, TensorFlow and Estimator with the names and arguments of the SageMaker Python SDK v2, so that a cell of a notebook
-runs with its import changed:
+"""PyTorch, TensorFlow and Estimator with the names and arguments of the SageMaker Python SDK v2, so that a notebook cell runs
+after only its import is changed:
 
     from shoal.job import PyTorch
     estimator = PyTorch(entry_point="train.py", source_dir="code", instance_count=2, instance_type="local", image_uri="any",
@@ -7,9 +7,9 @@ runs with its import changed:
     estimator.fit("data/train")
     predictor = estimator.deploy(1, "local")
 
-An estimator writes a Job; engines.py starts it where `where` says. Arguments that mean something to AWS alone are accepted, and
-one line of the log names them. What the SDK refuses in `distribution` is a ValueError in its words; what it lets pass and
-nobody can mean is a JobError (a ValueError, too)."""
+An estimator makes a Job; engines.py starts it on the engine `where`. Arguments that have a meaning only on AWS are accepted,
+and one line of the log names them. If the SDK refuses a `distribution`, it is a ValueError in the SDK's words. A `distribution`
+that the SDK accepts but nobody can mean is a JobError, which is also a ValueError."""
 from __future__ import annotations
 
 import contextlib
@@ -37,7 +37,7 @@ TROUBLESHOOTING = "https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-pyt
 BASE = "/opt/ml"
 STAMP_LENGTH = len("-2026-01-31-23-59-59-999")
 
-# Arguments that mean nothing outside AWS.
+# Arguments without a meaning outside AWS.
 AWS_ONLY = (
     "role", "keep_alive_period_in_seconds", "volume_size", "volume_kms_key", "output_kms_key", "sagemaker_session", "tags",
     "subnets",
@@ -47,19 +47,19 @@ AWS_ONLY = (
     "disable_output_compression", "enable_remote_debug", "enable_session_tag_chaining", "training_plan",
     "instance_placement_config",
     "compiler_config")
-# Arguments that change what is run, and that Shoal has nothing for: the job would not be the one that was meant.
+# Arguments that would change the job in ways that Shoal does not support, so they are refused.
 NOT_SERVED = {
     "instance_groups": "all hosts of a job are of one kind; give instance_count and instance_type",
     "container_entry_point": "give entry_point", "container_arguments": "give hyperparameters",
     "training_recipe": "give entry_point", "recipe_overrides": "give hyperparameters",
 }
-# Names of version 1 of the SDK, which its version 2 still takes.
+# Names of the SDK's version 1 that its version 2 still accepts.
 RENAMED = {
     "train_instance_count": "instance_count", "train_instance_type": "instance_type", "train_max_run": "max_run",
     "train_use_spot_instances": "use_spot_instances", "train_max_wait": "max_wait", "train_volume_size": "volume_size",
     "train_volume_kms_key": "volume_kms_key", "image_name": "image_uri", "distributions": "distribution",
 }
-# Arguments of deploy() and of the model that it makes which have no meaning here.
+# Arguments of deploy(), and of the model that it makes, without a meaning here.
 DEPLOY_IGNORED = (
     "initial_instance_count", "instance_type", "accelerator_type", "use_compiled_model", "wait", "kms_key",
     "data_capture_config",
@@ -71,7 +71,7 @@ MODEL_IGNORED = ("role", "image_uri", "vpc_config_override", "vpc_config", "depe
 
 
 class UnexpectedStatusException(ValueError):
-    """A job ended otherwise than it should have."""
+    """A job ended with another status than it should have."""
 
     def __init__(self, message: str, allowed_statuses: List[str], actual_status: str):
         self.allowed_statuses = allowed_statuses
@@ -86,14 +86,14 @@ class CapacityError(UnexpectedStatusException):
 # ------------------------------------------------------------ a job that was started
 
 class TrainingJob:
-    """What fit() has started."""
+    """A job that fit() started."""
 
     def __init__(self, name: str):
         self.name = self.job_name = name
         self.folder = JobFolder(name)
 
     def wait(self, logs: Any = True) -> None:
-        """Until the job has ended; raises UnexpectedStatusException where it has failed."""
+        """Waits until the job has ended. Raises UnexpectedStatusException if it failed."""
         from . import engines
         status = engines.job_wait(self.folder, sys.stdout if logs and logs != "None" else None)
         if logs and logs != "None" and status.started and status.ended:
@@ -111,7 +111,7 @@ class TrainingJob:
         return engines.job_status(self.folder)
 
     def describe(self) -> Dict[str, Any]:
-        """The parts of DescribeTrainingJob's answer that a job has here."""
+        """Returns the parts of DescribeTrainingJob's answer that exist here."""
         status, job = self.status(), self.job()
         ended = status.status in ("Completed", "Failed", "Stopped")
         found = {
@@ -150,13 +150,13 @@ def _check_status(status: Status) -> None:
 
 
 class TrainingJobAnalytics:
-    """The metrics of a job as a table of pandas."""
+    """The metrics of a job as a pandas table."""
 
     def __init__(self, training_job_name: str, metric_names: Optional[List[str]] = None):
         self.name, self.metric_names = training_job_name, metric_names
 
     def dataframe(self, force_refresh: bool = False) -> Any:
-        """Columns timestamp (seconds since the first), metric_name, value."""
+        """Returns the columns timestamp (seconds since the first), metric_name, value."""
         import pandas
         rows = list(self._rows())
         first = min((row["time"] for row in rows), default=0.0)
@@ -167,7 +167,7 @@ class TrainingJobAnalytics:
         self.dataframe().to_csv(filename)
 
     def _rows(self) -> Iterator[Dict[str, Any]]:
-        """Those of the metric definitions; what Shoal measures itself is in the same file."""
+        """Yields the numbers of the metric definitions; the file also has what Shoal measures itself."""
         names = self.metric_names or [metric.name for metric in TrainingJob(self.name).job().metric_definitions]
         path = JobFolder(self.name).metrics
         with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
@@ -179,8 +179,8 @@ class TrainingJobAnalytics:
 # ------------------------------------------------------------ estimators
 
 class EstimatorBase:
-    """What all estimators have. `where`: an engine's name, or Where(...); nothing: this machine. `workers_per_host` and
-    `requirements` are those of the document; these three are not the SDK's."""
+    """What all estimators share. `where` is an engine's name, or Where(...); by default this machine. `workers_per_host` and
+    `requirements` are those of the document. These three arguments are not the SDK's."""
 
     framework: Optional[str] = None
     model_cls: Type[Model] = Model
@@ -221,7 +221,7 @@ class EstimatorBase:
         self.jobs: List[TrainingJob] = []
 
     def _take(self, given: Dict[str, Any], kwargs: Dict[str, Any]) -> None:
-        """Makes attributes of arguments, says which of them mean nothing here, and refuses those that nobody knows."""
+        """Makes attributes of arguments, reports those without a meaning here, and refuses unknown ones."""
         for old, new in RENAMED.items():
             if old in kwargs and new in given:
                 given[new] = kwargs.pop(old)
@@ -240,14 +240,14 @@ class EstimatorBase:
         if ignored:
             logger.warning("%s: without meaning outside AWS, and ignored: %s", type(self).__name__, ", ".join(ignored))
 
-    # -- what the SDK's have, too --
+    # -- methods that the SDK's estimators also have --
 
     def set_hyperparameters(self, **kwargs: Any) -> None:
-        """As the SDK's: values become JSON here, and once more where they are sent; the script gets the same arguments."""
+        """Like the SDK's: values become JSON here, and again when they are sent; the script gets the same arguments."""
         self._hyperparameters.update({name: json.dumps(value) for name, value in kwargs.items()})
 
     def hyperparameters(self) -> Dict[str, str]:
-        """What is sent, as JSON each; how the job is run is among it from fit() on."""
+        """Returns the hyperparameters as they are sent, each as JSON. After fit() they include those that describe the run."""
         sent = distributions.hyperparameters_of(self.as_job())
         return sent if self._current_job_name else {name: value for name, value in sent.items()
                                                     if name not in distributions.OF_THE_RUN}
@@ -257,8 +257,8 @@ class EstimatorBase:
 
     def fit(self, inputs: Any = None, wait: bool = True, logs: Any = "All", job_name: Optional[str] = None,
             experiment_config: Optional[Dict[str, str]] = None) -> None:
-        """Starts a job, and waits for its end. Raises JobError with all mistakes before anything is started, and
-        UnexpectedStatusException where the job fails."""
+        """Starts a job and waits for its end. Raises JobError with all mistakes before anything starts, and
+        UnexpectedStatusException if the job fails."""
         if experiment_config:
             logger.warning("fit: without meaning outside AWS, and ignored: experiment_config")
         self._prepare_for_training(job_name)
@@ -270,7 +270,7 @@ class EstimatorBase:
             self.latest_training_job.wait(logs=logs)
 
     def _start(self, job: Job) -> JobFolder:
-        """With git_config the clone becomes part of the job's folder."""
+        """Starts the job. With git_config the clone becomes part of the job's folder."""
         if not self.git_config:
             return _start(job)
         jobs = jobs_folder()
@@ -292,7 +292,7 @@ class EstimatorBase:
         return base[:reading.NAME_MAX - STAMP_LENGTH].rstrip("-") + stamp
 
     def as_job(self, inputs: Any = None) -> Job:
-        """The document of what fit(inputs) starts."""
+        """Returns the document of the job that fit(inputs) starts."""
         where = self._where()
         channels = channels_of(inputs, self.input_mode, where.options.get("file_systems", {}))
         if self.model_uri:
@@ -335,7 +335,7 @@ class EstimatorBase:
     @classmethod
     def attach(cls, training_job_name: str, sagemaker_session: Any = None,
                model_channel_name: str = "model") -> "EstimatorBase":
-        """An estimator of a job that was started before, by whomever. Waits for its end, without logs."""
+        """Returns an estimator of a job that was started before, by anyone. Waits for its end, without logs."""
         from . import engines
         training_job = TrainingJob(engines.folder_find(training_job_name).name)
         estimator = cls._of_job(training_job.job(), model_channel_name)
@@ -378,7 +378,7 @@ class EstimatorBase:
 
     @property
     def model_data(self) -> Optional[str]:
-        """Where model.tar.gz is; None where the script has left no model."""
+        """The URI of model.tar.gz, or None if the script has left no model."""
         if self.latest_training_job is not None:
             return self.latest_training_job.status().model
         logger.warning("No finished training job found associated with this estimator. Please make sure this estimator is "
@@ -394,14 +394,14 @@ class EstimatorBase:
     def create_model(self, entry_point: Optional[str] = None, source_dir: Optional[str] = None, name: Optional[str] = None,
                      predictor_cls: Optional[Type[Predictor]] = None, env: Optional[Dict[str, str]] = None,
                      model_server_workers: Optional[int] = None, **kwargs: Any) -> Model:
-        """The model of the latest job, served by the training script where no other is named."""
+        """Returns the model of the latest job, served by the training script unless another is named."""
         _refuse_unknown("create_model", kwargs, MODEL_IGNORED)
         latest = self._latest()
         model = latest.status().model
         if model is None:
             raise JobError(f"job {latest.name} has left no model ({latest.status().status}): a script leaves it in the folder "
                            "that SM_MODEL_DIR names")
-        if self.git_config:  # the script lies in the job's folder
+        if self.git_config:  # the script is in the job's folder
             entry_point, source_dir = entry_point or latest.job().entry_point, source_dir or latest.job().source_dir
         return self.model_cls(model, entry_point or self.entry_point, source_dir or self.source_dir, name or self.base_job_name,
                               predictor_cls, env, model_server_workers)
@@ -414,7 +414,7 @@ class EstimatorBase:
                serverless_inference_config: Any = None, async_inference_config: Any = None, volume_size: Any = None,
                model_data_download_timeout: Any = None, container_startup_health_check_timeout: Any = None,
                inference_recommendation_id: Any = None, explainer_config: Any = None, **kwargs: Any) -> Predictor:
-        """An endpoint on this machine that serves the model of the latest job; returns when it answers."""
+        """Starts an endpoint on this machine that serves the model of the latest job; returns when it answers."""
         given = {name: value for name, value in locals().items() if name in DEPLOY_IGNORED}
         ignored = [name for name, value in {**given, **kwargs}.items() if name in DEPLOY_IGNORED + MODEL_IGNORED
                    and name not in ("initial_instance_count", "instance_type") and value not in (None, False, True)]
@@ -453,7 +453,7 @@ class Framework(EstimatorBase):
 
     def _distribute(self, distribution: Optional[Dict[str, Any]], framework_version: Optional[str],
                     py_version: Optional[str]) -> None:
-        """Checks versions and `distribution` as the SDK does, then as it does not."""
+        """Checks versions and `distribution` first as the SDK does, then by our own rules."""
         self.framework_version, self.py_version = framework_version, py_version
         asked = distributions.Asked(distribution or {}, self.framework, framework_version, py_version, self.image_uri,
                                     self.instance_type, self.entry_point)
@@ -495,7 +495,7 @@ class PyTorch(Framework):
 
 
 class TensorFlow(Framework):
-    """Trains a script of TensorFlow. `model_dir`: told to the script; False: it is not."""
+    """Trains a script of TensorFlow. `model_dir` is passed to the script, unless it is False."""
 
     framework = "tensorflow"
     model_cls = TensorFlowModel
@@ -531,7 +531,7 @@ def _note_compiler(estimator: Framework, compiler_config: Any) -> None:
 
 
 class Estimator(EstimatorBase):
-    """Trains any script. There is no container here to take a program from, so `entry_point` is needed."""
+    """Trains any script. `entry_point` is required: there is no container whose program could run."""
 
     def __init__(self, image_uri: str, role: Any = None, instance_count: Optional[int] = None,
                  instance_type: Optional[str] = None,
@@ -542,7 +542,7 @@ class Estimator(EstimatorBase):
             raise JobError("Estimator: the program of a container is not served: give entry_point, and source_dir")
 
     def set_hyperparameters(self, **kwargs: Any) -> None:
-        """As the SDK's, which makes JSON only where there is a source_dir."""
+        """Like the SDK's, which converts to JSON only if there is a source_dir."""
         self._hyperparameters.update(kwargs)
 
     def hyperparameters(self) -> Dict[str, Any]:

@@ -1,12 +1,13 @@
-"""Objects of a store as files of a cache on this machine, each brought once, however many processes and hosts of a job want it.
+"""Objects of a store as files of a cache on this machine. Each is downloaded once, however many processes and hosts of a job
+want it.
 
-    CACHE/objects/ab/abcd...         an object, whole; the name is the digest of its URI, size and version, and gives its time
-    CACHE/objects/ab/abcd....part    on its way; whoever brings it holds its lock (flock), the others wait
-    CACHE/objects/ab/abcd....done    which parts of a large one are in .part, a line each
+    CACHE/objects/ab/abcd...         an object, whole; the name is the digest of its URI, size and version, and defines its time
+    CACHE/objects/ab/abcd....part    an unfinished object; its downloader holds the lock (flock), the others wait
+    CACHE/objects/ab/abcd....done    which parts of a large object are in .part, one a line
 
-A process that is killed leaves .part and .done behind, and the next one goes on from there: the version is part of the name,
-and S3 is asked for this version only (If-Match). A part that does not have its length, or whose object has changed, never
-becomes an object."""
+A process that is killed leaves .part and .done behind, and the next one continues from there: the version is part of the name,
+and S3 is asked for this version only (If-Match). If a part has the wrong length, or its object has changed, it never becomes an
+object."""
 from __future__ import annotations
 
 import contextlib
@@ -29,17 +30,18 @@ OBJECTS_AT_ONCE = 8
 PARTS_AT_ONCE = 4  # of one object
 PART_BYTES = 16 << 20
 POLL_S = 0.02
-STALL_S = 300.0  # how long a part that somebody else brings may stand still
+STALL_S = 300.0  # seconds without progress after which we stop waiting for another process's download
 REPORT_EVERY_S = 0.2
 SPARE_BYTES = 1 << 20
 
 Say = Callable[[str], None]
-Report = Callable[[Optional[Amount]], None]  # None: nothing is on its way any more
+Report = Callable[[Optional[Amount]], None]  # None: nothing is under way
 Wanted = TypeVar("Wanted")
 
 
 def cache_folder(near: pathlib.Path) -> pathlib.Path:
-    """$SHOAL_CACHE; else `cache` in the folder of the job to which `near` belongs (JOB/hosts/HOST/...); else beside `near`."""
+    """Returns $SHOAL_CACHE if set; else `cache` in the folder of the job that owns `near` (JOB/hosts/HOST/...); else a folder
+    next to `near`."""
     named = os.environ.get("SHOAL_CACHE")
     if named:
         return pathlib.Path(named).absolute()
@@ -51,14 +53,14 @@ def cache_folder(near: pathlib.Path) -> pathlib.Path:
 
 
 class Progress:
-    """How much has come: to `report` while it comes, and a line every ten seconds; `end` says the sum. `add` may be called by any
-    thread."""
+    """Reports how much has arrived: to `report` continuously, and as a line every ten seconds. `end` logs the total. Any thread
+    may call `add`."""
 
     def __init__(self, what: str, objects: int, size: int, say: Say, report: Report = lambda amount: None):
         self.what, self.objects, self.size, self.say, self.report = what, objects, size, say, report
         self.lock = threading.Lock()
         self.bytes = 0  # that are here
-        self.came = 0  # that this process has brought
+        self.came = 0  # that this process downloaded
         self.started = self.said = time.monotonic()
         self.reported = 0.0
 
@@ -93,7 +95,7 @@ class Progress:
 
 def bring_at_once(wanted: Sequence[Wanted], bring: Callable[[Wanted], object], stop: threading.Event,
                   progress: Progress) -> None:
-    """Brings eight at a time, as at_once does, and draws the progress meanwhile."""
+    """Brings eight at a time with at_once(), and reports the progress meanwhile."""
     try:
         at_once(wanted, bring, min(OBJECTS_AT_ONCE, len(wanted)), stop, progress.draw)
     finally:
@@ -101,13 +103,13 @@ def bring_at_once(wanted: Sequence[Wanted], bring: Callable[[Wanted], object], s
 
 
 class Cache:
-    """The objects of one store that lie below a folder."""
+    """The objects of one store, cached in a folder."""
 
     def __init__(self, folder: pathlib.Path, store: Store):
         self.folder, self.store = folder, store
         self.stop = threading.Event()
-        self.unknown = uuid.uuid4().hex  # the version of objects that have none: no other process may rely on their bytes
-        self.begun: Set[pathlib.Path] = set()  # parts that this process has begun or gone on with
+        self.unknown = uuid.uuid4().hex  # the version of objects without one: no other process may rely on their bytes
+        self.begun: Set[pathlib.Path] = set()  # parts that this process has begun or continued
 
     def path(self, item: Item) -> pathlib.Path:
         version = item.version or self.unknown
@@ -115,8 +117,8 @@ class Cache:
         return self.folder / "objects" / digest[:2] / digest
 
     def bring_all(self, items: Sequence[Item], progress: Progress) -> None:
-        """Returns when every object is there. On an error what has come stays for the next time, but for a full disk: then the
-        parts go."""
+        """Returns when every object is there. After an error, what has arrived stays for the next attempt; only if the disk is
+        full are the parts removed."""
         with local_errors(self.folder):
             missing = self._look(items, progress)
             self._check_space(missing)
@@ -127,7 +129,7 @@ class Cache:
             raise
 
     def _look(self, items: Sequence[Item], progress: Progress) -> List[Item]:
-        """The objects that are not there."""
+        """Returns the missing objects."""
         missing = []
         for item in items:
             if _is_there(self.path(item), item):
@@ -148,7 +150,7 @@ class Cache:
                             "make room there, or name another folder with SHOAL_CACHE")
 
     def bring(self, item: Item, progress: Optional[Progress] = None) -> pathlib.Path:
-        """One object; waits where another process brings it."""
+        """Downloads one object, or waits for another process that does."""
         final = self.path(item)
         if _is_there(final, item):
             if progress:
@@ -174,7 +176,7 @@ class Cache:
 
     @contextlib.contextmanager
     def _locked(self, part: pathlib.Path, final: pathlib.Path, item: Item) -> Iterator[Optional[int]]:
-        """The part file, ours alone; nothing when the object has come meanwhile."""
+        """Yields the part file, locked by us, or None if the object has arrived meanwhile."""
         standing_since = time.monotonic()
         size_before = -1
         while True:
@@ -228,7 +230,7 @@ class Cache:
             raise StorageError(f"{self.store.uri(item.key)} has {item.size:,} bytes, and {os.fstat(descriptor).st_size:,} came")
 
     def _fill_parts(self, item: Item, descriptor: int, journal_path: pathlib.Path, progress: Optional[Progress]) -> None:
-        is_begun = os.fstat(descriptor).st_size == item.size  # else the journal is of a file that is gone
+        is_begun = os.fstat(descriptor).st_size == item.size  # if false, the journal belongs to a file that is gone
         done = _journal_read(journal_path) if is_begun else set()
         os.ftruncate(descriptor, item.size)
         starts = range(0, item.size, PART_BYTES)
@@ -245,7 +247,7 @@ class Cache:
                     raise
                 os.fdatasync(descriptor)
                 with lock:
-                    journal.write(f"\n[{PART_BYTES}, {start}]\n")  # a line that was cut off before ends here
+                    journal.write(f"\n[{PART_BYTES}, {start}]\n")  # the first newline ends a line that was cut off
                     journal.flush()
 
             at_once([start for start in starts if start not in done], bring_part, PARTS_AT_ONCE, threading.Event())
@@ -274,13 +276,13 @@ class Cache:
 
 
 def _stamp_ns(final: pathlib.Path) -> int:
-    """The time of an object of the cache: a file with another one has been written to. It differs with the version, so that programs
-    which look at times see the change."""
+    """Returns the time that an object of the cache must have; a file with another time has been written to. The time depends on
+    the version, so that programs that compare times see the change."""
     return (10**9 + int(final.name[:7], 16)) * 10**9
 
 
 def _is_there(final: pathlib.Path, item: Item) -> bool:
-    """Returns true if the object is there as it came."""
+    """Returns true if the object is there, unchanged since it arrived."""
     try:
         status = final.stat()
     except OSError:
@@ -297,7 +299,7 @@ def _write_at(descriptor: int, data: bytes, at: int, folder: pathlib.Path) -> No
 
 
 def _journal_read(path: pathlib.Path) -> Set[int]:
-    """Where the parts begin that are whole. A line that was cut off counts for nothing."""
+    """Returns the starts of the complete parts. Ignores a line that was cut off."""
     done: Set[int] = set()
     with contextlib.suppress(FileNotFoundError):
         for line in path.read_text(encoding="utf-8").split("\n"):
@@ -317,7 +319,7 @@ def _blocks_bytes(path: pathlib.Path) -> int:
 
 @contextlib.contextmanager
 def local_errors(path: Any) -> Iterator[None]:
-    """What this machine's disk cannot do, in one line."""
+    """Turns an error of this machine's disk into a StorageError of one line."""
     try:
         yield
     except OSError as error:

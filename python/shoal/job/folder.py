@@ -1,27 +1,27 @@
-"""The folder of a job: every module reads and writes a job's files by the names given here, and only here.
+"""The folder of a job. All modules use the file names defined here, and only those.
 
     JOBS/NAME/
         job.json            the document, with the defaults filled in
-        status.json         how the job stands: struct Status; replaced as a whole
-        logs/HOST.log       what the workers of a host wrote, a line each, as `shoal run` prefixes it
+        status.json         the job's status: struct Status; replaced as a whole
+        logs/HOST.log       the output of a host's workers; lines have the prefix of `shoal run`
         traces/             the flight recorders of the workers, for `shoal trace`
-        tensorboard/HOST/   the metrics for TensorBoard, where that is installed
+        tensorboard/HOST/   the metrics for TensorBoard, if it is installed
         metrics.jsonl       one number a line: {"time", "host", "rank", "name", "value", "step"}
-        events.jsonl        what happened, a line each: {"time", "host", "what", ...}
+        events.jsonl        what happened, one event a line: {"time", "host", "what", ...}
         hosts/HOST/         that host's base folder, /opt/ml of the container contract
-        hosts/HOST.json     how the part of that host stands: struct HostState
+        hosts/HOST.json     the state of that host's part: struct HostState
         hosts/meet.json     where the ranks of several machines meet, and the secret that they prove
-        hosts/HOST.progress what is on its way to that host: struct Amount; there while it comes
-        engine_id           what the engine calls the job; written once, by who handed it over
-        runner.log          what the process that runs the job had to say itself
+        hosts/HOST.progress the download under way to that host: struct Amount; exists only meanwhile
+        engine_id           the engine's name for the job; written once, by the process that submitted it
+        runner.log          messages of the process that runs the job
         model.tar.gz        what the script left in the hosts' model folders
         output.tar.gz       what it left in output/data
-        checkpoints/        what it left in the checkpoint folder, when the document names no other place
+        checkpoints/        what it left in the checkpoint folder, if the document names no URI
 
-JOBS is $SHOAL_JOBS, else ~/.local/share/shoal/jobs.
+JOBS is $SHOAL_JOBS, by default ~/.local/share/shoal/jobs.
 
-status.json and hosts/HOST.json belong to one process each, which alone writes them and touches them as its sign of life
-(liveness.py). Files that are replaced are for their owner's eyes only: documents hold passwords, meet.json a secret."""
+status.json and each hosts/HOST.json belong to one process, the only one that writes them; it also touches them as its sign of
+life (liveness.py). Files that are replaced are readable only by their owner: documents hold passwords, meet.json a secret."""
 from __future__ import annotations
 
 import contextlib
@@ -42,36 +42,36 @@ Record = TypeVar("Record")
 
 @dataclasses.dataclass
 class Status:
-    """How a job stands. Times are seconds since 1970."""
+    """The status of a job. Times are seconds since 1970."""
 
     name: str
     status: str = "Starting"
     created: float = 0.0
     started: Optional[float] = None  # when the workers were started
     ended: Optional[float] = None
-    attempt: int = 0  # how often all were started again
+    attempt: int = 0  # how often all workers were started again
     hosts: List[str] = dataclasses.field(default_factory=list)
     workers_per_host: int = 1
     pid: Optional[int] = None  # the process that runs the job, on `machine`
-    process: Optional[str] = None  # names it for good: processes.identity()
+    process: Optional[str] = None  # its unique name: processes.identity()
     machine: Optional[str] = None
-    engine: str = "local"  # what runs the job: Where.engine
-    engine_id: Optional[str] = None  # what it calls the job: the number of a Slurm job, the name of a TrainJob
+    engine: str = "local"  # what runs the job (Where.engine)
+    engine_id: Optional[str] = None  # the engine's name for the job: a Slurm job's number, a TrainJob's name
     exit_code: Optional[int] = None
     failure_reason: Optional[str] = None  # at most 1,024 characters
     model: Optional[str] = None  # the URI of model.tar.gz
-    run: int = 0  # how often the engine itself has begun the job anew
-    waits_for: Optional[str] = None  # why the engine has not begun the job, in its words
+    run: int = 0  # how often the engine itself has restarted the job
+    waits_for: Optional[str] = None  # why the engine has not started the job, in the engine's words
 
 
 @dataclasses.dataclass
 class HostState:
-    """How one host's part of a job stands, for the other hosts, who see the folder and nothing else of it."""
+    """The state of one host's part of a job, for the other hosts, which see only the shared folder."""
 
     host: str
     status: str = "Starting"
     machine: Optional[str] = None
-    run: int = 0  # as in Status: what an earlier run has left does not count
+    run: int = 0  # as in Status; what an earlier run left does not count
     pid: Optional[int] = None
     process: Optional[str] = None
     exit_code: Optional[int] = None
@@ -81,12 +81,12 @@ class HostState:
 
 @dataclasses.dataclass
 class Amount:
-    """How much of a download has come."""
+    """The progress of a download."""
 
     what: str
-    bytes: int  # that are here
-    size: int  # of all
-    rate: float  # bytes per second that have come over the network
+    bytes: int  # that have arrived
+    size: int  # in all
+    rate: float  # bytes per second that arrived over the network
 
 
 def jobs_folder() -> pathlib.Path:
@@ -100,7 +100,7 @@ def jobs_folder() -> pathlib.Path:
 
 
 def host_names(count: int) -> List[str]:
-    """The names of a job's hosts, as the container contract has them."""
+    """Returns the names of a job's hosts, as the container contract defines them."""
     return [f"algo-{index + 1}" for index in range(count)]
 
 
@@ -109,7 +109,7 @@ class JobFolder:
 
     def __init__(self, name: str, jobs: Optional[pathlib.Path] = None):
         self.name = name
-        self.own_host: Optional[str] = None  # which host of the job we are, where each machine runs its own part
+        self.own_host: Optional[str] = None  # our host of the job, if each machine runs its own part
         self.path = (jobs or jobs_folder()).absolute() / name
         self.document = self.path / "job.json"
         self.metrics = self.path / "metrics.jsonl"
@@ -127,14 +127,15 @@ class JobFolder:
         return self.logs / f"{host}.log"
 
     def base(self, host: str) -> pathlib.Path:
-        """The base folder of a host, /opt/ml of the container contract."""
+        """Returns the base folder of a host, /opt/ml of the container contract."""
         return self.path / "hosts" / host
 
     def host_state(self, host: str) -> pathlib.Path:
         return self.path / "hosts" / f"{host}.json"
 
     def progress_write(self, host: str, amount: Optional[Amount]) -> None:
-        """None: all has come. What cannot be written is not shown, and ends no download."""
+        """Writes how much has arrived; None means that nothing more is under way. Ignores errors of writing: they must not end
+        a download."""
         path = self.path / "hosts" / f"{host}.progress"
         with contextlib.suppress(OSError):
             if amount:
@@ -143,21 +144,21 @@ class JobFolder:
                 path.unlink()
 
     def progress(self) -> Dict[str, Amount]:
-        """What is on its way to each host."""
+        """Returns the downloads under way, by host."""
         found: Dict[str, Amount] = {}
         for path in (self.path / "hosts").glob("*.progress"):
-            with contextlib.suppress(OSError, ValueError, TypeError):  # it has come meanwhile
+            with contextlib.suppress(OSError, ValueError, TypeError):  # it has ended meanwhile
                 found[path.stem] = Amount(**json.loads(path.read_text()))
         return found
 
     def create(self) -> None:
-        """Raises FileExistsError when a job of that name is there."""
+        """Makes the folder. Raises FileExistsError if a job of that name exists."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.mkdir()
         self.logs.mkdir()
 
     def status(self) -> Status:
-        """Raises JobError: the file cannot be read, or not now."""
+        """Reads the status. Raises JobError if the file cannot be read, or not at the moment."""
         try:
             status = record_read(Status, self.path / "status.json")
             if status.engine_id is None and self.engine_id.exists():
@@ -169,7 +170,7 @@ class JobFolder:
         return status
 
     def status_write(self, status: Status) -> None:
-        """Readers see the old status or the new one, never a part."""
+        """Replaces the status. Readers see the old one or the new one, never a part."""
         file_replace(self.path / "status.json", json.dumps(dataclasses.asdict(status), indent=1) + "\n")
 
     def event(self, what: str, host: Optional[str] = None, **more: Any) -> None:
@@ -177,10 +178,10 @@ class JobFolder:
         append_line(self.events, line)
 
     def notes(self) -> List[str]:
-        """What the hosts had to say of the job itself, each line once."""
+        """Returns the hosts' notes about the job, each line once."""
         found: Dict[str, None] = {}
         for line in self.events.read_text(encoding="utf-8").splitlines() if self.events.exists() else []:
-            with contextlib.suppress(ValueError):  # a full disk has cut the line off
+            with contextlib.suppress(ValueError):  # a line cut off by a full disk
                 event = json.loads(line)
                 if event["what"] == "note":
                     found[event["text"]] = None
@@ -188,13 +189,13 @@ class JobFolder:
 
 
 def append_line(path: pathlib.Path, record: Dict[str, Any]) -> None:
-    """One write, so that lines of several processes do not mix."""
+    """Appends with one write, so that lines of several processes do not mix."""
     with open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(record) + "\n")
 
 
 def record_read(kind: Type[Record], path: pathlib.Path) -> Record:
-    """The record that a file holds. Fields that only a newer version knows are left out. Raises OSError, ValueError, TypeError."""
+    """Reads a record from a file. Leaves out fields that only newer versions know. Raises OSError, ValueError, TypeError."""
     data = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(data, dict):
         raise ValueError("it is not an object of JSON")
@@ -203,14 +204,14 @@ def record_read(kind: Type[Record], path: pathlib.Path) -> Record:
 
 
 def touched_at(path: pathlib.Path) -> float:
-    """When the file was written or touched last. Raises OSError."""
-    with open(path, "rb") as file:  # opened before it is dated: NFS asks the server then
+    """Returns the time when the file was last written or touched. Raises OSError."""
+    with open(path, "rb") as file:  # open before fstat: then NFS asks the server
         return os.fstat(file.fileno()).st_mtime
 
 
 def file_replace(path: pathlib.Path, text: str, is_lasting: bool = True) -> None:
-    """Readers find the old content or the new one, and if is_lasting also after a loss of power. Only the owner may read it. If the
-    disk is full, nothing is left behind."""
+    """Replaces a file. Readers find the old content or the new one; if is_lasting, also after a power loss. Only the owner may
+    read the file. On a full disk nothing is left behind."""
     descriptor, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with open(descriptor, "w", encoding="utf-8") as file:
@@ -219,8 +220,8 @@ def file_replace(path: pathlib.Path, text: str, is_lasting: bool = True) -> None
             file.flush()
             if is_lasting:
                 os.fsync(file.fileno())
-        os.replace(unfinished, path)  # closed before, as NFS has the data on the server then
+        os.replace(unfinished, path)  # the file was closed before, so NFS has its data on the server
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):  # a signal's exception may come when the file is in its place already
+        with contextlib.suppress(FileNotFoundError):  # a signal's exception may come after the rename
             os.unlink(unfinished)
         raise

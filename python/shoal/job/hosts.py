@@ -1,9 +1,9 @@
-"""Engine "hosts": the machines of an allocation. The same `shoal job run` is started once on each, by srun, mpirun, Kubernetes or by
-hand; where a machine stands is taken from what started it, as `shoal run` does it.
+"""Engine "hosts": the machines of an allocation. The same `shoal job run` is started once on each, by srun, mpirun, Kubernetes
+or by hand. A machine finds its index in the variables of its launcher, as `shoal run` does.
 
-With a shared folder (the default) the first host makes the folder of the job, the others join it: each writes hosts/HOST.json, which
-the others read, and the first packs the results of all. Without one (where.options.shared = false) each machine has a folder of the
-same name of its own, with its own part of everything.
+With a shared folder (the default) the first host makes the folder of the job and the others join it: each writes
+hosts/HOST.json for the others to read, and the first packs the results of all. Without a shared folder (where.options.shared =
+false) each machine has its own folder of the same name, with its own part of everything.
 
     machine 0: shoal job run --> member (leader) --> agent of algo-1        JOBS/NAME/hosts/algo-1.json
     machine 1: shoal job run --> member          --> agent of algo-2        JOBS/NAME/hosts/algo-2.json"""
@@ -28,19 +28,19 @@ from shoal.job.folder import ENDED, HostState, JobFolder, Status, file_replace, 
 from shoal.job.local import Host, Runner
 from shoal.job.places import EngineError, NameTaken, folder_create, job_read
 
-JOIN_S = 600.0  # until all hosts must be there (where.options.start_timeout)
-PORT = 29500  # where nothing says another one: torchrun's
+JOIN_S = 600.0  # for all hosts to arrive (where.options.start_timeout)
+PORT = 29500  # by default torchrun's
 
-# Variables that tell how many hosts there are and which this is, of what starts one process on each.
+# Variables of launchers that start one process on each host: the number of hosts, and this host's index.
 SOURCES = (("SLURM_STEP_NUM_NODES", "SLURM_NODEID"), ("SLURM_NNODES", "SLURM_NODEID"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
            ("PMI_SIZE", "PMI_RANK"), ("PET_NNODES", "PET_NODE_RANK"), ("DSTACK_NODES_NUM", "DSTACK_NODE_RANK"))
 ADDRESSES = (("MASTER_ADDR", "MASTER_PORT"), ("PET_MASTER_ADDR", "PET_MASTER_PORT"), ("DSTACK_MASTER_NODE_IP", "MASTER_PORT"))
 
 
-# ---- where this machine stands ----
+# ---- this machine's index ----
 
 def index_find(job: Job, environment: Mapping[str, str], given: Optional[int] = None) -> int:
-    """Which host this machine is, from 0. Raises EngineError."""
+    """Returns this machine's index among the hosts, from 0. Raises EngineError."""
     count = job.instance_count
     if given is None:
         given = _index_told(count, environment)
@@ -70,7 +70,7 @@ def _index_among(hosts: List[str]) -> Optional[int]:
 
 
 def address_find(job: Job, environment: Mapping[str, str]) -> Optional[Tuple[str, int]]:
-    """Where the first host is reached, as far as the document or the variables tell."""
+    """Returns the address of the first host if the document or the variables have it."""
     options = job.where.options
     port = int(options.get("port") or 0)
     if options.get("address"):
@@ -81,7 +81,7 @@ def address_find(job: Job, environment: Mapping[str, str]) -> Optional[Tuple[str
     return (job.where.hosts[0], port) if job.where.hosts else None
 
 
-# ---- from outside ----
+# ---- start, status and stop ----
 
 def take_part(job: Job, jobs: Optional[pathlib.Path], host_index: Optional[int] = None) -> JobFolder:
     """Starts this machine's part. The first host makes the folder, the others wait for it. Raises EngineError."""
@@ -100,7 +100,7 @@ def is_shared(job: Job) -> bool:
 
 
 def _folder_await(job: Job, jobs: Optional[pathlib.Path], index: int) -> JobFolder:
-    """The folder that the first host makes. One of an older job of this name is none."""
+    """Waits for the folder that the first host makes. Refuses the folder of an older job of this name."""
     folder = JobFolder(job.name or "", jobs)
     _meet_await(job, folder)
     host = folder.status().hosts[index]
@@ -110,7 +110,7 @@ def _folder_await(job: Job, jobs: Optional[pathlib.Path], index: int) -> JobFold
 
 
 def _meet_await(job: Job, folder: JobFolder, run: int = 0) -> Dict[str, Any]:
-    """What the first host has written down for the others in this run of the job."""
+    """Waits for what the first host writes for the others in this run of the job."""
     limit, path = float(job.where.options.get("start_timeout", JOIN_S)), folder.path / "hosts/meet.json"
     deadline = time.monotonic() + limit
     while time.monotonic() < deadline:
@@ -128,7 +128,7 @@ def start(job: Job, folder: JobFolder) -> None:
 
 
 def stop(folder: JobFolder) -> None:
-    """Asks this machine's member, if there is one; it tells the others."""
+    """Asks this machine's member to stop the job, if there is one; the member asks the others."""
     for host in folder.status().hosts:
         state = state_read(folder, host)
         if state and processes.is_alive(state.process):
@@ -138,7 +138,7 @@ def stop(folder: JobFolder) -> None:
 
 
 def state_read(folder: JobFolder, host: str) -> Optional[HostState]:
-    """The state of a host; nothing if it is not there, or cannot be read now."""
+    """Returns the state of a host, or None if it does not exist or cannot be read now."""
     try:
         return record_read(HostState, folder.host_state(host))
     except (OSError, ValueError, TypeError):
@@ -153,15 +153,16 @@ def refresh(folder: JobFolder, status: Status) -> Status:
 
 @dataclasses.dataclass
 class Other(Host):
-    """Another machine's part, known by its file alone."""
+    """Another machine's part, known only by its file."""
 
-    state: Optional[HostState] = None  # the last that could be read; nothing before it has come
-    touched: float = 0.0  # its last sign of life, by the clock of the folder
-    heard_at: float = dataclasses.field(default_factory=time.monotonic)  # when that changed, by ours
+    state: Optional[HostState] = None  # the last one read; None before the first
+    touched: float = 0.0  # its last sign of life, by the folder's clock
+    heard_at: float = dataclasses.field(default_factory=time.monotonic)  # when `touched` last changed, by our clock
 
 
 class Member(Runner):
-    """The runner of one host. Its own agent is heard over a pipe as in the engine "local"; the others are files, looked at every TICK_S."""
+    """The runner of one host. Its own agent reports over a pipe as in the engine "local". The other hosts are known by their
+    files, which it reads every TICK_S."""
 
     TICK_S = liveness.BEAT_S
 
@@ -170,7 +171,7 @@ class Member(Runner):
         self.index, self.name = index, self.status.hosts[index]
         self.is_shared = is_shared(self.job)
         self.is_writer = index == 0 or not self.is_shared
-        if run != self.status.run:  # what an earlier run of the same job came to is over
+        if run != self.status.run:  # an earlier run of the same job, and its result, do not count
             before = self.status
             self.status = Status(before.name, created=before.created, hosts=before.hosts, workers_per_host=before.workers_per_host,
                                  engine=before.engine, engine_id=before.engine_id, run=run)
@@ -182,7 +183,7 @@ class Member(Runner):
         return []  # the machine is ours alone
 
     def _status_change(self, **fields: Any) -> None:
-        """The status of the job is written by one host; each writes its own state."""
+        """Changes the job's status. One host writes it; each host writes its own state."""
         self.status = dataclasses.replace(self.status, **fields)
         if self.is_writer:
             self._try(self.folder.status_write, self.status)
@@ -201,7 +202,8 @@ class Member(Runner):
         self.hosts += self.others
 
     def _meet(self) -> List[Any]:
-        """Where the ranks meet. The first host of a shared folder chooses, and writes it down with the secret of the job."""
+        """Returns where the ranks meet. In a shared folder the first host chooses this, and writes it down with the job's
+        secret."""
         if self.is_shared and self.index:
             told = _meet_await(self.job, self.folder, self.state.run)
             os.environ.setdefault("SHOAL_SECRET", told["secret"])
@@ -213,7 +215,7 @@ class Member(Runner):
             file_replace(self.folder.path / "hosts/meet.json", json.dumps(told) + "\n")
         return [address, port]
 
-    # -- the others --
+    # -- the other hosts --
 
     def _tick(self) -> None:
         for other in self.others:
@@ -243,7 +245,7 @@ class Member(Runner):
         limit = self.silence_s if other.state else float(self.job.where.options.get("start_timeout", JOIN_S))
         if other.ending is None and silence > limit:
             other.is_lost = True
-            self.folder.progress_write(other.name, None)  # nobody is there who would
+            self.folder.progress_write(other.name, None)  # its agent cannot do this itself
             self._ended(other, Ending("Failed", 1, self._lost_text(other, limit, silence)))
 
     def _lost_text(self, other: Other, limit: float, silence: float) -> str:
@@ -252,7 +254,8 @@ class Member(Runner):
         return f"{other.name} was not there within {limit:.0f} s: start `shoal job run` on each of the {len(self.status.hosts)} machines"
 
     def _is_over(self) -> bool:
-        """The first host of a shared folder waits for the end of all that have come, which it then packs."""
+        """Returns true if this member has nothing left to wait for. The first host of a shared folder waits for all hosts that
+        arrived to end, because it packs their results."""
         if self.own.ending is None:
             return False
         if self.state.status not in ENDED:
@@ -272,7 +275,7 @@ class Member(Runner):
         return ending
 
     def _below(self) -> str:
-        """Where each host keeps its own, that of the first is at the usual place."""
+        """Returns the folder for this host's results, if each host keeps its own; the first host's are in the usual place."""
         return "" if self.is_shared or self.index == 0 else f"{self.name}/"
 
     def _hosts_to_pack(self) -> List[str]:
@@ -287,7 +290,8 @@ class Member(Runner):
 
 
 def main(words: List[str]) -> int:
-    """words: the folder; then which host this is, if no engine has started this member itself, in a folder that is there."""
+    """`words`: the folder, then this host's index. Without an index this member was not started by an engine, and the folder
+    exists."""
     path = pathlib.Path(words[0])
     folder = JobFolder(path.name, path.parent)
     run = 0 if len(words) > 1 else int(os.environ.get("SLURM_RESTART_COUNT") or 0)

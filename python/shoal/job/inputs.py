@@ -1,5 +1,5 @@
-"""What fit() is given: TrainingInput and FileSystemInput, with the names and the `config` of sagemaker.inputs, and what
-channels become of them."""
+"""The inputs of fit(): TrainingInput and FileSystemInput, with the names and the `config` of sagemaker.inputs, and their
+conversion to channels."""
 from __future__ import annotations
 
 import dataclasses
@@ -15,7 +15,7 @@ FILE_SYSTEM_MODES = ["ro", "rw"]
 
 @dataclasses.dataclass
 class ShuffleConfig:
-    """Objects of a channel come in an order of this seed."""
+    """The seed by which the objects of a channel are shuffled."""
 
     seed: int
 
@@ -41,7 +41,7 @@ class TrainingInput:
         self.config.update({key: value for key, value in outside.items() if value is not None})
 
     def channel(self, input_mode: str) -> Channel:
-        """The channel; `input_mode` where the input has none of its own."""
+        """Returns the channel; `input_mode` is the default if the input has none of its own."""
         source = self.config["DataSource"]["S3DataSource"]
         for key, name in (("InstanceGroupNames", "instance_groups"), ("AttributeNames", "attribute_names")):
             if source.get(key):
@@ -71,7 +71,8 @@ class FileSystemInput:
             self.config["ContentType"] = content_type
 
     def channel(self, mounts: Dict[str, str]) -> Channel:
-        """The channel. `mounts`: where file systems are mounted here, by their identifiers; others are at the path itself."""
+        """Returns the channel. `mounts` maps identifiers of file systems to their folders here; other file systems are found at
+        the path itself."""
         source = self.config["DataSource"]["FileSystemDataSource"]
         folder = mounts.get(source["FileSystemId"], "").rstrip("/") + source["DirectoryPath"]
         return Channel(folder, content_type=self.config.get("ContentType"))
@@ -81,7 +82,7 @@ Input = Union[str, TrainingInput, FileSystemInput]
 
 
 def channels_of(inputs: Union[None, Input, Dict[str, Input]], input_mode: str, mounts: Dict[str, str]) -> Dict[str, Channel]:
-    """What fit() is given, as channels; one input alone is channel "training"."""
+    """Converts the inputs of fit() to channels. A single input becomes channel "training"."""
     if inputs is None:
         return {}
     if not isinstance(inputs, dict):
@@ -100,6 +101,7 @@ def _channel_of(one: Any, input_mode: str, mounts: Dict[str, str]) -> Channel:
 
 
 def whole_uri(uri: str) -> str:
-    """file://data, which the SDK takes for a path below the working directory, as an absolute one; all others as they are."""
+    """Makes a URI such as file://data absolute, which the SDK takes as a path below the working directory; returns all others
+    unchanged."""
     path = uri[len("file://"):]
     return pathlib.Path(path).absolute().as_uri() if uri.startswith("file://") and not path.startswith("/") else uri

@@ -1,14 +1,15 @@
-"""Engine "kubernetes": a job becomes a TrainJob of Kubeflow Trainer v2 and the runtime that it needs. Each pod runs `shoal job run` with
-the engine "hosts"; Kubeflow's PET_* variables tell it where it stands.
+"""Engine "kubernetes": makes a job a TrainJob of Kubeflow Trainer v2, with the runtime that it needs. Each pod runs `shoal job
+run` with the engine "hosts" and finds its index in Kubeflow's PET_* variables.
 
     ConfigMap NAME-source    source.tar.gz
-    Secret NAME-secret       job.json, which may hold passwords, and what proves that a rank belongs to the job
+    Secret NAME-secret       job.json, which may hold passwords, and the secret that proves that a rank belongs to the job
     TrainingRuntime NAME     one container on each node, with these two mounted at /shoal/job, and the volume of jobs
-    TrainJob NAME            how many nodes, how many workers on each, which image; it owns the others, which go with it
+    TrainJob NAME            how many nodes, how many workers on each, which image; it owns the others, so all are deleted with it
 
 where.options: image (with this package and what the script imports), namespace, context, claim (a PersistentVolumeClaim of mode
-ReadWriteMany for the folder of jobs, shared by all pods), service_account, resources (of each node: {"limits": {"nvidia.com/gpu": 8}}),
-python (in the image; default python3), pod (merged into the pods' template: {"spec": {"nodeSelector": ...}}). Without a claim what a pod leaves goes to output_path, which is then needed."""
+ReadWriteMany for the folder of jobs, shared by all pods), service_account, resources (of each node: {"limits":
+{"nvidia.com/gpu": 8}}), python (in the image; default python3), pod (merged into the pods' template: {"spec": {"nodeSelector":
+...}}). Without a claim, a pod's results go to output_path, which is then required."""
 from __future__ import annotations
 
 import base64
@@ -32,20 +33,21 @@ from shoal.job.document import Job, as_data
 from shoal.job.folder import ENDED, JobFolder, Status, file_replace
 from shoal.job.places import EngineError, end_seconds, source_files
 
-LABEL = "shoal/start"  # its value is drawn for each start, and marks what that start has made
+LABEL = "shoal/start"  # its value is random for each start, and marks the objects that this start made
 API = "trainer.kubeflow.org/v1alpha1"
 OPTIONS = ("image", "namespace", "context", "claim", "service_account", "resources", "python", "pod")
 MOUNT, JOBS_MOUNT = "/shoal/job", "/shoal/jobs"
 SOURCE_MAX = 900 << 10  # bytes; a ConfigMap holds 1 MiB
 ASK_S = 60.0
 LOGS_S = 10.0  # between two looks at the pods' logs
-PASSED_ON = ("start_timeout", "silence", "interface", "port", "checkpoints_timeout")  # options of the engine "hosts" that a pod's document keeps
+# Options of the engine "hosts" that a pod's document keeps.
+PASSED_ON = ("start_timeout", "silence", "interface", "port", "checkpoints_timeout")
 
 
 # ---- manifests ----
 
 def manifests(job: Job) -> List[Dict[str, Any]]:
-    """What has to be made, in this order. Raises EngineError."""
+    """Returns the objects to create, in this order. Raises EngineError."""
     _check(job)
     drawn = secrets.token_hex(8)
     name = resource_name(job)
@@ -65,7 +67,8 @@ def manifests(job: Job) -> List[Dict[str, Any]]:
 
 
 def _merged(ours: Any, theirs: Any) -> Any:
-    """Objects are merged, and lists of named things by their names; other lists become longer, and all else is theirs."""
+    """Merges `theirs` into `ours`: objects key by key, lists of named things by name. Other lists are appended; any other value
+    is replaced."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         return {**ours, **{key: _merged(ours[key], one) if key in ours else one for key, one in theirs.items()}}
     if not (isinstance(ours, list) and isinstance(theirs, list)):
@@ -77,7 +80,7 @@ def _merged(ours: Any, theirs: Any) -> Any:
 
 
 def resource_name(job: Job) -> str:
-    """As Kubernetes takes names: lower case. Pods add to it, so it is at most 40 characters."""
+    """Returns the job's name as Kubernetes accepts it: lower case, and at most 40 characters because pods append to it."""
     name = (job.name or "").lower()
     if not re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", name) or len(name) > 40:
         raise EngineError(f"name is {job.name!r}: Kubernetes takes at most 40 letters, digits and hyphens, a letter first; choose another name")
@@ -104,7 +107,7 @@ def _check(job: Job) -> None:
 
 
 def _node(job: Job, name: str) -> Dict[str, Any]:
-    """The replicated job that Kubeflow calls node, with the only container that it gives its variables to."""
+    """Returns the replicated job that Kubeflow calls node, with the only container to which it passes its variables."""
     options = job.where.options
     parts = [{"configMap": {"name": f"{name}-source"}},
              {"secret": {"name": f"{name}-secret", "items": [{"key": "job.json", "path": "job.json"}]}}]
@@ -117,7 +120,7 @@ def _node(job: Job, name: str) -> Dict[str, Any]:
     if options.get("service_account"):
         pod["serviceAccountName"] = options["service_account"]
     labels = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
-    # A pod that failed is not tried again: its workers belong to a job whose other ranks have ended.
+    # A failed pod is not retried: its workers belong to a job whose other ranks have ended.
     return {"name": "node", "template": {"metadata": {"labels": labels},
                                          "spec": {"backoffLimit": 0, "template": _merged({"spec": pod}, options.get("pod", {}))}}}
 
@@ -137,7 +140,7 @@ def _train_job(job: Job, name: str) -> Dict[str, Any]:
 
 
 def _source(job: Job) -> Tuple[str, Dict[str, str]]:
-    """The document as a pod needs it, and the source if it is a folder or a file of this machine."""
+    """Returns the document as a pod needs it, and the source if it is a folder or a file of this machine."""
     inside = copy.deepcopy(job)
     options = {name: job.where.options[name] for name in PASSED_ON if name in job.where.options}
     inside.where = dataclasses.replace(job.where, engine="hosts", options={**options, "shared": bool(job.where.options.get("claim"))})
@@ -182,13 +185,13 @@ def _archive(job: Job) -> bytes:
 # ---- kubectl ----
 
 def text_of(made: List[Dict[str, Any]]) -> str:
-    """The manifests as JSON, which is YAML as well."""
+    """Returns the manifests as JSON, which is also YAML."""
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": made}, indent=1) + "\n"
 
 
 def write(job: Job, path: pathlib.Path) -> None:
-    """The manifests as a file, for `kubectl create` elsewhere; `kubectl apply` would keep a second copy, for which a large source leaves
-    no room."""
+    """Writes the manifests to a file, for `kubectl create` elsewhere. `kubectl apply` would keep a second copy, for which a
+    large source leaves no room."""
     try:
         file_replace(path.absolute(), text_of(manifests(job)))
     except OSError as error:
@@ -208,7 +211,7 @@ def _kubectl(options: Dict[str, Any], *words: str, told: Optional[str] = None) -
 
 
 def start(job: Job, folder: JobFolder) -> None:
-    """Makes all, or nothing: what is deleted after a refusal is what this start has made."""
+    """Makes all objects or none: after a refusal it deletes only what this start has made."""
     made = manifests(job)
     text, options, name = text_of(made), job.where.options, resource_name(job)
     file_replace(folder.path / "kubernetes.yaml", text)
@@ -226,7 +229,7 @@ def start(job: Job, folder: JobFolder) -> None:
 
 
 def _own(options: Dict[str, Any], name: str, made: List[Dict[str, Any]]) -> None:
-    """The TrainJob becomes the owner of the rest, so that all go with it, whoever deletes it."""
+    """Makes the TrainJob the owner of the other objects, so that they are deleted with it by anyone who deletes it."""
     code, uid, _ = _kubectl(options, "get", "trainjob", name, "--output=jsonpath={.metadata.uid}")
     if code == 0 and uid:
         owner = {"apiVersion": API, "kind": "TrainJob", "name": name, "uid": uid.strip()}
@@ -249,7 +252,7 @@ def stop(folder: JobFolder) -> None:
 
 
 def refresh(folder: JobFolder, status: Status) -> Status:
-    """Writes down what Kubernetes says of the job, as its pods share no folder with us; and brings their logs."""
+    """Writes the job's status as Kubernetes reports it, because its pods share no folder with us. Also fetches their logs."""
     if status.status in ENDED or status.engine_id is None:
         return status
     new = _asked(folder, status)
@@ -264,7 +267,7 @@ def _asked(folder: JobFolder, status: Status) -> Status:
     options = _options(folder)
     code, out, err = _kubectl(options, "get", "trainjob", status.engine_id or "", "--output=json")
     if code and "NotFound" not in err:
-        return status  # the cluster does not answer: nothing is known anew
+        return status  # the cluster does not answer: keep the last status
     if code:
         return _ended(status, "Failed", f"the TrainJob {status.engine_id} is gone: somebody has deleted it")
     told = json.loads(out).get("status") or {}
@@ -283,7 +286,7 @@ def _asked(folder: JobFolder, status: Status) -> Status:
 
 
 def _why_pending(options: Dict[str, Any], status: Status) -> Optional[str]:
-    """What keeps the first pod that waits from running: Unschedulable, ImagePullBackOff."""
+    """Returns why the first waiting pod does not run, such as Unschedulable or ImagePullBackOff."""
     code, out, _ = _kubectl(options, "get", "pods", f"--selector=jobset.sigs.k8s.io/jobset-name={status.engine_id}", "--output=json")
     told = [pod.get("status", {}) for pod in json.loads(out).get("items", [])] if code == 0 and out else []
     waiting = [one["state"]["waiting"] for pod in told for one in pod.get("containerStatuses", []) if "waiting" in one.get("state", {})]
@@ -297,7 +300,7 @@ def _ended(status: Status, how: str, reason: Optional[str]) -> Status:
 
 
 def _words(folder: JobFolder, status: Status, pattern: str) -> List[str]:
-    """What the command on the first host has said."""
+    """Returns messages that the command printed on the first host."""
     path = folder.log(status.hosts[0])
     return re.findall(rf"^shoal job: {pattern}$", path.read_text(errors="replace") if path.exists() else "", re.M)
 
@@ -315,11 +318,11 @@ def _model(folder: JobFolder, status: Status) -> Optional[str]:
 
 
 def _logs_bring(folder: JobFolder, options: Dict[str, Any], status: Status, is_last: bool) -> None:
-    """Appends what is new in the pods' logs: at the end, and before that every LOGS_S."""
+    """Appends the news in the pods' logs to ours: every LOGS_S, and at the end."""
     for index, host in enumerate(status.hosts):
         path = folder.logs / f".{host}.since"
         is_due = is_last or not path.exists() or time.time() - path.stat().st_mtime >= LOGS_S
-        with open(path, "a+") as known, contextlib.suppress(BlockingIOError):  # then another command brings them
+        with open(path, "a+") as known, contextlib.suppress(BlockingIOError):  # another command is already fetching them
             fcntl.flock(known, fcntl.LOCK_EX | (0 if is_last else fcntl.LOCK_NB))
             known.seek(0)
             since = known.read()
@@ -332,8 +335,8 @@ def _logs_bring(folder: JobFolder, options: Dict[str, Any], status: Status, is_l
 
 
 def _log_append(path: pathlib.Path, text: str, since: str) -> str:
-    """Appends the lines after that time, which comes with whole seconds only; returns the time of the last line."""
-    def key(stamp: str) -> Tuple[str, str]:  # the fraction comes without zeros at its end
+    """Appends the lines after `since`, because kubectl filters only by whole seconds. Returns the time of the last line."""
+    def key(stamp: str) -> Tuple[str, str]:  # the fraction has no trailing zeros
         seconds, _, rest = stamp.rstrip("Z").partition(".")
         return seconds, rest.ljust(9, "0")
 

@@ -1,8 +1,9 @@
-"""Whether the process that runs a job is still there: the one place that decides it, for all engines whose jobs write their own status.
+"""Decides whether the process that runs a job is still there, for all engines whose jobs write their own status.
 
-The process is named by its identity (processes.py) and gives signs of life: a thread of it touches its files from the start to its very
-end, packing and upload included. A reader asks the kernel if both share one, and else looks at the age of that file. A reader reports
-a loss and writes nothing: a job that was taken for lost and speaks again is not lost. Only its own process writes how a job ended."""
+The process is named by its identity (processes.py) and gives signs of life: one of its threads touches its files from the start
+until it ends, also during packing and upload. A reader on the same kernel asks the kernel; any other reader looks at the age of
+the file. A reader reports a loss but writes nothing, so a silent job that gives a sign of life again is not lost. Only the
+job's own process writes how the job ended."""
 from __future__ import annotations
 
 import contextlib
@@ -18,8 +19,8 @@ from shoal.job import processes
 from shoal.job.folder import ENDED, JobFolder, Status, touched_at
 
 BEAT_S = 2.0  # between two signs of life
-SILENCE_S = 60.0  # a process that gives none for this time counts as lost (where.options.silence)
-START_S = 60.0  # until a process that was just started must have begun
+SILENCE_S = 60.0  # a process without a sign of life for this time counts as lost (where.options.silence)
+START_S = 60.0  # within which a newly started process must have begun
 
 
 def silence_of(options: Mapping[str, object]) -> float:
@@ -27,25 +28,26 @@ def silence_of(options: Mapping[str, object]) -> float:
 
 
 def beat(paths: List[pathlib.Path]) -> None:
-    """Gives signs of life by these files until this process ends."""
+    """Gives signs of life by touching these files until this process ends."""
     def touch() -> None:
         while True:
             for path in paths:
-                with contextlib.suppress(OSError):  # a server that is away for a moment
+                with contextlib.suppress(OSError):  # a file server that is away for a moment
                     os.utime(path)
             time.sleep(BEAT_S)
     threading.Thread(target=touch, name="beat", daemon=True).start()
 
 
 def failed_if_lost(folder: JobFolder, status: Status, silence_s: float) -> Status:
-    """The status of a job that has not ended by its own word: as it is, or Failed if the process that runs it is gone or silent."""
+    """Returns the status of a job that has not reported its end: unchanged, or Failed if the process that runs it is gone or
+    silent."""
     is_alive = processes.is_alive(status.process)
     if is_alive or status.status in ENDED:
         return status
     try:
         touched = touched_at(folder.path / "status.json")
         silence = _now_there(folder) - touched
-    except OSError:  # a server that is away for a moment
+    except OSError:  # a file server that is away for a moment
         return status
     if is_alive is None and silence <= (silence_s if status.pid else START_S):
         return status
@@ -66,7 +68,7 @@ def _reason(status: Status, is_alive: Optional[bool], silence: float, touched: f
 
 
 def _now_there(folder: JobFolder) -> float:
-    """The time by the clock that dates the files of the folder; ours if we may not write there."""
+    """Returns the time by the clock that dates the folder's files, or by our own clock if we may not write there."""
     probe = folder.path / f".now-{platform.node()}-{os.getpid()}"
     try:
         probe.touch()

@@ -1,16 +1,16 @@
-"""Engine "local": all hosts of the job are groups of processes on this machine, each with a base folder of its own.
+"""Engine "local": all hosts of the job are groups of processes on this machine, each with its own base folder.
 
-    start() --> runner (this file as a program; outlives who called) --> agent of algo-1 --> its workers
+    start() --> runner (this file as a program; outlives the caller) --> agent of algo-1 --> its workers
                                                                      --> agent of algo-2 --> its workers
 
-The runner alone writes status.json. It hears its agents over pipes and packs the archives. When it is killed, the agents end their
-workers, and a reader of the status finds that the process is gone (liveness.py).
+Only the runner writes status.json. It reads its agents' reports from pipes, and packs the archives. If it is killed, the agents
+end their workers, and readers of the status find that the process is gone (liveness.py).
 
-    what happens                          what the runner does, here and in hosts.py
-    all hosts are Ready                   tells its agents to go on, which start their workers
+    event                                 the runner's action, here and in hosts.py
+    all hosts are Ready                   lets its agents continue; they start their workers
     a host has ended, and not well        notes it; NOTICE_S later asks the hosts that still run to stop
     SIGTERM or SIGINT                     asks all hosts to stop, with stop_grace
-    a host that was asked does not end    kills it, later if its last checkpoints are on the way
+    a host that was asked does not end    kills it, but later if its last checkpoints are being copied
     all hosts have ended                  packs, and writes how the job ended: Stopped if a host was asked to stop from outside, else
                                           Failed by the first failure that is not another's consequence, else Completed"""
 from __future__ import annotations
@@ -34,16 +34,16 @@ from shoal.job.document import Job
 from shoal.job.folder import ENDED, JobFolder, Status
 from shoal.job.places import EngineError, job_read, result_keep
 
-NOTICE_S = 5.0  # what the other hosts have to notice a failure and end by themselves
-RESERVE_BYTES = 1 << 16  # given back before the last status is written, so that it can be on a full disk
+NOTICE_S = 5.0  # time for the other hosts to notice a failure and end by themselves
+RESERVE_BYTES = 1 << 16  # freed before the last status is written, so that it fits on a full disk
 CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
-PHASES = ("Starting", "Downloading", "Ready", "Training")  # of a host; a job that is ready is told as one that downloads
+PHASES = ("Starting", "Downloading", "Ready", "Training")  # of a host; a ready job is reported as Downloading
 
 
-# ---- from outside ----
+# ---- start, status and stop ----
 
 def start(job: Job, folder: JobFolder) -> None:
-    """Starts the job and returns when its runner runs. The folder exists and holds the document and a first status."""
+    """Starts the job and returns when its runner runs. The folder must exist and hold the document and a first status."""
     port = job.where.options.get("port")
     if port is not None and not processes.is_free(int(port)):
         raise EngineError(f"port {port} is in use on this machine: where.options.port must be free, or left out to have one chosen")
@@ -67,7 +67,7 @@ def runner_start(folder: JobFolder, module: str, words: List[str], is_begun: Cal
         time.sleep(0.02)
 
 
-_children: List["subprocess.Popen[bytes]"] = []  # runners started here, so that none is a zombie that nobody waits for
+_children: List["subprocess.Popen[bytes]"] = []  # runners started here, kept so that ended ones are reaped
 
 
 def runner_last_line(folder: JobFolder) -> str:
@@ -95,29 +95,29 @@ def stop(folder: JobFolder) -> None:
 
 @dataclasses.dataclass
 class Host:
-    """A host as the runner sees it: an agent, or the part of another machine (hosts.py), which has no process here."""
+    """A host as the runner sees it: an agent, or another machine's part (hosts.py), which has no process here."""
 
     name: str
     process: Optional["subprocess.Popen[bytes]"] = None
     status: str = "Starting"
     ending: Optional[Ending] = None
-    is_lost: bool = False  # so it was taken to have ended
-    keeps_until: float = 0.0  # its workers have ended, and its last checkpoints are copied until then
+    is_lost: bool = False  # it counts as ended because it was lost
+    keeps_until: float = 0.0  # time until which its last checkpoints are copied after its workers have ended
     rest: bytes = b""
 
 
 class Runner:
-    TICK_S = 60.0  # between two looks at what tells nothing by itself
+    TICK_S = 60.0  # between two looks at what sends no reports
 
     def __init__(self, folder: JobFolder):
         self.folder = folder
         self.job = job_read(folder)
         self.status = folder.status()
         self.hosts: List[Host] = []
-        self.failed: List[Host] = []  # and those that were stopped; in the order in which we heard of it
+        self.failed: List[Host] = []  # hosts that failed or were stopped, in the order of the reports
         self.is_stopping = False
-        self.end_at: Optional[float] = None  # then hosts that still run are told to stop
-        self.kill_at: Optional[float] = None  # then they are killed, unless their last checkpoints are on the way
+        self.end_at: Optional[float] = None  # when hosts that still run are asked to stop
+        self.kill_at: Optional[float] = None  # when they are killed, unless their last checkpoints are being copied
         self.selector = selectors.DefaultSelector()
 
     def run(self) -> int:
@@ -138,7 +138,7 @@ class Runner:
         return self._finish(ending)
 
     def _beats(self) -> List[pathlib.Path]:
-        """Our signs of life are the times of these files."""
+        """Returns the files whose times are our signs of life."""
         return [self.folder.path / "status.json"]
 
     def _signals_take(self) -> None:
@@ -154,7 +154,7 @@ class Runner:
         self.is_stopping = True
 
     def _status_change(self, **fields: Any) -> None:
-        """A disk that is full for a while does not end the job."""
+        """Writes the status. A full disk does not end the job."""
         self.status = dataclasses.replace(self.status, **fields)
         self._try(self.folder.status_write, self.status)
 
@@ -185,7 +185,7 @@ class Runner:
         self.selector.register(process.stdout, selectors.EVENT_READ, self.hosts[-1])
 
     def _host_environment(self, index: int) -> Dict[str, str]:
-        """The hosts of a job divide the machine's GPUs."""
+        """Returns a host's variables. The hosts of a job divide the machine's GPUs."""
         environment = processes.python_environment()
         count, gpus = len(self.status.hosts), contract.gpu_count(environment)
         if count > 1 and gpus >= count:
@@ -195,7 +195,8 @@ class Runner:
         return environment
 
     def _cores_of(self, index: int) -> List[int]:
-        """The hosts divide the cores, too, as each binds its workers to its own: nothing where they do not suffice."""
+        """Returns a host's cores. The hosts also divide the cores, because each binds its workers to its own. Returns none if
+        there are too few."""
         cores, count = sorted(os.sched_getaffinity(0)), len(self.status.hosts)
         each = len(cores) // count
         return cores[index * each:(index + 1) * each] if count > 1 and each >= self.status.workers_per_host else []
@@ -221,7 +222,7 @@ class Runner:
         return [host for host in self.hosts if host.process and host.ending is None]
 
     def _deadlines(self) -> List[float]:
-        """What _look_at_clock() waits for."""
+        """Returns the times for which _look_at_clock() waits."""
         if self.kill_at is None:
             return [self.end_at] if self.end_at is not None else []
         return [max(self.kill_at, host.keeps_until) for host in self._running()]
@@ -233,7 +234,7 @@ class Runner:
         return all(host.ending is not None for host in self.hosts)
 
     def _hear(self, host: Host) -> bool:
-        """Reports of an agent, a line of JSON each. False at their end."""
+        """Reads reports of an agent, each a line of JSON. Returns false at the end of its pipe."""
         assert host.process and host.process.stdout
         data = os.read(host.process.stdout.fileno(), 1 << 16)
         *lines, host.rest = (host.rest + data).split(b"\n")
@@ -258,7 +259,7 @@ class Runner:
             self._phase_look()
 
     def _phase_look(self) -> None:
-        """A job is as far as the host that is behind."""
+        """Updates the job's phase: that of the host furthest behind."""
         if self.failed or self.status.status in ("Stopping", *ENDED):
             return
         phase = PHASES[min(PHASES.index(host.status) if host.status in PHASES else len(PHASES) - 1 for host in self.hosts)]
@@ -268,30 +269,30 @@ class Runner:
             self._status_change(status=phase, **({"started": time.time()} if phase == "Training" else {}))
 
     def _hosts_go(self) -> None:
-        """All are ready: now no host's workers wait for those of a host that still brings its data."""
+        """Lets all hosts start their workers. All are ready now, so no workers wait for a host that still brings its data."""
         for host in self._running():
             assert host.process and host.process.stdin
             try:
                 host.process.stdin.write(b"go\n")
                 host.process.stdin.flush()
-            except BrokenPipeError:  # it has ended, which its other pipe will tell
+            except BrokenPipeError:  # it has ended, as its other pipe will show
                 pass
 
     def _agent_ended(self, host: Host) -> None:
-        """Its pipe has ended, and so has the agent or soon will."""
+        """Called when an agent's pipe has ended: the agent has ended or soon will."""
         assert host.process
         try:
             code = host.process.wait(timeout=agent.KILL_AFTER_S)
         except subprocess.TimeoutExpired:
             processes.group_signal(host.process.pid, signal.SIGKILL)
             code = host.process.wait()
-        self.folder.progress_write(host.name, None)  # where the agent was killed while something was on its way
+        self.folder.progress_write(host.name, None)  # the agent may have been killed during a download
         if host.ending is None:
             self._ended(host, Ending("Failed", processes.exit_code(code),
                                      f"the agent of {host.name} (pid {host.process.pid}) {processes.ending_text(code)}"))
 
     def _ended(self, host: Host, ending: Ending) -> None:
-        """Notes how a host has ended. What one of our own does after a failure is that failure's consequence."""
+        """Notes how a host has ended. If one of our own hosts ends after a failure, that is a consequence of the failure."""
         if host.process and not self.is_stopping:
             if ending.status == "Stopped" and self.end_at is not None:
                 ending = Ending("Failed", ending.exit_code, "another host failed", True)
@@ -317,7 +318,7 @@ class Runner:
                 host.process.terminate()
 
     def _hosts_end(self) -> None:
-        """None outlives us, whatever happened."""
+        """Ends all agents: none may outlive us, whatever happened."""
         for host in self.hosts:
             if host.process and host.process.poll() is None:
                 host.process.terminate()
@@ -360,17 +361,17 @@ class Runner:
         return ending.exit_code
 
 
-# ---- as a program ----
+# ---- the programs ----
 
 def _agent_main(folder: JobFolder, place: Dict[str, Any]) -> int:
-    """An agent: its reports go to stdout, which is the runner's pipe."""
+    """Runs an agent. Its reports go to stdout, which is the runner's pipe."""
     reports = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 
     def tell(**report: Any) -> None:
         try:
             reports.write(json.dumps(report) + "\n")
-        except OSError:  # the runner is gone; SIGTERM comes
+        except OSError:  # the runner is gone; SIGTERM will follow
             pass
 
     if place["cores"]:

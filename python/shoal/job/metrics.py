@@ -1,12 +1,13 @@
-"""The numbers of a job: those that its metric definitions find in the log, and what Shoal and the kernel tell of each rank while it
-trains. The job takes no part: `shoal top` reads the memory in which the ranks record their operations anyway, /proc has the rest.
+"""The numbers of a job: those that its metric definitions find in the log, and those that Shoal and the kernel have of each
+rank while it trains. The job does nothing for this: `shoal top` reads the memory in which the ranks record their operations
+anyway; /proc has the rest.
 
     agent of a host --> LogMetrics.line(...)  --.
                     --> Sampler, a thread     --+--> Record --> metrics.jsonl, tensorboard/HOST
 
     watch.py, report.py <-- Reader <-- metrics.jsonl
 
-`python3 -m shoal.job.metrics FOLDER HOST PID` samples from a process of its own: the ranks that PID has started."""
+`python3 -m shoal.job.metrics FOLDER HOST PID` runs the sampler as a process of its own, for the ranks that PID has started."""
 from __future__ import annotations
 
 import collections
@@ -28,21 +29,21 @@ import shoal
 from shoal.job.document import Metric
 from shoal.job.folder import JobFolder
 
-LINE_MAX = 8192  # characters of a line that are looked at: some expressions take long on long lines
+LINE_MAX = 8192  # characters of a line that are searched: some expressions are slow on long lines
 INTERVAL_S = 1.0
-CLOSE_S = 600.0  # so long every sample is kept, then the means of LATER_S
+CLOSE_S = 600.0  # every sample is kept for this long; afterwards means over LATER_S
 LATER_S = 10.0
-DUMP_S = 300.0  # between two copies of the flight recorders; the first ones follow sooner, each after twice the time
-POINTS_MAX = 2000  # that a series keeps; neighbours are merged beyond
-READ_BYTES = 1 << 20  # size of the pieces in which metrics.jsonl is read
-WAITING_S = 1.0  # a rank that has waited for less than that counts as working
-STALL_S = 10.0  # ranks that wait for this long are a stall, which an operator wants to see
-STALL_FRESH_S = 30.0  # what a rank was seen to wait for holds for this long
+DUMP_S = 300.0  # between two copies of the flight recorders; the first copies come sooner, at intervals that double
+POINTS_MAX = 2000  # most points of a series; if there are more, neighbors are merged
+READ_BYTES = 1 << 20  # size of a read of metrics.jsonl
+WAITING_S = 1.0  # a rank that has waited for less counts as working
+STALL_S = 10.0  # waits of this length are a stall, which an operator wants to see
+STALL_FRESH_S = 30.0  # the last sample of a wait is valid for this long
 IDLE_CORES = 0.5  # a process that uses less computes nothing that could hide its communication
 
 Say = Callable[[str], None]
 
-# What Sampler writes: name -> (meaning, unit). Those of "host/" have no rank.
+# What Sampler writes: name -> (meaning, unit). The metrics "host/..." have no rank.
 SHOAL_METRICS: Dict[str, Tuple[str, str]] = {
     "shoal/steps_per_s": ("Steps per second, where the rank's operations repeat", "1/s"),
     "shoal/operations_per_s": ("Operations that ended", "1/s"),
@@ -63,13 +64,13 @@ SHOAL_METRICS: Dict[str, Tuple[str, str]] = {
 
 @dataclasses.dataclass
 class Value:
-    """A number. A value that is not finite is null in the file."""
+    """A number. The file has null for one that is not finite."""
 
     name: str
     value: float
     rank: Optional[int] = None
     step: Optional[int] = None
-    waits_for: Sequence[int] = ()  # with shoal/waiting_s: ranks of the world, those that are known
+    waits_for: Sequence[int] = ()  # with shoal/waiting_s: the ranks of the world that are known
 
     def line(self, now: float, host: str) -> str:
         data = {"time": now, "host": host, "rank": self.rank, "name": self.name,
@@ -78,7 +79,8 @@ class Value:
 
 
 def shoal_command() -> str:
-    """The command `shoal`: the one that started us, else the one of this package, else the one on PATH. Raises FileNotFoundError."""
+    """Returns the command `shoal`: the one that started us, else the one of this package, else the one on PATH. Raises
+    FileNotFoundError."""
     named = os.environ.get("SHOAL_COMMAND")
     if named:
         return named
@@ -98,7 +100,8 @@ def stderr_say(text: str) -> None:
 # ---- writing ----
 
 class Record:
-    """Keeps the numbers of a host. Any thread. Where the disk is full it says so once, and the job goes on without."""
+    """Writes the numbers of a host. Any thread may use it. If the disk is full, it reports this once and then drops the
+    numbers; the job continues."""
 
     def __init__(self, folder: JobFolder, host: str, say: Say = stderr_say):
         self.folder, self.host, self.say = folder, host, say
@@ -131,7 +134,8 @@ class Record:
 
 
 class Board:
-    """Writes for TensorBoard, where tensorboardX or PyTorch with tensorboard is installed. SHOAL_JOB_TENSORBOARD=no: never."""
+    """Writes for TensorBoard if tensorboardX, or PyTorch with tensorboard, is installed. SHOAL_JOB_TENSORBOARD=no turns this
+    off."""
 
     def __init__(self, folder: JobFolder, host: str, say: Say):
         self.path, self.say = folder.tensorboard / host, say
@@ -159,7 +163,7 @@ class Board:
                     return None
                 from torch.utils.tensorboard import SummaryWriter  # type: ignore
             return SummaryWriter(str(self.path), flush_secs=5)
-        except Exception as error:  # whatever is wrong with that package, training goes on
+        except Exception as error:  # training continues, whatever is wrong with that package
             self.say(f"nothing is written for TensorBoard: {type(error).__name__}: {error}")
             return None
 
@@ -169,26 +173,27 @@ class Board:
             self.writer = None
 
 
-# ---- from the log ----
+# ---- metrics of the log ----
 
-# What launchers write before a worker's line: `shoal run`, mpirun with tags, the toolkit's mpirun, torchrun.
+# The prefixes of launchers on a worker's line: `shoal run`, mpirun with tags, the toolkit's mpirun, torchrun.
 PREFIX = re.compile(r"^(?:(\d+)\| |\[\d+,(?:mpirank:)?(\d+)(?:,[^\]]*)?\]<std(?:out|err)>: ?|\[(?:default|rank)(\d+)\]: ?)")
 
 
-# What makes another number of the one before it: an exponent, or more digits.
+# Continuations of a number that make it another number: an exponent, or more digits.
 NUMBER_GOES_ON = re.compile(r"\.?\d+(?:[eE][-+]?\d+)?|[eE][-+]?\d+")
 ANY_NUMBER = r"([-+.\w]+)"
 
 
 def rank_of(text: str) -> Optional[int]:
-    """The rank that a launcher has put before the line."""
+    """Returns the rank in a launcher's prefix of the line."""
     found = PREFIX.match(text)
     return int(found.group(1) or found.group(2) or found.group(3)) if found else None
 
 
 class LogMetrics:
-    """Finds the numbers that metric definitions name. A regular expression matches anywhere in a line, as often as it does; its first
-    group, or the whole match where it has none, is the number. Raises ValueError for an expression that does not compile."""
+    """Finds the numbers that metric definitions name. A regular expression matches anywhere in a line, any number of times.
+    Its first group is the number, or the whole match if it has no group. Raises ValueError for an expression that does not
+    compile."""
 
     def __init__(self, definitions: Iterable[Metric], folder: JobFolder, say: Say = stderr_say):
         self.folder, self.say = folder, say
@@ -198,7 +203,7 @@ class LogMetrics:
         self.told: set = set()
 
     def line(self, host: str, rank: Optional[int], text: str) -> None:
-        """A line of stdout or stderr. rank: nothing where only a launcher's prefix tells it, if any."""
+        """Takes a line of stdout or stderr. If rank is None, a launcher's prefix may name the rank."""
         if not self.definitions:
             return
         text = text[:LINE_MAX]
@@ -242,17 +247,18 @@ def _compiled(metric: Metric) -> "re.Pattern[str]":
         raise ValueError(f"metric {metric.name}: the regular expression {metric.regex!r} does not compile: {error}") from error
 
 
-# ---- from outside ----
+# ---- sampling ----
 
 def trace_environment(folder: JobFolder, host: str) -> Dict[str, str]:
-    """Variables with which workers leave their flight recorders in the job's folder when they end or fail. Makes the folder."""
+    """Returns variables that make workers write their flight recorders to the job's folder when they end or fail. Makes the
+    folder."""
     folder.traces.mkdir(exist_ok=True)
     path = str(folder.traces / f"{host}.%r")
     return {"SHOAL_TRACE_FILE": path, "SHOAL_RECORDER_FILE": path}
 
 
 def step_length(calls: Sequence[Any]) -> Optional[int]:
-    """After how many calls their sequence repeats: the least length that three repetitions at the end confirm."""
+    """Returns the number of calls after which their sequence repeats: the smallest length with three repetitions at the end."""
     count = len(calls)
     for length in range(1, count // 3 + 1):
         tail = calls[count - 3 * length:]
@@ -262,14 +268,14 @@ def step_length(calls: Sequence[Any]) -> Optional[int]:
 
 
 def calls_of(lines: Iterable[str]) -> Dict[Tuple[int, str], List[Tuple[Any, ...]]]:
-    """The calls of each (process, communicator) of a flight recorder's lines, messages left out."""
+    """Returns the calls of each (process, communicator) in a flight recorder's lines, without messages."""
     calls: Dict[Tuple[int, str], List[Tuple[Any, ...]]] = collections.defaultdict(list)
     for line in lines:
         try:
             record = json.loads(line)
             if record["kind"] not in ("send", "receive", "drain", "barrier", "split"):
                 calls[record["pid"], record["comm_id"]].append(tuple(record[key] for key in ("kind", "count", "type", "op", "root")))
-        except (ValueError, KeyError, TypeError):  # half a line
+        except (ValueError, KeyError, TypeError):  # a partial line
             continue
     return calls
 
@@ -286,7 +292,7 @@ class Counters:
     late_s: float = 0
     cpu_s: float = 0
     at: float = 0
-    waits_s: float = 0  # the longest wait that is under way; not a sum
+    waits_s: float = 0  # the longest wait under way; not a sum
 
 
 def counters_of(process: Mapping[str, Any], cpu_s: float, at: float) -> Counters:
@@ -298,7 +304,7 @@ def counters_of(process: Mapping[str, Any], cpu_s: float, at: float) -> Counters
 
 
 def rates(now: Counters, before: Counters) -> Dict[str, float]:
-    """Metrics of the time between two looks. A sum that fell, as when a communicator was freed, tells nothing."""
+    """Computes metrics of the time between two looks. A sum that fell, as after a communicator was freed, counts as 0."""
     span = now.at - before.at
     delta = {field.name: max(getattr(now, field.name) - getattr(before, field.name), 0.0) for field in dataclasses.fields(Counters)}
     found = {"shoal/operations_per_s": delta["operations"] / span, "shoal/bytes_per_s": delta["bytes"] / span,
@@ -312,16 +318,17 @@ def rates(now: Counters, before: Counters) -> Dict[str, float]:
 
 
 def _exposed(now: Counters, delta: Mapping[str, float], span: float) -> float:
-    """The share of the time in which nothing hid the communication. Waits are summed when they end, so a wait that is under way is
-    counted here, if the process computes nothing meanwhile."""
+    """Returns the share of the time in which nothing hid the communication. Waits are summed when they end, so a wait that is
+    under way is added here if the process computes nothing meanwhile."""
     waited = min(delta["waited_s"] / span, 1.0)
     is_idle = now.waits_s >= WAITING_S and delta["cpu_s"] / span < IDLE_CORES
     return max(waited, min(now.waits_s / span, 1.0)) if is_idle else waited
 
 
 def waits_of(process: Mapping[str, Any]) -> Tuple[float, List[int]]:
-    """The longest wait of a process that is under way, in seconds, and the ranks of the world that it waits for. `shoal top` counts
-    ranks within a communicator; those of a communicator as large as the largest one are the world's."""
+    """Returns the longest wait of a process that is under way, in seconds, and the ranks of the world for which it waits.
+    `shoal top` numbers ranks within a communicator; in a communicator as large as the largest one these are the world's
+    ranks."""
     comms = process["communicators"]
     longest = max(comms, key=lambda comm: comm["waits_us"] or 0, default=None)
     if longest is None or not longest["waits_us"]:
@@ -330,12 +337,12 @@ def waits_of(process: Mapping[str, Any]) -> Tuple[float, List[int]]:
     return longest["waits_us"] / 1e6, list(longest["waits_for"]) if is_world else []
 
 
-STALE_S = 1.0  # a look that is older has waited
+STALE_S = 1.0  # a sample older than this was delayed
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def _stat_of(pid: int) -> Optional[List[str]]:
-    """Fields of /proc/PID/stat from the state on."""
+    """Returns the fields of /proc/PID/stat, starting with the state."""
     try:
         return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -359,7 +366,7 @@ def is_started_by(pid: int, ancestor: int) -> bool:
 
 
 class HostLook:
-    """What the kernel counts for the whole host. Rates are those since the look before."""
+    """What the kernel counts for the whole host. Rates are those since the previous look."""
 
     def __init__(self) -> None:
         self.before: Optional[Tuple[float, float, int, int]] = None
@@ -377,7 +384,7 @@ class HostLook:
 
 
 def network_bytes(text: str) -> Tuple[int, int]:
-    """Bytes received and sent by all interfaces of /proc/net/dev but the loopback."""
+    """Returns the bytes received and sent by all interfaces of /proc/net/dev except the loopback interface."""
     received = sent = 0
     for line in text.splitlines()[2:]:
         name, _, rest = line.partition(":")
@@ -402,14 +409,15 @@ def _memory_available() -> float:
 
 
 class Sampler:
-    """Looks at the ranks that process `pid` has started, on a thread, until they have ended or stop() is called. `shoal`: the command."""
+    """Samples the ranks that process `pid` has started, on a thread, until they have ended or stop() is called. `shoal` is the
+    command."""
 
     def __init__(self, folder: JobFolder, host: str, pid: int, shoal: str, interval_s: float = INTERVAL_S, say: Say = stderr_say):
         self.folder, self.host, self.pid, self.shoal, self.interval_s, self.say = folder, host, pid, shoal, interval_s, say
         self.record = Record(folder, host, say)
         self.before: Dict[int, Counters] = {}
         self.mine: Dict[int, bool] = {}
-        self.step: Dict[int, int] = {}  # of a process: how many operations its steps have
+        self.step: Dict[int, int] = {}  # by process: the operations in each of its steps
         self.host_look = HostLook()
         self.is_stopped = threading.Event()
         self.top: Optional["subprocess.Popen[str]"] = None
@@ -430,12 +438,13 @@ class Sampler:
         self.thread.join(timeout=10)
 
     def run(self) -> None:
-        """`shoal top` ends when no rank is there, not yet or no more: then it is asked again."""
+        """Samples until the process has ended. `shoal top` ends when no rank is there, yet or any longer, so it is started
+        again."""
         try:
             while not self.is_stopped.is_set() and (_stat_of(self.pid) or ["Z"])[0] != "Z":
                 self._look()
                 self.is_stopped.wait(self.interval_s)
-        except Exception as error:  # metrics end nobody's training
+        except Exception as error:  # metrics must not end a training
             self.say(f"no more metrics of {self.host}: {type(error).__name__}: {error}")
         finally:
             self.record.close()
@@ -453,12 +462,12 @@ class Sampler:
                 self.top.kill()
 
     def take(self, look: Mapping[str, Any]) -> None:
-        """One look of `shoal top`."""
+        """Takes one sample of `shoal top`."""
         at = look["unix_us"] / 1e6
         mine = [process for process in look["processes"] if self._is_mine(process["pid"])]
         if time.monotonic() - self.dumped_at > self.dump_after_s:
             self._dump()
-        # A look that waited while the recorders were copied is none of now, and what the kernel counts is read now.
+        # A sample delayed by copying the recorders is too old to combine with what the kernel counts now.
         if not mine or at < self.due_at or time.time() - at > STALE_S:
             return
         self.due_at = at + (0 if time.monotonic() - self.began < CLOSE_S else LATER_S) - self.interval_s / 2
@@ -466,7 +475,7 @@ class Sampler:
         self.record.add(values + self.host_look.values(at), at)
 
     def _is_mine(self, pid: int) -> bool:
-        """Hosts that are emulated on one machine see each other's ranks."""
+        """Returns true if our process started this one: hosts emulated on one machine see each other's ranks."""
         if pid not in self.mine:
             self.mine[pid] = is_started_by(pid, self.pid)
         return self.mine[pid]
@@ -486,7 +495,7 @@ class Sampler:
         return values
 
     def _dump(self) -> None:
-        """Keeps the flight recorders as they are now, for a job that ends without a word, and looks for steps in them."""
+        """Saves the present flight recorders, in case the job ends without writing them, and looks for steps in them."""
         self.dumped_at = time.monotonic()
         self.dump_after_s = min(2 * self.dump_after_s, DUMP_S)
         done = subprocess.run([self.shoal, "top", "--dump", str(self.pid)], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
@@ -520,8 +529,8 @@ def _pid_in(line: str, mine: Mapping[int, bool]) -> bool:
 
 
 class Watching:
-    """What an agent does for the metrics of its host, while the workers run: lines of the log go through line(), and the ranks that a
-    process starts are looked at. A context manager."""
+    """An agent's metrics of its host while the workers run: line() takes the lines of the log, look_at() samples the ranks that
+    a process starts. A context manager."""
 
     def __init__(self, definitions: Iterable[Metric], folder: JobFolder, host: str, say: Say = stderr_say):
         self.folder, self.host, self.say = folder, host, say
@@ -551,14 +560,14 @@ class Watching:
 # ---- reading ----
 
 class Series:
-    """The values of a metric of one rank, by time. Neighbours are merged where there are many."""
+    """The values of a metric of one rank, by time. Merges neighbors if there are many."""
 
     def __init__(self) -> None:
         self.points: List[Tuple[float, float]] = []
         self.last: Tuple[float, float] = (0.0, math.nan)
         self.count = 0
         self.sum, self.finite = 0.0, 0  # sum and number of the finite values
-        self.each = 1  # values in a point
+        self.each = 1  # values in each point
         self.open: List[Tuple[float, float]] = []
 
     def add(self, at: float, value: float) -> None:
@@ -590,7 +599,7 @@ Key = Tuple[str, str, Optional[int]]  # name, host, rank
 
 
 def record_of(line: bytes) -> Optional[Dict[str, Any]]:
-    """A line of metrics.jsonl. Returns None for a line that a full disk has cut, or that nobody here has written."""
+    """Parses a line of metrics.jsonl. Returns None for a line that a full disk has cut off, or that another program wrote."""
     try:
         record = json.loads(line)
         rank, waits_for = record["rank"], record.get("waits_for", [])
@@ -604,7 +613,7 @@ def record_of(line: bytes) -> Optional[Dict[str, Any]]:
 
 
 def _end_of(waits: Mapping[int, Tuple[float, Sequence[int]]], rank: int) -> Optional[int]:
-    """The rank at the end of the chain of waits that begins with this one. Returns None for a circle."""
+    """Returns the rank at the end of the chain of waits that begins with this one, or None for a circle."""
     for _ in range(len(waits)):
         rank = waits[rank][1][0]
         if rank not in waits:
@@ -614,26 +623,28 @@ def _end_of(waits: Mapping[int, Tuple[float, Sequence[int]]], rank: int) -> Opti
 
 @dataclasses.dataclass
 class Stall:
-    """A rank that holds others up, as `shoal top` names it on one host, for all hosts of the job."""
+    """A rank that holds up others, as in `shoal top`, but over all hosts of the job."""
 
     rank: int
-    host: str  # "" if no number of that rank has come
-    held: int  # ranks that wait for it, directly or behind others
+    host: str  # "" before the first number of that rank
+    held: int  # ranks that wait for it, directly or indirectly
     seconds: float
 
 
 class Reader:
-    """Reads metrics.jsonl as it grows. tail_bytes: begins at most so far before its end, for a reader that wants the newest values."""
+    """Reads metrics.jsonl as it grows. With tail_bytes it begins at most that many bytes before the end, for readers that want
+    the newest values."""
 
     def __init__(self, folder: JobFolder, tail_bytes: Optional[int] = None):
         self.path, self.tail_bytes = folder.metrics, tail_bytes
         self.offset = 0
-        self.rest = b""  # a line that somebody is writing
+        self.rest = b""  # a line that is still being written
         self.series: Dict[Key, Series] = {}
-        self.waits: Dict[int, Tuple[float, float, List[int]]] = {}  # rank -> time of the look, seconds of waiting, ranks that it waits for
+        self.waits: Dict[int, Tuple[float, float, List[int]]] = {}  # rank -> time of sample, seconds waited, awaited ranks
 
     def read(self) -> bool:
-        """Takes the lines that have come since, piece by piece: the file of a long job has gigabytes. Returns false if none has."""
+        """Reads the lines that are new, piece by piece because the file of a long job has gigabytes. Returns false if there are
+        none."""
         has_lines = False
         try:
             with open(self.path, "rb") as file:
@@ -660,7 +671,7 @@ class Reader:
             self.waits[record["rank"]] = (record["time"], record["value"], record["waits_for"])
 
     def stall(self, now: float) -> Optional[Stall]:
-        """The rank at the end of the most chains of waits, if these have lasted."""
+        """Returns the rank at the end of the most chains of waits, if these have lasted."""
         waits = {rank: (seconds + now - at, waits_for) for rank, (at, seconds, waits_for) in self.waits.items()
                  if seconds > 0 and now - at < STALL_FRESH_S and waits_for}
         ends = collections.Counter(end for end in (_end_of(waits, rank) for rank in waits) if end is not None)
@@ -671,7 +682,7 @@ class Reader:
         return None
 
     def names(self) -> List[str]:
-        """Those of the script first, in the order in which they came; then ours."""
+        """Returns the script's metrics in order of appearance, then ours."""
         seen = list(dict.fromkeys(name for name, _, _ in self.series))
         order = list(SHOAL_METRICS)
         return [name for name in seen if name not in order] + [name for name in order if name in seen]
@@ -688,12 +699,12 @@ class Reader:
 # ---- for Prometheus: https://prometheus.io/docs/instrumenting/exposition_formats ----
 
 def prometheus_name(name: str) -> str:
-    """Prometheus wants base units by their full names."""
+    """Returns a metric's name for Prometheus, which wants full names of base units."""
     return "shoal_job_" + re.sub(r"_s$", "_seconds", re.sub(r"_per_s$", "_per_second", name.replace("shoal/", "").replace("/", "_")))
 
 
 def prometheus_text(folder: JobFolder, reader: Reader) -> str:
-    """The newest value of each metric. Metrics of the log have the name that the document gives them as a label."""
+    """Returns the newest value of each metric. For metrics of the log, the document's name of the metric is a label."""
     status = folder.status()
     lines = ["# HELP shoal_job_status 1 for the status that the job has.", "# TYPE shoal_job_status gauge",
              f"shoal_job_status{_labels(shoal_job=folder.name, status=status.status)} 1",

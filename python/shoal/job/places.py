@@ -1,4 +1,4 @@
-"""What all engines share: a job's folder made, its document read from there, its result kept, how it truly stands."""
+"""What all engines share: they make a job's folder, read its document from there, pack its source, and keep its result."""
 from __future__ import annotations
 
 import json
@@ -16,19 +16,19 @@ NAME_MAX = 63
 
 
 class EngineError(JobError):
-    """The job cannot be started, or what was asked of it cannot be done. One line; exit_code is that of the command."""
+    """The job cannot be started, or a request cannot be met. The message is one line; exit_code is the command's."""
 
     exit_code = 1
 
 
 class NameTaken(EngineError):
-    """There is a job of that name already."""
+    """A job of that name already exists."""
 
     exit_code = 2
 
 
 def name_make(job: Job) -> str:
-    """base_job_name or the entry point, and the time; as the SDK makes them, unique to the millisecond."""
+    """Makes a name of base_job_name or the entry point, and the time. Like the SDK's names, it is unique to the millisecond."""
     now = time.time()
     stamp = time.strftime("%Y-%m-%d-%H-%M-%S", time.gmtime(now)) + f"-{int(now * 1000) % 1000:03d}"
     base = job.base_job_name or pathlib.Path(job.entry_point).stem
@@ -37,8 +37,8 @@ def name_make(job: Job) -> str:
 
 
 def folder_create(job: Job, jobs: Optional[pathlib.Path] = None, clone: Optional[pathlib.Path] = None) -> JobFolder:
-    """Makes the job's folder with the document and a first status. Whole, or not at all. `clone`: a folder where the job's source
-    lies; it moves into the job's folder."""
+    """Makes the job's folder with the document and a first status, whole or not at all. `clone` is a folder with the job's
+    source; it moves into the job's folder."""
     job.name = job.name or name_make(job)
     folder = JobFolder(job.name, jobs)
     try:
@@ -66,7 +66,7 @@ def folder_create(job: Job, jobs: Optional[pathlib.Path] = None, clone: Optional
 
 
 def workers_per_host(job: Job) -> int:
-    """As far as this machine can tell."""
+    """Returns the number of workers per host, as far as this machine can know it."""
     gpus = contract.gpu_count() // (job.instance_count if job.where.engine == "local" else 1)
     return distribution.launch_of(job, gpus).workers_per_host
 
@@ -76,7 +76,7 @@ def _existing(path: pathlib.Path) -> pathlib.Path:
 
 
 def paths_complete(job: Job) -> None:
-    """Paths of this machine become absolute: the job runs elsewhere than in our working directory."""
+    """Makes paths of this machine absolute, because the job does not run in our working directory."""
     if job.source_dir:
         job.source_dir = _absolute(job.source_dir)
     else:
@@ -95,25 +95,27 @@ def _absolute(uri: str) -> str:
 
 
 def end_seconds(job: Job) -> int:
-    """What a host may need to end after SIGTERM: its script, its last checkpoints, and all else."""
+    """Returns the seconds that a host may need to end after SIGTERM: for its script, its last checkpoints, and everything
+    else."""
     from shoal.job import checkpoints
     return job.stop_grace + 60 + (int(checkpoints.timeout_of(job)) if job.checkpoints else 0)
 
 
 def job_read(folder: JobFolder) -> Job:
-    """The document that folder_create wrote."""
+    """Reads the document that folder_create wrote."""
     return reading.job_of(json.loads(folder.document.read_text(encoding="utf-8")), files=False)
 
 
 # ---- the source ----
 
 def is_left_out(path: pathlib.Path) -> bool:
-    """Returns true for what no source takes along: what is made from it, its history, and jobs, whose folder may be below it."""
+    """Returns true for what is never part of a source: files made from it, its history, and folders of jobs, which may be below
+    it."""
     return path.name in ("__pycache__", ".git") or all((path / name).is_file() for name in ("job.json", "status.json", "events.jsonl"))
 
 
 def source_files(place: pathlib.Path) -> Iterator[pathlib.Path]:
-    """The files of a source that leaves this machine. Links are followed as far as they stay in it. Raises EngineError."""
+    """Yields the files of a source that leaves this machine. Follows links that stay within the source. Raises EngineError."""
     top = os.path.realpath(place)
 
     def walk(folder: pathlib.Path, above: Tuple[str, ...]) -> Iterator[pathlib.Path]:
@@ -133,8 +135,8 @@ def source_files(place: pathlib.Path) -> Iterator[pathlib.Path]:
 # ---- the result ----
 
 def result_keep(job: Job, folder: JobFolder, hosts: List[str], with_model: bool, below: str = "") -> Optional[str]:
-    """Packs model.tar.gz and output.tar.gz from the folders of these hosts and copies them to output_path, `below` its usual place.
-    Returns the URI of the model; nothing when the script has left no file in a model folder."""
+    """Packs model.tar.gz and output.tar.gz from the folders of these hosts and copies them to the folder `below` the usual
+    place in output_path. Returns the URI of the model, or None if the script left no file in a model folder."""
     model = contract.model_files({host: folder.base(host) / "model" for host in hosts}) if with_model else {}
     output = contract.output_files({host: folder.base(host) / "output/data" for host in hosts})
     if model:
@@ -147,7 +149,7 @@ def result_keep(job: Job, folder: JobFolder, hosts: List[str], with_model: bool,
 
 
 def _output_copy(job: Job, archive: pathlib.Path, below: str) -> str:
-    """To OUTPUT_PATH/NAME/output, where the platform puts it."""
+    """Copies an archive to OUTPUT_PATH/NAME/output, where the platform puts it."""
     if not job.output_path:
         return archive.as_uri()
     uri = f"{job.output_path.rstrip('/')}/{job.name}/output/{below}{archive.name}"

@@ -1,8 +1,8 @@
-"""Who asks an endpoint: Predictor and its kinds, and Model, which makes an endpoint of a model.tar.gz. Names and arguments are
-those of the SageMaker Python SDK v2.
+"""Clients of an endpoint: Predictor and its kinds; and Model, which starts an endpoint from a model.tar.gz. Names and arguments
+are those of the SageMaker Python SDK v2.
 
-An endpoint is a process of serve.py that ends with the process that has deployed it. There it is found by its name, from
-elsewhere by its URL."""
+An endpoint is a process of serve.py that ends with the process that deployed it. That process finds it by its name, others by
+its URL."""
 from __future__ import annotations
 
 import re
@@ -19,12 +19,12 @@ ANSWER_SECONDS_MAX = 70.0  # as boto's
 ERROR_TEXT_MAX = 4096
 _HEADERS = {"target_model": "X-Amzn-SageMaker-Target-Model", "target_variant": "X-Amzn-SageMaker-Target-Variant",
             "inference_id": "X-Amzn-SageMaker-Inference-Id", "custom_attributes": "X-Amzn-SageMaker-Custom-Attributes"}
-# A request to this machine goes through no proxy.
+# Requests to this machine use no proxy.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class ModelError(RuntimeError):
-    """The model, or a function of the script, failed; `body` is what the endpoint answered."""
+    """The model, or a function of the script, failed; `body` is the endpoint's answer."""
 
     def __init__(self, code: int, body: str):
         super().__init__("An error occurred (ModelError) when calling the InvokeEndpoint operation: "
@@ -38,7 +38,7 @@ _endpoints: Dict[str, Any] = {}  # serve.Endpoint by name
 # ------------------------------------------------------------ predictors
 
 class Predictor:
-    """Asks an endpoint. `endpoint_name` is the name that deploy() gave it, or a URL."""
+    """Sends requests to an endpoint. `endpoint_name` is the name that deploy() chose or got, or a URL."""
 
     def __init__(self, endpoint_name: str, sagemaker_session: Any = None, serializer: Optional[BaseSerializer] = None,
                  deserializer: Optional[BaseDeserializer] = None, component_name: Optional[str] = None, **kwargs: Any):
@@ -50,7 +50,7 @@ class Predictor:
 
     @property
     def url(self) -> str:
-        """Where the endpoint listens."""
+        """The address on which the endpoint listens."""
         if re.match(r"https?://", self.endpoint_name):
             return self.endpoint_name.rstrip("/")
         return self._endpoint().url
@@ -72,7 +72,7 @@ class Predictor:
     def predict(self, data: Any, initial_args: Optional[Dict[str, Any]] = None, target_model: Optional[str] = None,
                 target_variant: Optional[str] = None, inference_id: Optional[str] = None,
                 custom_attributes: Optional[str] = None, component_name: Optional[str] = None) -> Any:
-        """What the endpoint answers to data. Raises ModelError where it answers with an error."""
+        """Returns the endpoint's answer to data. Raises ModelError if the answer is an error."""
         given = dict(initial_args or {})
         headers = {"Content-Type": given.get("ContentType") or self.content_type,
                    "Accept": given.get("Accept") or ", ".join(self.deserializer.ACCEPT)}
@@ -96,7 +96,7 @@ class Predictor:
             raise JobError(f'endpoint "{self.endpoint_name}" at {url} does not answer: {reason}; deploy it again') from None
 
     def delete_endpoint(self, delete_endpoint_config: bool = True) -> None:
-        """Ends the endpoint. Deleting one that is not there is an error, as it is with SageMaker."""
+        """Ends the endpoint. Deleting a missing one is an error, as with SageMaker."""
         self._endpoint().stop()
         del _endpoints[self.endpoint_name]
 
@@ -104,11 +104,11 @@ class Predictor:
         self.delete_endpoint()
 
     def delete_model(self) -> None:
-        """Nothing: a model here is the archive of its job, which stays."""
+        """Does nothing: a model here is the archive of its job, which stays."""
 
 
 class PyTorchPredictor(Predictor):
-    """Sends arrays, gets arrays."""
+    """Sends and receives arrays."""
 
     def __init__(self, endpoint_name: str, sagemaker_session: Any = None, serializer: Optional[BaseSerializer] = None,
                  deserializer: Optional[BaseDeserializer] = None, component_name: Optional[str] = None):
@@ -117,7 +117,7 @@ class PyTorchPredictor(Predictor):
 
 
 class TensorFlowPredictor(Predictor):
-    """Sends JSON, gets JSON."""
+    """Sends and receives JSON."""
 
     def __init__(self, endpoint_name: str, sagemaker_session: Any = None, serializer: Optional[BaseSerializer] = None,
                  deserializer: Optional[BaseDeserializer] = None, model_name: Optional[str] = None,
@@ -144,7 +144,7 @@ class Model:
 
     def deploy(self, serializer: Optional[BaseSerializer] = None, deserializer: Optional[BaseDeserializer] = None,
                endpoint_name: Optional[str] = None, port: int = 0) -> Predictor:
-        """Starts an endpoint and returns when its model is loaded. `port`: 0 has one chosen."""
+        """Starts an endpoint and returns when its model is loaded. `port` 0 chooses a free one."""
         from . import serve
         name = endpoint_name or self._name_make()
         if name in _endpoints:

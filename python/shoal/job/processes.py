@@ -1,4 +1,4 @@
-"""Processes of a job: whether one is still there, how one is started so that it ends with its parent, which port is free."""
+"""Processes of a job: tests whether one still runs, starts one that ends with its parent, finds free ports."""
 from __future__ import annotations
 
 import ctypes
@@ -16,14 +16,15 @@ from typing import Dict, List, Mapping, Optional
 import shoal
 
 PR_SET_PDEATHSIG = 1
-# Below the ports that the kernel gives to sockets that ask for none, so that none of these takes a port between look and use.
+# Below the ephemeral ports of the kernel, so that the kernel assigns none of these between our check and its use.
 PORTS = range(20000, 32000)
-PORTS_AFTER = 17  # Shoal's store listens at one of the 16 ports after the one where ranks meet
+PORTS_AFTER = 17  # Shoal's store listens on one of the 16 ports after the one where ranks meet
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def _kernel() -> str:
-    """What pids are counted by: the kernel since its start, the pid namespace, and the time namespace, which moves start times."""
+    """Identifies the context in which pids are unique: the booted kernel, the pid namespace, and the time namespace, which
+    shifts start times."""
     words = []
     for read, path in ((pathlib.Path.read_text, "sys/kernel/random/boot_id"), (os.readlink, "self/ns/pid"), (os.readlink, "self/ns/time")):
         try:
@@ -34,7 +35,7 @@ def _kernel() -> str:
 
 
 def identity(pid: int) -> Optional[str]:
-    """Names a process for good: no other has the same pid, start time and kernel. None for one that has ended."""
+    """Returns a unique name of a process: no other has the same pid, start time and kernel. Returns None if it has ended."""
     try:
         fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -43,8 +44,8 @@ def identity(pid: int) -> Optional[str]:
 
 
 def is_alive(process: Optional[str]) -> Optional[bool]:
-    """Returns whether the process that identity() named still runs; None if nobody here can tell: its pid is counted elsewhere, or
-    /proc hides it."""
+    """Returns whether the process that identity() named still runs. Returns None if this cannot be found out here: its pid
+    belongs to another kernel or namespace, or /proc hides it."""
     kernel, pid, _ = process.rsplit(" ", 2) if process else ("", "", "")
     if kernel != _kernel():
         return None
@@ -65,7 +66,7 @@ def end_with_parent() -> None:
 
 
 def group_signal(pid: int, number: int) -> None:
-    """To the whole process group that the process leads; nothing when all of it is gone."""
+    """Sends a signal to the whole process group that the process leads. Does nothing if the whole group is gone."""
     try:
         os.killpg(pid, number)
     except (ProcessLookupError, PermissionError):
@@ -73,7 +74,7 @@ def group_signal(pid: int, number: int) -> None:
 
 
 def group_is_alive(group: int) -> bool:
-    """Whether a process of the group runs, as the program behind a shell that has ended."""
+    """Returns true if a process of the group runs, such as the program of a shell that has ended."""
     for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text(errors="replace").rpartition(")")[2].split()
@@ -85,7 +86,7 @@ def group_is_alive(group: int) -> bool:
 
 
 def ending_text(code: int) -> str:
-    """What Popen.returncode says."""
+    """Describes a Popen.returncode."""
     if code >= 0:
         return f"exited with code {code}"
     try:
@@ -95,12 +96,12 @@ def ending_text(code: int) -> str:
 
 
 def exit_code(code: int) -> int:
-    """Popen.returncode as a shell says it."""
+    """Converts a Popen.returncode to a shell's exit code."""
     return code if code >= 0 else 128 - code
 
 
 def shoal_command() -> str:
-    """The command `shoal`: the one that started us, else the one of this package, else the one on PATH."""
+    """Returns the command `shoal`: the one that started us, else the one of this package, else the one on PATH."""
     named = os.environ.get("SHOAL_COMMAND")
     if named:
         return named
@@ -114,8 +115,9 @@ def shoal_command() -> str:
 
 
 def python_environment(variables: Mapping[str, str] = os.environ) -> Dict[str, str]:
-    """The variables, with a PYTHONPATH by which a Python of ours finds this package if it is not installed. An installed package needs
-    none: back-ports in its folder would hide modules of the standard library."""
+    """Returns the variables, with a PYTHONPATH that lets a Python process of ours find this package if it is not installed.
+    An installed package needs none, and its folder on PYTHONPATH would let back-ports there hide modules of the standard
+    library."""
     package = str(pathlib.Path(shoal.__file__).resolve().parents[1])
     installed = [*site.getsitepackages(), site.getusersitepackages()]
     paths = [path for path in variables.get("PYTHONPATH", "").split(os.pathsep) if path]
@@ -139,13 +141,13 @@ def is_free(port: int, address: str = "127.0.0.1") -> bool:
 
 
 def asks_this_machine(host: Optional[str]) -> bool:
-    """Returns true if a request's Host header names this machine itself. A server of the loopback refuses all others: a page from
-    elsewhere could ask it through a name of its own that resolves to 127.0.0.1."""
+    """Returns true if a request's Host header names this machine itself. A server on the loopback interface refuses all other
+    requests: a foreign page could reach it by a name of its own that resolves to 127.0.0.1."""
     return bool(host) and re.sub(r":\d+$", "", host or "").lower() in ("localhost", "127.0.0.1", "[::1]")
 
 
 def free_port() -> int:
-    """A port that nobody listens at, and nor at those after it which Shoal may take."""
+    """Returns a port with no listener, neither on it nor on the ports after it that Shoal may use."""
     for _ in range(200):
         port = random.choice(PORTS)
         if all(is_free(port + further, "") for further in range(PORTS_AFTER)):

@@ -1,4 +1,4 @@
-"""How much of what a host downloads has come, from the agent that brings it to whoever waits for the job.
+"""The progress of a host's download, passed from its agent to the command that waits for the job.
 
     agent: Progress.draw() --> hosts/HOST.progress --> job_wait(): Display.show() --> a bar on the terminal
 
@@ -11,7 +11,7 @@ from typing import TextIO
 
 from shoal.job.folder import Amount, JobFolder
 
-LINE_EVERY_S = 10.0  # where there is no terminal
+LINE_EVERY_S = 10.0  # without a terminal
 WIDTH_MAX, WIDTH_MIN = 40, 10  # of the bar
 
 
@@ -31,7 +31,7 @@ def share_of(amount: Amount) -> float:
 
 
 def bar_of(amount: Amount, host: str = "") -> str:
-    """One line of a terminal."""
+    """Draws the bar, one line of a terminal."""
     what, share = f"{host}: {amount.what}" if host else amount.what, share_of(amount)
     width = max(min(shutil.get_terminal_size().columns - len(what) - 50, WIDTH_MAX), WIDTH_MIN)
     full = int(share * width)
@@ -39,7 +39,8 @@ def bar_of(amount: Amount, host: str = "") -> str:
 
 
 class Display:
-    """Shows to `told` what is on its way to the host that is furthest behind: a bar on a terminal, else a line every ten seconds."""
+    """Shows on `told` the download of the host that is furthest behind: as a bar on a terminal, else as a line every ten
+    seconds."""
 
     def __init__(self, folder: JobFolder, told: TextIO):
         self.folder, self.told = folder, told
@@ -62,7 +63,7 @@ class Display:
             self._write(f"shoal job: {self.folder.name}: {named + ': ' if named else ''}{text_of(amount)}\n")
 
     def clear(self) -> None:
-        """Before another line is written to the terminal."""
+        """Removes the bar before another line is written to the terminal."""
         if self.is_drawn:
             self._write("\r\x1b[K")
         self.is_drawn = False

@@ -1,10 +1,10 @@
 """Reads a job document from JSON, TOML or Python, and finds all its mistakes before anything starts.
 
     job = job_read("job.toml")      a file; relative paths in it start at its folder
-    job = job_of(data)              data as json.load gives them, or as_data(job): job_of(as_data(job)) == job
+    job = job_of(data)              data as json.load returns them, or as_data(job): job_of(as_data(job)) == job
     problems(data)                  every mistake with its place
 
-Limits are those of SageMaker's API, so that a document that runs here runs there, too."""
+Limits are those of SageMaker's API, so that a document that runs here also runs there."""
 from __future__ import annotations
 
 import copy
@@ -32,13 +32,13 @@ CHANNELS_MAX, CHANNEL_NAME = 20, r"[A-Za-z0-9.\-_]{1,64}"
 METRICS_MAX, METRIC_NAME_MAX, METRIC_REGEX_MAX = 40, 255, 500
 NAME_MAX, NAME = 63, r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}"
 SECONDS_MAX = 28 * 86400  # on SageMaker
-ENTRY_POINT = r"[A-Za-z0-9._][A-Za-z0-9._+-]*(/[A-Za-z0-9._][A-Za-z0-9._+-]*)*"  # what the containers start
+ENTRY_POINT = r"[A-Za-z0-9._][A-Za-z0-9._+-]*(/[A-Za-z0-9._][A-Za-z0-9._+-]*)*"  # names that the containers can start
 BUCKET = r"[a-z0-9][a-z0-9.\-]{1,61}[a-z0-9]"
 
 
 @dataclasses.dataclass
 class Source:
-    """Where data come from: names the place of a mistake, and is where relative paths start."""
+    """The origin of data: it names the place of a mistake, and relative paths start at its folder."""
 
     path: Optional[pathlib.Path] = None
     lines: Dict[Place, int] = dataclasses.field(default_factory=dict)
@@ -54,7 +54,7 @@ class Source:
 
 
 def job_read(path: Union[str, os.PathLike]) -> Job:
-    """The job that a file describes: .json, .toml, or .py with `job = Job(...)` or an estimator. Raises JobError."""
+    """Returns the job in a file: .json, .toml, or .py with `job = Job(...)` or an estimator. Raises JobError."""
     source = Source(pathlib.Path(path))
     readers: Dict[str, Callable[[Source], Any]] = {".json": _read_json, ".toml": _read_toml, ".py": _read_python}
     reader = readers.get(source.path.suffix.lower())
@@ -68,7 +68,7 @@ def job_read(path: Union[str, os.PathLike]) -> Job:
 
 
 def job_of(data: Any, source: Optional[Source] = None, files: bool = True) -> Job:
-    """The job that data describe; `files` as in problems(). Raises JobError."""
+    """Returns the job in data; `files` as in problems(). Raises JobError."""
     found = problems(data, source, files)
     if found:
         raise JobError(found)
@@ -81,7 +81,7 @@ def _job_built(data: Any, source: Source) -> Job:
 
 
 def problems(data: Any, source: Optional[Source] = None, files: bool = True) -> List[Problem]:
-    """All mistakes. `files`: those of files that should be there, too, such as the entry point."""
+    """Returns all mistakes. With `files`, also checks files that must exist, such as the entry point."""
     source = source or Source()
     return [Problem(source.where(place), text) for place, text in _mistakes(data, source, files)]
 
@@ -98,7 +98,7 @@ def _dotted(place: Place) -> str:
 # ------------------------------------------------------------ types
 
 def _mistakes(data: Any, source: Source, files: bool) -> List[Mistake]:
-    """First those of types; what has the right type is then looked at, where no mistake was found before."""
+    """Finds mistakes of types first, then checks the values of everything that had no mistake."""
     if not isinstance(data, dict):
         return [((), f"a job is a table of settings, not {_said(data)}")]
     data = _long_form(data)
@@ -113,12 +113,13 @@ def _mistakes(data: Any, source: Source, files: bool) -> List[Mistake]:
 
 
 def _is_about(known: Place, place: Place) -> bool:
-    """Whether a mistake that is known leaves nothing to say of a place: it is there, around it, or in a member of that list."""
+    """Returns true if a known mistake makes another one at `place` pointless: it is there, around it, or in an item of that
+    list."""
     return place[:len(known)] == known or (known[:-1] == place and isinstance(known[-1], int))
 
 
 def _long_form(data: Any) -> Any:
-    """Short forms written out: a channel that is its URI alone, a metric with the SDK's capitals."""
+    """Expands short forms: a channel that is only a URI, a metric with the SDK's capitals."""
     if not isinstance(data, dict):
         return data
     data = dict(data)
@@ -180,7 +181,7 @@ def _is_required(field: dataclasses.Field) -> bool:
 
 
 def _without(data: Any, found: Dict[Place, str]) -> Any:
-    """Data less what has a mistake, so that the rest can be looked at."""
+    """Returns a copy with None for all data that have a mistake, so that the rest can be checked."""
     data = copy.deepcopy(data)
     for place in sorted((place for place in found if place), key=lambda place: [str(key).zfill(9) for key in place],
                         reverse=True):
@@ -193,7 +194,7 @@ def _without(data: Any, found: Dict[Place, str]) -> Any:
 
 
 def _build(kind: Any, value: Any) -> Any:
-    """An object of a type of document.py. Data that _without() has removed become the default, or an empty object."""
+    """Builds an object of a type of document.py. Data that _without() removed become the default, or an empty object."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Union:
         return None if value is None else _build(arguments[0], value)
@@ -410,7 +411,7 @@ def _check_distribution(job: Job, source: Source) -> Iterator[Mistake]:
 
 def _check_script(job: Job, source: Source) -> Iterator[Mistake]:
     if "://" in (job.source_dir or job.entry_point):
-        return  # read when the job starts
+        return  # it is read when the job starts
     if job.source_dir is None:
         script = source.folder / job.entry_point
         if not script.is_file():
@@ -423,7 +424,7 @@ def _check_script(job: Job, source: Source) -> Iterator[Mistake]:
         return
     is_package = (folder / "setup.py").is_file() and (folder / job.entry_point).is_dir()
     if not is_package and not (folder / job.entry_point).is_file():
-        # The words are the SDK's.
+        # These are the SDK's words.
         text = f'No file named "{job.entry_point}" was found in directory "{folder}".'
         yield ("entry_point",), text + _files_like(job, folder)
     yield from _mistakes_of_requirements(job, folder)
@@ -454,7 +455,7 @@ def _mistakes_of_requirements(job: Job, folder: pathlib.Path) -> Iterator[Mistak
 
 
 def _in_quotes(path: pathlib.Path) -> str:
-    """On one line, whatever is in its name."""
+    """Returns a path in quotes on one line, whatever characters it has."""
     return json.dumps(str(path), ensure_ascii=False)
 
 
@@ -473,7 +474,7 @@ _FILE_CHECKS = (_check_script, _check_dependencies, _check_data)
 
 
 def _with_whole_paths(job: Job, folder: pathlib.Path) -> Job:
-    """Relative paths of a document start at its folder, wherever the job is started from."""
+    """Makes relative paths of a document start at its folder, in whatever folder the job is started."""
 
     def whole(path: Optional[str]) -> Optional[str]:
         return path if path is None or "://" in path else str(folder / path)
@@ -507,7 +508,7 @@ _JSON_TOKEN = re.compile(r'\s*([{}\[\],:]|"(?:[^"\\]|\\.)*"|[^\s{}\[\],:"]+)')
 
 
 def _lines_of_json(text: str) -> Tuple[Dict[Place, int], List[Place]]:
-    """The line of each key of a text that is JSON, and the keys that are there twice."""
+    """Returns the line of each key of a JSON text, and the keys that occur twice."""
     tokens = [(match[1], text.count("\n", 0, match.start(1)) + 1) for match in _JSON_TOKEN.finditer(text)]
     lines: Dict[Place, int] = {}
     twice: List[Place] = []
@@ -558,11 +559,12 @@ _TOML_STRING = re.compile(r'"""|\'\'\'|"(?:[^"\\]|\\.)*"|\'[^\']*\'|#.*')
 
 
 def _lines_of_toml(text: str) -> Dict[Place, int]:
-    """The line of each key of a text that is TOML; keys inside a value of several lines have the line on which it begins."""
+    """Returns the line of each key of a TOML text. Keys inside a value of several lines have the line on which the value
+    begins."""
     lines: Dict[Place, int] = {}
     counts: Dict[Place, int] = {}
     table: Place = ()
-    ends, depth = "", 0  # what ends a string of several lines; brackets that are open
+    ends, depth = "", 0  # the end of an open string of several lines; the number of open brackets
     for number, line in enumerate(text.splitlines(), 1):
         if not ends and not depth:
             head, setting = _TOML_TABLE.match(line), _TOML_SETTING.match(line)
@@ -585,7 +587,7 @@ def _toml_keys(text: str) -> List[str]:
 
 
 def _numbered(keys: List[str], counts: Dict[Place, int], is_new: bool) -> Place:
-    """The place of a table: the last one of each list of tables on the way."""
+    """Returns the place of a table: within each list of tables on the way it is the last one."""
     place: Place = ()
     for depth, key in enumerate(keys):
         place += (key,)
@@ -597,7 +599,7 @@ def _numbered(keys: List[str], counts: Dict[Place, int], is_new: bool) -> Place:
 
 
 def _toml_rest(line: str, ends: str, depth: int) -> Tuple[str, int]:
-    """What is open at the end of a line."""
+    """Returns the string and the number of brackets that are open at the end of a line."""
     while True:
         if ends:
             at = line.find(ends)
@@ -613,8 +615,8 @@ def _toml_rest(line: str, ends: str, depth: int) -> Tuple[str, int]:
 
 
 def _read_python(source: Source) -> Any:
-    """Runs the file; its `__name__` is "shoal_job", so what stands under `if __name__ == "__main__"` does not run."""
-    source.path.read_bytes()  # fails as for any document that is not there
+    """Runs the file. Its `__name__` is "shoal_job", so code under `if __name__ == "__main__"` does not run."""
+    source.path.read_bytes()  # raises the usual errors if the file is missing
     sys.path.insert(0, str(source.folder))
     try:
         names = runpy.run_path(str(source.path), run_name="shoal_job")
@@ -630,7 +632,7 @@ def _read_python(source: Source) -> Any:
 
 
 def _data_of_python(names: Dict[str, Any], source: Source) -> Any:
-    """`job`, else the only estimator; `inputs` beside an estimator is what its fit() would be given."""
+    """Returns `job`, else the only estimator, with `inputs` as the argument of its fit()."""
     found = [names["job"]] if "job" in names else [one for name, one in names.items() if callable(getattr(one, "as_job", None))
                                                    and not isinstance(one, type)]
     if len(found) != 1:

@@ -1,6 +1,6 @@
-"""The page about a job: one HTML file that needs nothing else. Sections are made here as text; watch.py sends the same ones to the
-browser one by one, as they change. Plots are SVG without text, stretched to the width there is; what is to be read stands in HTML
-beside them, so that it keeps its size on a narrow screen."""
+"""The page about a job: one HTML file that needs nothing else. The sections are made here as text; watch.py also sends them to
+the browser one by one as they change. Plots are SVG without text, stretched to the available width. Their text is HTML next to
+them, so that it keeps its size on a narrow screen."""
 from __future__ import annotations
 
 import collections
@@ -22,14 +22,14 @@ from shoal.job import engines
 from shoal.job.folder import ENDED, JobFolder, Status
 from shoal.job.metrics import SHOAL_METRICS, Reader, Series, Stall, shoal_command, step_length
 
-LINES_MAX = 8  # of a plot; with more ranks: the least, the median and the greatest
+LINES_MAX = 8  # of a plot; with more ranks it shows the minimum, the median and the maximum
 POINTS_MAX = 400  # of a line
 LOG_LINES, LOG_BYTES = 60, 1 << 16  # of each host
 TAIL_BYTES = 1 << 20  # the end of metrics.jsonl, which has the newest numbers
 EVENTS_MAX = 40
 OPERATIONS_MAX = 300  # of a timeline, on each rank
 DASHES = ("", "6 3", "2 2", "8 3 2 3")
-TRACE_S = 60  # that `shoal trace` may take
+TRACE_S = 60  # time limit of `shoal trace`
 
 BYTES = ("B", "B/s")
 PREFIXES = {1.0: "", 2.0 ** 10: "Ki", 2.0 ** 20: "Mi", 2.0 ** 30: "Gi", 2.0 ** 40: "Ti"}
@@ -42,7 +42,7 @@ def text(value: Any) -> str:
 
 
 def number_text(value: float, unit: str = "") -> str:
-    """Three digits, with a prefix where the unit takes one."""
+    """Formats a number with three digits, and with a prefix if the unit has prefixes."""
     if not math.isfinite(value):
         return "–" if math.isnan(value) else "∞" if value > 0 else "-∞"
     size = abs(value)
@@ -73,7 +73,7 @@ class Line:
 
 
 def lines_of(series: Dict[Tuple[str, Optional[int]], Series]) -> List[Line]:
-    """A line for each rank; of many ranks the least, the median and the greatest value."""
+    """Returns a line for each rank; for many ranks the minimum, the median and the maximum."""
     hosts = {host for host, _ in series}
     named = [Line((f"rank {rank}" if rank is not None else host if len(hosts) > 1 else "the job" if host == "" else host), its.points)
              for (host, rank), its in series.items()]
@@ -95,19 +95,19 @@ def _spread(lines: Sequence[Line]) -> List[Line]:
 
 
 def thinned(points: Sequence[Tuple[float, float]]) -> List[Tuple[float, float]]:
-    """At most POINTS_MAX points, each the mean of its neighbours."""
+    """Returns at most POINTS_MAX points, each the mean of its neighbors."""
     each = -(-len(points) // POINTS_MAX)
     groups = [points[i:i + each] for i in range(0, len(points), each)] if each > 1 else [[point] for point in points]
     return [(group[-1][0], sum(value for _, value in group) / len(group)) for group in groups]
 
 
 def _scale(value: float) -> float:
-    """The binary prefix that the value takes."""
+    """Returns the binary prefix for a value."""
     return 2.0 ** (10 * min(int(math.log2(max(abs(value), 1.0)) // 10), 4))
 
 
 def ticks(low: float, high: float, scale: float = 1.0) -> List[float]:
-    """Two to six numbers from one to the other that are round when divided by the scale."""
+    """Returns two to six numbers between the limits that are round when divided by the scale."""
     low, high = low / scale, high / scale
     step = 10.0 ** math.floor(math.log10((high - low) / 3))
     step = next(step * factor for factor in (5, 2, 1) if (high - low) / (step * factor) >= 2)
@@ -116,7 +116,7 @@ def ticks(low: float, high: float, scale: float = 1.0) -> List[float]:
 
 
 def plot(lines: Sequence[Line], unit: str, begin: float, end: float) -> str:
-    """The lines over the time since `begin`."""
+    """Draws the lines over the time since `begin`."""
     values = [value for line in lines for _, value in line.points if math.isfinite(value)]
     low, high = min(values), max(values)
     low = 0.0 if 0 <= low <= high / 2 else low
@@ -128,7 +128,7 @@ def plot(lines: Sequence[Line], unit: str, begin: float, end: float) -> str:
     drawn = "".join(f'<line class="grid" x1="0" x2="1000" y1="{1000 - 10 * at:.1f}" y2="{1000 - 10 * at:.1f}"/>' for _, at in rows)
     for index, line in enumerate(lines):
         for piece in _pieces(thinned(line.points)):
-            points = piece if len(piece) > 1 else 2 * piece  # the ends of a line without length are round, so that it is seen
+            points = piece if len(piece) > 1 else 2 * piece  # a line of one point is visible by its round ends
             at = " ".join(f"{1000 * (moment - begin) / span:.1f},{1000 - 1000 * (value - low) / (high - low):.1f}" for moment, value in points)
             look = f'stroke-dasharray="{DASHES[index % 4]}"' if len(piece) > 1 else 'class="dot"'
             drawn += f'<polyline points="{at}" style="stroke:var(--s{index % 8})" {look}><title>{text(line.label)}</title></polyline>'
@@ -138,7 +138,7 @@ def plot(lines: Sequence[Line], unit: str, begin: float, end: float) -> str:
 
 
 def _pieces(points: Sequence[Tuple[float, float]]) -> Iterable[List[Tuple[float, float]]]:
-    """A value that is none interrupts the line."""
+    """Yields the parts of a line between values that are not finite."""
     piece: List[Tuple[float, float]] = []
     for point in [*points, (0.0, math.nan)]:
         if math.isfinite(point[1]):
@@ -149,7 +149,7 @@ def _pieces(points: Sequence[Tuple[float, float]]) -> Iterable[List[Tuple[float,
 
 
 def legend(lines: Sequence[Line], unit: str) -> str:
-    """Each line's key and its newest value."""
+    """Draws each line's key and newest value."""
     keys = []
     for index, line in enumerate(lines):
         style = f"border-color:var(--s{index % 8});border-top-style:{'solid' if not DASHES[index % 4] else 'dashed'}"
@@ -174,7 +174,7 @@ def curves(reader: Reader) -> str:
 # ---- tables ----
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], words: Sequence[int] = (0,)) -> str:
-    """Cells are HTML. words: the columns that hold text."""
+    """Draws a table. Cells are HTML; `words` are the columns that hold text."""
     def row(cells: Sequence[str], tag: str) -> str:
         return "<tr>" + "".join(f"<{tag}{' class=text' if at in words else ''}>{cell}</{tag}>" for at, cell in enumerate(cells)) + "</tr>"
     return f'<div class="scroll"><table>{row(head, "th")}{"".join(row(cells, "td") for cells in rows)}</table></div>'
@@ -229,7 +229,7 @@ class Operation:
 
 
 def trace_read(folder: JobFolder) -> Dict[str, Dict[str, List[Operation]]]:
-    """Operations by communicator and rank, on one clock, from the flight recorders that the job has kept."""
+    """Returns operations by communicator and rank, on one clock, from the flight recorders that the job has kept."""
     files = sorted(map(str, folder.traces.glob("[!.]*"))) if folder.traces.is_dir() else []
     files = [file for file in files if not file.endswith(".live")] or files
     if not files:
@@ -261,10 +261,10 @@ def _operations(events: Sequence[Dict[str, Any]]) -> Dict[str, Dict[str, List[Op
 
 
 def step_of(ranks: Dict[str, List[Operation]]) -> Tuple[int, int]:
-    """The first and last sequence number of the newest whole step: what repeats, else the last operations."""
+    """Returns the first and last sequence number of the newest whole step: a repetition, or else the last operations."""
     longest = sorted(max(ranks.values(), key=len), key=lambda operation: operation.sequence)
     length = None
-    for skipped in range(min(12, len(longest))):  # the end of a job is often unlike its steps
+    for skipped in range(min(12, len(longest))):  # the end of a job often differs from its steps
         body = longest[:len(longest) - skipped]
         length = step_length([operation.name for operation in body])
         if length:
@@ -296,7 +296,7 @@ def timeline(folder: JobFolder) -> str:
 
 
 def _lane(operations: Sequence[Operation], begin: float, span: float) -> str:
-    """Operations that overlap share a lane in rows of their own."""
+    """Draws a rank's operations. Those that overlap are drawn in rows of their own within the lane."""
     ends: List[float] = []
     rows = []
     for operation in sorted(operations, key=lambda operation: operation.begin):
@@ -321,7 +321,7 @@ def stall_text(stall: Stall) -> str:
 
 
 def stall_of(folder: JobFolder, status: Status) -> Optional[str]:
-    """What an operator wants to see first of a job that trains, from the newest numbers alone."""
+    """Returns the stall of a job that trains, for an operator, from the newest numbers only."""
     if status.status in ENDED:
         return None
     reader = Reader(folder, TAIL_BYTES)
@@ -357,7 +357,7 @@ def events(folder: JobFolder) -> str:
             record = json.loads(line)
             at = datetime.datetime.fromtimestamp(record.pop("time")).strftime("%H:%M:%S")
             host, what = record.pop("host", None) or "", record.pop("what")
-        except (ValueError, KeyError, TypeError, AttributeError):  # the first line may be cut
+        except (ValueError, KeyError, TypeError, AttributeError):  # the first line may be cut off
             continue
         more = ", ".join(f"{key} {value}" for key, value in record.items() if value not in (None, False))
         rows.append([text(at), text(host), text(what), text(more)])
@@ -374,13 +374,13 @@ def _flat(data: Any, name: str = "") -> Iterable[Tuple[str, Any]]:
 
 SECRET = ("secret", "token", "password", "passwd", "credential", "access_key", "api_key", "apikey", "webhook")
 HIDDEN = "(not shown)"
-# The part of a URL that holds a user's name and password, RFC 3986, 3.2.1.
+# The part of a URL with a user's name and password (RFC 3986, 3.2.1).
 USERINFO = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 def settings(folder: JobFolder) -> str:
-    """The document. Pages are passed around, so no value of the environment is shown, no value whose name speaks of a secret, and no
-    password of a URL."""
+    """Draws the document. People pass pages on, so it hides all values of the environment, values with a name like that of a
+    secret, and passwords in URLs."""
     try:
         data = json.loads(folder.document.read_text())
     except (OSError, ValueError) as error:
@@ -407,7 +407,7 @@ def logs(folder: JobFolder, status: Status) -> str:
     cards = []
     for host in status.hosts:
         lines = _tail(folder.log(host), LOG_BYTES).splitlines()[-LOG_LINES:]
-        shown = "\n".join(line.rpartition("\r")[2] for line in lines)  # a progress bar is drawn over and over
+        shown = "\n".join(line.rpartition("\r")[2] for line in lines)  # only the last state of a redrawn progress bar
         cards.append(f'<h3>{text(host)}</h3><div class="card"><pre>{text(shown) or "(nothing yet)"}</pre></div>')
     return "".join(cards)
 
@@ -415,8 +415,8 @@ def logs(folder: JobFolder, status: Status) -> str:
 # ---- the page ----
 
 def sections(folder: JobFolder, reader: Reader, trace: Optional[str] = None) -> List[Section]:
-    """The whole page as the folder is now: first what happened, then the numbers. trace: the section "timeline" if it was
-    made before."""
+    """Returns the whole page as the folder is now: first what happened, then the numbers. `trace` is the section "timeline" if
+    it was made before."""
     status = engines.job_status(folder)
     hosts = ", ".join(status.hosts) + (f" on {status.machine}" if status.machine else "")
     return [("head", head(status, reader.stall(time.time()))),
@@ -429,7 +429,7 @@ def sections(folder: JobFolder, reader: Reader, trace: Optional[str] = None) -> 
 
 
 def page(title: str, body: Sequence[Section], script: str = "") -> str:
-    """One HTML page without a request to anywhere."""
+    """Returns one HTML page that loads nothing else."""
     style = (pathlib.Path(__file__).parent / "report.css").read_text()
     made = "".join(f'<section id="{name}">{content}</section>\n' for name, content in body)
     return (f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -437,7 +437,7 @@ def page(title: str, body: Sequence[Section], script: str = "") -> str:
 
 
 def report_write(folder: JobFolder, path: pathlib.Path) -> pathlib.Path:
-    """Writes the page about a job, which may still run. Returns its path. A page that stood there is replaced as a whole."""
+    """Writes the page about a job, which may still run. Returns its path. Replaces an existing page as a whole."""
     reader = Reader(folder)
     reader.read()
     status = engines.job_status(folder)

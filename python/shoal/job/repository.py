@@ -1,5 +1,5 @@
-"""The source of a job from a repository: `git_config` of the SDK's estimators. The words of mistakes that the SDK finds,
-too, are its own. Credentials are git's business (an SSH key, a credential helper): a document would keep them in clear text."""
+"""The source of a job from a repository: `git_config` of the SDK's estimators. Mistakes that the SDK finds are reported in its
+words. git finds credentials itself (an SSH key, a credential helper): a document would store them in clear text."""
 from __future__ import annotations
 
 import os
@@ -14,12 +14,12 @@ from .document import Job, JobError
 KEYS = ("repo", "branch", "commit")
 CREDENTIALS = ("2FA_enabled", "username", "password", "token")
 CLONE_S = 600.0
-# A repository cannot name a program to run, and nobody is asked for a password.
+# A repository cannot name a program to run, and git never asks for a password.
 OF_GIT = {"GIT_ALLOW_PROTOCOL": "file:git:http:https:ssh", "GIT_TERMINAL_PROMPT": "0"}
 
 
 def config_check(config: Any) -> Dict[str, str]:
-    """The configuration, when it has no mistake. Raises JobError, whose text never holds a credential."""
+    """Returns the configuration if it has no mistake. Raises JobError; its text never contains a credential."""
     if not isinstance(config, dict):
         raise JobError(f"git_config: needs a table with repo, branch and commit, not {distribution.said(config)}")
     if "repo" not in config:
@@ -44,7 +44,7 @@ def config_check(config: Any) -> Dict[str, str]:
 
 
 def clone(config: Any, folder: pathlib.Path) -> None:
-    """Makes the folder, which holds the repository as branch and commit say. Raises JobError."""
+    """Makes the folder: a clone of the repository at the branch and commit of the configuration. Raises JobError."""
     given = config_check(config)
     branch = ["--branch", given["branch"]] if "branch" in given else []
     _git(["clone", "--quiet", *branch, "--", os.path.expanduser(given["repo"]), str(folder)], f"clone {given['repo']}")
@@ -68,7 +68,8 @@ def _git(words: List[str], what: str) -> None:
 
 
 def paths_into(job: Job, folder: pathlib.Path) -> None:
-    """Lets the job's source lie in the clone, where its paths are relative to. Raises JobError for what is not there."""
+    """Makes source_dir (or else entry_point) and the dependencies, which are relative to the clone, absolute. Raises JobError
+    for a path that does not exist or leads out of the clone."""
     if job.source_dir:
         source = _inside(folder, job.source_dir)
         if not source.is_dir():
@@ -93,7 +94,7 @@ def _inside(folder: pathlib.Path, path: str) -> pathlib.Path:
 
 
 def paths_moved(job: Job, before: pathlib.Path, after: pathlib.Path) -> None:
-    """What lay in one folder lies in another now."""
+    """Changes paths below one folder to paths below another, to which the files have moved."""
     def moved(path: str) -> str:
         return str(after / pathlib.Path(path).relative_to(before))
 

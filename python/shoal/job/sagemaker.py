@@ -1,16 +1,15 @@
-"""Jobs on SageMaker itself, through the vendor's own SDK, which is imported where it is needed and not before.
+"""Jobs on SageMaker itself, through the vendor's own SDK, which is imported only when it is needed.
 
-SDK v3 starts a driver on every host; `Shoal` names ours (sagemaker_driver/), which starts `shoal run`:
+SDK v3 starts a driver on every host. `Shoal` names ours (sagemaker_driver/), which starts `shoal run`:
 
     from sagemaker.train import ModelTrainer
     from shoal.job.sagemaker import Shoal
     ModelTrainer(..., distributed=Shoal(process_count_per_node=8)).train()
 
-SDK v2 starts the training toolkit in the container, which starts `smddprun` of the package smdistributed; the estimator is the
-vendor's and so is `distribution`. The engine "sagemaker" takes the SDK that is installed, v3 before v2.
+SDK v2 starts the training toolkit in the container, which starts `smddprun` of the package smdistributed. The estimator and
+`distribution` are the vendor's. The engine "sagemaker" uses the installed SDK, v3 before v2.
 
-The container has to have Shoal: in its image, or named in the requirements of the source. Logs stay where SageMaker writes
-them.
+The container must have Shoal: in its image, or in the requirements of the source. Logs stay where SageMaker writes them.
 
 where.options: image and role; sdk ("v2" or "v3"), framework_version, py_version (v2), subnets, security_group_ids,
 encrypt_inter_container_traffic, volume_size (GB), tags."""
@@ -36,15 +35,15 @@ NEEDED = {"image": "name a training image that has Shoal", "role": "name the rol
 SDKS = {"v3": "sagemaker.train", "v2": "sagemaker.estimator"}
 OF_TENSORFLOW = ("parameter_server", "multi_worker_mirrored_strategy")
 BASE = pathlib.PurePosixPath("/opt/ml")
-ASK_S = 10.0  # between two questions about a job
-# What SageMaker calls a phase of a job, and we do. Whatever comes before the data is the start.
+ASK_S = 10.0  # between two requests for a job's status
+# SageMaker's names of a job's phases, and ours. All phases before the data are "Starting".
 PHASES = {"Downloading": "Downloading", "Training": "Training", "Uploading": "Uploading", "Stopping": "Stopping"}
 
 
 # ---- The driver of SDK v3 ----
 
 def _config_class() -> Any:
-    """The class Shoal, made once. Its base is the SDK's, so it exists only where that can be imported."""
+    """Returns the class Shoal, made once. Its base class is the SDK's, so it exists only if the SDK can be imported."""
     if "Shoal" in globals():
         return globals()["Shoal"]
     try:
@@ -57,9 +56,9 @@ def _config_class() -> Any:
     class Shoal(DistributedConfig):
         """For `distributed` of sagemaker.train.ModelTrainer: every host starts its workers by `shoal run`.
 
-        process_count_per_node: workers of each host; nothing: its GPUs, else 1.
+        process_count_per_node: workers of each host; by default its GPUs, else 1.
         run_options: more options of `shoal run`, such as ["--bind", "core"].
-        secret: what the workers prove to each other; drawn for each object. It travels with the drivers, below the job's S3
+        secret: what the workers prove to each other; random for each object. It travels with the drivers, below the job's S3
         prefix."""
 
         process_count_per_node: Optional[int] = Field(default=None, ge=1)
@@ -85,10 +84,10 @@ def __getattr__(name: str) -> Any:
     return _config_class()
 
 
-# ---- What keeps a job from going to SageMaker ----
+# ---- Mistakes that prevent a job from running on SageMaker ----
 
 def sdk_installed(wanted: Optional[str] = None) -> str:
-    """"v3" or "v2": the SDK that is there."""
+    """Returns the installed SDK, "v3" or "v2"."""
     for name, module in SDKS.items():
         if wanted in (None, name) and _is_there(module):
             return name
@@ -105,7 +104,7 @@ def _is_there(module: str) -> bool:
 
 
 def mistakes(job: Job, sdk: str) -> List[Problem]:
-    """All that keeps the job from going to SageMaker through this SDK."""
+    """Returns everything that prevents this job from running on SageMaker through this SDK."""
     finders = (_mistakes_of_options, _mistakes_of_places, _mistakes_for_v3 if sdk == "v3" else _mistakes_for_v2)
     return [problem for finder in finders for problem in finder(job)]
 
@@ -162,9 +161,10 @@ def _checkpoint_folder(job: Job) -> Optional[str]:
 # ---- SDK v2 ----
 
 def estimator_arguments(job: Job) -> Dict[str, Any]:
-    """The arguments of the vendor's estimator. Its container starts what `distribution` says, so that goes as it is."""
+    """Returns the arguments of the vendor's estimator. Its container starts the workers by `distribution`, so that is passed
+    unchanged."""
     options, hyperparameters = job.where.options, dict(job.hyperparameters)
-    if job.workers_per_host:  # the toolkit reads this for every way to start workers
+    if job.workers_per_host:  # the toolkit reads it for every way to start workers
         hyperparameters["sagemaker_mpi_num_of_processes_per_host"] = job.workers_per_host
     same = ("role", "encrypt_inter_container_traffic", "subnets", "security_group_ids", "volume_size", "tags")
     versions = ("framework_version", "py_version") if job.framework else ()  # the plain estimator has neither
@@ -200,12 +200,12 @@ def _submit_v2(job: Job) -> str:
 # ---- SDK v3 ----
 
 def _workers_per_host(job: Job) -> Optional[int]:
-    """As the job says; nothing: each host's GPUs."""
+    """Returns the job's number of workers per host; None means each host's GPUs."""
     return job.workers_per_host or job.distribution.get("mpi", {}).get("processes_per_host")
 
 
 def _trainer_of(job: Job) -> Any:
-    """The vendor's ModelTrainer, not started."""
+    """Returns the vendor's ModelTrainer, not started."""
     from sagemaker.train import ModelTrainer, configs
     is_distributed = job.distribution or job.workers_per_host or job.instance_count > 1
     source = {"source_dir": job.source_dir, "entry_script": job.entry_point, "requirements": _requirements(job)}
@@ -226,7 +226,7 @@ def _trainer_of(job: Job) -> Any:
 
 
 def _places_of(job: Job) -> Dict[str, Any]:
-    """On which machines, in which network, and where results go."""
+    """Returns the machines, the network, and the URIs for results."""
     from sagemaker.train import configs
     options = job.where.options
     compute = {"instance_type": job.instance_type, "instance_count": job.instance_count,
@@ -240,7 +240,7 @@ def _places_of(job: Job) -> Dict[str, Any]:
 
 
 def _requirements(job: Job) -> Optional[str]:
-    """SDK v3 installs what it is told alone."""
+    """Returns the requirements file, because SDK v3 installs only what it is given."""
     usual = "requirements.txt"
     return job.requirements or (usual if (pathlib.Path(job.source_dir or ".") / usual).is_file() else None)
 
@@ -264,18 +264,18 @@ def _submit_v3(job: Job) -> str:
 
 # ---- The engine ----
 
-_asked: Dict[str, float] = {}  # when a job was last asked about
+_asked: Dict[str, float] = {}  # when a job's status was last requested
 
 
 def start(job: Job, folder: JobFolder) -> None:
-    """Hands the job to SageMaker. Returns when it has been taken; what is wrong with the document is said before."""
+    """Submits the job to SageMaker. Reports mistakes of the document first. Returns when the job has been accepted."""
     sdk = sdk_installed(job.where.options.get("sdk"))
     problems = mistakes(job, sdk)
     if problems:
         raise EngineError(problems)
     try:
         name = _submit_v3(job) if sdk == "v3" else _submit_v2(job)
-    except Exception as error:  # of the SDK, of botocore, of pydantic: all say what they do not like
+    except Exception as error:  # errors of the SDK, botocore and pydantic all describe the cause
         raise EngineError(f"SageMaker's SDK {sdk} has not started the job: {type(error).__name__}: {error}") from error
     file_replace(folder.engine_id, name)
     folder.event("Submitted", name=name)
@@ -290,7 +290,7 @@ def _ask(operation: str, name: str) -> Dict[str, Any]:
 
 
 def stop(folder: JobFolder) -> None:
-    """Asks for the end: the workers get SIGTERM, and 120 s to end."""
+    """Requests the end: the workers get SIGTERM, and 120 s to end."""
     status = folder.status()
     _ask("stop_training_job", status.engine_id or folder.name)
     _asked.pop(folder.name, None)
@@ -298,10 +298,10 @@ def stop(folder: JobFolder) -> None:
 
 
 def refresh(folder: JobFolder, status: Status) -> Status:
-    """Asks SageMaker and writes its answer down, as nobody else does."""
+    """Asks SageMaker for the status and writes it: no other process does."""
     if status.status in ENDED or status.engine_id is None or time.monotonic() - _asked.get(folder.name, -ASK_S) < ASK_S:
         return status
-    _asked[folder.name] = time.monotonic()  # also if it refuses: it may be asked too often
+    _asked[folder.name] = time.monotonic()  # even if it refuses: that may be because of too many requests
     told = _ask("describe_training_job", status.engine_id)
     new = status_of(status, told)
     if new != status:
@@ -312,7 +312,7 @@ def refresh(folder: JobFolder, status: Status) -> Status:
 
 
 def status_of(status: Status, told: Dict[str, Any]) -> Status:
-    """Returns the status that DescribeTrainingJob's answer means."""
+    """Converts DescribeTrainingJob's answer to a status."""
     begun, ended = told.get("TrainingStartTime"), told.get("TrainingEndTime")
     new = dataclasses.replace(status, started=begun.timestamp() if begun else status.started)
     if told["TrainingJobStatus"] not in ENDED:

@@ -1,5 +1,5 @@
-"""How data are written into requests to an endpoint and read from its answers. Names, defaults and content types are those of
-sagemaker.serializers and sagemaker.deserializers; numpy, pandas and torch are imported where data are theirs."""
+"""Conversion of data to requests to an endpoint, and of answers to data. Names, defaults and content types are those of
+sagemaker.serializers and sagemaker.deserializers. numpy, pandas and torch are imported only for data of their types."""
 from __future__ import annotations
 
 import csv
@@ -21,7 +21,7 @@ class BaseSerializer:
 
 
 class SimpleBaseSerializer(BaseSerializer):
-    """One whose content type can be chosen."""
+    """A serializer with a configurable content type."""
 
     CONTENT_TYPE = "application/json"
 
@@ -50,7 +50,7 @@ class StringSerializer(SimpleBaseSerializer):
 
 
 class DataSerializer(SimpleBaseSerializer):
-    """Bytes, or the path of a file that holds them."""
+    """Sends bytes, or the content of a file."""
 
     CONTENT_TYPE = "file-path/raw-bytes"
 
@@ -110,7 +110,7 @@ class LibSVMSerializer(SimpleBaseSerializer):
 
 
 class NumpySerializer(SimpleBaseSerializer):
-    """What numpy can make an array of, as a .npy file."""
+    """Sends anything that numpy can convert to an array, as an .npy file."""
 
     CONTENT_TYPE = "application/x-npy"
 
@@ -153,7 +153,7 @@ class TorchTensorSerializer(SimpleBaseSerializer):
 
 
 def _plain(data: Any) -> Any:
-    """Arrays, also as values of a table, become lists."""
+    """Converts arrays to lists, also arrays that are values of a table."""
     if isinstance(data, dict):
         return {key: _plain(value) for key, value in data.items()}
     return data.tolist() if hasattr(data, "tolist") else data
@@ -188,7 +188,7 @@ class BaseDeserializer:
 
 
 class SimpleBaseDeserializer(BaseDeserializer):
-    """One whose content types can be chosen."""
+    """A deserializer with configurable content types."""
 
     def __init__(self, accept: Any = None):
         chosen = type(self).ACCEPT if accept is None else accept
@@ -242,7 +242,7 @@ class CSVDeserializer(SimpleBaseDeserializer):
 
 
 class StreamDeserializer(SimpleBaseDeserializer):
-    """The stream itself and its content type; who reads it closes it."""
+    """Returns the stream itself and its content type; the caller closes the stream."""
 
     def deserialize(self, stream: Any, content_type: str) -> Tuple[Any, str]:
         return stream, content_type

@@ -2,8 +2,8 @@
 
     model.tar.gz --> a folder of its own --> one process, or a supervisor and --workers processes that share the socket
 
-serving.py has what a request meets. `start` is the same for deploy(): it returns when the model is loaded, with the port that
-it got."""
+serving.py handles the requests. `start` does the same for deploy(): it returns when the model is loaded, with the port in
+use."""
 from __future__ import annotations
 
 import argparse
@@ -47,7 +47,7 @@ EXIT_NOT_LOADED = 3
 # ---- the model's folder ----
 
 def model_find(target: str) -> str:
-    """A job's name as the place of its model; anything else is a place already."""
+    """Returns the path or URI of a model; for a job's name, that of its model."""
     if "://" in target or os.sep in target or target.endswith(".tar.gz") or os.path.exists(target):
         return target
     folder = JobFolder(target)
@@ -64,7 +64,7 @@ def model_find(target: str) -> str:
 
 @contextlib.contextmanager
 def model_unpacked(target: str) -> Iterator[pathlib.Path]:
-    """The folder of a model: a folder as it is, an archive unpacked to a temporary folder."""
+    """Yields the folder of a model: a folder itself, or an archive unpacked to a temporary folder."""
     place = model_find(target)
     path = local_path(place)
     if path is not None and path.is_dir():
@@ -83,7 +83,7 @@ def model_unpacked(target: str) -> Iterator[pathlib.Path]:
 
 
 def archive_unpack(archive: pathlib.Path, folder: pathlib.Path) -> None:
-    """Plain files, folders, and links that stay inside. Raises ServeError for anything else."""
+    """Unpacks plain files, folders, and links that stay inside. Raises ServeError for anything else."""
     try:
         with local_errors(folder), tarfile.open(archive) as tar:
             top = os.path.realpath(folder)
@@ -95,7 +95,7 @@ def archive_unpack(archive: pathlib.Path, folder: pathlib.Path) -> None:
                 else:
                     tar.extract(member, folder)
             while tar.fileobj and tar.fileobj.read(1 << 20):
-                pass  # the checksum of gzip comes last
+                pass  # gzip's checksum comes last
     except (tarfile.TarError, zlib.error, EOFError, ValueError, StorageError) as error:
         raise ServeError(f"{archive} cannot be unpacked: {str(error).splitlines()[0].rstrip(':')}") from error
 
@@ -113,7 +113,7 @@ def _member_check(archive: pathlib.Path, member: tarfile.TarInfo, top: str) -> N
 
 def code_put(model: pathlib.Path, entry_point: Optional[str], source_dir: Optional[str],
              folder: pathlib.Path) -> Optional[pathlib.Path]:
-    """The folder with the script: that of the arguments, in a copy; nothing for the model's own."""
+    """Copies the arguments' script to the folder. Returns its folder, or None if the model's own script is used."""
     if source_dir:
         source = local_path(source_dir)
         if source is None or not source.is_dir():
@@ -134,7 +134,7 @@ def code_put(model: pathlib.Path, entry_point: Optional[str], source_dir: Option
 # ---- one process ----
 
 def run_worker(listener: socket.socket, handler: serving.Handler, options: argparse.Namespace) -> int:
-    """Loads the model and serves until SIGTERM. The return value is the exit code."""
+    """Loads the model and serves until SIGTERM. Returns the exit code."""
     handler.load()
     import uvicorn
 
@@ -146,7 +146,7 @@ def run_worker(listener: socket.socket, handler: serving.Handler, options: argpa
     original = server.handle_exit
 
     def handle_exit(number: int, frame: Optional[types.FrameType]) -> None:
-        """A prediction that does not end is not waited for longer than the grace time."""
+        """Waits no longer than the grace time for a prediction that does not end."""
         if not ended.is_set():
             ended.set()
             timer = threading.Timer(options.grace + 2, os._exit, [0])
@@ -157,17 +157,17 @@ def run_worker(listener: socket.socket, handler: serving.Handler, options: argpa
     server.handle_exit = handle_exit  # type: ignore[method-assign]
     try:
         server.run(sockets=[listener])
-    except (KeyboardInterrupt, SystemExit):  # uvicorn raises the signal again when all is answered
+    except (KeyboardInterrupt, SystemExit):  # uvicorn raises the signal again after it has answered all requests
         pass
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0 if server.started else EXIT_FAILED)  # a thread that still predicts keeps nothing
+    os._exit(0 if server.started else EXIT_FAILED)  # a thread that still predicts must not delay the exit
 
 
 # ---- several processes ----
 
 class Supervisor:
-    """Starts the workers, and again one that ends by itself. Ends all when it is asked to, when `parent` has ended, when a
+    """Starts the workers, and restarts one that ends by itself. Ends all of them when asked to, when `parent` has ended, when a
     worker cannot load the model, and when workers end too often."""
 
     def __init__(self, command: List[str], listener: socket.socket, options: argparse.Namespace):
@@ -175,7 +175,7 @@ class Supervisor:
         self.workers: Dict[int, "subprocess.Popen[bytes]"] = {}
         self.restarts: List[float] = []
         self.exit_code = 0
-        self.kill_at: Optional[float] = None  # set when all is to end
+        self.kill_at: Optional[float] = None  # set when everything is to end
 
     def run(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -234,7 +234,7 @@ class Supervisor:
 
 
 def _end_with_parent() -> None:
-    """In a new process: SIGTERM when the thread that started it, the supervisor's only one, has ended."""
+    """In a new process: requests SIGTERM when the supervisor's only thread, which started it, has ended."""
     import ctypes
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
@@ -291,7 +291,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _end_at_once(*_: Any) -> None:
-    """While the model is unpacked or loaded nobody waits for an answer; temporary folders go."""
+    """Ends at once while the model is unpacked or loaded: no client waits for an answer yet. Temporary folders are removed."""
     raise SystemExit(0)
 
 
@@ -307,7 +307,7 @@ def _serve(options: argparse.Namespace) -> int:
     with listener, model_unpacked(options.model) as model, tempfile.TemporaryDirectory(prefix="shoal-serve-") as name:
         code = code_put(model, options.entry_point, options.source_dir, pathlib.Path(name)) or model / "code"
         program = options.entry_point
-        if program and not options.source_dir:  # it has been copied into the folder of the script
+        if program and not options.source_dir:  # it was copied into the script's folder
             program = os.path.basename(program)
         _requirements_tell(code)
         address, port = listener.getsockname()[:2]
@@ -333,7 +333,7 @@ def _requirements_tell(code: pathlib.Path) -> None:
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """A socket that requests may come to. Raises ServeError."""
+    """Returns a listening socket. Raises ServeError."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -352,14 +352,14 @@ def listen(address: str, port: int) -> socket.socket:
 # ---- from Python ----
 
 class Endpoint:
-    """A running endpoint. `stop` ends it; without that it ends with the process that started it."""
+    """A running endpoint. `stop` ends it; otherwise it ends with the process that started it."""
 
     def __init__(self, url: str, process: "subprocess.Popen[bytes]", log: Any):
         self.url, self.pid = url, process.pid
         self._process, self._log = process, log
 
     def stop(self, grace_s: float = GRACE_S) -> None:
-        """Running requests are answered; after the grace time the processes are killed."""
+        """Ends the endpoint. Running requests are answered; after the grace time the processes are killed."""
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
         try:
@@ -378,7 +378,8 @@ class Endpoint:
 
 def start(model_data: str, entry_point: Optional[str] = None, source_dir: Optional[str] = None, port: int = 0, workers: int = 1,
           environment: Optional[Dict[str, str]] = None, timeout_s: float = START_TIMEOUT_S) -> Endpoint:
-    """An endpoint at 127.0.0.1 whose model is loaded. Raises ServeError, with what the script wrote last."""
+    """Starts an endpoint at 127.0.0.1 and returns when its model is loaded. Raises ServeError with the last lines of the
+    script."""
     listener = listen("127.0.0.1", port)
     log = tempfile.TemporaryFile(prefix="shoal-serve-")
     words = ["--socket", str(listener.fileno()), "--workers", str(workers), "--parent", str(os.getpid())]

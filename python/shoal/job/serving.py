@@ -1,13 +1,13 @@
-"""The endpoint's application: /ping and /invocations over the functions that a script of the vendor's PyTorch containers has.
+"""The endpoint's application: /ping and /invocations over the functions of a script for the vendor's PyTorch containers.
 
     body -> input_fn(data, content_type) -> predict_fn(data, model) -> output_fn(prediction, accept) -> answer
             \\______________ transform_fn(model, data, content_type, accept) in place of the three ______________/
 
-The functions come from the module SAGEMAKER_PROGRAM (inference.py without it) in the folder code/ of the model; those that it
-lacks are the containers' defaults. One prediction runs at a time, on a thread of its own, so that /ping is answered meanwhile.
+The functions come from the module SAGEMAKER_PROGRAM (by default inference.py) in the folder code/ of the model. Missing ones
+are the containers' defaults. One prediction runs at a time, on its own thread, so that /ping is answered meanwhile.
 
-Differences from the containers: a request that is wrong is answered 400, 406, 413 or 415, theirs 500; pickled objects in .npy
-and .npz are refused; an error is JSON, with paths of this machine only where `show_errors` is set."""
+Differences from the containers: a wrong request is answered with 400, 406, 413 or 415 (there 500); pickled objects in .npy and
+.npz are refused; an error is JSON, and contains paths of this machine only if `show_errors` is set."""
 from __future__ import annotations
 
 import asyncio
@@ -30,12 +30,12 @@ from typing import Any, AsyncIterator, Callable, Dict, Iterator, List, Optional,
 from shoal.job import processes
 
 JSON, CSV, NPY, NPZ, ANY = "application/json", "text/csv", "application/x-npy", "application/x-npz", "*/*"
-TEXTS = (JSON, CSV)  # these bodies reach input_fn as text
+TEXTS = (JSON, CSV)  # bodies of these types reach input_fn as text
 INPUTS = (JSON, CSV, NPY, NPZ)
 OUTPUTS = (JSON, CSV, NPY)
 BODY_BYTES_MAX = 64 << 20
-HELD_BODIES = 4  # bodies of the largest size that may wait or be read at one time
-UNPACKED_MAX = 4  # how many times the largest body the arrays of an .npz may have
+HELD_BODIES = 4  # bodies of the largest size that may be waiting or being read at one time
+UNPACKED_MAX = 4  # limit of the arrays in an .npz, in multiples of the largest body
 NAMES = ("model_fn", "input_fn", "predict_fn", "output_fn", "transform_fn", "pre_model_fn", "model_warmup_fn")
 ARGUMENTS = {"model_fn": 1, "input_fn": 2, "predict_fn": 2, "output_fn": 2, "transform_fn": 4, "pre_model_fn": 1,
              "model_warmup_fn": 2}
@@ -43,11 +43,11 @@ PATH_TEXT = re.compile(r"(?<![\w.])/(?:[\w.+@-]+/)+([\w.+@-]*)")
 
 
 class ServeError(RuntimeError):
-    """The endpoint cannot start. One line."""
+    """The endpoint cannot start. The message is one line."""
 
 
 class RequestError(Exception):
-    """The client has asked for what cannot be."""
+    """The client's request cannot be served."""
 
     def __init__(self, status: int, kind: str, message: str):
         super().__init__(message)
@@ -55,7 +55,7 @@ class RequestError(Exception):
 
 
 class FunctionError(Exception):
-    """A function of the script has raised."""
+    """A function of the script has raised an exception."""
 
     def __init__(self, name: str, cause: BaseException):
         super().__init__(str(cause))
@@ -64,7 +64,7 @@ class FunctionError(Exception):
 
 @dataclasses.dataclass
 class Context:
-    """What a function gets that takes one argument more."""
+    """The extra argument of functions that accept one more."""
 
     model_dir: str
     request_headers: Dict[str, str] = dataclasses.field(default_factory=dict)
@@ -77,7 +77,7 @@ class Context:
 # ---- bodies ----
 
 def decode(body: Any, content_type: str) -> Any:
-    """The default of input_fn: a numpy array."""
+    """The default of input_fn: returns a numpy array."""
     import numpy
     try:
         if content_type == JSON:
@@ -90,14 +90,14 @@ def decode(body: Any, content_type: str) -> Any:
             return _npz(body)
     except RequestError:
         raise
-    except Exception as error:  # numpy and zipfile have many
+    except Exception as error:  # numpy and zipfile raise many kinds
         raise RequestError(400, "MalformedBody", f"the body is not {content_type}: {error}") from error
     raise RequestError(415, "UnsupportedContentType",
                        f"Content-Type {content_type or '(none)'} is not understood: send one of {', '.join(INPUTS)}")
 
 
 def _npz(body: bytes) -> Any:
-    """A sparse matrix as scipy.sparse.save_npz writes it; else the arrays by name, or the one that there is."""
+    """Reads a sparse matrix as scipy.sparse.save_npz writes it; else the arrays by name, or the single array."""
     import numpy
     size = sum(member.file_size for member in zipfile.ZipFile(io.BytesIO(body)).infolist())
     if size > UNPACKED_MAX * BODY_BYTES_MAX:
@@ -115,7 +115,7 @@ def _npz(body: bytes) -> Any:
 
 
 def encode(prediction: Any, accept: str) -> Any:
-    """The default of output_fn, as the containers encode."""
+    """The default of output_fn: encodes as the containers do."""
     import numpy
     if accept == JSON:
         return json.dumps(prediction, default=_as_list)
@@ -139,7 +139,7 @@ def media_type(header: str) -> str:
 
 
 def accepted(header: str) -> List[str]:
-    """The types of an Accept header, in the order of the client's preference."""
+    """Returns the types of an Accept header, in the order of the client's preference."""
     found: List[Tuple[float, str]] = []
     for part in header.split(","):
         name, *parameters = [word.strip() for word in part.split(";")]
@@ -153,7 +153,7 @@ def accepted(header: str) -> List[str]:
 # ---- the containers' defaults ----
 
 def default_model_fn(model_dir: str) -> Any:
-    """TorchScript."""
+    """Loads a model of TorchScript."""
     path = os.path.join(model_dir, "model.pt")
     if not os.path.exists(path):
         raise ServeError("the model has no model.pt, and the script has no model_fn(model_dir): write one, name the script "
@@ -168,7 +168,7 @@ def _device() -> Any:
 
 
 def default_input_fn(data: Any, content_type: str) -> Any:
-    """A tensor where torch is in use, else an array."""
+    """Returns a tensor if torch is in use, else an array."""
     array = decode(data, content_type)
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(array, "dtype") or not hasattr(array, "shape") or hasattr(array, "getnnz"):
@@ -187,7 +187,7 @@ def default_predict_fn(data: Any, model: Any) -> Any:
 
 
 def default_output_fn(prediction: Any, accept: str) -> Any:
-    """The first type of the client's that we can write, and that type."""
+    """Encodes the prediction as the first of the client's types that we can write. Returns the body and the type."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(prediction, torch.Tensor):
         prediction = prediction.detach().cpu().numpy()
@@ -202,7 +202,7 @@ def default_output_fn(prediction: Any, accept: str) -> Any:
 # ---- the script ----
 
 class Handler:
-    """A model and the functions around it. `load` once, then `answer` for each request, on one thread."""
+    """A model and the functions around it. Call `load` once, then `answer` for each request, on one thread."""
 
     def __init__(self, model_dir: pathlib.Path, program: Optional[str] = None, code: Optional[pathlib.Path] = None):
         self.model_dir = model_dir
@@ -214,7 +214,7 @@ class Handler:
         self.model: Any = None
 
     def load(self) -> None:
-        """Raises ServeError, or FunctionError when the script raises."""
+        """Loads the script and the model. Raises ServeError, or FunctionError if the script raises an exception."""
         own = self._own_functions()
         if "transform_fn" in own and {"input_fn", "predict_fn", "output_fn"} & set(own):
             raise ServeError("Cannot use transform_fn implementation in conjunction with input_fn, predict_fn, and/or "
@@ -241,7 +241,7 @@ class Handler:
         return {name: getattr(module, name) for name in NAMES if callable(getattr(module, name, None))}
 
     def _module(self, path: pathlib.Path) -> types.ModuleType:
-        """Under its own name, so that what the model was pickled with is found."""
+        """Imports the script under its own name, so that a pickled model finds its classes."""
         spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec and spec.loader
         module = importlib.util.module_from_spec(spec)
@@ -253,7 +253,7 @@ class Handler:
         return module
 
     def _call(self, name: str, context: Context, *arguments: Any) -> Any:
-        """A function that takes one argument more gets the context."""
+        """Calls a function. One that accepts one more argument gets the context."""
         function = self.functions[name]
         if _takes(function, ARGUMENTS[name] + 1):
             arguments = (*arguments, context)
@@ -267,7 +267,7 @@ class Handler:
             raise FunctionError(name, error) from error
 
     def answer(self, body: bytes, headers: Dict[str, str]) -> Tuple[bytes, str]:
-        """The body of the answer and its type."""
+        """Returns the body of the answer and its type."""
         content_type = media_type(headers.get("content-type") or os.environ.get("SAGEMAKER_DEFAULT_CONTENT_TYPE", JSON))
         accept = headers.get("accept") or ANY
         if accept == ANY:
@@ -298,7 +298,7 @@ def _takes(function: Callable[..., Any], count: int) -> bool:
 
 
 def _result(result: Any, accept: str) -> Tuple[bytes, str]:
-    """What output_fn or transform_fn returned: a body, or a body and its type."""
+    """Returns the body and type of what output_fn or transform_fn returned: a body, or a body and its type."""
     content_type = next(iter(accepted(accept)), JSON)
     if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], str):
         result, content_type = result
@@ -316,7 +316,7 @@ def _result(result: Any, accept: str) -> Tuple[bytes, str]:
 # ---- errors ----
 
 def error_data(error: BaseException, code: pathlib.Path, show_errors: bool) -> Tuple[int, Dict[str, Any]]:
-    """The status of the answer and what the client is told."""
+    """Returns the answer's status and data for an error."""
     if isinstance(error, RequestError):
         return error.status, {"error": {"type": error.kind, "message": _without_paths(str(error), show_errors)}}
     name = error.name if isinstance(error, FunctionError) else None
@@ -325,7 +325,7 @@ def error_data(error: BaseException, code: pathlib.Path, show_errors: bool) -> T
                             "where": _where(cause, code)}
     if show_errors:
         told["traceback"] = "".join(traceback.format_exception(type(cause), cause, cause.__traceback__))
-    status = getattr(cause, "status_code", 500)  # the containers' errors carry one
+    status = getattr(cause, "status_code", 500)  # the containers' errors have one
     return status if isinstance(status, int) and 400 <= status < 600 else 500, {"error": told}
 
 
@@ -334,7 +334,7 @@ def _without_paths(text: str, show_errors: bool) -> str:
 
 
 def _where(error: BaseException, code: pathlib.Path) -> Optional[str]:
-    """The last line of the script's own, as FILE:LINE below its folder."""
+    """Returns the last line of the traceback in the script's folder, as FILE:LINE."""
     top = str(code.resolve()) + os.sep
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         name = os.path.realpath(frame.filename)
@@ -346,8 +346,8 @@ def _where(error: BaseException, code: pathlib.Path) -> Optional[str]:
 # ---- the application ----
 
 def application(handler: Handler, show_errors: bool = False, body_bytes_max: int = BODY_BYTES_MAX, is_local: bool = False) -> Any:
-    """A starlette application over a handler that has been loaded. is_local: it listens on the loopback, so it answers only requests
-    that ask for this machine by name."""
+    """Returns a starlette application over a loaded handler. With is_local it listens on the loopback interface, and so answers
+    only requests that name this machine."""
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect, Request
@@ -393,14 +393,15 @@ def application(handler: Handler, show_errors: bool = False, body_bytes_max: int
 
 
 class Held:
-    """The bytes of all bodies that are read or wait for their prediction. One thread, that of the event loop."""
+    """Counts the bytes of all bodies that are being read or wait for their prediction. Used only on the event loop's thread."""
 
     def __init__(self, most: int):
         self.most, self.bytes = most, 0
 
     @contextlib.contextmanager
     def one(self) -> Iterator[Callable[[int], None]]:
-        """The function that it yields counts bytes of one request, until the request ends. It raises RequestError beyond the limit."""
+        """Yields a function that counts bytes of one request until the request ends. The function raises RequestError beyond
+        the limit."""
         own = 0
 
         def add(count: int) -> None:

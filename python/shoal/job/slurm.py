@@ -1,12 +1,13 @@
-"""Engine "slurm": writes the batch script, submits it with sbatch, and then asks Slurm only what the job's folder cannot tell. On the
-hosts of the allocation srun starts hosts.py's members; so the folder of jobs has to be on a file system that all of them share.
+"""Engine "slurm": writes the batch script and submits it with sbatch. Afterwards it asks Slurm only what the job's folder does
+not show. On the hosts of the allocation srun starts the members of hosts.py, so the folder of jobs must be on a file system
+that all hosts share.
 
-where.options: partition, account, qos, constraint, reservation, gres, time, mem, cpus_per_task, as sbatch has them; sbatch: a list of
-further words; setup: lines of shell that run first on the first host (module load ..., source venv/bin/activate). Without `time` the
-job gets one from max_run, if the document sets that; without cpus_per_task a core for each worker.
+where.options: partition, account, qos, constraint, reservation, gres, time, mem, cpus_per_task, as in sbatch; sbatch: a list of
+further arguments; setup: lines of shell that run first on the first host (module load ..., source venv/bin/activate). Without
+`time` the job gets one from max_run, if the document sets that; without cpus_per_task it gets a core for each worker.
 
-Slurm may begin a job anew by itself (after a preemption, a node failure, `scontrol requeue`). So a stop or a failure is final only once
-Slurm has ended the job as well; a file in the job's folder then notes that."""
+Slurm may restart a job by itself (after a preemption, a node failure, `scontrol requeue`). So a stop or a failure is final only
+once Slurm has also ended the job; a file in the job's folder then records that."""
 from __future__ import annotations
 
 import contextlib
@@ -25,11 +26,11 @@ from shoal.job.folder import ENDED, JobFolder, Status, file_replace
 from shoal.job.places import EngineError, end_seconds, job_read, workers_per_host
 
 OPTIONS = ("partition", "account", "qos", "constraint", "reservation", "gres", "time", "mem", "cpus_per_task")
-ASK_S = 60.0  # until Slurm's commands have answered
-QUIET_S = 10.0  # without a sign of life, then Slurm is asked what it knows
-EARLIER_S = 60  # Slurm may send the signal this much before the time it was asked for
-BRING_S = 600  # what a job may need besides max_run until its script runs
-GONE = "GONE"  # Slurm knows it no longer
+ASK_S = 60.0  # for Slurm's commands to answer
+QUIET_S = 10.0  # time without a sign of life after which Slurm is asked
+EARLIER_S = 60  # Slurm may send the signal this much before the requested time
+BRING_S = 600  # time that a job may need before its script runs, in addition to max_run
+GONE = "GONE"  # Slurm no longer knows the job
 OVER = "slurm.over"  # in the job's folder: Slurm has ended the job for good
 # States of a job that has not ended, as squeue prints them.
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
@@ -37,7 +38,7 @@ UNDER_WAY = (*WAITING, "RUNNING", "COMPLETING", "SUSPENDED", "RESIZING", "SIGNAL
 
 
 def script_text(job: Job, folder: JobFolder) -> str:
-    """The batch script."""
+    """Returns the batch script."""
     options = job.where.options
     unknown = sorted(set(options) - set(OPTIONS) - {"sbatch", "setup", "port", "address", "interface", "start_timeout", "silence", "shared",
                                                   "checkpoints_timeout"})
@@ -55,15 +56,15 @@ def script_text(job: Job, folder: JobFolder) -> str:
     setup = options.get("setup", [])
     lines += [setup] if isinstance(setup, str) else list(setup)
     member = [sys.executable, "-m", "shoal.job.hosts", str(folder.path)]
-    # One member that fails does not end the others at once: they tell first what happened, and the first of them writes it down.
-    # Since 22.05 srun takes the cores of a task from its own words alone.
+    # A member that fails does not end the others at once: each first reports what happened, and the first host writes it down.
+    # Since 22.05 srun takes a task's cores only from its own arguments.
     srun = "exec srun --ntasks-per-node=1 --kill-on-bad-exit=0 ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} "
     lines.append(srun + " ".join(map(shlex.quote, member)))
     return "\n".join(lines) + "\n"
 
 
 def _defaults(job: Job, further: List[str]) -> List[str]:
-    """Options that follow from other fields of the document."""
+    """Returns options that follow from other fields of the document."""
     options, words = job.where.options, [f"--signal=TERM@{_signal_s(job)}"]
     if "time" not in options and job.max_run != Job.max_run:
         words.append(f"--time={-(-(job.max_run + BRING_S + end_seconds(job)) // 60)}")
@@ -74,13 +75,15 @@ def _defaults(job: Job, further: List[str]) -> List[str]:
 
 
 def _signal_s(job: Job) -> int:
-    """How long before its time limit the job gets SIGTERM: as long as it needs to end, but half of a short limit."""
+    """Returns how many seconds before its time limit the job gets SIGTERM: as many as it needs to end, but at most half of a
+    short limit."""
     limit = seconds_of(str(job.where.options.get("time", "")))
     return min(end_seconds(job), limit // 2 if limit else 65535, 65535)
 
 
 def seconds_of(text: str) -> Optional[int]:
-    """Of a time as Slurm writes it: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S. None for UNLIMITED and all else."""
+    """Converts a time in Slurm's form to seconds: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S. Returns None for UNLIMITED and anything
+    else."""
     days, dash, rest = text.rpartition("-")
     parts = rest.split(":")
     if not all(part.isdigit() for part in (*parts, days or "0")) or len(parts) > 3:
@@ -93,7 +96,7 @@ def seconds_of(text: str) -> Optional[int]:
 
 
 def start(job: Job, folder: JobFolder) -> None:
-    """Submits the job. Returns when Slurm has taken it, not when it runs."""
+    """Submits the job. Returns when Slurm has accepted it, not when it runs."""
     script = folder.path / "slurm.sh"
     file_replace(script, script_text(job, folder))
     code, out, err = ask("sbatch", "--parsable", str(script), environment=processes.python_environment())
@@ -101,7 +104,7 @@ def start(job: Job, folder: JobFolder) -> None:
     if code or not number.isdigit():
         said = (err or out).strip().splitlines() or ["it said nothing"]
         raise EngineError(f"sbatch exited with code {code}: {said[-1]}")
-    file_replace(folder.engine_id, number)  # and not into the status, which the job may write by now
+    file_replace(folder.engine_id, number)  # not into the status, which the job itself may already write
 
 
 def ask(program: str, *words: str, environment: Optional[Dict[str, str]] = None) -> Tuple[int, str, str]:
@@ -117,7 +120,7 @@ def ask(program: str, *words: str, environment: Optional[Dict[str, str]] = None)
 
 
 def state_of(number: str) -> Optional[Tuple[str, str]]:
-    """(state, reason) as Slurm tells them; nothing where it does not answer."""
+    """Returns (state, reason) as Slurm reports them, or None if it does not answer."""
     code, out, err = ask("squeue", "--noheader", "--states=all", f"--jobs={number}", "--format=%T|%r")
     if code == 0 and "|" in out:
         state, _, reason = out.strip().splitlines()[0].partition("|")
@@ -134,10 +137,10 @@ def state_of(number: str) -> Optional[Tuple[str, str]]:
 
 
 def limit_reached(job: Job, number: str) -> Optional[str]:
-    """The time limit of a job, if that is why Slurm has sent SIGTERM. Asked within the job."""
+    """Returns the time limit of a job if that is why Slurm has sent SIGTERM. Called within the job."""
     try:
         code, out, _ = ask("squeue", "--noheader", f"--jobs={number}", "--format=%L|%l")
-    except EngineError:  # no squeue on this host
+    except EngineError:  # this host has no squeue
         return None
     left, _, limit = out.strip().partition("|")
     seconds = seconds_of(left.lstrip("-"))
@@ -145,7 +148,8 @@ def limit_reached(job: Job, number: str) -> Optional[str]:
 
 
 def refresh(folder: JobFolder, status: Status) -> Status:
-    """The members write how the job stands. Slurm is asked before they have begun, when they are silent, and after a stop or a failure."""
+    """Returns the job's status. The members write it. Slurm is asked before they have begun, when they are silent, and after a
+    stop or a failure."""
     if status.engine_id is None or status.status == "Completed":
         return status
     if status.status in ENDED:
@@ -162,10 +166,10 @@ def refresh(folder: JobFolder, status: Status) -> Status:
 
 
 def _after_end(folder: JobFolder, status: Status) -> Status:
-    """How a job stands whose members have written that it has ended: Slurm may begin it anew."""
+    """Returns the status of a job whose members have written that it has ended: Slurm may still restart it."""
     try:
         told = state_of(status.engine_id or "")
-    except EngineError:  # a machine without Slurm: what is written stays
+    except EngineError:  # a machine without Slurm: the written status stays
         return status
     if told and told[0] in WAITING:
         return dataclasses.replace(status, status="Requeued", waits_for=told[1], ended=None, exit_code=None, failure_reason=None)
@@ -178,11 +182,12 @@ def _after_end(folder: JobFolder, status: Status) -> Status:
 
 
 def _ended(folder: JobFolder, status: Status, state: str, reason: str) -> Status:
-    """Slurm has ended the job before its members could write so. What it says is kept, as it forgets."""
+    """Returns the status of a job that Slurm ended before its members could write so. Writes it, because Slurm forgets the
+    reason."""
     detail = f" ({reason})" if reason else ""
     text = f"Slurm's job {status.engine_id} has ended without a word of its own: {state}{detail}; see {folder.path / 'slurm.out'}"
     status = dataclasses.replace(status, status="Failed", ended=time.time(), exit_code=1, failure_reason=text)
-    if state != GONE:  # perhaps this is another Slurm
+    if state != GONE:  # if Slurm does not know the job, this may be another Slurm
         with contextlib.suppress(OSError):
             folder.status_write(status)
             (folder.path / OVER).touch()
@@ -190,7 +195,7 @@ def _ended(folder: JobFolder, status: Status, state: str, reason: str) -> Status
 
 
 def stop(folder: JobFolder) -> None:
-    """A job that waits is cancelled; one that runs gets SIGTERM, and its scripts their grace time."""
+    """Cancels a job that waits; sends SIGTERM to one that runs, whose scripts then have their grace time."""
     status = folder.status()
     told = state_of(status.engine_id or "")
     is_waiting = told is not None and told[0] in WAITING

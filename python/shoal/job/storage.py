@@ -1,11 +1,11 @@
-"""Stores of objects, by URI: folders of this machine, S3 through boto3, and HTTP(S), which is only read. channels.py, checkpoints.py
-and serve.py see this interface and never a package behind it.
+"""Stores of objects, by URI: folders of this machine, S3 through boto3, and HTTP(S), which is read-only. channels.py,
+checkpoints.py and serve.py use this interface and never the packages behind it.
 
     store, key = store_open("s3://bucket/train")
     for item in store.list(key): store.read(item, 0, item.size, take)
 
-An `Item` is an object as it was when it was listed. `read` gives the bytes of that version or raises ChangedError. Every method
-raises StorageError, whose text is one line that says what failed and what to do. Objects may be used from several threads."""
+An `Item` is an object as it was when it was listed. `read` returns the bytes of that version or raises ChangedError. Every
+method raises StorageError; its message is one line: what failed and what to do. Several threads may use a store."""
 from __future__ import annotations
 
 import contextlib
@@ -27,24 +27,24 @@ from shoal.job.document import local_path
 
 CHUNK_BYTES = 1 << 20
 PART_BYTES = 16 << 20  # larger objects are written in parts
-PARTS_MAX = 10_000  # of one object, by S3's rule
-COPY_BYTES = 512 << 20  # more is copied within S3 in parts
+PARTS_MAX = 10_000  # of one object: a limit of S3
+COPY_BYTES = 512 << 20  # larger objects are copied within S3 in parts
 PUTS_AT_ONCE = 4
 ASKS_AT_ONCE = 16
 RETRIES = 5
 CALL_TIMEOUT_S = 120.0
-SWAP_STALE_S = 30.0  # whoever has not replaced a file within this time has been killed
-FOLDERS_DEEP = 32  # below a page of links
+SWAP_STALE_S = 30.0  # a writer that has not replaced a file within this time has been killed
+FOLDERS_DEEP = 32  # most levels of folders below a page of links
 
 One = TypeVar("One")
 
 
 class StorageError(RuntimeError):
-    """One line: what failed, where, what to do."""
+    """The message is one line: what failed, where, what to do."""
 
 
 class ChangedError(StorageError):
-    """The object is no longer what it was when it was listed."""
+    """The object has changed since it was listed."""
 
 
 class FullError(StorageError):
@@ -56,7 +56,7 @@ class Stopped(BaseException):
 
 
 class Item(NamedTuple):
-    """An object, as it was when it was listed. `version` is what changes with its bytes, empty if the store has no such thing."""
+    """An object, as it was when it was listed. `version` changes with its bytes; it is empty if the store has no versions."""
 
     key: str
     size: int
@@ -67,7 +67,7 @@ Take = Callable[[bytes], None]
 
 
 def store_open(uri: str) -> Tuple["Store", str]:
-    """The store of a URI and the key in it."""
+    """Returns the store of a URI and the key in it."""
     path = local_path(uri)
     if path is not None:
         return LocalStore(), str(path.absolute()) + ("/" if uri.endswith("/") else "")
@@ -90,9 +90,9 @@ def join(folder: str, name: str) -> str:
 
 def at_once(wanted: Iterable[One], work: Callable[[One], object], count: int, stop: threading.Event,
             look: Callable[[], object] = lambda: None) -> None:
-    """Calls `work` with each of `wanted` in `count` threads, and `look` meanwhile. Returns when all are done, raises the first failure.
-    However it ends, `stop` is set then, at which `work` is to raise Stopped. The threads are daemons: an interrupted process does not
-    wait for the network."""
+    """Calls `work` with each of `wanted` in `count` threads, and `look` meanwhile. Returns when all are done; raises the first
+    failure. In any case it sets `stop` at the end; `work` should then raise Stopped. The threads are daemons, so an interrupted
+    process does not wait for the network."""
     queue, lock = iter(wanted), threading.Lock()
     failures: List[BaseException] = []
 
@@ -125,43 +125,43 @@ def at_once(wanted: Iterable[One], work: Callable[[One], object], count: int, st
 
 
 class Store:
-    """What all stores can do. A key is the URI without its scheme; a folder is a key that others begin with."""
+    """The operations of all stores. A key is the URI without its scheme; a folder is a key with which other keys begin."""
 
     scheme = "file"
-    has_ranges = True  # a part of an object costs no more than its own bytes
+    has_ranges = True  # true if reading a part of an object transfers only that part
 
     def uri(self, key: str) -> str:
         return f"{self.scheme}://{key}"
 
     def list(self, prefix: str) -> List[Item]:
-        """Objects whose key begins with the text `prefix`, sorted by key."""
+        """Returns the objects whose key begins with the text `prefix`, sorted by key."""
         raise NotImplementedError
 
     def info(self, key: str) -> Optional[Item]:
         raise NotImplementedError
 
     def read(self, item: Item, start: int, end: int, take: Take) -> None:
-        """Gives bytes [start, end) to `take`, in order, piece by piece."""
+        """Passes bytes [start, end) to `take`, in order, piece by piece."""
         raise NotImplementedError
 
     def put(self, path: pathlib.Path, key: str) -> Item:
-        """Puts the whole file at `key`, or nothing."""
+        """Stores the whole file at `key`, or nothing."""
         raise self._is_read_only(key)
 
     def copy(self, source: str, key: str) -> Item:
-        """Within the store, at once or not at all."""
+        """Copies within the store, whole or not at all."""
         raise self._is_read_only(key)
 
     def delete(self, key: str) -> None:
-        """An object that is not there is no error."""
+        """Deletes an object. A missing one is not an error."""
         raise self._is_read_only(key)
 
     def swap(self, data: bytes, key: str, before: Optional[Item]) -> Item:
-        """Puts `data` at `key` if what is there is still `before`; None means that nothing is there. Else raises ChangedError."""
+        """Stores `data` at `key` if the object there is still `before` (None: no object). Otherwise raises ChangedError."""
         raise self._is_read_only(key)
 
     def is_below(self, top: str, key: str) -> bool:
-        """Returns true if no link leads from below `top` to elsewhere on the way to the object."""
+        """Returns true if no link on the way to the object leads out of `top`."""
         return True
 
     def read_all(self, item: Item) -> bytes:
@@ -180,7 +180,7 @@ class Store:
 # ---- this machine ----
 
 class LocalStore(Store):
-    """Files; a shared file system is one, too."""
+    """Files of this machine, or of a shared file system."""
 
     def uri(self, key: str) -> str:
         return key
@@ -218,7 +218,7 @@ class LocalStore(Store):
         return os.path.commonpath([whole, os.path.realpath(os.path.dirname(key))]) == whole
 
     def put(self, path: pathlib.Path, key: str) -> Item:
-        """The file keeps its mode."""
+        """Stores the file with its mode."""
         with self._coming(key) as coming:
             with open(path, "rb") as source, open(coming, "xb") as target:
                 os.fchmod(target.fileno(), stat.S_IMODE(os.fstat(source.fileno()).st_mode) & 0o777)
@@ -238,7 +238,7 @@ class LocalStore(Store):
             os.unlink(key)
 
     def swap(self, data: bytes, key: str, before: Optional[Item]) -> Item:
-        """One writer at a time has the name KEY.next, which becomes KEY."""
+        """Replaces an object. A writer first takes the name KEY.next, which only one can have; that file then becomes KEY."""
         following = key + ".next"
         with self._coming(key) as coming:
             pathlib.Path(coming).write_bytes(data)
@@ -253,20 +253,20 @@ class LocalStore(Store):
             if now != before:
                 os.unlink(following)
                 raise self.changed(before or Item(key, 0))
-            if before and os.stat(following).st_mtime_ns <= int(before.version):  # within one tick of the clock of files
+            if before and os.stat(following).st_mtime_ns <= int(before.version):  # within one tick of the file clock
                 os.utime(following, ns=(int(before.version) + 1,) * 2)
             return _file_place(following, key)
 
     @contextlib.contextmanager
     def _coming(self, key: str) -> Iterator[str]:
-        """A name in the folder of `key` for a file that is to come there; it is gone afterwards."""
+        """Yields a temporary name in the folder of `key`. Removes the file at the end."""
         target = pathlib.Path(key)
         coming = target.with_name(f".shoal-{uuid.uuid4().hex}")
         with self._errors(key):
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
                 yield str(coming)
-            finally:  # it also stays if both are one file already
+            finally:  # rename does nothing if both are one file already
                 coming.unlink(missing_ok=True)
 
     @contextlib.contextmanager
@@ -288,7 +288,7 @@ def _file_item(path: pathlib.Path) -> Item:
 
 
 def sync(path: Any) -> None:
-    """What is in a file, or which names are in a folder, outlives a loss of power."""
+    """Makes the content of a file, or the names in a folder, survive a power loss."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -303,10 +303,10 @@ def _file_place(coming: str, key: str) -> Item:
     return _file_item(pathlib.Path(key))
 
 
-# ---- elsewhere ----
+# ---- remote stores ----
 
 class RemoteStore(Store):
-    """A store behind a network. If a connection breaks, the bytes that have not come are asked for again."""
+    """A store behind a network. If a connection breaks, the missing bytes are requested again."""
 
     def read(self, item: Item, start: int, end: int, take: Take) -> None:
         with self._errors(item.key, item):
@@ -320,7 +320,7 @@ class RemoteStore(Store):
                     time.sleep(0.1 * 2 ** failed)
 
     def _read_some(self, item: Item, start: int, end: int, take: Take) -> Tuple[int, Optional[Exception]]:
-        """Until the end, or until the connection breaks. Returns how far it came, and what broke it."""
+        """Reads until the end, or until the connection breaks. Returns how far it came, and what broke it."""
         body = self._body(item, start, end)
         try:
             while start < end:
@@ -331,7 +331,7 @@ class RemoteStore(Store):
                 take(data)
         except StorageError:
             raise
-        except Exception as error:  # each library has its own
+        except Exception as error:  # each library has its own exceptions
             return start, error
         finally:
             body.close()
@@ -342,7 +342,8 @@ class RemoteStore(Store):
 
     @contextlib.contextmanager
     def _errors(self, key: str, item: Optional[Item] = None) -> Iterator[None]:
-        """Errors of any package as one line. A StorageError, also one of `take`, goes through as it is."""
+        """Turns errors of any package into a StorageError of one line. Passes on a StorageError, including one raised by
+        `take`."""
         try:
             yield
         except StorageError:
@@ -350,7 +351,7 @@ class RemoteStore(Store):
         except ImportError as error:
             raise StorageError(f"{self.scheme}:// needs a package that is not installed ({error}): "
                                "pip install 'shoal[job]'") from error
-        except Exception as error:  # each package has its own
+        except Exception as error:  # each package has its own exceptions
             if item and _code(error)[1] in (404, 409, 410, 412):
                 raise self.changed(item) from error
             raise StorageError(f"{self.uri(key)}: {self._reason(error)}") from error
@@ -368,8 +369,8 @@ class RemoteStore(Store):
 
 
 class S3Store(RemoteStore):
-    """S3 and what speaks its language. Keys are BUCKET/KEY. The endpoint is that of AWS_ENDPOINT_URL_S3; credentials are found
-    as by the AWS command line, and without any a public bucket can be read. Parts are of the version that was listed (If-Match)."""
+    """S3 and compatible stores. Keys are BUCKET/KEY. The endpoint is that of AWS_ENDPOINT_URL_S3. Credentials are found as by
+    the AWS command line; without any, public buckets can be read. Parts are of the version that was listed (If-Match)."""
 
     scheme = "s3"
 
@@ -436,7 +437,7 @@ class S3Store(RemoteStore):
         return self._there(key)
 
     def _in_parts(self, key: str, size: int, least: int, send: Callable[[int, int, Dict[str, Any]], str]) -> None:
-        """`send` writes bytes [start, end) as a part and returns its ETag."""
+        """Writes an object in parts. `send` writes bytes [start, end) as a part and returns its ETag."""
         upload = self._call("create_multipart_upload", key)["UploadId"]
         step = max(least, -(-size // PARTS_MAX))
         tags: Dict[int, str] = {}
@@ -472,7 +473,7 @@ class S3Store(RemoteStore):
             except self.client.exceptions.ClientError as error:
                 if _code(error)[1] != 501:
                     raise
-                if self.info(key) != before:  # a store that knows no conditions
+                if self.info(key) != before:  # a store without conditional writes
                     raise self.changed(before or Item(key, 0)) from error
                 answer = self._call("put_object", key, Body=data)
             return Item(key, len(data), answer["ETag"])
@@ -488,9 +489,9 @@ class S3Store(RemoteStore):
 
 
 class HttpStore(RemoteStore):
-    """Files behind a web server. Keys are HOST/PATH without quoting. A folder is a page of links, as web servers make them."""
+    """Files behind a web server. Keys are HOST/PATH without quoting. A folder is a page of links, as web servers make it."""
 
-    has_ranges = False  # nobody knows which servers have
+    has_ranges = False  # not all servers support ranges
 
     def __init__(self, scheme: str):
         self.scheme = scheme
@@ -513,7 +514,7 @@ class HttpStore(RemoteStore):
         return [one for one in map(found.get, keys) if one]
 
     def _links(self, folder: str, depth: int) -> List[str]:
-        """The keys of files below a folder."""
+        """Returns the keys of files below a folder."""
         with self._errors(folder):
             try:
                 with self._ask(folder, "GET") as answer:
@@ -542,7 +543,7 @@ class HttpStore(RemoteStore):
                 if error.code == 404:
                     return None
                 raise
-            if answer.url.endswith("/"):  # the page of a folder
+            if answer.url.endswith("/"):  # a folder's page
                 return None
             if size is None:
                 raise StorageError(f"{self.uri(key)}: the server does not say how many bytes it has")
@@ -552,7 +553,7 @@ class HttpStore(RemoteStore):
         answer = self._ask(item.key, "GET", start)
         if _http_version(answer) != item.version:
             raise self.changed(item)
-        while start and answer.status != 206:  # the server sends all of it
+        while start and answer.status != 206:  # the server sends the whole file
             skipped = len(answer.read(min(CHUNK_BYTES, start)))
             if not skipped:
                 raise self.changed(item)
@@ -574,7 +575,7 @@ def _http_version(answer: Any) -> str:
 
 
 def _code(error: BaseException) -> Tuple[str, int]:
-    """S3's own name of an error, and the status of HTTP."""
+    """Returns S3's own name of an error, and the HTTP status."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):
         return str(response.get("Error", {}).get("Code", "")), response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)

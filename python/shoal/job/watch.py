@@ -1,12 +1,12 @@
-"""A job while it runs: a page in the browser on this machine, and a table in the terminal.
+"""A running job: a page in the browser on this machine, and a table in the terminal.
 
-    GET /?token=T        the page of report.py, with a script that takes its sections anew as they change
+    GET /?token=T        the page of report.py, with a script that replaces its sections as they change
     GET /events?token=T  server-sent events: {"id": section, "html": ...}; "end" once the job has ended
-    GET /metrics         the newest numbers, as Prometheus scrapes them
+    GET /metrics         the newest numbers, in the format that Prometheus scrapes
 
-The server listens on 127.0.0.1 alone. It answers only requests that ask for this machine by name, so that a page from elsewhere
-cannot read it through a name of its own. Other users of this machine do not know the token, so they see no log and no settings.
-The server only reads the job's folder, as `shoal job status` does: it may be started and ended at any time, and several times."""
+The server listens only on 127.0.0.1. It answers only requests that name this machine, so that a foreign page cannot read it
+through a name of its own. Other users of this machine do not have the token, so they see no log and no settings. The server
+only reads the job's folder, as `shoal job status` does: any number of servers may be started and ended at any time."""
 from __future__ import annotations
 
 import hmac
@@ -28,7 +28,7 @@ from shoal.job.folder import ENDED, JobFolder, Status
 from shoal.job.metrics import SHOAL_METRICS, Reader, prometheus_text
 
 INTERVAL_S = 1.0
-TRACE_EVERY_S = 30.0  # the timeline is made anew so often: `shoal trace` has work to do for it
+TRACE_EVERY_S = 30.0  # interval of redrawing the timeline, for which `shoal trace` must run
 KEEP_ALIVE_S = 10.0
 EXIT_OF = {"Completed": 0, "Failed": 1, "Stopped": 3}
 EXIT_USAGE = 2
@@ -52,15 +52,15 @@ source.onerror = () => { live.textContent = "No connection: is shoal job watch s
 """
 
 
-# ---- what is shown ----
+# ---- the page ----
 
 class View:
-    """The sections of the page, made once however many browsers look. Any thread."""
+    """The sections of the page, made once for all browsers. Any thread may use it."""
 
     def __init__(self, folder: JobFolder):
         self.folder, self.reader = folder, Reader(folder)
-        self.making = threading.Lock()  # held while a page is made, which may take as long as `shoal trace` does
-        self.lock = threading.Lock()  # of the reader
+        self.making = threading.Lock()  # held while a page is made, which may take as long as `shoal trace`
+        self.lock = threading.Lock()  # protects the reader
         self.due_at = self.traced_at = -math.inf
         self.trace = ""
         self.sections: Dict[str, str] = {}
@@ -74,8 +74,8 @@ class View:
             return dict(self.sections), self.has_ended
 
     def _make(self) -> None:
-        """Makes the page. The more ranks there are, the longer that takes, so the next one waits for nine times as long."""
-        has_ended = engines.job_status(self.folder).status in ENDED  # first: what the job wrote before that is read below
+        """Makes the page. More ranks take longer, so the next page is made at the earliest after nine times this duration."""
+        has_ended = engines.job_status(self.folder).status in ENDED  # first: all written before it is read below
         if has_ended or time.monotonic() - self.traced_at >= TRACE_EVERY_S:
             self.trace, self.traced_at = report.timeline(self.folder), time.monotonic()
         began = time.monotonic()
@@ -93,7 +93,7 @@ class View:
 
 class Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
-    allow_reuse_address = False  # else a port that another server has is taken beside it
+    allow_reuse_address = False  # with reuse, the server could share a port that another server listens on
 
     def __init__(self, view: View, port: int):
         self.view, self.is_stopping = view, threading.Event()
@@ -102,7 +102,7 @@ class Server(http.server.ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """What a browser opens. Who knows it may read the job's log and settings."""
+        """Returns the address for a browser. Anyone who has it can read the job's log and settings."""
         return f"http://127.0.0.1:{self.server_address[1]}/?token={self.token}"
 
     def start(self) -> None:
@@ -114,13 +114,13 @@ class Server(http.server.ThreadingHTTPServer):
         self.server_close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], (BrokenPipeError, ConnectionResetError)):  # a browser may go at any time
+        if not isinstance(sys.exc_info()[1], (BrokenPipeError, ConnectionResetError)):  # a browser may disconnect at any time
             super().handle_error(request, client_address)
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
     server: Server
-    timeout = 30  # of a client that says nothing
+    timeout = 30  # of a client that sends nothing
 
     def do_GET(self) -> None:
         pages = {"/": self._page, "/events": self._events, "/metrics": self._metrics}
@@ -158,7 +158,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self._answer(200, "text/plain; version=0.0.4", self.server.view.prometheus())
 
     def _events(self) -> None:
-        """Until the job has ended, or the browser has gone."""
+        """Sends events until the job has ended, or the browser has disconnected."""
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Cache-Control", "no-store")
@@ -196,7 +196,7 @@ SHARES = ("shoal/exposed", "shoal/came_last")
 
 
 def table(status: Status, reader: Reader, url: str, columns: int, rows: int) -> str:
-    """What a terminal of that size has room for."""
+    """Returns the table, cut to the size of the terminal."""
     passed = f", {report.span_text((status.ended or time.time()) - status.started)}" if status.started else ""
     lines = [f"{status.name}: {status.status}{passed}; {len(status.hosts)} host{'s' if len(status.hosts) != 1 else ''}   {url}"]
     if status.failure_reason:
@@ -221,15 +221,15 @@ def _row(rank: "report.Rank") -> str:
 
 
 def _newest(reader: Reader, name: str) -> str:
-    """Of the rank that told it last."""
+    """Returns the newest value of any rank."""
     return report.number_text(max(series.last for series in reader.of(name).values())[1])
 
 
 def show(view: View, url: str, out: TextIO, stop: threading.Event) -> Status:
-    """Draws the table until the job has ended; a terminal is drawn over, a file gets the table that stands at the end."""
+    """Draws the table until the job has ended. Redraws it on a terminal; a file gets only the final table."""
     is_terminal, asker = out.isatty(), engines.Asker(view.folder)
     while True:
-        status = asker.status()  # true also if nobody is left to write it
+        status = asker.status()  # correct even if no process is left to write it
         with view.lock:
             view.reader.read()
             size = shutil.get_terminal_size() if is_terminal else os.terminal_size((200, 10000))
@@ -245,7 +245,7 @@ def show(view: View, url: str, out: TextIO, stop: threading.Event) -> Status:
 
 
 def main(folder: JobFolder, port: int = 0) -> int:
-    """Shows the job until it has ended or Ctrl-C; the exit code is that of the job, 0 while it runs. A job that has ended is shown once."""
+    """Shows the job until it has ended or Ctrl-C. Returns the job's exit code, or 0 while it runs. Shows an ended job once."""
     view = View(folder)
     try:
         server = Server(view, port)
@@ -271,5 +271,5 @@ def main(folder: JobFolder, port: int = 0) -> int:
 
 
 def _last_look(server: Server, stop: threading.Event) -> None:
-    """Browsers take the end of the job before the server goes."""
+    """Waits so that browsers get the end of the job before the server stops."""
     stop.wait(2 * INTERVAL_S)

@@ -1,6 +1,6 @@
 """The driver of SageMaker's SDK v3 for shoal.job.sagemaker.Shoal. Every host of a training job runs it in its container, below
-the SDK's start script: it starts the entry script as the workers of `shoal run`, and leaves the reason of a failure where the
-platform looks for it. It lies beside the SDK's own drivers there, and needs Shoal to be installed in the container."""
+the SDK's start script. It starts the entry script as the workers of `shoal run`, and writes the reason of a failure to the file
+that the platform reads. It is stored next to the SDK's own drivers there, and needs Shoal installed in the container."""
 from __future__ import annotations
 
 import json
@@ -17,13 +17,13 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from common.utils import get_process_count, hyperparameters_to_cli_args, write_failure_file  # noqa: E402 the SDK's
 
 REASON_MAX = 1024  # characters that the platform shows
-LINES_MAX = 200  # that are kept of what `shoal run` reports
+LINES_MAX = 200  # of the output of `shoal run` that are kept
 PASSED_ON = (signal.SIGTERM, signal.SIGINT)
 EXIT_NOT_FOUND = 127
 
 
 class Mistake(Exception):
-    """One line that says what is wrong and what to do."""
+    """The message is one line: what is wrong and what to do."""
 
 
 def shoal_command() -> List[str]:
@@ -36,7 +36,7 @@ def shoal_command() -> List[str]:
 
 
 def script_command(variables: Dict[str, str]) -> List[str]:
-    """As the SDK's own drivers start it: with the hyperparameters as arguments."""
+    """Returns the command that starts the script as the SDK's own drivers do: with the hyperparameters as arguments."""
     script = variables["SM_ENTRY_SCRIPT"]
     arguments = hyperparameters_to_cli_args(json.loads(variables["SM_HPS"]))
     if script.endswith(".py"):
@@ -47,7 +47,7 @@ def script_command(variables: Dict[str, str]) -> List[str]:
 
 
 def run_command(settings: Dict[str, Any], variables: Dict[str, str]) -> List[str]:
-    """`shoal run` for this host, among those of the job."""
+    """Returns the command `shoal run` of this host."""
     hosts, port = int(variables["SM_HOST_COUNT"]), variables["SM_MASTER_PORT"]
     words = [*shoal_command(), "run", "--hosts", str(hosts), "--host-index", variables["SM_CURRENT_HOST_RANK"],
              "-n", str(get_process_count(settings.get("process_count_per_node")))]
@@ -57,7 +57,7 @@ def run_command(settings: Dict[str, Any], variables: Dict[str, str]) -> List[str
 
 
 def relay(errors: IO[str], kept: List[str]) -> None:
-    """Passes on what `shoal run` writes to stderr, and keeps its end."""
+    """Passes on the stderr of `shoal run`, and keeps its last lines."""
     for line in errors:
         sys.stderr.write(line)
         sys.stderr.flush()
@@ -66,7 +66,7 @@ def relay(errors: IO[str], kept: List[str]) -> None:
 
 
 def run(command: List[str]) -> Tuple[int, List[str]]:
-    """Exit code, as a shell has it, and the last lines of stderr. Signals are passed on."""
+    """Returns the exit code, as a shell has it, and the last lines of stderr. Passes on signals."""
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace")
     for number in PASSED_ON:
         signal.signal(number, lambda number, _: process.send_signal(number))
@@ -74,12 +74,12 @@ def run(command: List[str]) -> Tuple[int, List[str]]:
     reader = threading.Thread(target=relay, args=(process.stderr, kept), daemon=True)
     reader.start()
     code = process.wait()
-    reader.join(10)  # what a worker has left running may hold the pipe
+    reader.join(10)  # a process that a worker left running may hold the pipe
     return (code if code >= 0 else 128 - code), kept
 
 
 def reason_of(code: int, kept: List[str]) -> str:
-    """The report of `shoal run` from the line that names who is to blame; else what it said last, else the last lines."""
+    """Returns the report of `shoal run` from the line that names the cause; else its last message; else the last lines."""
     said = [number for number, line in enumerate(kept) if line.startswith("shoal run: ")]
     blamed = [number for number in said if " failed first: " in kept[number] or "the rank to blame is on" in kept[number]]
     report = kept[blamed[0]:] if blamed else kept[said[-1]:] if said else kept[-20:]
