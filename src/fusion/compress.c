@@ -301,7 +301,7 @@ static int8_t *values_of(const struct compressed *compressed, char *packed, size
     return (int8_t *)(scales_of(compressed, packed, host) + blocks_of(compressed->piece));
 }
 
-/* 1 / ranks, where the sum is to be divided here. */
+/* Returns 1 / ranks if this file divides the sum, otherwise 1. */
 static float divisor_of(const struct shoal_reducer *reducer)
 {
     SHOAL_DEFAULT_FLOATS;
@@ -312,7 +312,7 @@ static float divisor_of(const struct shoal_reducer *reducer)
     return divisor;
 }
 
-/* Divided before, as 16 bits of float16 overflow soon. */
+/* Divides before the sum, because float16 overflows early. */
 static enum shoal_status cast_part(struct shoal_reducer *reducer, const struct compressed *compressed)
 {
     return fusion_narrow(reducer, compressed->buffer, compressed->halves, own_part(compressed), compressed->part,
