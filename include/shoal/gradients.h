@@ -225,9 +225,9 @@ SHOAL_CALL shoal_reducer_begin(struct shoal_reducer *reducer, enum shoal_step st
  * the sums may already be under way. Otherwise the reducer's failure. */
 SHOAL_CALL shoal_reducer_ready(struct shoal_reducer *reducer, size_t parameter, void *gradient, size_t count);
 
-/* Like shoal_reducer_ready(), but for elements [offset, offset + count) of the parameter, which are at gradient. A parameter is
- * ready when all its elements have been marked. Parts may come in any order and from any threads. Parts that overlap:
- * ERR_STATE, and the reducer fails, as above. */
+/* Like shoal_reducer_ready, for elements [offset, offset + count) of the parameter, which are at gradient. A parameter is ready
+ * when all its elements have been marked. Parts may come in any order and from any threads. Parts that overlap: ERR_STATE, and
+ * the reducer fails, as above. */
 SHOAL_CALL shoal_reducer_ready_part(struct shoal_reducer *reducer, size_t parameter, void *gradient, size_t offset,
                                     size_t count);
 
@@ -257,7 +257,7 @@ struct shoal_step_result {
  * NULL. One thread at a time, after the last mark of the step. A LOCAL step has nothing to wait for, and writes no result.
  *
  * Noise scale. With K ranks of b samples each, a = local_squared, c = squared: the unbiased estimates are
- * G|^2 = (K c - a) / (K - 1) and tr(S) = b K (a - c) / (K - 1). Average each over many steps, then divide: tr(S) / |G|^2.
+ * |G|^2 = (K c - a) / (K - 1) and tr(S) = b K (a - c) / (K - 1). Average each over many steps, then divide: tr(S) / |G|^2.
  *
  * A parameter that was never marked: ERR_STATE, the message names the first ones and this rank, and the reducer fails on every
  * rank; with allows_unused it counts as unused. Errors of the operations: ERR_PEER_LOST, ERR_TIMEOUT, ERR_ABORTED,

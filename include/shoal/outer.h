@@ -56,8 +56,8 @@ struct shoal_outer_options {
     size_t struct_bytes;
     const char *name;            /* for messages; NULL: "outer". At most 19 bytes are kept */
     uint32_t every;              /* H: steps from one exchange of a fragment to its next; at least 1 */
-    uint32_t fragments;          /* 1 to every, at most SHOAL_OUTER_FRAGMENTS_MAX. Fragment f of F begins at offset (f + 1) *
-                                    every / F, rounded down; the last one begins at every */
+    uint32_t fragments;          /* 1 to every, at most SHOAL_OUTER_FRAGMENTS_MAX. Fragment f of F begins at offset
+                                    (f + 1) * every / F, rounded down; the last one at every */
     uint32_t delay;              /* D: steps from begin to application; less than every. 0: the step that begins an exchange
                                     waits for it */
     const uint32_t *fragment_of; /* the fragment of each parameter; NULL: parameter i is in fragment i modulo fragments */

@@ -453,7 +453,8 @@ SHOAL_CALL shoal_allgather_coalesced_post(struct shoal_comm *comm, const struct 
                                           struct shoal_request **request_out);
 
 /* Waits, and makes progress on this thread meanwhile. Returns the operation's status, or PENDING after timeout_ms (nothing is
- * lost: wait again). With SHOAL_FOREVER only the operation's own deadline ends the wait. The caller still frees the request. */
+ * lost: wait again). With SHOAL_FOREVER nothing but the operation's own deadline limits the wait. The caller still frees the
+ * request. */
 #define SHOAL_FOREVER UINT32_MAX
 SHOAL_CALL shoal_request_wait(struct shoal_request *request, uint32_t timeout_ms);
 
@@ -694,8 +695,8 @@ struct shoal_question {
 /* Prints which algorithm would run, why, how the vector is split, and the plan. ERR_ARGUMENT: the question is invalid; one line
  * on out has the reason. */
 SHOAL_CALL shoal_explain(const struct shoal_question *question, FILE *out);
-/* Like shoal_explain(), but prints one JSON object: the call, the algorithm and why, and in "plans" an object for each rank
- * with its steps (empty if the data travel with the announcements). On ERR_ARGUMENT the line on out is not JSON. */
+/* Like shoal_explain, but prints one JSON object: the call, the algorithm and why, and in "plans" an object for each rank with
+ * its steps (empty if the data travel with the announcements). On ERR_ARGUMENT the line on out is not JSON. */
 SHOAL_CALL shoal_explain_json(const struct shoal_question *question, FILE *out);
 
 /* A question to shoal_simulate: a call, and a model of the machines. SHOAL_SIMULATION_INIT describes 2 hosts of one rank each,
