@@ -26,7 +26,7 @@ struct run_options {
     struct run_place place;
     int workers; /* on this host */
     bool has_prefix;
-    const char *directory; /* of the files rank-N.out and rank-N.err; NULL: none */
+    const char *directory; /* folder of the files rank-N.out and rank-N.err; NULL: none */
     uint64_t grace_ms;
     bool has_grace;      /* --grace was given: then it also applies after a failure and the loss of a host */
     uint64_t timeout_ms; /* 0: none */

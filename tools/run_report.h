@@ -1,5 +1,5 @@
-/* Reports of `shoal run` about an end: of a worker of this host, to the agent that decides; and of the verdict, to the person
- * who started it. Every host reports the same first cause, and how its own workers ended. libc only; one thread. */
+/* `shoal run` reports a worker's end to the agent that decides, and the verdict to the person who started it. Every host
+ * reports the same first cause, and how its own workers ended. libc only; one thread. */
 #ifndef SHOAL_TOOLS_RUN_REPORT_H
 #define SHOAL_TOOLS_RUN_REPORT_H
 
