@@ -21,7 +21,7 @@ enum { TEXT_MAX = 1 << 20 };
 
 /* ---- The file ------------------------------------------------------------------------------------------------------------ */
 
-/* Whether a command may be given the name: no option, no control character. */
+/* Returns true if the name may be passed to a command: it is not an option and has no control character. */
 static bool name_is_fit(const char *name)
 {
     if (name[0] == '-' || strlen(name) >= ASK_NAME_MAX)
@@ -52,7 +52,7 @@ static bool host_is_known(const struct ask_hosts *hosts, const char *name)
     return false;
 }
 
-/* A line; what makes no sense is returned as a text, NULL: nothing. */
+/* Reads a line. Returns NULL, or the reason if it is invalid. */
 static const char *line_take(struct ask_hosts *hosts, char *line)
 {
     char *rest = NULL;
@@ -106,7 +106,7 @@ int ask_hosts_read(const char *command, const char *file, struct ask_hosts *host
     return code;
 }
 
-/* All that are asked. */
+/* All hosts of a question. */
 struct asking {
     const struct ask_hosts *hosts;
     const char *via;
@@ -114,14 +114,14 @@ struct asking {
     const void *arg;
     struct ask_probe *probes;
     struct pollfd *polled; /* the open streams; */
-    int *streams;          /* and which these are */
+    int *streams;          /* and their indexes */
     int started;           /* hosts before this one have been started, or cannot be */
-    struct rlimit files;   /* which those that are started get */
+    struct rlimit files;   /* the limit that started commands get */
 };
 
 /* ---- Starting ------------------------------------------------------------------------------------------------------------ */
 
-/* 'word', which no shell looks into. */
+/* Prints 'word', quoted so that no shell expands it. */
 void ask_word_quote(FILE *out, const char *word)
 {
     fputc('\'', out);
@@ -130,14 +130,14 @@ void ask_word_quote(FILE *out, const char *word)
     fputc('\'', out);
 }
 
-/* Started by its path, it is probably there under the same one; started by its name, the hosts have their own search path. */
+/* If it was started by its path, that path probably also exists there. If by its name, the hosts have their own search path. */
 const char *ask_shoal_name(char path[ASK_PATH_MAX])
 {
     const char *name = program_invocation_name;
     return strchr(name, '/') && realpath("/proc/self/exe", path) ? path : name;
 }
 
-/* One text for the shell there. False: it is too long. */
+/* Writes the text for the shell there. Returns false if it is too long. */
 static bool command_make(ask_command_fn command, const void *arg, int host, char text[ASK_COMMAND_MAX])
 {
     FILE *out = fmemopen(text, ASK_COMMAND_MAX, "w");
@@ -148,11 +148,12 @@ static bool command_make(ask_command_fn command, const void *arg, int host, char
     return fclose(out) == 0 && is_whole;
 }
 
-/* In the child. The launcher's own words are the user's; host and command reach it as they are. It ends with this process. */
+/* Runs in the child. A shell reads the user's words for the program (via); host and command are passed to it unchanged. It ends
+ * with this process. */
 static void child_run(const int pipes[ASK_STREAMS][2], const struct asking *asking, const char *host, const char *command)
 {
     char script[ASK_COMMAND_MAX];
-    for (int i = 0; i < ASK_STREAMS; i++) /* there may be no other descriptor left */
+    for (int i = 0; i < ASK_STREAMS; i++) /* otherwise there may be none left to open */
         close(pipes[i][0]);
     const int nothing = open("/dev/null", O_RDONLY);
     setpgid(0, 0);
@@ -176,7 +177,7 @@ static bool pipes_open(int pipes[ASK_STREAMS][2])
     return false;
 }
 
-/* pid stays -1 where it cannot be started. */
+/* pid stays -1 if the command cannot be started. */
 static void probe_start(struct ask_probe *probe, const struct asking *asking, const char *host, const char *command)
 {
     int pipes[ASK_STREAMS][2];
@@ -193,7 +194,7 @@ static void probe_start(struct ask_probe *probe, const struct asking *asking, co
         probe->fds[i] = pipes[i][0];
     }
     if (probe->pid > 0)
-        setpgid(probe->pid, probe->pid); /* here too: who is killed early is killed with all it started */
+        setpgid(probe->pid, probe->pid); /* also here, so that an early kill ends all that it started */
 }
 
 /* ---- Listening ----------------------------------------------------------------------------------------------------------- */
@@ -231,7 +232,7 @@ static void stream_read(struct ask_probe *probe, int stream)
     text[probe->bytes[stream]] = 0;
 }
 
-/* Only those that are open: poll() takes no more entries than RLIMIT_NOFILE. Returns how many. */
+/* Collects the open streams only: poll() accepts at most RLIMIT_NOFILE entries. Returns their number. */
 static int fds_collect(struct asking *asking)
 {
     int count = 0;
@@ -245,7 +246,7 @@ static int fds_collect(struct asking *asking)
     return count;
 }
 
-/* Starts hosts in turn. While others hold the descriptors that one needs, it waits for these. */
+/* Starts hosts in turn. While others hold the descriptors that one needs, it waits for them. */
 static void hosts_start(struct asking *asking, int open_count)
 {
     char text[ASK_COMMAND_MAX];
@@ -278,8 +279,8 @@ static void listen_until(struct asking *asking, int64_t deadline_ms)
     }
 }
 
-/* Waits for its end until the deadline, then ends it and all it started. The holders of its pipes have been waited for already;
- * where only a process that it left behind still holds one, its own end counts. */
+/* Waits for the probe's end until the deadline, then ends it and all processes that it started. The caller has already waited
+ * for the holders of its pipes. If only a process that it left behind still holds one, the probe's own end counts. */
 static void probe_end(struct ask_probe *probe, int64_t deadline_ms)
 {
     bool is_killed = probe->fds[ASK_OUT] >= 0 || probe->fds[ASK_ERR] >= 0;
@@ -330,7 +331,7 @@ void ask_last_line(const char *text, char said[ASK_SAID_MAX])
 
 /* ---- All of them --------------------------------------------------------------------------------------------------------- */
 
-/* Each host takes two. */
+/* Raises the limit of open files: each host needs two. */
 static void files_allow(struct asking *asking)
 {
     getrlimit(RLIMIT_NOFILE, &asking->files);

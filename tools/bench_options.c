@@ -83,7 +83,7 @@ static const struct tool_option options_known[] = {
     {NULL, 0, NULL},
 };
 
-/* Where the value of an option is stored, and what it may be. */
+/* The offset of an option's value, and its valid range. */
 struct row {
     enum { FLAG, SIZE, NUMBER, WORD, TYPE } kind;
     size_t offset;

@@ -39,7 +39,7 @@ double bench_step_wire_ratio(int compression, int hosts);
  * one. */
 struct step_report {
     double step_us, backward_us, exposed_us;
-    double cpu_s; /* of a step, all threads of the rank */
+    double cpu_s; /* CPU time of a step, all threads of the rank */
     double pack_us, unpack_us, callback_us;
     double sent_bytes, received_bytes, network_bytes, copied_bytes;
     double wire_sent_bytes, wire_received_bytes; /* as counted by the transports, mean over the steps; 0 on one host */
@@ -63,8 +63,8 @@ struct step_result {
     const struct shoal_gradient_layout *layout;
     int ranks, hosts;
     const struct step_report *reports; /* by rank */
-    const double *times;               /* of all ranks, by rank: tensors, then buffers */
-    double step_us, step_p90_us;       /* of the slowest rank of each step */
+    const double *times;               /* times of all ranks, by rank: tensors, then buffers */
+    double step_us, step_p90_us;       /* median and 90th percentile over steps, of the slowest rank of each */
     double backward_us, exposed_us;    /* medians over steps, of the slowest rank */
     double balance;                    /* the most bytes that a rank sends or receives, divided by the mean */
     double buffer_bytes, buffer_us;    /* the largest buffer, and the time of a single all-reduce of as many bytes */

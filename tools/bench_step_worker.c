@@ -29,12 +29,12 @@ struct stepper {
     float *there;                       /* gradients on the GPU, or room for a buffer */
     float *weights;                     /* of the optimizer */
     double work_per_us;                 /* rounds of compute() */
-    double begun_s, ready_s;            /* of the current step: its beginning, and when the last gradient was ready */
+    double begun_s, ready_s;            /* times of the current step: its beginning, and when the last gradient was ready */
     double *step_us, *backward_us, *exposed_us; /* of each step */
     double buffer_bytes, buffer_us;
-    double bare_us; /* of a step whose gradients are all ready at once: only copies and sums */
+    double bare_us; /* time of a step whose gradients are all ready at once: only copies and sums */
     struct step_report report;
-    double *times; /* of the last step: tensors, then buffers */
+    double *times; /* times of the last step: tensors, then buffers */
     double *all_times;
     struct step_report *reports;
     uint64_t *wire_bytes; /* sent to each rank, then received from each */

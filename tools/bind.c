@@ -13,7 +13,7 @@ const char *const bind_words[] = {"slice", "core", "none", NULL};
 
 /* ---- The machine --------------------------------------------------------------------------------------------------------- */
 
-/* The first number of a file of /sys/devices/system/cpu/cpuID/topology. */
+/* Reads the first number of a file of /sys/devices/system/cpu/cpuID/topology. */
 static int topology_read(const char *sys, int id, const char *name, int otherwise)
 {
     char path[512];
@@ -28,7 +28,7 @@ static int topology_read(const char *sys, int id, const char *name, int otherwis
     return number;
 }
 
-/* The folder of a CPU has an entry "node0" that leads to its NUMA node. */
+/* Finds a CPU's NUMA node: its folder has an entry such as "node0". */
 static int node_find(const char *sys, int id)
 {
     char path[512];
@@ -68,7 +68,7 @@ static int cpu_compare(const void *left, const void *right)
     return 0;
 }
 
-/* Where each unit, a physical core or a single thread, begins in the sorted list; one entry more ends the last. */
+/* Finds the begin of each unit, a physical core or a single thread, in the sorted list; one more entry ends the last. */
 static int units_find(const struct bind_cpu *cpus, int count, bool has_whole_cores, int *begins_out)
 {
     int units = 0;
@@ -99,7 +99,7 @@ bool bind_cut(struct bind_cpu *cpus, int count, enum bind_mode mode, int workers
 
 /* ---- GPUs ---------------------------------------------------------------------------------------------------------------- */
 
-/* A share that spans nodes counts for the first of them. */
+/* Returns the node of a share; a share that spans nodes counts for its first. */
 static int share_node(const struct bind_cpu *cpus, int count, const cpu_set_t *mask)
 {
     for (int i = 0; i < count; i++)
@@ -108,7 +108,7 @@ static int share_node(const struct bind_cpu *cpus, int count, const cpu_set_t *m
     return -1;
 }
 
-/* The first share that is left, of that node or (-1) of any; -1: there is none. */
+/* Returns the first free share of that node, or (-1) of any node; -1 if there is none. */
 static int share_find(const int *share_nodes, const bool *is_given, int workers, int node)
 {
     for (int share = 0; share < workers; share++)
@@ -145,7 +145,7 @@ static void bind_near_gpus(struct bind *bind, const struct bind_cpu *cpus, int c
     int nodes[SHOAL_LINKS_GPUS_MAX];
     struct shoal_links *links = malloc(sizeof *links);
     if (!links)
-        return; /* it is the better place only */
+        return; /* being near GPUs is only a preference */
     shoal_links_read(SHOAL_LINKS_SYS, links);
     for (int gpu = 0; gpu < links->gpus; gpu++) {
         nodes[gpu] = links->gpu[gpu].node;
@@ -158,7 +158,7 @@ static void bind_near_gpus(struct bind *bind, const struct bind_cpu *cpus, int c
 
 /* ---- Words --------------------------------------------------------------------------------------------------------------- */
 
-/* Appends; what does not fit ends in "...". Returns false then. */
+/* Appends text. Returns false if it does not fit; it then ends in "...". */
 static bool text_add(char *text, size_t bytes, const char *more)
 {
     const size_t used = strlen(text);
@@ -191,7 +191,7 @@ void bind_mask_print(const cpu_set_t *mask, char *text_out, size_t bytes)
     }
 }
 
-/* "each worker has 4 cores: 0-3, 4-7 (...)"; many workers are cut. */
+/* Prints "each worker has 4 cores: 0-3, 4-7 (...)"; a long list of workers is cut. */
 static void shares_print(struct bind *bind, int workers)
 {
     int least = CPU_SETSIZE, most = 0;

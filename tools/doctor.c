@@ -1,4 +1,4 @@
-/* `shoal doctor`: what would go wrong here, or on the hosts of a file, and what to do. */
+/* `shoal doctor`: finds what would go wrong here, or on the hosts of a file, and how to fix it. */
 #include "doctor.h"
 
 #include <errno.h>
@@ -99,7 +99,7 @@ static bool option_read(const struct tool_args *args, int id, struct doctor_opti
     }
 }
 
-/* Options that belong to the other use. Returns the exit code. */
+/* Checks for options that belong to the other use. Returns the exit code. */
 static int options_check(const struct doctor_options *doctor)
 {
     if (!doctor->file && (doctor->via || doctor->shoal))
@@ -157,7 +157,7 @@ static _Noreturn void doctor_run(struct doctor_options *doctor)
     }
     doctor_findings_fini(&findings);
     free(hosts.at);
-    /* A probe that was given up still runs: destructors of its libraries would free memory it uses, or wait for its locks. */
+    /* An abandoned probe still runs: destructors of its libraries would free memory that it uses, or wait for its locks. */
     _exit(tool_output_finish("doctor", code));
 }
 

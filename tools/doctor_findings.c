@@ -1,4 +1,4 @@
-/* A list of findings: each text once, with the hosts it was found on. */
+/* A list of findings: each text once, with the hosts on which it was found. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -48,7 +48,7 @@ static bool room_make(struct doctor_findings *findings)
     return true;
 }
 
-/* Behind the last one about the subject. */
+/* Returns the position after the last finding about the subject. */
 static size_t place_find(const struct doctor_findings *findings, const char *subject)
 {
     for (size_t i = findings->count; i > 0; i--)
@@ -102,7 +102,7 @@ size_t doctor_findings_count(const struct doctor_findings *findings, enum shoal_
 
 /* ---- The table ----------------------------------------------------------------------------------------------------------- */
 
-/* Words from the column on, in lines of WIDTH. */
+/* Prints words from the column on, in lines of WIDTH. */
 static void words_print(FILE *out, const char *text)
 {
     int at = COLUMN;
@@ -127,7 +127,7 @@ static int hosts_count(const struct doctor_finding *finding, const struct ask_ho
     return count;
 }
 
-/* How many gave a diagnosis: each begins with the version. */
+/* Returns the number of hosts with a diagnosis: each diagnosis begins with the version. */
 static int answers_count(const struct doctor_findings *findings, const struct ask_hosts *hosts)
 {
     int count = 0;
@@ -137,7 +137,7 @@ static int answers_count(const struct doctor_findings *findings, const struct as
     return count;
 }
 
-/* "n1, n2, n3, n4 and 3 more: "; nothing where it is so on all. */
+/* Prints "n1, n2, n3, n4 and 3 more: ", or nothing if the finding is about all hosts. */
 static void hosts_print(FILE *out, const struct doctor_finding *finding, const struct ask_hosts *hosts, int answers)
 {
     const int count = hosts_count(finding, hosts);
@@ -240,7 +240,7 @@ static bool level_find(const char *word, enum shoal_finding_level *level_out)
     return false;
 }
 
-/* Text from another host goes to a terminal. */
+/* Text from another host goes to a terminal, so it must be printable. */
 static void make_printable(char *text)
 {
     for (; *text; text++)
@@ -248,7 +248,7 @@ static void make_printable(char *text)
             *text = '?';
 }
 
-/* Members that a newer version adds are passed over. False: an unknown level. */
+/* Reads a member. Ignores members that a newer version adds. Returns false for an unknown level. */
 static bool member_take(const struct trace_json *json, struct doctor_finding *finding, bool *has_level)
 {
     if (json->kind != TRACE_TEXT)

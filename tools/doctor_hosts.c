@@ -1,4 +1,4 @@
-/* The hosts of a file, each asked through a command, and what came of it. */
+/* Runs the doctor on the hosts of a file, through a program such as ssh, and judges the results. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,7 +22,8 @@ static void command_print(const void *arg, int host, FILE *out)
 
 /* ---- Judging ------------------------------------------------------------------------------------------------------------- */
 
-/* Lines that are no findings, such as a login shell's greeting, are passed over. Returns how many findings there were. */
+/* Reads a host's answer. Ignores lines that are not findings, such as a login shell's greeting. Returns the number of
+ * findings. */
 static int answer_take(char *text, struct doctor_findings *findings, int host)
 {
     struct doctor_finding finding;
@@ -48,7 +49,7 @@ static void silence_tell(struct doctor_findings *findings, int host, const char 
     doctor_findings_add(findings, &finding, host);
 }
 
-/* A doctor ends with 0 or 1, and has said something on stdout. */
+/* A doctor ends with 0 or 1, and has printed something on stdout. */
 static void probe_judge(struct ask_probe *probe, const struct doctor_options *options, int host,
                         struct doctor_findings *findings)
 {
@@ -61,7 +62,7 @@ static void probe_judge(struct ask_probe *probe, const struct doctor_options *op
     silence_tell(findings, host, why, *said ? said : printed);
 }
 
-/* For a value that must be the same on all hosts, each variant is reported as bad. */
+/* If a value must be the same on all hosts, reports each variant as bad. */
 static void variants_tell(struct doctor_findings *findings, const char *subject, enum shoal_finding_level level,
                           const char *advice)
 {

@@ -8,7 +8,7 @@
 
 enum { WIDTH_LEAST = 20, LINE_BYTES = 4096 };
 
-/* The beginning of a line that is not complete yet. A longer line is written as it comes. */
+/* The beginning of a line that is not complete yet. A line longer than that is written unfolded. */
 static struct {
     FILE *out; /* the terminal */
     size_t width;
@@ -16,7 +16,7 @@ static struct {
     size_t length;
 } fold;
 
-/* One character of UTF-8 takes one column. */
+/* Counts one column for one character of UTF-8. */
 static size_t columns_of(const char *text, size_t bytes)
 {
     size_t columns = 0;
@@ -25,8 +25,8 @@ static size_t columns_of(const char *text, size_t bytes)
     return columns;
 }
 
-/* The column where a line goes on: below its text, which in a table begins behind the last gap of two blanks in its left
- * half. */
+/* Returns the column at which a line continues: below its text. In a table the text begins after the last gap of two blanks in
+ * the left half. */
 static size_t indent_of(const char *line, size_t bytes, size_t width)
 {
     size_t lead = 0, indent;
@@ -39,7 +39,7 @@ static size_t indent_of(const char *line, size_t bytes, size_t width)
     return indent <= width / 2 ? indent : 0;
 }
 
-/* Where the first line of at most `columns` ends: before a blank. At least one word. */
+/* Returns the end of the first line of at most `columns`: before a blank, after at least one word. */
 static size_t break_find(const char *text, size_t bytes, size_t columns)
 {
     size_t at = 0, used = 0, word = 0;

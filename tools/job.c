@@ -1,5 +1,5 @@
-/* `shoal job`: hands over to the Python package, which does the work. It is looked for beside this command (in a checkout, in a
- * wheel), then wherever this Python finds its packages. The help is here, so that it can be read without Python. */
+/* `shoal job`: runs the Python package, which does the work. It is searched next to this command (in a checkout, in a wheel),
+ * then on this Python's own search path. The help is here, so that it can be read without Python. */
 #include "tool.h"
 
 #include <errno.h>
@@ -62,8 +62,8 @@ static const char help[] =
 
 enum { EXIT_NO_PYTHON = 127 };
 
-/* The folders where the package may be, from that of this command: a checkout's build folder, and a wheel. An empty entry of
- * sys.path would let a folder "shoal" of the working directory take its place. */
+/* The folders that may hold the package, starting from this command's folder: a checkout's build folder, and a wheel. An empty
+ * entry of sys.path would let a folder "shoal" in the working directory replace it. */
 static const char program[] =
     "import os, sys\n"
     "sys.path = [path for path in sys.path if path]\n"

@@ -1,5 +1,5 @@
-/* `shoal run`: starts the workers of this host, together with those of the other hosts, waits for them, and says clearly what
- * became of them. */
+/* `shoal run`: starts the workers of this host together with those of the other hosts, waits for them, and reports clearly how
+ * they ended. */
 #include "run.h"
 
 #include <errno.h>
@@ -20,32 +20,33 @@
 #include "tool.h"
 
 /* After a failure the other workers have FAILURE_TERM_MS to end on their own, and FAILURE_KILL_MS after SIGTERM. If a host is
- * lost, or did not start its workers, they get SIGTERM at once. A longer --grace that is given replaces both times after SIGTERM. */
+ * lost, or did not start its workers, they get SIGTERM at once. If the user sets a longer --grace, it replaces both times after
+ * SIGTERM. */
 #define FAILURE_TERM_MS UINT64_C(3000)
 #define FAILURE_KILL_MS UINT64_C(1500)
 #define LOST_KILL_MS UINT64_C(1000)
-/* A worker that outlives SIGKILL for so long hangs in the kernel and is left behind. */
+/* A worker that outlives SIGKILL for this long hangs in the kernel and is left behind. */
 #define ABANDON_MS UINT64_C(10000)
-/* When the workers have ended, what still holds their pipes (a `tee` of theirs) has so long to end too. */
+/* After the workers have ended, processes that still hold their pipes (such as a `tee`) have this long to end also. */
 #define DRAIN_MS UINT64_C(500)
-/* After a signal or the timeout, what is still queued has so long to be read. */
+/* After a signal or the timeout, queued output is written for at most this long. */
 #define FLUSH_MS UINT64_C(1000)
-/* The other hosts have so long to receive the last word. */
+/* The other hosts have this long to receive the last message. */
 #define LEAVE_MS UINT64_C(2000)
-/* Workers that end within this time after the end was asked for need no word about it. */
+/* If workers end within this time after a request to end, no line is printed about it. */
 #define PATIENCE_MS UINT64_C(700)
 /* While an attempt fails, a --timeout that has passed waits for the next attempt. */
 #define TIMEOUT_AGAIN_MS UINT64_C(500)
-/* A program behind a shell that has ended is looked for this often. */
+/* How often to look for a program whose shell has ended. */
 #define LOOK_MS UINT64_C(100)
 #define NEVER UINT64_MAX
 
-/* The promise of README.md: a failure anywhere ends all workers everywhere within this time, unless --grace is given. */
+/* README.md promises that a failure anywhere ends all workers everywhere within this time, unless --grace is set. */
 #define ENDED_WITHIN_MS 5000
 _Static_assert(FAILURE_TERM_MS + FAILURE_KILL_MS + DRAIN_MS <= ENDED_WITHIN_MS, "after a worker's failure");
 _Static_assert(RUN_LINK_SILENT_MS + LOST_KILL_MS + DRAIN_MS <= ENDED_WITHIN_MS, "after the cut of a host's cable");
 
-/* The places in the array for poll(); then those of the output, then those of the agents. */
+/* Positions in the array for poll(). The entries of the output follow, then those of the agents. */
 enum { POLL_SIGNALS, POLL_RELAY_FROM, POLL_RELAY_TO, POLL_OUTPUT };
 
 /* MEETING --START--> WORKING --no worker is left: ENDED--> WAITING --VERDICT--> OVER, or START again */
@@ -63,16 +64,16 @@ struct run {
     int signal_fd;
     struct run_meeting meeting;
     enum phase phase;
-    int code;                  /* what this command ends with */
-    enum run_cause_kind cause; /* what ends this attempt, here or on another host; NONE: nothing yet */
+    int code;                  /* exit code of this command */
+    enum run_cause_kind cause; /* the reason for the end of this attempt, here or on another host; NONE: nothing yet */
     int first;                 /* the worker of this host that was the first to end badly; -1: none */
-    int signal;                /* the one that first asked for the end */
-    int stops;                 /* how often the end was asked for: by one host, the most */
-    int asks;                  /* on this host */
-    bool must_leave;           /* asked for the end while only output, or other hosts, were left */
+    int signal;                /* the one that first requested the end */
+    int stops;                 /* how often the end was requested: the most by any one host */
+    int asks;                  /* requests on this host */
+    bool must_leave;           /* an end was requested while only output, or other hosts, were left */
     uint64_t timeout_at, word_at, term_at, kill_at, abandon_at, drain_at;
-    uint64_t look_at; /* for what workers that have ended have left in their groups; NEVER: nothing is waited for */
-    bool has_verdict; /* host 0's about this attempt; it counts when no worker is left */
+    uint64_t look_at; /* next look for processes that ended workers left in their groups; NEVER: nothing to wait for */
+    bool has_verdict; /* host 0's verdict about this attempt is here; it applies when no worker is left */
     struct run_cause verdict;
 };
 
@@ -115,7 +116,7 @@ static void workers_term(struct run *run, uint64_t least_ms)
     earlier_set(&run->kill_at, now_ms() + (is_longer ? run->options.grace_ms : least_ms));
 }
 
-/* Returns true while workers, or processes that they have left and that have grace time, are there. */
+/* Returns true while workers are there, or processes that they have left and that have grace time. */
 static bool has_workers(const struct run *run)
 {
     return run->workers.alive || run->look_at != NEVER;
@@ -126,7 +127,7 @@ static struct run_words who_is_left(const struct run *run)
     return run->workers.alive ? run_workers_alive(&run->workers) : (struct run_words){"what the workers have started"};
 }
 
-/* A shell ends at once when SIGTERM comes, and the program behind it may still save a checkpoint. */
+/* On SIGTERM a shell ends at once, but the program that it started may still save a checkpoint. */
 static void left_look(struct run *run)
 {
     const uint64_t now = now_ms();
@@ -139,8 +140,8 @@ static void left_look(struct run *run)
     run->drain_at = now + DRAIN_MS;
 }
 
-/* The launcher and its workers share no process group, so the terminal's stop reaches only the launcher: it stops them, then
- * itself, and continues them when it is continued. Deadlines stand still meanwhile. */
+/* The launcher and its workers are in different process groups, so the terminal's stop reaches only the launcher. The launcher
+ * then stops the workers, then itself, and continues them when it is continued. Deadlines pause meanwhile. */
 static void all_pause(struct run *run)
 {
     sigset_t stop;
@@ -173,8 +174,8 @@ static void trouble_say(struct run *run, int code, int signal)
     run_agents_say(run->agents, &message);
 }
 
-/* asked: how often one host was, this or another. Where the engine tells each host itself, as mpirun does, each also learns of
- * the others, before or after: that is no second time. */
+/* asked: how often one host, this or another, was asked to end. If the engine notifies each host itself, as mpirun does, each
+ * also learns of the others' requests, before or after. That is not a second request. */
 static void end_begin(struct run *run, int signal, int asked)
 {
     if (asked <= run->stops)
@@ -197,7 +198,7 @@ static void end_begin(struct run *run, int signal, int asked)
         run->word_at = now_ms() + PATIENCE_MS;
 }
 
-/* Without a worker there is only the other hosts to wait for, once. */
+/* Without workers, the first request waits for the other hosts, and the second leaves. */
 static void end_asked(struct run *run, int signal)
 {
     const bool is_idle = run->phase != PHASE_WORKING || !has_workers(run);
@@ -233,7 +234,7 @@ static bool signals_open(struct run *run)
 
 /* ---- deaths ---- */
 
-/* A worker that fails by itself while the run ends by a failure of another host says, too, whom it blames. */
+/* If a worker fails by itself while a failure on another host ends the run, also report whom it blames. */
 static void failure_note(struct run *run, pid_t pid)
 {
     const int first = run_workers_first(&run->workers, pid);
@@ -282,7 +283,7 @@ static void signals_take(struct run *run)
 static void timeout_reached(struct run *run)
 {
     const bool is_over = run->phase == PHASE_OVER || (!run->workers.alive && run->options.place.hosts == 1);
-    const bool may_restart = run->cause == RUN_CAUSE_WORKER; /* --timeout counts then as well */
+    const bool may_restart = run->cause == RUN_CAUSE_WORKER; /* --timeout applies then also */
     run->timeout_at = may_restart ? now_ms() + TIMEOUT_AGAIN_MS : NEVER;
     if (is_over || run->cause != RUN_CAUSE_NONE)
         return;
@@ -294,7 +295,7 @@ static void timeout_reached(struct run *run)
     trouble_say(run, RUN_EXIT_TIMEOUT, 0);
 }
 
-/* Whoever pressed Ctrl-C must not think that nothing has noticed it. */
+/* Prints a line, so that a person who pressed Ctrl-C sees that it was noticed. */
 static void word_reached(struct run *run)
 {
     const uint64_t now = now_ms();
@@ -343,7 +344,7 @@ static void deadlines_check(struct run *run)
         left_look(run);
 }
 
-/* When poll() must return although nothing happened. */
+/* Returns the time until poll() must return although nothing happened. */
 static int wait_ms(const struct run *run)
 {
     const uint64_t now = now_ms();
@@ -454,7 +455,7 @@ static void attempt_end(struct run *run)
     run_agents_say(run->agents, &message);
 }
 
-/* ---- what host 0 says ---- */
+/* ---- messages from host 0 ---- */
 
 static void stop_take(struct run *run, const struct run_event *event)
 {
@@ -480,7 +481,7 @@ static void tell_take(struct run *run, int rank)
     run_agents_say(run->agents, &message);
 }
 
-/* Workers that are alive keep the time that STOP gave them. If the others start again, they are killed at once. */
+/* Live workers keep the time that STOP set. If the others start again, they are killed at once. */
 static void verdict_take(struct run *run, const struct run_cause *cause)
 {
     run->verdict = *cause;
@@ -563,7 +564,7 @@ static int run_follow(struct run *run)
         run_event_cause(&cause, "asked again to end before all was over");
     }
     run_event_ended(run->code);
-    /* A reader that pauses (a pager) may take its time, but not when the end was asked for. */
+    /* A reader that pauses (a pager) may do so, except after a request to end. */
     const bool is_hurried = run->cause == RUN_CAUSE_SIGNAL || run->cause == RUN_CAUSE_TIMEOUT;
     const uint64_t leave_at = now_ms() + LEAVE_MS;
     run->phase = PHASE_OVER;
@@ -580,7 +581,7 @@ static int run_follow(struct run *run)
 
 /* ---- from begin to end ---- */
 
-/* Host 0 has a connection to each other host. Workers get the limit that was here. */
+/* Raises the limit of open files, because host 0 has a connection to each other host. Workers get the original limit. */
 static void files_allow(struct run *run)
 {
     struct rlimit wanted;

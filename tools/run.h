@@ -1,8 +1,8 @@
-/* Shared by the files of `shoal run`. run.c waits and acts, run_options.c reads the command line, run_place.c finds where this
- * host stands among several, run_spawn.c and run_workers.c start and end workers, run_input.c feeds rank 0, run_output.c takes
- * what they print, run_agents.c joins the hosts (over run_link.c, run_wire.c, run_secret.c), run_hub.c decides for all of them,
- * run_report.c tells its end, run_events.c writes events. It needs libc only, and libsodium where there is a secret. One
- * thread; all waiting is done in the one poll() in run.c. */
+/* Shared by the files of `shoal run`. run.c waits and acts, run_options.c reads the command line, run_place.c finds this host's
+ * number among several, run_spawn.c and run_workers.c start and end workers, run_input.c feeds rank 0, run_output.c passes on
+ * the workers' output, run_agents.c joins the hosts (over run_link.c, run_wire.c, run_secret.c), run_hub.c decides for all of
+ * them, run_report.c reports the end, run_events.c writes events. They need only libc, and libsodium if there is a secret. One
+ * thread; the one poll() in run.c does all waiting. */
 #ifndef SHOAL_TOOLS_RUN_H
 #define SHOAL_TOOLS_RUN_H
 
@@ -26,44 +26,45 @@ struct run_options {
     struct run_place place;
     int workers; /* on this host */
     bool has_prefix;
-    const char *directory; /* of the files rank-N.out and rank-N.err; NULL: none */
+    const char *directory; /* folder of the files rank-N.out and rank-N.err; NULL: none */
     uint64_t grace_ms;
-    bool has_grace;      /* it was given: then it also counts after a failure and the loss of a host */
+    bool has_grace;      /* --grace was given: then it also applies after a failure and the loss of a host */
     uint64_t timeout_ms; /* 0: none */
     uint64_t meet_ms;
-    int restarts;   /* host 0's counts */
-    bool says_ends; /* each worker's that fails, when it ends */
+    int restarts;   /* host 0's value applies */
+    bool says_ends; /* report each worker that fails when it ends */
     int events_fd;  /* -1: no events */
     int bind;       /* enum bind_mode */
     char **program; /* NULL-terminated */
-    /* what the hosts have agreed on, once the workers start */
-    int first_rank; /* of this host; worker w is rank first_rank + w */
+    /* agreed on by the hosts, once the workers start */
+    int first_rank; /* the first rank of this host; worker w is rank first_rank + w */
     int ranks;
     int attempt; /* 0; one more after each restart */
     char session[RUN_SESSION_MAX];
 };
 
-/* Reads argv. Returns -1, or the exit code when there is nothing to run. */
+/* Reads argv. Returns -1, or the exit code if there is nothing to run. */
 int run_options_read(int argc, char **argv, struct run_options *options_out);
 
-/* Rank 0's stdin when ours is a terminal. Only the terminal's foreground group may read it, and rank 0 is in a group of its
- * own. */
+/* Rank 0's stdin if the launcher's stdin is a terminal. Only the terminal's foreground group may read it, and rank 0 is in its
+ * own group. */
 struct run_relay {
-    int to; /* -1: there is none, or it has ended */
+    int to; /* -1: not open, or ended */
     char bytes[4096];
     size_t start, length;
 };
 
-/* Returns what rank 0 shall have as its stdin: ours, or a pipe whose other end the relay holds. */
+/* Returns the descriptor for rank 0's stdin: the launcher's stdin, or a pipe whose other end the relay holds. */
 int run_relay_open(struct run_relay *relay);
 void run_relay_close(struct run_relay *relay);
 
-/* Fill the two entries for poll(), and act on what it said. Serve returns true when the person at the terminal has ended a
- * line. */
+/* Fill writes the two entries for poll(); serve acts on poll()'s result. Serve returns true if the person at the terminal has
+ * ended a line. */
 void run_relay_fill(const struct run_relay *relay, struct pollfd *from, struct pollfd *to);
 bool run_relay_serve(struct run_relay *relay, const struct pollfd *from, const struct pollfd *to);
 
-/* Then it must look again from time to time: nothing tells when a launcher has come to the foreground. */
+/* Returns true while the launcher is in the background. It must then check again from time to time, because nothing notifies it
+ * when it comes to the foreground. */
 bool run_relay_is_in_background(const struct run_relay *relay);
 
 /* State that a worker restores before it becomes the program. */
@@ -73,7 +74,7 @@ struct run_inherited {
     struct rlimit files;
 };
 
-/* One worker to be started, and what came of it. */
+/* One worker to start, and the result. */
 struct run_spawn {
     int worker; /* from 0 on each host */
     int input;  /* its stdin; -1: /dev/null */
@@ -82,20 +83,20 @@ struct run_spawn {
     int outputs[2]; /* the ends of its stdout and stderr to read from, non-blocking */
 };
 
-/* Where the ranks of an attempt meet, on one host. Begins with lock_fd -1. */
+/* The meeting point of an attempt's ranks, on one host. Begins with lock_fd -1. */
 struct run_meeting {
     int lock_fd;           /* keeps the ports from other launchers while it is open */
-    bool has_drawn_secret; /* and not been given one */
+    bool has_drawn_secret; /* drawn here, not set by the user */
 };
 
-/* Prepares the environment all workers share: the variables of the rendezvous, none in which another launcher around this command
- * speaks of its own ranks, and one thread each where several workers share
- * all cores. On one host each attempt has ports and a secret of its own, on several a SHOAL_JOB_ID, so that nothing left of an
- * earlier attempt is taken for this one. Prints one line and returns false when it cannot. */
+/* Prepares the environment that all workers share. It has the variables of the rendezvous. It has none of the variables in
+ * which a launcher around this command describes its own ranks. If several workers share all cores, it sets one thread for
+ * each. On one host each attempt has its own ports and secret; on several each has its own SHOAL_JOB_ID, so that nothing left
+ * over from an earlier attempt is mistaken for this one. On failure prints one line and returns false. */
 bool run_environment_set(const struct run_options *options, bool is_bound, struct run_meeting *meeting);
 
-/* Starts one worker, in a process group of its own. Returns 0, or an exit code after one line on stderr; then nothing is left
- * of it. */
+/* Starts one worker, in its own process group. Returns 0, or an exit code after one line on stderr; then nothing of the worker
+ * is left. */
 int run_worker_spawn(const struct run_options *options, const struct run_inherited *inherited, struct run_spawn *spawn);
 
 #endif

@@ -12,15 +12,15 @@
 #include "run_agents_state.h"
 #include "run_events.h"
 
-/* Strangers may have so many connections to host 0 at once. */
+/* Maximum number of strangers' connections to host 0. */
 enum { STRANGERS_MAX = 32 };
-/* The first pause between looks for host 0 is short, as all hosts are started at once. */
+/* The first pause between attempts to find host 0. Short, because all hosts are started at the same time. */
 enum { PAUSE_MS_MIN = 10 };
-/* After so long it says whom it waits for. */
+/* Time after which a line names the hosts that are missing. */
 enum { WORD_MS = 10000 };
-/* Workers that hang in the kernel are waited for so long (run.c), and this much is for slowness. */
+/* Time for workers that hang in the kernel (run.c), plus this margin for slow hosts. */
 enum { END_MS_MORE = 20000 };
-/* Host 0 answers nothing while it starts its workers, and has about as many as this host. */
+/* Host 0 does not answer while it starts its workers. It has about as many as this host. */
 enum { WORKER_START_MS = 10 };
 
 uint64_t run_agents_now_ms(void)
@@ -73,7 +73,7 @@ size_t run_agents_polls(const struct run_agents *agents)
     return (size_t)agents->link_count + 1;
 }
 
-/* Host 0: the listener, then the links. */
+/* On host 0: the listener, then the links. */
 void run_agents_fill(const struct run_agents *agents, struct pollfd *polls)
 {
     const bool accepts = agents->listener >= 0 && run_agents_now_ms() >= agents->accept_at;
@@ -134,7 +134,7 @@ void run_agents_await(struct run_agents *agents, enum run_kind kind)
         agents_earlier(&agents->answer_at, run_agents_now_ms() + end_ms);
 }
 
-/* A host that has lost host 0 gives the verdict itself, once its workers have ended. */
+/* A host that has lost host 0 makes the verdict itself once its workers have ended. */
 void run_agents_say(struct run_agents *agents, const struct run_message *message)
 {
     agents->has_ended |= message->kind == RUN_ENDED;
@@ -155,8 +155,8 @@ void run_agents_leave(struct run_agents *agents)
         struct run_link *link = &agents->links[i];
         if (link->fd < 0)
             continue;
-        /* Host 0 waits until the others have closed: what it had still to read would end their connections before they have
-         * read its last words. Whoever is stopped has sent nothing. */
+        /* Host 0 waits until the others have closed. If it closed first, unread data would end their connections before they
+         * have read its last messages. A host that is stopped has sent nothing. */
         if (is_host_0(agents) && link->host >= 0)
             link->until = run_agents_now_ms() + (run_hub_is_silent(&agents->hub, link->host) ? 0 : CLOSING_MS);
         else if (!link->out_bytes)
@@ -177,8 +177,8 @@ bool run_agents_have_left(const struct run_agents *agents)
 
 /* ---- from begin to end ---- */
 
-/* Distinguishes this job from one at the same meeting point. What a launcher calls its step counts where the step has one task
- * for each host: then it is this run. */
+/* Computes a hash that distinguishes this job from another at the same meeting point. The launcher's name for its step is
+ * included if the step has one task for each host, because the step is then this run. */
 static void job_hash(struct run_agents *agents)
 {
     static const struct {
@@ -200,7 +200,7 @@ static void job_hash(struct run_agents *agents)
     memcpy(agents->self.job, &hash, sizeof hash);
 }
 
-/* A name for the ranks' job, so that no other job, and no attempt before, is taken for it. */
+/* Draws a name for the ranks' job, so that no other job and no earlier attempt is mistaken for it. */
 static bool session_draw(char *session, size_t bytes)
 {
     const char *given = getenv("SHOAL_JOB_ID");

@@ -1,4 +1,4 @@
-/* The agent of host 0: it takes the others in, and hands what they say to the hub. */
+/* The agent of host 0: it accepts the others, and passes their messages to the hub. */
 #include <errno.h>
 #include <netinet/in.h>
 #include <stdio.h>
@@ -8,7 +8,7 @@
 #include "bootstrap/auth.h"
 #include "run_agents_state.h"
 
-/* Where no descriptor is left, connections are taken again after so long. */
+/* If no descriptor is left, wait this long before accepting connections again. */
 enum { ACCEPT_PAUSE_MS = 100 };
 
 void run_agents_hub_send(void *arg, int host, const struct run_message *message)
@@ -27,7 +27,7 @@ void run_agents_hub_send(void *arg, int host, const struct run_message *message)
     }
 }
 
-/* Returns 0, or the errno of the most telling try. */
+/* Returns 0, or the errno of the most informative attempt. */
 static int listener_try(struct run_agents *agents)
 {
     int error = EADDRINUSE;
@@ -41,7 +41,7 @@ static int listener_try(struct run_agents *agents)
             setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &(int){1}, sizeof(int));
             if (bind(fd, (struct sockaddr *)&address.socket, address.bytes) == 0 && listen(fd, SOMAXCONN) == 0) {
                 agents->listener = fd;
-                /* As where /etc/hosts has the own name at 127.0.1.1. */
+                /* For example, if /etc/hosts maps this host's name to 127.0.1.1. */
                 if (run_address_is_loopback(&address))
                     run_search_note(&agents->search, 3, "that is a loopback address of this host, which no other reaches");
                 return 0;
@@ -88,7 +88,7 @@ static void link_refuse(struct run_agents *agents, struct run_link *link, bool i
     link->until = run_agents_now_ms() + CLOSING_MS;
 }
 
-/* Another job is no word worth: jobs may share a meeting point. */
+/* Logs nothing about another job, because jobs may share a meeting point. */
 static void hello_take(struct run_agents *agents, struct run_link *link, const struct run_hello *hello)
 {
     struct run_message message = {.kind = RUN_CHALLENGE, .challenge.has_secret = agents->secret.is_set};
@@ -129,7 +129,7 @@ static void proof_take(struct run_agents *agents, struct run_link *link, const u
     link_refuse(agents, link, true, text);
 }
 
-/* Returns false when the link has ended by it. */
+/* Returns false if the link has ended because of the message. */
 static bool member_take(struct run_agents *agents, struct run_link *link, const struct run_message *message)
 {
     if (link->state == RUN_LINK_MEMBER && link->host < 0)
@@ -172,7 +172,7 @@ static void host_link_serve(struct run_agents *agents, struct run_link *link, sh
         link_drop(agents, link, parsed == RUN_PARSED_BAD ? ECONNRESET : error);
 }
 
-/* A free place, or that of a stranger: the one whose time ends first. */
+/* Returns a free link, or that of the stranger whose time ends first. */
 static struct run_link *place_find(struct run_agents *agents)
 {
     struct run_link *oldest = NULL;
@@ -206,7 +206,8 @@ static void missing_say(struct run_agents *agents)
                    agents->search.reason);
 }
 
-/* Nobody can come to a host that does not listen: that is the first cause, and is said before the hub says who did not come. */
+/* No host can connect if host 0 does not listen. That is the first cause, and is reported before the hub reports the missing
+ * hosts. */
 static void deaf_refuse(struct run_agents *agents)
 {
     char text[RUN_REFUSAL_MAX];

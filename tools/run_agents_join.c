@@ -1,4 +1,4 @@
-/* The agents of the other hosts: they look for host 0, and receive what it says. */
+/* The agents of the other hosts: they look for host 0 and receive its messages. */
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -10,10 +10,10 @@
 #include "run_agents_state.h"
 
 enum { CONNECT_MS = 2000, PAUSE_MS_MAX = 1000, PORT_MAX = 65535 };
-/* Each so many rounds all ports are tried. */
+/* Every WIDE_EVERY rounds all ports are tried. */
 enum { WIDE_EVERY = 8 };
 
-/* ---- where host 0 is ---- */
+/* ---- finding host 0 ---- */
 
 void run_address_port_put(struct run_address *address, int port)
 {
@@ -80,7 +80,7 @@ static struct shoal_timed_call *lookup_begin(const char *name)
     return shoal_timed_call_begin(lookup_ask, &lookup, sizeof lookup);
 }
 
-/* While a name server does not answer, the addresses found before stay in use. */
+/* While a name server does not answer, the addresses found earlier stay in use. */
 bool run_agents_look_up(struct run_agents *agents)
 {
     struct run_search *search = &agents->search;
@@ -105,8 +105,8 @@ bool run_agents_look_up(struct run_agents *agents)
 
 /* ---- the other hosts ---- */
 
-/* The next port or address; after the last one, a pause. Other ports than the first are tried where something else is at it
- * and from time to time. */
+/* Moves to the next port or address; after the last one, pauses. Ports other than the first are tried if something else answers
+ * at the first, and from time to time. */
 static void search_go_on(struct run_search *search, int ports)
 {
     if (++search->at < search->found.count)
@@ -121,7 +121,7 @@ static void search_go_on(struct run_search *search, int ports)
     search->pause_ms = search->pause_ms * 3 / 2 < PAUSE_MS_MAX ? search->pause_ms * 3 / 2 : PAUSE_MS_MAX;
 }
 
-/* weight: how telling the reason is. What somebody else answered also makes the other ports worth a try. */
+/* weight: how informative the reason is. If something else answered, the other ports are also worth trying. */
 static void search_miss(struct run_agents *agents, int weight, const char *reason)
 {
     run_search_note(&agents->search, weight, reason);
@@ -130,7 +130,7 @@ static void search_miss(struct run_agents *agents, int weight, const char *reaso
     search_go_on(&agents->search, run_agents_ports(agents));
 }
 
-/* A secret that differs may be that of another job at this port, so the search goes on; a person should see it at once. */
+/* A different secret may be that of another job at this port, so the search continues; but a person should see it at once. */
 static void secret_miss(struct run_agents *agents, const char *reason)
 {
     if (!agents->search.has_warned)
@@ -204,7 +204,7 @@ static void refusal_take(struct run_agents *agents, const struct run_message *me
     }
 }
 
-/* Any word but a note shows that host 0 acts. STOP is answered at once, however long its workers take to end. */
+/* Any message except a note shows that host 0 acts. STOP is answered at once, however long the workers need to end. */
 static void member_hear(struct run_agents *agents, struct run_link *link, const struct run_message *message)
 {
     if (message->kind == RUN_START) {
@@ -249,7 +249,7 @@ void run_agents_own_loss(struct run_agents *agents, enum run_kind kind)
     run_agents_own(agents, &message);
 }
 
-/* Before START the search begins again: the agent of host 0 may have been started a second time. */
+/* Before START the search begins again, because the agent of host 0 may be started a second time. */
 static void host_0_lose(struct run_agents *agents, int error)
 {
     run_link_close(&agents->links[0]);

@@ -1,4 +1,4 @@
-/* What the files of run_agents.h share: run_agents.c holds both sides together, run_agents_hub.c is host 0's side, and
+/* Shared by the files of run_agents.h: run_agents.c holds both sides together, run_agents_hub.c is host 0's side, and
  * run_agents_join.c that of the other hosts. One thread. */
 #ifndef SHOAL_TOOLS_RUN_AGENTS_STATE_H
 #define SHOAL_TOOLS_RUN_AGENTS_STATE_H
@@ -26,14 +26,14 @@ struct run_addresses {
 
 /* How an agent looks for host 0. */
 struct run_search {
-    struct shoal_timed_call *lookup; /* NULL: none is under way */
+    struct shoal_timed_call *lookup; /* NULL: none under way */
     struct run_addresses found;
-    int at, offset; /* the address and the port that are tried: PORT + 16 - offset */
+    int at, offset; /* the address and the port to try: PORT + 16 - offset */
     int round;
-    bool is_wide; /* other ports, too */
+    bool is_wide; /* also other ports */
     uint64_t pause_ms, next_at, give_up_at, lookup_at;
     bool has_warned;
-    char reason[RUN_REFUSAL_MAX]; /* why the most telling try failed */
+    char reason[RUN_REFUSAL_MAX]; /* why the most informative attempt failed */
     int weight;
 };
 
@@ -47,54 +47,54 @@ struct run_agents {
     uint64_t word_at;
     /* for this host, from its own agent: the last message of each kind */
     struct run_message *own;
-    uint64_t own_at[RUN_KIND_END], own_count; /* in which order they came; 0: there is none */
-    /* of host 0 */
+    uint64_t own_at[RUN_KIND_END], own_count; /* the order in which they came; 0: none */
+    /* on host 0 */
     struct run_hub hub;
-    bool is_refusing; /* a connection was refused, and that was said */
+    bool is_refusing; /* a connection was refused, and a line has reported it */
     int listener;
     uint64_t accept_at;
-    /* of host 0: for all hosts, then strangers; else one, to host 0 */
+    /* on host 0: one for each host, then strangers; elsewhere one, to host 0 */
     struct run_link *links;
     int link_count;
     struct run_search search;
     bool is_started, is_partitioned; /* host 0 was lost after START */
-    bool has_ended;                  /* ENDED was said of this attempt */
-    bool has_stop;                   /* STOP has come in it */
-    uint64_t answer_at;              /* host 0 counts as lost then, if it says nothing */
+    bool has_ended;                  /* ENDED was sent for this attempt */
+    bool has_stop;                   /* STOP has come in this attempt */
+    uint64_t answer_at;              /* if host 0 sends nothing until then, it counts as lost */
 };
 
 uint64_t run_agents_now_ms(void);
 
-/* A message from this host's own agent to run.c. It replaces one of its kind that has not been taken: a later STOP has been asked
- * for more often, and no other kind comes twice. */
+/* Queues a message from this host's own agent for run.c. It replaces one of its kind that run.c has not read yet: a later STOP
+ * has a higher count of requests, and no other kind comes twice. */
 void run_agents_own(struct run_agents *agents, const struct run_message *message);
 void run_agents_own_refusal(struct run_agents *agents, const char *text);
 
-/* Looks the meeting point's name up, for LOOKUP_WAIT_MS at most; the next call takes a later answer. Returns false when nothing
- * is known, or not yet: names of Kubernetes' services come with their pods. */
+/* Looks up the meeting point's name, for LOOKUP_WAIT_MS at most; the next call uses a later answer. Returns false if no address
+ * is known yet: names of Kubernetes' services appear with their pods. */
 bool run_agents_look_up(struct run_agents *agents);
 
-/* The ports to meet at: how many; the last one first, as the ranks' store takes the first that is free. */
+/* Returns the number of ports to meet at. The last one is tried first, because the ranks' store uses the first free one. */
 int run_agents_ports(const struct run_agents *agents);
 int run_agents_port(const struct run_agents *agents, int offset);
 
 void run_address_port_put(struct run_address *address, int port);
 bool run_address_is_loopback(const struct run_address *address);
 
-/* Keeps the reason unless a more telling one is there. */
+/* Keeps the reason unless a more informative one is stored. */
 void run_search_note(struct run_search *search, int weight, const char *reason);
 
-/* Host 0: what it does after poll(), and the function by which its hub speaks. */
+/* On host 0: acts after poll(), and the function through which its hub sends. */
 void run_agents_serve_hosts(struct run_agents *agents, const struct pollfd *polls);
 void run_agents_hub_send(void *arg, int host, const struct run_message *message);
 
-/* Another host: what it does after poll(); the next message of host 0 for run.c, which stays in the link until it is taken; STOP
- * or VERDICT for itself, when it has lost host 0. */
+/* On the other hosts: acts after poll(); returns host 0's next message for run.c, which stays in the link until it is read; and
+ * queues STOP or VERDICT for this host when it has lost host 0. */
 void run_agents_serve_host_0(struct run_agents *agents, const struct pollfd *polls);
 bool run_agents_host_0_next(struct run_agents *agents, struct run_message *message_out);
 
-/* Host 0 answers the first TROUBLE of an attempt by STOP; after STOP and ENDED it decides when it waits for no other host. If
- * nothing comes until then, it counts as lost. kind: what was just sent. */
+/* Sets the time at which host 0 counts as lost if it sends nothing. Host 0 answers the first TROUBLE of an attempt with STOP;
+ * after STOP and ENDED it decides when it waits for no other host. kind: the message just sent. */
 void run_agents_await(struct run_agents *agents, enum run_kind kind);
 void run_agents_own_loss(struct run_agents *agents, enum run_kind kind);
 

@@ -5,7 +5,7 @@
 
 enum { RUN_BLAME_HOST_MAX = 256 };
 
-/* "rank 2 (process 73 on host" or "rank 2 (process 73)". Anything else blames nobody. */
+/* Reads "rank 2 (process 73 on host" or "rank 2 (process 73)". Any other text blames nobody. */
 static void blame_read(struct run_blame *blame, const char *text, bool is_world, const char *own_host)
 {
     char host[RUN_BLAME_HOST_MAX] = "";
@@ -17,7 +17,7 @@ static void blame_read(struct run_blame *blame, const char *text, bool is_world,
     blame->is_elsewhere = *host && strcmp(host, own_host) != 0;
 }
 
-/* The ranks of these are those of the world: torch.0 is PyTorch's group of all. */
+/* Communicators whose ranks are those of the world: torch.0 is PyTorch's group of all. */
 static bool has_all_ranks(const char *what)
 {
     static const char *const begins[] = {"[engine] communicator world is", "[engine] communicator torch.0 is"};
@@ -68,7 +68,7 @@ static int worker_of(const struct run_blame *blames, const pid_t *pids, int work
     return -1;
 }
 
-/* Over several hosts. The rank tells more than the process. */
+/* With several hosts. The rank is more reliable than the process. */
 static bool is_elsewhere(const struct run_blame *blame, int workers, int first_rank)
 {
     if (first_rank < 0)

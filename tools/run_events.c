@@ -17,7 +17,7 @@ static struct {
 
 /* A line under way. */
 struct event {
-    FILE *out; /* NULL: nobody wants it, or there is no memory for it */
+    FILE *out; /* NULL: no reader, or out of memory */
     char *text;
     size_t bytes;
 };

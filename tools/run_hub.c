@@ -9,10 +9,10 @@
 
 #define NEVER UINT64_MAX
 
-/* Exit codes. A lost host counts as one that SIGKILL ended: engines that tell failures apart start again after it. */
+/* Exit codes. A lost host counts as one that SIGKILL ended, because engines that distinguish failures then start again. */
 enum { CODE_LOST = 128 + SIGKILL, CODE_OTHER = 1 };
 
-/* Ranks of another host may name one of a third, and so on; who blames each other ends here. */
+/* A blamed rank may blame a rank on a third host, and so on. Circles of blame end here. */
 enum { BLAME_STEPS_MAX = 8 };
 
 bool run_hub_open(struct run_hub *hub, const struct run_hub_settings *settings, uint64_t now_ms)
@@ -146,7 +146,7 @@ void run_hub_missing_print(const struct run_hub *hub, char *text, size_t bytes)
     }
 }
 
-/* Names who came, too: a host that was given another's number is found so. */
+/* Also names the hosts that came, which shows a host that got another's number. */
 static void meeting_fail(struct run_hub *hub)
 {
     char missing[96], text[RUN_REFUSAL_MAX];
@@ -231,7 +231,7 @@ static int lost_find(const struct run_hub *hub)
     return -1;
 }
 
-/* The host and rank to ask about; the host alone, where it is lost. */
+/* The host and rank to ask about; only the host if it is lost. */
 struct culprit {
     int host, rank;
 };
@@ -260,7 +260,7 @@ bool run_hub_is_silent(const struct run_hub *hub, int host)
     return hub->has_waited && host > 0 && !at->has_answered && !at->has_ended && !at->is_lost;
 }
 
-/* The one who was asked is gone, or says nothing. */
+/* Handles the case that the host asked about a rank is lost or does not answer. */
 static void told_miss(struct run_hub *hub)
 {
     struct run_message verdict = {.cause = {.kind = RUN_CAUSE_WORKER,
@@ -271,7 +271,7 @@ static void told_miss(struct run_hub *hub)
     cause_decide(hub, &verdict);
 }
 
-/* All workers have ended: whose failure was the first? */
+/* Decides whose failure was the first, once all workers have ended. */
 static void failure_judge(struct run_hub *hub, uint64_t now_ms)
 {
     const struct run_ended *ended = &hub->at[hub->first.host].ended;
@@ -338,8 +338,8 @@ static void meeting_end(struct run_hub *hub, const struct run_event *event)
     simple_decide(hub, event->cause, event->host, event->code, event->signal);
 }
 
-/* A signal or --timeout ends the run, whichever attempt it finds. A launcher signals each host, and each sends TROUBLE: all of that
- * makes one STOP. */
+/* A signal or --timeout ends the run, in any attempt. A launcher signals each host, and each sends TROUBLE; all of these make
+ * one STOP. */
 static void trouble_take(struct run_hub *hub, int host, const struct run_event *said, uint64_t now_ms)
 {
     struct run_event event = *said;
@@ -368,7 +368,7 @@ static void told_take(struct run_hub *hub, int host, const struct run_message *m
         return;
     verdict.cause.kind = RUN_CAUSE_WORKER;
     verdict.cause.host = host;
-    /* A rank that left with code 0 while others needed it: the run failed nevertheless. */
+    /* A rank left with code 0 while others needed it: the run failed nevertheless. */
     if (!verdict.cause.code)
         verdict.cause.code = hub->first.code ? hub->first.code : CODE_OTHER;
     cause_decide(hub, &verdict);
@@ -413,7 +413,7 @@ void run_hub_lose(struct run_hub *hub, int host, enum run_hub_loss loss, uint64_
     ended_check(hub, now_ms);
 }
 
-/* Who has not ended its workers by now counts as lost; its connection stays, so that it learns the verdict. */
+/* A host that has not ended its workers by now counts as lost. Its connection stays, so that it receives the verdict. */
 static void end_expire(struct run_hub *hub, uint64_t now_ms)
 {
     hub->end_at = NEVER;

@@ -1,4 +1,4 @@
-/* Rank 0's input, when it comes from a terminal. */
+/* Rank 0's input, if it comes from a terminal. */
 #include <errno.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -23,7 +23,7 @@ void run_relay_close(struct run_relay *relay)
     relay->to = -1;
 }
 
-/* A terminal that is not the controlling one has no foreground; anybody may read it. */
+/* A terminal that is not the controlling one has no foreground group; any process may read it. */
 static bool is_foreground(void)
 {
     const pid_t group = tcgetpgrp(0);
@@ -42,7 +42,7 @@ void run_relay_fill(const struct run_relay *relay, struct pollfd *from, struct p
     *to = (struct pollfd){.fd = relay->to, .events = relay->length ? POLLOUT : 0};
 }
 
-/* Returns true when a line has ended. */
+/* Returns true if a line has ended. */
 static bool input_read(struct run_relay *relay)
 {
     const ssize_t count = read(0, relay->bytes, sizeof relay->bytes);

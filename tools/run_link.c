@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A peer that takes nothing for so long that this much waits is as good as gone. */
+/* OUT_BYTES_MAX: a peer that reads so slowly that this many bytes are queued counts as lost. */
 enum { OUT_BYTES_MAX = 1 << 20, PROBE_S = 1 };
 
 static void socket_watch(int fd)
@@ -75,7 +75,7 @@ static bool out_reserve(struct run_link *link, size_t more)
     return true;
 }
 
-/* A connection that cannot be written to shows that at the next look at it. */
+/* If the connection cannot be written to, the next poll() shows it. */
 void run_link_say(struct run_link *link, const struct run_message *message)
 {
     unsigned char frame[RUN_FRAME_BYTES_MAX];

@@ -14,14 +14,14 @@
 #include "run_events.h"
 #include "tool.h"
 
-/* A line longer than this is broken. While so much waits to be written, nothing more is read. */
+/* A line longer than LINE_MAX_BYTES is broken. While QUEUE_MAX_BYTES wait to be written, nothing more is read. */
 enum { LINE_MAX_BYTES = 16 << 20, QUEUE_MAX_BYTES = 1 << 20, CHUNK_BYTES = 64 << 10 };
 
 static const char text_erase[] = "\r\033[K";
 
 /* ---- queues of bytes ---- */
 
-/* The workers end with the launcher, so giving up here leaves nothing behind. */
+/* The workers end with the launcher, so aborting here leaves nothing behind. */
 static void text_reserve(struct run_text *text, size_t more)
 {
     if (text->start && (text->start + text->length + more > text->capacity)) {
@@ -59,7 +59,6 @@ static void text_drop(struct run_text *text, size_t count)
 
 /* ---- lines ---- */
 
-/* A piece of a line. */
 struct piece {
     const char *bytes;
     size_t length;
@@ -70,7 +69,7 @@ static struct piece text_piece(const struct run_text *text)
     return (struct piece){text->length ? text->bytes + text->start : "", text->length};
 }
 
-/* The part of a line that a terminal would show: the text after its last carriage return, if there is any. */
+/* Returns the part of a line that a terminal would show: the text after its last carriage return, if there is any. */
 static struct piece line_shown(const struct run_text *line)
 {
     struct piece piece = text_piece(line);
@@ -84,7 +83,8 @@ static struct piece line_shown(const struct run_text *line)
     return piece;
 }
 
-/* How many bytes of the piece fit into so many columns: escape sequences take none, and one character of UTF-8 takes one. */
+/* Returns how many bytes of the piece fit into that many columns: escape sequences need none, and one character of UTF-8 needs
+ * one. */
 static size_t piece_fit(struct piece piece, size_t columns)
 {
     size_t used = 0;
@@ -148,7 +148,7 @@ static void tail_push(struct run_tail *tail, struct piece piece)
     memcpy(line + length, is_partitioned ? "..." : "", is_partitioned ? 4 : 1);
 }
 
-/* Appends a line, but for a cause that a line above has shown. */
+/* Appends a line, but leaves out a cause that an earlier line has shown. */
 static void line_append(const struct run_output *output, struct run_sink *sink, struct piece line)
 {
     const size_t length = strlen(output->cause);
@@ -169,15 +169,15 @@ static bool is_stderr(const struct run_output *output, const struct run_stream *
     return (stream - output->streams) % 2 == 1;
 }
 
-/* Whether a repeated cause is shortened: on stderr only. A program may read stdout alone, or both streams as one, so where both
- * go into one file that is no terminal every line stays whole. */
+/* Returns true if a repeated cause is shortened: on stderr only. A program may read stdout alone, or both streams as one. So if
+ * both go into one file that is not a terminal, every line stays whole. */
 static bool shows_causes_once(const struct run_output *output, const struct run_stream *stream)
 {
     return output->has_prefix && is_stderr(output, stream) &&
            (stream->sink->is_terminal || output->route[0] != output->route[1]);
 }
 
-/* A line was shown in full. */
+/* Keeps the cause in a line that was shown in full. */
 static void cause_keep(struct run_output *output, const struct run_stream *stream, struct piece line)
 {
     const char *cause = run_blame_cause(stream->blame);
@@ -187,7 +187,8 @@ static void cause_keep(struct run_output *output, const struct run_stream *strea
     output->told_by = output->first_rank + stream->worker;
 }
 
-/* The stream's line is complete: passes it on. A terminal gets what it would show in the end, anything else gets every byte. */
+/* Passes on the stream's line, which is complete. A terminal gets the text that it would show in the end, anything else every
+ * byte. */
 static void line_finish(struct run_output *output, struct run_stream *stream)
 {
     struct run_sink *sink = stream->sink;
@@ -208,7 +209,7 @@ static void line_finish(struct run_output *output, struct run_stream *stream)
     text_drop(&stream->line, stream->line.length);
 }
 
-/* The unfinished line of the first worker is a progress bar or a question: shown at once where a person looks. */
+/* The unfinished line of the first worker is a progress bar or a question: shown at once on a terminal. */
 static void live_update(const struct run_output *output, struct run_stream *stream)
 {
     struct run_sink *sink = stream->sink;
@@ -280,7 +281,7 @@ static void stream_end(struct run_output *output, struct run_stream *stream)
     stream->line = (struct run_text){0};
 }
 
-/* Returns how many bytes came; 0 when there is nothing now, or the stream has ended. */
+/* Returns the number of bytes read; 0 if there are none now, or the stream has ended. */
 static size_t stream_read(struct run_output *output, struct run_stream *stream)
 {
     char chunk[CHUNK_BYTES];
@@ -333,8 +334,8 @@ static bool is_same_file(int a, int b)
     return fstat(a, &first) == 0 && fstat(b, &second) == 0 && first.st_dev == second.st_dev && first.st_ino == second.st_ino;
 }
 
-/* Nobody reads the launcher's output any more (as in `shoal run ... | head`): the workers must learn it as if they wrote there
- * themselves. Streams that also go to a file are read on. */
+/* The reader of the launcher's output is gone (as in `shoal run ... | head`). The workers must notice it as if they wrote there
+ * themselves. Streams that also go to a file are still read. */
 static void sink_break(struct run_output *output, struct run_sink *sink)
 {
     sink->is_broken = true;
@@ -344,7 +345,7 @@ static void sink_break(struct run_output *output, struct run_sink *sink)
             stream_end(output, &output->streams[i]);
 }
 
-/* A pipe that polls as writable takes PIPE_BUF bytes without blocking. */
+/* A pipe that polls as writable accepts PIPE_BUF bytes without blocking. */
 static void sink_write(struct run_output *output, struct run_sink *sink)
 {
     size_t count = sink->queue.length;
@@ -425,7 +426,7 @@ int run_output_begin(struct run_output *output, const struct run_options *option
     return is_first_time ? files_open(output, options->directory) : 0;
 }
 
-/* A command that could not begin has not written its events; they fit into a pipe that is read. */
+/* A command that could not begin has not written its events yet. They fit into a pipe that is read. */
 void run_output_close(struct run_output *output)
 {
     struct run_sink *events = &output->sinks[RUN_SINK_EVENTS];
@@ -459,7 +460,7 @@ size_t run_output_polls(const struct run_output *output)
     return RUN_SINKS + streams_count(output);
 }
 
-/* poll() passes over entries with a negative fd. */
+/* poll() ignores entries with a negative fd. */
 void run_output_fill(struct run_output *output, struct pollfd *polls)
 {
     for (int i = 0; i < RUN_SINKS; i++)

@@ -1,6 +1,6 @@
-/* Passes the output of workers on to the launcher's terminal, file or pipe: lines stay whole and get their rank in front; a
- * progress bar of rank 0 stays alive on a terminal; the last lines of each worker are kept for the report of a failure. When
- * a communicator breaks, all ranks log the same cause, and exceptions repeat it: lines with a prefix on stderr show it once.
+/* Passes the output of workers on to the launcher's terminal, file or pipe. Lines stay whole and get their rank in front. A
+ * progress bar of rank 0 stays alive on a terminal. The last lines of each worker are kept for the report of a failure. When a
+ * communicator breaks, all ranks log the same cause, and exceptions repeat it: lines with a prefix on stderr show it once.
  * Never blocks: output that cannot be written yet is queued, and while much is queued nothing more is read. One thread. */
 #ifndef SHOAL_TOOLS_RUN_OUTPUT_H
 #define SHOAL_TOOLS_RUN_OUTPUT_H
@@ -25,13 +25,13 @@ struct run_text {
     size_t start, length, capacity;
 };
 
-/* Where the launcher writes: its stdout or stderr. */
+/* The launcher's stdout or stderr. */
 struct run_sink {
     int fd;
     bool is_terminal;
     bool is_pollable;        /* a pipe or terminal, not a file */
-    bool is_broken;          /* nobody reads it any more */
-    struct run_stream *live; /* whose unfinished line stands at the bottom of the terminal; NULL: nobody's */
+    bool is_broken;          /* its reader is gone */
+    struct run_stream *live; /* the stream whose unfinished line is at the bottom of the terminal; NULL: none */
     bool is_live_drawn;
     struct run_text queue;
 };
@@ -47,58 +47,58 @@ struct run_stream {
     struct run_text line; /* unfinished */
 };
 
-/* The launcher's stdout and stderr, and where its events go. */
+/* Index of the sink for events; 0 and 1 are the launcher's stdout and stderr. */
 enum { RUN_SINK_EVENTS = 2, RUN_SINKS };
 
 struct run_output {
     bool has_prefix;
     int workers, first_rank;
     int told_by;                    /* the rank whose line showed it */
-    char cause[RUN_BLAME_TEXT_MAX]; /* of a failure, already shown in full; "": none */
+    char cause[RUN_BLAME_TEXT_MAX]; /* cause of a failure, already shown in full; "": none */
     struct run_sink
-        sinks[RUN_SINKS]; /* both names of one terminal or file use the first alone, so that the order of lines stays */
+        sinks[RUN_SINKS]; /* if both are one terminal or file, all use the first, so that the order of lines stays */
     struct run_sink *route[2];
     struct run_stream *streams; /* two per worker */
     struct run_tail *tails;
     struct run_blame *blames; /* one per worker, as tails */
 };
 
-/* Prints one line and returns an exit code when it cannot; 0 otherwise. */
+/* Returns 0, or an exit code after printing one line. */
 int run_output_open(struct run_output *output, const struct run_options *options);
 void run_output_close(struct run_output *output);
 
-/* Workers are about to start; their first rank is known now. What was kept of those before them is forgotten. The first time it
- * opens the files of --output: prints one line and returns an exit code when it cannot; 0 otherwise. */
+/* Call this before workers start, when their first rank is known. Drops the lines kept of the workers before them. The first
+ * time it opens the files of --output. Returns 0, or an exit code after printing one line. */
 int run_output_begin(struct run_output *output, const struct run_options *options, bool is_first_time);
 
-/* From now on fds[0] and [1] are the stdout and stderr of a worker. */
+/* Uses fds[0] and fds[1] as the stdout and stderr of a worker from now on. */
 void run_output_attach(struct run_output *output, int worker, const int fds[2]);
 
-/* How many entries for poll() it takes; fill writes them, serve acts on what poll() said. */
+/* polls returns the number of entries for poll(), fill writes them, serve acts on poll()'s result. */
 size_t run_output_polls(const struct run_output *output);
 void run_output_fill(struct run_output *output, struct pollfd *polls);
 void run_output_serve(struct run_output *output, const struct pollfd *polls);
 
-/* Takes what the pipes hold at this moment, then closes them: whoever still holds their other ends is not waited for. */
+/* Reads the data that the pipes hold now, then closes them. Does not wait for processes that still hold their other ends. */
 void run_output_drain(struct run_output *output);
 
 bool run_output_has_streams(const struct run_output *output);
 bool run_output_has_queued(const struct run_output *output);
 
-/* Somebody has typed a line on our terminal: its echo has ended the unfinished line there. */
+/* Somebody has typed a line on the launcher's terminal: its echo has ended the unfinished line there. */
 void run_output_typed(struct run_output *output);
 
-/* Queues a line about what has happened, with its end, for --events. */
+/* Queues an event's line, with its end, for --events. */
 bool run_output_has_events(const struct run_output *output);
 void run_output_event(struct run_output *output, const char *line, size_t bytes);
 
-/* Queues a line of the launcher's own for stderr. */
+/* Queues one of the launcher's own lines for stderr. */
 void run_output_say(struct run_output *output, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Queues the last lines of a worker for stderr. Returns how many there were. */
+/* Queues the last lines of a worker for stderr. Returns their number. */
 size_t run_output_tail_print(struct run_output *output, int worker);
 
-/* The same of a worker of another host: lines, each with its end. */
+/* Like run_output_tail_print(), but for a worker on another host: lines, each with its end. */
 void run_output_lines_print(struct run_output *output, const char *lines);
 
 #endif

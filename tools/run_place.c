@@ -5,9 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* torchrun's port, and that of SageMaker's start script. */
+/* The default ports of torchrun and of SageMaker's start script. */
 enum { PORT_TORCHRUN = 29500, PORT_SAGEMAKER = 7777, PORT_MAX = 65535 };
-/* Nothing tells a step's tasks a free port: steps are spread over some. Shoal's store listens at one of the 16 after it. */
+/* The tasks of a Slurm step do not get a free port, so steps are spread over several. Shoal's store listens at one of the 16
+ * ports after it. */
 enum { PORT_STEP_FIRST = 20000, PORT_STEP_SPACE = 17, PORT_STEP_RANGES = 700 };
 enum { WORKERS_MAX = 1024 };
 
@@ -19,10 +20,10 @@ struct place_reading {
 
 /* The values of one source. */
 struct place_said {
-    const char *by;    /* the variable with the number of hosts; NULL: this source is not there */
-    const char *where; /* that with this host's index */
+    const char *by;    /* the variable with the number of hosts; NULL: this source is absent */
+    const char *where; /* the variable with this host's index */
     bool is_by_mpirun;
-    struct run_place place; /* port 0, meet "": not said */
+    struct run_place place; /* port 0, meet "": not given */
 };
 
 static bool place_fail(struct place_reading *reading, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -36,7 +37,7 @@ static bool place_fail(struct place_reading *reading, const char *format, ...)
     return false;
 }
 
-/* NULL where it is empty, too. */
+/* Returns the value of a variable, or NULL if it is not set or empty. */
 static const char *place_value(struct place_reading *reading, const char *name)
 {
     const char *value = reading->variable(reading->arg, name);
@@ -53,7 +54,7 @@ static bool number_parse(const char *text, long least, long most, int *number_ou
     return true;
 }
 
-/* The variable must be there. `beside` is the one that makes it necessary. */
+/* Reads a variable that must be set. `beside` is the variable that makes it necessary. */
 static bool number_need(struct place_reading *reading, const char *name, const char *beside, long least, long most,
                         int *number_out)
 {
@@ -94,9 +95,9 @@ static bool meet_take(struct place_reading *reading, const char *address, const 
     return number_take(reading, port, 1, PORT_MAX, &place->port);
 }
 
-/* ---- engines: what has started this very process ---- */
+/* ---- engines: the programs that start this process ---- */
 
-/* mpirun starts ranks; one `shoal run` for each host is one rank for each. */
+/* mpirun starts ranks; one `shoal run` for each host is one rank on each. */
 static bool mpi_read(struct place_reading *reading, const char *size, const char *rank, const char *local_size,
                      struct place_said *said)
 {
@@ -114,7 +115,7 @@ static bool mpi_read(struct place_reading *reading, const char *size, const char
                       local_size, local);
 }
 
-/* The first host of a list as Slurm writes it: "n[07-09,12]-a,gpu1" begins with "n07-a". */
+/* Finds the first host of a list as Slurm writes it: "n[07-09,12]-a,gpu1" begins with "n07-a". */
 static bool first_node_find(const char *list, char node[RUN_MEET_MAX])
 {
     size_t used = 0;
@@ -147,7 +148,7 @@ static bool slurm_meet(struct place_reading *reading, struct run_place *place)
     return true;
 }
 
-/* A batch script, and a process that it starts without srun, is no step's task: it has no SLURM_STEP_NUM_TASKS. */
+/* A batch script and the processes that it starts without srun belong to no step: they have no SLURM_STEP_NUM_TASKS. */
 static bool slurm_read(struct place_reading *reading, struct place_said *said)
 {
     int tasks = 0;
@@ -179,7 +180,7 @@ static bool engine_read(struct place_reading *reading, struct place_said *said)
     return !is_task || slurm_read(reading, said);
 }
 
-/* ---- platforms: what has given this job its hosts ---- */
+/* ---- platforms: the services that assign hosts to this job ---- */
 
 static bool pet_read(struct place_reading *reading, struct place_said *said)
 {
@@ -202,7 +203,7 @@ static bool pet_read(struct place_reading *reading, struct place_said *said)
     return meet_take(reading, "PET_MASTER_ADDR", "PET_MASTER_PORT", PORT_TORCHRUN, &said->place);
 }
 
-/* Takes the next name of a list such as ["algo-1","algo-2"]. False at its end, or where it is no such list. */
+/* Finds the next name of a list such as ["algo-1","algo-2"]. Returns false at its end, or if the text is not such a list. */
 static bool host_next(const char **at, const char **name, size_t *bytes)
 {
     *at += strspn(*at, "[, \t");
@@ -274,7 +275,7 @@ static bool said_agree(struct place_reading *reading, const struct place_said *a
     return true;
 }
 
-/* The first source counts; the others add what it does not say. */
+/* The first source applies; the others add values that it lacks. */
 static bool said_join(struct place_reading *reading, struct place_said *all, const struct place_said *other)
 {
     if (!other->by)
@@ -306,7 +307,7 @@ static bool environment_read(struct place_reading *reading, struct place_said *a
     return true;
 }
 
-/* "host:29500" or "[fd77::1]:29500". */
+/* Parses "host:29500" or "[fd77::1]:29500". */
 static bool meet_parse(struct place_reading *reading, const char *text, struct run_place *place)
 {
     const char *colon = strrchr(text, ':'), *host = text;
@@ -335,7 +336,7 @@ static bool meet_find(struct place_reading *reading, const struct run_place_opti
                       place->hosts);
 }
 
-/* Options before the environment. With --hosts and --host-index the environment is not asked for either. */
+/* Options override the environment. With --hosts and --host-index the environment is not read at all. */
 static bool hosts_find(struct place_reading *reading, const struct run_place_options *options, struct run_place *place)
 {
     struct place_said said = {0};

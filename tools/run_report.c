@@ -17,7 +17,7 @@ static bool is_of_other_host(const struct run_reporting *reporting, int rank)
     return rank < first_rank || rank >= first_rank + reporting->workers->started;
 }
 
-/* As run_blame_find: after one failure workers exit in any order. */
+/* Returns the worker to blame (run_blame_find), because after one failure workers exit in any order. */
 static int blamed_find(const struct run_reporting *reporting, int from)
 {
     pid_t pids[RUN_WORKERS_MAX];
@@ -27,7 +27,7 @@ static int blamed_find(const struct run_reporting *reporting, int from)
     return run_blame_find(reporting->output->blames, pids, reporting->workers->started, first_rank, from);
 }
 
-/* The rank on another host that the ranks of this one blame; -1: they do not say which. */
+/* Returns the rank on another host that the ranks of this one blame; -1 if they do not name it. */
 static int other_find(const struct run_reporting *reporting)
 {
     for (int w = 0; w < reporting->workers->started; w++) {
@@ -102,7 +102,7 @@ void run_report_ends(const struct run_workers *workers, struct run_output *outpu
 
 /* ---- the verdict ---- */
 
-/* " on h2"; nothing where there is one host. */
+/* Returns " on h2", or "" if there is one host. */
 static struct run_words place_text(const struct run_reporting *reporting, const struct run_cause *cause)
 {
     struct run_words words = {""};
@@ -124,7 +124,7 @@ static void tail_report(const struct run_reporting *reporting, const struct run_
         run_output_lines_print(reporting->output, cause->tail);
 }
 
-/* Of those of this host. */
+/* Reports the other workers of this host. */
 static void others_report(const struct run_reporting *reporting, int rank)
 {
     const struct run_workers *workers = reporting->workers;
@@ -160,7 +160,7 @@ static void failure_print(const struct run_reporting *reporting, const struct ru
                                           "late; docs/errors.md explains each error");
 }
 
-/* "" if a line has been printed before, or there is nothing to report. */
+/* Returns "" if a line has been printed already, or there is nothing to report. */
 static struct run_sentence sentence_of(const struct run_reporting *reporting, const struct run_cause *cause)
 {
     struct run_sentence sentence = {""};

@@ -36,7 +36,7 @@ static bool line_read(const char *name, char text[SECRET_TEXT_MAX], char *error,
 
 bool run_secret_load(struct run_secret *secret_out, char *error, size_t error_bytes)
 {
-    /* Another context than that of the ranks: what agents prove is no use to a rank. */
+    /* A different context than the ranks', so that an agent's proof is useless to a rank. */
     static const unsigned char context[32] = "shoal run secret, version 1";
     const char *value = value_of("SHOAL_SECRET"), *file = value_of("SHOAL_SECRET_FILE");
     char text[SECRET_TEXT_MAX] = "";

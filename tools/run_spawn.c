@@ -1,4 +1,4 @@
-/* Starting workers: a free range of ports, the environment, fork and exec. */
+/* Starts workers: finds a free range of ports, sets the environment, forks and executes the program. */
 #include "run.h"
 
 #include <errno.h>
@@ -18,15 +18,15 @@
 
 #include "run_events.h"
 
-/* Below the ports that Linux hands to outgoing connections. A slot is MASTER_PORT and the 16 after it, where Shoal's store
- * listens. */
+/* Ports below those that Linux assigns to outgoing connections. A slot is MASTER_PORT and the 16 ports after it, where Shoal's
+ * store listens. */
 enum { PORT_FIRST = 20000, PORT_STEP = 17, PORT_SLOTS = 750 };
 
 enum { SECRET_BYTES = 32 };
 
-enum { CUDA_QUEUES = 32 }; /* the most that the driver takes (CUDA C Programming Guide, environment variables) */
+enum { CUDA_QUEUES = 32 }; /* the maximum of the driver (CUDA C Programming Guide, environment variables) */
 
-/* Without SO_REUSEADDR: a worker's server may not set it either, and then a connection of a job that ended keeps it out. */
+/* Without SO_REUSEADDR: a worker's server may not set it either, and then a connection of an ended job blocks the port. */
 static bool port_is_free(int port)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
@@ -46,9 +46,9 @@ static bool slot_is_free(int port)
     return true;
 }
 
-/* Two launchers may not look at one slot and both find it free, as its ports are not bound before the workers run: a name in
- * the abstract Unix namespace, which has the reach of the ports and ends with the process, is the lock. Returns -1 when it is
- * taken. */
+/* Locks a slot by a name in the abstract Unix namespace, which has the scope of the ports and ends with the process. Without
+ * the lock two launchers could both find a slot free, because its ports are not bound before the workers run. Returns -1 if the
+ * lock is held. */
 static int slot_lock(int port)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -105,7 +105,7 @@ static bool number_set(const char *name, int number)
     return setenv(name, text, 1) == 0;
 }
 
-/* A secret that the user has chosen stays. */
+/* Keeps a secret that the user has chosen. */
 static bool secret_set(struct run_meeting *meeting)
 {
     unsigned char bytes[SECRET_BYTES];
@@ -125,7 +125,7 @@ static bool meeting_set(const char *host, int port)
     return setenv("MASTER_ADDR", host, 1) == 0 && number_set("MASTER_PORT", port);
 }
 
-/* The ports of the attempt before are let go of last, so that this one has others. */
+/* Releases the ports of the previous attempt last, so that this one gets others. */
 static bool one_host_set(struct run_meeting *meeting)
 {
     const int before = meeting->lock_fd;
@@ -137,7 +137,7 @@ static bool one_host_set(struct run_meeting *meeting)
     return is_done;
 }
 
-/* Several hosts meet where they were told to, with the secret that they were given. */
+/* Several hosts meet at the given meeting point, with the given secret. */
 static bool rendezvous_set(const struct run_options *options, struct run_meeting *meeting)
 {
     if (options->place.hosts == 1)
@@ -145,8 +145,8 @@ static bool rendezvous_set(const struct run_options *options, struct run_meeting
     return meeting_set(options->place.meet, options->place.port) && setenv("SHOAL_JOB_ID", options->session, 1) == 0;
 }
 
-/* Variables that a launcher around this command has set for its own ranks. PyTorch, MPI and Shoal would take them for those of
- * the workers. A name that ends with _ is a prefix. What names the place, as SLURM_JOB_ID, stays. */
+/* Variables that a launcher around this command has set for its own ranks. PyTorch, MPI and Shoal would mistake them for those
+ * of the workers. A name that ends with _ is a prefix. Variables that only identify the job, such as SLURM_JOB_ID, stay. */
 static const char *const outer_names[] = {"TORCHELASTIC_USE_AGENT_STORE",
                                           "TORCHELASTIC_RUN_ID",
                                           "TORCHELASTIC_ERROR_FILE",
@@ -204,7 +204,7 @@ static bool outer_forget(void)
     return true;
 }
 
-/* Scripts that look for their checkpoint may ask how often they were started. */
+/* Passes the number of the attempt to scripts that look for their checkpoint. */
 static bool attempt_set(const struct run_options *options)
 {
     return number_set("SHOAL_RESTART", options->attempt) && number_set("TORCHELASTIC_RESTART_COUNT", options->attempt) &&
@@ -217,26 +217,26 @@ bool run_environment_set(const struct run_options *options, bool is_bound, struc
     bool is_done = outer_forget() && rendezvous_set(options, meeting) && attempt_set(options) &&
                    number_set("WORLD_SIZE", options->ranks) && number_set("LOCAL_WORLD_SIZE", workers) &&
                    number_set("GROUP_RANK", options->place.index);
-    /* One worker may use all cores, and one that is bound sees its own only; else each would start a thread for every core. */
+    /* One worker may use all cores, and a bound worker sees only its own. Any other would start a thread for every core. */
     if (is_done && workers > 1 && !is_bound && !is_set("OMP_NUM_THREADS"))
         is_done = number_set("OMP_NUM_THREADS", 1);
-    /* A stream that waits for a value, as Shoal's do, holds up all that share its queue on the device. */
+    /* A stream that waits for a value, as Shoal's do, delays all streams that share its queue on the device. */
     if (is_done && !is_set("CUDA_DEVICE_MAX_CONNECTIONS"))
         is_done = number_set("CUDA_DEVICE_MAX_CONNECTIONS", CUDA_QUEUES);
-    /* Workers write to pipes; this tells them that what they write is shown on a terminal, where a bar may redraw itself. */
+    /* Workers write to pipes. This variable shows them that their output goes to a terminal, where a bar may redraw itself. */
     if (is_done && isatty(STDOUT_FILENO))
         is_done = number_set("SHOAL_RUN_TERMINAL", 1);
     return is_done;
 }
 
-/* Runs in the child; returns only with errno set, when it could not become the program. */
+/* Runs in the child. Returns only if it could not become the program; errno is then set. */
 static void program_become(const struct run_options *options, const struct run_inherited *inherited,
                            const struct run_spawn *spawn, const int writers[2], pid_t launcher)
 {
     const int input = spawn->input >= 0 ? spawn->input : open("/dev/null", O_RDONLY | O_CLOEXEC);
     const int rank = options->first_rank + spawn->worker;
     setpgid(0, 0);
-    /* The launcher may have died before the kernel was told to report it. */
+    /* The launcher may have ended before prctl() took effect. */
     if (prctl(PR_SET_PDEATHSIG, SIGTERM) || getppid() != launcher)
         _exit(RUN_EXIT_LAUNCHER);
     if (input < 0 || (input > 0 && dup2(input, 0) < 0) || dup2(writers[0], 1) < 0 || dup2(writers[1], 2) < 0)
@@ -257,7 +257,7 @@ static void pair_close(const int pair[2])
     close(pair[1]);
 }
 
-/* pairs[0] and [1] become the worker's stdout and stderr; through pairs[2] it says why it could not start. */
+/* pairs[0] and pairs[1] become the worker's stdout and stderr; through pairs[2] it sends the reason if it could not start. */
 static bool pipes_open(int pairs[3][2])
 {
     for (int i = 0; i < 3; i++) {
@@ -286,7 +286,7 @@ static int trouble_print(const struct run_options *options, int rank, int error)
     return RUN_EXIT_LAUNCHER;
 }
 
-/* Prints what the shell would say, and the most frequent mistake behind it. */
+/* Prints the shell's message, and the most frequent mistake behind it. */
 static int exec_trouble_print(const struct run_options *options, int rank, int error)
 {
     const char *program = options->program[0];
@@ -305,7 +305,7 @@ static int exec_trouble_print(const struct run_options *options, int rank, int e
     return error == ENOENT || error == ENOTDIR ? RUN_EXIT_NOT_FOUND : RUN_EXIT_NOT_EXECUTABLE;
 }
 
-/* Waits until the child is the program (its end closes by exec), or has said that it cannot be. */
+/* Waits until the child has become the program (exec closes its end), or has sent an error. */
 static int child_error_read(int fd)
 {
     int error = 0;

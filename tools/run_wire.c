@@ -15,7 +15,7 @@ enum field_type { FIELD_NUMBER, FIELD_BYTES, FIELD_TEXT, FIELD_LINES };
 struct field {
     enum field_type type;
     uint16_t offset, bytes;
-    int32_t least, most; /* of a number */
+    int32_t least, most; /* limits of a number */
 };
 
 enum { CODE_MAX = 255, SIGNAL_MAX = 127, COUNT_MAX = 1000000 };
@@ -129,7 +129,7 @@ size_t run_frame_build(const struct run_message *message, unsigned char frame[RU
     return used;
 }
 
-/* What a terminal would act on becomes a question mark. */
+/* Replaces control characters by question marks. */
 static void text_clean(char *text, size_t bytes, bool has_lines)
 {
     for (size_t i = 0; i < bytes; i++) {
@@ -141,7 +141,7 @@ static void text_clean(char *text, size_t bytes, bool has_lines)
     text[bytes] = 0;
 }
 
-/* Returns how many bytes the field takes; 0 when it is bad. */
+/* Returns the bytes of the field, or 0 if it is bad. */
 static size_t field_read(const struct field *field, const unsigned char *at, size_t left, char *value)
 {
     uint16_t bytes = field->bytes;

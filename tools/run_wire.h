@@ -1,7 +1,7 @@
 /* The messages between the `shoal run` of several hosts, the agents. Each agent keeps one TCP connection to that of host 0:
  *
  *     agent of host I                         agent of host 0
- *     HELLO  who comes            ------>
+ *     HELLO  its name and number  ------>
  *                                 <------  CHALLENGE  its nonce, its proof of the secret    (or REFUSED)
  *     PROOF                       ------>
  *                                 <------  START  all have come; or REFUSED  one has not
@@ -9,16 +9,16 @@
  *                                 <------  STOP  to all hosts
  *     STOPPING  STOP has come     ------>
  *     ENDED  no worker is left    ------>
- *                                 <------  TELL  of a rank, to its host alone
+ *                                 <------  TELL  asks about a rank, to its host alone
  *     TOLD  how it ended          ------>
  *                                 <------  VERDICT  the first cause, to all hosts; then START again, or the end
  *
  *     frame:   magic (4 bytes) | kind (2) | 0 (2) | bytes of the body (4) | body
  *
- * NOTE, a line for people, may come to any host between START and VERDICT. What agents send about workers carries the attempt
- * of these: what is late by an attempt changes nothing.
+ * NOTE, a line for people, may come to any host between START and VERDICT. Messages about workers carry the number of the
+ * workers' attempt, so a message that is late by an attempt changes nothing.
  *
- * A body is the fields of its kind in a row (the table in run_wire.c): numbers of four bytes, bytes, texts behind their length.
+ * A body is the fields of its kind in a row (the table in run_wire.c): numbers of four bytes, bytes, texts after their length.
  * Numbers are little-endian. Pure functions; libc only; any thread. */
 #ifndef SHOAL_TOOLS_RUN_WIRE_H
 #define SHOAL_TOOLS_RUN_WIRE_H
@@ -52,7 +52,7 @@ enum run_cause_kind {
     RUN_CAUSE_WORKER,   /* a worker failed */
     RUN_CAUSE_TOGETHER, /* the ranks failed together, none of them first */
     RUN_CAUSE_UNSTARTED,
-    RUN_CAUSE_LOST, /* a host */
+    RUN_CAUSE_LOST, /* a host is lost */
     RUN_CAUSE_SIGNAL,
     RUN_CAUSE_TIMEOUT,
     RUN_CAUSE_END
@@ -61,9 +61,9 @@ enum run_cause_kind {
 struct run_hello {
     int32_t protocol;
     int32_t hosts, index;
-    int32_t workers; /* that this host starts */
+    int32_t workers; /* number that this host starts */
     int32_t has_secret;
-    unsigned char job[RUN_JOB_BYTES]; /* tells this job from another at the same meeting point */
+    unsigned char job[RUN_JOB_BYTES]; /* distinguishes this job from another at the same meeting point */
     unsigned char nonce[RUN_NONCE_BYTES];
     char name[RUN_NAME_MAX]; /* of the host */
 };
@@ -75,24 +75,24 @@ struct run_challenge {
 };
 
 struct run_refusal {
-    int32_t is_final; /* no other port is worth a try */
+    int32_t is_final; /* trying other ports is useless */
     char text[RUN_REFUSAL_MAX];
 };
 
 struct run_start {
     int32_t attempt, restarts; /* attempt: 0, then one more after each failure, `restarts` at most */
-    int32_t first_rank, ranks; /* of this host; of the job */
+    int32_t first_rank, ranks; /* first_rank of this host, ranks of the job */
     char session[RUN_SESSION_MAX];
 };
 
-/* What makes the run end. */
+/* An event that ends the run. */
 struct run_event {
     int32_t cause; /* enum run_cause_kind */
     int32_t host;
     int32_t rank; /* the worker that was the first to fail there; -1: none */
-    int32_t code; /* the exit code that follows from it */
+    int32_t code; /* the resulting exit code */
     int32_t signal;
-    int32_t asked; /* how often this host has been asked to end */
+    int32_t asked; /* number of requests to this host to end */
     int32_t attempt;
 };
 
@@ -100,9 +100,9 @@ enum run_blamed { RUN_BLAMED_OWN, RUN_BLAMED_ELSEWHERE, RUN_BLAMED_TOGETHER };
 
 /* No worker is left on this host. */
 struct run_ended {
-    int32_t rank;     /* of this host, to blame for what failed here; -1: nothing failed */
-    int32_t blamed;   /* enum run_blamed: what the logs of its ranks say */
-    int32_t other;    /* the rank they blame on another host; -1: they do not say which */
+    int32_t rank;     /* rank of this host to blame for the failure here; -1: nothing failed */
+    int32_t blamed;   /* enum run_blamed: from the logs of its ranks */
+    int32_t other;    /* the rank that they blame on another host; -1: they do not name it */
     int32_t is_clean; /* all its workers ended with code 0 */
     int32_t attempt;
 };
@@ -119,12 +119,12 @@ struct run_note {
     char text[RUN_REFUSAL_MAX];
 };
 
-/* What every host says of the end of an attempt. */
+/* The cause of an attempt's end, which every host reports. */
 struct run_cause {
     int32_t kind; /* enum run_cause_kind */
     int32_t host;
     int32_t rank, pid;
-    int32_t code; /* that `shoal run` ends with, on every host */
+    int32_t code; /* exit code of `shoal run`, on every host */
     int32_t signal;
     int32_t is_clean;   /* all workers of all hosts ended with code 0 */
     int32_t is_retried; /* START follows */
@@ -153,14 +153,15 @@ struct run_message {
 
 enum { RUN_HEAD_BYTES = 12, RUN_FRAME_BYTES_MAX = 12288 };
 
-/* Returns the number of bytes. */
+/* Writes the frame of a message. Returns its number of bytes. */
 size_t run_frame_build(const struct run_message *message, unsigned char frame[RUN_FRAME_BYTES_MAX]);
 
 enum run_parsed { RUN_PARSED_FRAME, RUN_PARSED_MORE, RUN_PARSED_BAD };
 
-/* Reads the frame at the begin of bytes: *used_out of them. Its numbers are within the limits of their fields, its texts end
- * and have no control characters (but ends of lines and tabs in tails). MORE: it is not complete yet. BAD: no agent says
- * that; before_member: only what a stranger may say (HELLO, PROOF, and from host 0 CHALLENGE, REFUSED) is good. */
+/* Reads the frame at the beginning of bytes, which has *used_out bytes. Its numbers are within the limits of their fields. Its
+ * texts are terminated and have no control characters, except line ends and tabs in tails. Returns MORE if the frame is not
+ * complete yet, BAD if no agent sends such bytes. If before_member, only messages of a stranger (HELLO, PROOF, and from host 0
+ * CHALLENGE, REFUSED) are good. */
 enum run_parsed run_frame_parse(const unsigned char *bytes, size_t count, bool before_member, struct run_message *message_out,
                                 size_t *used_out);
 

@@ -26,7 +26,7 @@ int run_worker_exit_code(const struct run_worker *worker)
     return worker->how == CLD_EXITED ? worker->code : 128 + worker->code;
 }
 
-/* What a signal means that a limit has sent. Workers that outlived a failure are killed by this command itself. */
+/* Returns the meaning of a signal that a limit has sent. This command itself kills workers that outlive a failure. */
 static const char *limit_text(const struct run_workers *workers, const struct run_worker *worker)
 {
     if (worker->how == CLD_EXITED || worker->is_ours)
@@ -75,7 +75,7 @@ void run_workers_signal(const struct run_workers *workers, int signal)
             kill(workers->at[w].pid, signal);
 }
 
-/* From the line of /proc/PID/stat: "PID (name) state parent group ...". A name may hold anything. */
+/* Reads the group from the line of /proc/PID/stat: "PID (name) state parent group ...". A name may contain any character. */
 static bool group_read(const char *pid, int *group_out)
 {
     char path[64], line[512], state = 'Z';
@@ -114,7 +114,7 @@ void run_workers_end(struct run_workers *workers, int signal)
     run_workers_signal(workers, SIGCONT);
 }
 
-/* True when the worker has just died. */
+/* Returns true if the worker has just died. */
 static bool worker_look(struct run_worker *worker)
 {
     siginfo_t info = {0};
@@ -145,8 +145,8 @@ static bool is_killed(const struct run_worker *worker)
     return worker->how != CLD_EXITED && worker->code != SIGTERM;
 }
 
-/* A SIGCHLD that is pending swallows later ones, so pid, its sender, died before all others now found dead. If that one did not
- * fail, a worker killed from outside comes before one that ended by itself, and a low rank before a high one. */
+/* A pending SIGCHLD swallows later ones, so pid, its sender, died before all others now found dead. If that one did not fail, a
+ * worker killed from outside comes before one that ended by itself, and a low rank before a high one. */
 int run_workers_first(const struct run_workers *workers, pid_t pid)
 {
     int first = -1;

@@ -25,7 +25,7 @@ static const struct command commands[] = {
 };
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
 
-/* Further commands of some subcommands, with help of their own. */
+/* Further commands of some subcommands, with their own help. */
 static const char *const parts[][2] = {
     {"bench step", "replay training steps: how much of the averaging the backward pass hides"},
     {"sim step", "predict how long training steps take on many hosts, and the efficiency"},
@@ -77,8 +77,8 @@ static int command_unknown(const char *name)
     return TOOL_EXIT_USAGE;
 }
 
-/* Started with a standard descriptor closed, the next file opened would take its number and its output. False: cannot be
- * helped. */
+/* If the command is started with a standard descriptor closed, the next file opened would get its number and its output. Opens
+ * the missing ones. Returns false on failure. */
 static bool descriptors_fill(void)
 {
     for (int fd = 0; fd < 3; fd++)
@@ -87,7 +87,7 @@ static bool descriptors_fill(void)
     return true;
 }
 
-/* shoal help run = shoal run --help; shoal help sim step = shoal sim step --help */
+/* "shoal help run" does what "shoal run --help" does, "shoal help sim step" what "shoal sim step --help" does. */
 static int help_command(int argc, char **argv)
 {
     char help[] = "--help";
@@ -110,7 +110,7 @@ int main(int argc, char **argv)
         help_print(stderr);
         return TOOL_EXIT_USAGE;
     }
-    if (strcmp(argv[1], "top") != 0 && strcmp(argv[1], "job") != 0) /* one moves the cursor, one becomes another program */
+    if (strcmp(argv[1], "top") != 0 && strcmp(argv[1], "job") != 0) /* top moves the cursor, job becomes another program */
         fold_begin();
     if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help"))
         return help_command(argc, argv);

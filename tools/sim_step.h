@@ -36,7 +36,7 @@ struct sim_step_row {
     double wire_us;      /* the wire's part of that */
     struct step_bound bound;
     enum sim_step_limit limit;
-    const char *algorithm; /* of the largest buffer */
+    const char *algorithm; /* algorithm of the largest buffer */
 };
 
 /* Returns a step's efficiency: the time of a single worker's step divided by this one's. */

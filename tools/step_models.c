@@ -16,10 +16,10 @@ struct module {
     char name[STEP_NAME_BYTES - 8];
     bool is_norm;
     size_t weight, bias; /* elements, or 0 */
-    double work;         /* of its own backward pass, FLOP */
+    double work;         /* FLOP of its own backward pass */
     double before;       /* FLOP between the previously visited module and this one: attention, a head with tied weights */
     double turn;         /* modules with larger values are visited earlier */
-    size_t index;        /* of its first parameter */
+    size_t index;        /* index of its first parameter */
 };
 
 struct model {
@@ -47,7 +47,7 @@ static struct module norm(size_t width)
     return (struct module){.is_norm = true, .weight = width, .bias = width};
 }
 
-/* Also for a convolution, with the positions of its output and no bias. */
+/* Also makes a convolution, with the positions of its output and no bias. */
 static struct module linear(size_t weight, size_t bias, double positions)
 {
     return (struct module){.weight = weight, .bias = bias, .work = 4 * positions * (double)weight};
@@ -64,7 +64,7 @@ static struct module embedding(size_t rows, size_t width)
 struct stage {
     int blocks;
     size_t inputs, width;
-    double side; /* of its images; the first block's first convolution sees those of the previous stage */
+    double side; /* side of its images; the first block's first convolution sees those of the previous stage */
 };
 
 static void block_add(struct model *model, const struct stage *stage, int layer, int block)
@@ -115,7 +115,8 @@ static void gpt2_block_add(struct model *model, int block)
     add(model, linear(4 * d * d, d, positions), "h.%d.mlp.c_proj", block);
 }
 
-/* The head's weight is wte: its product comes first, but its gradient is complete only after the embedding has added to it. */
+/* The head's weight is wte. Its product comes first, but its gradient is complete only after the embedding has also been
+ * added. */
 static void gpt2_build(struct model *model)
 {
     const size_t d = 768, words = 50257;

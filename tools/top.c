@@ -1,4 +1,4 @@
-/* `shoal top`: what the ranks of a live job do, and who waits for whom. */
+/* `shoal top`: shows what the ranks of a live job do, and which ranks wait for which. */
 #include "top.h"
 
 #include <ctype.h>
@@ -89,7 +89,7 @@ struct request {
     enum format format;
     bool is_once, is_dump;
     uint64_t interval_ms; /* 0: the default */
-    const char *file;     /* of hosts; NULL: this one */
+    const char *file;     /* file of hosts; NULL: this host */
     struct top_hosts hosts;
 };
 
@@ -131,7 +131,7 @@ static bool is_screen(const struct request *request)
     return !request->is_once && request->format == TABLE && isatty(STDOUT_FILENO);
 }
 
-/* The lines that the terminal has room for, from its top. */
+/* Prints the lines that fit the terminal, from its top. */
 static void screen_print(const char *text)
 {
     struct winsize size;
@@ -160,7 +160,8 @@ static void screen_show(const struct top_look *look)
 /* More jobs of one process are not shown. */
 enum { JOBS_MAX = 16, JOBS_TEXT = JOBS_MAX * 17 };
 
-/* The process that was named may end before its jobs do, and means nothing to other hosts. */
+/* Sets the target of later looks to the jobs found. The process that the user named may end before its jobs do, and means
+ * nothing to other hosts. */
 static void target_of_look(const struct top_look *look, struct top_target *target, char jobs[JOBS_TEXT])
 {
     size_t used = 0;
@@ -173,7 +174,7 @@ static void target_of_look(const struct top_look *look, struct top_target *targe
     *target = (struct top_target){.jobs = jobs};
 }
 
-/* The next look, and its rates. */
+/* Takes the next look and computes its rates. */
 static int look_next(const struct request *request, const struct top_target *target, const struct top_look *before,
                      struct top_look *look_out)
 {
@@ -196,10 +197,11 @@ static void look_show(const struct top_look *look, const struct request *request
     fflush(stdout);
 }
 
-/* One look of so many is at all processes of the host, and finds those that have begun meanwhile. */
+/* One in this many looks is at all processes of the host, to find those that have begun meanwhile. */
 #define LOOKS_AT_ALL 10
 
-/* Shows looks until there are none. The first one of this host is only to compare with, or to say why there is nothing. */
+/* Shows looks until there are none. The first look at this host only serves to compute rates, or to print why there is
+ * nothing. */
 static int watch(const struct request *request)
 {
     const uint64_t interval_ms = request->interval_ms ? request->interval_ms : request->is_once ? 200 : 1000;
@@ -217,7 +219,7 @@ static int watch(const struct request *request)
             pause_for(interval_ms);
         target.known = ++looks % LOOKS_AT_ALL ? &before : NULL;
         if (look_next(request, &target, &before, &look) != 0) {
-            code = !is_shown; /* else it has ended: that line says so */
+            code = !is_shown; /* otherwise it has ended, and a line has reported that */
             break;
         }
         look_show(&look, request);
@@ -252,7 +254,7 @@ static bool interval_read(const struct tool_args *args, struct request *request)
     return request->interval_ms >= 10 || tool_value_fail(args, "a number of seconds, 0.01 or more");
 }
 
-/* 4 to 16 digits, and so on after each comma. */
+/* Returns true for 4 to 16 hexadecimal digits, and the same after each comma. */
 static bool is_list(const char *text)
 {
     for (;; text++) {
@@ -265,7 +267,7 @@ static bool is_list(const char *text)
     }
 }
 
-/* A number of up to 7 digits is a process, what else is hexadecimal a job. */
+/* A number of up to 7 digits is a process, any other hexadecimal number is a job. */
 static int target_read(const char *text, struct top_target *target)
 {
     const size_t length = strlen(text);
@@ -282,7 +284,7 @@ static int target_read(const char *text, struct top_target *target)
     return tool_usage_fail("top", "'%s' is neither the number of a process nor that of a job, such as 3f2a91c04be01234", text);
 }
 
-/* Returns -1, or the exit code when there is nothing left to do. */
+/* Returns -1, or the exit code if there is nothing left to do. */
 static int request_read(int argc, char **argv, struct request *request)
 {
     struct tool_args args = {.command = "top", .argc = argc, .argv = argv, .at = 1};
@@ -320,7 +322,7 @@ static int request_read(int argc, char **argv, struct request *request)
     }
 }
 
-/* Returns 0, or the exit code when one line has been printed. */
+/* Returns 0, or the exit code after one line. */
 static int request_check(struct request *request)
 {
     const struct top_hosts *hosts = &request->hosts;

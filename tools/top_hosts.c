@@ -1,5 +1,5 @@
-/* Looks of other hosts: each is asked for `shoal top --format lines`, a flat JSON object for each communicator, and all lines
- * become one look. */
+/* Looks at other hosts: runs `shoal top --format lines` on each, which prints a flat JSON object for each communicator. All
+ * lines become one look. */
 #include "top.h"
 
 #include <stddef.h>
@@ -15,7 +15,7 @@
 
 enum type { INT, U64, REAL, LETTER, TEXT };
 
-/* A member of the line: where it lies in the communicator, or in its process. */
+/* A member of the line, and its offset in the communicator or in its process. */
 struct field {
     const char *name;
     enum type type;
@@ -87,7 +87,7 @@ static void field_print(const struct field *field, const char *at, FILE *out)
         trace_json_print_text(out, field->type == TEXT ? at : letter);
 }
 
-/* "BOOT pid:[4026531836]" */
+/* Reads "BOOT pid:[4026531836]". */
 static void space_read(char space[sizeof((struct top_process *)NULL)->space])
 {
     char boot[40] = "", namespace[40] = "";
@@ -129,13 +129,13 @@ static void field_take(const struct field *field, char *at, const struct trace_j
         snprintf(at, field->bytes + (field->type == LETTER), "%s", json->text);
 }
 
-/* A field's kind of value in JSON; what is of another kind is passed over, as an unknown member is. */
+/* Returns true if the JSON value has the field's kind. Other kinds are ignored, like unknown members. */
 static bool is_fit(const struct field *field, const struct trace_json *json)
 {
     return json->kind == (field->type == LETTER || field->type == TEXT ? TRACE_TEXT : TRACE_NUMBER);
 }
 
-/* True when all fields are there and make sense. */
+/* Returns true if all fields are there and valid. */
 static bool line_parse(char *line, struct top_process *process, struct top_comm *comm)
 {
     struct trace_json json;
@@ -170,7 +170,7 @@ static void command_print(const void *arg, int host, FILE *out)
             request->target->jobs ? request->target->jobs : "");
 }
 
-/* The file of hosts may reach one machine by several names. */
+/* Returns true if the process is in the look already: the file of hosts may reach one machine by several names. */
 static bool is_known(const struct top_look *look, size_t count, const struct top_process *process)
 {
     for (size_t i = 0; i < count; i++)
@@ -179,7 +179,7 @@ static bool is_known(const struct top_look *look, size_t count, const struct top
     return false;
 }
 
-/* False: no memory. Lines of one process follow each other. */
+/* Adds a host's lines; lines of one process follow each other. Returns false if out of memory. */
 static bool lines_take(struct top_look *look, char *text)
 {
     char *rest = NULL;
@@ -204,7 +204,7 @@ static bool lines_take(struct top_look *look, char *text)
     return true;
 }
 
-/* A host without ranks of the job is none to speak of. */
+/* Notes a host that gave no answer. A host without ranks of the job is not noted. */
 static void silence_tell(struct top_look *look, const char *host, const struct ask_probe *probe, uint64_t timeout_ms)
 {
     char why[ASK_SAID_MAX], said[ASK_SAID_MAX];

@@ -1,4 +1,4 @@
-/* One look at the processes of this host: which of them have communicators, and belong to the jobs that are asked for. */
+/* One look at the processes of this host: which of them have communicators and belong to the wanted jobs. */
 #include "top.h"
 
 #include <ctype.h>
@@ -12,7 +12,7 @@
 
 /* ---- /proc --------------------------------------------------------------------------------------------------------------- */
 
-/* "PID (name) STATE PARENT ..."; the name may hold anything. */
+/* Reads "PID (name) STATE PARENT ..."; the name may contain any character. */
 static void stat_read(struct top_process *process)
 {
     char path[64], text[1024];
@@ -40,7 +40,7 @@ static void memory_read(struct top_process *process)
         fclose(file);
 }
 
-/* What Shoal's memfds hold. */
+/* Reads the bytes in Shoal's memfds. */
 static void shared_read(struct top_process *process)
 {
     char path[64], target[32];
@@ -66,10 +66,10 @@ static int memory_fail(void)
     return 1;
 }
 
-/* Room for one more of count; false: no memory. */
+/* Makes room for one more than count. Returns false if out of memory. */
 static bool grow(void **list, size_t count, size_t bytes)
 {
-    if (count & (count - 1)) /* room is a power of two */
+    if (count & (count - 1)) /* the capacity is a power of two */
         return true;
     void *larger = reallocarray(*list, count ? count * 2 : 1, bytes);
     if (larger)
@@ -107,7 +107,7 @@ static void comm_add(void *arg, const struct shoal_watched *watched)
     text_copy(comm->kind, sizeof comm->kind, watched->collective);
     text_copy(comm->algorithm, sizeof comm->algorithm, watched->algorithm);
     text_copy(process->host, sizeof process->host, watched->host);
-    if (watched->size > process->size) { /* one that a rank made alone has a number that no other rank knows */
+    if (watched->size > process->size) { /* a communicator that a rank made alone has a number that no other rank knows */
         process->job = watched->job;
         process->world_rank = watched->world_rank;
         process->size = watched->size;
@@ -126,7 +126,7 @@ static bool process_add(struct filling *filling, int pid)
     const enum shoal_status status = shoal_watch(pid, comm_add, filling, error, sizeof error);
     if (status == SHOAL_ERR_UNSUPPORTED)
         text_copy(look->note, sizeof look->note, error);
-    look->process_count++; /* those without a communicator, too: they are somebody's parents */
+    look->process_count++; /* also those without a communicator: they may be parents of others */
     return filling->has_memory;
 }
 
@@ -172,7 +172,7 @@ static bool is_target(const struct top_look *look, const struct top_process *pro
     return !target->jobs || is_listed(number, target->jobs);
 }
 
-/* All processes of a job that one of them is asked for. */
+/* Marks all processes of each job that has a target among its processes. Returns the number of newly marked ones. */
 static size_t processes_want(struct top_look *look, const struct top_target *target)
 {
     size_t wanted = 0;
@@ -226,7 +226,7 @@ static void processes_keep(struct top_look *look)
 
 /* ---- Taking -------------------------------------------------------------------------------------------------------------- */
 
-/* For the reason alone. */
+/* Does nothing: shoal_watch() is called only for its error. */
 static void comm_ignore(void *arg, const struct shoal_watched *watched)
 {
     (void)arg;
@@ -236,7 +236,7 @@ static void comm_ignore(void *arg, const struct shoal_watched *watched)
 static int nothing_fail(const struct top_look *look, const struct top_target *target)
 {
     char error[400] = "";
-    /* A note is about any process of the host: what was asked for comes first. */
+    /* A note may be about any process of the host: the error of the wanted process comes first. */
     const enum shoal_status status =
         target->pid ? shoal_watch(target->pid, comm_ignore, NULL, error, sizeof error) : SHOAL_PENDING;
     if (look->note[0] && status == SHOAL_PENDING && !target->jobs) {
@@ -315,7 +315,7 @@ void top_look_fini(struct top_look *look)
     memset(look, 0, sizeof *look);
 }
 
-/* Per second. A counter of another process may also fall. */
+/* Returns a rate per second. A counter of another process may also fall. */
 static double rate(uint64_t now, uint64_t before, double span_s)
 {
     return now > before ? (double)(now - before) / span_s : 0;

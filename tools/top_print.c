@@ -9,7 +9,7 @@
 #include "tool.h"
 #include "trace.h"
 
-/* A rank that holds others up for so long deserves a line. */
+/* A rank that delays others for this long gets its own line. */
 #define BLAME_US 1e6
 
 static const char *plural(long count)
@@ -64,7 +64,7 @@ static char *span_name(double us, char text[24])
     return text;
 }
 
-/* "all-reduce 1024 float32 sum" */
+/* Writes "all-reduce 1024 float32 sum". */
 static char *operation_name(const struct top_comm *comm, char name[TRACE_NAME_BYTES])
 {
     const struct trace_record record = {.kind = comm->kind,
@@ -77,11 +77,11 @@ static char *operation_name(const struct top_comm *comm, char name[TRACE_NAME_BY
 
 /* ---- The table ----------------------------------------------------------------------------------------------------------- */
 
-/* A rank of the job: a process, or one of its threads where those are ranks. */
+/* A rank of the job: a process, or one of its threads if threads are ranks. */
 struct row {
     const struct top_process *process;
     int world_rank;
-    size_t busy_at; /* the communicator whose operation has been under way longest; SIZE_MAX: none is */
+    size_t busy_at; /* the communicator whose operation has been under way longest; SIZE_MAX: none */
     const struct top_comm *broken;
     uint64_t operations, came_last, rejected;
     double operations_per_s, bytes_per_s, late_us, idle_us;
@@ -422,7 +422,7 @@ static double rejected_of(const struct top_look *look, size_t at)
     return (double)top_rejected(look, &look->processes[at]);
 }
 
-/* All communicators of the process tell the same sum; the newest is the largest. */
+/* All communicators of the process have the same sum; the newest is the largest. */
 static double waited_of(const struct top_look *look, size_t at)
 {
     const struct top_process *process = &look->processes[at];

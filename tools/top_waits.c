@@ -1,9 +1,9 @@
-/* Finds the ranks that others wait for: as these have said, or as the numbers of their newest operations tell. */
+/* Finds the ranks that others wait for: from the ranks' own reports, or from the numbers of their newest operations. */
 #include "top.h"
 
 #include <stdlib.h>
 
-/* The communicator as another rank on this host sees it; SIZE_MAX: that rank is not here. */
+/* Returns the communicator as another rank on this host sees it; SIZE_MAX if that rank is not here. */
 static size_t comm_of_rank(const struct top_look *look, uint64_t comm, int rank)
 {
     for (size_t i = 0; i < look->comm_count; i++)
@@ -12,7 +12,7 @@ static size_t comm_of_rank(const struct top_look *look, uint64_t comm, int rank)
     return SIZE_MAX;
 }
 
-/* The lowest ones are kept, in order. */
+/* Adds a rank. The lowest ones are kept, in order. */
 static void wait_add(struct top_wait *wait, int rank)
 {
     int at = wait->count < TOP_WAITS_SHOWN ? wait->count : TOP_WAITS_SHOWN;
@@ -24,7 +24,7 @@ static void wait_add(struct top_wait *wait, int rank)
         wait->ranks[at] = rank;
 }
 
-/* Ranks that have not called the operation yet. */
+/* Adds the ranks that have not called the operation yet. */
 static void wait_for_missing(const struct top_look *look, const struct shoal_watched *at, struct top_wait *wait)
 {
     int seen = 0;
@@ -60,7 +60,7 @@ struct top_wait top_wait_of(const struct top_look *look, size_t comm_at)
     return wait;
 }
 
-/* The first rank that a communicator of this process waits for, at the place of its process; SIZE_MAX: none here. */
+/* Returns the process of the first rank that a communicator of this process waits for; SIZE_MAX if it is not here. */
 static size_t next_of(const struct top_look *look, size_t process_at, double *us_out)
 {
     const struct top_process *process = &look->processes[process_at];
@@ -74,7 +74,8 @@ static size_t next_of(const struct top_look *look, size_t process_at, double *us
     return SIZE_MAX;
 }
 
-/* The process at the end of the chain of waits; SIZE_MAX: it waits for none here, or the chain is a circle. */
+/* Returns the process at the end of the chain of waits; SIZE_MAX if the process waits for none here, or the chain is a
+ * circle. */
 static size_t end_of(const struct top_look *look, size_t process_at, double *us_out)
 {
     double us;

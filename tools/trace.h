@@ -51,7 +51,7 @@ enum trace_alignment { TRACE_NOT_ALIGNED, TRACE_REFERENCE, TRACE_BY_OPERATIONS, 
 /* The clock of one boot of a machine. */
 struct trace_clock {
     const char *name, *host;
-    uint64_t base_ticks; /* of its first record */
+    uint64_t base_ticks; /* ticks of its first record */
     double ns_per_tick;  /* common to all its processes, which measured it only to within some millionths */
     int64_t unix_ns;     /* wall clock at base_ticks */
     int64_t offset;      /* of base_ticks in the reference's nanoseconds */

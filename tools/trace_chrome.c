@@ -16,7 +16,7 @@ struct painter {
     const struct trace *trace;
     FILE *out;
     bool has_events;
-    int64_t *ends; /* of the last operation of each track of this worker and communicator */
+    int64_t *ends; /* end of the last operation of each track of this worker and communicator */
     size_t tracks, capacity;
     size_t first_track; /* its number */
 };

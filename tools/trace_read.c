@@ -31,7 +31,7 @@ static size_t word_hash(const char *text)
     return (size_t)hash;
 }
 
-/* Returns the slot where text is, or would be. */
+/* Returns the slot of text, or an empty one for it. */
 static char **word_slot(const struct trace_words *words, const char *text)
 {
     size_t at = word_hash(text) % words->capacity;

@@ -21,12 +21,12 @@
  *   - A function that can fail returns enum shoal_status; the compiler warns when the status is ignored. Outputs named *_out
  *     are written only on success. A call refused with SHOAL_ERR_ARGUMENT changes nothing: the communicator is as it was.
  *   - Counts are elements, bytes are bytes; both are size_t and may exceed 4 GiB.
- *   - Any thread may call any function at any time, unless the function's text says otherwise. Every rank must make its
+ *   - Any thread may call any function at any time, unless the function's text excludes it. Every rank must make its
  *     collective calls on one communicator in the same order. Two threads that call collectives on one communicator must
  *     therefore agree on an order. Calls on different communicators may come in any order.
  *   - Structs that later versions may extend begin with the field struct_bytes. Initialize each with its *_INIT macro, as in
  *     `struct shoal_options options = SHOAL_OPTIONS_INIT;`. A NULL options pointer means all defaults.
- *   - No state is global. A process may hold several contexts, even several ranks of one job.
+ *   - There is no global state. A process may hold several contexts, even several ranks of one job.
  *   - After fork() the child must not use objects that its parent made: each call on them returns SHOAL_ERR_STATE. exec() is
  *     fine.
  */
@@ -58,10 +58,10 @@ extern "C" {
 #define SHOAL_VERSION_MINOR 1
 #define SHOAL_VERSION_PATCH 0
 
-/* The version of the library in use, as "0.1.0". Static storage. */
+/* Returns the version of the library in use, as "0.1.0". Static storage. */
 SHOAL_API const char *shoal_version(void);
 
-/* All statuses: name, number, one sentence. docs/errors.md tells the usual cause of each and what to do. */
+/* All statuses: name, number, one sentence. docs/errors.md has the usual cause of each and the remedy. */
 #define SHOAL_STATUS_LIST(X)                                                       \
     X(OK, 0, "success")                                                            \
     X(PENDING, 1, "not finished yet; nothing is lost, wait again")                 \
@@ -83,20 +83,21 @@ enum shoal_status {
 #undef SHOAL_STATUS_ENUM
 };
 
-/* The sentence above for a status. Never NULL, even for a number that is no status. Static storage. */
+/* Returns the sentence above for a status. Never NULL, even for a number that is not a status. Static storage. */
 SHOAL_API const char *shoal_status_text(enum shoal_status status);
 
-/* The name of a status as in this header, such as "SHOAL_ERR_PEER_LOST". Static storage. */
+/* Returns the name of a status as in this header, such as "SHOAL_ERR_PEER_LOST". Static storage. */
 SHOAL_API const char *shoal_status_name(enum shoal_status status);
 
 /* ---- 2. Context ---------------------------------------------------------------------------------------------------------- */
 
-/* A context holds what one rank owns: shared memory, connections to other ranks, the progress thread. Threads of a process that
- * are ranks of one communicator need a context each: ranks that share one are refused with ERR_STATE, on every rank. */
+/* A context holds what one rank owns: shared memory, connections to other ranks, the progress thread. If threads of one process
+ * are ranks of one communicator, each needs its own context. Ranks that share a context are refused with ERR_STATE, on every
+ * rank. */
 struct shoal_context;
 
 /* Receives each log line (no newline at its end). level is 0 warn, 1 info, 2 debug. Called from any thread that uses the
- * context, under a lock: it must not call Shoal. */
+ * context, under a lock, so it must not call Shoal. */
 typedef void (*shoal_log_fn)(void *arg, int level, const char *line);
 
 struct shoal_context_options {
@@ -111,13 +112,13 @@ struct shoal_context_options {
     }
 
 /* Makes a context. Reads the SHOAL_* settings once (shoal_print_settings lists them). Starts no thread and opens no socket.
- * Errors: ERR_ARGUMENT (a setting has an invalid value; the logged line names it), ERR_MEMORY, ERR_SYSTEM. */
+ * Errors: ERR_ARGUMENT (a setting has an invalid value; the log line names it), ERR_MEMORY, ERR_SYSTEM. */
 SHOAL_CALL shoal_context_create(const struct shoal_context_options *options, struct shoal_context **context_out);
 
 /* Frees the context with all communicators and memory that it still holds. NULL is allowed. Requests that were not freed become
- * done; the caller still frees them. No other thread may be inside a call on the context. Inside a callback the function frees
- * nothing and logs an error (ERR_STATE, also for shoal_last_failure), because the thread that runs the callback is inside a
- * call itself. Waits at most a second for peers that may still write to this rank's memory. */
+ * done; the caller still frees them. No other thread may be inside a call on the context. Waits at most a second for peers that
+ * may still write to this rank's memory. Inside a callback the function frees nothing and logs an error (ERR_STATE, also for
+ * shoal_last_failure), because the thread that runs the callback is itself inside a call. */
 SHOAL_API void shoal_context_destroy(struct shoal_context *context);
 
 /* ---- 3. Communicator ----------------------------------------------------------------------------------------------------- */
@@ -140,26 +141,30 @@ struct shoal_comm_options {
     }
 
 /* Makes the communicator of all workers of the job. Every rank must call it. A context may make several such communicators, one
- * after another or at once. Each has connections of its own and, on several hosts, a thread; they end when it and all that were
- * split from it are freed. shoal_comm_split makes more communicators for less. The environment says who the ranks are: the
- * variables of `shoal run` and torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), PMIx (Open MPI, Slurm), PMI-1 (MPICH,
- * Slurm) or Slurm's own. Without any of these the communicator has size 1. Two jobs may share a MASTER_PORT when their
- * launchers name them differently, or SHOAL_JOB_ID or their secrets differ. Without such a name Shoal tries one port only; two
- * jobs that meet there fail with ERR_ARGUMENT, and rank 0 waits half a second to find out. Errors: ERR_TIMEOUT (the message
- * names the ranks that did not come), ERR_AUTH, ERR_ARGUMENT (a variable is invalid), ERR_UNSUPPORTED (ranks are on several
- * hosts, and one host lacks libfabric or a suitable provider). */
+ * after another or at the same time. Each has its own connections and, on several hosts, a thread. They end when the
+ * communicator and all communicators split from it are freed. shoal_comm_split makes more communicators at a lower cost.
+ *
+ * The environment defines the ranks. Shoal reads the variables of `shoal run` and torchrun (RANK, WORLD_SIZE, MASTER_ADDR,
+ * MASTER_PORT), PMIx (Open MPI, Slurm), PMI-1 (MPICH, Slurm) or Slurm's own. Without any of these the communicator has size 1.
+ *
+ * Two jobs may share a MASTER_PORT if their launchers name them differently, or if SHOAL_JOB_ID or their secrets differ.
+ * Without such a name Shoal tries one port only. Two jobs that meet there fail with ERR_ARGUMENT, and rank 0 waits half a
+ * second to find out.
+ *
+ * Errors: ERR_TIMEOUT (the message names the missing ranks), ERR_AUTH, ERR_ARGUMENT (a variable is invalid), ERR_UNSUPPORTED
+ * (ranks are on several hosts, and one host lacks libfabric or a suitable provider). */
 SHOAL_CALL shoal_comm_create(struct shoal_context *context, const struct shoal_comm_options *options,
                              struct shoal_comm **comm_out);
 
-/* Makes the same communicator without the environment: rank 0 listens at address ("host:port" or "[v6]:port"), the others
- * connect to it. size is 1 to SHOAL_RANKS_MAX; rank is 0 to size - 1. Two jobs must not share an address, unless SHOAL_JOB_ID
- * or their secrets differ. */
+/* Makes the same communicator without the environment: rank 0 listens at address ("host:port" or "[v6]:port"), and the others
+ * connect to it. size is 1 to SHOAL_RANKS_MAX; rank is 0 to size - 1. Two jobs must not share an address unless SHOAL_JOB_ID or
+ * their secrets differ. */
 SHOAL_CALL shoal_comm_create_at(struct shoal_context *context, const char *address, int rank, int size,
                                 const struct shoal_comm_options *options, struct shoal_comm **comm_out);
 
-/* A key-value store that the ranks share. Shoal needs nothing else of a launcher. Keys are short texts, values are bytes.
- * set and erase return 0, or another number on failure. get waits until the key exists or timeout_ms has passed. It writes
- * at most capacity bytes and returns the value's length, -1 on timeout, -2 on failure. */
+/* A key-value store that the ranks share. Shoal needs nothing else from a launcher. Keys are short texts, values are bytes. set
+ * and erase return 0, or another number on failure. get waits until the key exists or timeout_ms has passed. It writes at most
+ * capacity bytes and returns the value's length, -1 on timeout, -2 on failure. */
 struct shoal_store {
     int (*set)(void *arg, const char *key, const void *value, size_t bytes);
     long (*get)(void *arg, const char *key, void *value, size_t capacity, uint32_t timeout_ms);
@@ -174,16 +179,17 @@ SHOAL_CALL shoal_comm_create_with(struct shoal_context *context, const struct sh
                                   const struct shoal_comm_options *options, struct shoal_comm **comm_out);
 
 /* Splits comm; a collective call. Ranks that pass the same color >= 0 form a new communicator, ordered by key, then by rank in
- * comm. A rank with a negative color must call too, and gets *comm_out = NULL. The new communicator fails independently of comm
- * and is freed separately. */
+ * comm. A rank that passes a negative color must also call; its *comm_out is NULL. The new communicator fails independently of
+ * comm and is freed separately. */
 SHOAL_CALL shoal_comm_split(struct shoal_comm *comm, int color, int key, const struct shoal_comm_options *options,
                             struct shoal_comm **comm_out);
 
-/* This rank's number in the communicator, and how many ranks it has. -1 for NULL. */
+/* shoal_comm_rank returns this rank's number in the communicator, shoal_comm_size the number of its ranks. Both return -1 for
+ * NULL. */
 SHOAL_API int shoal_comm_rank(const struct shoal_comm *comm);
 SHOAL_API int shoal_comm_size(const struct shoal_comm *comm);
 
-/* Where a rank of a communicator runs. Initialize with SHOAL_PLACE_INIT. */
+/* The location of a rank: its host and its number there. Initialize with SHOAL_PLACE_INIT. */
 struct shoal_place {
     size_t struct_bytes;
     int hosts;      /* hosts of the communicator */
@@ -203,24 +209,25 @@ struct shoal_place {
 SHOAL_CALL shoal_comm_place(const struct shoal_comm *comm, int rank, struct shoal_place *place_out);
 
 /* Ends a communicator in good order; a collective call. Waits until all operations posted here are done and every rank has
- * called it. Afterwards only shoal_comm_free is allowed. Optional: without it, other ranks may take a rank that leaves for one
- * that failed. */
+ * called it. Afterwards only shoal_comm_free is allowed. The call is optional. Without it, other ranks may take a rank that
+ * leaves for one that failed. */
 SHOAL_CALL shoal_comm_finalize(struct shoal_comm *comm);
 
-/* Frees the communicator; a local call. Operations that are not done fail here, and on the other ranks with ERR_PEER_LOST. NULL
- * is allowed. No other thread may be inside a call on the communicator. Requests become done and stay valid until they are
- * freed. The last communicator of those that were split from each other takes its connections with it: on several hosts the
- * call then waits until other ranks know that this one leaves, at most two seconds.
+/* Frees the communicator; a local call. NULL is allowed. Operations that are not done fail here, and on the other ranks with
+ * ERR_PEER_LOST. No other thread may be inside a call on the communicator. Requests become done and stay valid until they are
+ * freed. Communicators that were split from each other share their connections, which end when the last of them is freed. On
+ * several hosts that last call waits until other ranks know that this one leaves, at most two seconds.
  *
- * After a failure the call waits for peers of this host that may still write to memory from shoal_mem_alloc, at most a second.
- * A peer that is stopped at that moment may write later. So each allocation that it could write to is copied to fresh pages, at
- * the same address, and only these are seen from then on. What another thread writes to such an allocation during the call may
- * be lost: let no thread write to memory of an operation that failed until the communicator is freed. Memory that the program
- * pinned there itself, as with cudaHostRegister, must be pinned again. A warning is logged when this happens. */
+ * After a failure the call waits for peers on this host that may still write to memory from shoal_mem_alloc, at most a second.
+ * A peer that is stopped at that moment may write later. So Shoal copies each allocation that this peer could write to into
+ * fresh pages at the same address; from then on the program sees only these pages. Writes by another thread to such an
+ * allocation during the call may be lost: let no thread write to memory of a failed operation until the communicator is freed.
+ * Pin memory again that the program pinned there itself, for example with cudaHostRegister. Shoal logs a warning when it
+ * copies. */
 SHOAL_API void shoal_comm_free(struct shoal_comm *comm);
 
 /* Makes every operation of the communicator fail on all ranks with ERR_ABORTED, or with the failure that was found before, and
- * wakes all waiting threads. Returns at once; async-signal-safe; any thread. */
+ * wakes all waiting threads. Returns at once. Async-signal-safe. Any thread. */
 SHOAL_API void shoal_comm_abort(struct shoal_comm *comm);
 
 /* ---- 4. Types, operators, options ---------------------------------------------------------------------------------------- */
@@ -237,22 +244,25 @@ enum shoal_type {
         SHOAL_TYPE_END
 };
 
-/* A type with a tag, for elements that travel as `type` and are something else to the caller, such as 16-bit integers as bytes:
- * calls accept it where they accept a type. Ranks compare tags as they compare types, a send and its receive as well; nothing
- * else depends on them. tag is a number of the caller's from 0 to 255; 0 is no tag. */
+/* A type with a tag. It is for elements that travel as `type` but mean something else to the caller, such as 16-bit integers
+ * sent as bytes. Calls accept it as a type. Ranks compare tags as they compare types, also between a send and its receive;
+ * nothing else depends on tags. The caller chooses tag, from 0 to 255; 0 means no tag. */
 #define SHOAL_TYPE_TAGGED(type, tag) ((enum shoal_type)((int)(type) | (int)(tag) << 8))
 
-/* SUM and PROD of integers wrap. MAX and MIN give NaN when any element is NaN. AVG divides the sum once by the number of ranks
- * (integers: the wrapped sum, toward zero). SCALED_SUM adds scale times each element; scale is in the options, the same on all
- * ranks, and a whole number for integers (their products wrap). The bitwise operators take integers only.
- * bfloat16 and float16 are computed in float32, in rank order, and rounded once to nearest even. Over several hosts the sum of
- * each host is rounded too, or the scaled element of a rank that is alone there, and sums on the way from host to host. So a
- * sum or product of float16 may become infinite on the way though its result would be small. An average of float16 does not:
- * over several hosts its elements are first divided by the smallest power of two that is not below the number of ranks, and
- * the result is corrected last. With up to 2048 ranks no average of finite elements is infinite. Each stored sum may lose bits
- * below the smallest float16, 2^-24. Averages of other types need sums that fit: float32 and bfloat16 have the range for that,
- * and sums of integers wrap. All ranks get the same bits. The same inputs give the same bits in every run, on any processor,
- * whatever the floating-point state of the threads (flushed subnormal numbers, rounding), which calls leave as it is. */
+/* SUM and PROD of integers wrap. MAX and MIN return NaN if any element is NaN. AVG divides the sum once by the number of ranks
+ * (for integers: the wrapped sum, rounded toward zero). SCALED_SUM adds scale times each element. scale is in the options, the
+ * same on all ranks, and a whole number for integers (their products wrap). The bitwise operators accept integers only.
+ *
+ * bfloat16 and float16 are computed in float32, in rank order, and rounded once to nearest even. With several hosts, three more
+ * values are rounded: the sum of each host, the scaled element of a rank that is alone on its host, and sums on the way from
+ * host to host. So a sum or product of float16 may become infinite on the way although its result would be small. An average of
+ * float16 does not. With several hosts its elements are first divided by the smallest power of two that is not below the number
+ * of ranks, and the result is corrected last. With up to 2048 ranks no average of finite elements is infinite. Each stored sum
+ * may lose bits below the smallest float16, 2^-24. Averages of other types need sums that fit: float32 and bfloat16 have the
+ * range for that, and sums of integers wrap.
+ *
+ * All ranks get the same bits. The same inputs produce the same bits in every run, on any processor, whatever the threads'
+ * floating-point state (flushed subnormal numbers, rounding). Calls leave that state unchanged. */
 #define SHOAL_OP_LIST(X) \
     X(SUM, 0) X(AVG, 1) X(MAX, 2) X(MIN, 3) X(PROD, 4) X(BITAND, 5) X(BITOR, 6) X(BITXOR, 7) X(SCALED_SUM, 8)
 
@@ -263,7 +273,7 @@ enum shoal_op {
         SHOAL_OP_END
 };
 
-/* Bytes of one element, with a tag or without; 0 for any other number. */
+/* Returns the bytes of one element, with or without a tag; 0 for any other number. */
 SHOAL_API size_t shoal_type_bytes(enum shoal_type type);
 
 /* Options of one operation. */
@@ -271,10 +281,10 @@ struct shoal_options {
     size_t struct_bytes;
     uint32_t timeout_ms; /* the operation's deadline, counted from posting; 0: the communicator's */
     uint32_t trace_tag;  /* kept in the flight recorder, never compared between ranks */
-    double scale;        /* of SHOAL_SCALED_SUM; other operators do not read it */
+    double scale;        /* for SHOAL_SCALED_SUM; other operators do not read it */
     uint32_t wait_ms;    /* a *_post call returns when the operation is done, or after so long: as fast as a blocking call, and
                             it can be left. Not in callbacks, which must not wait. */
-    void *stream;        /* of operands on a device (section 5): a CUstream or cudaStream_t; NULL: the legacy stream */
+    void *stream;        /* for operands on a device (section 5): a CUstream or cudaStream_t; NULL: the legacy stream */
 };
 #define SHOAL_OPTIONS_INIT                          \
     {                                               \
@@ -284,42 +294,43 @@ struct shoal_options {
 /* ---- 5. Collectives ------------------------------------------------------------------------------------------------------ */
 
 /* The n-th collective call of each rank on a communicator belongs to the n-th call of every other rank. These calls must agree
- * in collective type, count, element type, operator, scale and root. Where they differ, every rank gets ERR_MISMATCH, the
- * logged line says how many ranks called what, and no byte has moved.
+ * in collective type, count, element type, operator, scale and root. If they differ, every rank gets ERR_MISMATCH, the log line
+ * lists how many ranks called which operation, and no byte has moved.
  *
- * A blocking call returns when the result is in this rank's output and no other rank reads this rank's input any more. A rank
- * that receives nothing (the root of a small broadcast, the other ranks in a small reduce) may return before the others have
- * called. If they then call something else, a later call returns ERR_MISMATCH here, shoal_comm_finalize at the latest.
+ * A blocking call returns when the result is in this rank's output and no other rank still reads this rank's input. A rank that
+ * receives nothing (the root of a small broadcast, the other ranks in a small reduce) may return before the others have called.
+ * If they then call something else, a later call returns ERR_MISMATCH here, shoal_comm_finalize at the latest.
  *
  * Errors of every collective: ERR_ARGUMENT (nothing happened), ERR_MISMATCH, ERR_PEER_LOST, ERR_TIMEOUT, ERR_ABORTED,
- * ERR_MEMORY. Any of these but the first breaks the communicator for good: all its operations, on all ranks, return the first
- * cause. Outputs then hold undefined bytes, and peers may write to memory from shoal_mem_alloc until shoal_comm_free returns.
+ * ERR_MEMORY. Any of these except the first breaks the communicator for good: all its operations, on all ranks, return the
+ * first cause. Outputs then hold undefined bytes, and peers may write to memory from shoal_mem_alloc until shoal_comm_free
+ * returns.
  *
  * An operand is a vector of count elements. An operand "in parts" has one part of count elements for each rank, in the order of
  * ranks: count times size elements in all. Operands that a rank does not use (the input of a broadcast outside root, the output
- * of a reduce outside root) are not read and may be NULL. count may be 0; pointers may then be NULL. Elements need their
- * natural alignment, no more.
+ * of a reduce outside root) are not read and may be NULL. count may be 0; pointers may then be NULL. Elements need only their
+ * natural alignment.
  *
- * In place. Where both operands are vectors, or both are in parts, input == output is allowed. Where only one is in parts, the
- * other may be this rank's part of it. Operands may not overlap otherwise.
+ * In place. If both operands are vectors, or both are in parts, input == output is allowed. If only one is in parts, the other
+ * may be this rank's part of it. Operands may not overlap otherwise.
  *
- * On a device. An operand may lie in memory of a CUDA device, on some ranks or on all. One operand of a call, or one message,
- * may lie there and the other in host memory; several tensors of one call lie there all or none. Shoal uses the device memory
- * of a call in one context of the driver: that of options.stream. Before the call returns, it puts the copies from and to the
- * device on streams of its own. These copies wait for what is on options.stream now, and what is put there later waits for
- * them. So a *_post call neither waits for the device nor needs its caller to. The stream does not order operands in host
- * memory: Shoal touches them from the call on until the request is done. Shoal looks for the driver when a communicator is
- * made; on a machine without device files (/dev/nvidiactl) the program must have loaded it before.
- * Where SHOAL_GPU_PEER_BYTES makes GPUs sum among themselves, both operands of such an all-reduce must lie, on every rank, on
- * the GPU that was current when the communicator was made; otherwise every rank gets ERR_MISMATCH.
+ * On a device. An operand may be in memory of a CUDA device, on some ranks or on all. One operand of a call, or one message,
+ * may be there and the other in host memory. The tensors of one call are either all there or none is. Shoal uses the device
+ * memory of a call in one context of the driver, the context of options.stream. Before the call returns, Shoal puts the copies
+ * from and to the device on its own streams. These copies wait for the work already on options.stream, and work submitted later
+ * waits for these copies. So a *_post call does not wait for the device, and its caller need not wait either. The stream does
+ * not order operands in host memory: Shoal accesses them from the call on until the request is done. Shoal looks for the driver
+ * when a communicator is made; on a machine without device files (/dev/nvidiactl) the program must have loaded it before. If
+ * SHOAL_GPU_PEER_BYTES makes GPUs sum among themselves, both operands of such an all-reduce must be, on every rank, on the GPU
+ * that was current when the communicator was made. Otherwise every rank gets ERR_MISMATCH.
  *
- * ERR_ARGUMENT, and nothing has happened: operands of different devices or contexts, a stream that is none or of another
- * context, memory that was freed. ERR_STATE: a call with operands on a device in a callback, where managed memory counts as
- * host memory. ERR_UNSUPPORTED: a stream that is captured into a graph, a driver or device that lacks what is needed
- * (docs/gpu.md). Where the driver refuses later, the communicator breaks with ERR_SYSTEM or ERR_MEMORY, and the message has the
- * driver's name for the error. However an operation ends, streams go on: after a failure the output holds undefined bytes. With
- * SHOAL_GPUDIRECT_BYTES a network adapter may read an input where it lies on the device; then streams go on after a failure
- * once it has read it, at most two seconds later. */
+ * Errors on a device. ERR_ARGUMENT, and nothing has happened: operands are of different devices or contexts, the stream is
+ * invalid or of another context, or memory was freed. ERR_STATE: the call is made in a callback, with operands on a device
+ * (managed memory then counts as host memory). ERR_UNSUPPORTED: the stream is being captured into a graph, or the driver or
+ * device lacks a feature (docs/gpu.md). If the driver refuses later, the communicator breaks with ERR_SYSTEM or ERR_MEMORY, and
+ * the message has the driver's name for the error. Streams always resume, however the operation ends; after a failure the
+ * output holds undefined bytes. With SHOAL_GPUDIRECT_BYTES a network adapter may read an input directly from the device. After
+ * a failure, streams then resume once the adapter has read it, at most two seconds later. */
 
 /* output on every rank = op over the inputs of all ranks, element by element. */
 SHOAL_CALL shoal_allreduce(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
@@ -357,7 +368,7 @@ SHOAL_CALL shoal_alltoall(struct shoal_comm *comm, const void *input, void *outp
 SHOAL_CALL shoal_barrier(struct shoal_comm *comm, const struct shoal_options *options);
 
 /* shoal_allgather with parts of different lengths. Part i has counts[i] elements (0 is allowed) and begins at element
- * offsets[i]. With offsets NULL the parts follow each other. Parts of an output may not overlap. The arrays have one entry per
+ * offsets[i]. If offsets is NULL the parts follow each other. Parts of an output may not overlap. The arrays have one entry per
  * rank and are read during the call only. counts must be the same on all ranks; each rank chooses its own offsets. */
 SHOAL_CALL shoal_allgatherv(struct shoal_comm *comm, const void *input, void *output, const size_t *counts,
                             const size_t *offsets, enum shoal_type type, const struct shoal_options *options);
@@ -367,7 +378,7 @@ SHOAL_CALL shoal_reduce_scatterv(struct shoal_comm *comm, const void *input, voi
                                  enum shoal_type type, enum shoal_op op, const struct shoal_options *options);
 
 /* shoal_alltoall with parts of different lengths; each rank has its own counts. input_counts[j] on rank i must equal
- * output_counts[i] on rank j. Where they differ, every rank gets ERR_MISMATCH, but other ranks may have moved their bytes. In
+ * output_counts[i] on rank j. If they differ, every rank gets ERR_MISMATCH, but other ranks may have moved their bytes. In
  * place (input == output) needs equal counts and offsets for input and output. */
 SHOAL_CALL shoal_alltoallv(struct shoal_comm *comm, const void *input, const size_t *input_counts, const size_t *input_offsets,
                            void *output, const size_t *output_counts, const size_t *output_offsets, enum shoal_type type,
@@ -395,8 +406,8 @@ SHOAL_CALL shoal_allgather_coalesced(struct shoal_comm *comm, const struct shoal
 /* ---- 6. Requests --------------------------------------------------------------------------------------------------------- */
 
 /* An operation under way. A *_post call returns at once, or after options.wait_ms. Its buffers belong to Shoal until the
- * request is done; arrays of counts, offsets, tensors and messages are free when the call returns. Any number of operations may
- * be posted; they start in order. The first one starts the context's progress thread. */
+ * request is done. The caller may reuse arrays of counts, offsets, tensors and messages when the call returns. Any number of
+ * operations may be posted; they start in order. The first one starts the context's progress thread. */
 struct shoal_request;
 
 SHOAL_CALL shoal_allreduce_post(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
@@ -442,29 +453,30 @@ SHOAL_CALL shoal_allgather_coalesced_post(struct shoal_comm *comm, const struct 
                                           struct shoal_request **request_out);
 
 /* Waits, and makes progress on this thread meanwhile. Returns the operation's status, or PENDING after timeout_ms (nothing is
- * lost: wait again). With SHOAL_FOREVER the operation's own deadline ends the wait. The caller still frees the request. */
+ * lost: wait again). With SHOAL_FOREVER nothing but the operation's own deadline limits the wait. The caller still frees the
+ * request. */
 #define SHOAL_FOREVER UINT32_MAX
 SHOAL_CALL shoal_request_wait(struct shoal_request *request, uint32_t timeout_ms);
 
-/* Makes some progress without waiting. Returns PENDING or the operation's status. Yields the core where the host has more ranks
+/* Makes some progress without waiting. Returns PENDING or the operation's status. Yields the core if the host has more ranks
  * than cores, so that a loop of tests does not keep other ranks from running. */
 SHOAL_CALL shoal_request_test(struct shoal_request *request);
 
-/* Calls fn once when the request is done, on the thread that makes progress; at once when it is done already. fn may post
- * operations. It must not wait, and must free neither its own request nor the communicator. */
+/* Calls fn once when the request is done, on the thread that makes progress. If the request is already done, calls fn at once.
+ * fn may post operations. It must not wait, and must free neither its own request nor the communicator. */
 typedef void (*shoal_done_fn)(void *arg, enum shoal_status status);
 SHOAL_API void shoal_request_on_done(struct shoal_request *request, shoal_done_fn fn, void *arg);
 
-/* Frees a request. An operation that is not done runs on; it is never cancelled. NULL is allowed. */
+/* Frees a request. An operation that is not done continues; it is never cancelled. NULL is allowed. */
 SHOAL_API void shoal_request_free(struct shoal_request *request);
 
 /* ---- 7. Send and receive ------------------------------------------------------------------------------------------------- */
 
 /* Messages between two ranks arrive first in, first out per (peer, tag), independently of collectives. tag >= 0. Both sides
- * must name the same count and type; a receive that does not match its message breaks the communicator with ERR_MISMATCH on
+ * must pass the same count and type. A receive that does not match its message breaks the communicator with ERR_MISMATCH on
  * both sides. A send of at most SHOAL_EAGER_BYTES completes without its receive: the peer keeps up to 4,096 unexpected messages
  * of each communicator, and accepts them while any of its threads waits in a call on the context. A rank may send to itself by
- * the same rules: a larger message needs shoal_send_post or shoal_exchange, as a blocking send waits for its receive. */
+ * the same rules: a larger message needs shoal_send_post or shoal_exchange, because a blocking send waits for its receive. */
 #define SHOAL_EAGER_BYTES 8192
 SHOAL_CALL shoal_send(struct shoal_comm *comm, const void *buffer, size_t count, enum shoal_type type, int peer, int tag,
                       const struct shoal_options *options);
@@ -494,25 +506,25 @@ SHOAL_CALL shoal_exchange_post(struct shoal_comm *comm, const struct shoal_messa
 /* ---- 8. Shared memory ---------------------------------------------------------------------------------------------------- */
 
 /* Allocates memory that the other ranks of this host can map; a local call. Operations on it need no staging buffer, and the
- * network sends it from where it lies (EFA and InfiniBand lock it at that first use). All communicators of the context can use
- * it. Its contents are undefined, as malloc's; it is aligned to at least 4096 bytes. It counts against the memory limit of the
- * container, not against /dev/shm. ERR_MEMORY: the message says how much was wanted and how much the limit leaves. */
+ * network sends directly from it (EFA and InfiniBand lock it at that first use). All communicators of the context can use it.
+ * Its contents are undefined, like malloc's. It is aligned to at least 4096 bytes. It counts against the memory limit of the
+ * container, not against /dev/shm. ERR_MEMORY: the message has the size requested and the size that the limit leaves. */
 SHOAL_CALL shoal_mem_alloc(struct shoal_context *context, size_t bytes, void **memory_out);
 
 /* Frees memory from shoal_mem_alloc. No operation on it may be under way. A buffer cache keeps up to SHOAL_MEMORY_KEPT freed
  * bytes mapped, here and in peers, for later calls of shoal_mem_alloc. ERR_ARGUMENT: the memory is not from shoal_mem_alloc. */
 SHOAL_CALL shoal_mem_free(struct shoal_context *context, void *memory);
 
-/* Registers memory of the caller: [memory, memory + bytes) is a shared mapping of descriptor fd (a memfd or file) from offset
- * on, and peers then map it too. Shoal duplicates fd. With fd = -1 any memory is accepted; peers cannot map it. The network
- * sends registered memory from where it lies, as it does memory of shoal_mem_alloc: EFA and InfiniBand lock it at its first
- * use. Private memory is locked from Linux 5.13 on, where fork() leaves locked pages to the parent; under older kernels it is
- * copied. Call shoal_mem_deregister before unmapping. Errors: ERR_ARGUMENT (overlaps another registration, fd does not hold the
- * range), ERR_SYSTEM. */
+/* Registers memory of the caller. If fd is a descriptor (of a memfd or file), [memory, memory + bytes) must be a shared mapping
+ * of it from offset on, and peers can then also map it. Shoal duplicates fd. With fd = -1 any memory is accepted; peers cannot
+ * map it. The network sends directly from registered memory, as from memory of shoal_mem_alloc; EFA and InfiniBand lock it at
+ * its first use. Private memory is locked on Linux 5.13 and later, where fork() leaves locked pages to the parent; on older
+ * kernels it is copied. Call shoal_mem_deregister before unmapping. Errors: ERR_ARGUMENT (overlaps another registration, or fd
+ * does not hold the range), ERR_SYSTEM. */
 SHOAL_CALL shoal_mem_register(struct shoal_context *context, void *memory, size_t bytes, int fd, uint64_t offset);
 
 /* Ends the registration that begins at memory. No operation on it may be under way. After an operation that failed, the network
- * may read from the memory for a moment: the call waits for that, up to a second, but not in a callback. ERR_ARGUMENT: no
+ * may still read from the memory for a moment. The call waits for that, up to a second, but not in a callback. ERR_ARGUMENT: no
  * registration begins there. ERR_STATE: the network still reads from the memory, which stays registered and must stay mapped;
  * call again later, or destroy the context first. */
 SHOAL_CALL shoal_mem_deregister(struct shoal_context *context, void *memory);
@@ -531,7 +543,7 @@ struct shoal_failure {
     uint64_t waited_ms;
     char host[64];
     char operation[96]; /* such as "all-reduce of 1024 float32, sum" */
-    char text[512];     /* one paragraph for people: what, where, what to do */
+    char text[512];     /* one paragraph for people: the failure, its place, the remedy */
     int is_given;       /* 1: a rank gave this cause, by shoal_comm_fail or shoal_comm_abort */
 };
 #define SHOAL_FAILURE_INIT                                                         \
@@ -539,25 +551,25 @@ struct shoal_failure {
         sizeof(struct shoal_failure), SHOAL_OK, -1, -1, 0, 0, -1, 0, "", "", "", 0 \
     }
 
-/* Writes the failure of comm to *failure_out, which begins as SHOAL_FAILURE_INIT. With comm NULL: this thread's last failed
- * call on context, or another thread's when this one had none. Returns PENDING when nothing has failed. */
+/* Writes the failure of comm to *failure_out, which begins as SHOAL_FAILURE_INIT. If comm is NULL, writes this thread's last
+ * failed call on context, or another thread's if this one has none. Returns PENDING if nothing has failed. */
 SHOAL_CALL shoal_last_failure(const struct shoal_context *context, const struct shoal_comm *comm,
                               struct shoal_failure *failure_out);
 
 /* For libraries built on Shoal: makes every operation of the communicator fail on all ranks with the caller's cause. Keeps its
- * status, rank, pid, host, operation and text; a rank that blames itself may leave out pid and host. If several ranks give a
- * cause, or something has failed before, all ranks get one of these causes, the same one. Wakes all waiting threads. Returns
- * at once; any thread, also in a callback. cause begins as SHOAL_FAILURE_INIT; NULL is shoal_comm_abort. */
+ * status, rank, pid, host, operation and text; a rank that blames itself may leave out pid and host. If several ranks report a
+ * cause, or something has failed before, all ranks get the same one of these causes. Wakes all waiting threads. Returns at
+ * once. Any thread, also in a callback. cause begins as SHOAL_FAILURE_INIT; NULL does what shoal_comm_abort does. */
 SHOAL_API void shoal_comm_fail(struct shoal_comm *comm, const struct shoal_failure *cause);
 
-/* For libraries built on Shoal: makes text this thread's last failure on context, as shoal_last_failure tells it, and logs it
- * as Shoal logs its own, with module in brackets; a NULL module logs nothing. Returns status; with SHOAL_OK, or with NULL for
- * context or text, it does nothing else. */
+/* For libraries built on Shoal: makes text this thread's last failure on context, as shoal_last_failure returns it. Logs it
+ * like Shoal's own lines, with module in brackets; if module is NULL it logs nothing. Returns status. With SHOAL_OK, or if
+ * context or text is NULL, it does nothing else. */
 SHOAL_API enum shoal_status shoal_report(struct shoal_context *context, enum shoal_status status, const char *module,
                                          const char *text);
 
-/* Prints the flight recorder of comm, the last 1,024 operations of this rank, oldest first, one JSON object per line. It is
- * also written, on failure, to the file named by SHOAL_RECORDER_FILE, or to one in the temporary folder. */
+/* Prints the flight recorder of comm: the last 1,024 operations of this rank, oldest first, one JSON object per line. On
+ * failure Shoal also writes it to the file named by SHOAL_RECORDER_FILE, or to one in the temporary folder. */
 SHOAL_API void shoal_flight_print(struct shoal_comm *comm, FILE *out);
 
 /* ---- 10. What it did and will do ----------------------------------------------------------------------------------------- */
@@ -578,7 +590,7 @@ struct shoal_operation {
         sizeof(struct shoal_operation), 0, 0, 0, 0, -1, 0 \
     }
 
-/* PENDING when none has finished yet. */
+/* Writes the last operation to *operation_out. Returns PENDING if none has finished yet. */
 SHOAL_CALL shoal_last_operation(struct shoal_comm *comm, struct shoal_operation *operation_out);
 
 /* Bytes of memory that a communicator holds. Initialize with SHOAL_MEMORY_USAGE_INIT. */
@@ -594,12 +606,12 @@ struct shoal_memory_usage {
     }
 SHOAL_CALL shoal_comm_memory(struct shoal_comm *comm, struct shoal_memory_usage *usage_out);
 
-/* The bytes that this rank has handed to the network for the communicator so far: 0 where all ranks are on one host. Counted by
- * the transport as it sends, with the headers of its messages, without those of the network. Begins as SHOAL_TRAFFIC_INIT. */
+/* The bytes that this rank has handed to the network for the communicator so far; 0 if all ranks are on one host. The transport
+ * counts them as it sends, with the headers of its messages but without those of the network. Begins as SHOAL_TRAFFIC_INIT. */
 struct shoal_traffic {
     size_t struct_bytes;
     uint64_t sent_bytes;
-    uint64_t sent_messages; /* a write into a peer's memory is one, too */
+    uint64_t sent_messages; /* also counts writes into a peer's memory */
     uint64_t *sent_to;      /* in: NULL, or memory for an entry per rank, which receives the bytes sent to each */
 };
 #define SHOAL_TRAFFIC_INIT                    \
@@ -608,20 +620,21 @@ struct shoal_traffic {
     }
 SHOAL_CALL shoal_comm_traffic(struct shoal_comm *comm, struct shoal_traffic *traffic_out);
 
-/* Prints the table of settings: name, current value, default, meaning. With context NULL the values are those of the
- * environment; ERR_ARGUMENT then means that a variable is invalid, and one line on out begins with its name and says why. */
+/* Prints the table of settings: name, current value, default, meaning. If context is NULL the values are those of the
+ * environment. ERR_ARGUMENT then means that a variable is invalid; one line on out begins with its name and has the reason. */
 SHOAL_CALL shoal_print_settings(const struct shoal_context *context, FILE *out);
 
-/* Prints what this machine offers: cores, limits that matter to Shoal, instruction sets, how local ranks would connect. */
+/* Prints what this machine offers: cores, limits that matter to Shoal, instruction sets, and how local ranks would connect. */
 SHOAL_API void shoal_print_topology(FILE *out);
 
-/* Prints the table of algorithms: collective, name, when it is chosen, its cost; then the tuning overrides of SHOAL_ALGORITHMS,
- * which take precedence. ERR_ARGUMENT: the overrides or other variables are invalid; one line after the table says why. */
+/* Prints the table of algorithms: collective, name, when it is chosen, its cost. Then prints the tuning overrides of
+ * SHOAL_ALGORITHMS, which take precedence. ERR_ARGUMENT: the overrides or other variables are invalid; one line after the table
+ * has the reason. */
 SHOAL_CALL shoal_print_algorithms(FILE *out);
 
 /* Prints which interface Shoal would use to reach other hosts, and why; which libfabric was found; what each provider offers
  * there, or why it is rejected; and which provider would be used. ERR_ARGUMENT: a setting is invalid. ERR_UNSUPPORTED: no
- * provider can be used. In both cases the last line says why. */
+ * provider can be used. In both cases the last line has the reason. */
 SHOAL_CALL shoal_print_providers(FILE *out);
 
 /* How bad a finding is: name, number, what it means. */
@@ -637,15 +650,15 @@ enum shoal_finding_level {
 #undef SHOAL_FINDING_ENUM
 };
 
-/* Receives each finding of shoal_diagnose, in a fixed order: its subject ("memory"), what was found, and what to do ("" where
- * nothing is to be done). Each text is one line of printable ASCII, valid during the call. */
+/* Receives each finding of shoal_diagnose, in a fixed order: its subject ("memory"), what was found, and what to do ("" if
+ * nothing). Each text is one line of printable ASCII, valid during the call. */
 typedef void (*shoal_finding_fn)(void *arg, enum shoal_finding_level level, const char *subject, const char *found,
                                  const char *advice);
 
 struct shoal_diagnosis_options {
     size_t struct_bytes;
-    const char *towards; /* another host that must be reachable, beside MASTER_ADDR; NULL: none */
-    int ranks;           /* ranks that will run on this host; 0: as many as the launcher's variables say */
+    const char *towards; /* another host that must be reachable, besides MASTER_ADDR; NULL: none */
+    int ranks;           /* ranks that will run on this host; 0: the number in the launcher's variables */
     uint32_t timeout_ms; /* for each thing that may hang, such as a name server; 0: 3000 */
 };
 #define SHOAL_DIAGNOSIS_OPTIONS_INIT                    \
@@ -654,16 +667,16 @@ struct shoal_diagnosis_options {
     }
 
 /* Checks what would make a job fail or run slowly on this host: settings, the launcher's variables, cores, memory, limits,
- * kernel, names, interfaces, ports, libfabric. Changes nothing, and sends nothing but questions to name servers.
- * ERR_UNSUPPORTED: a finding is an error. ERR_ARGUMENT: fn is NULL, struct_bytes is not set, or ranks is less than 0 or
- * more than SHOAL_RANKS_MAX. */
+ * kernel, names, interfaces, ports, libfabric. Changes nothing, and sends only queries to name servers. ERR_UNSUPPORTED: a
+ * finding is an error. ERR_ARGUMENT: fn is NULL, struct_bytes is not set, or ranks is less than 0 or more than
+ * SHOAL_RANKS_MAX. */
 SHOAL_CALL shoal_diagnose(const struct shoal_diagnosis_options *options, shoal_finding_fn fn, void *arg);
 
 /* A question to shoal_explain. SHOAL_QUESTION_INIT asks for the plans of 2 ranks on one host and 1 MiB of float32; the caller
  * names the collective. */
 struct shoal_question {
     size_t struct_bytes;
-    const char *collective; /* "allreduce" or "all-reduce": dashes do not count */
+    const char *collective; /* "allreduce" or "all-reduce": dashes are ignored */
     int ranks;
     size_t bytes; /* of the larger operand: all parts where there are parts, and then rounded down to equal parts */
     enum shoal_type type;
@@ -671,7 +684,7 @@ struct shoal_question {
     int shared_output;
     int rank;     /* whose plan to print; -1: all */
     int in_place; /* are input and output the same memory? */
-    size_t hosts; /* each has as many ranks; consecutive ranks share a host */
+    size_t hosts; /* all have equally many ranks; consecutive ranks share a host */
     int on_gpus;  /* are operands on GPUs? Those of this host are then printed, and how they are joined */
 };
 #define SHOAL_QUESTION_INIT                                                            \
@@ -680,13 +693,13 @@ struct shoal_question {
     }
 
 /* Prints which algorithm would run, why, how the vector is split, and the plan. ERR_ARGUMENT: the question is invalid; one line
- * on out says why. */
+ * on out has the reason. */
 SHOAL_CALL shoal_explain(const struct shoal_question *question, FILE *out);
-/* Prints the same as one JSON object: the call, the algorithm and why, and in "plans" an object for each rank with its steps
- * (empty where data travel with the announcements). On ERR_ARGUMENT the line on out is not JSON. */
+/* Like shoal_explain, but prints one JSON object: the call, the algorithm and why, and in "plans" an object for each rank with
+ * its steps (empty if the data travel with the announcements). On ERR_ARGUMENT the line on out is not JSON. */
 SHOAL_CALL shoal_explain_json(const struct shoal_question *question, FILE *out);
 
-/* A question to shoal_simulate: a call, and a model of the machines. SHOAL_SIMULATION_INIT stands for 2 hosts of one rank each,
+/* A question to shoal_simulate: a call, and a model of the machines. SHOAL_SIMULATION_INIT describes 2 hosts of one rank each,
  * 1 MiB of float32, and a network of 25 Gbit/s; the caller names the collective. All hosts have equally many ranks. */
 struct shoal_simulation {
     size_t struct_bytes;
@@ -698,30 +711,32 @@ struct shoal_simulation {
     int shared;                  /* are operands in memory from shoal_mem_alloc? */
     int every_chunk;             /* simulate all chunks, even when the time from one to the next has settled */
     const char *const *settings; /* as in struct shoal_context_options */
-    double rate_gbit_s;          /* of each host's adapter, payload, out and in at the same time */
+    double rate_gbit_s;          /* rate of each host's adapter, payload, out and in at the same time */
     double latency_us;           /* one way */
     double message_us;           /* CPU time of a message at its sender, and again at its receiver */
-    double stack_gb_s;           /* what a core moves into or out of the network; 0: that costs no CPU time */
-    double memory_gb_s;          /* what a rank reads and writes in all: a copy of n bytes is 2 n, a sum of k into one k + 1 */
-    double signal_us;            /* to a rank of the same host */
-    size_t header_bytes;         /* that a message has beside its payload */
-    size_t frame_bytes;          /* after so many bytes the adapter goes on with another host's message */
-    size_t cores;                /* of a host; 0: one for each rank */
-    size_t burst_bytes;          /* of a token bucket that each adapter has, each way; 0: it never sends faster than its rate */
-    double burst_gbit_s;         /* how fast bytes go that find tokens; 0: in no time */
-    double pause_us;             /* how long buckets have filled since the adapters emptied them; 0: they are full */
+    double stack_gb_s;           /* bytes that a core moves into or out of the network; 0: that costs no CPU time */
+    double memory_gb_s;          /* bytes that a rank reads and writes: a copy of n bytes is 2 n, a sum of k into one k + 1 */
+    double signal_us;            /* time of a signal to a rank of the same host */
+    size_t header_bytes;         /* bytes of a message besides its payload */
+    size_t frame_bytes;          /* after this many bytes the adapter turns to another host's message */
+    size_t cores;                /* cores of a host; 0: one for each rank */
+    size_t burst_bytes;          /* size of a token bucket that each adapter has, each way; 0: it never sends faster than its
+                                    rate */
+    double burst_gbit_s;         /* rate of bytes while there are tokens; 0: they take no time */
+    double pause_us;             /* time for which buckets have filled since the adapters emptied them; 0: they are full */
     int one_machine;             /* are hosts emulated on one machine? cores then counts its cores, which all ranks share */
-    double pcie_gb_s;            /* between each rank's GPU, on which its operands lie, and host memory, each way at the same
-                                  * time; 0: operands are in host memory */
-    double switch_gb_s;          /* between a PCIe switch and host memory, each way, for all below it; 0: none is a limit */
-    size_t switch_gpus;          /* below each switch; 0: all of a host */
-    int switch_adapters;         /* are the adapters below the switches, too, divided among them? */
-    double nvlink_gb_s;          /* of each GPU to the others of its host, each way: all-reduces are then reduced and gathered
-                                  * among them (2 to 8), and only slices leave a host. 0: there is none */
-    size_t unit_bytes;           /* of a copy between GPU and host memory */
-    size_t ring_bytes;           /* of host memory, each way, that holds such units; 0: room for a chunk and three units */
-    double copy_us;              /* before a copy's first byte */
-    double host_memory_gb_s;     /* what all ranks of a host read and write, with their copies; 0: memory_gb_s alone limits */
+    double pcie_gb_s;            /* rate between each rank's GPU, which holds its operands, and host memory, each way at the
+                                    same time; 0: operands are in host memory */
+    double switch_gb_s;          /* rate between a PCIe switch and host memory, each way, for all GPUs below it; 0: no limit */
+    size_t switch_gpus;          /* GPUs below each switch; 0: all of a host */
+    int switch_adapters;         /* are the adapters also below the switches, divided among them? */
+    double nvlink_gb_s;          /* rate of each GPU to the others of its host, each way: all-reduces are then reduced and
+                                    gathered among them (2 to 8), and only slices leave a host. 0: no NVLink */
+    size_t unit_bytes;           /* size of a copy between GPU and host memory */
+    size_t ring_bytes;           /* host memory, each way, that holds such units; 0: room for a chunk and three units */
+    double copy_us;              /* delay before a copy's first byte */
+    double host_memory_gb_s;     /* bytes that all ranks of a host read and write, with their copies; 0: memory_gb_s alone
+                                    limits */
 };
 #define SHOAL_SIMULATION_INIT                                                                                                \
     {                                                                                                                        \
@@ -737,19 +752,20 @@ struct shoal_simulated {
     size_t bytes;          /* rounded down to equal parts */
     double time_us;        /* from the call, on all ranks at once, to the last rank's end */
     double algbw_gb_s;     /* bytes over time */
-    double busbw_gb_s;     /* what the memory or wire of one rank carries of that, as `shoal bench` counts */
-    double bound_us;       /* the least time in which adapters, and the ways to GPUs, can carry what must cross them */
+    double busbw_gb_s;     /* the part that the memory or wire of one rank carries, as `shoal bench` counts */
+    double bound_us;       /* the least time in which adapters, and the paths to GPUs, can carry the bytes that must cross
+                              them */
     double sent_bytes;     /* payload of the host that sends most */
     double received_bytes;
     double sending;   /* least share of time that the busiest sending adapter is busy */
-    double receiving; /* the same of the busiest receiving adapter */
+    double receiving; /* least share of time that the busiest receiving adapter is busy */
     double working;   /* share of time in which a rank copies, reduces and signals inside its host */
     double messaging; /* share in which it sends and receives messages */
     double waiting;   /* share in which it waits, for others or for a core */
     size_t chunks;
-    size_t chunks_simulated; /* the rest is assumed to go on at the same pace */
-    double chunk_us;         /* from one chunk to the next, where not all were simulated; else 0 */
-    double copying;          /* least share of time that the busiest of the ways to and from GPUs is busy; 0: no GPUs */
+    size_t chunks_simulated; /* the others are assumed to take as long each */
+    double chunk_us;         /* from one chunk to the next, if not all were simulated; else 0 */
+    double copying;          /* least share of time that the busiest path to or from a GPU is busy; 0: no GPUs */
 };
 #define SHOAL_SIMULATED_INIT                                                              \
     {                                                                                     \
@@ -757,10 +773,10 @@ struct shoal_simulated {
     }
 
 /* Predicts how long a call would take on machines that need not exist. Runs the library's own plans, with the chunks, slots and
- * algorithms that the settings give, on a model of hosts and their network. The same question has the same answer on every
- * machine. Takes microseconds to minutes: thousands of ranks exchange millions of messages for each chunk. ERR_ARGUMENT: the
- * question is invalid. ERR_UNSUPPORTED: no plan serves such machines. ERR_MEMORY. On errors one line on out says why; out may
- * be NULL. */
+ * algorithms that follow from the settings, on a model of hosts and their network. The answer to a question is the same on
+ * every machine. The call takes microseconds to minutes: thousands of ranks exchange millions of messages for each chunk.
+ * ERR_ARGUMENT: the question is invalid. ERR_UNSUPPORTED: no plan fits such machines. ERR_MEMORY. On errors one line on out has
+ * the reason; out may be NULL. */
 SHOAL_CALL shoal_simulate(const struct shoal_simulation *simulation, FILE *out, struct shoal_simulated *simulated_out);
 
 /* ---- 11. A live job ------------------------------------------------------------------------------------------------------ */
@@ -786,7 +802,7 @@ struct shoal_watched {
     uint64_t called;          /* number of the newest collective that the rank has called */
     int under_way;            /* operations that have not ended */
     double idle_us;           /* since the last operation ended; -1: none has */
-    /* The operation that has been under way longest; collective is "" when there is none. */
+    /* The operation that has been under way longest; collective is "" if there is none. */
     const char *collective; /* "all-reduce", or "send", "receive" */
     const char *algorithm;
     uint64_t sequence;
@@ -796,15 +812,16 @@ struct shoal_watched {
     int root; /* or peer */
     int is_message;
     double posted_us;
-    double arrived_us; /* since all ranks that it needs have come; -1: not all have */
+    double arrived_us; /* since all ranks that it needs have called; -1: some have not */
     /* The rank publishes these itself once nothing has moved for half a second. */
     int waits_for; /* a rank of the communicator, on this host or another; -1: nothing was published */
     double waits_us;
-    /* Messages from the network that the rank's endpoint has rejected, for all its communicators together, because strangers
-     * name none. The rank updates it while an operation has been under way for 0.1 s. */
+    /* Messages from the network that the rank's endpoint has rejected. The number is for all its communicators together,
+     * because a stranger's message names none. The rank updates it while an operation has been under way for 0.1 s. */
     uint64_t rejected;
     /* How long threads of the program were blocked in collectives, sends, receives and waits that have ended: communication
-     * that nothing hides. Summed over threads and over all communicators of the context, up to the newest operation here. */
+     * that no computation hides. Summed over threads and over all communicators of the context, up to the newest operation
+     * here. */
     double waited_us;
     uint64_t sent_bytes; /* bytes that the communicator handed to the network, as shoal_comm_traffic counts them */
 };
@@ -814,8 +831,8 @@ typedef void (*shoal_watch_fn)(void *arg, const struct shoal_watched *watched);
 
 /* Reads what process pid on this host does in Shoal now, from the memory of its flight recorder. The process takes no part and
  * loses no time; it may hang or be stopped. The caller must be the same user or root. PENDING: the process has no communicator.
- * ERR_ARGUMENT: there is no such process. ERR_SYSTEM: the caller may not read it. ERR_UNSUPPORTED: this version cannot read the
- * recorder of the process's version. In all these cases error, unless NULL, receives one line. Any thread. */
+ * ERR_ARGUMENT: the process does not exist. ERR_SYSTEM: the caller may not read it. ERR_UNSUPPORTED: this version cannot read
+ * the recorder of the process's version. In all these cases error, unless NULL, receives one line. Any thread. */
 SHOAL_CALL shoal_watch(int pid, shoal_watch_fn fn, void *arg, char *error, size_t error_bytes);
 
 /* Prints the flight recorders of process pid as shoal_flight_print does. Errors are those of shoal_watch. */
