@@ -85,7 +85,7 @@ class DistributedSampler(torchs.DistributedSampler):
         self.used = 0  # in the epoch that follows
 
     def set_epoch(self, epoch: int) -> None:
-        """Starts another epoch at its begin. The epoch of a loaded state continues from its position."""
+        """Starts another epoch at its first sample. The epoch of a loaded state continues from its position."""
         epoch = _number("epoch", epoch)
         if epoch != self.epoch:
             self.epoch, self.used = epoch, 0
