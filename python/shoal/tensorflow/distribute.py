@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from . import _world
 
-ROW_BYTES = 256  # of an address, as text
+ROW_BYTES = 256  # size of an address as text
 
 
 def set_tf_config() -> dict:

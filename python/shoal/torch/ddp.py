@@ -36,7 +36,7 @@ from ._parameters import Parameters
 MIB = 1 << 20
 BUFFER_MIB = 25
 ORDER, RESIDUALS = "shoal order", "shoal residuals"  # keys of gradient_state_dict
-BROADCAST_BYTES = 250 * MIB  # of parameters and buffers in one broadcast, as in torch
+BROADCAST_BYTES = 250 * MIB  # size of one broadcast of parameters and buffers, as in torch
 # IDLE: no forward pass waits for its backward pass. OPEN: one that averages does. LOCAL: one that averages nothing does, and
 # its outputs hold no tensor that could show where its backward pass begins.
 IDLE, OPEN, LOCAL = range(3)

@@ -12,7 +12,7 @@ from shoal.torch import _communicator
 from .._common import controller as kinds
 from .._common.operators import Average, Max, Min, Product, Sum
 
-FUSION_BYTES = 64 << 20  # of tensors in one all-reduce
+FUSION_BYTES = 64 << 20  # size of tensors in one all-reduce
 _OPS = {Average: dist.ReduceOp.SUM, Sum: dist.ReduceOp.SUM, Min: dist.ReduceOp.MIN, Max: dist.ReduceOp.MAX,
         Product: dist.ReduceOp.PRODUCT}
 
