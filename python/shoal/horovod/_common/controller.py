@@ -27,7 +27,7 @@ from .errors import HorovodInternalError
 
 ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER = "allreduce", "allgather", "broadcast", "alltoall", "reducescatter"
 BARRIER, JOIN, END = "barrier", "join", "end"
-BLOCK_BYTES = 1024  # size of the first all-gather of a round; longer lists of requests need a second one
+BLOCK_BYTES = 1024  # of each rank's block in a round's first all-gather; longer lists of requests need a second one
 LENGTH_BYTES = 4
 PAUSE_S, PAUSE_MAX_S = 100e-6, 5e-3  # between two rounds that found nothing
 HELD_BYTES = 25 << 20  # size of held requests at which a round begins

@@ -12,7 +12,7 @@ from shoal.tensorflow import _world as worlds
 from .._common import controller as kinds
 from .._common.controller import Told
 
-BLOCK_BYTES = 512  # size of the first all-gather; longer descriptions need a second one
+BLOCK_BYTES = 512  # of each rank's block in the first all-gather; longer descriptions need a second one
 LENGTH_BYTES = 4
 GRADIENTS = "gradients"  # gradients of a list of variables follow, through the gradient engine unless a rank has joined
 
