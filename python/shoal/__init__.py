@@ -1,6 +1,6 @@
-"""Shoal, collective communication for data-parallel training: where the C library, its header and its command are.
+"""Shoal, collective communication for data-parallel training. This package locates the C library, its header and its command.
 
-`import shoal.torch` makes the backend "shoal" known to torch.distributed."""
+`import shoal.torch` registers the back-end "shoal" with torch.distributed."""
 import os
 import pathlib
 
@@ -10,7 +10,7 @@ _PACKAGE = pathlib.Path(__file__).resolve().parent
 
 
 def library_path() -> pathlib.Path:
-    """libshoal.so: $SHOAL_LIBRARY if that is set, else the copy that was installed with this package."""
+    """The path of libshoal.so: $SHOAL_LIBRARY if it is set, else the library installed with this package."""
     named = os.environ.get("SHOAL_LIBRARY")
     if named:
         return pathlib.Path(named)
@@ -27,7 +27,7 @@ def include_path() -> pathlib.Path:
 
 
 def command_path() -> pathlib.Path:
-    """The command `shoal`: the one that was installed with this package, else the one beside $SHOAL_LIBRARY."""
+    """The path of the command `shoal`: the one installed with this package, else the one in the folder of $SHOAL_LIBRARY."""
     installed = _PACKAGE / "bin/shoal"
     return installed if installed.is_file() else _existing(library_path().parent / "shoal")
 

@@ -1,8 +1,9 @@
-"""Called by torch while it is imported, in every process of the environment: quick, silent, and without the C library."""
+"""torch calls this during its import, in every process of the environment. It must be quick and silent, and does not load the C
+library."""
 
 
 def register() -> None:
-    """Registers the back-end. Where shoal.torch is being imported, and imports torch, it does so itself at its end."""
+    """Registers the back-end. If shoal.torch is the module that imports torch, it registers the back-end itself at its end."""
     import torch.distributed
 
     if torch.distributed.is_available():

@@ -1,4 +1,4 @@
-"""Callbacks for model.fit on several ranks. A front end's classes say by _job how ranks communicate: rank(), size(),
+"""Callbacks for model.fit on several ranks. A front end's classes define in _job how ranks communicate: rank(), size(),
 broadcast_variables(variables, root_rank), allgather_object(value), mean(numbers), and mismatch(text), an exception."""
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import keras
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
-    """Gives the model and its optimizer the state of root_rank: when training begins, as far as it is built by then, and after
-    the first batch, which builds the rest."""
+    """Copies the state of root_rank's model and optimizer to all ranks: when training begins, for the variables that exist by
+    then, and after the first batch, which builds the rest."""
 
     _job = None
 
@@ -17,7 +17,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._is_done = False
 
     def _shared(self, variables):
-        """Those that are alike on all ranks."""
+        """Returns the variables that are the same on all ranks."""
         return list(variables)
 
     def on_train_begin(self, logs=None):
@@ -34,7 +34,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
-    """Makes the metrics of an epoch means over all ranks, for the callbacks after it and the history."""
+    """Replaces the metrics of an epoch by their means over all ranks, for the callbacks after it and the history."""
 
     _job = None
 
@@ -51,8 +51,8 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):
-    """Multiplies initial_lr with multiplier, a number or a function of the epoch, from start_epoch on and before end_epoch: at
-    each epoch's begin, and with staircase=False at each batch, where the epoch has a fraction."""
+    """Multiplies initial_lr by `multiplier`, a number or a function of the epoch, from start_epoch until before end_epoch. It
+    does so when an epoch begins, and with staircase=False also at each batch, with fractions of an epoch."""
 
     def __init__(self, initial_lr, multiplier, start_epoch=0, end_epoch=None, staircase=True, steps_per_epoch=None):
         super().__init__()
@@ -86,8 +86,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Raises the learning rate from initial_lr / size() to initial_lr during the first epochs (Goyal et al., 2017): initial_lr
-    is that for the global batch."""
+    """Raises the learning rate from initial_lr / size() to initial_lr during the first epochs (Goyal et al., 2017). initial_lr
+    is the rate for the global batch."""
 
     _job = None
 

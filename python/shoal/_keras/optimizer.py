@@ -5,9 +5,9 @@ import keras
 
 
 class _Distributed:
-    """Averages gradients before all that an optimizer does with them: unscaling, clipping, accumulation."""
+    """Averages gradients before the optimizer's own work on them: unscaling, clipping, accumulation."""
 
-    _shoal = None  # what averages: average(gradients, variables)
+    _shoal = None  # the object that averages: average(gradients, variables)
 
     def apply(self, grads, trainable_variables=None):
         grads = list(grads)
@@ -22,7 +22,7 @@ class _Distributed:
 
 
 def wrap(optimizer, settings):
-    """Makes the optimizer average by settings.average(gradients, variables)."""
+    """Makes the optimizer average gradients with settings.average(gradients, variables)."""
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(f"shoal: DistributedOptimizer takes an optimizer of Keras 3, and was given a "
                         f"{type(optimizer).__name__}; keras.optimizers.get() makes one of a name")
@@ -32,6 +32,6 @@ def wrap(optimizer, settings):
     if keras.config.dtype_policy().name == "mixed_float16" and not isinstance(optimizer, scales):
         optimizer = scales(optimizer)
     plain = type(optimizer)
-    # With the name and module of the plain class, so that a saved model is restored as that.
+    # Keeps the name and module of the plain class, so that a saved model is restored with that class.
     optimizer.__class__ = type(plain.__name__, (_Distributed, plain), {"__module__": plain.__module__, "_shoal": settings})
     return optimizer

@@ -1,8 +1,9 @@
 """The C library, through ctypes.
 
-load() gives an object whose attributes are the functions without their prefix: load().comm_free(comm). All release the GIL.
-Structs, callbacks and numbers have the names of the headers without the prefix: CommOptions, StoreGet, ERR_TIMEOUT, FLOAT32;
-dev/native.py writes them from the headers. Not here: what tensors are (shoal/torch), or any wish to make the C API comfortable.
+load() returns an object whose attributes are the functions without their prefix: load().comm_free(comm). All release the GIL.
+Structs, callbacks and constants have their names in the headers without the prefix: CommOptions, StoreGet, ERR_TIMEOUT,
+FLOAT32; dev/native.py generates them from the headers. This module knows nothing of tensors (see shoal/torch), and does not
+make the C API more comfortable.
 """
 import ctypes
 import functools
@@ -13,8 +14,7 @@ from ._declarations import ERR_UNSUPPORTED, FUNCTIONS, OK, Failure
 
 
 class ShoalError(Exception):
-    """A call that was refused or failed: its status, the paragraph that Shoal wrote about it, and the rank that caused it (-1:
-    none)."""
+    """A call that was refused or failed: its status, Shoal's text about it, and the rank that caused it (-1 if none)."""
 
     def __init__(self, status, text, rank=-1):
         super().__init__(text)
@@ -23,8 +23,8 @@ class ShoalError(Exception):
 
 @functools.lru_cache(maxsize=None)
 def load():
-    """The library at shoal.library_path(), loaded at the first call. OSError when it cannot be. A function that this library
-    has not raises ShoalError when it is called."""
+    """Returns the library at shoal.library_path(), which the first call loads. Raises OSError if that fails. A function that
+    this library lacks raises ShoalError when it is called."""
     from shoal import library_path
 
     path = str(library_path())
@@ -49,7 +49,8 @@ def _absent(path, name):
 
 
 def error_of(status, context=None, comm=None):
-    """The ShoalError for a status that a call returned: in the words of the communicator's failure, else of the context's."""
+    """Returns the ShoalError for a status that a call returned, with the text of the communicator's failure, else of the
+    context's."""
     library, failure = load(), Failure()
     if (context or comm) and library.last_failure(context, comm, ctypes.byref(failure)) == OK and failure.text:
         return ShoalError(status, failure.text.decode(errors="replace"), failure.rank)

@@ -1,11 +1,12 @@
-"""How structs of the headers that begin with struct_bytes begin in Python."""
+"""Initial values of the headers' structs that begin with struct_bytes."""
 import ctypes
 
 _initialize = ctypes.Structure.__init__
 
 
 class Sized(ctypes.Structure):
-    """A struct that the library may lengthen. A new one holds what its *_INIT macro says, but for the fields that are given."""
+    """A struct that later versions of the library may lengthen. A new one has the values of its *_INIT macro and of the given
+    fields."""
 
     _begin = {}
 
@@ -14,7 +15,7 @@ class Sized(ctypes.Structure):
 
 
 def begins(**fields):
-    """Tells a struct its size and the fields of its *_INIT macro that are not zero."""
+    """Sets a struct's size and the fields of its *_INIT macro that are not zero."""
 
     def complete(struct):
         struct._begin = {"struct_bytes": ctypes.sizeof(struct), **fields}

@@ -16,7 +16,7 @@ from .variables import allgather_object, broadcast_object, broadcast_variables  
 
 
 def __getattr__(name):
-    """Keras and strategies are imported where they are used."""
+    """Imports Keras and strategies at first use."""
     if name == "distribute":
         import importlib
         return importlib.import_module(".distribute", __name__)

@@ -1,5 +1,5 @@
-"""Collectives on tensors: eagerly, inside tf.function, and under a GradientTape. world: the number of a communicator
-(_world.add_world); 0 is that of all ranks."""
+"""Collectives on tensors: eagerly, inside tf.function, and under a GradientTape. `world` is the number of a communicator
+(_world.add_world); 0 is the one of all ranks."""
 from __future__ import annotations
 
 import enum
@@ -10,10 +10,12 @@ from shoal import _native
 
 from . import _operations, _world
 
-SHAPE_NUMBERS = 9  # rank, and the first dimensions, which ranks compare before they gather
+SHAPE_NUMBERS = 9  # the rank and the first dimensions of a tensor, which ranks compare before they gather
 
 
 class ReduceOp(enum.IntEnum):
+    """The operators of reductions."""
+
     AVERAGE = _native.AVG
     SUM = _native.SUM
     MIN = _native.MIN
@@ -22,8 +24,8 @@ class ReduceOp(enum.IntEnum):
 
 
 class Compression:
-    """How tensors travel. none: as they are. fp16, bf16, int8: gradients of float32 travel so between hosts, and keep their
-    precision inside a host; a tensor that is given to allreduce itself is cast before and back after (fp16 and bf16)."""
+    """How tensors travel. none: unchanged. fp16, bf16, int8: float32 gradients travel in this format between hosts, and keep
+    their precision inside a host. allreduce casts its tensor before and back after (fp16 and bf16 only)."""
     none, fp16, bf16, int8 = "none", "fp16", "bf16", "int8"
 
 
@@ -31,8 +33,8 @@ _CASTS = {"fp16": tf.float16, "bf16": tf.bfloat16}
 
 
 def allreduce(tensor, op: ReduceOp = ReduceOp.AVERAGE, compression: str = Compression.none, name: str | None = None):
-    """A tensor like this one: op over those of all ranks, which must have the same shape. IndexedSlices are gathered: SUM and
-    AVERAGE only."""
+    """Reduces the tensors of all ranks, which must have the same shape, and returns the result on every rank. IndexedSlices are
+    gathered; they support SUM and AVERAGE only."""
     _world.current()
     if isinstance(tensor, tf.IndexedSlices):
         return allreduce_slices(tensor, op, name)
@@ -43,12 +45,12 @@ def allreduce(tensor, op: ReduceOp = ReduceOp.AVERAGE, compression: str = Compre
 
 
 def oob_allreduce(tensor, compression: str = Compression.none, op: ReduceOp = ReduceOp.AVERAGE):
-    """allreduce, under the name that scripts of SageMaker's library have for losses and metrics."""
+    """allreduce, under the name that scripts for SageMaker's library use for losses and metrics."""
     return allreduce(tensor, op, compression)
 
 
 def grouped_allreduce(tensors, op: ReduceOp = ReduceOp.AVERAGE, compression: str = Compression.none, name: str | None = None):
-    """A list of tensors in one operation for each type."""
+    """Reduces a list of tensors, in one operation for each type."""
     _world.current()
     tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
     cast = [tf.cast(tensor, _cast_of(tensor, compression)) for tensor in tensors]
@@ -61,19 +63,19 @@ def grouped_allreduce(tensors, op: ReduceOp = ReduceOp.AVERAGE, compression: str
 
 
 def broadcast(tensor, root_rank: int = 0, name: str | None = None):
-    """root_rank's tensor on every rank."""
+    """Returns root_rank's tensor on every rank."""
     _check_root(root_rank)
     return _operations.broadcast([tf.convert_to_tensor(tensor)], root_rank, name)[0]
 
 
 def allgather(tensor, name: str | None = None, world: int = 0):
-    """Those of all ranks one after the other, along the first dimension, in which they may differ."""
+    """Concatenates the tensors of all ranks along the first dimension, in which they may differ."""
     tensor = _with_rows(tensor)
     return _operations.allgather_rows(tensor, _gathered_shapes(tensor, name, world), name, world)
 
 
 def reducescatter(tensor, op: ReduceOp = ReduceOp.SUM, name: str | None = None, world: int = 0):
-    """This rank's rows of the reduced tensor. Where rows cannot be divided evenly, the first ranks have one more."""
+    """Returns this rank's rows of the reduced tensor. If rows cannot be divided evenly, the first ranks have one more."""
     size = _world.size_of(world)
     tensor = _with_rows(tensor)
     rows = tf.shape(tensor, tf.int64)[0]
@@ -82,8 +84,8 @@ def reducescatter(tensor, op: ReduceOp = ReduceOp.SUM, name: str | None = None, 
 
 
 def alltoall(tensor, splits=None, name: str | None = None, world: int = 0):
-    """Rows to every rank: the first splits[0] to rank 0, and so on; without splits as many to each. Returns the rows from all
-    ranks, in the order of ranks; with splits, (rows, how many came from each rank)."""
+    """Sends rows to every rank: the first splits[0] to rank 0, and so on; without splits, the same number to each. Returns the
+    rows from all ranks in the order of ranks; with splits, returns (rows, number of rows from each rank)."""
     size = _world.size_of(world)
     tensor = _with_rows(tensor)
     if splits is None:
@@ -113,7 +115,7 @@ def _cast_of(tensor, compression):
 
 
 def allreduce_slices(slices, op, name=None, world=0):
-    """tf.IndexedSlices of all ranks, one after the other."""
+    """Concatenates the tf.IndexedSlices of all ranks."""
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise NotImplementedError("shoal: tf.IndexedSlices can be summed and averaged only: tf.convert_to_tensor makes them "
                                   "dense")
@@ -124,7 +126,7 @@ def allreduce_slices(slices, op, name=None, world=0):
 
 
 def gather_slices(slices, name=None, world=0):
-    """(values, indices) of all ranks."""
+    """Returns (values, indices) of all ranks."""
     values = tf.convert_to_tensor(slices.values)
     with _operations.in_order():
         shapes = _gathered_shapes(values, name, world)
@@ -133,7 +135,7 @@ def gather_slices(slices, name=None, world=0):
 
 
 def _by_type(tensors):
-    """Lists of indices."""
+    """Returns lists of the indices of tensors of one type."""
     groups = {}
     for i, tensor in enumerate(tensors):
         groups.setdefault(tensor.dtype, []).append(i)
@@ -152,8 +154,8 @@ def _with_rows(tensor):
 
 
 def _gathered_shapes(tensor, name, world=0):
-    """The tensors' ranks and dimensions on all ranks, as rows of numbers. The all-gather refuses those that differ in more than
-    the first dimension."""
+    """Returns the ranks and dimensions of the tensors on all ranks, as rows of numbers. The all-gather refuses tensors that
+    differ in more than the first dimension."""
     rank, shape = tf.rank(tensor), tf.shape(tensor, tf.int64)
     shape = shape[:SHAPE_NUMBERS - 1]
     own = tf.concat([[tf.cast(rank, tf.int64)], shape, tf.zeros([SHAPE_NUMBERS - 1 - tf.size(shape)], tf.int64)], 0)

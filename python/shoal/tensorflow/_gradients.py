@@ -1,4 +1,4 @@
-"""Gradients of lists of variables, averaged by the gradient engine (include/shoal/gradients.h)."""
+"""Averages the gradients of lists of variables with the gradient engine (include/shoal/gradients.h)."""
 from __future__ import annotations
 
 import ctypes
@@ -20,12 +20,12 @@ _COMPRESSIONS = {"none": _native.COMPRESS_NONE, "fp16": _native.COMPRESS_FLOAT16
 BUFFER_MIB = 25
 
 _numbers = itertools.count()
-_averagers = {}  # by what makes them the same
+_averagers = {}  # by their variables, types and settings
 
 
 class Settings:
-    """How gradients are averaged, and among which ranks (_world.add_world); checked once, so that a wrong one is told where it is
-    written."""
+    """How gradients are averaged, and among which ranks (_world.add_world). The constructor checks the values, so that an error
+    appears at the line that sets them."""
 
     def __init__(self, op=ReduceOp.AVERAGE, compression=Compression.none, sparse_as_dense=False, buffer_mib=BUFFER_MIB, world=0):
         if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
@@ -46,8 +46,8 @@ class Settings:
 
 
 def average(gradients, variables, settings):
-    """The gradients of all ranks, averaged or summed: those of variables that have one. All ranks call it with the same
-    variables in the same order. None stays None where it is None on every rank, and fails on every rank where it is not."""
+    """Returns the gradients of all ranks, averaged or summed. All ranks call it with the same variables in the same order. A
+    gradient that is None on every rank stays None; one that is None only on some ranks is an error on every rank."""
     gradients, variables = list(gradients), list(variables)
     if len(gradients) != len(variables):
         raise ValueError(f"shoal: {len(gradients)} gradients were given for {len(variables)} variables")
@@ -73,18 +73,18 @@ def name_of(variable):
 
 
 def name_on_all_ranks(index, variable):
-    """Ranks compare it. Keras numbers what it names, in each process on its own: a rank that made another model first has other
-    numbers."""
+    """Returns a name that ranks can compare. Keras numbers its names in each process separately: the numbers differ on a rank
+    that made another model before."""
     return f"variable {index}, {re.sub(r'_[0-9]+(?=/|$)', '', name_of(variable))}"
 
 
 def _node_name(name):
-    """As a node of a graph may be called."""
+    """Converts a name to one that a node of a graph may have."""
     return "shoal_" + re.sub(r"[^A-Za-z0-9_.\-]", "_", name.split(":")[0])
 
 
 def _number_of(variable):
-    """Another one for each variable: addresses may come again."""
+    """Returns a number that is unique to the variable, unlike its address, which may be used again."""
     number = getattr(variable, "_shoal_number", None)
     if number is None:
         number = variable._shoal_number = next(_numbers)
@@ -105,17 +105,17 @@ def _averager_of(variables, gradients, settings):
     if key not in _averagers:
         gone = [old for old, averager in _averagers.items() if averager.world == settings.world and averager.is_orphan()]
         _averagers[key] = _Averager(variables, types, settings)
-        for old in gone:  # not before: now all ranks of the world have come here, past the last step of those
+        for old in gone:  # only now: all ranks of the world have come here, past the last step of these
             _averagers.pop(old).free()
     return _averagers[key]
 
 
 class _Averager:
-    """struct averager of operations/averager.h; made by all ranks together."""
+    """struct averager of operations/averager.h. All ranks make it together."""
 
     def __init__(self, variables, types, settings):
         self.names, self.world = [name_of(variable) for variable in variables], settings.world
-        # A graph may outlive the tensor that it was asked about, but not its variables.
+        # A graph may outlive the tensor that was passed here, but not its variables.
         self._variables = [weakref.ref(variable) for variable in variables if hasattr(variable, "assign")]
         parameters = (_native.Parameter * len(variables))(*(
             (math.prod(map(int, variable.shape)), kind, name_on_all_ranks(i, variable).encode())
@@ -134,9 +134,9 @@ class _Averager:
         return self._compiled(gradients) if tf.executing_eagerly() else self._average(gradients)
 
     def _average(self, gradients):
-        """Starts from the last variable to the first, as a backward pass makes them: each start waits for the one before it.
-        Finishes wait for all starts. A finish that waits for gradients which an error keeps from coming would hold up the error:
-        TensorFlow raises it when all operations that have begun are done."""
+        """Starts gradients from the last variable to the first, in the order of a backward pass, because each start waits for
+        the one before it. Finishes wait for all starts: TensorFlow raises an error only when all begun operations are done, so
+        a finish that waits for gradients which the error prevents would delay the error."""
         marks = sum(gradient is not None for gradient in gradients)
         if marks == 0:
             _operations.load().of.shoal_gradients_none(reducer=self.number, world=self.world)
@@ -150,7 +150,7 @@ class _Averager:
             return [one and _operations.finish([one.pending], one.handle)[0] for one in started]
 
     def is_orphan(self):
-        """Returns true if a variable of it is gone, so that nobody can average its list again."""
+        """Returns true if one of its variables is gone, so that its list cannot be averaged again."""
         return any(variable() is None for variable in self._variables)
 
     def free(self):

@@ -13,15 +13,15 @@ import tensorflow as tf
 import shoal
 from shoal import _native
 
-OLDEST = (2, 16)  # with Keras 3
-NEWEST = (2, 21)  # that was tried
+OLDEST = (2, 16)  # the first with Keras 3
+NEWEST = (2, 21)  # the newest tested version
 LIBRARY = "libshoal_tensorflow.so"
 ERROR_BYTES = 1024
 
 
 def check_version(version: str) -> None:
-    """Raises ImportError for a TensorFlow that is too old, or of another major version. Warns of one that is newer than all that were
-    tried: the C API keeps its promises, mostly, and load() tells what function it lacks."""
+    """Raises ImportError if TensorFlow is too old or has another major version. Warns if it is newer than all tested versions:
+    its C API is mostly stable, and load() names a function that is missing."""
     numbers = tuple(int(part) for part in version.split(".")[:2])
     if numbers < OLDEST:
         raise ImportError(f"shoal.tensorflow needs TensorFlow {OLDEST[0]}.{OLDEST[1]} or newer, and this is {version}: "
@@ -36,10 +36,10 @@ def check_version(version: str) -> None:
 
 @functools.lru_cache(maxsize=None)
 def load() -> types.SimpleNamespace:
-    """The operations as TensorFlow makes functions of them, and the functions in C beside them. ImportError says what is
-    wrong."""
+    """Returns the operations as Python functions, which TensorFlow generates, and the library's C functions. Raises ImportError
+    with the reason if that fails."""
     check_version(tf.__version__)
-    _native.load()  # the operations find it loaded, wherever it lies
+    _native.load()  # the operations then find it loaded, wherever its file is
     path = shoal.library_path().parent / LIBRARY
     try:
         operations = tf.load_op_library(str(path))
@@ -61,17 +61,17 @@ def load() -> types.SimpleNamespace:
     return types.SimpleNamespace(of=operations, library=library)
 
 
-# ---- The order of collectives in a graph of a session, where TensorFlow orders nothing -------------------------------------
+# ---- The order of collectives in a graph of a session, in which TensorFlow orders nothing -----------------------------------
 
 
-_order = contextvars.ContextVar("shoal_order", default=None)  # the one that new collectives follow
-ORDERS = "_shoal_orders"  # attribute of a graph: by the name of a start, the order that it follows
+_order = contextvars.ContextVar("shoal_order", default=None)  # the order that new collectives follow
+ORDERS = "_shoal_orders"  # attribute of a graph: maps the name of a start to the order that it follows
 
 
 @contextlib.contextmanager
 def in_order():
-    """Collectives that are made in it start one after the other, and so do those of their gradients, after them. It changes nothing
-    outside of a session's graph, where starts are in the program's order, nor inside another in_order()."""
+    """Collectives made inside start one after the other, and then those of their gradients. It changes nothing outside of a
+    session's graph, because starts follow the program's order there, and nothing inside another in_order()."""
     is_ordered = tf.executing_eagerly() or tf.compat.v1.executing_eagerly_outside_functions()
     with contextlib.nullcontext() if is_ordered or _order.get() else _following(_Order()):
         yield
@@ -87,8 +87,8 @@ def _following(order):
 
 
 class _Order:
-    """last: a result of the newest collective, which the next start waits for. Only starts wait: what the program makes beside
-    them, such as a shape that a gradient needs, must not draw collectives into a run that has no use for them."""
+    """`last` is a result of the newest collective, for which the next start waits. Only starts wait: other operations that the
+    program makes here, such as a shape for a gradient, must not pull collectives into a run that does not need them."""
 
     def __init__(self):
         self.last = []
@@ -104,21 +104,21 @@ class _Order:
 
 
 def _order_of(op):
-    """None: eagerly, and where nothing asked for an order."""
+    """Returns the order of an operation. Returns None eagerly, and if nothing asked for an order."""
     return getattr(getattr(op, "graph", None), ORDERS, {}).get(getattr(op, "name", None))
 
 
-# ---- Operations: each has started when the function returns, in a graph when its start has run ---------------------------
+# ---- Operations: when the function returns, the operation has started; in a graph, when its start has run ----------------
 
 
 def finish(pending, handle, name=None):
-    """The results of a start. In a graph others run meanwhile; eagerly the call waits."""
+    """Returns the results of a start. In a graph other operations run meanwhile; eagerly the call waits."""
     return load().of.shoal_finish(pending=pending, handle=handle, name=name)
 
 
 def _collective(what, name, **inputs):
-    """A start and its finish: a list of results. Errors of an eager call begin with the name that the caller gave, as TensorFlow
-    gives kernels names in graphs only."""
+    """Makes a start and its finish, and returns a list of results. Errors of an eager call begin with the caller's name for it,
+    because TensorFlow names kernels only in graphs."""
     operation, order = getattr(load().of, f"shoal_{what}_start"), _order.get()
     try:
         started = order.start(operation, {"name": name, **inputs}) if order else operation(name=name, **inputs)
@@ -134,7 +134,7 @@ def _collective(what, name, **inputs):
 
 
 def allreduce(tensors, operator: int, name=None, world=0):
-    """Tensors of one type; a list like it."""
+    """Reduces a list of tensors of one type; returns a list of the same length."""
     return _collective("allreduce", name, inputs=tensors, operator=operator, world=world)
 
 
@@ -143,14 +143,14 @@ def broadcast(tensors, root: int, name=None, world=0):
 
 
 def stack(tensor, size, name=None, world=0):
-    """Of all ranks, which have one shape: a new first dimension."""
+    """Stacks the tensors of all ranks, which have one shape, along a new first dimension."""
     result = _collective("allgather", name, input=tensor, rows=tf.zeros([0], tf.int64), world=world)[0]
     result.set_shape(tf.TensorShape([size]).concatenate(tensor.shape))
     return result
 
 
 def allgather_rows(tensor, rows, name=None, world=0):
-    """rows: of each rank, as one number or as the tensor's rank and its first dimensions, which are compared."""
+    """`rows` describes each rank, by its number of rows or by its tensor's rank and first dimensions, which are compared."""
     return _rows_of(_collective("allgather", name, input=tensor, rows=rows, world=world)[0], tensor)
 
 
@@ -164,7 +164,7 @@ def alltoall_rows(tensor, splits, received_splits, name=None, world=0):
 
 
 def _rows_of(result, tensor):
-    """Says of a result with an unknown number of rows what is known of it."""
+    """Sets what is known of the shape of a result with an unknown number of rows."""
     if tensor.shape.rank is not None:
         result.set_shape(tf.TensorShape([None]).concatenate(tensor.shape[1:]))
     return result
@@ -183,12 +183,12 @@ def _register_gradients():
                            ("ShoalReduceScatterStart", _of_reduce_scatter), ("ShoalAlltoallStart", _of_alltoall)):
         try:
             tf.RegisterGradient(name)(_in_order_of_its_call(function))
-        except KeyError:  # this module was imported anew
+        except KeyError:  # this module was imported again
             pass
 
 
 def _in_order_of_its_call(gradient):
-    """The collectives of a gradient start after those of the call that its operation is of."""
+    """The collectives of a gradient start after those of its operation's call."""
     @functools.wraps(gradient)
     def ordered(op, *gradients):
         order = _order_of(op)

@@ -1,4 +1,4 @@
-"""The job that this process is a rank of: a context and a communicator of the C library, made by init()."""
+"""The job to which this process belongs: a context and a communicator of the C library, made by init()."""
 from __future__ import annotations
 
 import ctypes
@@ -11,9 +11,9 @@ from shoal import _native
 from . import _operations
 
 UINT32_MAX = 2**32 - 1
-TIMEOUT_MS = 600_000  # SHOAL_TIMEOUT_MS if nobody sets it (src/comm/comm_settings.c)
+TIMEOUT_MS = 600_000  # the default of SHOAL_TIMEOUT_MS (src/comm/comm_settings.c)
 
-# As the operations map them (operations/world.c).
+# The same mapping as in operations/world.c.
 _CLASSES = {
     _native.ERR_ARGUMENT: tf.errors.InvalidArgumentError, _native.ERR_MEMORY: tf.errors.ResourceExhaustedError,
     _native.ERR_UNSUPPORTED: tf.errors.UnimplementedError, _native.ERR_TIMEOUT: tf.errors.DeadlineExceededError,
@@ -22,17 +22,17 @@ _CLASSES = {
     _native.ERR_AUTH: tf.errors.PermissionDeniedError,
 }
 
-WORLDS_MAX = 256  # as operations/world.h has it
+WORLDS_MAX = 256  # equal to WORLD_MAX of operations/world.h
 
 _current = None  # World, between init() and shutdown()
-_worlds = {}  # by number: that of all ranks is 0; those of some ranks, of which this rank is one
+_worlds = {}  # by number: 0 is the world of all ranks; the others contain some ranks, and this rank
 _next_world = 1
-_on_shutdown = []  # functions
-_on_end = []  # functions of the number of a world that is about to end
+_on_shutdown = []  # functions without arguments
+_on_end = []  # functions that are called with the number of a world before it ends
 
 
 class World:
-    """limit_ms: the deadline of its operations as init() was given it; 0: that of SHOAL_TIMEOUT_MS."""
+    """A communicator. limit_ms: the deadline of its operations from init(); 0 means that of SHOAL_TIMEOUT_MS."""
 
     def __init__(self, context, comm, limit_ms):
         self.context, self.comm, self.place, self.limit_ms = context, comm, _place_of(comm), limit_ms
@@ -40,15 +40,15 @@ class World:
         self.rank, self.size = library.comm_rank(comm), library.comm_size(comm)
 
     def publish(self, number):
-        """Operations with this number run on it."""
+        """Makes operations with this number use this communicator."""
         deadline_ms = self.limit_ms or int(os.environ.get("SHOAL_TIMEOUT_MS") or TIMEOUT_MS)
         _operations.load().library.shoal_tensorflow_set_world(number, self.context, self.comm, deadline_ms)
         _worlds[number] = self
         return self
 
     def gather(self, block, otherwise):
-        """The bytes of all ranks, which have one length. Not through TensorFlow: that takes longer, and a strategy must come before
-        anything that TensorFlow computes. otherwise: what an error means."""
+        """Returns the bytes of all ranks, which have one length. It does not use TensorFlow: that takes longer, and a strategy
+        must be made before TensorFlow computes anything. otherwise: the beginning of an error's text."""
         every = ctypes.create_string_buffer(len(block) * self.size)
         status = _native.load().allgather(self.comm, block, every, len(block), _native.UINT8, None)
         if status != _native.OK:
@@ -57,13 +57,13 @@ class World:
 
 
 def error_of(status, text):
-    """TensorFlow's exception for a status."""
+    """Returns TensorFlow's exception for a status."""
     return _CLASSES.get(status, tf.errors.InternalError)(None, None, f"shoal: {text}")
 
 
 def init(timeout_s: float | None = None) -> None:
-    """Joins the job that the launcher started this process for; alone, where none did. Every rank calls it, once. timeout_s: of
-    each operation, in place of SHOAL_TIMEOUT_MS."""
+    """Joins the job for which the launcher started this process, or a job of one rank without a launcher. Every rank calls it
+    once. timeout_s: the deadline of each operation, instead of SHOAL_TIMEOUT_MS."""
     global _current, _next_world
     if _current is not None:
         raise RuntimeError("init() called more than once. shoal.tensorflow is already initialized.")
@@ -88,8 +88,8 @@ def _place_of(comm):
 
 
 def add_world(ranks) -> int:
-    """A communicator of these ranks of the job. All ranks of the job call it. Returns the number that operations on it are given,
-    alike everywhere; on other ranks they are refused."""
+    """Makes a communicator of these ranks. All ranks of the job call it. Returns the number for operations on it, which is the
+    same on all ranks; ranks outside of it cannot use the number."""
     global _next_world
     world, library = current(), _native.load()
     if _next_world == WORLDS_MAX:
@@ -108,7 +108,7 @@ def add_world(ranks) -> int:
 
 
 def remove_world(number: int) -> None:
-    """Ends what add_world made. All of its ranks call it; on others it does nothing."""
+    """Ends a communicator of add_world. All of its ranks call it; on other ranks it does nothing."""
     if number not in _worlds:
         return
     _tell_end(number)
@@ -123,7 +123,7 @@ def remove_world(number: int) -> None:
 
 
 def shutdown() -> None:
-    """Leaves the job, when every rank has called it. Optional. Afterwards init() may be called again."""
+    """Leaves the job once every rank has called it. Optional. init() may be called again afterwards."""
     global _current
     world = current()
     for function in _on_shutdown:
@@ -150,7 +150,7 @@ def on_shutdown(function) -> None:
 
 
 def on_end(function) -> None:
-    """function(number) is called before a world ends."""
+    """Registers function(number), which is called before a world ends."""
     _on_end.append(function)
 
 
@@ -160,6 +160,7 @@ def _tell_end(number):
 
 
 def is_initialized() -> bool:
+    """Returns true between init() and shutdown()."""
     return _current is not None
 
 
@@ -170,32 +171,32 @@ def current() -> World:
 
 
 def rank() -> int:
-    """Of this process in the job."""
+    """Returns this process's rank in the job."""
     return current().rank
 
 
 def size() -> int:
-    """Ranks of the job."""
+    """Returns the number of ranks of the job."""
     return current().size
 
 
 def local_rank() -> int:
-    """Of this process among those of its host."""
+    """Returns this process's rank on its host."""
     return current().place.local_rank
 
 
 def local_size() -> int:
-    """Ranks on this host."""
+    """Returns the number of ranks on this host."""
     return current().place.local_size
 
 
 def cross_rank() -> int:
-    """Of this host among those of the job."""
+    """Returns this host's index in the job."""
     return current().place.host
 
 
 def cross_size() -> int:
-    """Hosts of the job."""
+    """Returns the number of hosts of the job."""
     return current().place.hosts
 
 

@@ -1,4 +1,4 @@
-"""A rank's share of a data set."""
+"""Selects a rank's share of a data set."""
 from __future__ import annotations
 
 import ctypes
@@ -15,10 +15,10 @@ ERROR_BYTES = 256
 
 
 def shard(dataset: tf.data.Dataset, tail: str = "drop") -> tf.data.Dataset:
-    """This rank's elements: every size-th from its rank on. All ranks must do as many steps, so with tail="drop" the last
-    elements, which cannot be divided evenly, are left out; with "pad" ranks that would have one less repeat from the beginning,
-    "keep" gives the first ranks one more, as an evaluation wants it. Shard before batch and after a shuffle whose seed all
-    ranks share."""
+    """Returns this rank's elements: every size-th, starting from its rank. All ranks must make the same number of steps. So
+    tail="drop" leaves out the last elements if they cannot be divided evenly. With "pad", ranks that would have one less repeat
+    elements from the beginning. With "keep", the first ranks have one more, for an evaluation. Call it before batch, and after
+    a shuffle whose seed is the same on all ranks."""
     _check_tail(tail)
     size, rank = _world.size(), _world.rank()
     shares = dataset.shard(size, rank)
@@ -34,8 +34,9 @@ def shard(dataset: tf.data.Dataset, tail: str = "drop") -> tf.data.Dataset:
 
 
 def sharded_indices(samples: int, epoch: int = 0, seed: int = 0, shuffle: bool = True, tail: str = "pad") -> tf.data.Dataset:
-    """The numbers of this rank's samples in an epoch, in an order that seed and epoch give and that all ranks share
-    (include/shoal/data.h): a step's global batch is a stretch of that order, whatever the number of ranks. Takes no memory."""
+    """Returns the indices of this rank's samples in an epoch, in an order that depends on seed and epoch and is the same on all
+    ranks (include/shoal/data.h). A step's global batch is a contiguous range of that order, for any number of ranks. Uses no
+    memory."""
     _check_tail(tail)
     library, count, error = _native.load(), ctypes.c_uint64(), ctypes.create_string_buffer(ERROR_BYTES)
     sampling = _native.Sampling(samples=samples, seed=seed, epoch=epoch, rank=_world.rank(), ranks=_world.size(),

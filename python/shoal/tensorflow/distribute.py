@@ -1,9 +1,10 @@
-"""TensorFlow's own strategies beside Shoal: their addresses come from the job, and Shoal's operations work in the same loop.
+"""TensorFlow's own strategies together with Shoal: the workers' addresses come from the job, and Shoal's operations work in the
+same loop.
 
     shoal.init()
     strategy = shoal.distribute.MultiWorkerMirroredStrategy()     # before anything that TensorFlow computes
 
-TensorFlow's gRPC carries what the strategy sends, Shoal what is sent through Shoal."""
+The strategy communicates through TensorFlow's gRPC; Shoal's operations communicate through Shoal."""
 from __future__ import annotations
 
 import json
@@ -14,16 +15,16 @@ import tensorflow as tf
 
 from . import _world
 
-ROW_BYTES = 256  # of an address, as text
+ROW_BYTES = 256  # size of an address as text
 
 
 def set_tf_config() -> dict:
-    """Every rank: writes TF_CONFIG, in which each rank of the job is a worker, and returns it. One that the launcher wrote stays,
-    if it means this job."""
+    """Writes TF_CONFIG, in which each rank of the job is a worker, and returns it. Every rank calls it. A TF_CONFIG of the
+    launcher stays if it describes this job."""
     world, given = _world.current(), os.environ.get("TF_CONFIG")
     if given:
         return _checked(given, world)
-    with _listener() as taken:  # held until all ranks have chosen, so that those of one host choose different ports
+    with _listener() as taken:  # held until all ranks have chosen, so that ranks of one host choose different ports
         workers = _gathered(world, f"{_own_address(world)}:{taken.getsockname()[1]}")
     config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": world.rank}}
     os.environ["TF_CONFIG"] = json.dumps(config)
@@ -31,7 +32,8 @@ def set_tf_config() -> dict:
 
 
 def MultiWorkerMirroredStrategy(**options) -> tf.distribute.MultiWorkerMirroredStrategy:
-    """Every rank, after init() and before anything that TensorFlow computes: its strategy over the ranks of the job."""
+    """Makes TensorFlow's strategy over the ranks of the job. Every rank calls it, after init() and before TensorFlow computes
+    anything."""
     config = set_tf_config()
     try:
         return tf.distribute.MultiWorkerMirroredStrategy(**options)
@@ -56,13 +58,13 @@ def _checked(given, world):
 
 def _listener():
     listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # TensorFlow takes the port right afterwards
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # TensorFlow uses the port right afterwards
     listener.bind(("", 0))
     return listener
 
 
 def _own_address(world):
-    """By which the other ranks' hosts reach this one: that of the way to host 0."""
+    """Returns the address by which other hosts reach this one: the source address of the route to host 0."""
     if world.place.hosts == 1:
         return "127.0.0.1"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
@@ -72,6 +74,7 @@ def _own_address(world):
 
 
 def _gathered(world, text):
-    """Those of all ranks. Not through TensorFlow, which a strategy wants not to have computed yet."""
+    """Returns the texts of all ranks. It does not use TensorFlow, because a strategy must be made before TensorFlow computes
+    anything."""
     rows = world.gather(text.encode().ljust(ROW_BYTES, b"\0"), "the addresses of workers were not exchanged")
     return [row.rstrip(b"\0").decode() for row in rows]

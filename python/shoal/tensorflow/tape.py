@@ -8,7 +8,7 @@ from ._collectives import Compression, ReduceOp
 
 
 class DistributedGradientTape:
-    """Wraps a tf.GradientTape, before or after it has recorded; gradient() gives averages, and all else is the tape's own.
+    """Wraps a tf.GradientTape, before or after it has recorded. gradient() returns averages; everything else is the tape's own.
 
         with tf.GradientTape() as tape:
             loss = ...
@@ -28,12 +28,12 @@ class DistributedGradientTape:
         return self._tape.__exit__(*failure)
 
     def __getattr__(self, name):
-        if name == "_tape":  # a copy asks an object that it has not filled yet
+        if name == "_tape":  # a copy asks an object that is not filled yet
             raise AttributeError(name)
         return getattr(self._tape, name)
 
     def gradient(self, target, sources, output_gradients=None, unconnected_gradients=tf.UnconnectedGradients.NONE):
-        """As tf.GradientTape's, averaged. Every rank calls it, with the same sources in the same order."""
+        """Like tf.GradientTape.gradient, but averaged. Every rank calls it, with the same sources in the same order."""
         gradients = self._tape.gradient(target, sources, output_gradients, unconnected_gradients)
         averages = self._settings.average(tf.nest.flatten(gradients), tf.nest.flatten(sources))
         return tf.nest.pack_sequence_as(sources, averages)

@@ -1,4 +1,4 @@
-"""The state of rank 0, or of another rank, on every rank."""
+"""Copies the state of one rank to all ranks."""
 from __future__ import annotations
 
 import functools
@@ -10,8 +10,9 @@ from . import _collectives, _gradients, _operations, _world
 
 
 def broadcast_variables(variables, root_rank: int = 0) -> None:
-    """Gives each variable root_rank's value. They are matched by their place in the list; where shapes or types differ, every
-    rank raises what names the first one that does. Inside tf.function too, where they are not compared before."""
+    """Sets each variable to root_rank's value. Variables are matched by their index in the list. If shapes or types differ,
+    every rank raises an error that names the first variable that differs. It also works inside tf.function, but without this
+    comparison."""
     _collectives._check_root(root_rank)
     variables = list(variables)
     if tf.executing_eagerly():
@@ -20,8 +21,8 @@ def broadcast_variables(variables, root_rank: int = 0) -> None:
 
 
 def assign_broadcasts(variables, root_rank: int, name: str | None = "shoal_broadcast_variables", world: int = 0) -> list:
-    """What assigns root_rank's value to each variable. Types go one after the other: graphs of TensorFlow 1 order nothing by
-    themselves."""
+    """Returns operations that assign root_rank's value to each variable. Types follow one after the other, because graphs of
+    TensorFlow 1 have no order of their own."""
     values, received, assigned = [tf.convert_to_tensor(variable) for variable in variables], [], list(variables)
     for indices in _collectives._by_type(values):
         with tf.control_dependencies(received):
@@ -32,18 +33,18 @@ def assign_broadcasts(variables, root_rank: int, name: str | None = "shoal_broad
 
 
 def broadcast_object(value, root_rank: int = 0):
-    """root_rank's value on every rank, through pickle. Eagerly only."""
+    """Returns root_rank's value on every rank, through pickle. Eager only."""
     _collectives._check_root(root_rank)
     return share_object(value, _world.rank() == root_rank, functools.partial(_collectives.broadcast, root_rank=root_rank))
 
 
 def allgather_object(value):
-    """A list of the values of all ranks, through pickle. Eagerly only."""
+    """Returns a list of the values of all ranks, through pickle. Eager only."""
     return gather_objects(value, _collectives.allgather)
 
 
 def share_object(value, is_root, broadcast):
-    """The root's object. broadcast: that of a tensor of the root's."""
+    """Returns the root's object. `broadcast` broadcasts a tensor of the root."""
     data = _dump(value) if is_root else tf.zeros([0], tf.uint8)
     length = broadcast(tf.size(data, tf.int64))
     received = broadcast(data if is_root else tf.zeros([length], tf.uint8))
@@ -51,7 +52,7 @@ def share_object(value, is_root, broadcast):
 
 
 def gather_objects(value, allgather):
-    """The objects of all ranks. allgather: that of the ranks' tensors, which may have different lengths."""
+    """Returns the objects of all ranks. `allgather` gathers the ranks' tensors, which may have different lengths."""
     data = _dump(value)
     lengths = allgather(tf.size(data, tf.int64)[None])
     return [_load(part) for part in tf.split(allgather(data), lengths)]
@@ -61,7 +62,7 @@ def _dump(value):
     try:
         import cloudpickle
         data = cloudpickle.dumps(value)
-    except ImportError:  # then functions and classes of the script itself cannot travel
+    except ImportError:  # functions and classes of the script itself then cannot be sent
         data = pickle.dumps(value)
     return tf.io.decode_raw(data, tf.uint8)
 

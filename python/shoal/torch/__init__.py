@@ -3,9 +3,9 @@
     import shoal.torch
     torch.distributed.init_process_group("shoal")            # or "cpu:shoal", "cuda:shoal", "cpu:shoal,cuda:nccl"
 
-The import registers the back-end (an installed package registers itself when torch is imported). Two shims over the same C
-library can serve a process: one in C++, compiled against this very torch when it is first needed and kept, and one in Python
-where no compiler is found. SHOAL_TORCH_SHIM=c++ or python chooses."""
+The import registers the back-end (an installed package registers itself when torch is imported). Two shims connect torch to the
+C library: one in C++, which is compiled against the installed torch at first use and kept in a cache, and one in Python for
+machines without a compiler. SHOAL_TORCH_SHIM=c++ or python selects one."""
 from __future__ import annotations
 
 import datetime
@@ -20,13 +20,13 @@ import torch.distributed as dist
 from . import _communicator, _compile, _rendezvous
 
 _SHIMS = ("auto", "c++", "python")
-_chosen = None  # (name, module), once a group or a tensor was asked for
+_chosen = None  # (name, module), set when the first group or tensor is made
 _registered = set()
 
 
 def register(name: str = "shoal") -> None:
-    """Makes the back-end known to torch.distributed under a name, for tensors of the CPU, of CUDA devices, and of the device that
-    another package has added to torch, if it has by now. Doing it again changes nothing."""
+    """Registers the back-end with torch.distributed under a name. It serves tensors of the CPU, of CUDA devices, and of the
+    device that another package has added to torch, if it has by now. Registering again changes nothing."""
     if name in _registered:
         return
     if "extended_api" in inspect.signature(dist.Backend.register_backend).parameters:
@@ -42,8 +42,8 @@ def _added_device() -> list:
 
 
 def empty(*size, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> torch.Tensor:
-    """A tensor like torch.empty's in memory that the other ranks of the host map: collectives on it copy nothing. Freed with
-    the last tensor that views it. There is such memory on the CPU alone."""
+    """Like torch.empty, but in memory that the other ranks of the host map, so that collectives copy nothing. It is freed with
+    the last tensor that views it. Such memory exists on the CPU only."""
     if device is not None and torch.device(device).type != "cpu":
         raise ValueError(f"shoal: shoal.torch.empty gives memory of the CPU, not of {device}: write torch.empty(..., "
                          f"device=\"{device}\") for a tensor there")
@@ -54,26 +54,26 @@ def empty(*size, dtype: torch.dtype | None = None, device: torch.device | str | 
 
 
 def shim() -> str:
-    """Which shim serves this process: "c++" or "python"."""
+    """The name of the shim that this process uses: "c++" or "python"."""
     return _shim(0)[0]
 
 
 def monitored_barrier(group: dist.ProcessGroup | None = None, timeout: datetime.timedelta | None = None,
                       wait_all_ranks: bool = False) -> None:
-    """torch.distributed.monitored_barrier, which torch itself refuses to all back-ends but Gloo: a barrier whose error names
-    the ranks that did not come in time."""
+    """Like torch.distributed.monitored_barrier, which torch itself supports for Gloo only: a barrier whose error names the
+    ranks that did not arrive in time."""
     group = group or dist.group.WORLD
     group.monitored_barrier(timeout or datetime.timedelta(seconds=300), wait_all_ranks)
 
 
 def _backend_for(group, device_type: str) -> str:
-    """The name of the back-end that tensors of such devices have in a process group."""
+    """Returns the name of the back-end for tensors of such devices in a process group."""
     backends = dict(pair.split(":", 1) for pair in str(dist.get_backend_config(group)).split(",") if ":" in pair)
     return backends.get(device_type, "none")
 
 
 def _serves(group, device_type: str) -> bool:
-    """Whether Shoal moves the tensors of such devices in a process group."""
+    """Returns true if Shoal moves the tensors of such devices in a process group."""
     return _backend_for(group, device_type) in _registered
 
 
@@ -83,7 +83,7 @@ def _serves_cpu(group) -> bool:
 
 def _shim(rank: int):
     global _chosen
-    if _chosen is None:  # _compile.load has a lock: threads that choose at once choose alike
+    if _chosen is None:  # _compile.load has a lock: concurrent threads make the same choice
         _chosen = _choose(rank)
     return _chosen
 
@@ -116,8 +116,8 @@ def _create_plain(store, rank, size, timeout):
 
 
 def _enter_devices():
-    """GPUs sum among themselves where this thread has a context of the driver. torch makes it when a device is first used: to
-    choose one that is chosen already (0, on rank 0) makes none."""
+    """Makes the driver's context of each device current on this thread, which GPUs need to sum among themselves. torch makes
+    the context at the first use of a device; selecting a device that is already selected (0, on rank 0) makes none."""
     for name in ("cuda", *_added_device()):
         device = getattr(torch, name, None)
         if device and device.is_available():
@@ -125,10 +125,10 @@ def _enter_devices():
 
 
 def join(store, rank, size, timeout, name, ranks):
-    """A group of torch that Shoal serves; all its ranks call this, with one Store. ranks: theirs in the job. Not for users: torch
-    calls it, and the shim in C++ where a group is split."""
-    # DDP takes the memory of its buckets from the group where this is 0, which spares a copy each way; torch's default is 1. It
-    # is of the process, and would change what NCCL does.
+    """Makes a group of torch over Shoal. All its ranks call this, with one Store. `ranks` are their ranks in the job. Only
+    torch calls it, and the C++ shim when a group is split."""
+    # If this variable is 0, DDP allocates its buckets through the group, which saves a copy each way; torch's default is 1. It
+    # applies to the whole process, and would also change NCCL's behavior.
     if not torch.cuda.is_available():
         os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
     create = _shim(rank)[1].create
@@ -143,7 +143,7 @@ _LATER = {"DistributedDataParallel": "ddp", "LocalSGD": "outer", "DiLoCo": "oute
 
 
 def __getattr__(name):
-    """These are imported where they are used, as they need more of torch than a back-end does."""
+    """Imports these names at first use, because they need more of torch than a back-end does."""
     if name in _LATER:
         module = importlib.import_module(f".{_LATER[name]}", __name__)
         return module if name == _LATER[name] else getattr(module, name)

@@ -1,4 +1,4 @@
-"""The common part of both shims: the process's context, and communicators through torch's Store."""
+"""What both shims share: the process's contexts, and communicators made through torch's Store."""
 import contextlib
 import ctypes
 import os
@@ -13,21 +13,22 @@ from .. import _native
 from .._native import ERR_TIMEOUT, OK
 
 UINT32_MAX = 2**32 - 1
-PAUSE_S, PAUSE_MAX_S = 50e-6, 0.02  # between two looks into a store
-FAILED = -2  # what a callback of a store returns then
+PAUSE_S, PAUSE_MAX_S = 50e-6, 0.02  # between two checks of a store
+FAILED = -2  # the return value of a store's callback that failed
 
 BackendError = getattr(dist, "DistBackendError", RuntimeError)
 
-timeouts = {}  # of groups that were joined, by name
+timeouts = {}  # of joined groups, by name
 
 _contexts = {}  # by number
-_process = None  # a name that no other process has
+_process = None  # a name that is unique to this process
 _lock = threading.Lock()
 
 
 def context(number=0):
-    """The address of a context of this process, made at first use; in a forked child a new one. It lives until the process ends. A
-    context has one rank of a group at most, so that ranks that are threads of one process have one each."""
+    """Returns the address of a context of this process, which is made at first use and lives until the process ends. A forked
+    child makes a new one. A context holds at most one rank of a group, so ranks that are threads of one process have one
+    context each."""
     with _lock:
         if number not in _contexts:
             try:
@@ -45,7 +46,7 @@ def _name_of_process():
 
 
 def _forget():
-    """In a forked child: contexts are the parent's, and a thread that the child does not have may hold the lock."""
+    """Resets the module in a forked child: contexts belong to the parent, and a thread of the parent may hold the lock."""
     global _contexts, _process, _lock
     _contexts, _process, _lock = {}, None, threading.Lock()
 
@@ -54,24 +55,24 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def is_own(process, getpid=os.getpid, is_ending=sys.is_finalizing):
-    """Whether what a process made is this one's to free: not in a forked child, and not while the interpreter ends. __del__ takes it
-    as a default argument, as the names of modules are gone then."""
+    """Returns true if this process may free what `process` made: not in a forked child, and not while the interpreter ends.
+    __del__ takes this function as a default argument, because the names of modules are gone by then."""
     return not is_ending() and process == getpid()
 
 
 def milliseconds(timeout):
-    """0 where a timedelta is None or, as torch writes "none given", not positive."""
+    """Returns 0 if a timedelta is None or not positive, as torch passes for "no timeout given"."""
     return 0 if timeout is None else max(0, min(UINT32_MAX - 1, round(timeout.total_seconds() * 1000)))
 
 
 def timed_out(status):
-    """Programs look for these words in what a back-end raises."""
+    """Programs search the exceptions of a back-end for these words."""
     return "timed out: " if status == ERR_TIMEOUT else ""
 
 
 def join(store, rank, size, timeout, name):
-    """The addresses of a context and of a new communicator in it, which all its ranks make together, with one Store. The caller
-    frees the communicator."""
+    """Makes a communicator; all its ranks call this, with one Store. Returns the addresses of its context and of the
+    communicator, which the caller frees."""
     comm, library, limit_ms = ctypes.c_void_p(), _native.load(), milliseconds(timeout)
     timeouts[name] = timeout
     options = _native.CommOptions(name=name.encode()[:31], timeout_ms=limit_ms, create_timeout_ms=limit_ms)
@@ -89,16 +90,16 @@ def join(store, rank, size, timeout, name):
 
 
 class _Meeting:
-    """torch's Store as the library wants it: set, get with a deadline, erase."""
+    """torch's Store as the library needs it: set, get with a deadline, erase."""
 
     def __init__(self, store, rank):
-        # torch may hand out a store again for a later group: each rank counts its own joins, and keys carry the number.
+        # torch may pass the same store for a later group. So each rank counts its joins, and keys contain that number.
         self._store, self._prefix = store, f"{store.add(f'shoal joins {rank}', 1)}/"
-        self.error = None  # what the store raised, of which the library knows only that something was
-        self.interruption = None  # what a handler of a signal raised while ranks were waited for
+        self.error = None  # the store's exception, of which the library learns only that there was one
+        self.interruption = None  # what a signal handler raised during the wait for ranks
 
     def number_in_process(self):
-        """How many ranks of this process came to the group before this one."""
+        """Returns how many ranks of this process joined the group before this one."""
         return self._store.add(f"{self._prefix}process {_name_of_process()}", 1) - 1
 
     def callbacks(self):
@@ -122,7 +123,7 @@ class _Meeting:
 
     def _get(self, key, value, capacity, timeout_ms):
         until, pause = time.monotonic() + timeout_ms / 1000, PAUSE_S
-        while not self._store.check([key]):  # its own wait cannot be left on a signal
+        while not self._store.check([key]):  # a signal cannot interrupt the store's own wait
             if time.monotonic() >= until:
                 return -1
             time.sleep(pause)
@@ -132,6 +133,6 @@ class _Meeting:
         return len(found)
 
     def _erase(self, key):
-        with contextlib.suppress(Exception):  # FileStore and HashStore can, some wrappers cannot: then it stays
+        with contextlib.suppress(Exception):  # FileStore and HashStore can erase, some wrappers cannot: the key then stays
             self._store.delete_key(key)
         return 0

@@ -1,4 +1,4 @@
-"""Compiles the C++ shim, backend/, against the torch that is imported, once; the result is kept in a cache."""
+"""Compiles the C++ shim, backend/, against the installed torch, and keeps the result in a cache."""
 from __future__ import annotations
 
 import atexit
@@ -24,23 +24,24 @@ from shoal import _native
 
 MODULE = "shoal_torch"
 SOURCES = pathlib.Path(__file__).with_name("backend")
-MAIN = SOURCES / "module.cpp"  # which includes the others
+MAIN = SOURCES / "module.cpp"  # includes the other files
 TORCH_LIBRARIES = ("torch", "torch_cpu", "torch_python", "c10")
 OLDEST_TORCH = (2, 4)
 
 
-LOCKED_S = 900  # for a process that compiles; a compiler that takes longer is stopped before
+LOCKED_S = 900  # time to wait for another process that compiles; longer than COMPILED_S, at which it stops its compiler
 COMPILED_S, LOOK_S = 600, 0.1
 
 _loaded, _lock = None, threading.Lock()
 
 
 class Unavailable(RuntimeError):
-    """The C++ shim cannot serve here; the text says why."""
+    """The C++ shim cannot be used here; the text gives the reason."""
 
 
 def load():
-    """The compiled module: functions create and empty. Compiles it if that has not been done; raises Unavailable. Any thread."""
+    """Returns the compiled module, with the functions create and empty. Compiles it if the cache does not have it. Raises
+    Unavailable. Any thread may call this."""
     global _loaded
     if not _lock.acquire(timeout=LOCKED_S):
         raise Unavailable(f"another thread of this process has been loading the C++ shim for {LOCKED_S} s")
@@ -52,7 +53,7 @@ def load():
 
 
 def _forget():
-    """In a forked child: a thread that the child does not have may hold the lock."""
+    """Resets the lock in a forked child, because a thread of the parent may hold it."""
     global _lock
     _lock = threading.Lock()
 
@@ -62,7 +63,7 @@ os.register_at_fork(after_in_child=_forget)
 
 def _load():
     compiled = _cached()
-    _native.load()  # the module finds it loaded, wherever it lies
+    _native.load()  # the module then finds it loaded, wherever its file is
     spec = importlib.util.spec_from_file_location(MODULE, compiled)
     module = importlib.util.module_from_spec(spec)
     try:
@@ -74,7 +75,7 @@ def _load():
 
 
 def cache_folder() -> pathlib.Path:
-    """Where compiled shims are kept: $SHOAL_TORCH_CACHE, else `shoal` in the user's cache folder."""
+    """The folder of compiled shims: $SHOAL_TORCH_CACHE, else `shoal` in the user's cache folder."""
     named = os.environ.get("SHOAL_TORCH_CACHE")
     if named:
         return pathlib.Path(named)
@@ -93,21 +94,21 @@ def _cached() -> pathlib.Path:
             _compile_once(_command(), compiled)
         _expect_own(compiled)
         return compiled
-    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
+    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home folder
         if isinstance(error, Unavailable):
             raise
         raise Unavailable(f"there is no place for the compiled shim ({error}); SHOAL_TORCH_CACHE names one") from error
 
 
 def _expect_own(path: pathlib.Path) -> None:
-    """Loaded code runs as this user, so nobody else may have put it there."""
+    """Raises Unavailable if another user may have written the path: loaded code runs as this user."""
     status = path.stat()
     if status.st_uid not in (0, os.getuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise Unavailable(f"{path} belongs to, or can be written by, others than this user; SHOAL_TORCH_CACHE names another folder")
 
 
 def _compile_once(command: list, compiled: pathlib.Path) -> None:
-    """One of several processes compiles; the others wait for it, and take its failure for theirs."""
+    """Compiles in one of several processes. The others wait for it and share its failure."""
     log, begin = compiled.with_suffix(".log"), time.time()
     with _locked(compiled.parent / "lock"):
         if log.exists() and log.stat().st_mtime >= begin:
@@ -121,7 +122,7 @@ def _torch_version():
 
 
 def _fingerprint() -> str:
-    """A hash of everything that the result depends on and its name does not say."""
+    """A hash of all inputs of the compilation that the file's name does not contain."""
     digest = hashlib.sha256()
     for path in (*sorted(SOURCES.glob("*.[ch]*")), shoal.include_path() / "shoal/shoal.h", pathlib.Path(__file__)):
         digest.update(f"{path.name} {path.stat().st_size}\n".encode() + path.read_bytes())
@@ -130,7 +131,7 @@ def _fingerprint() -> str:
 
 
 def _command() -> list:
-    """The compiler's command but for the name of the result."""
+    """The compiler's command without the name of the result."""
     compiler = next(filter(None, map(shutil.which, filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++")))), None)
     if not compiler:
         raise Unavailable("no C++ compiler is installed (CXX, c++, g++, clang++)")
@@ -147,9 +148,9 @@ def _command() -> list:
 
 
 def _standard_library() -> list:
-    """The C++ library that torch runs with. Where the shared one is not where a compiler looks, it takes the static one without a
-    word. The shim then has a copy of its own, whose tables of locales are not those that torch filled: the first number that is
-    written into a text ends the process."""
+    """The path of the C++ library that torch runs with. If a compiler does not find the shared library, it silently links the
+    static one. The shim then has a second copy, whose locale tables torch has not initialized, and the first number formatted
+    into a text ends the process."""
     with open("/proc/self/maps") as file:
         paths = {line.split(maxsplit=5)[5].rstrip("\n") for line in file if "/libstdc++.so" in line}
     return sorted(path for path in paths if os.path.exists(path))
@@ -197,5 +198,5 @@ def _compile(command: list, compiled: pathlib.Path, log: pathlib.Path) -> None:
         if result.returncode:
             log.write_text(" ".join(command) + "\n" + result.stdout)
             raise Unavailable(f"the C++ shim does not compile with {command[0]} ({log} has what it said)")
-        made.chmod(0o700)  # whatever the user's umask is: see _expect_own
+        made.chmod(0o700)  # independent of the user's umask: see _expect_own
         os.replace(made, compiled)

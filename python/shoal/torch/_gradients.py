@@ -1,4 +1,4 @@
-"""The gradient engine (include/shoal/gradients.h) of tensors: a reducer, and its memory as tensors."""
+"""The gradient engine (include/shoal/gradients.h) for tensors: a reducer, and its memory as tensors."""
 import contextlib
 import ctypes
 import os
@@ -12,7 +12,7 @@ from ._communicator import BackendError, is_own, timed_out
 
 COMPRESSIONS = {"none": _native.COMPRESS_NONE, "fp16": _native.COMPRESS_FLOAT16, "bf16": _native.COMPRESS_BFLOAT16,
                 "int8": _native.COMPRESS_INT8}
-# Type, and how many of it one element is.
+# The library's type, and how many of its elements make one of torch's.
 TYPES = {torch.float32: (_native.FLOAT32, 1), torch.float64: (_native.FLOAT64, 1), torch.bfloat16: (_native.BFLOAT16, 1),
          torch.float16: (_native.FLOAT16, 1), torch.complex64: (_native.FLOAT32, 2), torch.complex128: (_native.FLOAT64, 2)}
 
@@ -20,7 +20,7 @@ FOREVER = _communicator.UINT32_MAX
 
 
 class Communicator:
-    """One of its own for a module's gradients, so that nothing mixes with the calls of the group. All ranks make it together."""
+    """A communicator for the gradients of one module, separate from the calls of the group. All ranks make it together."""
 
     def __init__(self, store, rank, size, timeout, name):
         self._owner, self._library = os.getpid(), _native.load()
@@ -31,7 +31,7 @@ class Communicator:
             self._library.comm_free(self.address)
 
     def numbers_of_first(self, numbers):
-        """Rank 0's array of uint32 on every rank."""
+        """Copies rank 0's array of uint32 to every rank."""
         status = self._library.broadcast(self.address, numbers, numbers, ctypes.sizeof(numbers), _native.UINT8, 0, None)
         if status != OK:
             raise BackendError(f"shoal: {timed_out(status)}{_native.error_of(status, comm=self.address)}")
@@ -39,8 +39,8 @@ class Communicator:
 
 
 class BackwardEnd:
-    """The autograd engine calls it at the end of a backward pass, or drops it where an exception ended the pass. A thread of the
-    engine's may drop it some time after the pass, so it lets go of the steps when it has been called."""
+    """The autograd engine calls this object at the end of a backward pass, or drops it if an exception ended the pass. A thread
+    of the engine may drop it some time later, so it releases the steps when it is called."""
 
     def __init__(self, steps, task):
         self.steps, self.task = steps, task
@@ -55,14 +55,14 @@ class BackwardEnd:
 
 
 class _HostMemory:
-    """Of a reducer, where its gradients are the CPU's: marks copy them at once, and finish waits."""
+    """A reducer's memory if its gradients are on the CPU: marking a gradient copies it at once, and finish waits."""
     options, copies_at_once = {}, True
 
     def enter(self):
-        """What the current stream has comes before what the reducer does from now on."""
+        """Orders what the reducer does from now on after the current stream's work."""
 
     def leave(self):
-        """What the reducer has done comes before what is put on the current stream from now on."""
+        """Orders later work of the current stream after what the reducer has done."""
 
     def settle(self, library, address):
         """Waits until nothing uses the reducer's memory."""
@@ -74,8 +74,8 @@ class _HostMemory:
 
 
 class _DeviceMemory:
-    """Of a reducer on a device. It works in the order of one stream, which others wait for, and which waits for others, where a
-    program makes gradients on another stream than the one that was current first."""
+    """A reducer's memory on a device. It works in the order of one stream, the current one of when it was made. If a program
+    makes gradients on another stream, each of the two waits for the other."""
     copies_at_once = False
 
     def __init__(self, device):
@@ -101,9 +101,10 @@ class _DeviceMemory:
             current.wait_stream(self._stream)
 
     def settle(self, library, address):
-        """The operations of other ranks may need this one; kernels may read gradients, on any stream."""
+        """Waits for the reducer's operations, which other ranks may need, and for kernels, which may read gradients on any
+        stream."""
         library.reducer_wait(address, FOREVER)
-        with contextlib.suppress(RuntimeError):  # a context that has failed runs nothing any more
+        with contextlib.suppress(RuntimeError):  # after a failure the context runs nothing
             self._torch.synchronize(self._device)
 
     def bytes_at(self, address, count, handle):
@@ -111,7 +112,7 @@ class _DeviceMemory:
 
 
 class _Handle:
-    """The owner of a reducer's memory. Each view holds it, as a program may keep a gradient for longer than the module."""
+    """Owns a reducer's memory. Each view holds it, because a program may keep a gradient longer than the module."""
 
     def __init__(self, library, address, memory):
         self._owner, self._library, self._address, self._memory = os.getpid(), library, address, memory
@@ -123,8 +124,8 @@ class _Handle:
 
 
 class Reducer:
-    """struct shoal_reducer, whose averages stay in its memory, or are copied back with results_in_views=0. It is freed when neither
-    it nor a view is used any more."""
+    """struct shoal_reducer. Averages stay in its memory, or are copied back with results_in_views=0. It is freed when neither
+    the object nor a view is in use."""
 
     def __init__(self, communicator, names, parameters, order=None, results_in_views=1, **options):
         self._library, self._address = _native.load(), None
@@ -146,7 +147,7 @@ class Reducer:
         self.views = [self._view(i, parameter) for i, parameter in enumerate(parameters)] if results_in_views else []
 
     def _view(self, index, parameter):
-        """A view with the parameter's strides where these leave no hole, as a gradient has them."""
+        """Returns a view with the parameter's strides if these leave no hole, like a gradient."""
         size = parameter.numel() * parameter.element_size()
         if size == 0:
             return torch.empty_like(parameter, requires_grad=False)
@@ -155,20 +156,21 @@ class Reducer:
         return flat.as_strided(parameter.shape, strides)
 
     def can_read(self, index, tensor):
-        """Whether the engine can copy this gradient of a parameter as it lies, and is through with it when it has been marked."""
+        """Returns true if the engine can copy this gradient without a conversion, and has finished with it when marking
+        returns."""
         return (self._memory.copies_at_once and tensor.stride() == self.views[index].stride() and not tensor.is_conj()
                 and not tensor.is_neg())
 
     def is_of(self, index, tensor):
-        """Whether the tensor can be the gradient of this parameter."""
+        """Returns true if the tensor can be the gradient of this parameter."""
         return self._forms[index] == (tensor.numel(), tensor.dtype)
 
     def forms(self):
-        """Of all parameters: their elements and types, as a checkpoint keeps them."""
+        """The numbers of elements and the types of all parameters, for a checkpoint."""
         return [f"{count} {dtype}" for count, dtype in self._forms]
 
     def zeros_from(self, index):
-        """Gradients of this and all later parameters."""
+        """Zero gradients for this and all later parameters."""
         return [torch.zeros(count, dtype=dtype) for count, dtype in self._forms[index:]]
 
     def begin(self):
@@ -181,13 +183,13 @@ class Reducer:
             self._check(status)
 
     def finish(self):
-        """The current stream then sees the averages."""
+        """Waits for the averages. Later work of the current stream sees them."""
         self._memory.enter()
         self._check(self._library.reducer_finish(self._address, None))
         self._memory.leave()
 
     def join(self):
-        """Takes part in a step of the other ranks. False: there is none, as all have joined."""
+        """Takes part in a step of the other ranks. Returns false if there is none because all have joined."""
         more = ctypes.c_int()
         self._memory.enter()
         self._check(self._library.reducer_join(self._address, ctypes.byref(more), None))
@@ -198,20 +200,21 @@ class Reducer:
         return bool(self._library.reducer_is_used(self._address, index))
 
     def order(self):
-        """In which gradients became ready."""
+        """Returns the order in which gradients became ready."""
         numbers = (ctypes.c_uint32 * self.count)()
         self._check(self._library.reducer_order(self._address, numbers))
         return numbers
 
     def compare(self, parameters):
-        """All ranks, between steps. Raises where one of the parameters has not the same values on all."""
+        """Compares the parameters of all ranks; all call it between steps. Raises an error if the values of a parameter
+        differ."""
         tensors = [parameter.detach().to("cpu").contiguous() for parameter in parameters]
         hashes = (ctypes.c_uint64 * self.count)(*(self._library.bytes_hash(tensor.data_ptr(), tensor.numel() * tensor.element_size())
                                                   for tensor in tensors))
         self._check(self._library.reducer_compare(self._address, hashes))
 
     def fail(self, status, text):
-        """Here and on every rank."""
+        """Fails this reducer on every rank."""
         self._library.reducer_fail(self._address, status, text.encode())
 
     def stats(self):
@@ -220,13 +223,13 @@ class Reducer:
         return stats if self._library.reducer_stats(self._address, ctypes.byref(stats)) == OK else None
 
     def residuals(self):
-        """What int8 has cut off on this rank, as bytes: between steps."""
+        """Returns what int8 quantization has cut off on this rank, as bytes. Call it between steps."""
         state = torch.empty(self._library.reducer_residual_bytes(self._address), dtype=torch.uint8)
         self._check(self._library.reducer_export_residuals(self._address, state.data_ptr(), state.numel()))
         return state
 
     def take_residuals(self, state):
-        """All ranks, each its own, between steps."""
+        """Restores residuals(). All ranks call it between steps, each with its own state."""
         state = state.detach().to("cpu", torch.uint8).contiguous()
         self._check(self._library.reducer_import_residuals(self._address, state.data_ptr(), state.numel()))
 

@@ -1,8 +1,9 @@
-"""Tensors and operators as the library wants them, for the shim in Python: what is refused, in which words, what is copied to lie
-in one vector, and what is copied back.
+"""Tensors and operators in the form that the library needs, for the shim in Python: which are refused and with which text,
+which are copied into one vector, and which are copied back.
 
-The shim in C++ does the same in backend/operands.h and backend/types.h, where a function of the same task has the same name.
-tests/python/test_shims_alike.py holds both to one table of texts and numbers of copies: who changes one changes the other."""
+The shim in C++ does this in backend/operands.h and backend/types.h; functions with the same task have the same name there.
+tests/python/test_shims_alike.py compares the error texts and the numbers of copies of both, so a change here needs one
+there."""
 import re
 
 import torch
@@ -13,17 +14,17 @@ from .. import _native
 _TYPES = {torch.float32: _native.FLOAT32, torch.float64: _native.FLOAT64, torch.bfloat16: _native.BFLOAT16,
           torch.float16: _native.FLOAT16, torch.int64: _native.INT64, torch.int32: _native.INT32, torch.int8: _native.INT8,
           torch.uint8: _native.UINT8}
-# Types of torch's by its numbers for them. Those that travel as others carry their number, so that ranks with different types know.
+# torch's types by their numbers. A type that travels as another one carries its number, so that ranks detect different types.
 _NUMBERED = ("uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool qint8 quint8 qint32 bfloat16 "
              "quint4x2 quint2x4 bits1x8 bits2x4 bits4x2 bits8 bits16 float8_e5m2 float8_e4m3fn float8_e5m2fnuz float8_e4m3fnuz "
              "uint16 uint32 uint64 uint1 uint2 uint3 uint4 uint5 uint6 uint7 int1 int2 int3 int4 int5 int6 int7 float8_e8m0fnu "
              "float4_e2m1fn_x2").split()
 _NUMBERS = {getattr(torch, name): number for number, name in enumerate(_NUMBERED, 1) if hasattr(torch, name)}
-_SEVERAL, _SEVERAL_END = 128, 256  # tags of tensors of several types
+_SEVERAL, _SEVERAL_END = 128, 256  # range of tags for tensors of several types
 
 
 def _operators(**names):
-    """Shoal's operators by torch's, as far as this version of torch has them."""
+    """Returns Shoal's operators by torch's, as far as this version of torch has them."""
     return {getattr(dist.ReduceOp, name): operator for name, operator in names.items() if hasattr(dist.ReduceOp, name)}
 
 
@@ -37,12 +38,13 @@ _TRUTH = {_native.SUM: _native.MAX, _native.PROD: _native.MIN}  # a truth value 
 
 
 def moved(dtype):
-    """The type in which elements travel if they are only moved: a type of Shoal, and how many of it make one element."""
+    """Returns the type in which elements travel if they are only moved: a type of Shoal, and how many of it make one
+    element."""
     return (_TYPES[dtype], 1) if dtype in _TYPES else (_as_bytes(_NUMBERS.get(dtype, 0)), torch.empty((), dtype=dtype).element_size())
 
 
 def moved_together(dtypes):
-    """The type in which the bytes of several tensors travel."""
+    """Returns the type in which the bytes of several tensors travel."""
     numbers = [_NUMBERS.get(dtype, 0) for dtype in dtypes]
     if len(set(numbers)) == 1:
         return _as_bytes(numbers[0])
@@ -58,7 +60,7 @@ def _as_bytes(tag):
 
 
 def in_words_of_torch(text):
-    """A text of the library, which knows tags by their numbers."""
+    """Replaces the numbers of tags in the library's text by torch's names of types."""
     return re.sub(r"\buint8 tagged (\d+)", lambda found: f"bytes of {_name_of(int(found[1]))}", text)
 
 
@@ -67,7 +69,7 @@ def _name_of(tag):
 
 
 def reduction(dtype, reduce_op):
-    """The type, operator and scale of Shoal for a reduction of torch. TypeError where there is none."""
+    """Returns Shoal's type, operator and scale for a reduction of torch. Raises TypeError if there is none."""
     if dtype not in _TYPES and dtype is not torch.bool:
         raise TypeError(f"shoal: cannot reduce tensors of {dtype}; float32, float64, bfloat16, float16, int64, int32, int8, uint8 "
                         "and bool can be reduced: convert the tensor first")
@@ -125,14 +127,15 @@ def check_root(root, size):
 
 
 def check_parts(parts, dtype, size):
-    """Is there one of that type for each rank?"""
+    """Raises an error unless there is one part of that type for each rank."""
     if len(parts) != size:
         raise ValueError(f"shoal: a list of {len(parts)} tensors for {size} ranks")
     check_types(parts, dtype)
 
 
 def check_own_part(parts, rank, whole, one, list_of):
-    """Has this rank's part of the list as many elements as its other tensor? one, list_of: what the two are."""
+    """Raises ValueError unless this rank's part of the list has as many elements as its other tensor. one, list_of: names of
+    the two."""
     if parts[rank].numel() != whole.numel():
         raise ValueError(f"shoal: the {one} has {whole.numel()} elements, but this rank's part of the {list_of} "
                          f"{parts[rank].numel()}")
@@ -156,7 +159,7 @@ def check_gathered(whole, part, size):
 
 
 def check_none(lists, root, what):
-    """Nothing is given where the root alone has something."""
+    """Raises ValueError if a rank other than the root passes something."""
     if lists and lists[0]:
         raise ValueError(f"shoal: only the root, rank {root}, has {what}")
 
@@ -167,7 +170,8 @@ def check_pairs(outputs, inputs):
 
 
 def split_counts(tensor, splits, size):
-    """Elements in each rank's part of a tensor that is cut along its first dimension; no splits: into equal parts."""
+    """Returns the number of elements in each rank's part of a tensor cut along its first dimension. Without splits, parts are
+    equal."""
     rows = tensor.size(0) if tensor.dim() else 1
     if not splits:
         if rows % size:
@@ -189,12 +193,12 @@ def split_counts(tensor, splits, size):
 
 
 def _is_plain(tensor):
-    """Does memory hold the elements as they are, in their order?"""
+    """Returns true if memory holds the elements unchanged and in their order."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def _is_row(tensors):
-    """Do they lie one behind another? Those without elements lie anywhere."""
+    """Returns true if the tensors are adjacent in memory, in this order. The position of empty tensors does not matter."""
     end = None
     for tensor in tensors:
         if not tensor.numel():
@@ -206,8 +210,8 @@ def _is_row(tensors):
 
 
 class Operands:
-    """The operands of one call, which keep their memory until let_go(): in the order that the library wants, whatever the tensors
-    are like. Where they are not so, copies serve; bring_back() writes to the tensors what arrived in copies."""
+    """The operands of one call, as memory in the order that the library needs, which stays alive until let_go(). Tensors in
+    another order are copied; bring_back() copies the results into them."""
 
     def __init__(self):
         self._alive, self._copies = [], []
@@ -223,7 +227,7 @@ class Operands:
         return bool(self._copies)
 
     def bring_back(self):
-        with torch.inference_mode():  # so that tensors of inference may be written to, too
+        with torch.inference_mode():  # so that inference tensors may also be written to
             for tensor, piece in self._copies:
                 tensor.copy_(piece)
 

@@ -1,7 +1,7 @@
-"""The parameters of a module that ranks keep equal, and what a program has done to them since.
+"""The parameters of a module that ranks keep equal, and the changes that a program has made to them since.
 
-A program may unfreeze a parameter, convert the module, put another tensor in a parameter's place, or load a state_dict with
-assign=True. look() finds out before each use: it follows another tensor of the same form, and refuses every other change."""
+A program may unfreeze a parameter, convert the module, replace a parameter by another tensor, or load a state_dict with
+assign=True. look() detects this before each use: it accepts a replacement of the same form and refuses every other change."""
 from __future__ import annotations
 
 import operator
@@ -10,8 +10,8 @@ import torch
 
 
 class Parameters:
-    """Those that require a gradient, as lists of names and tensors, each tensor once. model: a module, or a list of pairs of name
-    and parameter. ignored: names that are left out. remedy: the end of the text of an error."""
+    """The parameters that require a gradient, as lists of names and tensors, with each tensor once. model: a module, or a list
+    of pairs of name and parameter. ignored: names to leave out. remedy: the end of an error's text."""
 
     def __init__(self, model, ignored, remedy):
         self._model, self._ignored, self._remedy = model, ignored, remedy
@@ -25,14 +25,14 @@ class Parameters:
         self._note(self._all())
 
     def look(self):
-        """Takes the module's tensors of today into `tensors`, and returns the indices of those that are others than before. Raises a
-        RuntimeError that names a parameter whose change cannot be followed."""
+        """Updates `tensors` to the module's current ones, and returns the indices of those that were replaced. Raises a
+        RuntimeError that names a parameter whose change is not supported."""
         now = self._all()
         if len(now) == len(self._seen) and all(map(operator.is_, now, self._seen)) and _states(now) == self._states:
             return []
         own, found = {id(tensor): index for index, tensor in enumerate(self.tensors)}, {}
         for name, tensor in self._pairs():
-            index = own.get(id(tensor), self._indices.get(name))  # the first: it may be tied to another name now
+            index = own.get(id(tensor), self._indices.get(name))  # by tensor first: it may now be tied to another name
             if name in self._ignored or (index is None and not tensor.requires_grad):
                 continue
             if index is None or found.setdefault(index, tensor) is not tensor:
@@ -61,7 +61,7 @@ class Parameters:
         return self._model.named_parameters() if isinstance(self._model, torch.nn.Module) else self._model
 
     def _all(self):
-        """All parameters, frozen ones too, in a fixed order, as fast as can be."""
+        """Returns all parameters, including frozen ones, in a fixed order. It runs in every step, so it has to be fast."""
         if not isinstance(self._model, torch.nn.Module):
             return [tensor for _, tensor in self._model]
         tensors, modules, known = [], [self._model], set()

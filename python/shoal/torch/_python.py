@@ -1,11 +1,12 @@
-"""The back-end "shoal" of torch.distributed in pure Python, over the C API: for where no C++ compiler is found.
+"""The back-end "shoal" of torch.distributed in pure Python, over the C API, for machines without a C++ compiler.
 
-Group is, before torch 2.14, a ProcessGroup (it *is* the group); from 2.14 on a Backend of one. Each method posts one operation
-of Shoal and gives a Work; where the caller did not ask for an asynchronous one, it is finished. docs/python.md says what this
-shim cannot do and the C++ one can.
+Before torch 2.14, Group is a ProcessGroup (it *is* the group); from 2.14 on it is a Backend of one. Each method posts one
+operation of Shoal and returns a Work, which is finished unless the caller asked for an asynchronous one. docs/python.md lists
+what the C++ shim can do and this one cannot.
 
-Threads. ctypes releases the GIL around every call, and no Python runs on a thread that drives Shoal: who holds the GIL never
-waits for Shoal, and who drives never waits for the GIL. Waits go in slices of SLICE_MS, between which Python looks for signals.
+Threads. ctypes releases the GIL around every call, and no Python runs on the thread that drives Shoal. So a thread that holds
+the GIL never waits for Shoal, and the driving thread never waits for the GIL. Waits are divided into slices of SLICE_MS,
+between which Python handles signals.
 """
 import atexit
 import contextlib
@@ -29,11 +30,11 @@ from ._operands import (Operands, are_equal_lengths, check_equal, check_gathered
 
 SLICE_MS = 50
 IDLE_THREADS = 4  # for callbacks of futures
-CALLS_END_S = 10  # what other threads post ends far sooner; else the communicator is rather kept
+CALLS_END_S = 10  # other threads finish posting far sooner; if not, the communicator is not freed
 STOP_S = 5
 
 VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
-IS_BACKEND = VERSION >= (2, 14)  # else the shim is a whole group
+IS_BACKEND = VERSION >= (2, 14)  # otherwise this shim is a whole group
 KEPT_WORKS = 0 if VERSION >= (2, 8) else 64  # see Group._keep
 Base = c10d.Backend if IS_BACKEND else dist.ProcessGroup
 NoSharedMemory = getattr(torch, "OutOfMemoryError", MemoryError)
@@ -47,14 +48,14 @@ _lock = threading.Lock()
 
 
 def _forget():
-    """In a forked child: what the parent made is the parent's."""
+    """Resets the module in a forked child: what the parent made belongs to the parent."""
     global _futures, _groups, _lock
     _futures, _groups, _lock = None, weakref.WeakSet(), threading.Lock()
 
 
 @atexit.register
 def _free_groups():
-    """Others are told that this rank is gone; and nothing is written to tensors of an interpreter that ends."""
+    """Notifies the other ranks that this rank leaves, and stops writes to tensors while the interpreter ends."""
     for group in list(_groups):
         group.shutdown()
     if _futures:
@@ -65,7 +66,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def empty(context, nbytes):
-    """uint8 tensor over memory that the host's other ranks can map, freed with the last tensor that views it."""
+    """Returns a uint8 tensor in memory that the host's other ranks can map. It is freed with the last tensor that views it."""
     if nbytes == 0:
         return torch.empty(0, dtype=torch.uint8)
     memory, library = ctypes.c_void_p(), _native.load()
@@ -78,7 +79,7 @@ def empty(context, nbytes):
 
 
 def _free(owner, context, address):
-    if owner == os.getpid():  # not so in a forked child, where the memory is still the parent's
+    if owner == os.getpid():  # not in a forked child, where the memory is still the parent's
         _native.load().mem_free(context, address)
 
 
@@ -86,7 +87,8 @@ def _free(owner, context, address):
 
 
 class Work(dist.Work):
-    """One operation: its operands, which live until it is done, and its request. inputs: the tensors whose shapes a profile shows."""
+    """One operation: its request, and its operands, which live until it is done. `inputs` are the tensors whose shapes a
+    profile shows."""
 
     def __init__(self, group, result, inputs=()):
         super().__init__()
@@ -99,10 +101,10 @@ class Work(dist.Work):
         if is_own(self._group._owner):
             self._library.request_free(self.request)
 
-    # The interface for Python callers. C++ calls wait and get_future alone.
+    # The interface for Python callers. C++ calls only wait and get_future.
 
     def wait(self, timeout=None):
-        """Raises what went wrong. A timeout > 0 that passes is an error for the caller; the operation goes on."""
+        """Raises the operation's error. A timeout > 0 that passes raises an error for the caller; the operation continues."""
         try:
             self._finish(milliseconds(timeout))
         finally:
@@ -112,11 +114,11 @@ class Work(dist.Work):
         return True
 
     def _complete_future(self):
-        """A future that was taken before is done when wait() returns, as over other back-ends."""
+        """Completes a future that was taken earlier before wait() returns, as other back-ends do."""
         future = self._future
         if future is not None and self.is_completed():
             self.resolve()
-            with contextlib.suppress(RuntimeError):  # which wait() raises as well
+            with contextlib.suppress(RuntimeError):  # wait() raises it as well
                 future.wait()
 
     def _finish(self, limit_ms=0):
@@ -153,15 +155,15 @@ class Work(dist.Work):
         return self._result
 
     def get_future(self):
-        """A torch.futures.Future of the list of output tensors."""
+        """Returns a torch.futures.Future of the list of output tensors."""
         self._group.was_asked_for(self)
         with self._group.lock:
             is_first = self._future is None
             if is_first:
                 self._done = torch.futures.Future()
-                # An exception in a callback is an error for C++ too; Future.set_exception is known to Python alone.
+                # C++ also sees an exception in a callback as an error; only Python knows Future.set_exception.
                 self._future = self._done.then(lambda _: self._finish())
-        if is_first and self.is_completed():  # who has waited may ask for the value at once
+        if is_first and self.is_completed():  # a caller that has waited may ask for the value at once
             self.resolve()
         elif is_first:
             _resolver().add(self)
@@ -177,7 +179,7 @@ class Work(dist.Work):
             self._done.set_result(None)
 
     def _settle(self, status):
-        """Once the request is done: copies back, or says what happened; lets go of the operands."""
+        """Runs once the request is done: copies results back or keeps the error, and releases the operands."""
         group = self._group
         with group.lock:
             if self not in group.running:
@@ -185,7 +187,7 @@ class Work(dist.Work):
             if status == OK:
                 try:
                     self.operands.bring_back()
-                except RuntimeError as error:  # such as a tensor that is expanded
+                except RuntimeError as error:  # for example, the tensor is expanded
                     self._error = error
             else:
                 self._error = group.error(self.title, _native.error_of(status, comm=group.comm))
@@ -227,10 +229,10 @@ class WorkOfMany(dist.Work):
 
 
 class Resolver:
-    """Resolves Futures and copies back, on threads of its own.
+    """Resolves Futures and copies results back, on threads of its own.
 
-    Shoal calls sem_post when a request is done: that needs no GIL. Callbacks of a Future may wait for another one, as those of
-    PowerSGD do; so before it runs any, a thread sees to it that another one waits.
+    When a request is done, Shoal calls sem_post, which needs no GIL. Callbacks of a Future may wait for another one, as those
+    of PowerSGD do. So before a thread runs callbacks, it ensures that another thread waits for requests.
     """
 
     _libc = ctypes.CDLL(None)
@@ -239,7 +241,7 @@ class Resolver:
     def __init__(self):
         self._works, self._waiting, self._lock = set(), 0, threading.Lock()
         self._threads, self._must_stop = [], False
-        self._semaphore = ctypes.create_string_buffer(128)  # a sem_t, which is 32 bytes at most where Shoal runs
+        self._semaphore = ctypes.create_string_buffer(128)  # a sem_t has at most 32 bytes on the platforms of Shoal
         self._libc.sem_init(self._semaphore, 0, 0)
 
     def add(self, work):
@@ -255,7 +257,8 @@ class Resolver:
         self._threads[-1].start()
 
     def stop(self):
-        """Before Python ends: a thread that came back to it afterwards, from a callback in C++, would end the process badly."""
+        """Called before Python ends, because a thread that returns to Python afterwards, from a callback in C++, would crash
+        the process."""
         self._must_stop = True
         for _ in self._threads:
             self._libc.sem_post(self._semaphore)
@@ -295,7 +298,7 @@ def _resolver():
 # ---- Profiles ------------------------------------------------------------------------------------------------------------------
 
 
-# The names that the shim in C++ gives to operations, where they differ from those in the C library.
+# The C++ shim's names of operations that differ from those of the C library.
 _TITLES = {"allreduce": "all_reduce", "allreduce_coalesced": "all_reduce_coalesced", "allgather": "all_gather",
            "allgatherv": "all_gather", "reduce_scatterv": "reduce_scatter"}
 _is_profiling = getattr(torch.autograd, "_profiler_enabled", lambda: False)
@@ -303,7 +306,7 @@ _Record = getattr(torch._C._profiler, "_RecordFunctionFast", None)
 
 
 def _profiled(work):
-    """The event of an operation in a profile of torch, from the call until it returns: a Work in Python has no other."""
+    """The event of an operation in a profile of torch, from the call until it returns. A Work in Python has no other event."""
     inputs, work.inputs = work.inputs, ()
     if _Record is None or not _is_profiling():
         return contextlib.nullcontext()
@@ -314,17 +317,18 @@ def _profiled(work):
 
 
 class Group(Base):
-    """A group of torch: a communicator of Shoal and the operations under way on it."""
+    """A group of torch: a communicator of Shoal and the operations in progress on it."""
 
-    # torch asks these of a Backend; as class attributes, for the properties of its base class lead back here without end.
+    # torch reads these from a Backend. They are class attributes because the properties of the base class would call back here
+    # endlessly.
     supports_coalescing = False
     supports_splitting = False
-    options = None  # which torch 2.15 asks for when it attaches its flight recorder
+    options = None  # torch 2.15 reads it to attach its flight recorder
 
     _group_name = _group_desc = ""
 
     def __init__(self, context, comm, rank, size, timeout, name, ranks):
-        """context, comm: their addresses. The communicator becomes this group's, which frees it."""
+        """context, comm: their addresses. The group takes ownership of the communicator and frees it."""
         super().__init__(rank, size)
         self.context, self.comm, self.label, self.ranks, self.running = context, comm, name, ranks, set()
         self.library, self.lock, self._owner, self._calls = _native.load(), threading.RLock(), os.getpid(), 0
@@ -333,7 +337,7 @@ class Group(Base):
         _groups.add(self)
 
     def __del__(self):
-        if self.comm is not None:  # while the interpreter ends, modules may be gone; then _free_groups() has been here
+        if self.comm is not None:  # while the interpreter ends, modules may be gone, but _free_groups() has run
             self.shutdown()
 
     def getBackendName(self):
@@ -344,8 +348,8 @@ class Group(Base):
     # ---- Posting
 
     def _post(self, call, work, options, *operands, scale=1.0, title=None):
-        """Posts shoal_<call>_post for a Work whose operands have been asked for; waits where the caller wants it. title: that of the
-        shim in C++, where it does not follow from the call."""
+        """Posts shoal_<call>_post for a Work whose operands are prepared, and waits if the caller asked for that. `title` is
+        the C++ shim's name of the operation, if it does not follow from the call."""
         work.title = "shoal:" + (title or _TITLES.get(call, call))
         with _profiled(work):
             return self._post_and_wait(call, work, options, *operands, scale=scale)
@@ -358,7 +362,7 @@ class Group(Base):
                                wait_ms=SLICE_MS if waits else 0)
         comm = self._enter()
         try:
-            self.running.add(work)  # before the post: from here on an interrupt may come, and operands must live
+            self.running.add(work)  # before the post: an interrupt may come from here on, and the operands must live
             status = getattr(self.library, call + "_post")(comm, *operands, ctypes.byref(told), ctypes.byref(work.request))
             if status != OK:
                 self.running.discard(work)
@@ -371,20 +375,21 @@ class Group(Base):
             work.wait()
             return work
         if work.operands.has_copies:
-            work.get_future()  # so that they are copied also where nobody waits
+            work.get_future()  # so that results are copied back even if nobody waits
         if options is not None:  # messages have none, and no C++ code of torch posts any
             self._keep(work)
         return work
 
     def _keep(self, work):
-        """Before torch 2.8 C++ keeps a Work without its object in Python, and waits for ever once that is gone, at its first wait
-        or a later one. So the objects live on, and with them their tensors, until KEPT_WORKS others were waited for as well."""
+        """Keeps works alive for old versions of torch. Before torch 2.8, C++ keeps a Work without its object in Python; once
+        the object is gone, a wait blocks forever. So the objects, and with them their tensors, live until KEPT_WORKS others
+        were waited for."""
         if KEPT_WORKS:
             with self.lock:
                 self._unwaited.add(work)
 
     def was_asked_for(self, work):
-        """By wait(), or for its future, which holds it until it is done."""
+        """Called after wait(), or when the future was taken, which holds the work until it is done."""
         with self.lock:
             if work in self._unwaited:
                 self._unwaited.discard(work)
@@ -392,13 +397,14 @@ class Group(Base):
                 del self._kept[:-KEPT_WORKS]
 
     def leave_block(self, work):
-        """Once it was waited for. torch does not end a block that an exception left, which would hold all works for ever."""
+        """Called once a work was waited for. torch does not end a coalescing block that an exception left, and the block would
+        hold all works forever."""
         with self.lock:
             if self._coalesced is not None:
                 self._coalesced.pop(work, None)
 
     def _enter(self):
-        """The communicator, which is not freed before _leave()."""
+        """Returns the communicator, which is not freed before _leave()."""
         with self.lock:
             if self.comm is None:
                 raise BackendError(f"shoal: group {self.label} was destroyed")
@@ -411,19 +417,19 @@ class Group(Base):
             self._left.notify_all()
 
     def error(self, title, failure):
-        """The exception for a ShoalError, with the rank in the job where that is another than in the group."""
+        """The exception for a ShoalError. It adds the rank in the job if that differs from the rank in the group."""
         known = 0 <= failure.rank < len(self.ranks) and self.ranks[failure.rank] != failure.rank
         place = f" (rank {failure.rank} of group {self.label} is rank {self.ranks[failure.rank]} of the job)" if known else ""
         kind = ValueError if failure.status == ERR_ARGUMENT else BackendError
         return kind(f"{title}: {timed_out(failure.status)}{in_words_of_torch(str(failure))}{place}")
 
     def _sweep(self):
-        """Lets go of operations that are done and that nobody waited for."""
+        """Releases operations that are done and that nobody waited for."""
         for work in list(self.running):
             work.is_completed()
         self._sweep_at = 2 * len(self.running) + 64
 
-    # ---- Collectives. Arguments are checked here where Shoal, which sees only addresses and counts, cannot.
+    # ---- Collectives. These check the arguments that Shoal cannot: it sees only addresses and counts.
 
     def broadcast(self, tensors, opts=c10d.BroadcastOptions()):
         tensor = only(tensors)
@@ -553,7 +559,7 @@ class Group(Base):
         return self._post("scatter", work, opts, given, taken, tensor.numel() * width, type_, root)
 
     def _parts_of_root(self, lists, one, root, what):
-        """The list that the root has of a tensor for each rank; others have none."""
+        """Returns the root's list of one tensor for each rank. Other ranks have no list."""
         if root != self.rank():
             check_none(lists, root, what)
             return []
@@ -602,26 +608,26 @@ class Group(Base):
         return self._post("barrier", Work(self, []), opts)
 
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
-        """A barrier whose error names the ranks that did not come, as that of each operation here does."""
+        """A barrier whose error names the missing ranks. Every operation of this back-end does that."""
         opts = c10d.BarrierOptions()
-        if isinstance(timeout, c10d.BarrierOptions):  # what a Backend is called with
+        if isinstance(timeout, c10d.BarrierOptions):  # the call of a Backend
             opts = timeout
         elif timeout is not None:
             opts.timeout = timeout
         self.barrier(opts).wait()
 
-    # torch calls the new names or the old ones, by version and by whether C++ or Python calls.
+    # Which name torch calls depends on its version and on whether C++ or Python calls.
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
 
-    # ---- What torch asks of a group beside
+    # ---- What torch asks of a group besides collectives
 
     _device_types = [torch.device("cpu")]
 
-    # A ProcessGroup keeps its name and description with its back-ends; this one has none.
+    # A ProcessGroup keeps its name and description in its back-ends; this one has no back-end.
     def setGroupName(self, name):
         self._group_name = name
 
@@ -634,7 +640,7 @@ class Group(Base):
     def getGroupDesc(self):
         return self._group_desc
 
-    if not IS_BACKEND:  # older versions of torch ask a group in Python for these
+    if not IS_BACKEND:  # older versions of torch read these from a group in Python
         group_name, group_desc = property(getGroupName), property(getGroupDesc)
         _set_group_name, _set_group_desc = setGroupName, setGroupDesc
 
@@ -642,13 +648,14 @@ class Group(Base):
         return self
 
     def supports_tensor_alloc(self, device):
-        """C++ asks with the device's number, from torch 2.14 on, and then asks no back-end in Python to allocate."""
+        """Returns true for the CPU. From torch 2.14 on, C++ passes the device's number, and does not let a back-end in Python
+        allocate."""
         return not isinstance(device, int) and torch.device(device).type == "cpu"
 
     def allocate_tensor(self, size, dtype, device):
         try:
             return empty(self.context, size * torch.empty((), dtype=dtype).element_size()).view(dtype)
-        except NoSharedMemory:  # told by the library
+        except NoSharedMemory:  # the library has logged it
             return torch.empty(size, dtype=dtype)
 
     def set_timeout(self, timeout):
@@ -660,7 +667,7 @@ class Group(Base):
     def _get_sequence_number_for_group(self):
         return 0
 
-    # By Python a group is asked with a device, by C++ a Backend without one.
+    # Python passes a device to a group; C++ calls a Backend without one.
     def start_coalescing(self, device=None):
         self._coalesced = {}
 
@@ -672,13 +679,14 @@ class Group(Base):
     _start_coalescing, _end_coalescing = start_coalescing, end_coalescing
 
     def abort(self):
-        """All operations end with an error, on every rank."""
+        """Ends all operations with an error, on every rank."""
         with self.lock:
             if self.comm is not None:
                 self.library.comm_abort(self.comm)
 
     def shutdown(self):
-        """The local end: operations not done fail. In a forked child the group is the parent's."""
+        """Ends the group on this rank: unfinished operations fail. Does nothing in a forked child, where the group is the
+        parent's."""
         if self._owner != os.getpid():
             return
         with self.lock:
@@ -692,7 +700,7 @@ class Group(Base):
 
 
 def _entries(given, taken, counts):
-    """The array of shoal_tensor of a coalesced call."""
+    """The array of shoal_tensor for a coalesced call."""
     return (_native.Tensor * len(counts))(*zip(given, taken, counts))
 
 

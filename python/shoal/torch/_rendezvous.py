@@ -1,10 +1,10 @@
-"""How ranks that mpirun or srun started come to the Store that torch wants: neither sets RANK, WORLD_SIZE, MASTER_ADDR and
+"""Provides torch's Store to ranks that mpirun or srun started: these launchers do not set RANK, WORLD_SIZE, MASTER_ADDR and
 MASTER_PORT.
 
-    torch.distributed.init_process_group("shoal")                              # env://, where RANK and WORLD_SIZE are not set
+    torch.distributed.init_process_group("shoal")                              # env://, if RANK and WORLD_SIZE are not set
     torch.distributed.init_process_group("shoal", init_method="shoal://")      # with every launcher, and with none
 
-The ranks join as those of a C program do (PMIx, PMI-1, Slurm's variables). Rank 0 opens a TCPStore and broadcasts where it is.
+The ranks join like those of a C program (PMIx, PMI-1, Slurm's variables). Rank 0 opens a TCPStore and broadcasts its addresses.
 A process does this once; each later group gets the same store with another prefix.
 """
 from __future__ import annotations
@@ -26,18 +26,18 @@ import torch.distributed as dist
 from .. import _native
 from ._communicator import BackendError, milliseconds, timed_out
 
-MESSAGE_BYTES = 8192  # what rank 0 broadcasts
+MESSAGE_BYTES = 8192  # size of rank 0's broadcast
 TIMEOUT = getattr(dist, "default_pg_timeout", datetime.timedelta(minutes=30))
 REACHED_S = 3  # to connect to one address of rank 0's host
 SIOCGIFADDR = 0x8915
 LAUNCHERS = (("PMIX_NAMESPACE",), ("PMI_FD", "PMI_RANK", "PMI_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))
 
-_met = None  # (process, store, rank, size) of the one time that ranks met
-_groups = 0  # that were begun through it
+_met = None  # (process, store, rank, size), once the ranks have met
+_groups = 0  # number of groups that used it
 
 
 def register() -> None:
-    """Makes "shoal://" known, and env:// do the same where a launcher is there and torch's variables are not."""
+    """Registers "shoal://", and lets env:// do the same if there is a launcher but torch's variables are not set."""
     handlers = getattr(importlib.import_module("torch.distributed.rendezvous"), "_rendezvous_handlers", {})
     if "shoal" in handlers:
         return
@@ -56,7 +56,7 @@ def _has_variables():
 
 
 def _told(url):
-    """Rank and world_size, as far as init_process_group was given them."""
+    """Returns rank and world_size if init_process_group was called with them."""
     return {name: int(values[0]) for name, values in parse_qs(urlparse(url).query).items() if name in ("rank", "world_size")}
 
 
@@ -76,11 +76,11 @@ def _from_launcher(url, timeout=TIMEOUT, **_):
             raise ValueError(f"shoal: init_process_group was given {name}={told}, but the launcher says rank {rank} of {size}")
     _groups += 1
     yield dist.PrefixStore(f"shoal {_groups}", store), rank, size
-    raise RuntimeError("shoal: ranks cannot meet again within one group")  # what torch's own handlers say here
+    raise RuntimeError("shoal: ranks cannot meet again within one group")  # the error of torch's own handlers
 
 
 def _meet(timeout):
-    """(store, rank, size) of the job that the environment tells of."""
+    """Returns (store, rank, size) of the job that the environment describes."""
     library, context, comm = _native.load(), _native.create_context(), ctypes.c_void_p()
     limit_ms = milliseconds(timeout)
     options = _native.CommOptions(name=b"rendezvous", timeout_ms=limit_ms, create_timeout_ms=limit_ms)
@@ -93,7 +93,7 @@ def _meet(timeout):
         store = _open(size, timeout) if rank == 0 else None
         told = _broadcast(library, comm, store and {"port": store.port, "token": store.token, "addresses": _addresses()})
         store = store or _connect(told, _place(library, comm, 0).host == _place(library, comm, rank).host, size, timeout)
-        _check(library.comm_finalize(comm), None, comm)  # nobody leaves while others connect
+        _check(library.comm_finalize(comm), None, comm)  # no rank leaves while others connect
         return store, rank, size
     finally:
         library.comm_free(comm)
@@ -112,20 +112,21 @@ def _place(library, comm, rank):
 
 
 def _tell_local_rank(place):
-    """torch.distributed.get_node_local_rank and many programs ask for it."""
+    """Sets the variables that torch.distributed.get_node_local_rank and many programs read."""
     os.environ.setdefault("LOCAL_RANK", str(place.local_rank))
     os.environ.setdefault("LOCAL_WORLD_SIZE", str(place.local_size))
 
 
 def _broadcast(library, comm, told):
-    """Returns rank 0's value on every rank; told is None on the others."""
+    """Returns rank 0's value on every rank; `told` is None on the others."""
     block = ctypes.create_string_buffer(_fit(told) if told else b"", MESSAGE_BYTES)
     _check(library.broadcast(comm, block, block, MESSAGE_BYTES, _native.UINT8, 0, None), None, comm)
     return json.loads(block.value)
 
 
 def _fit(told):
-    """As JSON; of more addresses than fit the first ones and the last, which is the host's name."""
+    """Encodes the value as JSON. If the addresses do not fit, it keeps the first ones and the last, which is the host's
+    name."""
     addresses = list(told["addresses"])
     while len(text := json.dumps({**told, "addresses": addresses}).encode()) >= MESSAGE_BYTES:
         del addresses[-2]
@@ -136,7 +137,7 @@ def _fit(told):
 
 
 class _Store(dist.TCPStore):
-    """Rank 0's, with what tells it from another service at the same port of another host."""
+    """Rank 0's store, with a token that distinguishes it from another service at the same port of another host."""
 
     token = None
 
@@ -150,7 +151,7 @@ def _open(size, timeout):
 
 
 def _connect(told, is_local, size, timeout):
-    """Rank 0's store, by the first of its host's addresses that leads there."""
+    """Returns rank 0's store through the first of its host's addresses that leads there."""
     addresses = ["127.0.0.1"] if is_local else [*filter(None, [os.environ.get("MASTER_ADDR")]), *told["addresses"]]
     reasons = []
     for address in addresses:
@@ -168,7 +169,7 @@ def _connect(told, is_local, size, timeout):
 
 
 def _addresses():
-    """The addresses of this host, without loopback. Those that SHOAL_NIC names stand first."""
+    """The addresses of this host without loopback, then its name. Addresses of the interfaces in SHOAL_NIC come first."""
     found = [*_ipv4(), *_ipv6()]
     named = os.environ.get("SHOAL_NIC", "").split(",")
     found.sort(key=lambda one: one[0] not in named)
@@ -181,7 +182,7 @@ def _ipv4():
             try:
                 request = struct.pack("256s", name.encode()[:15])
                 address = socket.inet_ntoa(fcntl.ioctl(asked.fileno(), SIOCGIFADDR, request)[20:24])
-            except OSError:  # it has none
+            except OSError:  # the interface has none
                 continue
             if not ipaddress.ip_address(address).is_loopback:
                 yield name, address
@@ -194,5 +195,5 @@ def _ipv6():
     except OSError:  # a kernel without IPv6
         return
     for digits, _, _, scope, _, name in lines:
-        if scope == "00":  # of the whole network: neither ::1 nor an address that needs the interface's name
+        if scope == "00":  # global scope: neither ::1 nor an address that needs the interface's name
             yield name, str(ipaddress.IPv6Address(int(digits, 16)))

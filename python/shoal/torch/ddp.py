@@ -2,17 +2,18 @@
 
     model = shoal.torch.DistributedDataParallel(model)       # instead of torch.nn.parallel.DistributedDataParallel
 
-It is a subclass of torch's class, as programs test for that, but shares only what torch's does outside its constructor: gradients
-go through include/shoal/gradients.h.
+It is a subclass of torch's class, because programs test for that, but it shares only what torch's class does outside its
+constructor: gradients go through include/shoal/gradients.h.
 
-    forward          _Steps.open: the reducer's step begins; hooks on the outputs will tell where a backward pass begins
+    forward          _Steps.open: the reducer's step begins; hooks on the outputs will show where a backward pass begins
     backward         AccumulateGrad of parameter i has run: its gradient is copied into its buffer, of which .grad becomes a view;
                      a full buffer is posted
     end of backward  a callback of the autograd engine waits for all buffers: .grad is the average
 
-Gradients are copied once: autograd keeps the tensor that the backward pass made as .grad where .grad is None, that tensor goes
-into the buffer and is freed, and the average is left there. On a device torch copies, as the engine would read the tensor later. Where .grad is still the view, as after zero_grad(set_to_none=False), autograd
-adds into it and nothing is copied. docs/python.md says more.
+Gradients are copied once. If .grad is None, autograd keeps the tensor of the backward pass as .grad; that tensor is copied into
+the buffer and freed, and the average stays in the buffer. On a device torch copies, because the engine would read the tensor
+later. If .grad is still the view, as after zero_grad(set_to_none=False), autograd adds into it and nothing is copied.
+docs/python.md has the details.
 """
 from __future__ import annotations
 
@@ -35,9 +36,9 @@ from ._parameters import Parameters
 MIB = 1 << 20
 BUFFER_MIB = 25
 ORDER, RESIDUALS = "shoal order", "shoal residuals"  # keys of gradient_state_dict
-BROADCAST_BYTES = 250 * MIB  # of parameters and buffers in one go, as torch's
-# No forward pass waits for its backward pass; one that averages; one that averages nothing, and whose outputs hold no tensor that
-# could tell where its backward pass begins.
+BROADCAST_BYTES = 250 * MIB  # size of one broadcast of parameters and buffers, as in torch
+# IDLE: no forward pass waits for its backward pass. OPEN: one that averages does. LOCAL: one that averages nothing does, and
+# its outputs hold no tensor that could show where its backward pass begins.
 IDLE, OPEN, LOCAL = range(3)
 CHANGED = "change the module before it is wrapped, or make a new DistributedDataParallel of it on all ranks"
 PAST = ("a forward pass through the wrapper goes before each backward pass: was a second backward pass made after two forward "
@@ -46,21 +47,21 @@ PAST = ("a forward pass through the wrapper goes before each backward pass: was 
 
 
 class _Steps:
-    """Which gradients are ready in the step under way. None of a module's methods is called here."""
+    """The gradients that are ready in the current step. This class calls no method of a module."""
 
     def __init__(self, communicator, watched, is_static, options):
         self._communicator, self._watched, self._options = communicator, watched, options
         self._names, self._parameters = watched.names, watched.tensors
         self.reducer = _gradients.Reducer(communicator, self._names, self._parameters, **options)
         self.is_renewed = False
-        self.is_static = is_static  # each step has the hooks of the first one, of which a parameter may have several
+        self.is_static = is_static  # each step fires the hooks of the first one, and a parameter may have several
         self._state, self._finished, self._order_of_first = IDLE, 0, None
         self._is_begun = False  # the reducer waits for gradients
         self._expected = None  # how often each parameter's hook fires in a step of a static graph, once known
-        # Graph tasks under way: all; those that began at outputs of a step, or of a forward pass inside no_sync(); and those that
-        # gave a parameter a gradient outside of both, with its name.
+        # Graph tasks in progress: all; those that began at outputs of a step; those that began at outputs of a forward pass
+        # inside no_sync(); and those that gave a parameter a gradient outside of both, with its name.
         self._tasks, self._whole_tasks, self._local_tasks, self._past = set(), set(), set(), {}
-        self._is_opaque = False  # no output of the step's forward pass shows the begin of its backward pass
+        self._is_opaque = False  # no output of the step's forward pass shows the start of its backward pass
         self._clear()
         self._nodes, self._hooks = [None] * len(self._parameters), [None] * len(self._parameters)
         self._hook_all()
@@ -72,22 +73,22 @@ class _Steps:
         self._order = {}  # parameters whose hooks fired, by the last time
 
     def follow(self):
-        """Averages the gradients of tensors that the program has put in place of parameters. A change that cannot be followed is an
-        error on all ranks."""
+        """Switches to the tensors with which the program has replaced parameters. A change that is not supported is an error on
+        all ranks."""
         try:
             is_other = bool(self._watched.look())
         except RuntimeError as error:
             self.reducer.fail(_native.ERR_STATE, str(error).removeprefix("shoal: "))
             raise
-        if is_other or not self._is_hooked(0):  # a conversion of the module makes the nodes of all parameters anew
+        if is_other or not self._is_hooked(0):  # converting the module replaces the nodes of all parameters
             self._hook_all()
 
     def _is_hooked(self, index):
         return not self._parameters[index].requires_grad or _node_of(self._parameters[index]) is self._nodes[index]
 
     def _hook_all(self):
-        """On the nodes that accumulate, after the hooks of others: what they did to the gradient is averaged, too. A tensor holds its
-        node weakly, and has another one once it was converted. Returns whether a hook was missing."""
+        """Hooks the nodes that accumulate gradients, after the hooks of others, so that their changes to a gradient are
+        averaged. A tensor holds its node weakly, and has another one after a conversion. Returns true if a hook was missing."""
         missing = [index for index in range(len(self._parameters)) if not self._is_hooked(index)]
         for index in missing:
             if self._hooks[index]:
@@ -108,7 +109,8 @@ class _Steps:
     # ---- Forward ----
 
     def open(self, is_synced, is_watched, division=None):
-        """Before a backward pass. is_watched: its outputs will tell where it begins. division: see expect_uneven."""
+        """Begins a step before its backward pass. is_watched: its outputs will show where the pass begins. division: see
+        expect_uneven."""
         if division is not None:
             self.expect_uneven(division)
         if self._state == OPEN and self._ready_count:
@@ -118,7 +120,7 @@ class _Steps:
                 self._state = LOCAL
             return
         self.follow()
-        if torch._C._current_graph_task_id() < 0:  # in a backward pass a checkpoint makes its forward pass again
+        if torch._C._current_graph_task_id() < 0:  # false if a checkpoint repeats its forward pass in a backward pass
             self._clear()
             self._forget_tasks()
             self._is_opaque = not is_watched
@@ -130,8 +132,8 @@ class _Steps:
             tasks.clear()
 
     def _renew(self):
-        """All ranks, at the end of the first step, from the order that rank 0 saw in it. Gradients stay where they are until the
-        program lets go of them, so that one that it has kept can always be read."""
+        """Makes the reducer again, on all ranks at the end of the first step, in the order that rank 0 saw in it. Gradients
+        keep their memory until the program releases them, so that a program can always read one that it has kept."""
         self._order_of_first = self._communicator.numbers_of_first(self.reducer.order())
         self._make_again()
         self.is_renewed = True
@@ -147,7 +149,7 @@ class _Steps:
         return {ORDER: order, RESIDUALS: self.reducer.residuals()}
 
     def load(self, state):
-        """All ranks. The layout of a step decides where sums are rounded, and is that of the saved order."""
+        """Restores state() on all ranks. The layout of a step determines where sums are rounded; it follows the saved order."""
         count = len(self._parameters)
         order, residuals = state[ORDER].tolist(), state[RESIDUALS]
         if self._is_begun:
@@ -163,15 +165,15 @@ class _Steps:
     # ---- Uneven numbers of batches ----
 
     def expect_uneven(self, division):
-        """All ranks, before the first step inside join(). division: what is added up is divided by the number of those that have
-        not joined (1) or of all ranks (0)."""
+        """Prepares for ranks that join early. All ranks call it before the first step inside join(). division: sums are divided
+        by the number of ranks that have not joined (1) or of all ranks (0)."""
         uneven = {"is_uneven": 1, "divides_by_active": division}
         if self._state != OPEN and not uneven.items() <= self._options.items():
             self._options.update(uneven)
             self._make_again()
 
     def join(self, division):
-        """A rank without a further batch takes part in a step of the others."""
+        """Takes part in a step of the others, on a rank without a further batch."""
         self.expect_uneven(division)
         if not self.reducer.join():
             raise RuntimeError("shoal: this rank joined a step that no rank made: do all make as many forward passes as backward "
@@ -181,8 +183,9 @@ class _Steps:
             self._renew()
 
     def watch(self, outputs, is_synced):
-        """The first gradient of a backward pass is that of an output: it shows whether the pass averages, whichever forward passes
-        were made since. The outputs keep the steps, so that a pass averages although the module is gone."""
+        """Hooks the outputs. The first gradient of a backward pass is that of an output. It shows whether the pass averages,
+        even if there were other forward passes in between. The outputs hold the steps, so a pass averages even if the module is
+        gone."""
         def began(_):
             self._began(is_synced)
         for tensor in outputs:
@@ -200,11 +203,11 @@ class _Steps:
     # ---- Backward ----
 
     def accumulated(self, index):
-        """The gradient of a parameter has been added up, for this backward pass or one segment of a checkpoint."""
+        """Runs when a parameter's gradient has been accumulated, for this backward pass or for one segment of a checkpoint."""
         if self._state == LOCAL or self._local_tasks:
             return
         task = self._queue()
-        if self._state == IDLE:  # an error, unless an output inside no_sync() comes later: told at the end of the pass
+        if self._state == IDLE:  # an error, unless an output inside no_sync() follows: raised at the end of the pass
             self._past.setdefault(task, self._names[index])
             return
         self._fired[index] += 1
@@ -216,8 +219,8 @@ class _Steps:
         self._mark(index)
 
     def _queue(self, *kinds):
-        """Asks for a call at the end of this graph task: of the whole backward pass, or of a reentrant checkpoint's segment. Returns
-        the task, which is noted in sets of its kinds."""
+        """Requests a call at the end of this graph task: of the whole backward pass, or of a reentrant checkpoint's segment.
+        Adds the task to the given sets and returns it."""
         task = torch._C._current_graph_task_id()
         for kind in kinds:
             kind.add(task)
@@ -227,8 +230,8 @@ class _Steps:
         return task
 
     def _leave(self, task):
-        """The task is over. Returns whether it began at outputs of a step, and at outputs of a forward pass inside no_sync(), and
-        the name of a parameter that it gave a gradient outside of both."""
+        """Ends the task. Returns whether it began at outputs of a step, whether it began at outputs of a forward pass inside
+        no_sync(), and the name of a parameter that it gave a gradient outside of both."""
         kinds = task in self._whole_tasks, task in self._local_tasks, self._past.pop(task, None)
         for tasks in (self._tasks, self._whole_tasks, self._local_tasks):
             tasks.discard(task)
@@ -239,7 +242,7 @@ class _Steps:
             self._fail(f"the gradient of {self._names[index]} became ready twice in one backward pass, as where a segment of a "
                        "reentrant checkpoint is used twice: pass static_graph=True, or use_reentrant=False to the checkpoint")
         gradient, view = self._parameters[index].grad, self.reducer.views[index]
-        if gradient is None:  # autograd passed on an undefined one
+        if gradient is None:  # autograd passed an undefined one
             view.zero_()
         elif gradient is not view:
             self._check(index, gradient)
@@ -254,14 +257,14 @@ class _Steps:
         self._let_go(index)
 
     def _let_go(self, index):
-        """Of the tensor that the backward pass made: its memory serves the next gradient, which is warm in the cache and costs the
-        kernel no new page."""
+        """Releases the tensor of the backward pass. The next gradient reuses its memory, which is warm in the cache and needs
+        no new page from the kernel."""
         parameter, view = self._parameters[index], self.reducer.views[index]
         if parameter.grad is not view:
             parameter.grad = view
 
     def _fail(self, text, status=_native.ERR_STATE, kind=RuntimeError):
-        """On all ranks."""
+        """Fails on all ranks."""
         self.reducer.fail(status, text)
         raise kind(f"shoal: {text}")
 
@@ -290,21 +293,21 @@ class _Steps:
             self._finish_unseen()
 
     def _finish_unseen(self):
-        """Some parameters have a gradient of a pass that began at no output, as outputs may be in an object that torch does not look
-        into. A segment of a reentrant checkpoint does not end the pass around it, of which a node is at work then."""
+        """Ends a pass that began at no output, because outputs may be in an object that torch does not search. The end of a
+        reentrant checkpoint's segment does not end the outer pass: a node of the outer pass is running then."""
         outer = torch._C._current_autograd_node()
         if outer is None:
             self._finish()
             return
 
-        def asks(_):  # in the pass around it, for the end of that one
+        def asks(_):  # runs in the outer pass, and requests a call at its end
             for hook in hooks:
                 hook.remove()
             self._queue()
         hooks = [node.register_prehook(asks) for node, _ in outer.next_functions if node is not None]
 
     def _is_for_parameters(self):
-        """torch.autograd.grad() of an output gives no parameter a gradient, and the step goes on."""
+        """Returns false for torch.autograd.grad() of an output: it gives no parameter a gradient, and the step continues."""
         return any(self._fired) or self._options["allows_unused"] or self._hook_all()
 
     def backward_broke(self, task):
@@ -313,8 +316,8 @@ class _Steps:
             self.reducer.fail(_native.ERR_ABORTED, "an exception ended the backward pass")
 
     def _finish(self):
-        """Only now a missing gradient is known to be missing. What .grad holds is averaged where the backward pass gave nothing: it
-        was left there by a no_sync() or by the step before."""
+        """Waits for the averages. Only now is it certain which gradients are missing. For these, .grad may hold a value that a
+        no_sync() or the step before has left; that value is averaged."""
         self._state, self._is_begun = IDLE, False
         if self.is_static:
             self._finish_static()
@@ -342,7 +345,7 @@ class _Steps:
 
 
 def _node_of(parameter):
-    """The one that adds up its gradient."""
+    """The node that accumulates the parameter's gradient."""
     with torch.enable_grad():
         return parameter.view_as(parameter).grad_fn.next_functions[0][0]
 
@@ -354,7 +357,7 @@ class _ReducerStandIn:
         self._module = weakref.ref(module)
 
     def prepare_for_backward(self, outputs):
-        """A step begins although the forward pass was made inside no_sync()."""
+        """Begins a step although the forward pass was made inside no_sync()."""
         self._module()._open(True, outputs)
 
     def _rebuild_buckets(self):
@@ -385,7 +388,7 @@ class _LoggerStandIn:
 
 
 def _parameters_of(module, ignored):
-    """Names and tensors, each tensor once."""
+    """Returns names and tensors, each tensor once."""
     found = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and name not in ignored:
@@ -394,9 +397,9 @@ def _parameters_of(module, ignored):
 
 
 class DistributedDataParallel(torchs.DistributedDataParallel):
-    """torch.nn.parallel.DistributedDataParallel for modules on the CPU or on one device, over a group whose back-end is "shoal". Its
-    arguments are torch's; those that it cannot serve raise an error that says what to write. compression is of what travels
-    between hosts: "none", "fp16", "bf16" or "int8"."""
+    """torch.nn.parallel.DistributedDataParallel for modules on the CPU or on one device, over a group whose back-end is
+    "shoal". It accepts torch's arguments; one that it does not support raises an error with the replacement. `compression`
+    applies to the data that travel between hosts: "none", "fp16", "bf16" or "int8"."""
 
     def __init__(self, module, device_ids=None, output_device=None, dim=0, broadcast_buffers=None, init_sync=True,
                  process_group=None, bucket_cap_mb=None, find_unused_parameters=False, check_reduction=False,
@@ -431,7 +434,7 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
             _sync_module_states(self, first(None if forward_sync_buffers is None else True, broadcast_buffers, True))
 
     def _set_what_others_read(self):
-        """Attributes of torch's class that its methods, or other libraries, look at."""
+        """Sets the attributes of torch's class that its methods or other libraries read."""
         self.device_type, self.mixed_precision = self.device.type, None
         self.is_multi_device_module, self.require_backward_grad_sync, self.require_forward_param_sync = False, True, True
         self.broadcast_bucket_size = BROADCAST_BYTES
@@ -440,7 +443,7 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
         self._is_batch_seen = False
 
     def _begin(self):
-        """A collective call. The reducer compares the parameters of all ranks."""
+        """Makes the communicator and the reducer, which compares the parameters of all ranks. A collective call."""
         watched = Parameters(self.module, self.parameters_to_ignore, CHANGED)
         _check_parameters(watched.names, watched.tensors)
         group = self.process_group
@@ -475,7 +478,7 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
 
     @torch._disable_dynamo
     def _tell_small_batch(self, inputs, kwargs):
-        """Once, at the first batch in training: where batch norm is of this worker's samples alone, and these are few."""
+        """Warns once, at the first batch in training, if batch norm uses only this worker's samples and these are few."""
         if not self.module.training:
             return
         self._is_batch_seen = True
@@ -493,7 +496,7 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
             if self.will_sync_module_buffers():
                 self._sync_buffers()
             return
-        told = Join.notify_join_context(self)  # those that have joined do the same three calls, see torch's _DDPJoinHook
+        told = Join.notify_join_context(self)  # ranks that have joined make the same three calls, see torch's _DDPJoinHook
         if told:
             told.wait()
         if self.will_sync_module_buffers():
@@ -515,8 +518,8 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
         self._steps.watch(trained, is_synced)
 
     def compare_parameters(self):
-        """All ranks, between steps, every so many of them: raises an error that names the first parameter whose values
-        differ, and the ranks whose values differ from most. The module stays usable."""
+        """Checks that parameters are equal on all ranks. All call it between steps, for example every 100 steps. The error
+        names the first parameter that differs, and the ranks that differ from the majority. The module stays usable."""
         self._steps.follow()
         self._steps.reducer.compare(self._module_parameters)
 
@@ -531,7 +534,7 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
         return state
 
     def __setstate__(self, state):
-        """All ranks do so together. The module may lie on another device than when it was saved."""
+        """Restores a saved module. All ranks do this together. The module may be on another device than when it was saved."""
         torch.nn.Module.__setstate__(self, state)
         self.device = _device_of(*_parameters_of(self.module, self.parameters_to_ignore))
         self.device_type = self.device.type
@@ -541,12 +544,14 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
         self._begin()
 
     def gradient_state_dict(self):
-        """What the next step needs to reach the same bits as without an interruption, beside the module and its optimizer: the order
-        of gradients in the buffers, and what int8 has cut off on this rank. Each rank saves its own, between steps."""
+        """Returns what the next step needs, besides the module and its optimizer, to produce the same bits as without an
+        interruption: the order of gradients in the buffers, and what int8 has cut off on this rank. Each rank saves its own,
+        between steps."""
         return self._steps.state()
 
     def load_gradient_state_dict(self, state):
-        """All ranks, each its own, between steps, with as many ranks on as many hosts."""
+        """Restores gradient_state_dict(). All ranks call it between steps, each with its own state. The numbers of ranks and
+        hosts must be the same as when it was saved."""
         if not {ORDER, RESIDUALS} <= set(state):
             raise ValueError(f"shoal: this is no gradient_state_dict: it has no \"{ORDER}\" or no \"{RESIDUALS}\"")
         self._steps.load(state)
@@ -590,7 +595,7 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
     def _register_fused_optim(self, optim, *args, optim_params=None, **kwargs):
         self.register_comm_hook(None, optim)
 
-    # join() and join_hook() are torch's. These are what its hook calls on a rank that has no further batch.
+    # join() and join_hook() are torch's. Its hook calls these on a rank that has no further batch.
 
     def _division(self):
         return 0 if self._divide_by_initial_world_size else 1
@@ -599,7 +604,7 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
         self._steps.join(self._division())
 
     def _match_unused_params_allreduce(self):
-        """The reducer's steps bring that along."""
+        """Does nothing: the reducer's steps include this."""
 
     def _update_process_group(self, new_process_group):
         raise NotImplementedError("shoal: the group cannot be changed: make a new DistributedDataParallel of the same module")
@@ -607,14 +612,14 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
 
 @functools.lru_cache(maxsize=None)
 def _leave_forward_to_python():
-    """torch.compile goes on with what forward calls, as it does with that of torch's class, whose file it leaves out. The import
-    takes seconds, which the first forward pass of torch's class takes for it, too."""
+    """Makes torch.compile skip forward and continue with the functions that it calls. It does so for torch's class, whose file
+    it skips. The import takes seconds, as it does in the first forward pass of torch's class."""
     from torch._dynamo import decorators
     decorators.skip(DistributedDataParallel.forward)
 
 
 def first(*values):
-    """The first that is not None."""
+    """Returns the first value that is not None."""
     return next(value for value in values if value is not None)
 
 
@@ -626,7 +631,7 @@ def _refuse(**options):
 
 
 def _group_of(group, mesh, device_type):
-    """The process group, if Shoal serves it."""
+    """Returns the process group; raises an error if Shoal does not serve it."""
     import shoal.torch
     if group is not None and mesh is not None:
         raise ValueError("shoal: give process_group or device_mesh, not both")
@@ -650,7 +655,7 @@ def _words_of(device_type):
 
 
 def _device_of(names, parameters):
-    """The one on which all parameters lie: the CPU, or one that CUDA's driver knows."""
+    """Returns the device of all parameters: the CPU, or one that CUDA's driver knows."""
     devices = {}
     for name, parameter in zip(names, parameters):
         devices.setdefault(parameter.device, name)
@@ -663,7 +668,7 @@ def _device_of(names, parameters):
 
 
 def _check_device_ids(device, device_ids, output_device):
-    """Both as attributes of torch's class. Each may name the module's own device, to which inputs are then moved."""
+    """Returns both as attributes of torch's class. Each may name the module's own device, to which inputs are then moved."""
     for name, given in (("device_ids", device_ids or []), ("output_device", [] if output_device is None else [output_device])):
         named = [torch.device(device.type, each) if isinstance(each, int) else torch.device(each) for each in given]
         if named not in ([], [device]) or (named and device.type == "cpu"):
@@ -684,7 +689,7 @@ def _check_parameters(names, parameters):
 
 
 def _compare_shapes(group, names, parameters):
-    """The reducer compares names, types and numbers of elements."""
+    """Compares the parameters' shapes on all ranks; the reducer compares names, types and numbers of elements."""
     shapes = [list(parameter.shape) for parameter in parameters]
     digest = torch.tensor([zlib.crc32(str(shapes).encode())], device=parameters[0].device)
     digests = [torch.empty_like(digest) for _ in range(group.size())]
@@ -701,7 +706,7 @@ def _compare_shapes(group, names, parameters):
 
 
 def _sync_module_states(ddp, has_buffers):
-    """Rank 0's parameters and buffers on every rank."""
+    """Copies rank 0's parameters and buffers to every rank."""
     tensors = [tensor.detach() for name, tensor in ddp.module.named_parameters() if name not in ddp.parameters_to_ignore]
     if has_buffers:
         tensors += [buffer.detach() for buffer in ddp.modules_buffers]

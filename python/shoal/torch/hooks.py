@@ -1,16 +1,16 @@
-"""Communication hooks for torch.nn.parallel.DistributedDataParallel: gradients are averaged by Shoal's gradient engine.
+"""Communication hooks for torch.nn.parallel.DistributedDataParallel: Shoal's gradient engine averages the gradients.
 
     from shoal.torch import hooks
     model = torch.nn.parallel.DistributedDataParallel(model)
     model.register_comm_hook(hooks.State(), hooks.int8_hook)          # or fp16_hook, bf16_hook
 
-Inside a host gradients keep their precision; between hosts float32 gradients travel in the named format, and with int8 each rank
+Inside a host gradients keep their precision. Between hosts float32 gradients travel in the named format; with int8 each rank
 adds in the next step what quantizing has cut off in this one. Each bucket of DDP is a parameter of a reducer
-(include/shoal/gradients.h): the hook marks it, and the hook of a step's last bucket waits for all of them, when nothing is left to
-compute. docs/python.md says more.
+(include/shoal/gradients.h): the hook marks it. The hook of a step's last bucket waits for all of them, when no computation is
+left. docs/python.md has the details.
 
-An exception that ends a backward pass is told to the other ranks at once. They may wait in one of two places, which both fail: in
-the reducer of the buckets, or, where that is made (anew) at the end of a step, in a meeting that comes before it.
+If an exception ends a backward pass, the other ranks are notified at once. They may wait in one of two places, and both fail:
+in the reducer of the buckets, or in the meeting that precedes making a reducer at the end of a step.
 """
 import ctypes
 import weakref
@@ -28,8 +28,8 @@ BUCKETS, RESIDUALS = "shoal buckets", "shoal residuals"  # keys of state_dict
 
 
 class State:
-    """What a hook keeps from step to step: its communicator, and what int8 has cut off. Each model has one of its own, given to
-    register_comm_hook. All ranks make it together. process_group: that of the model; the default group where it is None."""
+    """What a hook keeps from step to step: its communicator, and what int8 has cut off. Each model needs its own, passed to
+    register_comm_hook. All ranks make it together. process_group: the model's; None means the default group."""
 
     def __init__(self, process_group=None):
         self.process_group = process_group
@@ -37,14 +37,14 @@ class State:
         self._meeting = _gradients.Reducer(self._communicator, ["buckets"], [torch.zeros(1)], results_in_views=0,
                                            timeout_ms=_communicator.milliseconds(self._timeout))
         self._compression = self._reducer = None
-        self._saved = None  # of load_state_dict, until buckets come that it is of
+        self._saved = None  # from load_state_dict, until the buckets match it
         self._known = set()  # ids of the model's parameters
-        self._buckets, self._futures, self._marked = [], [], 0  # of the step under way; so many of them the reducer has
-        self._task = -1  # the graph task that tells its end
+        self._buckets, self._futures, self._marked = [], [], 0  # of the current step; how many of them the reducer has
+        self._task = -1  # the graph task whose end is watched
         _find_model(self)
 
     def average(self, bucket, compression):
-        """A future of the bucket's average, which is written into the bucket."""
+        """Returns a future of the bucket's average, which is written into the bucket."""
         self._check(bucket, compression)
         self._backward_began()
         self._buckets.append(bucket.buffer())
@@ -61,8 +61,8 @@ class State:
 
     @torch._disable_dynamo
     def watch(self, model, _, outputs):
-        """A hook of the model's forward pass. The gradient of an output comes before all buckets: in the first step DDP has one
-        bucket only, which is full at the end."""
+        """A hook of the model's forward pass. An output has its gradient before any bucket is full: in the first step DDP has
+        only one bucket, which is full at the end."""
         if not (torch.is_grad_enabled() and model.require_backward_grad_sync):
             return
         state = weakref.ref(self)
@@ -77,7 +77,7 @@ class State:
 
     def _backward_began(self):
         task = torch._C._current_graph_task_id()
-        if task >= 0 and task != self._task:  # a rank that has joined is in no backward pass
+        if task >= 0 and task != self._task:  # a rank that has joined is not in a backward pass
             self._task = task
             Variable._execution_engine.queue_callback(_gradients.BackwardEnd(self, task))
 
@@ -85,7 +85,7 @@ class State:
         pass
 
     def backward_broke(self, _):
-        """Also after the last bucket: torch's class then refuses every later step on this rank."""
+        """Fails the reducers, even after the last bucket, because torch's class then refuses every later step on this rank."""
         for reducer in (self._reducer, self._meeting):
             if reducer:
                 reducer.fail(_native.ERR_ABORTED, "an exception ended the backward pass")
@@ -102,14 +102,15 @@ class State:
                                "make a State for each")
         self._compression = compression
         if bucket.index() != len(self._buckets):
-            (self._reducer or self._meeting).begin()  # raises the cause, where the backward pass before this one has failed
+            (self._reducer or self._meeting).begin()  # raises the cause if the backward pass before this one has failed
             raise RuntimeError(f"shoal: bucket {bucket.index()} came where bucket {len(self._buckets)} was expected: did an exception "
                                "end a backward pass, or do two models share a hooks.State? Make the module and its State again")
         if self._reducer and id(bucket.parameters()[0]) not in self._known:
             raise RuntimeError("shoal: a hooks.State was given to two models: make one for each")
 
     def _is_as_before(self, bucket):
-        """Whether the reducer has this bucket, and had all before it. DDP makes its buckets anew after the first step."""
+        """Returns true if the reducer has this bucket and all buckets before it. DDP makes its buckets again after the first
+        step."""
         index = bucket.index()
         return (self._reducer is not None and index == self._marked and index < self._reducer.count
                 and bucket.is_last() == (index == self._reducer.count - 1)
@@ -124,15 +125,15 @@ class State:
     def _finish(self):
         marked = self._mark_anew() if self._marked < len(self._buckets) else []
         self._reducer.finish()
-        del marked  # memory that was written to until now
+        del marked  # kept until here, as it was written to
         done = list(zip(self._futures, self._buckets))
         self._buckets, self._futures, self._marked = [], [], 0
         for future, tensor in done:
             future.set_result(tensor)
 
     def _mark_anew(self):
-        """All ranks make a new reducer in the same step, as their buckets are the same. Buckets that the old one has are averaged by
-        it; the new one is given copies of them. Returns what was marked."""
+        """Makes a new reducer. All ranks do so in the same step, because their buckets are the same. The old reducer averages
+        the buckets that it has; the new one gets copies of them. Returns what was marked."""
         self._meet()
         averaged = self._marked
         if averaged:
@@ -148,7 +149,7 @@ class State:
         return marked
 
     def _meet(self):
-        """Before all ranks make a reducer: raises the cause where one of them does not come."""
+        """Waits for all ranks before they make a reducer. Raises the cause if one of them does not come."""
         zero = torch.zeros(1)
         self._meeting.begin()
         self._meeting.ready(0, zero)
@@ -157,14 +158,14 @@ class State:
     # ---- Checkpoints ----
 
     def state_dict(self):
-        """What int8 has cut off on this rank, for the buckets that DDP has now. Each rank saves its own, between steps."""
+        """Returns what int8 has cut off on this rank, for DDP's current buckets. Each rank saves its own, between steps."""
         if not self._reducer:
             return {BUCKETS: [], RESIDUALS: torch.empty(0, dtype=torch.uint8)}
         return {BUCKETS: self._reducer.forms(), RESIDUALS: self._reducer.residuals()}
 
     def load_state_dict(self, state):
-        """All ranks, each its own, before a step. It is taken where DDP's buckets become those that it was saved of: at once where
-        they are never made anew (find_unused_parameters), else after the first step."""
+        """Restores state_dict(). All ranks call it before a step, each with its own state. It takes effect once DDP's buckets
+        match the saved ones: at once if DDP never makes them again (find_unused_parameters), else after the first step."""
         if not {BUCKETS, RESIDUALS} <= set(state):
             raise ValueError(f"shoal: this is no state_dict of hooks.State: it has no \"{BUCKETS}\" or no \"{RESIDUALS}\"")
         self._saved = state if state[BUCKETS] else None
@@ -189,7 +190,7 @@ class State:
 
 
 def _join(group):
-    """A communicator of the group's ranks, and the group's timeout."""
+    """Returns a communicator of the group's ranks, and the group's timeout."""
     group = group or torch.distributed.group.WORLD
     if not group:
         raise RuntimeError("shoal: there is no process group yet: call torch.distributed.init_process_group before hooks.State()")
@@ -199,7 +200,8 @@ def _join(group):
 
 
 def _find_model(state):
-    """Nobody tells a State its model. So each module is looked at that is called, until it is the one that the State was given to."""
+    """Finds the State's model, which torch does not pass to it: checks each module that is called, until it finds the one whose
+    hook has this State."""
     wanted = weakref.ref(state)
 
     @torch._disable_dynamo
@@ -221,13 +223,15 @@ def _average(state, bucket, compression):
 
 
 def fp16_hook(state, bucket):
+    """Sends float32 gradients as float16 between hosts. For register_comm_hook with a State."""
     return _average(state, bucket, "fp16")
 
 
 def bf16_hook(state, bucket):
+    """Sends float32 gradients as bfloat16 between hosts. For register_comm_hook with a State."""
     return _average(state, bucket, "bf16")
 
 
 def int8_hook(state, bucket):
-    """Blocks of 256 values with a scale, with error feedback."""
+    """Sends blocks of 256 values with a scale between hosts, with error feedback. For register_comm_hook with a State."""
     return _average(state, bucket, "int8")

@@ -1,12 +1,12 @@
-"""Batch normalization over the batches of all workers, for tensors of the CPU, where torch refuses its own.
+"""Batch normalization over the batches of all workers, for tensors on the CPU, which torch's SyncBatchNorm refuses.
 
     model = shoal.torch.convert_sync_batchnorm(model)        # before DistributedDataParallel
 
 forward     each rank: mean, sum of squared deviations and count of its samples -> all-gather -> those of the whole batch
 backward    each rank: sum of dy and of dy (x - mean) -> all-reduce -> dx as one process has it on the whole batch
 
-Weight and bias get this rank's part of their gradients, as those of any other layer. A rank without samples in a batch takes part
-too, else the others would wait for it. Every rank has to come here equally often: in each forward and each backward pass."""
+Weight and bias get this rank's share of their gradients, like those of any other layer. A rank without samples in a batch also
+takes part, or the others would wait for it. Every rank must make the same number of forward and of backward passes."""
 from __future__ import annotations
 
 import torch
@@ -14,11 +14,11 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-SMALL_BATCH = 16  # samples, of which a mean and a variance are too rough
+SMALL_BATCH = 16  # with fewer samples, mean and variance are too rough
 
 
 class SyncBatchNorm(_BatchNorm):
-    """torch.nn.SyncBatchNorm for the CPU: same arguments, same state_dict."""
+    """torch.nn.SyncBatchNorm for the CPU, with the same arguments and the same state_dict."""
 
     def __init__(self, num_features, eps=1e-5, momentum=0.1, affine=True, track_running_stats=True, process_group=None, device=None,
                  dtype=None):
@@ -57,8 +57,8 @@ class SyncBatchNorm(_BatchNorm):
 
 
 def convert_sync_batchnorm(module, process_group=None):
-    """The module with a SyncBatchNorm instead of each batch norm in it, torch's SyncBatchNorm too; parameters, buffers and hooks of
-    the others stay what they are."""
+    """Returns the module with a SyncBatchNorm in place of each batch norm in it, including torch's SyncBatchNorm. Parameters,
+    buffers and the hooks of other modules are unchanged."""
     converted = module
     if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm):
         converted = _synced(module, process_group)
@@ -71,7 +71,7 @@ def _synced(norm, process_group):
     if isinstance(norm, torch.nn.modules.lazy.LazyModuleMixin):
         raise ValueError(f"shoal: {type(norm).__name__} does not know its channels yet: run the model once on a batch, then convert "
                          "it")
-    # On "meta", as every tensor in it is replaced.
+    # On "meta", because every tensor in it is replaced.
     synced = SyncBatchNorm(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats,
                            process_group or getattr(norm, "process_group", None), device="meta")
     synced._parameters.update(norm._parameters)
@@ -81,7 +81,7 @@ def _synced(norm, process_group):
 
 
 def local_norms(module):
-    """Names of the layers whose mean and variance are those of one worker's batch."""
+    """Returns the names of the layers whose mean and variance come from one worker's batch."""
     synced = SyncBatchNorm, torch.nn.SyncBatchNorm
     return [name for name, part in module.named_modules() if isinstance(part, _BatchNorm) and not isinstance(part, synced)]
 
@@ -94,17 +94,17 @@ def _dims(tensor):
 
 
 def _shaped(vector, tensor):
-    """One number for each channel, as it goes with a tensor."""
+    """Reshapes a vector of one number for each channel so that it broadcasts over a tensor."""
     return vector.view(1, -1, *[1] * (tensor.dim() - 2))
 
 
 def _arithmetic(tensor):
-    """In what elements are computed: half floats are computed as float."""
+    """Returns the type of the computation: half floats are computed as float32."""
     return torch.float64 if tensor.dtype is torch.float64 else torch.float32
 
 
 def _own(input):
-    """A row of this rank's numbers: mean and sum of squared deviations of each channel, and how many elements a channel has."""
+    """Returns this rank's row: mean and sum of squared deviations of each channel, and the number of elements of a channel."""
     channels, elements = input.size(1), input.numel() // max(1, input.size(1))
     row = torch.zeros(2 * channels + 1, dtype=torch.float64)
     if elements:
@@ -115,17 +115,17 @@ def _own(input):
 
 
 def _gathered(row, group):
-    """Those of all ranks, a row each."""
+    """Returns the rows of all ranks."""
     if group is None or dist.get_world_size(group) == 1:
         return row[None]
     rows = row.new_empty((dist.get_world_size(group), row.numel()))
-    dist.all_gather(list(rows), row, group=group)  # all_gather_into_tensor warns in some versions, all_gather_single is not in others
+    dist.all_gather(list(rows), row, group=group)  # some versions lack all_gather_single or warn about all_gather_into_tensor
     return rows
 
 
 def _whole(rows):
-    """Mean, variance and count of the batch that the rows are parts of: deviations from the common mean are added, so that nothing
-    cancels where means are large."""
+    """Returns mean, variance and count of the whole batch, of which each row describes a part. Deviations from the common mean
+    are added, which avoids cancellation when means are large."""
     channels, counts = rows.size(1) // 2, rows[:, -1:]
     count = counts.sum().item()
     if count < 2:
@@ -138,7 +138,8 @@ def _whole(rows):
 
 
 class _Normalized(torch.autograd.Function):
-    """(x - mean) / sqrt(var + eps) * weight + bias with mean and variance over all ranks, which it gives beside, in float64."""
+    """(x - mean) / sqrt(var + eps) * weight + bias with mean and variance over all ranks. Also returns these two, in
+    float64."""
 
     @staticmethod
     def forward(ctx, input, weight, bias, eps, group):
@@ -150,7 +151,7 @@ class _Normalized(torch.autograd.Function):
         ctx.save_for_backward(input, weight, mean, var)
         ctx.eps, ctx.group, ctx.count, ctx.bias_type = eps, group, count, bias.dtype if bias is not None else None
         ctx.set_materialize_grads(False)
-        # Of float16 and bfloat16, too, where the numbers for channels are float32.
+        # This also accepts float16 and bfloat16 input, with float32 numbers for the channels.
         result = torch.batch_norm(input, *(None if one is None else one.to(kind) for one in (weight, bias, mean, var)), False, 0.0, eps,
                                   False) if input.numel() else torch.empty_like(input)
         ctx.mark_non_differentiable(mean, var)

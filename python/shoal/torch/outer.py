@@ -1,4 +1,5 @@
-"""Outer steps (include/shoal/outer.h): ranks train by themselves, and their parameters are brought together every so many steps.
+"""Outer steps (include/shoal/outer.h): each rank trains by itself, and every `every` steps the ranks synchronize their
+parameters.
 
     outer = shoal.torch.DiLoCo(model, every=100, fragments=4, delay=5)     # or shoal.torch.LocalSGD(model, every=16)
     for x, y in batches_of_this_rank:
@@ -6,7 +7,7 @@
         outer.step()
     outer.finish()                                                         # all ranks hold the same parameters
 
-docs/outer.md says what the arguments mean, and what is exchanged when.
+docs/outer.md explains the arguments, and what is exchanged when.
 """
 from __future__ import annotations
 
@@ -30,9 +31,9 @@ CHANGED = "change the module before outer steps are made of it, or make new ones
 
 
 class OuterSteps:
-    """What LocalSGD and DiLoCo have in common. model is a module, or an iterable of pairs of name and parameter; frozen parameters
-    stay as they are, and so do buffers, such as the statistics of batch norm, which each rank keeps its own of. A collective call:
-    all ranks make it together."""
+    """The base of LocalSGD and DiLoCo. model: a module, or an iterable of pairs of name and parameter. Frozen parameters do not
+    change. Neither do buffers, such as the statistics of batch norm: each rank keeps its own. The constructor is a collective
+    call."""
 
     def __init__(self, model, every: int, *, lr: float, momentum: float, nesterov: bool, fragments: int = 1, delay: int = 0,
                  fragment_of: typing.Mapping[str, int] | None = None, mixing: float = 0.0, compression: str = "none",
@@ -70,8 +71,8 @@ class OuterSteps:
             self._library.outer_free(self._address)
 
     def step(self) -> None:
-        """After each step of the optimizer. Most calls only count; where an exchange begins or is applied, parameters are read or
-        written."""
+        """Call this after each step of the optimizer. Most calls only count. A call that begins or applies an exchange reads or
+        writes parameters."""
         if not self._library.outer_is_due(self._address):
             self._check(self._library.outer_step(self._address, None, None))
             return
@@ -81,40 +82,43 @@ class OuterSteps:
             self._written()
 
     def finish(self) -> None:
-        """At the end of training, before an evaluation, or before a checkpoint that one rank saves for all: brings all ranks to the
-        same parameters. A collective call."""
+        """Brings all ranks to the same parameters. Call it at the end of training, before an evaluation, or before a checkpoint
+        that one rank saves for all. A collective call."""
         self._check(self._library.outer_finish(self._address, self._memory()))
         self._written()
 
     def state_dict(self) -> dict:
-        """The same on all ranks. Parameters and the optimizer's state are to be saved beside it: each rank's own, or rank 0's right
-        after finish()."""
+        """Returns the state, which is the same on all ranks. Also save the parameters and the optimizer's state: each rank's
+        own, or rank 0's directly after finish()."""
         state = torch.empty(self._library.outer_state_bytes(self._address), dtype=torch.uint8)
         self._check(self._library.outer_export(self._address, state.data_ptr(), state.numel()))
         return {STATE: state}
 
     def load_state_dict(self, state: dict) -> None:
-        """A collective call, with the same state on all ranks. The model's parameters are loaded apart from it."""
+        """Restores state_dict(). A collective call, with the same state on all ranks. Load the model's parameters
+        separately."""
         if STATE not in state:
             raise ValueError(f"shoal: this is no state_dict of {type(self).__name__}: it has no \"{STATE}\"")
         found = state[STATE].detach().to("cpu", torch.uint8).contiguous()
         self._check(self._library.outer_import(self._address, found.data_ptr(), found.numel()))
 
     def stats(self) -> dict:
-        """Sums since it was made, on this rank: steps, exchanges, sent_bytes, network_bytes, waited_us, computed_us."""
+        """Returns totals of this rank since construction: steps, exchanges, sent_bytes, network_bytes, waited_us,
+        computed_us."""
         stats = _native.OuterTotals()
         self._check(self._library.outer_stats(self._address, ctypes.byref(stats)))
         return {name: getattr(stats, name) for name, _ in stats._fields_ if name != "struct_bytes"}
 
     def _memory(self):
-        """The addresses of the parameters: a program may have given them other storage, or put others in their place."""
+        """Returns the current addresses of the parameters: a program may have replaced them, or their storage."""
         self._watched.look()
         for parameter in self._parameters:
             _check_storage(parameter)
         return (ctypes.c_void_p * len(self._parameters))(*(parameter.data_ptr() for parameter in self._parameters))
 
     def _written(self):
-        """A backward pass of a forward pass before now would take other parameters than that one did: torch then raises an error."""
+        """Marks the parameters as changed. A backward pass of an earlier forward pass would use the wrong values: torch then
+        raises an error."""
         for parameter in self._parameters:
             torch.autograd.graph.increment_version(parameter)
 
@@ -128,15 +132,16 @@ class OuterSteps:
 
 
 class LocalSGD(OuterSteps):
-    """Averages the ranks' parameters every so many steps (Stich, arXiv 1805.09767)."""
+    """Averages the ranks' parameters every `every` steps (Stich, arXiv 1805.09767)."""
 
     def __init__(self, model, every: int, **options):
         super().__init__(model, every, lr=1.0, momentum=0.0, nesterov=False, **options)
 
 
 class DiLoCo(OuterSteps):
-    """Every so many steps, a step of SGD with Nesterov momentum along the mean of what the ranks have done (Douillard et al., arXiv
-    2311.08105); with fragments and a delay its streaming form (arXiv 2501.18512). lr and momentum are those of the outer steps."""
+    """Every `every` steps, makes a step of SGD with Nesterov momentum along the mean of the ranks' changes (Douillard et al.,
+    arXiv 2311.08105). With fragments and a delay, this is its streaming form (arXiv 2501.18512). lr and momentum apply to the
+    outer steps."""
 
     def __init__(self, model, every: int, *, lr: float = 0.7, momentum: float = 0.9, nesterov: bool = True, **options):
         super().__init__(model, every, lr=lr, momentum=momentum, nesterov=nesterov, **options)
@@ -161,14 +166,15 @@ def _check_parameters(names, parameters):
 
 
 def _check_storage(parameter):
-    """Elements lie without holes, in whatever order; torch's own layouts do."""
+    """Raises ValueError unless the elements fill their storage without holes, in any order, as in torch's own layouts."""
     if parameter.stride() != torch.empty_like(parameter, device="meta").stride() or parameter.device.type != "cpu":
         raise ValueError(f"shoal: a parameter of shape {tuple(parameter.shape)} and strides {parameter.stride()} on "
                          f"{parameter.device} has holes or is not on the CPU: call .contiguous() on it when it is made")
 
 
 def _division(names, fragment_of):
-    """An array of the fragment of each parameter. Names that are not in the mapping are an error: a module that has changed."""
+    """Returns an array of the fragment of each parameter. A name that is not in the mapping is an error: the module has
+    changed."""
     if fragment_of is None:
         return None
     missing = [name for name in names if name not in fragment_of]

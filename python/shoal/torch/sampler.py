@@ -1,4 +1,4 @@
-"""Which samples a rank trains on (include/shoal/data.h), as torch's DataLoader asks for them.
+"""Selects the samples that a rank trains on (include/shoal/data.h), for torch's DataLoader.
 
     sampler = shoal.torch.DistributedSampler(dataset, seed=1)
     loader = torch.utils.data.DataLoader(dataset, batch_size=shoal.torch.divide_batch(256).per_rank, sampler=sampler)
@@ -20,29 +20,32 @@ from .. import _native
 from .._native import OK
 
 TAILS = {"pad": _native.TAIL_PAD, "drop": _native.TAIL_DROP, "keep": _native.TAIL_KEEP}
-BLOCK = 4096  # indices that are asked for at once
+BLOCK = 4096  # indices that the library returns in one call
 ERROR_BYTES = 512
 
 
 class Batch(typing.NamedTuple):
+    """A divided global batch, in samples: those of each rank, those of all ranks, and the rest for the next batch."""
+
     per_rank: int
     all_ranks: int
     left: int
 
 
 def divide_batch(wanted: int, ranks: int | None = None) -> Batch:
-    """How many samples of a wanted global batch each rank takes, how many all of them take, and how many are left for the next
-    batch: less than there are ranks. ranks: those of the default group. A ValueError where a rank would get nothing."""
+    """Divides a wanted global batch. Returns the samples of each rank, those of all ranks, and the rest, which is smaller than
+    the number of ranks and goes into the next batch. ranks: None means those of the default group. Raises ValueError if a rank
+    would get nothing."""
     batch = _native.Batch()
     _call("batch_divide", _number("the global batch", wanted), 1, _world(ranks, dist.get_world_size), ctypes.byref(batch))
     return Batch(batch.per_rank, batch.all_ranks, batch.left)
 
 
 class DistributedSampler(torchs.DistributedSampler):
-    """The arguments of torch.utils.data.DistributedSampler, of which it is a subclass; the order is another one, the same in every
-    version of torch. dataset: what has a length, or a number. tail: what becomes of the samples that remain where ranks have
-    equally many: "pad" (repeats), "drop" (leaves out), or "keep" (the first ranks have one more, for an evaluation); None: drop_last
-    says which of the first two."""
+    """A subclass of torch.utils.data.DistributedSampler with its arguments. The order differs from torch's, and is the same in
+    every version of torch. dataset: an object with a length, or a number. tail: what happens to the samples that remain after
+    an equal division: "pad" repeats samples, "drop" leaves them out, and "keep" gives the first ranks one more, for an
+    evaluation. With None, drop_last selects one of the first two."""
 
     def __init__(self, dataset, num_replicas: int | None = None, rank: int | None = None, shuffle: bool = True, seed: int = 0,
                  drop_last: bool = False, *, tail: str | None = None):
@@ -53,7 +56,7 @@ class DistributedSampler(torchs.DistributedSampler):
         self.num_replicas, self.rank = _world(num_replicas, dist.get_world_size), _world(rank, dist.get_rank)
         self.epoch, self.drop_last, self.used = 0, tail == "drop", 0
         self._begun_at, self._taken = 0, 0
-        len(self)  # says what is wrong
+        len(self)  # raises an error if an argument is wrong
 
     @property
     def num_samples(self) -> int:
@@ -64,7 +67,7 @@ class DistributedSampler(torchs.DistributedSampler):
         return len(self) * self.num_replicas
 
     def __len__(self) -> int:
-        """Samples of this rank in what is left of the epoch."""
+        """Returns the number of this rank's samples in the rest of the epoch."""
         count = ctypes.c_uint64()
         _call("sampling_count", ctypes.byref(self._sampling()), ctypes.byref(count))
         return count.value
@@ -79,24 +82,24 @@ class DistributedSampler(torchs.DistributedSampler):
             for index in block[:length]:
                 self._taken += 1
                 yield index
-        self.used = 0  # of the epoch that follows
+        self.used = 0  # in the epoch that follows
 
     def set_epoch(self, epoch: int) -> None:
-        """Another epoch begins at its begin; the same one goes on where a loaded state says."""
+        """Starts another epoch at its first sample. The epoch of a loaded state continues from its position."""
         epoch = _number("epoch", epoch)
         if epoch != self.epoch:
             self.epoch, self.used = epoch, 0
 
     def state_dict(self, taken: int | None = None) -> dict:
-        """Where the ranks are in the epoch; the same on all of them. taken: samples that this rank has trained on since the iteration
-        began. None: all that were handed out, which are more than that where a DataLoader's workers load ahead."""
+        """Returns the position in the epoch, which is the same on all ranks. taken: the samples that this rank has trained on
+        since the iteration began. None means all that were handed out, which is more if a DataLoader's workers load ahead."""
         taken = self._taken if taken is None else _number("taken", taken)
         used = min(self._begun_at + taken * self.num_replicas, self._length())
         return {"epoch": self.epoch, "seed": self.seed, "samples": self._length(), "used": used}
 
     def load_state_dict(self, state: dict) -> None:
-        """The next iteration goes on there, whatever the number of ranks is now. Which samples are repeated or left out at the end
-        then depends on that number."""
+        """Makes the next iteration continue from that position, with any number of ranks. Which samples are repeated or left
+        out at the end depends on the current number of ranks."""
         if state["samples"] != self._length():
             raise ValueError(f"shoal: the state is of a data set of {state['samples']} samples, this one has {self._length()}")
         self.epoch, self.seed = _number("epoch", state["epoch"]), _number("seed", state["seed"])
@@ -120,7 +123,7 @@ def _world(given, of_group):
 
 
 def _number(name, value):
-    """A whole number of any type, as NumPy's, as Python's."""
+    """Converts a whole number of any type, such as NumPy's, to Python's."""
     try:
         number = operator.index(value)
     except TypeError:

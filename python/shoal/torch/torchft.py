@@ -1,10 +1,10 @@
-"""torchft's process group over Shoal: replicas that may come and go sum gradients as the ranks of a group do.
+"""torchft's process group over Shoal: replicas that may come and go sum gradients like the ranks of a group.
 
     from shoal.torch.torchft import ProcessGroupShoal
     manager = torchft.Manager(pg=ProcessGroupShoal(timeout=timedelta(seconds=30)), ...)
 
-Whenever replicas have changed, the manager calls `configure`: the old communicator is aborted, which ends what waits in it on all
-of its ranks, and those that are there now make a new one. Tried with torchft 0.2.0."""
+Whenever the set of replicas changes, the manager calls `configure`. It aborts the old communicator, which ends its operations
+on all of its ranks, and the present replicas make a new one. Tested with torchft 0.2.0."""
 from __future__ import annotations
 
 import torch
@@ -15,12 +15,12 @@ from . import join
 
 
 class ProcessGroupShoal(ProcessGroupWrapper):
-    """torchft.ProcessGroupWrapper over Shoal. `timeout` is that of each collective, and of making a communicator."""
+    """torchft.ProcessGroupWrapper over Shoal. `timeout` applies to each collective and to making a communicator."""
 
     def _create_pg(self, store, rank, world_size):
         name = f"torchft.{self._quorum_id if self._quorum_id is not None else 'world'}"
         served = join(store, rank, world_size, self._timeout, name, list(self._global_ranks or []))
-        if isinstance(served, dist.ProcessGroup):  # of the shim in Python
+        if isinstance(served, dist.ProcessGroup):  # the shim in Python returns a group
             return served
         group = dist.ProcessGroup(store, rank, world_size)
         group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
@@ -31,7 +31,7 @@ class ProcessGroupShoal(ProcessGroupWrapper):
         return "torchft-shoal"
 
     def shutdown(self):
-        """The local end: what has not been done fails here."""
+        """Ends the group on this rank: unfinished operations fail here."""
         group, self._pg = self._pg, None
         if group is not None and hasattr(group, "shutdown"):
             group.shutdown()

@@ -1,17 +1,17 @@
-"""The rank and its peers as scripts read them, whatever launched them. No torch here."""
+"""The variables that scripts read for their rank and its peers, with any launcher. This module does not import torch."""
 import os
 import sys
 
 from smdistributed.dataparallel import __version__
 
-# mpirun of Open MPI, which is how SageMaker starts them, has other names for what torchrun and `shoal run` call so.
+# The variables of Open MPI's mpirun, with which SageMaker starts scripts, for those of torchrun and `shoal run`.
 FROM_OPEN_MPI = {
     "RANK": "OMPI_COMM_WORLD_RANK",
     "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
     "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
     "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
 }
-PORT = "7592"  # where SageMaker's launcher has the first host listen
+PORT = "7592"  # the port at which the first host listens under SageMaker's launcher
 
 
 def started_as_job():
@@ -23,7 +23,7 @@ def on_one_host():
 
 
 def complete():
-    """Adds the variables that are missing and follow from others; changes none."""
+    """Sets missing variables that follow from others. Changes none."""
     for name, source in FROM_OPEN_MPI.items():
         if source in os.environ:
             os.environ.setdefault(name, os.environ[source])
@@ -39,7 +39,7 @@ def complete():
 
 
 def announce():
-    """The lines by which logs of such jobs are recognised, once per job."""
+    """Prints the lines by which logs of such jobs are recognized, once per job."""
     if os.environ.get("RANK") != "0":
         return
     print(f"Running smdistributed.dataparallel v{__version__} (Shoal)", file=sys.stderr, flush=True)

@@ -2,7 +2,7 @@
 
     mpirun --host algo-1:8,algo-2:8 ... smddprun python -m mpi4py train.py --epochs 3
 
-It tells the script in torchrun's variables which rank it is, and becomes it."""
+It sets torchrun's variables for this rank, and replaces itself with the script."""
 from __future__ import annotations
 
 import os
@@ -11,7 +11,7 @@ import sys
 from smdistributed.dataparallel import _environment
 
 USAGE = "usage: mpirun ... smddprun PROGRAM [ARGUMENT ...]"
-# What a shell answers where a program is not there, or cannot be executed.
+# What a shell returns if a program is missing, cannot be executed, or is used wrongly.
 NOT_FOUND, NOT_EXECUTABLE, WRONG_USE = 127, 126, 2
 
 

@@ -1,6 +1,6 @@
-"""What this package raises itself. SageMaker's training toolkit looks for the names of these classes in what a failed script wrote:
-the name that it finds stands first in the job's failure reason, where it says ExecuteUserScriptError otherwise."""
+"""The exceptions that this package itself raises. SageMaker's training toolkit searches a failed script's output for the names
+of these classes. It puts the name that it finds first in the job's failure reason, instead of ExecuteUserScriptError."""
 
 
 class SMDDPError(RuntimeError):
-    """The script cannot train as a job of smdistributed.dataparallel; the text says what to do."""
+    """The script cannot train as a job of smdistributed.dataparallel; the text contains the remedy."""

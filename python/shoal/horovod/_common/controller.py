@@ -1,19 +1,19 @@
-"""Which operation is next: ranks post tensors by name, in any order, and agree on those that all have posted.
+"""Decides which operation is next: ranks post tensors by name, in any order, and agree on those that all have posted.
 
-A controller serves one set of ranks. Its thread goes from round to round while this rank has requests: in a round each rank tells
-all others which requests it has (one all-gather of a small block), and every rank finds by the same rule which of them all have,
-in which order they are executed, and which differ between ranks. So a rank that has posted nothing holds up the others' requests
-without a message, and nothing is lost where two ranks post in different order.
+A controller serves one set of ranks. Its thread runs rounds as long as this rank has requests. In a round each rank sends all
+others its requests (one all-gather of a small block). Every rank then finds, by the same rule, which requests all ranks have,
+in which order they are executed, and which differ between ranks. So a rank that has posted nothing delays the others' requests
+without a message, and ranks may post in different order.
 
     rank 0: a b      round: all have b         executed: b
     rank 1: b   c    waiting: a (rank 0), c (rank 1)
 
-A round costs as much as a small all-reduce, so few are held: gradients of an optimizer wait until there are many of them, or until
-the program waits for one. Each rank decides that by itself, as a round finds what all have whenever it comes. And all-reduces that
-ranks agreed on before are told by a number.
+A round costs as much as a small all-reduce, so there should be few: gradients of an optimizer are held until there are many of
+them, or until the program waits for one. Each rank decides that by itself, because a round at any time finds what all ranks
+have. An all-reduce on which ranks have agreed before is sent as a number.
 
-A rank that has joined takes part in all-reduces with zeros. Nothing here knows a framework: an executor gathers blocks and moves
-tensors."""
+A rank that has joined takes part in all-reduces with zeros. This module is independent of the framework: an executor gathers
+blocks and moves tensors."""
 from __future__ import annotations
 
 import atexit
@@ -27,33 +27,33 @@ from .errors import HorovodInternalError
 
 ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER = "allreduce", "allgather", "broadcast", "alltoall", "reducescatter"
 BARRIER, JOIN, END = "barrier", "join", "end"
-BLOCK_BYTES = 1024  # of a rank's requests in the first all-gather of a round; more go in a second one
+BLOCK_BYTES = 1024  # of each rank's block in a round's first all-gather; longer lists of requests need a second one
 LENGTH_BYTES = 4
 PAUSE_S, PAUSE_MAX_S = 100e-6, 5e-3  # between two rounds that found nothing
-HELD_BYTES = 25 << 20  # of requests that may be held: so many begin a round
-HELD_S = 50e-3  # one that has been held so long begins a round: another rank may wait for it
+HELD_BYTES = 25 << 20  # size of held requests at which a round begins
+HELD_S = 50e-3  # a request held for that long begins a round, as another rank may wait for it
 KNOWN_MAX = 4096  # all-reduces that have numbers
-STALL_S = 60  # requests that ranks do not all have are told on stderr then
-ROUND_ENDS_S, STOP_S = 1, 5  # for a thread that is in a round when the program ends; and once its round was aborted
+STALL_S = 60  # after that, requests that some ranks lack are printed on stderr
+ROUND_ENDS_S, STOP_S = 1, 5  # time for a round to end when the program ends, and after an abort of the round
 DUPLICATE = ("Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is currently "
              "being processed. If you want to request another tensor, use a different tensor name. The tensor is \"{}\"")
 
 
 class Request:
-    """One operation of this rank. forms: a [type, shape] for each tensor; more: what else must be known to all ranks. held_bytes: how
-    much it moves, if it may be held until there is more; None: it begins a round."""
+    """One operation of this rank. forms: a [type, shape] for each tensor. must_agree: arguments that must be equal on all
+    ranks. held_bytes: the request's size if it may be held until there are more; None begins a round."""
 
     def __init__(self, kind, name, forms=(), must_agree=(), splits=(), payload=None, held_bytes=None):
         self.kind, self.name, self.payload = kind, name, payload
         self.forms, self.must_agree, self.splits = list(forms), list(must_agree), list(splits)
         self.held_bytes = held_bytes
-        self.hurry = None  # what a wait for it calls while it is held
+        self.hurry = None  # a wait calls this while the request is held
         self.result = self.error = None
         self._done = threading.Event()
         self.posted_s = time.monotonic()
 
     def told(self):
-        """What the other ranks hear of it."""
+        """Returns the description that other ranks receive."""
         return [self.kind, self.name, self.forms, self.must_agree, self.splits]
 
     def finish(self, result=None, error=None):
@@ -73,7 +73,7 @@ class Request:
 
 
 class Told:
-    """A request of another rank, or of this one, as it was told."""
+    """The description of a request, of this rank or another one."""
 
     def __init__(self, fields):
         self.fields = fields
@@ -81,13 +81,15 @@ class Told:
 
 
 class _Known:
-    """All-reduces that ranks have agreed on, by number. A number means the same on every rank, as all learn the same in each round."""
+    """All-reduces on which ranks have agreed, by number. A number means the same on every rank, because all learn the same in
+    each round."""
 
     def __init__(self):
         self._numbers, self._told = {}, []
 
     def shorten(self, request):
-        """A request of this rank as the others are told of it: a number where it is as ranks agreed on it the last time."""
+        """Returns the description of this rank's request for the other ranks: a number if it is unchanged since ranks last
+        agreed on it."""
         number = self._numbers.get(request.name)
         fields = request.told()
         return number if number is not None and self._told[number].fields == fields else fields
@@ -96,7 +98,7 @@ class _Known:
         return self._told[fields] if isinstance(fields, int) else Told(fields)
 
     def learn(self, told):
-        """Names that are used once would fill it in time: then it begins anew."""
+        """Adds a description. When the table is full, for example of names used once, it is cleared."""
         if told.name in self._numbers:
             self._told[self._numbers[told.name]] = told
             return
@@ -107,20 +109,20 @@ class _Known:
 
 
 class Controller:
-    """executor: gather(bytes) -> a list of them, of all ranks, which have the same length; execute(batch), a list of
-    (kind, {rank: Told}, Request or None) whose ranks agree, in order, which finishes the requests; abort() ends both with an
-    error, on all ranks; timeout_s: how long a request waits for other ranks."""
+    """executor: gather(bytes) returns a list of the bytes of all ranks, which have the same length. execute(batch) finishes the
+    requests of a list of (kind, {rank: Told}, Request or None) on which ranks agree, in order. abort() ends both with an error,
+    on all ranks. timeout_s is how long a request waits for other ranks."""
 
     def __init__(self, rank, size, executor):
         self.rank, self.size = rank, size
         self._executor = executor
         self._pending, self._changed = {}, threading.Condition()
-        self._held_bytes = 0  # of those that are pending
+        self._held_bytes = 0  # of pending requests
         self._counters = {}  # of requests without a name
         self._known = _Known()
         self._failure = None
         self._ending = None  # the request to end
-        self._last_joined = []  # ranks whose request to join came up in the latest round that had one
+        self._last_joined = []  # ranks whose request to join arrived in the latest round that had one
         self._warned_s, self._progress_s = 0.0, time.monotonic()
         self._must_stop, self._owner = False, os.getpid()
         self._thread = threading.Thread(target=self._serve, name="shoal-horovod", daemon=True)
@@ -128,7 +130,7 @@ class Controller:
         atexit.register(self._stop)
 
     def name_of(self, kind, name):
-        """A name, made up from the number of the call where the program gives none."""
+        """Returns a name. If the program passes none, it contains the number of the call."""
         if name:
             return f"{kind}.{name}"
         with self._changed:
@@ -151,7 +153,7 @@ class Controller:
         return request
 
     def _hurry(self):
-        """The program waits: nothing is held any longer."""
+        """Releases all held requests, because the program waits."""
         with self._changed:
             for request in self._pending.values():
                 request.held_bytes = None
@@ -159,25 +161,26 @@ class Controller:
             self._changed.notify()
 
     def post_end(self):
-        """This rank posts nothing more; what the others have and it lacks fails. end() comes next."""
+        """Declares that this rank posts nothing more; requests of the others that it lacks fail. Call end() next."""
         try:
             self._ending = self.post(Request(END, END))
         except (HorovodInternalError, ValueError):
-            pass  # another rank is gone already
+            pass  # another rank has left already
 
     def end(self):
-        """Waits until all ranks have posted their end; requests that are pending fail then."""
+        """Waits until all ranks have posted their end; pending requests then fail."""
         try:
             if self._ending is not None:
                 self._ending.wait()
         except HorovodInternalError:
-            pass  # another rank is gone already
+            pass  # another rank has left already
         self._stop()
         atexit.unregister(self._stop)
 
     def _stop(self):
-        """Also before the interpreter ends: a thread that came back to it from C++ afterwards would end the process badly."""
-        if self._owner != os.getpid():  # a forked child has no such thread
+        """Stops the thread. Also called before the interpreter ends, because a thread that returns to it from C++ afterwards
+        would crash the process."""
+        if self._owner != os.getpid():  # a forked child does not have this thread
             return
         with self._changed:
             self._must_stop = True
@@ -212,7 +215,7 @@ class Controller:
         return not self._must_stop
 
     def _is_time(self):
-        """Whether a request begins a round, or those that are held do together."""
+        """Returns true if one request, or all held ones together, begin a round."""
         late_s = time.monotonic() - HELD_S
         return self._held_bytes >= HELD_BYTES or any(
             request.held_bytes is None or request.posted_s <= late_s for request in self._pending.values())
@@ -224,7 +227,7 @@ class Controller:
             request.finish(error=error)
 
     def _round(self):
-        """Returns whether something was executed; None at the end."""
+        """Runs one round. Returns true if something was executed, and None at the end."""
         with self._changed:
             own = list(self._pending.values())
         told = self._exchange([self._known.shorten(request) for request in own])
@@ -253,7 +256,7 @@ class Controller:
         return getattr(self, "_joined", ())
 
     def _exchange(self, requests):
-        """Those of all ranks, by name."""
+        """Returns the requests of all ranks, by name."""
         text = json.dumps(requests).encode()
         room = BLOCK_BYTES - LENGTH_BYTES
         blocks = self._executor.gather(len(text).to_bytes(LENGTH_BYTES, "little") + text[:room].ljust(room, b" "))
@@ -271,7 +274,7 @@ class Controller:
             return request
 
     def _finish_join(self, told):
-        """Names that calls make up go on alike on all ranks."""
+        """Ends a join. Sets the counters of generated names to the same values on all ranks."""
         with self._changed:
             for requests in told:
                 for kind, number in requests[JOIN].must_agree[0].items():
@@ -302,7 +305,7 @@ class Controller:
             raise
 
     def _fail_what_cannot_come(self, told):
-        """This rank's requests that a rank lacks which has ended, as that one posts no more."""
+        """Fails this rank's requests that an ended rank lacks, because that rank posts nothing more."""
         ended = [rank for rank, requests in enumerate(told) if END in requests]
         for name in told[self.rank]:
             absent = [rank for rank in ended if name not in told[rank]]
@@ -311,7 +314,8 @@ class Controller:
                     f"{name} needs rank {absent[0]}, which has called shutdown() or removed this process set"))
 
     def _expect_in_time(self, told, joined):
-        """Ends it on all ranks if a request has waited too long for the others. Who has joined or ended waits while others work."""
+        """Ends everything on all ranks if a request has waited too long for the others. Requests to join or to end may wait
+        while others work."""
         now = time.monotonic()
         with self._changed:
             begun = {request.name: max(request.posted_s, self._progress_s if request.kind in (JOIN, END) else 0)
@@ -324,7 +328,7 @@ class Controller:
                                f"{', '.join(map(str, absent))} have not posted")
 
     def _warn(self, told, joined):
-        """Ranks that wait for each other's tensors."""
+        """Prints which ranks wait for which tensors of other ranks."""
         now = time.monotonic()
         with self._changed:
             oldest = min((request.posted_s for request in self._pending.values()), default=now)
@@ -339,13 +343,13 @@ class Controller:
 
 
 def ready(told, joined):
-    """The names that all ranks but those that joined have posted, in the order of the first of these."""
+    """Returns the names that all ranks except joined ones have posted, in the order of the first such rank."""
     names = {name: None for requests in told for name in requests if name not in (JOIN, END)}
     return [name for name in names if all(name in requests or rank in joined for rank, requests in enumerate(told))]
 
 
 def fault_of(requests, joined):
-    """Why ranks cannot do this together, or "". requests: by rank. The same text on every rank."""
+    """Returns why ranks cannot do this together, or "". requests: by rank. The text is the same on every rank."""
     first_rank, first = next(iter(requests.items()))
     absent = joined - set(requests)
     if absent and first.kind not in (ALLREDUCE, BARRIER):
@@ -360,7 +364,7 @@ def fault_of(requests, joined):
 
 
 def _difference(one, other):
-    """(what, of one, of the other), or None."""
+    """Returns (what differs, its value in one, its value in other), or None."""
     if one.kind != other.kind:
         return "Mismatched operations", f"operation {one.kind}", f"operation {other.kind}"
     if len(one.forms) != len(other.forms):

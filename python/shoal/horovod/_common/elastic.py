@@ -1,11 +1,11 @@
-"""Elastic training as far as restarts serve it: a state that is committed to a file, from which all workers go on after a restart.
+"""Elastic training based on restarts: a state is committed to a file, from which all workers continue after a restart.
 
     HOROVOD_ELASTIC_STATE=/shared/state shoal run -n 2 --restarts 3 python3 train.py
 
     state = hvd.elastic.TorchState(model, optimizer, epoch=0)       train() is called with the state of the latest commit,
-    hvd.elastic.run(train)(state)                                   or with that of rank 0 where there is none
+    hvd.elastic.run(train)(state)                                   or with that of rank 0 if there is none
 
-The number of workers stays as it is; a worker that dies ends all of them, and the launcher starts them again."""
+The number of workers does not change. A worker that dies ends all of them, and the launcher starts them again."""
 from __future__ import annotations
 
 import copy
@@ -17,8 +17,8 @@ PATH = "HOROVOD_ELASTIC_STATE"
 
 
 class State:
-    """Values that all ranks have alike: attributes, and parts, {name: (function that gives it, function that takes it)}. A front
-    end's class says by _broadcast(value) and _rank() how ranks communicate."""
+    """Values that are equal on all ranks: attributes, and parts, {name: (function that gets it, function that sets it)}. A
+    front end's class defines in _broadcast(value) and _rank() how ranks communicate."""
 
     def __init__(self, parts=(), **values):
         self._parts, self._names, self._reset_callbacks = dict(parts), list(values), []
@@ -27,18 +27,18 @@ class State:
         self.save()
 
     def register_reset_callbacks(self, callbacks):
-        """Functions that are called when training goes on from a commit, such as one that sets the learning rate."""
+        """Registers functions that are called when training continues from a commit, for example to set the learning rate."""
         self._reset_callbacks += callbacks
 
     def save(self):
-        """Keeps what restore() brings back, in memory."""
+        """Keeps in memory what restore() brings back."""
         self._saved = copy.deepcopy(self._now())
 
     def restore(self):
         self._take(copy.deepcopy(self._saved))
 
     def commit(self):
-        """Keeps it, in the file of HOROVOD_ELASTIC_STATE too. All ranks."""
+        """Keeps the state, also in the file of HOROVOD_ELASTIC_STATE. All ranks call it."""
         self.save()
         path = os.environ.get(PATH)
         if path and self._rank() == 0:
@@ -50,15 +50,16 @@ class State:
         self.check_host_updates()
 
     def sync(self):
-        """rank 0's state on every rank."""
+        """Copies rank 0's state to every rank."""
         self._take(self._broadcast(self._now() if self._rank() == 0 else None))
         self.save()
 
     def check_host_updates(self):
-        """Hosts do not come or go while a job runs."""
+        """Does nothing: hosts do not come or go while a job runs."""
 
     def load(self):
-        """The state of the latest commit, on rank 0; sync() brings it to the others. All ranks. Returns whether there is one."""
+        """Loads the state of the latest commit on rank 0; sync() copies it to the others. All ranks call it. Returns true if
+        there is a commit."""
         path = os.environ.get(PATH)
         is_there = self._broadcast(bool(path and os.path.exists(path)) if self._rank() == 0 else None)
         if is_there and self._rank() == 0:
@@ -66,7 +67,7 @@ class State:
         return is_there
 
     def forget(self):
-        """The file is no longer needed: training has come to its end."""
+        """Deletes the file at the end of training."""
         path = os.environ.get(PATH)
         if path and self._rank() == 0 and os.path.exists(path):
             os.unlink(path)
@@ -96,7 +97,7 @@ def _read(path, names):
 
 
 def run(function):
-    """Wraps function(state, ...): it begins with the latest commit, where there is one, else with rank 0's state."""
+    """Wraps function(state, ...): it begins with the state of the latest commit, or with rank 0's state if there is none."""
 
     @functools.wraps(function)
     def begun(state, *args, **options):

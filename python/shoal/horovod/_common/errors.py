@@ -2,7 +2,7 @@
 
 
 class HorovodInternalError(RuntimeError):
-    """An operation failed: ranks called different things, or a rank is gone."""
+    """An operation failed: the ranks' calls differ, or a rank is gone."""
 
 
 class HostsUpdatedInterrupt(RuntimeError):

@@ -1,4 +1,4 @@
-"""What a front end says of the job, whichever framework it serves: process sets, the launcher's variables, what was built in."""
+"""What a front end knows of the job, for any framework: process sets, the launcher's variables, what was built in."""
 from __future__ import annotations
 
 import operator
@@ -6,13 +6,13 @@ import os
 
 NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
 
-# What Horovod's launcher, and Open MPI's, tell a rank.
+# The variables that Horovod's launcher and Open MPI's set for a rank.
 _VARIABLES = (("RANK", ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK")), ("WORLD_SIZE", ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE")),
               ("LOCAL_RANK", ("HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")))
 
 
 def adopt_launcher():
-    """Sets the variables that Shoal reads, where another launcher has set its own only."""
+    """Sets the variables that Shoal reads, if another launcher has set only its own."""
     for name, others in _VARIABLES:
         for other in others:
             if name not in os.environ and other in os.environ:
@@ -20,8 +20,8 @@ def adopt_launcher():
 
 
 class ProcessSet:
-    """Some ranks of the job, which call operations by themselves. Give it to init() or to add_process_set(). A front end's class
-    says which rank this process is."""
+    """Some ranks of the job, which call operations among themselves. Pass it to init() or add_process_set(). A front end's
+    class defines this process's rank."""
 
     process_set_id = None
     ranks = None
@@ -40,11 +40,11 @@ class ProcessSet:
         self.process_set_id = None
 
     def size(self):
-        """How many ranks it has; None before it is added, as below."""
+        """The number of ranks; None before the set is added, like rank()."""
         return None if self.process_set_id is None else len(self.ranks)
 
     def rank(self):
-        """Of this process in the set; operations take ranks of the job all the same."""
+        """This process's rank in the set. Operations nevertheless use ranks of the job."""
         if self.process_set_id is None:
             return None
         own = self._own_rank()
@@ -53,16 +53,16 @@ class ProcessSet:
         return self.ranks.index(own)
 
     def included(self):
-        """Whether this process is in it."""
+        """Returns true if this process is in the set."""
         return None if self.ranks is None else self._own_rank() in self.ranks
 
     def __str__(self):
-        """As Horovod writes it, whose sets may have a communicator of MPI."""
+        """Formats it like Horovod, whose sets may have an MPI communicator."""
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm=None)"
 
 
 def check_new(process_set, sets, size):
-    """Raises ValueError for one that cannot be added. sets: those in use, by id."""
+    """Raises ValueError if the set cannot be added. sets: those in use, by id."""
     if process_set.process_set_id is not None and process_set.process_set_id in sets:
         raise ValueError(f"A process set can only be added once: {process_set}")
     if any(process_set.ranks == each.ranks for each in sets.values()):
@@ -73,8 +73,8 @@ def check_new(process_set, sets, size):
 
 
 def check_member(process_set, sets, rank, error=ValueError):
-    """Raises where operations of the set cannot be called: ValueError for one that was not added, error(text) on a rank that is not in
-    it."""
+    """Raises an error if operations of the set cannot be called: ValueError if it was not added, error(text) on a rank that is
+    not in it."""
     number = process_set.process_set_id
     if sets.get(number) is not process_set:
         raise ValueError(f"shoal: {process_set} is not registered: give it to hvd.init() or hvd.add_process_set() first")
@@ -83,7 +83,7 @@ def check_member(process_set, sets, rank, error=ValueError):
 
 
 def check_all_ranks(comm, size):
-    """Of init(comm=...): None, or all ranks."""
+    """Checks the argument of init(comm=...): None, or all ranks."""
     if comm is not None and sorted(comm) != list(range(size)):
         raise ValueError(f"shoal: init(comm={comm}) names some ranks only: give process_sets=[hvd.ProcessSet({comm})] instead")
 
@@ -99,7 +99,7 @@ gloo_enabled = mpi_enabled = mpi_built = gloo_built = ddl_built = ccl_built = cu
 
 
 def nccl_built():
-    """As a number, of a version; so Horovod has it."""
+    """A version number, as in Horovod."""
     return 0
 
 

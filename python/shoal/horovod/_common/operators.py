@@ -4,7 +4,7 @@ Average, Sum, Adasum, Min, Max, Product = range(6)
 
 
 def operator_of(op, average):
-    """The operator that a call asks for, by op or by average, an older argument."""
+    """Returns the operator that a call asks for, by `op` or by `average`, an older argument."""
     if average is not None:
         if op is not None:
             raise ValueError("The op parameter supersedes average. Please provide only one of them.")

@@ -25,7 +25,7 @@ from .util import _executing_eagerly  # noqa: F401
 
 
 def __getattr__(name):
-    """Keras is imported where it is used."""
+    """Imports Keras at first use."""
     if name in ("DistributedOptimizer", "SyncBatchNormalization", "keras"):
         import importlib
         keras = importlib.import_module(".keras", __name__)

@@ -1,6 +1,6 @@
-"""Eager calls: ranks tell each other what they are about to do, so that calls that differ fail before anything has moved and work may go
-on, and so that ranks that have joined can take part. Inside tf.function nothing is told: there the operations themselves find what
-differs, which breaks the communicator."""
+"""Compares eager calls: each rank sends the others a description of its next call. So calls that differ fail before any data
+have moved, training may continue, and ranks that have joined can take part. Inside tf.function nothing is sent: there the
+operations themselves detect a difference, which breaks the communicator."""
 from __future__ import annotations
 
 import json
@@ -12,13 +12,13 @@ from shoal.tensorflow import _world as worlds
 from .._common import controller as kinds
 from .._common.controller import Told
 
-BLOCK_BYTES = 512  # of what is told in the first all-gather; longer texts need a second one
+BLOCK_BYTES = 512  # of each rank's block in the first all-gather; longer descriptions need a second one
 LENGTH_BYTES = 4
-GRADIENTS = "gradients"  # those of a list of variables come next, through the gradient engine where nobody has joined
+GRADIENTS = "gradients"  # gradients of a list of variables follow, through the gradient engine unless a rank has joined
 
 
 def agree(kind, tensors, world, must_agree=(), splits=()):
-    """Raises FailedPreconditionError on every rank where ranks differ. Returns whether a rank has joined."""
+    """Raises FailedPreconditionError on every rank if ranks differ. Returns true if a rank has joined."""
     if not tf.executing_eagerly():
         return False
     forms = [[tensor.dtype.name, tensor.shape.as_list() or [1] * (kind == kinds.ALLGATHER)] for tensor in tensors]
@@ -35,14 +35,14 @@ def joined_of(told):
 
 
 def fault_among(told, joined):
-    """Why ranks cannot do this together, or ""."""
+    """Returns why ranks cannot do this together, or ""."""
     active = {rank: one for rank, one in enumerate(told) if rank not in joined}
     is_notice = all(one.kind == GRADIENTS for one in active.values())  # an all-reduce follows
     return kinds.fault_of(active, set() if is_notice else joined)
 
 
 def exchange(fields, world):
-    """What all ranks told."""
+    """Returns the descriptions of all ranks."""
     text = json.dumps(fields).encode()
     room = BLOCK_BYTES - LENGTH_BYTES
     blocks = _gather(len(text).to_bytes(LENGTH_BYTES, "little") + text[:room].ljust(room, b" "), world)

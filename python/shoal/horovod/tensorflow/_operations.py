@@ -1,5 +1,5 @@
-"""Operations on tensors with Horovod's arguments. They are those of shoal.tensorflow: all ranks call them in the same order, eagerly or
-in the program's order of a tf.function, and names need not agree. Eager calls are compared first (_agreement.py)."""
+"""Operations on tensors with Horovod's arguments, over those of shoal.tensorflow. All ranks call them in the same order,
+eagerly or in the program's order of a tf.function; names need not agree. Eager calls are compared first (_agreement.py)."""
 from __future__ import annotations
 
 import re
@@ -19,12 +19,13 @@ _OPERATORS = {Average: ReduceOp.AVERAGE, Sum: ReduceOp.SUM, Min: ReduceOp.MIN, M
 
 
 def _node_name(name):
-    """As a node of a graph may be called."""
+    """Converts a name to one that a node of a graph may have."""
     return name and "shoal_" + re.sub(r"[^A-Za-z0-9_.\-]", "_", name)
 
 
 def _scaled(tensor, factor):
-    """Integers are multiplied in double precision, and cut off; half precision in single."""
+    """Multiplies the tensor. Integers are multiplied in double precision and truncated; half precision is multiplied in
+    single."""
     if isinstance(factor, (int, float)) and factor == 1:
         return tensor
     wide = (tf.float32 if tensor.dtype.size == 2 else tensor.dtype) if tensor.dtype.is_floating else tf.float64
@@ -32,7 +33,8 @@ def _scaled(tensor, factor):
 
 
 def _with_gradient_times(tensor, factor):
-    """The tensor, whose gradient is multiplied: Horovod's gradients are not always those of the sum of all ranks' losses."""
+    """Returns the tensor with a gradient that is multiplied by the factor. Horovod's gradients are not always those of the sum
+    of all ranks' losses."""
     tensor = tf.convert_to_tensor(tensor)
     if not tensor.dtype.is_floating:
         return tensor
@@ -48,14 +50,15 @@ def _with_gradient_times(tensor, factor):
 
 def allreduce(tensor, average=None, device_dense='', device_sparse='', compression=Compression.none, op=None, prescale_factor=1.0,
               postscale_factor=1.0, name=None, process_set=global_process_set, ignore_name_scope=False):
-    """A tensor like this one: op over those of all ranks. tf.IndexedSlices are gathered: Sum and Average only."""
+    """Reduces the tensors of all ranks, and returns the result on every rank. tf.IndexedSlices are gathered; they support Sum
+    and Average only."""
     return grouped_allreduce([tensor], average, device_dense, device_sparse, compression, op, prescale_factor, postscale_factor,
                              process_set, ignore_name_scope, name)[0]
 
 
 def grouped_allreduce(tensors, average=None, device_dense='', device_sparse='', compression=Compression.none, op=None,
                       prescale_factor=1.0, postscale_factor=1.0, process_set=global_process_set, ignore_name_scope=False, name=None):
-    """A list of tensors, in one operation for each type."""
+    """Reduces a list of tensors, in one operation for each type."""
     with _operations.in_order():
         return _grouped_allreduce(list(tensors), average, compression, op, prescale_factor, postscale_factor, process_set, name)
 
@@ -94,7 +97,7 @@ def _one_after_another(function, tensors):
 
 
 def _reduced(tensors, op, name, world, size):
-    """Of one type. Averages of integers are cut off."""
+    """Reduces tensors of one type. Averages of integers are truncated."""
     if op != Average or tensors[0].dtype.is_floating:
         return _operations.allreduce(tensors, int(_OPERATORS[op]), _node_name(name), world)
     sums = _operations.allreduce(tensors, int(ReduceOp.SUM), _node_name(name), world)
@@ -105,7 +108,7 @@ def _allreduce_slices(slices, op, name, world, size):
     agree(kinds.ALLGATHER, [tf.convert_to_tensor(slices.values), tf.convert_to_tensor(slices.indices)], world, [op])
     values, indices = _collectives.gather_slices(slices, _node_name(name), world)
     if op == Average:
-        values = values / tf.cast(size, values.dtype)  # of integers, too, fractions
+        values = values / tf.cast(size, values.dtype)  # fractions, also for integers
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
@@ -113,7 +116,7 @@ def _allreduce_slices(slices, op, name, world, size):
 
 
 def allgather(tensor, name=None, ignore_name_scope=False, process_set=global_process_set):
-    """Those of all ranks one after the other, along the first dimension, in which they may differ."""
+    """Concatenates the tensors of all ranks along the first dimension, in which they may differ."""
     world = world_of(process_set)
     tensor = _with_gradient_times(tensor, 1 / process_set.size())
     agree(kinds.ALLGATHER, [tensor], world)
@@ -131,7 +134,7 @@ def _index_of(root_rank, process_set):
 
 
 def broadcast(tensor, root_rank, name=None, ignore_name_scope=False, process_set=global_process_set):
-    """root_rank's tensor on every rank; a rank of the job, also where process_set is given."""
+    """Returns root_rank's tensor on every rank. root_rank is a rank of the job, also with a process_set."""
     world = world_of(process_set)
     root = _index_of(root_rank, process_set)
     tensor = _with_gradient_times(tensor, 1 / process_set.size())
@@ -140,7 +143,7 @@ def broadcast(tensor, root_rank, name=None, ignore_name_scope=False, process_set
 
 
 def broadcast_(variables, root_rank, name=None, process_set=global_process_set):
-    """Gives each variable root_rank's value. Returns the variables, in a graph the tensors that assign to them."""
+    """Sets each variable to root_rank's value. Returns the variables; in a graph, the tensors that assign to them."""
     variables, world, root = list(variables), world_of(process_set), _index_of(root_rank, process_set)
     agree(kinds.BROADCAST, [tf.convert_to_tensor(variable) for variable in variables], world, [root_rank])
     assigned = assign_broadcasts(variables, root, _node_name(name), world)
@@ -152,8 +155,8 @@ def _with_rows(tensor):
 
 
 def alltoall(tensor, splits=None, name=None, ignore_name_scope=False, process_set=global_process_set):
-    """Rows to every rank: splits[0] to rank 0, and so on; without splits as many to each. Returns the rows from all ranks; with
-    splits, (rows, how many came from each rank)."""
+    """Sends rows to every rank: splits[0] to rank 0, and so on; without splits, the same number to each. Returns the rows from
+    all ranks; with splits, (rows, number of rows from each rank)."""
     world, size = world_of(process_set), process_set.size()
     tensor = tf.convert_to_tensor(tensor)
     if splits is None:
@@ -173,7 +176,7 @@ def alltoall(tensor, splits=None, name=None, ignore_name_scope=False, process_se
 
 def reducescatter(tensor, device_dense='', compression=Compression.none, op=Average, name=None, process_set=global_process_set,
                   prescale_factor=1.0, postscale_factor=1.0):
-    """This rank's rows of the reduced tensor. Where rows cannot be divided evenly, the first ranks have one more."""
+    """Returns this rank's rows of the reduced tensor. If rows cannot be divided evenly, the first ranks have one more."""
     world, size = world_of(process_set), process_set.size()
     if op not in (Average, Sum):
         raise NotImplementedError("shoal: reducescatter takes op=hvd.Average or hvd.Sum")
@@ -203,8 +206,8 @@ def barrier(process_set=global_process_set):
 
 
 def join():
-    """This rank has no further batch: until all ranks have joined it takes part in their eager all-reduces, with zeros. Returns the
-    rank that joined last."""
+    """Declares that this rank has no further batch. Until all ranks have joined, it takes part in their eager all-reduces, with
+    zeros. Returns the rank that joined last."""
     if not tf.executing_eagerly():
         raise NotImplementedError("shoal: join() is called eagerly, outside of tf.function")
     world, joined, last = world_of(global_process_set), set(), 0
@@ -218,7 +221,7 @@ def join():
 
 
 def _take_part(told, world):
-    """In what the other ranks do, with zeros."""
+    """Takes part, with zeros, in the operation of the other ranks."""
     if told.kind == kinds.BARRIER:
         _operations.barrier(world)
     elif told.kind != GRADIENTS:

@@ -1,4 +1,4 @@
-"""The job that this process is a rank of, and its process sets: communicators of shoal.tensorflow."""
+"""The job to which this process belongs, and its process sets: communicators of shoal.tensorflow."""
 from __future__ import annotations
 
 import tensorflow as tf
@@ -25,8 +25,8 @@ global_process_set = ProcessSet([])
 
 
 def init(comm=None, process_sets=None):
-    """Joins the job that the launcher started this process for; alone, where none did. Again it does nothing. comm: None, or all
-    ranks; process_sets: a list of sets to add."""
+    """Joins the job for which the launcher started this process, or a job of one rank without a launcher. A second call does
+    nothing. comm: None, or all ranks. process_sets: a list of sets to add."""
     if is_initialized():
         return
     if not worlds.is_initialized():
@@ -40,7 +40,7 @@ def init(comm=None, process_sets=None):
 
 
 def shutdown():
-    """Ends it on all ranks, which all call this. init() may be called again."""
+    """Leaves the job. All ranks call it. init() may be called again."""
     if is_initialized():
         worlds.shutdown()
 
@@ -59,7 +59,8 @@ def is_initialized():
 
 
 def add_process_set(process_set):
-    """All ranks of the job, with the same set. Returns it; it has an id then. A list of ranks will do."""
+    """Adds a process set, or a list of ranks. All ranks of the job call it with the same set. Returns the set, which now has an
+    id."""
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
     job.check_new(process_set, _sets, size())
@@ -70,7 +71,7 @@ def add_process_set(process_set):
 
 
 def remove_process_set(process_set):
-    """All ranks of the job. Returns whether there was such a set."""
+    """Removes a process set. All ranks of the job call it. Returns true if the set existed."""
     _check()
     number = process_set.process_set_id
     if process_set is global_process_set or _sets.get(number) is not process_set:
@@ -95,7 +96,7 @@ def _check():
 
 
 def world_of(process_set):
-    """The number of its communicator, of which this rank is one."""
+    """Returns the number of the set's communicator, which contains this rank."""
     _check()
     job.check_member(process_set, _sets, rank(), lambda text: tf.errors.InvalidArgumentError(None, None, text))
     return process_set.process_set_id
@@ -112,7 +113,7 @@ def size():
 
 
 def local_rank():
-    """Of this process among those of its host."""
+    """Returns this process's rank on its host."""
     _check()
     return worlds.local_rank()
 
@@ -123,19 +124,19 @@ def local_size():
 
 
 def cross_rank():
-    """Of this process's host."""
+    """Returns the index of this process's host."""
     _check()
     return worlds.cross_rank()
 
 
 def cross_size():
-    """Hosts of the job."""
+    """Returns the number of hosts of the job."""
     _check()
     return worlds.cross_size()
 
 
 def is_homogeneous():
-    """Whether all hosts have as many ranks; eagerly, by all ranks."""
+    """Returns true if all hosts have the same number of ranks. All ranks call it, eagerly."""
     return len(set(allgather_object(local_size()))) == 1
 
 
@@ -144,7 +145,7 @@ def mpi_threads_supported():
     return False
 
 
-# ---- The same as tensors ----
+# ---- These values as tensors ----
 
 
 def rank_op(name=None):
@@ -167,7 +168,7 @@ def local_size_op(name=None):
 
 
 def process_set_included_op(process_set_id=0, name=None):
-    """1 where this process is in the set, 0 where it is not."""
+    """Returns 1 if this process is in the set, else 0."""
     _check()
     if process_set_id not in _sets:
         raise ValueError(f"shoal: there is no process set {process_set_id}")

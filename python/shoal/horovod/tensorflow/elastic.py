@@ -1,4 +1,4 @@
-"""Elastic training as far as restarts serve it (shoal.horovod._common.elastic). Eagerly only."""
+"""Elastic training based on restarts (shoal.horovod._common.elastic). Eager only."""
 from __future__ import annotations
 
 import numpy as np
@@ -10,7 +10,7 @@ from .functions import broadcast_object
 
 
 class ObjectState(elastic.State):
-    """Attributes, given by name."""
+    """A state of attributes, which are passed by name."""
 
     _rank = staticmethod(rank)
     _broadcast = staticmethod(broadcast_object)
@@ -25,19 +25,19 @@ class TensorFlowState(ObjectState):
 
 
 class TensorFlowKerasState(ObjectState):
-    """A model of Keras 3, its optimizer (the model's, where none is given), and attributes. The optimizer's variables are kept as far as it
-    is built."""
+    """A model of Keras 3, its optimizer (by default the model's), and attributes. The optimizer's variables are included once
+    they exist."""
 
     def __init__(self, model, optimizer=None, **values):
         self.model, self.optimizer = model, optimizer or getattr(model, "optimizer", None)
         if self.optimizer and model.built and not self.optimizer.built:
-            self.optimizer.build(model.trainable_variables)  # else a restart has nothing to put its state into
+            self.optimizer.build(model.trainable_variables)  # so that a restart can restore its state
         super().__init__({"model": values_of(lambda: self.model.variables),
                           "optimizer": values_of(lambda: self.optimizer.variables if self.optimizer else [])}, **values)
 
 
 def values_of(variables):
-    """A part of a state: functions that give and take the values of the variables that a function gives."""
+    """Returns a part of a state: two functions that get and set the values of the variables that `variables` returns."""
     def take(values):
         mine = list(variables())
         if len(mine) != len(values):

@@ -1,4 +1,4 @@
-"""The state of one rank on all."""
+"""Copies the state of one rank to all ranks."""
 from __future__ import annotations
 
 import functools
@@ -12,8 +12,8 @@ from ._world import global_process_set, rank
 
 
 def broadcast_variables(variables, root_rank, process_set=global_process_set, inplace=False):
-    """Gives each variable root_rank's value. They are matched by their place in the list. In a graph it returns the tensors that
-    assign."""
+    """Sets each variable to root_rank's value. Variables are matched by their index in the list. In a graph it returns the
+    tensors that assign."""
     if process_set is not global_process_set or not tf.executing_eagerly():
         return broadcast_(variables, root_rank, process_set=process_set)
     rank()  # raises before init()
@@ -21,7 +21,7 @@ def broadcast_variables(variables, root_rank, process_set=global_process_set, in
 
 
 def broadcast_global_variables(root_rank):
-    """TensorFlow 2 has no list of all variables."""
+    """Broadcasts all variables of a graph. Raises an error eagerly, because TensorFlow 2 has no list of all variables."""
     if tf.executing_eagerly():
         raise RuntimeError("hvd.broadcast_global_variables() does not support eager execution. Please use "
                            "`hvd.broadcast_variables(<model/optimizer variables>)` instead.")
@@ -29,16 +29,16 @@ def broadcast_global_variables(root_rank):
 
 
 def broadcast_object(obj, root_rank=0, session=None, name=None, process_set=global_process_set):
-    """root_rank's object on every rank. Eagerly only. Ranks of a job trust each other: it is pickled."""
+    """Returns root_rank's object on every rank, through pickle: ranks of a job trust each other. Eager only."""
     return shoal_variables.share_object(obj, rank() == root_rank,
                                         functools.partial(broadcast, root_rank=root_rank, process_set=process_set))
 
 
 def broadcast_object_fn(root_rank=0, session=None, name=None, process_set=global_process_set):
-    """A function of an object, which broadcasts it."""
+    """Returns a function that broadcasts its argument, an object."""
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 
 
 def allgather_object(obj, session=None, name=None, process_set=global_process_set):
-    """The objects of all ranks, as a list. Eagerly only."""
+    """Returns a list of the objects of all ranks. Eager only."""
     return shoal_variables.gather_objects(obj, functools.partial(allgather, process_set=process_set))

@@ -1,4 +1,4 @@
-"""Gradients averaged over all ranks, with Horovod's arguments: what the tape and the optimizer share."""
+"""Averages gradients over all ranks, with Horovod's arguments: what the tape and the optimizer share."""
 from __future__ import annotations
 
 import tensorflow as tf
@@ -15,8 +15,8 @@ _OF_THE_ENGINE = {Compression.none: "none", Compression.fp16: "fp16"}
 
 
 class Settings:
-    """How gradients are averaged: by the gradient engine, or, where a rank has joined and with a compression of the program's own, by
-    one all-reduce for each type."""
+    """How gradients are averaged: by the gradient engine. If a rank has joined, or with the program's own compression, by one
+    all-reduce for each type."""
 
     def __init__(self, compression=Compression.none, sparse_as_dense=False, op=Average, gradient_predivide_factor=1.0,
                  process_set=global_process_set, scale_local_gradients=True, factor=1):
@@ -29,7 +29,7 @@ class Settings:
         self._compression, self._sparse_as_dense, self._op = compression, sparse_as_dense, op
         self._predivide, self._process_set = gradient_predivide_factor, process_set
         self._scales_local, self._factor = scale_local_gradients, factor
-        self._local = {}  # variables whose gradients stay on this rank, by id; kept, so that no id comes again
+        self._local = {}  # variables with local gradients, by id; kept, so that ids stay unique
 
     def add_local(self, variable):
         self._local[id(variable)] = variable
@@ -55,7 +55,7 @@ class Settings:
         has_engine = self._compression in _OF_THE_ENGINE
         missing = [f"{_gradients.name_on_all_ranks(i, each)} is None"
                    for i, (gradient, each) in enumerate(zip(gradients, variables)) if gradient is None]
-        has_joined = agree(GRADIENTS, [], world, missing)  # inside tf.function the engine tells what is missing
+        has_joined = agree(GRADIENTS, [], world, missing)  # inside tf.function the engine reports what is missing
         if not has_engine or has_joined:
             return self._reduce_together(gradients)
         settings = _gradients.Settings(ReduceOp.AVERAGE if self._op == Average else ReduceOp.SUM, _OF_THE_ENGINE[self._compression],
@@ -90,11 +90,12 @@ class _Tape(tape.DistributedGradientTape):
         self._tape, self._settings = gradtape, settings
 
     def register_local_source(self, source):
-        """The gradient of this variable stays on this rank, divided by how many there are unless scale_local_gradients=False."""
+        """Keeps the gradient of this variable on this rank, divided by the number of ranks unless
+        scale_local_gradients=False."""
         self._settings.add_local(source)
 
     def get_local_and_global_gradients(self, target, sources):
-        """[(variable, gradient)] of local variables, and of the others."""
+        """Returns [(variable, gradient)] of the local variables, and of the others."""
         pairs = list(zip(tf.nest.flatten(sources), tf.nest.flatten(self.gradient(target, sources))))
         return [pair for pair in pairs if self._settings.is_local(pair[0])], \
             [pair for pair in pairs if not self._settings.is_local(pair[0])]
@@ -103,15 +104,15 @@ class _Tape(tape.DistributedGradientTape):
 def DistributedGradientTape(gradtape, device_dense='', device_sparse='', compression=Compression.none, sparse_as_dense=False,
                             op=Average, gradient_predivide_factor=1.0, num_groups=0, groups=None, process_set=global_process_set,
                             scale_local_gradients=True):
-    """A tape whose gradient() gives averages over all ranks. groups and num_groups change nothing: the gradient engine puts
-    gradients together."""
+    """Returns a tape whose gradient() returns averages over all ranks. groups and num_groups have no effect, because the
+    gradient engine combines gradients."""
     return _Tape(gradtape, Settings(compression, sparse_as_dense, op, gradient_predivide_factor, process_set, scale_local_gradients))
 
 
 def PartialDistributedGradientTape(gradtape, device_dense='', device_sparse='', compression=Compression.none, sparse_as_dense=False,
                                    op=Average, gradient_predivide_factor=1.0, num_groups=0, groups=None,
                                    process_set=global_process_set, local_layers=None, scale_local_gradients=True):
-    """A tape that leaves the gradients of local_layers on this rank."""
+    """Returns a tape that keeps the gradients of local_layers on this rank."""
     made = DistributedGradientTape(gradtape, device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor,
                                    num_groups, groups, process_set, scale_local_gradients)
     layers = local_layers if isinstance(local_layers, (list, tuple, set)) else [local_layers] if local_layers else []

@@ -1,4 +1,4 @@
-"""What scripts take from horovod.tensorflow.util."""
+"""The names that scripts import from horovod.tensorflow.util."""
 import tensorflow as tf
 
 

@@ -5,7 +5,7 @@
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
-Operations are matched by name, in whichever order ranks post them. docs/horovod.md is the manual."""
+Operations are matched by name, so ranks may post them in any order. docs/horovod.md is the manual."""
 from .._common.errors import HorovodInternalError  # noqa: F401
 from . import elastic  # noqa: F401
 from ._operations import (  # noqa: F401

@@ -1,4 +1,4 @@
-"""Moves the tensors of the operations that ranks have agreed on. One thread at a time calls it."""
+"""Moves the tensors of the operations on which ranks have agreed. One thread at a time calls it."""
 from __future__ import annotations
 
 import contextlib
@@ -12,25 +12,25 @@ from shoal.torch import _communicator
 from .._common import controller as kinds
 from .._common.operators import Average, Max, Min, Product, Sum
 
-FUSION_BYTES = 64 << 20  # of tensors that are all-reduced as one
+FUSION_BYTES = 64 << 20  # size of tensors in one all-reduce
 _OPS = {Average: dist.ReduceOp.SUM, Sum: dist.ReduceOp.SUM, Min: dist.ReduceOp.MIN, Max: dist.ReduceOp.MAX,
         Product: dist.ReduceOp.PRODUCT}
 
 
 class Executor:
-    """Of one group of torch.distributed. ranks: its ranks in the job."""
+    """Executes operations of one group of torch.distributed. ranks: its ranks in the job."""
 
     def __init__(self, group, ranks):
         self._group, self._ranks = group, ranks
         self._size = len(ranks)
         timeout = _communicator.timeouts.get(f"torch.{group.group_name}") or dist.distributed_c10d.default_pg_timeout
         self.timeout_s = timeout.total_seconds()
-        self._has_average = shoal.torch._serves_cpu(group)  # the program may have chosen another back-end, which may have no AVG
+        self._has_average = shoal.torch._serves_cpu(group)  # another back-end, chosen by the program, may have no AVG
 
     def abort(self):
-        """What is under way ends with an error, on all ranks."""
+        """Ends the operations in progress with an error, on all ranks."""
         backend = self._group._get_backend(torch.device("cpu"))
-        if hasattr(backend, "abort"):  # not so in older versions of torch, nor in every back-end
+        if hasattr(backend, "abort"):  # older versions of torch and some back-ends lack it
             with contextlib.suppress(RuntimeError):
                 backend.abort()
 
@@ -55,7 +55,7 @@ class Executor:
     # ---- All-reduce ----
 
     def _count_of_fused(self, batch):
-        """How many operations at the front go as one."""
+        """Returns how many operations at the front go into one all-reduce."""
         first, nbytes = self._fused_form(batch[0]), 0
         for count, each in enumerate(batch):
             nbytes += self._bytes_of(each)
@@ -76,7 +76,7 @@ class Executor:
         return sum(torch.Size(shape).numel() * getattr(torch, name).itemsize for name, shape in one.forms)
 
     def _allreduce(self, batch):
-        """Alike on all ranks, those that have joined too, which have no request."""
+        """Runs in the same way on all ranks. Ranks that have joined have no request, and use zeros."""
         forms, tensors, outputs = [], [], []
         for _, told, request in batch:
             one = next(iter(told.values()))
@@ -92,7 +92,7 @@ class Executor:
                 request.finish(request.payload[1])
 
     def _reduce(self, tensors, outputs, op, prescale, postscale):
-        """As one vector: the outputs' own memory on a rank where they lie one after the other, else a copy."""
+        """Reduces the tensors as one vector: the outputs' own memory if it is contiguous on this rank, else a copy."""
         row = _in_a_row(outputs)
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors]) if row is None else row
         if row is not None:
@@ -142,7 +142,7 @@ class Executor:
         return [self._reduce_rows(tensor.detach(), op, prescale, postscale) for tensor in request.payload[0]]
 
     def _reduce_rows(self, tensor, op, prescale, postscale):
-        """Where rows cannot be divided evenly, the first ranks have one more."""
+        """If rows cannot be divided evenly, the first ranks have one more."""
         own, count = self._ranks.index(dist.get_rank()), tensor.shape[0]
         rows = [count // self._size + (rank < count % self._size) for rank in range(self._size)]
         tensor = scale(tensor.clone(), prescale)
@@ -152,7 +152,7 @@ class Executor:
 
 
 def scale(tensor, factor, divisor=1):
-    """In place. Integers are multiplied in double precision, and cut off."""
+    """Multiplies in place. Integers are multiplied in double precision and truncated."""
     if factor == 1 and divisor == 1:
         return tensor
     if tensor.is_floating_point() or tensor.is_complex():
@@ -163,7 +163,7 @@ def scale(tensor, factor, divisor=1):
 
 
 def _in_a_row(tensors):
-    """The memory of contiguous tensors of one type as one vector; None where they do not lie one after the other."""
+    """Returns the memory of contiguous tensors of one type as one vector, or None if they are not adjacent in this order."""
     end, storage = tensors[0].data_ptr(), tensors[0].untyped_storage().data_ptr()
     for tensor in tensors:
         if tensor.data_ptr() != end or tensor.untyped_storage().data_ptr() != storage:
@@ -179,7 +179,7 @@ def _copy_unless_same(sources, outputs):
 
 
 def _by_type(tensors):
-    """Lists of indices."""
+    """Returns lists of the indices of tensors of one type."""
     groups = {}
     for i, tensor in enumerate(tensors):
         groups.setdefault(tensor.dtype, []).append(i)

@@ -1,7 +1,9 @@
-"""Memory in which the gradients of an optimizer lie from step to step, one after the other in the order in which they are averaged.
+"""Memory that holds the gradients of an optimizer from step to step, one after the other in the order in which they are
+averaged.
 
-The other ranks of the host map it, so an average of neighbours is one operation that copies nothing. A gradient that the backward
-pass made is freed once it is copied into its place: its memory serves the next gradient, and costs the kernel no new page.
+The other ranks of the host map it, so an average of neighbors is one operation that copies nothing. The backward pass makes a
+gradient in other memory. That memory is freed once the gradient is copied; the next gradient reuses it, which costs the kernel
+no new page.
 
     backward pass     .grad -> place of this parameter, which becomes .grad
     all-reduce        [ d | c | b ] as one vector, in place
@@ -15,8 +17,8 @@ import shoal.torch
 
 
 class GradientMemory:
-    """Places for the gradients of parameters that have one now, in the order given. A parameter that is not contiguous, or whose
-    gradient is sparse, has no place. One thread."""
+    """Places for the gradients of parameters that have one now, in the given order. A parameter has no place if it is not
+    contiguous or its gradient is sparse. For one thread."""
 
     def __init__(self, parameters):
         self._places = {}
@@ -27,8 +29,8 @@ class GradientMemory:
                 self._places[each] = part.view(each.shape)
 
     def take(self, parameter):
-        """Moves its gradient to its place. A gradient that is sparse, is to be differentiated or has another form than the parameter
-        had at first stays where it is."""
+        """Moves the parameter's gradient to its place. The gradient stays where it is if it is sparse, is to be differentiated,
+        or differs in form from the parameter at the beginning."""
         place, gradient = self._places.get(parameter), parameter.grad
         if place is None or gradient is place or gradient.is_sparse or gradient.requires_grad:
             return
@@ -38,9 +40,9 @@ class GradientMemory:
 
 
 def _block(elements, dtype):
-    """Plain memory where the host has no more that ranks can share: averages are copied then. An error here would leave the other
-    ranks alone with the averages that are on their way."""
+    """Returns shared memory, or plain memory if the host has no more of it: averages are then copied. An error here would leave
+    the other ranks waiting in averages that are in progress."""
     try:
         return shoal.torch.empty(elements, dtype=dtype)
-    except (RuntimeError, MemoryError):  # which of them depends on the shim and on torch; the library has told why
+    except (RuntimeError, MemoryError):  # the class depends on the shim and on torch; the library has logged the reason
         return torch.empty(elements, dtype=dtype, device="cpu")

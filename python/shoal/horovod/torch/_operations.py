@@ -1,4 +1,4 @@
-"""Operations on tensors: posted with a name, and done when all ranks have posted it."""
+"""Operations on tensors: a rank posts them with a name, and they are done after all ranks have posted them."""
 from __future__ import annotations
 
 import itertools
@@ -46,12 +46,12 @@ def _post(kind, name, tensors, process_set, finish, outputs=None, must_agree=(),
 
 
 def poll(handle):
-    """Whether it is done, so that synchronize() will not wait."""
+    """Returns true if the operation is done, so that synchronize() will not wait."""
     return _handles[handle][0].is_done() if handle in _handles else True
 
 
 def synchronize(handle):
-    """Waits for an operation; its result. HorovodInternalError where it failed, on any rank."""
+    """Waits for an operation and returns its result. Raises HorovodInternalError if it failed on any rank."""
     if handle not in _handles:
         return None
     request, finish = _handles[handle]
@@ -79,7 +79,7 @@ def _allreduce_async(tensors, outputs, average, name, op, prescale, postscale, p
 
 def allreduce_async(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
                     process_set=global_process_set):
-    """A handle of a new tensor: op over those of all ranks."""
+    """Reduces the tensors of all ranks into a new tensor. Returns a handle."""
     _check(tensor)
     return _allreduce_async([tensor], [torch.empty_like(tensor, requires_grad=False)], average, name, op, prescale_factor,
                             postscale_factor, process_set, _first)
@@ -87,7 +87,7 @@ def allreduce_async(tensor, average=None, name=None, op=None, prescale_factor=1.
 
 def allreduce_async_(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
                      process_set=global_process_set):
-    """In place."""
+    """Reduces the tensors of all ranks in place. Returns a handle."""
     return _allreduce_async([tensor], [tensor], average, name, op, prescale_factor, postscale_factor, process_set, _first)
 
 
@@ -98,7 +98,7 @@ def allreduce_(tensor, average=None, name=None, op=None, prescale_factor=1.0, po
 
 def grouped_allreduce_async(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0,
                             process_set=global_process_set):
-    """One operation for all."""
+    """Reduces a list of tensors in one operation. Returns a handle."""
     for tensor in tensors:
         _check(tensor)
     outputs = [torch.empty_like(tensor, requires_grad=False) for tensor in tensors]
@@ -112,7 +112,7 @@ def grouped_allreduce_async_(tensors, average=None, name=None, op=None, prescale
 
 
 def held_allreduce_async_(tensors, name, op, prescale_factor, postscale_factor, process_set):
-    """grouped_allreduce_async_, which may be held until there is more to reduce, or until the program waits."""
+    """Like grouped_allreduce_async_, but the operation may be held until there are more, or until the program waits."""
     tensors = list(tensors)
     return _allreduce_async(tensors, tensors, None, name, op, prescale_factor, postscale_factor, process_set, _all,
                             held_bytes=sum(tensor.nbytes for tensor in tensors))
@@ -137,7 +137,7 @@ class _Allreduce(torch.autograd.Function):
 
 def allreduce(tensor, average=None, name=None, compression=Compression.none, op=None, prescale_factor=1.0, postscale_factor=1.0,
               process_set=global_process_set):
-    """A tensor like this one: op over those of all ranks. Gradients go through it."""
+    """Reduces the tensors of all ranks, and returns the result on every rank. Gradients pass through it."""
     return grouped_allreduce([tensor], average, name, compression, op, prescale_factor, postscale_factor, process_set)[0]
 
 
@@ -152,7 +152,7 @@ def grouped_allreduce(tensors, average=None, name=None, compression=Compression.
 
 
 def sparse_allreduce_async(tensor, name, op, process_set=global_process_set):
-    """A function that waits, and returns the sum or average of sparse tensors."""
+    """Returns a function that waits, and returns the sum or average of sparse tensors."""
     if op not in (Average, Sum):
         raise NotImplementedError("shoal: sparse tensors can be averaged and summed only")
     tensor = tensor.coalesce()
@@ -191,7 +191,7 @@ class _Allgather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *gradients):
-        """The average of the gradients of this rank's rows."""
+        """Returns the average of the gradients of this rank's rows."""
         reduced = grouped_allreduce([each.contiguous() for each in gradients], op=Average, process_set=ctx.process_set)
         rows = torch.tensor([[shape[0] if shape else 1 for shape in ctx.shapes]])
         all_rows = synchronize(allgather_async(rows, process_set=ctx.process_set))
@@ -202,7 +202,7 @@ class _Allgather(torch.autograd.Function):
 
 
 def allgather(tensor, name=None, process_set=global_process_set):
-    """Those of all ranks one after the other, along the first dimension, in which they may differ."""
+    """Concatenates the tensors of all ranks along the first dimension, in which they may differ."""
     return _Allgather.apply(name, process_set, tensor)[0]
 
 
@@ -242,7 +242,7 @@ class _Broadcast(torch.autograd.Function):
 
 
 def broadcast(tensor, root_rank, name=None, process_set=global_process_set):
-    """root_rank's tensor on every rank; a rank of the job, also where process_set is given."""
+    """Returns root_rank's tensor on every rank. root_rank is a rank of the job, also with a process_set."""
     return _Broadcast.apply(tensor, root_rank, name, process_set)
 
 
@@ -271,7 +271,7 @@ def _splits_of(tensor, splits, process_set):
 
 
 def alltoall_async(tensor, splits=None, name=None, process_set=global_process_set):
-    """A handle of (rows from all ranks, how many came from each)."""
+    """Returns a handle of (rows from all ranks, number of rows from each)."""
     tensor = _with_rows(tensor)
     controller_of(process_set)
     return _post(kinds.ALLTOALL, name, [tensor], process_set, lambda result: result,
@@ -289,14 +289,14 @@ class _Alltoall(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient, _):
         output, _ = synchronize(alltoall_async(gradient.contiguous(), ctx.received, process_set=ctx.process_set))
-        if output.shape[0] < ctx.rows:  # rows that went to nobody
+        if output.shape[0] < ctx.rows:  # rows that were not sent to any rank
             output = torch.cat([output, output.new_zeros((ctx.rows - output.shape[0], *output.shape[1:]))])
         return output, None, None, None
 
 
 def alltoall(tensor, splits=None, name=None, process_set=global_process_set):
-    """Rows to every rank: splits[0] to rank 0, and so on; without splits as many to each. Returns the rows from all ranks; with
-    splits, (rows, how many came from each)."""
+    """Sends rows to every rank: splits[0] to rank 0, and so on; without splits, the same number to each. Returns the rows from
+    all ranks; with splits, (rows, number of rows from each)."""
     output, received = _Alltoall.apply(tensor, splits, name, process_set)
     return output if splits is None else (output, received)
 
@@ -350,7 +350,7 @@ def grouped_reducescatter(tensors, name=None, compression=Compression.none, op=A
 
 def reducescatter(tensor, name=None, compression=Compression.none, op=Average, process_set=global_process_set,
                   prescale_factor=1.0, postscale_factor=1.0):
-    """This rank's rows of the reduced tensor. Where rows cannot be divided evenly, the first ranks have one more."""
+    """Returns this rank's rows of the reduced tensor. If rows cannot be divided evenly, the first ranks have one more."""
     return grouped_reducescatter([tensor], name, compression, op, process_set, prescale_factor, postscale_factor)[0]
 
 
@@ -358,8 +358,8 @@ def reducescatter(tensor, name=None, compression=Compression.none, op=Average, p
 
 
 def join(device=-1):
-    """This rank has no further batch: until all ranks have joined it takes part in their all-reduces, with zeros. Returns the rank
-    that joined last."""
+    """Declares that this rank has no further batch. Until all ranks have joined, it takes part in their all-reduces, with
+    zeros. Returns the rank that joined last."""
     return controller_of(global_process_set).post(Request(kinds.JOIN, kinds.JOIN)).wait()
 
 

@@ -1,4 +1,4 @@
-"""The job that this process is a rank of, and its process sets."""
+"""The job to which this process belongs, and its process sets."""
 from __future__ import annotations
 
 import os
@@ -15,9 +15,9 @@ from .._common.job import (  # noqa: F401
     start_timeline, stop_timeline)
 
 _sets = {}  # process sets in use, by id
-_controllers, _groups = {}, {}  # of those that this rank is in, by id
+_controllers, _groups = {}, {}  # of the sets that contain this rank, by id
 _next_id = 1
-_place = None  # (local rank, local size, cross rank, cross size, whether hosts have as many ranks), after init()
+_place = None  # (local rank, local size, cross rank, cross size, is homogeneous), after init()
 
 
 class ProcessSet(job.ProcessSet):
@@ -30,8 +30,8 @@ global_process_set = ProcessSet([])
 
 
 def init(comm=None, process_sets=None):
-    """Joins the job that the launcher started this process for; alone, where none did. Again it does nothing. comm: None, or all
-    ranks; process_sets: a list of sets to add."""
+    """Joins the job for which the launcher started this process, or a job of one rank without a launcher. A second call does
+    nothing. comm: None, or all ranks. process_sets: a list of sets to add."""
     global _place, _next_id
     if _place is not None:
         return
@@ -54,7 +54,7 @@ def _begin():
 
 
 def _find_place():
-    """All ranks."""
+    """Computes _place. All ranks call it."""
     host = os.environ.get("SHOAL_HOST_ID") or socket.gethostname()
     hosts = [None] * dist.get_world_size()
     dist.all_gather_object(hosts, host)
@@ -66,7 +66,7 @@ def _find_place():
 
 
 def _start(process_set, number):
-    """All ranks of the job."""
+    """Makes a set's group. All ranks of the job call it."""
     from ._executor import Executor
     process_set.process_set_id, _sets[number] = number, process_set
     group = dist.new_group(process_set.ranks)
@@ -77,7 +77,7 @@ def _start(process_set, number):
 
 
 def shutdown():
-    """Ends it on all ranks, which all call this. init() may be called again."""
+    """Leaves the job. All ranks call it. init() may be called again."""
     global _place
     if _place is None:
         return
@@ -86,8 +86,8 @@ def shutdown():
 
 
 def _stop(numbers):
-    """The ranks of these sets. The end is posted in all sets before this rank waits in one of them: the rank that it waits for may
-    itself wait in another set for what this rank posts no more."""
+    """Ends these sets; their ranks call it. It posts the end in all sets before it waits in one of them, because the rank for
+    which it waits may itself wait in another set for a request that this rank no longer posts."""
     controllers = [_controllers.pop(number) for number in numbers if number in _controllers]
     for controller in controllers:
         controller.post_end()
@@ -100,7 +100,8 @@ def _stop(numbers):
 
 
 def add_process_set(process_set):
-    """All ranks of the job, with the same set. Returns it; it has an id then. A list of ranks will do."""
+    """Adds a process set, or a list of ranks. All ranks of the job call it with the same set. Returns the set, which now has an
+    id."""
     global _next_id
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
@@ -113,7 +114,7 @@ def add_process_set(process_set):
 
 
 def remove_process_set(process_set):
-    """All ranks of the job. Returns whether there was such a set."""
+    """Removes a process set. All ranks of the job call it. Returns true if the set existed."""
     _check()
     if process_set is global_process_set or _sets.get(process_set.process_set_id) is not process_set:
         return False
@@ -123,7 +124,7 @@ def remove_process_set(process_set):
 
 
 def _meet(what):
-    """A wait for all ranks of the job that do the same."""
+    """Waits until all ranks of the job do the same."""
     from .._common.controller import BARRIER, Request
     controller = _controllers[0]
     controller.post(Request(BARRIER, controller.name_of(BARRIER, None), must_agree=[what])).wait()
@@ -141,7 +142,8 @@ def controller_of(process_set):
 
 
 def is_moved_by_shoal(process_set):
-    """Whether Shoal moves the tensors of a set that this rank is in; else a back-end does that the program chose."""
+    """Returns true if Shoal moves the tensors of a set that contains this rank, instead of another back-end that the program
+    chose."""
     return shoal.torch._serves_cpu(_groups[process_set.process_set_id])
 
 
@@ -160,7 +162,7 @@ def size():
 
 
 def local_rank():
-    """Of this process among those of its host."""
+    """Returns this process's rank on its host."""
     _check()
     return _place[0]
 
@@ -171,7 +173,7 @@ def local_size():
 
 
 def cross_rank():
-    """Of this process among those of other hosts that have its local rank."""
+    """Returns this process's index among the processes with the same local rank on all hosts."""
     _check()
     return _place[2]
 
@@ -182,7 +184,7 @@ def cross_size():
 
 
 def is_homogeneous():
-    """Whether all hosts have as many ranks."""
+    """Returns true if all hosts have the same number of ranks."""
     _check()
     return _place[4]
 

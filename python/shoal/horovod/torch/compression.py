@@ -1,9 +1,9 @@
-"""How tensors travel: as they are, or as float16."""
+"""How tensors travel: unchanged, or as float16."""
 import torch
 
 
 class Compressor:
-    """compress(tensor) -> (what travels, context); decompress(what came, context) -> a tensor."""
+    """compress(tensor) returns (the tensor to send, context); decompress(received, context) returns a tensor."""
 
     @staticmethod
     def compress(tensor):
@@ -19,7 +19,7 @@ class NoneCompressor(Compressor):
 
 
 class FP16Compressor(Compressor):
-    """Of floating point."""
+    """Sends floating-point tensors as float16."""
 
     @staticmethod
     def compress(tensor):

@@ -1,4 +1,4 @@
-"""Elastic training as far as restarts serve it (shoal.horovod._common.elastic)."""
+"""Elastic training based on restarts (shoal.horovod._common.elastic)."""
 from __future__ import annotations
 
 import random
@@ -12,14 +12,14 @@ from .functions import broadcast_object
 
 
 class ObjectState(elastic.State):
-    """Attributes, given by name."""
+    """A state of attributes, which are passed by name."""
 
     _rank = staticmethod(rank)
     _broadcast = staticmethod(broadcast_object)
 
 
 class TorchState(ObjectState):
-    """model, optimizer and whatever else has a state_dict, and attributes."""
+    """The model, the optimizer and other objects that have a state_dict, and attributes."""
 
     def __init__(self, model=None, optimizer=None, **values):
         given = {"model": model, "optimizer": optimizer, **values}
@@ -31,8 +31,8 @@ class TorchState(ObjectState):
 
 
 class ElasticSampler(torch.utils.data.Sampler):
-    """Divides the samples of an epoch over the ranks. Give it to the state, and call record_batch after each batch: after a restart
-    training goes on with the samples that the latest commit did not count. set_epoch begins an epoch."""
+    """Divides the samples of an epoch over the ranks. Pass it to the state, and call record_batch after each batch: after a
+    restart, training continues with the samples that the latest commit does not include. set_epoch begins an epoch."""
 
     def __init__(self, dataset, shuffle=True, seed=0):
         self.dataset, self.shuffle, self.seed = dataset, shuffle, seed
@@ -42,7 +42,7 @@ class ElasticSampler(torch.utils.data.Sampler):
         self.load_state_dict({"epoch": epoch, "processed_num": 0})
 
     def record_batch(self, batch_idx, batch_size):
-        """Each rank has processed one more batch, of batch_size samples."""
+        """Records that each rank has processed one more batch of batch_size samples."""
         self.processed_num += batch_size * size()
 
     def state_dict(self):
@@ -53,7 +53,7 @@ class ElasticSampler(torch.utils.data.Sampler):
         self.reset()
 
     def reset(self):
-        """Divides the samples that were not processed. Some are taken twice where they cannot be divided evenly."""
+        """Divides the samples that are left. Some are used twice if they cannot be divided evenly."""
         order = list(range(len(self.dataset)))
         if self.shuffle:
             random.Random(int(self.seed + self.epoch)).shuffle(order)

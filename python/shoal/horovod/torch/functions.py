@@ -1,4 +1,4 @@
-"""Parameters, optimizers' state and objects of one rank on all."""
+"""Copies parameters, optimizer state and objects of one rank to all ranks."""
 from __future__ import annotations
 
 import io
@@ -11,7 +11,7 @@ from ._world import global_process_set, rank
 
 
 def broadcast_parameters(params, root_rank):
-    """root_rank's values in the tensors of all ranks: a state_dict, or a list of tensors or of (name, tensor)."""
+    """Copies root_rank's values into the tensors of all ranks: a state_dict, or a list of tensors or of (name, tensor)."""
     if isinstance(params, dict):
         params = sorted(params.items())
     elif isinstance(params, list):
@@ -34,7 +34,7 @@ def _broadcast_copy(tensor, root_rank, name):
 
 
 def broadcast_optimizer_state(optimizer, root_rank, model=None):
-    """root_rank's state and options in the optimizers of all ranks, whose own need not exist yet."""
+    """Copies root_rank's state and options into the optimizers of all ranks, whose own state need not exist yet."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
     state = broadcast_object(optimizer.state_dict() if rank() == root_rank else None, root_rank, "optimizer")
@@ -48,13 +48,13 @@ def _dump(value):
     try:
         import cloudpickle
         cloudpickle.dump(value, stream)
-    except ImportError:  # then functions and classes of the script itself cannot travel
+    except ImportError:  # functions and classes of the script itself then cannot be sent
         pickle.dump(value, stream)
     return torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8)
 
 
 def broadcast_object(obj, root_rank=0, name=None, process_set=global_process_set):
-    """root_rank's object on every rank. Ranks of a job trust each other: it is pickled."""
+    """Returns root_rank's object on every rank, through pickle: ranks of a job trust each other."""
     name = f"object.{name}" if name else None
     data = _dump(obj) if rank() == root_rank else None
     length = torch.tensor([data.numel() if data is not None else 0])
@@ -66,7 +66,7 @@ def broadcast_object(obj, root_rank=0, name=None, process_set=global_process_set
 
 
 def allgather_object(obj, name=None, process_set=global_process_set):
-    """The objects of all ranks, as a list."""
+    """Returns a list of the objects of all ranks."""
     data = _dump(obj)
     name = f"object.{name}" if name else None
     lengths = allgather(torch.tensor([data.numel()]), name and f"{name}.sz", process_set).tolist()

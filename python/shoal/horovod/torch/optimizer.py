@@ -1,4 +1,4 @@
-"""DistributedOptimizer: an optimizer whose gradients are averaged over all ranks while the backward pass goes on."""
+"""DistributedOptimizer: averages gradients over all ranks during the backward pass."""
 from __future__ import annotations
 
 import contextlib
@@ -22,14 +22,15 @@ NOT_SKIPPED = ("optimizer.step() called without optimizer.skip_synchronize() con
 
 
 class _Gradients:
-    """Those of one optimizer: which are on their way. units: tuples of parameters whose gradients travel as one operation."""
+    """The gradients of one optimizer, and which of them are being averaged. units: tuples of parameters whose gradients travel
+    as one operation."""
 
     def __init__(self, names, units, options):
         self._names, self._options = names, options
         self._units = {parameter: unit for unit in units for parameter in unit}
         self._left = {}  # backward passes until a parameter's gradient is complete
         self._handles = {}  # unit: (function that waits, contexts of the compression), in the order in which they were posted
-        self._memory = None  # after the first step, which tells in which order gradients come
+        self._memory = None  # made after the first step, which shows the order of gradients
         self.reset()
         self._nodes = [self._hook(parameter) for parameter in self._units]
 
@@ -57,7 +58,7 @@ class _Gradients:
         return node
 
     def _add_new(self, groups):
-        """Parameters that were unfrozen, or added, since the optimizer was wrapped."""
+        """Adds parameters that were unfrozen, or added, since the optimizer was wrapped."""
         for i, group in enumerate(groups):
             for j, parameter in enumerate(group["params"]):
                 if parameter.requires_grad and parameter not in self._units:
@@ -76,12 +77,12 @@ class _Gradients:
             self._post(unit)
 
     def _keep(self, parameter):
-        """Its gradient where it will be averaged."""
+        """Moves the parameter's gradient to the memory in which it will be averaged."""
         if self._memory:
             self._memory.take(parameter)
 
     def _post(self, unit):
-        """A gradient that this rank has not is sent as zeros, as others may have it."""
+        """Posts a unit. A gradient that this rank lacks is sent as zeros, because others may have it."""
         for parameter in unit:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter, requires_grad=False)
@@ -102,7 +103,7 @@ class _Gradients:
         self._handles[unit] = functools.partial(_operations.synchronize, handle), contexts
 
     def synchronize(self, groups):
-        """groups: the optimizer's, today."""
+        """Waits for all averages. groups: the optimizer's current ones."""
         self._add_new(groups)
         for unit in sorted(set(self._units.values()) - set(self._handles), key=lambda unit: self._names[unit[0]]):
             self._post(unit)
@@ -126,15 +127,15 @@ class _Gradients:
 
 
 class _Distributed:
-    """What is added to the class of the optimizer that is wrapped."""
+    """What is added to the wrapped optimizer's class."""
 
     def _shoal_begin(self, gradients, wrapped):
-        self._shoal_gradients = gradients  # None where there is nobody else
+        self._shoal_gradients = gradients  # None if there is no other rank
         self._shoal_wrapped = weakref.ref(wrapped)
         self._shoal_is_synchronized, self._shoal_synchronizes = False, True
 
     def synchronize(self):
-        """Waits until all gradients are averaged; step() inside skip_synchronize() then does not."""
+        """Waits until all gradients are averaged. step() inside skip_synchronize() then does not wait."""
         if self._shoal_gradients:
             self._shoal_gradients.synchronize(self.param_groups)
         self._shoal_is_synchronized = True
@@ -160,7 +161,7 @@ class _Distributed:
         self._shoal_is_synchronized = False
         wrapped = self._shoal_wrapped()
         if wrapped is not None:
-            wrapped._opt_called = True  # a scheduler that was made of it looks there
+            wrapped._opt_called = True  # a scheduler made for the wrapped optimizer checks this
         return self._shoal_base.step(self, closure)
 
     def zero_grad(self, *args, **kwargs):
@@ -199,7 +200,7 @@ def _name_parameters(optimizer, named_parameters):
 
 
 def _divide_into_units(parameters, groups):
-    """Which gradients travel together. groups: None, a number of groups, or lists of parameters."""
+    """Returns which gradients travel together. groups: None, a number of groups, or lists of parameters."""
     if groups is None:
         return [(parameter,) for parameter in parameters]
     if isinstance(groups, int):
@@ -232,8 +233,8 @@ def _check_groups(groups):
 def DistributedOptimizer(optimizer, named_parameters=None, compression=Compression.none, backward_passes_per_step=1, op=Average,
                          gradient_predivide_factor=1.0, num_groups=0, groups=None, sparse_as_dense=False,
                          process_set=global_process_set):
-    """An optimizer of a subclass of this one's class: step() waits for the averages of all gradients, of which each is on its way
-    from the moment at which the backward pass has computed it, backward_passes_per_step times."""
+    """Returns an optimizer of a subclass of the given one's class. Averaging a gradient begins when the backward pass has
+    computed it backward_passes_per_step times; step() waits for all averages."""
     if op == Adasum:
         raise NotImplementedError("shoal: there is no Adasum: use op=hvd.Average, and scale the learning rate by hvd.size()")
     if op not in (Average, Sum):
@@ -259,9 +260,10 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     added = {name: value for name, value in vars(_Distributed).items() if name not in ("__dict__", "__weakref__")}
     kind = type(base.__name__, (base,), {**added, "_shoal_base": base})
     wrapped = kind.__new__(kind)
-    # Without what a scheduler has put before a method of the optimizer that it was made of: that one's steps average nothing.
+    # Leaves out methods that a scheduler has replaced on the given optimizer: they call that one's step, which averages
+    # nothing.
     wrapped.__dict__.update((name, value) for name, value in optimizer.__dict__.items() if name not in added)
-    wrapped._parameter_names = names  # which programs look into
+    wrapped._parameter_names = names  # which programs read
     wrapped.backward_passes_per_step = backward_passes_per_step
     wrapped._shoal_begin(gradients, optimizer)
     return wrapped

@@ -5,8 +5,8 @@ from ._world import NOT_INITIALIZED, global_process_set, is_initialized
 
 
 class SyncBatchNorm(norm.SyncBatchNorm):
-    """shoal.torch.SyncBatchNorm with Horovod's arguments, over all ranks. Its sums go through torch.distributed's default group, in the
-    program's order, and not through the rounds of named operations."""
+    """shoal.torch.SyncBatchNorm with Horovod's arguments, over all ranks. Its sums use torch.distributed's default group, in
+    the program's order, instead of the rounds of named operations."""
 
     def __init__(self, num_features, eps=1e-5, momentum=0.1, affine=True, track_running_stats=True, process_set=global_process_set):
         if process_set is not global_process_set:

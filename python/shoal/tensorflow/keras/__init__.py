@@ -26,7 +26,7 @@ from .normalization import SyncBatchNormalization  # noqa: E402,F401
 
 def DistributedOptimizer(optimizer, compression=Compression.none, sparse_as_dense=False, op=ReduceOp.AVERAGE,
                          buffer_mib=_gradients.BUFFER_MIB):
-    """The optimizer, which from now on averages gradients over all ranks before it applies them; saved models have it as the
-    plain one. Under the policy mixed_float16 it is wrapped in a LossScaleOptimizer, as model.compile would do: all ranks then
-    find the same gradients finite, and skip the same steps."""
+    """Returns the optimizer, which now averages gradients over all ranks before it applies them. A saved model contains the
+    plain optimizer. Under the policy mixed_float16 it is wrapped in a LossScaleOptimizer, as model.compile would do: all ranks
+    then find the same gradients finite, and skip the same steps."""
     return wrap(optimizer, _gradients.Settings(op, compression, sparse_as_dense, buffer_mib))

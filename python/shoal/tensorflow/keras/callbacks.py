@@ -10,7 +10,7 @@ from .. import _collectives, _world, variables
 
 
 class _Job:
-    """How callbacks communicate."""
+    """The functions by which callbacks communicate."""
 
     rank, size = staticmethod(_world.rank), staticmethod(_world.size)
     broadcast_variables = staticmethod(variables.broadcast_variables)

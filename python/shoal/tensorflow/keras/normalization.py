@@ -12,13 +12,13 @@ from .. import _operations
 @keras.saving.register_keras_serializable(package="shoal")
 class SyncBatchNormalization(keras.layers.BatchNormalization):
     """keras.layers.BatchNormalization whose mean and variance in training are those of all ranks' batches together, which may
-    differ in length; one all-reduce in the forward pass and one in the backward pass. Every rank has to call it equally often.
-    Sums are added in float64. world: the number of a communicator; 0 is that of all ranks."""
+    differ in length. It needs one all-reduce in the forward pass and one in the backward pass. Every rank has to call it the
+    same number of times. Sums are added in float64. world: the number of a communicator; 0 is the one of all ranks."""
 
     def __init__(self, axis=-1, world=0, **options):
         super().__init__(axis=axis, **options)
         self._world = world
-        self.supports_jit = False  # XLA knows nothing of our operations
+        self.supports_jit = False  # XLA does not know Shoal's operations
 
     def _moments(self, inputs, mask):
         wide = tf.cast(inputs, tf.float64)
@@ -28,7 +28,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         sums = _operations.allreduce([sums], _native.SUM, world=self._world)[0]
         sums.set_shape([3, inputs.shape[self.axis]])
         total, squares, count = tf.unstack(tf.cast(sums, tf.float64))
-        count = tf.maximum(count, 1.0)  # no rank has a sample
+        count = tf.maximum(count, 1.0)  # 1 if no rank has a sample
         mean = total / count
         variance = tf.maximum(squares / count - mean * mean, 0.0)
         return tf.cast(mean, inputs.dtype), tf.cast(variance, inputs.dtype)

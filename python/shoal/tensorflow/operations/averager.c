@@ -10,19 +10,19 @@
 
 #include "kernel.h"
 
-#define WATCH_MS 100 /* between two looks at a step whose gradients have not all come */
+#define WATCH_MS 100 /* between two checks of a step that lacks gradients */
 #define HAS_ENDED "its reducer has ended: shoal.tensorflow.shutdown() was called, or its variables are gone"
 
 enum phase {
     BETWEEN_STEPS,
     BEGINNING, /* a thread is in shoal_reducer_begin */
-    OPEN,      /* gradients come */
-    ENDING,    /* no further one will be copied: all have come, or the reducer has failed */
+    OPEN,      /* gradients arrive */
+    ENDING,    /* no further one will be copied: all have arrived, or the reducer has failed */
 };
 
-/* What a step has of a parameter. */
+/* A step's state of one parameter. */
 struct gradient {
-    struct job *job; /* NULL: none, or it has ended */
+    struct job *job; /* NULL if there is none, or it has ended */
     void *output;
     size_t count; /* elements, constant */
     size_t bytes; /* constant */
@@ -31,26 +31,26 @@ struct gradient {
 
 struct averager {
     int64_t number;
-    size_t users; /* kernels that are in it; table_lock */
+    size_t users; /* kernels that use it; guarded by table_lock */
     struct shoal_reducer *reducer;
     uint32_t timeout_ms; /* deadline of the wait for the next gradient */
     int rank;
     size_t count;
-    struct gradient *gradients; /* [count + 1]: the last one is that of a rank without any gradient */
+    struct gradient *gradients; /* [count + 1]: the last one is for a rank without any gradient */
     pthread_t thread;
 
-    pthread_mutex_t lock; /* of what follows, and of jobs and outputs */
+    pthread_mutex_t lock; /* guards what follows, jobs and outputs */
     pthread_cond_t changed;
     enum phase phase;
     bool stops;
-    int64_t step;       /* TensorFlow's number of the run that the step is of */
+    int64_t step;       /* TensorFlow's number of the run to which the step belongs */
     size_t marks;       /* gradients that this rank has in the step */
-    size_t claimed;     /* those that have come */
+    size_t claimed;     /* those that have arrived */
     size_t marked;      /* those that are in their buffers */
-    uint64_t marked_ms; /* when the latest one was, or the step began */
+    uint64_t marked_ms; /* when the latest one was marked, or the step began */
 };
 
-/* By number % AVERAGERS_MAX. A number is never used again: a graph may hold that of an averager that has ended. */
+/* By number % AVERAGERS_MAX. A number is never used again, because a graph may keep that of an averager that has ended. */
 static struct averager *averagers[AVERAGERS_MAX];
 static int64_t averagers_made;
 static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -65,7 +65,7 @@ static uint64_t now_ms(void)
 
 /* ---- Failures ------------------------------------------------------------------------------------------------------------ */
 
-/* Why the reducer failed. Returns the status of that, or else this one. */
+/* Writes why the reducer failed. Returns the status of that failure if it is known, else the given status. */
 static enum shoal_status failure_text(const struct averager *averager, enum shoal_status status, char *text, size_t bytes)
 {
     struct shoal_failure failure = SHOAL_FAILURE_INIT;
@@ -74,8 +74,8 @@ static enum shoal_status failure_text(const struct averager *averager, enum shoa
     return is_known ? failure.status : status;
 }
 
-/* Fails the reducer on every rank, and has the thread that ends steps look at it. Without the lock, as it waits for messages to
- * be sent. Returns the status. */
+/* Fails the reducer on every rank, and wakes the thread that ends steps. Call it without the lock, as it waits until messages
+ * are sent. Returns the status. */
 __attribute__((format(printf, 3, 4))) static enum shoal_status fail_reducer(struct averager *averager, enum shoal_status status,
                                                                             const char *format, ...)
 {
@@ -93,7 +93,8 @@ __attribute__((format(printf, 3, 4))) static enum shoal_status fail_reducer(stru
 
 /* ---- The end of a step --------------------------------------------------------------------------------------------------- */
 
-/* With the lock. If this rank lacks a gradient, jobs wait for the step's end, when it is known whether other ranks have it. */
+/* Call it with the lock. If this rank lacks a gradient, jobs wait for the end of the step: only then is it known whether other
+ * ranks have that gradient. */
 static void hand_out(struct averager *averager, size_t index, bool is_end)
 {
     struct gradient *const gradient = &averager->gradients[index];
@@ -103,7 +104,7 @@ static void hand_out(struct averager *averager, size_t index, bool is_end)
     gradient->job = NULL;
 }
 
-/* Of the reducer, on its thread or on this averager's. */
+/* Called by the reducer, on its thread or on this averager's. */
 static enum shoal_status buffer_done(void *arg, size_t buffer, const uint32_t *parameters, size_t parameter_count)
 {
     struct averager *const averager = arg;
@@ -119,7 +120,7 @@ static enum shoal_status buffer_done(void *arg, size_t buffer, const uint32_t *p
     return SHOAL_OK;
 }
 
-/* A gradient that this rank lacks and another one has: variables would drift apart. */
+/* Fails the reducer if another rank has a gradient that this rank lacks, because variables would differ from then on. */
 static enum shoal_status check_used(struct averager *averager)
 {
     for (size_t i = 0; i < averager->count; i++) {
@@ -133,9 +134,9 @@ static enum shoal_status check_used(struct averager *averager)
     return SHOAL_OK;
 }
 
-/* Every step ends here, well or not. shoal_reducer_finish returns, whatever its status, only when the reducer's
- * threads have left buffer_done and read no gradient (shoal/gradients.h); and no mark is under way. So nothing uses the memory
- * of gradients and outputs from there on, and jobs may let TensorFlow free it. With the lock, which it lets go of meanwhile. */
+/* Ends a step, after success or failure. shoal_reducer_finish, with any status, returns only when the reducer's threads have
+ * left buffer_done and read no gradient (shoal/gradients.h), and no mark is in progress. So from there on nothing uses the
+ * memory of gradients and outputs, and jobs may let TensorFlow free it. Call it with the lock, which it releases in between. */
 static void end_step(struct averager *averager)
 {
     char text[JOB_TEXT_BYTES] = "";
@@ -161,8 +162,8 @@ static void end_step(struct averager *averager)
 
 /* ---- The thread that ends steps ------------------------------------------------------------------------------------------ */
 
-/* With the lock, which it lets go of meanwhile. Ends an open step whose missing gradients will not come: TensorFlow starts
- * nothing more once an operation has failed, without a notice. The other ranks wait for this one's gradients. */
+/* Ends an open step whose missing gradients will not arrive. After an operation has failed, TensorFlow starts no other and
+ * sends no notice, while the other ranks wait for this one's gradients. Call it with the lock, which it releases in between. */
 static void look_after_step(struct averager *averager)
 {
     struct shoal_failure failure = SHOAL_FAILURE_INIT;
@@ -185,8 +186,8 @@ static void look_after_step(struct averager *averager)
         averager->phase = ENDING;
 }
 
-/* With the lock, which it lets go of. In an open step it waits for a moment only. In the other phases the wait has an end or is
- * for the program: begins are local, and marks that are under way copy. */
+/* Waits for a change. In an open step it returns after a moment. In the other phases the wait is bounded or waits for the
+ * program: begins are local, and marks in progress only copy. Call it with the lock, which it releases in between. */
 static void wait_for_change(struct averager *averager)
 {
     struct timespec until;
@@ -226,8 +227,8 @@ static bool refuse_reducers(struct call *call, struct averager *averager, enum s
     return call_refuse(call, world_code(status), "%s", text);
 }
 
-/* With the lock, which it lets go of meanwhile. The first gradient begins a step. The end of the step before may not be over: it
- * ends by the deadlines of its operations. */
+/* Enters a step; the first gradient begins one. If the step before is still ending, this waits for it, at most until the
+ * deadlines of its operations. Call it with the lock, which it releases in between. */
 static enum shoal_status enter_step(struct averager *averager, const struct call *call)
 {
     while (averager->phase == ENDING || averager->phase == BEGINNING)
@@ -249,7 +250,7 @@ static enum shoal_status enter_step(struct averager *averager, const struct call
     return status;
 }
 
-/* Enters the gradient in the step, to be followed by note_mark. */
+/* Enters the gradient in the step; note_mark follows. */
 static enum shoal_status claim(struct averager *averager, struct call *call, struct gradient *gradient, void *output)
 {
     pthread_mutex_lock(&averager->lock);
@@ -295,15 +296,15 @@ static bool mark(struct call *call, struct averager *averager, struct shaped *in
                               gradient->name, input->bytes, gradient->bytes);
     if (status != SHOAL_OK)
         return refuse_reducers(call, averager, status);
-    /* The gradient is read before this returns, so that its memory may be the output's. A failure is the reducer's, and ends the
-     * step. */
+    /* The reducer reads the gradient before this returns, so its memory may be the output's. The reducer keeps a failure, which
+     * ends the step. */
     status = shoal_reducer_ready(averager->reducer, index, input->data, gradient->count);
     (void)status;
     note_mark(averager);
     return true;
 }
 
-/* A step without a gradient, which waits for the other ranks: they may have one. */
+/* Enters a step without a gradient, and waits for the other ranks, which may have one. */
 static bool mark_none(struct call *call, struct averager *averager)
 {
     struct gradient *const none = &averager->gradients[averager->count];
@@ -316,14 +317,14 @@ static bool mark_none(struct call *call, struct averager *averager)
 
 /* ---- Kernels ------------------------------------------------------------------------------------------------------------- */
 
-/* With the table's lock. */
+/* Call it with the table's lock. */
 static struct averager *find(int64_t number)
 {
     struct averager *const averager = number >= 0 ? averagers[number % AVERAGERS_MAX] : NULL;
     return averager && averager->number == number ? averager : NULL;
 }
 
-/* The averager, which nobody frees until averager_leave. NULL: there is none. */
+/* Returns the averager, which stays alive until averager_leave, or NULL if there is none of that number. */
 static struct averager *averager_enter(int64_t number)
 {
     pthread_mutex_lock(&table_lock);
@@ -342,7 +343,7 @@ static void averager_leave(struct averager *averager)
     pthread_mutex_unlock(&table_lock);
 }
 
-/* Leaves the communicator at once, as a gradient may wait for the end of the step before. */
+/* Leaves the communicator at once, because a gradient may wait for the end of the previous step. */
 static bool gradient_begin(struct call *call, const struct kernel *kernel, TF_OpKernelContext *context, size_t tensors)
 {
     if (!call_begin(call, kernel, context, "average of gradients", tensors))
@@ -385,7 +386,7 @@ void gradients_none(void *kernel, TF_OpKernelContext *context, TF_AsyncOpKernelD
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
 
-/* Steps have ended. */
+/* Call it after the last step has ended. */
 static void destroy(struct averager *averager)
 {
     if (!averager)
@@ -409,7 +410,7 @@ static void init_lock(struct averager *averager)
     pthread_condattr_destroy(&attributes);
 }
 
-/* Sets what is constant of gradients. Returns false without memory. */
+/* Sets the constant fields of gradients. Returns false if out of memory. */
 static bool describe(struct averager *averager, const struct shoal_parameter *parameters)
 {
     for (size_t i = 0; i < averager->count; i++) {
@@ -465,7 +466,7 @@ static enum shoal_status start(struct averager *averager, const struct world *wo
     return SHOAL_ERR_SYSTEM;
 }
 
-/* Returns its number, or -1 if the table is full. */
+/* Returns the averager's number, or -1 if the table is full. */
 static int64_t enlist(struct averager *averager)
 {
     int64_t number = -1;
@@ -483,8 +484,8 @@ static int64_t enlist(struct averager *averager)
     return number;
 }
 
-/* Ends it when no kernel finds it any longer. Those that are in it leave it soon: a step ends by the deadlines of its
- * operations, and none begins. */
+/* Ends an averager that kernels can no longer find. Kernels that use it return soon: a step ends by the deadlines of its
+ * operations, and no step begins. */
 static void stop(struct averager *averager)
 {
     pthread_mutex_lock(&averager->lock);

@@ -1,4 +1,4 @@
-/* Kernels of the collectives. Inputs are described in operations.c. */
+/* Kernels of the collectives. tf_operations.c describes their inputs. */
 #include "collectives.h"
 
 #include <stdio.h>
@@ -7,8 +7,8 @@
 
 #include "kernel.h"
 
-/* Operations up to so many bytes are waited for where they are posted, for up to a millisecond: the thread that would be woken
- * for the result costs more than the operation. */
+/* An operation of at most this many bytes is waited for where it is posted, for up to INLINE_MS: waking a thread for the result
+ * costs more than the operation. */
 #define INLINE_BYTES ((size_t)16 << 10)
 #define INLINE_MS 1
 
@@ -110,7 +110,7 @@ void broadcast_start(void *kernel, TF_OpKernelContext *context)
 
 /* ---- Tensors in rows: all-gather, reduce-scatter, all-to-all ------------------------------------------------------------- */
 
-/* The rows of each rank, as the second input says. */
+/* The rows of each rank, from the second input. */
 struct rows {
     size_t *counts; /* in elements */
     int64_t total;  /* in rows */
@@ -124,7 +124,7 @@ static size_t row_bytes(const struct shaped *tensor)
     return bytes;
 }
 
-/* The counts of this rank's rows. Another rank gave the number of them, so it may be anything. */
+/* Adds the count of one rank's rows. It comes from another rank, so it may be any number. */
 static bool add_rows(struct call *call, size_t rank, int64_t count, size_t elements_per_row, struct rows *rows)
 {
     if (count < 0 || __builtin_mul_overflow((size_t)count, elements_per_row, &rows->counts[rank]) ||
@@ -134,7 +134,7 @@ static bool add_rows(struct call *call, size_t rank, int64_t count, size_t eleme
     return true;
 }
 
-/* Rows of each rank from a vector of int64, as counts of elements. Frees nothing on failure: the caller does. */
+/* Reads each rank's rows from a vector of int64, as counts of elements. The caller frees `rows`, also after a failure. */
 static bool read_rows(struct call *call, const struct shaped *vector, size_t elements_per_row, struct rows *rows)
 {
     const size_t size = (size_t)call->world->size;
@@ -151,7 +151,7 @@ static bool read_rows(struct call *call, const struct shaped *vector, size_t ele
     return true;
 }
 
-/* Input 0 in rows, with at least one dimension. */
+/* Reads input 0 as rows; it needs at least one dimension. */
 static bool input_rows(struct call *call, struct shaped *input)
 {
     if (!call_input(call, 0, input))
@@ -161,7 +161,7 @@ static bool input_rows(struct call *call, struct shaped *input)
     return true;
 }
 
-/* Outputs so many rows of the input's width, and the handle. */
+/* Allocates an output of `rows` rows with the input's width, and the handle. */
 static bool output_rows(struct call *call, const struct shaped *input, int64_t rows, struct shaped *output)
 {
     int64_t dims[KERNEL_DIMENSIONS_MAX];
@@ -170,7 +170,7 @@ static bool output_rows(struct call *call, const struct shaped *input, int64_t r
     return call_output(call, 0, input->type, dims, input->rank, output) && call_handle(call, 1);
 }
 
-/* An all-gather of vectors of one length: rows of the result are those of ranks. */
+/* An all-gather of tensors of one shape. The result has one row for each rank. */
 static bool gather_equal(struct call *call, struct shoal_request **request_out, enum shoal_status *status_out)
 {
     struct shaped input, output;
@@ -189,7 +189,7 @@ static bool gather_equal(struct call *call, struct shoal_request **request_out, 
     return true;
 }
 
-/* "[2, 3]" for a tensor's rank and its first dimensions; "..." stands for what is not there. */
+/* Prints "[2, 3]" for a tensor's rank and its first dimensions; "..." replaces those that are missing. */
 static void print_shape(const int64_t *numbers, int64_t columns, char *text, size_t bytes)
 {
     size_t length = (size_t)snprintf(text, bytes, "[");
@@ -204,7 +204,7 @@ static void print_shape(const int64_t *numbers, int64_t columns, char *text, siz
     snprintf(text + length, bytes - length, "]");
 }
 
-/* Every rank sees the shapes of all, so all refuse the same. */
+/* Every rank sees the shapes of all ranks, so all refuse the same ones. */
 static bool check_shapes(struct call *call, const struct shaped *shapes)
 {
     const int64_t columns = shapes->dims[1], *const first = integers_of(shapes);
@@ -224,7 +224,7 @@ static bool check_shapes(struct call *call, const struct shaped *shapes)
     return true;
 }
 
-/* The rows of each rank from a vector of them, or from a matrix of shapes. */
+/* Reads each rank's rows from a vector of them, or from a matrix of shapes. */
 static bool read_rows_or_shapes(struct call *call, const struct shaped *vector, size_t elements_per_row, struct rows *rows)
 {
     const size_t size = (size_t)call->world->size;
@@ -343,7 +343,7 @@ void alltoall_start(void *kernel, TF_OpKernelContext *context)
 
 /* ---- The end ------------------------------------------------------------------------------------------------------------- */
 
-/* Hands input `index` on as an output. They are read once the kernel is done. */
+/* Passes input `index` on as an output. The outputs are read once the kernel is done. */
 static bool hand_on(TF_OpKernelContext *context, int index, TF_Status *status)
 {
     TF_Tensor *tensor = NULL;

@@ -10,7 +10,8 @@
 /* std::_Manager_operation */
 enum { CLONE_FUNCTOR = 2, DESTROY_FUNCTOR = 3 };
 
-/* TensorFlow has few kinds of callbacks, and dladdr takes 0.3 ms for each: it walks all of TensorFlow's symbols. */
+/* Returns true if the address is in loaded code. It keeps the addresses that it has found: TensorFlow has few kinds of
+ * callbacks, and dladdr takes 0.3 ms for each, because it searches all of TensorFlow's symbols. */
 static bool is_code(const void *address)
 {
     static _Atomic(const void *) known[KNOWN_MAX];

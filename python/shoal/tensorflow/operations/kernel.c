@@ -1,4 +1,4 @@
-/* What kernels share. */
+/* Functions that all kernels share. */
 #include "kernel.h"
 
 #include <stdarg.h>
@@ -124,7 +124,7 @@ bool call_output(struct call *call, int index, int type, const int64_t *dims, in
     return true;
 }
 
-/* TensorFlow gives the input's memory on only where nobody has a reference to it, nor we. */
+/* TensorFlow passes on the input's memory only if nobody else has a reference to it, so this releases ours first. */
 bool call_in_place(struct call *call, int index, struct shaped *input, struct shaped *output)
 {
     int forwarded = -1;
@@ -167,7 +167,7 @@ bool call_posted(struct call *call, enum shoal_status status, struct shoal_reque
     return status == SHOAL_OK || call_refuse(call, world_code(status), "%s", text);
 }
 
-/* Type of Shoal's for one of TensorFlow's. */
+/* Finds Shoal's type for one of TensorFlow's. */
 static bool shoal_type_of(int type, enum shoal_type *type_out)
 {
     static const struct {
@@ -195,7 +195,7 @@ bool call_reduces(struct call *call, const struct shaped *tensor, struct element
 
 struct elements elements_moved(int type, size_t bytes)
 {
-    struct elements elements = {SHOAL_TYPE_TAGGED(SHOAL_UINT8, type), bytes}; /* else int16 would meet uint16 */
+    struct elements elements = {SHOAL_TYPE_TAGGED(SHOAL_UINT8, type), bytes}; /* else ranks could mix int16 and uint16 */
     if (shoal_type_of(type, &elements.type))
         elements.count = bytes / shoal_type_bytes(elements.type);
     return elements;

@@ -28,7 +28,7 @@ bool tf_api_load(char *error, size_t error_bytes)
         snprintf(error, error_bytes, "%s is not loaded in this process: import tensorflow first", FRAMEWORK);
         return false;
     }
-    /* The handle is kept: what is found in it is used until the process ends. */
+    /* The handle is never closed, because the functions found in it are used until the process ends. */
 #define TF_API_FIND(result, name, arguments)                               \
     if (!find(library, "TF_" #name, (void *)&tf.name, error, error_bytes)) \
         return false;

@@ -1,6 +1,6 @@
-/* TensorFlow's C API as far as operations need it (tensorflow/c/ops.h, kernels.h, tf_tensor.h, tf_status.h), declared here and
- * looked up in the running process. So the library is built without TensorFlow, and one build of it serves every version that
- * has these functions. */
+/* The functions of TensorFlow's C API that the operations need (tensorflow/c/ops.h, kernels.h, tf_tensor.h, tf_status.h). They
+ * are declared here and looked up in the running process. So the library is built without TensorFlow, and one build works with
+ * every version that has these functions. */
 #ifndef SHOAL_TENSORFLOW_TF_API_H
 #define SHOAL_TENSORFLOW_TF_API_H
 
@@ -114,7 +114,7 @@ struct tf_api {
 /* The functions, once tf_api_load has returned true. */
 extern struct tf_api tf;
 
-/* Finds all functions in the TensorFlow of this process. Otherwise one line in error says what is missing. */
+/* Finds all functions in the TensorFlow of this process. Returns false with one line in `error` if something is missing. */
 bool tf_api_load(char *error, size_t error_bytes);
 
 #endif

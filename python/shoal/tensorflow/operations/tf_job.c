@@ -10,10 +10,10 @@
 #include "world.h"
 
 #define BUCKETS 256
-#define HANDLE_ALIGNMENT 64 /* TensorFlow would copy from less */
+#define HANDLE_ALIGNMENT 64 /* with less alignment TensorFlow would copy */
 #define NAME_BYTES 96
 
-/* A finish that waits. */
+/* A finish operation that waits for a job. */
 struct waiter {
     struct waiter *next;
     TF_OpKernelContext *context;
@@ -35,11 +35,11 @@ struct job {
     TF_Tensor *tensors[];
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all below, and of the fields of jobs but tensors */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all below, and the fields of jobs except tensors */
 static pthread_cond_t has_ended = PTHREAD_COND_INITIALIZER;
 static struct job *buckets[BUCKETS];
 static uint64_t jobs_made;
-static struct job *first_to_end, **last_to_end = &first_to_end; /* whose requests are done */
+static struct job *first_to_end, **last_to_end = &first_to_end; /* the jobs whose requests are done */
 static bool has_thread;
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
@@ -161,7 +161,7 @@ void job_end(struct job *job, enum shoal_status status, const char *text)
     }
 }
 
-/* What job_end_later was given, on the thread that ends jobs. */
+/* Ends a job with the arguments of job_end_later, on the thread that ends jobs. */
 static void end_and_release(struct job *job, enum shoal_status status)
 {
     char text[JOB_TEXT_BYTES];
@@ -190,7 +190,8 @@ static void *end_jobs(void *unused)
     return unused;
 }
 
-/* With the lock. Where no thread can be had, the caller's ends jobs. */
+/* Starts the thread that ends jobs. Returns false if that fails; the calling thread then ends the job. Call it with the
+ * lock. */
 static bool ensure_thread(void)
 {
     pthread_t thread;
@@ -218,7 +219,7 @@ void job_end_later(struct job *job, enum shoal_status status, const char *text)
         end_and_release(job, status);
 }
 
-/* On the thread that makes progress. */
+/* Runs on the thread that makes progress. */
 static void request_done(void *arg, enum shoal_status status)
 {
     job_end_later(arg, status, NULL);
@@ -237,7 +238,7 @@ void job_follow(struct job *job, struct shoal_request *request)
 
 /* ---- Waiting ------------------------------------------------------------------------------------------------------------- */
 
-/* Whether the job will run the waiter. */
+/* Returns true if the job will run the waiter. */
 static bool enqueue(struct job *job, struct waiter *waiter)
 {
     pthread_mutex_lock(&lock);

@@ -1,5 +1,5 @@
-/* Makes the operations known to TensorFlow, when the library is loaded. Python reads with shoal_tensorflow_problem whether it
- * did. */
+/* Registers the operations with TensorFlow when the library is loaded. Python calls shoal_tensorflow_problem to check the
+ * result. */
 #include <stdio.h>
 
 #include "averager.h"
@@ -9,7 +9,7 @@
 
 #define WORDS_MAX 8
 
-/* Why nothing was registered; "" where all was. */
+/* Why nothing was registered; "" if all was. */
 static char problem[256];
 
 __attribute__((visibility("default"))) const char *shoal_tensorflow_problem(void);
@@ -39,7 +39,7 @@ static void copy_shapes(TF_ShapeInferenceContext *context, int count, TF_Status 
     }
 }
 
-/* N inputs; N outputs like them, and a handle. */
+/* Inputs: N tensors. Outputs: N tensors of the same shapes, and a handle. */
 static void shape_of_start(TF_ShapeInferenceContext *context, TF_Status *status)
 {
     const int count = (int)tf.ShapeInferenceContextNumInputs(context);
@@ -47,13 +47,13 @@ static void shape_of_start(TF_ShapeInferenceContext *context, TF_Status *status)
     set_scalar(context, count, status);
 }
 
-/* N inputs and a handle; N outputs like them. */
+/* Inputs: N tensors and a handle. Outputs: N tensors of the same shapes. */
 static void shape_of_finish(TF_ShapeInferenceContext *context, TF_Status *status)
 {
     copy_shapes(context, (int)tf.ShapeInferenceContextNumInputs(context) - 1, status);
 }
 
-/* Python knows more of these. */
+/* Leaves the shapes unknown; Python sets what is known of them. */
 static void shape_unknown(TF_ShapeInferenceContext *context, TF_Status *status)
 {
     tf.ShapeInferenceContextSetUnknownShape(context, status);
@@ -73,7 +73,7 @@ struct operation {
     const char *attributes[WORDS_MAX];
     bool is_stateful;
     tf_shape_fn shape;
-    tf_compute_fn compute; /* one of these two */
+    tf_compute_fn compute; /* compute or compute_async is set */
     tf_compute_async_fn compute_async;
 };
 
@@ -94,8 +94,8 @@ static const struct operation operations[] = {
      shape_of_start,
      broadcast_start,
      NULL},
-    /* rows: of each rank, as one number or as the tensor's rank and its first dimensions, which must agree but for the first.
-     * Without any, all ranks have tensors of one shape, which the result has one after the other. */
+    /* The input "rows" describes each rank, either by its number of rows or by its tensor's rank and first dimensions, which
+     * must agree except for the first one. If it is empty, all ranks have tensors of one shape, and the result stacks them. */
     {"ShoalAllgatherStart",
      {"input: T", "rows: int64"},
      {"pending: T", "handle: int64"},
@@ -149,7 +149,7 @@ static void define(const struct operation *operation, TF_Status *status)
         tf.OpDefinitionBuilderAddInput(builder, operation->inputs[i]);
     for (int i = 0; i < WORDS_MAX && operation->outputs[i]; i++)
         tf.OpDefinitionBuilderAddOutput(builder, operation->outputs[i]);
-    if (operation->is_stateful) /* TensorFlow 2.16 to 2.21 take a false for true */
+    if (operation->is_stateful) /* TensorFlow 2.16 to 2.21 treat false as true */
         tf.OpDefinitionBuilderSetIsStateful(builder, true);
     tf.OpDefinitionBuilderSetShapeInferenceFunction(builder, operation->shape);
     tf.RegisterOpDefinition(builder, status);

@@ -134,11 +134,11 @@ class ShoalBackend : public Poster {
             check_parts(rows[i], inputs[i].scalar_type());
             check_equal(rows[i], inputs[i]);
         }
-        if (inputs.size() == 1) // the call that both shims make of it
+        if (inputs.size() == 1) // both shims make this call of it
             return allgather(rows, inputs, o);
         Operands operands;
         std::vector<shoal_tensor> parts;
-        for (size_t i = 0; i < inputs.size(); i++) // as bytes: they may have different types
+        for (size_t i = 0; i < inputs.size(); i++) // moved as bytes, as the types may differ
             parts.push_back({operands.input(inputs[i]), operands.output(rows[i]), inputs[i].nbytes()});
         operands.outputs.clear(); // in the caller's order
         for (const Tensors &list : outputs)
@@ -150,11 +150,11 @@ class ShoalBackend : public Poster {
     {
         TORCH_CHECK_VALUE(!inputs.empty() && outputs.size() == inputs.size(), "shoal: ", outputs.size(), " outputs for ",
                           inputs.size(), " inputs");
-        if (inputs.size() == 1) // the call that both shims make of it
+        if (inputs.size() == 1) // both shims make this call of it
             return _allgather_base(outputs[0], inputs[0], o);
         Operands operands;
         std::vector<shoal_tensor> parts;
-        for (size_t i = 0; i < inputs.size(); i++) { // as bytes: they may have different types
+        for (size_t i = 0; i < inputs.size(); i++) { // moved as bytes, as the types may differ
             check_gathered(outputs[i], inputs[i]);
             parts.push_back({operands.input(inputs[i]), operands.output(outputs[i]), inputs[i].nbytes()});
         }
@@ -272,7 +272,7 @@ class ShoalBackend : public Poster {
         void *source = operands.input(input), *dest = operands.output(output);
         return start(c10d::OpType::ALLTOALL_BASE, "shoal:all_to_all_single", input, o, std::move(operands),
                      [&](auto *comm, auto *options, auto *out) {
-                         // also where splits are even: other ranks may have spelt theirs out
+                         // Calls alltoallv even if the splits are even: other ranks may have passed explicit splits.
                          return shoal_alltoallv_post(comm, source, gives.data(), nullptr, dest, takes.data(), nullptr,
                                                      moved.type, options, out);
                      });
@@ -294,7 +294,7 @@ class ShoalBackend : public Poster {
                      });
     }
 
-    // Of the hosts. A rank comes to it when its current streams have, on devices that the group has served.
+    // A barrier of the processes. First waits for the current streams of the devices that the group has served.
     Ref<c10d::Work> barrier(const c10d::BarrierOptions &o) override
     {
         {
@@ -305,7 +305,7 @@ class ShoalBackend : public Poster {
                      [](auto *comm, auto *options, auto *out) { return shoal_barrier_post(comm, options, out); });
     }
 
-    // The library's barrier names who is missing when its deadline passes.
+    // If its deadline passes, the library's barrier names the ranks that are missing.
     void monitoredBarrier(const c10d::BarrierOptions &o, bool) override
     {
         barrier(o)->wait(kNoTimeout);
@@ -330,7 +330,8 @@ class ShoalBackend : public Poster {
 
     // ---- memory ----
 
-    // DDP's buckets. DDP expects real numbers for complex gradients, twice as many, as it makes of buckets in memory of its own.
+    // Allocates DDP's buckets. For complex gradients DDP expects real numbers, two for each, as in the buckets that it
+    // allocates itself.
     at::Tensor allocateTensor(long size, at::TensorOptions options)
     {
         const auto type = c10::typeMetaToScalarType(options.dtype());
@@ -339,7 +340,7 @@ class ShoalBackend : public Poster {
         return allocate(2 * size, options.dtype(c10::toRealValueType(type)));
     }
 
-    // Ordinary memory where there is no shared memory, which the library has logged.
+    // Returns ordinary memory if there is no shared memory; the library has logged why.
     at::Tensor allocate(long size, at::TensorOptions options)
     {
         const auto type = c10::typeMetaToScalarType(options.dtype());
@@ -349,12 +350,12 @@ class ShoalBackend : public Poster {
         try {
             return shared_bytes(group_->context(), bytes).view(type);
         } catch (const c10::OutOfMemoryError &) {
-            refused_ = bytes; // and not tried again in each step
+            refused_ = bytes; // so that later steps do not try again
             return at::empty({size}, options);
         }
     }
 
-    // Of the CPU, which has no number.
+    // Returns true for the CPU only, which has no device number.
     bool supportsTensorAlloc(c10::DeviceIndex device)
     {
         return device < 0;
@@ -362,7 +363,7 @@ class ShoalBackend : public Poster {
 
     // ---- life ----
 
-    // Over the ranks of this group that are named, in that order, who all call it; no group for the others.
+    // Makes a group of the named ranks of this group, in that order. They all call it. Returns no group on other ranks.
     Ref<c10d::Backend> split(const Ref<c10d::Store> &store, const std::vector<int> &ranks, const Ref<Options> &options)
     {
         const auto mine = std::find(ranks.begin(), ranks.end(), rank_);

@@ -1,4 +1,4 @@
-// What a group of torch has of the library: a communicator, shared memory, and its errors as exceptions of torch.
+// What a group of torch uses of the library: a communicator, shared memory, and errors turned into torch's exceptions.
 #pragma once
 
 #include <unistd.h>
@@ -26,13 +26,13 @@ std::string failure_text(const shoal_context *context, const shoal_comm *comm, s
     return shoal_status_text(status);
 }
 
-// A deadline of torch's as the library wants it, which takes 0 for a default of its own.
+// Converts torch's deadline to milliseconds for the library, for which 0 means its own default.
 uint32_t deadline_ms(milliseconds timeout)
 {
     return static_cast<uint32_t>(std::clamp<int64_t>(timeout.count(), 1, UINT32_MAX - 1));
 }
 
-// Bytes in memory that the host's other ranks map. Freed with the last tensor that views it.
+// Allocates bytes in memory that the other ranks of the host can map. They are freed with the last tensor that views them.
 at::Tensor shared_bytes(shoal_context *context, int64_t bytes)
 {
     WithoutGil released;
@@ -61,7 +61,7 @@ class Communicator {
         close();
     }
 
-    // The library frees a communicator only when no call is inside: calls share the lock.
+    // The library may free a communicator only when no call is inside it: calls share this lock.
     template <class Call>
     auto with(Call call)
     {
@@ -72,7 +72,7 @@ class Communicator {
 
     void close()
     {
-        if (!is_own()) // it may have inherited the lock from a thread that it has not
+        if (!is_own()) // the child may have inherited a lock that a thread of the parent holds
             return;
         WithoutGil released;
         std::unique_lock<std::shared_mutex> lock(mutex_);
@@ -83,7 +83,7 @@ class Communicator {
         comm_ = nullptr;
     }
 
-    // Not under the lock: who is inside a call is to be woken.
+    // Does not take the lock, because abort has to wake the threads that are inside a call.
     void abort()
     {
         WithoutGil released;
@@ -103,7 +103,7 @@ class Communicator {
         return failure.text + place_in_job(failure.rank);
     }
 
-    // Not so in a forked child.
+    // Returns false in a forked child.
     bool is_own() const
     {
         return owner_ == getpid();
@@ -114,7 +114,7 @@ class Communicator {
         return context_;
     }
 
-    // Ranks of the group as ranks of the job.
+    // Converts ranks of the group to ranks of the job.
     std::vector<int64_t> ranks_of(const std::vector<int> &own) const
     {
         std::vector<int64_t> ranks;
@@ -124,7 +124,7 @@ class Communicator {
     }
 
   private:
-    // Ranks in a group's messages are the group's own.
+    // Returns text that names a rank's number in the job: messages of a group contain the group's ranks.
     std::string place_in_job(int rank) const
     {
         if (rank < 0 || static_cast<size_t>(rank) >= ranks_.size() || ranks_[rank] == rank)
@@ -141,7 +141,7 @@ class Communicator {
     std::string last_text_;
 };
 
-// Programs look for these words in what a back-end throws.
+// Programs search the exceptions of a back-end for these words.
 const char *timed_out(shoal_status status)
 {
     return status == SHOAL_ERR_TIMEOUT ? "timed out: " : "";

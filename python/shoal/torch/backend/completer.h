@@ -14,20 +14,22 @@
 
 namespace {
 
-// What completes the futures of one work. Made before the work can end, so that nothing has to be allocated then.
+// Completes the futures of one work. It is made before the work can end, so that the end allocates nothing.
 struct Completion {
     virtual ~Completion() = default;
     virtual void run() = 0;
-    Completion *next = nullptr; // of those that a completer has
+    Completion *next = nullptr; // the next in the completer's queue
 };
 
-// Runs what completes futures, on threads of its own: their callbacks may be long, may want the GIL, and may wait for other
-// works whose futures are completed here. So there is one more thread than are busy. From kMany threads on another one starts
-// only when the first in the queue has waited for kStall, as most that are busy then wait for the GIL. A thread that has had
-// nothing to do for kIdle ends, except the last.
+// Completes futures on threads of its own. Their callbacks may run long, may need the GIL, and may wait for other works whose
+// futures are completed here. So there is always one more thread than are busy.
+//
+// With kMany threads or more, another one starts only if the head of the queue has waited for kStall, because most busy threads
+// then wait for the GIL. A thread that is idle for kIdle ends, except the last one.
 class Completer {
   public:
-    // The process's. A forked child has none of its parent's threads, and may have its locks: it begins anew.
+    // The completer of this process. A forked child makes a new one: it has none of the parent's threads, and may have
+    // inherited held locks.
     static Completer &instance()
     {
         static std::atomic<Completer *> current{nullptr};
@@ -50,7 +52,8 @@ class Completer {
             start();
     }
 
-    // After prepare. Becomes the owner of a completion. After finish it is not run, and what it holds is never freed: Python ends.
+    // Queues a completion and takes ownership of it. Call prepare first. After finish, it neither runs nor frees the
+    // completion, because Python is ending.
     void push(Completion *completion) noexcept
     {
         std::lock_guard<std::mutex> lock(mutex_);
@@ -66,12 +69,13 @@ class Completer {
                 std::thread([this] { watch(); }).detach();
                 is_watched_ = true;
             }
-        } catch (...) { // neither threads nor memory are to be had: a thread that is busy comes to it later
+        } catch (...) { // no thread or memory is available: a busy thread runs it later
         }
         wake_.notify_one();
     }
 
-    // Before Python ends: a thread of ours that came back to it afterwards would end the process badly. Waits for what runs.
+    // Called before Python ends, because a thread that returns to Python afterwards would crash the process. Waits for running
+    // callbacks.
     void finish()
     {
         WithoutGil released;
@@ -84,7 +88,7 @@ class Completer {
     void start()
     {
         std::thread([this] { serve(); }).detach();
-        threads_++; // it counts from here on, as it comes to what waits once it runs
+        threads_++; // counted from here on: it will take from the queue once it runs
     }
 
     void serve()
@@ -101,14 +105,14 @@ class Completer {
             busy_++;
             lock.unlock();
             completion->run();
-            completion.reset(); // what it holds may be Python's
+            completion.reset(); // it may hold objects of Python
             lock.lock();
             busy_--;
             done_.notify_all();
         }
     }
 
-    // If the queue does not move, busy threads may be waiting for its completions.
+    // If the queue does not move, the busy threads may be waiting for completions in it.
     void watch()
     {
         std::unique_lock<std::mutex> lock(mutex_);
@@ -142,7 +146,7 @@ class Completer {
     std::mutex mutex_;
     std::condition_variable wake_, done_;
     Completion *first_ = nullptr, **last_ = &first_;
-    size_t waiting_ = 0, threads_ = 0, busy_ = 0; // completions that no thread has; threads, and those that have one
+    size_t waiting_ = 0, threads_ = 0, busy_ = 0; // queued completions; threads; busy threads
     bool is_finished_ = false, is_watched_ = false;
 };
 

@@ -1,4 +1,4 @@
-// Python's lock and its signals, for threads that wait in the library.
+// Python's global lock (GIL) and its signals, for threads that wait in the library.
 #pragma once
 
 #include <sys/syscall.h>
@@ -13,7 +13,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Gives the GIL back while it lives, if this thread has it.
+// Releases the GIL for its lifetime, if this thread holds it.
 class WithoutGil {
   public:
     WithoutGil()
@@ -26,10 +26,10 @@ class WithoutGil {
     std::optional<pybind11::gil_scoped_release> released_;
 };
 
-// Between two looks at signals; Ctrl-C is to be felt within a tenth of a second.
+// Time between two checks for signals, so that Ctrl-C takes effect within a tenth of a second.
 constexpr milliseconds kSlice{50};
 
-// Runs Python's signal handlers where they may run, on the main thread; throws what they raised.
+// Runs Python's signal handlers, which run on the main thread only. Throws what they raise.
 void raise_signals()
 {
     if (!Py_IsInitialized() || syscall(SYS_gettid) != getpid())

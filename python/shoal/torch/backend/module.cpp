@@ -1,17 +1,18 @@
 // Shoal as a back-end of torch.distributed: a c10d::Backend over the C library's public header.
 //
-// It maps types, keeps tensors alive, completes works and writes error texts; everything else is shoal.h's. Contexts and
-// communicators are made in Python (_communicator.py), as for the other shim. Compiled against the
-// user's torch by _compile.py; overrides only what torch 2.4 has, and what later versions added is declared without `override`.
+// It maps types, keeps tensors alive, completes works and writes error texts; the library does everything else. Contexts and
+// communicators are made in Python (_communicator.py), as for the other shim. _compile.py compiles it against the user's torch.
+// It overrides only what torch 2.4 has; methods that later versions added are declared without `override`.
+//
 // The parts are headers that only this file includes, because torch's own headers take most of the minute of compiling:
 //
 //     gil.h, types.h <---- communicator.h <-.
 //     gil.h <- completer.h <----------------- work.h <- poster.h <- backend.h <- module.cpp
 //     streams.h, types.h <---- operands.h <-'
 //
-// Threads. Every method may be called from any thread. No lock of the library is ever waited for while the GIL is held, as the
-// thread that drives may free tensors that belong to Python. Callbacks of futures may wait for other works, so they never
-// run on the driving thread: see Completer.
+// Threads. Any thread may call any method. No thread waits for a lock of the library while it holds the GIL, because the
+// driving thread may free tensors that belong to Python. Callbacks of futures may wait for other works, so they never run on
+// the driving thread: see Completer.
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -19,7 +20,7 @@
 
 namespace {
 
-// The back-end over a communicator that shoal.torch made; addresses come as numbers. The communicator becomes the back-end's.
+// Makes the back-end over a communicator that shoal.torch made, and takes ownership of it. Addresses are passed as numbers.
 Ref<c10d::Backend> create(uintptr_t context, uintptr_t comm, int rank, int size, milliseconds timeout, std::string name,
                           std::vector<int64_t> ranks)
 {
@@ -34,7 +35,7 @@ at::Tensor empty(uintptr_t context, int64_t bytes)
     return shared_bytes(reinterpret_cast<shoal_context *>(context), bytes);
 }
 
-// Bytes of a device's memory; owner keeps them until the last tensor has gone that views them.
+// Bytes of a device's memory. `owner` keeps them until the last tensor that views them is gone.
 at::Tensor bytes_at(uintptr_t address, int64_t count, at::Device device, pybind11::object owner)
 {
     auto *held = new pybind11::object(std::move(owner));
@@ -59,7 +60,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module)
     module.def("create", &create, "The back-end of a group over its communicator.", pybind11::arg("context"),
                pybind11::arg("comm"), pybind11::arg("rank"), pybind11::arg("size"), pybind11::arg("timeout"),
                pybind11::arg("name"), pybind11::arg("ranks"));
-    // Python, as FSDP2, gets the type that it asks for, complex too; DDP calls allocateTensor in C++.
+    // Python callers, such as FSDP2, get the type that they ask for, also complex types. DDP calls allocateTensor in C++.
     pybind11::class_<ShoalBackend, c10d::Backend, Ref<ShoalBackend>>(module, "ShoalBackend")
         .def(
             "allocate_tensor",

@@ -1,5 +1,6 @@
-// Tensors as the library wants them: what is refused, what is copied to lie in one vector, and what is copied back.
-// _operands.py does the same for the shim in Python: test_shims_alike.py holds both to one table of texts and numbers of copies.
+// Tensors in the form that the library needs: which are refused, which are copied into one vector, and which are copied back.
+// _operands.py does this for the shim in Python. test_shims_alike.py compares the error texts and the numbers of copies of
+// both.
 #pragma once
 
 #include <algorithm>
@@ -42,7 +43,7 @@ const Tensor &only(const Tensors &tensors)
     return tensors[0];
 }
 
-// Whether memory holds the elements as they are, in their order.
+// Returns true if memory holds the elements unchanged and in their order.
 bool is_plain(const Tensor &tensor)
 {
     return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
@@ -54,7 +55,7 @@ Tensor plain(const Tensor &tensor)
     return is_plain(tensor) ? tensor : at::empty(tensor.sizes(), tensor.options()).copy_(tensor);
 }
 
-// Whether tensors lie one behind another; those without elements lie anywhere.
+// Returns true if the tensors are adjacent in memory, in this order. The position of empty tensors does not matter.
 bool is_row(const Tensors &tensors)
 {
     const char *at = nullptr;
@@ -81,11 +82,11 @@ bool are_equal_lengths(const Tensors &tensors)
     return std::all_of(tensors.begin(), tensors.end(), [&](const Tensor &t) { return t.numel() == tensors[0].numel(); });
 }
 
-// The operands of one call: memory in the order that the library wants, whatever the tensors are like. Where they are not so,
-// copies serve; bring_back writes to the tensors what arrived in copies.
+// The operands of one call, as memory in the order that the library needs. Tensors in another order are copied; bring_back
+// copies the results into them.
 //
-// On a device the copies here are put on the current stream, as the caller's own kernels are; bring_back's go on the stream of
-// the guard that it is called under.
+// On a device the copies are put on the current stream, like the caller's own kernels. bring_back uses the stream of the guard
+// under which it is called.
 class Operands {
   public:
     void *input(const Tensor &tensor)
@@ -119,7 +120,7 @@ class Operands {
         return keep_copy(copy);
     }
 
-    // Where all operands lie, if not in memory of the host.
+    // Returns the device of all operands, or nothing if they are in host memory.
     std::optional<c10::Device> device() const
     {
         return place_ && !place_->is_cpu() ? place_ : std::nullopt;
@@ -127,7 +128,7 @@ class Operands {
 
     void bring_back()
     {
-        c10::InferenceMode inference; // no gradients, and tensors of inference may be written to
+        c10::InferenceMode inference; // records no gradients, and allows writes to inference tensors
         for (const auto &[tensors, copy] : copies_) {
             const Tensor row = copy.view(-1);
             int64_t at = 0;
@@ -137,7 +138,7 @@ class Operands {
             }
         }
     }
-    // Memory that torch knows to be used on other streams alone is not given to others before this one is through with it.
+    // Records the use on this stream, so that torch does not hand the memory to others before the stream has finished with it.
     void record_on(const c10::Stream &stream) const
     {
         const c10::impl::VirtualGuardImpl device(stream.device_type());
@@ -147,7 +148,7 @@ class Operands {
             for (const Tensor &tensor : tensors)
                 device.recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
     }
-    // The same for all memory that the library's copies may touch.
+    // Like record_on, but for all memory that the library's copies may touch.
     void record_all_on(const c10::Stream &stream) const
     {
         record_on(stream);
@@ -156,7 +157,7 @@ class Operands {
             device.recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
     }
 
-    // What the library may touch may go; what the caller asked for stays.
+    // Releases the memory that the library may touch, except the outputs that the caller asked for.
     void let_go()
     {
         alive_.clear();
@@ -208,13 +209,13 @@ class Operands {
         return row;
     }
 
-    std::optional<c10::Device> place_; // of the first operand, and so of all
-    Tensors alive_;                                  // the caller's
-    Tensors made_;                                   // copies of the caller's, and for outputs
-    std::vector<std::pair<Tensors, Tensor>> copies_; // what goes back: from a copy to tensors
+    std::optional<c10::Device> place_; // the device of the first operand, and so of all
+    Tensors alive_;                                  // the caller's tensors
+    Tensors made_;                                   // copies of the caller's tensors, and copies for outputs
+    std::vector<std::pair<Tensors, Tensor>> copies_; // copies, each with the tensors into which it is copied back
 };
 
-// Elements in each rank's part of a tensor that is cut along its first dimension; empty splits: into equal parts.
+// Returns the number of elements in each rank's part of a tensor cut along its first dimension. Empty splits mean equal parts.
 std::vector<size_t> split_counts(const Tensor &tensor, const std::vector<int64_t> &splits, int size, size_t factor)
 {
     const int64_t rows = tensor.dim() ? tensor.size(0) : 1;

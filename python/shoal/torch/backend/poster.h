@@ -1,4 +1,4 @@
-// Posting: what all calls of the back-end do alike, and what torch asks of it beside calls.
+// Posting: what all calls of the back-end have in common, and what torch asks of it besides calls.
 #pragma once
 
 #include <atomic>
@@ -22,7 +22,7 @@
 
 namespace {
 
-// torch 2.4 has asyncOp in some structs of options, later versions in all. Without it nobody knows: a work is waited for.
+// In torch 2.4 only some option structs have asyncOp; in later versions all do. Without it, the call counts as asynchronous.
 template <class Options, class = void>
 struct HasAsync : std::false_type {
 };
@@ -39,7 +39,7 @@ bool is_async(const Options &options)
         return true;
 }
 
-// A group's calls: their deadline, who waits for them, and those between startCoalescing and endCoalescing.
+// A group's calls: their deadlines, their waits, and the calls between startCoalescing and endCoalescing.
 class Poster : public c10d::Backend {
   public:
     Poster(std::shared_ptr<Communicator> group, int rank, int size, milliseconds timeout)
@@ -52,8 +52,8 @@ class Poster : public c10d::Backend {
         return "shoal";
     }
 
-    // Whether batch_isend_irecv is one work, which devices need. Where the machine has none, each message is a work, as over
-    // Gloo. A torch that was built for a device names it on every machine.
+    // Returns true if batch_isend_irecv is one work, which devices need. On a machine without a device each message is its own
+    // work, as over Gloo. (A torch built for a device reports that device on every machine.)
     bool supportsCoalescing() const
     {
         const std::optional<c10::DeviceType> type = at::getAccelerator();
@@ -63,7 +63,7 @@ class Poster : public c10d::Backend {
     void startCoalescing() override
     {
         std::lock_guard<std::mutex> lock(coalescing_mutex_);
-        coalesced_.emplace(); // anew where the last one was never ended: torch does not end it when an exception leaves it
+        coalesced_.emplace(); // replaces one that was never ended: torch does not end it after an exception
     }
 
     Ref<c10d::Work> endCoalescing() override
@@ -105,7 +105,7 @@ class Poster : public c10d::Backend {
     }
 
   protected:
-    // Messages come without options; whether they will be waited for at once nobody knows.
+    // Messages come without options, so it is unknown whether the caller waits for them at once.
     struct Message {
         milliseconds timeout = c10d::kUnsetTimeout;
     };
@@ -117,7 +117,7 @@ class Poster : public c10d::Backend {
         return start(type, title, inputs, o, std::move(operands), 1, post);
     }
 
-    // Posts a call; waits for it where the caller would do so at once. On a device nobody waits: the current stream does.
+    // Posts a call and, if it is synchronous, waits for it. On a device the current stream waits, not the host.
     template <class Options, class Post>
     Ref<c10d::Work> start(c10d::OpType type, const char *title, at::TensorList inputs, const Options &o, Operands operands,
                           double scale, Post post)
@@ -141,7 +141,7 @@ class Poster : public c10d::Backend {
         shoal_request *request = nullptr;
         const shoal_status status = group_->with([&](shoal_comm *comm) { return post(comm, &options, &request); });
         if (status != SHOAL_OK && stream)
-            outcome->operands.record_all_on(*stream); // some of the library's copies may be under way
+            outcome->operands.record_all_on(*stream); // some of the library's copies may be in progress
         if (status != SHOAL_OK)
             throw_status(*group_, title, status);
         work->posted(request);
@@ -155,9 +155,9 @@ class Poster : public c10d::Backend {
         return work;
     }
 
-    // Sends or receives a tensor. Several on a device between startCoalescing and endCoalescing are posted together at the end:
-    // one behind another on a stream, they could wait for each other. An exception ends the coalescing: torch calls no
-    // endCoalescing then, and later messages would be listed and never sent.
+    // Sends or receives a tensor. Messages on a device between startCoalescing and endCoalescing are posted together at the
+    // end: one after another on a stream, they could wait for each other. An exception ends the coalescing, because torch then
+    // calls no endCoalescing, and later messages would be listed but never sent.
     Ref<c10d::Work> message(c10d::OpType type, const char *title, const Tensors &tensors, int peer, int tag)
     {
         try {
@@ -183,7 +183,7 @@ class Poster : public c10d::Backend {
         Operands operands; // of the messages
     };
 
-    // Lists a message for endCoalescing; false where it is to be posted at once.
+    // Adds a message to the list for endCoalescing. Returns false if it has to be posted at once.
     bool list(c10d::OpType type, const Tensor &tensor, int peer, int tag)
     {
         std::lock_guard<std::mutex> lock(coalescing_mutex_);

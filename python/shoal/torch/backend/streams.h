@@ -1,11 +1,11 @@
-// Calls whose tensors lie on a device: the streams that order them. On torch's classes for devices of any kind, so that nothing
-// here knows CUDA, but for CudaStreams where torch is old; which memory can be served is the library's to say.
+// The streams that order calls whose tensors are on a device. It uses torch's classes for any kind of device, so nothing here
+// depends on CUDA, except CudaStreams for old versions of torch. The library decides which memory it can serve.
 //
 //     caller's current stream | kernels | begun |   more kernels   | wait(): waits for end | kernels that read |
 //                                           v                                 ^
 //     work stream of the group              | the library's copies | copies back | end |
 //
-// An asynchronous call goes on a work stream of its group, another one on the current stream itself, as over NCCL.
+// An asynchronous call uses a work stream of its group; a synchronous one uses the current stream itself, as over NCCL.
 #pragma once
 
 #include <dlfcn.h>
@@ -26,7 +26,7 @@
 
 namespace {
 
-// c10::Stream has methods for the driver's own handle of a stream, and for whether a graph is captured on it, since torch 2.13.
+// Since torch 2.13, c10::Stream has methods that return the driver's handle of a stream and whether a graph is captured on it.
 template <class Stream, class = void>
 struct TellsHandle : std::false_type {
 };
@@ -35,8 +35,8 @@ struct TellsHandle<Stream, std::void_t<decltype(std::declval<const Stream>().nat
                                        decltype(std::declval<const Stream>().is_capturing())>> : std::true_type {
 };
 
-// Before, only c10::cuda::CUDAStream has them, whose header needs CUDA's own. So its method is looked up in torch's library by
-// name (such a stream has one member, a c10::Stream), and the driver is asked about captures.
+// Before torch 2.13 only c10::cuda::CUDAStream has them, and its header needs CUDA's headers. So its method is looked up by
+// name in torch's library (a CUDAStream has one member, a c10::Stream), and the driver is asked about captures.
 struct CudaStreams {
     using Handle = void *(const c10::Stream *);          // CUDAStream::stream() const
     using IsCapturing = int(void *stream, int *capture); // cuStreamIsCapturing; capture: 0 is none
@@ -50,7 +50,7 @@ struct CudaStreams {
         return is_capturing(handle(&stream), &capture) == 0 && capture != 0;
     }
 
-    // Not before a tensor is on a device of CUDA's: then torch has loaded both.
+    // Call this only once a tensor is on a CUDA device: torch has then loaded both libraries.
     static const CudaStreams &instance()
     {
         static const CudaStreams streams;
@@ -81,7 +81,7 @@ void check_tells_handles(const c10::Device &device, const char *what)
                                 ": use torch 2.13 or newer, or \"cpu:shoal,cuda:nccl\"");
 }
 
-// The driver's handle of a stream, for shoal_options.
+// Returns the driver's handle of a stream, for shoal_options.
 template <class Stream>
 void *handle_of(const Stream &stream)
 {
@@ -100,7 +100,7 @@ bool is_captured(const Stream &stream)
         return CudaStreams::instance().is_captured(stream);
 }
 
-// Whether memory of such devices may be known to a driver that the library knows. Others' would be taken for the host's.
+// Returns true if the library may know the driver of such devices. Memory of other devices would be mistaken for host memory.
 bool is_served(c10::DeviceType type)
 {
 #ifdef SHOAL_TORCH_ROCM
@@ -124,9 +124,9 @@ c10::Stream current_stream(c10::Device device)
     return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
 
-// A group's work streams. Messages each way have one of their own: who sends first and receives then must not wait behind a
-// peer that does the same. For the same reason groups of a process share none while torch, whose streams come in turn from a
-// small pool, has others.
+// A group's work streams. Sends and receives each have one of their own: a rank that sends first and then receives must not
+// wait behind a peer that does the same. For the same reason, groups of a process share no stream as long as torch's small
+// pool, which hands out its streams in turn, has others.
 class WorkStreams {
   public:
     WorkStreams() = default;
@@ -139,7 +139,7 @@ class WorkStreams {
             taken.erase(std::find(taken.begin(), taken.end(), entry.stream));
     }
 
-    // The host waits for what is on the current streams of the devices that the group has served.
+    // The host waits for the current streams of the devices that the group has served.
     void wait_for_current()
     {
         std::unique_lock<std::mutex> lock(mutex);
@@ -149,7 +149,7 @@ class WorkStreams {
             current_stream(device).synchronize();
     }
 
-    // The stream of a call: the current one, or a work stream that comes after all that is on it.
+    // Returns the stream of a call: the current one, or a work stream that continues after the work on the current one.
     c10::Stream enter(c10::Device device, c10d::OpType type, bool is_at_once)
     {
         const c10::Stream current = current_stream(device);
@@ -205,7 +205,7 @@ class WorkStreams {
         return stream;
     }
 
-    static constexpr int kPool = 32; // streams of CUDA's
+    static constexpr int kPool = 32; // size of torch's pool of CUDA streams
     inline static std::mutex mutex;
     inline static std::vector<c10::Stream> taken; // by groups of this process
     std::vector<Entry> entries_;

@@ -1,4 +1,4 @@
-// torch's types and operators as the library's. _operands.py does the same for the shim in Python.
+// Converts torch's types and operators to the library's. _operands.py does this for the shim in Python.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 namespace {
 
-// As users write it: torch.int16.
+// The name as users write it: torch.int16.
 std::string name_of(at::ScalarType type)
 {
     pybind11::gil_scoped_acquire gil;
@@ -36,15 +36,15 @@ std::optional<shoal_type> arithmetic_type(at::ScalarType type)
     }
 }
 
-// The type of bytes that are elements of a type of torch's, which ranks compare as well.
+// The type of the bytes of such elements. It carries torch's type as a tag, so that ranks with different types are detected.
 shoal_type as_bytes(at::ScalarType scalar)
 {
     return SHOAL_TYPE_TAGGED(SHOAL_UINT8, static_cast<int>(scalar) + 1);
 }
 
-constexpr int kSeveral = 128, kSeveralEnd = 256; // tags of tensors of several types
+constexpr int kSeveral = 128, kSeveralEnd = 256; // range of tags for tensors of several types
 
-// The type in which the bytes of several tensors travel.
+// Returns the type in which the bytes of several tensors travel.
 shoal_type moved_together(at::TensorList tensors)
 {
     const at::ScalarType first = tensors[0].scalar_type();
@@ -57,7 +57,7 @@ shoal_type moved_together(at::TensorList tensors)
     return is_one ? as_bytes(first) : SHOAL_TYPE_TAGGED(SHOAL_UINT8, kSeveral + digest);
 }
 
-// A text of the library, which knows tags by their numbers.
+// Replaces the numbers of tags in the library's text by torch's names of types.
 std::string in_words_of_torch(std::string text)
 {
     static constexpr char kTagged[] = "uint8 tagged ";
@@ -70,10 +70,10 @@ std::string in_words_of_torch(std::string text)
     return text;
 }
 
-// What is moved only: the library's types, and for all others bytes in as many parts as an element has.
+// The type of elements that are only moved: the library's type if it has one, else bytes, several for each element.
 struct Moved {
     shoal_type type;
-    size_t factor; // of the library's elements in one of torch's
+    size_t factor; // the library's elements in one of torch's
 
     explicit Moved(at::ScalarType scalar)
     {
@@ -109,7 +109,7 @@ shoal_op operator_of(c10d::ReduceOp::RedOpType op)
     }
 }
 
-// A truth value is a byte of 0 or 1: a sum of such is "or", a product "and".
+// A truth value is a byte of 0 or 1: their sum is "or", their product "and".
 shoal_op truth_operator(shoal_op op)
 {
     switch (op) {

@@ -1,4 +1,4 @@
-// What a call of torch returns: its end, its errors, its future; and several such as one.
+// What a call of torch returns: its completion, its errors, its future. Several calls can be joined into one.
 #pragma once
 
 #include <atomic>
@@ -29,7 +29,7 @@ template <class T>
 using Ref = c10::intrusive_ptr<T>;
 using Clock = std::chrono::steady_clock;
 
-// SHOAL_TORCH_BLOCKING_WAIT=1: work.wait() of a call on a device blocks the host, too.
+// With SHOAL_TORCH_BLOCKING_WAIT=1, work.wait() of a call on a device also blocks the host.
 bool waits_block()
 {
     const char *value = std::getenv("SHOAL_TORCH_BLOCKING_WAIT");
@@ -40,7 +40,7 @@ bool waits_block()
     return *value == '1';
 }
 
-// What getFutureResult gives, as over NCCL (c10d::WorkResult, which older torch lacks).
+// The value of getFutureResult, as over NCCL (c10d::WorkResult, which older versions of torch lack).
 enum class Result : int64_t { SUCCESS = 0, TIMEOUT = 1, COMM_ERROR = 2 };
 
 Ref<c10::ivalue::Future> future_of_tensors(std::vector<c10::Device> devices = {})
@@ -48,7 +48,7 @@ Ref<c10::ivalue::Future> future_of_tensors(std::vector<c10::Device> devices = {}
     return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), std::move(devices));
 }
 
-// What a work and the end of its request share. Outlives a work that is dropped before its request is done.
+// State that a work shares with the end of its request. It outlives a work that is dropped before its request is done.
 struct Outcome {
     std::shared_ptr<Communicator> group;
     const char *title;
@@ -58,20 +58,20 @@ struct Outcome {
     Result result = Result::SUCCESS;
     std::function<void()> profile_end;
 
-    // Set when a call on a device has been posted: its stream, its end there, and an error of the copies that follow it.
+    // Set when a call on a device has been posted: its stream, its end there, and an error of the copies after it.
     std::optional<c10::Stream> stream;
     std::optional<c10::Event> end;
     std::exception_ptr error_on_stream;
 
-    std::mutex mutex; // of all below
+    std::mutex mutex; // guards all below
     bool holds_tensors = true;
     Ref<c10::ivalue::Future> future, future_result;
     bool is_future_complete = false, is_result_complete = false;
 
-    // Once, on whichever thread learns of the end first; the others wait for it.
+    // Runs once, on the thread that learns of the end first; other threads wait for it.
     void settle(shoal_status status)
     {
-        WithoutGil released; // another thread may be at it, and want the GIL
+        WithoutGil released; // another thread may be in here and need the GIL
         std::call_once(once, [&] {
             try {
                 if (status != SHOAL_OK)
@@ -91,9 +91,9 @@ struct Outcome {
         });
     }
 
-    // Puts on the stream what comes after the library's copies. The future is complete from here on: who uses it is ordered by
-    // the stream. An error of the copies is the future's. It is kept until somebody waits, as the other ranks count on this
-    // call.
+    // Puts the copies back on the stream, after the library's copies. The future is complete from here on, because the stream
+    // orders its users. An error of these copies becomes the future's error. It is not thrown before somebody waits, because
+    // the other ranks rely on this call.
     void follow(const c10::Stream &on)
     {
         stream = on;
@@ -116,7 +116,8 @@ struct Outcome {
             std::exchange(profile_end, nullptr)();
     }
 
-    // After a failure the library's copies may still be under way when the tensors are let go. The stream comes after them.
+    // After a failure the library's copies may still run when the tensors are released. This records the stream that comes
+    // after them.
     void keep_for_stream()
     {
         std::lock_guard<std::mutex> lock(mutex);
@@ -137,7 +138,7 @@ struct Outcome {
         return holds_tensors;
     }
 
-    // After settle. A callback may come here again.
+    // Call this after settle. A callback may call it again.
     void complete_futures()
     {
         WithoutGil released;
@@ -153,7 +154,7 @@ struct Outcome {
     }
 
   private:
-    // Once, on the thread that comes first; the others wait for it.
+    // Runs once, on the thread that comes first; other threads wait for it.
     template <class Mark>
     void complete(Ref<c10::ivalue::Future> Outcome::*member, bool Outcome::*is_taken, Mark mark)
     {
@@ -168,7 +169,7 @@ struct Outcome {
     }
 };
 
-// The end of a request, for its futures.
+// Runs when a request is done, and completes its futures.
 struct Ending : Completion {
     explicit Ending(std::shared_ptr<Outcome> of) : outcome(std::move(of))
     {
@@ -183,7 +184,7 @@ struct Ending : Completion {
     shoal_status status = SHOAL_PENDING;
 };
 
-// On the driving thread, in a frame of C: it throws nothing, and frees nothing, as tensors may be Python's.
+// Runs on the driving thread, in a frame of C. It throws nothing, and frees nothing, as the tensors may be Python's.
 void when_done(void *arg, shoal_status status) noexcept
 {
     auto *ending = static_cast<Ending *>(arg);
@@ -193,8 +194,8 @@ void when_done(void *arg, shoal_status status) noexcept
 
 class ShoalWork : public c10d::Work {
   public:
-    // Made before its operation is posted, as a profile counts from here on; then posted() follows. inputs: what a profile
-    // shows the shapes of; they are copied only where one is taken.
+    // Made before its operation is posted, because a profile counts from here on; posted() follows. A profile shows the shapes
+    // of `inputs`, which are copied only while one is recorded.
     ShoalWork(int rank, c10d::OpType type, std::shared_ptr<Outcome> outcome, at::TensorList inputs)
         : Work(rank, type, outcome->title, at::hasCallbacks() ? std::optional<Tensors>(inputs.vec()) : std::nullopt),
           outcome_(std::move(outcome))
@@ -209,7 +210,7 @@ class ShoalWork : public c10d::Work {
         is_posted_ = true;
     }
 
-    // After posted, of a call on a device.
+    // For a call on a device, after posted.
     void follow(const c10::Stream &stream)
     {
         outcome_->follow(stream);
@@ -222,18 +223,18 @@ class ShoalWork : public c10d::Work {
                 outcome_->profile_end();
             return;
         }
-        if (!outcome_->group->is_own()) // a thread of the parent may have held the library's locks
+        if (!outcome_->group->is_own()) // in a forked child a thread of the parent may have held the library's locks
             return;
         WithoutGil released;
         const shoal_status status = shoal_request_test(request_);
         if (status == SHOAL_PENDING && outcome_->must_be_kept())
-            keep(); // the tensors
+            keep(); // keeps the tensors
         else if (status != SHOAL_PENDING)
-            outcome_->settle(status); // it brings copies back, or keeps memory for the stream
+            outcome_->settle(status); // copies results back, or keeps memory for the stream
         shoal_request_free(request_);
     }
 
-    // On a device: what follows the library's part on the stream, too.
+    // On a device, this includes the work that follows the library's part on the stream.
     bool isCompleted() override
     {
         return is_settled() && (!outcome_->end || outcome_->error || outcome_->end->query());
@@ -259,7 +260,7 @@ class ShoalWork : public c10d::Work {
         wait(kNoTimeout);
     }
 
-    // On a device the current stream waits, and the host only where it is told to: with a timeout, or in blocking mode.
+    // On a device the current stream waits. The host waits only with a timeout or in blocking mode.
     bool wait(milliseconds timeout) override
     {
         if (!outcome_->stream)
@@ -270,11 +271,11 @@ class ShoalWork : public c10d::Work {
             wait_on_stream(timeout);
         else
             throw_known();
-        outcome_->let_go(); // memory that is used again on the current stream is used after this call
+        outcome_->let_go(); // memory reused on the current stream is then used after this call
         return true;
     }
 
-    // has_waited: a slice has passed already, and a signal may be there.
+    // has_waited: a slice has passed, so a signal may be pending.
     bool wait_on(milliseconds timeout, bool has_waited)
     {
         WithoutGil released;
@@ -292,7 +293,7 @@ class ShoalWork : public c10d::Work {
             check_left(left.count() > 0, timeout);
         }
         outcome_->settle(status);
-        outcome_->complete_futures(); // one that was taken before is done when this returns, as over other back-ends
+        outcome_->complete_futures(); // a future taken earlier is complete when this returns, as over other back-ends
         if (outcome_->error)
             std::rethrow_exception(outcome_->error);
         return true;
@@ -308,7 +309,7 @@ class ShoalWork : public c10d::Work {
         return future_in(&Outcome::future, [] { return future_of_tensors(); });
     }
 
-    // Complete once the request is done, also on a device: a Result.
+    // A future of a Result. It completes when the request is done, also on a device.
     Ref<c10::ivalue::Future> getFutureResult()
     {
         return future_in(&Outcome::future_result, [] { return c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get()); });
@@ -332,7 +333,7 @@ class ShoalWork : public c10d::Work {
             std::rethrow_exception(error);
     }
 
-    // The host waits for the request, and then for the copies back that follow it on the stream.
+    // The host waits for the request, then for the copies back that follow it on the stream.
     void wait_on_stream(milliseconds timeout)
     {
         const auto begun = Clock::now();
@@ -374,7 +375,7 @@ class ShoalWork : public c10d::Work {
     {
         try {
             listen();
-        } catch (const std::exception &) { // no thread or no memory is to be had; nobody will know when they can be freed
+        } catch (const std::exception &) { // no thread or memory is available: leak the tensors, as their end stays unknown
             (void)new std::shared_ptr<Outcome>(outcome_);
         }
     }
@@ -394,7 +395,7 @@ class ShoalWork : public c10d::Work {
     std::atomic<bool> is_listening_{false};
 };
 
-// The works between startCoalescing and endCoalescing, as one.
+// Joins the works between startCoalescing and endCoalescing.
 class JointWork : public c10d::Work {
   public:
     JointWork(int rank, std::vector<Ref<c10d::Work>> works) : Work(rank, c10d::OpType::COALESCED), works_(std::move(works))
@@ -439,8 +440,8 @@ class JointWork : public c10d::Work {
         wait(kNoTimeout);
     }
 
-    // Of the outputs of all works, in their order. The future of collectAll has no devices, so a stream that waits for it would
-    // wait for nothing: this one has those of the works.
+    // A future of the outputs of all works, in their order. The future of collectAll has no devices, so a stream that waited
+    // for it would wait for nothing. This one has the devices of the works.
     Ref<c10::ivalue::Future> getFuture() override
     {
         Futures parts;
@@ -454,7 +455,7 @@ class JointWork : public c10d::Work {
         const auto joint = future_of_tensors(std::move(devices));
         c10::collectAll(list)->addCallback([joint, parts, works = works_](c10::ivalue::Future &all) {
             try {
-                all.value(); // throws what one of them failed with
+                all.value(); // throws the error of one that failed
                 complete(*joint, parts, outputs_of(works));
             } catch (const std::exception &) {
                 joint->setError(std::current_exception());
@@ -466,7 +467,8 @@ class JointWork : public c10d::Work {
   private:
     using Futures = std::vector<Ref<c10::ivalue::Future>>;
 
-    // The future's events are recorded on streams of the pool, which wait for the parts, so the current streams need not.
+    // The future's events are recorded on streams of the pool, which wait for the parts, so that the current streams need not
+    // wait.
     static void complete(c10::ivalue::Future &joint, const Futures &parts, const Tensors &outputs)
     {
         std::vector<c10::Stream> streams;

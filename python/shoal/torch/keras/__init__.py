@@ -27,7 +27,7 @@ from . import callbacks  # noqa: E402,F401
 
 
 class _Averages:
-    """All gradients of one type as one all-reduce."""
+    """Averages all gradients of one type in one all-reduce."""
 
     @torch.no_grad()
     def average(self, gradients, variables):
@@ -43,7 +43,7 @@ class _Averages:
 
 @contextlib.contextmanager
 def _named(variables):
-    """A collective that fails says which gradients it was for: one carries those of many variables."""
+    """Adds the gradients' names to the error of a failed collective, because one all-reduce carries many variables."""
     try:
         yield
     except dist.DistBackendError as error:
@@ -52,7 +52,8 @@ def _named(variables):
 
 
 def _used(gradients, variables):
-    """The indices of gradients that are there on every rank; the others are None on every rank."""
+    """Returns the indices of the gradients that exist on every rank. The others are None on every rank, or it raises an
+    error."""
     holders = torch.tensor([gradient is not None for gradient in gradients], dtype=torch.int32)
     dist.all_reduce(holders)
     for i, count in enumerate(holders.tolist()):
@@ -79,6 +80,7 @@ def _averages_of(gradients):
 
 
 def DistributedOptimizer(optimizer):
-    """The optimizer, which from now on averages gradients over all ranks before it applies them; saved models have it as the plain
-    one. Under the policy mixed_float16 it is wrapped in a LossScaleOptimizer, so that all ranks skip the same steps."""
+    """Returns the optimizer, which now averages gradients over all ranks before it applies them. A saved model contains the
+    plain optimizer. Under the policy mixed_float16 it is wrapped in a LossScaleOptimizer, so that all ranks skip the same
+    steps."""
     return wrap(optimizer, _Averages())

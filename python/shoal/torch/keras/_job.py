@@ -1,4 +1,4 @@
-"""The job, through torch.distributed's default group, and what is alike on all ranks."""
+"""The job, through torch.distributed's default group, and operations that make values equal on all ranks."""
 from __future__ import annotations
 
 import torch
@@ -8,7 +8,7 @@ import shoal.torch  # noqa: F401  registers the back-end
 
 
 def init() -> None:
-    """Makes torch.distributed's default group, with the back-end "shoal", where there is none yet."""
+    """Makes torch.distributed's default group, with the back-end "shoal", if there is none yet."""
     if not dist.is_initialized():
         dist.init_process_group("shoal")
 
@@ -19,23 +19,26 @@ def _check():
 
 
 def rank() -> int:
+    """Returns this process's rank in the default group."""
     _check()
     return dist.get_rank()
 
 
 def size() -> int:
+    """Returns the number of ranks in the default group."""
     _check()
     return dist.get_world_size()
 
 
 def allgather_object(value) -> list:
+    """Returns the values of all ranks, by rank. A value is any object that pickle can store."""
     every = [None] * size()
     dist.all_gather_object(every, value)
     return every
 
 
 def mean(numbers) -> list:
-    """Of each number over all ranks."""
+    """Returns the mean of each number over all ranks."""
     sums = torch.tensor(numbers, dtype=torch.float64)
     dist.all_reduce(sums)
     return (sums / size()).tolist()
@@ -43,7 +46,7 @@ def mean(numbers) -> list:
 
 @torch.no_grad()
 def broadcast_variables(variables, root_rank: int = 0) -> None:
-    """Gives each variable root_rank's value. They are matched by their place in the list."""
+    """Sets each variable to root_rank's value. Variables are matched by their index in the list."""
     variables = list(variables)
     forms = allgather_object([(variable.path, f"{variable.dtype} {tuple(variable.shape)}") for variable in variables])
     for other, theirs in enumerate(forms):

@@ -8,7 +8,7 @@ from . import _job as job
 
 
 class _Job:
-    """How callbacks communicate."""
+    """The functions by which callbacks communicate."""
 
     rank, size, mean = staticmethod(job.rank), staticmethod(job.size), staticmethod(job.mean)
     broadcast_variables = staticmethod(job.broadcast_variables)

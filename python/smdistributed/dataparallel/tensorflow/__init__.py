@@ -4,7 +4,7 @@
     sdp.init()
     tape = sdp.DistributedGradientTape(tape)
 
-What that library refused with "not supported" is refused so here, too, where a script may rely on it."""
+If a script may rely on that library's refusal with "not supported", this module also refuses the call with these words."""
 from __future__ import annotations
 
 import enum
@@ -29,12 +29,12 @@ class ReduceOp(enum.IntEnum):
 
 
 class Compression:
-    """none; fp16: cast down before, up after."""
+    """none: unchanged. fp16: sent as float16."""
     none, fp16 = _Compression.none, _Compression.fp16
 
 
 def init():
-    """The first call, once."""
+    """Joins the job. Call it first, and once."""
     if _shoal.is_initialized():
         raise RuntimeError("init() called more than once. smdistributed.dataparallel is already initialized.")
     _environment.complete()
@@ -43,7 +43,7 @@ def init():
 
 
 def shutdown():
-    """Optional, at the end of a script."""
+    """Leaves the job. Optional, at the end of a script."""
     if _shoal.is_initialized():
         _shoal.shutdown()
 
@@ -65,15 +65,15 @@ def local_rank():
 
 
 def allreduce(tensor, param_index, num_params, compression=Compression.none, op=ReduceOp.AVERAGE):
-    """A new tensor: op over those of all ranks. The two numbers, a tensor's place among a step's gradients, are not needed
-    here."""
+    """Reduces the tensors of all ranks into a new tensor. The two numbers, a tensor's index among a step's gradients and their
+    count, are not needed here."""
     if not 0 <= param_index < num_params:
         raise ValueError(f"param_index is {param_index}, and must be 0 or more and less than num_params, {num_params}")
     return _shoal.allreduce(tensor, _shoal.ReduceOp(op), compression)
 
 
 def oob_allreduce(tensor, compression=Compression.none, op=ReduceOp.AVERAGE):
-    """For losses and metrics: the mean over all ranks."""
+    """Returns the mean over all ranks, for losses and metrics."""
     _expect_average("oob_allreduce", op)
     return _shoal.oob_allreduce(tensor, compression)
 
@@ -83,12 +83,13 @@ def broadcast(tensor, root_rank):
 
 
 def broadcast_variables(variables, root_rank):
-    """After the first step, for the model's and the optimizer's variables."""
+    """Copies root_rank's variables to all ranks. Call it after the first step, for the variables of the model and of the
+    optimizer."""
     _shoal.broadcast_variables(variables() if callable(variables) else variables, root_rank)
 
 
 def broadcast_global_variables(root_rank):
-    """Of TensorFlow 1's graphs."""
+    """Broadcasts all variables of a TensorFlow 1 graph."""
     if tf.executing_eagerly():
         raise RuntimeError("broadcast_global_variables() is not supported with eager execution: "
                            "broadcast_variables(model.variables, root_rank) does it")
@@ -96,8 +97,8 @@ def broadcast_global_variables(root_rank):
 
 
 def overlap(tensor):
-    """The tensor itself. It marked places in models that XLA compiles, for reductions to begin there; here they begin as
-    gradients are ready."""
+    """Returns the tensor unchanged. In SageMaker's library it marks where reductions begin in models that XLA compiles; here
+    they begin as soon as gradients are ready."""
     return tf.identity(tensor)
 
 
@@ -110,7 +111,7 @@ def DistributedGradientTape(gradtape, device_dense="", device_sparse="", compres
 
 def DistributedOptimizer(optimizer, name=None, use_locking=False, device_dense="", device_sparse="",
                          compression=Compression.none, sparse_as_dense=True, op=ReduceOp.AVERAGE, bucket_cap_mb=BUCKET_CAP_MB):
-    """name and use_locking are of TensorFlow 1 and change nothing."""
+    """name and use_locking belong to TensorFlow 1 and have no effect."""
     _expect_no_devices(device_dense, device_sparse)
     _expect_average("DistributedOptimizer", op)
     if bucket_cap_mb <= 0 or bucket_cap_mb * (1 << 20) % BUCKET_MULTIPLE_BYTES:
@@ -120,7 +121,7 @@ def DistributedOptimizer(optimizer, name=None, use_locking=False, device_dense="
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
-    """For tf.estimator, and sessions of TensorFlow 1."""
+    """For tf.estimator and sessions of TensorFlow 1."""
 
     def __init__(self, root_rank, device=""):
         super().__init__()

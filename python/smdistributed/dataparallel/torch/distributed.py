@@ -1,6 +1,7 @@
 """The API before SMDDP 1.4, over torch.distributed with the back-end "smddp". Deprecated; new scripts import torch_smddp.
 
-Calls take what they took then. What that library refused (other groups than group.WORLD, for one) torch.distributed may do.
+Calls accept the arguments of that time. Calls that SMDDP refused, for example with groups other than group.WORLD, may work
+here.
 """
 import os
 import warnings
@@ -25,16 +26,16 @@ class ReduceOp:
 
 
 class group:
-    WORLD = None  # which torch.distributed takes for all ranks
+    WORLD = None  # torch.distributed interprets it as all ranks
 
 
 def is_available():
-    """Whether this process is a rank of a job, so that one script may also run alone, without the library."""
+    """Returns true if this process is a rank of a job. A script can check it to run alone, without the library."""
     return dist.is_available() and _environment.started_as_job()
 
 
 def init_process_group(*args, **kwargs):
-    """The first call. Its arguments are ignored: the launcher says who this rank is."""
+    """Joins the job. Call it first. Its arguments are ignored, because the launcher's variables contain this process's rank."""
     if not is_available():
         raise SMDDPError("this process is no rank of a job: RANK and WORLD_SIZE are not set; start it with "
                          "`shoal run -n 2 python3 ...`, torchrun or mpirun")
@@ -50,19 +51,20 @@ def get_world_size(group=group.WORLD):
 
 
 def get_rank(group=group.WORLD):
-    """The rank among all of the group, not of the host."""
+    """Returns the rank in the group, not on the host."""
     return dist.get_rank(group)
 
 
 def get_local_rank():
-    """The rank among those of this host."""
+    """Returns the rank on this host."""
     if "SMDATAPARALLEL_LOCAL_RANK" not in os.environ:
         raise SMDDPError("the launcher does not say which rank of its host this is; set LOCAL_RANK on each")
     return int(os.environ["SMDATAPARALLEL_LOCAL_RANK"])
 
 
 def all_reduce(tensor, op=ReduceOp.SUM, group=group.WORLD, async_op=False):
-    """In place; the same bits on all ranks. A handle to wait() on if async_op, else None; so do all below."""
+    """Reduces the tensor in place, with the same bits on all ranks. Returns a handle to wait() on with async_op, else None; so
+    do all functions below."""
     return dist.all_reduce(tensor, op, group, async_op)
 
 

@@ -1,9 +1,10 @@
-"""Importing this module registers the back-end "smddp" with torch.distributed: Shoal's, under the name that scripts use.
+"""Importing this module registers the back-end "smddp" with torch.distributed. It is Shoal's back-end under the name that
+scripts use.
 
     import smdistributed.dataparallel.torch.torch_smddp
     torch.distributed.init_process_group(backend="smddp")
 
-It also puts into the environment what such scripts, and the libraries above them, read there.
+It also sets the environment variables that such scripts, and the libraries above them, read.
 """
 import shoal.torch
 

@@ -27,11 +27,12 @@ from . import callbacks, elastic  # noqa: F401
 def DistributedOptimizer(optimizer, name=None, device_dense='', device_sparse='', compression=Compression.none, sparse_as_dense=False,
                          gradient_predivide_factor=1.0, op=Average, backward_passes_per_step=1, average_aggregated_gradients=False,
                          num_groups=0, groups=None, process_set=global_process_set, scale_local_gradients=True):
-    """The optimizer, which from now on averages gradients over all ranks before it applies them. With backward_passes_per_step it
-    changes variables every so many calls only, by the sum of what they brought, or by its mean (average_aggregated_gradients)."""
+    """Returns the optimizer, which now averages gradients over all ranks before it applies them. With backward_passes_per_step
+    it changes variables only every that many calls, by the sum of their gradients, or by the mean
+    (average_aggregated_gradients)."""
     if backward_passes_per_step < 1:
         raise ValueError("backward_passes_per_step must be > 0")
-    factor = 1 if average_aggregated_gradients else backward_passes_per_step  # Keras's accumulation takes the mean
+    factor = 1 if average_aggregated_gradients else backward_passes_per_step  # Keras's accumulation computes the mean
     settings = Settings(compression, sparse_as_dense, op, gradient_predivide_factor, process_set, scale_local_gradients, factor)
     wrapped = wrap(optimizer, settings)
     if backward_passes_per_step > 1:
@@ -42,7 +43,7 @@ def DistributedOptimizer(optimizer, name=None, device_dense='', device_sparse=''
 
 
 def PartialDistributedOptimizer(optimizer, *args, local_layers=None, **options):
-    """DistributedOptimizer that leaves the gradients of local_layers on this rank."""
+    """Like DistributedOptimizer, but keeps the gradients of local_layers on this rank."""
     wrapped = DistributedOptimizer(optimizer, *args, **options)
     for layer in local_layers or ():
         for variable in layer.trainable_weights:
@@ -61,7 +62,7 @@ class SyncBatchNormalization(normalization.SyncBatchNormalization):
 
 
 def load_model(filepath, custom_optimizers=None, custom_objects=None, compression=Compression.none, legacy_opts=False):
-    """A saved model, whose optimizer becomes a DistributedOptimizer."""
+    """Loads a saved model, and makes its optimizer a DistributedOptimizer."""
     names = {**{each.__name__: each for each in custom_optimizers or ()}, **(custom_objects or {})}
     model = keras.models.load_model(filepath, custom_objects=names)
     if model.optimizer is not None:

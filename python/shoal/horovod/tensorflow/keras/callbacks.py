@@ -14,7 +14,7 @@ def _refuse_sets(process_set):
 
 
 class BroadcastGlobalVariablesCallback(shoal_callbacks.BroadcastGlobalVariablesCallback):
-    """local_variables stay as each rank has them; what an optimizer keeps for them is broadcast all the same."""
+    """Leaves local_variables unchanged on each rank. The optimizer's variables for them are broadcast nevertheless."""
 
     def __init__(self, root_rank, device='', local_variables=None):
         super().__init__(root_rank)
@@ -31,7 +31,7 @@ class MetricAverageCallback(shoal_callbacks.MetricAverageCallback):
 
 
 class LearningRateScheduleCallback(shoal_callbacks.LearningRateScheduleCallback):
-    """momentum_correction is taken and does nothing: Keras 3 compiles an optimizer's momentum in."""
+    """Accepts momentum_correction, which has no effect: Keras 3 compiles an optimizer's momentum in."""
 
     def __init__(self, initial_lr, multiplier, start_epoch=0, end_epoch=None, staircase=True, momentum_correction=True,
                  steps_per_epoch=None):
@@ -44,7 +44,7 @@ class LearningRateWarmupCallback(shoal_callbacks.LearningRateWarmupCallback):
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
-    """Keeps the best model only; it is written by rank 0 alone."""
+    """Keeps only the best model, which rank 0 writes."""
 
     def __init__(self, filepath="best_model.keras", monitor='val_loss', verbose=0, mode='auto', save_freq='epoch', **options):
         super().__init__(filepath, monitor=monitor, verbose=verbose, save_best_only=True, save_weights_only=False, mode=mode,

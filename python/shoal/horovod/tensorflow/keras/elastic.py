@@ -1,4 +1,4 @@
-"""Elastic training as far as restarts serve it (shoal.horovod._common.elastic)."""
+"""Elastic training based on restarts (shoal.horovod._common.elastic)."""
 from __future__ import annotations
 
 import keras
@@ -11,7 +11,7 @@ class KerasState(TensorFlowKerasState):
 
 
 class CommitStateCallback(keras.callbacks.Callback):
-    """Commits the state every so many batches, and at the end of each epoch."""
+    """Commits the state every batches_per_commit batches, and at the end of each epoch."""
 
     def __init__(self, state, batches_per_commit=1):
         super().__init__()
@@ -28,7 +28,7 @@ class CommitStateCallback(keras.callbacks.Callback):
 
 
 class UpdateEpochStateCallback(keras.callbacks.Callback):
-    """state.epoch is the epoch to go on with; put it before CommitStateCallback."""
+    """Sets state.epoch to the epoch at which training continues. Put it before CommitStateCallback."""
 
     def __init__(self, state):
         super().__init__()
@@ -39,7 +39,7 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):
 
 
 class UpdateBatchStateCallback(keras.callbacks.Callback):
-    """state.batch is how many batches of the epoch are done."""
+    """Sets state.batch to the number of finished batches of the epoch."""
 
     def __init__(self, state):
         super().__init__()

@@ -1,4 +1,4 @@
-"""For model.fit, with the names that scripts of SageMaker's library use:
+"""For model.fit, with the names that scripts for SageMaker's library use:
 
     import smdistributed.dataparallel.tensorflow.keras as sdp
 """

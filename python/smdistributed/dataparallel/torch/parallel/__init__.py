@@ -1,2 +1,2 @@
-"""Deprecated with smdistributed.dataparallel.torch.distributed, whose DistributedDataParallel this is."""
+"""Deprecated, like smdistributed.dataparallel.torch.distributed: its DistributedDataParallel."""
 from smdistributed.dataparallel.torch.parallel.distributed import DistributedDataParallel  # noqa: F401

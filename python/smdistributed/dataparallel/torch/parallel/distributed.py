@@ -1,13 +1,14 @@
-"""DistributedDataParallel as it was called before SMDDP 1.4."""
+"""DistributedDataParallel with the arguments of versions before SMDDP 1.4."""
 import shoal.torch
 
-import smdistributed.dataparallel.torch.distributed  # noqa: F401  says that this is deprecated
+import smdistributed.dataparallel.torch.distributed  # noqa: F401 warns that this is deprecated
 
 BUCKET_CAP_MB = 25
 
 
 class DistributedDataParallel(shoal.torch.DistributedDataParallel):
-    """Shoal's, a subclass of PyTorch's, with the order of arguments of that time; further ones go by name. Broadcasts buffers, too."""
+    """Shoal's subclass of PyTorch's class, with the order of arguments of that time; pass further ones by name. Also broadcasts
+    buffers."""
 
     def __init__(self, module, device_ids=None, output_device=None, broadcast_buffers=True, process_group=None,
                  bucket_cap_mb=None, **more):
