@@ -34,14 +34,14 @@ void shoal_device_ring_init(struct shoal_device_ring *ring, bool is_inward, unsi
     }
 }
 
-/* Rows begin at cache lines where that leaves a row any. */
+/* Rows begin at cache lines, unless that leaves no room for a row. */
 static size_t row_elements(size_t slot_bytes, int parts, size_t element)
 {
     const size_t row = slot_bytes / (size_t)parts;
     return (row >= SHOAL_CACHE_LINE ? row / SHOAL_CACHE_LINE * SHOAL_CACHE_LINE : row) / element;
 }
 
-/* A range touches a unit more than it fills. */
+/* A range touches one unit more than it fills. */
 static size_t units_of_range(size_t slot_bytes, int parts, size_t element, size_t range_elements)
 {
     const size_t unit = row_elements(slot_bytes, parts, element);
@@ -55,7 +55,7 @@ unsigned shoal_device_ring_slots(size_t slot_bytes, size_t range_bytes, int part
     return (unsigned)shoal_max_size(whole, cut) + 2;
 }
 
-/* release: as in release_unit. No counter is overwritten, for one thread at a time writes them. */
+/* release: as in release_unit(). No counter is overwritten, because one thread at a time writes them. */
 void shoal_device_ring_counters_let_go(struct shoal_device_ring_counter *counters, unsigned count)
 {
     for (unsigned i = 0; i < count; i++) {
@@ -71,14 +71,14 @@ void shoal_device_ring_let_go(struct shoal_device_ring *ring)
     ring->is_let_go = true;
 }
 
-/* ---- What the engine asks ------------------------------------------------------------------------------------------------ */
+/* ---- Functions for the engine -------------------------------------------------------------------------------------------- */
 
 static struct shoal_device_ring_operand *ring_operand_of(const struct shoal_device_operand *base)
 {
     return (struct shoal_device_ring_operand *)(uintptr_t)base;
 }
 
-/* Copies of the stream come before. */
+/* The stream's copies happen before. */
 static bool has_reached(const struct shoal_device_ring *ring, const struct shoal_device_ring_unit *unit, uint64_t number)
 {
     return shoal_device_ring_counter_has(&ring->by_stream[unit->slot], number);
@@ -114,8 +114,8 @@ static void write_to_device(const struct shoal_device_ring_operand *operand)
     }
 }
 
-/* A ring that was let go holds up no stream, and what comes behind may have taken the memory. release: what the engine has
- * written, and that it has read, comes before. */
+/* A ring that was released blocks no stream, and later work may already reuse the memory. release: what the engine has written,
+ * and its reads, happen before. */
 static void ring_hand_over(const struct shoal_device_ring_operand *operand, const struct shoal_device_ring_unit *unit)
 {
     if (operand->ring->is_let_go)
@@ -148,7 +148,7 @@ static void ring_release(struct shoal_device_operand *base, size_t begin, size_t
     }
 }
 
-/* A stream takes units in order. */
+/* A stream processes units in order. */
 static bool ring_is_finished(const struct shoal_device_operand *base)
 {
     const struct shoal_device_ring_operand *operand = ring_operand_of(base);
@@ -220,7 +220,8 @@ void shoal_device_ring_give_back(struct shoal_device_ring_operand *operand)
     operand->units = 0;
 }
 
-/* The input was copied from the memory that is written now, and its stream has reached the call. */
+/* The memory that is written now may also be the input. The input's ready counter shows that its stream has copied from it and
+ * has reached the call. */
 void shoal_device_ring_write_out(struct shoal_device_ring_operand *operand, const struct shoal_device_ring_operand *input,
                                  struct shoal_device_ring_write *writes, size_t count)
 {
@@ -238,7 +239,7 @@ void shoal_device_ring_write_out(struct shoal_device_ring_operand *operand, cons
 
 static void ring_operand_free(struct shoal_device_ring_operand *operand)
 {
-    /* release: what was written through a mapping comes before its end. */
+    /* release: what was written through a mapping happens before its end. */
     for (size_t i = 0; i < operand->write_count; i++)
         atomic_fetch_sub_explicit(&operand->writes[i].mapping->holders, 1, memory_order_release);
     if (operand->registration)
@@ -249,7 +250,7 @@ static void ring_operand_free(struct shoal_device_ring_operand *operand)
 
 void shoal_device_ring_leave(struct shoal_device_ring_operand *operand)
 {
-    /* acq_rel: what the other holder did with it comes before its end. */
+    /* acq_rel: what the other holder did with the operand happens before it is freed. */
     if (operand && atomic_fetch_sub_explicit(&operand->holders, 1, memory_order_acq_rel) == 1)
         ring_operand_free(operand);
 }

@@ -11,7 +11,7 @@ static size_t stage_counter_bytes(unsigned slots)
     return shoal_round_up(2 * (size_t)SHOAL_DEVICE_WORKS * slots * sizeof(struct shoal_device_ring_counter), SHOAL_PAGE);
 }
 
-/* The bytes of the longest slice. */
+/* Returns the bytes of the longest slice. */
 static size_t slice_bytes(const struct shoal_device_stage_options *options)
 {
     return options->hosts > 1 ? options->slot_bytes / (size_t)options->ranks : 0;
@@ -45,7 +45,7 @@ static void stage_let_go(struct shoal_device_stage *stage)
     stage->is_let_go = true;
 }
 
-/* ---- The poster's -------------------------------------------------------------------------------------------------------- */
+/* ---- Functions for the poster -------------------------------------------------------------------------------------------- */
 
 struct shoal_device_sum *shoal_device_sum_open(struct shoal_device_stage *stage, size_t count, size_t element)
 {
@@ -73,7 +73,7 @@ void shoal_device_sum_give_back(struct shoal_device_sum *sum)
     sum->stage->reserved = sum->first;
 }
 
-/* seq_cst: this comes before the look for a failure, and dropping comes after the failure: one of the two sees the other. */
+/* seq_cst: this precedes the check for a failure, and dropping follows the failure, so one of the two sees the other. */
 void shoal_device_sum_put_on_streams(struct shoal_device_sum *sum)
 {
     atomic_store_explicit(&sum->is_on_streams, true, memory_order_seq_cst);
@@ -81,7 +81,7 @@ void shoal_device_sum_put_on_streams(struct shoal_device_sum *sum)
 
 void shoal_device_sum_leave(struct shoal_device_sum *sum)
 {
-    /* acq_rel: what the other holder did with it comes before its end. */
+    /* acq_rel: what the other holder did with the sum happens before it is freed. */
     if (sum && atomic_fetch_sub_explicit(&sum->holders, 1, memory_order_acq_rel) == 1)
         free(sum);
 }
@@ -119,7 +119,7 @@ char *shoal_device_sum_address(const struct shoal_device_sum *sum, const struct 
     return stage->slices + number * slice_bytes(&stage->options) + (at - begin) * sum->element;
 }
 
-/* ---- The engine's -------------------------------------------------------------------------------------------------------- */
+/* ---- Functions for the engine -------------------------------------------------------------------------------------------- */
 
 bool shoal_device_sum_has_ended(const struct shoal_device_sum *sum, uint64_t unit, enum shoal_device_work work)
 {
@@ -127,7 +127,7 @@ bool shoal_device_sum_has_ended(const struct shoal_device_sum *sum, uint64_t uni
     return shoal_device_ring_counter_has(&sum->stage->ended[work][at.slot], at.number);
 }
 
-/* release: the signals of other ranks, which this rank has seen, come before the work. */
+/* release: the signals of other ranks that this rank has seen happen before the work. */
 bool shoal_device_sum_run(struct shoal_device_sum *sum, uint64_t unit, enum shoal_device_work work)
 {
     const struct shoal_device_stage *stage = sum->stage;
@@ -138,7 +138,7 @@ bool shoal_device_sum_run(struct shoal_device_sum *sum, uint64_t unit, enum shoa
     return shoal_device_sum_has_ended(sum, unit, work);
 }
 
-/* A stream does its works in order, and a unit's last work is that one. */
+/* A stream does its works in order, and this is the last work on a unit. */
 void shoal_device_sum_drop(struct shoal_device_sum *sum)
 {
     const bool has_ended = !sum->units || shoal_device_sum_has_ended(sum, sum->units - 1, SHOAL_DEVICE_GATHER);

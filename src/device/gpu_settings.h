@@ -1,4 +1,4 @@
-/* Settings of operands on a device. */
+/* Settings that concern operands on a device. */
 #ifndef SHOAL_DEVICE_GPU_SETTINGS_H
 #define SHOAL_DEVICE_GPU_SETTINGS_H
 
@@ -14,7 +14,7 @@ struct shoal_gpu_settings {
 };
 extern const struct shoal_setting_table shoal_gpu_setting_table;
 
-/* A unit, in whole pages. */
+/* Returns the size of a unit, in whole pages. */
 static inline size_t shoal_gpu_unit_bytes(const struct shoal_gpu_settings *settings)
 {
     return shoal_round_up((size_t)settings->unit_bytes, SHOAL_PAGE);

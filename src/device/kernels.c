@@ -46,13 +46,13 @@ struct shoal_reduction shoal_kernels_pass(enum shoal_type type, struct shoal_red
 
 /* ---- Instruction sets ---------------------------------------------------------------------------------------------------- */
 
-/* One per file cpu/kernels_<set>.c. */
+/* One for each file cpu/kernels_<set>.c. */
 extern const struct shoal_kernels shoal_kernels_avx512;
 extern const struct shoal_kernels shoal_kernels_avx2;
 extern const struct shoal_kernels shoal_kernels_baseline;
 
 #if SHOAL_X86_KERNELS
-/* Clang does not know this name. The system saves the registers it needs wherever it does so for AVX2. */
+/* Clang does not know this name. Whenever the system saves the registers of AVX2, it saves those of F16C. */
 static bool kernels_has_f16c(void)
 {
     unsigned eax, ebx, ecx, edx;
@@ -76,7 +76,7 @@ static bool kernels_has_baseline(void)
     return true;
 }
 
-/* Best first. */
+/* In order of preference. */
 static const struct {
     const struct shoal_kernels *kernels;
     bool (*can_run)(void);

@@ -1,6 +1,6 @@
-/* An engine keeps from one operation to the next: plans, and peer sets of ranks that meet. Both depend on the algorithm and the
- * root, so programs whose roots take turns need one of each for every root. The one used last stands first in its list; the one
- * unused for longest goes when a list holds more bytes than engine->kept_bytes. */
+/* What an engine keeps from one operation to the next: plans and peer sets. Both depend on the algorithm and the root, so a
+ * program that alternates roots needs one of each for every root. Each list has the most recently used entry first. When a list
+ * holds more than engine->kept_bytes, its least recently used entry is freed. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,7 +24,7 @@ static size_t plan_bytes(const struct shoal_cached_plan *cached)
            (size_t)plan->size * (sizeof *plan->signals_in + 4 * sizeof *cached->shared);
 }
 
-/* The last one in the list that no operation uses goes first. */
+/* Frees plans from the end of the list, skipping those that an operation uses. */
 static void evict_plans(struct shoal_engine *engine)
 {
     while (engine->plans_bytes > engine->kept_bytes) {
@@ -41,14 +41,14 @@ static void evict_plans(struct shoal_engine *engine)
     }
 }
 
-/* Tuning overrides may tell calls apart by their size: then a plan of the same collective may still be of another entry. */
+/* Tuning overrides may distinguish calls by size, so a plan of the same collective may still belong to another entry. */
 static bool is_plan_for(const struct shoal_cached_plan *cached, const struct shoal_request *request,
                         const struct shoal_algorithm *entry, const uint8_t *shared, size_t bytes)
 {
     return cached->entry == entry && cached->root == request->call.root && memcmp(cached->shared, shared, bytes) == 0;
 }
 
-/* It is used now: it goes to the front. NULL is allowed. */
+/* Moves a plan that is used now to the front of the list. NULL is allowed. */
 static struct shoal_cached_plan *take_from(struct shoal_engine *engine, struct shoal_cached_plan **link)
 {
     struct shoal_cached_plan *cached = *link;
@@ -69,7 +69,7 @@ static struct shoal_cached_plan *find_kept(struct shoal_engine *engine, const st
     return take_from(engine, link);
 }
 
-/* Marks whose operands the plan names. */
+/* Marks the ranks whose operands the plan names. */
 static void cache_find_named(const struct shoal_plan *plan, uint8_t *named)
 {
     for (uint32_t i = 0; i < plan->block_count; i++) {
@@ -138,7 +138,7 @@ static struct shoal_view view_of(const struct shoal_engine *engine, const struct
                                .shape = request->shape};
 }
 
-/* Whether it is the request's plan where all share what they did when it was made. */
+/* Returns true if this is the request's plan, provided that all ranks share what they shared when it was made. */
 static bool is_guess(const struct shoal_engine *engine, const struct shoal_request *request,
                      const struct shoal_selection *selection, const struct shoal_cached_plan *cached)
 {
@@ -164,7 +164,7 @@ bool shoal_engine_guess_plan(struct shoal_engine *engine, struct shoal_request *
     return true;
 }
 
-/* True when the plan was guessed, and is right. */
+/* Returns true if the plan was guessed and the guess is right. */
 static bool keep_guess(const struct shoal_engine *engine, struct shoal_request *request, const uint8_t *shared)
 {
     struct shoal_cached_plan *guessed = request->cached;
@@ -173,7 +173,7 @@ static bool keep_guess(const struct shoal_engine *engine, struct shoal_request *
     SHOAL_ASSERT(guessed->users > 0);
     guessed->users--;
     request->cached = NULL;
-    request->early_steps = 0; /* what they wrote is written again */
+    request->early_steps = 0; /* the early steps are repeated: their output is written again */
     return false;
 }
 
@@ -206,7 +206,7 @@ static void free_peer_set(struct shoal_engine *engine, struct shoal_peer_set *pe
     free(peer_set);
 }
 
-/* Records are compared as long as they are kept, with the peer set that they came from. */
+/* The announcements of past calls are compared for a while, and each needs the peer set of its call. */
 static bool is_in_use(const struct shoal_peer_set *peer_set, uint64_t sequence)
 {
     return peer_set->last_sequence + SHOAL_ANNOUNCEMENTS >= sequence;
@@ -298,7 +298,7 @@ bool shoal_engine_keep_peer_set(struct shoal_engine *engine, struct shoal_peer_s
     return true;
 }
 
-/* Peers do not depend on whose operands are shared. */
+/* The peers do not depend on which operands are shared. */
 enum shoal_status shoal_engine_find_peers(struct shoal_engine *engine, const struct shoal_algorithm *entry,
                                           struct shoal_request *request)
 {
@@ -334,8 +334,8 @@ static bool reads_devices_for_all(const struct shoal_engine *engine, const struc
     return true;
 }
 
-/* Where the plan is such a one, no rank of this host reads the input, whatever is shared. A plan whose adapters do not read
- * devices yet may have others later. */
+/* If the plan only puts the input, no rank of this host reads it, whatever is shared. The answer is not final while adapters
+ * cannot read devices, because they may learn to. */
 static enum shoal_stay find_stay(const struct shoal_engine *engine, const struct shoal_request *request,
                                  const struct shoal_algorithm *entry, bool *is_final_out)
 {

@@ -1,7 +1,7 @@
-/* Ranks that wait for each other in a cycle, on one communicator or across several. Each rank that has been blocked for a while
- * publishes a rank that it waits for. This file follows what is published from one rank to the next until it comes back to
- * this rank. A blocked rank needs the rank that it publishes, so a cycle never ends by itself; what a rank published before it
- * was stopped may be over, and is not believed. */
+/* Finds ranks that wait for each other in a cycle, on one communicator or across several. Each rank that has been blocked for a
+ * while publishes one rank that it waits for. This file follows the published waits from rank to rank until they return to this
+ * rank. A blocked rank cannot continue without the rank that it publishes, so a cycle never ends by itself. What a stopped rank
+ * published before may be out of date and is ignored. */
 #include <string.h>
 
 #include "engine/engine_state.h"
@@ -23,7 +23,7 @@ static int blocked_on(struct shoal_engine *engine, int rank)
     return said & ~SHOAL_WAIT_BLOCKED;
 }
 
-/* The number that a rank of one communicator has on another; -1: it is not there, or shares its process with other ranks. */
+/* Returns a rank's number on another communicator, or -1 if the rank is not in it or shares its process with other ranks. */
 static int number_on(struct shoal_engine *engine, struct shoal_engine *other, int rank)
 {
     struct shoal_transport_peer wanted, name;
@@ -65,7 +65,7 @@ static bool find_hop(const struct hop *last, struct hop *next_out)
     return false;
 }
 
-/* The length of the cycle through this rank that begins with hops[0], 0: there is none. */
+/* Returns the length of the cycle through this rank that begins with hops[0], or 0 if there is no cycle. */
 static int follow(struct hop *hops)
 {
     for (int count = 1; count < HOPS_MAX; count++) {

@@ -1,4 +1,5 @@
-/* How requests pass through the engine: taking calls, announcing them, meeting the calls of other ranks, and their end. */
+/* How requests pass through the engine: the engine accepts calls, announces them, compares them with the calls of other ranks,
+ * and completes them. */
 #include "engine/engine_state.h"
 
 #include <stdlib.h>
@@ -16,7 +17,8 @@ static void engine_note_sent(struct shoal_engine *engine)
     shoal_recorder_note_sent(&engine->recorder, traffic.sent_bytes);
 }
 
-/* For other processes: how long the program waited, what left. A record that had to make room was done at another time. */
+/* Publishes sums for other processes: how long the program waited, and what was sent. Requests that lost their record share the
+ * spare one, whose end may be an earlier request's: then `ticks` is negative and not counted. */
 static inline void note_sums(struct shoal_engine *engine, const struct shoal_request *request, uint64_t done_ticks)
 {
     struct shoal_waited *waited = engine->waited;
@@ -26,7 +28,7 @@ static inline void note_sums(struct shoal_engine *engine, const struct shoal_req
     waited->in_calls += request->is_blocking && ticks > 0 ? (uint64_t)ticks : 0;
     shoal_recorder_note_waited(&engine->recorder,
                                waited->in_calls + atomic_load_explicit(&waited->without_lock, memory_order_relaxed));
-    if (SHOAL_UNLIKELY(engine->ops->traffic != NULL)) /* not inside a host */
+    if (SHOAL_UNLIKELY(engine->ops->traffic != NULL)) /* not within one host */
         engine_note_sent(engine);
 }
 
@@ -61,7 +63,7 @@ void shoal_request_complete(struct shoal_request *request, enum shoal_status sta
     }
     request->state = SHOAL_REQUEST_DONE;
     request->engine = NULL;
-    /* release: outputs are seen by who reads the status. After this store a request on a stack may be gone. */
+    /* release: a thread that reads the status sees the outputs. After this store a request on a stack may be gone. */
     atomic_store_explicit(&request->status, (int)status, memory_order_release);
     if (fn)
         fn(arg, status);
@@ -117,7 +119,7 @@ static void push_active(struct shoal_engine *engine, struct shoal_request *reque
 
 /* ---- The only rank of its communicator ----------------------------------------------------------------------------------- */
 
-/* Part 0 of its input is part 0 of its output. Inline, for it is all that most small calls do. */
+/* Copies part 0 of the input to part 0 of the output. Inlined, because most small calls do nothing else. */
 static inline __attribute__((always_inline)) void copy_alone(struct shoal_engine *engine, const struct shoal_request *request,
                                                              size_t begin, size_t end)
 {
@@ -139,7 +141,7 @@ static size_t count_alone(const struct shoal_request *request)
     return request->shape->is_empty ? 0 : shoal_call_length(&request->call, 0, 0, 0);
 }
 
-/* Between host memory all is there at once. */
+/* Between operands in host memory: everything is ready at once. */
 static void run_alone(struct shoal_engine *engine, struct shoal_request *request)
 {
     copy_alone(engine, request, 0, count_alone(request));
@@ -149,7 +151,7 @@ static void run_alone(struct shoal_engine *engine, struct shoal_request *request
     shoal_request_complete(request, SHOAL_OK);
 }
 
-/* With an operand on a device, or behind such a call. */
+/* For a call with an operand on a device, or for any call queued behind such a call. */
 static void begin_alone(struct shoal_engine *engine, struct shoal_request *request)
 {
     request->is_direct = true;
@@ -172,7 +174,7 @@ static void post_alone(struct shoal_engine *engine, struct shoal_request *reques
         run_alone(engine, request);
 }
 
-/* The next range of the request, when it is ready. */
+/* Copies the next range of the request if it is ready. */
 static bool advance_alone(struct shoal_engine *engine, struct shoal_request *request)
 {
     const size_t begin = request->chunks_done * request->chunk_elements;
@@ -203,14 +205,14 @@ static bool progress_alone(struct shoal_engine *engine)
     return did;
 }
 
-/* ---- What a call is made of ---------------------------------------------------------------------------------------------- */
+/* ---- Sizes and ranks of a call ------------------------------------------------------------------------------------------- */
 
 static bool has_peer_counts(const struct shoal_call *call)
 {
     return call->layout && call->layout->peer_counts;
 }
 
-/* The elements that a rank contributes: those of a whole, or of all parts together. */
+/* Returns the elements that a rank contributes: all of a whole operand, or all parts together. */
 static size_t count_contributions(const struct shoal_engine *engine, const struct shoal_request *request, int from)
 {
     const struct shoal_layout *layout = request->call.layout;
@@ -218,10 +220,10 @@ static size_t count_contributions(const struct shoal_engine *engine, const struc
         return shoal_call_length(&request->call, engine->rank, from, 0);
     if (!layout || shoal_layout_is_even(layout))
         return request->call.count * (size_t)engine->size;
-    return layout->sent_at[engine->size - 1] + layout->sent[engine->size - 1]; /* in a row */
+    return layout->sent_at[engine->size - 1] + layout->sent[engine->size - 1]; /* the parts follow each other without gaps */
 }
 
-/* Inline, like the next but one, for it is on the way of every call. */
+/* Inlined, like the next function but one, because every call runs it. */
 inline size_t shoal_engine_payload_bytes(const struct shoal_engine *engine, const struct shoal_request *request, int peer)
 {
     if (!shoal_shape_contributes(request->shape, peer, request->call.root))
@@ -229,11 +231,12 @@ inline size_t shoal_engine_payload_bytes(const struct shoal_engine *engine, cons
     return count_contributions(engine, request, peer) * request->element_bytes;
 }
 
-/* The most bytes that a rank publishes if the call is direct; known before anything is exchanged. */
+/* Returns the most bytes that a rank publishes if the call is direct. All ranks know this number before they exchange
+ * anything. */
 static size_t most_payload_bytes(const struct shoal_engine *engine, const struct shoal_request *request)
 {
     if (has_peer_counts(&request->call))
-        return SIZE_MAX; /* nobody knows */
+        return SIZE_MAX; /* no rank knows it */
     if (!request->shape->is_input_partitioned)
         return request->call.count * request->element_bytes;
     return count_contributions(engine, request, engine->rank) * request->element_bytes;
@@ -253,9 +256,9 @@ inline struct shoal_selection shoal_engine_selection(const struct shoal_engine *
                                     .tuning = engine->tuning};
 }
 
-/* An operation without a plan needs the data of the ranks that contribute to this rank's output; a barrier, and any operation
- * with a plan, needs all ranks. So a rank that only contributes goes on at once, and sees later whether all ranks have made the
- * same call (agree_up_to). */
+/* An operation without a plan needs only the data of the ranks that contribute to this rank's output. A barrier, and any
+ * operation with a plan, needs all ranks. So a rank that only contributes continues at once, and checks later whether all ranks
+ * made the same call (agree_up_to). */
 static int find_needed(const struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_shape *shape = request->shape;
@@ -276,9 +279,9 @@ static void engine_measure(struct shoal_engine *engine, struct shoal_request *re
     request->bytes = call->count * request->element_bytes * (size_t)(is_partitioned ? engine->size : 1);
 }
 
-/* ---- Taking calls -------------------------------------------------------------------------------------------------------- */
+/* ---- Accepting calls ----------------------------------------------------------------------------------------------------- */
 
-/* Everything of a request that a call tells, or that nobody has done yet. */
+/* Sets all fields of a request, from the call or to their initial state. */
 static void fill_request(struct shoal_engine *engine, const struct shoal_call *call, struct shoal_request *request)
 {
     request->engine = engine;
@@ -332,7 +335,7 @@ static void post_collective(struct shoal_engine *engine, struct shoal_request *r
 void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *call, struct shoal_request *request)
 {
     fill_request(engine, call, request);
-    if (!engine->is_in_progress) /* a callback's post finds out soon enough; lists are being walked */
+    if (!engine->is_in_progress) /* a post in a callback checks later; the lists are being walked now */
         shoal_engine_heed_failure(engine);
     if (engine->is_broken)
         shoal_request_complete(request, shoal_engine_failure(engine)->status);
@@ -356,7 +359,7 @@ bool shoal_engine_may_input_stay(struct shoal_engine *engine, const struct shoal
 
 /* ---- Running batches ----------------------------------------------------------------------------------------------------- */
 
-/* Under the lock. */
+/* The caller holds the lock. */
 static enum shoal_status post_batch(struct shoal_engine *engine, const struct shoal_batch *batch, struct shoal_request *request)
 {
     if (batch->is_group)
@@ -368,7 +371,7 @@ static enum shoal_status post_batch(struct shoal_engine *engine, const struct sh
     return SHOAL_OK;
 }
 
-/* Nothing was posted. */
+/* Frees the layouts of a batch that was not posted. */
 static enum shoal_status drop_batch(const struct shoal_batch *batch, enum shoal_status status)
 {
     for (size_t i = 0; i < batch->count; i++)
@@ -381,7 +384,7 @@ enum shoal_status shoal_engine_run(struct shoal_engine *engine, const struct sho
     struct shoal_progress *progress = engine->progress;
     struct shoal_request request;
     request.is_detached = false;
-    request.is_blocking = !batch->is_group; /* messages of a group overlap: it is measured as a whole */
+    request.is_blocking = !batch->is_group; /* messages of a group overlap, so the group is measured as a whole */
     request.done_fn = NULL;
     request.done_arg = NULL;
     request.whole = NULL;
@@ -429,7 +432,7 @@ enum shoal_status shoal_engine_start(struct shoal_engine *engine, const struct s
 
 /* ---- Announcing ---------------------------------------------------------------------------------------------------------- */
 
-/* Tells the others up to which operation this rank needs no announcement of theirs, as they may be waiting to reuse one. */
+/* Publishes up to which operation this rank no longer needs its peers' announcements, because peers may wait to reuse them. */
 static void engine_tell(struct shoal_engine *engine)
 {
     const struct shoal_intake *intake = &engine->intake;
@@ -438,14 +441,14 @@ static void engine_tell(struct shoal_engine *engine)
     if (acknowledged == intake->acknowledged_sequence)
         return;
     SHOAL_ASSERT((int64_t)(acknowledged - engine->intake.acknowledged_sequence) >
-                 0); /* peers reuse memory once its operation is acknowledged, so that is never taken back */
+                 0); /* peers reuse memory once its operation is acknowledged, so the number never goes back */
     engine->intake.acknowledged_sequence = acknowledged;
     engine->ops->complete(engine->transport, acknowledged);
     engine->must_flush = true;
 }
 
-/* Compares the calls of an operation that this rank did not wait for the others in. False: not all are there yet, or they
- * differ and the engine is broken. */
+/* Compares the calls of an operation for which this rank did not wait for all others. Returns false if some calls have not
+ * arrived yet, or if they differ and the engine is broken. */
 static bool agree_on(struct shoal_engine *engine, uint64_t sequence)
 {
     const struct shoal_peer_set *peer_set = engine->intake.met[sequence % SHOAL_ANNOUNCEMENTS];
@@ -461,7 +464,7 @@ static bool agree_on(struct shoal_engine *engine, uint64_t sequence)
     return true;
 }
 
-/* The same for all operations up to the last. */
+/* Like agree_on(), but for all operations up to the last. */
 static inline bool agree_up_to(struct shoal_engine *engine, uint64_t last)
 {
     while (engine->intake.agreed_sequence < last) {
@@ -471,7 +474,7 @@ static inline bool agree_up_to(struct shoal_engine *engine, uint64_t last)
     return true;
 }
 
-/* The number of operations completed by all ranks that see the request's announcement. */
+/* Returns the number of operations that all ranks which see the request's announcement have completed. */
 static uint64_t find_completed_by_all(struct shoal_engine *engine, const struct shoal_peer_set *peer_set)
 {
     agree_up_to(engine, engine->intake.done_sequence);
@@ -485,7 +488,7 @@ static uint64_t find_completed_by_all(struct shoal_engine *engine, const struct 
     return least;
 }
 
-/* An announcement and its payload may be overwritten when every rank has completed their operation. */
+/* An announcement and its payload may be overwritten once every rank has completed their operation. */
 static bool may_announce(struct shoal_engine *engine, const struct shoal_request *request)
 {
     const size_t bytes = request->in_rounds ? request->bytes : request->payload_bytes;
@@ -504,8 +507,8 @@ static bool may_announce(struct shoal_engine *engine, const struct shoal_request
     return request->sequence - completed <= kept;
 }
 
-/* Announces where the operands are that peers need and can reach. A peer touches only operands that its plan names, and this
- * rank's plan ends after that. An operand that no plan names is not announced, because its owner may free it earlier. */
+/* Announces the location of each operand that peers need and can reach. A peer touches only operands that its plan names, and
+ * this rank's plan ends after that. An operand that no plan names is not announced, because its owner may free it earlier. */
 static void locate_operands(struct shoal_engine *engine, const struct shoal_request *request,
                             struct shoal_announcement *announcement)
 {
@@ -527,7 +530,7 @@ static void locate_operands(struct shoal_engine *engine, const struct shoal_requ
             engine->ops->locate(engine->transport, call->output, shoal_call_output_bytes(call, rank, size, element, rank));
 }
 
-/* Behind the per-peer counts for all, in a row. */
+/* Collects the counts of this host's ranks into one array, which follows the counts of all ranks. */
 static const struct shoal_peer_count *pick_local_peer_counts(const struct shoal_engine *engine, struct shoal_layout *layout)
 {
     struct shoal_peer_count *picked = layout->peer_counts + layout->size;
@@ -540,7 +543,7 @@ static const struct shoal_peer_count *pick_local_peer_counts(const struct shoal_
     return picked;
 }
 
-/* The data beside the announcement; NULL: none. */
+/* Returns the data that travel with the announcement, or NULL if there are none. */
 static const void *find_payload(struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_call *call = &request->call;
@@ -551,7 +554,7 @@ static const void *find_payload(struct shoal_engine *engine, const struct shoal_
     return call->layout && call->layout->input_scratch ? shoal_engine_pack(engine, request) : call->input;
 }
 
-/* Values that must agree and have no field of their own. */
+/* Returns a hash of the values that must agree but have no field of their own. */
 static uint32_t detail_of(const struct shoal_call *call)
 {
     uint32_t detail = call->layout ? call->layout->detail : 0;
@@ -562,8 +565,8 @@ static uint32_t detail_of(const struct shoal_call *call)
     return detail;
 }
 
-/* The remote ranks that get the announcement now; NULL: all. In rounds they get it later, with the data gathered so far. With
- * per-peer counts each rank gets an announcement of its own. */
+/* Returns the remote ranks that receive the announcement now, or NULL for all. With rounds, remote ranks receive it later
+ * together with the data gathered so far. With per-peer counts, each rank receives a different announcement. */
 static const uint8_t *find_receivers(const struct shoal_request *request)
 {
     if (request->in_rounds || has_peer_counts(&request->call))
@@ -571,7 +574,7 @@ static const uint8_t *find_receivers(const struct shoal_request *request)
     return request->peer_set ? request->peer_set->is_member : NULL;
 }
 
-/* Beginning with the next rank, so that not all send to the same one first. */
+/* Starts with the next rank, so that not all ranks send to the same rank first. */
 static void send_notices(struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_peer_count *peer_counts = request->call.layout->peer_counts;
@@ -633,7 +636,7 @@ void shoal_engine_fail_request(struct shoal_engine *engine, struct shoal_request
     shoal_engine_fail(engine, &failure);
 }
 
-/* Finds the peers of a request that does not meet all ranks. */
+/* Finds the peers of a request that does not involve all ranks. */
 static bool engine_meet(struct shoal_engine *engine, struct shoal_request *request)
 {
     const enum shoal_status status =
@@ -663,7 +666,7 @@ static bool announce_queued(struct shoal_engine *engine)
     return did;
 }
 
-/* ---- Announcements of the others ----------------------------------------------------------------------------------------- */
+/* ---- Announcements of other ranks ---------------------------------------------------------------------------------------- */
 
 static inline bool is_needed(const struct shoal_engine *engine, const struct shoal_request *request, int peer)
 {
@@ -671,8 +674,8 @@ static inline bool is_needed(const struct shoal_engine *engine, const struct sho
            shoal_peer_set_is_source(request->peer_set, peer);
 }
 
-/* Finds the rank that came last, and how long after the first. Posting times are ticks / 256 in 32 bits: differences hold for
- * minutes. */
+/* Finds the rank that came last and its delay after the first. Posting times are ticks / 256 in 32 bits, so differences are
+ * valid for minutes. */
 static void engine_blame(struct shoal_engine *engine, struct shoal_request *request)
 {
     struct shoal_record *record = request->record;
@@ -696,8 +699,9 @@ static void engine_blame(struct shoal_engine *engine, struct shoal_request *requ
     record->late = ((int64_t)last - first) * 256;
 }
 
-/* Prefetches the data while the announcement is on its way: its second line at each look, like its first; data beside it once,
- * because many lines that a rank asks for again and again travel back and forth between the cores. */
+/* Prefetches the data of an announcement that has not arrived yet. The announcement's second line is prefetched at each look,
+ * like its first. Separate payload lines are prefetched once: if a rank keeps requesting many lines, they travel back and forth
+ * between the cores. */
 static void expect_payload(struct shoal_engine *engine, struct shoal_request *request, int peer)
 {
     if (!request->is_direct || request->bytes <= SHOAL_PAYLOAD_FIRST || !engine->ops->expect)
@@ -709,7 +713,7 @@ static void expect_payload(struct shoal_engine *engine, struct shoal_request *re
     engine->ops->expect(engine->transport, peer, request->sequence, bytes);
 }
 
-/* True when the announcements of all ranks that are needed are there, and agree with the request. */
+/* Returns true when all announcements that the request needs have arrived and agree with it. */
 static bool have_all_announced(struct shoal_engine *engine, struct shoal_request *request)
 {
     for (; request->next_missing < engine->size; request->next_missing++) {
@@ -733,7 +737,7 @@ static bool have_all_announced(struct shoal_engine *engine, struct shoal_request
     return true;
 }
 
-/* True when it moved. Done when the announcements of all its sources were received, round by round. */
+/* Returns true if the request moved. It is done when the announcements of all its sources have arrived, round by round. */
 static bool advance_rounds(struct shoal_engine *engine, struct shoal_request *request)
 {
     const bool did = shoal_engine_advance_rounds(engine, request);
@@ -751,7 +755,7 @@ static bool advance_rounds(struct shoal_engine *engine, struct shoal_request *re
     return true;
 }
 
-/* Requests start in order: when one waits for a rank, so do those after it. But rounds of several go on side by side. */
+/* Requests start in order: if one waits for a rank, so do those after it. The rounds of several requests overlap, though. */
 static bool start_announced(struct shoal_engine *engine)
 {
     bool did = false;
@@ -787,7 +791,7 @@ static bool start_announced(struct shoal_engine *engine)
 
 /* ---- The end of operations ----------------------------------------------------------------------------------------------- */
 
-/* Operations whose calls were not compared may gather, but not so many that peers wait for this rank. */
+/* Operations whose calls have not been compared may accumulate, but not so far that peers wait for this rank. */
 #define UNCOMPARED_MAX (SHOAL_PAYLOADS / 2)
 
 static bool retire_done(struct shoal_engine *engine)
@@ -834,7 +838,7 @@ static bool progress_once(struct shoal_engine *engine)
         if (!engine->is_broken)
             did |= retire_done(engine);
     }
-    /* Messages that no receive waits for yet are taken too, now and then: their senders may wait for room. */
+    /* Now and then also accepts messages that no receive waits for yet, because their senders may wait for room. */
     if (engine->message_count || (!did && ++engine->idle_turns % MESSAGES_EVERY == 0))
         did |= shoal_p2p_progress(engine);
     if (engine->intake.queue_head) /* posted by a callback, or held back until operations ended */

@@ -1,4 +1,4 @@
-/* Making and ending an engine, and what others may ask it. */
+/* Creating and ending an engine, and the queries of engine.h. */
 #include "engine/engine_state.h"
 
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 const char shoal_engine_unknown[] = "", shoal_engine_alone[] = "alone", shoal_engine_direct[] = "direct",
            shoal_engine_eager[] = "eager", shoal_engine_asked[] = "asked";
 
-/* All that `algorithm` and `collective` of a record may be. */
+/* Names all values of a record's `algorithm` and `collective`. */
 static void name_texts(struct shoal_recorder *recorder)
 {
     const char *const others[] = {shoal_engine_unknown, shoal_engine_alone, shoal_engine_direct, shoal_engine_eager,
@@ -28,11 +28,11 @@ static void name_texts(struct shoal_recorder *recorder)
     }
 }
 
-/* Ranks of the host that has most; 0: no memory to count them. */
+/* Returns the largest number of ranks on any host, or 0 if there is no memory to count. */
 static int find_most_locals(const struct shoal_engine *engine)
 {
     const uint16_t *host = engine->transport->host;
-    uint16_t *counts = calloc((size_t)engine->size, sizeof *counts); /* there are no more hosts than ranks */
+    uint16_t *counts = calloc((size_t)engine->size, sizeof *counts); /* at most one host per rank */
     int most = 0;
     for (int r = 0; counts && r < engine->size; r++) {
         const int count = ++counts[host ? host[r] : 0];
@@ -118,7 +118,7 @@ enum shoal_status shoal_engine_create(const struct shoal_engine_options *options
     return SHOAL_OK;
 }
 
-/* The others must not wait for what this rank will not do, nor write to operands it takes back. */
+/* Fails what is under way, so that peers neither wait for this rank nor write to operands that it reclaims. */
 static void engine_give_up(struct shoal_engine *engine)
 {
     struct shoal_failure failure;
@@ -177,7 +177,7 @@ bool shoal_engine_is_in_callback(const struct shoal_engine *engine)
     return engine->is_in_progress;
 }
 
-/* A chunk, or all that lies beside an announcement. */
+/* The size of a chunk, or of the largest payload of an announcement. */
 size_t shoal_engine_range_bytes(const struct shoal_engine *engine, bool is_in_parts)
 {
     const size_t chunk = shoal_select_most_chunk_bytes(engine->settings->chunk_bytes, engine->size, engine->hosts, is_in_parts);
@@ -191,7 +191,7 @@ int shoal_engine_most_locals(const struct shoal_engine *engine)
 
 const struct shoal_failure *shoal_engine_look_for_failure(struct shoal_engine *engine)
 {
-    if (!engine->is_in_progress) /* lists are being walked */
+    if (!engine->is_in_progress) /* the lists are being walked otherwise */
         shoal_engine_heed_failure(engine);
     return shoal_engine_failure(engine);
 }

@@ -1,11 +1,11 @@
-/* Direct operations over several hosts whose data travel in rounds (collective/rounds.h). Sums are made where the result is to
- * be, parts are gathered there; so what is sent next lies there, too. */
+/* Direct operations over several hosts whose data travel in rounds (collective/rounds.h). Sums and parts accumulate in the
+ * place of the result, so the data that a round sends are already there. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/engine_state.h"
 
-/* ---- Whom a request meets ------------------------------------------------------------------------------------------------ */
+/* ---- Peers of a request -------------------------------------------------------------------------------------------------- */
 
 static bool allocate_scratch(struct shoal_engine *engine)
 {
@@ -43,7 +43,7 @@ enum shoal_status shoal_engine_prepare_rounds(struct shoal_engine *engine, struc
     return SHOAL_OK;
 }
 
-/* Where sums and parts gather. */
+/* Returns the memory in which sums and parts accumulate. */
 static void *result_of(const struct shoal_request *request)
 {
     const struct shoal_layout *layout = request->call.layout;
@@ -92,7 +92,7 @@ static void rounds_put_part(const struct shoal_request *request, int part, const
 {
     const size_t bytes = part_bytes(request);
     char *const to = (char *)result_of(request) + (size_t)part * bytes;
-    if (to != data) /* in place */
+    if (to != data) /* in place otherwise */
         memcpy(to, data, bytes);
 }
 
@@ -120,7 +120,7 @@ static void put_parts(const struct shoal_request *request, struct shoal_ranks pa
 
 /* ---- Rounds -------------------------------------------------------------------------------------------------------------- */
 
-/* Bytes beside the announcement to or from a host that holds those parts. */
+/* Returns the payload bytes of an announcement to or from a host that has those parts. */
 static size_t rounds_bytes_of(const struct shoal_request *request, struct shoal_ranks held)
 {
     return request->shape->is_output_partitioned ? (size_t)held.count * part_bytes(request) : request->bytes;
@@ -149,7 +149,7 @@ static void rounds_take(struct shoal_engine *engine, const struct shoal_request 
         rounds_add(engine, request, round, came);
 }
 
-/* False: it has not come, or it differs, and the engine is broken. */
+/* Returns false if the announcement has not arrived, or if it differs and the engine is broken. */
 static bool has_come(struct shoal_engine *engine, struct shoal_request *request, int rank)
 {
     request->next_missing = rank;
@@ -188,7 +188,7 @@ static bool end_round(struct shoal_engine *engine, struct shoal_request *request
     return true;
 }
 
-/* To the tensors of a call that has several, or to the device. */
+/* Copies the result to the tensors of a call that has several, or to the device. */
 static void give_result(const struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_call *call = &request->call;

@@ -1,4 +1,4 @@
-/* Settings of how operations run, and how a rank waits. */
+/* Settings that control how operations run and how a rank waits. */
 #ifndef SHOAL_ENGINE_ENGINE_SETTINGS_H
 #define SHOAL_ENGINE_ENGINE_SETTINGS_H
 

@@ -1,9 +1,9 @@
-/* Shared by the files of the engine: its state and the functions between them. No other module includes this header; engine.h
- * is the contract. Under the progress engine's lock, unless a text says otherwise.
+/* Shared by the files of the engine: its state, and the functions between them. No other module includes this header; engine.h
+ * is the contract. Everything is under the progress engine's lock, unless a comment says otherwise.
  *
- * How a call passes: queued -> announced (its announcement is out; at most SHOAL_ACTIVE_MAX at once) -> running (all ranks
- * have announced the same call) -> done. Chunks of running operations take slots in the order of operations, the same on
- * all ranks; at most `depth` chunks are under way. */
+ * A call passes through these states: queued -> announced (its announcement is out; at most SHOAL_ACTIVE_MAX at once) ->
+ * running (all ranks have announced the same call) -> done. Chunks of running operations occupy slots in the order of
+ * operations, which is the same on all ranks. At most `depth` chunks are under way. */
 #ifndef SHOAL_ENGINE_ENGINE_STATE_H
 #define SHOAL_ENGINE_ENGINE_STATE_H
 
@@ -32,11 +32,11 @@ struct shoal_cached_plan {
     const struct shoal_algorithm *entry;
     enum shoal_collective_type collective;
     int root;
-    uint8_t *shared; /* [2 * size]: whose input, whose output is shared */
-    uint8_t *named;  /* [2 * size]: whose input, whose output this rank's plan names */
+    uint8_t *shared; /* [2 * size]: ranks whose input is shared, ranks whose output is */
+    uint8_t *named;  /* [2 * size]: ranks whose input, whose output this rank's plan names */
     enum shoal_reach reach;
     uint32_t early_steps; /* shoal_plan_count_early */
-    uint8_t hints;        /* what the leader said when it was last used */
+    uint8_t hints;        /* the leader's hints when it was last used */
     unsigned users;
 };
 
@@ -46,7 +46,7 @@ struct shoal_waited {
     _Atomic uint64_t without_lock;
 };
 
-/* Counts the time since then as that of a thread of the program that had to wait. Any thread, with or without the lock. */
+/* Adds the time since begin_ticks to the waiting time of the program's threads. Any thread, with or without the lock. */
 static inline void shoal_waited_add(struct shoal_waited *waited, uint64_t begin_ticks)
 {
     const int64_t ticks = (int64_t)(shoal_clock_ticks() - begin_ticks);
@@ -54,7 +54,7 @@ static inline void shoal_waited_add(struct shoal_waited *waited, uint64_t begin_
 }
 
 struct shoal_request {
-    struct shoal_engine *engine; /* NULL when the engine is gone: then it is done */
+    struct shoal_engine *engine; /* NULL when the engine is gone: then the request is done */
     struct shoal_progress *progress;
     struct shoal_request *next;
     struct shoal_call call;
@@ -64,38 +64,38 @@ struct shoal_request {
     bool is_blocking;  /* a thread is in the call until it ends */
     shoal_done_fn done_fn;
     void *done_arg;
-    struct shoal_request *whole; /* of a message in a group: the user's request; else NULL. Set before it is posted */
-    atomic_int awaited;          /* threads that are blocked until it is done */
+    struct shoal_request *whole; /* in a group's message, the user's request; else NULL. Set before posting */
+    atomic_int awaited;          /* number of threads that are blocked until it is done */
     uint64_t sequence;
     uint64_t deadline_ns;
-    uint64_t excused_ns; /* what the deadline was moved by, as shoal_engine_excuse counts it */
+    uint64_t excused_ns; /* how far the deadline was moved, as shoal_engine_excuse() counts it */
     uint64_t posted_ticks;
     struct shoal_record *record;
     const struct shoal_shape *shape;
     size_t element_bytes;
-    size_t bytes; /* of the larger operand; of a message */
-    /* By call.collective (shoal_request_is_message); nothing for a group. */
+    size_t bytes; /* size of the larger operand, or of a message */
+    /* Selected by call.collective (shoal_request_is_message()); unused for a group. */
     union {
         struct shoal_p2p_state message;              /* of a send, a receive or a drain */
         struct {                                     /* of a collective */
-            struct shoal_announcement announcement;  /* own */
-            size_t payload_bytes;                    /* what this rank publishes beside its announcement */
-            bool is_direct;                          /* no plan: data travel beside the announcements */
-            const struct shoal_algorithm *in_rounds; /* and between hosts in rounds, by that entry; NULL: at once */
-            int round;     /* -1: waits for the local ranks; number of rounds: the result has come; more: it is in the output */
-            bool has_sent; /* what the round sends */
-            int needed;    /* whose announcement: SHOAL_NEEDED_ALL (of the peer set), one peer's, or (the own rank) nobody's */
+            struct shoal_announcement announcement;  /* this rank's */
+            size_t payload_bytes;                    /* what this rank publishes with its announcement */
+            bool is_direct;                          /* no plan: data travel with the announcements */
+            const struct shoal_algorithm *in_rounds; /* the entry whose rounds carry the data between hosts; NULL: no rounds */
+            int round;     /* -1: waits for local ranks; number of rounds: the result has come; more: it is in the output */
+            bool has_sent; /* the data of this round were sent */
+            int needed;    /* whose announcement: SHOAL_NEEDED_ALL (of the peer set), one peer, or (this rank itself) nobody */
             const struct shoal_peer_set *peer_set; /* NULL: all ranks */
             int next_missing;                      /* the lowest rank whose announcement has not been seen */
-            int next_expected;                     /* and the lowest whose data have not been asked for */
+            int next_expected;                     /* the lowest rank whose data have not been prefetched */
             struct shoal_cached_plan *cached;
-            uint32_t early_steps;       /* of the first chunk, which ran before all announcements were there */
-            struct shoal_trial *stores; /* rank 0: what its time says something about, NULL: nothing */
+            uint32_t early_steps;       /* of the first chunk, which ran before all announcements arrived */
+            struct shoal_trial *stores; /* rank 0: the trial that this operation's time belongs to; else NULL */
             uint32_t stores_use;
-            void **inputs; /* [size] addresses here, NULL where not shared */
+            void **inputs; /* [size] addresses in this process; NULL if not shared */
             void **outputs;
-            size_t chunk_elements; /* of a whole, or of each part */
-            size_t part_stride;    /* elements from part to part of a staging buffer that is in parts */
+            size_t chunk_elements; /* per whole operand, or per part */
+            size_t part_stride;    /* elements from part to part of a partitioned staging buffer */
             size_t chunk_count;
             size_t chunks_started;
             size_t chunks_done;
@@ -103,35 +103,35 @@ struct shoal_request {
     };
 };
 
-/* Whether a plan lets this rank's input stay on the device (device/device.h). */
+/* Whether and how a plan lets this rank's input stay on the device (device/device.h). */
 enum shoal_stay {
-    SHOAL_STAY_UNKNOWN, /* not asked yet, or peers' adapters do not read devices yet */
+    SHOAL_STAY_UNKNOWN, /* not determined yet, or peers' adapters cannot read devices yet */
     SHOAL_STAY_NEVER,
     SHOAL_STAY_SENT,
-    SHOAL_STAY_COPIED, /* to the output, too */
+    SHOAL_STAY_COPIED, /* copied to the output as well */
 };
 
-/* With several hosts an operation that has a plan meets only some ranks: those of this host, and the remote peers with
- * whom the plan exchanges. One for each entry and root, found when it is first called and kept for the next time (cache.c). */
+/* On several hosts, an operation that has a plan involves only some ranks: those of this host, and the remote peers with which
+ * the plan exchanges. There is one peer set for each entry and root. It is made at the first call and kept (cache.c). */
 struct shoal_peer_set {
     struct shoal_peer_set *next;
     const struct shoal_algorithm *entry;
     int root;
-    uint64_t last_sequence; /* of the last operation that used it */
+    uint64_t last_sequence; /* number of the last operation that used it */
     size_t bytes;
-    struct shoal_ranks met;     /* the members, as a list: loops over them take no pass over all ranks */
-    struct shoal_ranks sources; /* the sources, as a list */
+    struct shoal_ranks met;     /* the members as a list, so that loops need not scan every rank */
+    struct shoal_ranks sources; /* the sources as a list */
     uint16_t *lists;            /* the memory of both lists */
-    struct shoal_rounds rounds; /* of an entry that goes in rounds */
-    enum shoal_stay stay;       /* of an input on a device */
-    uint8_t *is_source;         /* [size] 1: this rank receives the rank's announcement */
-    uint8_t is_member[];        /* [size] 1: that, or it receives this rank's; `is_source` lies behind it */
+    struct shoal_rounds rounds; /* of an entry that works in rounds */
+    enum shoal_stay stay;       /* for an input on a device */
+    uint8_t *is_source;         /* [size] 1: this rank receives that rank's announcement */
+    uint8_t is_member[];        /* [size] 1: a source, or a receiver of this rank's; followed by `is_source` */
 };
 
-/* Called after each step, for tests. */
+/* Tests set this function; it is called after each step. */
 typedef void (*shoal_step_fn)(void *arg, uint64_t sequence, size_t chunk, const struct shoal_plan *plan, uint32_t step);
 
-#define SHOAL_KEPT_BYTES ((size_t)8 << 20) /* of plans, and of peer sets, that are kept though no operation uses them */
+#define SHOAL_KEPT_BYTES ((size_t)8 << 20) /* limit for unused plans, and for unused peer sets */
 
 #define SHOAL_TRIAL_COUNT 1024
 
@@ -145,11 +145,11 @@ struct shoal_engine {
     const struct shoal_tuning *tuning;
     struct shoal_log *log;
     struct shoal_progress *progress;
-    struct shoal_waited *waited;    /* of the progress engine; NULL in a simulation, where nobody waits */
-    struct shoal_engine *next;      /* the progress engine's list */
-    struct shoal_engine *busy_next; /* its list of engines with something under way */
-    bool is_listed;                 /* there */
-    bool is_closing;                /* on neither list any more */
+    struct shoal_waited *waited;    /* the progress engine's; NULL in a simulation, which never waits */
+    struct shoal_engine *next;      /* next in the progress engine's list */
+    struct shoal_engine *busy_next; /* next in its list of engines with something under way */
+    bool is_listed;                 /* it is in the busy list */
+    bool is_closing;                /* it is in neither list */
     uint64_t (*now_ns)(void *now_arg);
     void *now_arg;
     uint32_t timeout_ms;
@@ -157,46 +157,46 @@ struct shoal_engine {
     int size;
     int hosts;
     int leader;      /* the lowest rank of this host */
-    int local;       /* this rank's number among those of its host, */
-    int locals;      /* and how many they are */
-    int most_locals; /* ranks of the host that has most */
+    int local;       /* this rank's number among the ranks of its host */
+    int locals;      /* number of ranks on this host */
+    int most_locals; /* largest number of ranks on any host */
     unsigned depth;
-    size_t part_bytes; /* of one part of a staging slot, */
-    size_t slot_bytes; /* and of all of it */
+    size_t part_bytes; /* of one part of a staging slot */
+    size_t slot_bytes; /* of a whole staging slot */
     const struct shoal_clock_anchor *anchor;
 
     struct shoal_intake intake;
     void **addresses; /* [SHOAL_ACTIVE_MAX][2 * size] */
     struct shoal_peer_set *peer_sets;
-    char *rounds_scratch; /* [SHOAL_PAYLOAD_MAX] what a round sends, put together */
+    char *rounds_scratch; /* [SHOAL_PAYLOAD_MAX] scratch: the data that a round sends */
     const void **sources; /* [size] scratch */
     void **dests;         /* [size + 1] scratch */
-    const void **scaled;  /* [size] scratch: sources, where some had to be scaled */
-    uint8_t *shared;      /* [2 * size] scratch: whose input, whose output is shared */
+    const void **scaled;  /* [size] scratch: the sources, after some had to be scaled */
+    uint8_t *shared;      /* [2 * size] scratch: ranks whose input is shared, ranks whose output is */
 
     struct shoal_runner runner;
 
-    struct shoal_cached_plan *plans; /* the one used last first; so are the peer sets */
+    struct shoal_cached_plan *plans; /* most recently used first, like the peer sets */
     size_t plans_bytes, peer_sets_bytes, kept_bytes;
-    struct shoal_layout *held; /* of held.c */
+    struct shoal_layout *held; /* used by held.c */
     uint64_t held_until_ns;
     uint64_t plans_built;
 
     struct shoal_trial *stores; /* [SHOAL_TRIAL_COUNT], on rank 0 once it has something to try */
 
     struct shoal_p2p *p2p;  /* sends and receives */
-    unsigned message_count; /* of them under way */
+    unsigned message_count; /* number of messages under way */
     unsigned idle_turns;
 
     struct shoal_recorder recorder;
-    struct shoal_record spare;       /* of requests under way so long that the recorder has gone round */
-    const struct shoal_record *last; /* of the last operation that was done, NULL before */
-    bool awaits_device;              /* in its last turn something of this rank was not ready on its device */
+    struct shoal_record spare;       /* for requests that outlive their record in the recorder */
+    const struct shoal_record *last; /* of the last operation that ended; NULL before */
+    bool awaits_device;              /* in its last turn some operand was not ready on this rank's device */
     bool must_flush;                 /* something was published since the last flush */
-    bool is_in_progress;             /* callbacks, which run inside, may post */
-    bool is_wait_said;               /* others were told whom this rank waits for; failure.c */
-    bool is_broken;                  /* failure.c knows why */
-    bool is_fresh;                   /* it had nothing under way since the last shoal_engine_check */
+    bool is_in_progress;             /* set around progress; callbacks run inside it and may post */
+    bool is_wait_said;               /* this rank has published which rank it waits for; failure.c */
+    bool is_broken;                  /* the cause is in failure.c */
+    bool is_fresh;                   /* it had nothing under way since the last shoal_engine_check() */
     struct shoal_blame *blame;
     struct shoal_dispute *dispute;
     bool is_finalized;
@@ -204,17 +204,17 @@ struct shoal_engine {
     void *on_step_arg;
 };
 
-/* Posts a call whose arguments have been checked, and takes its layout. The request must stay valid until it is done; a
- * detached request is then freed by the engine. A broken engine completes the request at once. */
+/* Posts a call whose arguments have been checked, and takes ownership of its layout. The request must stay valid until it is
+ * done; the engine then frees a detached request. A broken engine completes the request at once. */
 void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *call, struct shoal_request *request);
 
-/* group.c: posts several messages in one request. ERR_MEMORY: nothing was posted. */
+/* group.c: posts several messages in one request. Returns ERR_MEMORY if nothing was posted. */
 SHOAL_MUST_USE enum shoal_status shoal_engine_post_group(struct shoal_engine *engine, const struct shoal_call *calls,
                                                          size_t count, struct shoal_request *request);
 
-/* In an all-to-all with parts of different lengths, a rank sends per-peer counts: to ranks of its host an array with one entry
- * for each of them, to each remote rank that rank's entry alone. Returns how many bytes come from the peer; *index_out is the
- * index of this rank's entry. */
+/* In an all-to-all with parts of different lengths, a rank sends per-peer counts. Ranks of its host receive an array with an
+ * entry for each of them; each remote rank receives only its own entry. Returns how many bytes come from the peer. *index_out
+ * is the index of this rank's entry. */
 static inline size_t shoal_engine_peer_counts_bytes(const struct shoal_engine *engine, int peer, int *index_out)
 {
     const bool is_local = engine->hosts == 1 || engine->transport->host[peer] == engine->transport->host[engine->rank];
@@ -222,16 +222,16 @@ static inline size_t shoal_engine_peer_counts_bytes(const struct shoal_engine *e
     return (size_t)(is_local ? engine->locals : 1) * sizeof(struct shoal_peer_count);
 }
 
-/* Does what can be done now; true when anything was done. */
+/* Does what can be done now. Returns true if anything was done. */
 bool shoal_engine_progress(struct shoal_engine *engine);
 
-/* Whether everything published arrives although no thread makes progress. */
+/* Returns true if everything that was published arrives even if no thread makes progress. */
 static inline bool shoal_engine_is_flushed(const struct shoal_engine *engine)
 {
     return SHOAL_LIKELY(!engine->ops->is_flushed) || engine->ops->is_flushed(engine->transport);
 }
 
-/* The same for one peer, so that a peer that receives nothing holds up no message to another. */
+/* Like shoal_engine_is_flushed(), but for one peer, so that a peer that receives nothing does not delay messages to others. */
 static inline bool shoal_engine_is_flushed_to(const struct shoal_engine *engine, int peer)
 {
     return SHOAL_LIKELY(!engine->ops->is_sending) || !engine->ops->is_sending(engine->transport, peer);
@@ -242,20 +242,20 @@ static inline bool shoal_engine_is_busy(const struct shoal_engine *engine)
     return engine->intake.active_head || engine->intake.queue_head || engine->message_count || engine->held;
 }
 
-/* Whether chunks are under way. */
+/* Returns true if chunks are under way. */
 static inline bool shoal_runner_is_busy(const struct shoal_engine *engine)
 {
     return engine->runner.active > 0;
 }
 
-/* Whether the range of an own operand may be touched; false: it lies on a device and is not ready yet. */
+/* Returns true if the range of this rank's operand may be accessed, false if it is on a device and not ready yet. */
 static inline bool shoal_runner_is_ready(struct shoal_engine *engine, const struct shoal_request *request,
                                          enum shoal_operand operand, size_t begin, size_t end)
 {
     return SHOAL_LIKELY(!request->call.layout) || shoal_runner_is_range_ready(engine, request, operand, begin, end);
 }
 
-/* Whether a request that has done all its work is over: its device has taken away the output. */
+/* Returns true if a request that has done all its work is over: its device has taken the output. */
 static inline bool shoal_runner_is_over(struct shoal_engine *engine, const struct shoal_request *request)
 {
     return SHOAL_LIKELY(!request->call.layout) || shoal_runner_is_taken(engine, request);
@@ -270,7 +270,7 @@ static inline void shoal_engine_flush(struct shoal_engine *engine)
     engine->ops->flush(engine->transport);
 }
 
-/* How far a collective is, for those who ask what it waits for. */
+/* The phase of a collective, for the code that reports what it waits for. */
 enum shoal_phase {
     SHOAL_PHASE_QUEUED,
     SHOAL_PHASE_MEETING,
@@ -293,30 +293,30 @@ static inline enum shoal_phase shoal_request_phase(const struct shoal_request *r
 /* Any thread. */
 static inline enum shoal_status shoal_request_status(struct shoal_request *request)
 {
-    /* acquire: pairs with the release of complete(), so that the outputs are seen. */
+    /* acquire: pairs with the release of complete(), so that the caller sees the outputs. */
     return (enum shoal_status)atomic_load_explicit(&request->status, memory_order_acquire);
 }
 
-/* Whether it is of p2p.h. */
+/* Returns true for requests of p2p.h. */
 static inline bool shoal_request_is_message(const struct shoal_request *request)
 {
     const enum shoal_collective_type collective = request->call.collective;
     return collective == SHOAL_COLLECTIVE_SEND || collective == SHOAL_COLLECTIVE_RECV || collective == SHOAL_COLLECTIVE_DRAIN;
 }
 
-/* Whether a thread waits for the request. */
+/* Returns true if a thread waits for the request. */
 static inline bool shoal_request_is_awaited(struct shoal_request *request)
 {
     return atomic_load_explicit(&(request->whole ? request->whole : request)->awaited, memory_order_relaxed) > 0;
 }
 
-/* The time by which deadlines count, at a reading of the processor's ticks. */
+/* Converts ticks to the clock of deadlines. */
 static inline uint64_t shoal_engine_time_ns(const struct shoal_engine *engine, uint64_t ticks)
 {
     return engine->now_ns ? engine->now_ns(engine->now_arg) : shoal_clock_anchor_time_ns(engine->anchor, ticks);
 }
 
-/* The same, now. */
+/* The current time on the clock of deadlines. */
 static inline uint64_t shoal_engine_now_ns(const struct shoal_engine *engine)
 {
     return engine->now_ns ? engine->now_ns(engine->now_arg) : shoal_clock_ns();
@@ -324,58 +324,59 @@ static inline uint64_t shoal_engine_now_ns(const struct shoal_engine *engine)
 
 /* ---- Between the engine's files ------------------------------------------------------------------------------------------ */
 
-/* The recorder's names of algorithms that are not in the table: not known yet, a single rank, no plan; small and large
- * messages. */
+/* The recorder's names for operations without an algorithm of the table: not known yet, a single rank, no plan, and small and
+ * large messages. */
 extern const char shoal_engine_unknown[], shoal_engine_alone[], shoal_engine_direct[];
 extern const char shoal_engine_eager[], shoal_engine_asked[];
 
 /* Sets the result, calls the callback, frees a detached request. */
 void shoal_request_complete(struct shoal_request *request, enum shoal_status status);
 
-/* cache.c keeps plans and peer sets from one operation to the next. Gives the request the plan that it
- * will have if others share what they did the last time; false: there is none with early steps. */
+/* cache.c keeps plans and peer sets from one operation to the next. Sets the plan that the request will have if the ranks share
+ * the same operands as the last time. Returns false if there is no such plan with early steps. */
 SHOAL_MUST_USE bool shoal_engine_guess_plan(struct shoal_engine *engine, struct shoal_request *request);
-/* All announcements are there: sets the request's plan, the guessed one or another. */
+/* Call this when all announcements have arrived. Sets the request's plan: the guessed plan or another one. */
 SHOAL_MUST_USE enum shoal_status shoal_engine_find_plan(struct shoal_engine *engine, struct shoal_request *request);
-/* Gives the request the peer set of the ranks with which the entry's plan exchanges. */
+/* Sets the request's peer set: the ranks with which the entry's plan exchanges. */
 SHOAL_MUST_USE enum shoal_status shoal_engine_find_peers(struct shoal_engine *engine, const struct shoal_algorithm *entry,
                                                          struct shoal_request *request);
-/* Gives the request a cached peer set; false: there is none. */
+/* Sets a cached peer set. Returns false if there is none. */
 SHOAL_MUST_USE bool shoal_engine_find_peer_set(struct shoal_engine *engine, const struct shoal_algorithm *entry, int root,
                                                struct shoal_request *request);
-/* Makes an empty peer set; NULL: no memory. The caller marks its ranks, then keep gives it to the request and to the cache.
- * False: no memory, and the peer set is freed. */
+/* Creates an empty peer set. Returns NULL if out of memory. The caller marks its ranks; then the keep function adds the set to
+ * the request and to the cache. It returns false if out of memory, and frees the peer set. */
 struct shoal_peer_set *shoal_engine_make_peer_set(const struct shoal_engine *engine, const struct shoal_algorithm *entry,
                                                   int root);
 SHOAL_MUST_USE bool shoal_engine_keep_peer_set(struct shoal_engine *engine, struct shoal_peer_set *peer_set,
                                                struct shoal_request *request);
-/* The request needs its plan no more. */
+/* Call this when the request no longer needs its plan. */
 static inline void shoal_engine_release_plan(struct shoal_request *request)
 {
     SHOAL_ASSERT(request->cached->users > 0);
     request->cached->users--;
     request->cached = NULL;
 }
-/* As shoal_engine_may_input_stay, of a request that has been measured and takes a plan. */
+/* Like shoal_engine_may_input_stay(), but for a request that has been measured and uses a plan. */
 SHOAL_MUST_USE bool shoal_engine_plan_lets_input_stay(struct shoal_engine *engine, const struct shoal_request *request,
                                                       const struct shoal_selection *selection, bool *copies_out);
 void shoal_engine_free_kept(struct shoal_engine *engine);
 
-/* held.c: the communicator fails. Inputs of these requests that stay on a device are kept while adapters may read them. */
+/* held.c: called when the communicator fails. Keeps inputs of these requests on their device while adapters may read them. */
 void shoal_engine_hold_inputs(struct shoal_engine *engine, struct shoal_request *list);
-/* Lets them go, if it is time. */
+/* Releases them when it is time. */
 void shoal_engine_look_at_held(struct shoal_engine *engine);
 void shoal_engine_drop_held(struct shoal_engine *engine);
 
-/* engine_rounds.c: direct operations over several hosts, in rounds. Before the request is announced; then, until it is done. */
+/* engine_rounds.c: direct operations over several hosts, in rounds. Prepare before the request is announced; then advance until
+ * it is done. */
 SHOAL_MUST_USE enum shoal_status shoal_engine_prepare_rounds(struct shoal_engine *engine, struct shoal_request *request);
-/* Done when `round` is more than their number. */
+/* The request is done when `round` exceeds the number of rounds. */
 bool shoal_engine_advance_rounds(struct shoal_engine *engine, struct shoal_request *request);
 
-/* progress.c, for the files of the engine. The engines of the context, linked by `next`; under the lock. */
+/* progress.c: returns the context's engines, linked by `next`. Under the lock. */
 struct shoal_engine *shoal_progress_engines(const struct shoal_progress *progress);
 struct shoal_waited *shoal_progress_waited(struct shoal_progress *progress);
-/* Whether this process made the context: false in a forked child, which may make no progress. Any thread. */
+/* Returns false in a forked child, which may not make progress. Any thread. */
 bool shoal_progress_is_parent(const struct shoal_progress *progress);
 
 static inline bool shoal_engine_is_local(const struct shoal_engine *engine, int rank)
@@ -393,7 +394,7 @@ static inline bool shoal_peer_set_is_source(const struct shoal_peer_set *peer_se
     return SHOAL_LIKELY(!peer_set) || peer_set->is_source[rank];
 }
 
-/* The ranks whose announcements this rank receives, perhaps with the own rank: source(0) to source(count - 1). */
+/* The ranks whose announcements this rank receives, possibly including itself: source(0) to source(count - 1). */
 static inline int shoal_engine_source_count(const struct shoal_engine *engine, const struct shoal_peer_set *peer_set)
 {
     return SHOAL_LIKELY(!peer_set) ? engine->size : peer_set->sources.count;
@@ -406,10 +407,10 @@ static inline int shoal_peer_set_source(const struct shoal_peer_set *peer_set, i
 
 struct shoal_selection shoal_engine_selection(const struct shoal_engine *engine, const struct shoal_request *request);
 
-/* Bytes of data with a peer's announcement of a direct operation. */
+/* Returns the payload bytes that a peer's announcement of a direct operation carries. */
 size_t shoal_engine_payload_bytes(const struct shoal_engine *engine, const struct shoal_request *request, int peer);
 
-/* The operator, for kernels: all of it in one pass, and a pass of it over several hosts. */
+/* The operator for kernels: the whole operation in one pass, or one pass of it when there are several hosts. */
 static inline struct shoal_reduction shoal_engine_operation(const struct shoal_engine *engine, const struct shoal_call *call)
 {
     return (struct shoal_reduction){call->op, call->op == SHOAL_AVG ? engine->size : call->scale};
@@ -421,7 +422,7 @@ static inline struct shoal_reduction shoal_engine_pass(const struct shoal_engine
     return shoal_kernels_pass(call->type, shoal_engine_operation(engine, call), pass);
 }
 
-/* Sums of several hosts whose inputs are scaled before they leave the rank's host. */
+/* Returns true for sums over several hosts whose inputs are scaled before they leave the rank's host. */
 static inline bool shoal_engine_scales_inputs(const struct shoal_engine *engine, const struct shoal_call *call)
 {
     return engine->hosts > 1 && shoal_collective_traits(call->collective)->shape.is_reduced &&

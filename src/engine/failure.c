@@ -12,18 +12,18 @@
 
 struct shoal_blame {
     struct shoal_failure failure; /* of a broken engine */
-    uint64_t progress_ns;         /* when progress was last seen by shoal_engine_check; 0: not since it became busy */
-    uint64_t progress_mark;       /* and what it looked like */
+    uint64_t progress_ns;         /* when shoal_engine_check() last saw progress; 0: not since the engine became busy */
+    uint64_t progress_mark;       /* progress_mark() at that time */
     bool has_warned;
-    int warned_rank; /* whom the warning named */
+    int warned_rank; /* the rank that the warning named */
     uint64_t warned_ns;
-    uint64_t warn_next_ns; /* how long it has to stand still for the next warning */
-    uint64_t lost_ns;      /* since when a remote rank is lost that something waits for, and nothing moves; 0: none is */
+    uint64_t warn_next_ns; /* how long progress must have stopped before the next warning */
+    uint64_t lost_ns;      /* when a rank we wait for was lost and progress stopped; 0 if none */
     uint64_t lost_mark;
-    uint64_t said_ns;                             /* when others were last told whom this rank waits for */
-    shoal_location exposed[2 * SHOAL_ACTIVE_MAX]; /* operands that peers could reach when it broke */
+    uint64_t said_ns;                             /* when this rank last published which rank it waits for */
+    shoal_location exposed[2 * SHOAL_ACTIVE_MAX]; /* operands that peers could reach when the engine broke */
     size_t exposed_count;
-    uint16_t nearest[]; /* [size] scratch: failure_find_missing has it */
+    uint16_t nearest[]; /* [size] scratch of failure_find_missing() */
 };
 
 size_t shoal_blame_bytes(int size)
@@ -137,7 +137,7 @@ static struct shoal_descriptor describe_call(const struct shoal_request *request
                                      .way = shoal_call_sum(call) ? SHOAL_WAY_DEVICES : SHOAL_WAY_HOST};
 }
 
-/* With the tag of a message, which is compared with no other rank's and stands in no descriptor. */
+/* With the tag of a message. The tag is not compared between ranks and is not in a descriptor. */
 static void print_request(const struct shoal_request *request, char *text, size_t bytes)
 {
     const struct shoal_descriptor call = describe_call(request);
@@ -194,18 +194,18 @@ static double ns_per_tick(const struct shoal_engine *engine)
  * communicators break. */
 static bool is_teller(const struct shoal_engine *engine)
 {
-    static _Atomic uint64_t told; /* the job last told of by this process */
+    static _Atomic uint64_t told; /* the job that this process last logged this for */
     int teller = engine->leader;
     if (engine->blame->failure.status == SHOAL_ERR_PEER_LOST && engine->blame->failure.rank == teller)
         teller++;
     while (teller < engine->size && !shoal_engine_is_local(engine, teller))
         teller++;
-    /* relaxed: a number that nothing else goes by */
+    /* relaxed: no other memory depends on this number */
     return engine->rank == teller &&
            atomic_exchange_explicit(&told, engine->recorder.job, memory_order_relaxed) != engine->recorder.job;
 }
 
-/* Writes to the temporary folder, as the user has named no file. */
+/* Writes to the temporary folder, because the user has named no file. */
 static void keep_recorder(struct shoal_engine *engine)
 {
     char pattern[SHOAL_RECORDER_NAME_MAX], all[SHOAL_RECORDER_NAME_MAX];
@@ -222,7 +222,7 @@ static void keep_recorder(struct shoal_engine *engine)
             "flight recorder: `shoal trace %s` shows what the ranks of this host did; docs/errors.md tells what to do", all);
 }
 
-/* A recorder that names no job belongs to a test of the engine alone: it is kept only where the test names a file. */
+/* A recorder that names no job belongs to a test of the engine alone, and is written only if the test names a file. */
 static void write_recorder(struct shoal_engine *engine)
 {
     const char *name = engine->settings->recorder_file;
@@ -253,7 +253,7 @@ static void complete_list(struct shoal_request *list, enum shoal_status status)
     }
 }
 
-/* Peers that stopped in the middle may go on to write there: shoal_comm_free takes care of it. */
+/* Peers that stopped in the middle may later resume writing there: shoal_comm_free() handles this. */
 static void note_exposed(struct shoal_engine *engine)
 {
     for (const struct shoal_request *request = shoal_intake_first_announced(engine); request; request = request->next) {
@@ -267,8 +267,8 @@ static void note_exposed(struct shoal_engine *engine)
     }
 }
 
-/* The rank that others have waited for reads so, not that they wait for rank N. `shoal run` reads who is to blame from this
- * line: the text begins with that rank, or " by" names it. */
+/* On the rank that others waited for, the line says that they waited for this rank, not for rank N. `shoal run` reads the rank
+ * to blame from this line: the text begins with that rank, or " by" names it. */
 static void log_broken(struct shoal_engine *engine, const struct shoal_failure *failure)
 {
     char before[96] = "", blamed[64] = "", by[80] = "";
@@ -317,7 +317,7 @@ bool shoal_engine_heed_failure(struct shoal_engine *engine)
     return true;
 }
 
-/* ---- Calls of ranks that do not meet ------------------------------------------------------------------------------------- */
+/* ---- Calls of ranks that do not exchange --------------------------------------------------------------------------------- */
 
 static bool fail_unmet_in(struct shoal_engine *engine, uint64_t sequence)
 {
@@ -330,9 +330,9 @@ static bool fail_unmet_in(struct shoal_engine *engine, uint64_t sequence)
     return false;
 }
 
-/* A rank that waits for a remote rank has sent it an announcement. So where ranks wait for each other in different calls, one
- * of them has the announcement of a rank that it does not meet in its own call: that rank called something else. The first such
- * call counts. */
+/* A rank that waits for a remote rank has sent it an announcement. So if ranks wait for each other in different calls, one of
+ * them has an announcement from a rank that is not a peer in its own call: that rank called something else. The first such call
+ * is reported. */
 static bool fail_unmet(struct shoal_engine *engine)
 {
     const uint64_t next = shoal_intake_first_queued(engine);
@@ -343,7 +343,7 @@ static bool fail_unmet(struct shoal_engine *engine)
     return false;
 }
 
-/* ---- Looking around ------------------------------------------------------------------------------------------------------ */
+/* ---- Finding ranks that a request waits for ------------------------------------------------------------------------------ */
 
 static struct shoal_request *failure_earlier(struct shoal_request *a, struct shoal_request *b)
 {
@@ -357,7 +357,7 @@ static struct shoal_request *failure_oldest(struct shoal_engine *engine)
     return failure_earlier(shoal_intake_first(engine), shoal_p2p_oldest(engine));
 }
 
-/* The request whose deadline comes first: each operation has its own, also behind others. */
+/* Returns the request with the earliest deadline. Each operation has its own, even if it waits behind others. */
 static struct shoal_request *most_urgent(struct shoal_engine *engine)
 {
     struct shoal_request *urgent = shoal_p2p_oldest(engine);
@@ -373,7 +373,7 @@ bool shoal_engine_is_stopped(struct shoal_engine *engine, int peer)
     return strncmp(state, "stopped", strlen("stopped")) == 0;
 }
 
-/* The rank to blame for a step that waits for peer. A peer that is well may itself wait for a rank that is stopped. */
+/* Returns the rank to blame for a step that waits for peer. A running peer may itself wait for a stopped rank. */
 static int find_stopped(struct shoal_engine *engine, int peer)
 {
     for (int i = 0; i < engine->size; i++) {
@@ -390,8 +390,8 @@ static int waited_for_by(struct shoal_engine *engine, int rank)
     return said < 0 ? -1 : said & ~SHOAL_WAIT_BLOCKED;
 }
 
-/* The rank that is waited for may have published that it waits for another, and so on, or for itself: for its device. A
- * statement from before a rank was stopped is out of date. */
+/* Follows the chain of published waits: the peer may have published that it waits for another rank, and so on, or for itself
+ * (for its device). What a rank published before it was stopped is out of date. */
 static int end_of_chain(struct shoal_engine *engine, int peer)
 {
     int end = peer;
@@ -404,9 +404,9 @@ static int end_of_chain(struct shoal_engine *engine, int peer)
     return peer; /* they wait for each other */
 }
 
-/* Some ranks run ahead of others. Ranks that have not come to the first operation that is not done everywhere are behind: a
- * rank that waits for all waits for them, or for one that does. Only ranks of this host count, as completions of others are
- * received late. */
+/* Some ranks run ahead of others. A rank is behind if it has not reached the first operation that is not complete on all ranks.
+ * A rank that waits for all ranks waits for those behind, or for one that does. Only ranks of this host count, because the
+ * completions of others arrive late. */
 static uint64_t first_open(const struct shoal_engine *engine)
 {
     uint64_t least = shoal_intake_done(engine);
@@ -450,7 +450,7 @@ static bool waits_for_one(const struct shoal_engine *engine, const struct shoal_
     return request->state == SHOAL_REQUEST_ANNOUNCED && request->needed != SHOAL_NEEDED_ALL && request->needed != engine->rank;
 }
 
-/* The rank that is needed may itself be waiting until all have used its older announcements. */
+/* The rank that this one needs may itself be waiting to reuse its older announcements. */
 static bool may_be_held_back(const struct shoal_engine *engine, const struct shoal_engine_wait *wait)
 {
     const size_t bytes = shoal_engine_payload_bytes(engine, wait->request, wait->request->needed);
@@ -458,7 +458,7 @@ static bool may_be_held_back(const struct shoal_engine *engine, const struct sho
     return wait->request->sequence >= wait->first_open + kept;
 }
 
-/* Ranks of this host that have not come to the first open operation are waited for before all others. */
+/* If ranks of this host have not reached the first open operation, the request waits for them before all others. */
 static bool is_behind_or_absent(struct shoal_engine *engine, const struct shoal_engine_wait *wait, int peer)
 {
     if (wait->is_any_behind && shoal_engine_is_local(engine, peer))
@@ -479,7 +479,7 @@ static bool is_next_of_rounds(struct shoal_engine *engine, const struct shoal_en
     return peer == wait->request->next_missing;
 }
 
-/* Held back until older announcements may be reused. */
+/* The request is queued until older announcements may be reused. */
 static bool holds_back(struct shoal_engine *engine, const struct shoal_engine_wait *wait, int peer)
 {
     const struct shoal_request *request = wait->request;
@@ -489,7 +489,7 @@ static bool holds_back(struct shoal_engine *engine, const struct shoal_engine_wa
     return engine->ops->completed(engine->transport, peer) + kept < request->sequence;
 }
 
-/* Whether a peer keeps the request from going on. */
+/* Returns true if the request cannot continue because of a peer. */
 static bool is_waited_for(struct shoal_engine *engine, const struct shoal_engine_wait *wait, int peer)
 {
     static bool (*const in_phase[SHOAL_PHASE_END])(struct shoal_engine *, const struct shoal_engine_wait *, int) = {
@@ -502,7 +502,7 @@ static bool is_waited_for(struct shoal_engine *engine, const struct shoal_engine
     return in_phase[shoal_request_phase(wait->request)](engine, wait, peer);
 }
 
-/* It has not announced the operation, or has not received what was sent, or is the peer of the request's step. */
+/* True if the rank has not announced the operation, has not received what was sent, or is the peer of the request's step. */
 bool shoal_engine_wait_is_for(struct shoal_engine *engine, const struct shoal_engine_wait *wait, int rank)
 {
     if (wait->is_for_device)
@@ -523,8 +523,8 @@ struct shoal_request *shoal_engine_awaited(struct shoal_engine *engine)
     return shoal_p2p_awaited(engine);
 }
 
-/* Finds the ranks at the ends of the request's chains of waits. nearest[r] = 1 + the first rank of the chain that ends at r,
- * which waits for r through others or is r itself; 0: no chain ends at r. Returns the lowest r, -1: there is none. */
+/* Finds the ranks at the ends of the request's chains of waits. nearest[r] is 0 if no chain ends at r. Otherwise it is 1 + the
+ * first rank of that chain: one that waits for r, directly or through others, or r itself. Returns the lowest such r, or -1. */
 static int failure_find_missing(struct shoal_engine *engine, struct shoal_request *request, uint16_t *nearest)
 {
     const struct shoal_engine_wait wait = shoal_engine_look(engine, request);
@@ -559,7 +559,7 @@ static void failure_append_rank(struct shoal_engine *engine, int rank, int neare
     shoal_engine_append(text, bytes, ")");
 }
 
-/* Writes what the request waits for, with at most eight ranks. Returns the first. */
+/* Writes what the request waits for, naming at most eight ranks. Returns the first rank. */
 static int name_missing(struct shoal_engine *engine, struct shoal_request *request, char *text, size_t bytes)
 {
     uint16_t *const nearest = engine->blame->nearest;
@@ -580,7 +580,7 @@ static int name_missing(struct shoal_engine *engine, struct shoal_request *reque
     return first;
 }
 
-/* Appends commands that show where the rank that is waited for stands. */
+/* Appends commands that show what the rank that is waited for is doing. */
 static void append_hint(struct shoal_engine *engine, int rank, char *text, size_t bytes)
 {
     struct shoal_transport_peer name;
@@ -596,7 +596,7 @@ static void append_hint(struct shoal_engine *engine, int rank, char *text, size_
 
 #define MINUTE_NS (60 * SHOAL_NS_PER_S)
 
-/* After 1, 2 and 5 minutes, then every 5. */
+/* Returns the time of the next warning: after 1, 2 and 5 minutes, then every 5. */
 static uint64_t next_warning_ns(uint64_t stalled_ns)
 {
     static const unsigned minutes[] = {1, 2, 5};
@@ -607,7 +607,7 @@ static uint64_t next_warning_ns(uint64_t stalled_ns)
     return (stalled_ns / (5 * MINUTE_NS) + 1) * 5 * MINUTE_NS;
 }
 
-/* Again and again, and when another rank is found to be the one that is waited for. */
+/* Logs a warning if the next one is due, or if the request now waits for another rank than the last warning named. */
 static void warn_slow(struct shoal_engine *engine, struct shoal_request *request, uint64_t now_ns)
 {
     char missing[400], cycle[300], call_text[96], after[700] = "";
@@ -629,10 +629,10 @@ static void warn_slow(struct shoal_engine *engine, struct shoal_request *request
                    (unsigned long long)waited_ms(engine, request), missing, after);
 }
 
-/* Between two looks at what others should know. */
+/* How often a waiting rank publishes which rank it waits for. */
 #define SAY_AGAIN_NS (500 * SHOAL_NS_PER_MS)
 
-/* The lowest rank that the request waits for itself, -1: none. */
+/* Returns the lowest rank that the request itself waits for, or -1. */
 static int find_waited_for(struct shoal_engine *engine, struct shoal_request *request)
 {
     const struct shoal_engine_wait wait = shoal_engine_look(engine, request);
@@ -643,8 +643,8 @@ static int find_waited_for(struct shoal_engine *engine, struct shoal_request *re
     return -1;
 }
 
-/* After half of SHOAL_WARN_MS a blocked rank publishes which rank it waits for directly. For a message it tells only the peer
- * and this host, because pipelines wait often. Returns the rank waited for; -1: this rank is not blocked. */
+/* After half of SHOAL_WARN_MS, a blocked rank publishes which rank it waits for directly. For a message, only the peer and this
+ * host receive it, because pipelines wait often. Returns the rank waited for, or -1 if this rank is not blocked. */
 static int say_blocked(struct shoal_engine *engine, uint64_t stalled_ns)
 {
     const uint64_t half_ns = engine->warn_ms * SHOAL_NS_PER_MS / 2;
@@ -693,7 +693,7 @@ static void fail_late(struct shoal_engine *engine, struct shoal_request *request
     char what[300];
     if (shoal_engine_settle(engine, true))
         return;
-    /* Calls run in order: the first one tells whom all wait for. */
+    /* Calls run in order, so the first one names the ranks that all of them wait for. */
     struct shoal_request *const first = failure_is_message(request->call.collective) ? request : shoal_intake_first(engine);
     int rank = name_missing(engine, first, what, sizeof what);
     const bool is_deadlock = shoal_engine_find_deadlock(engine, what, sizeof what);
@@ -730,8 +730,8 @@ static bool holds_up_nothing(const struct shoal_engine *engine, const struct sho
     return false;
 }
 
-/* Whether the call waits for a lost rank. A remote rank may have done its part and left, as its completions are received late.
- * A rank that waits for it publishes so, and others learn that. */
+/* Returns true if the call waits for a lost rank. A remote rank may have done its part and left, as its completions arrive
+ * late. Then a rank that waits for it publishes that, and others learn of it. */
 static bool is_held_up_by(struct shoal_engine *engine, const struct shoal_request *call, int peer)
 {
     static bool (*const in_phase[SHOAL_PHASE_END])(const struct shoal_engine *, const struct shoal_request *, int) = {
@@ -746,8 +746,8 @@ static bool is_held_up_by(struct shoal_engine *engine, const struct shoal_reques
     return shoal_peer_set_has(call->peer_set, peer) && in_phase[shoal_request_phase(call)](engine, call, peer);
 }
 
-/* Whether a lost rank of the call's was cut off, or this rank was: then those it waits for may be out of reach as well, which
- * takes longer to notice. */
+/* Returns true if a lost rank of the call was cut off, or this rank was: the ranks that the call waits for may then also be out
+ * of reach, which takes longer to notice. */
 static bool failure_is_out_of_reach(struct shoal_engine *engine, const struct shoal_request *call, int peer)
 {
     const struct shoal_transport_ops *ops = engine->ops;
@@ -763,8 +763,8 @@ static int failure_first_lost(struct shoal_engine *engine, const struct shoal_re
     return rank;
 }
 
-/* Finds a request that cannot end any more because a peer is lost: a call, which needs all ranks, or a message to or from that
- * peer. *rank_out is that peer; found may name another, which was lost before it. */
+/* Finds a request that can never end because a peer is lost: a call, which needs all ranks, or a message to or from that peer.
+ * *rank_out is that peer. `found` may name another rank, which was lost before it. */
 static struct shoal_request *find_blocked(struct shoal_engine *engine, struct shoal_failure *found, int *rank_out)
 {
     const struct shoal_transport_ops *ops = engine->ops;
@@ -786,7 +786,7 @@ static struct shoal_request *find_blocked(struct shoal_engine *engine, struct sh
     return NULL;
 }
 
-/* Changes whenever anything moves. */
+/* Returns a hash that changes whenever anything moves. */
 static uint64_t progress_mark(const struct shoal_engine *engine)
 {
     uint64_t mark = shoal_runner_mark(engine, shoal_intake_done(engine));
@@ -796,9 +796,9 @@ static uint64_t progress_mark(const struct shoal_engine *engine)
     return mark * 31 + shoal_p2p_mark(engine);
 }
 
-/* Messages that a remote rank sent before it was lost may still come, and the first cause from another rank. */
+/* After a remote rank is lost, messages that it sent before may still arrive, and so may the first cause from another rank. */
 #define UNDER_WAY_NS (500 * SHOAL_NS_PER_MS)
-/* A call that does not wait for the lost rank itself may still end. */
+/* A call that does not itself wait for the lost rank may still end. */
 #define OUT_OF_REACH_NS (2 * SHOAL_NS_PER_S)
 
 static bool is_perhaps_under_way(struct shoal_engine *engine, const struct shoal_request *request, int rank)
@@ -823,7 +823,7 @@ static bool fail_lost(struct shoal_engine *engine)
         return false;
     }
     if (shoal_engine_progress(engine) || shoal_engine_settle(engine, true) || engine->is_broken)
-        return engine->is_broken; /* what it did before it ended may be all we need, or a mismatch */
+        return engine->is_broken; /* messages from before the loss may complete the request, or show a mismatch */
     shoal_engine_begin_failure(engine, request, SHOAL_ERR_PEER_LOST, found.rank, &failure);
     failure.pid = found.pid;
     snprintf(failure.host, sizeof failure.host, "%s", found.host);
@@ -833,11 +833,11 @@ static bool fail_lost(struct shoal_engine *engine)
     return true;
 }
 
-/* A request is excused so often at least, however long each absence was. */
+/* A request is excused at least this often, however long each absence was. */
 #define EXCUSES 8
 
-/* True when the request was given time. Not for ever: a rank whose looks all come late, as with slow callbacks, would else
- * never see the end of an operation that another rank holds up. */
+/* Returns true if the deadline was moved. Excuses are limited: a rank that always looks late, for example because its callbacks
+ * are slow, would otherwise never end an operation that another rank holds up. */
 static bool failure_excuse(const struct shoal_engine *engine, struct shoal_request *request, uint64_t away_ns)
 {
     const uint64_t timeout_ns = (request->call.timeout_ms ? request->call.timeout_ms : engine->timeout_ms) * SHOAL_NS_PER_MS;
@@ -859,10 +859,10 @@ void shoal_engine_excuse(struct shoal_engine *engine, uint64_t away_ns)
     for (struct shoal_request *request = shoal_p2p_first(engine); request; request = request->next)
         is_given |= failure_excuse(engine, request, away_ns);
     if (is_given)
-        engine->blame->progress_ns = 0; /* nobody is slow yet */
+        engine->blame->progress_ns = 0; /* no rank counts as slow yet */
 }
 
-/* Between two looks at whom a slow operation waits for. */
+/* Time between two looks at which rank a slow operation waits for. */
 #define WARN_AGAIN_NS SHOAL_NS_PER_S
 
 uint64_t shoal_engine_check(struct shoal_engine *engine, uint64_t now_ns)

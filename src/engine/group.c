@@ -1,4 +1,4 @@
-/* Several messages in one request: each is a request of its own, and the last one to be done completes that of the user. */
+/* Several messages in one request. Each message is a request of its own; the last one to end completes the user's request. */
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -6,8 +6,8 @@
 
 struct group {
     struct shoal_request *request; /* the user's */
-    size_t left;                   /* members not done, and one while they are being posted */
-    enum shoal_status status;      /* the first that is not OK */
+    size_t left;                   /* members that are not done, plus one while members are being posted */
+    enum shoal_status status;      /* the first status that is not OK */
     struct shoal_request members[];
 };
 
@@ -19,7 +19,7 @@ static void end_one(void *arg, enum shoal_status status)
     if (--group->left > 0)
         return;
     shoal_request_complete(group->request, group->status);
-    free(group); /* nobody looks at a member after its callback */
+    free(group); /* no code reads a member after its callback */
 }
 
 static void group_begin(struct shoal_engine *engine, struct shoal_request *request, uint32_t timeout_ms)

@@ -1,7 +1,7 @@
-/* Inputs that stay on a device (device/device.h), after a failure. An adapter may still read what was put, and a peer that has
- * not heard of the failure takes what it gets for the operation's. So the device's stream is not let go, and the program's
- * work behind the call does not overwrite the input, before all puts have completed locally. A peer that is gone may leave
- * them under way for long: then the wait ends after HOLD_NS. */
+/* Inputs that are still on a device (device/device.h) after a failure. An adapter may still read what was put, and a peer that
+ * does not know of the failure yet takes what arrives for the operation's data. So until all puts have completed locally, the
+ * device's stream stays blocked, and work that the program queued after the call does not overwrite the input. If a peer is
+ * gone, puts may stay under way for long: then the wait ends after HOLD_NS. */
 #include "engine/engine_state.h"
 
 #define HOLD_NS (2 * SHOAL_NS_PER_S)

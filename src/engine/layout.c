@@ -6,7 +6,7 @@
 #include "base/setting.h"
 #include "transport/transport.h"
 
-/* ---- Making -------------------------------------------------------------------------------------------------------------- */
+/* ---- Creation ------------------------------------------------------------------------------------------------------------ */
 
 static uint32_t fold(uint64_t hash)
 {
@@ -14,7 +14,7 @@ static uint32_t fold(uint64_t hash)
     return folded ? folded : 1;
 }
 
-/* The data of a call that is small enough may travel inline. */
+/* Allocates scratch memory if the data are small enough to travel inline. */
 static bool make_scratch(struct shoal_layout *layout, enum shoal_collective_type collective, enum shoal_type type, int size)
 {
     const struct shoal_shape *shape = &shoal_collective_traits(collective)->shape;
@@ -57,7 +57,7 @@ struct shoal_layout *shoal_layout_of_tensors(enum shoal_collective_type collecti
     return NULL;
 }
 
-/* A copy of the counts, and where the parts begin; false: no memory. */
+/* Copies the counts, and computes where the parts begin. Returns false if out of memory. */
 static bool copy_parts(int size, const size_t *counts, const size_t *at, size_t **counts_out, size_t **at_out, size_t **row_out)
 {
     const size_t bytes = (size_t)size * sizeof(size_t);
@@ -113,7 +113,7 @@ struct shoal_layout *shoal_layout_of_parts(int size, const size_t *sent, const s
         shoal_layout_free(layout);
         return NULL;
     }
-    /* Where peers are told, counts are compared one by one. */
+    /* If peers receive the counts, they are compared one by one. */
     uint64_t hash = shoal_hash_bytes(SHOAL_HASH_START, "parts", 5);
     if (!has_peer_counts)
         hash = shoal_hash_bytes(hash, sent ? sent : received, (size_t)size * sizeof(size_t));
@@ -121,11 +121,11 @@ struct shoal_layout *shoal_layout_of_parts(int size, const size_t *sent, const s
     return layout;
 }
 
-/* As make_scratch does, for each operand on its own. */
+/* Like make_scratch(), but for each operand separately. */
 static bool make_device_scratch(struct shoal_layout *layout, struct shoal_call call, int rank, int size)
 {
     const size_t element = shoal_type_bytes(call.type);
-    if (layout->tensors) /* it has */
+    if (layout->tensors) /* it has scratch memory already */
         return true;
     call.layout = layout;
     const size_t input_bytes = shoal_call_input_bytes(&call, rank, size, element, rank);
@@ -159,7 +159,7 @@ bool shoal_layout_put_on_device(struct shoal_call *call, int rank, int size, str
     layout->device[SHOAL_OPERAND_OUTPUT] = output;
     if (make_device_scratch(layout, *call, rank, size)) {
         layout->is_received_in_row |= !call->layout;
-        free(layout->tensors); /* the device knows them */
+        free(layout->tensors); /* the device knows the tensors */
         layout->tensors = NULL;
         call->layout = layout;
         return true;
@@ -203,7 +203,7 @@ void shoal_layout_free(struct shoal_layout *layout)
 
 /* ---- Looking up ---------------------------------------------------------------------------------------------------------- */
 
-/* The last tensor that begins at or before the element and is not empty there. */
+/* Returns the last tensor that begins at or before the element and is not empty there. */
 static size_t find_tensor(const struct shoal_layout *layout, size_t at)
 {
     size_t low = 0, high = layout->tensor_count;
@@ -218,15 +218,15 @@ static size_t find_tensor(const struct shoal_layout *layout, size_t at)
     return low;
 }
 
-/* Behind the last element there may be nothing. */
+/* After the last element the device may have no address. */
 static char *device_address(const struct shoal_device_operand *device, int part, size_t at, size_t *run)
 {
     static char nothing;
     return *run ? device->ops->address(device, part, at, run) : &nothing;
 }
 
-/* The address of a byte of an operand. A rank that has no element of an operand may pass NULL. C does not define NULL plus a
- * number, so this adds integers. */
+/* Returns the address of a byte of an operand. A rank that has no element of an operand may pass NULL. C does not define NULL
+ * plus a number, so this adds integers. */
 static char *address_in(const void *operand, size_t bytes)
 {
     return (char *)((uintptr_t)operand + bytes);
@@ -303,7 +303,7 @@ void shoal_call_unpack(const struct shoal_call *call, int rank, size_t element_b
     for (size_t at = 0, run; at < count; at += run) {
         run = count - at;
         char *to = shoal_call_address(call, rank, element_bytes, SHOAL_OPERAND_OUTPUT, part, at, &run);
-        if (to != row + at * element_bytes) /* in place */
+        if (to != row + at * element_bytes) /* in place otherwise */
             memcpy(to, row + at * element_bytes, run * element_bytes);
     }
 }

@@ -1,5 +1,5 @@
 /* Ranks that called different operations under one number. The rank that finds a difference does not report it at once: it
- * waits a moment for the announcements of the other ranks, groups all ranks by what they called, and names the rank outside the
+ * waits briefly for the announcements of the other ranks, groups all ranks by what they called, and names the rank outside the
  * majority. */
 #include <stdlib.h>
 #include <string.h>
@@ -7,15 +7,15 @@
 #include "base/clock.h"
 #include "engine/engine_state.h"
 
-/* How long to wait for the announcements of the other ranks. A rank whose view names nobody waits twice as long, so that a rank
- * that knows more reports first. */
+/* How long to wait for the announcements of the other ranks. A rank that cannot name the odd rank waits twice as long, so that
+ * a rank that knows more reports first. */
 #define SETTLE_NS (500 * SHOAL_NS_PER_MS)
 #define GROUPS_MAX 6
 #define GROUPS_PRINTED 3
 #define RANKS_PRINTED 8
 
 struct shoal_dispute {
-    uint64_t sequence; /* the operation in which calls were found to differ, 0: none */
+    uint64_t sequence; /* the operation whose calls differ; 0 if none */
     uint64_t since_ns;
 };
 
@@ -29,7 +29,7 @@ void shoal_dispute_destroy(struct shoal_dispute *dispute)
     free(dispute);
 }
 
-/* In an all-to-all with parts of different lengths each rank has its own. */
+/* In an all-to-all with parts of different lengths, the longest part differs between ranks. */
 static bool may_count_differ(const struct shoal_descriptor *call)
 {
     return call->collective == SHOAL_COLLECTIVE_ALLTOALL && call->detail;
@@ -42,7 +42,7 @@ static bool is_same_call(const struct shoal_descriptor *a, const struct shoal_de
            a->way == b->way;
 }
 
-/* Names the difference of two calls that are printed alike. */
+/* Names the difference between two calls that print alike. */
 static const char *hint_at_detail(const struct shoal_descriptor *a, const struct shoal_descriptor *b)
 {
     if (a->way != b->way)
@@ -53,7 +53,7 @@ static const char *hint_at_detail(const struct shoal_descriptor *a, const struct
     return "; they differ in the lengths of parts, the counts of tensors, or the scale";
 }
 
-/* ---- Who called what ----------------------------------------------------------------------------------------------------- */
+/* ---- Grouping ranks by call ---------------------------------------------------------------------------------------------- */
 
 /* Ranks that made the same call. */
 struct group {
@@ -63,10 +63,10 @@ struct group {
 };
 
 struct view {
-    struct group groups[GROUPS_MAX]; /* the largest first; of equal ones the one with the lowest rank */
+    struct group groups[GROUPS_MAX]; /* largest first; groups of equal size by their lowest rank */
     int count;
-    int known;   /* ranks whose call is known here */
-    int missing; /* ranks whose announcement is still to come */
+    int known;   /* ranks whose call is known */
+    int missing; /* ranks whose announcement has not arrived */
     int named;   /* the lowest rank outside the majority; -1: there is no majority */
 };
 
@@ -90,7 +90,7 @@ static void add_to_group(struct view *view, const struct shoal_descriptor *call,
     view->groups[g].count++;
 }
 
-/* Few groups, already in the order of their lowest ranks. */
+/* Sorts by size. There are few groups, and they are already in the order of their lowest ranks. */
 static void sort_groups(struct view *view)
 {
     for (int i = 1; i < view->count; i++) {
@@ -127,7 +127,7 @@ static struct view look_at_calls(const struct shoal_engine *engine, uint64_t seq
     return view;
 }
 
-/* ---- Telling it ---------------------------------------------------------------------------------------------------------- */
+/* ---- Messages ------------------------------------------------------------------------------------------------------------ */
 
 /* " (0, 1, 4)" */
 static void append_ranks(const struct shoal_engine *engine, uint64_t sequence, const struct group *group, char *text,
@@ -197,7 +197,7 @@ static void fail_different(struct shoal_engine *engine, uint64_t sequence, const
 
 /* ---- Parts of different lengths in an all-to-all ------------------------------------------------------------------------- */
 
-/* The length and place of the peer's part for this rank, as the peer's announcement gives them. */
+/* Returns the length and offset of the peer's part for this rank, from the peer's announcement. */
 static struct shoal_peer_count peer_count_of(struct shoal_engine *engine, uint64_t sequence, int peer)
 {
     int index;
@@ -206,7 +206,7 @@ static struct shoal_peer_count peer_count_of(struct shoal_engine *engine, uint64
     return peer_counts[index];
 }
 
-/* Notes where the peer's part is. False: its length is not what this rank expects. */
+/* Stores where the peer's part is. Returns false if its length is not what this rank expects. */
 static SHOAL_NOINLINE bool heed_peer_count(struct shoal_engine *engine, struct shoal_request *request, int peer)
 {
     struct shoal_layout *layout = request->call.layout;
@@ -219,9 +219,9 @@ static SHOAL_NOINLINE bool heed_peer_count(struct shoal_engine *engine, struct s
 
 /* Only a pair of ranks knows that a length differs. A rank that differs from most others is the odd one. */
 struct lengths {
-    int first;   /* the lowest peer whose part has not the length that this rank expects; -1: there is none */
-    int others;  /* peers that do */
-    int missing; /* ranks whose announcement is still to come */
+    int first;   /* the lowest peer whose part does not have the length that this rank expects; -1 if none */
+    int others;  /* number of such peers */
+    int missing; /* ranks whose announcement has not arrived */
 };
 
 static struct lengths look_at_lengths(struct shoal_engine *engine, const struct shoal_request *request)
@@ -264,10 +264,10 @@ static void fail_lengths(struct shoal_engine *engine, const struct shoal_request
     shoal_engine_fail(engine, &failure);
 }
 
-/* ---- Waiting for the others ---------------------------------------------------------------------------------------------- */
+/* ---- Waiting for other announcements ------------------------------------------------------------------------------------- */
 
-/* How long to wait for whoever knows more: not at all where everything is known, or all that this rank ever receives names
- * one. */
+/* How long to wait for a rank that knows more. 0 if everything is known, or if all that this rank ever receives names a
+ * rank. */
 static uint64_t patience_ns(const struct shoal_engine *engine, int known, int missing, int named)
 {
     if (known == engine->size || (!missing && named >= 0))
@@ -299,7 +299,7 @@ bool shoal_engine_settle(struct shoal_engine *engine, bool is_urgent)
     return true;
 }
 
-/* False, for its callers. */
+/* Returns false, for its callers. */
 static SHOAL_NOINLINE bool dispute(struct shoal_engine *engine, uint64_t sequence)
 {
     if (!engine->dispute->sequence || sequence < engine->dispute->sequence) {

@@ -1,14 +1,15 @@
-/* Sends and receives, over the transport's queues of packets, first in first out per (peer, tag).
+/* Sends and receives, over the transport's packet queues, first in first out per (peer, tag).
  *
- *     small      EAGER with the data; the send is done when the packet is queued
- *     large      ASK (count, tag; with the sender's memory where the receiver can reach it)
- *                -> reachable: the receiver copies and answers TAKEN
- *                -> otherwise: the receiver answers GO when it is ready, the sender streams DATA
+ *   small   EAGER with the data; the send is done when the packet is queued
+ *   large   ASK (count, tag; with the sender's memory if the receiver can reach it)
+ *             -> reachable: the receiver copies and answers TAKEN
+ *             -> otherwise: the receiver answers GO when it is ready, the sender streams DATA
  *
- * A rank's messages to itself go the same way, through a queue in its own memory; a large one is copied from where it is.
+ * A rank's messages to itself take the same path, through a queue in its own memory; the data of a large one are copied
+ * directly.
  *
- * An operand on a device is ready a part at a time (device/device.h). A GO says how far the sender may stream, and more of them
- * follow: so there is always room for the data that come, and no message keeps back those behind it in the queue.
+ * An operand on a device becomes ready a part at a time (device/device.h). A GO grants how far the sender may stream, and more
+ * GOs follow. So there is always room for arriving data, and no message blocks those behind it in the queue.
  *
  * An unexpected message is kept until its receive is posted: the data of a small one, the ASK of a large one. Everything runs
  * under the progress engine's lock. */
@@ -26,18 +27,18 @@ enum phase {
     TO_ANNOUNCE,  /* send: EAGER or ASK not yet queued */
     AWAIT_ANSWER, /* send: ASK queued */
     STREAMING,    /* send: GO received */
-    LEAVING,      /* send: all queued, on its way through this process */
+    LEAVING,      /* send: all queued; packets still need this process to leave */
     UNMATCHED,    /* receive */
     COPYING,      /* receive: from the sender's memory */
     TO_ANSWER,    /* receive: GO or TAKEN not yet queued */
     FILLING,      /* receive: DATA expected, and perhaps another GO to be queued */
-    PLACING,      /* receive: of a small message that came before its device was ready for it */
+    PLACING,      /* receive: of a small message that arrived before its device was ready for it */
     TAKING,       /* receive: by its device */
-    DRAINING,     /* drain: until it is the oldest */
+    DRAINING,     /* drain: waits until it is the oldest request */
     PHASE_END
 };
 
-/* A packet with its data: a message that came before its receive, or one on its way from the rank to itself. */
+/* A packet with its data: a message that came before its receive, or one from the rank to itself. */
 struct kept {
     struct kept *next;
     int peer;
@@ -50,17 +51,17 @@ struct kept_list {
     unsigned count;
 };
 
-#define COPY_BYTES ((size_t)1 << 20) /* of memory, or asked of a device, at once */
-#define UNEXPECTED_MAX 4096          /* messages kept; then the queues fill and the senders wait */
-#define TO_ITSELF_MAX 64             /* packets on their way from the rank to itself; then a send waits */
+#define COPY_BYTES ((size_t)1 << 20) /* copied, or requested from a device, at once */
+#define UNEXPECTED_MAX 4096          /* kept messages; beyond that, the queues fill and the senders wait */
+#define TO_ITSELF_MAX 64             /* packets from the rank to itself; beyond that, a send waits */
 
 struct shoal_p2p {
     struct shoal_request *head, *tail; /* all sends and receives under way, in the order posted */
     struct kept_list unexpected;
     struct kept_list to_itself;
     uint64_t next_id;
-    bool has_unready; /* while progress goes through the list: a small send is not ready on its device */
-    bool is_full[];   /* [size], meanwhile: the queue to that peer takes no more */
+    bool has_unready; /* during a pass over the list: a small send is not ready on its device */
+    bool is_full[];   /* [size], during a pass: the queue to that peer is full */
 };
 
 static enum phase phase_of(const struct shoal_request *request)
@@ -83,7 +84,7 @@ static int peer_of(const struct shoal_request *request)
     return request->call.root;
 }
 
-/* As packets have it. */
+/* The type in the form that packets carry. */
 static uint32_t tagged_type_of(const struct shoal_call *call)
 {
     return (uint32_t)SHOAL_TYPE_TAGGED(call->type, call->type_tag);
@@ -94,7 +95,7 @@ static bool is_small(const struct shoal_request *request)
     return request->bytes <= SHOAL_EAGER_BYTES;
 }
 
-/* ---- Bytes of an operand, whole elements of it --------------------------------------------------------------------------- */
+/* ---- Bytes of an operand, in whole elements ------------------------------------------------------------------------------ */
 
 static enum shoal_operand p2p_operand_of(const struct shoal_request *request)
 {
@@ -113,7 +114,7 @@ static void release(const struct shoal_request *request, size_t offset, size_t b
     shoal_runner_release(request, p2p_operand_of(request), offset / element, (offset + bytes) / element);
 }
 
-/* *bytes becomes at most those that lie in a row from there. */
+/* *bytes is reduced to the number of contiguous bytes from there. */
 static char *p2p_address_of(const struct shoal_engine *engine, const struct shoal_request *request, size_t offset,
                             size_t *bytes)
 {
@@ -125,7 +126,7 @@ static char *p2p_address_of(const struct shoal_engine *engine, const struct shoa
     return at;
 }
 
-/* As much as a device may be asked for. */
+/* Returns the next bytes, at most as many as may be requested from a device at once. */
 static size_t part_after(const struct shoal_engine *engine, const struct shoal_request *request, size_t offset)
 {
     const size_t most = shoal_min_size(COPY_BYTES, shoal_engine_range_bytes(engine, false));
@@ -168,7 +169,7 @@ static struct shoal_request *find_by_id(struct shoal_p2p *p2p, int peer, uint64_
     return NULL;
 }
 
-/* A send that an answer is for. */
+/* Finds the send that an answer belongs to. */
 static struct shoal_request *find_asked(struct shoal_p2p *p2p, int peer, uint64_t id)
 {
     struct shoal_request *const asked = find_by_id(p2p, peer, id, AWAIT_ANSWER);
@@ -184,9 +185,9 @@ static struct shoal_request *find_receive(struct shoal_p2p *p2p, int peer, int t
     return NULL;
 }
 
-/* ---- Packets that are kept ----------------------------------------------------------------------------------------------- */
+/* ---- Kept packets -------------------------------------------------------------------------------------------------------- */
 
-/* Returns false if memory is short. */
+/* Returns false if out of memory. */
 static bool keep_packet(struct kept_list *list, int peer, const struct shoal_packet *packet, const void *data)
 {
     struct kept *kept = malloc(sizeof *kept + packet->bytes);
@@ -206,7 +207,7 @@ static bool keep_packet(struct kept_list *list, int peer, const struct shoal_pac
     return true;
 }
 
-/* Takes the packet that *link points to, after `before` (NULL: the first), out of the list. */
+/* Removes the packet that *link points to, after `before` (NULL if it is the first), from the list. */
 static struct kept *take_kept(struct kept_list *list, struct kept **link, struct kept *before)
 {
     struct kept *kept = *link;
@@ -235,7 +236,7 @@ static void mismatch(struct shoal_engine *engine, struct shoal_request *request,
                                             .type = (uint8_t)packet->type,
                                             .type_tag = (uint8_t)(packet->type >> 8),
                                             .root = (int16_t)engine->rank};
-    shoal_engine_begin_failure(engine, request, SHOAL_ERR_MISMATCH, -1, &failure); /* either may be wrong */
+    shoal_engine_begin_failure(engine, request, SHOAL_ERR_MISMATCH, -1, &failure); /* either rank may be wrong */
     shoal_engine_print_call(&theirs, sent, sizeof sent);
     engine->ops->peer_name(engine->transport, peer_of(request), &name);
     snprintf(failure.text, sizeof failure.text,
@@ -245,7 +246,7 @@ static void mismatch(struct shoal_engine *engine, struct shoal_request *request,
     shoal_engine_fail(engine, &failure);
 }
 
-/* The memory of a send of the rank to itself; NULL: it is on a device. */
+/* Returns the memory of a send of the rank to itself, or NULL if it is on a device. */
 static const void *find_own_source(struct shoal_p2p *p2p, int rank, uint64_t id)
 {
     const struct shoal_request *send = find_asked(p2p, rank, id);
@@ -264,12 +265,12 @@ static void take_large(struct shoal_engine *engine, struct shoal_request *reques
     else if (packet->location)
         request->message.source =
             engine->ops->reach(engine->transport, peer_of(request), packet->location, request->bytes, &status);
-    if (request->message.source) /* else it is streamed */
+    if (request->message.source) /* otherwise it is streamed */
         request->message.phase = COPYING;
 }
 
-/* A part at a time, so that other operations move on. PENDING: it is not ready on its device; or a failure was published, after
- * which the sender may have freed its memory; shoal_engine_check takes the failure up. */
+/* Copies one part at a time, so that other operations advance. Returns PENDING if the part is not ready on its device, or if a
+ * failure was published, after which the sender may have freed its memory; shoal_engine_check() then handles the failure. */
 static enum shoal_status copy_part(struct shoal_engine *engine, struct shoal_request *request)
 {
     const size_t begin = request->message.offset, end = begin + part_after(engine, request, begin);
@@ -301,7 +302,7 @@ static enum shoal_status advance_taking(struct shoal_engine *engine, struct shoa
     return SHOAL_OK;
 }
 
-/* All has come. */
+/* Called when all data have arrived. */
 static void end_receive(struct shoal_engine *engine, struct shoal_request *request)
 {
     request->message.phase = TAKING;
@@ -328,12 +329,12 @@ static void take_small(struct shoal_engine *engine, struct shoal_request *reques
     (void)(is_on_device ? advance_placing : advance_taking)(engine, request);
 }
 
-/* A message meets its receive. */
+/* Called when a message meets its receive. */
 static void match(struct shoal_engine *engine, struct shoal_request *request, const struct shoal_packet *packet,
                   const void *data)
 {
     request->record->arrived = shoal_clock_ticks();
-    const bool is_whole = packet->kind == ASK || packet->bytes == request->bytes; /* it may come from a stranger */
+    const bool is_whole = packet->kind == ASK || packet->bytes == request->bytes; /* the packet's sender may not be trusted */
     if (packet->count != request->call.count || packet->type != tagged_type_of(&request->call) || !is_whole) {
         mismatch(engine, request, packet);
         return;
@@ -352,10 +353,10 @@ static bool has_tables(struct shoal_engine *engine)
     return engine->p2p != NULL;
 }
 
-/* Returns false if no more can be kept: the packet stays in its queue. */
+/* Returns false if no more messages can be kept: the packet stays in its queue. */
 static bool p2p_take_message(struct shoal_engine *engine, int peer, const struct shoal_packet *packet)
 {
-    if (!has_tables(engine)) /* it came before any send or receive of ours */
+    if (!has_tables(engine)) /* it came before this rank's first send or receive */
         return false;
     struct kept_list *unexpected = &engine->p2p->unexpected;
     struct shoal_request *receive = find_receive(engine->p2p, peer, packet->tag);
@@ -399,7 +400,7 @@ static void p2p_take_answer(struct shoal_engine *engine, int peer, const struct 
     send->message.granted = shoal_max_size(send->message.granted, shoal_min_size(packet->offset, send->bytes));
 }
 
-/* False when the packet cannot be taken now. */
+/* Returns false if the packet cannot be accepted now. */
 static bool take_packet(struct shoal_engine *engine, int peer, const struct shoal_packet *packet)
 {
     switch (packet->kind) {
@@ -415,7 +416,7 @@ static bool take_packet(struct shoal_engine *engine, int peer, const struct shoa
     }
 }
 
-/* The oldest packet from a peer, or from the rank itself; NULL: there is none. */
+/* Returns the oldest packet from a peer, or from the rank itself, or NULL if there is none. */
 static const struct shoal_packet *p2p_peek(struct shoal_engine *engine, int peer)
 {
     if (peer != engine->rank)
@@ -472,7 +473,7 @@ static enum shoal_status p2p_push(struct shoal_engine *engine, const struct shoa
     return to_itself->count < TO_ITSELF_MAX && keep_packet(to_itself, engine->rank, &packet, data) ? SHOAL_OK : SHOAL_PENDING;
 }
 
-/* Data on a device are put together first. */
+/* Returns the data of a small send. Data on a device are first packed into host memory. */
 static const void *find_small(struct shoal_engine *engine, const struct shoal_request *request)
 {
     return shoal_call_is_on_device(&request->call) ? shoal_engine_pack(engine, request) : request->call.input;
@@ -489,7 +490,7 @@ static enum shoal_status p2p_announce(struct shoal_engine *engine, struct shoal_
     return p2p_push(engine, request, (struct shoal_packet){.kind = ASK, .location = location}, NULL);
 }
 
-/* As far as the receiver has granted. */
+/* Streams as far as the receiver has granted. */
 static enum shoal_status stream(struct shoal_engine *engine, struct shoal_request *request)
 {
     struct shoal_p2p_state *message = &request->message;
@@ -506,9 +507,9 @@ static enum shoal_status stream(struct shoal_engine *engine, struct shoal_reques
     return message->offset < request->bytes ? SHOAL_PENDING : SHOAL_OK;
 }
 
-/* ---- Moving on ----------------------------------------------------------------------------------------------------------- */
+/* ---- Advancing requests -------------------------------------------------------------------------------------------------- */
 
-/* A send is done when it needs this process no more: no thread may make progress afterwards. */
+/* A send is done when it no longer needs this process: no thread may make progress afterwards. */
 static enum shoal_status advance_leaving(struct shoal_engine *engine, struct shoal_request *request)
 {
     if (peer_of(request) != engine->rank && !shoal_engine_is_flushed_to(engine, peer_of(request)))
@@ -523,7 +524,7 @@ static void p2p_leave(struct shoal_engine *engine, struct shoal_request *request
     (void)advance_leaving(engine, request);
 }
 
-/* A full queue keeps back all later messages to that peer; data that are not ready keep back those of the same tag. */
+/* A full queue delays all later messages to that peer; data that are not ready delay those with the same tag. */
 static enum shoal_status advance_announcement(struct shoal_engine *engine, struct shoal_request *request)
 {
     if (is_small(request) && !is_message_ready(engine, request, 0, request->bytes)) {
@@ -548,7 +549,7 @@ static enum shoal_status advance_stream(struct shoal_engine *engine, struct shoa
     return SHOAL_OK;
 }
 
-/* Memory has a place for all of it. */
+/* Grants the next part of a device's operand. In host memory there is room for all of it. */
 static enum shoal_status grant(struct shoal_engine *engine, struct shoal_request *request)
 {
     struct shoal_p2p_state *message = &request->message;
@@ -586,8 +587,8 @@ static enum shoal_status advance_drain(struct shoal_engine *engine, struct shoal
     return SHOAL_OK;
 }
 
-/* Advances a request in its phase, as far as the queue to the peer allows; PENDING when that is full. May finish the request.
- * NULL: a packet ends the phase. */
+/* Advances a request in its phase, as far as the queue to the peer allows. Returns PENDING if the queue is full. May finish the
+ * request. NULL: a packet ends the phase. */
 typedef enum shoal_status (*advance_fn)(struct shoal_engine *engine, struct shoal_request *request);
 static const advance_fn advances[PHASE_END] = {[TO_ANNOUNCE] = advance_announcement,
                                                [STREAMING] = advance_stream,
@@ -613,7 +614,7 @@ static void fail_push(struct shoal_engine *engine, struct shoal_request *request
     shoal_engine_fail(engine, &failure);
 }
 
-/* Whether an earlier small one of the same tag is not ready. */
+/* Returns true if an earlier small send with the same peer and tag is not ready. */
 static bool follows_unready(const struct shoal_p2p *p2p, const struct shoal_request *request)
 {
     const struct shoal_request *earlier = p2p->head;
@@ -637,7 +638,7 @@ static void begin_pass(struct shoal_engine *engine)
     engine->p2p->has_unready = false;
 }
 
-/* In the order posted. */
+/* Advances requests in the order posted. */
 bool shoal_p2p_progress(struct shoal_engine *engine)
 {
     bool did = p2p_drain(engine);
@@ -651,7 +652,7 @@ bool shoal_p2p_progress(struct shoal_engine *engine)
         const size_t offset = request->message.offset;
         const enum shoal_status status = advance(engine, request);
         if (engine->is_broken)
-            return true; /* a callback may have broken it: the list is gone */
+            return true; /* a callback may have broken the engine: the list is gone */
         did |= status == SHOAL_OK || (status == SHOAL_PENDING && request->message.offset != offset);
         if (status != SHOAL_OK && status != SHOAL_PENDING) {
             fail_push(engine, request, status);
@@ -720,7 +721,7 @@ struct shoal_request *shoal_p2p_awaited(struct shoal_engine *engine)
     return request;
 }
 
-/* The bytes that a phase needs of the operand, from *offset_out; 0: it needs none. */
+/* Returns the bytes of the operand that a phase needs, from *offset_out on; 0 if none. */
 static size_t find_wanted(const struct shoal_engine *engine, const struct shoal_request *request, size_t *offset_out)
 {
     const struct shoal_p2p_state *message = &request->message;
@@ -729,7 +730,7 @@ static size_t find_wanted(const struct shoal_engine *engine, const struct shoal_
     *offset_out = is_asking ? message->granted : message->offset;
     if (phase == STREAMING)
         return shoal_min_size(message->granted - message->offset, SHOAL_PACKET_BYTES_MAX);
-    if (is_asking && message->offset < message->granted) /* what was granted has not come */
+    if (is_asking && message->offset < message->granted) /* granted data have not arrived yet */
         return 0;
     if (is_asking || phase == COPYING)
         return part_after(engine, request, *offset_out);

@@ -1,5 +1,5 @@
-/* Sends and receives: requests of a communicator that two ranks meet in, beside its collectives and in no order with them.
- * p2p.c tells how the data travel. Under the progress engine's lock; nothing here waits. */
+/* Sends and receives: requests of a communicator that involve two ranks, independent of its collectives and not ordered with
+ * them. p2p.c describes how the data travel. Under the progress engine's lock; nothing here waits. */
 #ifndef SHOAL_ENGINE_P2P_H
 #define SHOAL_ENGINE_P2P_H
 
@@ -8,41 +8,42 @@
 struct shoal_engine;
 struct shoal_request;
 
-/* An engine's messages under way, and those that came before their receives; made when the first one is posted or comes. */
+/* An engine's messages under way, and those that came before their receives. Created when the first one is posted or
+ * arrives. */
 struct shoal_p2p;
 
-/* The progress of a send, a receive or a drain; p2p.c alone reads and writes it. */
+/* The progress of a send, a receive or a drain. Only p2p.c reads and writes it. */
 struct shoal_p2p_state {
-    uint64_t id;        /* of a large message, given by its sender: packets name it */
-    const void *source; /* the sender's memory, as this process reaches it */
+    uint64_t id;        /* number of a large message, chosen by its sender: packets name it */
+    const void *source; /* address of the sender's memory in this process */
     size_t offset;      /* bytes that have been copied, sent or received */
-    size_t granted;     /* bytes that the sender may stream so far, as the receiver said */
+    size_t granted;     /* bytes that the receiver has allowed the sender to stream so far */
     int phase;
-    bool is_copied; /* a receive: from the sender's memory, so that it answers that it has taken the message */
+    bool is_copied; /* a receive that copies from the sender's memory, and answers TAKEN */
 };
 
-/* Posts a send, a receive or a drain. ERR_MEMORY. May complete the request. */
+/* Posts a send, a receive or a drain. May complete the request. Returns ERR_MEMORY if out of memory. */
 SHOAL_MUST_USE enum shoal_status shoal_p2p_post(struct shoal_engine *engine, struct shoal_request *request);
-/* Does what can be done now; true when anything was done. */
+/* Does what can be done now. Returns true if anything was done. */
 bool shoal_p2p_progress(struct shoal_engine *engine);
-/* Accepts messages of peers, even while nothing is under way here; true when there were some. */
+/* Accepts messages of peers, even while nothing is under way here. Returns true if there were any. */
 bool shoal_p2p_drain(struct shoal_engine *engine);
-/* All under way, in a list. */
+/* Returns the first of all requests under way, linked by `next`. */
 struct shoal_request *shoal_p2p_first(const struct shoal_engine *engine);
-/* That whose deadline comes first; NULL: none. */
+/* Returns the request with the earliest deadline, or NULL. */
 struct shoal_request *shoal_p2p_oldest(struct shoal_engine *engine);
-/* The first one that a thread waits for, no drain; NULL: none. */
+/* Returns the first request, except drains, that a thread waits for, or NULL. */
 struct shoal_request *shoal_p2p_awaited(struct shoal_engine *engine);
-/* Whether it waits for this rank's device. */
+/* Returns true if the request waits for this rank's device. */
 bool shoal_p2p_is_unready(const struct shoal_engine *engine, const struct shoal_request *request);
-/* Changes whenever a message moves. */
+/* Returns a number that changes whenever a message moves. */
 uint64_t shoal_p2p_mark(const struct shoal_engine *engine);
-/* Appends "; a message with tag 7 ..." where a receive waits and its peer has sent something else. */
+/* Appends "; a message with tag 7 ..." if a receive waits and its peer has sent something else. */
 void shoal_p2p_append_unexpected(const struct shoal_engine *engine, const struct shoal_request *request, char *text,
                                  size_t bytes);
-/* The first one to or from that peer; NULL: none. */
+/* Returns the first request to or from that peer, or NULL. */
 struct shoal_request *shoal_p2p_with(struct shoal_engine *engine, int peer);
-/* Completes all with that status. */
+/* Completes all requests with that status. */
 void shoal_p2p_fail(struct shoal_engine *engine, enum shoal_status status);
 void shoal_p2p_destroy(struct shoal_engine *engine);
 

@@ -54,8 +54,8 @@ enum shoal_status shoal_progress_create(struct shoal_log *log, const struct shoa
     return SHOAL_OK;
 }
 
-/* The cores that all ranks of this host may use together. A rank that its launcher has bound sees only its own share of
- * them. */
+/* Returns the number of cores that all ranks of this host may use together. A rank that its launcher has bound sees only its
+ * own share of them. */
 static int cores_of_ranks(const struct shoal_progress *progress)
 {
     const int cores = progress->doorbell.ops->cores(progress->doorbell.arg);
@@ -109,7 +109,7 @@ static void became_owner(struct shoal_progress *progress)
     atomic_store_explicit(&progress->owner, (uintptr_t)pthread_self(), memory_order_relaxed);
 }
 
-/* Takes engines whose operations are done off the list, so that nobody walks through all communicators. */
+/* Removes engines whose operations are done from the busy list, so that progress need not visit every communicator. */
 static void note_busy(struct shoal_progress *progress)
 {
     struct shoal_engine **link = &progress->busy;
@@ -172,7 +172,7 @@ void shoal_progress_add_source(struct shoal_progress *progress, struct shoal_wai
     const unsigned count = atomic_load_explicit(&progress->source_count, memory_order_relaxed);
     SHOAL_ASSERT(holds_lock(progress) && count < SHOAL_PROGRESS_SOURCES_MAX);
     progress->sources[count] = source;
-    /* release: threads that wait without the lock read what was set before. */
+    /* release: threads that wait without the lock see the source that was stored before. */
     atomic_store_explicit(&progress->source_count, count + 1, memory_order_release);
 }
 
@@ -242,19 +242,19 @@ bool shoal_progress_uses(const struct shoal_progress *progress, shoal_location l
     return engine != NULL;
 }
 
-/* ---- Driving ------------------------------------------------------------------------------------------------------------- */
+/* ---- Making progress ----------------------------------------------------------------------------------------------------- */
 
 void shoal_progress_wake(struct shoal_progress *progress)
 {
     if (!atomic_load_explicit(&progress->waiters, memory_order_relaxed))
         return;
-    /* Full fence: what was completed comes before the look at who sleeps; pairs with the increment in sleep_once. */
+    /* Full fence: completions are visible before this thread looks for sleepers. Pairs with the increment in sleep_once(). */
     atomic_thread_fence(memory_order_seq_cst);
     if (atomic_load_explicit(&progress->sleepers, memory_order_relaxed))
         ring(progress);
 }
 
-/* A rank that waits takes messages of all its communicators, so that a small send needs no receive. */
+/* A rank that waits accepts messages of all its communicators, so that a small send needs no receive. */
 static bool progress_drain(struct shoal_engine *engine)
 {
     if (!shoal_p2p_drain(engine))
@@ -263,7 +263,7 @@ static bool progress_drain(struct shoal_engine *engine)
     return true;
 }
 
-/* One engine at a time, so that a turn costs the same with many communicators. */
+/* Drains one engine at a time, so that a turn costs the same with many communicators. */
 static bool drain_next(struct shoal_progress *progress)
 {
     struct shoal_engine *engine = progress->drain_next ? progress->drain_next : progress->engines;
@@ -271,10 +271,10 @@ static bool drain_next(struct shoal_progress *progress)
     return engine && progress_drain(engine);
 }
 
-/* Turns that moved nothing between two looks at messages that no operation waits for. */
+/* Turns without movement between two looks at messages that no operation waits for. */
 #define DRAIN_EVERY 16
 
-/* Under the lock. */
+/* The caller holds the lock. */
 static bool poll_sources(struct shoal_progress *progress)
 {
     const unsigned count = atomic_load_explicit(&progress->source_count, memory_order_relaxed);
@@ -284,7 +284,7 @@ static bool poll_sources(struct shoal_progress *progress)
     return did;
 }
 
-/* Under the lock. */
+/* The caller holds the lock. */
 static bool progress_all(struct shoal_progress *progress)
 {
     bool did = poll_sources(progress);
@@ -299,15 +299,15 @@ static bool progress_all(struct shoal_progress *progress)
     return did;
 }
 
-/* A rank that waits looks at least every 100 ms. After a longer gap it was stopped, or had nothing to wait for. */
+/* A waiting rank looks at least every 100 ms. After a longer gap it was stopped, or had nothing to wait for. */
 #define AWAY_NS SHOAL_NS_PER_S
-/* Ticks that are off by more, and by more than a hundredth of the time since the last look, have jumped. */
+/* Ticks have jumped if they are off by more than this, and by more than a hundredth of the time since the last look. */
 #define JUMP_NS (10 * SHOAL_NS_PER_MS)
 #define JUMP_SHARE 100
 
-/* Ranks that were all stopped, as with their machine, are late together: nobody is to blame. And of what was posted since a
- * jump of the ticks nobody knows when. A counter that is off at the next look, too, excuses nothing: else one that is never
- * right would keep all deadlines from passing. */
+/* Ranks that were all stopped, for example with their machine, are late together: none is to blame. After a jump of the ticks,
+ * the age of what was posted before it is unknown. A counter that is also off at the next look excuses nothing: otherwise one
+ * that is never right would keep all deadlines from passing. */
 static void excuse_absence(struct shoal_progress *progress)
 {
     const uint64_t before_ns = progress->anchor.ns, off_ns = shoal_clock_anchor_move(&progress->anchor);
@@ -316,7 +316,7 @@ static void excuse_absence(struct shoal_progress *progress)
     progress->was_off = is_off;
     if (away_ns < AWAY_NS && !is_off)
         return;
-    if (is_off) /* a machine that this one was moved to has a counter of another rate */
+    if (is_off) /* a machine to which this one was migrated has a counter with another rate */
         progress->anchor.ns_per_tick = shoal_clock_ns_per_tick();
     if (has_jumped)
         shoal_log_line(progress->log, SHOAL_LOG_WARN, "engine",
@@ -327,7 +327,7 @@ static void excuse_absence(struct shoal_progress *progress)
         shoal_engine_excuse(engine, has_jumped ? UINT64_MAX : away_ns < AWAY_NS ? 0 : away_ns);
 }
 
-/* Under the lock. Returns how long all engines can do without another look. */
+/* The caller holds the lock. Returns how long until the next check is due. */
 static uint64_t check_all(struct shoal_progress *progress)
 {
     uint64_t again_ns = 100 * SHOAL_NS_PER_MS;
@@ -366,7 +366,7 @@ static bool is_done(struct shoal_request *request)
     return shoal_request_status(request) != SHOAL_PENDING;
 }
 
-/* True when the request is done, or (progress thread) when no engine is busy. */
+/* Returns true when the request is done, or (for the progress thread) when no engine is busy. */
 static bool is_over(struct shoal_progress *progress, struct shoal_request *request)
 {
     if (request)
@@ -377,7 +377,8 @@ static bool is_over(struct shoal_progress *progress, struct shoal_request *reque
 
 enum turn { IDLE, MOVED, LOCKED };
 
-/* A turn under the lock, if it is free. LOCKED: another thread has it, and may or may not make progress. */
+/* Takes a turn under the lock if it is free. Returns LOCKED if another thread has it; that thread may or may not make
+ * progress. */
 static enum turn take_turn(struct shoal_progress *progress)
 {
     if (!try_lock(progress))
@@ -387,11 +388,11 @@ static enum turn take_turn(struct shoal_progress *progress)
     return did ? MOVED : IDLE;
 }
 
-/* Polls in which the lock is kept; about two microseconds when nothing comes. */
+/* Polls for which the lock is kept; about two microseconds when nothing arrives. */
 #define SPIN_POLLS 100
-/* The same where each poll looks at the network, which takes a system call. */
+/* Like SPIN_POLLS, but for polls that look at the network, which takes a system call. */
 #define HOSTS_POLLS 2
-/* Prompt answers come within so many polls; a relaxed poll takes longer than an exchange. */
+/* Prompt answers arrive within this many polls; a relaxed poll takes longer than an exchange. */
 #define SHORT_POLLS 20
 
 /* An engine that was removed is not listed again: callbacks may post while it closes. */
@@ -400,7 +401,7 @@ static void list_engine(struct shoal_progress *progress, struct shoal_engine *en
     if (engine->is_listed || engine->is_closing)
         return;
     engine->is_listed = true;
-    engine->is_fresh = true; /* progress of earlier operations says nothing about this one */
+    engine->is_fresh = true; /* progress of earlier operations does not count for this one */
     engine->busy_next = progress->busy;
     progress->busy = engine;
 }
@@ -419,7 +420,7 @@ void shoal_progress_spin(struct shoal_progress *progress, struct shoal_engine *e
     unsigned idle = 0;
     list_engine(progress, engine);
     for (unsigned i = 0; i < polls && !is_done(request); i++) {
-        if (SHOAL_UNLIKELY(is_on_hosts) && i > 0) /* what can be sent goes first: others wait for it, and it acknowledges */
+        if (SHOAL_UNLIKELY(is_on_hosts) && i > 0) /* send first: others wait for it, and it carries acknowledgements */
             poll_sources(progress);
         if (shoal_engine_progress(engine)) {
             shoal_engine_flush(engine);
@@ -433,7 +434,7 @@ void shoal_progress_spin(struct shoal_progress *progress, struct shoal_engine *e
 
 static uint64_t check_if_due(struct shoal_progress *progress, uint64_t now_ns)
 {
-    uint64_t left_ns = 10 * SHOAL_NS_PER_MS; /* when another thread makes progress, it checks */
+    uint64_t left_ns = 10 * SHOAL_NS_PER_MS; /* if another thread makes progress, that thread checks */
     if (!try_lock(progress))
         return left_ns;
     if (now_ns >= progress->next_check_ns)
@@ -443,19 +444,20 @@ static uint64_t check_if_due(struct shoal_progress *progress, uint64_t now_ns)
     return left_ns;
 }
 
-/* Where something may come from the network a sleep is short, 50 us at first, and in proportion to how long nothing has come:
- * peers of this host ring a doorbell that does not wake from the network's descriptor, and some providers have none. */
+/* If data may come from the network, a sleep is short: 50 us at first, then in proportion to how long nothing has come. Peers
+ * of this host ring a doorbell that does not wake a sleeper at the network's descriptor, and some providers have no
+ * descriptor. */
 #define BACKOFF_MIN_NS UINT64_C(50000)
 #define BACKOFF_MAX_NS SHOAL_NS_PER_MS
-#define BACKOFF_SHARE 16      /* woken by the network only */
-#define DEAF_BACKOFF_SHARE 64 /* by the doorbell only */
+#define BACKOFF_SHARE 16      /* sleeping at the network's descriptor */
+#define DEAF_BACKOFF_SHARE 64 /* sleeping at the doorbell */
 
 static bool waits_for_silent(const struct shoal_progress *progress, unsigned what)
 {
     return (atomic_load_explicit(&progress->silent, memory_order_relaxed) & what) != 0;
 }
 
-/* A copy of a device that ends wakes nobody. Copies take some ten microseconds each. */
+/* A device copy that ends wakes no thread. Copies take some ten microseconds each. */
 #define DEVICE_BACKOFF_NS UINT64_C(50000)
 
 static uint64_t sleep_length(const struct shoal_progress *progress, uint64_t left_ns)
@@ -482,8 +484,8 @@ static void back_off_at(struct shoal_progress *progress, const struct shoal_wait
         source->ops->wait(source->arg, sleep_length(progress, backoff_length(waited_ns, BACKOFF_SHARE, left_ns)));
 }
 
-/* Messages that came before the doorbell was armed wake nobody. Where the network is polled a backoff is short, and the next
- * engine has its turn soon. */
+/* Messages that came before the doorbell was armed wake no thread. If the network is polled, a backoff is short, and the next
+ * engine's turn comes soon. */
 static bool drain_before_sleep(struct shoal_progress *progress, bool is_backoff)
 {
     bool did = false;
@@ -497,8 +499,8 @@ static bool drain_before_sleep(struct shoal_progress *progress, bool is_backoff)
     return did;
 }
 
-/* The wait source at whose descriptor to sleep while operations with remote ranks are under way; NULL: there is none. Such a
- * sleeper is not woken by the doorbell of this host, nor the other sources. */
+/* Returns the wait source at whose descriptor to sleep while operations with remote ranks are under way, or NULL. Neither this
+ * host's doorbell nor the other sources wake such a sleeper. */
 static const struct shoal_wait_source *find_descriptor(const struct shoal_progress *progress)
 {
     if (!waits_for_silent(progress, SILENT_NETWORK))
@@ -512,7 +514,7 @@ static const struct shoal_wait_source *find_descriptor(const struct shoal_progre
     return NULL;
 }
 
-/* A fence in all other processes at each backoff would interrupt every core of the host over a thousand times a second. */
+/* Backoffs use no fence in other processes: it would interrupt every core of the host over a thousand times a second. */
 static void sleep_at_doorbell(struct shoal_progress *progress, struct shoal_request *request, uint64_t waited_ns,
                               uint64_t left_ns)
 {
@@ -522,7 +524,7 @@ static void sleep_at_doorbell(struct shoal_progress *progress, struct shoal_requ
         doorbell->ops->doze_briefly(doorbell->arg);
     else
         doorbell->ops->doze(doorbell->arg);
-    /* The last look: whatever is published after it rings the doorbell. */
+    /* The last look: anything that is published after it rings the doorbell. */
     if (take_turn(progress) != IDLE || drain_before_sleep(progress, is_backoff) || is_over(progress, request))
         return;
     const bool must_back_off = is_backoff || waits_for_silent(progress, SILENT_NETWORK);
@@ -547,10 +549,10 @@ static void sleep_once(struct shoal_progress *progress, struct shoal_request *re
         progress->doorbell.ops->awake(progress->doorbell.arg);
 }
 
-/* The kernel may put ranks that wake each other on one core, and leaves them there while other processes keep the other
- * cores busy. An idle wait looks every CORE_LOOK_NS; after CORE_MEETINGS meetings in a row the rank leaves the core, and
- * the next look comes after CORE_SETTLE_NS: from a core whose process never waits, the kernel itself moves the rank within
- * milliseconds. */
+/* The kernel may put ranks that wake each other on one core, and leaves them there while other processes keep the other cores
+ * busy. An idle wait checks every CORE_LOOK_NS. After CORE_MEETINGS meetings in a row the rank leaves the core, and the next
+ * check comes after CORE_SETTLE_NS: the kernel itself moves the rank within milliseconds from a core whose process never
+ * waits. */
 #define CORE_LOOK_NS SHOAL_NS_PER_MS
 #define CORE_MEETINGS 3
 #define CORE_SETTLE_NS (5 * SHOAL_NS_PER_MS)
@@ -570,7 +572,7 @@ static void look_at_core(struct shoal_progress *progress, uint64_t now_ns)
     const int core = sched_getcpu();
     if (core < 0 || !try_lock(progress))
         return;
-    if (progress->next_core_ns == UINT64_MAX) { /* forbidden since the caller looked */
+    if (progress->next_core_ns == UINT64_MAX) { /* moving was forbidden since the caller looked */
         shoal_progress_unlock(progress);
         return;
     }
@@ -584,11 +586,11 @@ static void look_at_core(struct shoal_progress *progress, uint64_t now_ns)
         leave_core(progress, core, &taken);
 }
 
-/* Turns that moved something between two looks at the clock: a few milliseconds. */
+/* Turns with movement between two looks at the clock: a few milliseconds. */
 #define CHECK_MOVES 64
 
-/* Polls between two yields while a wait spins, about two microseconds. Without yields, whom we wait for could not run if a
- * wake-up had put it on this very core. */
+/* Polls between two yields while a wait spins; about two microseconds. Without yields, the process that this one waits for
+ * could not run if a wake-up had put it on this very core. */
 #define SPIN_BURST 64
 
 static void wait_until_over(struct shoal_progress *progress, struct shoal_request *request, uint64_t until_ns)
@@ -623,7 +625,7 @@ static void wait_until_over(struct shoal_progress *progress, struct shoal_reques
         const uint64_t waited_ns = now_ns - idle_since_ns;
         burst = waited_ns < progress->spin_ns ? first_burst : 1;
         if (turn == LOCKED || waited_ns < progress->spin_ns + progress->yield_ns)
-            sched_yield(); /* nobody sleeps with the lock, but the thread that has it may wait for this core */
+            sched_yield(); /* no thread sleeps with the lock, but the thread that has it may wait for this core */
         else
             sleep_once(progress, request, idle_since_ns, now_ns, until_ns);
     }
@@ -635,7 +637,7 @@ static SHOAL_NOINLINE enum shoal_status wait_for_request(struct shoal_progress *
     atomic_fetch_add_explicit(&progress->waiters, 1, memory_order_seq_cst);
     atomic_fetch_add_explicit(&request->awaited, 1, memory_order_relaxed);
     wait_until_over(progress, request, until_ns);
-    if (!is_done(request)) /* else nobody reads it any more */
+    if (!is_done(request)) /* otherwise the waiting time is no longer read */
         atomic_fetch_sub_explicit(&request->awaited, 1, memory_order_relaxed);
     const bool is_last = atomic_fetch_sub_explicit(&progress->waiters, 1, memory_order_seq_cst) == 1;
     if (is_last && progress->has_thread && atomic_load_explicit(&progress->is_busy, memory_order_relaxed)) {
@@ -693,7 +695,7 @@ enum shoal_status shoal_progress_start_thread(struct shoal_progress *progress)
 
 void shoal_progress_wake_thread(struct shoal_progress *progress)
 {
-    if (!progress->has_thread || holds_lock(progress)) /* in a callback: the caller makes progress already, and goes on */
+    if (!progress->has_thread || holds_lock(progress)) /* in a callback, the caller already makes progress and continues to */
         return;
     pthread_mutex_lock(&progress->thread_lock);
     pthread_cond_signal(&progress->thread_wake);

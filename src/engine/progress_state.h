@@ -1,5 +1,5 @@
-/* The progress engine, for progress.c alone, and for tests that look into it: they move its clock, or read what it counts.
- * Others call the functions of progress.h, files of the engine also those of engine_state.h. */
+/* The progress engine's state, for progress.c alone, and for tests that move its clock or read its counters. Others call the
+ * functions of progress.h; files of the engine also call those of engine_state.h. */
 #ifndef SHOAL_ENGINE_PROGRESS_STATE_H
 #define SHOAL_ENGINE_PROGRESS_STATE_H
 
@@ -9,32 +9,32 @@
 #include "engine/engine_state.h"
 #include "engine/progress.h"
 
-/* As bits. */
+/* Bits. */
 enum silent { SILENT_NETWORK = 1, SILENT_DEVICE = 2 };
 
 struct shoal_progress {
     pthread_mutex_t lock;
-    _Atomic(uintptr_t) owner; /* thread that holds the lock */
+    _Atomic(uintptr_t) owner; /* the thread that holds the lock */
     unsigned depth;           /* how often that thread holds it: callbacks run under it and may post */
     struct shoal_log *log;
     const struct shoal_engine_settings *settings;
-    const volatile uint32_t *is_parent; /* 0 in a forked child, which may make no progress */
+    const volatile uint32_t *is_parent; /* 0 in a forked child, which may not make progress */
     struct shoal_doorbell doorbell;
     struct shoal_wait_source sources[SHOAL_PROGRESS_SOURCES_MAX];
-    atomic_uint source_count; /* of those that are set; none while all ranks are on this host */
+    atomic_uint source_count; /* number of sources that are set; 0 while all ranks are on this host */
     struct shoal_engine *engines;
-    struct shoal_engine *busy;       /* those with operations under way */
+    struct shoal_engine *busy;       /* the engines with operations under way */
     struct shoal_engine *drain_next; /* the engine whose messages are accepted next; NULL: the first one */
     unsigned idle_turns;
-    struct shoal_clock_anchor anchor; /* moved when deadlines are looked at */
+    struct shoal_clock_anchor anchor; /* moved at each check of deadlines */
     bool was_off;                     /* the anchor's time was wrong at the last check */
     int local_ranks;
-    _Atomic uint64_t spin_ns; /* changes with the first communicator of more ranks, while other threads may wait */
+    _Atomic uint64_t spin_ns; /* may change with a new communicator, while other threads wait */
     uint64_t yield_ns;
     atomic_int waiters;
     atomic_int sleepers;
     atomic_bool is_busy; /* operations were under way when the lock was last released */
-    atomic_uint silent;  /* enum silent: what they wait for that may come without a ring */
+    atomic_uint silent;  /* enum silent: what these operations wait for that does not ring the doorbell */
     uint64_t next_check_ns;
     _Atomic uint64_t next_core_ns; /* when a wait checks its core again; UINT64_MAX: never */
     unsigned core_meetings;        /* consecutive checks that found another rank on this rank's core */

@@ -4,7 +4,7 @@
 #include "engine/engine_state.h"
 #include "engine/progress.h"
 
-/* Not done, and will never be: made by the parent of this process. */
+/* Returns true for a request that was made by this process's parent and was not done: it will never be. */
 static bool is_parents(struct shoal_request *request)
 {
     return shoal_request_status(request) == SHOAL_PENDING && !shoal_progress_is_parent(request->progress);

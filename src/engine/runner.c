@@ -1,13 +1,13 @@
-/* How the engine runs plans: operands to addresses, chunks to slots, steps to bytes. */
+/* How the engine runs plans: it turns operands into addresses, chunks into slots, steps into bytes. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/assert.h"
 #include "engine/engine_state.h"
 
-/* ---- Direct operations: the data came beside the announcements ----------------------------------------------------------- */
+/* ---- Direct operations: the data travel with the announcements ----------------------------------------------------------- */
 
-/* So small that each part is copied element by element of the tensors' list. */
+/* The data are so small that each part is copied element by element of the tensors' list. */
 const void *shoal_engine_pack(struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_call *call = &request->call;
@@ -21,7 +21,7 @@ const void *shoal_engine_pack(struct shoal_engine *engine, const struct shoal_re
     return call->layout->input_scratch;
 }
 
-/* An input that is not in a row was packed when it was announced. */
+/* An input that is not contiguous was packed when it was announced. */
 const char *shoal_engine_contribution_of(struct shoal_engine *engine, const struct shoal_request *request, int from)
 {
     const struct shoal_layout *layout = request->call.layout;
@@ -31,7 +31,7 @@ const char *shoal_engine_contribution_of(struct shoal_engine *engine, const stru
     return bytes ? engine->ops->payload(engine->transport, from, request->sequence, bytes) : NULL;
 }
 
-/* Where this rank's part begins in a contribution, in bytes. */
+/* Returns where this rank's part begins in a contribution, in bytes. */
 static size_t own_part_at(const struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_call *call = &request->call;
@@ -86,7 +86,7 @@ void shoal_engine_finish_direct(struct shoal_engine *engine, struct shoal_reques
 {
     const struct shoal_shape *shape = request->shape;
     request->record->algorithm = shoal_engine_direct;
-    request->record->done = request->record->arrived; /* to within some nanoseconds, for one reading of the clock less */
+    request->record->done = request->record->arrived; /* accurate to some nanoseconds, and saves a reading of the clock */
     if (!request->bytes || !shoal_shape_receives(shape, engine->rank, request->call.root))
         return;
     if (shape->is_reduced)
@@ -125,7 +125,7 @@ void shoal_runner_release(const struct shoal_request *request, enum shoal_operan
         device->ops->release(device, begin, end);
 }
 
-/* The operands of a request that are on a device, as bits. */
+/* Returns the operands of a request that are on a device, as bits. */
 static uint8_t find_on_device(const struct shoal_request *request)
 {
     const struct shoal_layout *layout = request->call.layout;
@@ -141,7 +141,7 @@ static size_t chunk_end(const struct shoal_chunk *chunk)
     return chunk->first + shoal_min_size(request->call.count - chunk->first, request->chunk_elements);
 }
 
-/* Whether the chunk's range of those operands is ready, as bits. */
+/* Returns true if the chunk's range of those operands (bits) is ready. */
 static bool are_ready(struct shoal_engine *engine, struct shoal_chunk *chunk, unsigned operands)
 {
     bool are_all = true;
@@ -156,7 +156,7 @@ static bool are_ready(struct shoal_engine *engine, struct shoal_chunk *chunk, un
     return are_all;
 }
 
-/* The own operands that a step names, staging buffers among them, as bits. */
+/* Returns this rank's operands that a step names, including staging buffers, as bits. */
 static unsigned find_own(const struct shoal_engine *engine, const struct shoal_plan *plan, const struct shoal_step *step)
 {
     const struct shoal_block *blocks = &plan->blocks[step->first_block];
@@ -199,7 +199,7 @@ static enum shoal_status find_addresses(struct shoal_engine *engine, struct shoa
     return status;
 }
 
-/* Where each rank knows only its own lengths of parts, agrees on the longest of all. */
+/* If each rank knows only its own lengths of parts, finds the longest of all. */
 static void agree_on_count(struct shoal_engine *engine, struct shoal_request *request)
 {
     for (int i = 0; i < shoal_engine_source_count(engine, request->peer_set); i++) {
@@ -234,7 +234,7 @@ static void cut_chunks(const struct shoal_engine *engine, struct shoal_request *
 
 enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal_request *request)
 {
-    if (engine->rank != engine->leader) /* its hint counts for all of the host */
+    if (engine->rank != engine->leader) /* the leader's hint decides for the whole host */
         request->announcement.descriptor.hints =
             engine->ops->announcement(engine->transport, engine->leader, request->sequence)->descriptor.hints;
     if (request->call.layout && request->call.layout->peer_counts)
@@ -250,7 +250,7 @@ enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal
     if (plan->parts && engine->hosts == 1)
         SHOAL_TRY(engine->ops->reserve_staging(engine->transport, engine->depth, engine->slot_bytes));
     request->record->algorithm = request->cached->entry->variants[request->cached->reach];
-    if (request->shape->is_empty) { /* a barrier: its steps are all there is */
+    if (request->shape->is_empty) { /* a barrier consists of its steps alone */
         request->chunk_elements = request->chunk_count = 1;
         return SHOAL_OK;
     }
@@ -265,10 +265,10 @@ struct span {
     int part;
     size_t begin;
     size_t elements;
-    size_t staging_at; /* bytes from the start of the staging slot, for staging buffers */
+    size_t staging_at; /* for staging buffers: bytes from the start of the staging slot */
 };
 
-/* Bins are as far apart as the longest block of the chunk is long, the same on all ranks. */
+/* The distance between bins is the length of the chunk's longest block, which is the same on all ranks. */
 static void run_find_bin(const struct shoal_chunk *chunk, struct shoal_block block, unsigned of, struct span *span)
 {
     const struct shoal_request *request = chunk->request;
@@ -308,7 +308,7 @@ static size_t find_unit(const struct shoal_chunk *chunk)
     return chunk->first / chunk->request->chunk_elements;
 }
 
-/* The place in host memory where the own device hands a slice out, or takes it back. */
+/* Returns the place in host memory to which this rank's device copies a slice, or from which it copies one back. */
 static char *find_slice(const struct shoal_chunk *chunk, struct shoal_block block, size_t element)
 {
     const struct shoal_device_sum *sum = shoal_call_sum(&chunk->request->call);
@@ -317,7 +317,7 @@ static char *find_slice(const struct shoal_chunk *chunk, struct shoal_block bloc
     return shoal_device_sum_address(sum, &unit, block.part == SHOAL_ON_DEVICE_OUT, element - chunk->first);
 }
 
-/* The address of element `at` of the span; *run becomes at most the elements that follow it in a row. */
+/* Returns the address of element `at` of the span. *run is reduced to the number of contiguous elements from there. */
 static char *find_address(struct shoal_engine *engine, const struct shoal_chunk *chunk, unsigned slot, struct shoal_block block,
                           const struct span *span, size_t at, size_t *run)
 {
@@ -336,8 +336,8 @@ static char *find_address(struct shoal_engine *engine, const struct shoal_chunk 
     return base + (part_at + span->begin + at) * element;
 }
 
-/* Addresses that agree in their low 28 bits fight for the same place in the first cache of some processors, which predict a
- * line's place from them: reading one and writing the other in one loop is then several times slower. */
+/* Addresses that agree in their low 28 bits compete for the same place in the first-level cache of some processors, which
+ * predict a line's place from these bits. Reading one and writing the other in one loop is then several times slower. */
 static bool collide(const void *a, const void *b)
 {
     const uintptr_t low_bits = ((uintptr_t)1 << 28) - 1;
@@ -355,8 +355,9 @@ static bool any_collide(const struct shoal_engine *engine, const struct shoal_st
     return false;
 }
 
-/* Returns true if the source of a reduce is a rank's input as it is, or a copy of it; any other source is what a pass has
- * stored. Over several hosts a reduce reads another rank's staging buffer for that only (the checker of plans proves it). */
+/* Returns true if the source of a reduce is a rank's input or an unmodified copy of it; any other source was stored by a pass.
+ * Over several hosts, a reduce that reads another rank's staging buffer reads only such stored results (the plan checker proves
+ * this). */
 static bool is_raw(const struct shoal_engine *engine, struct shoal_block source)
 {
     return source.operand == SHOAL_OPERAND_INPUT || (source.operand == SHOAL_OPERAND_STAGING && source.rank != engine->rank);
@@ -371,7 +372,7 @@ static unsigned count_raw(const struct shoal_engine *engine, const struct shoal_
     return count;
 }
 
-/* The operator of a reduce whose sources are alike: all raw or none, or not to be scaled. */
+/* Returns the operator of a reduce whose sources are alike: all raw, none raw, or not to be scaled. */
 static struct shoal_reduction run_operation_of(const struct shoal_engine *engine, const struct shoal_request *request,
                                                const struct shoal_step *step)
 {
@@ -386,7 +387,7 @@ static struct shoal_reduction run_operation_of(const struct shoal_engine *engine
 static void reduce_scaling(struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_step *step,
                            size_t elements, enum shoal_stores stores)
 {
-    _Alignas(SHOAL_PAGE) char buffer[16 * SHOAL_PAGE]; /* a line at least for each rank of a host */
+    _Alignas(SHOAL_PAGE) char buffer[16 * SHOAL_PAGE]; /* at least one line for each rank of a host */
     const struct shoal_block *blocks = &request->cached->plan.blocks[step->first_block];
     const shoal_reduce_fn *reduce = engine->kernels->reduce[request->call.type];
     const struct shoal_reduction first = shoal_engine_pass(engine, &request->call, SHOAL_PASS_FIRST),
@@ -413,7 +414,7 @@ static void reduce_scaling(struct shoal_engine *engine, const struct shoal_reque
     }
 }
 
-/* Reduces by way of a buffer that stays in the first cache, so that no loop reads and writes colliding addresses. */
+/* Reduces through a buffer that stays in the first-level cache, so that no loop reads and writes colliding addresses. */
 static void reduce_apart(struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_step *step,
                          size_t elements, enum shoal_stores stores)
 {
@@ -433,7 +434,7 @@ static void reduce_apart(struct shoal_engine *engine, const struct shoal_request
     }
 }
 
-/* In place the source is a destination too: it is not written, for peers may be reading it. */
+/* In place, the source is also a destination: it is not written, because peers may be reading it. */
 static void runner_copy_run(struct shoal_engine *engine, const struct shoal_step *step, size_t bytes, enum shoal_stores stores)
 {
     int dests = 0;
@@ -445,7 +446,7 @@ static void runner_copy_run(struct shoal_engine *engine, const struct shoal_step
         engine->kernels->copy(engine->dests, dests, engine->sources[0], bytes, stores);
 }
 
-/* Some sources have to be scaled, but not all. */
+/* Returns true if some sources have to be scaled, but not all. */
 static bool is_mixed(const struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_step *step)
 {
     const unsigned raw = count_raw(engine, request, step);
@@ -471,7 +472,7 @@ static void reduce_run(struct shoal_engine *engine, const struct shoal_request *
     }
 }
 
-/* Where operands are several tensors, from border to border. */
+/* If operands are several tensors, works from border to border. */
 static void run_reduce(struct shoal_engine *engine, const struct shoal_chunk *chunk, unsigned slot,
                        const struct shoal_step *step)
 {
@@ -500,14 +501,14 @@ static bool run_is_locally_complete(const struct shoal_engine *engine, unsigned 
 
 static bool is_met(struct shoal_engine *engine, unsigned slot, const struct shoal_step *step)
 {
-    if (step->peer == engine->rank) /* for its puts */
+    if (step->peer == engine->rank) /* it waits for this rank's own puts */
         return run_is_locally_complete(engine, slot);
     const uint64_t base = engine->runner.slot_base[slot * (unsigned)engine->size + step->peer];
-    /* Signed: while a credit is still owed the counter is below the base. */
+    /* Signed: while a credit is still owed, the counter is below the base. */
     return (int64_t)(engine->ops->counter(engine->transport, step->peer, slot) - base) >= (int64_t)step->value;
 }
 
-/* The source of puts of several tensors, or scaled ones, packed in a row until the chunk ends. */
+/* The source of puts of several tensors, or of scaled ones, packed contiguously until the chunk ends. */
 struct shoal_packed {
     struct shoal_packed *next;
     _Alignas(SHOAL_CACHE_LINE) char data[];
@@ -522,7 +523,7 @@ static void packed_free(struct shoal_packed **list)
     }
 }
 
-/* NULL: no memory. */
+/* Returns NULL if out of memory. */
 static const char *pack_block(struct shoal_engine *engine, struct shoal_chunk *chunk, unsigned slot, struct shoal_block block,
                               const struct span *span)
 {
@@ -567,7 +568,7 @@ static enum shoal_status run_put(struct shoal_engine *engine, struct shoal_chunk
     return status;
 }
 
-/* The work of the own device that a step is; SHOAL_DEVICE_WORKS: it is the processor's. */
+/* Returns the work of this rank's device that a step is, or SHOAL_DEVICE_WORKS if the CPU does it. */
 static enum shoal_device_work find_work(const struct shoal_plan *plan, const struct shoal_step *step)
 {
     const struct shoal_block from = plan->blocks[step->first_block], to = plan->blocks[step->first_block + step->source_count];
@@ -580,16 +581,16 @@ static enum shoal_device_work find_work(const struct shoal_plan *plan, const str
                                                 : SHOAL_DEVICE_HAND_OUT;
 }
 
-/* The step copies an input that stays on the device to the output there. */
+/* Returns true if the step copies an input that stays on the device to the output there. */
 static bool is_left_to_device(const struct shoal_chunk *chunk, const struct shoal_step *step, int rank)
 {
     const struct shoal_block *source = &chunk->request->cached->plan.blocks[step->first_block];
     return shoal_call_input_stays(&chunk->request->call) && source->rank == rank && source->operand == SHOAL_OPERAND_INPUT;
 }
 
-/* A rank publishes its failure and then lets its streams go, which write to memory that this rank's device may have read
- * meanwhile: what was read counts when nobody has failed by then. One that found another rank publishing waits a moment only,
- * so a failure that cannot be read yet counts, too. */
+/* A rank publishes its failure and then releases its streams, which write to memory that this rank's device may have read
+ * meanwhile: so what was read counts only if no rank has failed by then. A rank that found another rank publishing waits only a
+ * moment, so a failure that cannot be read yet counts as well. */
 static bool run_work(struct shoal_engine *engine, const struct shoal_chunk *chunk, enum shoal_device_work work)
 {
     struct shoal_failure failure;
@@ -600,7 +601,7 @@ static bool run_work(struct shoal_engine *engine, const struct shoal_chunk *chun
     return false;
 }
 
-/* True when it is done; false when it has to wait. */
+/* Returns true if the step is done, false if it has to wait. */
 static bool run_reduce_step(struct shoal_engine *engine, struct shoal_chunk *chunk, unsigned slot,
                             const struct shoal_step *step)
 {
@@ -617,7 +618,7 @@ static bool run_reduce_step(struct shoal_engine *engine, struct shoal_chunk *chu
     return true;
 }
 
-/* True when the step is done; false when it has to wait, or when it failed (then the engine is broken). */
+/* Returns true if the step is done, false if it has to wait or has failed (then the engine is broken). */
 static bool run_step(struct shoal_engine *engine, struct shoal_chunk *chunk, unsigned slot, const struct shoal_step *step)
 {
     enum shoal_status status = SHOAL_OK;
@@ -681,15 +682,15 @@ static bool run_chunk(struct shoal_engine *engine, struct shoal_chunk *chunk, un
     const bool did = chunk->step != before;
     if (engine->is_broken || chunk->step < plan->step_count || !run_is_locally_complete(engine, slot))
         return did;
-    if (SHOAL_UNLIKELY(chunk->unready) && !are_ready(engine, chunk, ~0u)) /* no step named it */
+    if (SHOAL_UNLIKELY(chunk->unready) && !are_ready(engine, chunk, ~0u)) /* no step named the operand */
         return did;
     end_chunk(engine, chunk, slot);
     return true;
 }
 
-/* On one host, consecutive chunks of a slot lie behind each other in it and begin again at its start, the same on all ranks.
- * Lines that were used just before may still be in another core's own cache; writing those takes three times longer than
- * writing lines that have gone to the shared cache or to memory. */
+/* On one host, consecutive chunks of a slot follow each other in it and wrap around to its start, the same on all ranks. Lines
+ * that were used just before may still be in another core's private cache; writing those takes three times longer than writing
+ * lines that have moved to the shared cache or to memory. */
 static size_t find_shift(const struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_plan *plan = &request->cached->plan;
@@ -701,7 +702,7 @@ static size_t find_shift(const struct shoal_engine *engine, const struct shoal_r
     return engine->runner.next / engine->depth % (engine->slot_bytes / used) * used;
 }
 
-/* Gives free slots to the next chunks, in order. */
+/* Assigns free slots to the next chunks, in order. */
 static bool run_start_chunks(struct shoal_engine *engine)
 {
     bool did = false;
@@ -723,7 +724,7 @@ static bool run_start_chunks(struct shoal_engine *engine)
     return did;
 }
 
-/* Packed data may be on its way, so it stays until the engine goes. */
+/* Packed data may still be on its way, so it stays until the engine is freed. */
 void shoal_engine_drop_chunks(struct shoal_engine *engine)
 {
     for (unsigned i = 0; i < engine->depth; i++)
@@ -732,8 +733,8 @@ void shoal_engine_drop_chunks(struct shoal_engine *engine)
     engine->runner.active = 0;
 }
 
-/* The operation is the only one, so its first chunk takes the next slot. Steps may be run again: they write this rank's staging
- * buffer only, and nobody reads it before a signal says so. */
+/* The operation is the only one, so its first chunk uses the next slot. Steps may be repeated: they write only this rank's
+ * staging buffer, and no rank reads it before a signal. */
 void shoal_engine_start_early(struct shoal_engine *engine, struct shoal_request *request)
 {
     struct shoal_chunk chunk = {.request = request, .unready = find_on_device(request)};
@@ -741,7 +742,7 @@ void shoal_engine_start_early(struct shoal_engine *engine, struct shoal_request 
     if (!is_alone || !request->call.count || (request->call.layout && request->call.layout->peer_counts) ||
         !shoal_engine_guess_plan(engine, request))
         return;
-    shoal_engine_flush(engine); /* peers that sleep wake in the meantime */
+    shoal_engine_flush(engine); /* sleeping peers wake in the meantime */
     if (engine->rank != engine->leader)
         request->announcement.descriptor.hints = request->cached->hints;
     cut_chunks(engine, request);
@@ -761,8 +762,8 @@ bool shoal_engine_run_chunks(struct shoal_engine *engine)
 {
     bool did = run_start_chunks(engine);
     if (engine->ops->enter && !engine->ops->enter(engine->transport))
-        return did; /* shoal_engine_check takes it up */
-    /* Oldest first: it is what the others wait for. */
+        return did; /* shoal_engine_check() handles it */
+    /* Oldest first, because other ranks wait for it. */
     for (uint64_t i = engine->depth; i > 0 && !engine->is_broken; i--) {
         const unsigned slot = (unsigned)((engine->runner.next + engine->depth - i) % engine->depth);
         if (engine->runner.chunks[slot].request)
@@ -773,7 +774,7 @@ bool shoal_engine_run_chunks(struct shoal_engine *engine)
     return did;
 }
 
-/* ---- What it waits for --------------------------------------------------------------------------------------------------- */
+/* ---- Waits --------------------------------------------------------------------------------------------------------------- */
 
 static const struct shoal_chunk *oldest_chunk(const struct shoal_engine *engine, const struct shoal_request *request)
 {
@@ -791,7 +792,7 @@ static bool is_unready(const struct shoal_request *request, enum shoal_operand o
     return device && begin < end && !device->ops->is_ready(device, begin, end);
 }
 
-/* The own device has not done the work that the chunk waits for. */
+/* Returns true if this rank's device has not done the work that the chunk waits for. */
 static bool is_at_work(const struct shoal_chunk *chunk)
 {
     const struct shoal_plan *plan = &chunk->request->cached->plan;
@@ -801,7 +802,7 @@ static bool is_at_work(const struct shoal_chunk *chunk)
            !shoal_device_sum_has_ended(shoal_call_sum(&chunk->request->call), find_unit(chunk), work);
 }
 
-/* The first operand that the oldest chunk cannot go on without. */
+/* Returns the first operand without which the oldest chunk cannot continue. */
 static int find_unready_of_chunk(const struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_chunk *chunk = oldest_chunk(engine, request);
@@ -833,7 +834,7 @@ static int find_unready_running(const struct shoal_engine *engine, const struct 
     return engine->size == 1 ? find_unready_alone(request) : find_unready_of_chunk(engine, request);
 }
 
-/* An input that travels beside an announcement must be ready before that. */
+/* An input that travels with an announcement must be ready before that. */
 static int find_unready_input(const struct shoal_engine *engine, const struct shoal_request *request)
 {
     (void)engine;
@@ -841,7 +842,7 @@ static int find_unready_input(const struct shoal_engine *engine, const struct sh
     return is_unready_now ? SHOAL_OPERAND_INPUT : -1;
 }
 
-/* All data are there; only the device's memory for the result is not ready. */
+/* All data have arrived; only the device's memory for the result is not ready. */
 static int find_unready_output(const struct shoal_request *request, bool has_all_come)
 {
     const bool is_unready_now = has_all_come && is_unready(request, SHOAL_OPERAND_OUTPUT, 0, request->call.count);
@@ -891,7 +892,7 @@ void shoal_runner_find_step(const struct shoal_engine *engine, const struct shoa
     *peer_out = step && step->kind == SHOAL_STEP_WAIT && step->peer != engine->rank ? step->peer : -1;
 }
 
-/* A step that waits for the own rank waits for its puts, and so does a chunk after its last step. */
+/* A step that waits for this rank itself waits for its puts, and so does a chunk after its last step. */
 bool shoal_runner_is_leaving(const struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_chunk *chunk = oldest_chunk(engine, request);
@@ -938,7 +939,7 @@ bool shoal_runner_init(struct shoal_engine *engine, uint64_t start)
 void shoal_runner_fini(struct shoal_engine *engine)
 {
     for (unsigned i = 0; i < engine->depth; i++) {
-        if (run_is_locally_complete(engine, i)) /* else rather lost than freed too early */
+        if (run_is_locally_complete(engine, i)) /* otherwise it is leaked: the network may still read it */
             packed_free(&engine->runner.left_packed[i]);
     }
     free(engine->runner.slot_base);

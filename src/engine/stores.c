@@ -8,20 +8,20 @@
 
 /* ---- Trials -------------------------------------------------------------------------------------------------------------- */
 
-/* The first operations touch memory for the first time. */
+/* The first operations touch memory for the first time and are not timed. */
 #define WARM_USES 4
-/* Uses of one way in a row, of which the last is timed: those before it find what the other way left in caches. */
+/* Consecutive uses of one way, of which the last is timed: those before it find what the other way left in caches. */
 #define BLOCK_USES 4
 #define PAIR_USES (2 * BLOCK_USES)
-/* So many pairs that all say the same decide; else the majority of so many. A pair in which one way takes a quarter less than
- * the other counts twice, so that a short run of large operations is over its trial soon. */
+/* PAIRS_ENOUGH pairs that agree decide; otherwise the majority of PAIRS_MOST does. A pair in which one way takes a quarter less
+ * time than the other counts twice, so that the trial of a short run of large operations ends soon. */
 #define PAIRS_ENOUGH 3
 #define PAIRS_MOST 7
-/* Operations until the next trial: at first, and how often that is doubled while trials agree. */
+/* Operations until the next trial, and how often that number is doubled while trials agree. */
 #define REST_USES 256
 #define REST_DOUBLINGS 3
 
-/* A trial ends though some of its times never came: so many operations later. */
+/* A trial ends after this many operations even if some of its times are missing. */
 #define TRIAL_USES (PAIR_USES * PAIRS_MOST + 2 * SHOAL_ACTIVE_MAX)
 
 static void begin_at(struct shoal_trial *trial, uint32_t use)
@@ -31,8 +31,8 @@ static void begin_at(struct shoal_trial *trial, uint32_t use)
     trial->pairs = trial->streaming_first = 0;
 }
 
-/* A pair begins with the way that leads, so that a short run has most of its operations written that way; where none leads,
- * with the one that is not chosen. */
+/* A pair begins with the way that leads, so that most operations of a short run are written that way. If neither leads, it
+ * begins with the way that is not chosen. */
 static void order_pair(struct shoal_trial *trial, uint32_t pair)
 {
     const bool is_streaming = trial->balance ? trial->balance > 0 : !trial->is_streaming;
@@ -96,18 +96,17 @@ static bool is_output_shared(const struct shoal_request *request)
     return request->announcement.output != 0;
 }
 
-/* Every line is read and written by one rank: it is in that rank's cache. */
+/* Every line is read and written by one rank, so it is in that rank's cache. */
 static bool is_in_place_shared(const struct shoal_request *request)
 {
     return request->call.collective == SHOAL_COLLECTIVE_ALLREDUCE && request->call.input == request->call.output &&
            is_output_shared(request);
 }
 
-/* NULL: no memory to learn with. */
+/* Returns NULL if there is no memory to learn with. */
 static struct shoal_trial *trial_of(struct shoal_engine *engine, const struct shoal_request *request)
 {
-    const uint64_t bytes =
-        request->announcement.descriptor.count * request->element_bytes; /* as it was when it was announced */
+    const uint64_t bytes = request->announcement.descriptor.count * request->element_bytes; /* the size when it was announced */
     const unsigned size_class = 63u - (unsigned)__builtin_clzll(bytes | 1);
     const unsigned is_in_place = request->call.input == request->call.output;
     const unsigned row = (unsigned)request->call.collective * 32 + size_class % 32;
@@ -123,7 +122,7 @@ uint8_t shoal_trial_hint(struct shoal_engine *engine, struct shoal_request *requ
         return 0;
     if (strcmp(engine->settings->stores, "streaming") == 0)
         return SHOAL_HINT_STREAMING;
-    if (is_in_place_shared(request) || shoal_call_is_on_device(&request->call)) /* whose time would count, too */
+    if (is_in_place_shared(request) || shoal_call_is_on_device(&request->call)) /* a device's time would count as well */
         return 0;
     request->stores = trial_of(engine, request);
     if (!request->stores)

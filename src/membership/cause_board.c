@@ -5,10 +5,10 @@
 
 #include "base/clock.h"
 
-/* How often a rank that finds all drafts taken looks for the cause: those that write them take a microsecond each. */
+/* How often a rank that finds all drafts taken looks for the cause. The ranks that write them need about a microsecond each. */
 #define TAKEN_POLLS 20000
 
-/* NULL: there is a cause, or all drafts are taken. */
+/* Returns NULL if there is a cause, or if all drafts are taken. */
 static struct shoal_cause_draft *cause_board_take(struct shoal_cause_board *board)
 {
     for (int i = 0; i < SHOAL_CAUSE_DRAFTS && !atomic_load_explicit(&board->cause, memory_order_acquire); i++) {
@@ -20,7 +20,7 @@ static struct shoal_cause_draft *cause_board_take(struct shoal_cause_board *boar
     return NULL;
 }
 
-/* Unless another draft is the cause. release: pairs with the acquire in read. */
+/* Makes the draft the cause, unless another draft is. release: pairs with the acquire in read. */
 static void cause_board_publish(struct shoal_cause_board *board, const struct shoal_cause_draft *draft)
 {
     uint32_t none = 0;
@@ -39,7 +39,7 @@ void shoal_cause_board_write(struct shoal_cause_board *board, const struct shoal
         shoal_clock_relax();
 }
 
-/* "rank 12 called shoal_comm_abort", without the printf family. */
+/* Writes "rank 12 called shoal_comm_abort" without the printf family, for signal handlers. */
 static void print_abort(int rank, char *text)
 {
     char digits[12];

@@ -1,6 +1,6 @@
-/* The first cause of a communicator as the ranks of one host see it, in memory that they share. A rank writes its cause as a
- * draft, which nobody reads, and then makes that draft the cause, unless another is it by then. So a rank that dies while it
- * writes costs a draft, and no more. The cause is final. The memory is the transport's, zero at first. Any thread. */
+/* The first cause of a communicator for the ranks of one host, in memory that they share. A rank writes its cause as a draft,
+ * which no other rank reads, and then makes that draft the cause, unless another draft already is. So a rank that dies while it
+ * writes costs only a draft. The cause is final. The transport owns the memory, which is zero at first. Any thread. */
 #ifndef SHOAL_MEMBERSHIP_CAUSE_BOARD_H
 #define SHOAL_MEMBERSHIP_CAUSE_BOARD_H
 
@@ -8,23 +8,23 @@
 
 #include "base/compiler.h"
 
-#define SHOAL_CAUSE_DRAFTS 4 /* ranks that may write at once, or have died at it; others wait a moment */
+#define SHOAL_CAUSE_DRAFTS 4 /* ranks that may write at once, or have died while writing; others wait a moment */
 
 struct shoal_cause_board {
-    _Atomic uint32_t cause; /* 1 + the number of the draft that is the cause; 0: there is none */
+    _Atomic uint32_t cause; /* 1 + the number of the draft that is the cause; 0 if none */
     struct shoal_cause_draft {
-        _Atomic uint32_t is_taken; /* by compare and swap, once */
+        _Atomic uint32_t is_taken; /* set once, by compare and swap */
         struct shoal_failure failure;
     } drafts[SHOAL_CAUSE_DRAFTS];
 };
 
-/* True when there is a cause. relaxed: the caller orders this load. */
+/* Returns true if there is a cause. relaxed: the caller orders this load. */
 static inline bool shoal_cause_board_is_written(const struct shoal_cause_board *board)
 {
     return atomic_load_explicit(&board->cause, memory_order_relaxed) != 0;
 }
 
-/* True when there is a cause; *failure_out is it. Cheap while there is none. */
+/* Returns true if there is a cause, and stores it in *failure_out. Cheap while there is none. */
 static inline bool shoal_cause_board_read(const struct shoal_cause_board *board, struct shoal_failure *failure_out)
 {
     const uint32_t cause = atomic_load_explicit(&board->cause, memory_order_acquire);
@@ -38,7 +38,7 @@ static inline bool shoal_cause_board_read(const struct shoal_cause_board *board,
  * signal handler. */
 void shoal_cause_board_write(struct shoal_cause_board *board, const struct shoal_failure *failure);
 
-/* Describes shoal_comm_abort, called by `rank` on `host`, as a failure. Async-signal-safe. */
+/* Fills in the failure for a call of shoal_comm_abort() by `rank` on `host`. Async-signal-safe. */
 void shoal_cause_fill_abort(struct shoal_failure *failure_out, int rank, const char *host);
 
 #endif

@@ -54,7 +54,7 @@ void shoal_causes_fini(struct shoal_causes *causes)
     free_from(&causes->first);
 }
 
-/* The oldest decided one goes where there are too many. Those that are not decided are so within seconds. */
+/* If there are too many causes, frees the oldest decided one. The others are decided within seconds. */
 static void forget_oldest(struct shoal_causes *causes)
 {
     struct shoal_cause **oldest = NULL;
@@ -94,7 +94,7 @@ struct shoal_cause *shoal_causes_propose(struct shoal_causes *causes, uint64_t c
         return NULL;
     if (is_first)
         cause->first_ns = now_ns;
-    /* The order is total: no candidate is before one that is before it. */
+    /* The order is total: two candidates cannot each come before the other. */
     SHOAL_ASSERT(!shoal_cause_is_before(failure, &cause->best) || !shoal_cause_is_before(&cause->best, failure));
     *is_news_out = !cause->is_decided && (is_first || shoal_cause_is_before(failure, &cause->best));
     if (*is_news_out) {
@@ -124,7 +124,7 @@ void shoal_causes_excuse(struct shoal_causes *causes, uint64_t held_up_ns, uint6
     }
 }
 
-/* True if the process was blamed with the same status before, for another communicator. */
+/* Returns true if the process was already blamed with the same status for another communicator. */
 static bool was_blamed(const struct shoal_causes *causes, const struct shoal_failure *failure)
 {
     for (const struct shoal_cause *cause = causes->first; cause && failure->pid; cause = cause->next) {
@@ -139,7 +139,7 @@ uint64_t shoal_cause_due_ns(const struct shoal_causes *causes, const struct shoa
 {
     SHOAL_ASSERT(!cause->is_decided); /* a decision is final */
     uint64_t wait_ms = cause->is_own ? SHOAL_CAUSES_SETTLE_MS : SHOAL_CAUSES_ALONE_MS;
-    if (is_root) /* what a rank has given is wanted at once, and what is known of a process that was blamed before */
+    if (is_root) /* wanted at once: a cause that a rank has set itself, and one that blames a process which was blamed before */
         wait_ms = cause->best.is_given || was_blamed(causes, &cause->best) ? 0 : SHOAL_CAUSES_COLLECT_MS;
     const uint64_t due_ns = cause->first_ns + wait_ms * SHOAL_NS_PER_MS;
     const uint64_t collected_ns = is_root && heir_ns ? heir_ns + SHOAL_CAUSES_HEIR_MS * SHOAL_NS_PER_MS : 0;

@@ -24,7 +24,7 @@ static void nudge(struct shoal_control *control)
     const int error = errno;
     const uint64_t one = 1;
     if (control->event >= 0 && write(control->event, &one, sizeof one) < 0)
-        errno = error; /* the counter is full: it is awake anyway */
+        errno = error; /* the counter is full, so the thread is already awake */
 }
 
 static void destroy(struct shoal_control *control)
@@ -169,7 +169,7 @@ static enum shoal_status gather_contacts(struct shoal_control *control, struct s
     return SHOAL_OK;
 }
 
-/* The thread keeps the deadline. */
+/* The control thread enforces the deadline. */
 static enum shoal_status await_opened(struct shoal_control *control)
 {
     pthread_mutex_lock(&control->core.lock);

@@ -126,7 +126,7 @@ static void fill_notices(const struct shoal_control_state *state, struct shoal_c
     }
 }
 
-/* After the notices: what a rank said before it left or was lost comes before that. */
+/* Facts follow notices, so that what a rank sent before it left or was lost arrives before that fact. */
 static void fill_facts(const struct shoal_control_state *state, struct shoal_control_link *link)
 {
     struct shoal_control_frame frame = {.kind = SHOAL_CONTROL_FACT};
@@ -206,7 +206,7 @@ static void do_hello(struct shoal_control_core *core, struct shoal_control_link 
     }
     reply.value.challenge.server = link->server;
     if (verdict != SHOAL_TCP_OK)
-        reply.value.challenge.server.job = 0; /* a stranger shall not learn it */
+        reply.value.challenge.server.job = 0; /* a stranger must not learn the job's number */
     append(link, &reply);
     link->state = SHOAL_CONTROL_LINK_EXPECT_PROOF;
     if (verdict != SHOAL_TCP_OK) {
@@ -225,7 +225,7 @@ static bool is_proved(const struct shoal_control_core *core, const struct shoal_
            shoal_auth_equal(wanted, proof, sizeof wanted);
 }
 
-/* A server that does not know the secret gets no proof, only the verdict. */
+/* A server that does not know the secret receives only the verdict, no proof. */
 static void do_challenge(struct shoal_control_core *core, struct shoal_control_link *link,
                          const struct shoal_control_frame *frame, uint64_t now_ns)
 {
@@ -254,7 +254,7 @@ static void enter(struct shoal_control_link *link, enum shoal_control_link_state
 {
     link->state = state;
     link->deadline_ns = 0;
-    link->needs_beat = true; /* its first frame tells the other side that this one counts it as linked */
+    link->needs_beat = true; /* after its first frame the other side knows that this side counts it as linked */
 }
 
 static void raise_up(struct shoal_control_core *core, struct shoal_control_link *link)
@@ -272,7 +272,7 @@ static void do_proof(struct shoal_control_core *core, struct shoal_control_link 
     if (reply.verdict == SHOAL_TCP_OK && !is_proved(core, link, false, frame->value.proof))
         reply.verdict = SHOAL_TCP_SECRET_WRONG;
     if (reply.verdict == SHOAL_TCP_OK)
-        reply.verdict = link_judge(core, &link->client); /* another may have come since the hello */
+        reply.verdict = link_judge(core, &link->client); /* another link may have come since the hello */
     append(link, &reply);
     if (reply.verdict != SHOAL_TCP_OK) {
         shoal_control_link_refuse(core, link, reply.verdict);
@@ -302,14 +302,14 @@ static bool learn(struct shoal_control_core *core, const struct shoal_control_fa
     struct shoal_control_state *state = &core->state;
     const bool is_own = fact->rank == (uint32_t)state->rank;
     if (is_own && fact->life == SHOAL_CONTROL_GONE)
-        return shoal_control_state_life(state, state->rank) == SHOAL_CONTROL_GONE; /* only this rank says so */
+        return shoal_control_state_life(state, state->rank) == SHOAL_CONTROL_GONE; /* only this rank itself may report that */
     shoal_control_state_learn(state, fact, now_ns);
     if (is_own)
-        shoal_control_state_stop(state, state->rank, false, now_ns); /* it runs: this is it */
+        shoal_control_state_stop(state, state->rank, false, now_ns); /* this rank runs, as it has received this */
     return true;
 }
 
-/* False when it cannot be. */
+/* Returns false if the frame is not possible. */
 static bool do_member(struct shoal_control_core *core, struct shoal_control_link *link, const struct shoal_control_frame *frame,
                       uint64_t now_ns)
 {
@@ -322,7 +322,7 @@ static bool do_member(struct shoal_control_core *core, struct shoal_control_link
     case SHOAL_CONTROL_FACT:
         return learn(core, &frame->value.fact, now_ns);
     case SHOAL_CONTROL_NOTICE:
-        /* Without memory a notice is lost, and the link stays. */
+        /* If out of memory, a notice is lost, and the link stays. */
         if (frame->value.notice.origin != (uint32_t)core->state.rank)
             shoal_control_state_add(&core->state, &frame->value.notice, frame->data, frame->data_bytes, link->id);
         return true;
@@ -370,7 +370,7 @@ static void step_stranger(struct shoal_control_core *core, struct shoal_control_
     }
 }
 
-/* A handshake's replies are small and few: `out` has room for them though nothing of it may have been sent. */
+/* A handshake has few and small replies: `out` has room for all of them even if nothing has been sent. */
 _Static_assert(SHOAL_CONTROL_OUT_BYTES > 2 * (sizeof(struct shoal_control_challenge) + SHOAL_CONTROL_FRAME_BYTES_MAX), "room");
 
 bool shoal_control_link_step(struct shoal_control_core *core, struct shoal_control_link *link, uint64_t now_ns)

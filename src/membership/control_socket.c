@@ -9,9 +9,9 @@
 
 #include "membership/control.h"
 
-#define PROBE_S 1 /* between the kernel's own signs of life */
+#define PROBE_S 1 /* between the kernel's keep-alives */
 
-/* The open sockets of this process, for its forked children: they close the descriptors that were the parent's at fork. */
+/* The open sockets of this process. A forked child closes those that were its parent's at the fork. */
 static struct {
     pthread_mutex_t lock;
     int *fds;
@@ -46,11 +46,11 @@ static void watch_forks(void)
 
 unsigned shoal_control_socket_generation(void)
 {
-    /* relaxed: it changes only in a new process, before anything else runs there. */
+    /* relaxed: it changes only in a new process, before any other code runs there. */
     return atomic_load_explicit(&sockets.generation, memory_order_relaxed);
 }
 
-/* Under the lock, so that no fork comes between the socket and its note. */
+/* Under the lock, so that no fork happens between opening the socket and recording it. */
 static int note(int fd)
 {
     if (fd < 0)
@@ -147,7 +147,7 @@ int shoal_control_socket_error(int fd)
 int64_t shoal_control_socket_unanswered_ms(int fd)
 {
     struct tcp_info info;
-    socklen_t bytes = sizeof info; /* an emulator may hand on less */
+    socklen_t bytes = sizeof info; /* an emulator may return less */
     const bool is_known = getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0 &&
                           bytes >= offsetof(struct tcp_info, tcpi_last_ack_recv) + sizeof info.tcpi_last_ack_recv &&
                           info.tcpi_state == TCP_ESTABLISHED;

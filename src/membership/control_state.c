@@ -42,7 +42,7 @@ void shoal_control_state_fini(struct shoal_control_state *state)
 
 enum shoal_control_life shoal_control_state_life(const struct shoal_control_state *state, int rank)
 {
-    /* acquire: pairs with the release in learn, so that who sees a loss and then describes it finds its cause. */
+    /* acquire: pairs with the release in learn, so that a thread that sees a loss and then describes it finds its cause. */
     return atomic_load_explicit(&state->ranks[rank].life, memory_order_acquire);
 }
 
@@ -53,14 +53,14 @@ bool shoal_control_state_is_stopped(const struct shoal_control_state *state, int
 
 bool shoal_control_state_learn(struct shoal_control_state *state, const struct shoal_control_fact *fact, uint64_t now_ns)
 {
-    SHOAL_ASSERT(fact->rank < (uint32_t)state->size); /* what came from elsewhere has been checked */
+    SHOAL_ASSERT(fact->rank < (uint32_t)state->size); /* facts from other ranks have been checked */
     struct shoal_control_rank *rank = &state->ranks[fact->rank];
     const bool ends =
         fact->life != SHOAL_CONTROL_ALIVE && shoal_control_state_life(state, (int)fact->rank) == SHOAL_CONTROL_ALIVE;
     const bool pauses = (int32_t)(fact->pauses - rank->pauses) > 0;
     if (ends) {
         rank->cause = fact->cause;
-        atomic_store_explicit(&rank->life, fact->life, memory_order_release); /* pairs with the load in life */
+        atomic_store_explicit(&rank->life, fact->life, memory_order_release); /* pairs with the load in life() */
     }
     if (pauses) {
         rank->pauses = fact->pauses;
@@ -97,7 +97,7 @@ bool shoal_control_state_stop(struct shoal_control_state *state, int rank, bool 
     return shoal_control_state_learn(state, &fact, now_ns);
 }
 
-/* Looks at all ranks: `changed` no longer holds the next change of a neighbour that is so far behind. */
+/* Scans all ranks: `changed` no longer holds the next change for a neighbor that is so far behind. */
 static int find_oldest_after(const struct shoal_control_state *state, uint64_t after)
 {
     int oldest = -1;
@@ -108,7 +108,7 @@ static int find_oldest_after(const struct shoal_control_state *state, uint64_t a
     return oldest;
 }
 
-/* A rank that has changed again since stands further on, too. */
+/* A rank that has changed again since is also found later in the ring. */
 static int find_next_after(const struct shoal_control_state *state, uint64_t after)
 {
     for (uint64_t change = after + 1; change <= state->changes; change++) {
@@ -126,7 +126,7 @@ bool shoal_control_state_next(const struct shoal_control_state *state, uint64_t 
         return false;
     const bool is_far_behind = state->changes - after > state->changed_size;
     const int rank = is_far_behind ? find_oldest_after(state, after) : find_next_after(state, after);
-    SHOAL_ASSERT(rank >= 0); /* that of the last change, at the latest */
+    SHOAL_ASSERT(rank >= 0); /* at the latest, the rank of the last change */
     *fact_out = fact_of(state, rank);
     *change_out = state->ranks[rank].changed;
     return true;
@@ -201,7 +201,7 @@ bool shoal_control_state_passed_in_silence(const struct shoal_control_state *sta
 
 /* ---- notices ---- */
 
-/* The ring is full. */
+/* Drops one notice when the ring is full. */
 static void drop_one(struct shoal_control_state *state)
 {
     SHOAL_ASSERT(state->notice_end - state->notice_first == SHOAL_CONTROL_NOTICES_MAX);
@@ -220,7 +220,7 @@ static void drop_one(struct shoal_control_state *state)
 bool shoal_control_state_add(struct shoal_control_state *state, const struct shoal_control_notice_head *head, const void *data,
                              size_t bytes, uint64_t via)
 {
-    SHOAL_ASSERT(head->origin < (uint32_t)state->size); /* what came from elsewhere has been checked */
+    SHOAL_ASSERT(head->origin < (uint32_t)state->size); /* notices from other ranks have been checked */
     uint64_t *last_notice = &state->ranks[head->origin].last_notice;
     if (head->number <= *last_notice)
         return true;

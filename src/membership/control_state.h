@@ -1,6 +1,7 @@
-/* A rank's knowledge of the world: one fact for each rank, and the last notices. Facts only ever get newer, and notices have
- * numbers, so the order in which they come from several neighbours does not matter. Each change has a number, each notice a
- * place: a sender remembers how far it has told each neighbour. No sockets, no clock; its owner locks, but for is_lost. */
+/* What a rank knows of the world: one fact for each rank, and the latest notices. Facts are only replaced by newer ones, and
+ * notices have numbers, so the order in which they arrive from several neighbors does not matter. Each change has a number,
+ * each notice a place: a sender remembers how much it has sent to each neighbor. No sockets, no clock. The owner locks, except
+ * for is_lost. */
 #ifndef SHOAL_MEMBERSHIP_CONTROL_STATE_H
 #define SHOAL_MEMBERSHIP_CONTROL_STATE_H
 
@@ -13,17 +14,17 @@ struct shoal_control_rank {
     uint8_t cause;
     uint32_t pauses;
     uint64_t changed;       /* number of the last change; 0: none */
-    uint64_t stopped_ns;    /* about when its last heartbeat came */
+    uint64_t stopped_ns;    /* approximate time of its last heartbeat */
     uint64_t last_notice;   /* number of its last notice */
-    bool is_loss_handed_on; /* to the handler */
+    bool is_loss_handed_on; /* the handler was called */
 };
 
 struct shoal_control_notice {
     uint64_t number;
-    uint64_t via; /* the link it came on; 0: own */
+    uint64_t via; /* the link on which it came; 0: it is this rank's */
     int origin;
     enum shoal_control_weight weight;
-    bool is_delivered; /* to the handler */
+    bool is_delivered; /* passed to the handler */
     size_t bytes;
     unsigned char data[];
 };
@@ -32,7 +33,7 @@ struct shoal_control_state {
     int rank, size;
     struct shoal_control_rank *ranks;
     uint64_t changes;
-    uint32_t *changed; /* the ranks of the last changes, by their numbers: [change % changed_size] */
+    uint32_t *changed; /* the ranks of the latest changes, by number: [change % changed_size] */
     size_t changed_size;
     struct shoal_control_notice **notices; /* a ring of SHOAL_CONTROL_NOTICES_MAX: places [first, end) are in use */
     uint64_t notice_first, notice_end;
@@ -41,39 +42,41 @@ struct shoal_control_state {
 SHOAL_MUST_USE bool shoal_control_state_init(struct shoal_control_state *state, int rank, int size);
 void shoal_control_state_fini(struct shoal_control_state *state);
 
-/* Takes what is news of a fact. False when nothing is. */
+/* Stores whatever is new in a fact. Returns false if nothing is. */
 bool shoal_control_state_learn(struct shoal_control_state *state, const struct shoal_control_fact *fact, uint64_t now_ns);
 
-/* Facts that this rank has found out itself; nothing changes where they are known. */
+/* Facts that this rank has found itself. Known facts change nothing. */
 bool shoal_control_state_end(struct shoal_control_state *state, int rank, enum shoal_control_life life,
                              enum shoal_control_cause cause);
 bool shoal_control_state_stop(struct shoal_control_state *state, int rank, bool is_stopped, uint64_t now_ns);
 
-/* The fact with the least change number above `after`; false when there is none. *change_out is its number. */
+/* Finds the fact with the lowest change number above `after`, which is stored in *change_out. Returns false if there is
+ * none. */
 bool shoal_control_state_next(const struct shoal_control_state *state, uint64_t after, struct shoal_control_fact *fact_out,
                               uint64_t *change_out);
 
 enum shoal_control_life shoal_control_state_life(const struct shoal_control_state *state, int rank);
 bool shoal_control_state_is_stopped(const struct shoal_control_state *state, int rank);
 
-/* The rule of the tree (control.h) for any rank, as far as this one knows; -1: it has none. */
+/* Applies the rule of the tree (control.h) to any rank, with what this rank knows. Returns -1 if the rank has no parent. */
 int shoal_control_state_parent(const struct shoal_control_state *state, int rank);
-/* The lowest rank that is alive and not stopped; where all are stopped, the lowest that is alive; -1: nobody is left. */
+/* Returns the lowest rank that is alive and not stopped; if all are stopped, the lowest that is alive; -1 if none is left. */
 int shoal_control_state_root(const struct shoal_control_state *state);
-/* How many of its ancestors are not usable, so that a rank may have to give up each of them before it reaches its parent. */
+/* Returns how many of a rank's ancestors are not usable: the rank may have to give up each of them before it reaches its
+ * parent. */
 int shoal_control_state_passed(const struct shoal_control_state *state, int rank);
-/* Whether a rank was lost without a word: SHOAL_CONTROL_UNREACHABLE_MS had to pass. Any thread. */
+/* Returns true if a rank was lost silently: SHOAL_CONTROL_UNREACHABLE_MS had to pass. Any thread. */
 bool shoal_control_state_is_cut_off(const struct shoal_control_state *state, int rank);
-/* Whether one of those ancestors was. */
+/* Returns true if one of those ancestors was lost silently. */
 bool shoal_control_state_passed_in_silence(const struct shoal_control_state *state, int rank);
 
-/* Adds a notice unless it is known. A full ring drops the oldest notice of the least weight, and the notices before that one
- * move by a place; some may then be told twice, which does no harm. False: no memory. */
+/* Adds a notice unless it is known. A full ring drops the oldest notice of the least weight, and the notices before it move by
+ * one place. Some may then be sent twice, which does no harm. Returns false if out of memory. */
 bool shoal_control_state_add(struct shoal_control_state *state, const struct shoal_control_notice_head *head, const void *data,
                              size_t bytes, uint64_t via);
-/* The notice at a place in [first, end). */
+/* Returns the notice at a place in [first, end). */
 struct shoal_control_notice *shoal_control_state_notice(const struct shoal_control_state *state, uint64_t place);
-/* Forgets what is below `needed`, but for the last SHOAL_CONTROL_NOTICES_KEPT. */
+/* Frees the notices below `needed`, except the last SHOAL_CONTROL_NOTICES_KEPT. */
 void shoal_control_state_trim(struct shoal_control_state *state, uint64_t needed);
 
 void shoal_control_state_describe(const struct shoal_control_state *state, int rank, uint64_t now_ns, char *text, size_t bytes);

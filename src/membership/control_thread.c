@@ -10,7 +10,7 @@
 #include "base/process.h"
 
 #define ACCEPT_PAUSE_MS 100
-#define HELD_UP_MS 500 /* this thread did not run for so long: nobody else's silence counts */
+#define HELD_UP_MS 500 /* if this thread did not run for that long, the silence of others does not count */
 
 /* ---- links ---- */
 
@@ -19,7 +19,7 @@ static bool is_stranger(const struct shoal_control_link *link)
     return !link->is_outgoing && !shoal_control_link_is_member(link);
 }
 
-/* The oldest of too many. */
+/* Drops the oldest if there are too many. */
 static void drop_stranger(struct shoal_control *control)
 {
     struct shoal_control_link *oldest = NULL;
@@ -63,7 +63,7 @@ static void end_of_socket(struct shoal_control *control, struct shoal_control_li
     shoal_control_link_end(&control->core, link, is_far ? SHOAL_CONTROL_UNREACHABLE : SHOAL_CONTROL_CLOSED);
 }
 
-/* One piece per turn, so that a talkative neighbour does not starve the others. */
+/* Receives one piece per turn, so that a busy neighbor does not starve the others. */
 static void receive_some(struct shoal_control *control, struct shoal_control_link *link, uint64_t now_ns)
 {
     const ssize_t got = recv(link->fd, link->in + link->in_bytes, sizeof link->in - link->in_bytes, MSG_DONTWAIT);
@@ -81,7 +81,7 @@ static void receive_some(struct shoal_control *control, struct shoal_control_lin
         shoal_control_tree_stop(control, link->peer, false, now_ns);
 }
 
-/* Errors of sending are left to the receiving side: what came before them is to be read first. */
+/* Ignores errors of sending: the receiving side handles them, after it has read what came before. */
 static bool send_some(struct shoal_control_link *link)
 {
     while (link->out_sent < link->out_bytes) {
@@ -128,7 +128,7 @@ static void serve_link(struct shoal_control *control, struct shoal_control_link 
 
 /* ---- time ---- */
 
-/* After it was stopped itself, a thread first listens before it says who is silent. */
+/* After this process was itself stopped, the thread first listens before it judges which ranks are silent. */
 static void excuse(struct shoal_control *control, uint64_t now_ns)
 {
     const uint64_t expected_ns = (SHOAL_CONTROL_HEARTBEAT_MS + HELD_UP_MS) * SHOAL_NS_PER_MS;
@@ -153,7 +153,7 @@ static void look_at_silence(struct shoal_control *control, struct shoal_control_
         !shoal_control_tree_is_alive(control, link->peer) || (control->phase == SHOAL_CONTROL_OPENING && !link->was_up))
         return;
     const uint32_t pauses = control->core.state.ranks[link->peer].pauses;
-    if (pauses != link->pauses) { /* another has received it */
+    if (pauses != link->pauses) { /* another neighbor has received its heartbeat */
         link->pauses = pauses;
         link->received_ns = now_ns;
     }
@@ -162,7 +162,7 @@ static void look_at_silence(struct shoal_control *control, struct shoal_control_
         return;
     const int64_t unanswered_ms = shoal_control_socket_unanswered_ms(link->fd);
     if (silent_ms >= SHOAL_CONTROL_UNREACHABLE_MS && unanswered_ms >= SHOAL_CONTROL_UNREACHABLE_MS) {
-        end_of_socket(control, link, ETIMEDOUT); /* the kernel says so at one of its retries only, which may be seconds later */
+        end_of_socket(control, link, ETIMEDOUT); /* the kernel reports this only at a retry, maybe seconds later */
     } else if (unanswered_ms >= 0 && unanswered_ms < SHOAL_CONTROL_ANSWERED_MS &&
                !shoal_control_state_is_stopped(&control->core.state, link->peer)) {
         shoal_control_tree_stop(control, link->peer, true, now_ns);
@@ -189,7 +189,7 @@ static void look_at_watched(struct shoal_control *control, uint64_t now_ns)
     }
 }
 
-/* By a signal, or by who traces it. */
+/* Returns true if a signal or a debugger has stopped the process. */
 static bool is_stopped_process(int pidfd)
 {
     int ignored;
@@ -198,7 +198,7 @@ static bool is_stopped_process(int pidfd)
     return state == 'T' || state == 't';
 }
 
-/* It stays open from then on. */
+/* The descriptor stays open from then on. */
 static int watched_fd(struct shoal_control *control, int rank)
 {
     pthread_mutex_lock(&control->core.lock);
@@ -207,7 +207,7 @@ static int watched_fd(struct shoal_control *control, int rank)
     return fd;
 }
 
-/* A rank that is alone on its host is found by its silence only. */
+/* Looks at watched processes of this host. If a rank is alone on its host, only its silence shows that it is stopped. */
 static void look_for_stopped(struct shoal_control *control, uint64_t now_ns)
 {
     for (int r = 0; r < shoal_control_tree_size(control); r++) {
@@ -234,7 +234,7 @@ static void beat(struct shoal_control *control, uint64_t now_ns)
         shoal_control_tree_await_orphans(control, now_ns);
 }
 
-/* ---- what the handler is told ---- */
+/* ---- calling the handler --------- */
 
 static void deliver_notices(struct shoal_control *control)
 {
@@ -243,7 +243,7 @@ static void deliver_notices(struct shoal_control *control)
     pthread_mutex_lock(&control->core.lock);
     while (control->notices_delivered < state->notice_end) {
         struct shoal_control_notice *notice = shoal_control_state_notice(state, control->notices_delivered++);
-        if (notice->is_delivered) /* it has moved */
+        if (notice->is_delivered) /* it has moved to another place */
             continue;
         notice->is_delivered = true;
         const int origin = notice->origin;
@@ -259,7 +259,7 @@ static void deliver_notices(struct shoal_control *control)
     pthread_mutex_unlock(&control->core.lock);
 }
 
-/* A change may also be of pauses, also after a loss. */
+/* A change may also concern pauses, even after a loss. */
 static void deliver_losses(struct shoal_control *control)
 {
     struct shoal_control_fact fact;
@@ -332,7 +332,7 @@ static void put_earlier(uint64_t *next_ns, uint64_t moment_ns)
         *next_ns = moment_ns;
 }
 
-/* When there is something to do though nothing comes. Silence is looked at with each heartbeat. */
+/* Returns when the thread has to run although nothing arrives. Silence is checked with each heartbeat. */
 static int next_ms(const struct shoal_control *control, uint64_t now_ns)
 {
     uint64_t next_ns = control->beat_ns;
@@ -343,7 +343,7 @@ static int next_ms(const struct shoal_control *control, uint64_t now_ns)
     if (control->attempt.target >= 0 && !control->core.linked[control->attempt.target]) {
         const bool is_trying = shoal_control_tree_link(control, control->attempt.target) != NULL;
         const uint64_t until_ns =
-            control->attempt.until_ns > now_ns ? control->attempt.until_ns : 0; /* a stopped one has time */
+            control->attempt.until_ns > now_ns ? control->attempt.until_ns : 0; /* there is time for one that is stopped */
         put_earlier(&next_ns, is_trying ? until_ns : control->attempt.retry_ns);
     }
     for (size_t i = 0; i < control->link_count; i++)
@@ -368,7 +368,7 @@ static struct pollfd poll_of(const struct shoal_control_link *link)
     return (struct pollfd){.fd = link->fd, .events = events};
 }
 
-/* The event, the listener, the links in their order, then the watched in order of their ranks. */
+/* Fills in the event, the listener, the links in their order, then the watched processes in the order of ranks. */
 static nfds_t fill_polled(struct shoal_control *control, uint64_t now_ns)
 {
     const bool accepts = !control->is_closed && control->accept_ns <= now_ns;
@@ -400,7 +400,7 @@ static void take_event(struct shoal_control *control)
 {
     uint64_t count;
     if (read(control->event, &count, sizeof count) < 0)
-        return; /* an earlier read took this wake, too */
+        return; /* an earlier read has also consumed this wake */
 }
 
 static void turn(struct shoal_control *control)
@@ -438,7 +438,7 @@ static void *run(void *arg)
         if (!shoal_control_tree_is_over(control))
             turn(control);
     }
-    flush_all(control); /* last words, as far as they go without waiting */
+    flush_all(control); /* final messages, as far as they can be sent without waiting */
     return NULL;
 }
 

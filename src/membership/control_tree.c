@@ -8,10 +8,11 @@
 #include "base/clock.h"
 
 #define RETRY_MS 50
-#define ORPHAN_MS 1000 /* an orphan needs so long to find its new parent, beside its waits for ranks that do not answer */
-/* The same after a silence: two ranks may see it a heartbeat apart, a packet may be lost, and it is seen at a heartbeat. */
+#define ORPHAN_MS 1000 /* time for an orphan to find its new parent, in addition to its waits for ranks that do not answer */
+/* Like ORPHAN_MS, but after a silence: two ranks may notice it a heartbeat apart, a packet may be lost, and it is noticed only
+ * at a heartbeat. */
 #define SILENT_ORPHAN_MS (SHOAL_CONTROL_HEARTBEAT_MS * 5 / 2)
-#define REFUSED_MS 1000 /* how long a parent that refuses is asked again: one that has a tree listens */
+#define REFUSED_MS 1000 /* how long a parent that refuses is retried: one that has a tree listens */
 
 /* ---- addresses ---- */
 
@@ -102,7 +103,7 @@ static void note_try(struct shoal_control *control, int error)
         attempt->refused_ns = shoal_clock_ns();
 }
 
-/* Draws conclusions about a peer from the end of its link. */
+/* Decides what the end of a link means for its peer. */
 static void mourn(struct shoal_control *control, const struct shoal_control_link *link)
 {
     if (link->was_up && !link->is_shut && link->cause != SHOAL_CONTROL_NO_CAUSE) {
@@ -206,8 +207,8 @@ static void seek(struct shoal_control *control, int target, uint64_t now_ns)
     *attempt = (struct shoal_control_attempt){.target = target, .until_ns = now_ns + limit_ms * SHOAL_NS_PER_MS};
 }
 
-/* A refusal by the first parent is final. A later parent that answers, but whose process is silent, is not given up: it is
- * stopped, and another is sought meanwhile. */
+/* A refusal by the first parent is final. A later parent whose kernel answers but whose process is silent is not given up: it
+ * is stopped, and the rank seeks another parent meanwhile. */
 static bool is_hopeless(const struct shoal_control *control, const struct shoal_control_link *link, uint64_t now_ns)
 {
     const struct shoal_control_attempt *attempt = &control->attempt;
@@ -235,9 +236,9 @@ void shoal_control_tree_find_parent(struct shoal_control *control, uint64_t now_
         start_connect(control, now_ns);
 }
 
-/* How long an orphan may take to connect to this rank: it gives up the ancestors before this rank one after the other, and may
- * have noticed the first loss later than this rank. After a silence all ranks wait equally long, so the first ancestor counts
- * no more: this rank has waited for it as well. */
+/* Returns how long an orphan may take to connect to this rank. It gives up the ancestors before this rank one after the other,
+ * and may have noticed the first loss later than this rank. After a silence all ranks wait equally long, so the first ancestor
+ * is not counted: this rank has waited for it as well. */
 static uint64_t patience_ms(const struct shoal_control_state *state, int orphan)
 {
     const uint64_t passed = (uint64_t)shoal_control_state_passed(state, orphan);
@@ -246,8 +247,8 @@ static uint64_t patience_ms(const struct shoal_control_state *state, int orphan)
     return SHOAL_CONTROL_UNREACHABLE_MS * (1 + passed) + ORPHAN_MS;
 }
 
-/* When a rank ends together with all its neighbours, no connection shows its end; nor does one to a root that was cut off with
- * its children. But such a rank does not come to its new parent, which this rank is. */
+/* If a rank ends together with all its neighbors, no connection shows its end. Nor does one to a root that was cut off together
+ * with its children. But such a rank does not connect to its new parent, which is this rank. */
 void shoal_control_tree_await_orphans(struct shoal_control *control, uint64_t now_ns)
 {
     const struct shoal_control_state *state = &control->core.state;
@@ -274,14 +275,14 @@ void shoal_control_tree_drop_useless(struct shoal_control *control)
 
 /* ---- leaving ----
  *
- * A goodbye must reach every rank that stays before the ranks on its path end; else a rank that stays would try to reach one
- * that has left, and call it lost. So each link up (to a lower rank) that is a rank's way to the others is kept until there is
- * another, and a rank leaves when all its neighbours have released it. A leaving rank releases a neighbour when all its other
- * neighbours have released the leaving rank, and accepts no new neighbours from then on. Links up other than the way do not
- * count: they would close circles in which each rank waits for the other. A rank that has lost its way, and comes after this
- * rank has left, does not receive the goodbye: it is refused. */
+ * A goodbye must reach every rank that stays before the ranks on its path end. Otherwise a rank that stays would try to reach
+ * one that has left, and report it as lost. So each link up (to a lower rank) that is a rank's path to the others is kept until
+ * there is another, and a rank leaves when all its neighbors have released it. A leaving rank releases a neighbor when all its
+ * other neighbors have released the leaving rank, and accepts no new neighbors from then on. Links up that are not the path do
+ * not count: they would close cycles in which each rank waits for the other. A rank that has lost its path, and connects after
+ * this rank has left, does not receive the goodbye: it is refused. */
 
-/* The link up that leads to the others: the parent's, or while there is none the last one. */
+/* Returns the link up that leads to the others: the link to the parent, or the last link up while there is no parent. */
 static const struct shoal_control_link *find_way(const struct shoal_control *control)
 {
     const int target = control->attempt.target;
@@ -310,9 +311,9 @@ static size_t count_unreleased(const struct shoal_control *control)
     return count;
 }
 
-/* A rank that stays lets a neighbour leave as soon as its own way does not go through it; else it waits until no rank on the
- * other side needs the link. The same holds for links down, and for the root's last link up, as some ranks may not have found
- * their new parent yet. */
+/* A rank that stays lets a neighbor leave as soon as its own path does not use the link. Otherwise it waits until no rank on
+ * the other side needs the link. This is also the rule for links down, and for the root's last link up, because some ranks may
+ * not have found their new parent yet. */
 static bool may_release(const struct shoal_control *control, const struct shoal_control_link *link)
 {
     if (shoal_control_state_life(&control->core.state, link->peer) != SHOAL_CONTROL_GONE)
@@ -350,7 +351,7 @@ void shoal_control_tree_release(struct shoal_control *control)
     }
 }
 
-/* Ends the links of processes that are still shaking hands, so that they seek another parent. */
+/* Ends the links of processes that are still in the handshake, so that they seek another parent. */
 static void drop_strangers(struct shoal_control *control)
 {
     for (size_t i = 0; i < control->link_count; i++) {
@@ -370,7 +371,7 @@ static bool may_leave(struct shoal_control *control)
     return may;
 }
 
-/* Sends nothing more, but goes on reading: the kernel discards what was sent when a socket is closed with unread bytes. */
+/* Sends nothing further, but continues to read: the kernel discards sent data if a socket is closed with unread bytes. */
 static void shut(struct shoal_control *control)
 {
     control->is_shut = true;

@@ -11,10 +11,12 @@
 #include "base/process.h"
 #include "topology/limits.h"
 
-/* How long we wait to learn how a process ended: what /proc hides, the pidfd tells when the parent has collected it. */
+/* How long to wait to learn how a process ended: if /proc hides this, the pidfd shows it once the parent has collected the
+ * process. */
 #define REAP_NS (150 * SHOAL_NS_PER_MS)
 
-/* As /proc has it here, which need not be as it calls itself; 0 when it is not to be seen. */
+/* Returns the process's number in /proc here, which may differ from the number that it knows itself. Returns 0 if it is not
+ * visible. */
 static int number_here(const struct shoal_membership_process *process)
 {
     struct ucred owner;
@@ -31,7 +33,8 @@ static bool process_is_over(const struct shoal_membership_process *process)
     struct pollfd entry = {process->pidfd, POLLIN, 0};
     if (process->pidfd >= 0)
         return poll(&entry, 1, 0) == 1;
-    /* Without pidfds the end of the connection tells; a forked child of the peer that holds it open delays this. */
+    /* Without a pidfd, the end of the connection shows it. A forked child of the peer that holds the connection open delays
+     * this. */
     entry = (struct pollfd){process->socket, POLLRDHUP, 0};
     return process->socket >= 0 && poll(&entry, 1, 0) == 1 && (entry.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
 }
@@ -46,7 +49,7 @@ struct pidfd_info {
 #define PIDFD_GET_INFO_REQUEST _IOWR(0xFF, 11, struct pidfd_info)
 #define PIDFD_INFO_EXIT_BIT (UINT64_C(1) << 3)
 
-/* The kernel asks of who reads this link what it asks of who reads an exit code: else the code reads as 0. */
+/* The kernel requires the same permission to read this link as to read an exit code. Without it, the code reads as 0. */
 static bool may_read_exit_code(int pid)
 {
     char path[64], target[64];
@@ -54,8 +57,8 @@ static bool may_read_exit_code(int pid)
     return readlink(path, target, sizeof target) > 0;
 }
 
-/* Until the parent has collected it, /proc knows; from then on the pidfd does, where the kernel is new enough. The number
- * belongs to no other process as long as the pidfd names it. */
+/* Until the parent has collected the process, /proc has its exit code. Afterwards the pidfd has it, if the kernel is new
+ * enough. The number belongs to no other process as long as the pidfd names it. */
 static bool read_uncollected(int pidfd, int *exit_code_out)
 {
     const int pid = shoal_process_number(pidfd);
@@ -72,7 +75,8 @@ static bool read_collected(int pidfd, int *exit_code_out)
     return true;
 }
 
-/* "was killed by signal 9 (Killed)", "exited with code 3". False when the kernel does not tell now; text says why. */
+/* Writes "was killed by signal 9 (Killed)" or "exited with code 3". Returns false if the kernel does not report this now; the
+ * text then has the reason. */
 static bool process_read_end(int pidfd, char *text, size_t bytes)
 {
     int code;
@@ -109,7 +113,7 @@ bool shoal_membership_process_has_ended(struct shoal_membership_process *process
         process->ended_ns = now_ns;
     char how[sizeof process->ended];
     if (!process_read_end(process->pidfd, how, sizeof how) && now_ns - process->ended_ns < REAP_NS)
-        return false; /* asked again soon; only then is it said */
+        return false; /* asked again soon; the result is reported only then */
     add_memory(process, how, sizeof how);
     memcpy(process->ended, how, sizeof how);
     return true;
@@ -121,7 +125,7 @@ void shoal_membership_process_describe(const struct shoal_membership_process *pr
     char number[40] = "";
     const int pid = number_here(process);
     const char letter = pid ? shoal_process_read_stat(pid, &exit_code) : '?';
-    if (pid && pid != process->pid) /* it counts processes in a PID namespace of its own */
+    if (pid && pid != process->pid) /* the process is in another PID namespace */
         snprintf(number, sizeof number, "process %d here, ", pid);
     snprintf(text, bytes, "%s%s", number,
              letter == 'T' || letter == 't' ? "stopped by a signal; `kill -CONT` continues it"

@@ -10,15 +10,15 @@
 #include "membership/causes.h"
 #include "membership/control.h"
 
-/* Leaves of communicators that this rank has not made yet. */
+/* Limits on leaves of communicators that this rank has not made yet, and on closed ones. */
 #define UNCLAIMED_MAX 1024
 #define CLOSED_MAX 256
-/* After this time shoal_membership_fail gives up: the control thread does not run, so it cannot report a decision. */
+/* After this time shoal_membership_fail() gives up: the control thread does not run, so it cannot report a decision. */
 #define AGREE_S 5
-/* When the thread did not run for so long, others may have thought this rank stopped, and decided. */
+/* If the thread did not run for this long, others may have regarded this rank as stopped, and decided. */
 #define HELD_UP_MS (2 * SHOAL_CONTROL_HEARTBEAT_MS)
 
-/* Ranks that are cut off receive nothing from a root. They notice that after the first two times, and have a cause within ten
+/* Ranks that are cut off receive nothing from a root. They notice this after the first two times, and have a cause within ten
  * seconds. */
 _Static_assert(SHOAL_CONTROL_UNREACHABLE_MS + SHOAL_CONTROL_HEARTBEAT_MS + SHOAL_CAUSES_ALONE_MS < 9000, "ten seconds");
 _Static_assert(AGREE_S * 1000 > SHOAL_CAUSES_ALONE_MS && SHOAL_CAUSES_ALONE_MS > SHOAL_CAUSES_SETTLE_MS, "in turn");
@@ -31,7 +31,7 @@ struct notice {
     uint32_t kind;
     int32_t rank;
 
-    struct shoal_failure failure; /* not in LEFT, which ends before it */
+    struct shoal_failure failure; /* not part of LEFT, which ends before it */
 };
 
 #define LEFT_BYTES offsetof(struct notice, failure)
@@ -45,18 +45,18 @@ struct left {
 struct shoal_membership {
     struct shoal_log *log;
     struct shoal_control *control;
-    pthread_mutex_t lock;   /* of what follows; held while the members' functions are called */
-    pthread_cond_t decided; /* a first cause */
+    pthread_mutex_t lock;   /* guards the members below; held while the members' functions are called */
+    pthread_cond_t decided; /* signaled for each first cause */
     struct shoal_membership_comm *members;
     struct shoal_causes causes;
     bool is_root;
-    /* When this rank became the root in the place of another, or went on as the root; 0: it is none, or always was. */
+    /* When this rank replaced another root, or resumed as the root; 0: it is not the root, or always was. */
     uint64_t heir_ns;
     uint64_t turned_ns; /* the last turn of the thread; 0: none */
     struct left unclaimed[UNCLAIMED_MAX];
-    unsigned unclaimed_count;    /* ever */
+    unsigned unclaimed_count;    /* total so far */
     uint64_t closed[CLOSED_MAX]; /* communicators that this rank has left */
-    unsigned closed_count;       /* ever */
+    unsigned closed_count;       /* total so far */
     _Atomic uint64_t lost_ns[];  /* [size] */
 };
 
@@ -84,7 +84,7 @@ static void write_cause(struct shoal_membership_comm *member, const struct shoal
     member->wake(member->arg);
 }
 
-/* Final on this host. */
+/* The decision is final on this host. */
 static void take_decision(struct shoal_membership *membership, uint64_t comm, const struct shoal_failure *failure)
 {
     struct shoal_membership_comm *member = find_member(membership, comm);
@@ -93,7 +93,7 @@ static void take_decision(struct shoal_membership *membership, uint64_t comm, co
     pthread_cond_broadcast(&membership->decided);
 }
 
-/* False when there is no memory, and so nothing to wait for: better told than agreed on. */
+/* Returns false if out of memory. The cause is then published on this host at once, without agreement. */
 static bool propose(struct shoal_membership *membership, uint64_t comm, const struct shoal_failure *failure, bool is_own)
 {
     bool is_news;
@@ -130,8 +130,8 @@ static void note_turn(struct shoal_membership *membership, uint64_t now_ns)
     membership->turned_ns = now_ns;
 }
 
-/* A rank that reads the decision may exit at once, and its host's control tree with it. So a decision for all is sent, at the
- * beginning of the next turn, before anyone here can read it. Returns when to look again. */
+/* A rank that reads the decision may exit at once, and its host's control tree with it. So a decision for all hosts is sent
+ * first, and ranks of this host can read it only from the next turn on. Returns when to look again. */
 static uint64_t decide_one(struct shoal_membership *membership, struct shoal_cause *cause, uint64_t now_ns)
 {
     const uint64_t due_ns =
@@ -148,7 +148,7 @@ static uint64_t decide_one(struct shoal_membership *membership, struct shoal_cau
     return cause->is_leaving ? now_ns : UINT64_MAX;
 }
 
-/* Returns when the next decision is due; 0: none is. */
+/* Returns when the next decision is due; 0 if none is. */
 static uint64_t decide_due(struct shoal_membership *membership, uint64_t now_ns)
 {
     uint64_t next_ns = UINT64_MAX;
@@ -233,7 +233,7 @@ static uint64_t on_turn(void *arg, uint64_t now_ns)
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
 
-/* On the clock that a change of the date leaves alone. */
+/* Uses the clock that a change of the date does not affect. */
 static void init_condition(pthread_cond_t *condition)
 {
     pthread_condattr_t attributes;
@@ -339,11 +339,11 @@ void shoal_membership_leave(struct shoal_membership *membership, struct shoal_me
     if (*link)
         *link = member->next;
     membership->closed[membership->closed_count++ % CLOSED_MAX] = member->comm;
-    propose_abort(membership, member); /* the control thread may not have come to it */
+    propose_abort(membership, member); /* the control thread may not have handled it */
     pthread_mutex_unlock(&membership->lock);
 }
 
-/* Under the lock. False: nothing was decided within a second. */
+/* Under the lock. Returns false if nothing was decided within a second. */
 static bool await_decision(struct shoal_membership *membership)
 {
     struct timespec until;
@@ -352,9 +352,9 @@ static bool await_decision(struct shoal_membership *membership)
     return pthread_cond_timedwait(&membership->decided, &membership->lock, &until) == 0;
 }
 
-/* Proposes the failure, and waits until all have agreed on one, which then is on the board. There it stays, however many other
- * communicators fail meanwhile. Seconds are counted one by one: a machine that stands still in one of them does not end the
- * wait before its thread has received what the others sent. */
+/* Proposes the failure, and waits until all have agreed on a cause, which is then on the board. It stays there, however many
+ * other communicators fail meanwhile. Seconds are counted one by one: if the machine is suspended during one of them, the wait
+ * does not end before the thread has received what the others sent. */
 static void membership_agree(struct shoal_membership_comm *member, const struct shoal_failure *failure)
 {
     struct shoal_membership *membership = member->membership;
@@ -372,7 +372,7 @@ void shoal_membership_fail(struct shoal_membership_comm *member, const struct sh
 {
     if (member->membership)
         membership_agree(member, failure);
-    write_cause(member, failure); /* it counts if nothing was agreed on */
+    write_cause(member, failure); /* has effect only if nothing was agreed on */
 }
 
 /* Process and host are this rank's, if it blames itself. */

@@ -1,16 +1,16 @@
-/* Finds the ranks of a world that are on one host: two processes are, when one can pass the other a descriptor. That takes one
- * kernel and one network namespace, which each process tells the others. SHOAL_HOST_ID overrules both. The transport of one
- * host proves the answer before it is used. It is never inferred from LOCAL_RANK. Any thread. */
+/* Finds the ranks of a world that are on one host. Two processes are on one host if one can pass the other a descriptor. This
+ * requires one kernel and one network namespace, whose identities the processes exchange. SHOAL_HOST_ID overrides both. The
+ * transport of one host verifies the answer before it is used. It is never inferred from LOCAL_RANK. Any thread. */
 #ifndef SHOAL_MEMBERSHIP_SAME_HOST_H
 #define SHOAL_MEMBERSHIP_SAME_HOST_H
 
 #include "base/log.h"
 
-/* Sent by a process to all others. */
+/* Every process sends this to all others. */
 struct shoal_membership_identity {
     char boot_id[40];
     uint64_t network_namespace;
-    char host_id[64]; /* SHOAL_HOST_ID, "" when not set */
+    char host_id[64]; /* SHOAL_HOST_ID, "" if not set */
     char host[64];    /* the host's name */
     int32_t pid;
 };
@@ -23,7 +23,7 @@ bool shoal_membership_is_same_host(const struct shoal_membership_identity *a, co
 void shoal_membership_print_difference(const struct shoal_membership_identity *there,
                                        const struct shoal_membership_identity *here, char *text, size_t bytes);
 
-/* The identities of all ranks, each `stride` bytes behind the one before. */
+/* The identities of all ranks, `stride` bytes apart. */
 struct shoal_membership_identities {
     const struct shoal_membership_identity *first;
     size_t stride;
@@ -37,8 +37,8 @@ static inline const struct shoal_membership_identity *shoal_membership_identity_
                                                                     (size_t)rank * identities->stride);
 }
 
-/* hosts_out[rank] becomes the number of its host, in the order of the hosts' lowest ranks. Logs of each host but that of rank
- * `own` why it is another one. */
+/* Sets hosts_out[rank] to the number of the rank's host, in the order of the hosts' lowest ranks. For each host except that of
+ * rank `own`, logs why it is a different one. */
 void shoal_membership_number_hosts(const struct shoal_membership_identities *identities, int own, struct shoal_log *log,
                                    uint16_t *hosts_out);
 

@@ -1,5 +1,5 @@
-/* Where an operand lies, as ranks tell each other: a shared region of its rank, by number, and an offset into the region's
- * segment. 0: only its own rank reaches it ("staged"). Any thread. */
+/* The location of an operand as ranks publish it to each other: the number of a shared region of its rank, and an offset into
+ * the region's segment. 0: only its own rank can access it ("staged"). Any thread. */
 #ifndef SHOAL_MEMORY_LOCATION_H
 #define SHOAL_MEMORY_LOCATION_H
 
@@ -7,7 +7,7 @@
 
 typedef uint64_t shoal_location;
 
-/* A number has 24 bits, an offset reaches up to a TiB. */
+/* A number has 24 bits; an offset reaches up to a TiB. */
 #define SHOAL_LOCATION_OFFSET_BITS 40
 #define SHOAL_LOCATION_OFFSET_MAX ((UINT64_C(1) << SHOAL_LOCATION_OFFSET_BITS) - 1)
 #define SHOAL_LOCATION_SEGMENT_MAX ((UINT64_C(1) << (64 - SHOAL_LOCATION_OFFSET_BITS)) - 1)

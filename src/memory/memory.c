@@ -10,7 +10,7 @@
 #include "memory/region_table.h"
 
 #define STAGGER_PAGES 61
-#define CACHED_MAX 256 /* regions in the buffer cache: each shoal_mem_alloc looks through all */
+#define CACHED_MAX 256 /* regions in the buffer cache: each shoal_mem_alloc() scans all of them */
 
 struct shoal_memory {
     struct shoal_log *log;
@@ -19,7 +19,7 @@ struct shoal_memory {
     struct shoal_exporter exporter;
     struct shoal_segment_budget budget;
     struct shoal_region_table table;
-    struct shoal_region *found; /* by the last look-up; NULL: it has ended since */
+    struct shoal_region *found; /* result of the last look-up; NULL: it has ended since */
     uint64_t frees;
     uint64_t cached_bytes;
     size_t cached_count;
@@ -101,7 +101,7 @@ struct shoal_memory_counts shoal_memory_count(const struct shoal_memory *memory)
 
 /* ---- Regions ------------------------------------------------------------------------------------------------------------- */
 
-/* Takes the segment. ERR_MEMORY: it was put. */
+/* Takes over the segment. Returns ERR_MEMORY, and releases the segment, if out of memory. */
 static enum shoal_status add_region(struct shoal_memory *memory, const struct shoal_region *like)
 {
     struct shoal_region *region = calloc(1, sizeof *region);
@@ -114,7 +114,7 @@ static enum shoal_status add_region(struct shoal_memory *memory, const struct sh
     return shoal_log_fail(memory->log, SHOAL_ERR_MEMORY, "memory", "no memory for the description of a region");
 }
 
-/* Adapters no longer use it. */
+/* Afterwards adapters do not use it. */
 static void forget_registration(struct shoal_region *region)
 {
     struct shoal_registration *registration = region->registration;
@@ -123,7 +123,7 @@ static void forget_registration(struct shoal_region *region)
         registration->forget(registration);
 }
 
-/* No peer knows it any more by this number. */
+/* Afterwards no peer knows the region by this number. */
 static void revoke_exports(struct shoal_memory *memory, struct shoal_region *region)
 {
     for (size_t peer = 0; peer < region->export_count; peer++) {
@@ -134,7 +134,7 @@ static void revoke_exports(struct shoal_memory *memory, struct shoal_region *reg
     region->known_to = 0;
 }
 
-/* No later look-up finds the region. */
+/* Afterwards no look-up returns the region. */
 static void forget_found(struct shoal_memory *memory, const struct shoal_region *region)
 {
     if (memory->found == region)
@@ -176,7 +176,7 @@ void shoal_memory_forget_peer(struct shoal_memory *memory, size_t peer)
 
 static bool holds(const struct shoal_region *region, const void *address, size_t bytes)
 {
-    const size_t offset = (uintptr_t)address - (uintptr_t)region->begin; /* huge where the address lies before it */
+    const size_t offset = (uintptr_t)address - (uintptr_t)region->begin; /* huge if the address is before it */
     return offset <= region->bytes && bytes <= region->bytes - offset;
 }
 
@@ -204,7 +204,7 @@ void shoal_memory_renew(struct shoal_memory *memory, struct shoal_region *region
     SHOAL_ASSERT(region->segment && !region->segment->is_foreign);
     const uint64_t pad = (uint64_t)(region->begin - region->segment->base);
     if (shoal_segment_renew(region->segment, memory->log, pad) != SHOAL_OK)
-        return; /* logged */
+        return; /* the failure was logged */
     revoke_exports(memory, region);
     shoal_region_table_renumber(&memory->table, region);
 }
@@ -227,7 +227,7 @@ static void end_oldest(struct shoal_memory *memory)
         if (region->freed && (!oldest || region->freed < oldest->freed))
             oldest = region;
     }
-    SHOAL_ASSERT(oldest); /* the counts say that there is one */
+    SHOAL_ASSERT(oldest); /* the counts show that there is one */
     count_cached(memory, oldest, false);
     shoal_segment_discard(oldest->segment); /* peers may unmap it later */
     end_region(memory, oldest);
@@ -239,7 +239,8 @@ static void cache_at_most(struct shoal_memory *memory, uint64_t bytes, size_t co
         end_oldest(memory);
 }
 
-/* The smallest cached region that holds so many bytes; it may waste a quarter as many. NULL: there is none. */
+/* Takes the smallest cached region that has at least `bytes` bytes, and at most a quarter and a page more. Returns NULL if
+ * there is none. */
 static void *take_cached(struct shoal_memory *memory, size_t bytes)
 {
     struct shoal_region *best = NULL;
@@ -261,7 +262,7 @@ static void *take_cached(struct shoal_memory *memory, size_t bytes)
 
 /* ---- Memory of Shoal ----------------------------------------------------------------------------------------------------- */
 
-/* Opens as many and closes them again: the kernel has no other way to find out. */
+/* Opens `count` descriptors and closes them again: the kernel offers no other way to find out. */
 static bool can_open(int count)
 {
     const int descriptor = count > 0 ? eventfd(0, EFD_CLOEXEC) : -1;
@@ -353,7 +354,7 @@ enum shoal_status shoal_memory_alloc(struct shoal_memory *memory, size_t bytes, 
     return SHOAL_OK;
 }
 
-/* The region in use that begins there, of that owner; NULL: there is none. */
+/* Returns the region in use that begins there and has that owner, or NULL. */
 static struct shoal_region *find_begin(struct shoal_memory *memory, const void *address, enum shoal_region_owner owner)
 {
     struct shoal_region *region = shoal_region_table_at(&memory->table, address);
@@ -384,7 +385,7 @@ enum shoal_status shoal_memory_keep(struct shoal_memory *memory, void *address)
     forget_found(memory, region);
     forget_registration(region);
     if (shoal_region_extent(region) > most) {
-        shoal_segment_discard(region->segment); /* peers that do nothing now unmap it much later */
+        shoal_segment_discard(region->segment); /* idle peers unmap it much later */
         return shoal_memory_free(memory, address);
     }
     cache_at_most(memory, most - shoal_region_extent(region), CACHED_MAX - 1);

@@ -1,4 +1,4 @@
-/* Settings of the memory that ranks of a host share. */
+/* Settings that concern memory shared by the ranks of a host. */
 #ifndef SHOAL_MEMORY_MEMORY_SETTINGS_H
 #define SHOAL_MEMORY_MEMORY_SETTINGS_H
 

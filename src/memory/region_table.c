@@ -18,7 +18,7 @@ static uint64_t region_number_of(const struct shoal_region *region)
     return region->number;
 }
 
-/* How many of the sorted regions have a key of at most `key`. */
+/* Returns how many of the sorted regions have a key of at most `key`. */
 static size_t count_up_to(struct shoal_region *const *sorted, size_t count, key_fn key_of, uint64_t key)
 {
     size_t low = 0, high = count;
@@ -47,7 +47,7 @@ static void take_out(struct shoal_region **sorted, size_t count, key_fn key_of, 
     memmove(sorted + after - 1, sorted + after, (count - after) * sizeof(struct shoal_region *));
 }
 
-/* Makes room for one more; NULL, and the array untouched, when there is no memory. */
+/* Makes room for one more region. Returns NULL, and leaves the array unchanged, if out of memory. */
 static struct shoal_region **grow(struct shoal_region ***array, size_t count)
 {
     struct shoal_region **larger = realloc(*array, (count + 1) * sizeof(struct shoal_region *));
@@ -83,7 +83,7 @@ void shoal_region_table_remove(struct shoal_region_table *table, struct shoal_re
 
 void shoal_region_table_renumber(struct shoal_region_table *table, struct shoal_region *region)
 {
-    const uint64_t fresh = next_number(table); /* while the old one is still taken */
+    const uint64_t fresh = next_number(table); /* chosen while the old number is still taken */
     take_out(table->by_number, table->count, region_number_of, region);
     region->number = fresh;
     put_in(table->by_number, table->count - 1, region_number_of, region);
@@ -103,7 +103,7 @@ struct shoal_region *shoal_region_table_at(const struct shoal_region_table *tabl
     return after ? table->by_begin[after - 1] : NULL;
 }
 
-/* As regions do not overlap, only the last one that begins before the end can reach into these bytes. */
+/* Regions do not overlap, so only the last one that begins before the end can extend into these bytes. */
 struct shoal_region *shoal_region_table_overlap(const struct shoal_region_table *table, const char *begin, size_t bytes)
 {
     struct shoal_region *region = shoal_region_table_at(table, begin + bytes - 1);

@@ -28,7 +28,7 @@ static struct shoal_segment *new_segment(int fd, uint64_t bytes, uint64_t offset
     return segment;
 }
 
-/* Control pages are not inherited: a forked child that touched them would disturb its parent's peers. */
+/* Control pages are not inherited: a forked child that accessed them would disturb its parent's peers. */
 static enum shoal_status map_pages(struct shoal_segment *segment, struct shoal_log *log)
 {
     segment->base = mmap(NULL, segment->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, segment->fd, (off_t)segment->offset);
@@ -84,7 +84,7 @@ enum shoal_status shoal_segment_create(struct shoal_log *log, const char *name, 
         return shoal_log_fail(log, SHOAL_ERR_MEMORY, "memory", "cannot size a segment to %llu bytes: %s",
                               (unsigned long long)bytes, strerror(reason));
     }
-    /* Nobody may shrink it under a peer's feet: that would be SIGBUS there. */
+    /* The size is sealed: shrinking it would cause SIGBUS in peers. */
     fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
     struct shoal_segment *segment = new_segment(fd, bytes, 0);
     return segment ? segment_finish(segment, log, segment_out) : no_segment(log, fd);
@@ -112,7 +112,7 @@ enum shoal_status shoal_segment_map(struct shoal_log *log, int fd, uint64_t byte
     if (!segment)
         return no_segment(log, fd);
     SHOAL_TRY(segment_finish(segment, log, segment_out));
-    close(fd); /* the mapping holds the pages; descriptors are scarce */
+    close(fd); /* the mapping keeps the pages; descriptors are scarce */
     segment->fd = -1;
     return SHOAL_OK;
 }
@@ -129,7 +129,7 @@ uint64_t shoal_segment_room(const struct shoal_segment_budget *budget)
     return left < allowed ? left : allowed;
 }
 
-/* `done` of the bytes have been taken already. */
+/* `done` of the bytes have been reserved already. */
 static enum shoal_status check_room(struct shoal_log *log, uint64_t bytes, uint64_t done,
                                     const struct shoal_segment_budget *budget, const char *what)
 {
@@ -151,7 +151,7 @@ static enum shoal_status check_room(struct shoal_log *log, uint64_t bytes, uint6
     return SHOAL_OK;
 }
 
-/* Ranks that reserve at the same time see each other's part between two chunks. */
+/* Ranks that reserve at the same time see each other's reservations between two chunks. */
 #define RESERVE_CHUNK ((uint64_t)32 << 20)
 
 static enum shoal_status get_pages(const struct shoal_segment *segment, struct shoal_log *log, uint64_t begin, uint64_t bytes,
@@ -233,7 +233,7 @@ void shoal_segment_release(struct shoal_segment *segment, struct shoal_segment_b
 enum shoal_status shoal_segment_renew(struct shoal_segment *segment, struct shoal_log *log, uint64_t begin)
 {
     struct shoal_segment *fresh;
-    struct shoal_segment_budget unlimited = {0}; /* the old pages counted, and are given up */
+    struct shoal_segment_budget unlimited = {0}; /* the old pages were counted, and are freed */
     if (segment->pins)
         return shoal_log_fail(log, SHOAL_ERR_STATE, "memory",
                               "shared memory at %p stays on its pages, as the network still reads from them; a rank that is "
@@ -244,7 +244,7 @@ enum shoal_status shoal_segment_renew(struct shoal_segment *segment, struct shoa
         shoal_segment_reserve(fresh, log, begin, segment->bytes - begin, &unlimited, "moving shared memory");
     if (status == SHOAL_OK) {
         memcpy(fresh->base + begin, segment->base + begin, segment->bytes - begin);
-        /* mremap replaces the old mapping in one step: no moment without memory at the address. */
+        /* mremap replaces the old mapping in one step: the address always has memory. */
         if (mremap(fresh->base, segment->bytes, segment->bytes, MREMAP_MAYMOVE | MREMAP_FIXED, segment->base) == MAP_FAILED)
             status = shoal_log_fail(log, SHOAL_ERR_SYSTEM, "memory", "cannot move shared memory: %s", strerror(errno));
     }

@@ -35,11 +35,11 @@ struct shoal_record {
     uint64_t done;          /* 0 during the operation */
     const char *collective; /* static texts */
     const char *algorithm;
-    int32_t root;      /* or peer */
+    int32_t root;      /* the root, or the peer of a message */
     int32_t last_rank; /* the rank that arrived last; -1 if unknown */
     int64_t late;      /* ticks after the first rank arrived */
     int32_t step;      /* during the operation: the step that it waits in; -1 if none */
-    int32_t peer;      /* ... and the rank it waits for */
+    int32_t peer;      /* during the operation: the rank it waits for; -1 if none */
     uint32_t trace_tag;
     uint8_t type;
     uint8_t op;
@@ -81,14 +81,14 @@ struct shoal_flight {
     struct shoal_flight_text texts[SHOAL_FLIGHT_TEXTS];
 
     _Alignas(SHOAL_CACHE_PAIR) _Atomic uint64_t next; /* records ever begun */
-    _Atomic uint64_t bytes;                           /* of operations that ended, counting their larger operand */
+    _Atomic uint64_t bytes;                           /* sum over operations that ended, of their larger operands */
     _Atomic uint64_t came_last;                       /* operations in which this rank arrived last */
     _Atomic uint64_t late;                            /* ticks, over those operations */
     _Atomic uint64_t waited;                          /* ticks that threads of the program waited, in all communicators */
     _Atomic uint64_t sent;                            /* bytes that the communicator passed to the network */
 
     _Alignas(SHOAL_CACHE_PAIR) _Atomic int32_t waits_for; /* 1 + the rank that this one reports waiting for, or 0 */
-    _Atomic int32_t status;                               /* of the first failure; 0 if none */
+    _Atomic int32_t status;                               /* status of the first failure; 0 if none */
     _Atomic uint64_t waits_since;                         /* ticks */
     _Atomic uint64_t rejected;                            /* messages that the rank's endpoint has rejected so far */
 };
@@ -98,14 +98,14 @@ struct shoal_recorder {
     struct shoal_record *records;            /* after the head */
     struct shoal_recorder_identity identity; /* set by the creator of the communicator; all 0 before */
     uint64_t job;
-    const struct shoal_rejections *rejections; /* of the endpoint, which outlives this; NULL if none */
+    const struct shoal_rejections *rejections; /* the endpoint's, which outlives this; NULL if none */
     int pid;                                   /* owner of the records; 0: this process */
     const char *host;                          /* NULL: this host */
     struct shoal_flights *flights;             /* the file; NULL: private memory */
     long slot;                                 /* in that file */
 };
 
-/* Creates the file. Any thread. Returns NULL without memory. */
+/* Creates the file. Any thread. Returns NULL if out of memory. */
 struct shoal_flights *shoal_flights_create(void);
 /* Call after closing the recorders in the file. `flights` may be NULL. */
 void shoal_flights_destroy(struct shoal_flights *flights);

@@ -96,8 +96,8 @@ struct shoal_step {
 /* The shape of a collective: which operands each rank has, and where their elements go. Everything except the choice of an
  * algorithm follows from this: the sizes of operands, the data of small operations, the checker's requirements. */
 struct shoal_shape {
-    bool root_contributes;      /* only root has an input; else all ranks */
-    bool root_receives;         /* only root gets an output; else all ranks */
+    bool root_contributes;      /* only root has an input; else all ranks have one */
+    bool root_receives;         /* only root has an output; else all ranks have one */
     bool is_input_partitioned;  /* an input has part i for rank i; else every rank that receives gets all of it */
     bool is_output_partitioned; /* an output has part i from rank i */
     bool is_reduced;            /* an element of an output combines one element of each input; else it is a copy of one */

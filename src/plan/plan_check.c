@@ -35,7 +35,7 @@ enum scaling {
 struct cell {
     struct access wrote;
     uint32_t reads; /* those since then: 1 + index into check.reads, or 0 */
-    uint32_t unit;  /* whose element of the inputs its contributions are, first_unit of the operation added */
+    uint32_t unit;  /* element of the inputs that its contributions belong to, plus the operation's first_unit */
     uint8_t scaling;
 };
 
@@ -47,7 +47,7 @@ struct read {
 struct operation {
     const struct shoal_plan_question *question;
     const struct shoal_shape *shape;
-    size_t units;        /* of a part, or of a whole that has none */
+    size_t units;        /* units of a part, or of the whole operand if it is not partitioned */
     size_t input_units;  /* of all parts */
     size_t output_units; /* of all parts */
     bool is_on_devices;
@@ -68,9 +68,9 @@ struct check {
     int put_targets;
     struct operation operations[OPERATIONS];
     size_t staging_cell;
-    size_t staging_units; /* of a rank's staging buffer; the larger of both operations */
+    size_t staging_units; /* size of a rank's staging buffer; the larger of both operations */
     size_t device_cell;
-    size_t device_units; /* of each part that a rank has for its device; the larger of both operations */
+    size_t device_units; /* size of each part that a rank has for its device; the larger of both operations */
     size_t cell_count;
     struct cell *cells;
     uint8_t *counts; /* counts[cell * size + rank]: how often the cell holds the rank's contribution, at most 255 */
@@ -216,7 +216,7 @@ struct range {
     size_t length;
 };
 
-/* Also true for a collective that promises nothing: its plans may still move data. */
+/* Also returns true for a collective that promises nothing: its plans may still move data. */
 static bool check_contributes(const struct operation *operation, int rank)
 {
     return operation->shape->is_empty || shoal_shape_contributes(operation->shape, rank, operation->question->root);
@@ -414,14 +414,14 @@ static enum shoal_status verify_partial(const struct check *check, struct access
                             : "has all contributions, but is called partial");
 }
 
-/* From slot to slot a device sums, even one source. */
+/* Between slots a device sums, even if there is only one source. */
 static bool is_copy(const struct shoal_block *blocks, const struct shoal_step *step)
 {
     return step->source_count == 1 && !(shoal_block_is_slot(blocks[0]) && shoal_block_is_slot(blocks[1]));
 }
 
-/* What a step makes of an element. Whoever runs a sum knows from its blocks alone which sources are raw: inputs, what other
- * ranks of the host stage, and slots of devices. A put scales inputs; a copy changes nothing. */
+/* Returns what a step makes of an element. The blocks of a sum alone determine which sources are raw: inputs, what other ranks
+ * of the host stage, and slots of devices. A put scales inputs; a copy changes nothing. */
 static enum scaling scaling_after(const struct check *check, struct access now, const struct shoal_block *block,
                                   const struct shoal_step *step, size_t cell, bool is_copy)
 {
@@ -568,7 +568,8 @@ static enum shoal_status verify_barrier(const struct check *check, int rank, int
     return SHOAL_OK;
 }
 
-/* The caller reads, then overwrites, the part of its output that comes from a rank, or all of an output without parts. */
+/* The caller reads, then overwrites, the part of its output that comes from a rank, or all of an output that is not
+ * partitioned. */
 static enum shoal_status end_output(struct check *check, int rank, int number, int from)
 {
     const struct operation *operation = &check->operations[number];
@@ -585,7 +586,7 @@ static enum shoal_status end_output(struct check *check, int rank, int number, i
     return SHOAL_OK;
 }
 
-/* The caller overwrites the part of its input for a rank, or all of an input without parts. */
+/* The caller overwrites the part of its input for a rank, or all of an input that is not partitioned. */
 static enum shoal_status end_input(struct check *check, int rank, int number, int to)
 {
     const struct operation *operation = &check->operations[number];
@@ -726,7 +727,7 @@ static bool names_slot(const struct shoal_plan *plan, uint32_t first, uint32_t c
     return false;
 }
 
-/* Refuses blocks that devices, or processors, do not reach. The rank's device executes each step that names a slot. */
+/* Refuses blocks that devices, or the CPU, cannot reach. The rank's device executes each step that names a slot. */
 static struct refusal refuse_device(const struct operation *operation, int rank, const struct shoal_step *step,
                                     const struct shoal_block *block, bool is_work, bool is_dest)
 {

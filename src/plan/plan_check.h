@@ -7,13 +7,13 @@
  *     ranks and its peers have posted it, except early steps, which may run once their own rank has posted it;
  *   - the source of a put is not overwritten before the put has completed locally: until its receiver has acknowledged it, the
  *     rank has waited for its own puts, or its plan has ended;
- *   - no staging buffer block is overwritten before its last reader has read it, and no input or output is touched after the
+ *   - no staging buffer block is overwritten before its last reader has read it, and no input or output is accessed after the
  *     plan of its rank ended;
  *   - no step reaches a block that the view does not let it reach, and puts go only into staging buffers;
  *   - a rank's plan ends only when nobody still reads its device's slot;
  *   - devices reach no staging buffer, the network reaches no device, and others only read a device's slot;
  *   - a reduction over several hosts scales each input once, though the blocks of a step alone say which ones it is to scale;
- *   - every signal is waited for or announced as a credit; no rank waits for ever.
+ *   - every signal is waited for or announced as a credit; no rank waits forever.
  * One execution suffices: each wait names one peer and a count, counters have one writer each, so happens-before does not
  * depend on timing. */
 #ifndef SHOAL_PLAN_PLAN_CHECK_H
@@ -28,15 +28,15 @@ struct shoal_plan_question {
     int root;
     bool in_place;  /* input and output share memory; one without parts is the rank's part of the other */
     unsigned units; /* elements of a chunk, or of each part; use odd numbers, fewer and more than blocks */
-    /* The operation that follows in the slot, perhaps with chunks of another length; its own `next` is ignored. NULL: the same
+    /* The operation that follows in the slot, possibly with chunks of another length; its own `next` is ignored. NULL: the same
      * operation again. */
     const struct shoal_plan_question *next;
     const unsigned *lengths; /* NULL, or lengths[from * size + to] <= units: elements that one rank sends to another */
 };
 
-/* OK, or ERR_INTERNAL with the first fault found in text (rank, step, block, and the other party), or ERR_MEMORY. The text
+/* Returns OK; ERR_INTERNAL with the first fault (rank, step, block, and the other party) in text; or ERR_MEMORY. The text
  * begins with the kind of fault: form, range, reach, counter, deadlock, race, empty (nothing was ever written there), writers
- * (part 0 of a staging buffer has another than its own rank), result, scale, end. */
+ * (part 0 of a staging buffer has a writer other than its own rank), result, scale, end. */
 SHOAL_MUST_USE enum shoal_status shoal_plan_check(const struct shoal_plan_question *question, char *text, size_t text_bytes);
 
 #endif

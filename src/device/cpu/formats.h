@@ -1,10 +1,10 @@
-/* Formats: how elements in memory become lanes, and lanes elements. A format has widen and round for one element, load and pack
- * for a vector of memory. NaN has become the one quiet NaN before it is rounded or packed. Not a header for others than the
- * kernels. Reentrant. */
+/* Formats: how elements in memory become lanes, and lanes elements. A format has widen and round for one element, and load and
+ * pack for a vector of memory. NaN is the one quiet NaN by the time it is rounded or packed. Only kernels include this header.
+ * Reentrant. */
 #ifndef SHOAL_DEVICE_CPU_FORMATS_H
 #define SHOAL_DEVICE_CPU_FORMATS_H
 
-#if defined(__CUDA__) /* none of this processor's instructions for a GPU */
+#if defined(__CUDA__) /* a GPU has none of this processor's instructions */
 #elif defined(__x86_64__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
@@ -62,8 +62,8 @@ INLINE u32_lanes f32_lanes_bits(f32_lanes x)
 
 /* ---- bfloat16: the upper half of a float32 ---------------------------------------------------------------------------- */
 
-/* In the upper half of the word: to nearest, ties to even (below an odd half, a tie becomes a little more than one); the carry
- * turns what is too large into infinity, and NaN stays. */
+/* Rounds in the upper half of the word: to nearest, ties to even (below an odd half, a tie becomes slightly more than one). The
+ * carry turns values that are too large into infinity. NaN stays NaN. */
 #define BFLOAT16_ROUND(word) (((word) | ((word) >> 16 & 1)) + 0x7fff)
 
 INLINE f32_one bfloat16_widen(uint16_t half)
@@ -76,8 +76,8 @@ INLINE uint16_t bfloat16_round(f32_one x)
     return (uint16_t)(BFLOAT16_ROUND(f32_one_bits(x)) >> 16);
 }
 
-/* One element of a pair is the low half of a 32-bit word, the other the high half: each half with zeros below it is the same
- * number as float32, so nothing needs to change its lane. */
+/* One element of a pair is the low half of a 32-bit word, the other the high half. Each half followed by zeros is the same
+ * number as a float32, so no element changes its lane. */
 INLINE struct wide bfloat16_load(const char *from)
 {
     const u32_lanes memory = (u32_lanes)plain_load(from).low;
@@ -85,8 +85,8 @@ INLINE struct wide bfloat16_load(const char *from)
 }
 
 #if WIDTH == 32
-/* In 16-bit lanes, low and high at once: what is cut off, less one where what is kept is even, reaches half a step just where
- * that is rounded up. */
+/* Works in 16-bit lanes, on low and high at once. It subtracts one from the bits that are cut off if the bits that are kept are
+ * even: the difference reaches half a step exactly when the kept bits are rounded up. */
 INLINE bits bfloat16_pack(struct wide wide)
 {
     const __m256i low = (__m256i)wide.low, high = (__m256i)wide.high;
@@ -113,7 +113,7 @@ INLINE f32_one float16_widen(uint16_t half)
     return x;
 }
 
-/* The instruction has a NaN of its own. */
+/* The instruction returns another NaN. */
 INLINE uint16_t float16_round(f32_one x)
 {
     uint16_t half;
@@ -143,7 +143,7 @@ INLINE bits halves_widen(const half_vector *halves)
 
 INLINE half_vector halves_round(bits lanes)
 {
-    return _mm512_maskz_cvtps_ph(0xffff, (__m512)lanes, _MM_FROUND_TO_NEAREST_INT); /* all; unmasked, gcc -O0 warns */
+    return _mm512_maskz_cvtps_ph(0xffff, (__m512)lanes, _MM_FROUND_TO_NEAREST_INT); /* all lanes; gcc -O0 warns if unmasked */
 }
 
 INLINE bits halves_join(half_vector low, half_vector high)
@@ -173,7 +173,7 @@ INLINE struct wide float16_load(const char *from)
 {
     const half_vector *halves = (const half_vector *)(const void *)from;
     bits low = halves_widen(halves), high = halves_widen(halves + 1);
-    __asm__("" : "+v"(low), "+v"(high)); /* else clang compares the halves instead, for which there are no vectors */
+    __asm__("" : "+v"(low), "+v"(high)); /* otherwise clang compares the halves, for which it has no vectors */
     return (struct wide){low, high};
 }
 
@@ -212,13 +212,14 @@ INLINE bits float16_pack(struct wide wide)
 
 #else
 
-/* Without instructions for it. Exponents count from -15 in float16 and from -127 in float32.
+/* For processors without such instructions. Exponents count from -15 in float16 and from -127 in float32.
  *
- * Widened, from the upper half of a word: the exponent is raised by 112; once more where it was the one of infinity and NaN;
- * and where there was none (subnormal), a leading 1 is put in front and then subtracted.
+ * To widen, from the upper half of a word: the exponent is raised by 112. It is raised by 112 again if it was the exponent of
+ * infinity and NaN. If it was zero (subnormal), a leading 1 is put in front and then subtracted.
  *
- * Rounded, to the lower half: adding 2^13 times the power of two at or below x leaves, at the end of the sum's mantissa, the 11
- * bits of x that float16 keeps, rounded as additions are; below 2^-14 it keeps fewer. From 2^16 on it is infinity, or NaN. */
+ * To round, to the lower half: 2^13 times the power of two at or below x is added. The end of the sum's mantissa is then the 11
+ * bits of x that float16 keeps, rounded as additions are. Below 2^-14 float16 keeps fewer bits. From 2^16 on the result is
+ * infinity, or NaN. */
 #define DEFINE_FLOAT16(FORM, PICK)                                                                             \
     INLINE f32_##FORM float16_widen_##FORM(u32_##FORM word)                                                    \
     {                                                                                                          \
@@ -254,7 +255,7 @@ INLINE uint16_t float16_round(f32_one x)
     return (uint16_t)float16_round_one(x);
 }
 
-/* Out of line, because they are long. */
+/* Out of line, because these functions are long. */
 NOINLINE struct wide float16_load(const char *from)
 {
     const u32_lanes memory = (u32_lanes)plain_load(from).low;

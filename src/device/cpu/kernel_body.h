@@ -1,19 +1,19 @@
-/* The reduction kernels, written once for any instruction set. Each cpu/kernels_<set>.c names its set and includes this file;
- * the build compiles it with that set's flags, and vectors take the set's register width. Not a header for others.
+/* The reduction kernels, written once for all instruction sets. Each cpu/kernels_<set>.c names its set and includes this file;
+ * the build compiles it with that set's flags, and vectors have the set's register width. No other file includes it.
  *
- * Same bits everywhere: sources are combined in their order, lane by lane, never across lanes and never fused; a result that is
- * no number is always the one positive quiet NaN (processors differ in sign and payload); of equal maxima or minima the first
- * is taken. One source alone is copied as it is, unless there is something to divide or multiply. The caller's floating-point
- * state does not matter, and stays as it is.
+ * Results have the same bits on every processor. Sources are combined in their order, lane by lane, never across lanes and
+ * never fused. A result that is not a number is always the one positive quiet NaN (processors differ in sign and payload). Of
+ * equal maxima or minima the first is used. A single source is copied unchanged, unless there is something to divide or
+ * multiply. The caller's floating-point state has no effect and is not changed.
  *
- * Types and operators are those of kernel_lists.h. Every function below gets type and op as constants, so the compiler removes
- * the choices. Reentrant. */
+ * Types and operators are listed in kernel_lists.h. Every function below receives type and op as constants, so the compiler
+ * removes the branches on them. Reentrant. */
 #include "base/floats.h"
 #include "device/cpu/formats.h"
 #include "device/cpu/kernel_lists.h"
 #include "device/kernels.h"
 
-/* So many vectors are in work at once: enough to hide the latency of an addition, few enough for 16 registers. */
+/* Vectors that are computed at once: enough to hide the latency of an addition, few enough for 16 registers. */
 #define GROUP 4
 #if defined(__clang__)
 #define UNROLL _Pragma("unroll")
@@ -38,7 +38,7 @@ INLINE size_t type_bytes(enum shoal_type type)
     }
 }
 
-/* ---- Element by element: what is shorter than a vector ---------------------------------------------------------------- */
+/* ---- Element by element, for data shorter than a vector --------------------------------------------------------------- */
 
 #define DEFINE_ELEMENTS(TYPE, MEMORY, LANE, FORM, ...)                                                \
     INLINE LANE##_one TYPE##_element(enum shoal_op op, const struct work *work, int source, size_t i) \
@@ -74,7 +74,7 @@ INLINE void elements_reduce(enum shoal_type type, enum shoal_op op, const struct
 
 /* ---- Vectors ---------------------------------------------------------------------------------------------------------- */
 
-/* Where a vector of memory is one vector of lanes, nobody reads high in the end, and the compiler leaves it out. */
+/* If a vector of memory is one vector of lanes, `high` is never read, and the compiler removes it. */
 #define DEFINE_WIDE(TYPE, MEMORY, LANE, FORM, ...)                                                        \
     INLINE struct wide TYPE##_wide_load(enum shoal_op op, const char *from, const struct work *work)      \
     {                                                                                                     \
@@ -133,8 +133,8 @@ INLINE bits wide_finish(enum shoal_type type, enum shoal_op op, struct wide x, c
     }
 }
 
-/* Whether n vectors of 16-bit floats are ordered, as they are nearly always: one look at all costs less than to make NaN quiet
- * in each. False too where no instruction looks at two vectors at once. */
+/* Returns true if n vectors of 16-bit floats are ordered (no NaN), as they nearly always are. One test of all costs less than
+ * making NaN quiet in each. Also returns false if no instruction tests two vectors at once. */
 INLINE bool halves_are_ordered(int n, const struct wide *wide)
 {
 #if defined(__AVX512F__)
@@ -163,7 +163,7 @@ INLINE bits halves_finish_ordered(enum shoal_type type, enum shoal_op op, struct
     return type == SHOAL_BFLOAT16 ? bfloat16_pack(result) : float16_pack(result);
 }
 
-/* Stores past the caches; to must be a multiple of WIDTH. */
+/* Stores past the caches; `to` must be a multiple of WIDTH. */
 INLINE void vector_stream(char *to, bits x)
 {
 #if defined(__AVX512F__)
@@ -229,7 +229,8 @@ INLINE void group_store(int n, const struct group *group, const struct work *wor
     }
 }
 
-/* Reduces groups of n vectors from byte at on, as long as there is more after them; returns where it stopped. */
+/* Reduces groups of n vectors, starting at byte `at`, as long as more data follow them. Returns the byte at which it
+ * stopped. */
 INLINE size_t groups_reduce(enum shoal_type type, enum shoal_op op, int n, const struct work *work, size_t at, size_t end,
                             bool streaming)
 {
@@ -241,9 +242,9 @@ INLINE size_t groups_reduce(enum shoal_type type, enum shoal_op op, int n, const
     return at;
 }
 
-/* Reduces bytes [at, end), at least one vector. The last vector may overlap the one before it; it is computed first, from
- * inputs that an in-place destination has not overwritten yet, and stored last. The shape met most often, two into one, gets a
- * loop of its own. */
+/* Reduces bytes [at, end), at least one vector. The last vector may overlap the one before it. It is computed first, from
+ * inputs that an in-place destination has not overwritten yet, and stored last. The most frequent shape, two sources and one
+ * destination, has its own loop. */
 INLINE void bytes_reduce(enum shoal_type type, enum shoal_op op, const struct work *work, size_t at, size_t end, bool streaming)
 {
     const struct group last = group_reduce(type, op, 1, work, end - WIDTH);
@@ -261,7 +262,7 @@ INLINE void bytes_reduce(enum shoal_type type, enum shoal_op op, const struct wo
 
 /* ---- Streaming -------------------------------------------------------------------------------------------------------- */
 
-/* Whether destinations reach a cache line's begin together. */
+/* Returns true if all destinations have the same offset in a cache line, so that streaming can start at the same byte. */
 INLINE bool dests_can_stream(void *const *dests, int dest_count, size_t bytes, enum shoal_stores stores)
 {
     if (stores != SHOAL_STORES_STREAMING || bytes < STREAMING_BYTES_MIN)
@@ -279,14 +280,14 @@ INLINE size_t bytes_to_line(const void *address)
 
 /* ---- Copy ------------------------------------------------------------------------------------------------------------- */
 
-/* memcpy promises nothing for the same array twice, nor for no array at all; callers may pass both. */
+/* memcpy is undefined for overlapping arrays and for NULL; callers may pass the same array twice, or NULL. */
 INLINE void bytes_copy(void *to, const void *from, size_t bytes)
 {
     if (to != from && bytes > 0)
         memcpy(to, from, bytes);
 }
 
-/* Chunks stay in the first cache from one destination to the next. */
+/* A chunk stays in the first-level cache from one destination to the next. */
 NOINLINE void copy_cached(void *const *dests, int dest_count, const char *source, size_t bytes)
 {
     for (size_t at = 0; at < bytes; at += COPY_CHUNK_BYTES)
@@ -294,7 +295,7 @@ NOINLINE void copy_cached(void *const *dests, int dest_count, const char *source
             bytes_copy((char *)dests[d] + at, source + at, shoal_min_size(COPY_CHUNK_BYTES, bytes - at));
 }
 
-/* One source combined with no other is a copy. */
+/* A single source is copied. */
 NOINLINE void copy_streaming(void *const *dests, int dest_count, const char *source, size_t bytes)
 {
     const struct work work = {dests, dest_count, (const void *const *)&source, 1, 1, 0};
@@ -319,8 +320,8 @@ static void copy(void *const *dests, int dest_count, const void *source, size_t 
     void NAME(void *const *dests, int dest_count, const void *const *sources, int source_count, size_t LENGTH, \
               double argument, enum shoal_stores stores)
 
-/* The loops of a type and an operator, over bytes; the compiler drops those that no kernel calls. The short path comes first
- * and stays free of vectors: an all-reduce of 8 bytes spends its time elsewhere. */
+/* The loops of a type and an operator, over bytes. The compiler drops those that no kernel calls. The short path comes first
+ * and contains no vectors, because an all-reduce of 8 bytes spends its time elsewhere. */
 #define DEFINE_LOOPS(TYPE, OP, ...)                                                                             \
     __attribute__((unused)) static KERNEL(loops_##TYPE##_##OP, bytes);                                          \
     NOINLINE KERNEL(loops_##TYPE##_##OP##_long, bytes)                                                          \

@@ -1,13 +1,13 @@
-/* Which types and operators the reduction kernels have, for the processor's (cpu/kernel_body.h) and for those of GPUs
- * (cuda/kernels/gpu_kernel_body.h). Not a header for others.
+/* The types and operators of the reduction kernels, for the processor (cpu/kernel_body.h) and for GPUs
+ * (cuda/kernels/gpu_kernel_body.h). Only kernels include this header.
  *
- * A new type is a row of TYPES (and one of lanes.h, when its lanes are new); a new operator is a case of combine in lanes.h and
- * a row of FLOAT_OPS or INTEGER_OPS. Then dev/ptx.py makes the kernels for GPUs again. */
+ * A new type is a row of TYPES (and one of lanes.h if its lanes are new). A new operator is a case of combine in lanes.h and a
+ * row of FLOAT_OPS or INTEGER_OPS. Afterwards run dev/ptx.py, which writes the GPU kernels again. */
 #ifndef SHOAL_DEVICE_CPU_KERNEL_LISTS_H
 #define SHOAL_DEVICE_CPU_KERNEL_LISTS_H
 
-/* type, element in memory, lane it is computed in, how one becomes the other, operators, and whose loops serve the operators
- * that do not see a sign */
+/* type, element in memory, lane it is computed in, format between the two, operators, and the type whose loops serve the
+ * operators that do not depend on a sign */
 #define TYPES(X)                                              \
     X(FLOAT32, float, f32, plain, FLOAT_OPS, FLOAT32)         \
     X(FLOAT64, double, f64, plain, FLOAT_OPS, FLOAT64)        \
@@ -18,7 +18,7 @@
     X(INT8, int8_t, i8, plain, INTEGER_OPS, UINT8)            \
     X(UINT8, uint8_t, u8, plain, INTEGER_OPS, UINT8)
 
-/* type, operator, whose loops serve: the bitwise ones do not even see a width */
+/* type, operator, type whose loops serve; the bitwise operators do not even depend on a width */
 #define FLOAT_OPS(X, TYPE, UNSIGNED) \
     X(TYPE, SUM, TYPE)               \
     X(TYPE, AVG, TYPE)               \
@@ -37,7 +37,8 @@
     X(TYPE, BITXOR, UINT8)             \
     X(TYPE, SCALED_SUM, UNSIGNED)
 
-/* The arguments that follow, where the loops of an operator are the type's own; nothing, where another type's serve. */
+/* Expands to the arguments that follow if the operator's loops are the type's own, and to nothing if another type's loops
+ * serve. */
 #define OWN_LOOPS(TYPE, LOOPS, ...) OWN_##TYPE##_##LOOPS(__VA_ARGS__)
 #define OWN_FLOAT32_FLOAT32(...) __VA_ARGS__
 #define OWN_FLOAT64_FLOAT64(...) __VA_ARGS__

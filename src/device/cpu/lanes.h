@@ -1,6 +1,6 @@
 /* Lanes: one element, or a vector of them, in the type it is computed in. Each type has <lane>_one and <lane>_lanes, and for
- * both the three steps of a reduction: take, combine, finish. Not a header for others than the kernels: a vector is as wide as
- * the registers of the instruction set that the file is compiled for. Reentrant. */
+ * both the three steps of a reduction: take, combine, finish. Only kernels include this header: a vector is as wide as the
+ * registers of the instruction set for which the file is compiled. Reentrant. */
 #ifndef SHOAL_DEVICE_CPU_LANES_H
 #define SHOAL_DEVICE_CPU_LANES_H
 
@@ -24,17 +24,17 @@
 #define NOINLINE static __attribute__((noinline, unused))
 #define VECTOR __attribute__((vector_size(WIDTH)))
 
-typedef uint64_t bits VECTOR; /* a vector of lanes yet to be named */
+typedef uint64_t bits VECTOR; /* a vector of lanes of any type */
 typedef bits bits_anywhere __attribute__((aligned(1), may_alias));
 
-/* The part of a call that all functions share. */
+/* The arguments that all functions share. */
 struct work {
     void *const *dests;
     int dest_count;
     const void *const *sources;
     int source_count;
-    double argument; /* ranks, or scale */
-    double factor;   /* 1 / ranks where that is exact (a power of two): then a product has the bits of the quotient; else 0 */
+    double argument; /* number of ranks, or scale */
+    double factor;   /* 1 / ranks if that is exact (a power of two): the product then has the bits of the quotient; else 0 */
 };
 
 /* ---- Steps ------------------------------------------------------------------------------------------------------------ */
@@ -42,7 +42,7 @@ struct work {
 #define PICK_ONE(mask, yes, no) ((mask) ? (yes) : (no))
 #define PICK_LANES(mask, yes, no) ((__typeof__(no))(((mask) & (__typeof__(mask))(yes)) | (~(mask) & (__typeof__(mask))(no))))
 
-/* How two become one. Integers are added and multiplied in the unsigned type WRAPPING; of floats it is the float itself. */
+/* Combines two values. Integers are added and multiplied in the unsigned type WRAPPING; for floats this is the float itself. */
 #define DEFINE_COMBINE(T, WRAPPING, PICK, MORE_CASES) \
     INLINE T T##_combine(enum shoal_op op, T a, T b)  \
     {                                                 \
@@ -68,19 +68,19 @@ struct work {
     case SHOAL_BITXOR:     \
         return (T)(a ^ b);
 
-/* A work's factor, for an average. */
+/* Returns the factor of a work for an average. */
 INLINE double exact_inverse(double ranks)
 {
     const int64_t whole = (int64_t)ranks;
     return (whole & (whole - 1)) == 0 ? 1 / ranks : 0;
 }
 
-/* The type QUOTIENT divides. */
+/* Divides in the type QUOTIENT. */
 #define AVERAGE(QUOTIENT, sum, work) \
     ((QUOTIENT)(work)->factor != 0 ? (sum) * (QUOTIENT)(work)->factor : (sum) / (QUOTIENT)(work)->argument)
 
-/* take: what an element brings into the result; finish: what remains to be done with the result, and less of it where that is
- * known to be ordered (no NaN). */
+/* take: what an element contributes to the result. finish: what remains to be done with the result; less if the result is known
+ * to be ordered (no NaN). */
 #define DEFINE_FLOAT_FORM(T, ONE, PICK, QUIET_NAN)                              \
     DEFINE_COMBINE(T, T, PICK, NO_MORE_CASES)                                   \
     INLINE T T##_take(enum shoal_op op, T x, const struct work *work)           \
@@ -116,9 +116,9 @@ INLINE double exact_inverse(double ranks)
         return x;                                                        \
     }
 
-/* No processor divides vectors of integers: so averages are made one by one, out of line; and in a float that is wider than the
- * integer, where there is one: compilers make vectors of that, and the quotient without its fraction is exact. Pure: then an
- * average that nobody needs is not made. */
+/* No processor divides vectors of integers, so averages are computed one by one, out of line. If there is a float type that is
+ * wider than the integer, the division uses it: compilers make vectors of it, and the truncated quotient is exact. The function
+ * is pure, so that unused averages are removed. */
 #define DEFINE_INTEGER(LANE, ONE, UNSIGNED, QUOTIENT)                                                         \
     typedef ONE LANE##_one;                                                                                   \
     typedef ONE LANE##_lanes VECTOR;                                                                          \
@@ -154,7 +154,7 @@ DEFINE_INTEGER(i32, int32_t, uint32_t, double)
 DEFINE_INTEGER(i8, int8_t, uint8_t, float)
 DEFINE_INTEGER(u8, uint8_t, uint8_t, float)
 
-/* The bits of f32; nothing is computed in them but formats. */
+/* The bits of f32; only formats compute with them. */
 typedef uint32_t u32_one;
 typedef u32_one u32_lanes VECTOR;
 

@@ -1,7 +1,7 @@
-/* What we use of the CUDA driver API, declared by ourselves: types, numbers, and the table of entry points. No toolkit is
- * needed to build, and nothing is linked. Where a toolkit is at hand, its cuda.h is what these are compared with.
+/* The part of the CUDA driver API that Shoal uses, declared here: types, numbers, and the table of entry points. The build
+ * needs no toolkit and links nothing. If a toolkit is present, these declarations are compared with its cuda.h.
  *
- * Names differ from those of cuda.h on purpose, so that a file can include both. No state; any thread. */
+ * The names differ from those of cuda.h, so that a file can include both. No state; any thread. */
 #ifndef SHOAL_DEVICE_CUDA_ABI_H
 #define SHOAL_DEVICE_CUDA_ABI_H
 
@@ -9,7 +9,7 @@
 
 typedef int shoal_cu_result;
 typedef int shoal_cu_device;
-typedef unsigned long long shoal_cu_address; /* of a device's memory, and of host memory as a device sees it */
+typedef unsigned long long shoal_cu_address; /* in device memory, or in host memory as a device sees it */
 typedef struct shoal_cu_context_of *shoal_cu_context;
 typedef struct shoal_cu_stream_of *shoal_cu_stream;
 typedef struct shoal_cu_event_of *shoal_cu_event;
@@ -18,7 +18,7 @@ typedef struct shoal_cu_function_of *shoal_cu_function;
 typedef unsigned long long shoal_cu_allocation; /* physical memory without an address */
 typedef void (*shoal_cu_host_fn)(void *arg);
 
-/* The results that we distinguish, with the driver's own names for them. */
+/* The results that Shoal distinguishes, with the driver's names. */
 #define SHOAL_CU_RESULT_LIST(X)            \
     X(SUCCESS, 0)                          \
     X(INVALID_VALUE, 1)                    \
@@ -99,7 +99,8 @@ enum { SHOAL_CU_EVENT_DEFAULT = 0, SHOAL_CU_EVENT_NO_TIMING = 2 };
 enum { SHOAL_CU_CAPTURE_NONE = 0, SHOAL_CU_CAPTURE_ACTIVE = 1, SHOAL_CU_CAPTURE_INVALIDATED = 2 };
 enum { SHOAL_CU_CAPTURE_MODE_GLOBAL = 0, SHOAL_CU_CAPTURE_MODE_THREAD = 1, SHOAL_CU_CAPTURE_MODE_RELAXED = 2 };
 enum { SHOAL_CU_WAIT_GEQ = 0, SHOAL_CU_WAIT_EQ = 1 };
-/* A flag of a wait: what others wrote to the device's memory, and what had come there before the value, is seen behind it. */
+/* Flag of a wait: work after the wait sees what others wrote to the device's memory, and what arrived there before the
+ * value. */
 enum { SHOAL_CU_WAIT_FLUSH = 1 << 30 };
 enum { SHOAL_CU_OP_WAIT_32 = 1, SHOAL_CU_OP_WRITE_32 = 2, SHOAL_CU_OP_WAIT_64 = 4, SHOAL_CU_OP_WRITE_64 = 5 };
 enum { SHOAL_CU_BATCH_MAX = 255 }; /* operations in one cuStreamBatchMemOp */
@@ -108,7 +109,7 @@ enum { SHOAL_CU_IPC_LAZY_PEER_ACCESS = 1 };
 enum { SHOAL_CU_RANGE_DMA_BUF = 1 };       /* cuMemGetHandleForAddressRange */
 enum { SHOAL_CU_PEER_NATIVE_ATOMICS = 3 }; /* cuDeviceGetP2PAttribute */
 
-/* Streams that have no object: what the value 0 means depends on how the caller was compiled, so we never pass it. */
+/* Streams without an object. What the value 0 means depends on how the caller was compiled, so Shoal never passes it. */
 #define SHOAL_CU_STREAM_LEGACY ((shoal_cu_stream)(uintptr_t)1)
 #define SHOAL_CU_STREAM_PER_THREAD ((shoal_cu_stream)(uintptr_t)2)
 
@@ -118,8 +119,8 @@ union shoal_cu_memory_op {
     struct {
         unsigned operation;
         shoal_cu_address address;
-        uint64_t value; /* of 32-bit operations the first half */
-        unsigned flags; /* of a wait: the comparison */
+        uint64_t value; /* for 32-bit operations, the first half */
+        unsigned flags; /* for a wait, the comparison */
         shoal_cu_address alias;
     } value;
     uint64_t bytes[6];
@@ -165,9 +166,9 @@ struct shoal_cu_access {
     int flags;
 };
 
-/* Every entry point: member of the table, name to ask for, the CUDA version whose signature is declared here, whether Shoal
- * works without it, signature. One base name may have several signatures, so each is asked for by its own version:
- * of cuCtxGetDevice, say, version 13.0 has another. */
+/* Every entry point: member of the table, name to request, the CUDA version whose signature is declared here, whether Shoal
+ * requires it, signature. One base name may have several signatures, so each is requested with its own version: cuCtxGetDevice,
+ * for example, has another signature in version 13.0. */
 #define SHOAL_CUDA_NEEDED true
 #define SHOAL_CUDA_OPTIONAL false
 #define SHOAL_CUDA_CALL_LIST(X)                                                                                              \
@@ -257,14 +258,14 @@ struct shoal_cu_access {
       (shoal_cu_function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,    \
        unsigned block_z, unsigned shared_bytes, shoal_cu_stream stream, void **arguments, void **extra))
 
-/* NULL: optional, and the driver has no such. */
+/* A member is NULL if it is optional and the driver does not have it. */
 struct shoal_cuda_calls {
 #define SHOAL_CUDA_CALL_MEMBER(member, name, version, need, signature) shoal_cu_result(*member) signature;
     SHOAL_CUDA_CALL_LIST(SHOAL_CUDA_CALL_MEMBER)
 #undef SHOAL_CUDA_CALL_MEMBER
 };
 
-/* The oldest driver that has what we ask for: 11.7 (R515). */
+/* The oldest driver that has the required entry points: 11.7 (R515). */
 #define SHOAL_CUDA_OLDEST 11070
 
 #endif

@@ -6,7 +6,7 @@
 
 #include "device/gpu.h"
 
-/* Through this file a process reaches the kernel's driver at all. */
+/* Every process reaches the kernel's driver through this file. */
 #define CONTROL_FILE "/dev/nvidiactl"
 
 static const struct {
@@ -69,7 +69,7 @@ static const char *cuda_error_name(const struct shoal_cuda_calls *calls, shoal_c
     return cuda_own_name(result);
 }
 
-/* A driver that may not open its files says so in several ways, so the file is asked. */
+/* A driver that may not open its files reports this in several ways, so the file itself is tested. */
 static bool lacks_permission(void)
 {
     return access(CONTROL_FILE, R_OK | W_OK) != 0 && errno == EACCES;

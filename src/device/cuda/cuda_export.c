@@ -1,4 +1,4 @@
-/* Memory of a device as a dma-buf, for network adapters to read. */
+/* Exports a device's memory as a dma-buf, which network adapters can read. */
 #include "device/cuda/cuda_gpu.h"
 
 bool shoal_gpu_find_allocation(const struct shoal_gpu *gpu, unsigned long long at, struct shoal_gpu_allocation *allocation_out)
@@ -12,7 +12,7 @@ bool shoal_gpu_find_allocation(const struct shoal_gpu *gpu, unsigned long long a
            allocation_out->context && !is_managed;
 }
 
-/* False, which is logged once: small allocations may share a page, and drivers differ in what they export. */
+/* Returns false, and logs the reason once: small allocations may share a page, and drivers differ in what they export. */
 static bool refuse_export(struct shoal_gpu *gpu, shoal_cu_result result)
 {
     if (!gpu->has_refused_export)

@@ -4,7 +4,7 @@
 
 #include "device/cuda/cuda_library.h"
 
-/* An attribute that the driver does not know is 0. */
+/* Stores 0 for an attribute that the driver does not know. */
 static shoal_cu_result gpu_attribute(const struct shoal_gpu *gpu, int attribute, shoal_cu_device device, int *value_out)
 {
     *value_out = 0;
@@ -134,7 +134,7 @@ int shoal_gpu_driver_version(const struct shoal_gpu *gpu)
     return gpu->version;
 }
 
-/* ---- In a context -------------------------------------------------------------------------------------------------------- */
+/* ---- Inside a context ---------------------------------------------------------------------------------------------------- */
 
 shoal_cu_result shoal_cuda_visit(const struct shoal_gpu *gpu, shoal_cu_context context, struct shoal_cuda_visit *visit)
 {

@@ -20,14 +20,14 @@ struct shoal_cuda_host_call {
 
 /* ---- Running ------------------------------------------------------------------------------------------------------------- */
 
-/* acquire: what the engine has read, or written, comes before. */
+/* acquire: what the engine has read or written happens before. */
 static bool host_op_is_due(const struct shoal_cuda_op *op)
 {
     const uint64_t is = atomic_load_explicit(&op->counter->value, memory_order_acquire);
     return (int64_t)(is - op->value) >= 0;
 }
 
-/* Ends with the engine's release, or when the ring is let go. */
+/* Returns at the engine's release, or when the ring is released for good. */
 static void host_op_wait(const struct shoal_cuda_op *op)
 {
     const struct timespec backoff = {0, BACKOFF_NS};
@@ -47,21 +47,21 @@ void shoal_cuda_host_run(void *arg)
         const struct shoal_cuda_op *op = &call->ops[i];
         if (op->is_wait)
             host_op_wait(op);
-        else /* release: what the stream has copied comes before */
+        else /* release: what the stream has copied happens before */
             atomic_store_explicit(&op->counter->value, op->value, memory_order_release);
     }
-    atomic_store_explicit(&call->state, CALL_OVER, memory_order_release); /* the call is the poster's again */
+    atomic_store_explicit(&call->state, CALL_OVER, memory_order_release); /* the poster owns the call again */
 }
 
-/* ---- Taking -------------------------------------------------------------------------------------------------------------- */
+/* ---- Allocation ---------------------------------------------------------------------------------------------------------- */
 
-/* acquire: pairs with the end of shoal_cuda_host_run. */
+/* acquire: pairs with the end of shoal_cuda_host_run(). */
 static int state_of(const struct shoal_cuda_host_call *call)
 {
     return atomic_load_explicit(&call->state, memory_order_acquire);
 }
 
-/* The oldest one where it is over; else a new one. */
+/* Reuses the oldest call if it is over; otherwise allocates a new one. */
 static struct shoal_cuda_host_call *reuse_or_make(struct shoal_cuda_host_calls *calls)
 {
     struct shoal_cuda_host_call *oldest = calls->oldest;

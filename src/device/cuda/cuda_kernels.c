@@ -29,7 +29,7 @@ static const enum shoal_type loops_of[SHOAL_TYPE_END][SHOAL_OP_END] = {
 #undef ROW
 };
 
-/* A lookup in the module: the name of a kernel, and where its function goes. */
+/* The kernels to find in the module: the name of each, and the member that stores its function. */
 static const struct {
     const char *name;
     size_t offset;
@@ -54,7 +54,7 @@ static enum shoal_status kernels_fail(const struct shoal_gpu_kernels *kernels, c
 
 /* ---- Loading ------------------------------------------------------------------------------------------------------------- */
 
-/* Where functions are loaded one by one, the driver does it when it is asked for them. */
+/* With lazy loading, the driver loads a function when it is requested here. */
 static enum shoal_status find_functions(struct shoal_gpu_kernels *kernels)
 {
     for (size_t i = 0; i < SHOAL_COUNT_OF(functions); i++) {
@@ -76,7 +76,7 @@ static enum shoal_status load_module(struct shoal_gpu_kernels *kernels)
         return kernels_fail(kernels, "cuModuleLoadData", result, "loading kernels");
     const enum shoal_status status = find_functions(kernels);
     if (status != SHOAL_OK)
-        (void)calls->module_unload(kernels->module); /* what a driver that shuts down refuses cannot be mended */
+        (void)calls->module_unload(kernels->module); /* there is no remedy if a driver that shuts down refuses */
     return status;
 }
 
@@ -123,7 +123,7 @@ enum shoal_status shoal_gpu_kernels_open(struct shoal_gpu *gpu, void *context, s
     return status;
 }
 
-/* With a context that the program has destroyed, its modules are gone, too. */
+/* If the program has destroyed the context, its modules are also gone. */
 void shoal_gpu_kernels_close(struct shoal_gpu_kernels *kernels)
 {
     struct shoal_cuda_visit visit;
@@ -136,13 +136,13 @@ void shoal_gpu_kernels_close(struct shoal_gpu_kernels *kernels)
 
 /* ---- Launching ----------------------------------------------------------------------------------------------------------- */
 
-/* One thing to put on a stream: a kernel and its arguments, or a copy. */
+/* One item to put on a stream: a kernel and its arguments, or a copy. */
 struct job {
     shoal_cu_function function; /* NULL: a copy */
     void *args;
-    uint64_t threads; /* that have something to do */
+    uint64_t threads; /* threads that have work */
     const char *name;
-    uint64_t dest, source; /* of a copy */
+    uint64_t dest, source; /* for a copy */
     size_t bytes;
 };
 
@@ -177,7 +177,7 @@ static enum shoal_status put_in_context(const struct shoal_gpu_kernels *kernels,
 
 /* ---- Reductions ---------------------------------------------------------------------------------------------------------- */
 
-/* Whether all arrays have packets at the same places. */
+/* Returns true if all arrays have packet boundaries at the same elements. */
 static bool lie_alike(const struct shoal_gpu_reduction *reduction)
 {
     uint64_t differences = 0;
@@ -186,7 +186,7 @@ static bool lie_alike(const struct shoal_gpu_reduction *reduction)
     return differences % SHOAL_GPU_PACKET_BYTES == 0;
 }
 
-/* `count` elements: those before the first packet, in packets, and after the last. */
+/* Divides `count` elements into those before the first packet, those in packets, and those after the last packet. */
 static void divide_reduction(struct shoal_gpu_reduce_args *args, uint64_t count, size_t element, bool has_packets)
 {
     const uint64_t before = (SHOAL_GPU_PACKET_BYTES - args->dest % SHOAL_GPU_PACKET_BYTES) % SHOAL_GPU_PACKET_BYTES / element;
@@ -222,7 +222,7 @@ enum shoal_status shoal_gpu_reduce(struct shoal_gpu_kernels *kernels, const stru
 
 /* ---- Gradients ----------------------------------------------------------------------------------------------------------- */
 
-/* A kernel each of whose threads has several elements in work. */
+/* Launches a kernel whose threads each process several elements at once. */
 static enum shoal_status put_elements(const struct shoal_gpu_kernels *kernels, shoal_cu_function function, void *args,
                                       uint64_t count, const char *name, void *stream)
 {

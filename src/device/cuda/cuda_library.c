@@ -9,7 +9,7 @@
 #define MAJOR(version) ((version) / 1000)
 #define MINOR(version) ((version) % 1000 / 10)
 
-/* cuGetProcAddress as of 12.0, and as of 11.3. */
+/* cuGetProcAddress as of CUDA 12.0, and as of 11.3. */
 typedef shoal_cu_result (*find_new_fn)(const char *name, void **function, int version, uint64_t flags, int *why);
 typedef shoal_cu_result (*find_old_fn)(const char *name, void **function, int version, uint64_t flags);
 
@@ -18,7 +18,7 @@ struct finder {
     find_old_fn find_old;
 };
 
-/* The table as data. */
+/* The table of entry points as data. */
 static const struct entry {
     const char *name;
     size_t offset; /* of the member */
@@ -31,7 +31,7 @@ static const struct entry {
 #undef ENTRY
 };
 
-/* A function's address, as ISO C has no conversion from void *. */
+/* Stores a function's address. ISO C has no conversion from void * to a function pointer. */
 static bool cuda_symbol(void *library, const char *name, void *function_out)
 {
     void *found = dlsym(library, name);
@@ -39,7 +39,7 @@ static bool cuda_symbol(void *library, const char *name, void *function_out)
     return found != NULL;
 }
 
-/* A name that the driver does not know succeeds, with NULL. */
+/* For a name that it does not know, the driver returns success and NULL. */
 static void *cuda_find(const struct finder *finder, const struct entry *entry)
 {
     void *found = NULL;
@@ -66,7 +66,7 @@ static enum shoal_status cuda_bind(struct shoal_log *log, const struct finder *f
     return SHOAL_OK;
 }
 
-/* The version can be asked for before anything else, and is there in every driver. */
+/* Every driver reports its version, even before it is initialized. */
 static enum shoal_status cuda_check_version(struct shoal_log *log, void *library, int *version_out)
 {
     shoal_cu_result (*driver_version)(int *version);

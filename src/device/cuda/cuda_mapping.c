@@ -8,22 +8,22 @@
 
 /* ---- Writing ------------------------------------------------------------------------------------------------------------- */
 
-/* A read of the device comes back after all writes that went there before it. */
+/* Reading from the device returns only after all earlier writes have arrived there. */
 static void mapping_write(const struct shoal_device_mapping *base, char *to, const char *from, size_t bytes, bool is_last)
 {
     const struct shoal_cuda_mapping *mapping = (const struct shoal_cuda_mapping *)(const void *)base;
     char byte;
-    (void)mapping->calls->write(mapping->handle, to, from, bytes); /* refuses only what is not mapped */
+    (void)mapping->calls->write(mapping->handle, to, from, bytes); /* refuses only memory that is not mapped */
     if (is_last && mapping->reads_back)
         (void)mapping->calls->read(mapping->handle, &byte, to + bytes - 1, 1);
 }
 
-/* ---- Making and ending --------------------------------------------------------------------------------------------------- */
+/* ---- Creation and end ---------------------------------------------------------------------------------------------------- */
 
-/* Guards the mappings of all contexts of the process: GDRCopy's library counts what it has without a lock of its own. */
+/* Guards the mappings of all contexts of the process: GDRCopy's library counts its mappings without a lock. */
 static pthread_mutex_t mapping_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Where the kernel module has lost the memory, both calls answer an error, and nothing is left to be ended. */
+/* If the kernel module has lost the memory, both calls return an error, and nothing remains to be undone. */
 static void mapping_end(struct shoal_cuda_mappings *mappings, size_t index)
 {
     struct shoal_cuda_mapping *mapping = mappings->all[index];
@@ -45,7 +45,7 @@ void shoal_cuda_mappings_fini(struct shoal_cuda_mappings *mappings)
     pthread_mutex_unlock(&mapping_lock);
 }
 
-/* Whether GDRCopy is there; looked for once. */
+/* Returns true if GDRCopy is available; searches for it once. */
 static bool open_gdr(struct shoal_gpu *gpu)
 {
     struct shoal_cuda_mappings *mappings = &gpu->mappings;
@@ -60,7 +60,7 @@ static bool open_gdr(struct shoal_gpu *gpu)
     return mappings->gdr != NULL;
 }
 
-/* 0, or an error, of the call that *call_out names. */
+/* Returns 0 or the error of the call that *call_out names. */
 static int pin_and_map(const struct shoal_cuda_mappings *mappings, struct shoal_cuda_mapping *mapping, const char **call_out)
 {
     const struct shoal_gdr_calls *calls = &mappings->calls;
@@ -78,8 +78,8 @@ static int pin_and_map(const struct shoal_cuda_mappings *mappings, struct shoal_
     return error;
 }
 
-/* Refusals are kept like mappings, so that not every call asks again. A library that pins by dma-bufs wants the memory's
- * context to be current. */
+/* Refusals are kept like mappings, so that not every call asks again. A library that pins through dma-bufs requires the
+ * memory's context to be current. */
 static void mapping_map(struct shoal_gpu *gpu, struct shoal_cuda_mapping *mapping, shoal_cu_context context)
 {
     struct shoal_cuda_mappings *mappings = &gpu->mappings;
@@ -109,7 +109,7 @@ static bool is_old(const struct shoal_cuda_mappings *mappings, const struct shoa
     return mappings->now - mapping->used >= SHOAL_CUDA_MAPPING_AGE;
 }
 
-/* Looks at one mapping, at the next one in the next use, and ends it if its allocation was freed. */
+/* Checks one mapping in each use, in turn, and ends it if its allocation was freed. */
 static void end_if_freed(struct shoal_gpu *gpu, const struct shoal_gpu_allocation *in_use)
 {
     struct shoal_cuda_mappings *mappings = &gpu->mappings;
@@ -124,7 +124,7 @@ static void end_if_freed(struct shoal_gpu *gpu, const struct shoal_gpu_allocatio
         mapping_end(mappings, mappings->looked_at);
 }
 
-/* Ends mappings of allocations where another one lies now. */
+/* Ends mappings of earlier allocations at the addresses of this one. */
 static void mapping_end_stale(struct shoal_cuda_mappings *mappings, const struct shoal_gpu_allocation *allocation)
 {
     for (size_t i = mappings->count; i-- > 0;) {
@@ -135,7 +135,7 @@ static void mapping_end_stale(struct shoal_cuda_mappings *mappings, const struct
     }
 }
 
-/* False: all are held, or were used lately. */
+/* Returns false if all mappings are held or were used recently. */
 static bool make_room(struct shoal_cuda_mappings *mappings)
 {
     size_t oldest = SHOAL_CUDA_MAPPINGS_MAX;
@@ -191,7 +191,7 @@ static struct shoal_cuda_mapping *mapping_add(struct shoal_gpu *gpu, int device,
     return mapping;
 }
 
-/* Under the lock. It may be one that was refused; NULL: there is none. */
+/* Under the lock. The result may be a mapping that was refused, or NULL if there is none. */
 static struct shoal_cuda_mapping *find_or_add(struct shoal_gpu *gpu, int device, shoal_cu_address at, size_t bytes)
 {
     struct shoal_gpu_allocation allocation = {.number = 0};

@@ -10,13 +10,13 @@ struct shoal_gpu_packer {
     shoal_cu_context context;
     int device;
     shoal_cu_stream caller;
-    shoal_cu_event begun; /* what the caller's stream had when work was put on a lane */
+    shoal_cu_event begun; /* marks the caller's stream when work was put on a lane */
     shoal_cu_stream lanes[SHOAL_GPU_LANES];
-    shoal_cu_event ended[SHOAL_GPU_LANES]; /* what each lane has */
+    shoal_cu_event ended[SHOAL_GPU_LANES]; /* marks the end of each lane's work */
     struct shoal_gpu_kernels *kernels;     /* NULL: not loaded */
 };
 
-/* Memory is filled with this. It stays, as a driver may read it late. */
+/* Source of zeros for clearing memory. It is static because a driver may read it late. */
 static const char zeros[64 << 10];
 
 static enum shoal_status packer_fail(const struct shoal_gpu_packer *packer, const char *call, shoal_cu_result result,
@@ -27,7 +27,7 @@ static enum shoal_status packer_fail(const struct shoal_gpu_packer *packer, cons
     return shoal_cuda_fail(packer->gpu->log, &packer->gpu->calls, call, result, text);
 }
 
-/* Returns from the function that names the call when the driver refuses. */
+/* Returns from the calling function if the driver refuses. */
 #define PACKER_CALL(packer, member, name, doing, ...)                                    \
     do {                                                                                 \
         const shoal_cu_result packer_result_ = (packer)->gpu->calls.member(__VA_ARGS__); \
@@ -64,7 +64,7 @@ static enum shoal_status wait_for_lanes(const struct shoal_gpu_packer *packer)
     return first == SHOAL_CU_SUCCESS ? SHOAL_OK : packer_fail(packer, "cuStreamSynchronize", first, "waiting for copies");
 }
 
-/* ---- Making and ending --------------------------------------------------------------------------------------------------- */
+/* ---- Creation and end ---------------------------------------------------------------------------------------------------- */
 
 static enum shoal_status packer_fill(struct shoal_gpu_packer *packer)
 {
@@ -77,7 +77,7 @@ static enum shoal_status packer_fill(struct shoal_gpu_packer *packer)
     return SHOAL_OK;
 }
 
-/* A driver that shuts down refuses, and nothing can be done about it. */
+/* A driver that shuts down refuses; there is no remedy. */
 static void packer_empty(struct shoal_gpu_packer *packer)
 {
     const struct shoal_cuda_calls *calls = &packer->gpu->calls;
@@ -137,7 +137,7 @@ void shoal_gpu_packer_close(struct shoal_gpu_packer *packer)
     if (!packer)
         return;
     if (shoal_cuda_visit(packer->gpu, packer->context, &visit) ==
-        SHOAL_CU_SUCCESS) { /* else all of it is gone with the context */
+        SHOAL_CU_SUCCESS) { /* otherwise everything is gone with the context */
         packer_empty(packer);
         shoal_cuda_leave(packer->gpu, &visit);
     }
@@ -160,7 +160,7 @@ int shoal_gpu_packer_device(const struct shoal_gpu_packer *packer)
     return packer->device;
 }
 
-/* The driver does not say who made memory of pools. */
+/* For memory of pools, the driver does not report the context. */
 bool shoal_gpu_packer_serves(const struct shoal_gpu_packer *packer, int device, const void *context)
 {
     return device == packer->device && (!context || context == (const void *)packer->context);
@@ -178,7 +178,7 @@ static shoal_cu_address packer_address(const void *memory)
     return (shoal_cu_address)(uintptr_t)memory;
 }
 
-/* The part that is zero already is copied behind itself, so that few calls do. */
+/* The part that is already zero is copied to the bytes after it, so that few calls are needed. */
 static enum shoal_status put_zeros(const struct shoal_gpu_packer *packer, int lane, shoal_cu_address at, size_t bytes)
 {
     const shoal_cu_stream stream = packer->lanes[lane];
@@ -191,7 +191,7 @@ static enum shoal_status put_zeros(const struct shoal_gpu_packer *packer, int la
     return SHOAL_OK;
 }
 
-/* All streams come after. */
+/* All streams wait for it. */
 static enum shoal_status clear(struct shoal_gpu_packer *packer, shoal_cu_address at, size_t bytes)
 {
     const shoal_cu_stream lane = packer->lanes[0];
@@ -228,8 +228,8 @@ enum shoal_status shoal_gpu_packer_allocate(struct shoal_gpu_packer *packer, siz
     return status;
 }
 
-/* Kernels may use memory that the driver does not know them to use, so their streams have to run out. A driver that refuses has
- * lost the context, and the memory with it. */
+/* The driver does not know which memory kernels use, so the streams must finish first. A driver that refuses has lost the
+ * context, and the memory with it. */
 void shoal_gpu_packer_release(struct shoal_gpu_packer *packer, void *memory)
 {
     struct shoal_cuda_visit visit;
@@ -278,7 +278,7 @@ enum shoal_status shoal_gpu_packer_join(struct shoal_gpu_packer *packer, int lan
     return packer_exit(packer, caller_after_lane(packer, lane));
 }
 
-/* A context that cannot be entered is lost, and the work in it. */
+/* A context that cannot be entered is lost, and so is the work in it. */
 void shoal_gpu_packer_give_back(struct shoal_gpu_packer *packer)
 {
     struct shoal_cuda_visit visit;

@@ -1,4 +1,4 @@
-/* One rank's part in sums among devices: slots in its device's memory, those of its peers, and a stream for each work. */
+/* One rank's share of sums among devices: slots in its device's memory, the slots of its peers, and a stream for each work. */
 #include <stdlib.h>
 
 #include "base/assert.h"
@@ -7,16 +7,16 @@
 struct shoal_gpu_peers {
     struct shoal_cuda_scope scope;
     struct shoal_device_stage stage;
-    void *memory; /* of its counters */
+    void *memory; /* holds the counters */
     shoal_cu_address memory_on_device;
     bool is_registered;
-    shoal_cu_allocation allocation;                /* of the own slots; 0: none */
-    size_t bytes;                                  /* of the slots of one rank */
-    shoal_cu_address slots[SHOAL_GPU_SOURCES_MAX]; /* of each rank, where this device reaches them; 0: not mapped */
+    shoal_cu_allocation allocation;                /* this rank's slots; 0 if none */
+    size_t bytes;                                  /* size of the slots of one rank */
+    shoal_cu_address slots[SHOAL_GPU_SOURCES_MAX]; /* each rank's slots, as addresses of this device; 0: not mapped */
     struct shoal_gpu_kernels *kernels;
     shoal_cu_stream streams[SHOAL_DEVICE_WORKS];
-    shoal_cu_event begun;                     /* what the caller's stream had when a call was posted */
-    shoal_cu_event ended[SHOAL_DEVICE_WORKS]; /* what each of ours has, after it */
+    shoal_cu_event begun;                     /* marks the caller's stream when a call was posted */
+    shoal_cu_event ended[SHOAL_DEVICE_WORKS]; /* marks the end of that call's work on each of our streams */
 };
 
 /* ---- Memory that peers map ----------------------------------------------------------------------------------------------- */
@@ -42,7 +42,7 @@ static enum shoal_status allocate_slots(struct shoal_gpu_peers *peers)
     return SHOAL_OK;
 }
 
-/* Nothing can be done about what a driver refuses here. */
+/* There is no remedy if the driver refuses here. */
 static void unmap_slots(struct shoal_gpu_peers *peers, int rank)
 {
     const struct shoal_cuda_calls *calls = &peers->scope.gpu->calls;
@@ -53,7 +53,7 @@ static void unmap_slots(struct shoal_gpu_peers *peers, int rank)
     peers->slots[rank] = 0;
 }
 
-/* At an address of our own, with access for our device. */
+/* Maps the slots at an address of this process, with access for its device. */
 static enum shoal_status map_slots(struct shoal_gpu_peers *peers, int rank, shoal_cu_allocation allocation)
 {
     const struct shoal_cu_access access = {location_of(peers), SHOAL_CU_ACCESS_READ_WRITE};
@@ -82,7 +82,7 @@ enum shoal_status shoal_gpu_peers_export(struct shoal_gpu_peers *peers, int *des
     return SHOAL_OK;
 }
 
-/* The mapping keeps the memory. */
+/* The mapping keeps the memory alive. */
 enum shoal_status shoal_gpu_peers_import(struct shoal_gpu_peers *peers, int rank, int descriptor)
 {
     shoal_cu_allocation allocation = 0;
@@ -94,7 +94,7 @@ enum shoal_status shoal_gpu_peers_import(struct shoal_gpu_peers *peers, int rank
     return status;
 }
 
-/* ---- Making and ending --------------------------------------------------------------------------------------------------- */
+/* ---- Creation and end ---------------------------------------------------------------------------------------------------- */
 
 static int works_of(const struct shoal_gpu_peers *peers)
 {
@@ -147,7 +147,8 @@ static void end_slots(struct shoal_gpu_peers *peers)
     shoal_gpu_kernels_close(peers->kernels);
 }
 
-/* Slots and kernels first: a driver may wait for streams then. False: the counters are still registered. */
+/* Slots and kernels go first, because a driver may wait for streams when it frees them. Returns false if the counters are still
+ * registered. */
 static bool peers_empty(struct shoal_gpu_peers *peers)
 {
     const struct shoal_cuda_calls *calls = &peers->scope.gpu->calls;
@@ -221,8 +222,8 @@ enum shoal_status shoal_gpu_peers_look(const struct shoal_gpu_peers *peers)
     return shoal_cuda_scope_look(&peers->scope, peers->streams, works_of(peers));
 }
 
-/* With a context that the program has destroyed, streams and events are gone, too, but no slots. False: the counters are still
- * registered. */
+/* If the program has destroyed the context, streams and events are also gone, but slots are not. Returns false if the counters
+ * are still registered. */
 static bool peers_give_back(struct shoal_gpu_peers *peers)
 {
     struct shoal_cuda_visit visit;
@@ -289,7 +290,7 @@ static shoal_cu_address slot_address(const struct posting *posting, const struct
     return peers->slots[rank] + unit->slot * peers->stage.options.slot_bytes + element * posting->call->sum->element;
 }
 
-/* Where counters and slices of host memory are on the device. */
+/* Returns the device's address of counters and slices in host memory. */
 static shoal_cu_address on_device(const struct shoal_gpu_peers *peers, const void *at)
 {
     return peers->memory_on_device + (shoal_cu_address)((const char *)at - (const char *)peers->memory);
@@ -309,7 +310,7 @@ static enum shoal_status copy_between(const struct posting *posting, enum shoal_
     return SHOAL_OK;
 }
 
-/* Between an operand and the slots of a rank. */
+/* Copies between an operand and the slots of a rank. */
 static enum shoal_status copy_slice(const struct posting *posting, enum shoal_device_work work,
                                     const struct shoal_device_stage_unit *unit, int rank, struct slice slice)
 {
@@ -330,8 +331,8 @@ static enum shoal_status bring(const struct posting *posting, const struct shoal
     return copy_slice(posting, SHOAL_DEVICE_BRING, unit, own, (struct slice){0, unit->end - unit->begin});
 }
 
-/* In the order of ranks, as all kernels do, so that the bits are those of sums in host memory. Over several hosts this is the
- * first pass of the reduction. */
+/* Reduces in the order of ranks, as all kernels do, so that the bits are those of sums in host memory. Over several hosts this
+ * is the first pass of the reduction. */
 static enum shoal_status reduce_slice(const struct posting *posting, const struct shoal_device_stage_unit *unit)
 {
     const struct shoal_gpu_peers *peers = posting->peers;
@@ -374,7 +375,7 @@ static enum shoal_status peers_take_back(const struct posting *posting, const st
     return pass_slice(posting, SHOAL_DEVICE_TAKE_BACK, unit);
 }
 
-/* From the next rank on, so that not all read from one first. */
+/* Starts with the next rank, so that not all ranks read from one first. */
 static enum shoal_status gather(const struct posting *posting, const struct shoal_device_stage_unit *unit)
 {
     const struct shoal_device_stage_options *options = &posting->peers->stage.options;
@@ -415,14 +416,15 @@ static enum shoal_status post_work(const struct posting *posting, enum shoal_dev
     return post_memory_op(posting, work, false, &stage->ended[work][unit.slot], unit.number);
 }
 
-/* The works of a unit, in their order. */
+/* The order of works on a unit. */
 static const enum shoal_device_work orders[][SHOAL_DEVICE_WORKS] = {
     {SHOAL_DEVICE_BRING, SHOAL_DEVICE_REDUCE, SHOAL_DEVICE_GATHER},
     {SHOAL_DEVICE_BRING, SHOAL_DEVICE_REDUCE, SHOAL_DEVICE_HAND_OUT, SHOAL_DEVICE_TAKE_BACK, SHOAL_DEVICE_GATHER}};
 
-/* Streams may share a queue of the device, where what comes behind a wait waits, too. So each work is one unit behind the work
- * before it, if there are slots enough, and the last one comes first, for it frees a slot: a work then waits for works that lie
- * before it in the queue, and for those of other ranks that lie before it in theirs. With fewer slots units go one by one. */
+/* Streams may share a queue of the device, in which everything after a wait also waits. So each work is one unit behind the
+ * work before it, if there are enough slots. The last work comes first, because it frees a slot. Each work then waits only for
+ * works that are before it in the queue, and for those of other ranks that are before it in their queues. With fewer slots,
+ * units are processed one by one. */
 static enum shoal_status post_works(const struct posting *posting)
 {
     const struct shoal_device_stage *stage = &posting->peers->stage;

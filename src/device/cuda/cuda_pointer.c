@@ -1,11 +1,11 @@
-/* Which memory a pointer points to, and in which context it is used. */
+/* Finds the memory that a pointer points to, and the context in which it is used. */
 #include <string.h>
 #include <unistd.h>
 
 #include "device/cuda/cuda_gpu.h"
 #include "device/cuda/cuda_library.h"
 
-/* A machine that has devices has one of these: of Linux, and of its subsystem on Windows. */
+/* A machine with devices has one of these files: the first on Linux, the second on the Linux subsystem of Windows. */
 static const char *const device_files[] = {"/dev/nvidiactl", "/dev/dxg"};
 
 static bool has_device_file(void)
@@ -21,13 +21,13 @@ shoal_gpu_ask_fn shoal_gpu_look(void)
     return shoal_cuda_library_look(has_device_file());
 }
 
-/* A driver that was not started refuses, and so does one that does not know an attribute; each value is then as it was. Another
- * error is not of the memory, such as that of a context which has failed. */
+/* A driver that was not started refuses, and so does one that does not know an attribute; each value is then unchanged. Any
+ * other error does not concern the memory: a context may have failed, for example. */
 struct shoal_gpu_pointer shoal_gpu_classify(shoal_gpu_ask_fn ask, const void *at)
 {
     int attributes[] = {SHOAL_CU_POINTER_MEMORY_TYPE, SHOAL_CU_POINTER_IS_MANAGED, SHOAL_CU_POINTER_DEVICE,
                         SHOAL_CU_POINTER_CONTEXT};
-    unsigned type = 0, is_managed = 0; /* the driver writes a bool into the latter's first byte, or an int */
+    unsigned type = 0, is_managed = 0; /* the driver writes the latter's first byte (a bool), or an int */
     int device = -1;
     void *context = NULL, *values[] = {&type, &is_managed, &device, &context};
     const int result = ask(SHOAL_COUNT_OF(attributes), attributes, values, (uintptr_t)at);
@@ -48,7 +48,7 @@ static bool is_special(const void *stream)
            (shoal_cu_stream)(uintptr_t)stream == SHOAL_CU_STREAM_PER_THREAD;
 }
 
-/* -1: there is none. */
+/* Returns -1 if there is none. */
 static int number_of(const struct shoal_gpu *gpu, int handle)
 {
     int number = gpu->count - 1;
@@ -120,13 +120,13 @@ void *shoal_gpu_current_context(const struct shoal_gpu *gpu)
     return gpu->calls.context_current(&current) == SHOAL_CU_SUCCESS ? current : NULL;
 }
 
-/* Where the driver does not say who made the memory, as of virtual memory and pools. */
+/* For memory whose context the driver does not report: virtual memory and pools. */
 static enum shoal_status find_usual_context(struct shoal_gpu *gpu, int device, void **context_out)
 {
     void *current = shoal_gpu_current_context(gpu);
     int handle = -1;
     const bool has_current = current && gpu->calls.context_device(&handle) == SHOAL_CU_SUCCESS;
-    const bool is_device = device >= 0 && device < gpu->count; /* managed memory may be of none */
+    const bool is_device = device >= 0 && device < gpu->count; /* managed memory may belong to no device */
     if (!has_current || (is_device && number_of(gpu, handle) != device))
         return retain_primary(gpu, is_device ? device : 0, context_out);
     *context_out = current;

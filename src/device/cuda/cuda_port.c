@@ -1,5 +1,5 @@
-/* One communicator's way to one device: two streams of its own, with a ring each, joined to the caller's stream by events; and
- * a ring without bytes, for inputs that stay on the device. */
+/* One communicator's path to one device: two streams with a ring each, joined to the caller's stream by events, and a ring
+ * without bytes for inputs that stay on the device. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,20 +16,20 @@ struct shoal_gpu_port {
     struct shoal_device_ring rings[2]; /* outward, inward */
     struct shoal_device_ring stays;
     shoal_cu_stream streams[2];
-    shoal_cu_event begun;    /* what the caller's stream had when a call was posted */
-    shoal_cu_event ended[2]; /* what each of ours has, after it */
+    shoal_cu_event begun;    /* marks the caller's stream when a call was posted */
+    shoal_cu_event ended[2]; /* marks the end of that call's work on each of our streams */
     bool has_value_waits;    /* false: host functions wait and write, on the first stream alone */
     struct shoal_cuda_host_calls host_calls;
 };
 
-/* A driver may run host functions of all streams of the process one after the other. So posts that need them take turns,
- * whichever context of Shoal they belong to. */
+/* A driver may run the host functions of all streams of the process one after the other. So posts that need them follow each
+ * other, in whichever context of Shoal they are. */
 static pthread_mutex_t in_turn = PTHREAD_MUTEX_INITIALIZER; /* guards what follows */
-static const struct shoal_gpu_port *last; /* that has posted; NULL: there was none, or it has nothing to run any more */
+static const struct shoal_gpu_port *last; /* the port that posted last; NULL if none did, or if its work has ended */
 
-/* ---- Making and ending --------------------------------------------------------------------------------------------------- */
+/* ---- Creation and end ---------------------------------------------------------------------------------------------------- */
 
-#define STAYS 16 /* inputs at once: as many as operations are under way */
+#define STAYS 16 /* inputs at once: as many as operations under way */
 
 size_t shoal_gpu_port_bytes(unsigned slots, size_t slot_bytes)
 {
@@ -49,7 +49,7 @@ static enum shoal_status port_fill(struct shoal_gpu_port *port)
     return shoal_cuda_scope_register(&port->scope, port->memory, port->bytes, &port->is_registered, &port->memory_on_device);
 }
 
-/* A driver that shuts down refuses, and nothing can be done about it. False: the memory is still registered. */
+/* A driver that shuts down refuses; there is no remedy. Returns false if the memory is still registered. */
 static bool port_empty(struct shoal_gpu_port *port)
 {
     const struct shoal_cuda_calls *calls = &port->scope.gpu->calls;
@@ -163,7 +163,7 @@ bool shoal_gpu_port_renew(struct shoal_gpu_port *port, uint64_t counter_start)
     return is_usable;
 }
 
-/* No later post comes after what it has had: there is nothing to come after. */
+/* Later posts need not wait for this port. */
 static void leave_turn(const struct shoal_gpu_port *port)
 {
     pthread_mutex_lock(&in_turn);
@@ -172,7 +172,7 @@ static void leave_turn(const struct shoal_gpu_port *port)
     pthread_mutex_unlock(&in_turn);
 }
 
-/* False: the memory is still registered. */
+/* Returns false if the memory is still registered. */
 static bool port_give_back(struct shoal_gpu_port *port)
 {
     struct shoal_cuda_visit visit;
@@ -220,14 +220,14 @@ struct shoal_device_ring *shoal_gpu_port_stays(struct shoal_gpu_port *port)
 
 #define RUNS_MAX 64
 
-/* An output's runs on the device. */
+/* The contiguous runs of an output on the device. */
 struct runs {
     size_t count;
     shoal_cu_address devices[RUNS_MAX];
     struct shoal_device_ring_write all[RUNS_MAX];
 };
 
-/* False: there are none, or too many. */
+/* Returns false if there are none, or too many. */
 static bool find_runs(const struct shoal_gpu_transfer *transfer, struct runs *runs)
 {
     const struct shoal_device_ring_operand *operand = transfer->operand;
@@ -247,7 +247,7 @@ static bool find_runs(const struct shoal_gpu_transfer *transfer, struct runs *ru
     return runs->count > 0;
 }
 
-/* The driver is asked once where several runs lie in one mapping. */
+/* If several runs are in one mapping, the driver is asked once. */
 static struct shoal_cuda_mapping *hold_mapping(const struct shoal_gpu_port *port, struct shoal_cuda_mapping *previous,
                                                shoal_cu_address at, size_t bytes)
 {
@@ -257,7 +257,7 @@ static struct shoal_cuda_mapping *hold_mapping(const struct shoal_gpu_port *port
     return previous;
 }
 
-/* Each run holds its mapping. False: one has none, and nothing is held. */
+/* Each run holds its mapping. Returns false, and holds nothing, if a run has no mapping. */
 static bool hold_runs(const struct shoal_gpu_port *port, struct runs *runs)
 {
     struct shoal_cuda_mapping *mapping = NULL;
@@ -304,17 +304,17 @@ void shoal_gpu_port_map(struct shoal_gpu_port *port, const struct shoal_gpu_tran
 
 /* ---- Putting work on the streams ----------------------------------------------------------------------------------------- */
 
-/* One of the two streams while a call is posted to it. A unit's write goes to the driver with the waits of the next unit: until
- * then only the writes of the units before it are needed. */
+/* One of the two streams while a call is posted to it. The write of a unit is passed to the driver together with the waits of
+ * the next unit: until then only the writes of earlier units are needed. */
 struct poster {
     struct shoal_gpu_port *port;
     bool is_inward;
     const struct shoal_gpu_transfer *first;
-    const struct shoal_gpu_transfer *transfer;      /* the next one of its direction, */
-    const struct shoal_gpu_transfer *end;           /* before here; there is none at the end */
-    uint64_t next;                                  /* unit of it */
-    uint64_t posted;                                /* units of all */
-    const struct shoal_device_ring_operand *opened; /* up to here the stream says that the caller's has come; NULL: nothing */
+    const struct shoal_gpu_transfer *transfer;      /* the next transfer of its direction, */
+    const struct shoal_gpu_transfer *end;           /* before this one; equal to it at the end */
+    uint64_t next;                                  /* next unit of that transfer */
+    uint64_t posted;                                /* units of all transfers */
+    const struct shoal_device_ring_operand *opened; /* last output of which this stream must publish `opening`; NULL: none */
     unsigned count;
     struct shoal_cuda_op ops[SHOAL_CUDA_OPS_MAX];
 };
@@ -324,7 +324,7 @@ static struct shoal_device_ring_operand *operand_of(const struct poster *poster)
     return poster->transfer->operand;
 }
 
-/* Host functions are called in the order of one stream only, so both directions have it in common. */
+/* Host functions run in the order of one stream only, so both directions share it. */
 static int stream_index(const struct poster *poster)
 {
     return poster->is_inward && poster->port->has_value_waits;
@@ -340,7 +340,7 @@ static bool has_more(const struct poster *poster)
     return poster->transfer < poster->end;
 }
 
-/* To a unit that was not posted: past transfers of the other direction, and those that have no more. */
+/* Advances to a unit that was not posted: skips transfers of the other direction, and those without further units. */
 static void find_next(struct poster *poster)
 {
     while (has_more(poster) &&
@@ -416,7 +416,7 @@ static enum shoal_status copy_run(const struct poster *poster, char *host, shoal
     return SHOAL_OK;
 }
 
-/* In place it is there already. */
+/* In place there is nothing to copy. */
 static enum shoal_status copy_own(const struct poster *poster, shoal_cu_address to, shoal_cu_address from, size_t bytes)
 {
     if (to != from)
@@ -443,8 +443,8 @@ static enum shoal_status copy_unit(const struct poster *poster, const struct sho
     return SHOAL_OK;
 }
 
-/* In place the same elements of the input must have been read. Mostly the engine's word says so; not where the output's come
- * from others alone. */
+/* In place, the same elements of the input must have been read before. The engine's counter usually implies this, but not if
+ * the output's elements come from other ranks only. */
 static void wait_for_input(struct poster *poster, uint64_t number)
 {
     const struct shoal_device_ring_operand *input = poster->transfer->input;
@@ -471,7 +471,8 @@ static enum shoal_status post_stay(struct poster *poster, const struct shoal_dev
     return SHOAL_OK;
 }
 
-/* The stream waits for a unit that the engine writes. The wait goes to the driver with the write behind it. */
+/* Makes the stream wait for a unit that the engine writes. The wait is passed to the driver together with the write after
+ * it. */
 static enum shoal_status post_wait(struct poster *poster, const struct shoal_device_ring_unit *unit)
 {
     const struct shoal_gpu_port *port = poster->port;
@@ -480,12 +481,12 @@ static enum shoal_status post_wait(struct poster *poster, const struct shoal_dev
     return SHOAL_OK;
 }
 
-/* The next unit: see the picture in device/device_ring.h. */
+/* Posts the next unit: see the picture in device/device_ring.h. */
 static enum shoal_status post_unit(struct poster *poster)
 {
     const struct shoal_device_ring_operand *operand = operand_of(poster);
     const struct shoal_device_ring_unit unit = shoal_device_ring_unit(operand, poster->next);
-    if (poster->count + 2 > SHOAL_CUDA_OPS_MAX) /* two before a copy, or two without one */
+    if (poster->count + 2 > SHOAL_CUDA_OPS_MAX) /* two before a copy, or two without a copy */
         SHOAL_TRY(flush_ops(poster));
     SHOAL_TRY((operand->base.stays ? post_stay : operand->writes ? post_wait : post_copy)(poster, &unit));
     add_op(poster, false, &operand->ring->by_stream[unit.slot], unit.number);
@@ -495,9 +496,9 @@ static enum shoal_status post_unit(struct poster *poster)
     return has_more(poster) ? SHOAL_OK : flush_ops(poster);
 }
 
-/* Whether the inward stream's next unit comes before the outward one's. Streams may share a queue of the device, where what
- * comes behind a wait waits, too: so inputs lead by as many units as the ring has slots, less one, and no more. A unit of an
- * input then waits for none of the outputs behind it, and the engine has the inputs that it needs for each output. */
+/* Returns true if the inward stream's next unit comes before the outward stream's. Streams may share a queue of the device, in
+ * which everything after a wait also waits. So inputs lead by one unit less than the ring has slots. A unit of an input then
+ * never waits for outputs behind it, and the engine has the inputs that it needs for each output. */
 static bool is_inward_next(const struct poster *in, const struct poster *out)
 {
     if (!has_more(in) || !has_more(out))
@@ -512,7 +513,8 @@ static enum shoal_status post_units(struct poster *in, struct poster *out)
     return SHOAL_OK;
 }
 
-/* At the end of a call, so that outputs are taken before. On the outward stream: inputs of later calls need not wait. */
+/* At the end of a call, so that outputs are taken before. It is on the outward stream, so that inputs of later calls need not
+ * wait. */
 static enum shoal_status await_adapters(struct poster *out)
 {
     for (const struct shoal_gpu_transfer *transfer = out->first; transfer < out->end; transfer++) {
@@ -562,7 +564,7 @@ static enum shoal_status post_all(struct shoal_gpu_port *port, struct poster *in
     return end_before(out, stream);
 }
 
-/* A refusal matters only while there is something to come after: the last port's context may have failed, or have ended. */
+/* A refusal matters only if there is something to wait for: the last port's context may have failed, or have ended. */
 static enum shoal_status begin_after_last(const struct poster *poster)
 {
     const struct shoal_gpu_port *port = poster->port;
@@ -576,8 +578,8 @@ static enum shoal_status begin_after_last(const struct poster *poster)
     return SHOAL_OK;
 }
 
-/* One after the other, for all ports: a host function that waits then holds up no earlier call. A call that is refused does not
- * become the last one: its ring is let go, so its functions do not wait. */
+/* Posts of all ports follow each other, so that a host function that waits does not delay an earlier call. A call that is
+ * refused does not become the last one: its ring is released, so its functions do not wait. */
 static enum shoal_status post_in_turn(struct shoal_gpu_port *port, struct poster *in, struct poster *out,
                                       shoal_cu_stream stream)
 {
@@ -591,7 +593,8 @@ static enum shoal_status post_in_turn(struct shoal_gpu_port *port, struct poster
     return status;
 }
 
-/* The last output whose memory no input's counter tells to be the engine's. */
+/* Returns the last output that becomes accessible to the engine through the ring's own counter, not through an input's
+ * counter. */
 static const struct shoal_device_ring_operand *find_opened(const struct shoal_gpu_transfer *transfers, size_t count)
 {
     for (size_t i = count; i-- > 0;) {

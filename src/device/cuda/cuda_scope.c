@@ -10,7 +10,7 @@ enum shoal_status shoal_cuda_scope_fail(const struct shoal_cuda_scope *scope, co
     return shoal_cuda_fail(scope->gpu->log, &scope->gpu->calls, call, result, text);
 }
 
-/* ---- Going in and out ---------------------------------------------------------------------------------------------------- */
+/* ---- Entering and leaving ------------------------------------------------------------------------------------------------ */
 
 enum shoal_status shoal_cuda_scope_fail_entering(const struct shoal_cuda_scope *scope, shoal_cu_result result)
 {
@@ -55,7 +55,7 @@ enum shoal_status shoal_cuda_scope_register(const struct shoal_cuda_scope *scope
 
 /* ---- Streams ------------------------------------------------------------------------------------------------------------- */
 
-/* A context that has failed answers with its error, and begins nothing any more. */
+/* A context that has failed returns its error, and starts no further work. */
 shoal_cu_result shoal_cuda_scope_query(const struct shoal_cuda_scope *scope, const shoal_cu_stream *streams, int count)
 {
     shoal_cu_result result = SHOAL_CU_SUCCESS;

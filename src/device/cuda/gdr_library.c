@@ -9,8 +9,8 @@
 #define LIBRARY "libgdrapi.so.2"
 #define MAJOR 2
 
-/* Bytes that a processor has written to a device must be there before a counter that it writes to memory afterwards. The
- * library's fence and PCIe's order see to that on x86. */
+/* Bytes that a processor has written to a device must arrive before a counter that it writes to memory afterwards. On x86, the
+ * library's fence and PCIe's ordering guarantee this. */
 #if defined(__x86_64__)
 #define IS_ORDERED true
 #else

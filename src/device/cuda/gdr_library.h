@@ -1,23 +1,23 @@
-/* GDRCopy's library, libgdrapi.so.2, declared by ourselves and loaded at run time where it is found. It maps memory of a device
- * into the process, so that the processor writes there with plain stores. Its kernel module does the mapping (/dev/gdrdrv), or,
- * from 2.6 on, the driver's own (a dma-buf).
+/* GDRCopy's library, libgdrapi.so.2, declared here and loaded at run time if it is found. It maps device memory into the
+ * process, so that the processor writes there with plain stores. The mapping is made by its kernel module (/dev/gdrdrv) or,
+ * from version 2.6 on, by the driver (a dma-buf).
  *
- * One thread of the process at a time calls what pins and maps, which may enter the kernel and the driver. Writing and reading
- * touch nothing but the mapping, enter neither, and take no lock: any thread. */
+ * Only one thread of the process at a time may pin and map; these calls may enter the kernel and the driver. Writing and
+ * reading access only the mapping, enter neither, and use no lock: any thread. */
 #ifndef SHOAL_DEVICE_GDR_LIBRARY_H
 #define SHOAL_DEVICE_GDR_LIBRARY_H
 
 #include "base/compiler.h"
 
-#define SHOAL_GDR_PAGE ((size_t)64 << 10) /* what is pinned begins and ends at such pages of the device */
+#define SHOAL_GDR_PAGE ((size_t)64 << 10) /* pinned ranges begin and end at such pages of the device */
 
 struct shoal_gdr_of;
-struct shoal_gdr_handle { /* of what is pinned */
+struct shoal_gdr_handle { /* of a pinned range */
     unsigned long value;
 };
 
 /* Entry points: member of the table, symbol, result, arguments. An int is 0 or an error of errno.h. gdr_driver_get_version is
- * none of them: without the kernel module 2.6 ends the process there, by an assert. */
+ * not in the list: without the kernel module, version 2.6 ends the process there with an assert. */
 #define SHOAL_GDR_CALL_LIST(X)                                                                                          \
     X(open, "gdr_open", struct shoal_gdr_of *, (void))                                                                  \
     X(close, "gdr_close", int, (struct shoal_gdr_of * gdr))                                                             \
@@ -37,7 +37,7 @@ struct shoal_gdr_calls {
 #undef SHOAL_GDR_CALL_MEMBER
 };
 
-/* Loads the library and opens its kernel module; says nothing. NULL: *reason_out says why not. */
+/* Loads the library and opens its kernel module. Logs nothing. Returns NULL and stores the reason in *reason_out on failure. */
 struct shoal_gdr_of *shoal_gdr_library_open(struct shoal_gdr_calls *calls_out, const char **reason_out);
 
 #endif

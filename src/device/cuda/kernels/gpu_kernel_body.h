@@ -1,10 +1,11 @@
-/* The kernels for GPUs, written once: dev/ptx.py compiles them for devices, into kernels.ptx beside this file, and tests for
- * the host, where the stand-in driver runs them. Lanes, formats and operators are those of the processor's kernels
- * (device/cpu), so the bits are the same; casts and blocks of 8 bits give those of src/fusion. Not a header for others.
+/* The kernels for GPUs, written once. dev/ptx.py compiles them for devices, into kernels.ptx in this folder; tests compile them
+ * for the host, where the stand-in driver runs them. Lanes, formats and operators are those of the processor's kernels
+ * (device/cpu), so the bits are the same. Casts and blocks of 8 bits produce the bits of src/fusion. No other file includes
+ * this one.
  *
- * A kernel runs for one block. EACH_THREAD runs its statement for each thread of the block, and all have done it before what
- * comes next: on a device with a barrier, on the host as a loop. No thread waits for another block, so blocks may run in any
- * order, and few or many at once. */
+ * A kernel runs for one block. EACH_THREAD runs its statement for each thread of the block, and all threads have finished it
+ * before the next statement: on a device with a barrier, on the host as a loop. No thread waits for another block, so blocks
+ * may run in any order and any number at once. */
 #include "device/cpu/formats.h"
 #include "device/cpu/kernel_lists.h"
 #include "device/cuda/kernels/gpu_kernels.h"
@@ -39,7 +40,7 @@ struct place {
 
 #define AT(TYPE, address) ((TYPE *)(uintptr_t)(address))
 
-/* Threads divide elements one by one: neighbours in time and place. */
+/* Threads divide elements one by one: neighbors in time and place. */
 INLINE uint64_t first_of(struct place place, uint32_t thread)
 {
     return (uint64_t)place.block * SHOAL_GPU_THREADS + thread;
@@ -52,9 +53,9 @@ INLINE uint64_t threads_of(struct place place)
 
 /* ---- Reductions --------------------------------------------------------------------------------------------------------- */
 
-#define HALF_BYTES 8 /* of a packet; elements are taken out of numbers, as arrays of them would be local memory of a device */
+#define HALF_BYTES 8 /* of a packet; elements are extracted from numbers: arrays would use local memory of a device */
 
-/* Half a packet to lanes, and back. */
+/* Converts half a packet to lanes, and back. */
 #define DEFINE_HALF(TYPE, MEMORY, LANE, FORM, ...)                                                       \
     INLINE void TYPE##_open(enum shoal_op op, const struct work *work, LANE##_one *lanes, uint64_t half) \
     {                                                                                                    \
@@ -80,12 +81,12 @@ INLINE uint64_t threads_of(struct place place)
     }
 TYPES(DEFINE_HALF)
 
-/* So many packets of each source a thread has in work at once: few blocks have to keep many loads under way. With more, lanes
- * of 8 bits would need more registers than there are. */
+/* Packets of each source that a thread processes at once: few blocks have to keep many loads under way. With more, lanes of 8
+ * bits would need more registers than there are. */
 #define GROUP(MEMORY) (sizeof(MEMORY) == 1 ? 2 : 4)
-#define LANES(MEMORY) (HALF_BYTES / (int)sizeof(MEMORY)) /* of half a packet */
+#define LANES(MEMORY) (HALF_BYTES / (int)sizeof(MEMORY)) /* in half a packet */
 
-/* n packets, 1 or GROUP, `step` bytes from one to the next. */
+/* n packets, 1 or GROUP, with `step` bytes from one to the next. */
 #define DEFINE_PACKETS(TYPE, MEMORY, LANE, FORM, ...)                                                                          \
     INLINE void TYPE##_load(enum shoal_op op, const struct work *work, int n, LANE##_one *lanes, uint64_t from, uint64_t step) \
     {                                                                                                                          \
@@ -122,7 +123,7 @@ TYPES(DEFINE_HALF)
     }
 TYPES(DEFINE_PACKETS)
 
-/* Element by element: what lies beside the packets, or not at the same place between two packets in all arrays. */
+/* Element by element, for elements outside the packets, or arrays whose packet boundaries differ. */
 #define DEFINE_THREAD(TYPE, MEMORY, LANE, FORM, ...)                                                                    \
     INLINE LANE##_one TYPE##_taken(enum shoal_op op, const struct work *work, uint64_t from, uint64_t i)                \
     {                                                                                                                   \
@@ -164,13 +165,13 @@ TYPES(EACH_REDUCE)
 
 /* ---- Casts -------------------------------------------------------------------------------------------------------------- */
 
-/* No NaN but the one quiet NaN is rounded. */
+/* Turns every NaN into the one quiet NaN, which is the only one that is rounded. */
 INLINE float without_payload(float x)
 {
     return f32_one_finish(SHOAL_SUM, x, NULL);
 }
 
-/* Several elements of a thread are loaded before the first is stored. */
+/* A thread loads several elements before it stores the first. */
 #define DEFINE_CAST(NAME, FROM, TO, RESULT)                                                         \
     INLINE void NAME##_thread(const struct shoal_gpu_cast_args *args, uint64_t first, uint64_t all) \
     {                                                                                               \
@@ -203,12 +204,12 @@ DEFINE_CAST(from_float16, uint16_t, float, FROM_FLOAT16)
 
 /* ---- Blocks of 8 bits --------------------------------------------------------------------------------------------------- */
 
-/* A team of threads has a block of elements; each of them has every TEAM-th. */
+/* A team of threads processes a block of elements; each thread has every TEAM-th element. */
 #define TEAM (SHOAL_GPU_QUANTIZED_BLOCK / SHOAL_GPU_ELEMENTS)
 #define TEAMS (SHOAL_GPU_THREADS / TEAM)
-#define ROUNDER 0x1.8p+23f /* adding and subtracting it rounds to a whole number, to nearest even, up to 2^22 */
+#define ROUNDER 0x1.8p+23f /* adding and then subtracting it rounds to a whole number, to nearest even, up to 2^22 */
 
-/* One element of a thread; the last block may be short. */
+/* Returns the index of element k of a thread; the last block may be short. */
 INLINE uint64_t element_of(uint64_t team, uint32_t thread, uint32_t k)
 {
     return team * SHOAL_GPU_QUANTIZED_BLOCK + k * TEAM + thread % TEAM;
@@ -220,7 +221,7 @@ INLINE float value_of(const struct shoal_gpu_quantize_args *args, uint64_t i)
     return args->error ? x + AT(const float, args->error)[i] : x;
 }
 
-/* The largest size that a thread finds; NaN where any is not finite. */
+/* Returns the largest size that a thread finds, or NaN if any is not finite. */
 INLINE float largest_of(const struct shoal_gpu_quantize_args *args, uint64_t team, uint32_t thread)
 {
     float u[SHOAL_GPU_ELEMENTS] = {0}, most = 0, bad = 0;
@@ -248,8 +249,8 @@ INLINE float scale_of(const float *largest)
 
 INLINE void quantize_element(const struct shoal_gpu_quantize_args *args, uint64_t i, float scale)
 {
-    const float inverse = scale > 0 ? 1 / scale : 0;      /* 0 of NaN, too */
-    const float part = inverse < 0x1p+126f ? inverse : 0; /* of a block of subnormals nothing is kept but in error */
+    const float inverse = scale > 0 ? 1 / scale : 0;      /* also 0 if scale is NaN */
+    const float part = inverse < 0x1p+126f ? inverse : 0; /* subnormals quantize to zero, and survive only in error */
     const float u = value_of(args, i);
     float whole = (u * part + ROUNDER) - ROUNDER;
     whole = whole > 127 ? 127 : whole;
@@ -311,13 +312,13 @@ KERNEL(dequantize, shoal_gpu_dequantize_args)
 
 /* ---- Squares ------------------------------------------------------------------------------------------------------------ */
 
-/* A team of threads has a chunk; each of them has every SHOAL_GPU_SQUARED_TEAM-th element, whose squares it adds up in their
+/* A team of threads processes a chunk. Each thread has every SHOAL_GPU_SQUARED_TEAM-th element, and adds the squares in
  * order. */
 #define SQUARED_TEAMS (SHOAL_GPU_THREADS / SHOAL_GPU_SQUARED_TEAM)
 
 struct squared {
     double sum;
-    double bad; /* 0, or NaN: an element is not finite */
+    double bad; /* 0, or NaN if an element is not finite */
 };
 
 #define DEFINE_SQUARED_THREAD(FORMAT, MEMORY, VALUE, FORM)                                                                 \
@@ -350,7 +351,7 @@ INLINE uint64_t squared_end(const struct shoal_gpu_square_args *args, uint64_t c
     return end < args->count ? end : args->count;
 }
 
-/* In the order of the processor's kernel: of halves, of quarters, and so on. */
+/* Adds in the order of the processor's kernel: halves, then quarters, and so on. */
 INLINE double add_squared(const double *partial)
 {
     double quarter[SHOAL_GPU_SQUARED_TEAM / 4];
