@@ -37,6 +37,8 @@ static bool is_host_0(const struct run_agents *agents)
 
 void run_agents_own(struct run_agents *agents, const struct run_message *message)
 {
+    if (message->kind == RUN_REFUSED && agents->own_at[RUN_REFUSED])
+        return; /* the first reason is the cause of the others */
     agents->own[message->kind] = *message;
     agents->own_at[message->kind] = ++agents->own_count;
 }

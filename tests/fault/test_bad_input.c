@@ -156,7 +156,7 @@ static enum shoal_status negative_tag(struct fault_rank *self)
 static enum shoal_status bad_peer(struct fault_rank *self)
 {
     float x = 0;
-    return shoal_recv(self->comm, &x, 1, SHOAL_FLOAT32, self->rank, 0, NULL);
+    return shoal_recv(self->comm, &x, 1, SHOAL_FLOAT32, self->size, 0, NULL);
 }
 
 static enum shoal_status unset_options(struct fault_rank *self)

@@ -155,5 +155,8 @@ int main(int argc, char **argv)
     shoal_context_destroy(context);
     if (has_two && raise(SIGUSR2) == 0)
         puts("lives");
+    fflush(stdout);
+    if (is_child)
+        _exit(code); /* the context of the parent stays in its memory, which is no leak */
     return code;
 }

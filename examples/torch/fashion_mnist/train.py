@@ -80,7 +80,8 @@ class Progress:
         self.on_terminal = sys.stdout.isatty() or "SHOAL_RUN_TERMINAL" in os.environ
         self.title = title
         self.images = images
-        self.begun_s = self.shown_s = time.monotonic()
+        self.begun_s = time.monotonic()
+        self.shown_s = 0 if self.on_terminal else self.begun_s  # the bar is there from the first step on
 
     def step(self, done, loss):
         now_s = time.monotonic()
@@ -88,7 +89,7 @@ class Progress:
             return
         filled = 20 * done // self.images
         line = (f"{self.title} [{'#' * filled}{'-' * (20 - filled)}] {100 * done // self.images:3} %  "
-                f"{done / (now_s - self.begun_s):6.0f} images/s  loss {loss:.4f}")
+                f"{done / max(now_s - self.begun_s, 1e-6):6.0f} images/s  loss {loss:.4f}")
         print(f"\r{line}\033[K" if self.on_terminal else f"{line}\n", end="", flush=True)
         self.shown_s = now_s
 
