@@ -104,7 +104,7 @@ static bool refuse_one(struct bench *bench, const struct form *form, const char 
 }
 
 struct sweep {
-    const char *modes; /* of the stand-in; NULL: the usual ones */
+    const char *modes; /* the stand-in's modes; NULL: the usual ones */
     const struct form *form;
     const char *const *calls;
     size_t count;
@@ -364,7 +364,7 @@ static void break_each(struct world *world)
 /* ---- Running ------------------------------------------------------------------------------------------------------------- */
 
 static int ranks_per_host; /* 0: all on one */
-static const char *modes;  /* of the stand-in; NULL: the usual ones */
+static const char *modes;  /* the stand-in's modes; NULL: the usual ones */
 
 static void run(const char *what, const struct form *form, int size, world_body_fn body, const char *const *calls, size_t count)
 {
