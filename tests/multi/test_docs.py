@@ -130,7 +130,7 @@ def names_are_those_the_compiler_sees():
             seen.add(node.get("name", ""))
     code, out, err = call(*clang, "-dM", "-E", all_of_them)
     expect(code == 0, err)
-    above = "".join(header.read_text().partition("/* ---- 1.")[0] for header in HEADERS)  # guards and attributes have no section
+    above = "".join(header.read_text().partition("/* ---- 1.")[0] for header in HEADERS)  # guards and attributes
     seen |= set(re.findall(r"^#define (\w+)", out, re.M)) - set(re.findall(r"#define (\w+)", above))
     seen = {name for name in seen if name.lower().startswith("shoal_")}
     found = {name.split(".")[-1] for name in re.findall(r' id="c\.([\w.]+)"', manual())}

@@ -77,7 +77,7 @@ def bursts_and_one_machine_are_asked_for():
     text = sim(*words, "--burst", "72K", "--burst-rate", "10gbit", "--cores", "1", "--one-machine")
     expect("after a pause 72 KiB go at 10 Gbit/s" in text and "1 core for all hosts" in text, text)
     out = sim("--explain-model", "--rate", "1gbit", "--burst", "8K")
-    expect(re.search(r"\b4 KiB +34\.00 us", out) and re.search(r"\b64 KiB +493\.26 us", out), out)  # 2 + 2 + 30, and the bytes beyond the burst
+    expect(re.search(r"\b4 KiB +34\.00 us", out) and re.search(r"\b64 KiB +493\.26 us", out), out)  # 2 + 2 + 30; the rest
 
 
 def gpus_are_asked_for():
@@ -150,7 +150,7 @@ def long_predictions_say_what_they_are_at():
         process.wait()
         os.close(terminal)
         os.close(screen)
-    told = re.findall(r"\r\x1b\[Kshoal sim: 256 hosts, 1 GiB \(row 1 of 1\), (\d+) s so far", text)  # a machine that stalls skips some seconds
+    told = re.findall(r"\r\x1b\[Kshoal sim: 256 hosts, 1 GiB \(row 1 of 1\), (\d+) s so far", text)  # a stall skips some
     expect(len(set(told)) > 1 and 0 < int(told[0]) and sorted(told, key=int) == told, repr(text))
 
 

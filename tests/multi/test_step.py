@@ -21,7 +21,7 @@ import xml.etree.ElementTree
 from tap import Skip, call, expect, run_cases
 
 SHOAL = os.environ["SHOAL_COMMAND"]
-IS_SANITIZED = os.environ.get("SHOAL_TEST_BUILD") == "asan"  # an address sanitizer finds as much with few hosts as with hundreds
+IS_SANITIZED = os.environ.get("SHOAL_TEST_BUILD") == "asan"  # few hosts show it as much as hundreds
 SVG = "{http://www.w3.org/2000/svg}"
 ROOT = pathlib.Path(tempfile.mkdtemp(prefix="shoal-step-"))
 atexit.register(shutil.rmtree, ROOT, ignore_errors=True)
@@ -90,7 +90,7 @@ def a_single_buffer_takes_what_its_all_reduce_takes():
     code, out, err = call(SHOAL, "sim", "allreduce", "--bytes", "4M", "--operands", "shared", "--format", "json", *words)
     expect(abs(row["exposed_us"] - json.loads(out)["time_us"]) < 1e-3 and row["buffers"] == 1, row, out, err)
     (copied,) = predicted("--profile", one, "--backward", "50", "--memory", "5GB/s", *words)
-    expect(abs(copied["step_us"] - row["step_us"] - 2 * 2 * 4194304 / 5e3) < 1e-3, copied, row)  # copies in and out, each read and written
+    expect(abs(copied["step_us"] - row["step_us"] - 2 * 2 * 4194304 / 5e3) < 1e-3, copied, row)  # in and out, read and written
 
 
 def gradients_on_gpus_pass_pcie():
