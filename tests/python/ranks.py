@@ -47,7 +47,7 @@ GROUP_TIMEOUT = datetime.timedelta(seconds=30)
 GRACE_S = 10 if BACKEND == "shoal" else 2  # for the other ranks, once a rank has failed
 COMPILED_S = 400  # for compiling the C++ shim if it is not cached
 LOG_LINES = 40  # of each rank, printed when a case fails
-START = "fork"  # or "spawn": a driver that has started does not survive a fork, so ranks import the program again and use its CASES
+START = "fork"  # or "spawn", if a driver that cannot be forked has started: ranks import the program again and use its CASES
 GLOO_CANNOT = re.compile("gloo|not support|unsupported|invalid scalar|unhandled|contiguous|dense|not impl|cannot use", re.I)
 
 
@@ -210,7 +210,7 @@ class Job:
                 except (EOFError, ConnectionResetError):
                     self.ranks[rank].join(5)
                     verdicts[rank] = "fail", f"it ended with code {self.ranks[rank].exitcode}"
-                if verdicts[rank][0] != "ok":  # the others may wait for this rank: they get a little time to report what they see
+                if verdicts[rank][0] != "ok":  # the others may wait for it: they get some time to report that
                     deadline = min(deadline, time.monotonic() + GRACE_S)
         for rank in waited.values():
             verdicts[rank] = "fail", f"no verdict after {case.timeout_s} s; its threads are told below"

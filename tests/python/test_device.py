@@ -209,7 +209,7 @@ def timeout_of(work):
 def wait_on_a_thread(world):
     """Only Python's main thread handles signals, but a wait on another thread also ends."""
     tensor, told = ones(), []
-    dist.all_reduce(tensor, async_op=True).wait(ranks.GROUP_TIMEOUT)  # the first call allocates, and allocating waits for a GPU's sleep to end
+    dist.all_reduce(tensor, async_op=True).wait(ranks.GROUP_TIMEOUT)  # allocates, which would wait while a GPU sleeps
     with Held():
         work = dist.all_reduce(tensor, async_op=True)
         thread = threading.Thread(target=lambda: told.append(timeout_of(work)))

@@ -113,7 +113,7 @@ def error_reaches_cpp(world):
             waiting.wait()
             raise AssertionError("no error")
         except RuntimeError as error:
-            expect(all(f"called all-reduce of {count} float32" in str(error) for count in (3, 4)), error)  # the calls of both sides
+            expect(all(f"called all-reduce of {count} float32" in str(error) for count in (3, 4)), error)  # both sides
 
 
 def wait_gives_up_and_the_operation_goes_on(world):
@@ -230,7 +230,7 @@ def works_live_until_somebody_has_waited(world):
     for view in views:
         view().wait()
     gc.collect()
-    expect([view() is None for view in views[:3] + views[4:]] == [True] * 3 + [False] * 2, views)  # the future's thread holds one
+    expect([view() is None for view in views[:3] + views[4:]] == [True] * 3 + [False] * 2, views)  # a future's thread has one
 
 
 def kept_works_end_with_their_group(world):

@@ -8,7 +8,7 @@ import shutil
 import sys
 import tempfile
 
-import ranks  # first: finds a Python with torch, and tells children where shoal is  # noqa: F401
+import ranks  # first: finds a Python with torch, and sets the path to shoal for children  # noqa: F401
 import torch  # noqa: F401
 import torch._dynamo  # noqa: F401: else each rank's first optimizer imports it, in two seconds
 import warm
