@@ -10,7 +10,8 @@ results in docs/versions.jsonl, and writes the tables of docs/python.md and docs
 Each row has a virtual environment in build/versions, which is kept unless --discard is set. PyTorch for x86-64 downloads
 gigabytes of CUDA, so these rows are not part of `make test`. A row is skipped if its interpreter is neither on PATH nor in
 pyenv's folder. "newest" installs the newest versions of the index and records which they were: run it at night. A
-`constraint` in pip's configuration does not apply to these rows. Exit code 1: a test failed; 2: an environment could not be made."""
+`constraint` in pip's configuration does not apply to these rows. Exit code 1: a test failed; 2: an environment could not be
+made."""
 import argparse
 import collections
 import datetime
