@@ -21,7 +21,7 @@ html_title = f"Shoal {version}"
 html_static_path = ["shoal.css"]
 html_css_files = ["shoal.css"]
 html_show_copyright = html_show_sphinx = html_copy_source = False
-suppress_warnings = ["toc.not_included"]  # for pages in lists of make.py that are not trees; tests/multi/test_docs.py checks these
+suppress_warnings = ["toc.not_included"]  # for pages that make.py lists without a tree; test_docs.py checks the lists
 man_pages = [tuple(page) for page in PAGES["manuals"]]
 man_show_urls = False
 today = version  # in manual pages, so that the same sources make the same pages
