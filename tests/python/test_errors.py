@@ -138,7 +138,7 @@ def gather_list(count):
     dist.all_gather([torch.empty(count) for _ in range(dist.get_world_size())], torch.ones(count))
 
 
-# ---- Ranks that disagree: (name, rank 0's call, the others' call, words of both sides) ----
+# ---- Ranks that disagree: (name, what rank 0 calls, what the others call, words of both sides) ----
 
 DISAGREEMENTS = (
     ("counts", lambda: dist.all_reduce(torch.ones(1010)), lambda: dist.all_reduce(torch.ones(1111)), ("1010", "1111")),
