@@ -196,7 +196,7 @@ def bench(*words, ranks=2, profile=SMALL, backward="40", prefix=(), code=0):
 
 
 def gradients_on_a_device_are_averaged():
-    folder = pathlib.Path(os.environ["SHOAL_TESTS"]).parent / "unit"  # where the stand-in for the driver is
+    folder = pathlib.Path(os.environ["SHOAL_TESTS"]).parent / "unit"  # it has the stand-in for the driver
     if not (folder / "libcuda.so.1").exists():
         raise Skip("the stand-in for CUDA's driver was not built")
     driver = ("env", f"LD_LIBRARY_PATH={folder}", "MOCK_CUDA=devices=2,late=20")

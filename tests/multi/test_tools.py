@@ -76,7 +76,7 @@ def bench_checks_every_type_and_operator():
 
 
 def bench_measures_memory_of_a_device():
-    folder = pathlib.Path(os.environ["SHOAL_TESTS"]).parent / "unit"  # where the stand-in for the driver is
+    folder = pathlib.Path(os.environ["SHOAL_TESTS"]).parent / "unit"  # it has the stand-in for the driver
     if not (folder / "libcuda.so.1").exists():
         raise Skip("the stand-in for CUDA's driver was not built")
     env = {**os.environ, "LD_LIBRARY_PATH": str(folder), "MOCK_CUDA": "devices=2,late=20"}
