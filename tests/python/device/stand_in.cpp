@@ -3,9 +3,9 @@
 // STAND_IN_NAME=cuda as CUDA, whose entries in torch's tables are unused in a torch built for CPUs.
 //
 // Copies inside the device, of any strides, are put on the current stream and return at once, as on a GPU. The CPU does
-// everything else: torch copies operands to the host, computes, and copies back (CPU fallback), and the calling thread waits for
-// the current stream each time. Memory is allocated and freed in the order of its stream, and reused at once. So it is a fault
-// to free memory that another stream still uses, as happens without record_stream.
+// everything else: torch copies operands to the host, computes, and copies back (CPU fallback), and the calling thread waits
+// for the current stream each time. Memory is allocated and freed in the order of its stream, and reused at once. So it is a
+// fault to free memory that another stream still uses, as happens without record_stream.
 #include <algorithm>
 #include <cstdlib>
 #include <mutex>
